@@ -1,0 +1,24 @@
+"""Time as an argument. Everything that waits or stamps goes through a Clock."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    def now_s(self) -> float:
+        """Seconds since some fixed moment."""
+        ...
+
+    def sleep(self, seconds: float) -> None: ...
+
+
+class RealClock:
+    """The machine's clock."""
+
+    def now_s(self) -> float:
+        return time.time()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)

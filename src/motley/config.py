@@ -1,0 +1,236 @@
+"""A crew as a user writes it: TOML to frozen structs. Everything that can be judged without a model is judged here.
+
+Names of tasks and objectives are looked up by those who own them (tasks, objectives), also before any model loads.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from motley.records import Sampling
+
+
+class ConfigError(ValueError):
+    """One line that says what is wrong in a crew file, and the remedy."""
+
+
+class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class Lora(_Table):
+    rank: int = 8
+    alpha: float = 0.0  # 0: twice the rank
+    targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"lora rank={self.rank} trains nothing; use at least 1")
+
+
+class TrainPart(_Table):
+    """`train = { lora = { rank = 8 } }` or `train = { layers = "last:2" }`."""
+
+    lora: Lora | None = None
+    layers: str = ""  # "last:N", "first:N" or parameter-name prefixes separated by commas
+
+    def __post_init__(self) -> None:
+        if (self.lora is None) == (self.layers == ""):
+            raise ValueError('train takes exactly one of lora and layers; for the whole model write train = "full"')
+
+
+class Warm(_Table):
+    """Supervised warm start on the task's own answers, until each kind's answers have the chosen probability."""
+
+    accuracy: dict[str, float]  # kind -> expected accuracy of sampled answers
+    lr: float = 2e-3
+    batch: int = 64
+    max_steps: int = 3000
+
+    def __post_init__(self) -> None:
+        for kind, target in self.accuracy.items():
+            if not 0 < target < 1:
+                raise ValueError(f"warm accuracy of {kind} is {target}; expected a number between 0 and 1, such as 0.5")
+
+
+class PeerConfig(_Table):
+    name: str
+    model: str
+    train: Literal["full"] | TrainPart = "full"
+    warm: Warm | None = None
+    lr: float = 0.0  # 0: the crew's
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", self.name):
+            raise ValueError(f"peer name {self.name!r} must be letters, digits, - and _ only; it names folders and subjects")
+
+
+class Crew(_Table):
+    name: str
+    task: str
+    rounds: int
+    group_size: int
+    problems_per_round: int  # over the whole crew
+    objective: str
+    variant: str = ""
+    layout: Literal["vertical", "horizontal"] = "vertical"
+    pace: Literal["lockstep", "async"] = "lockstep"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", self.name):
+            raise ValueError(f"crew name {self.name!r} must be letters, digits, - and _ only; it names folders and subjects")
+        for name in ("rounds", "problems_per_round"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} trains nothing; use at least 1")
+        if self.group_size < 2:
+            raise ValueError(
+                f"group_size={self.group_size} has no spread of rewards to learn from; use at least 2, 8 to 16 is usual"
+            )
+
+
+class Learning(_Table):
+    lr: float = 5e-4
+    grad_clip: float = 1.0
+    token_budget: int = 16384  # packed tokens of one micro-batch
+    own_share: float = 0.0  # least share of own groups in a step
+    quota: int = 0  # most groups of one foreign sender in a step; 0: no limit
+    max_age: int = 8  # staleness window, in the consumer's own versions
+    stale: Literal["drop", "pace"] = "drop"
+    success_memory: float = 0.9  # of the running mean of own rewards per kind
+    checkpoint_every: int = 10  # rounds
+
+    def __post_init__(self) -> None:
+        if not self.lr > 0:
+            raise ValueError(f"lr={self.lr} must be above 0")
+        if not self.grad_clip > 0:
+            raise ValueError(f"grad_clip={self.grad_clip} must be above 0; 1.0 is usual")
+        if not 0 <= self.own_share <= 1:
+            raise ValueError(f"own_share={self.own_share} is outside 0..1; 0 takes what comes, 1 learns from own groups only")
+        if not 0 <= self.success_memory < 1:
+            raise ValueError(f"success_memory={self.success_memory} is outside [0, 1); 0.9 is usual")
+        for name in ("token_budget", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("quota", "max_age"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)} must not be negative")
+
+
+class Evaluate(_Table):
+    every: int = 10  # rounds; the last round is always evaluated
+    problems: int = 64  # per kind
+
+    def __post_init__(self) -> None:
+        if self.every < 1 or self.problems < 1:
+            raise ValueError(f"evaluate needs every >= 1 and problems >= 1; got every={self.every}, problems={self.problems}")
+
+
+class CrewConfig(_Table):
+    crew: Crew
+    peer: tuple[PeerConfig, ...]
+    task: dict[str, Any] = {}  # parameters of the task named in [crew]
+    objective: dict[str, float | str] = {}  # settings of the objective named in [crew]
+    sampling: Sampling = Sampling()
+    learning: Learning = Learning()
+    evaluate: Evaluate = Evaluate()
+
+    def __post_init__(self) -> None:
+        if not self.peer:
+            raise ValueError("a crew needs at least one [[peer]]")
+        names = [p.name for p in self.peer]
+        if len(set(names)) < len(names):
+            raise ValueError(f"peer names must differ; got {', '.join(names)}")
+        if self.crew.layout == "horizontal":
+            _must_divide("group_size", self.crew.group_size, len(names), "horizontal")
+        else:
+            _must_divide("problems_per_round", self.crew.problems_per_round, len(names), "vertical")
+        if self.crew.layout == "horizontal" and (self.learning.own_share or self.learning.quota):
+            raise ValueError(
+                "own_share and quota choose among whole groups, and a horizontal crew shares every group; remove them or use vertical"
+            )
+        if self.crew.objective == "alone" and len(names) > 1:
+            raise ValueError(
+                "objective 'alone' means one peer that learns from itself, and this crew has several; "
+                "run the crew with --alone, which trains every peer by itself with all the crew's sampling"
+            )
+
+    @property
+    def problems_per_peer(self) -> int:
+        return self.crew.problems_per_round // (1 if self.crew.layout == "horizontal" else len(self.peer))
+
+    @property
+    def rollouts_per_group(self) -> int:
+        """How many completions a peer makes of each of its problems."""
+        return self.crew.group_size // (len(self.peer) if self.crew.layout == "horizontal" else 1)
+
+    def alone(self, name: str) -> CrewConfig:
+        """A crew of this one peer, which makes all the sampling of the crew itself."""
+        peer = next(p for p in self.peer if p.name == name)
+        crew = msgspec.structs.replace(self.crew, name=f"{self.crew.name}-alone-{name}", objective="alone", variant="")
+        return msgspec.structs.replace(self, crew=crew, peer=(peer,), objective={})
+
+
+def _must_divide(field: str, value: int, num_peers: int, layout: str) -> None:
+    if value % num_peers:
+        below, above = value - value % num_peers, value - value % num_peers + num_peers
+        choice = f"{below} or {above}" if below else str(above)
+        raise ValueError(f"{field}={value} is not divisible by the {num_peers} peers of a {layout} crew; use {choice}")
+
+
+def read_config(path: Path) -> CrewConfig:
+    """Read and check a crew file."""
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read crew file {path}: {error.strerror}; give the path of a TOML file, such as crews/specialists.toml"
+        ) from None
+    return parse_config(text, source=str(path))
+
+
+def parse_config(text: str, source: str = "crew file") -> CrewConfig:
+    try:
+        return msgspec.toml.decode(text, type=CrewConfig)
+    except msgspec.DecodeError as error:  # also ValidationError
+        raise ConfigError(f"{source}: {_explain(str(error))}") from None
+
+
+def write_config(config: CrewConfig, path: Path) -> None:
+    path.write_bytes(msgspec.toml.encode(_without_none(msgspec.to_builtins(config))))
+
+
+def _without_none(value: Any) -> Any:
+    """TOML has no null: an absent key says the same."""
+    if isinstance(value, dict):
+        return {k: _without_none(v) for k, v in value.items() if v is not None and v != ""}
+    if isinstance(value, list | tuple):
+        return [_without_none(v) for v in value]
+    return value
+
+
+def _explain(message: str) -> str:
+    """msgspec's words, with the place named as in the file and a suggestion for a misspelt key."""
+    message = re.sub(r" - at `\$\.?(.*)`", lambda m: f" (in {m[1] or 'the file'})", message)
+    unknown = re.search(r"unknown field `([^`]*)`", message)
+    if unknown:
+        tables: tuple[type[msgspec.Struct], ...] = (
+            CrewConfig,
+            Crew,
+            PeerConfig,
+            TrainPart,
+            Lora,
+            Warm,
+            Sampling,
+            Learning,
+            Evaluate,
+        )
+        known = sorted({f for table in tables for f in table.__struct_fields__})
+        close = difflib.get_close_matches(unknown[1], known, n=1)
+        message += f"; did you mean {close[0]}?" if close else "; remove it, or see docs/architecture.md for the keys"
+    return message

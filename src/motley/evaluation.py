@@ -1,0 +1,79 @@
+"""How good a policy is on a split of a task: greedy and sampled accuracy, with standard errors and the best constant answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from motley.engines import Engine
+from motley.policies.vocabulary import Vocabulary
+from motley.records import Problem, Sampling
+from motley.tasks import Split, Task, best_constant, evaluation_set
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accuracy:
+    """Of one kind, or of all. avg@k is the mean over k samples of each problem, pass@k the share with at least one right."""
+
+    kind: str
+    num_problems: int
+    greedy: float
+    greedy_error: float
+    average: float  # avg@k, the estimate of pass@1 when sampling
+    average_error: float
+    passed: float  # pass@k
+    samples: int  # k
+    constant: float
+
+
+def mean_reward(
+    engine: Engine, vocabulary: Vocabulary, task: Task, problems: Sequence[Problem], sampling: Sampling, samples: int = 1
+) -> np.ndarray:
+    """Rewards [P, samples] on fixed problems."""
+    completions = engine.sample([vocabulary.encode(p.prompt) for p in problems], samples, sampling, seed=0)
+    flat = [(problem, vocabulary.decode(c.tokens)) for problem, row in zip(problems, completions, strict=True) for c in row]
+    return np.array(task.score([p for p, _ in flat], [text for _, text in flat])).reshape(len(problems), samples)
+
+
+def greedy_by_kind(
+    engine: Engine, vocabulary: Vocabulary, task: Task, problems: Sequence[Problem], sampling: Sampling
+) -> dict[str, float]:
+    """Greedy mean reward per kind."""
+    greedy = msgspec.structs.replace(sampling, temperature=0.0)
+    reward_P = mean_reward(engine, vocabulary, task, problems, greedy)[:, 0]
+    return {kind: float(np.mean([r for p, r in zip(problems, reward_P, strict=True) if p.kind == kind])) for kind in task.kinds}
+
+
+def evaluate(
+    engine: Engine, vocabulary: Vocabulary, task: Task, split: Split, sampling: Sampling, per_kind: int, samples: int
+) -> list[Accuracy]:
+    """One line per kind, then one over all kinds."""
+    problems = evaluation_set(task, split, per_kind)
+    greedy_P = mean_reward(engine, vocabulary, task, problems, msgspec.structs.replace(sampling, temperature=0.0))[:, 0]
+    sampled_PS = mean_reward(engine, vocabulary, task, problems, sampling, samples)
+    kinds = [*task.kinds, "all"] if len(task.kinds) > 1 else list(task.kinds)
+    lines = []
+    for kind in kinds:
+        chosen = [i for i, p in enumerate(problems) if kind in ("all", p.kind)]
+        greedy, average = greedy_P[chosen], sampled_PS[chosen].mean(1)
+        lines.append(
+            Accuracy(
+                kind=kind,
+                num_problems=len(chosen),
+                greedy=float(greedy.mean()),
+                greedy_error=_standard_error(greedy),
+                average=float(average.mean()),
+                average_error=_standard_error(average),
+                passed=float((sampled_PS[chosen] >= 1).any(1).mean()),
+                samples=samples,
+                constant=best_constant([problems[i] for i in chosen]),
+            )
+        )
+    return lines
+
+
+def _standard_error(values: np.ndarray) -> float:
+    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0

@@ -1,0 +1,1 @@
+"""Select groups, build batches, take one training step, save it."""

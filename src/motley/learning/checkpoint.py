@@ -1,0 +1,105 @@
+"""Checkpoints: a folder written aside, synced, then renamed into place; two are kept; hashes are checked on load.
+
+A folder per peer holds an ordinary Hugging Face or PEFT folder (`model/`) and `optimiser.safetensors`; `state.json` holds
+everything else and the sha256 of every file. No pickle anywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from motley.policies.policy import Policy, load_tensors, save_tensors
+
+KEPT = 2
+_NAME = re.compile(r"round-(\d{6,})")
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that is missing or does not have the content it was written with."""
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    state: dict[str, Any]
+    sha256: dict[str, str]  # path in the folder -> hash
+
+
+def save_checkpoint(root: Path, round: int, state: dict[str, Any], write: Callable[[Path], None]) -> Path:
+    """Let `write` fill a new folder, add the manifest, and make it the newest checkpoint in one rename."""
+    final, partial = root / f"round-{round:06d}", root / f".round-{round:06d}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    write(partial)
+    files = sorted(p for p in partial.rglob("*") if p.is_file())
+    manifest = Manifest(state=state, sha256={str(p.relative_to(partial)): _sha256(p) for p in files})
+    (partial / "state.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest, order="sorted")))
+    for path in [*files, partial / "state.json", *(p for p in partial.rglob("*") if p.is_dir()), partial]:
+        _sync(path)
+    if final.exists():
+        shutil.rmtree(final)
+    partial.rename(final)
+    _sync(root)
+    for old in checkpoints(root)[:-KEPT]:
+        shutil.rmtree(old)
+    return final
+
+
+def checkpoints(root: Path) -> list[Path]:
+    """Complete checkpoints, oldest first."""
+    return sorted(p for p in root.glob("round-*") if _NAME.fullmatch(p.name)) if root.exists() else []
+
+
+def load_manifest(folder: Path) -> dict[str, Any]:
+    """The state of a checkpoint whose files all have their hashes."""
+    try:
+        manifest = msgspec.json.decode((folder / "state.json").read_bytes(), type=Manifest)
+    except (OSError, msgspec.DecodeError) as error:
+        raise CheckpointError(f"{folder} has no readable state.json: {error}") from None
+    for name, expected in manifest.sha256.items():
+        path = folder / name
+        if not path.is_file() or _sha256(path) != expected:
+            raise CheckpointError(
+                f"{path} is missing or changed since it was saved; delete {folder} to resume from the checkpoint before it"
+            )
+    return manifest.state
+
+
+def save_training(policy: Policy, optimiser: torch.optim.Optimizer, folder: Path) -> None:
+    """Write weights as an ordinary model folder, and the optimiser's moments by parameter name."""
+    folder.mkdir(parents=True)
+    policy.save(folder / "model")
+    moments = {
+        f"{name}/{key}": torch.as_tensor(value)
+        for name, p in policy.trained()
+        for key, value in optimiser.state.get(p, {}).items()
+    }
+    save_tensors(moments, folder / "optimiser.safetensors")
+
+
+def load_training(policy: Policy, optimiser: torch.optim.Optimizer, folder: Path) -> None:
+    policy.load(folder / "model")
+    moments = load_tensors(folder / "optimiser.safetensors")
+    for name, parameter in policy.trained():
+        state = {key.rsplit("/", 1)[1]: value for key, value in moments.items() if key.rsplit("/", 1)[0] == name}
+        if state:
+            optimiser.state[parameter] = state
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

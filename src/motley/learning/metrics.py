@@ -1,0 +1,115 @@
+"""Diagnostics of one step, per sender. docs/metrics.md gives each key its formula. Reads arrays; changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+SenderMetrics = dict[str, float | int | dict[str, float]]
+
+QUANTILES = {"q05": 0.05, "q50": 0.5, "q95": 0.95}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredRow:
+    """What a step knows about one sequence after scoring it. Token arrays have one entry per completion token."""
+
+    keep: bool
+    log_ratio: Floats
+    weight: Floats  # the factor on A·grad log p, had the filter kept the sequence
+    entropy: Floats
+
+    @property
+    def used_weight(self) -> Floats:
+        return self.weight if self.keep else np.zeros_like(self.weight)
+
+
+@dataclass(slots=True, kw_only=True)
+class Row:
+    """One sequence of a step. `scored` stays None where its advantage was zero and scoring it was skipped."""
+
+    sender: str
+    group: int
+    reward: float
+    advantage: float
+    num_tokens: int
+    truncated: bool
+    age: int
+    scored: ScoredRow | None = None
+
+
+def sender_metrics(rows: Sequence[Row]) -> dict[str, SenderMetrics]:
+    return {sender: _of_sender([r for r in rows if r.sender == sender]) for sender in sorted({r.sender for r in rows})}
+
+
+def _of_sender(rows: list[Row]) -> SenderMetrics:
+    metrics: SenderMetrics = {
+        "groups": len({r.group for r in rows}),
+        "reward": _mean([r.reward for r in rows]),
+        "accuracy": _mean([float(r.reward >= 1) for r in rows]),
+        "tokens": _mean([r.num_tokens for r in rows]),
+        "truncated": _mean([float(r.truncated) for r in rows]),
+        "age": _mean([r.age for r in rows]),
+        "silent_groups": len({r.group for r in rows} - {r.group for r in rows if r.scored}),
+    }
+    scored = [(r, r.scored) for r in rows if r.scored]
+    if scored:
+        metrics |= _of_scored(scored)
+    return metrics
+
+
+def _of_scored(scored: list[tuple[Row, ScoredRow]]) -> SenderMetrics:
+    log_ratio = np.concatenate([s.log_ratio for _, s in scored])
+    weight = np.concatenate([s.used_weight for _, s in scored])
+    ratio = np.exp(np.minimum(log_ratio, 60))
+    before, after = _rank_agreement(scored)
+    return {
+        "kl_k1": float(-log_ratio.mean()),
+        "kl_k3": float((ratio - 1 - log_ratio).mean()),
+        "ratio": _distribution(ratio),
+        "weight": _distribution(weight),
+        "ess": effective_sample_size(weight),
+        "filtered_positive": _mean([float(not s.keep) for r, s in scored if r.advantage > 0]),
+        "filtered_negative": _mean([float(not s.keep) for r, s in scored if r.advantage <= 0]),
+        "tau_before": before,
+        "tau_after": after,
+        "entropy": float(np.concatenate([s.entropy for _, s in scored]).mean()),
+    }
+
+
+def effective_sample_size(weight: Floats) -> float:
+    """(sum w)^2 / (n·sum w^2): the share of tokens that an equally weighted sample of the same variance would have."""
+    square = float((weight**2).sum())
+    return float(weight.sum() ** 2 / (len(weight) * square)) if square else 0.0
+
+
+def kendall_tau(first: Floats, second: Floats) -> float | None:
+    """tau-b of two rankings of the same items; None where one of them is all ties."""
+    a, b = np.sign(first[:, None] - first), np.sign(second[:, None] - second)
+    scale = np.sqrt((a**2).sum() * (b**2).sum())
+    return float((a * b).sum() / scale) if scale else None
+
+
+def _rank_agreement(scored: list[tuple[Row, ScoredRow]]) -> tuple[float, float]:
+    """Mean over groups of tau(reward, A·mean weight), had nothing been filtered and as it was."""
+    before, after = [], []
+    for group in sorted({r.group for r, _ in scored}):
+        members = [(r, s) for r, s in scored if r.group == group]
+        reward = np.array([r.reward for r, _ in members])
+        before.append(kendall_tau(reward, np.array([r.advantage * s.weight.mean() for r, s in members])))
+        after.append(kendall_tau(reward, np.array([r.advantage * s.used_weight.mean() for r, s in members])))
+    return _mean([t for t in before if t is not None]), _mean([t for t in after if t is not None])
+
+
+def _distribution(value: Floats) -> dict[str, float]:
+    return {"mean": float(value.mean()), "max": float(value.max())} | {
+        name: float(q) for name, q in zip(QUANTILES, np.quantile(value, list(QUANTILES.values())), strict=True)
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if len(values) else 0.0

@@ -1,0 +1,77 @@
+"""Which admitted groups one step learns from. Plain functions of the waiting groups; no model, no clock."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from motley.config import Learning
+from motley.records import Group, Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """An admitted group, waiting. `arrived` is the receiver's own version when it came: age is counted on that clock."""
+
+    group: Group
+    problem: Problem
+    own: bool
+    family: str  # groups of one family share their statistics: parts of one problem from several authors have the same
+    arrived: int
+    position: int  # in the log
+
+    def age(self, version: int) -> int:
+        return version - self.arrived
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """`take` trains now, `wait` may train later, `drop` never will; `dropped` counts why, per (sender, reason)."""
+
+    take: list[Candidate]
+    wait: list[Candidate]
+    dropped: Counter[tuple[str, str]]
+
+
+def select(waiting: Sequence[Candidate], rules: Learning, version: int, most: int) -> Selection:
+    """Take at most `most` groups: fresh ones, oldest first, within the quota of each sender and the share kept for own groups.
+
+    With `stale = "drop"` groups older than the window are dropped. With "pace" none is: the sampler half waits instead.
+    """
+    dropped: Counter[tuple[str, str]] = Counter()
+    fresh = []
+    completed = {c.family: max(o.arrived for o in waiting if o.family == c.family) for c in waiting}
+    for candidate in waiting:
+        # A family is as old as its newest part: it could not be used before that.
+        if rules.stale == "drop" and version - completed[candidate.family] > rules.max_age:
+            dropped[candidate.group.origin.peer, "stale"] += 1
+        else:
+            fresh.append(candidate)
+    own = [c for c in fresh if c.own]
+    foreign = _within_quota([c for c in fresh if not c.own], rules.quota)
+    room = _foreign_room(len(own), most, rules.own_share)
+    chosen = {id(c) for c in foreign[:room]}
+    chosen |= {id(c) for c in own[: most - len(chosen)]}
+    take = [c for c in fresh if id(c) in chosen]
+    return Selection(take, [c for c in fresh if id(c) not in chosen], dropped)
+
+
+def _within_quota(foreign: list[Candidate], quota: int) -> list[Candidate]:
+    if not quota:
+        return foreign
+    taken: Counter[str] = Counter()
+    kept = []
+    for candidate in foreign:
+        taken[candidate.group.origin.peer] += 1
+        if taken[candidate.group.origin.peer] <= quota:
+            kept.append(candidate)
+    return kept
+
+
+def _foreign_room(num_own: int, most: int, own_share: float) -> int:
+    """How many foreign groups fit so that own groups are at least their share of the step."""
+    if own_share == 0:
+        return most
+    own = min(num_own, most)
+    return min(most - round(own_share * most), int(own * (1 - own_share) / own_share + 1e-9))

@@ -1,0 +1,123 @@
+"""Advantages: what a sequence is worth against the others. Pure functions of the whole batch, in float64, before any cut.
+
+Must not know log-probs of the learner: an advantage is settled before the learner scores anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from motley.objectives.batch import Samples
+
+STD_EPSILON = 1e-4
+MAX_BETA_FACTOR = 1e6
+
+
+def group_sum(value_B: Tensor, group_B: Tensor) -> Tensor:
+    """Each sequence's group total, as one entry per sequence."""
+    total_P = torch.zeros(int(group_B.max()) + 1, dtype=value_B.dtype, device=value_B.device)
+    return total_P.index_add(0, group_B, value_B)[group_B]
+
+
+def group_mean(value_B: Tensor, group_B: Tensor) -> Tensor:
+    return group_sum(value_B, group_B) / group_sum(torch.ones_like(value_B), group_B)
+
+
+def group_std(value_B: Tensor, group_B: Tensor) -> Tensor:
+    """Unbiased standard deviation within the group; zero for a group of one."""
+    count_B = group_sum(torch.ones_like(value_B), group_B)
+    squared_B = group_sum((value_B - group_mean(value_B, group_B)) ** 2, group_B)
+    return (squared_B / (count_B - 1).clamp(min=1)).sqrt()
+
+
+@dataclass(frozen=True, slots=True)
+class Centred:
+    """A = r - mean(r)."""
+
+    def __call__(self, samples: Samples) -> Tensor:
+        reward_B = samples.reward_B.double()
+        return reward_B - group_mean(reward_B, samples.group_B)
+
+
+@dataclass(frozen=True, slots=True)
+class Standardised:
+    """A = (r - mean(r)) / (std(r) + 1e-4), std unbiased."""
+
+    def __call__(self, samples: Samples) -> Tensor:
+        reward_B = samples.reward_B.double()
+        spread_B = group_std(reward_B, samples.group_B) + STD_EPSILON
+        return (reward_B - group_mean(reward_B, samples.group_B)) / spread_B
+
+
+@dataclass(frozen=True, slots=True)
+class BetaNormalised:
+    """A = (r - m) / BetaPDF(m; alpha, beta), m the group's mean; alpha and beta by moments of m over the batch (BNPO).
+
+    k = mu(1-mu)/v - 1, alpha = max(1, 1 + k·mu/3), beta = max(1, 1 + k·(1-mu)/3); k = 0 where v = 0; 1/PDF <= 1e6.
+    """
+
+    def __call__(self, samples: Samples) -> Tensor:
+        reward_B = samples.reward_B.double()
+        mean_B = group_mean(reward_B, samples.group_B)
+        first_P = [int((samples.group_B == p).nonzero()[0]) for p in range(int(samples.group_B.max()) + 1)]
+        mean_P = mean_B[first_P]
+        mu = mean_P.mean()
+        variance = mean_P.var() if len(mean_P) > 1 else torch.zeros_like(mu)
+        k = mu * (1 - mu) / variance - 1 if variance > 0 else torch.zeros_like(mu)
+        alpha = (1 + k * mu / 3).clamp(min=1)
+        beta = (1 + k * (1 - mu) / 3).clamp(min=1)
+        log_beta_function = torch.lgamma(alpha) + torch.lgamma(beta) - torch.lgamma(alpha + beta)
+        log_pdf_B = torch.xlogy(alpha - 1, mean_B) + torch.xlogy(beta - 1, 1 - mean_B) - log_beta_function
+        return (reward_B - mean_B) * torch.exp(-log_pdf_B).clamp(max=MAX_BETA_FACTOR)
+
+
+# Adjustments: (samples, advantage) -> advantage. The named remedies that `uplift` is made of.
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverRelative:
+    """Foreign samples that beat the receiver's own running success s on this kind: A = scale·(r - s); other foreign: min(A, 0).
+
+    An all-correct group of a better peer speaks, and falls silent as the receiver catches up.
+    """
+
+    scale: float = 2.0
+
+    def __call__(self, samples: Samples, advantage_B: Tensor) -> Tensor:
+        gain_B = samples.reward_B.double() - samples.success_B.double()
+        foreign_B = torch.where(gain_B > 0, self.scale * gain_B, advantage_B.clamp(max=0))
+        return torch.where(samples.own_B, advantage_B, foreign_B)
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """Own groups in which every reward is the same and positive: A = rehearse·r instead of 0, so that own skill is held."""
+
+    rehearse: float = 0.3
+
+    def __call__(self, samples: Samples, advantage_B: Tensor) -> Tensor:
+        reward_B = samples.reward_B.double()
+        solved_B = samples.own_B & (group_std(reward_B, samples.group_B) == 0) & (reward_B > 0)
+        return torch.where(solved_B, self.rehearse * reward_B, advantage_B)
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignCap:
+    """Scale foreign advantages down until their share of sum |A| is at most `foreign_cap`."""
+
+    foreign_cap: float = 0.5
+
+    def __call__(self, samples: Samples, advantage_B: Tensor) -> Tensor:
+        own = advantage_B[samples.own_B].abs().sum()
+        foreign = advantage_B[~samples.own_B].abs().sum()
+        if foreign <= self.foreign_cap * (own + foreign):
+            return advantage_B
+        factor = self.foreign_cap * own / ((1 - self.foreign_cap) * foreign)
+        return torch.where(samples.own_B, advantage_B, factor * advantage_B)
+
+
+Advantage = Centred | Standardised | BetaNormalised
+Adjustment = ReceiverRelative | Rehearsal | ForeignCap

@@ -1,0 +1,104 @@
+"""What an objective is given and what it returns. Owns no formula.
+
+Axes: P problem (group), G in group, B sequence, T completion token, V vocabulary. A name ends in its axes.
+Two stages. `Samples` -> `Terms`: everything that needs the whole group or the whole batch, once. `LossBatch` -> `LossOutput`:
+the loss of one micro-batch, whose sum over all micro-batches does not depend on how the batch was cut.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples:
+    """One training batch before the learner has scored it: one entry per sequence, groups next to each other."""
+
+    reward_B: Tensor
+    group_B: Tensor  # int64, index of the sequence's group, 0..P-1
+    own_B: Tensor  # bool, sampled by this learner's own policy
+    success_B: Tensor  # the receiver's running mean reward on this kind of problem
+    length_B: Tensor  # int64, completion tokens, the end token included
+    logq_mean_B: Tensor  # mean over tokens of the sampler's log-prob
+    max_length: int  # the sampling limit, in tokens
+
+    def __post_init__(self) -> None:
+        sizes = {t.shape for t in (self.reward_B, self.group_B, self.own_B, self.success_B, self.length_B, self.logq_mean_B)}
+        assert len(sizes) == 1, f"per-sequence tensors differ in shape: {sizes}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What the whole batch decides for each of its sequences, and the denominators. No gradient."""
+
+    advantage_B: Tensor
+    log_expectation_B: Tensor  # logE of GEPO over the sequence's group
+    group_longest_B: Tensor  # longest completion of the sequence's group, in tokens
+    pair_B: Tensor  # int64, which two neighbours of a group form one micro-batch of the F-TIS code
+    num_sequences: int
+    num_tokens: int
+    num_pairs: int
+    max_length: int
+
+    def take(self, index_B: Tensor, device: torch.device | None = None) -> Terms:
+        """The terms of some of the sequences; the denominators stay those of the whole batch."""
+        return Terms(
+            advantage_B=self.advantage_B[index_B].to(device),
+            log_expectation_B=self.log_expectation_B[index_B].to(device),
+            group_longest_B=self.group_longest_B[index_B].to(device),
+            pair_B=self.pair_B[index_B].to(device),
+            num_sequences=self.num_sequences,
+            num_tokens=self.num_tokens,
+            num_pairs=self.num_pairs,
+            max_length=self.max_length,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossBatch:
+    """One micro-batch. Only `logp_learner_BT` carries a gradient; values outside the mask are ignored."""
+
+    logp_learner_BT: Tensor
+    logp_sampler_BT: Tensor
+    mask_BT: Tensor  # bool, True = a completion token
+    ended_B: Tensor  # bool, the last token is the end token
+    terms: Terms
+
+    @property
+    def advantage_B(self) -> Tensor:
+        return self.terms.advantage_B
+
+    @property
+    def log_ratio_BT(self) -> Tensor:
+        """d_t = log p - log q, zero outside the mask."""
+        return torch.where(self.mask_BT, self.logp_learner_BT - self.logp_sampler_BT, 0.0)
+
+    def token_mean(self, value_BT: Tensor) -> Tensor:
+        """Mean over each sequence's own tokens."""
+        return torch.where(self.mask_BT, value_BT, 0.0).sum(1) / self.mask_BT.sum(1).clamp(min=1)
+
+    def without_end(self) -> LossBatch:
+        """The same with the end token masked out of every sequence that has one."""
+        position_T = torch.arange(self.mask_BT.shape[1], device=self.mask_BT.device)
+        last_B1 = self.mask_BT.sum(1, keepdim=True) - 1
+        is_end_BT = self.ended_B[:, None] & (position_T == last_B1)
+        return LossBatch(
+            logp_learner_BT=self.logp_learner_BT,
+            logp_sampler_BT=self.logp_sampler_BT,
+            mask_BT=self.mask_BT & ~is_end_BT,
+            ended_B=torch.zeros_like(self.ended_B),
+            terms=self.terms,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossOutput:
+    """The loss to minimise, and, detached, what the method did to each token and sequence."""
+
+    loss: Tensor
+    weight_BT: Tensor  # the factor on A·grad log p after truncation and clip, before the filter
+    keep_B: Tensor  # bool, passed the filter
+    kl_B: Tensor  # the filter's estimate of the sequence's KL

@@ -1,0 +1,154 @@
+"""Objective: one row of the table, made of parts; prepares a batch's terms and computes a micro-batch's loss."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from motley.objectives.advantages import Adjustment, Advantage, Standardised, group_sum
+from motley.objectives.batch import LossBatch, LossOutput, Samples, Terms
+from motley.objectives.ratios import k3_learner_over_sampler, k3_sampler_over_learner, log_expectation
+from motley.objectives.reductions import Reduction, SequenceMean
+from motley.objectives.surrogates import Reinforce, Surrogate
+from motley.objectives.weights import Filter, KeepAll, Unweighted, Weight
+
+Setting = float | str
+
+
+@dataclass(frozen=True, slots=True)
+class Penalty:
+    """beta·mean_i mean_t k3, pulling the learner toward the sampler.
+
+    toward "sampler": exp(d) - 1 - d, unbiased for KL(q||p) on samples of q. "code": the other direction, exp(-d) - 1 + d,
+    as GEPO's released code has it; it spikes where the learner finds a token unlikely.
+    """
+
+    beta: float = 0.0
+    toward: Literal["sampler", "code"] = "sampler"
+
+    def __call__(self, batch: LossBatch) -> torch.Tensor:
+        estimator = k3_learner_over_sampler if self.toward == "sampler" else k3_sampler_over_learner
+        return self.beta * batch.token_mean(estimator(batch.log_ratio_BT)).sum() / batch.terms.num_sequences
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """advantage x adjustments x weight x filter x surrogate x reduction, and a penalty.
+
+    loss = -reduce(weight·surrogate over the sequences kept) + penalty
+    """
+
+    advantage: Advantage = Standardised()
+    adjust: tuple[Adjustment, ...] = ()
+    weight: Weight = Unweighted()
+    filter: Filter = KeepAll()
+    surrogate: Surrogate = Reinforce()
+    reduction: Reduction = SequenceMean()
+    penalty: Penalty = Penalty()
+    end_token: bool = True  # False masks the end token out of the loss
+    skip_silent: bool = False  # True leaves zero-advantage groups out of the denominators too
+
+    def prepare(self, samples: Samples) -> Terms:
+        """Compute once what needs the whole group or batch."""
+        advantage_B = self.advantage(samples)
+        for adjust in self.adjust:
+            advantage_B = adjust(samples, advantage_B)
+        counted_B = torch.ones_like(samples.own_B)
+        if self.skip_silent:
+            counted_B = group_sum(advantage_B.abs(), samples.group_B) > 0
+        pair_B = _pairs(samples.group_B)
+        return Terms(
+            advantage_B=advantage_B.float(),
+            log_expectation_B=log_expectation(samples.logq_mean_B, samples.group_B),
+            group_longest_B=_group_longest(samples),
+            pair_B=pair_B,
+            num_sequences=max(1, int(counted_B.sum())),
+            num_tokens=max(1, int(samples.length_B[counted_B].sum())),
+            num_pairs=int(pair_B.max()) + 1,
+            max_length=samples.max_length,
+        )
+
+    def loss(self, batch: LossBatch) -> LossOutput:
+        """The share of one micro-batch in the loss of the batch its terms come from."""
+        if not self.end_token:
+            batch = batch.without_end()
+        keep_B, kl_B = self.filter(batch)
+        weight_BT = self.weight(batch)
+        surrogate_BT, factor_BT = self.surrogate(batch)
+        loss = -self.reduction(weight_BT * surrogate_BT, keep_B, batch)
+        if self.penalty.beta:
+            loss = loss + self.penalty(batch)
+        used_BT = torch.where(batch.mask_BT, weight_BT * factor_BT, 0.0)
+        return LossOutput(loss=loss, weight_BT=used_BT, keep_B=keep_B, kl_B=kl_B)
+
+    def settings(self) -> dict[str, Setting]:
+        """Every number or choice a crew file may set on this row, with its value.
+
+        >>> Objective(weight=Truncated(C=2.0)).settings()
+        {'C': 2.0, 'beta': 0.0, 'toward': 'sampler'}
+        """
+        return {name: value for part in self._parts() for name, value in _settings_of(part).items()}
+
+    def with_settings(self, settings: dict[str, Setting]) -> Objective:
+        """The same row with some settings changed; a setting the row does not use is an error."""
+        known = self.settings()
+        for name, value in settings.items():
+            if name not in known:
+                close = difflib.get_close_matches(name, known, n=1)
+                hint = f"; did you mean {close[0]}?" if close else ""
+                raise ValueError(
+                    f"objective setting {name!r} is not used by this objective; it uses {', '.join(sorted(known))}{hint}"
+                )
+            if isinstance(known[name], str) != isinstance(value, str):
+                kind = "text" if isinstance(known[name], str) else "a number"
+                raise ValueError(f"objective setting {name} = {value!r}: expected {kind}, such as {known[name]!r}")
+        return _replace(self, settings)
+
+    def _parts(self) -> list[Any]:
+        return [self.advantage, *self.adjust, self.weight, self.filter, self.surrogate, self.reduction, self.penalty]
+
+    def silent(self, terms: Terms) -> torch.Tensor:
+        """bool_B: sequences that cannot change the gradient, so that scoring them would be wasted work."""
+        if self.penalty.beta:
+            return torch.zeros_like(terms.advantage_B, dtype=torch.bool)
+        return terms.advantage_B == 0
+
+
+def _pairs(group_B: torch.Tensor) -> torch.Tensor:
+    """Number the pairs (0,1), (2,3), ... within each group, one number per pair over the batch."""
+    pair, numbers, seen = -1, [], {}
+    for group in group_B.tolist():
+        seen[group] = seen.get(group, -1) + 1
+        pair += seen[group] % 2 == 0
+        numbers.append(pair)
+    return torch.tensor(numbers, dtype=torch.int64, device=group_B.device)
+
+
+def _group_longest(samples: Samples) -> torch.Tensor:
+    longest_P = torch.zeros(int(samples.group_B.max()) + 1, dtype=samples.length_B.dtype, device=samples.length_B.device)
+    return longest_P.scatter_reduce(0, samples.group_B, samples.length_B, "amax")[samples.group_B]
+
+
+def _settings_of(part: Any) -> dict[str, Setting]:
+    found: dict[str, Setting] = {}
+    for field in dataclasses.fields(part):
+        value = getattr(part, field.name)
+        found |= _settings_of(value) if dataclasses.is_dataclass(value) else {field.name: value}
+    return found
+
+
+def _replace(part: Any, settings: dict[str, Setting]) -> Any:
+    changes: dict[str, Any] = {}
+    for field in dataclasses.fields(part):
+        value = getattr(part, field.name)
+        if dataclasses.is_dataclass(value):
+            changes[field.name] = _replace(value, settings)
+        elif isinstance(value, tuple):
+            changes[field.name] = tuple(_replace(item, settings) for item in value)
+        elif field.name in settings and not isinstance(part, Objective):
+            changes[field.name] = settings[field.name]
+    return dataclasses.replace(part, **changes)

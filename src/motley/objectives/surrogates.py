@@ -1,0 +1,63 @@
+"""Surrogates: (objective_BT, factor_BT). The factor is the detached multiplier of A·grad log p that the surrogate applies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from motley.objectives.batch import LossBatch
+from motley.objectives.ratios import Ratio, TokenRatio
+
+
+@dataclass(frozen=True, slots=True)
+class Reinforce:
+    """R_t·A with R_t = exp(lp_t - sg(lp_t)): value A, gradient A·grad log p.
+
+    Also the inner min(R·A, clip(R, 1-e, 1+e)·A) of TIS and F-TIS: with one optimiser step per batch R is exactly 1, so its
+    clip can never bind and both have this value and this gradient.
+    """
+
+    def __call__(self, batch: LossBatch) -> tuple[Tensor, Tensor]:
+        unit_BT = (batch.logp_learner_BT - batch.logp_learner_BT.detach()).exp()
+        return unit_BT * batch.advantage_B[:, None], torch.ones_like(batch.logp_sampler_BT)
+
+
+@dataclass(frozen=True, slots=True)
+class LogProb:
+    """log p_t·A: the gradient of Reinforce, another value (CISPO, TOPR)."""
+
+    def __call__(self, batch: LossBatch) -> tuple[Tensor, Tensor]:
+        return batch.logp_learner_BT * batch.advantage_B[:, None], torch.ones_like(batch.logp_sampler_BT)
+
+
+@dataclass(frozen=True, slots=True)
+class RatioTimesAdvantage:
+    """ratio·A, the ratio with gradient and already clipped by itself (GMPO)."""
+
+    ratio: Ratio
+
+    def __call__(self, batch: LossBatch) -> tuple[Tensor, Tensor]:
+        ratio_BT = self.ratio(batch)
+        return ratio_BT * batch.advantage_B[:, None], ratio_BT.detach()
+
+
+@dataclass(frozen=True, slots=True)
+class ClippedRatio:
+    """min(ratio·A, clip(ratio, 1 - clip_low, 1 + clip_high)·A), the ratio with gradient."""
+
+    ratio: Ratio = TokenRatio()
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+
+    def __call__(self, batch: LossBatch) -> tuple[Tensor, Tensor]:
+        ratio_BT = self.ratio(batch)
+        advantage_B1 = batch.advantage_B[:, None]
+        plain_BT = ratio_BT * advantage_B1
+        clipped_BT = ratio_BT.clamp(1 - self.clip_low, 1 + self.clip_high) * advantage_B1
+        factor_BT = torch.where(plain_BT <= clipped_BT, ratio_BT, 0.0)
+        return torch.minimum(plain_BT, clipped_BT), factor_BT.detach()
+
+
+Surrogate = Reinforce | LogProb | RatioTimesAdvantage | ClippedRatio

@@ -1,0 +1,87 @@
+"""The table of methods. A method is a row of parts; what differs from GRPO is what the row names.
+
+Sources and the reasons behind each row: docs/methods.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from motley.objectives.advantages import BetaNormalised, Centred, ForeignCap, ReceiverRelative, Rehearsal
+from motley.objectives.objective import Objective, Penalty, Setting
+from motley.objectives.ratios import GeometricRatio, GroupOrSequenceRatio, GroupRatio, SequenceRatio, SmoothedSequenceRatio
+from motley.objectives.reductions import ConstantLength, PairSurvivors, SequenceSum, TokenMean
+from motley.objectives.surrogates import ClippedRatio, LogProb, RatioTimesAdvantage
+from motley.objectives.weights import ClippedAbove, DropUnlikelyNegatives, TaperedNegatives, Truncated, Uplifting
+
+_ftis_filter = DropUnlikelyNegatives()
+
+OBJECTIVES: dict[str, Objective] = {
+    # On-policy GRPO: own groups only, by selection. The row itself is that of nois.
+    "alone": Objective(),
+    "nois": Objective(),
+    "grpo": Objective(surrogate=ClippedRatio()),
+    "tis": Objective(weight=Truncated()),
+    "ftis": Objective(weight=Truncated(), filter=_ftis_filter),
+    "fnois": Objective(filter=_ftis_filter),
+    "fvis": Objective(filter=_ftis_filter, surrogate=ClippedRatio()),
+    "dr_grpo": Objective(advantage=Centred(), surrogate=ClippedRatio(), reduction=ConstantLength()),
+    "bnpo": Objective(advantage=BetaNormalised(), surrogate=ClippedRatio(), reduction=TokenMean()),
+    "gspo": Objective(surrogate=ClippedRatio(ratio=SequenceRatio())),
+    "gepo": Objective(advantage=Centred(), surrogate=ClippedRatio(ratio=GroupRatio())),
+    "gepo_plus": Objective(advantage=Centred(), surrogate=ClippedRatio(ratio=GroupOrSequenceRatio())),
+    "ds_gspo": Objective(surrogate=ClippedRatio(ratio=SmoothedSequenceRatio())),
+    "cispo": Objective(weight=ClippedAbove(), surrogate=LogProb(), reduction=TokenMean()),
+    "topr": Objective(advantage=Centred(), weight=TaperedNegatives(), surrogate=LogProb(), reduction=SequenceSum()),
+    "gmpo": Objective(surrogate=RatioTimesAdvantage(ratio=GeometricRatio())),
+    "uplift": Objective(weight=Uplifting(), filter=_ftis_filter),
+    "sapo_swarm": Objective(reduction=TokenMean(), skip_silent=True),
+}
+
+_uplift = OBJECTIVES["uplift"]
+
+VARIANTS: dict[str, dict[str, Objective]] = {
+    # The author's code where it differs from the paper: no std, filtered rows leave the mean over micro-batches of 2, KL over the
+    # group's longest length, no end token.
+    "ftis": {
+        "code": Objective(
+            advantage=Centred(),
+            weight=Truncated(),
+            filter=DropUnlikelyNegatives(kl_over="group"),
+            reduction=PairSurvivors(),
+            end_token=False,
+        ),
+    },
+    # The released code: expectation over the micro-batch, KL in the direction that spikes.
+    "gepo": {
+        "code": replace(
+            OBJECTIVES["gepo"], surrogate=ClippedRatio(ratio=GroupRatio(scope="microbatch")), penalty=Penalty(toward="code")
+        )
+    },
+    "topr": {"filtered": replace(OBJECTIVES["topr"], filter=_ftis_filter)},
+    "uplift": {
+        "relative": replace(_uplift, adjust=(ReceiverRelative(),)),
+        "rehearsed": replace(_uplift, adjust=(Rehearsal(),)),
+        "relative_rehearsed": replace(_uplift, adjust=(ReceiverRelative(scale=1.0), Rehearsal())),
+        "floored": replace(_uplift, weight=Uplifting(floor=0.3, C=2.0)),
+        "capped": replace(_uplift, adjust=(ForeignCap(),)),
+        "relative_capped": replace(_uplift, adjust=(ReceiverRelative(), Rehearsal(), ForeignCap())),
+    },
+}
+
+
+def objective(name: str, variant: str = "", settings: dict[str, Setting] | None = None) -> Objective:
+    """Look a row up by name and variant and apply settings.
+
+    >>> objective("ftis", settings={"g": 10.0}).filter.g
+    10.0
+    """
+    if name not in OBJECTIVES:
+        raise ValueError(f"objective {name!r} is not known; choose one of {', '.join(OBJECTIVES)}")
+    row = OBJECTIVES[name]
+    if variant:
+        variants = VARIANTS.get(name, {})
+        if variant not in variants:
+            raise ValueError(f"objective {name!r} has no variant {variant!r}; it has {', '.join(variants) or 'none'}")
+        row = variants[variant]
+    return row.with_settings(settings or {})

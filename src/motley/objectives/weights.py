@@ -1,0 +1,103 @@
+"""Importance weights (stop-gradient) and filters: how much of a token counts, and which sequences count at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from motley.objectives.batch import LossBatch
+from motley.objectives.ratios import bounded_exp, k3_sampler_over_learner
+
+
+@dataclass(frozen=True, slots=True)
+class Unweighted:
+    """1."""
+
+    def __call__(self, batch: LossBatch) -> Tensor:
+        return torch.ones_like(batch.logp_sampler_BT)
+
+
+@dataclass(frozen=True, slots=True)
+class Truncated:
+    """min(rho_t, C)."""
+
+    C: float = 2.0
+
+    def __call__(self, batch: LossBatch) -> Tensor:
+        return bounded_exp(batch.log_ratio_BT.detach()).clamp(max=self.C)
+
+
+@dataclass(frozen=True, slots=True)
+class ClippedAbove:
+    """clip(rho_t, 0, 1 + clip_high) (CISPO)."""
+
+    clip_high: float = 4.0
+
+    def __call__(self, batch: LossBatch) -> Tensor:
+        return bounded_exp(batch.log_ratio_BT.detach()).clamp(max=1 + self.clip_high)
+
+
+@dataclass(frozen=True, slots=True)
+class TaperedNegatives:
+    """A >= 0: 1. A < 0: clip(prod_t rho_t, 0, 1), the ratio of whole-sequence probabilities (TOPR)."""
+
+    def __call__(self, batch: LossBatch) -> Tensor:
+        sequence_B = batch.log_ratio_BT.detach().sum(1).clamp(max=0).exp()
+        weight_B = torch.where(batch.advantage_B >= 0, 1.0, sequence_B)
+        return weight_B[:, None].expand_as(batch.logp_sampler_BT)
+
+
+@dataclass(frozen=True, slots=True)
+class Uplifting:
+    """A > 0: clamp(rho_t, floor, C), which is 1 as shipped. A <= 0: min(rho_t, 1).
+
+    Learn what works from anyone; unlearn only what you would do yourself.
+    """
+
+    floor: float = 1.0
+    C: float = 1.0
+
+    def __call__(self, batch: LossBatch) -> Tensor:
+        rho_BT = bounded_exp(batch.log_ratio_BT.detach())
+        return torch.where(batch.advantage_B[:, None] > 0, rho_BT.clamp(self.floor, self.C), rho_BT.clamp(max=1))
+
+
+def sequence_kl(batch: LossBatch, estimator: Literal["k3", "k1"], over: Literal["own", "group"]) -> Tensor:
+    """KL_i = mean_t(exp(-d_t) - 1 + d_t) (k3) or mean_t(-d_t) (k1), over the own length or the group's longest."""
+    log_ratio_BT = batch.log_ratio_BT.detach()
+    value_BT = k3_sampler_over_learner(log_ratio_BT) if estimator == "k3" else -log_ratio_BT
+    if over == "own":
+        return batch.token_mean(value_BT)
+    return torch.where(batch.mask_BT, value_BT, 0.0).sum(1) / batch.terms.group_longest_B
+
+
+@dataclass(frozen=True, slots=True)
+class KeepAll:
+    """Nothing is dropped; the KL is still measured."""
+
+    def __call__(self, batch: LossBatch) -> tuple[Tensor, Tensor]:
+        return torch.ones_like(batch.ended_B), sequence_kl(batch, "k3", "own")
+
+
+@dataclass(frozen=True, slots=True)
+class DropUnlikelyNegatives:
+    """Drop A <= 0 and KL_i >= g (F-TIS). What is dropped stays in the group's statistics and in the denominator.
+
+    g belongs to its estimator: g = 50 with k3 fires at about one token 1e4 times less likely here than where it was made;
+    with kl = "k1" (OPSM) use g of about 0.1 to 1.
+    """
+
+    g: float = 50.0
+    kl: Literal["k3", "k1"] = "k3"
+    kl_over: Literal["own", "group"] = "own"
+
+    def __call__(self, batch: LossBatch) -> tuple[Tensor, Tensor]:
+        kl_B = sequence_kl(batch, self.kl, self.kl_over)
+        return (batch.advantage_B > 0) | (kl_B < self.g), kl_B
+
+
+Weight = Unweighted | Truncated | ClippedAbove | TaperedNegatives | Uplifting
+Filter = KeepAll | DropUnlikelyNegatives

@@ -1,0 +1,88 @@
+"""The nouns of a crew: Problem, Rollout, Group, Origin. Frozen data, no behaviour that needs torch, a task or a transport."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Literal
+
+import msgspec
+
+Ending = Literal["stop", "length"]
+Convention = Literal["sampled", "full"]
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt and what its answer is scored against.
+
+    >>> Problem(kind="reverse", prompt="reverse 4821=", answer="1284")
+    """
+
+    prompt: str
+    answer: str = ""
+    kind: str = "all"
+    columns: dict[str, Any] = {}  # further fields a reward function may ask for
+
+    @property
+    def id(self) -> str:
+        """Content hash: equal problems have equal ids on every machine."""
+        content = msgspec.json.encode([self.kind, self.prompt, self.answer], order="sorted")
+        return hashlib.sha256(content).hexdigest()[:16]
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How tokens were drawn, and under which convention their log-probs are reported.
+
+    logprobs "sampled": under the distribution really drawn from, temperature and truncation included.
+    "full": under the full softmax at that temperature. top_k = 0 and top_p = 1 truncate nothing; temperature 0 is greedy.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    max_tokens: int = 16
+    logprobs: Convention = "sampled"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature <= 10:
+            raise ValueError(f"temperature={self.temperature} is outside 0..10; 1.0 is usual for training")
+        if self.top_k < 0:
+            raise ValueError(f"top_k={self.top_k} is negative; 0 keeps every token")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p={self.top_p} is outside (0, 1]; 1.0 keeps every token")
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens={self.max_tokens} leaves no room for an answer; use at least 1")
+
+
+class Rollout(msgspec.Struct, frozen=True, kw_only=True):
+    """One completion. `tokens` includes the end token when `ending` is "stop"."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]  # the sampler's, one per token
+    reward: float
+    ending: Ending
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """Who made a group, with what."""
+
+    peer: str
+    model: str  # fingerprint of architecture and size
+    vocabulary: str  # fingerprint of the id -> bytes table
+    version: int  # learner steps behind the weights that sampled
+    sampling: Sampling
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """All rollouts of one problem by one policy version: what is shared, admitted and learned from."""
+
+    crew: str
+    problem: str  # Problem.id
+    round: int
+    slot: int  # which of the peer's problems of the round
+    origin: Origin
+    rollouts: tuple[Rollout, ...]
+    created_s: float
+
+    @property
+    def id(self) -> str:
+        return f"{self.origin.peer}.{self.round}.{self.slot}"

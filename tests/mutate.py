@@ -1,0 +1,319 @@
+"""Mutation testing of motley.objectives: change one thing in its source, run tests/objectives, expect a failure.
+
+    OMP_NUM_THREADS=1 python tests/mutate.py --jobs 2 --json mutation.json
+
+A mutant is one change to a module's syntax tree: an operator, a comparison, a sign, a constant, a text, min for max, a dropped
+call (detach, clamp, ...), a dropped keyword, swapped branches. Defaults and tables are mutated like functions; docstrings,
+annotations, decorators and type aliases are not. Each mutant runs in a fork, so torch is imported once; no file is written.
+Exit status 1 below 95 %. EQUIVALENT names the changes that no test can see, each with its reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import copy
+import gc
+import importlib.abc
+import importlib.util
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy  # noqa: F401  every fork finds these imported
+import pytest
+import scipy.stats  # noqa: F401
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = "motley.objectives"
+SOURCE = ROOT / "src" / "motley" / "objectives"
+# Those that kill most and soonest come first; pytest stops at the first failure.
+TESTS = ["golden", "settings", "advantages", "gepo", "limits", "reports", "invariances", "against_reference"]
+PYTEST_OPTIONS = ["-x", "-q", "--no-header", "--tb=no", "--assert=plain", "-p", "no:cacheprovider", f"--rootdir={ROOT}"]
+REQUIRED_SCORE = 0.95
+TIMEOUT_S = 120
+
+# "file: source line | before -> after" of changes that leave every promised behaviour as it was, and why.
+EQUIVALENT: dict[str, str] = {
+    "advantages.py: total_P = torch.zeros(int(group_B.max()) + 1, dtype=value_B.dtype, device=value_B.device) | 1 -> 2": (
+        "one more row that no index reads"
+    ),
+    "objective.py: longest_P = torch.zeros(int(samples.group_B.max()) + 1, dtype=samples.length_B.dtype, "
+    "device=samples.length_B.device) | 1 -> 2": "one more row that no index reads",
+    "advantages.py: variance = mean_P.var() if len(mean_P) > 1 else torch.zeros_like(mu) | "
+    "torch.zeros_like(mu) -> torch.ones_like(mu)": "variance 1 gives k < 0, held at alpha = beta = 1 like variance 0",
+    "advantages.py: gain_B = samples.reward_B.double() - samples.success_B.double() | "
+    "samples.reward_B.double() -> samples.reward_B": "the other operand is float64",
+    "advantages.py: gain_B = samples.reward_B.double() - samples.success_B.double() | "
+    "samples.success_B.double() -> samples.success_B": "the other operand is float64",
+    "objective.py: close = difflib.get_close_matches(name, known, n=1) | 1 -> 2": "only the first match is used",
+    "objective.py: close = difflib.get_close_matches(name, known, n=1) | "
+    "difflib.get_close_matches(name, known, n=1) -> difflib.get_close_matches(name, known)": "only the first match is used",
+    "objective.py: seen[group] = seen.get(group, -1) + 1 | seen.get(group, -1) + 1 -> seen.get(group, -1) - 1": "same parity",
+    "objective.py: seen[group] = seen.get(group, -1) + 1 | -1 -> 1": "same parity",
+    "objective.py: return torch.tensor(numbers, dtype=torch.int64, device=group_B.device) | "
+    "torch.tensor(numbers, dtype=torch.int64, device=group_B.device) -> torch.tensor(numbers, device=group_B.device)": (
+        "int64 is what torch makes of ints"
+    ),
+    "ratios.py: together_B = torch.zeros_like(batch.terms.pair_B) | "
+    "torch.zeros_like(batch.terms.pair_B) -> torch.ones_like(batch.terms.pair_B)": "one group, whatever its number",
+    "ratios.py: kl_B = batch.token_mean(k3_learner_over_sampler(batch.log_ratio_BT.detach())) | "
+    "batch.log_ratio_BT.detach() -> batch.log_ratio_BT": "only compared, and a comparison has no gradient",
+    "ratios.py: positive_B1 = batch.advantage_B[:, None] > 0 | "
+    "batch.advantage_B[:, None] > 0 -> batch.advantage_B[:, None] >= 0": "times A = 0",
+}
+
+DROPPED_CALLS = {"detach", "clamp", "abs", "double", "float", "exp", "log", "sqrt"}
+SWAPPED_NAMES = {"min": "max", "minimum": "maximum", "ones_like": "zeros_like", "amax": "amin", "append": "clear"}
+SWAPPED_NAMES |= {new: old for old, new in SWAPPED_NAMES.items()}
+COMPARISONS: dict[type, tuple[type, ...]] = {
+    ast.Lt: (ast.LtE, ast.GtE),
+    ast.LtE: (ast.Lt, ast.Gt),
+    ast.Gt: (ast.GtE, ast.LtE),
+    ast.GtE: (ast.Gt, ast.Lt),
+    ast.Eq: (ast.NotEq,),
+    ast.NotEq: (ast.Eq,),
+    ast.In: (ast.NotIn,),
+    ast.NotIn: (ast.In,),
+}
+OPERATORS: dict[type, type] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.Pow: ast.Mult,
+    ast.Mod: ast.Add,
+    ast.BitAnd: ast.BitOr,
+    ast.BitOr: ast.BitAnd,
+}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change: at `line` of `file`, what stands there, what stood in the changed place and what stands in it now."""
+
+    file: str
+    line: int
+    source: str
+    change: str
+    node: int  # position in the walk over the module's tree
+    option: int  # which of the node's alternatives
+
+    @property
+    def key(self) -> str:
+        return f"{self.file}: {self.source} | {self.change}"
+
+
+def alternatives(node: ast.AST) -> Iterator[ast.AST]:
+    """Every node that may stand in place of this one."""
+    if isinstance(node, ast.Compare):
+        for operator in COMPARISONS.get(type(node.ops[0]), ()):
+            yield ast.Compare(node.left, [operator(), *node.ops[1:]], node.comparators)
+    elif isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+        yield ast.BinOp(node.left, OPERATORS[type(node.op)](), node.right)
+    elif isinstance(node, ast.AugAssign) and type(node.op) in OPERATORS:
+        yield ast.AugAssign(node.target, OPERATORS[type(node.op)](), node.value)
+    elif isinstance(node, ast.UnaryOp):
+        yield node.operand
+    elif isinstance(node, ast.BoolOp):
+        yield ast.BoolOp(ast.And() if isinstance(node.op, ast.Or) else ast.Or(), node.values)
+    elif isinstance(node, ast.IfExp):
+        yield ast.IfExp(node.test, node.orelse, node.body)
+    elif isinstance(node, ast.If):
+        yield ast.If(ast.UnaryOp(ast.Not(), node.test), node.body, node.orelse)
+    elif isinstance(node, ast.Constant):
+        yield from (ast.Constant(value) for value in other_constants(node.value))
+    elif isinstance(node, ast.Call):
+        yield from other_calls(node)
+
+
+def other_constants(value: object) -> Iterator[object]:
+    if isinstance(value, bool):
+        yield not value
+    elif isinstance(value, int | float):
+        yield value + 1 if isinstance(value, int) else (value * 1.5 or 1.0)
+        if value:
+            yield type(value)(0)
+    elif isinstance(value, str):
+        yield f"XX{value}"
+
+
+def other_calls(node: ast.Call) -> Iterator[ast.AST]:
+    if isinstance(node.func, ast.Attribute):
+        if node.func.attr in DROPPED_CALLS:
+            yield node.func.value
+        if node.func.attr in SWAPPED_NAMES:
+            yield ast.Call(ast.Attribute(node.func.value, SWAPPED_NAMES[node.func.attr], ast.Load()), node.args, node.keywords)
+        if node.func.attr == "where":
+            yield ast.Call(node.func, [node.args[0], node.args[2], node.args[1]], node.keywords)
+        if node.func.attr == "clamp" and len(node.args) == 2:
+            yield ast.Call(node.func, node.args[::-1], [])
+    elif isinstance(node.func, ast.Name) and node.func.id in SWAPPED_NAMES:
+        yield ast.Call(ast.Name(SWAPPED_NAMES[node.func.id], ast.Load()), node.args, node.keywords)
+    for k, keyword in enumerate(node.keywords):
+        rest = node.keywords[:k] + node.keywords[k + 1 :]
+        if keyword.arg in ("min", "max"):
+            yield ast.Call(node.func, node.args, [*rest, ast.keyword(SWAPPED_NAMES[keyword.arg], keyword.value)])
+        elif keyword.arg != "device":  # one device in the tests
+            yield ast.Call(node.func, node.args, rest)
+
+
+def mutable_nodes(tree: ast.Module) -> list[ast.AST]:
+    """The tree's nodes in a fixed order, less docstrings, annotations, decorators, imports and type aliases."""
+    found: list[ast.AST] = []
+
+    def visit(node: ast.AST) -> None:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            return
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            return
+        if isinstance(node, ast.Assign) and is_type_alias(node.value):
+            return
+        found.append(node)
+        for name, value in ast.iter_fields(node):
+            if name in ("annotation", "returns", "decorator_list", "type_params"):
+                continue
+            for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, ast.AST):
+                    visit(child)
+
+    for node in tree.body:
+        visit(node)
+    return found
+
+
+def is_type_alias(value: ast.AST) -> bool:
+    return isinstance(value, ast.BinOp) and all(
+        isinstance(part, ast.BinOp | ast.Name | ast.BitOr | ast.Load) for part in ast.walk(value)
+    )
+
+
+def mutants_of(path: Path) -> list[Mutant]:
+    mutants, lines = [], path.read_text().splitlines()
+    for index, node in enumerate(mutable_nodes(ast.parse(path.read_text()))):
+        for option, other in enumerate(alternatives(node)):
+            change = f"{shown(node)} -> {shown(other)}"
+            mutants.append(Mutant(path.name, node.lineno, lines[node.lineno - 1].strip(), change, index, option))
+    return mutants
+
+
+def shown(node: ast.AST) -> str:
+    """The node as source, without the body of an `if`."""
+    if isinstance(node, ast.If):
+        return f"if {ast.unparse(node.test)}"
+    return " ".join(ast.unparse(ast.fix_missing_locations(copy.deepcopy(node))).split())
+
+
+def mutated(path: Path, mutant: Mutant) -> ast.Module:
+    tree = ast.parse(path.read_text())
+    node = mutable_nodes(tree)[mutant.node]
+    other = list(alternatives(node))[mutant.option]
+    for parent in ast.walk(tree):
+        for name, value in ast.iter_fields(parent):
+            if value is node:
+                setattr(parent, name, other)
+            elif isinstance(value, list):
+                setattr(parent, name, [other if child is node else child for child in value])
+    return ast.fix_missing_locations(tree)
+
+
+class MutantLoader(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports one module from a changed tree and leaves the others alone."""
+
+    def __init__(self, module: str, path: Path, tree: ast.Module) -> None:
+        self.module, self.path, self.tree = module, path, tree
+
+    def find_spec(self, name: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
+        return importlib.util.spec_from_file_location(name, self.path, loader=self) if name == self.module else None
+
+    def exec_module(self, module: object) -> None:
+        exec(compile(self.tree, str(self.path), "exec"), module.__dict__)
+
+
+def start(mutant: Mutant | None) -> int:
+    """Fork a child that runs the tests against the mutant (or the source as it is); its status is pytest's."""
+    child = os.fork()
+    if child:
+        return child
+    signal.alarm(TIMEOUT_S)
+    silence = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silence, 1)
+    os.dup2(silence, 2)
+    status = 70
+    try:
+        if mutant:
+            path = SOURCE / mutant.file
+            sys.meta_path.insert(0, MutantLoader(f"{PACKAGE}.{path.stem}", path, mutated(path, mutant)))
+        tests = [str(ROOT / "tests" / "objectives" / f"test_{name}.py") for name in TESTS]
+        status = int(pytest.main([*PYTEST_OPTIONS, *tests]))
+    finally:
+        os._exit(status)
+
+
+def survivors_of(mutants: list[Mutant], jobs: int) -> list[Mutant]:
+    waiting, running, survived = list(reversed(mutants)), {}, []
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            mutant = waiting.pop()
+            running[start(mutant)] = mutant
+        child, status = os.wait()
+        mutant = running.pop(child)
+        if status == 0:
+            survived.append(mutant)
+            print(f"survived {mutant.file}:{mutant.line}  {mutant.change}", flush=True)
+    return survived
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Mutation testing of motley.objectives.")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--json", type=Path, help="also write the result here")
+    parser.add_argument("--only", default="", help="only mutants whose 'file:line change' contains this")
+    parser.add_argument("--list", action="store_true", help="print the mutants and run none")
+    options = parser.parse_args()
+    modules = sorted(path for path in SOURCE.glob("*.py") if path.name != "__init__.py")
+    mutants = [m for path in modules for m in mutants_of(path) if options.only in f"{m.file}:{m.line} {m.change}"]
+    if options.list:
+        print("\n".join(f"{m.file}:{m.line}  {m.change}" for m in mutants))
+        return 0
+    torch.set_num_threads(1)
+    gc.freeze()
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    began = time.monotonic()
+    if os.waitstatus_to_exitcode(os.waitpid(start(None), 0)[1]) != 0:
+        print("the tests fail on the source as it is; nothing to measure")
+        return 2
+    survived = survivors_of([m for m in mutants if m.key not in EQUIVALENT], options.jobs)
+    return report(mutants, survived, time.monotonic() - began, options.json)
+
+
+def report(mutants: list[Mutant], survived: list[Mutant], seconds: float, path: Path | None) -> int:
+    counted = [m for m in mutants if m.key not in EQUIVALENT]
+    print(f"\n{'module':<16}{'mutants':>8}{'equivalent':>12}{'killed':>8}{'survived':>10}{'score':>8}")
+    for name in [*sorted({m.file for m in mutants}), ""]:
+        total = sum(name in m.file for m in mutants)
+        tried = sum(name in m.file for m in counted)
+        left = sum(name in m.file for m in survived)
+        score = 1 - left / max(1, tried)
+        print(f"{name or 'all':<16}{total:>8}{total - tried:>12}{tried - left:>8}{left:>10}{score:>8.1%}")
+    for m in survived:
+        print(f"survived  {m.file}:{m.line}  {m.change}")
+    for m in mutants:
+        if m.key in EQUIVALENT:
+            print(f"equivalent  {m.file}:{m.line}  {m.change}  ({EQUIVALENT[m.key]})")
+    score = 1 - len(survived) / max(1, len(counted))
+    if path:
+        summary = {"mutants": len(mutants), "equivalent": len(mutants) - len(counted), "killed": len(counted) - len(survived)}
+        path.write_text(json.dumps(summary | {"score": score, "seconds": seconds, "survived": [asdict(m) for m in survived]}))
+    print(f"{score:.1%} of {len(counted)} mutants killed in {seconds:.0f} s")
+    return 0 if score >= REQUIRED_SCORE else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
