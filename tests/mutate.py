@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
+import functools
 import gc
 import importlib.abc
 import importlib.util
@@ -21,6 +22,7 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -38,6 +40,8 @@ TESTS = ["golden", "settings", "advantages", "gepo", "limits", "reports", "invar
 PYTEST_OPTIONS = ["-x", "-q", "--no-header", "--tb=no", "--assert=plain", "-p", "no:cacheprovider", f"--rootdir={ROOT}"]
 REQUIRED_SCORE = 0.95
 TIMEOUT_S = 120
+# Exit status of a run -> how it ended. Anything else is a fault of this script and counts as survived.
+ENDS = {0: "passed", 1: "failed a test", 2: "failed to import", -signal.SIGALRM: "timed out"}
 
 # "file: source line | before -> after" of changes that leave every promised behaviour as it was, and why.
 EQUIVALENT: dict[str, str] = {
@@ -189,14 +193,18 @@ def mutable_nodes(tree: ast.Module) -> list[ast.AST]:
 
 
 def is_type_alias(value: ast.AST) -> bool:
-    return isinstance(value, ast.BinOp) and all(
-        isinstance(part, ast.BinOp | ast.Name | ast.BitOr | ast.Load) for part in ast.walk(value)
-    )
+    return isinstance(value, ast.BinOp) and all(isinstance(part, ast.BinOp | ast.Name | ast.BitOr | ast.Load) for part in ast.walk(value))
+
+
+@functools.cache
+def source_of(path: Path) -> str:
+    """Read once, so that a change of the source during the run moves no mutant."""
+    return path.read_text()
 
 
 def mutants_of(path: Path) -> list[Mutant]:
-    mutants, lines = [], path.read_text().splitlines()
-    for index, node in enumerate(mutable_nodes(ast.parse(path.read_text()))):
+    mutants, lines = [], source_of(path).splitlines()
+    for index, node in enumerate(mutable_nodes(ast.parse(source_of(path)))):
         for option, other in enumerate(alternatives(node)):
             change = f"{shown(node)} -> {shown(other)}"
             mutants.append(Mutant(path.name, node.lineno, lines[node.lineno - 1].strip(), change, index, option))
@@ -211,7 +219,7 @@ def shown(node: ast.AST) -> str:
 
 
 def mutated(path: Path, mutant: Mutant) -> ast.Module:
-    tree = ast.parse(path.read_text())
+    tree = ast.parse(source_of(path))
     node = mutable_nodes(tree)[mutant.node]
     other = list(alternatives(node))[mutant.option]
     for parent in ast.walk(tree):
@@ -257,17 +265,24 @@ def start(mutant: Mutant | None) -> int:
 
 
 def survivors_of(mutants: list[Mutant], jobs: int) -> list[Mutant]:
-    waiting, running, survived = list(reversed(mutants)), {}, []
+    waiting, running, survived, ends = list(reversed(mutants)), {}, [], Counter()
     while waiting or running:
         while waiting and len(running) < jobs:
             mutant = waiting.pop()
             running[start(mutant)] = mutant
         child, status = os.wait()
         mutant = running.pop(child)
-        if status == 0:
+        end = ENDS.get(os.waitstatus_to_exitcode(status), "broken")
+        ends[end] += 1
+        if end in ("passed", "broken"):
             survived.append(mutant)
-            print(f"survived {mutant.file}:{mutant.line}  {mutant.change}", flush=True)
+            print(f"{end} {mutant.file}:{mutant.line}  {mutant.change}", flush=True)
+    print(", ".join(f"{count} {end}" for end, count in ends.items()))
     return survived
+
+
+def tests_pass_unmutated() -> bool:
+    return ENDS.get(os.waitstatus_to_exitcode(os.waitpid(start(None), 0)[1])) == "passed"
 
 
 def main() -> int:
@@ -279,6 +294,10 @@ def main() -> int:
     options = parser.parse_args()
     modules = sorted(path for path in SOURCE.glob("*.py") if path.name != "__init__.py")
     mutants = [m for path in modules for m in mutants_of(path) if options.only in f"{m.file}:{m.line} {m.change}"]
+    stale = [] if options.only else sorted(set(EQUIVALENT) - {m.key for m in mutants})
+    if stale:
+        print("EQUIVALENT names changes that no longer exist; remove them:", *stale, sep="\n  ")
+        return 2
     if options.list:
         print("\n".join(f"{m.file}:{m.line}  {m.change}" for m in mutants))
         return 0
@@ -286,10 +305,13 @@ def main() -> int:
     gc.freeze()
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     began = time.monotonic()
-    if os.waitstatus_to_exitcode(os.waitpid(start(None), 0)[1]) != 0:
+    if not tests_pass_unmutated():
         print("the tests fail on the source as it is; nothing to measure")
         return 2
     survived = survivors_of([m for m in mutants if m.key not in EQUIVALENT], options.jobs)
+    if not tests_pass_unmutated():
+        print("the source or the tests changed during the run; run again")
+        return 2
     return report(mutants, survived, time.monotonic() - began, options.json)
 
 

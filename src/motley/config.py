@@ -19,11 +19,7 @@ class ConfigError(ValueError):
     """One line that says what is wrong in a crew file, and the remedy."""
 
 
-class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    pass
-
-
-class Lora(_Table):
+class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rank: int = 8
     alpha: float = 0.0  # 0: twice the rank
     targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -33,7 +29,7 @@ class Lora(_Table):
             raise ValueError(f"lora rank={self.rank} trains nothing; use at least 1")
 
 
-class TrainPart(_Table):
+class TrainPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`train = { lora = { rank = 8 } }` or `train = { layers = "last:2" }`."""
 
     lora: Lora | None = None
@@ -44,11 +40,11 @@ class TrainPart(_Table):
             raise ValueError('train takes exactly one of lora and layers; for the whole model write train = "full"')
 
 
-class Warm(_Table):
+class Warm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Supervised warm start on the task's own answers, until each kind's answers have the chosen probability."""
 
     accuracy: dict[str, float]  # kind -> expected accuracy of sampled answers
-    lr: float = 2e-3
+    lr: float = 1e-3
     batch: int = 64
     max_steps: int = 3000
 
@@ -58,7 +54,7 @@ class Warm(_Table):
                 raise ValueError(f"warm accuracy of {kind} is {target}; expected a number between 0 and 1, such as 0.5")
 
 
-class PeerConfig(_Table):
+class PeerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
     model: str
     train: Literal["full"] | TrainPart = "full"
@@ -70,7 +66,7 @@ class PeerConfig(_Table):
             raise ValueError(f"peer name {self.name!r} must be letters, digits, - and _ only; it names folders and subjects")
 
 
-class Crew(_Table):
+class Crew(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
     task: str
     rounds: int
@@ -89,12 +85,10 @@ class Crew(_Table):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} trains nothing; use at least 1")
         if self.group_size < 2:
-            raise ValueError(
-                f"group_size={self.group_size} has no spread of rewards to learn from; use at least 2, 8 to 16 is usual"
-            )
+            raise ValueError(f"group_size={self.group_size} has no spread of rewards to learn from; use at least 2, 8 to 16 is usual")
 
 
-class Learning(_Table):
+class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     lr: float = 5e-4
     grad_clip: float = 1.0
     token_budget: int = 16384  # packed tokens of one micro-batch
@@ -122,7 +116,7 @@ class Learning(_Table):
                 raise ValueError(f"{name}={getattr(self, name)} must not be negative")
 
 
-class Evaluate(_Table):
+class Evaluate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     every: int = 10  # rounds; the last round is always evaluated
     problems: int = 64  # per kind
 
@@ -131,7 +125,7 @@ class Evaluate(_Table):
             raise ValueError(f"evaluate needs every >= 1 and problems >= 1; got every={self.every}, problems={self.problems}")
 
 
-class CrewConfig(_Table):
+class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     crew: Crew
     peer: tuple[PeerConfig, ...]
     task: dict[str, Any] = {}  # parameters of the task named in [crew]

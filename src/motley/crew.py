@@ -75,9 +75,7 @@ class LocalCrew:
         """A new run in a new folder, with the skills before training as its first metrics lines."""
         check_config(config)
         if folder.exists() and any(folder.iterdir()):
-            raise ValueError(
-                f"run folder {folder} is not empty; choose another with --out, or go on with: motley train --resume {folder}"
-            )
+            raise ValueError(f"run folder {folder} is not empty; choose another with --out, or go on with: motley train --resume {folder}")
         folder.mkdir(parents=True, exist_ok=True)
         write_config(config, folder / "config.toml")
         crew = cls(config, folder, warm_progress)
@@ -88,19 +86,15 @@ class LocalCrew:
     @classmethod
     def resume(cls, folder: Path) -> LocalCrew:
         """Go on from the newest checkpoint. What was written after it is cut off and done again."""
-        if not (folder / "config.toml").exists():
-            raise ValueError(f"{folder} is not a run folder: it has no config.toml; give the folder that motley train printed")
-        found = checkpoints(folder / "checkpoints")
-        if not found:
-            raise ValueError(f"{folder} has no checkpoint to resume from; start the crew anew")
-        state = load_manifest(found[-1])
+        newest = newest_checkpoint(folder)
+        state = load_manifest(newest)
         cut_log(folder / "groups" / "log.bin", state["log_records"])
         with (folder / "metrics.jsonl").open("r+b") as file:
             file.truncate(state["metrics_bytes"])
         crew = cls(read_config(folder / "config.toml"), folder)
         crew.finished_rounds = state["round"]
         for peer in crew.peers:
-            load_training(peer.learner.policy, peer.learner.optimiser, found[-1] / peer.me.name)
+            load_training(peer.learner.policy, peer.learner.optimiser, newest / peer.me.name)
             peer.load_state(state["peers"][peer.me.name])
         return crew
 
@@ -131,36 +125,29 @@ class LocalCrew:
 
     def _build(self, me: PeerConfig, warm_progress: WarmProgress | None) -> Peer:
         config = self.config
-        policy = initial_policy(me, config.crew.seed)
         start = self.folder / "start" / me.name
-        if start.exists():
-            policy.load(start)
-        else:
+        if not start.exists():
+            policy = initial_policy(me, config.crew.seed)
             if me.warm:
                 progress = (lambda steps, accuracy: warm_progress(me.name, steps, accuracy)) if warm_progress else None
                 task_name = f"{config.crew.task} {msgspec.json.encode(config.task, order='sorted').decode()}"
                 warm_start(policy, self.task, task_name, me.warm, peer_seed(me.name, config.crew.seed), progress)
             policy.save(start)
-        policy.base.name_or_path = str(start.resolve())  # where an adapter's folder says its base is
-        policy = Policy(choose_trained(policy.base, me.train, peer_seed(me.name, config.crew.seed)), policy.vocabulary)
+        policy = _starting_policy(config, me, start)
         row = objective(config.crew.objective, config.crew.variant, config.objective)
         learner = Learner(policy, row, config.learning, me.lr or config.learning.lr)
-        return Peer(
-            config=config, me=me, task=self.task, learner=learner, engine=TorchEngine(policy), log=self._log, clock=RealClock()
-        )
+        return Peer(config=config, me=me, task=self.task, learner=learner, engine=TorchEngine(policy), log=self._log, clock=RealClock())
 
     def _lockstep_round(self) -> list[MetricsLine]:
         sampled = [_timed(peer.sample) for peer in self.peers]
-        learned = [_timed(lambda p=peer: (p.receive(), p.learn())[1]) for peer in self.peers]
-        return [
-            self._line(p, s, r, _Timing(s_s, r_s)) for p, (s, s_s), (r, r_s) in zip(self.peers, sampled, learned, strict=True)
-        ]
+        learned = [_timed(peer.receive_and_learn) for peer in self.peers]
+        return [self._line(p, s, r, _Timing(s_s, r_s)) for p, (s, s_s), (r, r_s) in zip(self.peers, sampled, learned, strict=True)]
 
     def _async_round(self) -> list[MetricsLine]:
         lines = []
         for peer in self.peers:
             sampled, sample_s = _timed(peer.sample) if peer.may_sample() else (None, 0.0)
-            report, learn_s = _timed(lambda p=peer: (p.receive(), p.learn())[1])
+            report, learn_s = _timed(peer.receive_and_learn)
             lines.append(self._line(peer, sampled, report, _Timing(sample_s, learn_s)))
         return lines
 
@@ -170,10 +157,7 @@ class LocalCrew:
         if sampled:
             line["reward"] = sampled.reward
         if report:
-            line |= {
-                name: getattr(report, name)
-                for name in ("loss", "grad_norm", "num_sequences", "num_scored", "num_tokens", "senders")
-            }
+            line |= {name: getattr(report, name) for name in ("loss", "grad_norm", "num_sequences", "num_scored", "num_tokens", "senders")}
         line["waiting"] = len(peer.waiting)
         line["refused"] = _by_sender(peer.admission.refused)
         line["dropped"] = _by_sender(peer.dropped)
@@ -188,9 +172,7 @@ class LocalCrew:
         return line
 
     def _accuracies(self, peer: Peer) -> MetricsLine:
-        measure = lambda problems: greedy_by_kind(
-            peer.engine, peer.learner.policy.vocabulary, self.task, problems, self.config.sampling
-        )
+        measure = lambda problems: greedy_by_kind(peer.engine, peer.learner.policy.vocabulary, self.task, problems, self.config.sampling)
         found = {"heldout": measure(self._heldout)}
         return found | ({"ood": measure(self._ood)} if self._ood else {})
 
@@ -198,6 +180,33 @@ class LocalCrew:
         for line in lines:
             self._metrics.write(msgspec.json.encode(line) + b"\n")
         self._metrics.flush()
+
+
+def _starting_policy(config: CrewConfig, me: PeerConfig, start: Path) -> Policy:
+    """The policy a peer begins with, from its saved folder, with what trains chosen."""
+    policy = initial_policy(me, config.crew.seed)
+    policy.load(start)
+    policy.base.name_or_path = str(start.resolve())  # where an adapter's folder says its base is
+    return Policy(choose_trained(policy.base, me.train, peer_seed(me.name, config.crew.seed)), policy.vocabulary)
+
+
+def trained_policies(folder: Path) -> dict[str, Policy]:
+    """Every peer's policy at the newest checkpoint of a run, which is only read."""
+    config, newest = read_config(folder / "config.toml"), newest_checkpoint(folder)
+    load_manifest(newest)
+    policies = {me.name: _starting_policy(config, me, folder / "start" / me.name) for me in config.peer}
+    for name, policy in policies.items():
+        policy.load(newest / name / "model")
+    return policies
+
+
+def newest_checkpoint(folder: Path) -> Path:
+    if not (folder / "config.toml").exists():
+        raise ValueError(f"{folder} is not a run folder: it has no config.toml; give the folder that motley train printed")
+    found = checkpoints(folder / "checkpoints")
+    if not found:
+        raise ValueError(f"{folder} has no checkpoint; start the crew anew")
+    return found[-1]
 
 
 def read_metrics(folder: Path) -> list[MetricsLine]:

@@ -38,9 +38,7 @@ def mean_reward(
     return np.array(task.score([p for p, _ in flat], [text for _, text in flat])).reshape(len(problems), samples)
 
 
-def greedy_by_kind(
-    engine: Engine, vocabulary: Vocabulary, task: Task, problems: Sequence[Problem], sampling: Sampling
-) -> dict[str, float]:
+def greedy_by_kind(engine: Engine, vocabulary: Vocabulary, task: Task, problems: Sequence[Problem], sampling: Sampling) -> dict[str, float]:
     """Greedy mean reward per kind."""
     greedy = msgspec.structs.replace(sampling, temperature=0.0)
     reward_P = mean_reward(engine, vocabulary, task, problems, greedy)[:, 0]

@@ -139,6 +139,10 @@ class Peer:
             )
         )
 
+    def receive_and_learn(self) -> StepReport | None:
+        self.receive()
+        return self.learn()
+
     def learn(self) -> StepReport | None:
         """Take one step if what it waits for is there."""
         ready = self._ready()

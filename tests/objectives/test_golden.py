@@ -175,7 +175,6 @@ def test_ftis_code_averages_survivors_within_each_pair_then_pairs() -> None:
     assert [float(g[0]) for g in got.gradient] == pytest.approx([-0.2, 0, 0, 0.4 / 3, -0.6 * w / 3], rel=1e-5)
 
 
-@pytest.mark.xfail(strict=True, reason="the penalty's sum is over all sequences, its denominator over the speaking ones")
 def test_penalty_of_sapo_swarm_is_a_mean_over_the_sequences_it_sums() -> None:
     # Two silent, two speaking sequences, all with d = ln 2: exp(d) - 1 - d = 0.3068528 for each, so that is the mean.
     lq = [[log(0.25)]] * 4

@@ -146,9 +146,7 @@ def test_gmpo_clips_only_where_clipping_is_pessimistic() -> None:
     got = run(objective("gmpo"), case)
     advantage = 0.5 / ((1 / 3) ** 0.5 + 1e-4)
     assert got.loss == pytest.approx(-(exp(0.4) + exp(-1) - exp(1) - exp(-0.4)) * advantage / 4, rel=1e-5)
-    assert [float(g[0]) for g in got.gradient] == pytest.approx(
-        [0, -exp(-1) * advantage / 4, exp(1) * advantage / 4, 0], rel=1e-5
-    )
+    assert [float(g[0]) for g in got.gradient] == pytest.approx([0, -exp(-1) * advantage / 4, exp(1) * advantage / 4, 0], rel=1e-5)
 
 
 def one_unlikely_token(less_likely: float, length: int = 200) -> Case:

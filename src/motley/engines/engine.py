@@ -26,8 +26,6 @@ class Engine(Protocol):
         """Take the policy's present weights for all sampling from here on."""
         ...
 
-    def sample(
-        self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: Sampling, seed: int
-    ) -> list[list[Completion]]:
+    def sample(self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: Sampling, seed: int) -> list[list[Completion]]:
         """`num_samples` completions of each prompt, in the order of the prompts. The same seed gives the same tokens."""
         ...

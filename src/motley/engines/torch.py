@@ -20,7 +20,7 @@ from motley.policies.policy import Policy
 from motley.records import Sampling
 
 # Rows that have finished are cut out of the cache once they are this share of it; cutting copies the rest.
-FINISHED_SHARE_TO_CUT = 0.25
+FINISHED_SHARE_TO_CUT = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,12 @@ class _Cache:
         self.layers = [layer[..., rows] for layer in self.layers]
         self.padding_B = self.padding_B[rows]
 
+    def copies(self, num_samples: int, room: int) -> _Cache:
+        """Every row `num_samples` times next to each other, with `room` more positions."""
+        return _Cache(
+            [_copies(layer, num_samples, room) for layer in self.layers], self.padding_B.repeat_interleave(num_samples), self.prompt_length
+        )
+
 
 class TorchEngine:
     def __init__(self, policy: Policy) -> None:
@@ -68,9 +74,7 @@ class TorchEngine:
         self._max_positions: int = config.max_position_embeddings
 
     @torch.no_grad()
-    def sample(
-        self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: Sampling, seed: int
-    ) -> list[list[Completion]]:
+    def sample(self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: Sampling, seed: int) -> list[list[Completion]]:
         longest = max(len(p) for p in prompts)
         if longest + sampling.max_tokens > self._max_positions:
             raise ValueError(
@@ -78,29 +82,25 @@ class TorchEngine:
                 "lower max_tokens or shorten the prompts"
             )
         num_rows = len(prompts) * num_samples
-        uniform_BT = torch.rand(
-            num_rows, sampling.max_tokens, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
-        )
-        logits_PV, cache = self._prefill(prompts, sampling.max_tokens)
-        copies = torch.arange(len(prompts), device=logits_PV.device).repeat_interleave(num_samples)
-        cache.keep(copies)
-        tokens_BT, logp_BT, length_B = self._decode(logits_PV[copies], cache, sampling, uniform_BT.to(logits_PV.device))
+        uniform_BT = torch.rand(num_rows, sampling.max_tokens, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        logits_PV, prompt_cache = self._prefill(prompts)
+        cache = prompt_cache.copies(num_samples, sampling.max_tokens - 1)
+        logits_BV = logits_PV.repeat_interleave(num_samples, 0)
+        tokens_BT, logp_BT, length_B = self._decode(logits_BV, cache, sampling, uniform_BT.to(logits_PV.device))
         completions = _completions(tokens_BT, logp_BT, length_B, self._policy.vocabulary.end_id)
         return [completions[i : i + num_samples] for i in range(0, num_rows, num_samples)]
 
-    def _prefill(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[Tensor, _Cache]:
-        """Run the prompts, padded on the left, and leave room for `room` more positions in the cache."""
+    def _prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, _Cache]:
+        """Run the prompts, padded on the left."""
         device, longest = self._embed.device, max(len(p) for p in prompts)
         pad = self._policy.vocabulary.pad_id
         token_TP = torch.tensor([[pad] * (longest - len(p)) + list(p) for p in prompts], device=device).T
         padding_P = torch.tensor([longest - len(p) for p in prompts], device=device)
-        shape = (2, longest + room, self._kv_heads, self._head_dim, len(prompts))
-        cache = _Cache([torch.zeros(shape, dtype=self._embed.dtype, device=device) for _ in self._layers], padding_P, longest)
+        shape = (2, longest, self._kv_heads, self._head_dim, len(prompts))
+        cache = _Cache([torch.empty(shape, dtype=self._embed.dtype, device=device) for _ in self._layers], padding_P, longest)
         return self._forward(token_TP, 0, cache), cache
 
-    def _decode(
-        self, logits_BV: Tensor, cache: _Cache, sampling: Sampling, uniform_BT: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _decode(self, logits_BV: Tensor, cache: _Cache, sampling: Sampling, uniform_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Draw tokens until every row has ended. Rows index the full batch; `row_b` says which of them are still running."""
         num_rows, max_tokens = uniform_BT.shape
         device = logits_BV.device
@@ -149,6 +149,13 @@ class TorchEngine:
 
     def _rms(self, hidden: Tensor) -> Tensor:
         return hidden * torch.rsqrt(hidden.square().mean(0) + self._eps)
+
+
+def _copies(layer: Tensor, num_samples: int, room: int) -> Tensor:
+    kinds, positions, heads, head_dim, rows = layer.shape
+    wide = layer.new_empty(kinds, positions + room, heads, head_dim, rows, num_samples)
+    wide[:, :positions] = layer[..., None]
+    return wide.flatten(-2)
 
 
 def _rotate(heads_HdTB: Tensor, cos_dTB: Tensor, sin_dTB: Tensor) -> Tensor:
@@ -212,7 +219,7 @@ def _truncate(logp_BV: Tensor, sampling: Sampling) -> Tensor:
     """Keep the top k, then the smallest set of them with probability top_p, and renormalise."""
     if sampling.top_k == 0 and sampling.top_p == 1:
         return logp_BV
-    sorted_BV, order_BV = logp_BV.sort(-1, descending=True, stable=True)
+    sorted_BV, order_BV = logp_BV.sort(dim=-1, descending=True, stable=True)
     if sampling.top_k:
         sorted_BV[:, sampling.top_k :] = -torch.inf
         sorted_BV = torch.log_softmax(sorted_BV, -1)

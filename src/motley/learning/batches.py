@@ -89,9 +89,7 @@ def _pack(units: list[list[Scored]], device: torch.device) -> MicroBatch:
     key_BK = torch.cat([prompt_PT[of_prompt_B], row_BT], 1)
     steps = row_BT.shape[1]
     causal_TT = torch.ones(steps, steps, dtype=torch.bool).tril()
-    visible_BTK = torch.cat(
-        [in_prompt_PT[of_prompt_B][:, None, :].expand(-1, steps, -1), causal_TT[None].expand(len(rows), -1, -1)], 2
-    )
+    visible_BTK = torch.cat([in_prompt_PT[of_prompt_B][:, None, :].expand(-1, steps, -1), causal_TT[None].expand(len(rows), -1, -1)], 2)
 
     # The first target is predicted by the prompt's last token, each later one by the completion token before it.
     last_prompt_B = (prompt_start_P + prompt_length_P - 1)[of_prompt_B]

@@ -76,11 +76,7 @@ def save_training(policy: Policy, optimiser: torch.optim.Optimizer, folder: Path
     """Write weights as an ordinary model folder, and the optimiser's moments by parameter name."""
     folder.mkdir(parents=True)
     policy.save(folder / "model")
-    moments = {
-        f"{name}/{key}": torch.as_tensor(value)
-        for name, p in policy.trained()
-        for key, value in optimiser.state.get(p, {}).items()
-    }
+    moments = {f"{name}/{key}": torch.as_tensor(value) for name, p in policy.trained() for key, value in optimiser.state.get(p, {}).items()}
     save_tensors(moments, folder / "optimiser.safetensors")
 
 

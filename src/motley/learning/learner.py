@@ -129,9 +129,7 @@ class Learner:
             group_B=[g for g, _, _ in entries],
             logp_sampler_B=[r.logprobs for _, _, r in entries],
             sequences=[
-                Scored(
-                    row=i, prompt=prompts[c.problem.prompt], tokens=r.tokens, temperature=c.group.origin.sampling.temperature
-                )
+                Scored(row=i, prompt=prompts[c.problem.prompt], tokens=r.tokens, temperature=c.group.origin.sampling.temperature)
                 for i, (_, c, r) in enumerate(entries)
             ],
             samples=samples,
@@ -140,9 +138,7 @@ class Learner:
 
 
 def _loss_batch(batch: _Batch, terms: Terms, micro: MicroBatch, scores: Scores) -> LossBatch:
-    sampler_M = torch.tensor(
-        [logp for row in micro.row_B.tolist() for logp in batch.logp_sampler_B[row]], device=scores.logp_M.device
-    )
+    sampler_M = torch.tensor([logp for row in micro.row_B.tolist() for logp in batch.logp_sampler_B[row]], device=scores.logp_M.device)
     return LossBatch(
         logp_learner_BT=micro.unpack(scores.logp_M),
         logp_sampler_BT=micro.unpack(sampler_M),
@@ -178,8 +174,7 @@ def _rows(batch: _Batch, terms: Terms, version: int) -> list[Row]:
 def _note_scores(rows: list[Row], micro: MicroBatch, scores: Scores, loss_batch: LossBatch, output: LossOutput) -> None:
     """Write what was computed for each sequence of a micro-batch into its row."""
     log_ratio, weight, entropy = (
-        table.detach().cpu().double().numpy()
-        for table in (loss_batch.log_ratio_BT, output.weight_BT, micro.unpack(scores.entropy_M))
+        table.detach().cpu().double().numpy() for table in (loss_batch.log_ratio_BT, output.weight_BT, micro.unpack(scores.entropy_M))
     )
     for i, (row, keep) in enumerate(zip(micro.row_B.tolist(), output.keep_B.tolist(), strict=True)):
         own = slice(rows[row].num_tokens)

@@ -25,11 +25,9 @@ from motley.records import Problem
 from motley.tasks import Task
 
 RECIPE = 1  # raise when a change here changes the weights it makes
-CHECK_EVERY = 5
-CHECK_PROBLEMS = 64
+CHECK_EVERY = 3
+CHECK_PROBLEMS = 48
 TOKEN_BUDGET = 1 << 20
-# A kind that has reached its target still gets this share of what a kind below it gets, so that it is not forgotten.
-HOLD_SHARE = 0.1
 
 Progress = Callable[[int, dict[str, float]], None]  # (steps so far, accuracy per kind)
 
@@ -73,9 +71,7 @@ def expected_accuracy(policy: Policy, problems: list[Problem]) -> dict[str, floa
 
 def _train(policy: Policy, task: Task, warm: Warm, seed: int, progress: Progress | None) -> None:
     rng = random.Random(f"warm/{seed}")
-    checks = [
-        task.draw(random.Random(f"warm-check/{i}"), "train", kind) for kind in warm.accuracy for i in range(CHECK_PROBLEMS)
-    ]
+    checks = [task.draw(random.Random(f"warm-check/{i}"), "train", kind) for kind in warm.accuracy for i in range(CHECK_PROBLEMS)]
     optimiser = torch.optim.Adam(policy.model.parameters(), lr=warm.lr)
     accuracy = dict.fromkeys(warm.accuracy, 0.0)
     for step in range(warm.max_steps + 1):
@@ -85,18 +81,15 @@ def _train(policy: Policy, task: Task, warm: Warm, seed: int, progress: Progress
                 progress(step, accuracy)
             if all(accuracy[kind] >= target for kind, target in warm.accuracy.items()):
                 return
-        share = [1.0 if accuracy[kind] < target else HOLD_SHARE for kind, target in warm.accuracy.items()]
-        kinds = rng.choices(list(warm.accuracy), share, k=warm.batch)
-        problems = [task.draw(rng, "train", kind) for kind in kinds]
+        lacking = [kind for kind, target in warm.accuracy.items() if accuracy[kind] < target]
+        problems = [task.draw(rng, "train", rng.choice(lacking)) for _ in range(warm.batch)]
         optimiser.zero_grad()
         for micro in micro_batches(_answers(policy, problems), TOKEN_BUDGET, policy.device):
             (-score(policy.base, micro.packed).logp_M.mean()).backward()
         torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
         optimiser.step()
     reached = ", ".join(f"{kind} {value:.2f} of {warm.accuracy[kind]:.2f}" for kind, value in accuracy.items())
-    raise ValueError(
-        f"warm start did not reach its targets in max_steps={warm.max_steps}: {reached}; lower the targets or raise max_steps"
-    )
+    raise ValueError(f"warm start did not reach its targets in max_steps={warm.max_steps}: {reached}; lower the targets or raise max_steps")
 
 
 def _answers(policy: Policy, problems: list[Problem]) -> list[Scored]:

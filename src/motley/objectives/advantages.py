@@ -14,6 +14,8 @@ from motley.objectives.batch import Samples
 
 STD_EPSILON = 1e-4
 MAX_BETA_FACTOR = 1e6
+# Equal means differ by rounding: their variance is 1e-33, not 0. Group means that really differ do so by more than 1e-5.
+MIN_BETA_VARIANCE = 1e-10
 
 
 def group_sum(value_B: Tensor, group_B: Tensor) -> Tensor:
@@ -56,7 +58,8 @@ class Standardised:
 class BetaNormalised:
     """A = (r - m) / BetaPDF(m; alpha, beta), m the group's mean; alpha and beta by moments of m over the batch (BNPO).
 
-    k = mu(1-mu)/v - 1, alpha = max(1, 1 + k·mu/3), beta = max(1, 1 + k·(1-mu)/3); k = 0 where v = 0; 1/PDF <= 1e6.
+    k = mu(1-mu)/v - 1, alpha = max(1, 1 + k·mu/3), beta = max(1, 1 + k·(1-mu)/3); 1/PDF <= 1e6.
+    k = 0 where v = 0, that is under MIN_BETA_VARIANCE.
     """
 
     def __call__(self, samples: Samples) -> Tensor:
@@ -66,7 +69,7 @@ class BetaNormalised:
         mean_P = mean_B[first_P]
         mu = mean_P.mean()
         variance = mean_P.var() if len(mean_P) > 1 else torch.zeros_like(mu)
-        k = mu * (1 - mu) / variance - 1 if variance > 0 else torch.zeros_like(mu)
+        k = mu * (1 - mu) / variance - 1 if variance > MIN_BETA_VARIANCE else torch.zeros_like(mu)
         alpha = (1 + k * mu / 3).clamp(min=1)
         beta = (1 + k * (1 - mu) / 3).clamp(min=1)
         log_beta_function = torch.lgamma(alpha) + torch.lgamma(beta) - torch.lgamma(alpha + beta)

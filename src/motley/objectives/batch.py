@@ -38,7 +38,8 @@ class Terms:
     log_expectation_B: Tensor  # logE of GEPO over the sequence's group
     group_longest_B: Tensor  # longest completion of the sequence's group, in tokens
     pair_B: Tensor  # int64, which two neighbours of a group form one micro-batch of the F-TIS code
-    num_sequences: int
+    num_sequences: int  # with skip_silent only those of speaking groups
+    num_penalised: int  # all of them
     num_tokens: int
     num_pairs: int
     max_length: int
@@ -51,6 +52,7 @@ class Terms:
             group_longest_B=self.group_longest_B[index_B].to(device),
             pair_B=self.pair_B[index_B].to(device),
             num_sequences=self.num_sequences,
+            num_penalised=self.num_penalised,
             num_tokens=self.num_tokens,
             num_pairs=self.num_pairs,
             max_length=self.max_length,

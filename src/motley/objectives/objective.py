@@ -12,11 +12,14 @@ import torch
 from motley.objectives.advantages import Adjustment, Advantage, Standardised, group_sum
 from motley.objectives.batch import LossBatch, LossOutput, Samples, Terms
 from motley.objectives.ratios import k3_learner_over_sampler, k3_sampler_over_learner, log_expectation
-from motley.objectives.reductions import Reduction, SequenceMean
+from motley.objectives.reductions import PairSurvivors, Reduction, SequenceMean
 from motley.objectives.surrogates import Reinforce, Surrogate
 from motley.objectives.weights import Filter, KeepAll, Unweighted, Weight
 
 Setting = float | str
+
+# What the settings that are text may say; the parts' Literal types say the same.
+CHOICES = {"kl": ("k3", "k1"), "kl_over": ("own", "group"), "scope": ("group", "microbatch"), "toward": ("sampler", "code")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,7 @@ class Penalty:
 
     def __call__(self, batch: LossBatch) -> torch.Tensor:
         estimator = k3_learner_over_sampler if self.toward == "sampler" else k3_sampler_over_learner
-        return self.beta * batch.token_mean(estimator(batch.log_ratio_BT)).sum() / batch.terms.num_sequences
+        return self.beta * batch.token_mean(estimator(batch.log_ratio_BT)).sum() / batch.terms.num_penalised
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +70,7 @@ class Objective:
             group_longest_B=_group_longest(samples),
             pair_B=pair_B,
             num_sequences=max(1, int(counted_B.sum())),
+            num_penalised=len(samples.reward_B),
             num_tokens=max(1, int(samples.length_B[counted_B].sum())),
             num_pairs=int(pair_B.max()) + 1,
             max_length=samples.max_length,
@@ -100,12 +104,12 @@ class Objective:
             if name not in known:
                 close = difflib.get_close_matches(name, known, n=1)
                 hint = f"; did you mean {close[0]}?" if close else ""
-                raise ValueError(
-                    f"objective setting {name!r} is not used by this objective; it uses {', '.join(sorted(known))}{hint}"
-                )
+                raise ValueError(f"objective setting {name!r} is not used by this objective; it uses {', '.join(sorted(known))}{hint}")
             if isinstance(known[name], str) != isinstance(value, str):
                 kind = "text" if isinstance(known[name], str) else "a number"
                 raise ValueError(f"objective setting {name} = {value!r}: expected {kind}, such as {known[name]!r}")
+            if name in CHOICES and value not in CHOICES[name]:
+                raise ValueError(f"objective setting {name} = {value!r}: expected one of {', '.join(CHOICES[name])}")
         return _replace(self, settings)
 
     def _parts(self) -> list[Any]:
@@ -115,12 +119,16 @@ class Objective:
         """bool_B: sequences that cannot change the gradient, so that scoring them would be wasted work."""
         if self.penalty.beta:
             return torch.zeros_like(terms.advantage_B, dtype=torch.bool)
-        return terms.advantage_B == 0
+        silent_B = terms.advantage_B == 0
+        if isinstance(self.reduction, PairSurvivors):  # a silent half of a pair still counts as its survivor
+            return group_sum((~silent_B).float(), terms.pair_B) == 0
+        return silent_B
 
 
 def _pairs(group_B: torch.Tensor) -> torch.Tensor:
     """Number the pairs (0,1), (2,3), ... within each group, one number per pair over the batch."""
-    pair, numbers, seen = -1, [], {}
+    pair, numbers = -1, []
+    seen: dict[int, int] = {}
     for group in group_B.tolist():
         seen[group] = seen.get(group, -1) + 1
         pair += seen[group] % 2 == 0

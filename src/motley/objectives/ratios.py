@@ -116,11 +116,13 @@ class GeometricRatio:
 
     log_clip: float = 0.4
 
-    def __call__(self, batch: LossBatch) -> Tensor:
+    def clipped(self, batch: LossBatch) -> Tensor:
         log_ratio_BT = batch.log_ratio_BT
         positive_B1 = batch.advantage_B[:, None] > 0
-        clipped_BT = torch.where(positive_B1, log_ratio_BT.clamp(max=self.log_clip), log_ratio_BT.clamp(min=-self.log_clip))
-        return bounded_exp(batch.token_mean(clipped_BT))[:, None].expand_as(batch.mask_BT)
+        return torch.where(positive_B1, log_ratio_BT.clamp(max=self.log_clip), log_ratio_BT.clamp(min=-self.log_clip))
+
+    def __call__(self, batch: LossBatch) -> Tensor:
+        return bounded_exp(batch.token_mean(self.clipped(batch)))[:, None].expand_as(batch.mask_BT)
 
 
 Ratio = TokenRatio | SequenceRatio | GroupRatio | GroupOrSequenceRatio | SmoothedSequenceRatio | GeometricRatio

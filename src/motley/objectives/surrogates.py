@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from motley.objectives.batch import LossBatch
-from motley.objectives.ratios import Ratio, TokenRatio
+from motley.objectives.ratios import GeometricRatio, Ratio, TokenRatio
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,8 @@ class Reinforce:
     """
 
     def __call__(self, batch: LossBatch) -> tuple[Tensor, Tensor]:
-        unit_BT = (batch.logp_learner_BT - batch.logp_learner_BT.detach()).exp()
+        logp_BT = torch.where(batch.mask_BT, batch.logp_learner_BT, 0.0)  # -inf - -inf would give NaN in the gradient
+        unit_BT = (logp_BT - logp_BT.detach()).exp()
         return unit_BT * batch.advantage_B[:, None], torch.ones_like(batch.logp_sampler_BT)
 
 
@@ -34,13 +35,14 @@ class LogProb:
 
 @dataclass(frozen=True, slots=True)
 class RatioTimesAdvantage:
-    """ratio·A, the ratio with gradient and already clipped by itself (GMPO)."""
+    """ratio·A, the ratio with gradient and already clipped by itself (GMPO). A clipped token has no gradient: factor 0."""
 
-    ratio: Ratio
+    ratio: GeometricRatio = GeometricRatio()
 
     def __call__(self, batch: LossBatch) -> tuple[Tensor, Tensor]:
         ratio_BT = self.ratio(batch)
-        return ratio_BT * batch.advantage_B[:, None], ratio_BT.detach()
+        free_BT = self.ratio.clipped(batch) == batch.log_ratio_BT
+        return ratio_BT * batch.advantage_B[:, None], torch.where(free_BT, ratio_BT, 0.0).detach()
 
 
 @dataclass(frozen=True, slots=True)

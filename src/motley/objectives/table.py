@@ -54,9 +54,7 @@ VARIANTS: dict[str, dict[str, Objective]] = {
     },
     # The released code: expectation over the micro-batch, KL in the direction that spikes.
     "gepo": {
-        "code": replace(
-            OBJECTIVES["gepo"], surrogate=ClippedRatio(ratio=GroupRatio(scope="microbatch")), penalty=Penalty(toward="code")
-        )
+        "code": replace(OBJECTIVES["gepo"], surrogate=ClippedRatio(ratio=GroupRatio(scope="microbatch")), penalty=Penalty(toward="code"))
     },
     "topr": {"filtered": replace(OBJECTIVES["topr"], filter=_ftis_filter)},
     "uplift": {

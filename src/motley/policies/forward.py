@@ -75,9 +75,9 @@ def hidden_states(model: LlamaForCausalLM, packed: Packed) -> Tensor:
     return _norm(decoder.norm, hidden_ND)
 
 
-def score_hidden(hidden_MD: Tensor, head: nn.Module, packed: Packed) -> Scores:
+def score_hidden(hidden_MD: Tensor, head: nn.Linear, packed: Packed) -> Scores:
     """Project to the vocabulary in chunks; a chunk's logits are dropped after use and recomputed for the gradient."""
-    rows = max(1, LOGITS_AT_ONCE // head.weight.shape[0])  # type: ignore[index, operator]
+    rows = max(1, LOGITS_AT_ONCE // head.out_features)
     chunks = [
         _score_chunk(hidden, head, target, temperature)
         if len(hidden_MD) <= rows

@@ -12,6 +12,7 @@ from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
 
 from motley.config import Lora, TrainPart
 from motley.policies.vocabulary import Vocabulary
@@ -49,6 +50,7 @@ class Policy:
 
     def save(self, folder: Path) -> None:
         """Write an ordinary Hugging Face folder, or a PEFT adapter folder for LoRA."""
+        disable_progress_bar()  # saving is part of a step that shows its own progress
         self.model.save_pretrained(folder)  # type: ignore[operator]
         self.vocabulary.save(folder)
 
@@ -72,9 +74,7 @@ def choose_trained(model: PreTrainedModel, train: str | TrainPart, seed: int) ->
         parameter.requires_grad_(name.startswith(prefixes))
     if not any(p.requires_grad for p in model.parameters()):
         known = ", ".join(sorted({name.rsplit(".", 1)[0] for name, _ in model.named_parameters()})[:4])
-        raise ValueError(
-            f"train layers={train.layers!r} matches no parameter; use last:N, first:N, or a prefix such as {known}"
-        )
+        raise ValueError(f"train layers={train.layers!r} matches no parameter; use last:N, first:N, or a prefix such as {known}")
     return model
 
 
@@ -103,9 +103,7 @@ def _layer_prefixes(layers: str, num_layers: int) -> tuple[str, ...]:
 
 def _fingerprint(model: PreTrainedModel) -> str:
     """Names the architecture and its sizes, not the weights, which change at every step."""
-    shapes = sorted(
-        (name.replace(".base_layer", ""), tuple(p.shape)) for name, p in model.named_parameters() if "lora_" not in name
-    )
+    shapes = sorted((name.replace(".base_layer", ""), tuple(p.shape)) for name, p in model.named_parameters() if "lora_" not in name)
     return hashlib.sha256(repr((model.config.model_type, shapes)).encode()).hexdigest()[:16]
 
 

@@ -20,8 +20,8 @@ class Vocabulary:
 
     def __init__(self, tokenizer: Tokenizer, end: str = END, pad: str = PAD) -> None:
         self._tokenizer = tokenizer
-        self.end_id: int = tokenizer.token_to_id(end)
-        self.pad_id: int = tokenizer.token_to_id(pad)
+        self.end_id = _id(tokenizer, end)
+        self.pad_id = _id(tokenizer, pad)
         self.size: int = tokenizer.get_vocab_size()
         table = json.dumps(sorted(tokenizer.get_vocab().items()), ensure_ascii=True)
         self.fingerprint: str = hashlib.sha256(table.encode()).hexdigest()[:16]
@@ -48,6 +48,13 @@ class Vocabulary:
             unk_token=UNKNOWN,
             clean_up_tokenization_spaces=False,
         ).save_pretrained(folder)
+
+
+def _id(tokenizer: Tokenizer, token: str) -> int:
+    found: int | None = tokenizer.token_to_id(token)
+    if found is None:
+        raise ValueError(f"the tokenizer has no {token} token; a vocabulary needs one to end and one to pad with")
+    return found
 
 
 def word_vocabulary(words: Sequence[str], symbols: str) -> Vocabulary:

@@ -48,9 +48,7 @@ class FileTask:
         self._by_kind = {(split, kind): [p for p in sets[split] if p.kind == kind] for split in sets for kind in self.kinds}
         for (split, kind), found in self._by_kind.items():
             if not found:
-                raise ValueError(
-                    f"{config.file}: no {split} problem of kind {kind!r}; add some, or name a {split} file that has them"
-                )
+                raise ValueError(f"{config.file}: no {split} problem of kind {kind!r}; add some, or name a {split} file that has them")
 
     def draw(self, rng: random.Random, split: Split, kind: str) -> Problem:
         return rng.choice(self._by_kind[split, kind])
@@ -58,13 +56,9 @@ class FileTask:
     def score(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[float]:
         columns: dict[str, list[Any]] = {name: [p.columns.get(name) for p in problems] for p in problems for name in p.columns}
         columns["answer"] = [p.answer for p in problems]
-        rewards = [
-            float(r) for r in self._reward(prompts=[p.prompt for p in problems], completions=list(completions), **columns)
-        ]
+        rewards = [float(r) for r in self._reward(prompts=[p.prompt for p in problems], completions=list(completions), **columns)]
         if len(rewards) != len(completions):
-            raise ValueError(
-                f"the reward function returned {len(rewards)} rewards for {len(completions)} completions; expected one each"
-            )
+            raise ValueError(f"the reward function returned {len(rewards)} rewards for {len(completions)} completions; expected one each")
         return rewards
 
 
@@ -88,9 +82,7 @@ def _problem(line: str, place: str) -> Problem:
     try:
         fields = msgspec.json.decode(line, type=dict[str, Any])
     except msgspec.DecodeError as error:
-        raise ValueError(
-            f'{place}: {error}; expected one JSON object per line, such as {{"prompt": "2+2=", "answer": "4"}}'
-        ) from None
+        raise ValueError(f'{place}: {error}; expected one JSON object per line, such as {{"prompt": "2+2=", "answer": "4"}}') from None
     prompt = fields.pop("prompt", None)
     if not isinstance(prompt, str) or not prompt:
         raise ValueError(f'{place}: no "prompt" text; every line needs one')

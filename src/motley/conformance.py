@@ -1,0 +1,59 @@
+"""Does the engine report the log-probs the trainer computes? The question behind every importance ratio."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from motley.config import CrewConfig
+from motley.crew import LocalCrew
+from motley.learning.batches import Scored, micro_batches
+from motley.peer import Peer
+from motley.policies.forward import score
+from motley.tasks import check_task, draw_problems, load_task
+
+TOLERANCE = 1e-4  # largest difference in float32
+NUM_PROBLEMS = 32
+NUM_SAMPLES = 4
+
+
+def check_crew(config: CrewConfig) -> list[dict[str, Any]]:
+    """One row for the task and one per peer."""
+    faults = check_task(load_task(config.crew.task, config.task))
+    rows: list[dict[str, Any]] = [
+        {"what": f"task {config.crew.task}", "largest_difference": "", "mean_difference": "", "result": "; ".join(faults) or "ok"}
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        crew = LocalCrew.start(config, Path(folder) / "check")
+        for peer in crew.peers:
+            difference = logprob_difference(peer)
+            result = "ok" if float(difference.max()) <= TOLERANCE else f"differs by more than {TOLERANCE}"
+            rows.append(
+                {
+                    "what": f"{peer.me.name}: engine against trainer",
+                    "largest_difference": float(difference.max()),
+                    "mean_difference": float(difference.mean()),
+                    "result": result,
+                }
+            )
+    return rows
+
+
+@torch.no_grad()
+def logprob_difference(peer: Peer) -> torch.Tensor:
+    """|engine - trainer| of the log-prob of each sampled token. A trainer scores under the full softmax, so nothing is truncated."""
+    policy = peer.learner.policy
+    sampling = peer.config.sampling
+    full = type(sampling)(temperature=sampling.temperature or 1.0, max_tokens=sampling.max_tokens, logprobs="full")
+    prompts = [tuple(policy.vocabulary.encode(p.prompt)) for p in draw_problems(peer.task, "check", "train", NUM_PROBLEMS)]
+    completions = peer.engine.sample(prompts, NUM_SAMPLES, full, seed=0)
+    flat = [(prompt, c) for prompt, row in zip(prompts, completions, strict=True) for c in row]
+    sequences = [Scored(row=i, prompt=p, tokens=c.tokens, temperature=full.temperature) for i, (p, c) in enumerate(flat)]
+    differences = []
+    for micro in micro_batches(sequences, peer.config.learning.token_budget, policy.device):
+        reported = torch.tensor([logprob for row in micro.row_B.tolist() for logprob in flat[row][1].logprobs])
+        differences.append((score(policy.base, micro.packed).logp_M.cpu() - reported).abs())
+    return torch.cat(differences)

@@ -1,0 +1,145 @@
+"""What a person sees while a crew trains and after: the live table, the skill matrix, the curves. Reads metrics lines only."""
+
+from __future__ import annotations
+
+import html
+import io
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich.table import Table
+
+from motley.config import CrewConfig
+from motley.crew import MetricsLine
+
+Skills = dict[str, dict[str, float]]  # peer -> kind -> held-out accuracy
+
+
+@dataclass(slots=True)
+class LiveTable:
+    """Shows the newest line of every peer. `seen` keeps the newest accuracies, which not every line has."""
+
+    config: CrewConfig
+    started_s: float = field(default_factory=time.perf_counter)
+    first_round: int = 0
+    lines: dict[str, MetricsLine] = field(default_factory=dict)
+    seen: Skills = field(default_factory=dict)
+
+    def update(self, lines: Sequence[MetricsLine]) -> None:
+        for line in lines:
+            self.lines[line["peer"]] = line
+            if "heldout" in line:
+                self.seen[line["peer"]] = line["heldout"]
+
+    def time_left(self) -> str:
+        done = max((line["round"] for line in self.lines.values()), default=0)
+        if done <= self.first_round:
+            return "?"
+        per_round_s = (time.perf_counter() - self.started_s) / (done - self.first_round)
+        return duration(per_round_s * (self.config.crew.rounds - done))
+
+    def __rich__(self) -> Table:
+        crew = self.config.crew
+        done = max((line["round"] for line in self.lines.values()), default=0)
+        table = Table(title=f"{crew.name}: {crew.objective}, round {done} of {crew.rounds}, {self.time_left()} left")
+        for column in ("peer", "reward", "held-out accuracy", "groups taken (refused)", "filtered", "ess", "tokens/s sample, learn"):
+            table.add_column(column)
+        for peer in self.config.peer:
+            table.add_row(peer.name, *self._cells(peer.name))
+        return table
+
+    def _cells(self, peer: str) -> list[str]:
+        line = self.lines.get(peer, {})
+        senders = line.get("senders", {})
+        refused = {sender: sum(reasons.values()) for sender, reasons in line.get("refused", {}).items()}
+        accuracy = " ".join(f"{kind} {value:.0%}" for kind, value in self.seen.get(peer, {}).items())
+        groups = " ".join(f"{name} {s['groups']}" + (f" ({refused[name]})" if refused.get(name) else "") for name, s in senders.items())
+        filtered = " ".join(f"{s['filtered_negative']:.0%}" for s in senders.values() if "filtered_negative" in s)
+        ess = " ".join(f"{s['ess']:.2f}" for s in senders.values() if "ess" in s)
+        timing = line.get("timing")
+        speed = f"{timing['sampled_tokens_per_s']:,.0f}, {timing['learned_tokens_per_s']:,.0f}" if timing else ""
+        reward = f"{line['reward']:.2f}" if "reward" in line else ""
+        return [reward, accuracy, groups, filtered, ess, speed]
+
+
+def duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"
+
+
+def skills_at(lines: Sequence[MetricsLine], last: bool) -> Skills:
+    """Every peer's first or last measured accuracies."""
+    found: Skills = {}
+    for line in lines:
+        if "heldout" in line and (last or line["peer"] not in found):
+            found[line["peer"]] = line["heldout"]
+    return found
+
+
+def mean(by_kind: dict[str, float]) -> float:
+    return sum(by_kind.values()) / len(by_kind)
+
+
+def skill_matrix(before: Skills, after: Skills, alone: Skills) -> Table:
+    """peer x kind, before -> after, beside what each reaches alone with all the crew's sampling."""
+    kinds = list(next(iter(after.values())))
+    table = Table(title="held-out accuracy: before → after" + (" (alone)" if alone else ""))
+    for column in ("peer", *kinds, "mean over kinds"):
+        table.add_column(column)
+    for peer in after:
+        columns = [(before[peer][k], after[peer][k], alone.get(peer, {}).get(k)) for k in kinds]
+        columns.append((mean(before[peer]), mean(after[peer]), mean(alone[peer]) if peer in alone else None))
+        table.add_row(peer, *(f"{b:.0%} → {a:.0%}" + (f" ({c:.0%})" if c is not None else "") for b, a, c in columns))
+    return table
+
+
+def draw_curves(lines: Sequence[MetricsLine], alone: Skills, folder: Path) -> list[Path]:
+    """Write curves.png and a self-contained curves.html into a run folder."""
+    figure = _figure(lines, alone)
+    png, page = folder / "curves.png", folder / "curves.html"
+    figure.savefig(png, dpi=120)
+    image = io.StringIO()
+    figure.savefig(image, format="svg")
+    svg = image.getvalue()
+    page.write_text(_page(folder.name, svg[svg.index("<svg") :], skills_at(lines, last=False), skills_at(lines, last=True), alone))
+    return [png, page]
+
+
+def _figure(lines: Sequence[MetricsLine], alone: Skills) -> Figure:
+    peers = list(dict.fromkeys(line["peer"] for line in lines))
+    figure = Figure(figsize=(4.2 * len(peers), 3.6), layout="constrained")
+    axes: list[Axes] = list(figure.subplots(1, len(peers), sharey=True, squeeze=False)[0])
+    for axis, peer in zip(axes, peers, strict=True):
+        measured = [line for line in lines if line["peer"] == peer and "heldout" in line]
+        rounds = [line["round"] for line in measured]
+        for kind in measured[0]["heldout"]:
+            axis.plot(rounds, [line["heldout"][kind] for line in measured], linewidth=1, label=kind)
+        axis.plot(rounds, [mean(line["heldout"]) for line in measured], color="black", linewidth=2, label="mean over kinds")
+        if peer in alone:
+            axis.axhline(mean(alone[peer]), color="black", linestyle=":", label="alone, mean at the end")
+        axis.set(title=peer, xlabel="round", ylim=(0, 1.02))
+    axes[0].set_ylabel("held-out accuracy")
+    axes[-1].legend(fontsize="small", loc="lower right")
+    return figure
+
+
+def _page(title: str, svg: str, before: Skills, after: Skills, alone: Skills) -> str:
+    kinds = list(next(iter(after.values())))
+    head = "".join(f"<th>{html.escape(c)}</th>" for c in ("peer", *kinds, "mean over kinds", "alone, mean"))
+    rows = "".join(
+        f"<tr><td>{html.escape(peer)}</td>"
+        + "".join(f"<td>{before[peer][k]:.0%} → {after[peer][k]:.0%}</td>" for k in kinds)
+        + f"<td>{mean(before[peer]):.0%} → {mean(after[peer]):.0%}</td>"
+        + f"<td>{f'{mean(alone[peer]):.0%}' if peer in alone else ''}</td></tr>"
+        for peer in after
+    )
+    cells = "td,th{padding:.3em .9em;text-align:left;border-bottom:1px solid #ccc}"
+    style = f"body{{font:15px system-ui;margin:2em}}{cells}svg{{max-width:100%;height:auto}}"
+    return (
+        f"<!doctype html><meta charset='utf-8'><title>{html.escape(title)}</title><style>{style}</style>"
+        f"<h1>{html.escape(title)}</h1>{svg}<table><tr>{head}</tr>{rows}</table>\n"
+    )

@@ -1,0 +1,1 @@
+"""Arms x seeds, statistics, report."""

@@ -1,0 +1,44 @@
+"""Arms: the ways one crew is run in a study. An arm is an objective, perhaps with a variant and settings, or `alone`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from motley.config import CrewConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """>>> parse_arm("uplift/relative:scale=1,g=10")  # Arm("...", "uplift", "relative", {"scale": 1.0, "g": 10.0})"""
+
+    label: str
+    objective: str
+    variant: str
+    settings: dict[str, float | str]
+
+
+def parse_arm(text: str) -> Arm:
+    head, _, tail = text.partition(":")
+    name, _, variant = head.partition("/")
+    settings: dict[str, float | str] = {}
+    for pair in filter(None, tail.split(",")):
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise ValueError(f"arm {text!r}: {pair!r} is not key=value; write arms like uplift/relative:scale=1,g=10")
+        try:
+            settings[key] = float(value)
+        except ValueError:
+            settings[key] = value
+    return Arm(text, name, variant, settings)
+
+
+def crews_of(config: CrewConfig, arm: Arm, seed: int) -> list[CrewConfig]:
+    """The crews an arm runs: the crew itself, or for `alone` one crew per peer with all the sampling."""
+    crew = msgspec.structs.replace(config.crew, seed=seed)
+    config = msgspec.structs.replace(config, crew=crew)
+    if arm.objective == "alone":
+        return [config.alone(peer.name) for peer in config.peer]
+    crew = msgspec.structs.replace(crew, objective=arm.objective, variant=arm.variant)
+    return [msgspec.structs.replace(config, crew=crew, objective=arm.settings)]

@@ -1,0 +1,100 @@
+"""Statistics of a study: mean and 95 % interval over seeds, and the paired difference from `alone` on the same seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from motley.study.run import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    mean: float
+    half_width: float  # of the 95 % t interval; nan for one seed
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f}" if np.isnan(self.half_width) else f"{self.mean:.2f} ± {self.half_width:.2f}"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One row of the table: an arm and a peer; one estimate per kind, then over the kinds."""
+
+    arm: str
+    peer: str
+    by_kind: dict[str, Estimate]
+    mean: Estimate
+    gain: Estimate  # over alone, paired by seed
+    p_value: float  # of that gain, two-sided paired t test; nan where it cannot be made
+    ood: Estimate
+
+
+def interval(values: Sequence[float]) -> Estimate:
+    """Mean and half width of the 95 % t interval."""
+    if len(values) < 2:
+        return Estimate(float(np.mean(values)), float("nan"))
+    error = np.std(values, ddof=1) / np.sqrt(len(values))
+    return Estimate(float(np.mean(values)), float(stats.t.ppf(0.975, len(values) - 1) * error))
+
+
+def table(outcomes: Sequence[Outcome], arms: Sequence[str], baseline: str = "alone") -> list[Line]:
+    """Rows in the order start, arms; peers in the order met."""
+    peers = list(dict.fromkeys(o.peer for o in outcomes))
+    alone = {(o.peer, o.seed): _mean(o.end) for o in outcomes if o.arm == baseline}
+    lines = []
+    for peer in peers:
+        first = {o.seed: o for o in outcomes if o.peer == peer}
+        starts = [o.start for o in first.values()]
+        lines.append(
+            _line("start", peer, starts, [_mean(s) - alone.get((peer, seed), np.nan) for seed, s in zip(first, starts, strict=True)], [])
+        )
+        for arm in arms:
+            own = [o for o in outcomes if o.peer == peer and o.arm == arm]
+            gains = [_mean(o.end) - alone.get((peer, o.seed), np.nan) for o in own]
+            lines.append(_line(arm, peer, [o.end for o in own], gains, [_mean(o.ood) for o in own if o.ood]))
+    return lines
+
+
+def _line(arm: str, peer: str, accuracies: list[dict[str, float]], gains: list[float], ood: list[float]) -> Line:
+    known = [g for g in gains if not np.isnan(g)]
+    spread = len(known) > 1 and np.std(known) > 0
+    return Line(
+        arm=arm,
+        peer=peer,
+        by_kind={kind: interval([a[kind] for a in accuracies]) for kind in accuracies[0]},
+        mean=interval([_mean(a) for a in accuracies]),
+        gain=interval(known) if known else Estimate(float("nan"), float("nan")),
+        p_value=float(stats.ttest_1samp(known, 0).pvalue) if spread else float("nan"),
+        ood=interval(ood) if ood else Estimate(float("nan"), float("nan")),
+    )
+
+
+def _mean(by_kind: dict[str, float]) -> float:
+    return float(np.mean(list(by_kind.values())))
+
+
+def markdown(lines: Sequence[Line]) -> str:
+    kinds = list(lines[0].by_kind)
+    head = ["peer", "arm", *kinds, "mean", "against alone", "p", "out of distribution"]
+    rows = [
+        [
+            line.peer,
+            line.arm,
+            *(str(line.by_kind[k]) for k in kinds),
+            str(line.mean),
+            *_gain(line),
+            "" if np.isnan(line.ood.mean) else str(line.ood),
+        ]
+        for line in lines
+    ]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows]) + "\n"
+
+
+def _gain(line: Line) -> tuple[str, str]:
+    if line.arm == "alone" or np.isnan(line.gain.mean):
+        return "", ""
+    return f"{line.gain.mean:+.2f} ± {line.gain.half_width:.2f}", "" if np.isnan(line.p_value) else f"{line.p_value:.3f}"

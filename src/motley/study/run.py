@@ -1,0 +1,86 @@
+"""Run every arm with every seed, several at a time, each in a process of its own; what is done is not done again."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+
+import msgspec
+import torch
+
+from motley.config import CrewConfig
+from motley.crew import LocalCrew, check_config, read_metrics
+from motley.study.arms import Arm, crews_of
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """One peer of one run: accuracy per kind before, after, and the lowest on the way."""
+
+    arm: str
+    seed: int
+    peer: str
+    start: dict[str, float]
+    end: dict[str, float]
+    lowest: dict[str, float]
+    ood: dict[str, float]
+
+
+def run_study(
+    config: CrewConfig, arms: Sequence[Arm], seeds: Sequence[int], folder: Path, jobs: int, progress: Callable[[int, int], None]
+) -> list[Outcome]:
+    """Outcomes of arms x seeds; `progress(done, total)` after every run. Results are kept in FOLDER/outcomes.jsonl."""
+    for arm in arms:
+        for crew in crews_of(config, arm, 0):
+            check_config(crew)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "outcomes.jsonl"
+    outcomes = read_outcomes(path)
+    done = {(o.arm, o.seed) for o in outcomes}
+    todo = [(arm, seed) for seed in seeds for arm in arms if (arm.label, seed) not in done]
+    total = len(arms) * len(seeds)
+    progress(total - len(todo), total)
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        futures = [pool.submit(_run, config, arm, seed, folder) for arm, seed in todo]
+        for number, future in enumerate(as_completed(futures), total - len(todo) + 1):
+            found = future.result()
+            with path.open("ab") as file:
+                file.write(b"".join(msgspec.json.encode(o) + b"\n" for o in found))
+            outcomes += found
+            progress(number, total)
+    wanted = {(arm.label, seed) for arm in arms for seed in seeds}
+    return [o for o in outcomes if (o.arm, o.seed) in wanted]
+
+
+def read_outcomes(path: Path) -> list[Outcome]:
+    if not path.exists():
+        return []
+    return [msgspec.json.decode(line, type=Outcome) for line in path.read_bytes().splitlines()]
+
+
+def _run(config: CrewConfig, arm: Arm, seed: int, folder: Path) -> list[Outcome]:
+    torch.set_num_threads(1)
+    found = []
+    for crew_config in crews_of(config, arm, seed):
+        name = f"{arm.label.replace('/', '-').replace(':', '-')}-{seed}"
+        run = folder / "runs" / name / crew_config.crew.name
+        crew = LocalCrew.resume(run) if (run / "checkpoints").exists() else LocalCrew.start(crew_config, run)
+        for _ in crew.rounds():
+            pass
+        lines = [line for line in read_metrics(run) if "heldout" in line]
+        for peer in crew_config.peer:
+            own = [line for line in lines if line["peer"] == peer.name]
+            kinds = own[0]["heldout"]
+            found.append(
+                Outcome(
+                    arm=arm.label,
+                    seed=seed,
+                    peer=peer.name,
+                    start=own[0]["heldout"],
+                    end=own[-1]["heldout"],
+                    lowest={kind: min(line["heldout"][kind] for line in own) for kind in kinds},
+                    ood=own[-1].get("ood", {}),
+                )
+            )
+    return found
