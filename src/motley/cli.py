@@ -17,6 +17,7 @@ import msgspec
 import typer
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -44,7 +45,7 @@ def _plain_errors() -> Iterator[None]:
     try:
         yield
     except (ConfigError, ValueError, FloatingPointError) as error:
-        Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {error}", highlight=False)
+        Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {escape(str(error))}", highlight=False)
         raise typer.Exit(2) from None
 
 
@@ -110,7 +111,7 @@ def _plain_progress(lines: list[dict[str, Any]], rounds: int, left: str) -> str:
     return f"round {lines[0]['round']} of {rounds}: held-out accuracy {peers}; {left} left"
 
 
-def _start(config: CrewConfig, folder: Path) -> Any:
+def _start(config: CrewConfig, folder: Path, may_resume: bool = False) -> Any:
     from motley.crew import LocalCrew
 
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[skill]}"), TimeElapsedColumn())
@@ -124,7 +125,7 @@ def _start(config: CrewConfig, folder: Path) -> Any:
             reached = sum(min(1.0, accuracy[k] / wanted[k]) for k in wanted) / len(wanted)
             progress.update(tasks[peer], completed=reached, skill=" ".join(f"{k} {v:.0%}" for k, v in accuracy.items()))
 
-        return LocalCrew.start(config, folder, show)
+        return (LocalCrew.start_or_resume if may_resume else LocalCrew.start)(config, folder, show)
 
 
 def _finish(crew: Any, alone: dict[str, dict[str, float]]) -> None:
@@ -140,13 +141,13 @@ def _finish(crew: Any, alone: dict[str, dict[str, float]]) -> None:
 
 def _train_alone(config: CrewConfig, folder: Path) -> dict[str, dict[str, float]] | None:
     """Every peer by itself, in RUN/alone/PEER; goes on with what is there. None if interrupted."""
-    from motley.crew import LocalCrew, read_metrics
+    from motley.crew import read_metrics
     from motley.display import skills_at
 
     found: dict[str, dict[str, float]] = {}
     for peer in config.peer:
         own = folder / "alone" / peer.name
-        crew = LocalCrew.resume(own) if (own / "checkpoints").exists() else _start(config.alone(peer.name), own)
+        crew = _start(config.alone(peer.name), own, may_resume=True)
         if not _run(crew):
             return None
         found |= skills_at(read_metrics(own), last=True)

@@ -38,6 +38,8 @@ class TrainPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def __post_init__(self) -> None:
         if (self.lora is None) == (self.layers == ""):
             raise ValueError('train takes exactly one of lora and layers; for the whole model write train = "full"')
+        if re.fullmatch(r"(first|last):0+", self.layers):
+            raise ValueError(f"train layers={self.layers!r} trains nothing; use at least 1 layer")
 
 
 class Warm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,6 +51,12 @@ class Warm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     max_steps: int = 3000
 
     def __post_init__(self) -> None:
+        if not self.accuracy:
+            raise ValueError("warm accuracy names no kind; write such as { sort = 0.5 }, or remove warm")
+        if not self.lr > 0 or self.batch < 1 or self.max_steps < 1:
+            raise ValueError(
+                f"warm needs lr > 0, batch >= 1 and max_steps >= 1; got lr={self.lr}, batch={self.batch}, max_steps={self.max_steps}"
+            )
         for kind, target in self.accuracy.items():
             if not 0 < target < 1:
                 raise ValueError(f"warm accuracy of {kind} is {target}; expected a number between 0 and 1, such as 0.5")
@@ -64,6 +72,8 @@ class PeerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9_-]+", self.name):
             raise ValueError(f"peer name {self.name!r} must be letters, digits, - and _ only; it names folders and subjects")
+        if not self.lr >= 0:
+            raise ValueError(f"peer {self.name}: lr={self.lr} is negative; leave it out to use the crew's")
 
 
 class Crew(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -137,6 +147,10 @@ class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def __post_init__(self) -> None:
         if not self.peer:
             raise ValueError("a crew needs at least one [[peer]]")
+        if self.sampling.temperature == 0:
+            raise ValueError(
+                "temperature=0 gives every rollout of a group the same tokens, so nothing can be learned; 1.0 is usual for training"
+            )
         names = [p.name for p in self.peer]
         if len(set(names)) < len(names):
             raise ValueError(f"peer names must differ; got {', '.join(names)}")
@@ -147,6 +161,10 @@ class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if self.crew.layout == "horizontal" and (self.learning.own_share or self.learning.quota):
             raise ValueError(
                 "own_share and quota choose among whole groups, and a horizontal crew shares every group; remove them or use vertical"
+            )
+        if self.crew.pace == "async" and self.learning.stale == "pace" and self.learning.own_share:
+            raise ValueError(
+                "own_share with stale = 'pace' stands still: foreign groups it keeps out stop the sampler; remove own_share, or use 'drop'"
             )
         if self.crew.objective == "alone" and len(names) > 1:
             raise ValueError(
@@ -180,11 +198,13 @@ def _must_divide(field: str, value: int, num_peers: int, layout: str) -> None:
 def read_config(path: Path) -> CrewConfig:
     """Read and check a crew file."""
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(
             f"cannot read crew file {path}: {error.strerror}; give the path of a TOML file, such as crews/specialists.toml"
         ) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"crew file {path} is not UTF-8 text: {error.reason} at byte {error.start}; give a TOML file") from None
     return parse_config(text, source=str(path))
 
 

@@ -9,6 +9,7 @@ RUN/checkpoints/round-N/   PEER/model is an ordinary Hugging Face or PEFT folder
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -68,12 +69,14 @@ class LocalCrew:
             (folder / part).mkdir(parents=True, exist_ok=True)
         self._log = MemoryLog(folder / "groups" / "log.bin")
         self.peers = [self._build(peer, warm_progress) for peer in config.peer]
-        self._metrics = (folder / "metrics.jsonl").open("ab")
+        self._metrics = folder / "metrics.jsonl"
+        self._metrics.touch()
 
     @classmethod
     def start(cls, config: CrewConfig, folder: Path, warm_progress: WarmProgress | None = None) -> LocalCrew:
         """A new run in a new folder, with the skills before training as its first metrics lines."""
         check_config(config)
+        _discard_unfinished(folder)
         if folder.exists() and any(folder.iterdir()):
             raise ValueError(f"run folder {folder} is not empty; choose another with --out, or go on with: motley train --resume {folder}")
         folder.mkdir(parents=True, exist_ok=True)
@@ -82,6 +85,11 @@ class LocalCrew:
         crew._write([{"round": 0, "peer": p.me.name, **crew._accuracies(p)} for p in crew.peers])
         crew.save()
         return crew
+
+    @classmethod
+    def start_or_resume(cls, config: CrewConfig, folder: Path, warm_progress: WarmProgress | None = None) -> LocalCrew:
+        """Go on with a run of this folder, or begin it."""
+        return cls.resume(folder) if checkpoints(folder / "checkpoints") else cls.start(config, folder, warm_progress)
 
     @classmethod
     def resume(cls, folder: Path) -> LocalCrew:
@@ -113,7 +121,7 @@ class LocalCrew:
         state = {
             "round": self.finished_rounds,
             "log_records": len(self._log),
-            "metrics_bytes": self._metrics.tell(),
+            "metrics_bytes": self._metrics.stat().st_size,
             "peers": {p.me.name: p.state() for p in self.peers},
         }
 
@@ -177,9 +185,18 @@ class LocalCrew:
         return found | ({"ood": measure(self._ood)} if self._ood else {})
 
     def _write(self, lines: list[MetricsLine]) -> None:
-        for line in lines:
-            self._metrics.write(msgspec.json.encode(line) + b"\n")
-        self._metrics.flush()
+        with self._metrics.open("ab") as file:
+            file.write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+
+
+def _discard_unfinished(folder: Path) -> None:
+    """Clear what a start left that was stopped before its first checkpoint; nothing else in the folder is touched."""
+    if not (folder / "config.toml").exists() or checkpoints(folder / "checkpoints"):
+        return
+    for part in ("start", "groups", "checkpoints"):
+        shutil.rmtree(folder / part, ignore_errors=True)
+    for name in ("metrics.jsonl", "config.toml"):
+        (folder / name).unlink(missing_ok=True)
 
 
 def _starting_policy(config: CrewConfig, me: PeerConfig, start: Path) -> Policy:

@@ -58,7 +58,7 @@ class LiveTable:
         refused = {sender: sum(reasons.values()) for sender, reasons in line.get("refused", {}).items()}
         accuracy = " ".join(f"{kind} {value:.0%}" for kind, value in self.seen.get(peer, {}).items())
         groups = " ".join(f"{name} {s['groups']}" + (f" ({refused[name]})" if refused.get(name) else "") for name, s in senders.items())
-        filtered = " ".join(f"{s['filtered_negative']:.0%}" for s in senders.values() if "filtered_negative" in s)
+        filtered = " ".join(f"{s['filtered_negative']:.0%}" for s in senders.values() if s.get("filtered_negative") is not None)
         ess = " ".join(f"{s['ess']:.2f}" for s in senders.values() if "ess" in s)
         timing = line.get("timing")
         speed = f"{timing['sampled_tokens_per_s']:,.0f}, {timing['learned_tokens_per_s']:,.0f}" if timing else ""

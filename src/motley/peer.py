@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -49,6 +50,8 @@ class Peer:
     cursor: int = 0
     waiting: list[Candidate] = field(default_factory=list)
     dropped: Counter[tuple[str, str]] = field(default_factory=Counter)
+    complete: Counter[str] = field(default_factory=Counter)  # per sender: every group of the rounds below has been admitted
+    seen: set[tuple[str, int, int]] = field(default_factory=set)  # (sender, round, slot) admitted of later rounds
     admission: Admission = field(init=False)
 
     def __post_init__(self) -> None:
@@ -58,6 +61,7 @@ class Peer:
             peers=frozenset(p.name for p in self.config.peer),
             vocabulary=vocabulary.fingerprint,
             vocabulary_size=vocabulary.size,
+            end_id=vocabulary.end_id,
             rollouts_per_group=self.config.rollouts_per_group,
             max_tokens=self.config.sampling.max_tokens,
         )
@@ -87,6 +91,9 @@ class Peer:
         completions = self.engine.sample(prompts, self.config.rollouts_per_group, sampling, seed)
         flat = [(problem, c) for problem, samples in zip(problems, completions, strict=True) for c in samples]
         rewards = self.task.score([p for p, _ in flat], [policy.vocabulary.decode(c.tokens) for _, c in flat])
+        strange = [r for r in rewards if not math.isfinite(r)]
+        if strange:
+            raise ValueError(f"the task gave a reward of {strange[0]} in round {round}; expected a finite number for every completion")
         rollouts = [
             Rollout(tokens=c.tokens, logprobs=c.logprobs, reward=reward, ending=c.ending)
             for (_, c), reward in zip(flat, rewards, strict=True)
@@ -127,6 +134,9 @@ class Peer:
         if admitted is None:
             return
         group, problem = admitted
+        if not self._is_new(group):
+            self.admission.refused[group.origin.peer, "duplicate"] += 1
+            return
         horizontal = self.config.crew.layout == "horizontal"
         self.waiting.append(
             Candidate(
@@ -138,6 +148,17 @@ class Peer:
                 position=position,
             )
         )
+
+    def _is_new(self, group: Group) -> bool:
+        """Groups are admitted once, whatever id they stand under on the log."""
+        sender, key = group.origin.peer, (group.origin.peer, group.round, group.slot)
+        if group.round < self.complete[sender] or key in self.seen:
+            return False
+        self.seen.add(key)
+        while (whole := {(sender, self.complete[sender], slot) for slot in range(self.config.problems_per_peer)}) <= self.seen:
+            self.seen -= whole
+            self.complete[sender] += 1
+        return True
 
     def receive_and_learn(self) -> StepReport | None:
         self.receive()
@@ -155,6 +176,8 @@ class Peer:
             self.dropped += Counter((c.group.origin.peer, "not selected") for c in selection.wait)
             gone = {c.position for c in ready}
         self.waiting = [c for c in self.waiting if c.position not in gone]
+        if not selection.take:  # nothing fresh, or no own group yet to go with the foreign ones
+            return None
         report = self.learner.step(selection.take)
         self.engine.refresh()
         self.learned_rounds += 1
@@ -188,6 +211,8 @@ class Peer:
             "learned_rounds": self.learned_rounds,
             "cursor": self.cursor,
             "waiting": [[c.position, c.arrived] for c in self.waiting],
+            "complete": dict(self.complete),
+            "seen": sorted(self.seen),
             "success": self.learner.success.by_kind,
             "dropped": [[sender, reason, count] for (sender, reason), count in sorted(self.dropped.items())],
             "refused": [[sender, reason, count] for (sender, reason), count in sorted(self.admission.refused.items())],
@@ -201,6 +226,8 @@ class Peer:
         for position, arrived in state["waiting"]:
             ((_, record),) = self.log.read(position - 1, limit=1)
             self._take_in(position, record, arrived)
+        self.complete = Counter(state["complete"])
+        self.seen = {(sender, round, slot) for sender, round, slot in state["seen"]}
         self.dropped = Counter({(sender, reason): count for sender, reason, count in state["dropped"]})
         self.admission.refused = Counter({(sender, reason): count for sender, reason, count in state["refused"]})
         self.engine.refresh()

@@ -25,7 +25,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def id(self) -> str:
         """Content hash: equal problems have equal ids on every machine."""
-        content = msgspec.json.encode([self.kind, self.prompt, self.answer], order="sorted")
+        content = msgspec.json.encode([self.kind, self.prompt, self.answer, self.columns], order="sorted")
         return hashlib.sha256(content).hexdigest()[:16]
 
 

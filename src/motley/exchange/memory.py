@@ -52,12 +52,15 @@ class MemoryLog:
 
 def cut_log(path: Path, num_records: int) -> None:
     """Shorten a log's file to its first records: a run resumes from where its checkpoint was taken."""
-    content, offset = path.read_bytes(), 0
-    for _ in range(num_records):
+    content, offset = path.read_bytes() if path.exists() else b"", 0
+    for record in range(num_records):
+        if offset + _HEAD.size > len(content):
+            raise ValueError(f"{path} has {record} records, and the checkpoint was taken at {num_records}; resume from an older checkpoint")
         id_size, record_size = _HEAD.unpack_from(content, offset)
         offset += _HEAD.size + id_size + record_size
-    with path.open("r+b") as file:
-        file.truncate(offset)
+    if len(content) > offset:
+        with path.open("r+b") as file:
+            file.truncate(offset)
 
 
 def _entry(id: str, record: bytes) -> bytes:

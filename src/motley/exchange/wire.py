@@ -29,5 +29,5 @@ def decode(record: bytes) -> Group:
         raise WireError("schema", f"record has schema {record[0] if record else 'none'}; this reader knows {SCHEMA}")
     try:
         return _decoder.decode(record[1:])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # msgspec raises the last two as they are
         raise WireError("malformed", f"record is not a group: {error}") from None

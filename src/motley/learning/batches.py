@@ -23,6 +23,7 @@ class Scored:
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
     temperature: float = 1.0
+    group: int = 0  # completions of one prompt in different groups are split apart from each other
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,9 @@ def micro_batches(sequences: Sequence[Scored], token_budget: int, device: torch.
 
 
 def _by_prompt(sequences: Sequence[Scored]) -> list[list[Scored]]:
-    found: dict[tuple[int, ...], list[Scored]] = {}
+    found: dict[tuple[int, tuple[int, ...]], list[Scored]] = {}
     for sequence in sequences:
-        found.setdefault(sequence.prompt, []).append(sequence)
+        found.setdefault((sequence.group, sequence.prompt), []).append(sequence)
     return list(found.values())
 
 

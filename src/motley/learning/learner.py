@@ -23,7 +23,7 @@ class StepReport:
     loss: float
     grad_norm: float
     num_sequences: int
-    num_scored: int  # sequences whose advantage was not zero
+    num_scored: int  # sequences that could change the gradient, so that they were scored
     num_tokens: int  # completion tokens scored
     senders: dict[str, SenderMetrics]
 
@@ -129,8 +129,8 @@ class Learner:
             group_B=[g for g, _, _ in entries],
             logp_sampler_B=[r.logprobs for _, _, r in entries],
             sequences=[
-                Scored(row=i, prompt=prompts[c.problem.prompt], tokens=r.tokens, temperature=c.group.origin.sampling.temperature)
-                for i, (_, c, r) in enumerate(entries)
+                Scored(row=i, prompt=prompts[c.problem.prompt], tokens=r.tokens, temperature=c.group.origin.sampling.temperature, group=g)
+                for i, (g, c, r) in enumerate(entries)
             ],
             samples=samples,
             ended_B=torch.tensor([r.ending == "stop" for _, _, r in entries]),

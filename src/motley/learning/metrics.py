@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-SenderMetrics = dict[str, float | int | dict[str, float]]
+SenderMetrics = dict[str, float | int | dict[str, float] | None]
 
+TIE = 1e-5  # relative: two honest engines differ by about this much
 QUANTILES = {"q05": 0.05, "q50": 0.5, "q95": 0.95}
 
 
@@ -89,12 +90,18 @@ def effective_sample_size(weight: Floats) -> float:
 
 def kendall_tau(first: Floats, second: Floats) -> float | None:
     """tau-b of two rankings of the same items; None where one of them is all ties."""
-    a, b = np.sign(first[:, None] - first), np.sign(second[:, None] - second)
+    a, b = _order(first), _order(second)
     scale = np.sqrt((a**2).sum() * (b**2).sum())
     return float((a * b).sum() / scale) if scale else None
 
 
-def _rank_agreement(scored: list[tuple[Row, ScoredRow]]) -> tuple[float, float]:
+def _order(value: Floats) -> Floats:
+    """sign(x_i - x_j), with differences of float32 rounding counted as ties."""
+    difference = value[:, None] - value
+    return np.where(np.abs(difference) <= TIE * np.abs(value).max(), 0.0, np.sign(difference))
+
+
+def _rank_agreement(scored: list[tuple[Row, ScoredRow]]) -> tuple[float | None, float | None]:
     """Mean over groups of tau(reward, A·mean weight), had nothing been filtered and as it was."""
     before, after = [], []
     for group in sorted({r.group for r, _ in scored}):
@@ -111,5 +118,6 @@ def _distribution(value: Floats) -> dict[str, float]:
     }
 
 
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values)) if len(values) else 0.0
+def _mean(values: Sequence[float]) -> float | None:
+    """None where there is nothing to average: not the same as zero."""
+    return float(np.mean(values)) if len(values) else None

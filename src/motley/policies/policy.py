@@ -96,7 +96,7 @@ def _with_lora(model: PreTrainedModel, lora: Lora, seed: int) -> nn.Module:
 def _layer_prefixes(layers: str, num_layers: int) -> tuple[str, ...]:
     side, _, count = layers.partition(":")
     if side in ("first", "last") and count.isdigit():
-        wanted = range(num_layers)[: int(count)] if side == "first" else range(num_layers)[-int(count) :]
+        wanted = range(num_layers)[: int(count)] if side == "first" else range(num_layers)[max(0, num_layers - int(count)) :]
         return tuple(f"model.layers.{i}." for i in wanted)
     return tuple(part.strip() for part in layers.split(","))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
@@ -42,6 +43,10 @@ def run_study(
     total = len(arms) * len(seeds)
     progress(total - len(todo), total)
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        # Warm starts are shared by all arms of a seed: made once, before the runs that would each make them.
+        warm = [pool.submit(_warm, config, seed, peer.name) for seed in sorted({s for _, s in todo}) for peer in config.peer]
+        for made in warm:
+            made.result()
         futures = [pool.submit(_run, config, arm, seed, folder) for arm, seed in todo]
         for number, future in enumerate(as_completed(futures), total - len(todo) + 1):
             found = future.result()
@@ -59,13 +64,20 @@ def read_outcomes(path: Path) -> list[Outcome]:
     return [msgspec.json.decode(line, type=Outcome) for line in path.read_bytes().splitlines()]
 
 
+def _warm(config: CrewConfig, seed: int, peer: str) -> None:
+    torch.set_num_threads(1)
+    crew = msgspec.structs.replace(config.crew, seed=seed)
+    with tempfile.TemporaryDirectory() as folder:
+        LocalCrew.start(msgspec.structs.replace(config, crew=crew).alone(peer), Path(folder) / "warm")
+
+
 def _run(config: CrewConfig, arm: Arm, seed: int, folder: Path) -> list[Outcome]:
     torch.set_num_threads(1)
     found = []
     for crew_config in crews_of(config, arm, seed):
         name = f"{arm.label.replace('/', '-').replace(':', '-')}-{seed}"
         run = folder / "runs" / name / crew_config.crew.name
-        crew = LocalCrew.resume(run) if (run / "checkpoints").exists() else LocalCrew.start(crew_config, run)
+        crew = LocalCrew.start_or_resume(crew_config, run)
         for _ in crew.rounds():
             pass
         lines = [line for line in read_metrics(run) if "heldout" in line]

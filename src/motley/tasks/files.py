@@ -43,6 +43,8 @@ class FileTask:
             sets["train"] = [p for p in problems if p not in sets["heldout"]]
         if config.ood:
             sets["ood"] = read_problems(Path(config.ood))
+        if not sets["train"]:
+            raise ValueError(f"{config.file}: every problem is held out, none is left to train on; add some, or name a heldout file")
         self.splits: tuple[Split, ...] = tuple(sets)
         self.kinds: tuple[str, ...] = tuple(sorted({p.kind for p in sets["train"]}))
         self._by_kind = {(split, kind): [p for p in sets[split] if p.kind == kind] for split in sets for kind in self.kinds}
@@ -69,7 +71,7 @@ def exact_match(prompts: list[str], completions: list[str], answer: list[str], *
 
 def read_problems(path: Path) -> list[Problem]:
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except OSError as error:
         raise ValueError(f"cannot read problems from {path}: {error.strerror}") from None
     problems = [_problem(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
@@ -86,7 +88,12 @@ def _problem(line: str, place: str) -> Problem:
     prompt = fields.pop("prompt", None)
     if not isinstance(prompt, str) or not prompt:
         raise ValueError(f'{place}: no "prompt" text; every line needs one')
-    return Problem(prompt=prompt, answer=str(fields.pop("answer", "")), kind=str(fields.pop("kind", "all")), columns=fields)
+    answer = fields.pop("answer", None)
+    answer = "" if answer is None else answer
+    taken = sorted({"prompts", "completions"} & fields.keys())
+    if taken:
+        raise ValueError(f"{place}: the field {taken[0]!r} is a name the reward function is called with; rename it")
+    return Problem(prompt=prompt, answer=str(answer), kind=str(fields.pop("kind", "all")), columns=fields)
 
 
 def load_reward(spec: str) -> Reward:

@@ -5,7 +5,6 @@ Cheap checks first. Knows records and assignments; knows no model.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from motley.records import Group, Problem, Rollout
 
 LOGPROB_RANGE = (-64.0, 1e-3)
 MAX_ROUND = 2**31
+MAX_REWARD = 1e6  # far inside float32, in which advantages are computed
 
 Assignment = Callable[[str, int], list[Problem]]  # (peer, round) -> the problems it must answer
 
@@ -27,6 +27,7 @@ class Rules:
     peers: frozenset[str]
     vocabulary: str
     vocabulary_size: int
+    end_id: int
     rollouts_per_group: int
     max_tokens: int
 
@@ -59,6 +60,9 @@ class Admission:
             return "sender"
         if group.origin.vocabulary != rules.vocabulary:
             return "vocabulary"
+        sampling = group.origin.sampling
+        if sampling.temperature == 0 or sampling.max_tokens != rules.max_tokens:
+            return "sampling"
         if len(group.rollouts) != rules.rollouts_per_group:
             return "group_size"
         if not 0 <= group.round < MAX_ROUND:
@@ -75,7 +79,10 @@ class Admission:
             return "shape"
         if not all(0 <= token < self.rules.vocabulary_size for token in rollout.tokens):
             return "token"
+        ends = [token == self.rules.end_id for token in rollout.tokens]
+        if any(ends[:-1]) or ends[-1] != (rollout.ending == "stop"):
+            return "ending"
         low, high = LOGPROB_RANGE
         if not all(low <= logprob <= high for logprob in rollout.logprobs):  # NaN fails both
             return "logprob"
-        return "" if math.isfinite(rollout.reward) else "reward"
+        return "" if abs(rollout.reward) <= MAX_REWARD else "reward"  # NaN fails

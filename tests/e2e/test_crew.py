@@ -1,0 +1,311 @@
+"""Whole crews of tiny peers: what a run leaves on disk, stopped and resumed anywhere, is the same as if nothing had happened."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from peft import AutoPeftModelForCausalLM
+from transformers import AutoModelForCausalLM
+
+from fakes import spread_crew, write_task
+from motley.config import ConfigError, CrewConfig, Warm
+from motley.crew import LocalCrew, newest_checkpoint, read_metrics, trained_policies
+from motley.exchange import decode
+from motley.learning.learner import Learner, StepReport
+from motley.learning.select import Candidate
+
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed file.*metrics:ResourceWarning")  # see the last test
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    write_task(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def finish(crew: LocalCrew) -> LocalCrew:
+    for _ in crew.rounds():
+        pass
+    return crew
+
+
+def run(config: CrewConfig, folder: Path) -> LocalCrew:
+    return finish(LocalCrew.start(config, folder))
+
+
+def metrics(folder: Path) -> bytes:
+    """metrics.jsonl without what a clock decides."""
+    lines = [{key: value for key, value in line.items() if key != "timing"} for line in read_metrics(folder)]
+    return b"\n".join(msgspec.json.encode(line) for line in lines)
+
+
+def weights(crew: LocalCrew) -> dict[str, dict[str, torch.Tensor]]:
+    return {p.me.name: {name: t.detach().clone() for name, t in p.learner.policy.model.named_parameters()} for p in crew.peers}
+
+
+def assert_same_run(ours: LocalCrew, theirs: LocalCrew) -> None:
+    for peer, parameters in weights(theirs).items():
+        for name, value in parameters.items():
+            assert torch.equal(weights(ours)[peer][name], value), f"{peer}: {name}"
+    assert metrics(ours.folder) == metrics(theirs.folder)
+    records = lambda crew: [msgspec.structs.replace(decode(record), created_s=0.0) for _, record in crew._log.read(0, limit=10**6)]
+    assert records(ours) == records(theirs)
+    assert [p.state() for p in ours.peers] == [p.state() for p in theirs.peers]
+
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "lockstep": {"trains": ("full", "lora", "last"), "objective": "uplift", "variant": "relative"},
+    "horizontal": {"trains": ("full", "lora"), "layout": "horizontal", "objective": "gepo"},
+    "async-drop": {"trains": ("full", "lora", "last"), "pace": "async", "learning": "max_age = 1\nquota = 1\nown_share = 0.3"},
+    "async-pace": {"trains": ("full", "last"), "pace": "async", "learning": 'stale = "pace"\nmax_age = 1\nquota = 1'},
+    "async-horizontal": {"trains": ("full", "lora"), "pace": "async", "layout": "horizontal"},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_same_seed_gives_the_same_run(layout: str, folder: Path) -> None:
+    config = spread_crew(folder, rounds=3, **LAYOUTS[layout])
+    first, second = run(config, folder / "one"), run(config, folder / "two")
+    assert_same_run(first, second)
+    learned = [line for line in read_metrics(first.folder) if line.get("grad_norm", 0) > 0]
+    assert len(learned) >= 3, "a run that learns nothing would pass every test of sameness"
+
+
+def test_another_seed_gives_another_run(folder: Path) -> None:
+    first, second = (run(spread_crew(folder, rounds=1, seed=seed), folder / str(seed)) for seed in (0, 1))
+    assert metrics(first.folder) != metrics(second.folder)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_crew_stopped_after_any_round_and_resumed_ends_the_same(layout: str, folder: Path) -> None:
+    config = spread_crew(folder, rounds=3, **LAYOUTS[layout])
+    whole = run(config, folder / "whole")
+    for stop in (1, 2):
+        crew = LocalCrew.start(config, folder / f"stopped{stop}")
+        rounds = crew.rounds()
+        for _ in range(stop):
+            next(rounds)
+        crew.save()
+        rounds.close()
+        assert_same_run(finish(LocalCrew.resume(crew.folder)), whole)
+
+
+def test_a_crew_stopped_before_its_first_round_can_be_resumed(folder: Path) -> None:
+    config = spread_crew(folder, rounds=1)
+    whole = run(config, folder / "whole")
+    LocalCrew.start(config, folder / "stopped")
+    assert_same_run(finish(LocalCrew.resume(folder / "stopped")), whole)
+
+
+def test_what_was_done_after_the_last_checkpoint_is_done_again_the_same(folder: Path) -> None:
+    config = spread_crew(folder, ("full", "lora"), rounds=5, learning="checkpoint_every = 2")
+    whole = run(config, folder / "whole")
+    crew = LocalCrew.start(config, folder / "killed")
+    rounds = crew.rounds()
+    for _ in range(3):
+        next(rounds)
+    rounds.close()
+    with (crew.folder / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"round": 4, "pe')
+    with (crew.folder / "groups" / "log.bin").open("ab") as file:
+        file.write(b"\x09\x00")
+    resumed = LocalCrew.resume(crew.folder)
+    assert resumed.finished_rounds == 2
+    assert_same_run(finish(resumed), whole)
+
+
+def test_a_finished_crew_resumed_has_nothing_to_do(folder: Path) -> None:
+    crew = run(spread_crew(folder, rounds=1), folder / "run")
+    before = (crew.folder / "metrics.jsonl").read_bytes()
+    assert_same_run(finish(LocalCrew.resume(crew.folder)), crew)
+    assert (crew.folder / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_serves(folder: Path) -> None:
+    config = spread_crew(folder, rounds=3, learning="checkpoint_every = 1")
+    whole = run(config, folder / "run")
+    damaged = newest_checkpoint(whole.folder)
+    path = damaged / "full0" / "model" / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(bytes(content))
+    with pytest.raises(ValueError, match=r"model\.safetensors is missing or changed since it was saved; delete"):
+        LocalCrew.resume(whole.folder)
+    expected = weights(whole)
+    damaged.rename(folder / "away")
+    again = finish(LocalCrew.resume(whole.folder))
+    assert all(torch.equal(value, weights(again)[peer][name]) for peer, named in expected.items() for name, value in named.items())
+
+
+@pytest.fixture
+def learned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[Candidate]]]:
+    """What each learner was given, step by step: (id of the learner, candidates)."""
+    steps: list[tuple[int, list[Candidate]]] = []
+    original = Learner.step
+
+    def noted(self: Learner, candidates: list[Candidate]) -> StepReport:
+        steps.append((id(self), list(candidates)))
+        return original(self, candidates)
+
+    monkeypatch.setattr(Learner, "step", noted)
+    return steps
+
+
+@pytest.mark.parametrize("layout", ["vertical", "horizontal"])
+def test_in_lockstep_every_published_group_is_learned_exactly_once_by_every_peer(
+    layout: str, folder: Path, learned: list[tuple[int, list[Candidate]]]
+) -> None:
+    crew = run(spread_crew(folder, ("full", "lora"), rounds=3, layout=layout), folder / "run")
+    published = sorted(decode(record).id for _, record in crew._log.read(0))
+    assert len(set(published)) == len(published) == 3 * (4 if layout == "vertical" else 8)
+    for peer in crew.peers:
+        given = [candidates for learner, candidates in learned if learner == id(peer.learner)]
+        assert sorted(c.group.id for candidates in given for c in candidates) == published
+        assert [{c.group.round for c in candidates} for candidates in given] == [{0}, {1}, {2}]
+        assert all(c.own == (c.group.origin.peer == peer.me.name) for candidates in given for c in candidates)
+
+
+def test_in_async_no_group_is_learned_twice_and_none_is_lost(folder: Path, learned: list[tuple[int, list[Candidate]]]) -> None:
+    crew = run(spread_crew(folder, ("full", "full", "full"), rounds=5, pace="async", learning="max_age = 1\nquota = 1"), folder / "run")
+    for peer in crew.peers:
+        given = Counter(c.position for learner, candidates in learned if learner == id(peer.learner) for c in candidates)
+        assert max(given.values()) == 1
+        assert len(given) + len(peer.waiting) + peer.dropped.total() == peer.cursor
+
+
+@pytest.mark.parametrize("sampling", ["", "temperature = 0.7"])
+def test_own_rollouts_have_ratio_one(sampling: str, folder: Path) -> None:
+    crew = run(spread_crew(folder, ("full", "lora", "last"), rounds=3, sampling=sampling), folder / "run")
+    seen = 0
+    for line in read_metrics(crew.folder):
+        for sender, found in line.get("senders", {}).items():
+            if "ratio" not in found:
+                continue
+            if sender == line["peer"]:
+                seen += 1
+                assert all(value == pytest.approx(1, abs=1e-4) for value in found["ratio"].values())
+                assert found["kl_k3"] == pytest.approx(0, abs=1e-6)
+            else:
+                assert found["ratio"]["max"] > 1.01  # another model's: or this would test nothing
+    assert seen >= 6
+
+
+def test_a_corrupted_record_on_the_log_is_counted_and_training_goes_on(folder: Path) -> None:
+    crew = LocalCrew.start(spread_crew(folder, rounds=3), folder / "run")
+    rounds = crew.rounds()
+    next(rounds)
+    crew._log.append("noise", b"\x01\x93not a group")
+    crew._log.append("old schema", b"\x00")
+    lines = [line for round in rounds for line in round]
+    assert [line["version"] for line in lines] == [2, 2, 3, 3]
+    assert all(line["refused"] == {"unknown": {"malformed": 1, "schema": 1}} for line in lines)
+    assert all(line["num_sequences"] == 16 for line in lines)
+
+
+def test_what_is_frozen_does_not_change_and_what_trains_does(folder: Path) -> None:
+    crew = LocalCrew.start(spread_crew(folder, ("full", "lora", "last"), rounds=2), folder / "run")
+    before = weights(crew)
+    trained = {p.me.name: {name for name, _ in p.learner.policy.trained()} for p in crew.peers}
+    finish(crew)
+    changed = {
+        peer: {name for name, value in named.items() if not torch.equal(value, weights(crew)[peer][name])} for peer, named in before.items()
+    }
+    assert changed["full0"] == trained["full0"] == set(before["full0"])
+    assert changed["lora1"] == trained["lora1"]
+    assert all("lora_" in name for name in changed["lora1"])
+    assert changed["last2"] == trained["last2"]
+    assert all(name.startswith("model.layers.2.") for name in changed["last2"])
+
+
+def test_checkpoints_are_ordinary_folders_of_transformers_and_peft(folder: Path) -> None:
+    crew = run(spread_crew(folder, ("full", "lora", "last"), rounds=2), folder / "run")
+    newest = newest_checkpoint(crew.folder)
+    policies = trained_policies(crew.folder)
+    ids = torch.tensor([[5, 12, 13, 14]])
+    for peer, load in (("full0", AutoModelForCausalLM), ("lora1", AutoPeftModelForCausalLM), ("last2", AutoModelForCausalLM)):
+        model = load.from_pretrained(newest / peer / "model")
+        trained = next(p.learner.policy.model for p in crew.peers if p.me.name == peer)
+        with torch.no_grad():
+            expected = trained(input_ids=ids).logits
+            torch.testing.assert_close(model(input_ids=ids).logits, expected, rtol=0, atol=1e-5)
+            assert torch.equal(policies[peer].model(input_ids=ids).logits, expected)
+
+
+def test_the_metrics_begin_with_the_skills_before_training(folder: Path) -> None:
+    crew = run(spread_crew(folder, rounds=3), folder / "run")
+    lines = read_metrics(crew.folder)
+    assert [(line["round"], line["peer"]) for line in lines] == [(r, p) for r in range(4) for p in ("full0", "full1")]
+    # Every second round, and the last.
+    assert [line["round"] for line in lines if "heldout" in line] == [0, 0, 2, 2, 3, 3]
+    assert set(lines[0]["heldout"]) == {"reverse", "sort"}
+
+
+def test_training_raises_the_reward(folder: Path) -> None:
+    crew = run(spread_crew(folder, ("full", "full"), rounds=15, group_size=8), folder / "run")
+    rewards = [line["reward"] for line in read_metrics(crew.folder) if "reward" in line]
+    assert sum(rewards[-6:]) > 1.3 * sum(rewards[:6])
+
+
+def test_a_folder_that_holds_something_is_not_overwritten(folder: Path) -> None:
+    (folder / "run").mkdir()
+    (folder / "run" / "thesis.txt").write_text("years of work")
+    with pytest.raises(ValueError, match=r"is not empty; choose another with --out, or go on with: motley train --resume"):
+        LocalCrew.start(spread_crew(folder), folder / "run")
+
+
+def test_a_folder_that_is_no_run_cannot_be_resumed(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"is not a run folder: it has no config\.toml"):
+        LocalCrew.resume(folder / "none")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"objective": "ftsi"}, "objective 'ftsi' is not known; choose one of"),
+        ({"variant": "none"}, "has no variant 'none'; it has code"),
+        ({"task": "sums"}, "task 'sums' is not known"),
+    ],
+)
+def test_a_name_that_does_not_exist_is_refused_before_a_folder_is_made(change: dict[str, str], words: str, folder: Path) -> None:
+    with pytest.raises(ValueError, match=words):
+        LocalCrew.start(spread_crew(folder, **change), folder / "run")
+    assert not (folder / "run").exists()
+
+
+def test_a_crew_stopped_during_its_warm_start_can_be_started_again(folder: Path) -> None:
+    config = spread_crew(folder, rounds=1)
+    warm = Warm(accuracy={"sort": 1e-9})  # reached before the first step
+    config = msgspec.structs.replace(config, peer=tuple(msgspec.structs.replace(p, warm=warm) for p in config.peer))
+
+    def interrupt(peer: str, steps: int, accuracy: dict[str, float]) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        LocalCrew.start(config, folder / "run", interrupt)
+    run(config, folder / "run")
+
+
+def test_a_paced_crew_with_an_own_share_is_refused_or_goes_on(folder: Path) -> None:
+    try:
+        config = spread_crew(folder, rounds=6, pace="async", learning='stale = "pace"\nmax_age = 1\nown_share = 1.0')
+    except ConfigError:
+        return
+    crew = run(config, folder / "run")
+    assert all(p.learner.policy.version == 6 for p in crew.peers)
+
+
+def test_a_crew_lets_go_of_its_files(folder: Path) -> None:
+    crew = run(spread_crew(folder, rounds=1), folder / "run")
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        del crew
+        gc.collect()
+    assert [str(warning.message) for warning in seen if "metrics.jsonl" in str(warning.message)] == []

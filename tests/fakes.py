@@ -1,0 +1,175 @@
+"""Small stand-ins: a clock that stands still, tiny policies, groups made by hand, a crew whose every group has something to learn."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from motley.config import CrewConfig, Lora, PeerConfig, TrainPart, parse_config
+from motley.learning.batches import Scored
+from motley.learning.select import Candidate
+from motley.policies import Policy, choose_trained, initial_policy
+from motley.policies.tiny import tiny_vocabulary
+from motley.records import Group, Origin, Problem, Rollout, Sampling
+
+
+class FixedClock:
+    """Always the same moment; sleeping takes no time."""
+
+    def now_s(self) -> float:
+        return 1000.0
+
+    def sleep(self, seconds: float) -> None:
+        return None
+
+
+def tiny_policy(train: str | TrainPart = "full", seed: int = 0) -> Policy:
+    policy = initial_policy(PeerConfig(name="one", model="tiny:0.3m"), seed)
+    return Policy(choose_trained(policy.base, train, seed), policy.vocabulary)
+
+
+def lora_policy(rank: int = 4, seed: int = 0) -> Policy:
+    """A LoRA policy whose adapters already act: B is not zero."""
+    policy = tiny_policy(TrainPart(lora=Lora(rank=rank)), seed)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in policy.trained():
+            if "lora_B" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
+    return policy
+
+
+def grouped_query_policy(seed: int = 0) -> Policy:
+    """Four heads over two key-value heads, an untied head, norm scales that are not one."""
+    vocabulary = tiny_vocabulary()
+    config = LlamaConfig(
+        vocab_size=vocabulary.size,
+        hidden_size=32,
+        intermediate_size=40,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=vocabulary.end_id,
+        pad_token_id=vocabulary.pad_id,
+        initializer_range=0.2,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(config).float()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "norm" in name:
+                    parameter.copy_(1 + 0.2 * torch.randn_like(parameter))
+    return Policy(model, vocabulary)
+
+
+POLICIES = {"full": tiny_policy, "lora": lora_policy, "grouped": grouped_query_policy}
+
+
+def reference_logp(policy: Policy, prompt: Sequence[int], tokens: Sequence[int], temperature: float = 1.0) -> torch.Tensor:
+    """Log-probs [T] by transformers' own forward on this one sequence."""
+    return reference_distribution(policy, prompt, tokens, temperature).gather(1, torch.tensor(tokens)[:, None]).squeeze(1)
+
+
+def reference_distribution(policy: Policy, prompt: Sequence[int], tokens: Sequence[int], temperature: float = 1.0) -> torch.Tensor:
+    """Log-probs [T, V] of everything that could have stood at each place."""
+    logits = policy.model(input_ids=torch.tensor([[*prompt, *tokens]])).logits[0]
+    return torch.log_softmax(logits[len(prompt) - 1 : -1] / temperature, -1)
+
+
+def ragged_sequences(seed: int = 0, temperatures: Sequence[float] = (1.0,)) -> list[Scored]:
+    """Prompts of 1 to 6 tokens with 1 to 5 completions of 1 to 6 tokens, in mixed order."""
+    generator = torch.Generator().manual_seed(seed)
+    number = lambda low, high: int(torch.randint(low, high + 1, (), generator=generator))
+    vocabulary = tiny_vocabulary()
+    prompts = [tuple(number(3, vocabulary.size - 1) for _ in range(length)) for length in (1, 3, 3, 6)]
+    wanted = [(prompt, number(1, 6)) for prompt, count in zip(prompts, (5, 2, 1, 4), strict=True) for _ in range(count)]
+    order = torch.randperm(len(wanted), generator=generator).tolist()
+    return [
+        Scored(
+            row=row,
+            prompt=wanted[place][0],
+            tokens=tuple(number(1, vocabulary.size - 1) for _ in range(wanted[place][1])),
+            temperature=temperatures[row % len(temperatures)],
+        )
+        for row, place in enumerate(order)
+    ]
+
+
+PROBLEM = Problem(kind="reverse", prompt="reverse 12=", answer="21")
+
+
+def rollout(tokens: Sequence[int] = (11, 12, 1), reward: float = 1.0, logprob: float = -1.0) -> Rollout:
+    return Rollout(tokens=tuple(tokens), logprobs=(logprob,) * len(tokens), reward=reward, ending="stop")
+
+
+def group(
+    peer: str = "a",
+    round: int = 0,
+    slot: int = 0,
+    rollouts: Sequence[Rollout] | None = None,
+    problem: Problem = PROBLEM,
+    crew: str = "crew",
+    vocabulary: str = "",
+    sampling: Sampling = Sampling(),
+) -> Group:
+    return Group(
+        crew=crew,
+        problem=problem.id,
+        round=round,
+        slot=slot,
+        origin=Origin(peer=peer, model="m", vocabulary=vocabulary or tiny_vocabulary().fingerprint, version=0, sampling=sampling),
+        rollouts=tuple(rollouts or (rollout(reward=1.0), rollout(reward=0.0))),
+        created_s=0.0,
+    )
+
+
+def candidate(
+    made: Group, own: bool = False, arrived: int = 0, position: int = 1, family: str = "", problem: Problem = PROBLEM
+) -> Candidate:
+    return Candidate(group=made, problem=problem, own=own, family=family or made.id, arrived=arrived, position=position)
+
+
+# A crew whose reward is dense, so that without any warm start nearly every group has something to learn.
+REWARD_MODULE = '''
+def spread(prompts, completions, answer, **columns):
+    """A share for every different character, and for an even length."""
+    return [(len(set(text)) + (len(text) % 2 == 0)) / 10 for text in completions]
+'''
+
+
+def write_task(folder: Path) -> str:
+    """Write problems and a reward module into a folder; the name of the module's task."""
+    lines = [{"prompt": f"{kind} {n}=", "answer": str(n), "kind": kind} for kind in ("sort", "reverse") for n in range(10, 60)]
+    (folder / "problems.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "spread_reward.py").write_text(REWARD_MODULE)
+    return "spread_reward:spread"
+
+
+TRAIN = {"full": "", "lora": "train = { lora = { rank = 2 } }\n", "last": 'train = { layers = "last:1" }\n'}
+
+
+def spread_crew(folder: Path, trains: Sequence[str] = ("full", "full"), learning: str = "", sampling: str = "", **crew: Any) -> CrewConfig:
+    """A crew of tiny:0.3m peers, named after what of them trains, on the dense task in `folder`."""
+    settings = {
+        "name": "spread",
+        "task": "spread_reward:spread",
+        "rounds": 3,
+        "group_size": 4,
+        "problems_per_round": 2 * len(trains),
+        "objective": "ftis",
+    } | crew
+    peers = "".join(f'[[peer]]\nname = "{train}{number}"\nmodel = "tiny:0.3m"\n{TRAIN[train]}' for number, train in enumerate(trains))
+    keys = "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
+    return parse_config(
+        f'[crew]\n{keys}\n[task]\nfile = "{folder / "problems.jsonl"}"\n\n[sampling]\nmax_tokens = 5\n{sampling}\n'
+        f"[learning]\nlr = 2e-3\n{learning}\n[evaluate]\nevery = 2\nproblems = 2\n{peers}"
+    )

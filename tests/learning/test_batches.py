@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fakes import ragged_sequences
+from motley.learning.batches import MicroBatch, Scored, micro_batches
+
+CPU = torch.device("cpu")
+
+
+def packed_tokens(micro: MicroBatch) -> int:
+    return len(micro.packed.token_N)
+
+
+@pytest.mark.parametrize("budget", [1, 5, 12, 30, 10**6])
+def test_every_sequence_is_in_exactly_one_micro_batch(budget: int) -> None:
+    sequences = ragged_sequences()
+    rows = [row for micro in micro_batches(sequences, budget, CPU) for row in micro.row_B.tolist()]
+    assert sorted(rows) == list(range(len(sequences)))
+
+
+@pytest.mark.parametrize("budget", [12, 20, 50])
+def test_the_budget_is_kept_wherever_a_pair_fits(budget: int) -> None:
+    for micro in micro_batches(ragged_sequences(), budget, CPU):
+        assert packed_tokens(micro) <= budget or len(micro.row_B) <= 2
+
+
+def test_a_shared_prompt_is_packed_once() -> None:
+    sequences = [Scored(row=row, prompt=(5, 6, 7, 8), tokens=(9, 10, 1)) for row in range(6)]
+    (micro,) = micro_batches(sequences, 1000, CPU)
+    assert packed_tokens(micro) == 4 + 6 * 2  # the last token of a completion is a target only
+
+
+@pytest.mark.parametrize("budget", range(1, 40, 3))
+@pytest.mark.parametrize("size", [2, 4, 6, 10])
+def test_pairs_of_a_group_are_never_parted(budget: int, size: int) -> None:
+    lengths = [1 + (7 * row) % 5 for row in range(2 * size)]
+    sequences = [Scored(row=row, prompt=(5, 6 + row // size), tokens=(9,) * length) for row, length in enumerate(lengths)]
+    for micro in micro_batches(sequences, budget, CPU):
+        rows = set(micro.row_B.tolist())
+        assert {row ^ 1 for row in rows} == rows
+
+
+def test_unpack_puts_every_value_at_its_sequence_and_token() -> None:
+    sequences = ragged_sequences()
+    for micro in micro_batches(sequences, 20, CPU):
+        table_BT = micro.unpack(micro.packed.target_M)
+        for place, row in enumerate(micro.row_B.tolist()):
+            tokens = sequences[row].tokens
+            assert table_BT[place].tolist() == [*tokens, *[0] * (table_BT.shape[1] - len(tokens))]
+            assert micro.mask_BT[place].sum() == len(tokens)
+
+
+def test_no_sequences_make_no_micro_batch() -> None:
+    assert micro_batches([], 100, CPU) == []

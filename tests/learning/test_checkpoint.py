@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fakes import lora_policy, ragged_sequences, tiny_policy
+from motley.config import TrainPart
+from motley.learning.batches import micro_batches
+from motley.learning.checkpoint import CheckpointError, checkpoints, load_manifest, load_training, save_checkpoint, save_training
+from motley.policies import Policy
+from motley.policies.forward import score
+
+
+def last_layer_policy(seed: int = 0) -> Policy:
+    return tiny_policy(TrainPart(layers="last:1"), seed)
+
+
+def write_text(folder: Path) -> None:
+    (folder / "a").mkdir()
+    (folder / "a" / "text").write_text("content")
+
+
+def save(root: Path, round: int) -> Path:
+    return save_checkpoint(root, round, {"round": round}, write_text)
+
+
+def test_the_state_comes_back(tmp_path: Path) -> None:
+    folder = save_checkpoint(tmp_path, 3, {"round": 3, "peers": {"a": {"cursor": 7}}}, write_text)
+    assert checkpoints(tmp_path) == [folder]
+    assert load_manifest(folder) == {"round": 3, "peers": {"a": {"cursor": 7}}}
+    assert (folder / "a" / "text").read_text() == "content"
+
+
+def test_two_are_kept(tmp_path: Path) -> None:
+    made = [save(tmp_path, round) for round in (1, 2, 3, 10)]
+    assert checkpoints(tmp_path) == made[-2:]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["round-000003", "round-000010"]
+
+
+def test_saving_a_round_again_replaces_it(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    folder = save_checkpoint(tmp_path, 1, {"round": "again"}, write_text)
+    assert checkpoints(tmp_path) == [folder]
+    assert load_manifest(folder) == {"round": "again"}
+
+
+def test_a_crash_while_writing_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+    before = save(tmp_path, 1)
+
+    def crash(folder: Path) -> None:
+        write_text(folder)
+        raise OSError("disk full")
+
+    for round in (1, 2):
+        with pytest.raises(OSError, match="disk full"):
+            save_checkpoint(tmp_path, round, {}, crash)
+        assert checkpoints(tmp_path) == [before]
+        assert load_manifest(before) == {"round": 1}
+    # What the crash left behind is in nobody's way.
+    assert checkpoints(tmp_path) != [save(tmp_path, 2)]
+    assert load_manifest(checkpoints(tmp_path)[-1]) == {"round": 2}
+
+
+def test_a_changed_byte_is_noticed(tmp_path: Path) -> None:
+    folder = save(tmp_path, 1)
+    (folder / "a" / "text").write_text("c0ntent")
+    with pytest.raises(
+        CheckpointError, match=r"a/text is missing or changed since it was saved; delete .* to resume from the checkpoint before it"
+    ):
+        load_manifest(folder)
+
+
+def test_a_missing_file_or_manifest_is_noticed(tmp_path: Path) -> None:
+    folder = save(tmp_path, 1)
+    (folder / "a" / "text").unlink()
+    with pytest.raises(CheckpointError, match="a/text is missing"):
+        load_manifest(folder)
+    (folder / "state.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"no readable state\.json"):
+        load_manifest(folder)
+    with pytest.raises(CheckpointError, match=r"no readable state\.json"):
+        load_manifest(tmp_path / "none")
+
+
+def train(policy: Policy, optimiser: torch.optim.Optimizer, steps: int) -> None:
+    for _ in range(steps):
+        optimiser.zero_grad()
+        for micro in micro_batches(ragged_sequences(), 1000, policy.device):
+            (-score(policy.base, micro.packed).logp_M.mean()).backward()
+        optimiser.step()
+
+
+@pytest.mark.parametrize("make", [tiny_policy, lora_policy, last_layer_policy])
+def test_training_goes_on_exactly_as_if_it_had_not_stopped(make: type[Policy], tmp_path: Path) -> None:
+    adam = lambda policy: torch.optim.Adam([p for _, p in policy.trained()], lr=1e-2)
+    policy = make()
+    optimiser = adam(policy)
+    train(policy, optimiser, 3)
+    save_training(policy, optimiser, tmp_path / "one")
+    train(policy, optimiser, 2)
+
+    again = make()
+    other = adam(again)
+    load_training(again, other, tmp_path / "one")
+    assert int(next(iter(other.state.values()))["step"]) == 3
+    train(again, other, 2)
+    for (name, ours), (_, theirs) in zip(again.model.named_parameters(), policy.model.named_parameters(), strict=True):
+        assert torch.equal(ours, theirs), name
+
+
+def test_an_optimiser_without_a_step_is_saved_too(tmp_path: Path) -> None:
+    policy = tiny_policy()
+    optimiser = torch.optim.Adam([p for _, p in policy.trained()], lr=1e-2)
+    save_training(policy, optimiser, tmp_path / "one")
+    load_training(policy, optimiser, tmp_path / "one")
+    assert not optimiser.state

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from fakes import candidate, group, lora_policy, reference_logp, rollout, tiny_policy
+from motley.config import Learning
+from motley.learning.learner import Learner, StepReport, Success
+from motley.learning.select import Candidate
+from motley.objectives import Objective, Terms, objective
+from motley.policies import Policy
+from motley.records import Problem, Sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoresEverything(Objective):
+    """The same objective that never spares itself the work of a silent sequence."""
+
+    def silent(self, terms: Terms) -> torch.Tensor:
+        return torch.zeros_like(terms.advantage_B, dtype=torch.bool)
+
+
+def everything_of(row: Objective) -> Objective:
+    return ScoresEverything(**{name: getattr(row, name) for name in Objective.__dataclass_fields__})
+
+
+def groups(rewards: list[list[float]], seed: int = 0, sampling: Sampling = Sampling()) -> list[Candidate]:
+    """A group per list of rewards, of random completions of random lengths; every other group is the learner's own."""
+    generator = torch.Generator().manual_seed(seed)
+    number = lambda low, high: int(torch.randint(low, high + 1, (), generator=generator))
+    found = []
+    for slot, group_rewards in enumerate(rewards):
+        problem = Problem(kind="sort", prompt=f"sort {10 + slot}=", answer="01")
+        rollouts = [rollout([number(3, 27) for _ in range(number(1, 5))], reward, -0.5 - 0.3 * number(0, 5)) for reward in group_rewards]
+        made = group(peer="me" if slot % 2 else "other", slot=slot, rollouts=rollouts, problem=problem, sampling=sampling)
+        found.append(candidate(made, own=slot % 2 == 1, position=slot + 1, problem=problem))
+    return found
+
+
+def weights(policy: Policy) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in policy.model.parameters()])
+
+
+def step(row: Objective, candidates: list[Candidate], policy: Policy | None = None, **rules: float) -> tuple[torch.Tensor, StepReport]:
+    """The weights after one plain gradient step: Adam's first step has the same size for every gradient, however small, and would
+    make a whole step of a rounding error."""
+    policy = policy or tiny_policy()
+    learner = Learner(policy, row, Learning(**rules), lr=1e-3)
+    learner.optimiser = torch.optim.SGD([p for _, p in policy.trained()], lr=0.1)
+    report = learner.step(candidates)
+    return weights(policy), report
+
+
+MIXED = [[1.0, 0.0, 0.0, 1.0], [0.0] * 4, [0.3, 0.2, 0.9, 0.1], [1.0] * 4, [0.0, 0.0, 1.0, 0.5]]
+
+
+@pytest.mark.parametrize(
+    ("name", "variant"), [("ftis", ""), ("ftis", "code"), ("gepo", ""), ("dr_grpo", ""), ("cispo", ""), ("sapo_swarm", "")]
+)
+def test_skipping_silent_sequences_gives_the_same_weights_as_scoring_them(name: str, variant: str) -> None:
+    row, candidates = objective(name, variant), groups(MIXED)
+    ours, skipped = step(row, candidates)
+    theirs, scored = step(everything_of(row), candidates)
+    assert skipped.num_scored < scored.num_scored == skipped.num_sequences == 20
+    assert torch.allclose(ours, theirs, rtol=0, atol=1e-6)
+    assert (ours - weights(tiny_policy())).abs().max() > 1e-4
+    assert skipped.loss == pytest.approx(scored.loss, abs=1e-6)
+
+
+@pytest.mark.parametrize("make", [tiny_policy, lora_policy])
+@pytest.mark.parametrize(("name", "variant"), [("ftis", ""), ("ftis", "code"), ("bnpo", ""), ("gepo", ""), ("gspo", "")])
+def test_the_token_budget_does_not_change_the_weights(name: str, variant: str, make: type[Policy]) -> None:
+    row, candidates = objective(name, variant), groups(MIXED)
+    whole, report = step(row, candidates, make())
+    for budget in (1, 15, 40):
+        parts, cut = step(row, candidates, make(), token_budget=budget)
+        assert (parts - whole).abs().max() < 1e-6
+        assert cut.loss == pytest.approx(report.loss, abs=1e-6)
+        assert cut.grad_norm == pytest.approx(report.grad_norm, rel=1e-4)
+
+
+def test_pairs_of_odd_groups_that_share_a_prompt_are_not_parted() -> None:
+    pair = [("a", groups([[1.0, 0.2, 0.5]], seed=1)[0]), ("b", groups([[0.1, 0.9, 0.3]], seed=2)[0])]
+    candidates = [
+        candidate(replace(c.group, origin=replace(c.group.origin, peer=peer)), problem=c.problem, position=position)
+        for position, (peer, c) in enumerate(pair)
+    ]
+    whole, _ = step(objective("ftis", "code"), candidates)
+    parts, _ = step(objective("ftis", "code"), candidates, token_budget=1)
+    assert (parts - whole).abs().max() < 1e-6
+
+
+def test_a_step_of_silent_groups_changes_nothing_but_the_version() -> None:
+    policy = tiny_policy()
+    before = weights(policy)
+    learner = Learner(policy, objective("ftis"), Learning(), lr=1e-3)
+    report = learner.step(groups([[1.0] * 4, [0.0] * 4]))
+    assert torch.equal(weights(policy), before)
+    assert (policy.version, report.num_scored, report.num_tokens, report.loss, report.grad_norm) == (1, 0, 0, 0.0, 0.0)
+    assert not learner.optimiser.state
+
+
+def test_steps_make_good_completions_likelier_and_bad_ones_less_likely() -> None:
+    policy = tiny_policy()
+    learner = Learner(policy, objective("nois"), Learning(), lr=1e-3)
+    candidates = groups([[1.0, 0.0, 0.0, 0.0]])
+    prompt = policy.vocabulary.encode(candidates[0].problem.prompt)
+    logp = lambda: [float(reference_logp(policy, prompt, r.tokens).sum().detach()) for r in candidates[0].group.rollouts]
+    before = logp()
+    for _ in range(5):
+        learner.step(candidates)
+    change = [now - then for now, then in zip(logp(), before, strict=True)]
+    assert change[0] > 0.1
+    assert sum(change[1:]) < -0.1
+    assert policy.version == 5
+
+
+def test_a_gradient_that_is_not_a_number_stops_before_the_weights_change() -> None:
+    policy = tiny_policy()
+    before = weights(policy)
+    with pytest.raises(FloatingPointError, match="gradient norm is nan at version 0; lower lr, or check the rewards"):
+        Learner(policy, objective("ftis"), Learning(), lr=1e-3).step(groups([[1.0, float("nan"), 0.0, 0.0]]))
+    assert torch.equal(weights(policy), before)
+    assert policy.version == 0
+
+
+def test_the_gradient_is_clipped_to_its_limit() -> None:
+    policy, limit = tiny_policy(), 1e-3
+    report = Learner(policy, objective("nois"), Learning(grad_clip=limit), lr=1e-3).step(groups(MIXED))
+    assert report.grad_norm > limit
+    norm = torch.sqrt(sum((p.grad**2).sum() for _, p in policy.trained()))
+    assert float(norm) == pytest.approx(limit, rel=1e-3)
+
+
+def test_parts_of_one_problem_share_their_statistics() -> None:
+    """Two halves of a horizontal group, each without spread of its own, differ from each other."""
+    problem = Problem(kind="sort", prompt="sort 21=", answer="12")
+    halves = [
+        group(peer=peer, rollouts=[rollout(reward=reward), rollout([12, 1], reward=reward)], problem=problem)
+        for peer, reward in (("a", 1.0), ("b", 0.0))
+    ]
+    apart = [candidate(half, problem=problem, position=i) for i, half in enumerate(halves)]
+    together = [candidate(half, problem=problem, position=i, family="0.0") for i, half in enumerate(halves)]
+    assert step(objective("ftis"), apart)[1].num_scored == 0
+    assert step(objective("ftis"), together)[1].num_scored == 4
+
+
+def test_completions_are_scored_at_the_temperature_of_their_record() -> None:
+    cold = step(objective("tis"), groups(MIXED, sampling=Sampling(temperature=0.5)))[1]
+    warm = step(objective("tis"), groups(MIXED))[1]
+    assert cold.senders["other"]["entropy"] < warm.senders["other"]["entropy"] - 0.05
+
+
+def test_frozen_parts_are_not_touched() -> None:
+    policy = lora_policy()
+    frozen = {name: p.detach().clone() for name, p in policy.model.named_parameters() if not p.requires_grad}
+    Learner(policy, objective("ftis"), Learning(), lr=1e-2).step(groups(MIXED))
+    assert frozen
+    assert all(torch.equal(value, dict(policy.model.named_parameters())[name]) for name, value in frozen.items())
+
+
+def test_success_is_a_running_mean_of_own_rewards_by_kind() -> None:
+    success = Success(memory=0.9)
+    assert success.of("sort") == 0.0
+    success.update(groups([[1.0, 1.0], [0.0, 0.5]]))  # the second is its own
+    assert success.of("sort") == pytest.approx(0.25)
+    success.update(groups([[0.0, 0.0], [1.0, 1.0]]))
+    assert success.of("sort") == pytest.approx(0.9 * 0.25 + 0.1 * 1.0)
+    assert success.of("sum") == 0.0

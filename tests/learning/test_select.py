@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from fakes import candidate, group
+from motley.config import Learning
+from motley.learning.select import Candidate, Selection, select
+
+
+def waiting(*names: str, arrived: int = 0) -> list[Candidate]:
+    """One candidate per letter: "me" is own, anything else foreign. Positions in order."""
+    slots: Counter[str] = Counter()
+    found = []
+    for position, name in enumerate(names, 1):
+        made = group(peer=name, slot=slots[name])
+        slots[name] += 1
+        found.append(candidate(made, own=name == "me", arrived=arrived, position=position))
+    return found
+
+
+def senders(candidates: list[Candidate]) -> list[str]:
+    return [c.group.origin.peer for c in candidates]
+
+
+def positions(candidates: list[Candidate]) -> list[int]:
+    return [c.position for c in candidates]
+
+
+def test_everything_is_taken_where_there_is_room() -> None:
+    ready = waiting("me", "a", "b")
+    assert select(ready, Learning(), version=0, most=3) == Selection(ready, [], Counter())
+
+
+def test_the_first_are_taken_and_the_rest_wait() -> None:
+    chosen = select(waiting("a", "b", "a", "c"), Learning(), version=0, most=2)
+    assert (positions(chosen.take), positions(chosen.wait)) == ([1, 2], [3, 4])
+
+
+def test_groups_past_the_staleness_window_are_dropped_and_counted() -> None:
+    old, fresh = waiting("a", "me", arrived=2), waiting("b", arrived=3)
+    chosen = select(old + fresh, Learning(max_age=4), version=7, most=9)
+    assert senders(chosen.take) == ["b"]
+    assert chosen.wait == []
+    assert chosen.dropped == Counter({("a", "stale"): 1, ("me", "stale"): 1})
+
+
+def test_pace_drops_nothing_however_old() -> None:
+    old = waiting("a", "b", arrived=0)
+    chosen = select(old, Learning(max_age=0, stale="pace"), version=100, most=9)
+    assert (chosen.take, chosen.dropped) == (old, Counter())
+
+
+def test_a_family_is_as_old_as_its_newest_part() -> None:
+    parts = [candidate(group(peer=peer), arrived=arrived, family="0.0") for peer, arrived in (("a", 0), ("b", 5))]
+    alone = [candidate(group(peer="c"), arrived=0, family="0.1")]
+    chosen = select(parts + alone, Learning(max_age=2), version=6, most=9)
+    assert (chosen.take, senders(chosen.wait), chosen.dropped) == (parts, [], Counter({("c", "stale"): 1}))
+
+
+def test_no_sender_fills_more_than_its_quota() -> None:
+    chosen = select(waiting("a", "a", "a", "b", "me", "me"), Learning(quota=1), version=0, most=9)
+    assert senders(chosen.take) == ["a", "b", "me", "me"]
+    assert senders(chosen.wait) == ["a", "a"]
+
+
+@pytest.mark.parametrize(
+    ("own_share", "num_own", "num_foreign", "expected_own", "expected_foreign"),
+    [
+        (0.5, 4, 8, 4, 4),
+        (0.5, 2, 8, 2, 2),  # too few own: fewer foreign, so that the share holds
+        (0.25, 4, 8, 2, 6),
+        (1.0, 4, 8, 4, 0),
+        (0.0, 4, 8, 0, 8),
+        (0.5, 8, 1, 7, 1),  # room that no foreign group wants goes to own groups
+        (0.75, 3, 8, 3, 1),
+    ],
+)
+def test_own_groups_keep_their_share(own_share: float, num_own: int, num_foreign: int, expected_own: int, expected_foreign: int) -> None:
+    ready = waiting(*["a"] * num_foreign, *["me"] * num_own)
+    taken = Counter(c.own for c in select(ready, Learning(own_share=own_share), version=0, most=8).take)
+    assert (taken[True], taken[False]) == (expected_own, expected_foreign)
+    assert taken[True] >= own_share * taken.total()
+
+
+@pytest.mark.parametrize(
+    "rules", [Learning(), Learning(quota=1), Learning(own_share=0.4), Learning(max_age=0), Learning(quota=2, own_share=0.9)]
+)
+def test_every_group_is_taken_waits_or_is_dropped(rules: Learning) -> None:
+    ready = waiting("a", "me", "a", "b", "a", "me", arrived=3) + waiting("b", "me", "a", arrived=5)
+    chosen = select(ready, rules, version=5, most=4)
+    assert len(chosen.take) <= 4
+    assert len(chosen.take) + len(chosen.wait) + chosen.dropped.total() == len(ready)
+    assert {id(c) for c in chosen.take}.isdisjoint({id(c) for c in chosen.wait})

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from math import isnan
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from motley.study.report import Estimate, Line, interval, markdown, table
+from motley.study.run import Outcome
+
+
+@pytest.mark.parametrize("values", [[0.1, 0.5], [0.3, 0.4, 0.9, 0.2, 0.35], list(np.linspace(0, 1, 12) ** 2)])
+def test_the_interval_is_scipys_t_interval(values: list[float]) -> None:
+    low, high = stats.t.interval(0.95, len(values) - 1, loc=np.mean(values), scale=stats.sem(values))
+    found = interval(values)
+    assert (found.mean - found.half_width, found.mean + found.half_width) == pytest.approx((low, high))
+
+
+def test_one_seed_has_no_interval() -> None:
+    found = interval([0.25])
+    assert found.mean == 0.25
+    assert isnan(found.half_width)
+    assert str(found) == "0.25"
+    assert str(interval([0.25, 0.25])) == "0.25 ± 0.00"
+
+
+def outcome(arm: str, seed: int, end: tuple[float, float], peer: str = "p", start: float = 0.1) -> Outcome:
+    kinds = dict(zip(("sort", "sum"), end, strict=True))
+    return Outcome(
+        arm=arm, seed=seed, peer=peer, start={"sort": start, "sum": start}, end=kinds, lowest=kinds, ood={"sort": 0.5, "sum": 0.7}
+    )
+
+
+ALONE = [(0.2, 0.4), (0.6, 0.6), (0.5, 0.1)]
+CREW = [(0.5, 0.5), (0.9, 0.5), (0.6, 0.4)]
+OUTCOMES = [outcome("alone", seed, end) for seed, end in enumerate(ALONE)] + [
+    # In another order: pairs are made by seed, not by place.
+    outcome("ftis", seed, CREW[seed])
+    for seed in (2, 0, 1)
+]
+
+
+def line(lines: list[Line], arm: str) -> Line:
+    return next(found for found in lines if found.arm == arm)
+
+
+def test_gains_are_paired_by_seed() -> None:
+    found = line(table(OUTCOMES, ["alone", "ftis"]), "ftis")
+    alone, crew = np.mean(ALONE, axis=1), np.mean(CREW, axis=1)
+    assert found.gain.mean == pytest.approx(np.mean(crew - alone))
+    assert found.p_value == pytest.approx(stats.ttest_rel(crew, alone).pvalue)
+    paired = stats.ttest_rel(crew, alone).confidence_interval(0.95)
+    assert found.gain.half_width == pytest.approx((paired.high - paired.low) / 2)
+    assert found.by_kind["sort"].mean == pytest.approx(2 / 3)
+    assert found.mean.mean == pytest.approx(np.mean(crew))
+    assert found.ood.mean == pytest.approx(0.6)
+
+
+def test_rows_are_the_start_then_the_arms_of_each_peer() -> None:
+    both = [*OUTCOMES, outcome("ftis", 0, (0.1, 0.1), peer="q"), outcome("alone", 0, (0.3, 0.3), peer="q")]
+    lines = table(both, ["alone", "ftis"])
+    assert [(found.peer, found.arm) for found in lines] == [(p, arm) for p in "pq" for arm in ("start", "alone", "ftis")]
+    assert line(lines, "start").mean == Estimate(pytest.approx(0.1), pytest.approx(0.0))
+
+
+def test_without_an_arm_alone_there_is_no_gain() -> None:
+    found = line(table([o for o in OUTCOMES if o.arm == "ftis"], ["ftis"]), "ftis")
+    assert isnan(found.gain.mean)
+    assert isnan(found.p_value)
+
+
+def test_a_gain_that_is_the_same_on_every_seed_has_no_test() -> None:
+    same = [outcome(arm, seed, (value, value)) for seed in range(3) for arm, value in (("alone", 0.25), ("ftis", 0.5))]
+    found = line(table(same, ["alone", "ftis"]), "ftis")
+    assert found.gain == Estimate(0.25, 0.0)
+    assert isnan(found.p_value)
+
+
+def test_the_table_as_markdown() -> None:
+    rows = [[cell.strip() for cell in text.strip("|").split("|")] for text in markdown(table(OUTCOMES, ["alone", "ftis"])).splitlines()]
+    assert rows[0] == ["peer", "arm", "sort", "sum", "mean", "against alone", "p", "out of distribution"]
+    assert {len(row) for row in rows} == {8}
+    assert [row[1] for row in rows[2:]] == ["start", "alone", "ftis"]
+    assert rows[3][5:7] == ["", ""]
+    assert rows[4][5].startswith("+0.17 ± ")
+    assert float(rows[4][6]) == pytest.approx(stats.ttest_rel(np.mean(CREW, axis=1), np.mean(ALONE, axis=1)).pvalue, abs=5e-4)

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from motley.records import Problem
+from motley.tasks import Task, check_task, load_task
+
+
+def write(path: Path, lines: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def numbers(count: int, **fields: Any) -> list[dict[str, Any]]:
+    return [{"prompt": f"say {n}", "answer": str(n), **fields} for n in range(count)]
+
+
+def all_of(task: Task, split: str, kind: str = "all") -> set[str]:
+    rng = random.Random(0)
+    return {task.draw(rng, split, kind).prompt for _ in range(2000)}
+
+
+def test_kinds_and_columns_come_from_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "p.jsonl", numbers(40, kind="easy", level=1) + [{"prompt": f"hard {n}", "kind": "hard"} for n in range(40)])
+    task = load_task(f"file:{path}", {})
+    assert task.kinds == ("easy", "hard")
+    problem = task.draw(random.Random(0), "train", "easy")
+    assert problem.columns == {"level": 1}
+    assert problem.prompt == f"say {problem.answer}"
+    assert task.draw(random.Random(0), "train", "hard").answer == ""
+
+
+def test_one_problem_in_ten_or_so_is_held_out_and_never_trained_on(tmp_path: Path) -> None:
+    task = load_task(f"file:{write(tmp_path / 'p.jsonl', numbers(200))}", {})
+    heldout, train = all_of(task, "heldout"), all_of(task, "train")
+    assert heldout & train == set()
+    assert len(heldout | train) == 200
+    assert 8 <= len(heldout) <= 35
+    assert task.splits == ("train", "heldout")
+    assert check_task(task) == []
+
+
+def test_a_problem_that_stands_twice_is_not_on_both_sides(tmp_path: Path) -> None:
+    task = load_task(f"file:{write(tmp_path / 'p.jsonl', numbers(60) + numbers(60))}", {})
+    assert all_of(task, "heldout") & all_of(task, "train") == set()
+
+
+def test_files_for_heldout_and_ood_are_used_as_they_are(tmp_path: Path) -> None:
+    train, heldout = write(tmp_path / "t.jsonl", numbers(12)), write(tmp_path / "h.jsonl", [{"prompt": p} for p in "ab"])
+    ood = write(tmp_path / "o.jsonl", [{"prompt": p} for p in "cd"])
+    task = load_task(f"file:{train}", {"heldout": str(heldout), "ood": str(ood)})
+    assert task.splits == ("train", "heldout", "ood")
+    assert (all_of(task, "heldout"), all_of(task, "ood")) == ({"a", "b"}, {"c", "d"})
+    assert len(all_of(task, "train")) == 12
+
+
+def test_exact_match_looks_past_spaces_around_the_answer(tmp_path: Path) -> None:
+    task = load_task(f"file:{write(tmp_path / 'p.jsonl', numbers(30))}", {})
+    problem = Problem(prompt="say 7", answer="7")
+    assert task.score([problem] * 4, ["7", " 7\n", "77", ""]) == [1.0, 1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("third", "words"),
+    [
+        ("{not json", r"p\.jsonl:3: .*expected one JSON object per line, such as"),
+        ("[1, 2]", r"p\.jsonl:3: .*expected one JSON object per line"),
+        ('{"answer": "4"}', r'p\.jsonl:3: no "prompt" text; every line needs one'),
+        ('{"prompt": ""}', r'p\.jsonl:3: no "prompt" text'),
+        ('{"prompt": 4}', r'p\.jsonl:3: no "prompt" text'),
+    ],
+)
+def test_a_bad_line_is_named_by_its_number(third: str, words: str, tmp_path: Path) -> None:
+    # The empty second line counts, as it does in an editor.
+    (tmp_path / "p.jsonl").write_text(f'{{"prompt": "a"}}\n\n{third}\n')
+    with pytest.raises(ValueError, match=words):
+        load_task(f"file:{tmp_path / 'p.jsonl'}", {})
+
+
+def test_too_few_problems_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has 1 problems; at least 2 are needed"):
+        load_task(f"file:{write(tmp_path / 'p.jsonl', numbers(1))}", {})
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"cannot read problems from .*none\.jsonl: No such file"):
+        load_task(f"file:{tmp_path / 'none.jsonl'}", {})
+
+
+def test_a_kind_without_heldout_problems_is_refused(tmp_path: Path) -> None:
+    heldout = write(tmp_path / "h.jsonl", [{"prompt": p, "kind": "x"} for p in "ab"])
+    train = write(tmp_path / "t.jsonl", [{"prompt": p, "kind": k} for p in "ab" for k in "xy"])
+    with pytest.raises(ValueError, match="no heldout problem of kind 'y'; add some, or name a heldout file"):
+        load_task(f"file:{train}", {"heldout": str(heldout)})
+
+
+def test_an_unknown_task_or_parameter_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"task 'sums' is not known; use digits, file:PATH\.jsonl or module:function"):
+        load_task("sums", {})
+    with pytest.raises(ValueError, match=r"unknown field `fiel`.*known: file, heldout, ood"):
+        load_task("file:x.jsonl", {"fiel": "y"})
+
+
+REWARDS = '''
+def length(prompts, completions, answer, unit, **columns):
+    """Checks that every list belongs to the same samples, then rewards length."""
+    assert prompts == [f"say {a}" for a in answer]
+    assert unit == [f"u{a}" if int(a) % 2 else None for a in answer]
+    assert set(columns) <= {"level"}
+    return [len(text) for text in completions]
+
+def two(prompts, completions, **columns):
+    return [0.0, 1.0]
+
+number = 3
+'''
+
+
+@pytest.fixture
+def rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A user's module on the path, and a file of problems half of which have a `unit`."""
+    (tmp_path / "my_rewards.py").write_text(REWARDS)
+    lines = [{"prompt": f"say {n}", "answer": n, **({"unit": f"u{n}"} if n % 2 else {})} for n in range(30)]
+    write(tmp_path / "p.jsonl", lines)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return str(tmp_path / "p.jsonl")
+
+
+def test_a_reward_function_is_called_with_prompts_completions_and_columns(rewards: str) -> None:
+    task = load_task("my_rewards:length", {"file": rewards})
+    rng = random.Random(0)
+    problems = [task.draw(rng, "train", "all") for _ in range(8)]
+    scores = task.score(problems, ["x" * n for n in range(8)])
+    assert scores == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
+    assert {type(s) for s in scores} == {float}
+
+
+def test_a_wrong_number_of_rewards_is_refused(rewards: str) -> None:
+    task = load_task("my_rewards:two", {"file": rewards})
+    with pytest.raises(ValueError, match="returned 2 rewards for 3 completions; expected one each"):
+        task.score([Problem(prompt="p")] * 3, ["a", "b", "c"])
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("no_such_module:f", "cannot import no_such_module: .*is it on PYTHONPATH"),
+        ("my_rewards:none", "module my_rewards has no none"),
+        ("my_rewards:number", r"number is int; expected f\(prompts, completions"),
+    ],
+)
+def test_a_reward_that_cannot_be_used_is_refused(spec: str, words: str, rewards: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        load_task(spec, {"file": rewards})
+
+
+def test_a_reward_function_needs_a_file_of_problems(rewards: str) -> None:
+    with pytest.raises(ValueError, match=r'set file = "problems.jsonl" under \[task\]'):
+        load_task("my_rewards:length", {})
+
+
+def test_a_line_separator_inside_a_prompt_does_not_end_the_line(tmp_path: Path) -> None:
+    lines = [json.dumps({"prompt": f"a\u2028b {n}"}, ensure_ascii=False) for n in range(30)]
+    (tmp_path / "p.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    load_task(f"file:{tmp_path / 'p.jsonl'}", {})
+
+
+def test_a_file_with_nothing_left_to_train_on_is_refused(tmp_path: Path) -> None:
+    lines = [{"prompt": f"say {n}", "answer": str(n)} for n in range(200)]
+    task = load_task(f"file:{write(tmp_path / 'p.jsonl', lines)}", {})
+    heldout = [line for line in lines if line["prompt"] in all_of(task, "heldout")]
+    with pytest.raises(ValueError, match="train"):
+        load_task(f"file:{write(tmp_path / 'h.jsonl', heldout)}", {})
+
+
+def test_a_null_answer_is_no_answer(tmp_path: Path) -> None:
+    task = load_task(f"file:{write(tmp_path / 'p.jsonl', [{'prompt': f'p{n}', 'answer': None} for n in range(30)])}", {})
+    assert task.draw(random.Random(0), "train", "all").answer == ""
+
+
+def test_a_field_named_like_an_argument_is_refused_at_load(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="completions"):
+        load_task(f"file:{write(tmp_path / 'p.jsonl', numbers(30, completions='x'))}", {})

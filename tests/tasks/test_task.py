@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+
+from motley.records import Problem
+from motley.tasks import Task, assign, best_constant, check_task, draw_problems, evaluation_set, load_task
+
+
+class Good:
+    """A hundred words to repeat per split; the broken tasks below differ in one thing each."""
+
+    kinds = ("echo",)
+    splits = ("train", "heldout")
+
+    def draw(self, rng: random.Random, split: str, kind: str) -> Problem:
+        word = f"{split}{rng.randrange(100)}"
+        return Problem(kind=kind, prompt=f"echo {word}", answer=word)
+
+    def score(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[float]:
+        return [float(p.answer == c) for p, c in zip(problems, completions, strict=True)]
+
+
+class Unsteady(Good):
+    def __init__(self) -> None:
+        self.counter = itertools.count()
+
+    def draw(self, rng: random.Random, split: str, kind: str) -> Problem:
+        return Problem(kind=kind, prompt=f"{split}{next(self.counter)}", answer="x")
+
+
+class AnswersWrongly(Good):
+    def draw(self, rng: random.Random, split: str, kind: str) -> Problem:
+        return Problem(kind=kind, prompt=f"{split}{rng.randrange(100)}", answer="right")
+
+    def score(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[float]:
+        return [float(c == "other") for c in completions]
+
+
+class AlwaysPraises(Good):
+    def score(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[float]:
+        return [1.0] * len(completions)
+
+
+class SplitsMeet(Good):
+    def draw(self, rng: random.Random, split: str, kind: str) -> Problem:
+        return super().draw(rng, "train", kind)
+
+
+def test_a_good_task_has_no_fault() -> None:
+    assert check_task(Good()) == []
+
+
+@pytest.mark.parametrize(
+    ("task", "fault"),
+    [
+        (Unsteady(), "train/echo: the same seed gives different problems"),
+        (AnswersWrongly(), "train/echo: the own answer scores 0.0, a wrong one 0.0"),
+        (AlwaysPraises(), "heldout/echo: the own answer scores 1.0, a wrong one 1.0"),
+        (SplitsMeet(), "train and heldout share"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_broken_task_is_found_out(task: Task, fault: str) -> None:
+    assert any(found.startswith(fault) for found in check_task(task))
+
+
+def digits(*kinds: str) -> Task:
+    return load_task("digits", {"kinds": list(kinds), "levels": [4]})
+
+
+def test_an_assignment_is_decided_by_seed_peer_and_round() -> None:
+    task = digits("sort", "sum")
+    first = assign(task, 1, "a", 5, 6)
+    assert first == assign(digits("sort", "sum"), 1, "a", 5, 6)
+    for other in (assign(task, 2, "a", 5, 6), assign(task, 1, "b", 5, 6), assign(task, 1, "a", 6, 6)):
+        assert other != first
+
+
+def test_assigned_problems_are_for_training() -> None:
+    task = digits("sort")
+    heldout = {p.prompt for p in evaluation_set(task, "heldout", 500)}
+    assigned = {p.prompt for round in range(100) for p in assign(task, 0, "a", round, 10)}
+    assert assigned & heldout == set()
+
+
+@pytest.mark.parametrize("count", [3, 7, 12])
+def test_kinds_are_balanced_in_every_draw(count: int) -> None:
+    for seed in range(20):
+        counts = Counter(p.kind for p in draw_problems(digits("sort", "sum", "chain"), str(seed), "train", count))
+        assert len(counts) == 3
+        assert max(counts.values()) - min(counts.values()) <= 1
+
+
+def test_no_kind_is_always_first() -> None:
+    task = digits("sort", "sum", "chain")
+    assert {assign(task, 0, "a", round, 1)[0].kind for round in range(30)} == {"sort", "sum", "chain"}
+
+
+def test_every_kind_is_measured_on_the_same_fixed_number_of_problems() -> None:
+    task = digits("sort", "sum")
+    problems = evaluation_set(task, "heldout", 4)
+    assert [p.kind for p in problems] == ["sort"] * 4 + ["sum"] * 4
+    assert problems == evaluation_set(task, "heldout", 4)
+
+
+def test_best_constant_is_the_share_of_the_most_frequent_answer() -> None:
+    assert best_constant([Problem(prompt=str(i), answer=a) for i, a in enumerate("<<>=<")]) == 3 / 5
+    assert best_constant([Problem(prompt="p", answer="a")]) == 1.0

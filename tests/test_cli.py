@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from motley import benchmark
+from motley.cli import app
+from motley.crew import read_metrics
+
+# LocalCrew keeps the file open; tests/e2e/test_crew.py has the test of it.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed file.*metrics:ResourceWarning")
+
+CREW = """
+[crew]
+name = "pair"
+task = "digits"
+rounds = 2
+group_size = 4
+problems_per_round = 4
+objective = "ftis"
+[task]
+kinds = ["compare"]
+levels = [2]
+[sampling]
+max_tokens = 2
+[evaluate]
+every = 1
+problems = 4
+[[peer]]
+name = "a"
+model = "tiny:0.3m"
+[[peer]]
+name = "b"
+model = "tiny:0.3m"
+train = { lora = { rank = 2 } }
+"""
+
+
+def motley(*arguments: object, code: int = 0) -> Result:
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    assert result.exit_code == code, (result.output, result.stderr, result.exception)
+    return result
+
+
+def as_json(*arguments: object, code: int = 0) -> dict[str, Any]:
+    return json.loads(motley(*arguments, "--json", code=code).stdout)
+
+
+def error(*arguments: object) -> str:
+    """The one line a mistake is answered with."""
+    result = motley(*arguments, code=2)
+    assert result.stderr.startswith("error: ")
+    assert len(result.stderr.splitlines()) == 1
+    return result.stderr.strip()
+
+
+@pytest.fixture
+def crew_file(tmp_path: Path) -> Path:
+    (tmp_path / "crew.toml").write_text(CREW)
+    return tmp_path / "crew.toml"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two rounds."""
+    folder = tmp_path_factory.mktemp("cli")
+    (folder / "crew.toml").write_text(CREW)
+    motley("train", folder / "crew.toml", "--out", folder / "run", "--seed", 3)
+    return folder / "run"
+
+
+def test_train_leaves_a_run_and_says_where(trained: Path, crew_file: Path) -> None:
+    out = motley("train", crew_file, "--rounds", 1, "--out", crew_file.parent / "run").stdout
+    assert "held-out accuracy: before → after" in out
+    assert f"run folder: {crew_file.parent / 'run'}" in out
+    assert [line["round"] for line in read_metrics(crew_file.parent / "run")] == [0, 0, 1, 1]
+    assert [line["round"] for line in read_metrics(trained)] == [0, 0, 1, 1, 2, 2]
+    assert (trained / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (trained / "curves.html").read_text()
+    assert "seed = 3" in (trained / "config.toml").read_text()
+
+
+def test_runs_without_a_folder_of_their_own_are_numbered(crew_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(crew_file.parent)
+    for number in (1, 2):
+        motley("train", crew_file, "--rounds", 1)
+        assert (Path("runs") / f"pair-00{number}" / "metrics.jsonl").exists()
+
+
+def test_resume_goes_on_with_a_run(trained: Path) -> None:
+    before = (trained / "metrics.jsonl").read_bytes()
+    out = motley("train", "--resume", trained).stdout
+    assert f"run folder: {trained}" in out
+    assert (trained / "metrics.jsonl").read_bytes() == before
+
+
+def test_alone_also_trains_every_peer_by_itself(crew_file: Path) -> None:
+    run = crew_file.parent / "run"
+    out = motley("train", crew_file, "--rounds", 1, "--alone", "--out", run).stdout
+    assert "(alone)" in out
+    assert [line["num_sequences"] for line in read_metrics(run / "alone" / "b") if "num_sequences" in line] == [16]
+
+
+def test_eval_of_a_run_and_of_one_of_its_peers(trained: Path) -> None:
+    rows = as_json("eval", trained, "--problems", 6, "--samples", 2)["rows"]
+    assert [(row["peer"], row["kind"], row["num_problems"]) for row in rows] == [("a", "compare", 6), ("b", "compare", 6)]
+    for row in rows:
+        assert 0 <= row["average"] <= row["passed"] <= 1
+        assert 0 < row["constant"] <= 1
+    (only,) = as_json("eval", trained, "--problems", 6, "--samples", 2, "--peer", "b")["rows"]
+    assert only == rows[1]
+    assert [row["num_problems"] for row in as_json("eval", trained, "--problems", 2, "--samples", 1, "--split", "ood")["rows"]] == [2, 2]
+
+
+def test_eval_of_a_model(crew_file: Path) -> None:
+    rows = as_json("eval", "tiny:1m", "--problems", 3, "--samples", 2)["rows"]
+    assert [row["kind"] for row in rows] == ["reverse", "sort", "increment", "all"]
+    assert [row["num_problems"] for row in rows] == [3, 3, 3, 9]
+
+
+def test_check_compares_engine_and_trainer(crew_file: Path) -> None:
+    rows = as_json("check", crew_file)["rows"]
+    assert [row["result"] for row in rows] == ["ok"] * 3
+    assert [row["what"].split()[0] for row in rows] == ["task", "a:", "b:"]
+    assert all(row["largest_difference"] < 1e-4 for row in rows[1:])
+    assert all(0 < row["mean_difference"] <= row["largest_difference"] for row in rows[1:])
+
+
+def test_check_of_a_task_with_a_fault_fails(tmp_path: Path) -> None:
+    lines = [{"prompt": f"sort {n}=", "answer": ""} for n in range(10, 60)]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "praise.py").write_text("def praise(prompts, completions, **columns):\n    return [1.0] * len(completions)\n")
+    text = CREW.replace('"digits"', '"praise:praise"').replace('kinds = ["compare"]\nlevels = [2]', f'file = "{tmp_path / "p.jsonl"}"')
+    (tmp_path / "crew.toml").write_text(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(tmp_path))
+        rows = as_json("check", tmp_path / "crew.toml", code=1)["rows"]
+    assert "the own answer scores 1.0, a wrong one 1.0" in rows[0]["result"]
+
+
+def test_a_bad_crew_file_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(CREW.replace("group_size", "group_sise"))
+    for command in (["train", path], ["check", path], ["study", path, "--arms", "ftis"]):
+        assert "did you mean group_size?" in error(*command)
+    assert "cannot read crew file" in error("train", tmp_path / "none.toml")
+
+
+def test_bad_options_are_one_line(crew_file: Path, trained: Path) -> None:
+    assert "give a crew file to start, or --resume RUN to go on; not both" in error("train")
+    assert "not both" in error("train", crew_file, "--resume", trained)
+    assert "rounds=-1 trains nothing" in error("train", crew_file, "--rounds", -1)
+    assert "objective 'ftsi' is not known" in error("train", crew_file, "--objective", "ftsi", "--out", crew_file.parent / "run")
+    assert "has no variant 'x'" in error("train", crew_file, "--objective", "ftis/x", "--out", crew_file.parent / "run")
+    assert "has no peer 'c'; it has a, b" in error("eval", trained, "--peer", "c")
+    assert "model 'gpt' is not known" in error("eval", "gpt")
+    assert "is not empty" in error("train", crew_file, "--out", trained)
+    assert "no config.toml" in error("eval", crew_file.parent) or "cannot read" in error("eval", crew_file.parent)
+
+
+def test_brackets_in_an_error_are_shown(crew_file: Path) -> None:
+    crew_file.write_text(CREW.replace("levels = [2]", "levels = [99]"))
+    assert "[task] of 'digits'" in error("check", crew_file)
+
+
+def test_a_path_with_brackets_can_stand_in_an_error(tmp_path: Path) -> None:
+    assert "none.toml" in error("check", "runs[/x]/none.toml")
+
+
+def test_study_prints_a_table_and_does_not_run_twice(crew_file: Path) -> None:
+    out = crew_file.parent / "study"
+    crew_file.write_text(CREW.replace("rounds = 2", "rounds = 1"))
+    command = ["study", crew_file, "--arms", "alone ftis:C=3", "--seeds", 2, "--jobs", 1, "--out", out]
+    text = motley(*command).stdout
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+    assert [(row[0], row[1]) for row in rows[2:]] == [(peer, arm) for peer in "ab" for arm in ("start", "alone", "ftis:C=3")]
+    kept = (out / "outcomes.jsonl").read_bytes()
+    assert len(kept.splitlines()) == 2 * 2 * 2
+    lines = as_json(*command)["lines"]
+    assert [line["arm"] for line in lines] == ["start", "alone", "ftis:C=3"] * 2
+    assert (out / "outcomes.jsonl").read_bytes() == kept
+
+
+def test_bench_prints_a_ratio_per_model_and_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    # One model, untrained: the numbers mean little, what is measured is the same.
+    monkeypatch.setattr(benchmark, "SHAPES", {"0.3m": benchmark.SHAPES["0.3m"]})
+    monkeypatch.setattr(benchmark, "warm_start", lambda *arguments, **named: None)
+    rows = as_json("bench", "local", "--repeats", 1)["rows"]
+    assert [(row["model"], row["half"]) for row in rows] == [("tiny:0.3m", "sampling"), ("tiny:0.3m", "training")]
+    assert all(row["ratio"] == pytest.approx(row["motley"] / row["transformers"], rel=0.05) for row in rows)

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from motley.config import ConfigError, CrewConfig, parse_config, read_config, write_config
+
+CREW = """
+[crew]
+name = "sums"
+task = "digits"
+rounds = 3
+group_size = 6
+problems_per_round = 6
+objective = "ftis"
+"""
+PEERS = """
+[[peer]]
+name = "a"
+model = "tiny:0.3m"
+[[peer]]
+name = "b"
+model = "tiny:1m"
+[[peer]]
+name = "c"
+model = "tiny:deep"
+"""
+
+
+def refusal(text: str) -> str:
+    """The one line a bad crew file is refused with."""
+    with pytest.raises(ConfigError) as caught:
+        parse_config(text, source="bad.toml")
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith("bad.toml: ")
+    return message
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (CREW.replace("group_size", "group_sise") + PEERS, ["unknown field `group_sise`", "crew", "did you mean group_size?"]),
+        (CREW + "zzz = 1" + PEERS, ["unknown field `zzz`", "remove it"]),
+        (CREW + "[learning]\nlearning_rate = 1e-3" + PEERS, ["unknown field `learning_rate`", "learning"]),
+        (CREW + PEERS + "trian = 1", ["unknown field `trian`", "did you mean train?"]),
+        (CREW + PEERS + "[sampling]\ntemprature = 1.0", ["did you mean temperature?"]),
+        (CREW.replace("rounds = 3", 'rounds = "three"') + PEERS, ["Expected `int`, got `str`", "crew.rounds"]),
+        (CREW.replace("rounds = 3\n", "") + PEERS, ["missing required field `rounds`"]),
+        (CREW.replace("rounds = 3", "rounds = 0") + PEERS, ["rounds=0 trains nothing; use at least 1"]),
+        (CREW.replace("group_size = 6", "group_size = 1") + PEERS, ["group_size=1 has no spread", "use at least 2"]),
+        (CREW.replace("problems_per_round = 6", "problems_per_round = 0") + PEERS, ["problems_per_round=0 trains nothing"]),
+        (CREW.replace('"sums"', '"su ms"') + PEERS, ["crew name 'su ms' must be letters, digits, - and _"]),
+        (CREW + PEERS.replace('"a"', '"a/b"'), ["peer name 'a/b' must be letters, digits, - and _"]),
+        (
+            CREW.replace("group_size = 6", "group_size = 20") + 'layout = "horizontal"' + PEERS,
+            ["group_size=20 is not divisible by the 3 peers of a horizontal crew; use 18 or 21"],
+        ),
+        (
+            CREW.replace("group_size = 6", "group_size = 2") + 'layout = "horizontal"' + PEERS,
+            ["group_size=2 is not divisible by the 3 peers of a horizontal crew; use 3"],
+        ),
+        (
+            CREW.replace("problems_per_round = 6", "problems_per_round = 7") + PEERS,
+            ["problems_per_round=7 is not divisible by the 3 peers of a vertical crew; use 6 or 9"],
+        ),
+        (CREW + 'layout = "horizontal"\n[learning]\nown_share = 0.5' + PEERS, ["own_share and quota", "remove them or use vertical"]),
+        (CREW + 'layout = "horizontal"\n[learning]\nquota = 2' + PEERS, ["own_share and quota", "remove them or use vertical"]),
+        (CREW + 'layout = "diagonal"' + PEERS, ["Invalid enum value 'diagonal'", "crew.layout"]),
+        (CREW + PEERS.replace('"c"', '"a"'), ["peer names must differ; got a, b, a"]),
+        (CREW, ["missing required field `peer`"]),
+        ("peer = []\n" + CREW, ["a crew needs at least one [[peer]]"]),
+        (CREW + PEERS + 'train = { lora = { rank = 8 }, layers = "last:1" }', ["exactly one of lora and layers", 'train = "full"']),
+        (CREW + PEERS + "train = {}", ["exactly one of lora and layers"]),
+        (CREW + PEERS + "train = { lora = { rank = 0 } }", ["lora rank=0 trains nothing; use at least 1"]),
+        (CREW + PEERS + "warm = { accuracy = { sort = 1.5 } }", ["warm accuracy of sort is 1.5", "between 0 and 1"]),
+        (CREW.replace('"ftis"', '"alone"') + PEERS, ["'alone' means one peer", "--alone"]),
+        (CREW + "[learning]\nlr = 0" + PEERS, ["lr=0", "must be above 0"]),
+        (CREW + "[learning]\ngrad_clip = 0" + PEERS, ["grad_clip=0", "1.0 is usual"]),
+        (CREW + "[learning]\nown_share = 1.5" + PEERS, ["own_share=1.5 is outside 0..1"]),
+        (CREW + "[learning]\nsuccess_memory = 1.0" + PEERS, ["success_memory=1.0 is outside"]),
+        (CREW + "[learning]\ntoken_budget = 0" + PEERS, ["token_budget=0 must be at least 1"]),
+        (CREW + "[learning]\ncheckpoint_every = 0" + PEERS, ["checkpoint_every=0 must be at least 1"]),
+        (CREW + "[learning]\nmax_age = -1" + PEERS, ["max_age=-1 must not be negative"]),
+        (CREW + "[learning]\nquota = -1" + PEERS, ["quota=-1 must not be negative"]),
+        (CREW + "[evaluate]\nevery = 0" + PEERS, ["every >= 1", "got every=0"]),
+        (CREW + "[sampling]\ntemperature = 0.0" + PEERS, ["temperature"]),
+        (CREW + "[sampling]\ntop_p = 2.0" + PEERS, ["top_p=2.0 is outside", "sampling"]),
+        (CREW + "rounds = ", ["Invalid value"]),
+        ("[crew", ["Expected ']'"]),
+    ],
+)
+def test_a_bad_crew_file_is_refused_in_one_line_with_the_remedy(text: str, words: list[str]) -> None:
+    message = refusal(text)
+    for word in words:
+        assert word in message
+
+
+def test_a_missing_crew_file_is_refused_with_its_path(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read crew file .*none\.toml: No such file or directory; give the path"):
+        read_config(tmp_path / "none.toml")
+
+
+def test_a_crew_file_that_is_not_text_is_refused_with_its_path(tmp_path: Path) -> None:
+    (tmp_path / "crew.toml").write_bytes(b"\xff\xfe[crew]")
+    with pytest.raises(ConfigError, match=r"crew\.toml"):
+        read_config(tmp_path / "crew.toml")
+
+
+FULL = (
+    CREW
+    + """
+variant = "code"
+layout = "vertical"
+pace = "async"
+seed = 7
+[task]
+kinds = ["sort"]
+levels = [2, 3]
+[objective]
+C = 3
+kl_over = "group"
+[sampling]
+temperature = 0.7
+top_k = 5
+logprobs = "full"
+[learning]
+quota = 2
+stale = "pace"
+[evaluate]
+every = 2
+"""
+    + PEERS
+    + """
+lr = 2e-3
+train = { lora = { rank = 4, targets = ["q_proj"] } }
+warm = { accuracy = { sort = 0.5 }, max_steps = 10 }
+[[peer]]
+name = "d"
+model = "tiny:4m"
+train = { layers = "last:1" }
+[[peer]]
+name = "e"
+model = "tiny:4m"
+[[peer]]
+name = "f"
+model = "tiny:4m"
+"""
+)
+
+
+@pytest.mark.parametrize("text", [CREW + PEERS, FULL], ids=["defaults", "everything"])
+def test_a_written_crew_reads_back_the_same(text: str, tmp_path: Path) -> None:
+    config = parse_config(text)
+    write_config(config, tmp_path / "config.toml")
+    assert read_config(tmp_path / "config.toml") == config
+
+
+def test_alone_is_a_crew_of_one_that_makes_all_the_sampling() -> None:
+    config = parse_config(FULL)
+    alone = config.alone("c")
+    assert alone.peer == (config.peer[2],)
+    assert (alone.crew.objective, alone.crew.variant, alone.objective) == ("alone", "", {})
+    assert alone.crew.name == "sums-alone-c"
+    assert alone.problems_per_peer == config.crew.problems_per_round
+    assert (alone.sampling, alone.task, alone.crew.seed) == (config.sampling, config.task, 7)
+
+
+@pytest.mark.parametrize(("layout", "problems", "rollouts"), [("vertical", 2, 6), ("horizontal", 6, 2)])
+def test_the_work_of_a_round_is_divided_by_problems_or_by_rollouts(layout: str, problems: int, rollouts: int) -> None:
+    config = parse_config(CREW + f'layout = "{layout}"' + PEERS)
+    assert (config.problems_per_peer, config.rollouts_per_group) == (problems, rollouts)
+    alone = config.alone("a")
+    assert alone.problems_per_peer * alone.rollouts_per_group == 36
+
+
+def test_changing_a_crew_checks_it_again() -> None:
+    config = parse_config(CREW + PEERS)
+    with pytest.raises(ValueError, match="rounds=-1 trains nothing"):
+        msgspec.structs.replace(config.crew, rounds=-1)
+    with pytest.raises(ValueError, match="not divisible"):
+        msgspec.structs.replace(config, crew=msgspec.structs.replace(config.crew, problems_per_round=7))
+    assert isinstance(config, CrewConfig)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        pytest.param("warm = { accuracy = {} }", id="warm towards nothing"),
+        pytest.param("warm = { accuracy = { sort = 0.5 }, batch = 0 }", id="empty warm batches"),
+        pytest.param("warm = { accuracy = { sort = 0.5 }, lr = 0.0 }", id="warm lr 0"),
+        pytest.param("lr = -1.0", id="negative lr of a peer"),
+        pytest.param('train = { layers = "last:0" }', id="no layer"),
+    ],
+)
+def test_what_cannot_train_is_refused_at_load(extra: str) -> None:
+    refusal(CREW + PEERS + extra)
