@@ -9,7 +9,6 @@ from scipy import stats
 
 from fakes import POLICIES, grouped_query_policy, lora_policy, reference_distribution, reference_logp, tiny_policy
 from motley.engines import Completion, TorchEngine
-from motley.engines import torch as torch_engine
 from motley.engines.torch import draw
 from motley.policies import Policy
 from motley.records import Sampling
@@ -63,18 +62,18 @@ def test_a_row_does_not_depend_on_the_other_prompts_of_its_batch() -> None:
                 np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-5)
 
 
-@pytest.mark.parametrize("share", [0.01, 0.3, 1.0])
-def test_cutting_finished_rows_out_changes_nothing(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_that_share_a_branch_or_a_batch_are_as_if_each_had_been_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every sample as a branch of its own, nothing shared and nothing cut, draws the same tokens."""
     policy = grouped_query_policy(seed=3)
-    monkeypatch.setattr(torch_engine, "FINISHED_SHARE_TO_CUT", 2.0)  # never
-    whole = samples(policy, num_samples=8)
-    lengths = {len(c.tokens) for _, c in whole}
-    assert len(lengths) > 3, "rows must end at different steps for this to test anything"
-    monkeypatch.setattr(torch_engine, "FINISHED_SHARE_TO_CUT", share)
-    cut = samples(policy, num_samples=8)
-    for (_, ours), (_, theirs) in zip(cut, whole, strict=True):
-        assert dataclasses.replace(ours, logprobs=theirs.logprobs) == theirs
-        np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-5)
+    shared = samples(policy, num_samples=8)
+    assert len({len(c.tokens) for _, c in shared}) > 3, "samples must end at different steps for this to test anything"
+    engine = TorchEngine(policy)
+    uniform_BT = torch.rand(len(shared), LONG.max_tokens, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for row, (prompt, completion) in enumerate(shared):
+        monkeypatch.setattr(torch, "rand", lambda *_, row=row, **__: uniform_BT[row : row + 1])
+        ((alone,),) = engine.sample([prompt], 1, LONG, seed=0)
+        assert dataclasses.replace(alone, logprobs=completion.logprobs) == completion
+        np.testing.assert_allclose(alone.logprobs, completion.logprobs, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", POLICIES)
@@ -112,7 +111,9 @@ def test_rows_of_one_prompt_and_steps_of_one_row_draw_independently() -> None:
     logits_BV = torch.zeros(1, 10)
     (row,) = TorchEngine(tiny_policy()).sample([(5, 12)], 200, Sampling(max_tokens=2), seed=0)
     assert len({c.tokens for c in row}) > 100
-    low, high = (draw(logits_BV, Sampling(), torch.tensor([u], dtype=torch.float64))[0].item() for u in (0.0, 1 - 2**-53))
+    low, high = (
+        draw(logits_BV, torch.tensor([0]), Sampling(), torch.tensor([u], dtype=torch.float64))[0].item() for u in (0.0, 1 - 2**-53)
+    )
     assert (low, high) == (0, 9)
 
 
