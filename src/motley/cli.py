@@ -151,6 +151,7 @@ def _train_alone(config: CrewConfig, folder: Path) -> dict[str, dict[str, float]
         if not _run(crew):
             return None
         found |= skills_at(read_metrics(own), last=True)
+    (folder / "alone.json").write_text(json.dumps({"command": " ".join(["motley", *sys.argv[1:]]), "skills": found}, indent=2) + "\n")
     return found
 
 
