@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +13,7 @@ from typer.testing import CliRunner
 
 from motley import benchmark
 from motley.cli import app
-from motley.crew import read_metrics
-
-# LocalCrew keeps the file open; tests/e2e/test_crew.py has the test of it.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed file.*metrics:ResourceWarning")
+from motley.crew import LocalCrew, read_metrics
 
 CREW = """
 [crew]
@@ -108,19 +108,19 @@ def test_alone_also_trains_every_peer_by_itself(crew_file: Path) -> None:
 
 def test_eval_of_a_run_and_of_one_of_its_peers(trained: Path) -> None:
     rows = as_json("eval", trained, "--problems", 6, "--samples", 2)["rows"]
-    assert [(row["peer"], row["kind"], row["num_problems"]) for row in rows] == [("a", "compare", 6), ("b", "compare", 6)]
+    assert [(row["peer"], row["kind"], row["problems"]) for row in rows] == [("a", "compare", 6), ("b", "compare", 6)]
     for row in rows:
-        assert 0 <= row["average"] <= row["passed"] <= 1
-        assert 0 < row["constant"] <= 1
+        assert 0 <= row["avg@2"] <= row["pass@2"] <= 1
+        assert 0 < row["best constant"] <= 1
     (only,) = as_json("eval", trained, "--problems", 6, "--samples", 2, "--peer", "b")["rows"]
     assert only == rows[1]
-    assert [row["num_problems"] for row in as_json("eval", trained, "--problems", 2, "--samples", 1, "--split", "ood")["rows"]] == [2, 2]
+    assert [row["problems"] for row in as_json("eval", trained, "--problems", 2, "--samples", 1, "--split", "ood")["rows"]] == [2, 2]
 
 
 def test_eval_of_a_model(crew_file: Path) -> None:
     rows = as_json("eval", "tiny:1m", "--problems", 3, "--samples", 2)["rows"]
     assert [row["kind"] for row in rows] == ["reverse", "sort", "increment", "all"]
-    assert [row["num_problems"] for row in rows] == [3, 3, 3, 9]
+    assert [row["problems"] for row in rows] == [3, 3, 3, 9]
 
 
 def test_check_compares_engine_and_trainer(crew_file: Path) -> None:
@@ -132,7 +132,7 @@ def test_check_compares_engine_and_trainer(crew_file: Path) -> None:
 
 
 def test_check_of_a_task_with_a_fault_fails(tmp_path: Path) -> None:
-    lines = [{"prompt": f"sort {n}=", "answer": ""} for n in range(10, 60)]
+    lines = [{"prompt": f"sort {n}=", "answer": "1"} for n in range(10, 60)]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (tmp_path / "praise.py").write_text("def praise(prompts, completions, **columns):\n    return [1.0] * len(completions)\n")
     text = CREW.replace('"digits"', '"praise:praise"').replace('kinds = ["compare"]\nlevels = [2]', f'file = "{tmp_path / "p.jsonl"}"')
@@ -158,9 +158,9 @@ def test_bad_options_are_one_line(crew_file: Path, trained: Path) -> None:
     assert "objective 'ftsi' is not known" in error("train", crew_file, "--objective", "ftsi", "--out", crew_file.parent / "run")
     assert "has no variant 'x'" in error("train", crew_file, "--objective", "ftis/x", "--out", crew_file.parent / "run")
     assert "has no peer 'c'; it has a, b" in error("eval", trained, "--peer", "c")
-    assert "model 'gpt' is not known" in error("eval", "gpt")
+    assert "there is no run or model folder gpt" in error("eval", "gpt")
     assert "is not empty" in error("train", crew_file, "--out", trained)
-    assert "no config.toml" in error("eval", crew_file.parent) or "cannot read" in error("eval", crew_file.parent)
+    assert "is no model folder" in error("eval", crew_file.parent)
 
 
 def test_brackets_in_an_error_are_shown(crew_file: Path) -> None:
@@ -193,3 +193,84 @@ def test_bench_prints_a_ratio_per_model_and_half(monkeypatch: pytest.MonkeyPatch
     rows = as_json("bench", "local", "--repeats", 1)["rows"]
     assert [(row["model"], row["half"]) for row in rows] == [("tiny:0.3m", "sampling"), ("tiny:0.3m", "training")]
     assert all(row["ratio"] == pytest.approx(row["motley"] / row["transformers"], rel=0.05) for row in rows)
+
+
+def test_ctrl_c_finishes_the_round_saves_and_says_how_to_go_on(crew_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = LocalCrew.rounds
+
+    def interrupted(crew: LocalCrew) -> Iterator[list[dict[str, Any]]]:
+        for lines in whole(crew):
+            os.kill(os.getpid(), signal.SIGINT)
+            yield lines
+
+    monkeypatch.setattr(LocalCrew, "rounds", interrupted)
+    run = tmp_path / "run"
+    out = motley("train", crew_file, "--rounds", 3, "--out", run, code=130).stdout
+    assert "stopping after this round" in out
+    assert f"go on with: motley train --resume {run}" in out
+    assert max(line["round"] for line in read_metrics(run)) == 1
+    monkeypatch.undo()
+    assert "--resume goes on with the run's own settings" in error("train", "--resume", run, "--rounds", 5)
+    assert "before → after" in motley("train", "--resume", run).stdout
+    assert max(line["round"] for line in read_metrics(run)) == 3
+
+
+def test_a_second_ctrl_c_says_how_to_go_on_too(crew_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def torn(crew: LocalCrew) -> Iterator[list[dict[str, Any]]]:
+        raise KeyboardInterrupt
+        yield []
+
+    monkeypatch.setattr(LocalCrew, "rounds", torn)
+    assert "go on with: motley train --resume" in motley("train", crew_file, "--out", tmp_path / "run", code=130).stdout
+
+
+def test_eval_of_a_saved_model_folder(trained: Path) -> None:
+    newest = sorted((trained / "checkpoints").glob("round-*"))[-1]
+    run = {row["peer"]: row["greedy pass@1"] for row in as_json("eval", trained, "--problems", 6, "--samples", 1)["rows"]}
+    for peer in ("a", "b"):  # a whole model, and an adapter beside its base
+        arguments = ("--problems", 6, "--samples", 1, "--split", "ood")
+        (saved,) = [row for row in as_json("eval", newest / peer / "model", *arguments)["rows"] if row["kind"] == "all"]
+        assert saved["problems"] == 18
+    assert run.keys() == {"a", "b"}
+    assert "is no model folder" in error("eval", trained / "groups")
+
+
+def test_a_study_folder_belongs_to_one_crew(crew_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "study"
+    motley("study", crew_file, "--arms", "ftis", "--seeds", 1, "--jobs", 1, "--out", out)
+    other = tmp_path / "other.toml"
+    other.write_text(crew_file.read_text().replace("rounds = ", "rounds = 1"))
+    assert "holds a study of another crew file" in motley("study", other, "--arms", "ftis", "--seeds", 1, "--out", out, code=2).stderr
+    for arms in ("", "ftis ftis"):
+        assert "name at least one arm, none twice" in error("study", crew_file, "--arms", arms)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("max_tokens = 2", "max_tokens = 1", "max_tokens=1 is too short for answers such as"),
+        ("max_tokens = 2", "max_tokens = 60", "do not fit the 64 positions"),
+        ('model = "tiny:0.3m"\ntrain', 'model = "tiny:7b"\ntrain', "model 'tiny:7b' is not known"),
+        ("lora = { rank = 2 }", 'layers = "nothing"', "matches no parameter"),
+        ("lora = { rank = 2 }", 'lora = { targets = ["lm_head"] }', "lm_head"),
+        ("max_tokens = 2", "max_tokens = 2\nlr = 1e-4", "it belongs under [learning]"),
+    ],
+)
+def test_what_cannot_work_is_said_before_any_training(old: str, new: str, words: str, tmp_path: Path) -> None:
+    assert old in CREW
+    path = tmp_path / "crew.toml"
+    path.write_text(CREW.replace(old, new))
+    assert words in error("train", path, "--out", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_problem_files_are_found_beside_the_crew_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [{"prompt": f"sort {n}=", "answer": str(n % 10)} for n in range(10, 60)]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = CREW.replace('"digits"', '"file:p.jsonl"').replace('[task]\nkinds = ["compare"]\nlevels = [2]\n', "")
+    (tmp_path / "crew.toml").write_text(text)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    run = tmp_path / "run"
+    motley("train", tmp_path / "crew.toml", "--rounds", 1, "--out", run)
+    assert [row["kind"] for row in as_json("eval", run, "--problems", 2, "--samples", 1)["rows"]] == ["all", "all"]

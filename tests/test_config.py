@@ -74,7 +74,7 @@ def refusal(text: str) -> str:
         ("peer = []\n" + CREW, ["a crew needs at least one [[peer]]"]),
         (CREW + PEERS + 'train = { lora = { rank = 8 }, layers = "last:1" }', ["exactly one of lora and layers", 'train = "full"']),
         (CREW + PEERS + "train = {}", ["exactly one of lora and layers"]),
-        (CREW + PEERS + "train = { lora = { rank = 0 } }", ["lora rank=0 trains nothing; use at least 1"]),
+        (CREW + PEERS + "train = { lora = { rank = 0 } }", ["lora needs rank >= 1", "got rank=0"]),
         (CREW + PEERS + "warm = { accuracy = { sort = 1.5 } }", ["warm accuracy of sort is 1.5", "between 0 and 1"]),
         (CREW.replace('"ftis"', '"alone"') + PEERS, ["'alone' means one peer", "--alone"]),
         (CREW + "[learning]\nlr = 0" + PEERS, ["lr=0", "must be above 0"]),

@@ -7,11 +7,10 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from importlib.resources import as_file, files
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -24,6 +23,10 @@ from rich.table import Table
 from motley.config import ConfigError, CrewConfig, PeerConfig, read_config
 from motley.records import Sampling
 from motley.tasks import Split
+
+if TYPE_CHECKING:
+    from motley.crew import LocalCrew
+    from motley.display import Skills
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="A crew of different language models that train each other.")
 bench_app = typer.Typer(no_args_is_help=True, help="Measure speed against a known rival, in one run.")
@@ -41,10 +44,10 @@ Alone = Annotated[bool, typer.Option("--alone", help="Also train every peer by i
 
 @contextmanager
 def _plain_errors() -> Iterator[None]:
-    """What a user did wrong is one line, not a traceback."""
+    """What a user did wrong, or a disk, is one line and not a traceback."""
     try:
         yield
-    except (ConfigError, ValueError, FloatingPointError) as error:
+    except (ConfigError, ValueError, FloatingPointError, OSError) as error:
         Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {escape(str(error))}", highlight=False)
         raise typer.Exit(2) from None
 
@@ -58,6 +61,7 @@ def _stop_on_interrupt() -> Iterator[Callable[[], bool]]:
         nonlocal asked
         asked = True
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        console.print("stopping after this round; Ctrl-C again stops at once")
 
     before = signal.signal(signal.SIGINT, ask)
     try:
@@ -85,22 +89,22 @@ def _changed(config: CrewConfig, objective: str, rounds: int, seed: int | None) 
     return msgspec.structs.replace(config, crew=crew, objective=settings)
 
 
-def _run(crew: Any, title: str = "") -> bool:
-    """Train to the end with the live table; False if interrupted, the crew saved."""
+def _run(crew: LocalCrew) -> bool:
+    """Train to the end, or to a Ctrl-C, with the live table; True if a stop was asked for. The crew is saved either way."""
     from motley.crew import read_metrics
     from motley.display import LiveTable
 
     table = LiveTable(crew.config, first_round=crew.finished_rounds)
     table.update(read_metrics(crew.folder))
-    with _stop_on_interrupt() as stop_asked, Live(table, console=console, refresh_per_second=4, transient=not console.is_terminal) as live:
+    with _stop_on_interrupt() as stop_asked, Live(table, console=console, refresh_per_second=4, transient=not console.is_terminal):
         for lines in crew.rounds():
             table.update(lines)
             if not console.is_terminal and "heldout" in lines[0]:
-                live.console.print(_plain_progress(lines, crew.config.crew.rounds, table.time_left()), highlight=False)
-            if stop_asked() and crew.finished_rounds < crew.config.crew.rounds:
+                console.print(_plain_progress(lines, crew.config.crew.rounds, table.time_left()), highlight=False, soft_wrap=True)
+            if stop_asked():
                 crew.save()
-                return False
-    return True
+                break
+        return stop_asked()
 
 
 def _plain_progress(lines: list[dict[str, Any]], rounds: int, left: str) -> str:
@@ -111,7 +115,7 @@ def _plain_progress(lines: list[dict[str, Any]], rounds: int, left: str) -> str:
     return f"round {lines[0]['round']} of {rounds}: held-out accuracy {peers}; {left} left"
 
 
-def _start(config: CrewConfig, folder: Path, may_resume: bool = False) -> Any:
+def _start(config: CrewConfig, folder: Path, may_resume: bool = False) -> LocalCrew:
     from motley.crew import LocalCrew
 
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[skill]}"), TimeElapsedColumn())
@@ -128,7 +132,7 @@ def _start(config: CrewConfig, folder: Path, may_resume: bool = False) -> Any:
         return (LocalCrew.start_or_resume if may_resume else LocalCrew.start)(config, folder, show)
 
 
-def _finish(crew: Any, alone: dict[str, dict[str, float]]) -> None:
+def _finish(crew: LocalCrew, alone: Skills) -> None:
     from motley.crew import read_metrics
     from motley.display import draw_curves, skill_matrix, skills_at
 
@@ -139,35 +143,45 @@ def _finish(crew: Any, alone: dict[str, dict[str, float]]) -> None:
     console.print(f"run folder: {crew.folder}", soft_wrap=True)
 
 
-def _train_alone(config: CrewConfig, folder: Path) -> dict[str, dict[str, float]] | None:
-    """Every peer by itself, in RUN/alone/PEER; goes on with what is there. None if interrupted."""
+def _train_alone(config: CrewConfig, folder: Path) -> bool:
+    """Every peer by itself, in RUN/alone/PEER, going on with what is there; then RUN/alone.json. True if a stop was asked for."""
     from motley.crew import read_metrics
     from motley.display import skills_at
 
-    found: dict[str, dict[str, float]] = {}
+    found: Skills = {}
     for peer in config.peer:
         own = folder / "alone" / peer.name
         crew = _start(config.alone(peer.name), own, may_resume=True)
-        if not _run(crew):
-            return None
+        stop_asked = _run(crew)
+        if crew.finished_rounds < config.crew.rounds or (stop_asked and peer is not config.peer[-1]):
+            return True
         found |= skills_at(read_metrics(own), last=True)
-    (folder / "alone.json").write_text(json.dumps({"command": " ".join(["motley", *sys.argv[1:]]), "skills": found}, indent=2) + "\n")
-    return found
+    _write_alone(folder, " ".join(["motley", *sys.argv[1:]]), found)
+    return False
 
 
-def _train(config: CrewConfig, folder: Path, alone: bool, recorded: dict[str, dict[str, float]], resume: bool = False) -> None:
-    from motley.crew import LocalCrew
+def _write_alone(folder: Path, command: str, skills: Skills) -> None:
+    (folder / "alone.json").write_text(json.dumps({"command": command, "skills": skills}, indent=2) + "\n")
 
-    crew = LocalCrew.resume(folder) if resume else _start(config, folder)
-    done = _run(crew)
-    found = _train_alone(crew.config, folder) if done and alone else recorded
-    if not done or found is None:
-        again = " --alone" if alone else ""
-        console.print(
-            f"stopped after round {crew.finished_rounds} and saved; go on with: motley train --resume {folder}{again}", soft_wrap=True
-        )
+
+def _train(begin: Callable[[], LocalCrew], folder: Path, alone: bool, recorded: dict[str, Any] | None = None) -> None:
+    """Run a crew to its end, or until it is stopped; then say how to go on."""
+    try:
+        crew = begin()
+        if recorded:
+            _write_alone(folder, recorded["command"], recorded["skills"])
+        stop_asked = _run(crew)
+        unfinished = crew.finished_rounds < crew.config.crew.rounds
+        stopped = (stop_asked and (unfinished or alone)) or (alone and _train_alone(crew.config, folder))
+    except KeyboardInterrupt:
+        stopped = True
+    if stopped:
+        saved = any((folder / "checkpoints").glob("round-*"))
+        again = f"motley train --resume {folder}{' --alone' if alone else ''}" if saved else "the same command; nothing was saved yet"
+        console.print(f"stopped; go on with: {again}", soft_wrap=True)
         raise typer.Exit(130)
-    _finish(crew, found)
+    path = folder / "alone.json"
+    _finish(crew, json.loads(path.read_text())["skills"] if path.exists() else {})
 
 
 @app.command()
@@ -185,10 +199,15 @@ def train(
         if (crew_file is None) == (resume is None):
             raise ValueError("give a crew file to start, or --resume RUN to go on; not both")
         if resume is not None:
-            _train(read_config(resume / "config.toml"), resume, alone, {}, resume=True)
+            from motley.crew import LocalCrew
+
+            if objective or rounds or seed is not None or out:
+                raise ValueError("--resume goes on with the run's own settings; remove --objective, --rounds, --seed and --out")
+            _train(lambda: LocalCrew.resume(resume), resume, alone)
         elif crew_file is not None:
             config = _changed(read_config(crew_file), objective, rounds, seed)
-            _train(config, out or _new_folder(config.crew.name), alone, {})
+            folder = out or _new_folder(config.crew.name)
+            _train(lambda: _start(config, folder), folder, alone)
 
 
 @app.command()
@@ -197,16 +216,17 @@ def demo(objective: Objective = "", rounds: Rounds = 0, seed: Seed = None, out: 
     with _plain_errors():
         with as_file(files("motley") / "crews" / "demo.toml") as path:
             config = read_config(path)
-        recorded = json.loads((files("motley") / "crews" / "demo_alone.json").read_text())["skills"]
+        recorded = json.loads((files("motley") / "crews" / "demo_alone.json").read_text())
         changed = _changed(config, objective, rounds, seed)
         comparable = msgspec.structs.replace(config.crew, objective=changed.crew.objective, variant=changed.crew.variant) == changed.crew
-        _train(changed, out or _new_folder("demo"), alone, recorded if comparable else {})
+        folder = out or _new_folder("demo")
+        _train(lambda: _start(changed, folder), folder, alone, recorded if comparable and not alone else None)
 
 
-def _print(rows: list[dict[str, Any]], title: str, as_json: bool, extra: dict[str, Any] | None = None) -> None:
+def _print(rows: list[dict[str, Any]], title: str, as_json: bool) -> None:
     """A table, or with --json one object."""
     if as_json:
-        sys.stdout.write(json.dumps({"title": title, "rows": rows, **(extra or {})}) + "\n")
+        sys.stdout.write(json.dumps({"title": title, "rows": rows}) + "\n")
         return
     table = Table(title=title)
     for column in rows[0]:
@@ -230,23 +250,28 @@ def evaluate_command(
     from motley.crew import trained_policies
     from motley.engines import TorchEngine
     from motley.evaluation import evaluate
-    from motley.policies import initial_policy
+    from motley.policies import initial_policy, saved_policy
     from motley.tasks import load_task
 
     with _plain_errors():
-        if Path(target).is_dir():
-            config = read_config(Path(target) / "config.toml")
-            policies, sampling = trained_policies(Path(target)), config.sampling
-            chosen_task = load_task(task, {}) if task else load_task(config.crew.task, config.task)
+        folder, name, parameters, sampling = Path(target), task or "digits", {}, Sampling()
+        if (folder / "config.toml").exists():
+            config = read_config(folder / "config.toml")
+            policies, sampling, name = trained_policies(folder), config.sampling, task or config.crew.task
+            parameters = config.task if name == config.crew.task else {}
+        elif folder.is_dir():
+            policies = {folder.name: saved_policy(folder)}
+        elif target.startswith("tiny:"):
+            policies = {target: initial_policy(PeerConfig(name="model", model=target), seed=0)}
         else:
-            policies, sampling = {target: initial_policy(PeerConfig(name="model", model=target), seed=0)}, Sampling()
-            chosen_task = load_task(task or "digits", {})
+            raise ValueError(f"there is no run or model folder {target}; give one that exists, or a model such as tiny:1m")
+        chosen_task = load_task(name, parameters)
         if peer and peer not in policies:
             raise ValueError(f"{target} has no peer {peer!r}; it has {', '.join(policies)}")
         if split not in chosen_task.splits:
             raise ValueError(f"split {split!r} is not in this task; it has {', '.join(chosen_task.splits)}")
         rows = [
-            {"peer": name, **asdict(line)}
+            {"peer": name, **line.row()}
             for name, policy in policies.items()
             if peer in ("", name)
             for line in evaluate(TorchEngine(policy), policy.vocabulary, chosen_task, split, sampling, problems, samples)
@@ -260,25 +285,26 @@ def study(
     arms: Annotated[str, typer.Option(help="Arms separated by spaces, such as 'alone ftis uplift/relative:scale=1'.")],
     seeds: Annotated[int, typer.Option(min=1, help="Seeds 0..N-1.")] = 5,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, one core each.")] = 2,
-    out: Annotated[Path, typer.Option(help="Where outcomes are kept; a stopped study goes on there.")] = Path("runs/study"),
+    out: Annotated[Path | None, typer.Option(help="Where outcomes are kept; a stopped study goes on there.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a crew under several arms and seeds; mean, interval and paired difference from alone."""
-    from motley.study.arms import parse_arm
+    from motley.study.arms import parse_arms
     from motley.study.report import markdown, table
     from motley.study.run import run_study
 
     with _plain_errors():
         config = read_config(crew_file)
-        chosen = [parse_arm(text) for text in arms.split()]
+        chosen = parse_arms(arms)
+        folder = out or Path("runs") / f"study-{config.crew.name}"
         columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
         with Progress(*columns, console=Console(stderr=True)) as progress:
             bar = progress.add_task("runs")
             outcomes = run_study(
-                config, chosen, range(seeds), out, jobs, lambda done, total: progress.update(bar, completed=done, total=total)
+                config, chosen, range(seeds), folder, jobs, lambda done, total: progress.update(bar, completed=done, total=total)
             )
         lines = table(outcomes, [arm.label for arm in chosen])
-        sys.stdout.write(json.dumps({"lines": [asdict(line) for line in lines]}) + "\n" if as_json else markdown(lines))
+        sys.stdout.write(msgspec.json.encode({"lines": lines}).decode() + "\n" if as_json else markdown(lines))
 
 
 @app.command()

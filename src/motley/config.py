@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -19,14 +19,18 @@ class ConfigError(ValueError):
     """One line that says what is wrong in a crew file, and the remedy."""
 
 
+Projection = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
 class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rank: int = 8
     alpha: float = 0.0  # 0: twice the rank
-    targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    targets: tuple[Projection, ...] = get_args(Projection)
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ValueError(f"lora rank={self.rank} trains nothing; use at least 1")
+        if self.rank < 1 or not self.targets or self.alpha < 0:
+            got = f"rank={self.rank}, alpha={self.alpha}, targets={list(self.targets)}"
+            raise ValueError(f"lora needs rank >= 1, alpha >= 0 and at least one target; got {got}")
 
 
 class TrainPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -205,7 +209,16 @@ def read_config(path: Path) -> CrewConfig:
         ) from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"crew file {path} is not UTF-8 text: {error.reason} at byte {error.start}; give a TOML file") from None
-    return parse_config(text, source=str(path))
+    return _with_absolute_paths(parse_config(text, source=str(path)), path.resolve().parent)
+
+
+def _with_absolute_paths(config: CrewConfig, folder: Path) -> CrewConfig:
+    """Files of problems are named relative to the crew file; a run must find them from anywhere."""
+    files = {key: str(folder / value) for key, value in config.task.items() if key in ("file", "heldout", "ood") and isinstance(value, str)}
+    name = config.crew.task
+    if name.startswith("file:"):
+        name = f"file:{folder / name.removeprefix('file:')}"
+    return msgspec.structs.replace(config, task=config.task | files, crew=msgspec.structs.replace(config.crew, task=name))
 
 
 def parse_config(text: str, source: str = "crew file") -> CrewConfig:
@@ -228,23 +241,29 @@ def _without_none(value: Any) -> Any:
     return value
 
 
+_TABLES: dict[str, type[msgspec.Struct]] = {
+    "warm": Warm,
+    "lora": Lora,
+    "train": TrainPart,
+    "[[peer]]": PeerConfig,
+    "[evaluate]": Evaluate,
+    "[learning]": Learning,
+    "[sampling]": Sampling,
+    "[crew]": Crew,
+}
+
+
 def _explain(message: str) -> str:
     """msgspec's words, with the place named as in the file and a suggestion for a misspelt key."""
     message = re.sub(r" - at `\$\.?(.*)`", lambda m: f" (in {m[1] or 'the file'})", message)
     unknown = re.search(r"unknown field `([^`]*)`", message)
     if unknown:
-        tables: tuple[type[msgspec.Struct], ...] = (
-            CrewConfig,
-            Crew,
-            PeerConfig,
-            TrainPart,
-            Lora,
-            Warm,
-            Sampling,
-            Learning,
-            Evaluate,
-        )
-        known = sorted({f for table in tables for f in table.__struct_fields__})
-        close = difflib.get_close_matches(unknown[1], known, n=1)
-        message += f"; did you mean {close[0]}?" if close else "; remove it, or see docs/architecture.md for the keys"
+        home = {field: name for name, table in _TABLES.items() for field in table.__struct_fields__}
+        close = difflib.get_close_matches(unknown[1], home, n=1)
+        if unknown[1] in home:
+            message += f"; it belongs under {home[unknown[1]]}"
+        else:
+            message += f"; did you mean {close[0]}?" if close else "; remove it, or see docs/architecture.md for the keys"
+    if "Invalid enum value 'lora'" in message:
+        message += "; write train = { lora = { rank = 8 } }"
     return message

@@ -13,6 +13,7 @@ from motley.crew import LocalCrew
 from motley.learning.batches import Scored, micro_batches
 from motley.peer import Peer
 from motley.policies.forward import score
+from motley.records import Sampling
 from motley.tasks import check_task, draw_problems, load_task
 
 TOLERANCE = 1e-4  # largest difference in float32
@@ -29,6 +30,7 @@ def check_crew(config: CrewConfig) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         crew = LocalCrew.start(config, Path(folder) / "check")
         for peer in crew.peers:
+            _disturb_adapters(peer)
             difference = logprob_difference(peer)
             result = "ok" if float(difference.max()) <= TOLERANCE else f"differs by more than {TOLERANCE}"
             rows.append(
@@ -43,11 +45,20 @@ def check_crew(config: CrewConfig) -> list[dict[str, Any]]:
 
 
 @torch.no_grad()
+def _disturb_adapters(peer: Peer) -> None:
+    """A fresh LoRA adapter changes nothing; give it something to merge, so that the check can fail."""
+    for name, parameter in peer.learner.policy.trained():
+        if "lora_B" in name:
+            parameter.normal_(std=0.02, generator=torch.Generator().manual_seed(0))
+    peer.engine.refresh()
+
+
+@torch.no_grad()
 def logprob_difference(peer: Peer) -> torch.Tensor:
     """|engine - trainer| of the log-prob of each sampled token. A trainer scores under the full softmax, so nothing is truncated."""
     policy = peer.learner.policy
     sampling = peer.config.sampling
-    full = type(sampling)(temperature=sampling.temperature or 1.0, max_tokens=sampling.max_tokens, logprobs="full")
+    full = Sampling(temperature=sampling.temperature, max_tokens=sampling.max_tokens, logprobs="full")
     prompts = [tuple(policy.vocabulary.encode(p.prompt)) for p in draw_problems(peer.task, "check", "train", NUM_PROBLEMS)]
     completions = peer.engine.sample(prompts, NUM_SAMPLES, full, seed=0)
     flat = [(prompt, c) for prompt, row in zip(prompts, completions, strict=True) for c in row]

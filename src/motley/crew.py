@@ -9,6 +9,7 @@ RUN/checkpoints/round-N/   PEER/model is an ordinary Hugging Face or PEFT folder
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -19,16 +20,16 @@ from typing import Any
 import msgspec
 
 from motley.clock import RealClock
-from motley.config import CrewConfig, PeerConfig, read_config, write_config
+from motley.config import ConfigError, CrewConfig, PeerConfig, read_config, write_config
 from motley.engines import TorchEngine
 from motley.evaluation import greedy_by_kind
 from motley.exchange import MemoryLog, cut_log
-from motley.learning.checkpoint import checkpoints, load_manifest, load_training, save_checkpoint, save_training
+from motley.learning.checkpoint import checkpoints, load_manifest, load_training, save_checkpoint, save_training, sync
 from motley.learning.learner import Learner, StepReport
 from motley.learning.warm import warm_start
 from motley.objectives import objective
 from motley.peer import Peer, Sampled
-from motley.policies import Policy, check_model, choose_trained, initial_policy, peer_seed
+from motley.policies import Policy, check_peer, choose_trained, initial_policy, peer_seed
 from motley.tasks import evaluation_set, load_task
 
 MetricsLine = dict[str, Any]
@@ -39,8 +40,9 @@ def check_config(config: CrewConfig) -> None:
     """Look up every name a crew file uses, so that a mistake shows before any model loads."""
     task = load_task(config.crew.task, config.task)
     objective(config.crew.objective, config.crew.variant, config.objective)
+    problems = [p for split in task.splits for p in evaluation_set(task, split, per_kind=8)]
     for peer in config.peer:
-        check_model(peer.model)
+        check_peer(peer, problems, config.sampling.max_tokens)
         unknown = sorted(set(peer.warm.accuracy) - set(task.kinds)) if peer.warm else []
         if unknown:
             raise ValueError(
@@ -89,7 +91,11 @@ class LocalCrew:
     @classmethod
     def start_or_resume(cls, config: CrewConfig, folder: Path, warm_progress: WarmProgress | None = None) -> LocalCrew:
         """Go on with a run of this folder, or begin it."""
-        return cls.resume(folder) if checkpoints(folder / "checkpoints") else cls.start(config, folder, warm_progress)
+        if not checkpoints(folder / "checkpoints"):
+            return cls.start(config, folder, warm_progress)
+        if read_config(folder / "config.toml") != config:
+            raise ValueError(f"{folder} holds a run of other settings; choose another folder, or delete it")
+        return cls.resume(folder)
 
     @classmethod
     def resume(cls, folder: Path) -> LocalCrew:
@@ -97,8 +103,10 @@ class LocalCrew:
         newest = newest_checkpoint(folder)
         state = load_manifest(newest)
         cut_log(folder / "groups" / "log.bin", state["log_records"])
-        with (folder / "metrics.jsonl").open("r+b") as file:
-            file.truncate(state["metrics_bytes"])
+        metrics = folder / "metrics.jsonl"
+        if metrics.stat().st_size < state["metrics_bytes"]:
+            raise ValueError(f"{metrics} is shorter than when {newest} was saved; delete {newest} to resume from the checkpoint before it")
+        os.truncate(metrics, state["metrics_bytes"])
         crew = cls(read_config(folder / "config.toml"), folder)
         crew.finished_rounds = state["round"]
         for peer in crew.peers:
@@ -118,6 +126,9 @@ class LocalCrew:
             yield lines
 
     def save(self) -> None:
+        for path in (self._metrics, self.folder / "groups" / "log.bin"):  # the checkpoint counts on what they hold
+            if path.exists():
+                sync(path)
         state = {
             "round": self.finished_rounds,
             "log_records": len(self._log),
@@ -138,8 +149,7 @@ class LocalCrew:
             policy = initial_policy(me, config.crew.seed)
             if me.warm:
                 progress = (lambda steps, accuracy: warm_progress(me.name, steps, accuracy)) if warm_progress else None
-                task_name = f"{config.crew.task} {msgspec.json.encode(config.task, order='sorted').decode()}"
-                warm_start(policy, self.task, task_name, me.warm, peer_seed(me.name, config.crew.seed), progress)
+                warm_start(policy, self.task, me.warm, peer_seed(me.name, config.crew.seed), progress)
             policy.save(start)
         policy = _starting_policy(config, me, start)
         row = objective(config.crew.objective, config.crew.variant, config.objective)
@@ -149,6 +159,12 @@ class LocalCrew:
     def _lockstep_round(self) -> list[MetricsLine]:
         sampled = [_timed(peer.sample) for peer in self.peers]
         learned = [_timed(peer.receive_and_learn) for peer in self.peers]
+        for peer, (report, _) in zip(self.peers, learned, strict=True):
+            if report is None:
+                raise ValueError(
+                    f"peer {peer.me.name} has only {len(peer.waiting)} groups of round {self.finished_rounds + 1} and cannot go on: "
+                    f"refused so far {_by_sender(peer.admission.refused)}; a lockstep crew needs every peer's groups"
+                )
         return [self._line(p, s, r, _Timing(s_s, r_s)) for p, (s, s_s), (r, r_s) in zip(self.peers, sampled, learned, strict=True)]
 
     def _async_round(self) -> list[MetricsLine]:
@@ -190,13 +206,16 @@ class LocalCrew:
 
 
 def _discard_unfinished(folder: Path) -> None:
-    """Clear what a start left that was stopped before its first checkpoint; nothing else in the folder is touched."""
-    if not (folder / "config.toml").exists() or checkpoints(folder / "checkpoints"):
+    """Clear what a start left that was stopped before its first checkpoint; a folder with anything else in it is not touched."""
+    ours = {"config.toml", "start", "groups", "checkpoints", "metrics.jsonl"}
+    found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if "config.toml" not in found or not found <= ours or checkpoints(folder / "checkpoints"):
         return
-    for part in ("start", "groups", "checkpoints"):
-        shutil.rmtree(folder / part, ignore_errors=True)
-    for name in ("metrics.jsonl", "config.toml"):
-        (folder / name).unlink(missing_ok=True)
+    try:
+        read_config(folder / "config.toml")
+    except ConfigError:
+        return
+    shutil.rmtree(folder)
 
 
 def _starting_policy(config: CrewConfig, me: PeerConfig, start: Path) -> Policy:

@@ -46,7 +46,16 @@ class LiveTable:
         crew = self.config.crew
         done = max((line["round"] for line in self.lines.values()), default=0)
         table = Table(title=f"{crew.name}: {crew.objective}, round {done} of {crew.rounds}, {self.time_left()} left")
-        for column in ("peer", "reward", "held-out accuracy", "groups taken (refused)", "filtered", "ess", "tokens/s sample, learn"):
+        for column in (
+            "peer",
+            "round",
+            "reward",
+            "held-out accuracy",
+            "groups taken (refused)",
+            "filtered",
+            "ess",
+            "tokens/s sample, learn",
+        ):
             table.add_column(column)
         for peer in self.config.peer:
             table.add_row(peer.name, *self._cells(peer.name))
@@ -57,13 +66,14 @@ class LiveTable:
         senders = line.get("senders", {})
         refused = {sender: sum(reasons.values()) for sender, reasons in line.get("refused", {}).items()}
         accuracy = " ".join(f"{kind} {value:.0%}" for kind, value in self.seen.get(peer, {}).items())
-        groups = " ".join(f"{name} {s['groups']}" + (f" ({refused[name]})" if refused.get(name) else "") for name, s in senders.items())
-        filtered = " ".join(f"{s['filtered_negative']:.0%}" for s in senders.values() if s.get("filtered_negative") is not None)
-        ess = " ".join(f"{s['ess']:.2f}" for s in senders.values() if "ess" in s)
+        taken = {name: str(s["groups"]) for name, s in senders.items()} | {name: "0" for name in refused if name not in senders}
+        groups = " ".join(f"{name} {number}" + (f" ({refused[name]})" if name in refused else "") for name, number in taken.items())
+        filtered = " ".join(f"{name} {s['filtered_negative']:.0%}" for name, s in senders.items() if s.get("filtered_negative") is not None)
+        ess = " ".join(f"{name} {s['ess']:.2f}" for name, s in senders.items() if "ess" in s)
         timing = line.get("timing")
         speed = f"{timing['sampled_tokens_per_s']:,.0f}, {timing['learned_tokens_per_s']:,.0f}" if timing else ""
         reward = f"{line['reward']:.2f}" if "reward" in line else ""
-        return [reward, accuracy, groups, filtered, ess, speed]
+        return [str(line.get("round", "")), reward, accuracy, groups, filtered, ess, speed]
 
 
 def duration(seconds: float) -> str:
@@ -105,7 +115,9 @@ def draw_curves(lines: Sequence[MetricsLine], alone: Skills, folder: Path) -> li
     image = io.StringIO()
     figure.savefig(image, format="svg")
     svg = image.getvalue()
-    page.write_text(_page(folder.name, svg[svg.index("<svg") :], skills_at(lines, last=False), skills_at(lines, last=True), alone))
+    page.write_text(
+        _page(folder.name, svg[svg.index("<svg") :], skills_at(lines, last=False), skills_at(lines, last=True), alone), encoding="utf-8"
+    )
     return [png, page]
 
 

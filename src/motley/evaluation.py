@@ -26,10 +26,23 @@ class Accuracy:
     average_error: float
     passed: float  # pass@k
     samples: int  # k
-    constant: float
+    constant: float | None  # accuracy of the best constant answer; None where problems have no answers to compare with
+
+    def row(self) -> dict[str, str | int | float | None]:
+        """One line of a table, in the words of the field."""
+        return {
+            "kind": self.kind,
+            "problems": self.num_problems,
+            "greedy pass@1": self.greedy,
+            "greedy error": self.greedy_error,
+            f"avg@{self.samples}": self.average,
+            "avg error": self.average_error,
+            f"pass@{self.samples}": self.passed,
+            "best constant": self.constant,
+        }
 
 
-def mean_reward(
+def rewards_of(
     engine: Engine, vocabulary: Vocabulary, task: Task, problems: Sequence[Problem], sampling: Sampling, samples: int = 1
 ) -> np.ndarray:
     """Rewards [P, samples] on fixed problems."""
@@ -41,7 +54,7 @@ def mean_reward(
 def greedy_by_kind(engine: Engine, vocabulary: Vocabulary, task: Task, problems: Sequence[Problem], sampling: Sampling) -> dict[str, float]:
     """Greedy mean reward per kind."""
     greedy = msgspec.structs.replace(sampling, temperature=0.0)
-    reward_P = mean_reward(engine, vocabulary, task, problems, greedy)[:, 0]
+    reward_P = rewards_of(engine, vocabulary, task, problems, greedy)[:, 0]
     return {kind: float(np.mean([r for p, r in zip(problems, reward_P, strict=True) if p.kind == kind])) for kind in task.kinds}
 
 
@@ -50,8 +63,8 @@ def evaluate(
 ) -> list[Accuracy]:
     """One line per kind, then one over all kinds."""
     problems = evaluation_set(task, split, per_kind)
-    greedy_P = mean_reward(engine, vocabulary, task, problems, msgspec.structs.replace(sampling, temperature=0.0))[:, 0]
-    sampled_PS = mean_reward(engine, vocabulary, task, problems, sampling, samples)
+    greedy_P = rewards_of(engine, vocabulary, task, problems, msgspec.structs.replace(sampling, temperature=0.0))[:, 0]
+    sampled_PS = rewards_of(engine, vocabulary, task, problems, sampling, samples)
     kinds = [*task.kinds, "all"] if len(task.kinds) > 1 else list(task.kinds)
     lines = []
     for kind in kinds:

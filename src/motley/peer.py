@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -24,7 +23,7 @@ from motley.learning.learner import Learner, StepReport
 from motley.learning.select import Candidate, select
 from motley.records import Group, Origin, Problem, Rollout
 from motley.tasks import Task, assign
-from motley.trust import Admission, Rules
+from motley.trust import MAX_REWARD, Admission, Rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +90,11 @@ class Peer:
         completions = self.engine.sample(prompts, self.config.rollouts_per_group, sampling, seed)
         flat = [(problem, c) for problem, samples in zip(problems, completions, strict=True) for c in samples]
         rewards = self.task.score([p for p, _ in flat], [policy.vocabulary.decode(c.tokens) for _, c in flat])
-        strange = [r for r in rewards if not math.isfinite(r)]
+        strange = [r for r in rewards if not abs(r) <= MAX_REWARD]
         if strange:
-            raise ValueError(f"the task gave a reward of {strange[0]} in round {round}; expected a finite number for every completion")
+            raise ValueError(
+                f"the task gave a reward of {strange[0]} in round {round}; expected a number of at most {MAX_REWARD:g} in size"
+            )
         rollouts = [
             Rollout(tokens=c.tokens, logprobs=c.logprobs, reward=reward, ending=c.ending)
             for (_, c), reward in zip(flat, rewards, strict=True)

@@ -75,6 +75,7 @@ def test_no_sender_fills_more_than_its_quota() -> None:
         (0.0, 4, 8, 0, 8),
         (0.5, 8, 1, 7, 1),  # room that no foreign group wants goes to own groups
         (0.75, 3, 8, 3, 1),
+        (0.3, 8, 8, 3, 5),  # a third group, though .3 of 8 is nearer to two: it is a least share
     ],
 )
 def test_own_groups_keep_their_share(own_share: float, num_own: int, num_foreign: int, expected_own: int, expected_foreign: int) -> None:
@@ -93,3 +94,8 @@ def test_every_group_is_taken_waits_or_is_dropped(rules: Learning) -> None:
     assert len(chosen.take) <= 4
     assert len(chosen.take) + len(chosen.wait) + chosen.dropped.total() == len(ready)
     assert {id(c) for c in chosen.take}.isdisjoint({id(c) for c in chosen.wait})
+
+
+def test_newer_foreign_groups_do_not_push_out_older_own_ones() -> None:
+    ready = waiting("me", "a", "me", "a", "a", "a")
+    assert [c.own for c in select(ready, Learning(), version=0, most=4).take] == [True, False, True, False]

@@ -9,7 +9,7 @@ from fakes import tiny_policy
 from motley.config import Warm
 from motley.learning.warm import expected_accuracy, warm_start
 from motley.policies import Policy
-from motley.tasks import draw_problems, load_task
+from motley.tasks import Task, draw_problems, load_task
 
 WARM = Warm(accuracy={"compare": 0.3}, batch=16, lr=3e-3)
 TASK = load_task("digits", {"kinds": ["compare", "sort"], "levels": [2]})
@@ -19,20 +19,18 @@ def weights(policy: Policy) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in policy.model.parameters()])
 
 
-def start(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, warm: Warm = WARM, seed: int = 0, task_name: str = "digits"
-) -> tuple[Policy, list[int]]:
+def start(cache: Path, monkeypatch: pytest.MonkeyPatch, warm: Warm = WARM, seed: int = 0, task: Task = TASK) -> tuple[Policy, list[int]]:
     """A warm policy, and the steps at which progress was reported: none where it came from the cache."""
     monkeypatch.setenv("MOTLEY_CACHE", str(cache))
     policy, steps = tiny_policy(seed=seed), []
-    warm_start(policy, TASK, task_name, warm, seed, lambda step, accuracy: steps.append(step))
+    warm_start(policy, task, warm, seed, lambda step, accuracy: steps.append(step))
     return policy, steps
 
 
 def test_a_warm_start_stops_once_every_target_is_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOTLEY_CACHE", str(tmp_path))
     policy, seen = tiny_policy(), []
-    warm_start(policy, TASK, "digits", WARM, 0, lambda step, accuracy: seen.append(accuracy["compare"]))
+    warm_start(policy, TASK, WARM, 0, lambda step, accuracy: seen.append(accuracy["compare"]))
     assert all(accuracy < 0.3 for accuracy in seen[:-1])
     assert seen[-1] >= 0.3
     fresh = draw_problems(load_task("digits", {"kinds": ["compare"], "levels": [2]}), "fresh", "train", 60)
@@ -59,7 +57,7 @@ def test_another_recipe_does_not_come_from_the_cache(tmp_path: Path, monkeypatch
     start(tmp_path, monkeypatch)
     for changed in (
         {"seed": 1},
-        {"task_name": "digits other"},
+        {"task": load_task("digits", {"kinds": ["compare", "sort"], "levels": [3]})},
         {"warm": Warm(accuracy={"compare": 0.25}, batch=16, lr=3e-3)},
     ):
         assert start(tmp_path, monkeypatch, **changed)[1] != [], changed

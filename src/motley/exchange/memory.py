@@ -5,7 +5,9 @@ File: for each record a little-endian uint32 length of the id, one of the record
 
 from __future__ import annotations
 
+import os
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 _HEAD = struct.Struct("<II")
@@ -36,32 +38,37 @@ class MemoryLog:
         return list(enumerate(self._records[after : after + limit], after + 1))
 
     def _load(self, path: Path) -> None:
-        content, offset = path.read_bytes(), 0
-        while offset + _HEAD.size <= len(content):
-            id_size, record_size = _HEAD.unpack_from(content, offset)
-            stop = offset + _HEAD.size + id_size + record_size
-            if stop > len(content):
-                break
-            self._ids.add(content[offset + _HEAD.size : offset + _HEAD.size + id_size].decode())
-            self._records.append(content[offset + _HEAD.size + id_size : stop])
-            offset = stop
-        if offset < len(content):
-            with path.open("r+b") as file:
-                file.truncate(offset)
+        whole = 0
+        for id, record, stop in _entries(path.read_bytes()):
+            self._ids.add(id)
+            self._records.append(record)
+            whole = stop
+        os.truncate(path, whole)
 
 
 def cut_log(path: Path, num_records: int) -> None:
     """Shorten a log's file to its first records: a run resumes from where its checkpoint was taken."""
-    content, offset = path.read_bytes() if path.exists() else b"", 0
-    for record in range(num_records):
-        if offset + _HEAD.size > len(content):
-            raise ValueError(f"{path} has {record} records, and the checkpoint was taken at {num_records}; resume from an older checkpoint")
-        id_size, record_size = _HEAD.unpack_from(content, offset)
-        offset += _HEAD.size + id_size + record_size
-    if len(content) > offset:
-        with path.open("r+b") as file:
-            file.truncate(offset)
+    stops = [stop for _, _, stop in _entries(path.read_bytes())] if path.exists() else []
+    if len(stops) < num_records:
+        raise ValueError(
+            f"{path} has {len(stops)} records, and the newest checkpoint was taken at {num_records}; "
+            "delete that checkpoint to resume from the one before it"
+        )
+    if path.exists():
+        os.truncate(path, stops[num_records - 1] if num_records else 0)
 
 
 def _entry(id: str, record: bytes) -> bytes:
     return _HEAD.pack(len(id.encode()), len(record)) + id.encode() + record
+
+
+def _entries(content: bytes) -> Iterator[tuple[str, bytes, int]]:
+    """Every whole entry: id, record, and where it ends."""
+    offset = 0
+    while offset + _HEAD.size <= len(content):
+        id_size, record_size = _HEAD.unpack_from(content, offset)
+        middle = offset + _HEAD.size + id_size
+        if middle + record_size > len(content):
+            return
+        yield content[offset + _HEAD.size : middle].decode(), content[middle : middle + record_size], middle + record_size
+        offset = middle + record_size

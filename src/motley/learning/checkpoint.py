@@ -42,11 +42,13 @@ def save_checkpoint(root: Path, round: int, state: dict[str, Any], write: Callab
     manifest = Manifest(state=state, sha256={str(p.relative_to(partial)): _sha256(p) for p in files})
     (partial / "state.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest, order="sorted")))
     for path in [*files, partial / "state.json", *(p for p in partial.rglob("*") if p.is_dir()), partial]:
-        _sync(path)
+        sync(path)
+    replaced = root / f".{final.name}.replaced"
     if final.exists():
-        shutil.rmtree(final)
+        final.rename(replaced)
     partial.rename(final)
-    _sync(root)
+    sync(root)
+    shutil.rmtree(replaced, ignore_errors=True)
     for old in checkpoints(root)[:-KEPT]:
         shutil.rmtree(old)
     return final
@@ -54,7 +56,8 @@ def save_checkpoint(root: Path, round: int, state: dict[str, Any], write: Callab
 
 def checkpoints(root: Path) -> list[Path]:
     """Complete checkpoints, oldest first."""
-    return sorted(p for p in root.glob("round-*") if _NAME.fullmatch(p.name)) if root.exists() else []
+    found = {int(match[1]): path for path in root.glob("round-*") if (match := _NAME.fullmatch(path.name))}
+    return [found[round] for round in sorted(found)]
 
 
 def load_manifest(folder: Path) -> dict[str, Any]:
@@ -62,7 +65,7 @@ def load_manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest = msgspec.json.decode((folder / "state.json").read_bytes(), type=Manifest)
     except (OSError, msgspec.DecodeError) as error:
-        raise CheckpointError(f"{folder} has no readable state.json: {error}") from None
+        raise CheckpointError(f"{folder} has no readable state.json: {error}; delete it to resume from the checkpoint before it") from None
     for name, expected in manifest.sha256.items():
         path = folder / name
         if not path.is_file() or _sha256(path) != expected:
@@ -93,7 +96,7 @@ def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

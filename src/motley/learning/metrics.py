@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 SenderMetrics = dict[str, float | int | dict[str, float] | None]
 
-TIE = 1e-5  # relative: two honest engines differ by about this much
+TIE = 1e-5  # relative: the rounding of float32 log-probs is below it
 QUANTILES = {"q05": 0.05, "q50": 0.5, "q95": 0.95}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """`take` trains now, `wait` may train later, `drop` never will; `dropped` counts why, per (sender, reason)."""
+    """`take` trains now, `wait` may train later; what never will is counted in `dropped`, per (sender, reason)."""
 
     take: list[Candidate]
     wait: list[Candidate]
@@ -51,10 +52,10 @@ def select(waiting: Sequence[Candidate], rules: Learning, version: int, most: in
     own = [c for c in fresh if c.own]
     foreign = _within_quota([c for c in fresh if not c.own], rules.quota)
     room = _foreign_room(len(own), most, rules.own_share)
-    chosen = {id(c) for c in foreign[:room]}
-    chosen |= {id(c) for c in own[: most - len(chosen)]}
-    take = [c for c in fresh if id(c) in chosen]
-    return Selection(take, [c for c in fresh if id(c) not in chosen], dropped)
+    allowed = {id(c) for c in own} | {id(c) for c in foreign[:room]}
+    take = [c for c in fresh if id(c) in allowed][:most]
+    taken = {id(c) for c in take}
+    return Selection(take, [c for c in fresh if id(c) not in taken], dropped)
 
 
 def _within_quota(foreign: list[Candidate], quota: int) -> list[Candidate]:
@@ -74,4 +75,4 @@ def _foreign_room(num_own: int, most: int, own_share: float) -> int:
     if own_share == 0:
         return most
     own = min(num_own, most)
-    return min(most - round(own_share * most), int(own * (1 - own_share) / own_share + 1e-9))
+    return min(most - math.ceil(own_share * most - 1e-9), int(own * (1 - own_share) / own_share + 1e-9))

@@ -32,7 +32,7 @@ TOKEN_BUDGET = 1 << 20
 Progress = Callable[[int, dict[str, float]], None]  # (steps so far, accuracy per kind)
 
 
-def warm_start(policy: Policy, task: Task, task_name: str, warm: Warm, seed: int, progress: Progress | None = None) -> None:
+def warm_start(policy: Policy, task: Task, warm: Warm, seed: int, progress: Progress | None = None) -> None:
     """Train until every kind named has its accuracy, or take the cached result of the same recipe."""
     unknown = sorted(warm.accuracy.keys() - set(task.kinds))
     if unknown:
@@ -42,7 +42,7 @@ def warm_start(policy: Policy, task: Task, task_name: str, warm: Warm, seed: int
             RECIPE,
             policy.fingerprint,
             policy.vocabulary.fingerprint,
-            task_name,
+            task.fingerprint,
             msgspec.to_builtins(warm),
             seed,
             str(torch.__version__),

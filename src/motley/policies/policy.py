@@ -44,10 +44,6 @@ class Policy:
         """Names and values of what trains."""
         return ((name, p) for name, p in self.model.named_parameters() if p.requires_grad)
 
-    @property
-    def num_trained(self) -> int:
-        return sum(p.numel() for _, p in self.trained())
-
     def save(self, folder: Path) -> None:
         """Write an ordinary Hugging Face folder, or a PEFT adapter folder for LoRA."""
         disable_progress_bar()  # saving is part of a step that shows its own progress
@@ -60,7 +56,10 @@ class Policy:
         if adapter.exists():
             set_peft_model_state_dict(self.model, load_tensors(adapter))
         else:
-            self.base.load_state_dict(load_tensors(folder / "model.safetensors"), strict=False)  # a tied head is stored once
+            found = self.base.load_state_dict(load_tensors(folder / "model.safetensors"), strict=False)
+            missing = set(found.missing_keys) - {"lm_head.weight"}  # a tied head is stored once
+            if missing or found.unexpected_keys:
+                raise ValueError(f"{folder} holds another model: it lacks {sorted(missing)[:3]} and adds {found.unexpected_keys[:3]}")
 
 
 def choose_trained(model: PreTrainedModel, train: str | TrainPart, seed: int) -> nn.Module:

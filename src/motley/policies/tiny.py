@@ -24,10 +24,14 @@ def tiny_vocabulary() -> Vocabulary:
     return word_vocabulary(WORDS, SYMBOLS)
 
 
-def tiny_model(name: str, seed: int) -> LlamaForCausalLM:
-    """A freshly initialised model of the family; the same seed gives the same weights."""
+def check_tiny(name: str) -> None:
     if name not in SHAPES:
         raise ValueError(f"model 'tiny:{name}' is not known; use {', '.join('tiny:' + n for n in SHAPES)}")
+
+
+def tiny_model(name: str, seed: int) -> LlamaForCausalLM:
+    """A freshly initialised model of the family; the same seed gives the same weights."""
+    check_tiny(name)
     hidden, layers, feed_forward = SHAPES[name]
     vocabulary = tiny_vocabulary()
     config = LlamaConfig(

@@ -31,7 +31,17 @@ def parse_arm(text: str) -> Arm:
             settings[key] = float(value)
         except ValueError:
             settings[key] = value
+    if name == "alone" and (variant or settings):
+        raise ValueError(f"arm {text!r}: alone takes no variant or settings; it is every peer by itself, on its own rollouts")
     return Arm(text, name, variant, settings)
+
+
+def parse_arms(text: str) -> list[Arm]:
+    """Arms separated by spaces."""
+    arms = [parse_arm(part) for part in text.split()]
+    if not arms or len({arm.label for arm in arms}) < len(arms):
+        raise ValueError(f"arms {text!r}: name at least one arm, none twice, such as 'alone ftis uplift/relative'")
+    return arms
 
 
 def crews_of(config: CrewConfig, arm: Arm, seed: int) -> list[CrewConfig]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from motley.config import CrewConfig
+from motley.config import CrewConfig, read_config, write_config
 from motley.crew import LocalCrew, check_config, read_metrics
 from motley.study.arms import Arm, crews_of
 
@@ -35,7 +35,7 @@ def run_study(
     for arm in arms:
         for crew in crews_of(config, arm, 0):
             check_config(crew)
-    folder.mkdir(parents=True, exist_ok=True)
+    _claim(folder, config)
     path = folder / "outcomes.jsonl"
     outcomes = read_outcomes(path)
     done = {(o.arm, o.seed) for o in outcomes}
@@ -43,19 +43,32 @@ def run_study(
     total = len(arms) * len(seeds)
     progress(total - len(todo), total)
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        # Warm starts are shared by all arms of a seed: made once, before the runs that would each make them.
-        warm = [pool.submit(_warm, config, seed, peer.name) for seed in sorted({s for _, s in todo}) for peer in config.peer]
-        for made in warm:
-            made.result()
-        futures = [pool.submit(_run, config, arm, seed, folder) for arm, seed in todo]
-        for number, future in enumerate(as_completed(futures), total - len(todo) + 1):
-            found = future.result()
-            with path.open("ab") as file:
-                file.write(b"".join(msgspec.json.encode(o) + b"\n" for o in found))
-            outcomes += found
-            progress(number, total)
+        try:
+            # Warm starts are shared by all arms of a seed: made once, before the runs that would each make them.
+            warm = [pool.submit(_warm, config, seed, peer.name) for seed in sorted({s for _, s in todo}) for peer in config.peer]
+            for made in warm:
+                made.result()
+            futures = [pool.submit(_run, config, arm, seed, folder) for arm, seed in todo]
+            for number, future in enumerate(as_completed(futures), total - len(todo) + 1):
+                found = future.result()
+                with path.open("ab") as file:
+                    file.write(b"".join(msgspec.json.encode(o) + b"\n" for o in found))
+                outcomes += found
+                progress(number, total)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # otherwise the rest of the queue would still be run
+            raise
     wanted = {(arm.label, seed) for arm in arms for seed in seeds}
     return [o for o in outcomes if (o.arm, o.seed) in wanted]
+
+
+def _claim(folder: Path, config: CrewConfig) -> None:
+    """A study's folder belongs to one crew file: outcomes of another must not be taken for this one's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = folder / "crew.toml"
+    if made.exists() and read_config(made) != config:
+        raise ValueError(f"{folder} holds a study of another crew file; choose another folder with --out, or delete it")
+    write_config(config, made)
 
 
 def read_outcomes(path: Path) -> list[Outcome]:

@@ -114,6 +114,7 @@ class Digits:
 
     def __init__(self, config: DigitsConfig) -> None:
         self.kinds: tuple[str, ...] = config.kinds
+        self.fingerprint = f"digits {config}"
         self._levels = config.levels
 
     def draw(self, rng: random.Random, split: Split, kind: str) -> Problem:

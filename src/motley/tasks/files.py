@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import os
 import random
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,12 +42,14 @@ class FileTask:
             sets["heldout"] = read_problems(Path(config.heldout))
         else:
             sets["heldout"] = [p for p in problems if _is_heldout(p)] or problems[:1]
-            sets["train"] = [p for p in problems if p not in sets["heldout"]]
+            heldout = {p.prompt for p in sets["heldout"]}
+            sets["train"] = [p for p in problems if p.prompt not in heldout]
         if config.ood:
             sets["ood"] = read_problems(Path(config.ood))
         if not sets["train"]:
             raise ValueError(f"{config.file}: every problem is held out, none is left to train on; add some, or name a heldout file")
         self.splits: tuple[Split, ...] = tuple(sets)
+        self.fingerprint = hashlib.sha256("".join(p.id for p in sets["train"]).encode()).hexdigest()
         self.kinds: tuple[str, ...] = tuple(sorted({p.kind for p in sets["train"]}))
         self._by_kind = {(split, kind): [p for p in sets[split] if p.kind == kind] for split in sets for kind in self.kinds}
         for (split, kind), found in self._by_kind.items():
@@ -56,9 +60,13 @@ class FileTask:
         return rng.choice(self._by_kind[split, kind])
 
     def score(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[float]:
-        columns: dict[str, list[Any]] = {name: [p.columns.get(name) for p in problems] for p in problems for name in p.columns}
+        names = sorted({name for p in problems for name in p.columns})
+        columns: dict[str, list[Any]] = {name: [p.columns.get(name) for p in problems] for name in names}
         columns["answer"] = [p.answer for p in problems]
-        rewards = [float(r) for r in self._reward(prompts=[p.prompt for p in problems], completions=list(completions), **columns)]
+        try:
+            rewards = [float(r) for r in self._reward(prompts=[p.prompt for p in problems], completions=list(completions), **columns)]
+        except TypeError as error:
+            raise ValueError(f"the reward function failed: {error}; expected f(prompts, completions, **columns) -> list[float]") from error
         if len(rewards) != len(completions):
             raise ValueError(f"the reward function returned {len(rewards)} rewards for {len(completions)} completions; expected one each")
         return rewards
@@ -99,6 +107,8 @@ def _problem(line: str, place: str) -> Problem:
 def load_reward(spec: str) -> Reward:
     """Import `module:function`."""
     module_name, _, function_name = spec.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as `python -m` does: a module beside the crew file is what people write
     try:
         reward = getattr(importlib.import_module(module_name), function_name)
     except ImportError as error:

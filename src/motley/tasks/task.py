@@ -14,6 +14,11 @@ Split = Literal["train", "heldout", "ood"]
 
 class Task(Protocol):
     @property
+    def fingerprint(self) -> str:
+        """Names what the task asks and how: equal for equal problems, whatever the file is called."""
+        ...
+
+    @property
     def kinds(self) -> tuple[str, ...]: ...
 
     @property
@@ -49,9 +54,10 @@ def evaluation_set(task: Task, split: Split, per_kind: int) -> list[Problem]:
     return [task.draw(rng, split, kind) for kind in task.kinds for _ in range(per_kind)]
 
 
-def best_constant(problems: Sequence[Problem]) -> float:
-    """Accuracy of the one answer that is right most often: what an accuracy must beat to mean anything."""
-    return Counter(p.answer for p in problems).most_common(1)[0][1] / len(problems)
+def best_constant(problems: Sequence[Problem]) -> float | None:
+    """Accuracy of the one answer that is right most often: what an accuracy must beat to mean anything. None without answers."""
+    answers = Counter(p.answer for p in problems if p.answer)
+    return answers.most_common(1)[0][1] / len(problems) if answers else None
 
 
 def check_task(task: Task, count: int = 20) -> list[str]:
@@ -64,10 +70,12 @@ def check_task(task: Task, count: int = 20) -> list[str]:
             again = [task.draw(random.Random(f"check/{i}"), split, kind) for i in range(count)]
             if problems != again:
                 faults.append(f"{split}/{kind}: the same seed gives different problems")
-            right = task.score(problems, [p.answer for p in problems])
-            wrong = task.score(problems, [p.answer + "?" for p in problems])
-            if min(right) <= max(wrong):
-                faults.append(f"{split}/{kind}: the own answer scores {min(right)}, a wrong one {max(wrong)}")
+            answered = [p for p in problems if p.answer]
+            if answered:
+                right = task.score(answered, [p.answer for p in answered])
+                wrong = task.score(answered, [p.answer + "?" for p in answered])
+                if min(right) <= max(wrong):
+                    faults.append(f"{split}/{kind}: the own answer scores {min(right)}, a wrong one {max(wrong)}")
             seen.setdefault(split, set()).update(p.prompt for p in problems)
     for split in ("heldout", "ood"):
         shared = seen.get("train", set()) & seen.get(split, set())

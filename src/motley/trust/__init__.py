@@ -1,5 +1,5 @@
 """Who and what is believed. Imports without torch."""
 
-from motley.trust.admission import Admission, Rules
+from motley.trust.admission import MAX_REWARD, Admission, Rules
 
-__all__ = ["Admission", "Rules"]
+__all__ = ["MAX_REWARD", "Admission", "Rules"]
