@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from motley.config import CrewConfig, Lora, PeerConfig, TrainPart, parse_config
-from motley.learning.batches import Scored
+from motley.learning.batches import ToScore
 from motley.learning.select import Candidate
 from motley.policies import Policy, choose_trained, initial_policy
 from motley.policies.tiny import tiny_vocabulary
@@ -19,13 +19,10 @@ from motley.records import Group, Origin, Problem, Rollout, Sampling
 
 
 class FixedClock:
-    """Always the same moment; sleeping takes no time."""
+    """Always the same moment."""
 
     def now_s(self) -> float:
         return 1000.0
-
-    def sleep(self, seconds: float) -> None:
-        return None
 
 
 def tiny_policy(train: str | TrainPart = "full", seed: int = 0) -> Policy:
@@ -85,7 +82,7 @@ def reference_distribution(policy: Policy, prompt: Sequence[int], tokens: Sequen
     return torch.log_softmax(logits[len(prompt) - 1 : -1] / temperature, -1)
 
 
-def ragged_sequences(seed: int = 0, temperatures: Sequence[float] = (1.0,)) -> list[Scored]:
+def ragged_sequences(seed: int = 0, temperatures: Sequence[float] = (1.0,)) -> list[ToScore]:
     """Prompts of 1 to 6 tokens with 1 to 5 completions of 1 to 6 tokens, in mixed order."""
     generator = torch.Generator().manual_seed(seed)
     number = lambda low, high: int(torch.randint(low, high + 1, (), generator=generator))
@@ -94,7 +91,7 @@ def ragged_sequences(seed: int = 0, temperatures: Sequence[float] = (1.0,)) -> l
     wanted = [(prompt, number(1, 6)) for prompt, count in zip(prompts, (5, 2, 1, 4), strict=True) for _ in range(count)]
     order = torch.randperm(len(wanted), generator=generator).tolist()
     return [
-        Scored(
+        ToScore(
             row=row,
             prompt=wanted[place][0],
             tokens=tuple(number(1, vocabulary.size - 1) for _ in range(wanted[place][1])),

@@ -18,7 +18,7 @@ from transformers import GenerationConfig
 
 from motley.config import PeerConfig, Warm
 from motley.engines import Completion, TorchEngine
-from motley.learning.batches import Scored, micro_batches
+from motley.learning.batches import ToScore, micro_batches
 from motley.learning.warm import warm_start
 from motley.policies import Policy, initial_policy
 from motley.policies.forward import score
@@ -48,9 +48,9 @@ class Work:
         return sum(len(c.tokens) for row in self.completions for c in row)
 
     @property
-    def sequences(self) -> list[Scored]:
+    def sequences(self) -> list[ToScore]:
         flat = [(tuple(prompt), c) for prompt, row in zip(self.prompts, self.completions, strict=True) for c in row]
-        return [Scored(row=i, prompt=prompt, tokens=c.tokens) for i, (prompt, c) in enumerate(flat)]
+        return [ToScore(row=i, prompt=prompt, tokens=c.tokens) for i, (prompt, c) in enumerate(flat)]
 
 
 def local_benchmark(repeats: int, show: Show) -> list[dict[str, Any]]:

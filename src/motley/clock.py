@@ -1,4 +1,4 @@
-"""Time as an argument. Everything that waits or stamps goes through a Clock."""
+"""Time as an argument. Everything that stamps goes through a Clock."""
 
 from __future__ import annotations
 
@@ -11,14 +11,9 @@ class Clock(Protocol):
         """Seconds since some fixed moment."""
         ...
 
-    def sleep(self, seconds: float) -> None: ...
-
 
 class RealClock:
     """The machine's clock."""
 
     def now_s(self) -> float:
         return time.time()
-
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)

@@ -181,9 +181,13 @@ class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return self.crew.problems_per_round // (1 if self.crew.layout == "horizontal" else len(self.peer))
 
     @property
+    def authors_per_group(self) -> int:
+        return len(self.peer) if self.crew.layout == "horizontal" else 1
+
+    @property
     def rollouts_per_group(self) -> int:
         """How many completions a peer makes of each of its problems."""
-        return self.crew.group_size // (len(self.peer) if self.crew.layout == "horizontal" else 1)
+        return self.crew.group_size // self.authors_per_group
 
     def alone(self, name: str) -> CrewConfig:
         """A crew of this one peer, which makes all the sampling of the crew itself."""

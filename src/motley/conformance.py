@@ -10,7 +10,7 @@ import torch
 
 from motley.config import CrewConfig
 from motley.crew import LocalCrew
-from motley.learning.batches import Scored, micro_batches
+from motley.learning.batches import ToScore, micro_batches
 from motley.peer import Peer
 from motley.policies.forward import score
 from motley.records import Sampling
@@ -62,7 +62,7 @@ def logprob_difference(peer: Peer) -> torch.Tensor:
     prompts = [tuple(policy.vocabulary.encode(p.prompt)) for p in draw_problems(peer.task, "check", "train", NUM_PROBLEMS)]
     completions = peer.engine.sample(prompts, NUM_SAMPLES, full, seed=0)
     flat = [(prompt, c) for prompt, row in zip(prompts, completions, strict=True) for c in row]
-    sequences = [Scored(row=i, prompt=p, tokens=c.tokens, temperature=full.temperature) for i, (p, c) in enumerate(flat)]
+    sequences = [ToScore(row=i, prompt=p, tokens=c.tokens, temperature=full.temperature) for i, (p, c) in enumerate(flat)]
     differences = []
     for micro in micro_batches(sequences, peer.config.learning.token_budget, policy.device):
         reported = torch.tensor([logprob for row in micro.row_B.tolist() for logprob in flat[row][1].logprobs])

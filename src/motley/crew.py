@@ -26,7 +26,7 @@ from motley.evaluation import greedy_by_kind
 from motley.exchange import MemoryLog, cut_log
 from motley.learning.checkpoint import checkpoints, load_manifest, load_training, save_checkpoint, save_training, sync
 from motley.learning.learner import Learner, StepReport
-from motley.learning.warm import warm_start
+from motley.learning.warm import check_warm, warm_start
 from motley.objectives import objective
 from motley.peer import Peer, Sampled
 from motley.policies import Policy, check_peer, choose_trained, initial_policy, peer_seed
@@ -43,11 +43,8 @@ def check_config(config: CrewConfig) -> None:
     problems = [p for split in task.splits for p in evaluation_set(task, split, per_kind=8)]
     for peer in config.peer:
         check_peer(peer, problems, config.sampling.max_tokens)
-        unknown = sorted(set(peer.warm.accuracy) - set(task.kinds)) if peer.warm else []
-        if unknown:
-            raise ValueError(
-                f"peer {peer.name}: warm names kinds the task does not have: {', '.join(unknown)}; it has {', '.join(task.kinds)}"
-            )
+        if peer.warm:
+            check_warm(task, peer.warm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +57,6 @@ class LocalCrew:
     """Peers in turn. `rounds()` trains; every yielded list has one metrics line per peer."""
 
     def __init__(self, config: CrewConfig, folder: Path, warm_progress: WarmProgress | None = None) -> None:
-        check_config(config)
         self.config = config
         self.folder = folder
         self.finished_rounds = 0

@@ -187,8 +187,7 @@ class Peer:
     @property
     def _groups_per_step(self) -> int:
         """Groups of one round of the whole crew; in a horizontal crew every peer's part counts."""
-        parts = len(self.config.peer) if self.config.crew.layout == "horizontal" else 1
-        return self.config.crew.problems_per_round * parts
+        return self.config.crew.problems_per_round * self.config.authors_per_group
 
     def _ready(self) -> list[Candidate]:
         complete = self._complete_families()
@@ -198,9 +197,8 @@ class Peer:
 
     def _complete_families(self) -> list[Candidate]:
         """In a horizontal crew a group waits until every author's part is there. Ordered by group, not by arrival."""
-        parts = len(self.config.peer) if self.config.crew.layout == "horizontal" else 1
         sizes = Counter(c.family for c in self.waiting)
-        complete = [c for c in self.waiting if sizes[c.family] == parts]
+        complete = [c for c in self.waiting if sizes[c.family] == self.config.authors_per_group]
         return sorted(complete, key=lambda c: (c.group.round, c.family, c.group.origin.peer))
 
     # State, for checkpoints. Random numbers need none: every draw is seeded by (crew seed, peer, round).

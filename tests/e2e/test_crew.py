@@ -21,8 +21,6 @@ from motley.exchange import decode
 from motley.learning.learner import Learner, StepReport
 from motley.learning.select import Candidate
 
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed file.*metrics:ResourceWarning")  # see the last test
-
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fakes import ragged_sequences
-from motley.learning.batches import MicroBatch, Scored, micro_batches
+from motley.learning.batches import MicroBatch, ToScore, micro_batches
 
 CPU = torch.device("cpu")
 
@@ -27,7 +27,7 @@ def test_the_budget_is_kept_wherever_a_pair_fits(budget: int) -> None:
 
 
 def test_a_shared_prompt_is_packed_once() -> None:
-    sequences = [Scored(row=row, prompt=(5, 6, 7, 8), tokens=(9, 10, 1)) for row in range(6)]
+    sequences = [ToScore(row=row, prompt=(5, 6, 7, 8), tokens=(9, 10, 1)) for row in range(6)]
     (micro,) = micro_batches(sequences, 1000, CPU)
     assert packed_tokens(micro) == 4 + 6 * 2  # the last token of a completion is a target only
 
@@ -36,7 +36,7 @@ def test_a_shared_prompt_is_packed_once() -> None:
 @pytest.mark.parametrize("size", [2, 4, 6, 10])
 def test_pairs_of_a_group_are_never_parted(budget: int, size: int) -> None:
     lengths = [1 + (7 * row) % 5 for row in range(2 * size)]
-    sequences = [Scored(row=row, prompt=(5, 6 + row // size), tokens=(9,) * length) for row, length in enumerate(lengths)]
+    sequences = [ToScore(row=row, prompt=(5, 6 + row // size), tokens=(9,) * length) for row, length in enumerate(lengths)]
     for micro in micro_batches(sequences, budget, CPU):
         rows = set(micro.row_B.tolist())
         assert {row ^ 1 for row in rows} == rows

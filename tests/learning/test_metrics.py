@@ -30,7 +30,7 @@ def test_the_effective_sample_size_of_known_weights() -> None:
 
 
 def scored(keep: bool, log_ratio: list[float], weight: list[float]) -> ScoredRow:
-    return ScoredRow(keep=keep, log_ratio=np.array(log_ratio), weight=np.array(weight), entropy=np.full(len(weight), 0.5))
+    return ScoredRow(keep=keep, kl=0.25, log_ratio=np.array(log_ratio), weight=np.array(weight), entropy=np.full(len(weight), 0.5))
 
 
 def row(sender: str, group: int, reward: float, advantage: float, scores: ScoredRow | None = None, age: int = 0) -> Row:

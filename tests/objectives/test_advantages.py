@@ -234,3 +234,10 @@ def test_samples_refuse_tensors_of_different_length() -> None:
             logq_mean_B=torch.zeros(3),
             max_length=4,
         )
+
+
+def test_bnpo_refuses_mean_rewards_outside_0_and_1() -> None:
+    for reward in ([1.5, 1.0, 0.5, 0.0], [-0.5, 0.0, 0.5, 0.0]):
+        with pytest.raises(ValueError, match=r"bnpo needs mean rewards from 0 to 1; got .*; scale the rewards"):
+            BetaNormalised()(samples(reward, [0, 0, 1, 1]))
+    assert BetaNormalised()(samples([1.0, 1.0, 0.0, 0.0], [0, 0, 1, 1])).tolist() == [0, 0, 0, 0]

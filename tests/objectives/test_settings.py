@@ -55,8 +55,9 @@ def test_every_listed_number_can_be_set_and_nothing_else_moves(name: str, varian
     before = objective(name, variant).settings()
     for setting, value in before.items():
         if not isinstance(value, str):
-            after = objective(name, variant, {setting: 0.125}).settings()
-            assert after == before | {setting: 0.125}
+            new = 8.0 if setting == "C" else 0.125  # a cap must stay above the floor
+            after = objective(name, variant, {setting: new}).settings()
+            assert after == before | {setting: new}
 
 
 @pytest.mark.parametrize(
@@ -132,3 +133,15 @@ def test_number_where_text_is_meant_and_text_where_a_number_is_meant() -> None:
 def test_unknown_choice_is_refused(name: str, setting: str, value: str) -> None:
     with pytest.raises(ValueError, match=setting):
         objective(name, settings={setting: value})
+
+
+def test_settings_out_of_range_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"beta = -0.1: expected a number of at least 0"):
+        objective("gepo", settings={"beta": -0.1})
+    with pytest.raises(ValueError, match=r"C = nan: expected a number of at least 0"):
+        objective("ftis", settings={"C": float("nan")})
+    with pytest.raises(ValueError, match=r"floor = 1.5 is above C = 1.0; raise C or lower floor"):
+        objective("uplift", settings={"floor": 1.5})
+    assert objective("uplift", settings={"floor": 1.0}).weight == OBJECTIVES["uplift"].weight
+    assert objective("gepo", settings={"beta": 0.0}).penalty.beta == 0
+    assert objective("ftis", settings={"g": -1.0}).filter.g == -1

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fakes import POLICIES, ragged_sequences, reference_distribution, reference_logp, tiny_policy
-from motley.learning.batches import Scored, micro_batches
+from motley.learning.batches import ToScore, micro_batches
 from motley.policies import Policy, forward
 from motley.policies.forward import score
 
@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 EVERYTHING = 10**6
 
 
-def packed_logp(policy: Policy, sequences: list[Scored], budget: int) -> list[torch.Tensor]:
+def packed_logp(policy: Policy, sequences: list[ToScore], budget: int) -> list[torch.Tensor]:
     """Log-probs of each sequence, by row."""
     found: dict[int, torch.Tensor] = {}
     for micro in micro_batches(sequences, budget, CPU):
@@ -77,7 +77,7 @@ def test_the_vocabulary_in_chunks_changes_neither_logprobs_nor_gradients(logits_
 
 def test_completions_of_one_token_are_predicted_by_the_prompt_alone() -> None:
     policy = tiny_policy()
-    sequences = [Scored(row=row, prompt=(5, 6, 7), tokens=(token,)) for row, token in enumerate((1, 12, 20))]
+    sequences = [ToScore(row=row, prompt=(5, 6, 7), tokens=(token,)) for row, token in enumerate((1, 12, 20))]
     for ours, s in zip(packed_logp(policy, sequences, EVERYTHING), sequences, strict=True):
         torch.testing.assert_close(ours, reference_logp(policy, s.prompt, s.tokens), rtol=0, atol=1e-5)
 

@@ -16,7 +16,7 @@ from motley.policies.forward import Packed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scored:
+class ToScore:
     """One completion to score: which row of the training batch it is, its prompt and its tokens."""
 
     row: int
@@ -40,11 +40,11 @@ class MicroBatch:
         return table.index_copy(0, self.packed.place_M, value_M).view(self.mask_BT.shape)
 
 
-def micro_batches(sequences: Sequence[Scored], token_budget: int, device: torch.device) -> list[MicroBatch]:
+def micro_batches(sequences: Sequence[ToScore], token_budget: int, device: torch.device) -> list[MicroBatch]:
     """Cut sequences into micro-batches of at most `token_budget` packed tokens, alike lengths together."""
     units = [part for same in _by_prompt(sequences) for part in _split(same, token_budget)]
     units.sort(key=lambda unit: (len(unit[0].prompt), max(len(s.tokens) for s in unit)))
-    batches: list[list[list[Scored]]] = []
+    batches: list[list[list[ToScore]]] = []
     room = 0
     for unit in units:
         size = _packed_tokens(unit)
@@ -56,18 +56,18 @@ def micro_batches(sequences: Sequence[Scored], token_budget: int, device: torch.
     return [_pack(batch, device) for batch in batches]
 
 
-def _by_prompt(sequences: Sequence[Scored]) -> list[list[Scored]]:
-    found: dict[tuple[int, tuple[int, ...]], list[Scored]] = {}
+def _by_prompt(sequences: Sequence[ToScore]) -> list[list[ToScore]]:
+    found: dict[tuple[int, tuple[int, ...]], list[ToScore]] = {}
     for sequence in sequences:
         found.setdefault((sequence.group, sequence.prompt), []).append(sequence)
     return list(found.values())
 
 
-def _packed_tokens(unit: Sequence[Scored]) -> int:
+def _packed_tokens(unit: Sequence[ToScore]) -> int:
     return len(unit[0].prompt) + sum(len(s.tokens) - 1 for s in unit)
 
 
-def _split(unit: list[Scored], token_budget: int) -> list[list[Scored]]:
+def _split(unit: list[ToScore], token_budget: int) -> list[list[ToScore]]:
     """Halve at an even place until each part fits; one pair is never parted, however long."""
     if _packed_tokens(unit) <= token_budget or len(unit) <= 2:
         return [unit]
@@ -75,7 +75,7 @@ def _split(unit: list[Scored], token_budget: int) -> list[list[Scored]]:
     return _split(unit[:middle], token_budget) + _split(unit[middle:], token_budget)
 
 
-def _pack(units: list[list[Scored]], device: torch.device) -> MicroBatch:
+def _pack(units: list[list[ToScore]], device: torch.device) -> MicroBatch:
     prompts = [unit[0].prompt for unit in units]
     rows = [(p, sequence) for p, unit in enumerate(units) for sequence in unit]
     prompt_length_P = torch.tensor([len(p) for p in prompts])

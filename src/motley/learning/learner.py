@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from motley.config import Learning
-from motley.learning.batches import MicroBatch, Scored, micro_batches
+from motley.learning.batches import MicroBatch, ToScore, micro_batches
 from motley.learning.metrics import Row, ScoredRow, SenderMetrics, sender_metrics
 from motley.learning.select import Candidate
 from motley.objectives import LossBatch, LossOutput, Objective, Samples, Terms
@@ -55,7 +55,7 @@ class _Batch:
     candidate_B: list[Candidate]
     group_B: list[int]
     logp_sampler_B: list[tuple[float, ...]]
-    sequences: list[Scored]
+    sequences: list[ToScore]
     samples: Samples
     ended_B: Tensor
 
@@ -129,7 +129,7 @@ class Learner:
             group_B=[g for g, _, _ in entries],
             logp_sampler_B=[r.logprobs for _, _, r in entries],
             sequences=[
-                Scored(row=i, prompt=prompts[c.problem.prompt], tokens=r.tokens, temperature=c.group.origin.sampling.temperature, group=g)
+                ToScore(row=i, prompt=prompts[c.problem.prompt], tokens=r.tokens, temperature=c.group.origin.sampling.temperature, group=g)
                 for i, (g, c, r) in enumerate(entries)
             ],
             samples=samples,
@@ -176,6 +176,6 @@ def _note_scores(rows: list[Row], micro: MicroBatch, scores: Scores, loss_batch:
     log_ratio, weight, entropy = (
         table.detach().cpu().double().numpy() for table in (loss_batch.log_ratio_BT, output.weight_BT, micro.unpack(scores.entropy_M))
     )
-    for i, (row, keep) in enumerate(zip(micro.row_B.tolist(), output.keep_B.tolist(), strict=True)):
+    for i, (row, keep, kl) in enumerate(zip(micro.row_B.tolist(), output.keep_B.tolist(), output.kl_B.tolist(), strict=True)):
         own = slice(rows[row].num_tokens)
-        rows[row].scored = ScoredRow(keep=keep, log_ratio=log_ratio[i, own], weight=weight[i, own], entropy=entropy[i, own])
+        rows[row].scored = ScoredRow(keep=keep, kl=kl, log_ratio=log_ratio[i, own], weight=weight[i, own], entropy=entropy[i, own])

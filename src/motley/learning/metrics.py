@@ -20,6 +20,7 @@ class ScoredRow:
     """What a step knows about one sequence after scoring it. Token arrays have one entry per completion token."""
 
     keep: bool
+    kl: float  # the filter's estimate
     log_ratio: Floats
     weight: Floats  # the factor on A·grad log p, had the filter kept the sequence
     entropy: Floats
@@ -74,6 +75,7 @@ def _of_scored(scored: list[tuple[Row, ScoredRow]]) -> SenderMetrics:
         "ratio": _distribution(ratio),
         "weight": _distribution(weight),
         "ess": effective_sample_size(weight),
+        "filter_kl": _distribution(np.array([s.kl for _, s in scored])),
         "filtered_positive": _mean([float(not s.keep) for r, s in scored if r.advantage > 0]),
         "filtered_negative": _mean([float(not s.keep) for r, s in scored if r.advantage <= 0]),
         "tau_before": before,

@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 from motley.config import Warm
-from motley.learning.batches import Scored, micro_batches
+from motley.learning.batches import ToScore, micro_batches
 from motley.policies import Policy
 from motley.policies.forward import score
 from motley.policies.policy import load_tensors, save_tensors
@@ -32,11 +32,15 @@ TOKEN_BUDGET = 1 << 20
 Progress = Callable[[int, dict[str, float]], None]  # (steps so far, accuracy per kind)
 
 
-def warm_start(policy: Policy, task: Task, warm: Warm, seed: int, progress: Progress | None = None) -> None:
-    """Train until every kind named has its accuracy, or take the cached result of the same recipe."""
+def check_warm(task: Task, warm: Warm) -> None:
     unknown = sorted(warm.accuracy.keys() - set(task.kinds))
     if unknown:
         raise ValueError(f"warm names kinds the task does not have: {', '.join(unknown)}; it has {', '.join(task.kinds)}")
+
+
+def warm_start(policy: Policy, task: Task, warm: Warm, seed: int, progress: Progress | None = None) -> None:
+    """Train until every kind named has its accuracy, or take the cached result of the same recipe."""
+    check_warm(task, warm)
     path = _cache_path(
         [
             RECIPE,
@@ -92,10 +96,10 @@ def _train(policy: Policy, task: Task, warm: Warm, seed: int, progress: Progress
     raise ValueError(f"warm start did not reach its targets in max_steps={warm.max_steps}: {reached}; lower the targets or raise max_steps")
 
 
-def _answers(policy: Policy, problems: list[Problem]) -> list[Scored]:
+def _answers(policy: Policy, problems: list[Problem]) -> list[ToScore]:
     vocabulary = policy.vocabulary
     return [
-        Scored(row=i, prompt=tuple(vocabulary.encode(p.prompt)), tokens=(*vocabulary.encode(p.answer), vocabulary.end_id))
+        ToScore(row=i, prompt=tuple(vocabulary.encode(p.prompt)), tokens=(*vocabulary.encode(p.answer), vocabulary.end_id))
         for i, p in enumerate(problems)
     ]
 

@@ -67,6 +67,9 @@ class BetaNormalised:
         mean_B = group_mean(reward_B, samples.group_B)
         first_P = [int((samples.group_B == p).nonzero()[0]) for p in range(int(samples.group_B.max()) + 1)]
         mean_P = mean_B[first_P]
+        if mean_P.min() < 0 or mean_P.max() > 1:
+            got = f"{mean_P.min():.3g} to {mean_P.max():.3g}"
+            raise ValueError(f"bnpo needs mean rewards from 0 to 1; got {got}; scale the rewards, or use another objective")
         mu = mean_P.mean()
         variance = mean_P.var() if len(mean_P) > 1 else torch.zeros_like(mu)
         k = mu * (1 - mu) / variance - 1 if variance > MIN_BETA_VARIANCE else torch.zeros_like(mu)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from motley.objectives.surrogates import Reinforce, Surrogate
 from motley.objectives.weights import Filter, KeepAll, Unweighted, Weight
 
 Setting = float | str
+LEAST = {"g": -math.inf}  # settings are 0 or more, but for this one: a k1 estimate of KL can be negative
 
 # What the settings that are text may say; the parts' Literal types say the same.
 CHOICES = {"kl": ("k3", "k1"), "kl_over": ("own", "group"), "scope": ("group", "microbatch"), "toward": ("sampler", "code")}
@@ -108,6 +110,8 @@ class Objective:
             if isinstance(known[name], str) != isinstance(value, str):
                 kind = "text" if isinstance(known[name], str) else "a number"
                 raise ValueError(f"objective setting {name} = {value!r}: expected {kind}, such as {known[name]!r}")
+            if isinstance(value, int | float) and not value >= LEAST.get(name, 0.0):
+                raise ValueError(f"objective setting {name} = {value}: expected a number of at least 0, such as {known[name]!r}")
             if name in CHOICES and value not in CHOICES[name]:
                 raise ValueError(f"objective setting {name} = {value!r}: expected one of {', '.join(CHOICES[name])}")
         return _replace(self, settings)

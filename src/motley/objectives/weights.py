@@ -60,6 +60,10 @@ class Uplifting:
     floor: float = 1.0
     C: float = 1.0
 
+    def __post_init__(self) -> None:
+        if self.floor > self.C:
+            raise ValueError(f"objective setting floor = {self.floor} is above C = {self.C}; raise C or lower floor")
+
     def __call__(self, batch: LossBatch) -> Tensor:
         rho_BT = bounded_exp(batch.log_ratio_BT.detach())
         return torch.where(batch.advantage_B[:, None] > 0, rho_BT.clamp(self.floor, self.C), rho_BT.clamp(max=1))

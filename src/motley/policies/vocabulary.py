@@ -18,10 +18,10 @@ UNKNOWN = "<unknown>"
 class Vocabulary:
     """A tokenizer with its end and padding ids."""
 
-    def __init__(self, tokenizer: Tokenizer, end: str = END, pad: str = PAD) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self.end_id = _id(tokenizer, end)
-        self.pad_id = _id(tokenizer, pad)
+        self.end_id = _id(tokenizer, END)
+        self.pad_id = _id(tokenizer, PAD)
         self.size: int = tokenizer.get_vocab_size()
         table = json.dumps(sorted(tokenizer.get_vocab().items()), ensure_ascii=True)
         self.fingerprint: str = hashlib.sha256(table.encode()).hexdigest()[:16]
