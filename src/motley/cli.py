@@ -290,7 +290,7 @@ def study(
 ) -> None:
     """Run a crew under several arms and seeds; mean, interval and paired difference from alone."""
     from motley.study.arms import parse_arms
-    from motley.study.report import markdown, table
+    from motley.study.report import glance, glance_markdown, markdown, table
     from motley.study.run import run_study
 
     with _plain_errors():
@@ -303,8 +303,12 @@ def study(
             outcomes = run_study(
                 config, chosen, range(seeds), folder, jobs, lambda done, total: progress.update(bar, completed=done, total=total)
             )
-        lines = table(outcomes, [arm.label for arm in chosen])
-        sys.stdout.write(msgspec.json.encode({"lines": lines}).decode() + "\n" if as_json else markdown(lines))
+        labels = [arm.label for arm in chosen]
+        lines, short = table(outcomes, labels), glance(outcomes, labels)
+        if as_json:
+            sys.stdout.write(msgspec.json.encode({"glance": short, "lines": lines}).decode() + "\n")
+        else:
+            sys.stdout.write(f"{glance_markdown(short)}\n{markdown(lines)}")
 
 
 @app.command()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from motley.study.report import Estimate, Line, interval, markdown, table
+from motley.study.report import Estimate, Line, glance, interval, markdown, table
 from motley.study.run import Outcome
 
 
@@ -85,3 +85,21 @@ def test_the_table_as_markdown() -> None:
     assert rows[3][5:7] == ["", ""]
     assert rows[4][5].startswith("+0.17 ± ")
     assert float(rows[4][6]) == pytest.approx(stats.ttest_rel(np.mean(CREW, axis=1), np.mean(ALONE, axis=1)).pvalue, abs=5e-4)
+
+
+def test_a_glance_is_over_peers_then_seeds_and_the_own_kind_is_the_best_at_the_start() -> None:
+    def outcome(seed: int, peer: str, start: dict[str, float], end: dict[str, float], lowest: dict[str, float]) -> Outcome:
+        return Outcome(arm="ftis", seed=seed, peer=peer, start=start, end=end, lowest=lowest, ood={})
+
+    outcomes = [
+        outcome(0, "a", {"x": 0.9, "y": 0.1}, {"x": 0.8, "y": 0.4}, {"x": 0.6, "y": 0.1}),
+        outcome(0, "b", {"x": 0.2, "y": 0.7}, {"x": 0.6, "y": 1.0}, {"x": 0.2, "y": 0.7}),
+        outcome(1, "a", {"x": 0.9, "y": 0.1}, {"x": 1.0, "y": 0.6}, {"x": 0.8, "y": 0.1}),
+        outcome(1, "b", {"x": 0.2, "y": 0.7}, {"x": 0.8, "y": 1.0}, {"x": 0.2, "y": 0.6}),
+    ]
+    (line,) = glance(outcomes, ["ftis"])
+    assert line.own.mean == pytest.approx((0.9 + 1.0) / 2)
+    assert line.others.mean == pytest.approx((0.5 + 0.7) / 2)
+    assert line.mean.mean == pytest.approx((0.7 + 0.85) / 2)
+    assert line.fall.mean == pytest.approx((0.15 + 0.1) / 2)
+    assert line.own.half_width == pytest.approx(interval([0.9, 1.0]).half_width)

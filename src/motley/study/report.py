@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,7 +74,50 @@ def _line(arm: str, peer: str, accuracies: list[dict[str, float]], gains: list[f
 
 
 def _mean(by_kind: dict[str, float]) -> float:
-    return float(np.mean(list(by_kind.values())))
+    return float(np.mean(list(by_kind.values()))) if by_kind else float("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """One arm over all peers. A peer's own kind is the one it is best at before training."""
+
+    arm: str
+    own: Estimate
+    others: Estimate
+    mean: Estimate
+    fall: Estimate  # how far the own kind fell below its start at the worst evaluation
+
+
+def glance(outcomes: Sequence[Outcome], arms: Sequence[str]) -> list[Glance]:
+    """Means over the peers of each run, then mean and interval over seeds."""
+    return [
+        Glance(
+            arm=arm,
+            own=_over_seeds(outcomes, arm, lambda o: o.end[_own_kind(o)]),
+            others=_over_seeds(outcomes, arm, lambda o: _mean({k: v for k, v in o.end.items() if k != _own_kind(o)})),
+            mean=_over_seeds(outcomes, arm, lambda o: _mean(o.end)),
+            fall=_over_seeds(outcomes, arm, lambda o: o.start[_own_kind(o)] - o.lowest[_own_kind(o)]),
+        )
+        for arm in arms
+    ]
+
+
+def _own_kind(outcome: Outcome) -> str:
+    return max(outcome.start, key=lambda kind: outcome.start[kind])
+
+
+def _over_seeds(outcomes: Sequence[Outcome], arm: str, value: Callable[[Outcome], float]) -> Estimate:
+    seeds = sorted({o.seed for o in outcomes if o.arm == arm})
+    return interval([float(np.mean([value(o) for o in outcomes if o.arm == arm and o.seed == seed])) for seed in seeds])
+
+
+def glance_markdown(lines: Sequence[Glance]) -> str:
+    head = ["arm", "own kind", "others' kinds", "mean over kinds", "deepest fall of the own kind"]
+    return _markdown(head, [[line.arm, *map(str, (line.own, line.others, line.mean, line.fall))] for line in lines])
+
+
+def _markdown(head: list[str], rows: list[list[str]]) -> str:
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows]) + "\n"
 
 
 def markdown(lines: Sequence[Line]) -> str:
@@ -91,7 +134,7 @@ def markdown(lines: Sequence[Line]) -> str:
         ]
         for line in lines
     ]
-    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows]) + "\n"
+    return _markdown(head, rows)
 
 
 def _gain(line: Line) -> tuple[str, str]:
