@@ -237,7 +237,9 @@ def test_samples_refuse_tensors_of_different_length() -> None:
 
 
 def test_bnpo_refuses_mean_rewards_outside_0_and_1() -> None:
-    for reward in ([1.5, 1.0, 0.5, 0.0], [-0.5, 0.0, 0.5, 0.0]):
-        with pytest.raises(ValueError, match=r"bnpo needs mean rewards from 0 to 1; got .*; scale the rewards"):
+    for reward, got in (([1.5, 1.0, 0.5, 0.0], "0.25 to 1.25"), ([-0.5, 0.0, 0.5, 0.0], "-0.25 to 0.25")):
+        with pytest.raises(ValueError, match="bnpo") as refused:
             BetaNormalised()(samples(reward, [0, 0, 1, 1]))
+        expected = f"bnpo needs mean rewards from 0 to 1; got {got}; scale the rewards, or use another objective"
+        assert str(refused.value) == expected
     assert BetaNormalised()(samples([1.0, 1.0, 0.0, 0.0], [0, 0, 1, 1])).tolist() == [0, 0, 0, 0]

@@ -136,12 +136,15 @@ def test_unknown_choice_is_refused(name: str, setting: str, value: str) -> None:
 
 
 def test_settings_out_of_range_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"beta = -0.1: expected a number of at least 0"):
-        objective("gepo", settings={"beta": -0.1})
-    with pytest.raises(ValueError, match=r"C = nan: expected a number of at least 0"):
-        objective("ftis", settings={"C": float("nan")})
-    with pytest.raises(ValueError, match=r"floor = 1.5 is above C = 1.0; raise C or lower floor"):
-        objective("uplift", settings={"floor": 1.5})
+    for name, settings, expected in (
+        ("gepo", {"beta": -0.1}, "objective setting beta = -0.1: expected a number of at least 0, such as 0.0"),
+        ("ftis", {"C": float("nan")}, "objective setting C = nan: expected a number of at least 0, such as 2.0"),
+        ("ftis", {"kl": "k2"}, "objective setting kl = 'k2': expected one of k3, k1"),
+        ("uplift", {"floor": 1.5}, "objective setting floor = 1.5 is above C = 1.0; raise C or lower floor"),
+    ):
+        with pytest.raises(ValueError, match="objective setting") as refused:
+            objective(name, settings=settings)
+        assert str(refused.value) == expected
     assert objective("uplift", settings={"floor": 1.0}).weight == OBJECTIVES["uplift"].weight
     assert objective("gepo", settings={"beta": 0.0}).penalty.beta == 0
     assert objective("ftis", settings={"g": -1.0}).filter.g == -1
