@@ -118,7 +118,14 @@ def _plain_progress(lines: list[dict[str, Any]], rounds: int, left: str) -> str:
 def _start(config: CrewConfig, folder: Path, may_resume: bool = False) -> LocalCrew:
     from motley.crew import LocalCrew
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[skill]}"), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[skill]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console, transient=True) as progress:
         tasks: dict[str, Any] = {}
 
