@@ -239,8 +239,16 @@ def _print(rows: list[dict[str, Any]], title: str, as_json: bool) -> None:
     for column in rows[0]:
         table.add_column(column.replace("_", " "))
     for row in rows:
-        table.add_row(*(f"{value:.3g}" if isinstance(value, float) else str(value) for value in row.values()))
+        table.add_row(*map(_cell, row.values()))
     console.print(table)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.3f}" if value == 0 or 0.001 <= abs(value) < 1000 else f"{value:.1e}"
+    return str(value)
 
 
 @app.command("eval")

@@ -29,16 +29,16 @@ class Accuracy:
     constant: float | None  # accuracy of the best constant answer; None where problems have no answers to compare with
 
     def row(self) -> dict[str, str | int | float | None]:
-        """One line of a table, in the words of the field."""
+        """One line of a table. avg@k, the estimate of pass@1, and pass@k are of k samples; the errors are standard errors."""
         return {
             "kind": self.kind,
             "problems": self.num_problems,
-            "greedy pass@1": self.greedy,
-            "greedy error": self.greedy_error,
+            "greedy": self.greedy,
+            "error": self.greedy_error,
             f"avg@{self.samples}": self.average,
-            "avg error": self.average_error,
+            f"error@{self.samples}": self.average_error,
             f"pass@{self.samples}": self.passed,
-            "best constant": self.constant,
+            "constant": self.constant,
         }
 
 
