@@ -140,3 +140,10 @@ def test_leaving_a_silent_half_of_a_pair_out_changes_nothing() -> None:
     silent_B = row.silent(row.prepare(samples_of(case)))
     speaking = [i for i in range(4) if not silent_B[i]]
     assert flat(run(row, case, cuts=[speaking]).gradient) == pytest.approx(flat(run(row, case).gradient))
+
+
+@pytest.mark.parametrize(("name", "variant"), ROWS, ids=ROW_IDS)
+def test_reports_are_detached(name: str, variant: str) -> None:
+    output = run(objective(name, variant), make_case("far", 0)).output
+    assert output.loss.requires_grad
+    assert not any(report.requires_grad for report in (output.weight_BT, output.keep_B, output.kl_B))

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from motley.objectives.advantages import BetaNormalised, Centred, ForeignCap, ReceiverRelative, Rehearsal
 from motley.objectives.objective import Objective, Penalty, Setting
-from motley.objectives.ratios import GeometricRatio, GroupOrSequenceRatio, GroupRatio, SequenceRatio, SmoothedSequenceRatio
+from motley.objectives.ratios import GroupOrSequenceRatio, GroupRatio, SequenceRatio, SmoothedSequenceRatio
 from motley.objectives.reductions import ConstantLength, PairSurvivors, SequenceSum, TokenMean
 from motley.objectives.surrogates import ClippedRatio, LogProb, RatioTimesAdvantage
 from motley.objectives.weights import ClippedAbove, DropUnlikelyNegatives, TaperedNegatives, Truncated, Uplifting
@@ -33,7 +33,7 @@ OBJECTIVES: dict[str, Objective] = {
     "ds_gspo": Objective(surrogate=ClippedRatio(ratio=SmoothedSequenceRatio())),
     "cispo": Objective(weight=ClippedAbove(), surrogate=LogProb(), reduction=TokenMean()),
     "topr": Objective(advantage=Centred(), weight=TaperedNegatives(), surrogate=LogProb(), reduction=SequenceSum()),
-    "gmpo": Objective(surrogate=RatioTimesAdvantage(ratio=GeometricRatio())),
+    "gmpo": Objective(surrogate=RatioTimesAdvantage()),
     "uplift": Objective(weight=Uplifting(), filter=_ftis_filter),
     "sapo_swarm": Objective(reduction=TokenMean(), skip_silent=True),
 }
