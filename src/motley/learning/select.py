@@ -42,7 +42,9 @@ def select(waiting: Sequence[Candidate], rules: Learning, version: int, most: in
     """
     dropped: Counter[tuple[str, str]] = Counter()
     fresh = []
-    completed = {c.family: max(o.arrived for o in waiting if o.family == c.family) for c in waiting}
+    completed: dict[str, int] = {}
+    for candidate in waiting:
+        completed[candidate.family] = max(candidate.arrived, completed.get(candidate.family, candidate.arrived))
     for candidate in waiting:
         # A family is as old as its newest part: it could not be used before that.
         if rules.stale == "drop" and version - completed[candidate.family] > rules.max_age:

@@ -67,9 +67,9 @@ def expected_accuracy(policy: Policy, problems: list[Problem]) -> dict[str, floa
     by_kind: dict[str, list[float]] = {}
     with torch.no_grad():
         for micro in micro_batches(_answers(policy, problems), TOKEN_BUDGET, policy.device):
-            logp_B = micro.unpack(score(policy.base, micro.packed).logp_M).sum(1)
-            for row, logp in zip(micro.row_B.tolist(), logp_B.tolist(), strict=True):
-                by_kind.setdefault(problems[row].kind, []).append(float(torch.tensor(logp).exp()))
+            probability_B = micro.unpack(score(policy.base, micro.packed).logp_M).sum(1).exp()
+            for row, probability in zip(micro.row_B.tolist(), probability_B.tolist(), strict=True):
+                by_kind.setdefault(problems[row].kind, []).append(probability)
     return {kind: sum(values) / len(values) for kind, values in by_kind.items()}
 
 
