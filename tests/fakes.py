@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,11 +12,13 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from motley.config import CrewConfig, Lora, PeerConfig, TrainPart, parse_config
+from motley.exchange import Entry, Sealed, encode, pack, unpack
 from motley.learning.batches import ToScore
 from motley.learning.select import Candidate
 from motley.policies import Policy, choose_trained, initial_policy
 from motley.policies.tiny import tiny_vocabulary
-from motley.records import Group, Origin, Problem, Rollout, Sampling
+from motley.records import FIRST_PREVIOUS, Content, Group, Origin, Problem, Rollout, Sampling, Stamp
+from motley.trust import Identity
 
 
 class FixedClock:
@@ -127,6 +130,29 @@ def group(
         rollouts=tuple(rollouts or (rollout(reward=1.0), rollout(reward=0.0))),
         created_s=0.0,
     )
+
+
+def identity(name: str) -> Identity:
+    """The same key for the same name, everywhere."""
+    return Identity.of(hashlib.sha256(name.encode()).digest())
+
+
+def sealed_record(body: bytes, author: Identity) -> bytes:
+    return pack(author.sign(Sealed(b"", body).signed), body)
+
+
+def entry(
+    content: Content,
+    author: Identity,
+    counter: int = 0,
+    previous: bytes | Entry = FIRST_PREVIOUS,
+    position: int = 1,
+    lossless: bool = False,
+) -> Entry:
+    """A signed record where it stands. `previous`: the record before it in its author's chain, or that record's hash."""
+    before = unpack(previous.record).hash if isinstance(previous, Entry) else previous
+    body = encode(content, Stamp(key=author.public, counter=counter, previous=before), lossless)
+    return Entry(position, content.id, sealed_record(body, author))
 
 
 def candidate(

@@ -11,9 +11,10 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from motley import benchmark
+from motley.benchmarks import local as benchmark
 from motley.cli import app
-from motley.crew import LocalCrew, read_metrics
+from motley.crew import LocalCrew
+from motley.run import read_metrics
 
 CREW = """
 [crew]

@@ -86,6 +86,15 @@ def refusal(text: str) -> str:
         (CREW + "[learning]\nmax_age = -1" + PEERS, ["max_age=-1 must not be negative"]),
         (CREW + "[learning]\nquota = -1" + PEERS, ["quota=-1 must not be negative"]),
         (CREW + "[evaluate]\nevery = 0" + PEERS, ["every >= 1", "got every=0"]),
+        (CREW + "deadline_s = -1.0" + PEERS, ["deadline_s=-1.0", "must not be negative", "leave them out to wait for everyone"]),
+        (CREW + "deadline_s = nan" + PEERS, ["deadline_s=nan"]),
+        (CREW + "quorum = -1" + PEERS, ["quorum=-1", "must not be negative"]),
+        (CREW + "quorum = 4" + PEERS, ["quorum=4 is more than the 3 peers of the crew; use at most 3"]),
+        (CREW + 'processes = "yes"' + PEERS, ["Expected `bool`, got `str`", "crew.processes"]),
+        (CREW + "check_reward = false" + PEERS, ["did you mean check_rewards?"]),
+        (CREW + "[learning]\nquorum = 2" + PEERS, ["unknown field `quorum`", "it belongs under [crew]"]),
+        (CREW + "[sampling]\nlossless = true" + PEERS, ["unknown field `lossless`", "it belongs under [crew]"]),
+        (CREW + PEERS.replace('"a"', '"hub"'), ["peer name 'hub' is taken", "choose another"]),
         (CREW + "[sampling]\ntemperature = 0.0" + PEERS, ["temperature"]),
         (CREW + "[sampling]\ntop_p = 2.0" + PEERS, ["top_p=2.0 is outside", "sampling"]),
         (CREW + "rounds = ", ["Invalid value"]),
@@ -116,6 +125,11 @@ variant = "code"
 layout = "vertical"
 pace = "async"
 seed = 7
+processes = true
+deadline_s = 2.5
+quorum = 6
+check_rewards = false
+lossless = true
 [task]
 kinds = ["sort"]
 levels = [2, 3]
@@ -164,6 +178,8 @@ def test_alone_is_a_crew_of_one_that_makes_all_the_sampling() -> None:
     assert alone.peer == (config.peer[2],)
     assert (alone.crew.objective, alone.crew.variant, alone.objective) == ("alone", "", {})
     assert alone.crew.name == "sums-alone-c"
+    assert (alone.crew.processes, alone.crew.deadline_s, alone.crew.quorum) == (False, 0.0, 0)
+    assert (alone.crew.check_rewards, alone.crew.lossless) == (False, True)
     assert alone.problems_per_peer == config.crew.problems_per_round
     assert (alone.sampling, alone.task, alone.crew.seed) == (config.sampling, config.task, 7)
 
@@ -174,6 +190,18 @@ def test_the_work_of_a_round_is_divided_by_problems_or_by_rollouts(layout: str, 
     assert (config.problems_per_peer, config.rollouts_per_group) == (problems, rollouts)
     alone = config.alone("a")
     assert alone.problems_per_peer * alone.rollouts_per_group == 36
+
+
+def test_nobody_needs_to_ask_for_processes_deadlines_or_trust() -> None:
+    crew = parse_config(CREW + PEERS).crew
+    assert (crew.processes, crew.deadline_s, crew.check_rewards, crew.lossless) == (False, 0.0, True, False)
+
+
+@pytest.mark.parametrize(("quorum", "expected"), [(0, 2), (1, 1), (3, 3)])
+def test_a_quorum_is_two_peers_unless_it_is_given(quorum: int, expected: int) -> None:
+    config = parse_config(CREW + f"quorum = {quorum}" + PEERS)
+    assert config.quorum == expected
+    assert config.alone("a").quorum == 1
 
 
 def test_changing_a_crew_checks_it_again() -> None:

@@ -15,12 +15,13 @@ ROOT = Path(motley.__file__).parent
 
 # A part may import from its own layer's other parts (never in a circle) and from every layer above it in this list.
 LAYERS = [
-    {"records", "clock", "config"},
+    {"records", "clock", "config", "files"},
     {"tasks", "objectives", "exchange", "policies"},
     {"engines", "trust", "learning"},
     {"peer", "evaluation"},
-    {"crew", "sim", "benchmark"},
-    {"conformance", "display", "study"},
+    {"run"},
+    {"crew", "conformance", "hub", "member", "membership", "processes", "sim", "benchmarks"},
+    {"archive", "display", "study"},
     {"cli"},
 ]
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}

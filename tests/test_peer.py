@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import random
+import shutil
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from fakes import FixedClock, spread_crew, write_task
-from motley.config import CrewConfig
-from motley.engines import TorchEngine
-from motley.exchange import Log, MemoryLog, decode, encode
-from motley.learning.learner import Learner
+from fakes import FixedClock, identity, spread_crew, write_task
+from motley.config import CrewConfig, config_text
+from motley.engines import Engine, TorchEngine
+from motley.engines.engine import Completion
+from motley.exchange import Entry, Log, LogError, MemoryLog, Outbox, Signer, decode, unpack
+from motley.learning.learner import Learner, StepReport
+from motley.learning.select import Candidate
 from motley.objectives import objective
 from motley.peer import Peer
 from motley.policies import initial_policy
-from motley.tasks import load_task
+from motley.records import HUB, Charter, Content, Group, Problem, Roster, Sampling
+from motley.tasks import Task, load_task
 
 
 @pytest.fixture
@@ -26,41 +33,160 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def peers_of(config: CrewConfig, log: Log) -> list[Peer]:
+class NotingEngine:
+    """Keeps what it sampled, call by call."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.made: list[list[list[Completion]]] = []
+
+    def refresh(self) -> None:
+        self.engine.refresh()
+
+    def sample(self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: Sampling, seed: int) -> list[list[Completion]]:
+        self.made.append(self.engine.sample(prompts, num_samples, sampling, seed))
+        return self.made[-1]
+
+
+def outbox_of(name: str, folder: Path | None = None, lossless: bool = False) -> Outbox:
+    return Outbox(folder and folder / f"{name}.db", Signer(identity(name).public, identity(name).sign), lossless)
+
+
+def peers_of(config: CrewConfig, log: Log, outboxes: Path | None = None) -> list[Peer]:
+    """The peers of a crew whose hub has begun the log."""
+    begin(config, log)
     task = load_task(config.crew.task, config.task)
     found = []
     for me in config.peer:
         policy = initial_policy(me, config.crew.seed)
-        learner = Learner(policy, objective(config.crew.objective), config.learning, config.learning.lr)
-        found.append(Peer(config=config, me=me, task=task, learner=learner, engine=TorchEngine(policy), log=log, clock=FixedClock()))
+        found.append(
+            Peer(
+                config=config,
+                me=me,
+                task=task,
+                learner=Learner(policy, objective(config.crew.objective), config.learning, config.learning.lr),
+                engine=NotingEngine(TorchEngine(policy)),
+                log=log,
+                outbox=outbox_of(me.name, outboxes, config.crew.lossless),
+                hub=identity(HUB).public,
+                clock=FixedClock(),
+            )
+        )
     return found
+
+
+def begin(config: CrewConfig, log: Log, *revoked: str) -> None:
+    """What the hub publishes: a charter, a roster, and another roster where peers are shut out."""
+    name, keys = config.crew.name, {p.name: identity(p.name).public for p in config.peer}
+    said: list[Content] = [Charter(crew=name, config=config_text(config), task=""), Roster(crew=name, number=0, keys=keys)]
+    if revoked:
+        said.append(Roster(crew=name, number=1, keys={k: v for k, v in keys.items() if k not in revoked}, revoked=revoked))
+    outbox = outbox_of(HUB)
+    outbox.put(said)
+    outbox.deliver(log)
+
+
+def share(*peers: Peer) -> None:
+    """Every peer's next round, in turn."""
+    for peer in peers:
+        peer.sample()
+        peer.publish()
+
+
+def learn(peer: Peer, closed: bool = False) -> StepReport | None:
+    peer.receive()
+    return peer.learn(closed)
+
+
+def groups_on(log: Log) -> list[Group]:
+    contents = [decode(unpack(entry.record).body)[1] for entry in log.read(0)]
+    return [content for content in contents if isinstance(content, Group)]
+
+
+def carry(side: Log, log: Log, *ids: str) -> None:
+    """Bring some of the records of one log to another."""
+    records = {entry.id: entry.record for entry in side.read(0)}
+    log.append([(id, records[id]) for id in ids])
+
+
+def ids(candidates: Sequence[Candidate] | None) -> list[str]:
+    assert candidates is not None
+    return sorted(c.group.id for c in candidates)
+
+
+# Sampling
 
 
 def test_a_published_group_says_who_made_it_how_and_when(folder: Path) -> None:
     log = MemoryLog()
     first, _ = peers_of(spread_crew(folder, sampling="temperature = 0.8"), log)
     sampled = first.sample()
-    groups = [decode(record) for _, record in log.read(0)]
-    assert [g.id for g in groups] == ["full0.0.0", "full0.0.1"]
+    assert groups_on(log) == []
+    first.publish()
+    groups = groups_on(log)
+    assert [g.id for g in groups] == ["full0.0.0", "full0.0.1"] == [entry.id for entry in log.read(0)[2:]]
     assert [g.problem for g in groups] == [p.id for p in first.problems("full0", 0)]
     for made in groups:
         assert (made.crew, made.created_s, made.origin.version) == ("spread", 1000.0, 0)
         assert made.origin.sampling == first.config.sampling
         assert made.origin.model == first.learner.policy.fingerprint
-        assert [r.reward for r in made.rollouts] == first.task.score(
-            [first.problems("full0", 0)[made.slot]] * 4, [first.learner.policy.vocabulary.decode(r.tokens) for r in made.rollouts]
+        assert [r.reward for r in made.rollouts] == pytest.approx(
+            first.task.score(
+                [first.problems("full0", 0)[made.slot]] * 4, [first.learner.policy.vocabulary.decode(r.tokens) for r in made.rollouts]
+            ),
+            rel=1e-6,  # float32
         )
-    assert sampled.num_rollouts == 8
+    assert sum(len(g.rollouts) for g in groups) == 8
+    assert sampled.fresh
     assert sampled.num_tokens == sum(len(r.tokens) for g in groups for r in g.rollouts)
     assert sampled.reward == pytest.approx(sum(r.reward for g in groups for r in g.rollouts) / 8)
 
 
+def test_an_own_reward_that_is_not_a_number_is_an_error_at_once(folder: Path) -> None:
+    (folder / "nan_reward.py").write_text("def nan(prompts, completions, **columns):\n    return [float('nan')] * len(completions)\n")
+    first, _ = peers_of(spread_crew(folder, task="nan_reward:nan"), MemoryLog())
+    with pytest.raises(ValueError, match="reward"):
+        first.sample()
+    assert len(first.outbox) == 0
+
+
+def test_with_pace_the_sampler_waits_while_too_much_is_waiting(folder: Path) -> None:
+    first, second = peers_of(spread_crew(folder, pace="async", learning='stale = "pace"\nmax_age = 1'), MemoryLog())
+    assert first.may_sample()
+    share(second, second, second)
+    first.receive()
+    assert len(first.waiting) == 6
+    assert not first.may_sample()
+    assert first.learn() is not None
+    assert first.may_sample()
+
+
+@pytest.mark.parametrize("lossless", [False, True])
+def test_log_probs_arrive_rounded_or_to_the_last_bit(lossless: bool, folder: Path) -> None:
+    first, second = peers_of(spread_crew(folder, lossless=lossless), MemoryLog())
+    share(second)
+    first.receive()
+    arrived = [x for c in first.waiting for r in c.group.rollouts for x in r.logprobs]
+    made = [x for call in second.engine.made for completions in call for c in completions for x in c.logprobs]
+    assert len(arrived) == len(made) > 8
+    if lossless:
+        assert arrived == made
+        assert any(x % 2**-11 for x in made)
+    else:
+        assert all(abs(there - here) <= 2**-12 for there, here in zip(arrived, made, strict=True))
+        assert all(x % 2**-11 == 0 for x in arrived)
+        assert arrived != made
+
+
+# Learning in lockstep
+
+
 def test_lockstep_waits_for_every_peers_groups(folder: Path) -> None:
     first, second = peers_of(spread_crew(folder), MemoryLog())
-    first.sample()
-    assert first.receive_and_learn() is None
-    second.sample()
-    report = first.receive_and_learn()
+    share(first)
+    assert learn(first) is None
+    share(second)
+    report = learn(first)
     assert report is not None
     assert report.num_sequences == 16
     assert first.learner.policy.version == 1
@@ -68,19 +194,35 @@ def test_lockstep_waits_for_every_peers_groups(folder: Path) -> None:
 
 def test_lockstep_leaves_the_next_rounds_groups_for_the_next_round(folder: Path) -> None:
     first, second = peers_of(spread_crew(folder), MemoryLog())
-    for peer in (second, second, first):
-        peer.sample()
-    assert first.receive_and_learn() is not None
+    share(second, second, first)
+    assert learn(first) is not None
     assert {c.group.round for c in first.waiting} == {1}
-    assert first.receive_and_learn() is None
+    assert learn(first) is None
+    assert first.awaited() == ["full0"]
+
+
+def test_groups_of_the_next_round_do_not_stand_for_those_of_this(folder: Path) -> None:
+    log, side = MemoryLog(), MemoryLog()
+    first, second = peers_of(spread_crew(folder), log)
+    for _ in range(2):
+        second.sample()
+        second.outbox.deliver(side)
+    share(first)
+    carry(side, log, "full1.1.0", "full1.1.1")
+    first.receive()
+    assert first.awaited() == ["full1"]
+    assert (first.choose(), first.choose(closed=True)) == (None, None)
+    carry(side, log, "full1.0.0", "full1.0.1")
+    assert learn(first) is not None
+    assert first.admission.refused == Counter()
 
 
 def test_parts_of_a_horizontal_group_wait_for_each_other(folder: Path) -> None:
     first, second = peers_of(spread_crew(folder, layout="horizontal"), MemoryLog())
-    first.sample()
-    assert first.receive_and_learn() is None
-    second.sample()
-    report = first.receive_and_learn()
+    share(first)
+    assert learn(first) is None
+    share(second)
+    report = learn(first)
     assert report is not None
     assert {name: m["groups"] for name, m in report.senders.items()} == {"full0": 4, "full1": 4}
 
@@ -90,84 +232,748 @@ def test_the_order_of_arrival_does_not_change_the_step(folder: Path) -> None:
     reports = []
     for turns in ((0, 1), (1, 0)):
         peers = peers_of(config, MemoryLog())
-        for turn in turns:
-            peers[turn].sample()
-        reports.append(peers[0].receive_and_learn())
+        share(*(peers[turn] for turn in turns))
+        reports.append(learn(peers[0]))
     assert reports[0] == reports[1]
 
 
-def test_with_pace_the_sampler_waits_while_too_much_is_waiting(folder: Path) -> None:
-    log = MemoryLog()
-    first, second = peers_of(spread_crew(folder, pace="async", learning='stale = "pace"\nmax_age = 1'), log)
-    assert first.may_sample()
-    for _ in range(3):
-        second.sample()
+THREE = ("full", "full", "full")
+
+
+def test_an_open_round_waits_and_says_for_whom(folder: Path) -> None:
+    log, side = MemoryLog(), MemoryLog()
+    first, second, third = peers_of(spread_crew(folder, THREE), log)
+    assert first.awaited() == ["full0", "full1", "full2"]
+    share(first, second)
     first.receive()
-    assert len(first.waiting) == 6
-    assert not first.may_sample()
-    assert first.learn() is not None
-    assert first.may_sample()
+    assert (first.choose(), first.awaited()) == (None, ["full2"])
+    third.sample()
+    third.outbox.deliver(side)
+    carry(side, log, "full2.0.0")  # the first of two
+    first.receive()
+    assert (first.choose(), first.awaited()) == (None, ["full2"])
+    carry(side, log, "full2.0.1")
+    first.receive()
+    assert first.awaited() == []
+    assert len(first.choose() or ()) == 6
+
+
+@pytest.mark.parametrize(("quorum", "needed"), [(0, 2), (1, 1), (2, 2), (3, 3)])
+def test_a_closed_round_goes_on_with_a_quorum_and_not_with_fewer(quorum: int, needed: int, folder: Path) -> None:
+    peers = peers_of(spread_crew(folder, THREE, quorum=quorum), MemoryLog())
+    first = peers[0]
+    for there in range(4):
+        first.receive()
+        assert len(first.waiting) == 2 * there  # what was there is still there
+        assert first.awaited() == [p.me.name for p in peers[there:]]
+        assert there == 3 or first.choose() is None
+        chosen = first.choose(closed=True)
+        if there == needed:
+            assert ids(chosen) == [f"full{peer}.0.{slot}" for peer in range(there) for slot in range(2)]
+            return
+        assert chosen is None
+        share(peers[there])
+
+
+def test_a_closed_round_is_learned_with_what_is_there_of_it(folder: Path) -> None:
+    log, side = MemoryLog(), MemoryLog()
+    first, second, third = peers_of(spread_crew(folder, THREE), log)
+    share(first, second, second)
+    third.sample()
+    third.outbox.deliver(side)
+    carry(side, log, "full2.0.1")
+    report = learn(first, closed=True)
+    assert report is not None
+    assert {name: m["groups"] for name, m in report.senders.items()} == {"full0": 2, "full1": 2, "full2": 1}
+    assert (first.learned_rounds, first.learner.policy.version) == (1, 1)
+    assert ids(first.waiting) == ["full1.1.0", "full1.1.1"]
+    assert first.choose(closed=True) is None  # of round 1 there is one peer's
+
+
+def test_groups_of_a_round_that_is_over_are_late(folder: Path) -> None:
+    first, second, third = peers_of(spread_crew(folder, THREE), MemoryLog())
+    share(first, second)
+    assert learn(first, closed=True) is not None
+    share(first, second, third)
+    first.receive()
+    assert first.dropped == Counter({("full2", "late"): 2})
+    assert first.admission.refused == Counter()
+    assert first.awaited() == ["full2"]
+    assert {c.group.round for c in first.waiting} == {1}
+    share(third)  # is with the others again
+    assert learn(first) is not None
+    assert first.dropped == Counter({("full2", "late"): 2})
+    # Those who waited for it learned from it.
+    assert learn(second) is not None
+    assert second.dropped == Counter()
+
+
+def test_who_was_shut_out_is_not_awaited(folder: Path) -> None:
+    config, log = spread_crew(folder, THREE), MemoryLog()
+    first, second, third = peers_of(config, log)
+    share(first, second)
+    first.receive()
+    assert (first.choose(), first.awaited()) == (None, ["full2"])
+    begin(config, log, "full2")
+    share(third)
+    first.receive()
+    assert first.crewmates == ["full0", "full1"]
+    assert first.awaited() == []
+    assert ids(first.choose()) == ["full0.0.0", "full0.0.1", "full1.0.0", "full1.0.1"]
+    assert first.admission.refused == Counter({("full2", "revoked"): 2})
+    again = peers_of(config, log)[0]
+    again.load_state(json_copy(first.state()))
+    assert again.crewmates == ["full0", "full1"]
+
+
+def test_only_the_hub_can_shut_a_peer_out(folder: Path) -> None:
+    config, log = spread_crew(folder), MemoryLog()
+    first, second = peers_of(config, log)
+    second.outbox.put([Roster(crew="spread", number=1, keys={}, revoked=("full0",))])
+    second.publish()
+    first.receive()
+    assert first.crewmates == ["full0", "full1"]
+    assert first.admission.refused == Counter({("hub", "key"): 1})
+
+
+def test_a_horizontal_crew_goes_on_without_who_was_shut_out(folder: Path) -> None:
+    config, log = spread_crew(folder, THREE, layout="horizontal", group_size=6), MemoryLog()
+    first, second, _ = peers_of(config, log)
+    share(first, second)
+    assert learn(first) is None
+    begin(config, log, "full2")
+    report = learn(first)
+    assert report is not None
+    assert {name: m["groups"] for name, m in report.senders.items()} == {"full0": 6, "full1": 6}
+
+
+def test_a_closed_horizontal_round_is_learned_without_the_parts_that_are_missing(folder: Path) -> None:
+    config = spread_crew(folder, THREE, layout="horizontal", group_size=6, problems_per_round=2)
+    log, side = MemoryLog(), MemoryLog()
+    first, second, third = peers_of(config, log)
+    share(first)
+    assert learn(first, closed=True) is None
+    share(second)
+    third.sample()
+    third.outbox.deliver(side)
+    carry(side, log, "full2.0.1")
+    first.receive()
+    assert (first.choose(), first.awaited()) == (None, ["full2"])
+    chosen = first.choose(closed=True)
+    assert chosen is not None
+    assert Counter(c.family for c in chosen) == Counter({"0.0": 2, "0.1": 3})
+    report = first.step(chosen)
+    assert report is not None
+    assert report.num_sequences == 5 * 2
+    assert first.waiting == []
+    carry(side, log, "full2.0.0")
+    first.receive()
+    assert first.dropped == Counter({("full2", "late"): 1})
+
+
+def test_a_closed_horizontal_round_needs_its_quorum_too(folder: Path) -> None:
+    config = spread_crew(folder, THREE, layout="horizontal", group_size=6, quorum=3)
+    first, second, third = peers_of(config, MemoryLog())
+    share(first, second)
+    assert learn(first, closed=True) is None
+    share(third)
+    assert learn(first, closed=True) is not None
+
+
+# Learning in async
 
 
 def test_with_drop_what_is_too_old_is_dropped_and_counted(folder: Path) -> None:
     first, second = peers_of(spread_crew(folder, pace="async", learning="max_age = 0"), MemoryLog())
-    for _ in range(3):
-        second.sample()
+    share(second, second, second)
     first.receive()
     assert first.learn() is not None  # takes 4 of the 6 that wait
-    for _ in range(2):
-        first.sample()
-    assert first.receive_and_learn() is not None
+    share(first, first)
+    assert learn(first) is not None
     assert first.dropped == Counter({("full1", "stale"): 2})
     assert first.waiting == []
+
+
+def test_a_peer_that_may_take_nothing_yet_waits(folder: Path) -> None:
+    first, second = peers_of(spread_crew(folder, pace="async", learning="own_share = 1.0"), MemoryLog())
+    share(second, second)
+    assert learn(first) is None
+
+
+def async_horizontal(folder: Path, trains: Sequence[str] = ("full", "full"), max_age: int = 2, problems: int = 1) -> CrewConfig:
+    """Every peer makes two rollouts of each problem."""
+    crew = {"rounds": 9, "pace": "async", "layout": "horizontal", "problems_per_round": problems, "group_size": 2 * len(trains)}
+    return spread_crew(folder, trains, f"max_age = {max_age}", **crew)
+
+
+def test_a_horizontal_group_that_stays_incomplete_is_dropped_after_the_staleness_window(folder: Path) -> None:
+    first, second = peers_of(async_horizontal(folder, max_age=2), MemoryLog())
+    share(first)
+    second.sample()
+    second.outbox.deliver(MemoryLog())  # lost on the way
+    for version in (1, 2, 3):
+        assert ("full0", "incomplete") not in first.dropped
+        share(first, second)
+        assert learn(first) is not None
+        assert first.learner.policy.version == version
+        assert ids(first.waiting) == (["full0.0.0"] if version <= 2 else [])
+    assert first.dropped == Counter({("full0", "incomplete"): 1})
+    assert first.admission.missing == {"full1": 1}
+
+
+def test_a_horizontal_group_made_whole_within_the_window_is_learned(folder: Path) -> None:
+    log, side = MemoryLog(), MemoryLog()
+    first, second = peers_of(async_horizontal(folder, max_age=2), log)
+    share(first)
+    for round in range(3):
+        second.sample()
+        second.outbox.deliver(side)
+        if round:
+            share(first)
+            carry(side, log, f"full1.{round}.0")
+            assert learn(first) is not None
+    carry(side, log, "full1.0.0")
+    assert first.learner.policy.version == 2
+    first.receive()
+    assert ids(first.choose()) == ["full0.0.0", "full1.0.0"]
+    assert first.dropped == Counter()
+    assert first.admission.missing == {}
+
+
+def test_an_incomplete_group_is_as_old_as_its_newest_part(folder: Path) -> None:
+    log, side = MemoryLog(), MemoryLog()
+    first, second, third = peers_of(async_horizontal(folder, THREE, max_age=1), log)
+    share(first)
+    for peer in (second, third):
+        peer.sample()
+        peer.outbox.deliver(side)
+    for version in (1, 2, 3):
+        share(first, second, third)
+        assert learn(first) is not None
+        assert first.learner.policy.version == version
+        if version == 1:
+            carry(side, log, "full1.0.0")
+        assert first.dropped == (Counter() if version < 3 else Counter({("full0", "incomplete"): 1, ("full1", "incomplete"): 1}))
+    assert first.waiting == []
+
+
+def test_closing_an_async_horizontal_crew_takes_what_a_quorum_has_made(folder: Path) -> None:
+    first, second, _ = peers_of(async_horizontal(folder, THREE, problems=2), MemoryLog())
+    share(first)
+    first.receive()
+    assert first.choose(closed=True) is None
+    share(second, first)
+    first.receive()
+    assert first.choose() is None
+    chosen = first.choose(closed=True)
+    assert chosen is not None
+    assert Counter(c.family for c in chosen) == Counter({"0.0": 2, "0.1": 2})
+    assert ids(first.waiting) == ["full0.1.0", "full0.1.1"]
+
+
+# Nothing is lost, torn apart or decided by timing
+
+
+def test_parts_of_a_closed_horizontal_round_do_not_wait_for_ever(folder: Path) -> None:
+    log, side = MemoryLog(), MemoryLog()
+    first, second, _ = peers_of(spread_crew(folder, THREE, layout="horizontal", group_size=6, problems_per_round=2), log)
+    share(first)
+    second.sample()
+    second.outbox.deliver(side)
+    carry(side, log, "full1.0.0")
+    assert learn(first, closed=True) is not None  # slot 0 has a quorum, slot 1 only the own part
+    assert first.learned_rounds == 1
+    assert first.waiting == []
+
+
+def test_closing_is_never_stricter_than_waiting(folder: Path) -> None:
+    config, log = spread_crew(folder), MemoryLog()
+    first, _ = peers_of(config, log)
+    share(first)
+    begin(config, log, "full1")
+    first.receive()
+    assert first.awaited() == []
+    assert first.choose(closed=True) is not None
+
+
+@pytest.mark.parametrize("revoke", [False, True])
+def test_parts_of_one_group_are_never_torn_apart(revoke: bool, folder: Path) -> None:
+    config, log = async_horizontal(folder, THREE), MemoryLog()
+    first, second, _ = peers_of(config, log)
+    share(first, second, first, second)
+    if revoke:
+        begin(config, log, "full2")
+    first.receive()
+    chosen = first.choose(closed=not revoke)
+    assert set(Counter(c.family for c in chosen or ()).values()) == {2}, ids(chosen)
+
+
+def test_lockstep_does_not_depend_on_when_groups_came(folder: Path) -> None:
+    first, second = peers_of(spread_crew(folder, learning="max_age = 0"), MemoryLog())
+    share(second, second, first)  # the other is a round ahead, as in processes of their own it may be
+    assert learn(first) is not None
+    share(first)
+    report = learn(first)
+    assert report is not None
+    assert (report.num_sequences, first.dropped) == (16, Counter())
+
+
+def test_lockstep_that_catches_up_learns_from_every_round(folder: Path) -> None:
+    first, second = peers_of(spread_crew(folder, rounds=4, learning="max_age = 2"), MemoryLog())
+    share(*[first, second] * 4)
+    assert [learn(first) is not None for _ in range(4)] == [True] * 4
+
+
+def test_with_pace_no_part_is_dropped(folder: Path) -> None:
+    crew = {"rounds": 9, "pace": "async", "layout": "horizontal", "problems_per_round": 1}
+    first, second = peers_of(spread_crew(folder, ("full", "full"), 'stale = "pace"\nmax_age = 1', **crew), MemoryLog())
+    while first.may_sample():
+        share(first)
+        first.receive()
+    for _ in range(2):  # the other is only slow
+        share(second)
+        assert learn(first) is not None
+    assert first.dropped == Counter()
+
+
+def test_parts_of_who_was_shut_out_do_not_stand_for_those_of_others(folder: Path) -> None:
+    config, log = async_horizontal(folder, THREE), MemoryLog()
+    first, _, third = peers_of(config, log)
+    share(first, third, first, third)
+    begin(config, log, "full2")
+    first.receive()
+    assert first.choose() is None
+
+
+def test_another_log_is_an_error_in_words(folder: Path) -> None:
+    config, log, other = spread_crew(folder), MemoryLog(), MemoryLog()
+    first, second = peers_of(config, log)
+    share(second)
+    first.receive()
+    begin(config, other)
+    begin(config, other, "full1")  # position 3 holds a roster there
+    again = peers_of(config, other)[0]
+    with pytest.raises(ValueError, match="is it another log"):
+        again.load_state(json_copy(first.state()))
+
+
+# What others publish
+
+
+class Generous:
+    """A task that gives more than it should."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.task, name)
+
+    def score(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[float]:
+        return [reward + 0.5 for reward in self.task.score(problems, completions)]
+
+
+def test_a_reward_that_is_claimed_and_not_earned_is_refused(folder: Path) -> None:
+    first, second = peers_of(spread_crew(folder), MemoryLog())
+    second.task = Generous(second.task)
+    share(first, second)
+    assert learn(first) is None
+    assert first.admission.refused == Counter({("full1", "reward"): 2})
+    assert first.awaited() == ["full1"]
+    assert "computed here it is" in first.admission.kept[0].detail
+    assert learn(second) is None
+    assert second.admission.refused == Counter({("full0", "reward"): 2})  # to the liar, the others lie
+
+
+def test_rewards_that_are_not_checked_are_taken_on_trust(folder: Path) -> None:
+    first, second = peers_of(spread_crew(folder, check_rewards=False), MemoryLog())
+    second.task = Generous(second.task)
+    share(first, second)
+    first.receive()
+    chosen = first.choose()
+    assert len(chosen or ()) == 4
+    assert min(r.reward for c in chosen or () if not c.own for r in c.group.rollouts) >= 0.5
+    assert first.admission.refused == Counter()
+
+
+def test_a_round_the_crew_does_not_have_is_refused(folder: Path) -> None:
+    first, second = peers_of(spread_crew(folder, rounds=3), MemoryLog())
+    second.sampled_rounds = 2
+    share(second, second)
+    first.receive()
+    assert ids(first.waiting) == ["full1.2.0", "full1.2.1"]
+    assert first.admission.refused == Counter({("full1", "assignment"): 2})
 
 
 def test_foreign_noise_on_the_log_is_counted_and_learning_goes_on(folder: Path) -> None:
     log = MemoryLog()
     first, second = peers_of(spread_crew(folder), log)
-    log.append("noise", b"\x01noise")
-    second.sample()
-    forged = decode(log.read(1)[0][1])
-    log.append("forged", encode(msgspec.structs.replace(forged, problem="another")))
-    first.sample()
-    assert first.receive_and_learn() is not None
-    assert first.admission.refused == Counter({("unknown", "malformed"): 1, ("full1", "assignment"): 1})
+    log.append([("noise", b"\x01noise"), ("full1.noise", b"\x02" + bytes(64) + b"noise")])
+    share(second)
+    forged = decode(unpack(log.read(4)[0].record).body)[1]
+    assert isinstance(forged, Group)
+    second.outbox.put([msgspec.structs.replace(forged, round=1, problem="another")])
+    second.publish()
+    log.append([("full1.2.0", log.read(4)[0].record)])
+    share(first)
+    assert learn(first) is not None
+    assert first.admission.refused == Counter(
+        {("unknown", "schema"): 1, ("full1", "corrupt"): 1, ("full1", "assignment"): 1, ("full1", "subject"): 1}
+    )
 
 
-def test_state_that_is_loaded_goes_on_as_the_peer_did(folder: Path) -> None:
-    config, log = spread_crew(folder), MemoryLog()
-    first, second = peers_of(config, log)
-    log.append("noise", b"noise")
-    for peer in (second, first, second):
-        peer.sample()
-    first.receive_and_learn()
-    again = peers_of(config, log)[0]
-    again.learner.policy.model.load_state_dict(first.learner.policy.model.state_dict())
-    again.load_state(msgspec.json.decode(msgspec.json.encode(first.state())))
-    assert again.state() == first.state()
-    assert again.waiting == first.waiting
-    assert [c.group.round for c in again.waiting] == [1, 1]
+class ForgetfulLog:
+    """Does not see that an id is there already."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+
+    def append(self, records: Sequence[tuple[str, bytes]]) -> None:
+        for id, record in records:
+            self.entries.append(Entry(len(self.entries) + 1, id, record))
+
+    def read(self, after: int, limit: int = 1024) -> list[Entry]:
+        return self.entries[after : after + limit]
 
 
 @pytest.mark.parametrize("layout", ["vertical", "horizontal"])
 def test_a_group_that_stands_twice_on_the_log_does_not_stop_the_crew(layout: str, folder: Path) -> None:
-    log = MemoryLog()
+    log = ForgetfulLog()
     first, second = peers_of(spread_crew(folder, layout=layout), log)
-    second.sample()
-    log.append("again", log.read(0)[0][1])
+    share(second)
+    published = groups_on(log)
+    log.append([(published[0].id, log.read(2)[0].record)])  # the same record
+    second.outbox.put([published[0]])  # the same group, published anew
+    second.publish()
+    share(first)
+    first.receive()
+    chosen = first.choose()
+    assert ids(chosen) == sorted(f"full{peer}.0.{slot}" for peer in range(2) for slot in range(len(published)))
+    assert first.admission.refused == Counter({("full1", "replay"): 1, ("full1", "duplicate"): 1})
+    assert first.step(chosen or []) is not None
+    second.outbox.put([published[1]])
+    second.publish()
+    first.receive()  # also when it was learned from
+    assert first.admission.refused["full1", "duplicate"] == 2
+    assert first.waiting == []
+
+
+def test_reading_can_stop_at_a_position(folder: Path) -> None:
+    log = GappyLog()
+    first, second = peers_of(spread_crew(folder), log)
+    share(first, second)
+    positions = [entry.position for entry in everything(log)]
+    first.receive(until=positions[3])
+    assert (first.cursor, ids(first.waiting)) == (positions[3], ["full0.0.0", "full0.0.1"])
+    first.receive(until=positions[4] + 1)  # nothing stands there
+    assert (first.cursor, len(first.waiting)) == (positions[4], 3)
+    first.receive()
+    assert (first.cursor, len(first.waiting)) == (positions[5], 4)
+
+
+# After a crash
+
+
+class GappyLog(MemoryLog):
+    """Positions grow by more than one, and reading gives a few at a time."""
+
+    lost = 0
+
+    def read(self, after: int, limit: int = 1024) -> list[Entry]:
+        entries = [Entry(90 + 7 * position, id, record) for position, id, record in super().read(0, 10**6)]
+        return [entry for entry in entries if entry.position > after and entry.position != self.lost][: min(3, limit)]
+
+
+def everything(log: Log) -> list[Entry]:
+    found: list[Entry] = []
+    while entries := log.read(found[-1].position if found else 0):
+        found += entries
+    return found
+
+
+def json_copy(state: dict[str, Any]) -> dict[str, Any]:
+    return msgspec.json.decode(msgspec.json.encode(state))
+
+
+def revived(peer: Peer, state: dict[str, Any] | None = None) -> Peer:
+    """The peer in a new process: with the weights it has, and the rest from a state."""
+    again = next(p for p in peers_of(peer.config, peer.log) if p.me == peer.me)
+    again.learner.policy.model.load_state_dict(peer.learner.policy.model.state_dict())
+    again.learner.optimiser.load_state_dict(peer.learner.optimiser.state_dict())
+    again.load_state(json_copy(state or peer.state()))
+    return again
+
+
+@pytest.mark.parametrize("make_log", [MemoryLog, GappyLog])
+def test_state_that_is_loaded_goes_on_as_the_peer_did(make_log: type[MemoryLog], folder: Path) -> None:
+    log = make_log()
+    first, second = peers_of(spread_crew(folder), log)
+    log.append([("noise", b"noise")])
+    share(second, first, second)
+    learn(first)
+    again = revived(first)
+    assert again.state() == first.state()
+    assert again.waiting == first.waiting
+    assert [c.group.round for c in again.waiting] == [1, 1]
+    share(first)
+    assert learn(again) == learn(first) is not None
+    assert again.state() == first.state() | {"head": again.state()["head"], "sampled_rounds": 1}
+
+
+@pytest.mark.parametrize("make_log", [MemoryLog, GappyLog])
+def test_waiting_groups_come_back_with_position_hash_and_time_of_arrival(make_log: type[MemoryLog], folder: Path) -> None:
+    log = make_log()
+    first, second = peers_of(spread_crew(folder, pace="async", rounds=9), log)
+    share(second, second, second)
+    assert learn(first) is not None
+    share(second, first)
+    log.append([("noise", b"noise")])
+    first.receive()
+    assert [(c.group.id, c.arrived) for c in first.waiting] == [
+        ("full1.2.0", 0), ("full1.2.1", 0), ("full1.3.0", 1), ("full1.3.1", 1), ("full0.0.0", 1), ("full0.0.1", 1)
+    ]  # fmt: skip
+    again = revived(first)
+    records = {entry.position: entry.record for entry in everything(log)}
+    assert again.waiting == first.waiting
+    assert [c.hash for c in again.waiting] == [unpack(records[c.position]).hash for c in again.waiting]
+    assert [c.own for c in again.waiting] == [False] * 4 + [True] * 2
+    assert again.cursor == max(records)
+    assert again.admission.state() == first.admission.state()
+    again.receive()
+    assert again.waiting == first.waiting  # none comes twice
+    assert learn(again) == learn(first) is not None
+
+
+def test_a_waiting_group_that_is_gone_from_the_log_is_an_error(folder: Path) -> None:
+    log = GappyLog()
+    first, second = peers_of(spread_crew(folder), log)
+    share(second, second)
+    first.receive()
+    log.lost = first.waiting[1].position
+    with pytest.raises(ValueError, match="is it another log"):
+        revived(first)
+
+
+def test_another_log_than_the_one_that_was_read_is_an_error(folder: Path) -> None:
+    config = spread_crew(folder)
+    first, second = peers_of(config, MemoryLog())
+    share(second)
+    first.receive()
+    again = peers_of(config, MemoryLog())[0]
+    with pytest.raises(ValueError, match=r"the log ends before position 4, which this peer had read; is it another log\?"):
+        again.load_state(json_copy(first.state()))
+
+
+@pytest.mark.parametrize("layout", ["vertical", "horizontal"])
+@pytest.mark.parametrize("pace", ["lockstep", "async"])
+def test_steps_repeated_up_to_the_same_positions_are_the_same_steps(
+    pace: str, layout: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a journal holds is enough: how far the log was read, and whether the round was closed. However records come and get lost."""
+    learning = "max_age = 1" + ("\nquota = 1" if layout == "vertical" else "")
+    config = spread_crew(folder, THREE, learning, pace=pace, layout=layout, rounds=8, group_size=6, problems_per_round=3)
+    side = MemoryLog()
+    for peer in peers_of(config, side):
+        for _ in range(8):
+            share(peer)
+    records = [(entry.id, entry.record) for entry in side.read(2)]
+    first, again = peers_of(config, MemoryLog())[:2]
+    again.me = first.me
+    start = json_copy(first.state())
+
+    def step(learner: Learner, candidates: Sequence[Candidate]) -> None:  # what is learned does not matter here
+        learner.policy.version += 1
+
+    monkeypatch.setattr(Learner, "step", step)
+    seen: Counter[str] = Counter()
+    for seed in range(12):
+        rng = random.Random(seed)
+        first.log = again.log = log = MemoryLog()
+        begin(config, log)
+        first.load_state(start)
+        again.load_state(start)
+        journal: list[tuple[int, bool, list[Candidate]]] = []
+        when = {id: int(id.split(".")[1]) + 3 * rng.random() for id, _ in records}
+        for id, record in sorted(records, key=lambda item: when[item[0]]):
+            if rng.random() < 0.9:
+                log.append([(id, record)])
+            first.receive()
+            closed = rng.random() < 0.2
+            while (chosen := first.choose(closed)) is not None:
+                journal.append((first.cursor, closed, chosen))
+                first.step(chosen)
+                seen["closed" if closed else "open"] += 1
+        for cursor, closed, chosen in journal:
+            again.receive(until=cursor)
+            assert again.choose(closed) == chosen
+            again.step(chosen)
+        again.receive()
+        assert again.choose() is None
+        assert again.state() == first.state()
+        learned = Counter(c.position for _, _, chosen in journal for c in chosen)
+        assert max(learned.values()) == 1
+        assert len(learned) + len(first.waiting) + first.dropped.total() == len(log) - 2  # every group is somewhere
+        seen += Counter(reason for _, reason in first.dropped.elements())
+        assert first.admission.refused == Counter()
+    expected = {"lockstep": {"open", "closed", "late"}, "async": {"open", "closed"}}[pace]
+    assert expected <= set(seen), seen
+    assert (pace, layout) != ("async", "horizontal") or seen["incomplete"]
+
+
+def crash(folder: Path) -> Path:
+    """What a machine that stops now has on its disk."""
+    copy = folder.with_name(folder.name + "-after")
+    shutil.copytree(folder, copy)
+    return copy
+
+
+@pytest.fixture
+def outboxes(folder: Path) -> Path:
+    (folder / "outboxes").mkdir()
+    return folder / "outboxes"
+
+
+def test_what_was_sampled_before_a_crash_is_not_sampled_again(outboxes: Path, folder: Path) -> None:
+    config, log = spread_crew(folder), MemoryLog()
+    first, _ = peers_of(config, log, outboxes)
+    sampled = first.sample()
+    assert sampled.fresh
+    first.publish()
+    before = log.read(0)
+    again, _ = peers_of(config, log, crash(outboxes))
+    found = again.sample()
+    assert again.engine.made == []
+    assert found == msgspec.structs.replace(sampled, fresh=False)
+    assert len(again.outbox) == 0
+    again.publish()
+    assert log.read(0) == before
+    assert again.sampled_rounds == 1
+    assert again.sample().fresh  # the next round goes on, and so does the chain
+    assert len(again.engine.made) == 1
+    again.publish()
+    assert [entry.id for entry in log.read(len(before))] == ["full0.1.0", "full0.1.1"]
+    again.receive()
+    assert again.admission.refused == Counter()
+    assert (again.admission.missing, len(again.waiting)) == ({}, 4)
+
+
+def test_what_was_not_delivered_before_a_crash_is_delivered_after_it(outboxes: Path, folder: Path) -> None:
+    config, log = spread_crew(folder), MemoryLog()
+    first, second = peers_of(config, log, outboxes)
+    share(first)
     first.sample()
-    assert first.receive_and_learn() is not None
+    copy = crash(outboxes)
+    published = len(log)
+    again, _ = peers_of(config, log, copy)
+    assert len(again.outbox) == 2
+    again.publish()  # at once, before anything is sampled
+    after = log.read(published)
+    assert [entry.id for entry in after] == ["full0.1.0", "full0.1.1"]
+    would_have_been = MemoryLog()
+    first.outbox.deliver(would_have_been)
+    assert [entry.record for entry in after] == [entry.record for entry in would_have_been.read(0)]
+    assert [again.sample().fresh for _ in range(2)] == [False, False]
+    again.publish()
+    assert (len(log), again.engine.made) == (published + 2, [])
+    second.receive()
+    assert second.admission.refused == Counter()
+    assert len(second.waiting) == 4
 
 
-def test_a_peer_that_may_take_nothing_yet_waits(folder: Path) -> None:
-    first, second = peers_of(spread_crew(folder, pace="async", learning="own_share = 1.0"), MemoryLog())
-    for _ in range(2):
-        second.sample()
-    assert first.receive_and_learn() is None
+def test_rounds_sampled_after_the_last_checkpoint_are_not_sampled_again(outboxes: Path, folder: Path) -> None:
+    config, log = spread_crew(folder, rounds=4), MemoryLog()
+    first, second = peers_of(config, log, outboxes)
+    share(first, second)
+    assert learn(first) is not None
+    checkpoint, weights = json_copy(first.state()), {k: v.clone() for k, v in first.learner.policy.model.state_dict().items()}
+    share(first, second)
+    assert learn(first) is not None
+    first.sample()
+    published = log.read(0)
+    again, _ = peers_of(config, log, crash(outboxes))
+    again.learner.policy.model.load_state_dict(weights)
+    again.load_state(checkpoint)
+    assert not again.sample().fresh
+    assert learn(again) is not None
+    assert not again.sample().fresh
+    assert again.engine.made == []
+    again.publish()
+    share(second)
+    assert again.sample().fresh  # its place in the chain is behind what the outbox has, not behind the checkpoint
+    again.publish()
+    assert log.read(0)[: len(published)] == published
+    assert Counter(entry.id for entry in log.read(0)).most_common(1)[0][1] == 1
+    for peer in (again, second):
+        assert learn(peer) is not None
+        peer.receive()
+        assert peer.admission.refused == Counter()
+        assert peer.admission.missing == {}
 
 
-def test_an_own_reward_that_is_not_a_number_is_an_error_at_once(folder: Path) -> None:
-    (folder / "nan_reward.py").write_text("def nan(prompts, completions, **columns):\n    return [float('nan')] * len(completions)\n")
-    first, _ = peers_of(spread_crew(folder, task="nan_reward:nan"), MemoryLog())
-    with pytest.raises(ValueError, match="reward"):
+def test_an_outbox_without_a_file_goes_on_where_the_checkpoint_was(folder: Path) -> None:
+    first, second = peers_of(spread_crew(folder), MemoryLog())
+    share(first)
+    again = revived(first)
+    share(again)
+    second.receive()
+    assert ids(second.waiting) == ["full0.0.0", "full0.0.1", "full0.1.0", "full0.1.1"]
+    assert (second.admission.refused, second.admission.missing) == (Counter(), {})
+
+
+class BreakingLog(MemoryLog):
+    """Takes so many records, and then the line goes dead before any is confirmed."""
+
+    left = 10**6
+
+    def append(self, records: Sequence[tuple[str, bytes]]) -> None:
+        taken = records[: self.left]
+        super().append(taken)
+        self.left -= len(taken)
+        if self.left == 0:
+            raise LogError("no answer")
+
+
+@pytest.mark.parametrize("taken", [0, 1, 2])
+def test_what_the_log_took_and_did_not_confirm_is_not_there_twice(taken: int, outboxes: Path, folder: Path) -> None:
+    config, log = spread_crew(folder), BreakingLog()
+    first, second = peers_of(config, log, outboxes)
+    first.sample()
+    log.left = taken
+    with pytest.raises(LogError):
+        first.publish()
+    assert (len(first.outbox), len(log)) == (2, 2 + taken)
+    before = log.read(0)
+    log.left = 10**6
+    again, _ = peers_of(config, log, crash(outboxes))
+    again.publish()
+    assert len(again.outbox) == 0
+    assert log.read(0)[: len(before)] == before
+    assert [entry.id for entry in log.read(2)] == ["full0.0.0", "full0.0.1"]
+    first.publish()  # the same line, if it was not a crash
+    assert len(log) == 4
+    second.receive()
+    assert (len(second.waiting), second.admission.refused, second.admission.missing) == (2, Counter(), {})
+
+
+def test_a_round_whose_sampling_was_cut_short_is_sampled_as_a_whole(outboxes: Path, folder: Path) -> None:
+    config, log = spread_crew(folder), MemoryLog()
+    first, second = peers_of(config, log, outboxes)
+    signed: list[bytes] = []
+
+    def sign_once(message: bytes) -> bytes:
+        if signed:
+            raise KeyboardInterrupt
+        signed.append(message)
+        return identity("full0").sign(message)
+
+    whole = first.outbox
+    first.outbox = Outbox(outboxes / "full0.db", Signer(identity("full0").public, sign_once))
+    with pytest.raises(KeyboardInterrupt):
         first.sample()
+    assert (len(whole), whole.head.counter, whole.note_of(0), first.sampled_rounds) == (0, 0, None, 0)
+    again, _ = peers_of(config, log, crash(outboxes))
+    assert again.sample().fresh
+    again.publish()
+    second.receive()
+    assert ids(second.waiting) == ["full0.0.0", "full0.0.1"]
+    assert second.admission.refused == Counter()

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import msgspec
 
-from motley.records import Sampling
+from motley.records import HUB, Sampling
 
 
 class ConfigError(ValueError):
@@ -76,6 +77,8 @@ class PeerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9_-]+", self.name):
             raise ValueError(f"peer name {self.name!r} must be letters, digits, - and _ only; it names folders and subjects")
+        if self.name == HUB:
+            raise ValueError(f"peer name {HUB!r} is taken: the crew's own records are published under it; choose another")
         if not self.lr >= 0:
             raise ValueError(f"peer {self.name}: lr={self.lr} is negative; leave it out to use the crew's")
 
@@ -91,6 +94,11 @@ class Crew(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     layout: Literal["vertical", "horizontal"] = "vertical"
     pace: Literal["lockstep", "async"] = "lockstep"
     seed: int = 0
+    processes: bool = False  # one process per peer, with a NATS server between them
+    deadline_s: float = 0.0  # a round goes on without who is late by this much; 0: waits for everyone
+    quorum: int = 0  # peers without whose groups no round goes on; 0: two, or one in a crew of one
+    check_rewards: bool = True  # compute every received reward again; off for rewards that cannot be
+    lossless: bool = False  # log-probs travel as float32, not rounded to 2^-11
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9_-]+", self.name):
@@ -98,6 +106,10 @@ class Crew(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         for name in ("rounds", "problems_per_round"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} trains nothing; use at least 1")
+        if not self.deadline_s >= 0 or self.quorum < 0:
+            raise ValueError(
+                f"deadline_s={self.deadline_s} and quorum={self.quorum} must not be negative; leave them out to wait for everyone"
+            )
         if self.group_size < 2:
             raise ValueError(f"group_size={self.group_size} has no spread of rewards to learn from; use at least 2, 8 to 16 is usual")
 
@@ -162,6 +174,8 @@ class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             _must_divide("group_size", self.crew.group_size, len(names), "horizontal")
         else:
             _must_divide("problems_per_round", self.crew.problems_per_round, len(names), "vertical")
+        if self.crew.quorum > len(names):
+            raise ValueError(f"quorum={self.crew.quorum} is more than the {len(names)} peers of the crew; use at most {len(names)}")
         if self.crew.layout == "horizontal" and (self.learning.own_share or self.learning.quota):
             raise ValueError(
                 "own_share and quota choose among whole groups, and a horizontal crew shares every group; remove them or use vertical"
@@ -189,10 +203,15 @@ class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """How many completions a peer makes of each of its problems."""
         return self.crew.group_size // self.authors_per_group
 
+    @property
+    def quorum(self) -> int:
+        return self.crew.quorum or min(2, len(self.peer))
+
     def alone(self, name: str) -> CrewConfig:
         """A crew of this one peer, which makes all the sampling of the crew itself."""
         peer = next(p for p in self.peer if p.name == name)
-        crew = msgspec.structs.replace(self.crew, name=f"{self.crew.name}-alone-{name}", objective="alone", variant="")
+        changes = {"objective": "alone", "variant": "", "processes": False, "deadline_s": 0.0, "quorum": 0}
+        crew = msgspec.structs.replace(self.crew, name=f"{self.crew.name}-alone-{name}", **changes)
         return msgspec.structs.replace(self, crew=crew, peer=(peer,), objective={})
 
 
@@ -216,12 +235,24 @@ def read_config(path: Path) -> CrewConfig:
     return _with_absolute_paths(parse_config(text, source=str(path)), path.resolve().parent)
 
 
+_FILES = ("file", "heldout", "ood")  # keys of [task] that name files
+
+
 def _with_absolute_paths(config: CrewConfig, folder: Path) -> CrewConfig:
     """Files of problems are named relative to the crew file; a run must find them from anywhere."""
-    files = {key: str(folder / value) for key, value in config.task.items() if key in ("file", "heldout", "ood") and isinstance(value, str)}
+    return _with_files(config, lambda name: folder / name)
+
+
+def with_files_in(config: CrewConfig, folder: Path | None) -> CrewConfig:
+    """The crew with its files of problems looked for in a folder of this machine, by their names."""
+    return config if folder is None else _with_files(config, lambda name: folder.resolve() / Path(name).name)
+
+
+def _with_files(config: CrewConfig, place: Callable[[str], Path]) -> CrewConfig:
+    files = {key: str(place(value)) for key, value in config.task.items() if key in _FILES and isinstance(value, str)}
     name = config.crew.task
     if name.startswith("file:"):
-        name = f"file:{folder / name.removeprefix('file:')}"
+        name = f"file:{place(name.removeprefix('file:'))}"
     return msgspec.structs.replace(config, task=config.task | files, crew=msgspec.structs.replace(config.crew, task=name))
 
 
@@ -233,7 +264,12 @@ def parse_config(text: str, source: str = "crew file") -> CrewConfig:
 
 
 def write_config(config: CrewConfig, path: Path) -> None:
-    path.write_bytes(msgspec.toml.encode(_without_none(msgspec.to_builtins(config))))
+    path.write_text(config_text(config), encoding="utf-8")
+
+
+def config_text(config: CrewConfig) -> str:
+    """The crew as TOML."""
+    return msgspec.toml.encode(_without_none(msgspec.to_builtins(config))).decode()
 
 
 def _without_none(value: Any) -> Any:

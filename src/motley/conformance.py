@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from motley.config import CrewConfig
-from motley.crew import LocalCrew
+from motley.exchange import MemoryLog, Outbox, Signer
 from motley.learning.batches import ToScore, micro_batches
 from motley.peer import Peer
 from motley.policies.forward import score
 from motley.records import Sampling
+from motley.run import Run, check_config
 from motley.tasks import check_task, draw_problems, load_task
 
 TOLERANCE = 1e-4  # largest difference in float32
@@ -21,36 +24,60 @@ NUM_PROBLEMS = 32
 NUM_SAMPLES = 4
 
 
+class Difference(NamedTuple):
+    """|engine - trainer| over the log-probs of sampled tokens."""
+
+    largest: float
+    mean: float
+
+    @property
+    def fault(self) -> str:
+        return "" if self.largest <= TOLERANCE else f"differs by more than {TOLERANCE}"
+
+
 def check_crew(config: CrewConfig) -> list[dict[str, Any]]:
     """One row for the task and one per peer."""
+    check_config(config)
     faults = check_task(load_task(config.crew.task, config.task))
     rows: list[dict[str, Any]] = [
         {"what": f"task {config.crew.task}", "largest_difference": "", "mean_difference": "", "result": "; ".join(faults) or "ok"}
     ]
     with tempfile.TemporaryDirectory() as folder:
-        crew = LocalCrew.start(config, Path(folder) / "check")
-        for peer in crew.peers:
-            _disturb_adapters(peer)
-            difference = logprob_difference(peer)
-            result = "ok" if float(difference.max()) <= TOLERANCE else f"differs by more than {TOLERANCE}"
+        run = Run(config, Path(folder))
+        for me in config.peer:
+            found = check_engine(run.build(me, MemoryLog(), Outbox(None, Signer(bytes(32), lambda message: b"")), bytes(32)))
             rows.append(
                 {
-                    "what": f"{peer.me.name}: engine against trainer",
-                    "largest_difference": float(difference.max()),
-                    "mean_difference": float(difference.mean()),
-                    "result": result,
+                    "what": f"{me.name}: engine against trainer",
+                    "largest_difference": found.largest,
+                    "mean_difference": found.mean,
+                    "result": found.fault or "ok",
                 }
             )
     return rows
 
 
-@torch.no_grad()
-def _disturb_adapters(peer: Peer) -> None:
+def check_engine(peer: Peer) -> Difference:
+    """Measure one peer, which is left as it was."""
+    with _disturbed_adapters(peer):
+        difference = logprob_difference(peer)
+    return Difference(float(difference.max()), float(difference.mean()))
+
+
+@contextmanager
+def _disturbed_adapters(peer: Peer) -> Iterator[None]:
     """A fresh LoRA adapter changes nothing; give it something to merge, so that the check can fail."""
-    for name, parameter in peer.learner.policy.trained():
-        if "lora_B" in name:
+    kept = [(p, p.detach().clone()) for name, p in peer.learner.policy.trained() if "lora_B" in name]
+    with torch.no_grad():
+        for parameter, _ in kept:
             parameter.normal_(std=0.02, generator=torch.Generator().manual_seed(0))
-    peer.engine.refresh()
+        peer.engine.refresh()
+        try:
+            yield
+        finally:
+            for parameter, value in kept:
+                parameter.copy_(value)
+            peer.engine.refresh()
 
 
 @torch.no_grad()

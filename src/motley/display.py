@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from motley.config import CrewConfig
-from motley.crew import MetricsLine
+from motley.run import MetricsLine
 
 Skills = dict[str, dict[str, float]]  # peer -> kind -> held-out accuracy
 

@@ -1,4 +1,5 @@
-"""The nouns of a crew: Problem, Rollout, Group, Origin. Frozen data, no behaviour that needs torch, a task or a transport."""
+"""The nouns of a crew: Problem, Rollout, Group, Origin; what its hub says: Charter, Roster; and the Stamp under which all of it is
+published. Frozen data, no behaviour that needs torch, a task or a transport."""
 
 from __future__ import annotations
 
@@ -86,3 +87,42 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def id(self) -> str:
         return f"{self.origin.peer}.{self.round}.{self.slot}"
+
+
+class Charter(msgspec.Struct, frozen=True, kw_only=True):
+    """What every peer of a crew agreed to: its file, and what its task asks. The first record of a crew's log."""
+
+    crew: str
+    config: str  # TOML
+    task: str  # Task.fingerprint
+
+    @property
+    def id(self) -> str:
+        return f"{HUB}.charter"
+
+
+class Roster(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose key counts from here on in the log. Every roster replaces the one before it."""
+
+    crew: str
+    number: int
+    keys: dict[str, bytes]  # peer -> public key
+    revoked: tuple[str, ...] = ()  # peers shut out, which nobody waits for
+
+    @property
+    def id(self) -> str:
+        return f"{HUB}.roster.{self.number}"
+
+
+HUB = "hub"  # the name under which a hub publishes; no peer may have it
+FIRST_PREVIOUS = bytes(32)  # what stands for the hash of the record before a publisher's first
+
+Content = Group | Charter | Roster
+
+
+class Stamp(msgspec.Struct, frozen=True, kw_only=True):
+    """Who publishes a record, and its place in the chain of everything that publisher ever published."""
+
+    key: bytes  # public, ed25519
+    counter: int = 0
+    previous: bytes = FIRST_PREVIOUS  # sha256 of the body of the record before

@@ -1,94 +1,464 @@
 from __future__ import annotations
 
+import math
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from fakes import group, rollout
-from motley.exchange import WireError, decode, encode
-from motley.records import Group, Sampling
+from fakes import group, identity, rollout, sealed_record
+from fuzz import FIELDS, put_together, take_apart, varint
+from motley.exchange import Header, Sealed, WireError, decode, encode, pack, unpack
+from motley.exchange.wire import LEAST_LOGPROB, LOGPROB_STEP, MAX_BODY_BYTES, MAX_RECORD_BYTES, MAX_TOKENS, SIGNATURE_BYTES
+from motley.records import Charter, Content, Group, Rollout, Roster, Sampling, Stamp
+from motley.trust import verifies
 
+AUTHOR = identity("author")
+STAMP = Stamp(key=AUTHOR.public, counter=12, previous=bytes(range(32)))
 GROUP = group(
     peer="größe",
     round=7,
     slot=3,
-    rollouts=[rollout([3, 4, 1], reward=0.1), rollout([27], reward=-2.5, logprob=-1e-7)],
+    rollouts=[rollout([3, 4, 1], reward=0.125), rollout([27, 300, 70_000], reward=-2.5, logprob=-0.75)],
     sampling=Sampling(temperature=0.7, top_k=5, top_p=0.9, logprobs="full"),
 )
+CHARTER = Charter(crew="crew", config='[crew]\nname = "größe"\n', task="t")
+ROSTER = Roster(crew="crew", number=3, keys={"b": bytes(32), "a": AUTHOR.public}, revoked=("c",))
+BODY = encode(GROUP, STAMP)
+RECORD = sealed_record(BODY, AUTHOR)
+HEADER, SECTIONS = take_apart(BODY)
 
 
-def test_a_group_comes_back_exactly() -> None:
-    assert decode(encode(GROUP)) == GROUP
-
-
-def test_the_same_group_is_always_the_same_bytes() -> None:
-    assert encode(GROUP) == encode(decode(encode(GROUP)))
-
-
-@pytest.mark.parametrize("record", [b"", b"\x00", b"\x02" + encode(GROUP)[1:], b"\xff" * 40])
-def test_another_schema_is_refused_by_name(record: bytes) -> None:
-    with pytest.raises(WireError, match="this reader knows 1") as caught:
-        decode(record)
-    assert caught.value.reason == "schema"
-
-
-def changed(**fields: Any) -> bytes:
-    """The group's bytes with some fields, at any depth, of the wrong kind."""
-    content = msgspec.to_builtins(GROUP)
-    for path, value in fields.items():
-        *parents, last = path.split("__")
-        target = content
-        for key in parents:
-            target = target[int(key) if key.isdigit() else key]
-        target.pop(last) if value is KeyError else target.__setitem__(last, value)
-    return b"\x01" + msgspec.msgpack.encode(content)
-
-
-@pytest.mark.parametrize(
-    "record",
-    [
-        b"\x01",
-        encode(GROUP)[:-1],
-        encode(GROUP) + b"\x00",
-        b"\x01" + msgspec.msgpack.encode([1, 2]),
-        b"\x01" + msgspec.json.encode(GROUP),
-        changed(round="seven"),
-        changed(round=1.5),
-        changed(problem=KeyError),
-        changed(rollouts={}),
-        changed(rollouts__0__tokens="345"),
-        changed(rollouts__0__tokens=[1.5]),
-        changed(rollouts__0__logprobs=[None]),
-        changed(rollouts__0__ending="bored"),
-        changed(origin__sampling__temperature=-1.0),
-        changed(origin__sampling__logprobs="guessed"),
-        changed(origin__sampling__surprise=1),
-        changed(origin=None),
-    ],
-)
-def test_what_is_not_a_group_is_refused_by_name(record: bytes) -> None:
-    with pytest.raises(WireError, match="record is not a group") as caught:
-        decode(record)
-    assert caught.value.reason == "malformed"
-
-
-@pytest.mark.parametrize(
-    "record",
-    [
-        pytest.param(encode(group(crew="crew")).replace(b"\xa4crew\xa4crew", b"\xa4crew\xa4\xe3rew"), id="text that is not UTF-8"),
-        pytest.param(b"\x01\x88" + encode(GROUP)[2:] + b"\xa1z" + b"\x91" * 10_000 + b"\x00", id="an unknown field nested too deep"),
-    ],
-)
-def test_bytes_that_msgspec_has_other_words_for_are_refused_too(record: bytes) -> None:
+def refused(record: bytes) -> str:
+    """The reason, at whichever depth a record is refused."""
     with pytest.raises(WireError) as caught:
-        decode(record)
-    assert caught.value.reason == "malformed"
+        decode(unpack(record).body)
+    assert str(caught.value)
+    return caught.value.reason
 
 
-def test_cut_anywhere_it_is_refused() -> None:
-    record = encode(GROUP)
-    for length in range(len(record)):
-        with pytest.raises(WireError):
-            decode(record[:length])
-    assert isinstance(decode(record), Group)
+def refused_body(body: bytes) -> str:
+    return refused(pack(bytes(SIGNATURE_BYTES), body))
+
+
+def lossless(body: bytes) -> bool:
+    return take_apart(body)[0][FIELDS.index("lossless")]
+
+
+def with_logprobs(*logprobs: float) -> Group:
+    return group(rollouts=[Rollout(tokens=(5,) * len(logprobs), logprobs=logprobs, reward=0.0, ending="length")])
+
+
+def logprobs_of(body: bytes) -> list[float]:
+    content = decode(body)[1]
+    assert isinstance(content, Group)
+    return [logprob for rollout in content.rollouts for logprob in rollout.logprobs]
+
+
+# What comes back
+
+
+@pytest.mark.parametrize(
+    "content", [GROUP, CHARTER, ROSTER, Roster(crew="", number=0, keys={})], ids=["group", "charter", "roster", "empty"]
+)
+def test_what_float32_and_the_step_can_hold_comes_back_exactly(content: Content) -> None:
+    sealed = unpack(sealed_record(encode(content, STAMP), AUTHOR))
+    assert decode(sealed.body) == (STAMP, content)
+    assert verifies(AUTHOR.public, sealed.signature, sealed.signed)
+
+
+@pytest.mark.parametrize("content", [GROUP, CHARTER, ROSTER])
+def test_the_head_is_read_without_the_rest(content: Content) -> None:
+    header = Header.of(encode(content, STAMP))
+    assert (header.stamp, header.crew, header.id) == (STAMP, content.crew, content.id)
+    assert header.sender == content.id.split(".")[0]
+
+
+FLOATS32 = st.floats(width=32)
+TOKENS = st.integers(0, 2**35 - 1)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.lists(st.tuples(TOKENS, FLOATS32), max_size=5), FLOATS32, st.sampled_from(["stop", "length"])), max_size=4))
+def test_a_lossless_group_comes_back_to_the_last_bit_of_float32(parts: list[Any]) -> None:
+    made = [Rollout(tokens=tuple(t for t, _ in p), logprobs=tuple(x for _, x in p), reward=reward, ending=end) for p, reward, end in parts]
+    sent = msgspec.structs.replace(GROUP, rollouts=tuple(made))
+    found = decode(encode(sent, STAMP, lossless=True))[1]
+    assert repr(found) == repr(sent)  # in which NaN equals itself, and -0.0 not 0.0
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.floats(LEAST_LOGPROB, LOGPROB_STEP / 2), min_size=1, max_size=8), st.floats(-1e6, 1e6))
+def test_rounded_logprobs_are_off_by_half_a_step_at_most_and_all_else_is_exact(logprobs: list[float], reward: float) -> None:
+    sent = msgspec.structs.replace(with_logprobs(*logprobs).rollouts[0], reward=reward)
+    body = encode(group(rollouts=[sent, rollout()]), STAMP)
+    assert not lossless(body)
+    content = decode(body)[1]
+    assert isinstance(content, Group)
+    found = content.rollouts[0]
+    for before, after in zip(logprobs, found.logprobs, strict=True):
+        assert abs(after - before) <= 2**-12
+        assert abs(math.expm1(after - before)) <= 2.5e-4
+        assert after <= 0
+    assert (found.tokens, found.ending, content.rollouts[1]) == (sent.tokens, sent.ending, rollout())
+    assert found.reward == float(np.float32(reward))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.floats(LEAST_LOGPROB, LOGPROB_STEP / 2), min_size=1, max_size=8))
+def test_what_was_rounded_once_is_not_rounded_again(logprobs: list[float]) -> None:
+    once = encode(with_logprobs(*logprobs), STAMP)
+    assert encode(decode(once)[1], STAMP) == once
+
+
+@pytest.mark.parametrize("logprob", [LEAST_LOGPROB, LOGPROB_STEP / 2, 0.0, -LOGPROB_STEP])
+def test_the_ends_of_the_range_are_rounded(logprob: float) -> None:
+    body = encode(with_logprobs(-1.0, logprob), STAMP)
+    assert not lossless(body)
+    assert logprobs_of(body) == [-1.0, min(logprob, 0.0) if logprob != LOGPROB_STEP / 2 else 0.0]
+
+
+@pytest.mark.parametrize(
+    "logprob", [math.nextafter(LEAST_LOGPROB, -40), math.nextafter(LOGPROB_STEP / 2, 1), -40.0, 0.25, -1e30, math.inf, -math.inf, math.nan]
+)
+def test_one_logprob_beyond_the_range_makes_the_group_lossless(logprob: float) -> None:
+    body = encode(with_logprobs(-0.1, logprob), STAMP)
+    assert lossless(body)
+    np.testing.assert_array_equal(logprobs_of(body), np.float32([-0.1, logprob]).astype(float))
+
+
+# Bytes
+
+
+def test_the_same_content_is_always_the_same_bytes() -> None:
+    for content in (GROUP, CHARTER, ROSTER):
+        body = encode(content, STAMP)
+        assert encode(decode(body)[1], STAMP) == body
+        assert sealed_record(body, AUTHOR) == sealed_record(body, AUTHOR)
+    swapped = msgspec.structs.replace(ROSTER, keys=dict(reversed(ROSTER.keys.items())))
+    assert encode(swapped, STAMP) == encode(ROSTER, STAMP)
+
+
+@pytest.mark.parametrize("level", [-5, 1, 3, 9, 19])
+def test_signature_and_hash_do_not_depend_on_how_a_body_was_compressed(level: int) -> None:
+    other = RECORD[: 1 + SIGNATURE_BYTES] + zstandard.ZstdCompressor(level=level, write_checksum=True).compress(BODY)
+    assert other != RECORD
+    assert unpack(other) == unpack(RECORD)
+    assert unpack(other).hash == unpack(RECORD).hash
+    assert verifies(AUTHOR.public, unpack(other).signature, unpack(other).signed)
+
+
+def test_another_body_has_another_hash_and_the_signature_does_not_count_in_it() -> None:
+    hashes = {Sealed(b"", encode(GROUP, msgspec.structs.replace(STAMP, counter=counter))).hash for counter in range(5)}
+    assert len(hashes) == 5
+    assert Sealed(b"one", BODY).hash == Sealed(b"two", BODY).hash
+
+
+def test_what_would_be_too_large_to_read_is_not_packed() -> None:
+    with pytest.raises(ValueError, match="smaller group_size"):
+        pack(bytes(SIGNATURE_BYTES), bytes(MAX_BODY_BYTES + 1))
+    with pytest.raises(ValueError, match="smaller group_size"):
+        pack(bytes(SIGNATURE_BYTES), np.random.default_rng(0).bytes(MAX_RECORD_BYTES))
+    assert len(unpack(pack(bytes(SIGNATURE_BYTES), bytes(MAX_BODY_BYTES))).body) == MAX_BODY_BYTES
+
+
+# Records that are refused
+
+
+def test_a_record_over_the_limit_is_refused_for_its_size() -> None:
+    assert refused(RECORD + bytes(MAX_RECORD_BYTES)) == "size"
+    assert refused(bytes(MAX_RECORD_BYTES + 1)) == "size"
+
+
+@pytest.mark.parametrize(
+    "record", [b"", b"\x00", b"\x01" + RECORD[1:], b"\x03" + RECORD[1:], b"\xff" * 400], ids=["empty", "0", "1", "3", "255"]
+)
+def test_another_schema_is_refused_by_name(record: bytes) -> None:
+    with pytest.raises(WireError, match="this reader knows 2"):
+        unpack(record)
+    assert refused(record) == "schema"
+
+
+def test_cut_anywhere_a_record_is_refused() -> None:
+    reasons = [refused(RECORD[:length]) for length in range(len(RECORD))]
+    assert reasons[0] == "schema"
+    assert set(reasons[1 : 2 + SIGNATURE_BYTES]) == {"truncated"}
+    assert set(reasons[2 + SIGNATURE_BYTES :]) == {"corrupt"}
+
+
+def test_cut_anywhere_a_body_is_refused() -> None:
+    reasons = [refused_body(BODY[:length]) for length in range(len(BODY))]
+    assert set(reasons) == {"truncated"}
+
+
+def test_with_any_bit_flipped_a_record_is_refused_or_does_not_verify_or_has_the_same_body() -> None:
+    outcomes = Counter(outcome_of_flip(bit) for bit in range(8 * len(RECORD)))
+    assert set(outcomes) <= {"schema", "corrupt", "undeclared", "inflated", "signature", "same"}
+    assert outcomes["schema"] == 8
+    assert outcomes["signature"] >= 8 * SIGNATURE_BYTES
+    assert outcomes["same"] < 8  # bits of the frame's head that mean nothing to a decompressor
+
+
+def outcome_of_flip(bit: int) -> str:
+    changed = bytearray(RECORD)
+    changed[bit // 8] ^= 1 << bit % 8
+    try:
+        sealed = unpack(bytes(changed))
+    except WireError as error:
+        return error.reason
+    if sealed == unpack(RECORD):
+        return "same"
+    return "verified" if verifies(AUTHOR.public, sealed.signature, sealed.signed) else "signature"
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        pytest.param(RECORD[65:] + b"\x00", id="a byte behind it"),
+        pytest.param(RECORD[65:] * 2, id="twice"),
+        pytest.param(b"\x00" + RECORD[65:], id="a byte before it"),
+        pytest.param(b"\x50\x2a\x4d\x18\x04\x00\x00\x00abcd" + RECORD[65:], id="a skippable frame before it"),
+        pytest.param(RECORD[65:] + b"\x50\x2a\x4d\x18\x00\x00\x00\x00", id="a skippable frame behind it"),
+        pytest.param(zstandard.ZstdCompressor(write_checksum=True).compress(BODY)[:-1] + b"\x00", id="a wrong checksum"),
+        pytest.param(BODY, id="not compressed"),
+    ],
+)
+def test_a_frame_that_is_not_just_one_whole_frame_is_corrupt(frame: bytes) -> None:
+    assert refused(RECORD[:65] + frame) == "corrupt"
+
+
+def test_a_frame_without_its_size_is_undeclared() -> None:
+    frame = zstandard.ZstdCompressor(write_content_size=False).compress(BODY)
+    assert refused(RECORD[:65] + frame) == "undeclared"
+
+
+def zeros_frame(count: int, declared: int | None) -> bytes:
+    """A zstd frame of so many zeros in runs of 128 KiB, four bytes each, with a declaration that need not be true."""
+    runs, rest = divmod(count, 2**17)
+    blocks = b"".join((size << 3 | 1 << 1).to_bytes(3, "little") + b"\x00" for size in [2**17] * runs + [rest])
+    last = b"\x01\x00\x00"  # an empty raw block
+    head = b"\x00\x58" if declared is None else b"\xe0" + declared.to_bytes(8, "little")
+    return b"\x28\xb5\x2f\xfd" + head + blocks + last
+
+
+@pytest.mark.parametrize(
+    ("count", "declared", "reason"),
+    [
+        (2**30, 2**30, "inflated"),
+        (2**30, 2**64 - 3, "inflated"),
+        (MAX_BODY_BYTES + 1, MAX_BODY_BYTES + 1, "inflated"),
+        (100, MAX_BODY_BYTES + 1, "inflated"),
+        (2**30, None, "undeclared"),
+        (2**30, MAX_BODY_BYTES, "corrupt"),
+        (2**30, 100, "corrupt"),
+        (100, MAX_BODY_BYTES, "corrupt"),
+        (100, 99, "corrupt"),
+        (100, 101, "corrupt"),
+        (MAX_BODY_BYTES, MAX_BODY_BYTES, "malformed"),
+    ],
+)
+def test_bombs_and_lying_declarations_are_refused(count: int, declared: int | None, reason: str) -> None:
+    assert refused(RECORD[:65] + zeros_frame(count, declared)) == reason
+
+
+# Headers that are refused
+
+
+def with_field(name: str, value: Any) -> bytes:
+    header = list(HEADER)
+    header[FIELDS.index(name)] = value
+    return put_together(header, SECTIONS)
+
+
+def hub_body(content: Content, place: int, value: Any) -> bytes:
+    header, sections = take_apart(encode(content, STAMP))
+    header[place] = value
+    return put_together(header, sections)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tag", "grup"),
+        ("tag", 1),
+        ("key", bytes(31)),
+        ("key", bytes(33)),
+        ("key", "k" * 32),
+        ("counter", -1),
+        ("counter", 2**63),
+        ("counter", 1.0),
+        ("counter", None),
+        ("previous", b""),
+        ("crew", b"crew"),
+        ("crew", None),
+        ("peer", 5),
+        ("round", 1.5),
+        ("round", "seven"),
+        ("round", True),
+        ("problem", []),
+        ("created_s", "now"),
+        ("created_s", math.nan),
+        ("created_s", math.inf),
+        ("temperature", -1.0),
+        ("temperature", math.nan),
+        ("top_k", -1),
+        ("top_p", 0.0),
+        ("max_tokens", 0),
+        ("logprobs", "guessed"),
+        ("lossless", 1),
+        ("lossless", None),
+    ],
+)
+def test_a_field_of_a_wrong_kind_is_malformed(name: str, value: Any) -> None:
+    assert refused_body(with_field(name, value)) == "malformed"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(put_together(HEADER[:-1], SECTIONS), id="a field too few"),
+        pytest.param(put_together([*HEADER, 0], SECTIONS), id="a field too many"),
+        pytest.param(put_together([*HEADER[:-1], False, {"a": 1}], SECTIONS), id="an unknown field"),
+        pytest.param(put_together([], SECTIONS), id="no field"),
+        pytest.param(put_together(dict(zip(FIELDS, HEADER, strict=True)), SECTIONS), id="a map"),
+        pytest.param(put_together(7, SECTIONS), id="a number"),
+        pytest.param(put_together(b"", SECTIONS), id="nothing"),
+        pytest.param(put_together(b"\xc1", SECTIONS), id="no MessagePack"),
+        pytest.param(put_together(msgspec.json.encode(HEADER[4:]), SECTIONS), id="JSON"),
+        pytest.param(put_together(msgspec.msgpack.encode(HEADER) + b"\x00", SECTIONS), id="a byte behind it"),
+        pytest.param(put_together(msgspec.msgpack.encode(HEADER)[:-1], SECTIONS), id="a byte too few"),
+        pytest.param(put_together(b"\xdd\xff\xff\xff\xff" + msgspec.msgpack.encode("group"), b""), id="four billion fields"),
+        pytest.param(
+            put_together(msgspec.msgpack.encode(HEADER).replace(b"\xa4crew", b"\xa4\xe3rew"), SECTIONS), id="text that is not UTF-8"
+        ),
+        pytest.param(
+            put_together(msgspec.msgpack.encode(HEADER).replace(b"\xa5group", b"\xa5\xe3roup"), SECTIONS), id="a tag that is not UTF-8"
+        ),
+        pytest.param(put_together(b"\x91" * 100_000 + b"\x00", SECTIONS), id="nested too deep"),
+        pytest.param(
+            put_together(msgspec.msgpack.encode([*HEADER, 0])[:-1] + b"\x91" * 100_000 + b"\x00", b""), id="a field nested too deep"
+        ),
+        pytest.param(hub_body(ROSTER, 6, {"a": bytes(31)}), id="a roster's key of 31 bytes"),
+        pytest.param(hub_body(ROSTER, 6, {1: bytes(32)}), id="a roster's name that is a number"),
+        pytest.param(hub_body(ROSTER, 6, [["a", bytes(32)]]), id="a roster's keys as a list"),
+        pytest.param(hub_body(ROSTER, 7, [1]), id="a revoked name that is a number"),
+        pytest.param(hub_body(ROSTER, 7, [[[[]]]] * 3), id="revoked lists"),
+        pytest.param(hub_body(CHARTER, 5, b"toml"), id="a charter's config as bytes"),
+        pytest.param(b"\xff" * 5 + b"\x7f" + BODY, id="a header's length of six bytes"),
+    ],
+)
+def test_a_header_that_is_none_is_malformed(body: bytes) -> None:
+    assert refused_body(body) == "malformed"
+
+
+@pytest.mark.parametrize("body", [b"", b"\x80", varint(10**6) + BODY, varint(2**35 - 1)])
+def test_a_header_longer_than_its_body_is_truncated(body: bytes) -> None:
+    assert refused_body(body) == "truncated"
+
+
+@pytest.mark.parametrize("content", [CHARTER, ROSTER])
+def test_bytes_behind_the_header_of_a_hub_record_are_malformed(content: Content) -> None:
+    assert refused_body(encode(content, STAMP) + b"\x00") == "malformed"
+
+
+# Sections that are refused
+
+TWO_LENGTHS = b"\x03\x03"
+LONG_NUMBER = b"\x80" * 5 + b"\x00"
+
+
+@pytest.mark.parametrize(
+    ("sections", "reason"),
+    [
+        pytest.param(SECTIONS + b"\x00", "malformed", id="a byte too many"),
+        pytest.param(SECTIONS[:-1], "truncated", id="a byte too few"),
+        pytest.param(SECTIONS * 2, "malformed", id="twice"),
+        pytest.param(SECTIONS[:-1] + b"\x02", "malformed", id="an ending out of range"),
+        pytest.param(LONG_NUMBER + SECTIONS[1:], "malformed", id="a length of six bytes"),
+        pytest.param(TWO_LENGTHS + LONG_NUMBER + SECTIONS[3:], "malformed", id="a token of six bytes"),
+        pytest.param(b"\x04" + SECTIONS[1:], "truncated", id="a length too great"),
+        pytest.param(b"\x02" + SECTIONS[1:], "malformed", id="a length too small"),
+        pytest.param(varint(MAX_TOKENS) + SECTIONS[1:], "size", id="more tokens than are read"),
+        pytest.param(varint(2**35 - 1) * 2 + SECTIONS[2:], "size", id="tokens beyond all measure"),
+        pytest.param(varint(MAX_TOKENS - 3) + SECTIONS[1:], "truncated", id="as many tokens as are read"),
+        pytest.param(b"\x80", "truncated", id="a number without its end"),
+        pytest.param(b"", "truncated", id="nothing"),
+    ],
+)
+def test_sections_that_do_not_fit_their_header_are_refused(sections: bytes, reason: str) -> None:
+    assert refused_body(put_together(HEADER, sections)) == reason
+
+
+@pytest.mark.parametrize("count", [-1, len(SECTIONS) + 1, 2**31, 2**63, 2**64 - 1])
+def test_more_rollouts_than_bytes_are_refused_before_any_is_read(count: int) -> None:
+    assert refused_body(with_field("num_rollouts", count)) == "truncated"
+
+
+@pytest.mark.parametrize(("count", "reason"), [(0, "malformed"), (1, "malformed"), (3, "truncated")])
+def test_a_wrong_number_of_rollouts_is_refused(count: int, reason: str) -> None:
+    assert refused_body(with_field("num_rollouts", count)) == reason
+
+
+def test_rounded_logprobs_read_as_lossless_ones_are_refused() -> None:
+    assert refused_body(with_field("lossless", True)) == "truncated"
+
+
+def test_a_rollout_with_more_tokens_than_logprobs_is_not_encoded() -> None:
+    shifted = [rollout([3, 4, 1]), rollout([5, 1])]
+    shifted = [msgspec.structs.replace(shifted[0], logprobs=(-1.0, -2.0)), msgspec.structs.replace(shifted[1], logprobs=(-3.0, -4.0, -5.0))]
+    with pytest.raises(ValueError, match="log"):
+        encode(group(rollouts=shifted), STAMP)
+
+
+# Memory
+
+MEASURE = """
+import sys
+from pathlib import Path
+from motley.exchange import WireError, decode, unpack
+peak = lambda: int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) // 1024
+before = peak()
+for path in sys.argv[1:]:
+    try:
+        decode(unpack(Path(path).read_bytes()).body)
+    except WireError:
+        pass
+print(peak() - before)
+"""
+
+
+def mebibytes_to_read(records: list[bytes], folder: Path) -> int:
+    """By how much a process of its own grows when it reads them."""
+    paths = [folder / str(number) for number in range(len(records))]
+    for path, record in zip(paths, records, strict=True):
+        path.write_bytes(record)
+    done = subprocess.run([sys.executable, "-c", MEASURE, *map(str, paths)], check=True, capture_output=True, text=True, timeout=120)
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process is read from /proc")
+def test_bombs_do_not_take_memory(tmp_path: Path) -> None:
+    declared = [2**30, None, MAX_BODY_BYTES, 100, 2**64 - 3]
+    bombs = [RECORD[:65] + zeros_frame(2**30, size) for size in declared] + [RECORD[:65] + zeros_frame(100, MAX_BODY_BYTES)]
+    assert all(len(bomb) < 2**16 for bomb in bombs)
+    assert mebibytes_to_read(bombs, tmp_path) < 64
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process is read from /proc")
+def test_the_largest_groups_take_bounded_memory(tmp_path: Path) -> None:
+    tokens = varint(MAX_TOKENS) + b"\xff\x7f" * MAX_TOKENS + bytes(2 * MAX_TOKENS) + bytes(5)
+    count = (MAX_BODY_BYTES - 300) // 6
+    header = list(HEADER)
+    header[FIELDS.index("num_rollouts")] = 1
+    many = list(HEADER)
+    many[FIELDS.index("num_rollouts")] = count
+    bodies = [put_together(header, tokens), put_together(many, bytes(6 * count))]
+    assert mebibytes_to_read([pack(bytes(SIGNATURE_BYTES), body) for body in bodies], tmp_path) < 384

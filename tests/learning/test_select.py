@@ -89,7 +89,7 @@ def test_own_groups_keep_their_share(own_share: float, num_own: int, num_foreign
     "rules", [Learning(), Learning(quota=1), Learning(own_share=0.4), Learning(max_age=0), Learning(quota=2, own_share=0.9)]
 )
 def test_every_group_is_taken_waits_or_is_dropped(rules: Learning) -> None:
-    ready = waiting("a", "me", "a", "b", "a", "me", arrived=3) + waiting("b", "me", "a", arrived=5)
+    ready = waiting("a", "me", "a", "b", "a", "me", arrived=3) + waiting("c", "d", "e", arrived=5)
     chosen = select(ready, rules, version=5, most=4)
     assert len(chosen.take) <= 4
     assert len(chosen.take) + len(chosen.wait) + chosen.dropped.total() == len(ready)

@@ -1,149 +1,550 @@
 from __future__ import annotations
 
+import json
+import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakes import PROBLEM, rollout
+from fakes import PROBLEM, entry, identity, rollout, sealed_record
 from fakes import group as any_group
-from motley.exchange import encode
+from fuzz import FIELDS, put_together, take_apart
+from motley.exchange import Entry, encode, unpack
+from motley.exchange.wire import MAX_BODY_BYTES, MAX_RECORD_BYTES
 from motley.policies.tiny import tiny_vocabulary
-from motley.records import Group, Problem, Sampling
-from motley.trust import Admission, Rules
+from motley.records import HUB, Charter, Group, Problem, Rollout, Roster, Sampling, Stamp
+from motley.trust import Admission, Rules, known
+from motley.trust.admission import MAX_KEPT
+from motley.trust.chain import MAX_MISSING
 
 VOCABULARY = tiny_vocabulary()
 OTHER = Problem(kind="sort", prompt="sort 21=", answer="12")
 RULES = Rules(
     crew="crew",
-    peers=frozenset({"a", "b"}),
     vocabulary=VOCABULARY.fingerprint,
     vocabulary_size=VOCABULARY.size,
     end_id=VOCABULARY.end_id,
     rollouts_per_group=2,
     max_tokens=4,
+    rounds=10,
 )
+A, B, C, OUTSIDER = (identity(name) for name in ("a", "b", "c", "outsider"))
+HUB_KEY = identity(HUB)
+UNSCORABLE = 13
+RIGHT, WRONG = rollout([11, 12, 1], reward=1.0), rollout([12, 1], reward=0.0)
+
+
+def assigned(peer: str, round: int) -> list[Problem]:
+    """PROBLEM at slot 0 and another at slot 1; in odd rounds the other way round."""
+    return [PROBLEM, OTHER] if round % 2 == 0 else [OTHER, PROBLEM]
+
+
+def score(problem: Problem, rollouts: Sequence[Rollout]) -> list[float]:
+    """1 for what begins with token 11; it fails on token 13."""
+    if any(UNSCORABLE in made.tokens for made in rollouts):
+        raise ZeroDivisionError("no such answer")
+    return [float(made.tokens[0] == 11) for made in rollouts]
 
 
 def group(**fields: Any) -> Group:
-    return any_group(**{"sampling": Sampling(max_tokens=RULES.max_tokens)} | fields)
-
-
-def admission() -> Admission:
-    """Every peer is given PROBLEM at slot 0 and another at slot 1; in odd rounds the other way round."""
-    return Admission(RULES, lambda peer, round: [PROBLEM, OTHER] if round % 2 == 0 else [OTHER, PROBLEM])
+    return any_group(**{"sampling": Sampling(max_tokens=RULES.max_tokens), "rollouts": [RIGHT, WRONG]} | fields)
 
 
 def with_rollout(**fields: Any) -> Group:
     """A group whose second rollout is at fault."""
-    return group(rollouts=[rollout(), msgspec.structs.replace(rollout(), **fields)])
+    return group(rollouts=[RIGHT, msgspec.structs.replace(WRONG, **fields)])
 
 
-def test_a_good_group_is_admitted_with_its_problem() -> None:
+def roster(number: int = 0, revoked: Sequence[str] = ("c",), **keys: Any) -> Roster:
+    found = {"a": A, "b": B} | keys
+    return Roster(crew="crew", number=number, keys={name: key.public for name, key in found.items()}, revoked=tuple(revoked))
+
+
+FIRST_ROSTER = entry(roster(), HUB_KEY)
+
+
+def admission() -> Admission:
+    """After the first record of the log, a roster: a and b are on it, c is shut out."""
+    gate = Admission(RULES, HUB_KEY.public, assigned, score)
+    assert gate.admit(FIRST_ROSTER) is None
+    assert gate.refused == Counter()
+    return gate
+
+
+def refusal(gate: Admission, *entries: Entry) -> tuple[str, str]:
+    """Who the last of some records is counted under, and why; those before it must be taken in."""
+    for one in entries[:-1]:
+        gate.admit(one)
+        assert gate.refused == Counter()
+    assert gate.admit(entries[-1]) is None
+    assert gate.refused.total() == 1
+    ((sender, reason),) = gate.refused
+    kept = gate.kept[-1]
+    assert (kept.position, kept.sender, kept.reason) == (entries[-1].position, sender, reason)
+    assert kept.detail
+    return sender, reason
+
+
+def under(id: str, record: bytes) -> Entry:
+    return Entry(7, id, record)
+
+
+def signed(body: bytes, id: str = "a.0.0") -> Entry:
+    """A body that a signed, whatever it is."""
+    return under(id, sealed_record(body, A))
+
+
+def with_field(name: str, value: Any) -> Entry:
+    header, sections = take_apart(encode(group(), Stamp(key=A.public)))
+    header[FIELDS.index(name)] = value
+    return signed(put_together(header, sections))
+
+
+# What is admitted
+
+
+def test_a_good_group_is_admitted_with_its_problem_and_hash() -> None:
     gate = admission()
-    for made, problem in ((group(), PROBLEM), (group(slot=1, problem=OTHER, peer="b"), OTHER), (group(round=3, slot=1), PROBLEM)):
-        assert gate.admit(encode(made)) == (made, problem)
+    first = entry(group(), A)
+    cases = [
+        (first, group(), PROBLEM),
+        (entry(group(peer="b", slot=1, problem=OTHER), B), group(peer="b", slot=1, problem=OTHER), OTHER),
+        (entry(group(round=3, slot=1), A, 1, first), group(round=3, slot=1), PROBLEM),
+    ]
+    for one, made, problem in cases:
+        assert gate.admit(one) == (made, problem, unpack(one.record).hash)
+        assert known(one) == (made, unpack(one.record).hash)
+    assert gate.refused == Counter()
+    assert not gate.kept
+
+
+def test_a_charter_is_taken_in_and_changes_nobodys_standing() -> None:
+    gate = Admission(RULES, HUB_KEY.public, assigned, score)
+    charter = entry(Charter(crew="crew", config="", task="t"), HUB_KEY)
+    assert gate.admit(charter) is None
+    assert gate.admit(entry(roster(), HUB_KEY, 1, charter)) is None
+    assert gate.admit(entry(group(), A)) is not None
     assert gate.refused == Counter()
 
 
+def test_before_any_roster_nobody_is_admitted() -> None:
+    gate = Admission(RULES, HUB_KEY.public, assigned, score)
+    assert refusal(gate, entry(group(), A)) == ("unknown", "sender")
+
+
+def test_without_a_score_rewards_are_taken_on_trust() -> None:
+    gate = admission()
+    gate.score = None
+    assert gate.admit(entry(with_rollout(reward=0.5, tokens=(UNSCORABLE, 1)), A)) is not None
+
+
+def test_a_reward_may_differ_by_the_rounding_of_float32() -> None:
+    gate = admission()
+    gate.score = lambda problem, rollouts: [0.1, 123456.789]
+    assert gate.admit(entry(group(rollouts=[rollout(reward=0.1), rollout(reward=123456.789)]), A)) is not None
+
+
+def test_lossless_groups_are_held_to_the_same_rules() -> None:
+    gate = admission()
+    first = entry(with_rollout(logprobs=(-63.9, 0.0009)), A)
+    assert gate.admit(first) is not None
+    assert refusal(gate, entry(with_rollout(logprobs=(-64.1, 0.0)), A, 1, first, lossless=True)) == ("a", "logprob")
+
+
+# Refused before it is read
+
+RECORD = entry(group(), A).record
+FRAME = RECORD[65:]
+
+
 @pytest.mark.parametrize(
-    ("made", "sender", "reason"),
+    ("record", "reason"),
     [
-        (group(crew="other"), "a", "crew"),
-        (group(peer="stranger"), "unknown", "sender"),
-        (group(vocabulary="other"), "a", "vocabulary"),
-        (group(rollouts=[rollout()]), "a", "group_size"),
-        (group(rollouts=[rollout()] * 3), "a", "group_size"),
-        (group(round=-1), "a", "assignment"),
-        (group(round=2**31), "a", "assignment"),
-        (group(slot=2), "a", "assignment"),
-        (group(slot=-1), "a", "assignment"),
-        (group(slot=1), "a", "assignment"),
-        (group(round=1), "a", "assignment"),
-        (group(peer="b", problem=OTHER), "b", "assignment"),
-        (with_rollout(tokens=(), logprobs=()), "a", "length"),
-        (with_rollout(tokens=(5,) * 5, logprobs=(-1.0,) * 5), "a", "length"),
-        (with_rollout(tokens=(5, 6)), "a", "shape"),
-        (with_rollout(tokens=(5, 6, VOCABULARY.size)), "a", "token"),
-        (with_rollout(tokens=(5, -1, 6)), "a", "token"),
-        (with_rollout(logprobs=(-1.0, 0.1, -1.0)), "a", "logprob"),
-        (with_rollout(logprobs=(-1.0, -65.0, -1.0)), "a", "logprob"),
-        (with_rollout(logprobs=(-1.0, float("nan"), -1.0)), "a", "logprob"),
-        (with_rollout(logprobs=(-1.0, float("-inf"), -1.0)), "a", "logprob"),
-        (with_rollout(reward=float("nan")), "a", "reward"),
-        (with_rollout(reward=float("inf")), "a", "reward"),
+        pytest.param(bytes(MAX_RECORD_BYTES + 1), "size", id="too large"),
+        pytest.param(b"", "schema", id="empty"),
+        pytest.param(b"\x01" + RECORD[1:], "schema", id="an older schema"),
+        pytest.param(b"\x03" + RECORD[1:], "schema", id="a later schema"),
+        pytest.param(RECORD[:65], "truncated", id="no body"),
+        pytest.param(b"\x02abc", "truncated", id="no signature"),
+        pytest.param(RECORD[:-1], "corrupt", id="cut"),
+        pytest.param(RECORD + b"\x00", "corrupt", id="a byte too many"),
+        pytest.param(RECORD[:65] + b"no frame", "corrupt", id="no frame"),
+        pytest.param(RECORD[:65] + zstandard.ZstdCompressor().compress(bytes(MAX_BODY_BYTES + 1)), "inflated", id="a bomb"),
+        pytest.param(RECORD[:65] + zstandard.ZstdCompressor(write_content_size=False).compress(bytes(9)), "undeclared", id="no size"),
+        pytest.param(RECORD[:65] + zstandard.ZstdCompressor().compress(b""), "truncated", id="an empty body"),
+        pytest.param(RECORD[:65] + zstandard.ZstdCompressor().compress(bytes(100)), "malformed", id="zeros"),
     ],
 )
-def test_every_fault_is_named_and_counted_under_its_sender(made: Group, sender: str, reason: str) -> None:
-    gate = admission()
-    record = encode(made)
-    assert gate.admit(record) is None
-    assert gate.admit(record) is None
-    assert gate.refused == Counter({(sender, reason): 2})
+@pytest.mark.parametrize(("id", "sender"), [("a.0.0", "a"), ("c.5", "c"), ("hub.roster.1", "hub"), ("eve.0.0", "unknown"), ("", "unknown")])
+def test_bytes_that_are_no_record_are_counted_under_the_name_they_stand_under(id: str, sender: str, record: bytes, reason: str) -> None:
+    assert refusal(admission(), under(id, record)) == (sender, reason)
 
 
-@pytest.mark.parametrize(("record", "reason"), [(b"", "schema"), (b"\x07abc", "schema"), (b"\x01abc", "malformed")])
-def test_bytes_that_are_no_group_are_counted_under_unknown(record: bytes, reason: str) -> None:
+# Refused for who says it
+
+
+@pytest.mark.parametrize(
+    ("one", "sender", "reason"),
+    [
+        pytest.param(entry(group(crew="other"), A), "a", "crew", id="another crew"),
+        pytest.param(under("a.0.1", RECORD), "a", "subject", id="under another id of its own"),
+        pytest.param(under("b.0.0", RECORD), "b", "subject", id="under another's id"),
+        pytest.param(under("a.0.0.", RECORD), "a", "subject", id="under a longer id"),
+        pytest.param(entry(group(peer="eve"), OUTSIDER), "unknown", "sender", id="a stranger"),
+        pytest.param(entry(group(peer=""), OUTSIDER), "unknown", "sender", id="a stranger without a name"),
+        pytest.param(entry(group(peer="a"), OUTSIDER), "a", "key", id="a stranger under a peer's name"),
+        pytest.param(entry(group(peer="a"), B), "a", "key", id="a peer under another's name"),
+        pytest.param(entry(group(peer="c"), C), "c", "revoked", id="a peer that was shut out"),
+        pytest.param(entry(group(peer="c"), OUTSIDER), "c", "revoked", id="a stranger under the name of one that was"),
+        pytest.param(entry(roster(1), A), "hub", "key", id="a peer's roster"),
+        pytest.param(entry(Charter(crew="crew", config="", task=""), A), "hub", "key", id="a peer's charter"),
+        pytest.param(entry(roster(1), OUTSIDER), "hub", "key", id="a stranger's roster"),
+        pytest.param(under("a.0.0", RECORD[:1] + bytes(64) + FRAME), "a", "signature", id="no signature"),
+        pytest.param(under("a.0.0", RECORD[:1] + entry(group(round=1), A).record[1:65] + FRAME), "a", "signature", id="of another record"),
+        pytest.param(
+            under("a.0.0", sealed_record(encode(group(), Stamp(key=A.public)), OUTSIDER)), "a", "signature", id="a stranger's signature"
+        ),
+    ],
+)
+def test_who_says_it_is_checked_and_a_refusal_is_counted_under_the_subjects_name(one: Entry, sender: str, reason: str) -> None:
     gate = admission()
-    assert gate.admit(record) is None
-    assert gate.refused == Counter({("unknown", reason): 1})
+    assert refusal(gate, one) == (sender, reason)
+    assert gate.admit(entry(group(), A)) is not None  # nothing of it stays, in the chain of a least of all
+
+
+@pytest.mark.parametrize("peer", ["a.b", "a.0", "a."])
+def test_a_peer_cannot_speak_under_a_name_that_only_begins_with_its_own(peer: str) -> None:
+    assert refusal(admission(), entry(group(peer=peer), A))[1] == "sender"
+
+
+def test_a_hub_has_no_groups() -> None:
+    assert refusal(admission(), entry(group(peer=HUB), HUB_KEY)) == (HUB, "sender")
+
+
+# Refused for its place in the chain
+
+
+def test_the_same_record_again_is_a_replay() -> None:
+    assert refusal(admission(), entry(group(), A), entry(group(), A, position=2)) == ("a", "replay")
+
+
+def test_two_records_in_one_place_are_a_fork() -> None:
+    first = entry(group(), A)
+    assert refusal(admission(), first, entry(group(round=2), A)) == ("a", "fork")
+    assert refusal(admission(), first, entry(group(round=2), A, 1, previous=bytes(32))) == ("a", "fork")
+
+
+def test_a_first_record_that_names_one_before_it_is_a_fork() -> None:
+    assert refusal(admission(), entry(group(), A, previous=b"\x01" * 32)) == ("a", "fork")
+
+
+def test_too_many_records_missing_are_a_gap() -> None:
+    assert refusal(admission(), entry(group(), A, MAX_MISSING + 1)) == ("a", "gap")
+
+
+def test_records_out_of_order_are_admitted_and_what_is_missing_is_known_meanwhile() -> None:
+    gate = admission()
+    chain = [entry(group(), A)]
+    for round in range(1, 4):
+        chain.append(entry(group(round=2 * round), A, round, chain[-1]))
+    for number, missing in ((0, {}), (3, {"a": 2}), (1, {"a": 1}), (2, {})):
+        assert gate.admit(chain[number]) is not None
+        assert gate.missing == missing
+    assert gate.refused == Counter()
+
+
+def test_the_chain_advances_over_an_authentic_record_that_is_refused() -> None:
+    gate = admission()
+    bad = entry(group(vocabulary="other"), A)
+    assert refusal(gate, bad) == ("a", "vocabulary")
+    assert gate.admit(entry(group(round=2), A, 1, bad)) is not None
+    assert gate.missing == {}
+
+
+def test_chains_of_two_peers_have_nothing_to_do_with_each_other() -> None:
+    gate = admission()
+    first, second = entry(group(), A), entry(group(peer="b"), B)
+    assert gate.admit(first) is not None
+    assert gate.admit(second) is not None
+    assert refusal(gate, entry(group(peer="b", round=2), B, 1, first)) == ("b", "fork")
+
+
+# Refused for what it says
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (group(vocabulary="other"), "vocabulary"),
+        (group(sampling=Sampling(temperature=0.0, max_tokens=4)), "sampling"),
+        (group(sampling=Sampling(max_tokens=5)), "sampling"),
+        (group(sampling=Sampling(max_tokens=10**9)), "sampling"),
+        (group(rollouts=[RIGHT]), "group_size"),
+        (group(rollouts=[RIGHT] * 3), "group_size"),
+        (with_rollout(tokens=(), logprobs=()), "length"),
+        (with_rollout(tokens=(5,) * 5, logprobs=(-1.0,) * 5, ending="length"), "length"),
+        (with_rollout(tokens=(VOCABULARY.size, 1)), "token"),
+        (with_rollout(tokens=(2**35 - 1, 1)), "token"),
+        (with_rollout(tokens=(1, 12)), "ending"),
+        (with_rollout(tokens=(1, 1)), "ending"),
+        (with_rollout(tokens=(12, 11)), "ending"),
+        (with_rollout(tokens=(12, 1), ending="length"), "ending"),
+        (with_rollout(logprobs=(-1.0, 0.002)), "logprob"),
+        (with_rollout(logprobs=(-1.0, -64.1)), "logprob"),
+        (with_rollout(logprobs=(math.nan, -1.0)), "logprob"),
+        (with_rollout(logprobs=(-math.inf, -1.0)), "logprob"),
+        (with_rollout(logprobs=(math.inf, -1.0)), "logprob"),
+        (with_rollout(reward=math.nan), "reward"),
+        (with_rollout(reward=math.inf), "reward"),
+        (with_rollout(reward=-1e30), "reward"),
+        (with_rollout(reward=1e39), "reward"),
+        (with_rollout(reward=1.1e6), "reward"),
+        (with_rollout(reward=0.001), "reward"),
+        (with_rollout(reward=1.0), "reward"),
+        (with_rollout(tokens=(UNSCORABLE, 1)), "unscorable"),
+        (group(round=-1), "assignment"),
+        (group(round=RULES.rounds), "assignment"),
+        (group(round=2**31), "assignment"),
+        (group(slot=2), "assignment"),
+        (group(slot=-1), "assignment"),
+        (group(slot=1), "assignment"),
+        (group(round=1), "assignment"),
+        (group(problem=OTHER), "assignment"),
+    ],
+)
+@pytest.mark.parametrize(("peer", "author"), [("a", A), ("b", B)])
+def test_every_fault_of_a_group_is_named_and_counted_under_its_sender(peer: str, author: Any, made: Group, reason: str) -> None:
+    made = msgspec.structs.replace(made, origin=msgspec.structs.replace(made.origin, peer=peer))
+    assert refusal(admission(), entry(made, author)) == (peer, reason)
+
+
+@pytest.mark.parametrize(
+    ("one", "reason"),
+    [
+        (with_field("created_s", math.nan), "malformed"),
+        (with_field("temperature", 11.0), "malformed"),
+        (with_field("top_p", -0.5), "malformed"),
+        (with_field("num_rollouts", 10**9), "truncated"),
+        (with_field("lossless", True), "truncated"),
+        (signed(encode(group(), Stamp(key=A.public)) + b"\x00"), "malformed"),
+        (signed(encode(group(), Stamp(key=A.public))[:-1]), "truncated"),
+        (signed(b"\x00"), "malformed"),
+    ],
+)
+def test_a_signature_does_not_excuse_what_cannot_be_read(one: Entry, reason: str) -> None:
+    assert refusal(admission(), one) == ("a", reason)
+
+
+def test_a_reward_function_that_answers_too_few_times_is_unscorable() -> None:
+    gate = admission()
+    gate.score = lambda problem, rollouts: [1.0]
+    assert refusal(gate, entry(group(), A)) == ("a", "unscorable")
+
+
+def test_a_reward_that_the_crew_computes_as_nan_is_nobodys() -> None:
+    gate = admission()
+    gate.score = lambda problem, rollouts: [math.nan] * 2
+    assert refusal(gate, entry(group(), A)) == ("a", "reward")
+
+
+# Rosters
+
+
+def hub_says(*contents: Roster) -> list[Entry]:
+    """A hub's records behind the first roster."""
+    chain = [FIRST_ROSTER]
+    for counter, content in enumerate(contents, 1):
+        chain.append(entry(content, HUB_KEY, counter, chain[-1]))
+    return chain[1:]
+
+
+def test_a_roster_changes_who_is_admitted_from_there_on() -> None:
+    gate = admission()
+    mine = entry(group(peer="d"), identity("d"))
+    assert refusal(gate, mine) == ("unknown", "sender")
+    (added,) = hub_says(roster(1, d=identity("d")))
+    assert gate.admit(added) is None
+    assert gate.admit(mine) is not None
+    assert gate.admit(entry(group(), A)) is not None
+    assert gate.refused.total() == 1
+
+
+def test_a_roster_that_leaves_a_peer_out_ends_its_part() -> None:
+    gate = admission()
+    only_a = Roster(crew="crew", number=1, keys={"a": A.public})
+    gate.admit(hub_says(only_a)[0])
+    assert refusal(gate, entry(group(peer="b"), B)) == ("unknown", "sender")
+
+
+def test_a_peer_shut_out_comes_back_with_a_new_key_and_a_new_chain_only() -> None:
+    gate = admission()
+    new = identity("a's new key")
+    out, back = hub_says(roster(1, revoked=("c", "a")), roster(2, a=new))
+    first = entry(group(), A)
+    assert gate.admit(first) is not None
+    assert gate.admit(out) is None
+    second = entry(group(round=2), A, 1, first)
+    assert gate.admit(second) is None
+    assert gate.refused == Counter({("a", "revoked"): 1})
+    assert gate.admit(back) is None
+    assert gate.admit(second) is None
+    assert gate.refused == Counter({("a", "revoked"): 1, ("a", "key"): 1})
+    assert gate.admit(entry(group(round=2), new)) is not None
+    assert gate.refused.total() == 2
+
+
+def test_an_old_roster_cannot_be_played_again() -> None:
+    gate = admission()
+    (out,) = hub_says(roster(1, revoked=("a",)))
+    gate.admit(out)
+    assert refusal(gate, FIRST_ROSTER) == (HUB, "replay")
+    assert gate.revoked == {"a"}
+
+
+def test_an_older_roster_that_comes_late_does_not_undo_a_newer_one() -> None:
+    gate = admission()
+    older, newer = hub_says(roster(1), roster(2, revoked=("a",)))
+    for one in (newer, older):
+        assert gate.admit(one) is None
+    assert gate.refused == Counter()
+    assert refusal(gate, entry(group(), A)) == ("a", "revoked")
+
+
+def test_a_roster_that_cannot_be_read_changes_nothing() -> None:
+    gate = admission()
+    header, sections = take_apart(unpack(hub_says(roster(1, revoked=("a",)))[0].record).body)
+    header[FIELDS.index("crew") + 2] = {"a": b"short"}
+    bad = Entry(3, "hub.roster.1", sealed_record(put_together(header, sections), HUB_KEY))
+    assert refusal(gate, bad) == (HUB, "malformed")
+    assert gate.admit(entry(group(), A)) is not None
+
+
+# Counts
 
 
 def test_a_refusal_does_not_touch_the_next_record() -> None:
     gate = admission()
-    gate.admit(b"noise")
-    assert gate.admit(encode(group())) is not None
+    gate.admit(under("a.0.0", b"noise"))
+    assert gate.admit(entry(group(), A)) is not None
     assert gate.refused.total() == 1
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.binary(max_size=200), st.booleans())
-def test_random_bytes_are_refused_and_never_raise(noise: bytes, with_schema: bool) -> None:
+def test_refusals_are_all_counted_and_the_newest_kept() -> None:
     gate = admission()
-    assert gate.admit(b"\x01" + noise if with_schema else noise) is None
+    for position in range(MAX_KEPT + 50):
+        gate.admit(Entry(position, f"a.{position}" + "x" * 1000, b"noise"))
+        gate.admit(Entry(position, f"stranger{position}.0.0", b"\x02noise"))
+    assert gate.refused == Counter({("a", "schema"): MAX_KEPT + 50, ("unknown", "truncated"): MAX_KEPT + 50})
+    assert len(gate.kept) == MAX_KEPT == 256
+    assert [kept.position for kept in gate.kept] == [p for p in range(MAX_KEPT // 2 + 50, MAX_KEPT + 50) for _ in range(2)]
+    assert all(len(kept.id) <= 200 and len(kept.detail) <= 500 for kept in gate.kept)
+
+
+def test_a_refusals_text_is_bounded_however_long_what_it_quotes() -> None:
+    gate = admission()
+    for made in (group(crew="x" * 10**5), group(vocabulary="x" * 10**5)):
+        gate.admit(entry(made, A))
+    gate.admit(entry(group(peer="y" * 10**5), OUTSIDER))
+    gate.admit(entry(Charter(crew="z" * 10**5, config="", task=""), A))
+    assert [kept.reason for kept in gate.kept] == ["crew", "vocabulary", "sender", "crew"]
+    assert all(len(kept.detail) <= 500 and len(kept.id) <= 200 for kept in gate.kept)
+
+
+# State
+
+
+def story() -> list[Entry]:
+    """Records good and bad, out of order, with a roster in the middle."""
+    mine = [entry(group(), A)]
+    for counter in range(1, 8):
+        mine.append(entry(group(round=counter, slot=counter % 2), A, counter, mine[-1]))
+    theirs = [entry(group(peer="b", vocabulary="other"), B)]
+    theirs.append(entry(group(peer="b", round=2), B, 1, theirs[-1]))
+    out, back = hub_says(roster(1, revoked=("b",)), roster(2, a=A, b=identity("new b")))
+    noise = under("a.9.9", b"noise")
+    order = [
+        mine[0],
+        noise,
+        mine[3],
+        theirs[0],
+        mine[2],
+        mine[2],
+        out,
+        theirs[1],
+        mine[5],
+        back,
+        theirs[1],
+        mine[1],
+        mine[4],
+        mine[7],
+        mine[6],
+    ]
+    return [one._replace(position=position) for position, one in enumerate(order)]
+
+
+@pytest.mark.parametrize("stop", range(16))
+def test_an_admission_goes_on_from_its_state_as_if_nothing_had_been(stop: int) -> None:
+    entries = story()
+    whole = admission()
+    expected = [whole.admit(one) for one in entries]
+    first = admission()
+    found = [first.admit(one) for one in entries[:stop]]
+    second = Admission(RULES, HUB_KEY.public, assigned, score)
+    second.load_state(json.loads(json.dumps(first.state())))
+    assert second.state() == first.state()
+    found += [second.admit(one) for one in entries[stop:]]
+    assert found == expected
+    assert second.state() == whole.state()
+    assert (second.refused, list(second.kept)) == (whole.refused, list(whole.kept))
+    assert sum(one is not None for one in found) == 8
+    assert set(whole.refused) == {("a", "schema"), ("a", "replay"), ("b", "vocabulary"), ("b", "revoked"), ("b", "key")}
+
+
+# Anything
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=200), st.sampled_from([b"", b"\x02", RECORD[:65], RECORD[:75]]), st.text(max_size=9))
+def test_random_bytes_are_refused_and_never_raise(noise: bytes, start: bytes, id: str) -> None:
+    gate = admission()
+    assert gate.admit(under(id, start + noise)) is None
     assert gate.refused.total() == 1
 
 
-VALUES = st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), st.floats(), st.text(max_size=5), st.just([]), st.just({}))
-PLACES = ["crew", "problem", "round", "slot", "origin", "rollouts", "created_s"]
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.sampled_from(PLACES), VALUES, st.sampled_from(["tokens", "logprobs", "reward", "ending"]), VALUES)
-def test_a_group_with_any_value_anywhere_never_raises(place: str, value: Any, part: str, other: Any) -> None:
-    content = msgspec.to_builtins(group())
-    content["rollouts"][0][part] = other
-    content[place] = value
-    gate = admission()
-    admitted = gate.admit(b"\x01" + msgspec.msgpack.encode(content))
-    assert (admitted is None) == (gate.refused.total() == 1)
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.data())
-def test_a_group_with_any_byte_changed_never_raises(data: st.DataObject) -> None:
-    record = bytearray(encode(group()))
-    record[data.draw(st.integers(0, len(record) - 1))] ^= data.draw(st.integers(1, 255))
-    gate = admission()
-    admitted = gate.admit(bytes(record))
-    assert (admitted is None) == (gate.refused.total() == 1)
-
-
-@pytest.mark.parametrize(
-    "made",
-    [
-        pytest.param(with_rollout(reward=1e39), id="a reward that is infinite in float32"),
-        pytest.param(group(sampling=Sampling(temperature=0.0, max_tokens=4)), id="temperature 0, at which nothing can be scored"),
-        pytest.param(group(sampling=Sampling(max_tokens=10**9)), id="a length limit that is not the crew's, which divides dr_grpo's loss"),
-    ],
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**63), 2**64 - 1),
+    st.floats(),
+    st.text(max_size=5),
+    st.binary(max_size=33),
+    st.just([]),
+    st.just({}),
 )
-def test_what_would_poison_a_step_is_refused(made: Group) -> None:
-    assert admission().admit(encode(made)) is None
 
 
-@pytest.mark.parametrize("tokens", [(1, 12, 1), (11, 12, 13)], ids=["tokens behind the end token", "stopped without an end token"])
-def test_an_ending_that_the_tokens_contradict_is_refused(tokens: tuple[int, ...]) -> None:
-    assert admission().admit(encode(with_rollout(tokens=tokens))) is None
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(FIELDS), VALUES, st.sampled_from(FIELDS), VALUES)
+def test_a_signed_group_with_any_value_anywhere_never_raises(first: str, value: Any, second: str, other: Any) -> None:
+    header, sections = take_apart(encode(group(), Stamp(key=A.public)))
+    header[FIELDS.index(first)], header[FIELDS.index(second)] = value, other
+    id = "{}.{}.{}".format(*(header[FIELDS.index(name)] for name in ("peer", "round", "slot")))
+    gate = admission()
+    admitted = gate.admit(signed(put_together(header, sections), id))
+    assert (admitted is None) == (gate.refused.total() == 1)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_a_signed_body_with_any_byte_changed_never_raises(data: st.DataObject) -> None:
+    body = bytearray(encode(group(), Stamp(key=A.public)))
+    body[data.draw(st.integers(0, len(body) - 1))] ^= data.draw(st.integers(1, 255))
+    gate = admission()
+    admitted = gate.admit(signed(bytes(body)))
+    assert (admitted is None) == (gate.refused.total() == 1)

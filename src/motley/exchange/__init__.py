@@ -1,7 +1,24 @@
 """The crew's log and the bytes on it. Imports without torch."""
 
-from motley.exchange.log import Log
+from motley.exchange.log import Entry, Log, LogError
 from motley.exchange.memory import MemoryLog, cut_log
-from motley.exchange.wire import WireError, decode, encode
+from motley.exchange.outbox import Head, Outbox, Signer
+from motley.exchange.wire import Header, Sealed, WireError, decode, encode, pack, unpack
 
-__all__ = ["Log", "MemoryLog", "WireError", "cut_log", "decode", "encode"]
+__all__ = [
+    "Entry",
+    "Head",
+    "Header",
+    "Log",
+    "LogError",
+    "MemoryLog",
+    "Outbox",
+    "Sealed",
+    "Signer",
+    "WireError",
+    "cut_log",
+    "decode",
+    "encode",
+    "pack",
+    "unpack",
+]

@@ -7,41 +7,54 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from motley.exchange.log import Entry
 
 _HEAD = struct.Struct("<II")
 
 
 class MemoryLog:
     def __init__(self, path: Path | None = None) -> None:
-        self._records: list[bytes] = []
-        self._ids: set[str] = set()
+        self._records: dict[str, bytes] = {}  # by id, in order
+        self._ids: list[str] = []
         self._path = path
         if path is not None and path.exists():
             self._load(path)
+
+    @classmethod
+    def copy_of(cls, path: Path) -> MemoryLog:
+        """What a log's file holds at this moment. The file is left as it is: a run may be writing to it."""
+        copy = cls()
+        for id, record, _ in _entries(path.read_bytes()):
+            copy._keep(id, record)
+        return copy
 
     def __len__(self) -> int:
         """The position of the last record."""
         return len(self._records)
 
-    def append(self, id: str, record: bytes) -> None:
-        if id in self._ids:
-            return
-        if self._path is not None:
-            with self._path.open("ab") as file:
-                file.write(_entry(id, record))
-        self._ids.add(id)
-        self._records.append(record)
+    def append(self, records: Sequence[tuple[str, bytes]]) -> None:
+        for id, record in records:
+            if id in self._records:
+                continue
+            if self._path is not None:
+                with self._path.open("ab") as file:
+                    file.write(_entry(id, record))
+            self._keep(id, record)
 
-    def read(self, after: int, limit: int = 1024) -> list[tuple[int, bytes]]:
-        return list(enumerate(self._records[after : after + limit], after + 1))
+    def read(self, after: int, limit: int = 1024) -> list[Entry]:
+        return [Entry(position, id, self._records[id]) for position, id in enumerate(self._ids[after : after + limit], after + 1)]
+
+    def _keep(self, id: str, record: bytes) -> None:
+        self._records[id] = record
+        self._ids.append(id)
 
     def _load(self, path: Path) -> None:
         whole = 0
         for id, record, stop in _entries(path.read_bytes()):
-            self._ids.add(id)
-            self._records.append(record)
+            self._keep(id, record)
             whole = stop
         os.truncate(path, whole)
 

@@ -1,33 +1,382 @@
-"""A group as bytes: a schema version, then MessagePack. Decoding refuses what it does not know, by name."""
+"""A record as bytes: schema, signature, and one zstd frame around the body. docs/protocol.md has it byte by byte.
+
+Decoding goes from cheap to dear so that a reader can stop early: `unpack` (sizes, decompression), `Header` (who and what), `content`
+(tokens, log-probs, rewards). Each refuses with a WireError; what a signature is worth is not known here.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import math
+import sys
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
 import msgspec
+import zstandard
 
-from motley.records import Group
+from motley.records import HUB, Charter, Content, Convention, Ending, Group, Origin, Rollout, Roster, Sampling, Stamp
 
-SCHEMA = 1
+SCHEMA = 2
+SIGNATURE_BYTES = 64
+MAX_RECORD_BYTES = 4 * 2**20
+MAX_BODY_BYTES = 8 * 2**20
+MAX_ROLLOUTS = 2**14  # of one group, and
+MAX_TOKENS = 2**20  # tokens in all: what decoding may cost in memory
+LOGPROB_STEP = 2.0**-11
+LEAST_LOGPROB = -(2**16 - 1) * LOGPROB_STEP
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Group)
+_SIGNED_PREFIX = b"motley record 2\n"
+_HEAD_BYTES = 1 + SIGNATURE_BYTES
+_ENDINGS: tuple[Ending, Ending] = ("stop", "length")
 
 
 class WireError(ValueError):
-    """Bytes that are not a group of a known schema. `reason` is one word to count by."""
+    """Bytes that are no record of a known schema. `reason` is one word to count by."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
 
 
-def encode(group: Group) -> bytes:
-    return bytes([SCHEMA]) + _encoder.encode(group)
+class Sealed(NamedTuple):
+    """A record taken apart, its signature not yet checked."""
+
+    signature: bytes
+    body: bytes
+
+    @property
+    def signed(self) -> bytes:
+        """The bytes the signature is over."""
+        return _SIGNED_PREFIX + self.body
+
+    @property
+    def hash(self) -> bytes:
+        """What the publisher's next record calls `previous`: independent of how the body was compressed."""
+        return hashlib.sha256(self.body).digest()
 
 
-def decode(record: bytes) -> Group:
+# Encoding
+
+
+def pack(signature: bytes, body: bytes) -> bytes:
+    record = bytes([SCHEMA]) + signature + zstandard.ZstdCompressor(level=9, write_checksum=False).compress(body)
+    if len(record) > MAX_RECORD_BYTES or len(body) > MAX_BODY_BYTES:
+        raise ValueError(
+            f"a record of {len(record)} bytes ({len(body)} uncompressed) is over the log's limit ({MAX_RECORD_BYTES}, {MAX_BODY_BYTES}); "
+            "use a smaller group_size or max_tokens"
+        )
+    return record
+
+
+def encode(content: Content, stamp: Stamp, lossless: bool = False) -> bytes:
+    """The body of a record. Log-probs are rounded to 2^-11 unless `lossless`, or one of them would not fit."""
+    if not isinstance(content, Group):
+        return _with_length(_header_encoder.encode(_hub_header(content, stamp)))
+    if any(len(rollout.tokens) != len(rollout.logprobs) for rollout in content.rollouts):
+        raise ValueError(f"a rollout of group {content.id} has not as many log-probs as tokens; expected one each")
+    flat = [logprob for rollout in content.rollouts for logprob in rollout.logprobs]
+    lossless = lossless or not all(LEAST_LOGPROB <= logprob <= LOGPROB_STEP / 2 for logprob in flat)
+    return b"".join(
+        (
+            _with_length(_header_encoder.encode(_group_header(content, stamp, lossless))),
+            _varint_bytes(len(r.tokens) for r in content.rollouts),
+            _varint_bytes(token for r in content.rollouts for token in r.tokens),
+            _planes(array("f", flat)) if lossless else _planes(array("H", (max(0, round(-x / LOGPROB_STEP)) for x in flat))),
+            _little_endian(array("f", (r.reward for r in content.rollouts))).tobytes(),
+            bytes(_ENDINGS.index(r.ending) for r in content.rollouts),
+        )
+    )
+
+
+# Decoding
+
+
+def unpack(record: bytes) -> Sealed:
+    """Check sizes and decompress, in bounded memory."""
+    if len(record) > MAX_RECORD_BYTES:
+        raise WireError("size", f"record has {len(record)} bytes; at most {MAX_RECORD_BYTES} are read")
     if not record or record[0] != SCHEMA:
         raise WireError("schema", f"record has schema {record[0] if record else 'none'}; this reader knows {SCHEMA}")
+    if len(record) <= _HEAD_BYTES:
+        raise WireError("truncated", f"record has {len(record)} bytes, too few for a signature and a body")
+    return Sealed(record[1:_HEAD_BYTES], _decompress(record[_HEAD_BYTES:]))
+
+
+def _decompress(frame: bytes) -> bytes:
+    # A frame that declares its size is decompressed to that size whatever max_output_size says: the declaration is checked first.
     try:
-        return _decoder.decode(record[1:])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # msgspec raises the last two as they are
-        raise WireError("malformed", f"record is not a group: {error}") from None
+        declared = zstandard.get_frame_parameters(frame).content_size
+    except zstandard.ZstdError as error:
+        raise WireError("corrupt", f"body is not a zstd frame: {error}") from None
+    if declared == zstandard.CONTENTSIZE_UNKNOWN:
+        raise WireError("undeclared", "body does not declare its uncompressed size; a writer must")
+    if declared > MAX_BODY_BYTES:
+        raise WireError("inflated", f"body declares {declared} bytes uncompressed; at most {MAX_BODY_BYTES} are read")
+    try:
+        return zstandard.ZstdDecompressor(max_window_size=MAX_BODY_BYTES).decompress(frame, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise WireError("corrupt", f"body does not decompress: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The head of a body: who publishes what, where in its chain. `content` decodes the rest."""
+
+    stamp: Stamp
+    crew: str
+    id: str
+    _fields: _GroupHeader | _CharterHeader | _RosterHeader
+    _rest: memoryview
+
+    @property
+    def sender(self) -> str:
+        return self._fields.peer if isinstance(self._fields, _GroupHeader) else HUB
+
+    @property
+    def is_group(self) -> bool:
+        return isinstance(self._fields, _GroupHeader)
+
+    @staticmethod
+    def of(body: bytes) -> Header:
+        length, start = _varints(body, 0, 1)
+        rest = memoryview(body)[start:]
+        if length[0] > len(rest):
+            raise WireError("truncated", f"header declares {length[0]} bytes of {len(rest)}")
+        try:
+            fields = _header_decoder.decode(rest[: length[0]])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # msgspec raises the last two as they are
+            raise WireError("malformed", f"header: {error}") from None
+        stamp = Stamp(key=fields.key, counter=fields.counter, previous=fields.previous)
+        return Header(stamp, fields.crew, fields.id, fields, rest[length[0] :])
+
+    def content(self) -> Content:
+        try:
+            return self._fields.content(bytes(self._rest))
+        except (ValueError, OverflowError) as error:
+            raise error if isinstance(error, WireError) else WireError("malformed", f"record: {error}") from None
+
+
+def decode(body: bytes) -> tuple[Stamp, Content]:
+    """A whole body, unchecked."""
+    header = Header.of(body)
+    return header.stamp, header.content()
+
+
+# Headers: MessagePack arrays, in this order of fields
+
+
+class _Head(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+    key: bytes
+    counter: int
+    previous: bytes
+    crew: str
+
+    def __post_init__(self) -> None:
+        if len(self.key) != 32 or len(self.previous) != 32 or not 0 <= self.counter < 2**63:
+            raise ValueError("key and previous have 32 bytes, counter is not negative")
+
+
+class _GroupHeader(_Head, frozen=True, kw_only=True, tag="group"):
+    peer: str
+    round: int
+    slot: int
+    problem: str
+    created_s: float
+    model: str
+    vocabulary: str
+    version: int
+    temperature: float
+    top_k: int
+    top_p: float
+    max_tokens: int
+    logprobs: Convention
+    num_rollouts: int
+    lossless: bool
+
+    @property
+    def id(self) -> str:
+        return f"{self.peer}.{self.round}.{self.slot}"
+
+    def content(self, sections: bytes) -> Group:
+        if not math.isfinite(self.created_s):
+            raise WireError("malformed", f"created_s is {self.created_s}")
+        sampling = Sampling(
+            temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, max_tokens=self.max_tokens, logprobs=self.logprobs
+        )
+        return Group(
+            crew=self.crew,
+            problem=self.problem,
+            round=self.round,
+            slot=self.slot,
+            origin=Origin(peer=self.peer, model=self.model, vocabulary=self.vocabulary, version=self.version, sampling=sampling),
+            rollouts=_rollouts(sections, self.num_rollouts, self.lossless),
+            created_s=self.created_s,
+        )
+
+
+class _CharterHeader(_Head, frozen=True, kw_only=True, tag="charter"):
+    config: str
+    task: str
+
+    @property
+    def id(self) -> str:
+        return self.content(b"").id
+
+    def content(self, sections: bytes) -> Charter:
+        _check_nothing_behind(sections)
+        return Charter(crew=self.crew, config=self.config, task=self.task)
+
+
+class _RosterHeader(_Head, frozen=True, kw_only=True, tag="roster"):
+    number: int
+    keys: dict[str, bytes]
+    revoked: tuple[str, ...]
+
+    @property
+    def id(self) -> str:
+        return self.content(b"").id
+
+    def content(self, sections: bytes) -> Roster:
+        _check_nothing_behind(sections)
+        if any(len(key) != 32 for key in self.keys.values()):
+            raise WireError("malformed", "a key of the roster does not have 32 bytes")
+        return Roster(crew=self.crew, number=self.number, keys=self.keys, revoked=self.revoked)
+
+
+def _check_nothing_behind(sections: bytes) -> None:
+    if sections:
+        raise WireError("malformed", f"{len(sections)} bytes behind the header of a hub's record")
+
+
+_header_encoder = msgspec.msgpack.Encoder(order="sorted")
+_header_decoder = msgspec.msgpack.Decoder(_GroupHeader | _CharterHeader | _RosterHeader)
+
+
+def _group_header(group: Group, stamp: Stamp, lossless: bool) -> _GroupHeader:
+    origin, sampling = group.origin, group.origin.sampling
+    return _GroupHeader(
+        **_head(stamp, group.crew),
+        peer=origin.peer,
+        round=group.round,
+        slot=group.slot,
+        problem=group.problem,
+        created_s=group.created_s,
+        model=origin.model,
+        vocabulary=origin.vocabulary,
+        version=origin.version,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        max_tokens=sampling.max_tokens,
+        logprobs=sampling.logprobs,
+        num_rollouts=len(group.rollouts),
+        lossless=lossless,
+    )
+
+
+def _hub_header(content: Charter | Roster, stamp: Stamp) -> _CharterHeader | _RosterHeader:
+    if isinstance(content, Charter):
+        return _CharterHeader(**_head(stamp, content.crew), config=content.config, task=content.task)
+    return _RosterHeader(**_head(stamp, content.crew), number=content.number, keys=content.keys, revoked=content.revoked)
+
+
+def _head(stamp: Stamp, crew: str) -> dict[str, Any]:
+    return {"key": stamp.key, "counter": stamp.counter, "previous": stamp.previous, "crew": crew}
+
+
+# Sections
+
+
+def _rollouts(sections: bytes, num_rollouts: int, lossless: bool) -> tuple[Rollout, ...]:
+    if not 0 <= num_rollouts <= len(sections):  # each takes at least its length's byte
+        raise WireError("truncated", f"record declares {num_rollouts} rollouts in {len(sections)} bytes")
+    if num_rollouts > MAX_ROLLOUTS:
+        raise WireError("size", f"group has {num_rollouts} rollouts; at most {MAX_ROLLOUTS} are read")
+    lengths, start = _varints(sections, 0, num_rollouts)
+    total = sum(lengths)
+    if total > MAX_TOKENS:
+        raise WireError("size", f"group has {total} tokens; at most {MAX_TOKENS} are read")
+    tokens, start = _varints(sections, start, total)
+    width = 4 if lossless else 2
+    expected = start + total * width + num_rollouts * 5
+    if len(sections) != expected:
+        raise WireError("truncated" if len(sections) < expected else "malformed", f"sections have {len(sections)} bytes, not {expected}")
+    logprobs = _logprobs(sections[start : start + total * width], lossless)
+    start += total * width
+    rewards = _little_endian(array("f", sections[start : start + 4 * num_rollouts]))
+    endings = sections[start + 4 * num_rollouts :]
+    if any(ending >= len(_ENDINGS) for ending in endings):
+        raise WireError("malformed", "an ending is neither stop nor length")
+    found, at = [], 0
+    for length, reward, ending in zip(lengths, rewards, endings, strict=True):
+        part = slice(at, at + length)
+        found.append(Rollout(tokens=tuple(tokens[part]), logprobs=tuple(logprobs[part]), reward=reward, ending=_ENDINGS[ending]))
+        at += length
+    return tuple(found)
+
+
+def _logprobs(planes: bytes, lossless: bool) -> list[float]:
+    if lossless:
+        return _from_planes(planes, "f").tolist()
+    return [-steps * LOGPROB_STEP for steps in _from_planes(planes, "H")]
+
+
+def _planes(values: array) -> bytes:
+    """All first bytes, then all second ones: high bytes of log-probs are nearly all alike, and compress to almost nothing."""
+    content = _little_endian(values).tobytes()
+    return b"".join(content[byte :: values.itemsize] for byte in range(values.itemsize))
+
+
+def _from_planes(planes: bytes, typecode: str) -> array:
+    values = array(typecode)
+    width, content = values.itemsize, bytearray(len(planes))
+    count = len(planes) // width
+    for byte in range(width):
+        content[byte::width] = planes[byte * count : (byte + 1) * count]
+    values.frombytes(content)
+    return _little_endian(values)
+
+
+def _little_endian(values: array) -> array:
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values
+
+
+def _with_length(header: bytes) -> bytes:
+    return _varint_bytes([len(header)]) + header
+
+
+def _varint_bytes(numbers: Iterable[int]) -> bytes:
+    found = bytearray()
+    for number in numbers:
+        while number >= 128:
+            found.append(number & 127 | 128)
+            number >>= 7
+        found.append(number)
+    return bytes(found)
+
+
+def _varints(content: bytes, start: int, count: int) -> tuple[list[int], int]:
+    """`count` numbers of at most 35 bits, seven bits a byte, lowest first; and where they end."""
+    numbers = []
+    try:
+        for _ in range(count):
+            byte = content[start]
+            start += 1
+            number = byte & 127
+            shift = 7
+            while byte >= 128:
+                if shift > 28:
+                    raise WireError("malformed", "a number is longer than five bytes")
+                byte = content[start]
+                start += 1
+                number |= (byte & 127) << shift
+                shift += 7
+            numbers.append(number)
+    except IndexError:
+        raise WireError("truncated", "record ends in the middle of its numbers") from None
+    return numbers, start

@@ -7,7 +7,6 @@ everything else and the sha256 of every file. No pickle anywhere.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import shutil
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from typing import Any
 import msgspec
 import torch
 
+from motley.files import sync
 from motley.policies.policy import Policy, load_tensors, save_tensors
 
 KEPT = 2
@@ -94,11 +94,3 @@ def load_training(policy: Policy, optimiser: torch.optim.Optimizer, folder: Path
 
 def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

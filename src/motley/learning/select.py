@@ -21,6 +21,7 @@ class Candidate:
     family: str  # groups of one family share their statistics: parts of one problem from several authors have the same
     arrived: int
     position: int  # in the log
+    hash: bytes = b""  # of the record
 
     def age(self, version: int) -> int:
         return version - self.arrived
@@ -36,7 +37,7 @@ class Selection:
 
 
 def select(waiting: Sequence[Candidate], rules: Learning, version: int, most: int) -> Selection:
-    """Take at most `most` groups: fresh ones, oldest first, within the quota of each sender and the share kept for own groups.
+    """Take at most `most` families: fresh ones, oldest first, within the quota of each sender and the share kept for own groups.
 
     With `stale = "drop"` groups older than the window are dropped. With "pace" none is: the sampler half waits instead.
     """
@@ -53,11 +54,19 @@ def select(waiting: Sequence[Candidate], rules: Learning, version: int, most: in
             fresh.append(candidate)
     own = [c for c in fresh if c.own]
     foreign = _within_quota([c for c in fresh if not c.own], rules.quota)
-    room = _foreign_room(len(own), most, rules.own_share)
-    allowed = {id(c) for c in own} | {id(c) for c in foreign[:room]}
-    take = [c for c in fresh if id(c) in allowed][:most]
+    if rules.own_share:
+        foreign = foreign[: _foreign_room(len(own), most, rules.own_share)]
+    allowed = {id(c) for c in own + foreign}
+    take = _first_families([c for c in fresh if id(c) in allowed], most)
     taken = {id(c) for c in take}
     return Selection(take, [c for c in fresh if id(c) not in taken], dropped)
+
+
+def _first_families(candidates: list[Candidate], most: int) -> list[Candidate]:
+    """Parts of one group are taken together or not at all."""
+    families = list(dict.fromkeys(c.family for c in candidates))
+    taken = set(families[:most])
+    return [c for c in candidates if c.family in taken]
 
 
 def _within_quota(foreign: list[Candidate], quota: int) -> list[Candidate]:
@@ -74,7 +83,5 @@ def _within_quota(foreign: list[Candidate], quota: int) -> list[Candidate]:
 
 def _foreign_room(num_own: int, most: int, own_share: float) -> int:
     """How many foreign groups fit so that own groups are at least their share of the step."""
-    if own_share == 0:
-        return most
     own = min(num_own, most)
     return min(most - math.ceil(own_share * most - 1e-9), int(own * (1 - own_share) / own_share + 1e-9))

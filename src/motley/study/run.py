@@ -12,7 +12,8 @@ import msgspec
 import torch
 
 from motley.config import CrewConfig, read_config, write_config
-from motley.crew import LocalCrew, check_config, read_metrics
+from motley.crew import LocalCrew
+from motley.run import check_config, read_metrics
 from motley.study.arms import Arm, crews_of
 
 

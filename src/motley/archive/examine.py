@@ -1,0 +1,148 @@
+"""Examiner: what can be said of each record of a log, and Tally: what that sums to.
+
+Records are checked as far as the log itself allows: wire, place, key, signature. Whether a group was assigned to its sender and its
+rewards are right is for admission to say (trust/admission.py), which knows the task.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from motley.exchange import Entry, Header, Sealed, WireError, unpack
+from motley.records import HUB, Charter, Content, Group, Roster, Stamp
+from motley.trust import verifies
+
+UNKNOWN = "unknown"  # the sender of a record whose name is not on the roster of that place
+INT64 = range(-(2**63), 2**63)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A record as far as it can be read. One with a `fault` is believed by nobody, whatever it says."""
+
+    position: int
+    id: str
+    sender: str
+    num_bytes: int
+    fault: str = ""
+    stamp: Stamp | None = None
+    content: Content | None = None
+
+    @property
+    def kind(self) -> str:
+        return type(self.content).__name__.lower() if self.content else ""
+
+    @property
+    def group(self) -> Group | None:
+        return self.content if isinstance(self.content, Group) else None
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(r.tokens) for r in self.group.rollouts) if self.group else 0
+
+    @property
+    def reward(self) -> float | None:
+        """The mean over the rollouts."""
+        rollouts = self.group.rollouts if self.group else ()
+        return sum(r.reward for r in rollouts) / len(rollouts) if rollouts else None
+
+
+@dataclass(slots=True)
+class Examiner:
+    """Looks at records in the order of the log, and so knows whose key counts where."""
+
+    crew: str
+    hub: bytes  # the key whose charter and rosters count
+    charter: Charter | None = None
+    keys: dict[str, bytes] = field(default_factory=dict)
+    revoked: frozenset[str] = frozenset()
+
+    def look(self, entry: Entry) -> Seen:
+        name = entry.id.split(".", 1)[0]
+        sender = name if name in self.keys or name in self.revoked or name == HUB else UNKNOWN
+        stamp, content = None, None
+        try:
+            sealed = unpack(entry.record)
+            header = Header.of(sealed.body)
+            stamp, content = header.stamp, header.content()
+            fault = self._fault(entry, header, sealed) or _range_fault(content)
+        except WireError as error:
+            fault = error.reason
+        if not fault:
+            self._take_in(content)
+        return Seen(entry.position, entry.id, sender, len(entry.record), fault, stamp, content)
+
+    def _fault(self, entry: Entry, header: Header, sealed: Sealed) -> str:
+        """In the words of admission."""
+        if header.crew != self.crew:
+            return "crew"
+        if header.id != entry.id:
+            return "subject"
+        if header.sender in self.revoked:
+            return "revoked"
+        key = self.hub if header.sender == HUB else self.keys.get(header.sender)
+        if not key:
+            return "sender"
+        if header.stamp.key != key:
+            return "key"
+        return "" if verifies(key, sealed.signature, sealed.signed) else "signature"
+
+    def _take_in(self, content: Content | None) -> None:
+        if isinstance(content, Charter):
+            self.charter = content
+        elif isinstance(content, Roster):
+            self.keys, self.revoked = dict(content.keys), frozenset(content.revoked)
+
+
+def _range_fault(content: Content) -> str:
+    """Numbers that no round or version ever has, and that no table has room for."""
+    if not isinstance(content, Group):
+        return ""
+    sampling = content.origin.sampling
+    numbers = (content.round, content.slot, content.origin.version, sampling.top_k, sampling.max_tokens)
+    return "" if all(number in INT64 for number in numbers) else "range"
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was sent. A record with a fault counts as such and in `num_bytes`, and nowhere else."""
+
+    num_records: int = 0
+    num_groups: int = 0
+    num_rollouts: int = 0
+    num_tokens: int = 0
+    num_bytes: int = 0
+    group_bytes: int = 0
+    reward_sum: float = 0.0
+    first_round: int | None = None
+    last_round: int | None = None
+    newest_s: float | None = None  # by the senders' clocks
+    faults: Counter[str] = field(default_factory=Counter)
+
+    def add(self, seen: Seen) -> None:
+        self.num_records += 1
+        self.num_bytes += seen.num_bytes
+        if seen.fault:
+            self.faults[seen.fault] += 1
+        elif seen.group:
+            self._add_group(seen.group, seen)
+
+    def _add_group(self, group: Group, seen: Seen) -> None:
+        self.num_groups += 1
+        self.num_rollouts += len(group.rollouts)
+        self.num_tokens += seen.num_tokens
+        self.group_bytes += seen.num_bytes
+        self.reward_sum += sum(r.reward for r in group.rollouts)
+        self.first_round = group.round if self.first_round is None else min(self.first_round, group.round)
+        self.last_round = group.round if self.last_round is None else max(self.last_round, group.round)
+        self.newest_s = group.created_s if self.newest_s is None else max(self.newest_s, group.created_s)
+
+    @property
+    def bytes_per_token(self) -> float | None:
+        return self.group_bytes / self.num_tokens if self.num_tokens else None
+
+    @property
+    def reward(self) -> float | None:
+        """The mean over all rollouts."""
+        return self.reward_sum / self.num_rollouts if self.num_rollouts else None

@@ -1,0 +1,136 @@
+"""Where the log is that a user means, and how it is reached: a file, a peer's login, a hub's login, or a hub's server for a while."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from motley.archive.reading import Archive, FileSource, StreamSource
+from motley.exchange import Header, WireError, unpack
+from motley.records import Charter
+from motley.trust import Identity
+
+if TYPE_CHECKING:
+    from motley.exchange.connection import Login
+    from motley.hub import HubState
+
+_HOLDERS = ("hub.json", "member.json", "hub/hub.json", "groups/log.bin")  # what tells that a folder has a log
+
+
+def find_log(target: str, runs: Path = Path("runs")) -> Path:
+    """The folder of the log: `target` itself, or the hub, a peer or the newest run of the crew with that name."""
+    for folder in (Path(target), *_folders_of(target, runs)):
+        if any((folder / name).is_file() for name in _HOLDERS):
+            return folder
+    raise ValueError(
+        f"there is no log at {target}: it is no folder with {', '.join(_HOLDERS[:-1])} or {_HOLDERS[-1]}, and no crew with a folder "
+        f"{runs}/{target}-hub, {runs}/{target}-PEER or {runs}/{target}-NNN; give a run folder, or the name of a crew that has one"
+    )
+
+
+def _folders_of(crew: str, runs: Path) -> list[Path]:
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", crew):
+        return []
+    peers = sorted(runs.glob(f"{crew}-*/member.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    ours = [path.parent for path in peers if _crew_of(path) == crew]  # CREW-* is also what CREW-TWO's folders are called
+    numbers = [path.name.removeprefix(f"{crew}-") for path in runs.glob(f"{crew}-*")]
+    numbered = sorted((number for number in numbers if re.fullmatch(r"\d{3,}", number)), key=int, reverse=True)
+    return [runs / f"{crew}-hub", *ours, *(runs / f"{crew}-{number}" for number in numbered)]
+
+
+def _crew_of(path: Path) -> str:
+    with suppress(msgspec.DecodeError, UnicodeDecodeError):
+        return str(msgspec.json.decode(path.read_bytes(), type=dict[str, Any]).get("crew"))
+    return ""
+
+
+def open_log(folder: Path) -> AbstractContextManager[Archive]:
+    """The log of a folder, for the time of a `with`."""
+    if (folder / "hub.json").is_file():
+        return _of_hub(folder, folder)
+    if (folder / "member.json").is_file():
+        return _of_member(folder)
+    if (folder / "hub" / "hub.json").is_file():
+        return _of_hub(folder / "hub", folder)
+    return _of_file(folder)
+
+
+@contextmanager
+def _of_file(folder: Path) -> Iterator[Archive]:
+    source = FileSource(folder / "groups" / "log.bin")
+    crew, hub = "", b""
+    for entry in reversed(source.of_hub()):
+        with suppress(WireError):
+            header = Header.of(unpack(entry.record).body)
+            if isinstance(header.content(), Charter):
+                crew, hub = header.crew, header.stamp.key
+    yield Archive(folder, crew, hub, source)
+
+
+@contextmanager
+def _of_member(folder: Path) -> Iterator[Archive]:
+    from motley.membership import read_membership
+
+    try:
+        membership = read_membership(folder)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{folder / 'member.json'} cannot be read: {error}; join again with the line that the hub printed") from None
+    key = _must_exist(folder / "peer.key", "join again with the line that the hub printed")
+    with _connected(membership.login(Identity.kept_at(key)), membership.crew) as source:
+        yield Archive(folder, membership.crew, membership.hub, source)
+
+
+@contextmanager
+def _of_hub(hub: Path, folder: Path) -> Iterator[Archive]:
+    """`folder` is the hub's, or that of the run whose hub it is."""
+    from motley.hub import hub_login, read_state
+
+    state = read_state(hub)
+    key = _must_exist(hub / "hub.key", "only the folder that motley hub printed can be read as its hub")
+    with _served(hub, state), _connected(hub_login(hub, state), state.crew) as source:
+        yield Archive(folder, state.crew, Identity.kept_at(key).public, source)
+
+
+@contextmanager
+def _served(folder: Path, state: HubState) -> Iterator[None]:
+    """A server for the time of reading, if the hub has one of its own and that is not running."""
+    from motley.exchange.server import Server
+    from motley.hub import Hub
+
+    place = state.place
+    if place.host:
+        _must_exist(folder / "server" / "server.json", "this hub has never run: start it with motley hub")
+    if not place.host or Server(state.crew, folder / "server", place.host, place.port).alive():
+        yield
+        return
+    try:
+        hub = Hub(folder, state, lambda text: None)  # holds the folder, so that no hub starts while its server is ours
+    except ValueError:
+        raise ValueError(f"the hub of {folder} is just starting or stopping; try again in a moment") from None
+    taken_over = False
+    try:
+        assert hub.server
+        taken_over = hub.server.start()
+        yield
+    finally:
+        hub.close(stop_server=not taken_over)
+
+
+@contextmanager
+def _connected(login: Login, crew: str) -> Iterator[StreamSource]:
+    from motley.exchange.connection import Connection
+    from motley.exchange.nats import NatsLog
+
+    with closing(Connection(login)) as connection:
+        yield StreamSource(NatsLog(connection, crew))
+
+
+def _must_exist(path: Path, remedy: str) -> Path:
+    if not path.is_file():
+        raise ValueError(f"{path} is missing, and without it the log cannot be read; {remedy}")
+    return path

@@ -1,0 +1,152 @@
+"""Archive: a log that is open for reading, from a file or from a server, a page at a time. Knows whose key counts, not who asks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from motley.archive.examine import Examiner, Seen
+from motley.exchange import Entry, LogError, MemoryLog
+from motley.records import HUB, Charter
+
+if TYPE_CHECKING:
+    from motley.exchange.nats import NatsLog
+
+PAGE = 1024  # records of one read
+WAIT_S = 0.5
+POLL_S = 0.1  # between looks at a file
+
+Say = Callable[[str], None]
+
+
+class Source(Protocol):
+    def read(self, after: int, limit: int = PAGE) -> list[Entry]: ...
+
+    def last(self) -> int:
+        """The position of the newest record."""
+        ...
+
+    def of_hub(self) -> list[Entry]:
+        """The charter and every roster."""
+        ...
+
+    def wait(self, after: int) -> None:
+        """Return when there may be something behind a position, or after a while."""
+        ...
+
+
+class FileSource:
+    """The file of a memory log, read again when it has changed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._load()
+
+    def read(self, after: int, limit: int = PAGE) -> list[Entry]:
+        return self._copy.read(after, limit)
+
+    def last(self) -> int:
+        return len(self._copy)
+
+    def of_hub(self) -> list[Entry]:
+        return [entry for entry in self._copy.read(0, len(self._copy)) if entry.id.startswith(f"{HUB}.")]
+
+    def wait(self, after: int) -> None:
+        stop = time.monotonic() + WAIT_S
+        while time.monotonic() < stop:
+            if self._state() != self._loaded:
+                self._load()
+                return
+            time.sleep(POLL_S)
+
+    def _load(self) -> None:
+        self._loaded = self._state()  # before reading: what is written meanwhile shows as a change
+        self._copy = MemoryLog.copy_of(self._path)
+
+    def _state(self) -> tuple[int, int]:
+        found = self._path.stat()
+        return found.st_size, found.st_mtime_ns
+
+
+class StreamSource:
+    """A log on a NATS server."""
+
+    def __init__(self, log: NatsLog) -> None:
+        self._log = log
+
+    def read(self, after: int, limit: int = PAGE) -> list[Entry]:
+        return self._log.read(after, limit)
+
+    def last(self) -> int:
+        with suppress(LogError):  # the newest record may carry headers that make its answer look like the server's own
+            newest = self._log.last_of("*")
+            return newest.position if newest else 0
+        position = 0
+        while page := self.read(position):
+            position = page[-1].position
+        return position
+
+    def of_hub(self) -> list[Entry]:
+        return self._log.records_of(HUB)
+
+    def wait(self, after: int) -> None:
+        connection = self._log.connection
+        if connection.shut_out:
+            raise ValueError(f"{connection.login.url} does not know the key of {connection.login.name} any more")
+        self._log.wait(WAIT_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    folder: Path
+    crew: str
+    hub: bytes  # the key whose charter and rosters count
+    source: Source
+
+    def charter(self) -> Charter | None:
+        return self._examiner(self.source.last()).charter
+
+    def records(self, after: int = 0) -> Iterator[Seen]:
+        """Everything behind a position up to the newest there is now."""
+        last = self.source.last()
+        examiner = self._examiner(after)
+        while after < last and (page := self.source.read(after)):
+            yield from (examiner.look(entry) for entry in page if entry.position <= last)
+            after = page[-1].position
+
+    def follow(self, after: int | None = None, say: Say = lambda text: None) -> Iterator[Seen]:
+        """Everything behind a position, or from this call on, and then whatever is appended, for ever. Out of reach of the log it waits.
+
+        A run that is resumed cuts its file and appends the same records again: they are not shown twice.
+        """
+        after = self.source.last() if after is None else after
+        return self._follow(after, self._examiner(after), say)
+
+    def _follow(self, after: int, examiner: Examiner, say: Say) -> Iterator[Seen]:
+        said = False
+        while True:
+            page: list[Entry] = []
+            try:
+                page, said = self.source.read(after), False
+            except LogError as error:
+                if not said:
+                    say(f"the log is out of reach ({error}); waiting for it")
+                said = True
+                time.sleep(WAIT_S)  # a bell that rang before would end the log's own wait at once
+            yield from map(examiner.look, page)
+            if page:
+                after = page[-1].position
+            else:
+                self.source.wait(after)
+
+    def _examiner(self, position: int) -> Examiner:
+        """One that has seen what the hub said up to a position."""
+        examiner = Examiner(self.crew, self.hub)
+        for entry in self.source.of_hub():
+            if entry.position <= position:
+                examiner.look(entry)
+        return examiner

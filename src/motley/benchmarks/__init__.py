@@ -1,0 +1,1 @@
+"""Figures a user can measure again: each benchmark prints its own anchor beside ours."""

@@ -1,0 +1,213 @@
+"""What the wire costs and bears: bytes per token and rounding on a real model's rollouts, admission on one core, the log's throughput.
+
+The rollouts are SmolLM2-135M-Instruct's answers to GSM8K problems at temperature 1 (tests/make_rollouts.py), kept with their log-probs
+as float32 in `rollouts.log`.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from motley.exchange import Entry, MemoryLog, Outbox, Signer, decode, unpack
+from motley.exchange.connection import Connection, Login
+from motley.exchange.nats import NatsLog, create_stream
+from motley.exchange.server import Server, free_port, peer_user
+from motley.policies.tiny import tiny_vocabulary
+from motley.records import Group, Origin, Problem, Rollout, Sampling
+from motley.tasks import assign, load_task
+from motley.trust import Admission, Identity, Rules
+
+FTIS_BYTES = 8  # per token: the paper's 4-byte id and 4-byte log-prob
+CREW = "bench"
+PEER = "peer"
+NUM_RECORDS = 2000  # appended to the stream
+MEASURED_S = 3.0
+
+Show = Callable[[str], None]
+
+
+def wire_benchmark(show: Show) -> list[dict[str, Any]]:
+    """A row per figure: what, value, unit, and what it must reach."""
+    groups = real_groups()
+    show("size and rounding")
+    rows = [*size_rows(groups)]
+    show("admission")
+    rows += admission_rows(groups)
+    show("stream")
+    return rows + stream_rows(groups)
+
+
+def real_groups() -> list[Group]:
+    with as_file(files("motley") / "benchmarks" / "rollouts.log") as path:
+        contents = [decode(unpack(entry.record).body)[1] for entry in MemoryLog.copy_of(path).read(0)]
+    return [content for content in contents if isinstance(content, Group)]
+
+
+def size_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    num_tokens = sum(len(r.tokens) for g in groups for r in g.rollouts)
+    sizes = {lossless: sum(len(entry.record) for entry in log_of(groups, lossless).read(0)) for lossless in (False, True)}
+    read = [decode(unpack(entry.record).body)[1] for entry in log_of(groups).read(0)]
+    return [
+        _row("real rollouts", len(groups) * len(groups[0].rollouts), f"of {num_tokens} tokens"),
+        _row("record", sizes[False] / num_tokens, "bytes per token", "<= 2"),
+        _row("record, log-probs as float32", sizes[True] / num_tokens, "bytes per token"),
+        _row("ids and log-probs as 4 bytes each", FTIS_BYTES * num_tokens / sizes[False], "times the record"),
+        _row("largest error of an importance ratio", _largest_ratio_error(groups, read), "", "<= 3e-4"),
+    ]
+
+
+def _largest_ratio_error(sent: Sequence[Group], received: Sequence[Any]) -> float:
+    pairs = [
+        (a, b)
+        for before, after in zip(sent, received, strict=True)
+        for x, y in zip(before.rollouts, after.rollouts, strict=True)
+        for a, b in zip(x.logprobs, y.logprobs, strict=True)
+    ]
+    return max(math.expm1(abs(a - b)) for a, b in pairs)
+
+
+def admission_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """One core, from bytes to an admitted group. Digits: a whole round's groups of a tiny model, their rewards computed again."""
+    first = groups[0].origin
+    largest = max(token for g in groups for r in g.rollouts for token in r.tokens)
+    rules = _rules(groups, first.vocabulary, largest + 1, _end_id(groups))
+    problems = {g.round: [Problem(prompt="", columns={"id": g.problem})] for g in groups}
+    known = [msgspec.structs.replace(g, problem=problems[g.round][0].id) for g in groups]
+    real = _rollouts_per_s(known, lambda: _admission(rules, lambda peer, round: problems[round]))
+
+    digits, task = _digits_groups(), load_task("digits", {})
+    vocabulary = tiny_vocabulary()
+    rules = _rules(digits, vocabulary.fingerprint, vocabulary.size, vocabulary.end_id)
+    score = lambda problem, rollouts: task.score([problem] * len(rollouts), [vocabulary.decode(r.tokens) for r in rollouts])
+    scored = _rollouts_per_s(digits, lambda: _admission(rules, lambda peer, round: assign(task, 0, peer, round, 1), score))
+    return [
+        _row("admitted, real rollouts, no reward function", real, "rollouts/s", ">= 2000"),
+        _row("admitted, digits with rewards computed again", scored, "rollouts/s", ">= 2000"),
+    ]
+
+
+def _rollouts_per_s(groups: Sequence[Group], fresh: Callable[[], Admission]) -> float:
+    entries = log_of(groups).read(0)
+    num_rollouts, took = 0, 0.0
+    while took < MEASURED_S:
+        admission = fresh()
+        start = time.perf_counter()
+        admitted = [admission.admit(entry) for entry in entries]
+        took += time.perf_counter() - start
+        if not all(admitted):
+            raise ValueError(f"the benchmark's own records were refused: {dict(admission.refused)}")
+        num_rollouts += sum(len(g.rollouts) for g in groups)
+    return num_rollouts / took
+
+
+def _admission(rules: Rules, assignment: Callable[[str, int], list[Problem]], score: Any = None) -> Admission:
+    identity = _identity()
+    admission = Admission(rules, bytes(32), assignment, score)
+    admission.keys = {PEER: identity.public}
+    return admission
+
+
+def _digits_groups() -> list[Group]:
+    """Answers as a tiny model gives them: half of 8 are right."""
+    task, vocabulary = load_task("digits", {}), tiny_vocabulary()
+    found = []
+    for round in range(200):
+        (problem,) = assign(task, 0, PEER, round, 1)
+        answers = [problem.answer if number % 2 else problem.answer[::-1] + "0" for number in range(8)]
+        rewards = task.score([problem] * 8, answers)
+        tokens = [(*vocabulary.encode(answer), vocabulary.end_id) for answer in answers]
+        rollouts = tuple(
+            Rollout(tokens=t, logprobs=(-0.25,) * len(t), reward=r, ending="stop") for t, r in zip(tokens, rewards, strict=True)
+        )
+        origin = Origin(peer=PEER, model="tiny", vocabulary=vocabulary.fingerprint, version=round, sampling=Sampling(max_tokens=16))
+        found.append(Group(crew=CREW, problem=problem.id, round=round, slot=0, origin=origin, rollouts=rollouts, created_s=0.0))
+    return found
+
+
+def stream_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """A real server on loopback that syncs every record to the disk before it confirms."""
+    records = [entry.record for entry in log_of(groups).read(0)]
+    numbered = [(f"{PEER}.{number}.0", records[number % len(records)]) for number in range(NUM_RECORDS)]
+    mean_bytes = sum(len(record) for _, record in numbered) / len(numbered)
+    hub, peer = Identity.new(), _identity()
+    with tempfile.TemporaryDirectory() as folder:
+        server = Server(CREW, Path(folder), "127.0.0.1", free_port())
+        server.configure(hub.nkey, [peer_user(CREW, PEER, peer.nkey)])
+        server.start()
+        url = f"nats://127.0.0.1:{server.port}"
+        owner = Connection(Login(url, "hub", hub.nkey_seed))
+        create_stream(owner, CREW)
+        connection = Connection(Login(url, PEER, peer.nkey_seed))
+        try:
+            log = NatsLog(connection, CREW)
+            one_by_one = numbered[: NUM_RECORDS // 10]
+            alone_s = _append_s(log, one_by_one, 1)
+            rest = numbered[len(one_by_one) :]
+            together_s = _append_s(log, rest, 256)
+            read_s = _read_s(log)
+        finally:
+            connection.close()
+            owner.close()
+            server.stop()
+    return [
+        _row("appended one at a time, each synced", len(one_by_one) / alone_s, f"records/s of {mean_bytes:.0f} bytes"),
+        _row("appended 256 in flight, each synced", len(rest) / together_s, f"records/s of {mean_bytes:.0f} bytes"),
+        _row("read", NUM_RECORDS / read_s, f"records/s of {mean_bytes:.0f} bytes"),
+    ]
+
+
+def _append_s(log: NatsLog, records: Sequence[tuple[str, bytes]], in_flight: int) -> float:
+    start = time.perf_counter()
+    for at in range(0, len(records), in_flight):
+        log.append(records[at : at + in_flight])
+    return time.perf_counter() - start
+
+
+def _read_s(log: NatsLog) -> float:
+    start = time.perf_counter()
+    found: list[Entry] = []
+    while page := log.read(found[-1].position if found else 0):
+        found += page
+    assert len(found) == NUM_RECORDS
+    return time.perf_counter() - start
+
+
+def log_of(groups: Sequence[Group], lossless: bool = False) -> MemoryLog:
+    """The groups as a peer of the benchmark's crew would publish them, one a round."""
+    identity, log = _identity(), MemoryLog()
+    outbox = Outbox(None, Signer(identity.public, identity.sign), lossless)
+    outbox.put(groups)
+    outbox.deliver(log)
+    return log
+
+
+def _identity() -> Identity:
+    return Identity.of(b"benchmark".ljust(32, b"\0"))
+
+
+def _rules(groups: Sequence[Group], vocabulary: str, size: int, end_id: int) -> Rules:
+    return Rules(
+        crew=CREW,
+        vocabulary=vocabulary,
+        vocabulary_size=size,
+        end_id=end_id,
+        rollouts_per_group=len(groups[0].rollouts),
+        max_tokens=groups[0].origin.sampling.max_tokens,
+        rounds=len(groups),
+    )
+
+
+def _end_id(groups: Sequence[Group]) -> int:
+    return next(r.tokens[-1] for g in groups for r in g.rollouts if r.ending == "stop")
+
+
+def _row(what: str, value: float, unit: str, target: str = "") -> dict[str, Any]:
+    return {"what": what, "value": value, "unit": unit, "target": target}

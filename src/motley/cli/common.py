@@ -1,0 +1,88 @@
+"""What all commands share: the app, options, tables, and how errors and Ctrl-C are met."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from motley.config import ConfigError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="A crew of different language models that train each other.")
+bench_app = typer.Typer(no_args_is_help=True, help="Measure speed against a known rival, in one run.")
+app.add_typer(bench_app, name="bench")
+console = Console()
+
+CrewFile = Annotated[Path, typer.Argument(help="A crew file (TOML).")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+Objective = Annotated[str, typer.Option(help="Use this objective instead of the crew file's; NAME or NAME/VARIANT.")]
+Rounds = Annotated[int, typer.Option(help="Train this many rounds instead of the crew file's.")]
+Seed = Annotated[int | None, typer.Option(help="Use this seed instead of the crew file's.")]
+Out = Annotated[Path | None, typer.Option(help="The run's folder; a new one under runs/ otherwise.")]
+Alone = Annotated[bool, typer.Option("--alone", help="Also train every peer by itself, with all the crew's sampling.")]
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """What a user did wrong, or a disk, is one line and not a traceback."""
+    try:
+        yield
+    except (ConfigError, ValueError, FloatingPointError, OSError) as error:
+        Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {escape(str(error))}", highlight=False)
+        raise typer.Exit(2) from None
+
+
+@contextmanager
+def stop_on_interrupt(words: str = "stopping after this round; Ctrl-C again stops at once") -> Iterator[Callable[[], bool]]:
+    """Ctrl-C asks for a stop at the next good moment; a second one stops at once."""
+    asked = False
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        asked = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        console.print(words)
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def new_run_folder(name: str) -> Path:
+    number = 1
+    while (folder := Path("runs") / f"{name}-{number:03d}").exists():
+        number += 1
+    return folder
+
+
+def print_rows(rows: list[dict[str, Any]], title: str, as_json: bool) -> None:
+    """A table, or with --json one object."""
+    if as_json:
+        sys.stdout.write(json.dumps({"title": title, "rows": rows}) + "\n")
+        return
+    table = Table(title=title)
+    for column in rows[0]:
+        table.add_column(column.replace("_", " "))
+    for row in rows:
+        table.add_row(*map(_cell, row.values()))
+    console.print(table)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.3f}" if value == 0 or 0.001 <= abs(value) < 1000 else f"{value:.1e}"
+    return str(value)

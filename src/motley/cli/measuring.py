@@ -1,0 +1,140 @@
+"""motley eval, study, check and bench: figures."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from motley.cli.common import (
+    AsJson,
+    CrewFile,
+    app,
+    bench_app,
+    plain_errors,
+    print_rows,
+)
+from motley.config import PeerConfig, read_config
+from motley.records import Sampling
+from motley.tasks import Split
+
+
+@app.command("eval")
+def evaluate_command(
+    target: Annotated[str, typer.Argument(help="A run folder, or a model such as tiny:1m.")],
+    task: Annotated[str, typer.Option(help="A task; the run's own otherwise.")] = "",
+    split: Annotated[Split, typer.Option(help="heldout, ood or train.")] = "heldout",
+    problems: Annotated[int, typer.Option(min=2, help="Problems per kind.")] = 200,
+    samples: Annotated[int, typer.Option(min=1, help="k of avg@k and pass@k.")] = 8,
+    peer: Annotated[str, typer.Option(help="Only this peer of the run.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Greedy and sampled accuracy with standard errors, and the best constant answer beside them."""
+    from motley.engines import TorchEngine
+    from motley.evaluation import evaluate
+    from motley.policies import initial_policy, saved_policy
+    from motley.run import trained_policies
+    from motley.tasks import load_task
+
+    with plain_errors():
+        folder, name, parameters, sampling = Path(target), task or "digits", {}, Sampling()
+        if (folder / "config.toml").exists():
+            config = read_config(folder / "config.toml")
+            policies, sampling, name = trained_policies(folder), config.sampling, task or config.crew.task
+            parameters = config.task if name == config.crew.task else {}
+        elif folder.is_dir():
+            policies = {folder.name: saved_policy(folder)}
+        elif target.startswith("tiny:"):
+            policies = {target: initial_policy(PeerConfig(name="model", model=target), seed=0)}
+        else:
+            raise ValueError(f"there is no run or model folder {target}; give one that exists, or a model such as tiny:1m")
+        chosen_task = load_task(name, parameters)
+        if peer and peer not in policies:
+            raise ValueError(f"{target} has no peer {peer!r}; it has {', '.join(policies)}")
+        if split not in chosen_task.splits:
+            raise ValueError(f"split {split!r} is not in this task; it has {', '.join(chosen_task.splits)}")
+        rows = [
+            {"peer": name, **line.row()}
+            for name, policy in policies.items()
+            if peer in ("", name)
+            for line in evaluate(TorchEngine(policy), policy.vocabulary, chosen_task, split, sampling, problems, samples)
+        ]
+        print_rows(rows, f"{target} on {split}", as_json)
+
+
+@app.command()
+def study(
+    crew_file: CrewFile,
+    arms: Annotated[str, typer.Option(help="Arms separated by spaces, such as 'alone ftis uplift/relative:scale=1'.")],
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds 0..N-1.")] = 5,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, one core each.")] = 2,
+    out: Annotated[Path | None, typer.Option(help="Where outcomes are kept; a stopped study goes on there.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a crew under several arms and seeds; mean, interval and paired difference from alone."""
+    from motley.study.arms import parse_arms
+    from motley.study.report import glance, glance_markdown, markdown, table
+    from motley.study.run import run_study
+
+    with plain_errors():
+        config = read_config(crew_file)
+        chosen = parse_arms(arms)
+        folder = out or Path("runs") / f"study-{config.crew.name}"
+        columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True)) as progress:
+            bar = progress.add_task("runs")
+            outcomes = run_study(
+                config, chosen, range(seeds), folder, jobs, lambda done, total: progress.update(bar, completed=done, total=total)
+            )
+        labels = [arm.label for arm in chosen]
+        lines, short = table(outcomes, labels), glance(outcomes, labels)
+        if as_json:
+            sys.stdout.write(msgspec.json.encode({"glance": short, "lines": lines}).decode() + "\n")
+        else:
+            sys.stdout.write(f"{glance_markdown(short)}\n{markdown(lines)}")
+
+
+@app.command()
+def check(crew_file: CrewFile, as_json: AsJson = False) -> None:
+    """Check a crew file, its task and, per peer, the engine's log-probs against the trainer's."""
+    from motley.conformance import check_crew
+
+    with plain_errors():
+        rows = check_crew(read_config(crew_file))
+        print_rows(rows, f"check of {crew_file}", as_json)
+        if any(row["result"] != "ok" for row in rows):
+            raise typer.Exit(1)
+
+
+@bench_app.command("local")
+def bench_local(
+    repeats: Annotated[int, typer.Option(min=1, help="Measurements of each; the median counts.")] = 9, as_json: AsJson = False
+) -> None:
+    """Sampling and training tokens/s against transformers' generate and a plain padded step."""
+    from motley.benchmarks.local import local_benchmark
+
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=Console(stderr=True), transient=True
+    ) as progress:
+        bar = progress.add_task("measuring", total=None)
+        rows = local_benchmark(repeats, lambda what, done, total: progress.update(bar, description=what, completed=done, total=total))
+    print_rows(rows, "tokens per second, this machine", as_json)
+
+
+@bench_app.command("wire")
+def bench_wire(as_json: AsJson = False) -> None:
+    """Bytes per token and rounding on a real model's rollouts, admission on one core, the stream's throughput."""
+    from motley.benchmarks.wire import wire_benchmark
+
+    with (
+        plain_errors(),
+        Progress(TextColumn("{task.description}"), TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar,
+    ):
+        step = bar.add_task("measuring")
+        rows = wire_benchmark(lambda what: bar.update(step, description=f"measuring {what} (about 10 s in all)"))
+    print_rows(rows, "the wire, this machine", as_json)

@@ -1,0 +1,188 @@
+"""motley hub and join: a crew on several machines."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from motley.cli.common import CrewFile, app, console, plain_errors, stop_on_interrupt
+from motley.config import read_config
+
+if TYPE_CHECKING:
+    from motley.exchange.presence import Heard
+    from motley.hub import Hub, Place
+    from motley.member import Member
+
+
+def _say(text: str) -> None:
+    console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+@app.command()
+def hub(
+    crew_file: CrewFile,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is every network of this machine.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 4222,
+    public: Annotated[str, typer.Option(help="Name or address under which peers reach this machine, if it is not --host.")] = "",
+    tls: Annotated[str, typer.Option(help="'self' makes a certificate; or CERTIFICATE.pem,KEY.pem.")] = "",
+    nats: Annotated[str, typer.Option(help="Use this NATS server (nats://...) instead of starting one.")] = "",
+    revoke: Annotated[str, typer.Option(help="Shut this peer out, and end.")] = "",
+    invite: Annotated[str, typer.Option(help="Make a new invitation for this peer, and end.")] = "",
+    out: Annotated[Path | None, typer.Option(help="The hub's folder; runs/CREW-hub otherwise.")] = None,
+) -> None:
+    """Run the log of a crew for peers on other machines; prints one line for each to paste. Ctrl-C stops it, the same line goes on."""
+    from motley.hub import Hub, Order, order
+    from motley.run import check_config
+
+    with plain_errors():
+        config = read_config(crew_file)
+        folder = out or Path("runs") / f"{config.crew.name}-hub"
+        if revoke or invite:
+            _say(order(folder, Order("revoke", revoke) if revoke else Order("invite", invite)))
+            return
+        check_config(config)
+        running = Hub.open(config, folder, _place(folder, host, port, public, tls, nats), _say)
+        try:
+            running.start()
+            _say(f"hub of crew {config.crew.name} at {running.state.place.url}, folder {folder}")
+            for peer, line in running.invitations().items():
+                _say(f"\n{peer}:\n{line}")
+            _say("")
+            _serve(running)
+        finally:
+            running.close()
+
+
+def _place(folder: Path, host: str, port: int, public: str, tls: str, nats: str) -> Place:
+    from motley.exchange.server import self_signed
+    from motley.hub import Place
+
+    if nats:
+        return Place(url=nats)
+    name = public or (_own_address() if host == "0.0.0.0" else host)
+    if not tls:
+        return Place(url=f"nats://{name}:{port}", host=host, port=port)
+    if tls == "self":
+        certificate, key = self_signed(folder / "server", name)
+    else:
+        paths = [Path(part).resolve() for part in tls.split(",")]
+        if len(paths) != 2 or not all(path.is_file() for path in paths):
+            raise ValueError(f"--tls {tls} is neither 'self' nor two files; give CERTIFICATE.pem,KEY.pem")
+        certificate, key = paths
+    pair = (str(certificate.resolve()), str(key.resolve()))
+    return Place(url=f"tls://{name}:{port}", host=host, port=port, certificate=pair, pinned=tls == "self")
+
+
+def _own_address() -> str:
+    """The address of this machine on the network it would leave by; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("198.51.100.1", 9))
+            address: str = probe.getsockname()[0]
+        except OSError:
+            return socket.gethostname()
+        return address
+
+
+def _serve(running: Hub) -> None:
+    states: dict[str, str] = {}
+    with (
+        stop_on_interrupt("stopping") as stop_asked,
+        Live(console=console, auto_refresh=False, transient=True) as live,
+    ):
+        while not stop_asked():
+            running.tick()
+            heard = dict(running.presence.heard)
+            if console.is_terminal:
+                live.update(_crew_table(running, heard), refresh=True)
+            else:
+                for peer, h in heard.items():
+                    if h.gone and h.state != states.get(peer):
+                        _say(f"{peer} {'has' if h.state == 'left' else 'is'} {h.state} after round {h.beat.round}")
+            states = {peer: h.state for peer, h in heard.items()}
+
+
+def _crew_table(running: Hub, heard: dict[str, Heard]) -> Table:
+    table = Table(title=f"crew {running.state.crew}")
+    for column in ("peer", "", "round", "heard", "to be sent"):
+        table.add_column(column)
+    for peer in [*running.state.keys, *running.state.invited, *running.state.revoked]:
+        if peer in heard:
+            h = heard[peer]
+            table.add_row(peer, h.state, str(h.beat.round), f"{time.monotonic() - h.at:.0f} s ago", str(h.beat.buffered))
+        else:
+            table.add_row(peer, "invited" if peer in running.state.invited else "shut out" if peer in running.state.revoked else "not here")
+    return table
+
+
+@app.command()
+def join(
+    url: Annotated[str, typer.Argument(help="The hub's address, from the line it printed.")],
+    crew: Annotated[str, typer.Option(help="The crew's name.")],
+    invite: Annotated[str, typer.Option(help="The invitation, from the line the hub printed.")],
+    data: Annotated[Path | None, typer.Option(help="Folder with the crew's problem files, if it has any.")] = None,
+    out: Annotated[Path | None, typer.Option(help="This peer's run folder; runs/CREW-PEER otherwise.")] = None,
+) -> None:
+    """Take part in a crew from this machine. Ctrl-C leaves; the same line comes back and goes on where it was."""
+    with plain_errors():
+        from motley.trust.invitation import Invitation
+
+        folder = out or Path("runs") / f"{crew}-{Invitation.read(invite).peer}"
+        with stop_on_interrupt() as stop_asked:
+            member = _join(url, crew, invite, folder, data)
+            try:
+                _take_part(member, stop_asked)
+            finally:
+                member.close()
+        if not member.finished:
+            _say(f"left after round {member.finished_rounds}; come back with the same line")
+            raise typer.Exit(130)
+        _say(f"finished; run folder: {folder}")
+
+
+def _join(url: str, crew: str, invite: str, folder: Path, data: Path | None) -> Member:
+    from motley.member import join as join_crew
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[skill]}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task("joining", total=None, skill="")
+
+        def show(peer: str, steps: int, accuracy: dict[str, float]) -> None:
+            progress.update(bar, description=f"warm start of {peer}", skill=" ".join(f"{k} {v:.0%}" for k, v in accuracy.items()))
+
+        return join_crew(url, crew, invite, folder, _say, data, show)
+
+
+def _take_part(member: Member, stop_asked: Callable[[], bool]) -> None:
+    """Train, and say what it waits for whenever that changes; long waits once a minute."""
+    from motley.display import mean
+
+    rounds = member.config.crew.rounds
+    started, first = time.monotonic(), member.finished_rounds
+    said_at, said = 0.0, ""
+    for event in member.rounds():
+        if stop_asked():
+            member.save()
+            return
+        if isinstance(event, str):
+            what = event.split(" for ")[0]
+            if (what != said and time.monotonic() - said_at > 5) or time.monotonic() - said_at > 60:
+                _say(event)
+                said_at, said = time.monotonic(), what
+            continue
+        said_at, said = time.monotonic(), ""
+        left_s = (time.monotonic() - started) / max(1, event["round"] - first) * (rounds - event["round"])
+        skill = f", held-out accuracy {mean(event['heldout']):.0%}" if "heldout" in event else ""
+        gone = f", without {', '.join(event['without'])}" if "without" in event else ""
+        refused = sum(sum(reasons.values()) for reasons in event.get("refused", {}).values())
+        bad = f", {refused} records refused" if refused else ""
+        if skill or gone or event["round"] % 10 == 1:
+            _say(f"round {event['round']} of {rounds}: reward {event.get('reward', 0):.2f}{skill}{gone}{bad}; {left_s:.0f} s left")

@@ -1,0 +1,216 @@
+"""motley train and demo: a crew on this machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from motley.cli.common import (
+    Alone,
+    Objective,
+    Out,
+    Rounds,
+    Seed,
+    app,
+    console,
+    new_run_folder,
+    plain_errors,
+    stop_on_interrupt,
+)
+from motley.config import CrewConfig, read_config
+
+if TYPE_CHECKING:
+    from motley.crew import LocalCrew
+    from motley.display import Skills
+    from motley.processes import ProcessCrew
+
+
+def _changed(config: CrewConfig, objective: str, rounds: int, seed: int | None) -> CrewConfig:
+    crew, settings = config.crew, config.objective
+    if objective:
+        name, _, variant = objective.partition("/")
+        crew, settings = msgspec.structs.replace(crew, objective=name, variant=variant), {}
+    if rounds:
+        crew = msgspec.structs.replace(crew, rounds=rounds)
+    if seed is not None:
+        crew = msgspec.structs.replace(crew, seed=seed)
+    return msgspec.structs.replace(config, crew=crew, objective=settings)
+
+
+def _run(crew: LocalCrew | ProcessCrew) -> bool:
+    """Train to the end, or to a Ctrl-C, with the live table; True if a stop was asked for. The crew is saved either way."""
+    from motley.display import LiveTable
+    from motley.run import read_metrics
+
+    table = LiveTable(crew.config, first_round=crew.finished_rounds)
+    table.update(read_metrics(crew.folder))
+    with stop_on_interrupt() as stop_asked, Live(table, console=console, refresh_per_second=4, transient=not console.is_terminal):
+        for lines in crew.rounds():
+            table.update(lines)
+            if lines and not console.is_terminal and "heldout" in lines[0]:
+                console.print(_plain_progress(lines, crew.config.crew.rounds, table.time_left()), highlight=False, soft_wrap=True)
+            if stop_asked():
+                crew.save()
+                break
+        return stop_asked()
+
+
+def _plain_progress(lines: list[dict[str, Any]], rounds: int, left: str) -> str:
+    """A line where there is no terminal to redraw."""
+    from motley.display import mean
+
+    peers = ", ".join(f"{line['peer']} {mean(line['heldout']):.0%}" for line in lines if "heldout" in line)
+    return f"round {lines[0]['round']} of {rounds}: held-out accuracy {peers}; {left} left"
+
+
+def _start_processes(begin: Callable[[Callable[[str], None]], ProcessCrew]) -> ProcessCrew:
+    def say(text: str) -> None:
+        console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        crew = begin(say)
+        bar = progress.add_task("peers join and warm up", total=len(crew.config.peer))
+        for ready in crew.gather():
+            progress.update(bar, completed=ready)
+    return crew
+
+
+def _start(config: CrewConfig, folder: Path, may_resume: bool = False) -> LocalCrew:
+    from motley.crew import LocalCrew
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[skill]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        tasks: dict[str, Any] = {}
+
+        def show(peer: str, steps: int, accuracy: dict[str, float]) -> None:
+            wanted = next(p.warm.accuracy for p in config.peer if p.name == peer and p.warm)
+            if peer not in tasks:
+                tasks[peer] = progress.add_task(f"warm start of {peer}", total=1.0, skill="")
+            reached = sum(min(1.0, accuracy[k] / wanted[k]) for k in wanted) / len(wanted)
+            progress.update(tasks[peer], completed=reached, skill=" ".join(f"{k} {v:.0%}" for k, v in accuracy.items()))
+
+        return (LocalCrew.start_or_resume if may_resume else LocalCrew.start)(config, folder, show)
+
+
+def _finish(crew: LocalCrew | ProcessCrew, alone: Skills) -> None:
+    from motley.display import draw_curves, skill_matrix, skills_at
+    from motley.run import read_metrics
+
+    lines = read_metrics(crew.folder)
+    console.print(skill_matrix(skills_at(lines, last=False), skills_at(lines, last=True), alone))
+    png, page = draw_curves(lines, alone, crew.folder)
+    console.print(f"curves: {png} and {page}", soft_wrap=True)
+    console.print(f"run folder: {crew.folder}", soft_wrap=True)
+
+
+def _train_alone(config: CrewConfig, folder: Path) -> bool:
+    """Every peer by itself, in RUN/alone/PEER, going on with what is there; then RUN/alone.json. True if a stop was asked for."""
+    from motley.display import skills_at
+    from motley.run import read_metrics
+
+    found: Skills = {}
+    for peer in config.peer:
+        own = folder / "alone" / peer.name
+        crew = _start(config.alone(peer.name), own, may_resume=True)
+        stop_asked = _run(crew)
+        if crew.finished_rounds < config.crew.rounds or (stop_asked and peer is not config.peer[-1]):
+            return True
+        found |= skills_at(read_metrics(own), last=True)
+    _write_alone(folder, " ".join(["motley", *sys.argv[1:]]), found)
+    return False
+
+
+def _write_alone(folder: Path, command: str, skills: Skills) -> None:
+    (folder / "alone.json").write_text(json.dumps({"command": command, "skills": skills}, indent=2) + "\n")
+
+
+def _train(begin: Callable[[], LocalCrew | ProcessCrew], folder: Path, alone: bool, recorded: dict[str, Any] | None = None) -> None:
+    """Run a crew to its end, or until it is stopped; then say how to go on."""
+    try:
+        crew = begin()
+        if recorded:
+            _write_alone(folder, recorded["command"], recorded["skills"])
+        stop_asked = _run(crew)
+        unfinished = crew.finished_rounds < crew.config.crew.rounds
+        stopped = (stop_asked and (unfinished or alone)) or (alone and _train_alone(crew.config, folder))
+    except KeyboardInterrupt:
+        stopped = True
+    if stopped:
+        saved = any((folder / "checkpoints").glob("round-*")) or (folder / "peers").exists()
+        again = f"motley train --resume {folder}{' --alone' if alone else ''}" if saved else "the same command; nothing was saved yet"
+        console.print(f"stopped; go on with: {again}", soft_wrap=True)
+        raise typer.Exit(130)
+    path = folder / "alone.json"
+    _finish(crew, json.loads(path.read_text())["skills"] if path.exists() else {})
+
+
+@app.command()
+def train(
+    crew_file: Annotated[Path | None, typer.Argument(help="A crew file (TOML).")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with this run folder.")] = None,
+    objective: Objective = "",
+    rounds: Rounds = 0,
+    seed: Seed = None,
+    out: Out = None,
+    alone: Alone = False,
+) -> None:
+    """Train a crew on this machine."""
+    with plain_errors():
+        if (crew_file is None) == (resume is None):
+            raise ValueError("give a crew file to start, or --resume RUN to go on; not both")
+        if resume is not None:
+            if objective or rounds or seed is not None or out:
+                raise ValueError("--resume goes on with the run's own settings; remove --objective, --rounds, --seed and --out")
+            _train(_resuming(resume), resume, alone)
+        elif crew_file is not None:
+            config = _changed(read_config(crew_file), objective, rounds, seed)
+            folder = out or new_run_folder(config.crew.name)
+            _train(_starting(config, folder), folder, alone)
+
+
+def _starting(config: CrewConfig, folder: Path) -> Callable[[], LocalCrew | ProcessCrew]:
+    if not config.crew.processes:
+        return lambda: _start(config, folder)
+    from motley.processes import ProcessCrew
+
+    return lambda: _start_processes(lambda say: ProcessCrew.start(config, folder, say))
+
+
+def _resuming(folder: Path) -> Callable[[], LocalCrew | ProcessCrew]:
+    from motley.crew import LocalCrew
+
+    if not (folder / "peers").exists():
+        return lambda: LocalCrew.resume(folder)
+    from motley.processes import ProcessCrew
+
+    return lambda: _start_processes(lambda say: ProcessCrew.resume(folder, say))
+
+
+@app.command()
+def demo(objective: Objective = "", rounds: Rounds = 0, seed: Seed = None, out: Out = None, alone: Alone = False) -> None:
+    """Three different tiny models learn from each other: `motley train` on the crew file in the package."""
+    with plain_errors():
+        with as_file(files("motley") / "crews" / "demo.toml") as path:
+            config = read_config(path)
+        recorded = json.loads((files("motley") / "crews" / "demo_alone.json").read_text())
+        changed = _changed(config, objective, rounds, seed)
+        comparable = msgspec.structs.replace(config.crew, objective=changed.crew.objective, variant=changed.crew.variant) == changed.crew
+        folder = out or new_run_folder("demo")
+        _train(lambda: _start(changed, folder), folder, alone, recorded if comparable and not alone else None)

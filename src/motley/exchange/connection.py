@@ -1,0 +1,219 @@
+"""Connection: a NATS client on a thread of its own, for code that is not asynchronous. Owns reconnecting, and what to say about it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import ssl
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from urllib.parse import urlparse
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from motley.exchange.log import LogError
+
+RECONNECT_WAIT_S = 0.25
+PING_S = 5  # two unanswered pings mean a dead connection that TCP has not noticed
+
+T = TypeVar("T")
+
+
+class NotAdmittedError(LogError):
+    """The server does not know this key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    url: str  # nats://HOST:PORT or tls://HOST:PORT
+    name: str  # in the server's logs, and of the inbox
+    seed: str = field(default="", repr=False)  # nkey seed
+    certificate: str = ""  # sha256 of the server's certificate, in hex: then that one is trusted and no other
+
+    @property
+    def inbox(self) -> str:
+        return f"_INBOX.{self.name}"
+
+
+class Connection:
+    def __init__(self, login: Login, patience_s: float = 10.0) -> None:
+        """Connect within `patience_s`, or LogError; later losses are repaired for ever in the background."""
+        self.login = login
+        self._client = Client()
+        self._lost_at: float | None = None
+        self._said = ""
+        self._loop = asyncio.new_event_loop()
+        self._under_way: set[asyncio.Future[LogError]] = set()  # each hears of what the server refuses
+        self._thread = threading.Thread(target=self._loop.run_forever, name=f"nats {login.name}", daemon=True)
+        self._thread.start()
+        self.on_reconnect: list[Callable[[], None]] = []
+        try:
+            self._run(self._connect(patience_s), patience_s + 15)
+        except BaseException:
+            self.close()
+            raise
+
+    # What callers see
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong with the connection, and since when; nothing if it is well."""
+        if self._lost_at is None:
+            return ""
+        return f"no connection to {self.login.url} for {time.monotonic() - self._lost_at:.0f} s ({self._said or 'closed by the server'})"
+
+    @property
+    def shut_out(self) -> bool:
+        """The server has stopped knowing this key, or never did."""
+        return "authorization violation" in self._said.lower()
+
+    def call(self, work: Callable[[Client], Coroutine[Any, Any, T]], timeout_s: float = 10.0) -> T:
+        """Run a coroutine with the client; any failure of the network is a LogError that says what."""
+        if self._client.is_closed:
+            raise LogError(f"the connection of {self.login.name} to {self.login.url} is closed ({self._said or 'by us'})")
+        try:
+            return self._run(self._unless_refused(asyncio.wait_for(work(self._client), timeout_s)), timeout_s + 5)
+        except (nats.errors.Error, TimeoutError, asyncio.CancelledError, OSError) as error:
+            if isinstance(error, LogError):
+                raise
+            raise LogError(self.trouble or f"{self.login.url} did not answer in {timeout_s:.0f} s ({_words(error)})") from None
+
+    def subscribe(self, subject: str, receive: Callable[[Msg], None]) -> None:
+        """Call `receive` with every message, on the connection's thread; lasts across reconnects."""
+
+        async def work(client: Client) -> None:
+            async def receive_soon(message: Msg) -> None:
+                receive(message)
+
+            await client.subscribe(subject, cb=receive_soon)
+
+        self.call(work)
+
+    def publish(self, subject: str, content: bytes) -> None:
+        """Send without an answer; lost if there is no connection."""
+
+        async def work(client: Client) -> None:
+            await client.publish(subject, content)
+
+        if not self.trouble:
+            self.call(work)
+
+    def close(self) -> None:
+        if self._loop.is_closed():
+            return
+        with suppress(nats.errors.Error, TimeoutError, OSError, asyncio.CancelledError):  # what was worth sending is acknowledged
+            self._run(self._client.close(), 5)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5)
+        self._loop.close()
+
+    # The client's side
+
+    def _run(self, coroutine: Awaitable[T], timeout_s: float) -> T:
+        async def awaited() -> T:
+            return await coroutine
+
+        return asyncio.run_coroutine_threadsafe(awaited(), self._loop).result(timeout_s)
+
+    async def _unless_refused(self, work: Awaitable[T]) -> T:
+        """What the server refuses, it never answers: its word for it comes by another way, and ends the wait."""
+        refused: asyncio.Future[LogError] = self._loop.create_future()
+        self._under_way.add(refused)
+        task = asyncio.ensure_future(work)
+        both: set[asyncio.Future[Any]] = {task, refused}
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        self._under_way.discard(refused)
+        if task.done():
+            return task.result()
+        task.cancel()
+        raise refused.result()
+
+    async def _connect(self, patience_s: float) -> None:
+        stop = time.monotonic() + patience_s
+        while True:
+            try:
+                await self._unless_refused(self._connect_once())
+                return
+            except (nats.errors.Error, OSError, TimeoutError) as error:
+                if isinstance(error, LogError):
+                    raise
+                if time.monotonic() > stop:
+                    raise LogError(
+                        f"cannot reach {self.login.url}: {_words(error)}; is the hub running, and its port open from here?"
+                    ) from None
+                await asyncio.sleep(RECONNECT_WAIT_S)
+
+    async def _connect_once(self) -> None:
+        self._client = Client()
+        secure = urlparse(self.login.url).scheme == "tls"
+        options: dict[str, Any] = {"nkeys_seed_str": self.login.seed} if self.login.seed else {}
+        if secure:
+            options |= {"tls": await asyncio.to_thread(self._trusted), "tls_handshake_first": True}
+        await asyncio.wait_for(
+            self._client.connect(
+                self.login.url,
+                name=self.login.name,
+                inbox_prefix=self.login.inbox,
+                error_cb=self._on_error,
+                disconnected_cb=self._on_disconnect,
+                reconnected_cb=self._on_reconnect,
+                closed_cb=self._on_disconnect,
+                connect_timeout=5,
+                reconnect_time_wait=RECONNECT_WAIT_S,  # type: ignore[arg-type] # seconds; a fraction is as good
+                max_reconnect_attempts=-1,
+                ping_interval=PING_S,
+                **options,
+            ),
+            10,
+        )
+
+    def _trusted(self) -> ssl.SSLContext:
+        """The public authorities, or with a fingerprint exactly the certificate that has it."""
+        if not self.login.certificate:
+            return ssl.create_default_context()
+        place = urlparse(self.login.url)
+        found = ssl.get_server_certificate((place.hostname or "", place.port or 4222), timeout=5)
+        fingerprint = hashlib.sha256(ssl.PEM_cert_to_DER_cert(found)).hexdigest()
+        if fingerprint != self.login.certificate:
+            raise LogError(
+                f"{self.login.url} shows a certificate with sha256 {fingerprint}, and the invitation names {self.login.certificate}; "
+                "somebody else may be answering: ask the hub's owner"
+            )
+        context = ssl.create_default_context(cadata=found)
+        context.check_hostname = False  # the fingerprint names the very certificate
+        return context
+
+    async def _on_error(self, error: Exception) -> None:
+        self._said = _words(error)
+        refusal: LogError | None = None
+        if self.shut_out:
+            refusal = NotAdmittedError(f"{self.login.url} does not know the key of {self.login.name}")
+        elif "permissions violation" in self._said.lower():
+            refusal = LogError(f"{self.login.url} refuses: {self._said}")
+        if refusal:
+            self._end_under_way(refusal)
+
+    def _end_under_way(self, error: LogError) -> None:
+        for waiting in self._under_way:
+            if not waiting.done():
+                waiting.set_result(error)
+
+    async def _on_disconnect(self) -> None:
+        if self._lost_at is None:
+            self._lost_at = time.monotonic()
+        self._end_under_way(LogError(self.trouble))  # its answers will not come any more
+
+    async def _on_reconnect(self) -> None:
+        self._lost_at, self._said = None, ""
+        for tell in self.on_reconnect:
+            tell()
+
+
+def _words(error: BaseException) -> str:
+    return str(error) or type(error).__name__

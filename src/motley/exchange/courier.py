@@ -1,0 +1,53 @@
+"""Courier: brings an outbox to the log on a thread of its own, and keeps trying. What it cannot send, it says."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from motley.exchange.log import Log, LogError
+from motley.exchange.outbox import Outbox
+
+RETRY_S = 0.25
+
+
+class Courier:
+    def __init__(self, open_outbox: Callable[[], Outbox], log: Log) -> None:
+        """`open_outbox` gives the courier its own handle to the file: transactions of two threads do not mix."""
+        self.trouble = ""
+        self._open_outbox, self._log = open_outbox, log
+        self._wanted, self._stop = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._work, name="courier", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """There is something to send."""
+        self._wanted.set()
+
+    def close(self, patience_s: float = 5.0) -> None:
+        """Send what can still be sent in time; the rest stays in the file."""
+        self._stop.set()
+        self._wanted.set()
+        self._thread.join(patience_s)
+
+    def _work(self) -> None:
+        outbox = self._open_outbox()
+        self._wanted.set()  # a run before this one may have left something
+        while True:
+            self._wanted.wait()
+            self._wanted.clear()
+            while not self._deliver(outbox):
+                if self._stop.wait(RETRY_S):
+                    break
+            if self._stop.is_set():
+                outbox.close()
+                return
+
+    def _deliver(self, outbox: Outbox) -> bool:
+        try:
+            outbox.deliver(self._log)
+        except LogError as error:
+            self.trouble = str(error)
+            return False
+        self.trouble = ""
+        return True

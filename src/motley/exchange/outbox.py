@@ -1,0 +1,108 @@
+"""Outbox: what this publisher has made and the log has not yet confirmed, in a file that survives a crash at any moment.
+
+It owns the publisher's chain (counter, hash of the record before) and signs: a record gets its place in the chain, its signature and its
+line in the file in one transaction, so that nothing sampled is lost, sent twice under two counters, or forked.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from motley.exchange.log import Log
+from motley.exchange.wire import Sealed, encode, pack
+from motley.records import FIRST_PREVIOUS, Content, Stamp
+
+BATCH = 256  # records in flight at a time
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS head (one INTEGER PRIMARY KEY CHECK (one = 1), counter INTEGER NOT NULL, previous BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS unsent (counter INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, record BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS rounds (round INTEGER PRIMARY KEY, note BLOB NOT NULL);
+"""
+
+
+class Signer(NamedTuple):
+    """Who signs, as far as the exchange needs to know it."""
+
+    public: bytes
+    sign: Callable[[bytes], bytes]
+
+
+class Head(NamedTuple):
+    """The next record's place in the chain."""
+
+    counter: int
+    previous: bytes
+
+
+class Outbox:
+    def __init__(self, path: Path | None, signer: Signer, lossless: bool = False) -> None:
+        """`path` None: no file, for a log that lives in the same process."""
+        self._path, self._signer, self._lossless = path, signer, lossless
+        self._database = self._open()
+        with self._database:
+            self._database.executescript(_TABLES)
+
+    def _open(self) -> sqlite3.Connection:
+        database = sqlite3.connect(self._path or ":memory:", check_same_thread=False, timeout=60)
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = FULL")
+        return database
+
+    @property
+    def key(self) -> bytes:
+        """Whose records these are."""
+        return self._signer.public
+
+    def __len__(self) -> int:
+        """How many records wait to be sent."""
+        found: int = self._database.execute("SELECT count(*) FROM unsent").fetchone()[0]
+        return found
+
+    @property
+    def head(self) -> Head:
+        row = self._database.execute("SELECT counter, previous FROM head").fetchone()
+        return Head(*row) if row else Head(0, FIRST_PREVIOUS)
+
+    @head.setter
+    def head(self, head: Head) -> None:
+        with self._database:
+            self._set_head(head)
+
+    def _set_head(self, head: Head) -> None:
+        self._database.execute("INSERT OR REPLACE INTO head VALUES (1, ?, ?)", head)
+
+    def put(self, contents: Sequence[Content], round: int | None = None, note: bytes = b"") -> None:
+        """Chain, sign and keep records; with `round`, mark it as sampled. All or nothing."""
+        with self._database:
+            head = self.head
+            for content in contents:
+                body = encode(content, Stamp(key=self._signer.public, counter=head.counter, previous=head.previous), self._lossless)
+                sealed = Sealed(b"", body)
+                record = pack(self._signer.sign(sealed.signed), body)
+                self._database.execute("INSERT INTO unsent VALUES (?, ?, ?)", (head.counter, content.id, record))
+                head = Head(head.counter + 1, sealed.hash)
+            self._set_head(head)
+            if round is not None:
+                self._database.execute("INSERT INTO rounds VALUES (?, ?)", (round, note))
+
+    def note_of(self, round: int) -> bytes | None:
+        """What was noted when the round was sampled; None if it was not."""
+        row = self._database.execute("SELECT note FROM rounds WHERE round = ?", (round,)).fetchone()
+        return row[0] if row else None
+
+    def deliver(self, log: Log) -> None:
+        """Send what is unsent, in the order of the chain; what the log has confirmed is forgotten. LogError leaves the rest for later."""
+        while rows := self._database.execute("SELECT counter, id, record FROM unsent ORDER BY counter LIMIT ?", (BATCH,)).fetchall():
+            log.append([(id, record) for _, id, record in rows])
+            with self._database:
+                self._database.execute("DELETE FROM unsent WHERE counter <= ?", (rows[-1][0],))
+
+    def close(self) -> None:
+        self._database.close()
+
+    def __del__(self) -> None:
+        self.close()

@@ -1,0 +1,66 @@
+"""Journal: what each step was taken from, written before it is taken. After a crash the same steps are taken again, from the same groups.
+
+A line per step: the version it makes, how far the log had been read, whether the round was closed early, and which records were used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from motley.files import replace
+from motley.learning.select import Candidate
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    round: int  # learned rounds before it
+    cursor: int
+    closed: bool
+    positions: tuple[int, ...]
+    sha256: str  # of the hashes of the records, in the order they were used
+
+    @staticmethod
+    def of(round: int, cursor: int, closed: bool, chosen: Sequence[Candidate]) -> Step:
+        digest = hashlib.sha256(b"".join(c.hash for c in chosen)).hexdigest()
+        return Step(round=round, cursor=cursor, closed=closed, positions=tuple(c.position for c in chosen), sha256=digest)
+
+
+class Journal:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        lines = path.read_bytes().split(b"\n") if path.exists() else []
+        self._steps = {
+            step.round: step for line in lines[:-1] if (step := msgspec.json.decode(line, type=Step))
+        }  # a torn line was never acted on
+        self._rewrite()
+
+    def of(self, round: int) -> Step | None:
+        return self._steps.get(round)
+
+    def add(self, step: Step) -> None:
+        """Write a step down for good. The same step again changes nothing; another for its round is an error."""
+        known = self._steps.get(step.round)
+        if known == step:
+            return
+        if known:
+            raise ValueError(
+                f"round {step.round} was learned from records {list(known.positions)} before the restart and would now be learned from "
+                f"{list(step.positions)}; is it another log, or were files of this run changed?"
+            )
+        self._steps[step.round] = step
+        with self._path.open("ab") as file:
+            file.write(msgspec.json.encode(step) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def forget_before(self, round: int) -> None:
+        """Drop steps that every kept checkpoint already holds."""
+        self._steps = {number: step for number, step in self._steps.items() if number >= round}
+        self._rewrite()
+
+    def _rewrite(self) -> None:
+        replace(self._path, b"".join(msgspec.json.encode(step) + b"\n" for step in self._steps.values()))

@@ -1,0 +1,341 @@
+"""Member: a peer in a process of its own, in a crew whose log is on a hub. Owns joining, waiting, the journal and its run folder.
+
+It can be killed at any moment. What was sampled is in the outbox, what was learned from is in the journal, the rest is in the newest
+checkpoint; the log has everything else, and the same steps are taken again from the same groups.
+
+| it waits for | in | until |
+|---|---|---|
+| the hub | everything but sampling and learning | it is back; sampling goes on into the outbox, within the staleness window |
+| crewmates' groups | lockstep | all are there; with a deadline, also that, or nobody awaited being there |
+| enough groups | async | enough, or everyone has sampled the last round |
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+
+from motley.config import CrewConfig, parse_config, read_config, with_files_in, write_config
+from motley.conformance import check_engine
+from motley.exchange import Head, LogError, Outbox, Signer
+from motley.exchange.courier import Courier
+from motley.exchange.nats import NatsLog
+from motley.exchange.presence import Beat, Presence, State, Voice
+from motley.files import hold, replace, sync
+from motley.learning.checkpoint import checkpoints, load_manifest, save_checkpoint, save_training
+from motley.learning.journal import Journal, Step
+from motley.learning.learner import StepReport
+from motley.membership import Membership, Say, admitted_connection, enrol, keep_membership
+from motley.peer import Sampled
+from motley.records import HUB
+from motley.run import MetricsLine, Run, Timing, WarmProgress, check_config, timed
+from motley.tasks import load_task
+from motley.trust import Identity, read_hub, stamp_of, verifies
+from motley.trust.invitation import Invitation
+
+WAIT_S = 0.25  # at most, before looking again
+
+# Joining
+
+
+def join(
+    url: str,
+    crew: str,
+    invite: str,
+    folder: Path,
+    say: Say = lambda text: None,
+    data: Path | None = None,
+    progress: WarmProgress | None = None,
+) -> Member:
+    """Take part in a crew, or take part again: enrol if need be, agree on the rules, check the engine, go on where it was left."""
+    invitation = Invitation.read(invite)
+    membership = Membership(url=url, crew=crew, peer=invitation.peer, hub=invitation.hub, certificate=invitation.certificate)
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as undo:
+        lock = hold(folder / "member.lock")
+        if lock is None:
+            raise ValueError(f"{invitation.peer} is already running in {folder}; stop it first")
+        undo.callback(os.close, lock)
+        keep_membership(membership, folder)
+        identity = Identity.kept_at(folder / "peer.key")
+        connection = admitted_connection(membership, identity, invitation, say)
+        undo.callback(connection.close)
+        log = NatsLog(connection, crew)
+        config = _agree(membership, identity, invitation, log, folder, data)
+        return Member(membership, identity, config, folder, log, say, progress, undo.pop_all())
+
+
+def _agree(membership: Membership, identity: Identity, invitation: Invitation, log: NatsLog, folder: Path, data: Path | None) -> CrewConfig:
+    """The crew's rules, as its hub signed them, and a task on this machine that asks the same."""
+    charter, roster = read_hub(log.records_of(HUB), membership.crew, membership.hub)
+    if roster.keys.get(membership.peer) != identity.public:  # on a server without users of its own nobody has asked yet
+        enrol(membership, identity, invitation)
+    config = with_files_in(parse_config(charter.config, source="the crew's charter"), data)
+    check_config(config)
+    if load_task(config.crew.task, config.task).fingerprint != charter.task:
+        raise ValueError(
+            f"task {config.crew.task} asks other problems here than at the hub; "
+            "give the folder with the crew's own problem files with --data, or use the same version of Motley"
+        )
+    path = folder / "config.toml"
+    if not path.exists():
+        write_config(config, path)
+    elif read_config(path) != config:
+        raise ValueError(f"{folder} holds a run of other settings; choose another folder with --out, or delete it")
+    return config
+
+
+# Taking part
+
+
+class Member:
+    """`rounds()` trains: it yields a metrics line per round, and in between, whenever it waits, a line of text that says for what."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        identity: Identity,
+        config: CrewConfig,
+        folder: Path,
+        log: NatsLog,
+        say: Say,
+        progress: WarmProgress | None,
+        held: ExitStack,  # what to give back in the end
+    ) -> None:
+        self._held = held
+        self.config, self.folder, self.log, self._say = config, folder, log, say
+        me = next(p for p in config.peer if p.name == membership.peer)
+        self._run = Run(config, folder)
+        signer = Signer(identity.public, identity.sign)
+        open_outbox = lambda: Outbox(folder / "groups" / "outbox.sqlite", signer, config.crew.lossless)
+        self.presence = Presence(log.connection, membership.crew, self._verify, Voice(me.name, identity.sign))
+        self.peer = self._run.build(me, log, open_outbox(), membership.hub, progress)
+        self._check_engine()
+        self._journal = Journal(folder / "journal.jsonl")
+        self._start_or_restore()
+        self._mend_outbox()
+        self._courier = Courier(open_outbox, log)
+        self._sampled: Sampled | None = None
+        self._sample_s = 0.0
+        self._idle = False  # nothing on the log could be learned from
+        self._waits_since = time.monotonic()  # for crewmates, while connected
+
+    def rounds(self) -> Iterator[MetricsLine | str]:
+        while not self.finished:
+            try:
+                line = self._turn()
+            except LogError:
+                line = None
+            if line is None:
+                self._beat("waiting")
+                yield self.status
+                self.log.wait(WAIT_S)
+            else:
+                yield line
+        if self.finished_rounds < self.config.crew.rounds:  # async: the last groups were too few for a step
+            yield self._last_line()
+        while len(self.peer.outbox):  # others wait for these
+            yield self.status
+            time.sleep(WAIT_S)
+
+    @property
+    def finished_rounds(self) -> int:
+        return self.peer.learned_rounds
+
+    @property
+    def finished(self) -> bool:
+        peer, rounds = self.peer, self.config.crew.rounds
+        if peer.learned_rounds >= rounds:
+            return True
+        if self.config.crew.pace == "lockstep" or peer.sampled_rounds < rounds:
+            return False
+        return self._idle and all(peer.complete[name] >= rounds for name in peer.crewmates)
+
+    @property
+    def status(self) -> str:
+        """What it waits for, in words."""
+        buffered = len(self.peer.outbox)
+        kept = f"; {buffered} groups wait to be sent" if buffered else ""
+        trouble = self.log.connection.trouble or self._courier.trouble
+        if self.log.connection.shut_out:
+            raise ValueError("the hub has shut this peer out; what was learned is saved, and the hub's owner can invite it anew")
+        if trouble:
+            return trouble + kept
+        if self.config.crew.pace == "async":
+            return f"waiting for groups: {len(self.peer.waiting)} are there{kept}"
+        waited_s = time.monotonic() - self._waits_since
+        return f"round {self.peer.learned_rounds + 1}: waiting for {', '.join(self.peer.awaited())} for {waited_s:.0f} s{kept}"
+
+    def save(self) -> None:
+        sync(self._run.metrics)
+        peer = self.peer
+        state = {"metrics_bytes": self._run.metrics.stat().st_size, "peer": peer.state()}
+        root = self.folder / "checkpoints"
+        save_checkpoint(
+            root, peer.learned_rounds, state, lambda f: save_training(peer.learner.policy, peer.learner.optimiser, f / peer.me.name)
+        )
+        self._journal.forget_before(int(checkpoints(root)[0].name.removeprefix("round-")))
+        self._keep_refusals()
+
+    def close(self) -> None:
+        self._courier.close()
+        state: State = "finished" if self.finished else "left"
+        self.presence.close(Beat(state, self.peer.learned_rounds, len(self.peer.outbox)))
+        self.peer.outbox.close()
+        self._held.close()
+
+    # Starting
+
+    def _check_engine(self) -> None:
+        found = check_engine(self.peer)
+        self._say(f"engine against trainer: log-probs differ by {found.largest:.1e} at most, {found.mean:.1e} on average")
+        if found.fault:
+            raise ValueError(
+                f"the engine of {self.peer.me.name} {found.fault} from its trainer (largest {found.largest:.1e}, mean {found.mean:.1e}): "
+                "its importance ratios would be wrong for everyone, so it does not join; see motley check"
+            )
+
+    def _start_or_restore(self) -> None:
+        found = checkpoints(self.folder / "checkpoints")
+        if not found:
+            self._run.cut_metrics(0, self.folder)
+            self._run.write([{"round": 0, "peer": self.peer.me.name, **self._run.accuracies(self.peer)}])
+            self.save()
+            return
+        state = load_manifest(found[-1])
+        self._run.cut_metrics(state["metrics_bytes"], found[-1])
+        self._run.restore(self.peer, found[-1], state["peer"])
+        self._say(f"going on after round {self.peer.learned_rounds}")
+
+    def _mend_outbox(self) -> None:
+        """A lost outbox must not begin the chain anew: go on behind the last record the log has of this peer."""
+        last = self.log.last_of(self.peer.me.name)
+        if last is None:
+            return
+        stamp, hash = stamp_of(last)
+        if stamp.key == self.peer.outbox.key and stamp.counter >= self.peer.outbox.head.counter:
+            self._say(f"the outbox was lost; going on behind record {stamp.counter} of the log")
+            self.peer.outbox.head = Head(stamp.counter + 1, hash)
+
+    # One turn
+
+    def _turn(self) -> MetricsLine | None:
+        """Sample if it is time to, learn if it can; the metrics line of a round that was finished."""
+        peer = self.peer
+        done = self._journal.of(peer.learned_rounds)
+        if done:
+            self._receive_to(done.cursor)
+        else:
+            self._try_to_receive()
+        self._sample(replayed=done is not None)
+        if done is None:
+            peer.receive()
+        closed = done.closed if done else self._closed()
+        without = peer.awaited() if closed else []
+        cursor = peer.cursor
+        chosen = peer.choose(closed)
+        self._idle = chosen is None
+        if chosen is None:
+            if done:
+                raise ValueError(f"the log does not hold what round {peer.learned_rounds + 1} was learned from before the restart")
+            return None
+        self._journal.add(Step.of(peer.learned_rounds, cursor, closed, chosen))
+        self._beat("learning")
+        report, learn_s = timed(lambda: peer.step(chosen))
+        return self._round_is_over(report, learn_s, without)
+
+    def _try_to_receive(self) -> None:
+        try:
+            self.peer.receive()
+        except LogError:
+            self._waits_since = time.monotonic()  # who cannot be heard is not late
+            if not self._may_sample_unheard():
+                raise
+
+    def _may_sample_unheard(self) -> bool:
+        """Without the hub sampling goes on into the outbox, as far as the staleness window will still take it."""
+        per_round = self.config.problems_per_peer
+        return len(self.peer.outbox) < per_round * (1 if self.config.crew.pace == "lockstep" else max(1, self.config.learning.max_age))
+
+    def _receive_to(self, position: int) -> None:
+        while self.peer.cursor < position:
+            before = self.peer.cursor
+            self.peer.receive(until=position)
+            if self.peer.cursor == before:
+                raise ValueError(f"the log ends at {before}, and this peer had read to {position}; is it another log?")
+
+    def _sample(self, replayed: bool) -> None:
+        peer = self.peer
+        lockstep = self.config.crew.pace == "lockstep"
+        if peer.sampled_rounds >= self.config.crew.rounds or (lockstep and peer.sampled_rounds > peer.learned_rounds):
+            return
+        if not lockstep and (replayed or not peer.may_sample()):
+            return
+        if self._is_past(peer.sampled_rounds, replayed):
+            peer.sampled_rounds += 1
+            self._sampled = None
+            return
+        self._beat("sampling")
+        self._sampled, self._sample_s = timed(peer.sample)
+        self._courier.wake()
+        self._waits_since = time.monotonic()
+
+    def _is_past(self, round: int, replayed: bool) -> bool:
+        """Nobody would use what is sampled now: it is on the log already, or the crew went on without this peer."""
+        peer = self.peer
+        if peer.outbox.note_of(round) is not None:
+            return False
+        if peer.complete[peer.me.name] > round:
+            return True
+        return self.config.crew.deadline_s > 0 and (replayed or any(c.group.round > round for c in peer.waiting))
+
+    def _closed(self) -> bool:
+        """Whether to go on with what is there. Never while the hub cannot be reached: then it is we who are missing."""
+        deadline_s = self.config.crew.deadline_s
+        if deadline_s == 0 or self.log.connection.trouble:
+            return False
+        if time.monotonic() - self._waits_since >= deadline_s:
+            return True
+        if self.config.crew.pace == "async":
+            return False
+        awaited = self.peer.awaited()
+        if any(c.group.round > self.peer.learned_rounds for c in self.peer.waiting if c.group.origin.peer not in awaited):
+            return True  # the crew has closed this round long ago
+        heard = self.presence.heard
+        return self.peer.me.name not in awaited and all(name in heard and heard[name].gone for name in awaited)
+
+    def _round_is_over(self, report: StepReport | None, learn_s: float, without: list[str]) -> MetricsLine:
+        peer = self.peer
+        line = self._run.line(peer, peer.learned_rounds, self._sampled, report, Timing(self._sample_s, learn_s))
+        if without:
+            line["without"] = without
+        self._sampled, self._sample_s = None, 0.0
+        self._waits_since = time.monotonic()
+        self._run.write([line])
+        if peer.learned_rounds == self.config.crew.rounds or peer.learned_rounds % self.config.learning.checkpoint_every == 0:
+            self.save()
+        return line
+
+    def _last_line(self) -> MetricsLine:
+        line = {"round": self.config.crew.rounds, "peer": self.peer.me.name, "version": self.peer.learner.policy.version}
+        line |= self._run.accuracies(self.peer)
+        self._run.write([line])
+        self.save()
+        return line
+
+    def _keep_refusals(self) -> None:
+        """The newest refusals, for people to look at; their records are on the log."""
+        content = b"".join(msgspec.json.encode(refusal) + b"\n" for refusal in self.peer.admission.kept)
+        replace(self.folder / "refused.jsonl", content)
+
+    def _beat(self, state: State) -> None:
+        self.presence.say(Beat(state, self.peer.learned_rounds, len(self.peer.outbox)))
+
+    def _verify(self, peer: str, signature: bytes, message: bytes) -> bool:
+        keys = self.peer.admission.keys if hasattr(self, "peer") else {}
+        return peer in keys and verifies(keys[peer], signature, message)

@@ -1,0 +1,175 @@
+"""A crew with a process for every peer on this machine, and a NATS server on loopback between them: `processes = true`.
+
+RUN/hub/           the hub's folder
+RUN/peers/PEER/    each peer's own run folder; RUN/metrics.jsonl has their lines together, in the order of rounds
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+
+from motley.config import CrewConfig, read_config
+from motley.exchange.server import free_port
+from motley.hub import Hub, Place, read_state
+from motley.member import Member, join
+from motley.run import MetricsLine, check_config, new_folder
+
+Say = Callable[[str], None]
+
+_processes = multiprocessing.get_context("forkserver")
+_processes.set_forkserver_preload(["motley.member"])  # torch is imported once for all
+
+
+class ProcessCrew:
+    """The parent's side: hub, supervision, metrics put together. Same use as LocalCrew."""
+
+    def __init__(self, config: CrewConfig, folder: Path, say: Say) -> None:
+        self.config, self.folder, self._say = config, folder, say
+        self.finished_rounds = 0
+        self._sizes: dict[str, int] = {}  # of the metrics, as far as they were read
+        self._lines: dict[str, dict[int, MetricsLine]] = {peer.name: {} for peer in config.peer}
+        self._children: dict[str, multiprocessing.process.BaseProcess] = {}
+        (folder / "peers").mkdir(exist_ok=True)
+        self._hub = Hub.open(config, folder / "hub", self._place(), say)
+
+    @classmethod
+    def start(cls, config: CrewConfig, folder: Path, say: Say = lambda text: None) -> ProcessCrew:
+        check_config(config)
+        new_folder(folder, config, f"motley train --resume {folder}")
+        return cls(config, folder, say)
+
+    @classmethod
+    def resume(cls, folder: Path, say: Say = lambda text: None) -> ProcessCrew:
+        return cls(read_config(folder / "config.toml"), folder, say)
+
+    def gather(self) -> Iterator[int]:
+        """Start everyone; yields how many have joined, until all have."""
+        self._hub.start()
+        (self.folder / "metrics.jsonl").write_bytes(b"")  # put together anew from the peers' own
+        invitations = self._hub.invitations()
+        try:
+            for peer in self.config.peer:
+                self._spawn(peer.name, invitations.get(peer.name, ""))
+            while not all(self._lines.values()):
+                self._look_after()
+                yield sum(map(bool, self._lines.values()))
+        except BaseException:
+            self.close()
+            raise
+
+    def rounds(self) -> Iterator[list[MetricsLine]]:
+        """Train to the last round; yields the lines of a round when every peer has finished it, and in between nothing.
+
+        Lines of round 0 are the skills before training.
+        """
+        try:
+            number = 0
+            while number <= self.config.crew.rounds:
+                self._look_after()
+                yield []
+                while number <= self.config.crew.rounds and all(max(known, default=-1) >= number for known in self._lines.values()):
+                    lines = [known[number] for known in self._lines.values() if number in known]  # an async peer may skip some
+                    with (self.folder / "metrics.jsonl").open("ab") as file:
+                        file.write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+                    self.finished_rounds = number
+                    number += 1
+                    yield lines
+            self._wait_for_children()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        self.save()
+        self._hub.close()
+
+    def save(self) -> None:
+        """Ask every peer to save and leave, and wait for it."""
+        for child in self._children.values():
+            if child.is_alive() and child.pid:
+                os.kill(child.pid, signal.SIGINT)
+        self._wait_for_children()
+
+    def _wait_for_children(self) -> None:
+        while any(child.is_alive() for child in self._children.values()):
+            self._hub.tick()
+
+    def _place(self) -> Place:
+        port = read_state(self.folder / "hub").place.port if (self.folder / "hub" / "hub.json").exists() else free_port()
+        return Place(url=f"nats://127.0.0.1:{port}", host="127.0.0.1", port=port)
+
+    def _spawn(self, name: str, line: str) -> None:
+        folder = self.folder / "peers" / name
+        if line:
+            folder.mkdir(exist_ok=True)
+            (folder / "invitation").write_text(line.split()[-1])
+        threads = max(1, (os.cpu_count() or 1) // len(self.config.peer))
+        arguments = (self._hub.state.place.url, self.config.crew.name, folder, threads)
+        self._children[name] = _processes.Process(target=_take_part, args=arguments, name=f"motley {name}")
+        self._children[name].start()
+
+    def _look_after(self) -> None:
+        self._hub.tick()
+        self._look_after_children()
+        self._read_lines()
+
+    def _look_after_children(self) -> None:
+        for name, child in list(self._children.items()):
+            if child.exitcode is None or child.exitcode == 0:
+                continue
+            if child.exitcode > 0:
+                raise ValueError(f"peer {name} stopped with an error: {_last_words(self.folder / 'peers' / name)}")
+            self._say(f"peer {name} was killed by signal {-child.exitcode}; starting it again")
+            self._spawn(name, "")
+
+    def _read_lines(self) -> None:
+        """New whole lines of every peer's metrics. One that was killed writes its last rounds again, equal but for the times."""
+        for name, known in self._lines.items():
+            path = self.folder / "peers" / name / "metrics.jsonl"
+            content = path.read_bytes() if path.exists() else b""
+            if len(content) != self._sizes.get(name, 0):
+                self._sizes[name] = len(content)
+                found = (msgspec.json.decode(line) for line in content[: content.rfind(b"\n") + 1].splitlines())
+                known |= {line["round"]: line for line in found}
+
+
+def _take_part(url: str, crew: str, folder: Path, num_threads: int) -> None:
+    """A child's life: join, train until it is over or a stop is asked for, save, leave."""
+    import torch
+
+    torch.set_num_threads(num_threads)
+    stop = False
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        nonlocal stop
+        stop = True
+
+    signal.signal(signal.SIGINT, ask)
+    parent = multiprocessing.parent_process()
+    try:
+        member = join(url, crew, (folder / "invitation").read_text(), folder)
+        for _ in member.rounds():
+            stop = stop or not (parent and parent.is_alive())
+            if stop:
+                break
+        _leave(member, stop)
+    except (ValueError, OSError, FloatingPointError) as error:
+        (folder / "error.txt").write_text(str(error))
+        raise SystemExit(2) from None
+
+
+def _leave(member: Member, early: bool) -> None:
+    if early:
+        member.save()
+    member.close()
+
+
+def _last_words(folder: Path) -> str:
+    path = folder / "error.txt"
+    return path.read_text() if path.exists() else "see above"

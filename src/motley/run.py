@@ -1,0 +1,216 @@
+"""A run folder, the contract with people and tools: who builds a peer from it, measures it, and writes its metrics.
+
+RUN/config.toml            the crew as it ran
+RUN/start/PEER/            a peer's model before the first round
+RUN/metrics.jsonl          a line per peer and round (docs/metrics.md)
+RUN/groups/                the log of a crew in one process; the outbox of a peer in its own
+RUN/checkpoints/round-N/   PEER/model is an ordinary Hugging Face or PEFT folder
+RUN/peers/PEER/            a crew of several processes: a run folder for each
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from motley.clock import RealClock
+from motley.config import ConfigError, CrewConfig, PeerConfig, read_config, write_config
+from motley.engines import TorchEngine
+from motley.evaluation import greedy_by_kind
+from motley.exchange import Log, Outbox
+from motley.learning.checkpoint import checkpoints, load_manifest, load_training
+from motley.learning.learner import Learner, StepReport
+from motley.learning.warm import check_warm, warm_start
+from motley.objectives import objective
+from motley.peer import Peer, Sampled
+from motley.policies import Policy, check_peer, choose_trained, initial_policy, peer_seed
+from motley.tasks import evaluation_set, load_task
+
+MetricsLine = dict[str, Any]
+WarmProgress = Callable[[str, int, dict[str, float]], None]  # (peer, steps, accuracy per kind)
+
+
+def check_config(config: CrewConfig) -> None:
+    """Look up every name a crew file uses, so that a mistake shows before any model loads."""
+    task = load_task(config.crew.task, config.task)
+    objective(config.crew.objective, config.crew.variant, config.objective)
+    problems = [p for split in task.splits for p in evaluation_set(task, split, per_kind=8)]
+    for peer in config.peer:
+        check_peer(peer, problems, config.sampling.max_tokens)
+        if peer.warm:
+            check_warm(task, peer.warm)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    sample_s: float
+    learn_s: float
+
+
+class Run:
+    def __init__(self, config: CrewConfig, folder: Path) -> None:
+        self.config = config
+        self.folder = folder
+        self.task = load_task(config.crew.task, config.task)
+        self._heldout = evaluation_set(self.task, "heldout", config.evaluate.problems)
+        self._ood = evaluation_set(self.task, "ood", config.evaluate.problems) if "ood" in self.task.splits else []
+        for part in ("start", "groups", "checkpoints"):
+            (folder / part).mkdir(parents=True, exist_ok=True)
+        self.metrics = folder / "metrics.jsonl"
+        self.metrics.touch()
+
+    def build(self, me: PeerConfig, log: Log, outbox: Outbox, hub: bytes, warm_progress: WarmProgress | None = None) -> Peer:
+        """A peer with the model of start/, which is made and warmed first if it is not there."""
+        config = self.config
+        start = self.folder / "start" / me.name
+        if not start.exists():
+            policy = initial_policy(me, config.crew.seed)
+            if me.warm:
+                progress = (lambda steps, accuracy: warm_progress(me.name, steps, accuracy)) if warm_progress else None
+                warm_start(policy, self.task, me.warm, peer_seed(me.name, config.crew.seed), progress)
+            partial = start.with_name(f".{me.name}.partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            policy.save(partial)
+            partial.rename(start)
+        policy = _starting_policy(config, me, start)
+        row = objective(config.crew.objective, config.crew.variant, config.objective)
+        learner = Learner(policy, row, config.learning, me.lr or config.learning.lr)
+        return Peer(
+            config=config,
+            me=me,
+            task=self.task,
+            learner=learner,
+            engine=TorchEngine(policy),
+            log=log,
+            outbox=outbox,
+            hub=hub,
+            clock=RealClock(),
+        )
+
+    def restore(self, peer: Peer, checkpoint: Path, state: dict[str, Any]) -> None:
+        load_training(peer.learner.policy, peer.learner.optimiser, checkpoint / peer.me.name)
+        peer.load_state(state)
+
+    # Metrics
+
+    def line(self, peer: Peer, number: int, sampled: Sampled | None, report: StepReport | None, timing: Timing) -> MetricsLine:
+        line: MetricsLine = {"round": number, "peer": peer.me.name, "version": peer.learner.policy.version}
+        if sampled:
+            line["reward"] = sampled.reward
+        if report:
+            line |= {name: getattr(report, name) for name in ("loss", "grad_norm", "num_sequences", "num_scored", "num_tokens", "senders")}
+        line["waiting"] = len(peer.waiting)
+        line["refused"] = by_sender(peer.admission.refused)
+        line["dropped"] = by_sender(peer.dropped)
+        if peer.admission.missing:
+            line["missing"] = peer.admission.missing
+        if number % self.config.evaluate.every == 0 or number == self.config.crew.rounds:
+            line |= self.accuracies(peer)
+        line["timing"] = {
+            "sample_s": timing.sample_s,
+            "learn_s": timing.learn_s,
+            "sampled_tokens_per_s": sampled.num_tokens / timing.sample_s if sampled and sampled.fresh else 0.0,
+            "learned_tokens_per_s": report.num_tokens / timing.learn_s if report else 0.0,
+        }
+        return line
+
+    def accuracies(self, peer: Peer) -> MetricsLine:
+        measure = lambda problems: greedy_by_kind(peer.engine, peer.learner.policy.vocabulary, self.task, problems, self.config.sampling)
+        found = {"heldout": measure(self._heldout)}
+        return found | ({"ood": measure(self._ood)} if self._ood else {})
+
+    def write(self, lines: list[MetricsLine]) -> None:
+        with self.metrics.open("ab") as file:
+            file.write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+
+    def cut_metrics(self, num_bytes: int, checkpoint: Path) -> None:
+        """Take back the lines written after a checkpoint: they are written again."""
+        if self.metrics.stat().st_size < num_bytes:
+            raise ValueError(
+                f"{self.metrics} is shorter than when {checkpoint} was saved; delete {checkpoint} to resume from the checkpoint before it"
+            )
+        os.truncate(self.metrics, num_bytes)
+
+
+def new_folder(folder: Path, config: CrewConfig, again: str) -> None:
+    """Make a run folder with the crew in it; what an unfinished start left there is cleared, anything else is not touched."""
+    _discard_unfinished(folder)
+    if folder.exists() and any(folder.iterdir()):
+        raise ValueError(f"run folder {folder} is not empty; choose another with --out, or go on with: {again}")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_config(config, folder / "config.toml")
+
+
+def _discard_unfinished(folder: Path) -> None:
+    """Clear what a start left that was stopped before its first checkpoint; a folder with anything else in it is not touched."""
+    ours = {"config.toml", "start", "groups", "checkpoints", "metrics.jsonl"}
+    found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if "config.toml" not in found or not found <= ours or checkpoints(folder / "checkpoints"):
+        return
+    try:
+        read_config(folder / "config.toml")
+    except ConfigError:
+        return
+    shutil.rmtree(folder)
+
+
+def _starting_policy(config: CrewConfig, me: PeerConfig, start: Path) -> Policy:
+    """The policy a peer begins with, from its saved folder, with what trains chosen."""
+    policy = initial_policy(me, config.crew.seed)
+    policy.load(start)
+    policy.base.name_or_path = str(start.resolve())  # where an adapter's folder says its base is
+    return Policy(choose_trained(policy.base, me.train, peer_seed(me.name, config.crew.seed)), policy.vocabulary)
+
+
+def peer_folder(folder: Path, name: str) -> Path:
+    """Where a peer's own run folder is: in the crew's, or it is the crew's."""
+    own = folder / "peers" / name
+    return own if own.exists() else folder
+
+
+def trained_policies(folder: Path) -> dict[str, Policy]:
+    """Every peer's policy at the newest checkpoint of a run, which is only read."""
+    config = read_config(folder / "config.toml")
+    policies = {}
+    for me in config.peer:
+        own = peer_folder(folder, me.name)
+        start = own / "start" / me.name
+        if not start.exists():  # a peer's own folder holds that peer alone
+            continue
+        newest = newest_checkpoint(own)
+        load_manifest(newest)
+        policies[me.name] = _starting_policy(config, me, start)
+        policies[me.name].load(newest / me.name / "model")
+    return policies
+
+
+def newest_checkpoint(folder: Path) -> Path:
+    if not (folder / "config.toml").exists():
+        raise ValueError(f"{folder} is not a run folder: it has no config.toml; give the folder that motley train printed")
+    found = checkpoints(folder / "checkpoints")
+    if not found:
+        raise ValueError(f"{folder} has no checkpoint; start the crew anew")
+    return found[-1]
+
+
+def read_metrics(folder: Path) -> list[MetricsLine]:
+    return [msgspec.json.decode(line) for line in (folder / "metrics.jsonl").read_bytes().splitlines()]
+
+
+def timed(work: Callable[[], Any]) -> tuple[Any, float]:
+    start = time.perf_counter()
+    return work(), time.perf_counter() - start
+
+
+def by_sender(counts: dict[tuple[str, str], int]) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for (sender, reason), count in sorted(counts.items()):
+        found.setdefault(sender, {})[reason] = count
+    return found

@@ -1,0 +1,74 @@
+"""Chain: what one publisher's records say about their order, so that a fork, a gap or a replay is seen.
+
+Every record has a counter and the hash of the record before it. Records may come out of order (a lost one is sent again behind later
+ones): those passed over are missing until they come, and then must have the hash their successor named.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from motley.records import FIRST_PREVIOUS, Stamp
+
+MAX_MISSING = 4096
+REMEMBERED = 256  # hashes kept to tell a replay from a fork
+
+
+@dataclass(slots=True)
+class Chain:
+    next: int = 0
+    head: bytes = FIRST_PREVIOUS
+    missing: dict[int, bytes] = field(default_factory=dict)  # counter -> the hash it must have, b"" if not known yet
+    recent: dict[int, bytes] = field(default_factory=dict)  # counter -> hash, the newest ones
+
+    def add(self, stamp: Stamp, hash: bytes) -> str:
+        """Take in the next record; the name of what is wrong with its place, or nothing."""
+        if stamp.counter >= self.next:
+            return self._extend(stamp, hash)
+        if stamp.counter in self.missing:
+            return self._fill(stamp, hash)
+        return "fork" if self.recent.get(stamp.counter, hash) != hash else "replay"
+
+    def _extend(self, stamp: Stamp, hash: bytes) -> str:
+        passed_over = stamp.counter - self.next
+        if len(self.missing) + passed_over > MAX_MISSING:
+            return "gap"
+        if passed_over == 0 and stamp.previous != self.head:
+            return "fork"
+        self.missing |= dict.fromkeys(range(self.next, stamp.counter), b"")
+        if passed_over:
+            self.missing[stamp.counter - 1] = stamp.previous
+        self.next, self.head = stamp.counter + 1, hash
+        self._remember(stamp.counter, hash)
+        return ""
+
+    def _fill(self, stamp: Stamp, hash: bytes) -> str:
+        if self.missing[stamp.counter] not in (b"", hash):
+            return "fork"
+        before = stamp.counter - 1
+        if before in self.missing:
+            self.missing[before] = stamp.previous
+        elif (self.recent.get(before, stamp.previous) if before >= 0 else FIRST_PREVIOUS) != stamp.previous:
+            return "fork"
+        del self.missing[stamp.counter]
+        self._remember(stamp.counter, hash)
+        return ""
+
+    def _remember(self, counter: int, hash: bytes) -> None:
+        """Keep the newest, and what a missing record will have to name."""
+        self.recent[counter] = hash
+        settled = [known for known in self.recent if known + 1 not in self.missing]
+        if len(settled) > REMEMBERED:
+            del self.recent[min(settled)]
+
+    # For checkpoints
+
+    def state(self) -> dict[str, Any]:
+        named = lambda hashes: [[counter, hash.hex()] for counter, hash in sorted(hashes.items())]
+        return {"next": self.next, "head": self.head.hex(), "missing": named(self.missing), "recent": named(self.recent)}
+
+    @staticmethod
+    def from_state(state: dict[str, Any]) -> Chain:
+        known = lambda pairs: {counter: bytes.fromhex(hash) for counter, hash in pairs}
+        return Chain(state["next"], bytes.fromhex(state["head"]), known(state["missing"]), known(state["recent"]))

@@ -1,0 +1,265 @@
+"""Kill -9 peers, server and hub at random moments, and compare with a crew that nobody disturbed.
+
+    python tests/chaos.py --kills 100 --seed 0
+
+A crew of three in lockstep without a deadline trains on a hub; a seeded killer strikes until it has struck often enough, in as many runs
+as that takes. In every run each peer's final weights must equal the undisturbed ones bit for bit, the log must hold every group once and
+its chains whole, and every peer must have learned from every group exactly once. Exits with 1 if anything differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from fakes import spread_crew, write_task
+from motley.config import CrewConfig, read_config, write_config
+from motley.crew import LocalCrew
+from motley.exchange import decode, unpack
+from motley.exchange.connection import Connection
+from motley.exchange.nats import NatsLog
+from motley.exchange.server import free_port
+from motley.hub import Hub, Place, hub_login, read_state
+from motley.member import join
+from motley.records import Group
+from motley.run import newest_checkpoint, read_metrics
+from motley.trust.chain import Chain
+
+processes = multiprocessing.get_context("forkserver")
+processes.set_forkserver_preload(["motley.member", "motley.hub"])
+
+TRAINS = ("full", "lora", "last")
+
+
+def run_hub(folder: Path, port: int) -> None:
+    config = read_config(folder / "crew.toml")
+    hub = Hub.open(config, folder / "hub", Place(url=f"nats://127.0.0.1:{port}", host="127.0.0.1", port=port))
+    hub.start()
+    lines = hub.invitations()
+    for peer, line in lines.items():
+        (folder / f"{peer}.invitation").write_text(line.split()[-1])
+    (folder / "open").touch()
+    while not (folder / "over").exists():
+        hub.tick(0.05)
+    hub.close()
+
+
+def run_peer(folder: Path, port: int, name: str) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    sys.path.insert(0, str(folder))  # the reward module
+    member = join(f"nats://127.0.0.1:{port}", "spread", (folder / f"{name}.invitation").read_text(), folder / name)
+    for _ in member.rounds():
+        pass
+    member.close()
+
+
+@dataclass
+class Household:
+    """The processes of one run, each started again when it is dead."""
+
+    folder: Path
+    port: int
+    names: list[str]
+    children: dict[str, multiprocessing.process.BaseProcess] = field(default_factory=dict)
+    finished: set[str] = field(default_factory=set)
+
+    def start(self) -> None:
+        self._spawn("hub", run_hub, self.folder, self.port)
+        wait_until(lambda: (self.folder / "open").exists(), 60, "the hub did not open")
+        for name in self.names:
+            self._spawn(name, run_peer, self.folder, self.port, name)
+
+    def revive(self) -> None:
+        for name, child in list(self.children.items()):
+            if child.exitcode == 0:
+                self.finished.add(name)
+            elif child.exitcode is not None:
+                if child.exitcode > 0:
+                    raise SystemExit(f"{name} ended with an error (exit code {child.exitcode})")
+                work = run_hub if name == "hub" else run_peer
+                self._spawn(name, work, self.folder, self.port, *(() if name == "hub" else (name,)))
+
+    def kill(self, victim: str) -> bool:
+        """kill -9; False if there is nothing to kill just now."""
+        if victim == "server":
+            with suppress(OSError, ValueError):
+                os.kill(int((self.folder / "hub" / "server" / "server.pid").read_text()), signal.SIGKILL)
+                return True
+            return False
+        child = self.children[victim]
+        if child.exitcode is not None or child.pid is None:
+            return False
+        os.kill(child.pid, signal.SIGKILL)
+        child.join(10)
+        return True
+
+    def end(self) -> None:
+        (self.folder / "over").touch()
+        self.children["hub"].join(30)
+        for child in self.children.values():
+            if child.is_alive():
+                child.kill()
+
+    def _spawn(self, name: str, work: Callable[..., None], *arguments: object) -> None:
+        self.children[name] = processes.Process(target=work, args=arguments, name=name)
+        self.children[name].start()
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, otherwise: str) -> None:
+    stop = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > stop:
+            raise SystemExit(otherwise)
+        time.sleep(0.02)
+
+
+def disturbed_run(config: CrewConfig, folder: Path, rng: random.Random, kills: int, timeout_s: float) -> Counter[str]:
+    """Train to the end while processes are killed; who was killed how often."""
+    folder.mkdir()
+    write_config(config, folder / "crew.toml")
+    write_task(folder)
+    house = Household(folder, free_port(), [peer.name for peer in config.peer])
+    killed: Counter[str] = Counter()
+    stop = time.monotonic() + timeout_s
+    house.start()
+    next_kill = time.monotonic() + rng.uniform(0, 3)
+    try:
+        while house.finished < set(house.names):
+            if time.monotonic() > stop:
+                raise SystemExit(f"the crew did not finish in {timeout_s:.0f} s; killed so far {dict(killed)}")
+            if killed.total() < kills and time.monotonic() > next_kill:
+                victim = rng.choices([*house.names, "server", "hub"], weights=[*(3 for _ in house.names), 2, 1])[0]
+                killed[victim] += house.kill(victim)
+                next_kill = time.monotonic() + rng.uniform(0.05, 1.5)
+            house.revive()
+            time.sleep(0.02)
+    finally:
+        house.end()
+    return killed
+
+
+# What must hold
+
+
+def weights(folder: Path, peer: str) -> dict[str, bytes]:
+    model = newest_checkpoint(folder) / peer / "model"
+    return {path.name: path.read_bytes() for path in sorted(model.glob("*.safetensors"))}
+
+
+def faults_of(config: CrewConfig, folder: Path, reference: Path) -> list[str]:
+    """Everything in which a disturbed run differs from what it must be."""
+    faults = []
+    for peer in config.peer:
+        if weights(folder / peer.name, peer.name) != weights(reference, peer.name):
+            faults.append(f"weights of {peer.name} differ")
+        faults += metrics_faults(config, peer.name, read_metrics(folder / peer.name), read_metrics(reference))
+    return faults + log_faults(config, folder / "hub")
+
+
+def metrics_faults(config: CrewConfig, peer: str, found: list[dict], expected: list[dict]) -> list[str]:
+    """Every round once, learned from every group of everyone, and equal to the undisturbed line but for what depends on time."""
+    faults = []
+    if [line["round"] for line in found] != list(range(config.crew.rounds + 1)):
+        faults.append(f"{peer} has rounds {[line['round'] for line in found]}")
+    for line in found[1:]:
+        groups = {name: sender["groups"] for name, sender in line["senders"].items()}
+        if groups != {p.name: config.problems_per_peer for p in config.peer} or line["refused"] or line["dropped"]:
+            faults.append(f"{peer} learned in round {line['round']} from {groups}, refused {line['refused']}, dropped {line['dropped']}")
+    if untimed(found, peer) != untimed(expected, peer):
+        faults.append(f"metrics of {peer} differ")
+    return faults
+
+
+def untimed(lines: list[dict], peer: str) -> list[dict]:
+    return [{key: line[key] for key in line.keys() - {"timing", "waiting"}} for line in lines if line["peer"] == peer]
+
+
+def log_faults(config: CrewConfig, hub_folder: Path) -> list[str]:
+    """Every group on the log once, every chain whole."""
+    state = read_state(hub_folder)
+    from motley.exchange.server import Server
+
+    server = Server(state.crew, hub_folder / "server", state.place.host, state.place.port)
+    server.start()
+    connection = Connection(hub_login(hub_folder, state))
+    try:
+        log = NatsLog(connection, state.crew)
+        entries = log.read(0, 100_000)
+    finally:
+        connection.close()
+        server.stop()
+    faults, ids, chains = [], Counter(), {}
+    for entry in entries:
+        sealed = unpack(entry.record)
+        stamp, content = decode(sealed.body)
+        fault = chains.setdefault(stamp.key, Chain()).add(stamp, sealed.hash)
+        faults += [f"{entry.id} is a {fault}"] if fault else []
+        ids.update([content.id] if isinstance(content, Group) else [])
+    faults += [f"{len(chain.missing)} records of a chain are missing" for chain in chains.values() if chain.missing]
+    expected = {
+        f"{p.name}.{round}.{slot}" for p in config.peer for round in range(config.crew.rounds) for slot in range(config.problems_per_peer)
+    }
+    lost, strange = expected - set(ids), set(ids) - expected
+    doubled = [id for id, count in ids.items() if count > 1]
+    return faults + [f"{what}: {sorted(which)}" for what, which in (("lost", lost), ("strange", strange), ("doubled", doubled)) if which]
+
+
+def undisturbed_run(config: CrewConfig, folder: Path) -> Path:
+    crew = LocalCrew.start(config, folder)
+    for _ in crew.rounds():
+        pass
+    return folder
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    wanted = parser.parse_args()
+    rng = random.Random(wanted.seed)
+    killed: Counter[str] = Counter()
+    faults: list[str] = []
+    started, num_runs = time.monotonic(), 0
+    with tempfile.TemporaryDirectory() as place:
+        root = Path(place)
+        write_task(root)
+        sys.path.insert(0, str(root))
+        while killed.total() < wanted.kills:
+            config = spread_crew(root, TRAINS, learning="checkpoint_every = 4", rounds=wanted.rounds, seed=wanted.seed + num_runs)
+            reference = undisturbed_run(config, root / f"undisturbed{num_runs}")
+            folder = root / f"disturbed{num_runs}"
+            killed += disturbed_run(config, folder, rng, wanted.kills - killed.total(), timeout_s=1200)
+            faults += faults_of(config, folder, reference)
+            num_runs += 1
+            took = time.monotonic() - started
+            left = took / killed.total() * (wanted.kills - killed.total())
+            print(f"{killed.total()} of {wanted.kills} kills, {num_runs} runs, {len(faults)} faults, {left:.0f} s left", file=sys.stderr)
+    report = {"kills": killed.total(), "victims": dict(killed), "runs": num_runs, "faults": faults, "seconds": time.monotonic() - started}
+    if wanted.json:
+        print(json.dumps(report))
+    else:
+        for name, value in report.items():
+            print(f"{name:10} {value}")
+    sys.exit(1 if faults else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,17 @@
+from __future__ import annotations
+
+from fuzz import fuzz
+
+
+def test_changed_records_are_refused_by_name_and_never_raise() -> None:
+    result = fuzz(5000)
+    assert result.failures == []
+    assert result.outcomes.total() == result.records == 5000
+    every_way_out = {"admitted", "hub", "malformed", "corrupt", "truncated", "signature", "key", "fork", "revoked", "reward", "logprob"}
+    assert every_way_out <= set(result.outcomes)
+
+
+def test_the_same_seed_makes_the_same_changes() -> None:
+    first, second, other = fuzz(300, seed=1), fuzz(300, seed=1), fuzz(300, seed=2)
+    assert (first.outcomes, first.kinds) == (second.outcomes, second.kinds)
+    assert first.outcomes != other.outcomes

@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from fakes import group, identity, rollout
+from motley.exchange import Entry, Head, LogError, MemoryLog, Outbox, Signer, decode, unpack
+from motley.exchange.outbox import BATCH
+from motley.records import FIRST_PREVIOUS, Group, Roster
+from motley.trust import verifies
+from motley.trust.chain import Chain
+
+AUTHOR = identity("author")
+SIGNER = Signer(AUTHOR.public, AUTHOR.sign)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "outbox.sqlite"
+
+
+def groups(start: int, stop: int) -> list[Group]:
+    return [group(round=number) for number in range(start, stop)]
+
+
+def contents_of(log: MemoryLog) -> list[Group]:
+    """Everything in a log, which must be one whole chain, signed."""
+    chain, found = Chain(), []
+    for entry in everything(log):
+        sealed = unpack(entry.record)
+        stamp, content = decode(sealed.body)
+        assert verifies(stamp.key, sealed.signature, sealed.signed)
+        assert (stamp.key, content.id) == (AUTHOR.public, entry.id)
+        assert chain.add(stamp, sealed.hash) == ""
+        assert isinstance(content, Group)
+        found.append(content)
+    assert chain.next == len(found)
+    assert not chain.missing
+    return found
+
+
+def everything(log: MemoryLog) -> list[Entry]:
+    return log.read(0, limit=10**6)
+
+
+class FailingLog:
+    """Takes in so many records, then fails, in the middle of a batch; `heal` makes it whole."""
+
+    def __init__(self, log: MemoryLog, takes: int) -> None:
+        self.log, self.takes = log, takes
+
+    def heal(self) -> None:
+        self.takes = 10**9
+
+    def append(self, records: Sequence[tuple[str, bytes]]) -> None:
+        for record in records:
+            if not self.takes:
+                raise LogError("the line is dead")
+            self.takes -= 1
+            self.log.append([record])
+
+    def read(self, after: int, limit: int = 1024) -> list[Entry]:
+        return self.log.read(after, limit)
+
+
+class SilentLog(FailingLog):
+    """Takes in everything and never says so."""
+
+    def append(self, records: Sequence[tuple[str, bytes]]) -> None:
+        self.log.append(records)
+        raise LogError("no answer")
+
+
+def test_what_is_put_is_delivered_in_its_order_once() -> None:
+    outbox, log = Outbox(None, SIGNER), MemoryLog()
+    outbox.put(groups(0, 3))
+    outbox.put(groups(3, 5))
+    assert len(outbox) == 5
+    outbox.deliver(log)
+    assert len(outbox) == 0
+    assert contents_of(log) == groups(0, 5)
+    outbox.deliver(log)
+    assert contents_of(log) == groups(0, 5)
+
+
+def test_nothing_put_is_nothing_delivered() -> None:
+    outbox, log = Outbox(None, SIGNER), MemoryLog()
+    outbox.deliver(log)
+    outbox.put([])
+    outbox.deliver(log)
+    assert everything(log) == []
+    assert outbox.head == Head(0, FIRST_PREVIOUS)
+
+
+def test_more_than_a_batch_is_delivered_whole() -> None:
+    outbox, log = Outbox(None, SIGNER), MemoryLog()
+    outbox.put(groups(0, 2 * BATCH + 3))
+    outbox.deliver(log)
+    assert contents_of(log) == groups(0, 2 * BATCH + 3)
+
+
+def test_the_chain_goes_on_over_deliveries_and_reopening(path: Path) -> None:
+    log = MemoryLog()
+    for number in range(4):
+        outbox = Outbox(path, SIGNER)
+        outbox.put(groups(2 * number, 2 * number + 2))
+        if number != 1:
+            outbox.deliver(log)
+        outbox.close()
+    assert contents_of(log) == groups(0, 8)
+    assert outbox_head(path) == Head(8, unpack(everything(log)[-1].record).hash)
+
+
+def outbox_head(path: Path) -> Head:
+    outbox = Outbox(path, SIGNER)
+    head = outbox.head
+    outbox.close()
+    return head
+
+
+def test_a_crash_between_putting_and_delivering_loses_nothing(path: Path) -> None:
+    before, log = Outbox(path, SIGNER), MemoryLog()
+    before.put(groups(0, 3), round=0, note=b"noted")
+    after = Outbox(path, SIGNER)  # the one before was not closed: its process is dead
+    assert (len(after), after.note_of(0)) == (3, b"noted")
+    after.deliver(log)
+    assert contents_of(log) == groups(0, 3)
+
+
+def test_a_crash_between_the_logs_answer_and_the_forgetting_sends_again_and_doubles_nothing(path: Path) -> None:
+    outbox, log = Outbox(path, SIGNER), MemoryLog()
+    outbox.put(groups(0, 3))
+    with pytest.raises(LogError, match="no answer"):
+        outbox.deliver(SilentLog(log, 0))
+    again = Outbox(path, SIGNER)
+    assert (len(log), len(again)) == (3, 3)
+    again.put(groups(3, 4))
+    again.deliver(log)
+    assert contents_of(log) == groups(0, 4)
+
+
+@pytest.mark.parametrize("takes", [0, 1, 4, BATCH - 1, BATCH, BATCH + 1, 2 * BATCH])
+def test_a_log_that_fails_in_the_middle_gets_the_rest_later_and_nothing_twice(path: Path, takes: int) -> None:
+    count = 2 * BATCH + 5
+    log = MemoryLog()
+    failing = FailingLog(log, takes)
+    outbox = Outbox(path, SIGNER)
+    outbox.put(groups(0, count))
+    for _ in range(2):
+        with pytest.raises(LogError, match="dead"):
+            outbox.deliver(failing)
+    assert contents_of(log) == groups(0, takes)
+    assert len(outbox) == count - takes // BATCH * BATCH  # a batch is forgotten as one
+    outbox.close()
+    reopened = Outbox(path, SIGNER)
+    reopened.put(groups(count, count + 2))
+    failing.heal()
+    reopened.deliver(failing)
+    assert len(reopened) == 0
+    assert contents_of(log) == groups(0, count + 2)
+
+
+def test_putting_is_all_or_nothing(path: Path) -> None:
+    outbox, log = Outbox(path, SIGNER), MemoryLog()
+    outbox.put(groups(0, 1))
+    head = outbox.head
+    unwritable = group(round=2, rollouts=[rollout([-1])])
+    with pytest.raises(ValueError, match="byte"):
+        outbox.put([group(round=1), unwritable, group(round=3)], round=1, note=b"noted")
+    assert (len(outbox), outbox.head, outbox.note_of(1)) == (1, head, None)
+    outbox.put(groups(1, 3), round=1)
+    outbox.deliver(log)
+    assert contents_of(log) == groups(0, 3)
+
+
+def test_the_same_record_cannot_wait_twice() -> None:
+    outbox, log = Outbox(None, SIGNER), MemoryLog()
+    outbox.put(groups(0, 2))
+    with pytest.raises(sqlite3.IntegrityError):
+        outbox.put([group(round=2), group(round=0)])
+    outbox.deliver(log)
+    assert contents_of(log) == groups(0, 2)
+
+
+def test_a_round_has_the_note_it_was_put_with(path: Path) -> None:
+    outbox = Outbox(path, SIGNER)
+    outbox.put(groups(0, 1), round=0, note=b"first\x00")
+    outbox.put([], round=1)
+    outbox.put(groups(1, 2))
+    assert [outbox.note_of(round) for round in range(3)] == [b"first\x00", b"", None]
+    outbox.deliver(MemoryLog())
+    assert Outbox(path, SIGNER).note_of(0) == b"first\x00"
+
+
+def test_a_round_is_put_once() -> None:
+    outbox, log = Outbox(None, SIGNER), MemoryLog()
+    outbox.put(groups(0, 1), round=0, note=b"first")
+    with pytest.raises(sqlite3.IntegrityError):
+        outbox.put(groups(1, 2), round=0, note=b"second")
+    assert (len(outbox), outbox.note_of(0)) == (1, b"first")
+    outbox.deliver(log)
+    assert contents_of(log) == groups(0, 1)
+
+
+def test_a_chain_begun_elsewhere_is_gone_on_with(path: Path) -> None:
+    log = MemoryLog()
+    first = Outbox(None, SIGNER)
+    first.put(groups(0, 3))
+    first.deliver(log)
+    second = Outbox(path, SIGNER)
+    second.head = first.head
+    assert outbox_head(path) == first.head
+    second.put(groups(3, 5))
+    second.deliver(log)
+    assert contents_of(log) == groups(0, 5)
+
+
+@pytest.mark.parametrize("lossless", [False, True])
+def test_records_are_lossless_where_asked(lossless: bool) -> None:
+    outbox, log = Outbox(None, SIGNER, lossless=lossless), MemoryLog()
+    outbox.put([group(rollouts=[rollout(logprob=-0.1)])])
+    outbox.deliver(log)
+    found = contents_of(log)[0].rollouts[0].logprobs[0]
+    assert abs(found + 0.1) < (1e-8 if lossless else 2**-12)
+    assert (abs(found + 0.1) > 1e-8) != lossless
+
+
+def test_a_hubs_records_go_the_same_way() -> None:
+    outbox, log = Outbox(None, SIGNER), MemoryLog()
+    roster = Roster(crew="crew", number=2, keys={"a": bytes(32)})
+    outbox.put([roster])
+    outbox.deliver(log)
+    (entry,) = log.read(0)
+    assert entry.id == "hub.roster.2"
+    assert decode(unpack(entry.record).body)[1] == roster
