@@ -29,6 +29,7 @@ import zstandard
 from nacl.signing import SigningKey
 
 from motley.exchange import Entry, Sealed, encode, pack, unpack
+from motley.exchange.wire import encode_parts
 from motley.records import Charter, Content, Group, Origin, Problem, Rollout, Roster, Sampling, Stamp
 from motley.trust import MAX_REWARD, Admission, Admitted, Rules
 from motley.trust.admission import LOGPROB_RANGE
@@ -170,8 +171,9 @@ def bases() -> list[Base]:
 
 
 def base(author: str, content: Content) -> Base:
-    body = encode(content, Stamp(key=KEYS[author]))
-    return Base(author, content, pack(sign(author, body), body), body, *take_apart(body))
+    parts = encode_parts(content, Stamp(key=KEYS[author]))
+    body = b"".join(parts)
+    return Base(author, content, pack(sign(author, body), *parts), body, *take_apart(body))
 
 
 def sign(author: str, body: bytes) -> bytes:
@@ -225,7 +227,7 @@ class Fuzzer:
         self.bodies = {base.body for base in self.bases}
         self._compressor = zstandard.ZstdCompressor(level=1)
         self._makers: list[Callable[[Base], Mutant]] = [self._bytes, self._frame, self._splice, self._noise]
-        self._makers += 2 * [self._field] + [self._array, self._sections, self._body, self._rollouts]
+        self._makers += 2 * [self._field] + [self._array, self._sections, self._steps, self._body, self._rollouts]
 
     def mutant(self) -> Mutant:
         return self.rng.choice(self._makers)(self.rng.choice(self.bases))
@@ -303,6 +305,18 @@ class Fuzzer:
             header[-2] = self.rng.choice((0, 1, 2, 3, len(sections), 2**20))
         return self._signed("sections", base, base.id, put_together(header, sections))
 
+    def _steps(self, base: Base) -> Mutant:
+        """Rounded log-probs of other bit lengths, with about as many bits behind them as they ask for."""
+        if not isinstance(base.content, Group) or base.header[-1]:
+            return self._sections(base)
+        count = sum(len(rollout.tokens) for rollout in base.content.rollouts)
+        start = base.sections.rindex(bytes(base.content.rollouts[-1].tokens)) + len(base.content.rollouts[-1].tokens)
+        most = self.rng.choice((0, 1, 2, 9, 16, 16, 16, 17, 255))
+        lengths = bytes(self.rng.randrange(most + 1) for _ in range(count + self.rng.choice((-1, 0, 0, 0, 0, 1))))
+        num_bits = sum(max(0, length - 1) for length in lengths)
+        bits = self.rng.randbytes(max(0, (num_bits + 7) // 8 + self.rng.choice((-1, 0, 0, 0, 1))))
+        return self._signed("log-prob bits", base, base.id, put_together(base.header, base.sections[:start] + lengths + bits))
+
     def _body(self, base: Base) -> Mutant:
         body = self.rng.choice((base.body, self.rng.randbytes(self.rng.randrange(300))))
         return self._signed("body", base, base.id, self.rng.choice(BYTE_CHANGES)(self.rng, body))
@@ -327,7 +341,7 @@ class Fuzzer:
         if action == 1:
             tokens[place] = self.rng.choice((0, 1, 2, 3, 31, 32, 127, 128, 2**31, 2**35 - 1))
         if action == 2:
-            logprobs[place] = self.rng.choice((0.0, 0.5, -32.0, -63.9, -65.0, -1e30, math.nan, math.inf, -math.inf))
+            logprobs[place] = self.rng.choice((0.0, 0.5, -32.0, -38.55, -38.56, -63.9, -65.0, -1e30, math.nan, math.inf, -math.inf))
         reward = self.rng.choice((0.0, 1.0, 1 + 1e-6, -1.0, 1e30, math.nan, math.inf)) if action == 3 else rollout.reward
         ending = self.rng.choice(("stop", "length")) if action == 4 else rollout.ending
         return Rollout(tokens=tuple(tokens), logprobs=tuple(logprobs), reward=reward, ending=ending)

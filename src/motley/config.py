@@ -98,7 +98,7 @@ class Crew(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     deadline_s: float = 0.0  # a round goes on without who is late by this much; 0: waits for everyone
     quorum: int = 0  # peers without whose groups no round goes on; 0: two, or one in a crew of one
     check_rewards: bool = True  # compute every received reward again; off for rewards that cannot be
-    lossless: bool = False  # log-probs travel as float32, not rounded to 2^-11
+    lossless: bool = False  # log-probs travel as float32, not rounded to 1/1700
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9_-]+", self.name):

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import os
 import queue
+import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
 
@@ -30,6 +32,8 @@ from motley.records import HUB, Charter, Roster
 from motley.tasks import load_task
 from motley.trust import Identity, nkey_of, verifies
 from motley.trust.invitation import Enrolment, Invitation
+
+START_S = 30.0
 
 Say = Callable[[str], None]
 
@@ -101,22 +105,35 @@ class Hub:
 
     def start(self) -> None:
         """Bring up the server, the stream, the charter and the roster. What is there already stays."""
-        if self.server:
-            self.server.configure(self.identity.nkey, self._users())
-            if self.server.start():
-                self._say(f"took over the server at {self.state.place.url}")
-        self.connection = Connection(self._login())
-        create_stream(self.connection, self.state.crew)
-        self.log = NatsLog(self.connection, self.state.crew)
-        self.presence = Presence(self.connection, self.state.crew, self._verify)
         self._outbox = Outbox(self.folder / "outbox.sqlite", Signer(self.identity.public, self.identity.sign))
+        stop = time.monotonic() + START_S
+        while True:
+            if self.server:
+                self.server.configure(self.identity.nkey, self._users())
+                if self.server.start():
+                    self._say(f"took over the server at {self.state.place.url}")
+            try:
+                self._open()
+                break
+            except LogError:  # a server just taken over may be dying
+                if time.monotonic() > stop:
+                    raise
         if self._outbox.note_of(-1) is None:
             config = parse_config(self.state.config)
             task = load_task(config.crew.task, config.task).fingerprint
             self._outbox.put([Charter(crew=self.state.crew, config=self.state.config, task=task)], round=-1)
         self._publish_roster()
-        self.connection.subscribe(self._names.enrolment("*"), self._asked.put)
-        self.connection.subscribe(self._names.control, self._asked.put)
+
+    def _open(self) -> None:
+        with ExitStack() as undo:
+            self.connection = Connection(self._login())
+            undo.callback(self.connection.close)
+            create_stream(self.connection, self.state.crew)
+            self.log = NatsLog(self.connection, self.state.crew)
+            self.presence = Presence(self.connection, self.state.crew, self._verify)
+            self.connection.subscribe(self._names.enrolment("*"), self._asked.put)
+            self.connection.subscribe(self._names.control, self._asked.put)
+            undo.pop_all()
 
     def tick(self, timeout_s: float = 0.2) -> None:
         """Answer who asks, and bring the server back if it died."""
@@ -133,6 +150,8 @@ class Hub:
         if self.server and not self.server.alive():
             self._say("the server died; starting it again")
             self.server.start()
+        if len(self._outbox) and not self.connection.trouble:
+            self._deliver()
 
     def close(self, stop_server: bool = True) -> None:
         if hasattr(self, "connection"):
@@ -209,8 +228,8 @@ class Hub:
     def _changed(self) -> None:
         self.state.number += 1
         self._keep()
-        self._publish_roster()
         self._reload()
+        self._publish_roster()
 
     def _publish_roster(self) -> None:
         """Once per number, whatever crashes in between."""
@@ -218,12 +237,19 @@ class Hub:
         if self._outbox.note_of(state.number) is None:
             roster = Roster(crew=state.crew, number=state.number, keys=dict(state.keys), revoked=tuple(state.revoked))
             self._outbox.put([roster], round=state.number)
-        self._outbox.deliver(self.log)
+        self._deliver()
+
+    def _deliver(self) -> None:
+        try:
+            self._outbox.deliver(self.log)
+        except LogError as error:
+            self._say(f"a roster waits to be sent: {error}")
 
     def _reload(self) -> None:
-        if self.server and self.server.alive():
+        if self.server:
             self.server.configure(self.identity.nkey, self._users())
-            self.server.reload()
+            if self.server.alive():
+                self.server.reload()
 
     def _users(self) -> list[User]:
         crew = self.state.crew
@@ -259,24 +285,29 @@ def order(folder: Path, what: Order) -> str:
     """Have a hub revoke or invite: the running one, or else the one in the folder for when it runs next."""
     state = read_state(folder)
     try:
-        connection = Connection(hub_login(folder, state), patience_s=1)
+        answer = _ask_running_hub(folder, state, what)
     except LogError:
         return _order_while_stopped(folder, state, what)
-    try:
-        subject = Names(state.crew).control
-        reply = connection.call(lambda client: client.request(subject, msgspec.msgpack.encode(what), 10))
-    finally:
-        connection.close()
-    answer = msgspec.msgpack.decode(reply.data, type=Answer)
     if answer.error:
         raise ValueError(answer.error)
     return answer.text
 
 
+def _ask_running_hub(folder: Path, state: HubState, what: Order) -> Answer:
+    connection = Connection(hub_login(folder, state), patience_s=1)
+    try:
+        subject = Names(state.crew).control
+        reply = connection.call(lambda client: client.request(subject, msgspec.msgpack.encode(what), 10))
+    finally:
+        connection.close()
+    return msgspec.msgpack.decode(reply.data, type=Answer)
+
+
 def _order_while_stopped(folder: Path, state: HubState, what: Order) -> str:
     hub = Hub(folder, state, lambda text: None)
+    runs_on = hub.server is not None and hub.server.alive()  # a server that outlived its hub has peers on it
     hub.start()
     try:
         return hub.revoke(what.peer) if what.what == "revoke" else hub.invite(what.peer)
     finally:
-        hub.close()
+        hub.close(stop_server=not runs_on)

@@ -30,13 +30,12 @@ from motley.files import hold, replace, sync
 from motley.learning.checkpoint import checkpoints, load_manifest, save_checkpoint, save_training
 from motley.learning.journal import Journal, Step
 from motley.learning.learner import StepReport
-from motley.membership import Membership, Say, admitted_connection, enrol, keep_membership
+from motley.membership import Joining, Say, patiently
 from motley.peer import Sampled
 from motley.records import HUB
 from motley.run import MetricsLine, Run, Timing, WarmProgress, check_config, timed
 from motley.tasks import load_task
-from motley.trust import Identity, read_hub, stamp_of, verifies
-from motley.trust.invitation import Invitation
+from motley.trust import read_hub, stamp_of, verifies
 
 WAIT_S = 0.25  # at most, before looking again
 
@@ -53,28 +52,26 @@ def join(
     progress: WarmProgress | None = None,
 ) -> Member:
     """Take part in a crew, or take part again: enrol if need be, agree on the rules, check the engine, go on where it was left."""
-    invitation = Invitation.read(invite)
-    membership = Membership(url=url, crew=crew, peer=invitation.peer, hub=invitation.hub, certificate=invitation.certificate)
     folder.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as undo:
+    with ExitStack() as held:
         lock = hold(folder / "member.lock")
         if lock is None:
-            raise ValueError(f"{invitation.peer} is already running in {folder}; stop it first")
-        undo.callback(os.close, lock)
-        keep_membership(membership, folder)
-        identity = Identity.kept_at(folder / "peer.key")
-        connection = admitted_connection(membership, identity, invitation, say)
-        undo.callback(connection.close)
-        log = NatsLog(connection, crew)
-        config = _agree(membership, identity, invitation, log, folder, data)
-        return Member(membership, identity, config, folder, log, say, progress, undo.pop_all())
+            raise ValueError(f"a peer is already running in {folder}; stop it first, or choose another folder with --out")
+        held.callback(os.close, lock)
+        joining = Joining.begin(url, crew, invite, folder, say)
+        came_before = (folder / "config.toml").exists()  # then the address is right, and the hub is only away
+        connection = patiently(joining.enter, say) if came_before else joining.enter()
+        held.callback(connection.close)
+        log = patiently(lambda: NatsLog(connection, crew), say)
+        return Member(joining, _agree(joining, log, data), log, progress, held.pop_all())
 
 
-def _agree(membership: Membership, identity: Identity, invitation: Invitation, log: NatsLog, folder: Path, data: Path | None) -> CrewConfig:
+def _agree(joining: Joining, log: NatsLog, data: Path | None) -> CrewConfig:
     """The crew's rules, as its hub signed them, and a task on this machine that asks the same."""
-    charter, roster = read_hub(log.records_of(HUB), membership.crew, membership.hub)
-    if roster.keys.get(membership.peer) != identity.public:  # on a server without users of its own nobody has asked yet
-        enrol(membership, identity, invitation)
+    member, folder = joining.membership, joining.folder
+    charter, roster = read_hub(patiently(lambda: log.records_of(HUB), joining.say), member.crew, member.hub)
+    if roster.keys.get(member.peer) != joining.identity.public:  # on a server without users of its own nobody has asked yet
+        patiently(joining.enrol, joining.say)
     config = with_files_in(parse_config(charter.config, source="the crew's charter"), data)
     check_config(config)
     if load_task(config.crew.task, config.task).fingerprint != charter.task:
@@ -96,25 +93,17 @@ def _agree(membership: Membership, identity: Identity, invitation: Invitation, l
 class Member:
     """`rounds()` trains: it yields a metrics line per round, and in between, whenever it waits, a line of text that says for what."""
 
-    def __init__(
-        self,
-        membership: Membership,
-        identity: Identity,
-        config: CrewConfig,
-        folder: Path,
-        log: NatsLog,
-        say: Say,
-        progress: WarmProgress | None,
-        held: ExitStack,  # what to give back in the end
-    ) -> None:
-        self._held = held
-        self.config, self.folder, self.log, self._say = config, folder, log, say
-        me = next(p for p in config.peer if p.name == membership.peer)
+    def __init__(self, joining: Joining, config: CrewConfig, log: NatsLog, progress: WarmProgress | None, held: ExitStack) -> None:
+        """`held`: what to give back in the end."""
+        folder, identity = joining.folder, joining.identity
+        self.config, self.folder, self.log, self._say, self._held = config, folder, log, joining.say, held
+        me = next(p for p in config.peer if p.name == joining.membership.peer)
         self._run = Run(config, folder)
         signer = Signer(identity.public, identity.sign)
         open_outbox = lambda: Outbox(folder / "groups" / "outbox.sqlite", signer, config.crew.lossless)
-        self.presence = Presence(log.connection, membership.crew, self._verify, Voice(me.name, identity.sign))
-        self.peer = self._run.build(me, log, open_outbox(), membership.hub, progress)
+        voice = Voice(me.name, identity.sign)
+        self.presence = patiently(lambda: Presence(log.connection, config.crew.name, self._verify, voice), self._say)
+        self.peer = self._run.build(me, log, open_outbox(), joining.membership.hub, progress)
         self._check_engine()
         self._journal = Journal(folder / "journal.jsonl")
         self._start_or_restore()
@@ -122,6 +111,7 @@ class Member:
         self._courier = Courier(open_outbox, log)
         self._sampled: Sampled | None = None
         self._sample_s = 0.0
+        self._trouble = ""
         self._idle = False  # nothing on the log could be learned from
         self._waits_since = time.monotonic()  # for crewmates, while connected
 
@@ -129,8 +119,9 @@ class Member:
         while not self.finished:
             try:
                 line = self._turn()
-            except LogError:
-                line = None
+                self._trouble = ""
+            except LogError as error:
+                line, self._trouble = None, str(error)
             if line is None:
                 self._beat("waiting")
                 yield self.status
@@ -161,7 +152,7 @@ class Member:
         """What it waits for, in words."""
         buffered = len(self.peer.outbox)
         kept = f"; {buffered} groups wait to be sent" if buffered else ""
-        trouble = self.log.connection.trouble or self._courier.trouble
+        trouble = self.log.connection.trouble or self._courier.trouble or self._trouble
         if self.log.connection.shut_out:
             raise ValueError("the hub has shut this peer out; what was learned is saved, and the hub's owner can invite it anew")
         if trouble:
@@ -209,12 +200,12 @@ class Member:
             return
         state = load_manifest(found[-1])
         self._run.cut_metrics(state["metrics_bytes"], found[-1])
-        self._run.restore(self.peer, found[-1], state["peer"])
+        patiently(lambda: self._run.restore(self.peer, found[-1], state["peer"]), self._say)
         self._say(f"going on after round {self.peer.learned_rounds}")
 
     def _mend_outbox(self) -> None:
         """A lost outbox must not begin the chain anew: go on behind the last record the log has of this peer."""
-        last = self.log.last_of(self.peer.me.name)
+        last = patiently(lambda: self.log.last_of(self.peer.me.name), self._say)
         if last is None:
             return
         stamp, hash = stamp_of(last)

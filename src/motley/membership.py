@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -19,7 +22,10 @@ from motley.trust.invitation import Enrolment, Invitation
 RETRY_S = 0.25
 ADMISSION_S = 20.0  # a hub needs a moment to let a new key in
 
+SAID_AGAIN_S = 60.0
+
 Say = Callable[[str], None]
+T = TypeVar("T")
 
 
 class Membership(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,50 +49,76 @@ def read_membership(folder: Path) -> Membership:
         raise ValueError(f"{path} cannot be read ({error}); join again from another folder, with a new invitation") from None
 
 
-def keep_membership(membership: Membership, folder: Path) -> None:
-    path = folder / "member.json"
-    if path.exists():
-        known = read_membership(folder)
-        if (known.crew, known.peer, known.hub) != (membership.crew, membership.peer, membership.hub):
-            raise ValueError(
-                f"{folder} is the folder of {known.peer} in crew {known.crew} of another hub or name; choose another folder with --out"
-            )
-    replace(path, msgspec.json.encode(membership))
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """One peer on its way in, from its own folder."""
+
+    membership: Membership
+    invitation: Invitation
+    identity: Identity
+    folder: Path
+    say: Say
+
+    @staticmethod
+    def begin(url: str, crew: str, invite: str, folder: Path, say: Say) -> Joining:
+        """Read the invitation, make the key, and keep in the folder whose it is."""
+        invitation = Invitation.read(invite)
+        membership = Membership(url=url, crew=crew, peer=invitation.peer, hub=invitation.hub, certificate=invitation.certificate)
+        path = folder / "member.json"
+        if path.exists():
+            known = read_membership(folder)
+            if (known.crew, known.peer, known.hub) != (crew, membership.peer, membership.hub):
+                raise ValueError(
+                    f"{folder} is the folder of {known.peer} in crew {known.crew} of another hub or name; choose another folder with --out"
+                )
+        replace(path, msgspec.json.encode(membership))
+        return Joining(membership, invitation, Identity.kept_at(folder / "peer.key"), folder, say)
+
+    def enter(self) -> Connection:
+        """Log in with the own key; if the hub does not know it, bring it first. Answers can get lost while the hub lets others in."""
+        peer, stop = self.membership.peer, time.monotonic() + ADMISSION_S
+        while True:
+            with suppress(NotAdmittedError):
+                return Connection(self.membership.login(self.identity))
+            try:
+                self.enrol()
+                self.say(f"enrolled as {peer} with key {self.identity.nkey}")
+            except NotAdmittedError:
+                if time.monotonic() > stop:
+                    raise ValueError(
+                        f"the hub does not let {peer} in: its invitation was used from another folder, replaced, or taken back; "
+                        f"come back with the folder you joined with (--out), or ask for a new one (motley hub --invite {peer})"
+                    ) from None
+            except LogError:
+                if time.monotonic() > stop:
+                    raise
+            time.sleep(RETRY_S)
+
+    def enrol(self) -> None:
+        """Bring the own key to the hub, with the invitation as the only credential."""
+        member, invited = self.membership, Identity.of(self.invitation.secret)
+        connection = Connection(Login(member.url, f"invited-{member.peer}", invited.nkey_seed, member.certificate))
+        asked = msgspec.msgpack.encode(Enrolment.ask(member.crew, self.invitation, self.identity))
+        subject = Names(member.crew).enrolment(member.peer)
+        try:
+            reply = connection.call(lambda client: client.request(subject, asked, 3), 4)
+        finally:
+            connection.close()
+        answer = msgspec.msgpack.decode(reply.data, type=Answer)
+        if answer.error:
+            raise ValueError(f"the hub refuses: {answer.error}")
 
 
-def admitted_connection(membership: Membership, identity: Identity, invitation: Invitation, say: Say) -> Connection:
-    """Log in with the own key; if the hub does not know it, bring it first. Answers can get lost while the hub lets others in."""
-    stop = time.monotonic() + ADMISSION_S
+def patiently(work: Callable[[], T], say: Say) -> T:
+    """Do what needs the hub, as often as it takes; say so when it is away."""
+    said = 0.0
     while True:
         try:
-            return Connection(membership.login(identity))
+            return work()
         except NotAdmittedError:
-            pass
-        try:
-            enrol(membership, identity, invitation)
-            say(f"enrolled as {membership.peer} with key {identity.nkey}")
-        except NotAdmittedError:
-            if time.monotonic() > stop:
-                raise ValueError(
-                    f"the hub does not let {membership.peer} in: its invitation was used from another folder, replaced, or taken back; "
-                    f"come back with the folder you joined with (--out), or ask for a new one (motley hub --invite {membership.peer})"
-                ) from None
-        except LogError:
-            if time.monotonic() > stop:
-                raise
-        time.sleep(RETRY_S)
-
-
-def enrol(membership: Membership, identity: Identity, invitation: Invitation) -> None:
-    """Bring the own key to the hub, with the invitation as the only credential."""
-    invited = Identity.of(invitation.secret)
-    connection = Connection(Login(membership.url, f"invited-{membership.peer}", invited.nkey_seed, membership.certificate))
-    asked = msgspec.msgpack.encode(Enrolment.ask(membership.crew, invitation, identity))
-    subject = Names(membership.crew).enrolment(membership.peer)
-    try:
-        reply = connection.call(lambda client: client.request(subject, asked, 3), 4)
-    finally:
-        connection.close()
-    answer = msgspec.msgpack.decode(reply.data, type=Answer)
-    if answer.error:
-        raise ValueError(f"the hub refuses: {answer.error}")
+            raise
+        except LogError as error:
+            if time.monotonic() - said > SAID_AGAIN_S:
+                say(f"{error}; trying again")
+                said = time.monotonic()
+            time.sleep(RETRY_S)

@@ -21,6 +21,7 @@ from motley.clock import RealClock
 from motley.config import ConfigError, CrewConfig, Warm, parse_config
 from motley.crew import LocalCrew
 from motley.exchange import Entry, decode, unpack
+from motley.exchange.wire import STEPS_PER_NAT
 from motley.learning.learner import Learner, StepReport
 from motley.learning.select import Candidate
 from motley.records import Charter, Content, Group, Roster
@@ -202,7 +203,7 @@ def test_in_async_no_group_is_learned_twice_and_none_is_lost(folder: Path, learn
 @pytest.mark.parametrize("sampling", ["", "temperature = 0.7"])
 def test_own_rollouts_have_ratio_one(sampling: str, lossless: bool, folder: Path) -> None:
     crew = run(spread_crew(folder, ("full", "lora", "last"), rounds=3, sampling=sampling, lossless=lossless), folder / "run")
-    rounding = 0.0 if lossless else 2**-12  # of a log-prob on the wire
+    rounding = 0.0 if lossless else 0.5 / STEPS_PER_NAT  # of a log-prob on the wire
     seen = 0
     for line in read_metrics(crew.folder):
         for sender, found in line.get("senders", {}).items():

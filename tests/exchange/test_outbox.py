@@ -9,6 +9,7 @@ import pytest
 from fakes import group, identity, rollout
 from motley.exchange import Entry, Head, LogError, MemoryLog, Outbox, Signer, decode, unpack
 from motley.exchange.outbox import BATCH
+from motley.exchange.wire import STEPS_PER_NAT
 from motley.records import FIRST_PREVIOUS, Group, Roster
 from motley.trust import verifies
 from motley.trust.chain import Chain
@@ -221,11 +222,11 @@ def test_a_chain_begun_elsewhere_is_gone_on_with(path: Path) -> None:
 @pytest.mark.parametrize("lossless", [False, True])
 def test_records_are_lossless_where_asked(lossless: bool) -> None:
     outbox, log = Outbox(None, SIGNER, lossless=lossless), MemoryLog()
-    outbox.put([group(rollouts=[rollout(logprob=-0.1)])])
+    outbox.put([group(rollouts=[rollout(logprob=-0.12345)])])
     outbox.deliver(log)
     found = contents_of(log)[0].rollouts[0].logprobs[0]
-    assert abs(found + 0.1) < (1e-8 if lossless else 2**-12)
-    assert (abs(found + 0.1) > 1e-8) != lossless
+    assert abs(found + 0.12345) < (1e-8 if lossless else 0.5 / STEPS_PER_NAT)
+    assert (abs(found + 0.12345) > 1e-8) != lossless
 
 
 def test_a_hubs_records_go_the_same_way() -> None:

@@ -19,7 +19,7 @@ import msgspec
 import pytest
 
 from motley.exchange import Header, Sealed, decode, encode, pack, unpack
-from motley.exchange.wire import SCHEMA
+from motley.exchange.wire import SCHEMA, encode_parts
 from motley.records import FIRST_PREVIOUS, Charter, Content, Group, Origin, Rollout, Roster, Sampling, Stamp
 from motley.trust import Identity, verifies
 
@@ -56,6 +56,8 @@ def cases() -> dict[str, Case]:
         rollout([16383, 16384, 128255], [0.0, -0.25, -7.77], -0.1, "length"),
         rollout([1], [-2.0], 0.0, "stop"),
     ]
+    steps = [[0, 1, 2, 3, 255, 256, 65535], [65535, 32768] * 4, [0, 1] * 4, [], [4, 2, 3, 7, 1, 0, 512, 21845]]
+    runs = [rollout([9] * len(row), [-n / 1700 for n in row], 0.0, "length") for row in steps]
     exact = [rollout([5, 6, 1], [-0.1, -40.25, 0.0005], 0.333333333, "stop"), rollout([7], [-1e-9], 1e6, "length")]
     return {
         f"schema{SCHEMA}-charter": Case("hub", Charter(crew="sums", config='[crew]\nname = "sums"\n', task="digits/5d41402a")),
@@ -66,6 +68,7 @@ def cases() -> dict[str, Case]:
         f"schema{SCHEMA}-share": Case(
             "bob", group("bob", 2, 1, [rollout([3, 1], [-0.5, -0.125], 1.0, "stop")], sampling=Sampling(max_tokens=2, logprobs="full"))
         ),
+        f"schema{SCHEMA}-steps": Case("bob", group("bob", 3, 0, runs)),
         f"schema{SCHEMA}-unicode": Case(
             "größe",
             group("größe", 0, 0, [rollout([0], [-0.5], 0.0, "length"), rollout([], [], 0.0, "length")], crew="日本 \x00\n", problem=""),
@@ -83,7 +86,8 @@ def write_missing() -> None:
     for name, case in cases().items():
         identity = author(case.author)
         stamp = heads.get(case.author, Stamp(key=identity.public, previous=FIRST_PREVIOUS))
-        body = encode(case.content, stamp, case.lossless)
+        parts = encode_parts(case.content, stamp, case.lossless)
+        body = b"".join(parts)
         sealed = Sealed(identity.sign(Sealed(b"", body).signed), body)
         heads[case.author] = Stamp(key=identity.public, counter=stamp.counter + 1, previous=sealed.hash)
         if (FOLDER / f"{name}.bin").exists():
@@ -102,7 +106,7 @@ def write_missing() -> None:
             "lossless": isinstance(case.content, Group) and encode(case.content, stamp, lossless=True) == body,
             "content": told(decode(body)[1]),
         }
-        (FOLDER / f"{name}.bin").write_bytes(pack(sealed.signature, body))
+        (FOLDER / f"{name}.bin").write_bytes(pack(sealed.signature, *parts))
         (FOLDER / f"{name}.json").write_text(json.dumps(expected, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         print(f"wrote {name}")
 
@@ -158,19 +162,42 @@ def test_vectors_of_one_author_are_a_chain() -> None:
         last[expected["key"]] = expected
 
 
+def sections_of(name: str) -> bytes:
+    body = unpack(vector(name)[0]).body
+    length = body[0] & 127 | body[1] << 7
+    return body[2 + length :]
+
+
+def steps_in(lengths: bytes, content: bytes) -> list[int]:
+    """Rounded log-probs, read bit by bit."""
+    bits = iter([byte >> place & 1 for byte in content for place in range(8)])
+    steps = [sum(next(bits) << place for place in range(length - 1)) + (1 << length - 1) if length else 0 for length in lengths]
+    left = list(bits)
+    assert len(left) < 8
+    assert not any(left)
+    return steps
+
+
 def test_a_vector_is_read_as_the_protocol_describes_it() -> None:
     """The sections of an ordinary group, read with nothing but the standard library."""
-    body = unpack(vector("schema2-group")[0]).body
-    length = body[0] & 127 | body[1] << 7
-    sections = body[2 + length :]
-    assert sections[:3] == bytes([4, 3, 1])
-    assert sections[3:15] == bytes([11, 127, 0x80, 1, 1, 0xFF, 0x7F, 0x80, 0x80, 1, 0xFF, 0xE9])
-    assert sections[15:17] == bytes([7, 1])
-    low, high = sections[17:25], sections[25:33]
-    steps = [a + 256 * b for a, b in zip(low, high, strict=True)]
-    assert steps == [round(x * 2048) for x in (0.5, 1.2345678, 31.9995, 0.00001, 0.0, 0.25, 7.77, 2.0)]
-    assert struct.unpack("<3f", sections[33:45]) == struct.unpack("<3f", struct.pack("<3f", 1.0, -0.1, 0.0))
-    assert sections[45:] == bytes([0, 1, 0])
+    sections = sections_of("schema2-group")
+    assert struct.unpack("<3f", sections[:12]) == struct.unpack("<3f", struct.pack("<3f", 1.0, -0.1, 0.0))
+    assert sections[12:15] == bytes([0, 1, 0])
+    assert sections[15:18] == bytes([4, 3, 1])
+    assert sections[18:30] == bytes([11, 127, 0x80, 1, 1, 0xFF, 0x7F, 0x80, 0x80, 1, 0xFF, 0xE9])
+    assert sections[30:32] == bytes([7, 1])
+    steps = steps_in(sections[32:40], sections[40:])
+    assert steps == [round(x * 1700) for x in (0.5, 1.2345678, 31.9995, 0.00001, 0.0, 0.25, 7.77, 2.0)]
+
+
+def test_a_vector_has_log_probs_of_every_shape() -> None:
+    sections = sections_of("schema2-steps")
+    assert sections[:25] == bytes(20) + b"\x01" * 5
+    assert sections[25:30] == bytes([7, 8, 8, 0, 8])
+    assert sections[30:61] == b"\x09" * 31
+    steps = steps_in(sections[61:92], sections[92:])
+    assert steps[:7] == [0, 1, 2, 3, 255, 256, 65535]
+    assert steps[7:] == [65535, 32768] * 4 + [0, 1] * 4 + [4, 2, 3, 7, 1, 0, 512, 21845]
 
 
 def test_the_worked_example_of_the_protocol_is_its_vector() -> None:

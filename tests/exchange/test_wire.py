@@ -17,7 +17,17 @@ from hypothesis import strategies as st
 from fakes import group, identity, rollout, sealed_record
 from fuzz import FIELDS, put_together, take_apart, varint
 from motley.exchange import Header, Sealed, WireError, decode, encode, pack, unpack
-from motley.exchange.wire import LEAST_LOGPROB, LOGPROB_STEP, MAX_BODY_BYTES, MAX_RECORD_BYTES, MAX_TOKENS, SIGNATURE_BYTES
+from motley.exchange.wire import (
+    LEAST_LOGPROB,
+    MAX_BODY_BYTES,
+    MAX_RECORD_BYTES,
+    MAX_ROLLOUTS,
+    MAX_TOKENS,
+    MOST_LOGPROB,
+    SIGNATURE_BYTES,
+    STEPS_PER_NAT,
+    encode_parts,
+)
 from motley.records import Charter, Content, Group, Rollout, Roster, Sampling, Stamp
 from motley.trust import verifies
 
@@ -33,7 +43,7 @@ GROUP = group(
 CHARTER = Charter(crew="crew", config='[crew]\nname = "größe"\n', task="t")
 ROSTER = Roster(crew="crew", number=3, keys={"b": bytes(32), "a": AUTHOR.public}, revoked=("c",))
 BODY = encode(GROUP, STAMP)
-RECORD = sealed_record(BODY, AUTHOR)
+RECORD = pack(AUTHOR.sign(Sealed(b"", BODY).signed), *encode_parts(GROUP, STAMP))
 HEADER, SECTIONS = take_apart(BODY)
 
 
@@ -96,7 +106,7 @@ def test_a_lossless_group_comes_back_to_the_last_bit_of_float32(parts: list[Any]
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(st.floats(LEAST_LOGPROB, LOGPROB_STEP / 2), min_size=1, max_size=8), st.floats(-1e6, 1e6))
+@given(st.lists(st.floats(LEAST_LOGPROB, MOST_LOGPROB), min_size=1, max_size=8), st.floats(-1e6, 1e6))
 def test_rounded_logprobs_are_off_by_half_a_step_at_most_and_all_else_is_exact(logprobs: list[float], reward: float) -> None:
     sent = msgspec.structs.replace(with_logprobs(*logprobs).rollouts[0], reward=reward)
     body = encode(group(rollouts=[sent, rollout()]), STAMP)
@@ -105,29 +115,29 @@ def test_rounded_logprobs_are_off_by_half_a_step_at_most_and_all_else_is_exact(l
     assert isinstance(content, Group)
     found = content.rollouts[0]
     for before, after in zip(logprobs, found.logprobs, strict=True):
-        assert abs(after - before) <= 2**-12
-        assert abs(math.expm1(after - before)) <= 2.5e-4
+        assert abs(after - before) <= 0.5 / STEPS_PER_NAT + 1e-12
+        assert abs(math.expm1(after - before)) <= 2.95e-4
         assert after <= 0
     assert (found.tokens, found.ending, content.rollouts[1]) == (sent.tokens, sent.ending, rollout())
     assert found.reward == float(np.float32(reward))
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.floats(LEAST_LOGPROB, LOGPROB_STEP / 2), min_size=1, max_size=8))
+@given(st.lists(st.floats(LEAST_LOGPROB, MOST_LOGPROB), min_size=1, max_size=8))
 def test_what_was_rounded_once_is_not_rounded_again(logprobs: list[float]) -> None:
     once = encode(with_logprobs(*logprobs), STAMP)
     assert encode(decode(once)[1], STAMP) == once
 
 
-@pytest.mark.parametrize("logprob", [LEAST_LOGPROB, LOGPROB_STEP / 2, 0.0, -LOGPROB_STEP])
+@pytest.mark.parametrize("logprob", [LEAST_LOGPROB, MOST_LOGPROB, 0.0, -1 / STEPS_PER_NAT])
 def test_the_ends_of_the_range_are_rounded(logprob: float) -> None:
     body = encode(with_logprobs(-1.0, logprob), STAMP)
     assert not lossless(body)
-    assert logprobs_of(body) == [-1.0, min(logprob, 0.0) if logprob != LOGPROB_STEP / 2 else 0.0]
+    assert logprobs_of(body) == [-1.0, min(logprob, 0.0) if logprob != MOST_LOGPROB else 0.0]
 
 
 @pytest.mark.parametrize(
-    "logprob", [math.nextafter(LEAST_LOGPROB, -40), math.nextafter(LOGPROB_STEP / 2, 1), -40.0, 0.25, -1e30, math.inf, -math.inf, math.nan]
+    "logprob", [math.nextafter(LEAST_LOGPROB, -40), math.nextafter(MOST_LOGPROB, 1), -40.0, 0.25, -1e30, math.inf, -math.inf, math.nan]
 )
 def test_one_logprob_beyond_the_range_makes_the_group_lossless(logprob: float) -> None:
     body = encode(with_logprobs(-0.1, logprob), STAMP)
@@ -371,8 +381,20 @@ def test_bytes_behind_the_header_of_a_hub_record_are_malformed(content: Content)
 
 # Sections that are refused
 
-TWO_LENGTHS = b"\x03\x03"
+# Of two rollouts: rewards to 8, endings to 10, lengths to 12, tokens to 21, bit lengths to 27, and 60 bits in 8 bytes.
 LONG_NUMBER = b"\x80" * 5 + b"\x00"
+
+
+def with_bytes(start: int, stop: int, new: bytes) -> bytes:
+    return SECTIONS[:start] + new + SECTIONS[stop:]
+
+
+def test_the_sections_stand_in_their_order() -> None:
+    assert np.frombuffer(SECTIONS[:8], "<f4").tolist() == [0.125, -2.5]
+    assert SECTIONS[8:12] == b"\x00\x00\x03\x03"
+    assert SECTIONS[12:21] == b"\x03\x04\x01\x1b" + varint(300) + varint(70_000)
+    assert SECTIONS[21:27] == b"\x0b" * 6
+    assert SECTIONS[27:] == section_of([1700] * 3 + [1275] * 3)[1]
 
 
 @pytest.mark.parametrize(
@@ -381,15 +403,17 @@ LONG_NUMBER = b"\x80" * 5 + b"\x00"
         pytest.param(SECTIONS + b"\x00", "malformed", id="a byte too many"),
         pytest.param(SECTIONS[:-1], "truncated", id="a byte too few"),
         pytest.param(SECTIONS * 2, "malformed", id="twice"),
-        pytest.param(SECTIONS[:-1] + b"\x02", "malformed", id="an ending out of range"),
-        pytest.param(LONG_NUMBER + SECTIONS[1:], "malformed", id="a length of six bytes"),
-        pytest.param(TWO_LENGTHS + LONG_NUMBER + SECTIONS[3:], "malformed", id="a token of six bytes"),
-        pytest.param(b"\x04" + SECTIONS[1:], "truncated", id="a length too great"),
-        pytest.param(b"\x02" + SECTIONS[1:], "malformed", id="a length too small"),
-        pytest.param(varint(MAX_TOKENS) + SECTIONS[1:], "size", id="more tokens than are read"),
-        pytest.param(varint(2**35 - 1) * 2 + SECTIONS[2:], "size", id="tokens beyond all measure"),
-        pytest.param(varint(MAX_TOKENS - 3) + SECTIONS[1:], "truncated", id="as many tokens as are read"),
-        pytest.param(b"\x80", "truncated", id="a number without its end"),
+        pytest.param(SECTIONS[:9], "truncated", id="an ending too few"),
+        pytest.param(with_bytes(9, 10, b"\x02"), "malformed", id="an ending out of range"),
+        pytest.param(with_bytes(10, 11, LONG_NUMBER), "malformed", id="a length of six bytes"),
+        pytest.param(with_bytes(12, 13, LONG_NUMBER), "malformed", id="a token of six bytes"),
+        pytest.param(with_bytes(10, 11, varint(25)), "truncated", id="a length too great"),
+        pytest.param(with_bytes(10, 11, b"\x02"), "malformed", id="a length too small"),
+        pytest.param(with_bytes(10, 11, varint(MAX_TOKENS)), "size", id="more tokens than are read"),
+        pytest.param(with_bytes(10, 12, varint(2**35 - 1) * 2), "size", id="tokens beyond all measure"),
+        pytest.param(with_bytes(10, 11, varint(MAX_TOKENS - 3)), "truncated", id="as many tokens as are read"),
+        pytest.param(SECTIONS[:11] + b"\x80", "truncated", id="a number without its end"),
+        pytest.param(b"\x80", "truncated", id="a byte"),
         pytest.param(b"", "truncated", id="nothing"),
     ],
 )
@@ -402,9 +426,21 @@ def test_more_rollouts_than_bytes_are_refused_before_any_is_read(count: int) -> 
     assert refused_body(with_field("num_rollouts", count)) == "truncated"
 
 
-@pytest.mark.parametrize(("count", "reason"), [(0, "malformed"), (1, "malformed"), (3, "truncated")])
+@pytest.mark.parametrize(("count", "reason"), [(0, "malformed"), (1, "malformed"), (3, "malformed"), (8, "truncated")])
 def test_a_wrong_number_of_rollouts_is_refused(count: int, reason: str) -> None:
     assert refused_body(with_field("num_rollouts", count)) == reason
+
+
+def test_a_group_of_more_rollouts_than_are_read_is_refused_for_its_size() -> None:
+    def body(count: int) -> bytes:
+        header = list(HEADER)
+        header[FIELDS.index("num_rollouts")] = count
+        return put_together(header, bytes(6 * count))  # of no token, each
+
+    content = decode(body(MAX_ROLLOUTS))[1]
+    assert isinstance(content, Group)
+    assert len(content.rollouts) == MAX_ROLLOUTS
+    assert refused_body(body(MAX_ROLLOUTS + 1)) == "size"
 
 
 def test_rounded_logprobs_read_as_lossless_ones_are_refused() -> None:
@@ -416,6 +452,137 @@ def test_a_rollout_with_more_tokens_than_logprobs_is_not_encoded() -> None:
     shifted = [msgspec.structs.replace(shifted[0], logprobs=(-1.0, -2.0)), msgspec.structs.replace(shifted[1], logprobs=(-3.0, -4.0, -5.0))]
     with pytest.raises(ValueError, match="log"):
         encode(group(rollouts=shifted), STAMP)
+
+
+# Rounded log-probs: bit lengths, and the bits below the leading ones
+
+
+def section_of(steps: list[int]) -> tuple[bytes, bytes]:
+    """Bit lengths and bits as the protocol has them, written down plainly."""
+    bits = "".join(f"{step:b}"[:0:-1] for step in steps)
+    rows = [bits[at : at + 8] for at in range(0, len(bits), 8)]
+    return bytes(step.bit_length() for step in steps), bytes(int(row[::-1], 2) for row in rows)
+
+
+def body_of(lengths: bytes, bits: bytes, num_tokens: int | None = None) -> bytes:
+    """One rollout with these bytes as its log-probs."""
+    count = len(lengths) if num_tokens is None else num_tokens
+    header = list(HEADER)
+    header[FIELDS.index("num_rollouts")] = 1
+    return put_together(header, bytes(5) + varint(count) + b"\x05" * count + lengths + bits)
+
+
+def steps_of(body: bytes) -> list[int]:
+    found = [round(-logprob * STEPS_PER_NAT) for logprob in logprobs_of(body)]
+    assert logprobs_of(body) == [-step / STEPS_PER_NAT for step in found]
+    return found
+
+
+def test_every_number_of_steps_comes_back() -> None:
+    steps = list(range(2**16))
+    body = encode(with_logprobs(*(-step / STEPS_PER_NAT for step in steps)), STAMP)
+    assert not lossless(body)
+    assert steps_of(body) == steps
+    assert encode(decode(body)[1], STAMP) == body
+
+
+STEPS = st.integers(0, 16).flatmap(lambda bits: st.integers(2**bits // 2, 2**bits - 1))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.lists(STEPS, max_size=12), max_size=4))
+def test_the_bits_of_a_group_are_one_row(parts: list[list[int]]) -> None:
+    made = [with_logprobs(*(-step / STEPS_PER_NAT for step in part)).rollouts[0] for part in parts]
+    steps = [step for part in parts for step in part]
+    body = encode(msgspec.structs.replace(GROUP, rollouts=tuple(made)), STAMP)
+    lengths, bits = section_of(steps)
+    assert body.endswith(b"\x05" * len(steps) + lengths + bits)
+    assert steps_of(body) == steps
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 8, 9, 1000])
+@pytest.mark.parametrize(("step", "num_bits"), [(0, 0), (1, 0), (2, 1), (3, 1), (255, 7), (256, 8), (511, 8), (512, 9), (65535, 15)])
+def test_a_row_of_equal_steps_takes_no_byte_more_than_its_bits(step: int, num_bits: int, count: int) -> None:
+    lengths, bits = encode_parts(with_logprobs(*[-step / STEPS_PER_NAT] * count), STAMP)[2:]
+    assert lengths == bytes([step.bit_length()]) * count
+    assert len(bits) == -(-count * num_bits // 8)
+    assert (lengths, bits) == section_of([step] * count)
+    assert steps_of(body_of(lengths, bits)) == [step] * count
+
+
+@pytest.mark.parametrize("rollouts", [0, 1, 3])
+def test_rollouts_without_tokens_have_empty_log_probs(rollouts: int) -> None:
+    sent = msgspec.structs.replace(GROUP, rollouts=(rollout([]),) * rollouts)
+    parts = encode_parts(sent, STAMP)
+    assert parts[1:] == [b"", b"", b""]
+    record = pack(bytes(SIGNATURE_BYTES), *parts)
+    assert decode(unpack(record).body) == (STAMP, sent)
+    assert refused_body(b"".join(parts) + b"\x00") == "malformed"
+
+
+@pytest.mark.parametrize("steps", [[0], [1], [0, 1, 0], [2], [512], [65535] * 8, [0, 1, 2, 3, 255, 256, 65535], [7] * 12])
+def test_bits_must_be_as_many_bytes_as_their_lengths_ask_for(steps: list[int]) -> None:
+    lengths, bits = section_of(steps)
+    assert steps_of(body_of(lengths, bits)) == steps
+    for extra in (b"\x00", b"\xff", bytes(100)):
+        assert refused_body(body_of(lengths, bits + extra)) == "malformed"
+    for kept in range(len(bits)):
+        assert refused_body(body_of(lengths, bits[:kept])) == "truncated"
+    for kept in range(len(lengths)):
+        assert refused_body(body_of(lengths[:kept], b"", len(lengths))) == "truncated"
+
+
+@pytest.mark.parametrize("length", [17, 18, 32, 128, 255])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_more_than_sixteen_bits_are_malformed_however_many_bytes_follow(length: int, place: int) -> None:
+    lengths = bytearray(b"\x01\x02\x03")
+    lengths[place] = length
+    for count in (0, 1, (length + 9) // 8, 100):
+        assert refused_body(body_of(bytes(lengths), bytes(count))) == "malformed"
+
+
+@pytest.mark.parametrize("steps", [[2], [5], [300, 3], [65535]])
+def test_bits_behind_the_last_one_are_not_read_and_count_in_the_hash(steps: list[int]) -> None:
+    lengths, bits = section_of(steps)
+    num_bits = sum(length - 1 for length in lengths)
+    assert num_bits % 8
+    plain = body_of(lengths, bits)
+    padded = [body_of(lengths, bits[:-1] + bytes([bits[-1] | 1 << bit])) for bit in range(num_bits % 8, 8)]
+    for body in padded:
+        assert decode(body) == decode(plain)
+        assert steps_of(body) == steps
+        assert encode(decode(body)[1], STAMP) == plain
+    assert len({Sealed(b"", body).hash for body in [plain, *padded]}) == 1 + len(padded)
+
+
+# Blocks
+
+
+def num_blocks(record: bytes) -> int:
+    frame, found = record[1 + SIGNATURE_BYTES :], 0
+    at = zstandard.frame_header_size(frame)
+    while True:
+        head = int.from_bytes(frame[at : at + 3], "little")
+        at, found = at + 3 + (1 if head >> 1 & 3 == 1 else head >> 3), found + 1
+        if head & 1:
+            assert at == len(frame)
+            return found
+
+
+@pytest.mark.parametrize("lossless", [False, True])
+def test_a_body_in_parts_is_the_same_record_as_in_one(lossless: bool) -> None:
+    large = msgspec.structs.replace(GROUP, rollouts=GROUP.rollouts * 60)  # small ones are one block whatever they are made of
+    parts = encode_parts(large, STAMP, lossless)
+    body = b"".join(parts)
+    assert body == encode(large, STAMP, lossless)
+    signature = AUTHOR.sign(Sealed(b"", body).signed)
+    cuts = [[body], parts, [b"", *parts, b""], [bytes([byte]) for byte in body]]
+    records = [pack(signature, *cut) for cut in cuts]
+    assert len(set(records)) > 1
+    assert {unpack(record) for record in records} == {Sealed(signature, body)}
+    assert {unpack(record).hash for record in records} == {Sealed(b"", body).hash}
+    assert num_blocks(records[0]) < num_blocks(records[1]) < num_blocks(records[3])
+    assert num_blocks(records[1]) >= len(parts)
 
 
 # Memory
@@ -454,11 +621,16 @@ def test_bombs_do_not_take_memory(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process is read from /proc")
 def test_the_largest_groups_take_bounded_memory(tmp_path: Path) -> None:
-    tokens = varint(MAX_TOKENS) + b"\xff\x7f" * MAX_TOKENS + bytes(2 * MAX_TOKENS) + bytes(5)
+    bits = b"\x10" * MAX_TOKENS + b"\xff" * (15 * MAX_TOKENS // 8)
+    tokens = bytes(5) + varint(MAX_TOKENS) + (b"\xff" * 4 + b"\x7f") * MAX_TOKENS + bits
+    empty = bytes(6 * MAX_ROLLOUTS)
     count = (MAX_BODY_BYTES - 300) // 6
     header = list(HEADER)
     header[FIELDS.index("num_rollouts")] = 1
     many = list(HEADER)
     many[FIELDS.index("num_rollouts")] = count
-    bodies = [put_together(header, tokens), put_together(many, bytes(6 * count))]
+    most = list(HEADER)
+    most[FIELDS.index("num_rollouts")] = MAX_ROLLOUTS
+    bodies = [put_together(header, tokens), put_together(most, empty), put_together(many, bytes(6 * count))]
+    assert len(logprobs_of(bodies[0])) == MAX_TOKENS
     assert mebibytes_to_read([pack(bytes(SIGNATURE_BYTES), body) for body in bodies], tmp_path) < 384

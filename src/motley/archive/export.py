@@ -218,7 +218,7 @@ _WRITERS: dict[str, Callable[[BinaryIO], AbstractContextManager[Write]]] = {".js
 
 
 def _schema(arrow: Any) -> Any:
-    """GroupRow in Parquet's types. Log-probs and rewards are float32 on the wire already."""
+    """GroupRow in Parquet's types. Rewards are float32 on the wire already."""
     text, whole, real = arrow.string(), arrow.int64(), arrow.float32()
     must = lambda name, kind: arrow.field(name, kind, nullable=False)
     may = lambda name, kind: arrow.field(name, kind)
@@ -234,7 +234,7 @@ def _schema(arrow: Any) -> Any:
     rollout = arrow.struct(
         [
             must("tokens", arrow.list_(must("element", whole))),
-            must("logprobs", arrow.list_(may("element", real))),
+            must("logprobs", arrow.list_(may("element", arrow.float64()))),
             may("reward", real),
             must("ending", text),
             may("text", text),

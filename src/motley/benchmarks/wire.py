@@ -53,15 +53,32 @@ def real_groups() -> list[Group]:
 
 def size_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
     num_tokens = sum(len(r.tokens) for g in groups for r in g.rollouts)
-    sizes = {lossless: sum(len(entry.record) for entry in log_of(groups, lossless).read(0)) for lossless in (False, True)}
+    sizes = {lossless: _size(groups, lossless) for lossless in (False, True)}
     read = [decode(unpack(entry.record).body)[1] for entry in log_of(groups).read(0)]
     return [
-        _row("real rollouts", len(groups) * len(groups[0].rollouts), f"of {num_tokens} tokens"),
-        _row("record", sizes[False] / num_tokens, "bytes per token", "<= 2"),
+        _row("real rollouts", len(groups) * len(groups[0].rollouts), f"of {num_tokens} tokens, mean log-prob {_mean_logprob(groups):.2f}"),
+        _row(f"record, groups of {len(groups[0].rollouts)}", sizes[False] / num_tokens, "bytes per token", "<= 2"),
+        _row(f"record, groups of {len(groups[0].rollouts) // 2}", _size(_halves(groups)) / num_tokens, "bytes per token"),
         _row("record, log-probs as float32", sizes[True] / num_tokens, "bytes per token"),
         _row("ids and log-probs as 4 bytes each", FTIS_BYTES * num_tokens / sizes[False], "times the record"),
         _row("largest error of an importance ratio", _largest_ratio_error(groups, read), "", "<= 3e-4"),
     ]
+
+
+def _mean_logprob(groups: Sequence[Group]) -> float:
+    found = [logprob for g in groups for r in g.rollouts for logprob in r.logprobs]
+    return sum(found) / len(found)
+
+
+def _size(groups: Sequence[Group], lossless: bool = False) -> int:
+    return sum(len(entry.record) for entry in log_of(groups, lossless).read(0))
+
+
+def _halves(groups: Sequence[Group]) -> list[Group]:
+    """Every group as two, at two slots."""
+    half = len(groups[0].rollouts) // 2
+    parts = [(slot, g) for g in groups for slot in (0, 1)]
+    return [msgspec.structs.replace(g, slot=slot, rollouts=g.rollouts[slot * half : (slot + 1) * half]) for slot, g in parts]
 
 
 def _largest_ratio_error(sent: Sequence[Group], received: Sequence[Any]) -> float:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from motley.exchange.log import Log
-from motley.exchange.wire import Sealed, encode, pack
+from motley.exchange.wire import Sealed, encode_parts, pack
 from motley.records import FIRST_PREVIOUS, Content, Stamp
 
 BATCH = 256  # records in flight at a time
@@ -80,9 +80,9 @@ class Outbox:
         with self._database:
             head = self.head
             for content in contents:
-                body = encode(content, Stamp(key=self._signer.public, counter=head.counter, previous=head.previous), self._lossless)
-                sealed = Sealed(b"", body)
-                record = pack(self._signer.sign(sealed.signed), body)
+                parts = encode_parts(content, Stamp(key=self._signer.public, counter=head.counter, previous=head.previous), self._lossless)
+                sealed = Sealed(b"", b"".join(parts))
+                record = pack(self._signer.sign(sealed.signed), *parts)
                 self._database.execute("INSERT INTO unsent VALUES (?, ?, ?)", (head.counter, content.id, record))
                 head = Head(head.counter + 1, sealed.hash)
             self._set_head(head)

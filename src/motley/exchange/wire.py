@@ -25,11 +25,12 @@ MAX_RECORD_BYTES = 4 * 2**20
 MAX_BODY_BYTES = 8 * 2**20
 MAX_ROLLOUTS = 2**14  # of one group, and
 MAX_TOKENS = 2**20  # tokens in all: what decoding may cost in memory
-LOGPROB_STEP = 2.0**-11
-LEAST_LOGPROB = -(2**16 - 1) * LOGPROB_STEP
+STEPS_PER_NAT = 1700  # a log-prob is off by half a step at most, a ratio by 0.03 %
+LEAST_LOGPROB, MOST_LOGPROB = -(2**16 - 1) / STEPS_PER_NAT, 0.5 / STEPS_PER_NAT
 
 _SIGNED_PREFIX = b"motley record 2\n"
 _HEAD_BYTES = 1 + SIGNATURE_BYTES
+_WORTH_BLOCKS_BYTES = 1024  # of a body: below, a block's own tables cost more than they bring
 _ENDINGS: tuple[Ending, Ending] = ("stop", "length")
 
 
@@ -61,8 +62,13 @@ class Sealed(NamedTuple):
 # Encoding
 
 
-def pack(signature: bytes, body: bytes) -> bytes:
-    record = bytes([SCHEMA]) + signature + zstandard.ZstdCompressor(level=9, write_checksum=False).compress(body)
+def pack(signature: bytes, *parts: bytes) -> bytes:
+    """A record of a body, whole or in parts. Each part is a block of the frame, with statistics of its own: ids and log-probs differ."""
+    body = b"".join(parts)
+    *first, last = parts if len(body) >= _WORTH_BLOCKS_BYTES else [body]
+    compressor = zstandard.ZstdCompressor(level=9, write_checksum=False).compressobj(size=len(body))
+    blocks = [compressor.compress(part) + compressor.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK) for part in first]
+    record = b"".join((bytes([SCHEMA]), signature, *blocks, compressor.compress(last), compressor.flush()))
     if len(record) > MAX_RECORD_BYTES or len(body) > MAX_BODY_BYTES:
         raise ValueError(
             f"a record of {len(record)} bytes ({len(body)} uncompressed) is over the log's limit ({MAX_RECORD_BYTES}, {MAX_BODY_BYTES}); "
@@ -72,23 +78,30 @@ def pack(signature: bytes, body: bytes) -> bytes:
 
 
 def encode(content: Content, stamp: Stamp, lossless: bool = False) -> bytes:
-    """The body of a record. Log-probs are rounded to 2^-11 unless `lossless`, or one of them would not fit."""
+    """The body of a record. Log-probs are rounded to 1/1700 unless `lossless`, or one of them would not fit."""
+    return b"".join(encode_parts(content, stamp, lossless))
+
+
+def encode_parts(content: Content, stamp: Stamp, lossless: bool = False) -> list[bytes]:
+    """The body, cut where one kind of bytes ends and another begins."""
     if not isinstance(content, Group):
-        return _with_length(_header_encoder.encode(_hub_header(content, stamp)))
+        return [_with_length(_header_encoder.encode(_hub_header(content, stamp)))]
     if any(len(rollout.tokens) != len(rollout.logprobs) for rollout in content.rollouts):
         raise ValueError(f"a rollout of group {content.id} has not as many log-probs as tokens; expected one each")
     flat = [logprob for rollout in content.rollouts for logprob in rollout.logprobs]
-    lossless = lossless or not all(LEAST_LOGPROB <= logprob <= LOGPROB_STEP / 2 for logprob in flat)
-    return b"".join(
-        (
-            _with_length(_header_encoder.encode(_group_header(content, stamp, lossless))),
-            _varint_bytes(len(r.tokens) for r in content.rollouts),
-            _varint_bytes(token for r in content.rollouts for token in r.tokens),
-            _planes(array("f", flat)) if lossless else _planes(array("H", (max(0, round(-x / LOGPROB_STEP)) for x in flat))),
-            _little_endian(array("f", (r.reward for r in content.rollouts))).tobytes(),
-            bytes(_ENDINGS.index(r.ending) for r in content.rollouts),
+    if len(content.rollouts) > MAX_ROLLOUTS or len(flat) > MAX_TOKENS:
+        raise ValueError(
+            f"group {content.id} has {len(content.rollouts)} rollouts and {len(flat)} tokens; a record takes {MAX_ROLLOUTS}, {MAX_TOKENS}: "
+            "use a smaller group_size or max_tokens"
         )
-    )
+    lossless = lossless or not all(LEAST_LOGPROB <= logprob <= MOST_LOGPROB for logprob in flat)
+    header = _with_length(_header_encoder.encode(_group_header(content, stamp, lossless)))
+    rewards = _little_endian(array("f", (r.reward for r in content.rollouts))).tobytes()
+    endings = bytes(_ENDINGS.index(r.ending) for r in content.rollouts)
+    lengths = _varint_bytes(len(r.tokens) for r in content.rollouts)
+    tokens = _varint_bytes(token for r in content.rollouts for token in r.tokens)
+    logprobs = [_planes(array("f", flat))] if lossless else _steps_bytes([max(0, round(-x * STEPS_PER_NAT)) for x in flat])
+    return [header + rewards + endings + lengths, tokens, *logprobs]
 
 
 # Decoding
@@ -291,25 +304,22 @@ def _head(stamp: Stamp, crew: str) -> dict[str, Any]:
 
 
 def _rollouts(sections: bytes, num_rollouts: int, lossless: bool) -> tuple[Rollout, ...]:
-    if not 0 <= num_rollouts <= len(sections):  # each takes at least its length's byte
+    if not 0 <= num_rollouts <= len(sections):
         raise WireError("truncated", f"record declares {num_rollouts} rollouts in {len(sections)} bytes")
     if num_rollouts > MAX_ROLLOUTS:
         raise WireError("size", f"group has {num_rollouts} rollouts; at most {MAX_ROLLOUTS} are read")
-    lengths, start = _varints(sections, 0, num_rollouts)
+    rewards_stop, endings_stop = 4 * num_rollouts, 5 * num_rollouts
+    _must_have(sections, endings_stop)
+    rewards = _little_endian(array("f", sections[:rewards_stop]))
+    endings = sections[rewards_stop:endings_stop]
+    if any(ending >= len(_ENDINGS) for ending in endings):
+        raise WireError("malformed", "an ending is neither stop nor length")
+    lengths, start = _varints(sections, endings_stop, num_rollouts)
     total = sum(lengths)
     if total > MAX_TOKENS:
         raise WireError("size", f"group has {total} tokens; at most {MAX_TOKENS} are read")
     tokens, start = _varints(sections, start, total)
-    width = 4 if lossless else 2
-    expected = start + total * width + num_rollouts * 5
-    if len(sections) != expected:
-        raise WireError("truncated" if len(sections) < expected else "malformed", f"sections have {len(sections)} bytes, not {expected}")
-    logprobs = _logprobs(sections[start : start + total * width], lossless)
-    start += total * width
-    rewards = _little_endian(array("f", sections[start : start + 4 * num_rollouts]))
-    endings = sections[start + 4 * num_rollouts :]
-    if any(ending >= len(_ENDINGS) for ending in endings):
-        raise WireError("malformed", "an ending is neither stop nor length")
+    logprobs = _exact_logprobs(sections[start:], total) if lossless else _rounded_logprobs(sections[start:], total)
     found, at = [], 0
     for length, reward, ending in zip(lengths, rewards, endings, strict=True):
         part = slice(at, at + length)
@@ -318,29 +328,71 @@ def _rollouts(sections: bytes, num_rollouts: int, lossless: bool) -> tuple[Rollo
     return tuple(found)
 
 
-def _logprobs(planes: bytes, lossless: bool) -> list[float]:
-    if lossless:
-        return _from_planes(planes, "f").tolist()
-    return [-steps * LOGPROB_STEP for steps in _from_planes(planes, "H")]
+def _must_have(content: bytes, size: int, exactly: bool = False) -> None:
+    if len(content) < size:
+        raise WireError("truncated", f"sections have {len(content)} bytes where {size} are due")
+    if exactly and len(content) > size:
+        raise WireError("malformed", f"sections have {len(content)} bytes where {size} are due")
 
 
-def _planes(values: array) -> bytes:
-    """All first bytes, then all second ones: high bytes of log-probs are nearly all alike, and compress to almost nothing."""
+def _exact_logprobs(planes: bytes, count: int) -> list[float]:
+    _must_have(planes, 4 * count, exactly=True)
+    content = bytearray(len(planes))
+    for byte in range(4):
+        content[byte::4] = planes[byte * count : (byte + 1) * count]
+    return _little_endian(array("f", bytes(content))).tolist()
+
+
+def _planes(values: array[float]) -> bytes:
+    """All first bytes, then all second ones, and so on: bytes of one place are alike, and compress better together."""
     content = _little_endian(values).tobytes()
-    return b"".join(content[byte :: values.itemsize] for byte in range(values.itemsize))
+    return b"".join(content[byte::4] for byte in range(4))
 
 
-def _from_planes(planes: bytes, typecode: str) -> array:
-    values = array(typecode)
-    width, content = values.itemsize, bytearray(len(planes))
-    count = len(planes) // width
-    for byte in range(width):
-        content[byte::width] = planes[byte * count : (byte + 1) * count]
-    values.frombytes(content)
-    return _little_endian(values)
+def _steps_bytes(steps: list[int]) -> list[bytes]:
+    """Numbers of 16 bits: how long each is in binary, a byte each; then the bits below its leading one, lowest first, in a row.
+
+    The lengths of confident tokens are short and alike, and compress; the bits below do not, and are not rounded up to bytes.
+    """
+    found, held, num_held = bytearray(), 0, 0
+    for step in steps:
+        width = step.bit_length() - 1
+        if width > 0:
+            held |= (step ^ 1 << width) << num_held
+            num_held += width
+            while num_held >= 8:
+                found.append(held & 255)
+                held >>= 8
+                num_held -= 8
+    if num_held:
+        found.append(held)
+    return [bytes(step.bit_length() for step in steps), bytes(found)]
 
 
-def _little_endian(values: array) -> array:
+def _rounded_logprobs(section: bytes, count: int) -> list[float]:
+    _must_have(section, count)
+    lengths = section[:count]
+    if max(lengths, default=0) > 16:
+        raise WireError("malformed", "a log-prob has more than 16 bits")
+    num_bits = sum(lengths) - count + lengths.count(0)  # a number without a leading one has none below it either
+    _must_have(section, count + (num_bits + 7) // 8, exactly=True)
+    found, at, held, num_held = [], count, 0, 0
+    for length in lengths:
+        width = length - 1
+        if width <= 0:
+            found.append(-length / STEPS_PER_NAT)
+            continue
+        while num_held < width:
+            held |= section[at] << num_held
+            at += 1
+            num_held += 8
+        found.append(-(held & (1 << width) - 1 | 1 << width) / STEPS_PER_NAT)
+        held >>= width
+        num_held -= width
+    return found
+
+
+def _little_endian(values: array[float]) -> array[float]:
     if sys.byteorder == "big":
         values.byteswap()
     return values
