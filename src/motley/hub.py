@@ -59,15 +59,19 @@ class HubState(msgspec.Struct, kw_only=True):
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What `motley hub --revoke` and `--invite` ask of the running hub."""
+    """What `motley hub --revoke` and `--invite` ask of the running hub, signed with its key."""
 
     what: Literal["revoke", "invite"]
     peer: str
+    at_s: float = 0.0  # only ever grows, so that none is carried out twice
+    signature: bytes = b""
+
+    def signed(self, crew: str) -> bytes:
+        return b"motley order\n" + msgspec.msgpack.encode([crew, self.what, self.peer, self.at_s])
 
 
 class Answer(msgspec.Struct, frozen=True):
     error: str = ""
-    text: str = ""
 
 
 class Hub:
@@ -80,6 +84,7 @@ class Hub:
         self.identity = Identity.kept_at(folder / "hub.key")
         self._names = Names(state.crew)
         self._asked: queue.Queue[Msg] = queue.Queue()
+        self._ordered_at_s = time.time() - 60  # older orders are somebody's copies
         place = state.place
         certificate = (Path(place.certificate[0]), Path(place.certificate[1])) if place.certificate else None
         self.server = Server(state.crew, folder / "server", place.host, place.port, certificate) if place.host else None
@@ -109,7 +114,7 @@ class Hub:
         stop = time.monotonic() + START_S
         while True:
             if self.server:
-                self.server.configure(self.identity.nkey, self._users())
+                self.server.configure(self.identity.nkey, self._users() if self._settled else [])
                 if self.server.start():
                     self._say(f"took over the server at {self.state.place.url}")
             try:
@@ -122,7 +127,7 @@ class Hub:
             config = parse_config(self.state.config)
             task = load_task(config.crew.task, config.task).fingerprint
             self._outbox.put([Charter(crew=self.state.crew, config=self.state.config, task=task)], round=-1)
-        self._publish_roster()
+        self._settle()
 
     def _open(self) -> None:
         with ExitStack() as undo:
@@ -150,8 +155,8 @@ class Hub:
         if self.server and not self.server.alive():
             self._say("the server died; starting it again")
             self.server.start()
-        if len(self._outbox) and not self.connection.trouble:
-            self._deliver()
+        if not self._settled and not self.connection.trouble:
+            self._settle()
 
     def close(self, stop_server: bool = True) -> None:
         if hasattr(self, "connection"):
@@ -164,16 +169,9 @@ class Hub:
     # Who may take part
 
     def invitations(self) -> dict[str, str]:
-        """Per peer not yet enrolled, the line to paste on its machine."""
-        pinned = self.state.place.pinned and self.state.place.certificate
-        certificate = fingerprint(Path(pinned[0])) if pinned else ""
-        lines = {}
-        for peer, secret in self.state.invited.items():
-            text = Invitation(peer, secret, self.identity.public, certificate).text
-            lines[peer] = f"motley join {self.state.place.url} --crew {self.state.crew} --invite {text}"
-        return lines
+        return invitations(self.state, self.identity.public)
 
-    def revoke(self, peer: str) -> str:
+    def revoke(self, peer: str) -> None:
         """Shut a peer out: its records from here on are refused by all, and its connection is closed."""
         self._must_know(peer)
         if peer not in self.state.keys and peer not in self.state.invited:
@@ -182,15 +180,14 @@ class Hub:
         self.state.invited.pop(peer, None)
         self.state.revoked = sorted({*self.state.revoked, peer})
         self._changed()
-        return f"{peer} is shut out; invite it anew with: motley hub ... --invite {peer}"
 
-    def invite(self, peer: str) -> str:
+    def invite(self, peer: str) -> None:
         """Invite a peer anew, which has lost its key or was shut out. Its old key stops counting when the new one is brought."""
         self._must_know(peer)
         self.state.invited[peer] = Identity.new().secret
         self._keep()
-        self._reload()
-        return self.invitations()[peer]
+        if self._settled:
+            self._reload()
 
     def _verify(self, peer: str, signature: bytes, message: bytes) -> bool:
         return peer in self.state.keys and verifies(self.state.keys[peer], signature, message)
@@ -203,12 +200,21 @@ class Hub:
     def _answer(self, message: Msg) -> Answer:
         try:
             if message.subject == self._names.control:
-                order = msgspec.msgpack.decode(message.data, type=Order)
-                return Answer(text=self.revoke(order.peer) if order.what == "revoke" else self.invite(order.peer))
+                return self._carry_out(msgspec.msgpack.decode(message.data, type=Order))
             return self._enrol(msgspec.msgpack.decode(message.data, type=Enrolment), message.subject)
-        except (ValueError, msgspec.DecodeError) as error:
+        except (ValueError, msgspec.DecodeError, RecursionError) as error:
             self._say(f"refused a request on {message.subject}: {error}")
             return Answer(error=str(error))
+
+    def _carry_out(self, asked: Order) -> Answer:
+        if not verifies(self.identity.public, asked.signature, asked.signed(self.state.crew)) or asked.at_s <= self._ordered_at_s:
+            raise ValueError("an order that the hub's owner did not give, or gave before")
+        self._ordered_at_s = asked.at_s
+        if asked.what == "revoke":
+            self.revoke(asked.peer)
+        else:
+            self.invite(asked.peer)
+        return Answer()
 
     def _enrol(self, asked: Enrolment, subject: str) -> Answer:
         if subject != self._names.enrolment(asked.peer) or asked.crew != self.state.crew:
@@ -218,6 +224,8 @@ class Hub:
         secret = self.state.invited.get(asked.peer)
         if secret is None or not asked.is_of(Identity.of(secret).public):
             raise ValueError(f"the invitation of {asked.peer} is not open: it was used, or replaced by a newer one")
+        if asked.key in self.state.keys.values():
+            raise ValueError(f"the key that {asked.peer} brings is another peer's; each needs its own")
         del self.state.invited[asked.peer]
         self.state.keys[asked.peer] = asked.key
         self.state.revoked = [peer for peer in self.state.revoked if peer != asked.peer]
@@ -228,22 +236,25 @@ class Hub:
     def _changed(self) -> None:
         self.state.number += 1
         self._keep()
-        self._reload()
-        self._publish_roster()
+        self._settle()
 
-    def _publish_roster(self) -> None:
-        """Once per number, whatever crashes in between."""
+    @property
+    def _settled(self) -> bool:
+        """Whether everyone can know the present roster."""
+        return self._outbox.note_of(self.state.number) is not None and len(self._outbox) == 0
+
+    def _settle(self) -> None:
+        """Publish the roster, once per number, and only then let the server follow it: a record ahead of its roster is lost for good."""
         state = self.state
         if self._outbox.note_of(state.number) is None:
             roster = Roster(crew=state.crew, number=state.number, keys=dict(state.keys), revoked=tuple(state.revoked))
             self._outbox.put([roster], round=state.number)
-        self._deliver()
-
-    def _deliver(self) -> None:
         try:
             self._outbox.deliver(self.log)
         except LogError as error:
             self._say(f"a roster waits to be sent: {error}")
+        else:
+            self._reload()
 
     def _reload(self) -> None:
         if self.server:
@@ -290,10 +301,28 @@ def order(folder: Path, what: Order) -> str:
         return _order_while_stopped(folder, state, what)
     if answer.error:
         raise ValueError(answer.error)
-    return answer.text
+    return _done(folder, read_state(folder), what.peer)
+
+
+def _done(folder: Path, state: HubState, peer: str) -> str:
+    """What came of an order; an invitation is read from the folder, and never travels."""
+    if peer in state.invited:
+        return invitations(state, Identity.kept_at(folder / "hub.key").public)[peer]
+    return f"{peer} is shut out; invite it anew with: motley hub ... --invite {peer}"
+
+
+def invitations(state: HubState, hub: bytes) -> dict[str, str]:
+    """Per peer with an open invitation, the line to paste on its machine."""
+    pinned = state.place.pinned and state.place.certificate
+    certificate = fingerprint(Path(pinned[0])) if pinned else ""
+    start = f"motley join {state.place.url} --crew {state.crew} --invite "
+    return {peer: start + Invitation(peer, secret, hub, certificate).text for peer, secret in state.invited.items()}
 
 
 def _ask_running_hub(folder: Path, state: HubState, what: Order) -> Answer:
+    identity = Identity.kept_at(folder / "hub.key")
+    what = msgspec.structs.replace(what, at_s=time.time())
+    what = msgspec.structs.replace(what, signature=identity.sign(what.signed(state.crew)))
     connection = Connection(hub_login(folder, state), patience_s=1)
     try:
         subject = Names(state.crew).control
@@ -308,6 +337,10 @@ def _order_while_stopped(folder: Path, state: HubState, what: Order) -> str:
     runs_on = hub.server is not None and hub.server.alive()  # a server that outlived its hub has peers on it
     hub.start()
     try:
-        return hub.revoke(what.peer) if what.what == "revoke" else hub.invite(what.peer)
+        if what.what == "revoke":
+            hub.revoke(what.peer)
+        else:
+            hub.invite(what.peer)
+        return _done(folder, hub.state, what.peer)
     finally:
         hub.close(stop_server=not runs_on)

@@ -36,6 +36,7 @@ from motley.records import HUB
 from motley.run import MetricsLine, Run, Timing, WarmProgress, check_config, timed
 from motley.tasks import load_task
 from motley.trust import read_hub, stamp_of, verifies
+from motley.trust.invitation import Invitation
 
 WAIT_S = 0.25  # at most, before looking again
 
@@ -56,14 +57,14 @@ def join(
     with ExitStack() as held:
         lock = hold(folder / "member.lock")
         if lock is None:
-            raise ValueError(f"a peer is already running in {folder}; stop it first, or choose another folder with --out")
+            raise ValueError(f"{Invitation.read(invite).peer} is already running in {folder}; stop it first")
         held.callback(os.close, lock)
         joining = Joining.begin(url, crew, invite, folder, say)
         came_before = (folder / "config.toml").exists()  # then the address is right, and the hub is only away
         connection = patiently(joining.enter, say) if came_before else joining.enter()
         held.callback(connection.close)
         log = patiently(lambda: NatsLog(connection, crew), say)
-        return Member(joining, _agree(joining, log, data), log, progress, held.pop_all())
+        return Member(joining, _agree(joining, log, data), log, progress, held)
 
 
 def _agree(joining: Joining, log: NatsLog, data: Path | None) -> CrewConfig:
@@ -94,17 +95,20 @@ class Member:
     """`rounds()` trains: it yields a metrics line per round, and in between, whenever it waits, a line of text that says for what."""
 
     def __init__(self, joining: Joining, config: CrewConfig, log: NatsLog, progress: WarmProgress | None, held: ExitStack) -> None:
-        """`held`: what to give back in the end."""
+        """`held`: what to give back in the end, or if this fails."""
         folder, identity = joining.folder, joining.identity
-        self.config, self.folder, self.log, self._say, self._held = config, folder, log, joining.say, held
+        self.config, self.folder, self.log, self._say = config, folder, log, joining.say
         me = next(p for p in config.peer if p.name == joining.membership.peer)
         self._run = Run(config, folder)
         signer = Signer(identity.public, identity.sign)
         open_outbox = lambda: Outbox(folder / "groups" / "outbox.sqlite", signer, config.crew.lossless)
         voice = Voice(me.name, identity.sign)
         self.presence = patiently(lambda: Presence(log.connection, config.crew.name, self._verify, voice), self._say)
+        held.callback(self.presence.stop)
         self.peer = self._run.build(me, log, open_outbox(), joining.membership.hub, progress)
+        held.callback(self.peer.outbox.close)
         self._check_engine()
+        self._over = False  # async: there is nothing more to come, though fewer steps were taken than there are rounds
         self._journal = Journal(folder / "journal.jsonl")
         self._start_or_restore()
         self._mend_outbox()
@@ -114,6 +118,7 @@ class Member:
         self._trouble = ""
         self._idle = False  # nothing on the log could be learned from
         self._waits_since = time.monotonic()  # for crewmates, while connected
+        self._held = held.pop_all()
 
     def rounds(self) -> Iterator[MetricsLine | str]:
         while not self.finished:
@@ -128,7 +133,7 @@ class Member:
                 self.log.wait(WAIT_S)
             else:
                 yield line
-        if self.finished_rounds < self.config.crew.rounds:  # async: the last groups were too few for a step
+        if self.finished_rounds < self.config.crew.rounds and not self._over:
             yield self._last_line()
         while len(self.peer.outbox):  # others wait for these
             yield self.status
@@ -141,11 +146,11 @@ class Member:
     @property
     def finished(self) -> bool:
         peer, rounds = self.peer, self.config.crew.rounds
-        if peer.learned_rounds >= rounds:
+        if peer.learned_rounds >= rounds or self._over:
             return True
-        if self.config.crew.pace == "lockstep" or peer.sampled_rounds < rounds:
+        if self.config.crew.pace == "lockstep" or peer.sampled_rounds < rounds or not self._idle:
             return False
-        return self._idle and all(peer.complete[name] >= rounds for name in peer.crewmates)
+        return self._closed() or all(peer.complete[name] >= rounds for name in peer.crewmates)
 
     @property
     def status(self) -> str:
@@ -165,7 +170,7 @@ class Member:
     def save(self) -> None:
         sync(self._run.metrics)
         peer = self.peer
-        state = {"metrics_bytes": self._run.metrics.stat().st_size, "peer": peer.state()}
+        state = {"metrics_bytes": self._run.metrics.stat().st_size, "over": self._over, "peer": peer.state()}
         root = self.folder / "checkpoints"
         save_checkpoint(
             root, peer.learned_rounds, state, lambda f: save_training(peer.learner.policy, peer.learner.optimiser, f / peer.me.name)
@@ -177,7 +182,6 @@ class Member:
         self._courier.close()
         state: State = "finished" if self.finished else "left"
         self.presence.close(Beat(state, self.peer.learned_rounds, len(self.peer.outbox)))
-        self.peer.outbox.close()
         self._held.close()
 
     # Starting
@@ -201,6 +205,7 @@ class Member:
         state = load_manifest(found[-1])
         self._run.cut_metrics(state["metrics_bytes"], found[-1])
         patiently(lambda: self._run.restore(self.peer, found[-1], state["peer"]), self._say)
+        self._over = state["over"]
         self._say(f"going on after round {self.peer.learned_rounds}")
 
     def _mend_outbox(self) -> None:
@@ -316,6 +321,7 @@ class Member:
         line = {"round": self.config.crew.rounds, "peer": self.peer.me.name, "version": self.peer.learner.policy.version}
         line |= self._run.accuracies(self.peer)
         self._run.write([line])
+        self._over = True
         self.save()
         return line
 

@@ -142,7 +142,8 @@ class Peer:
             for slot, problem in enumerate(problems)
         ]
         sampled = Sampled(sum(len(r.tokens) for r in rollouts), sum(rewards) / len(rewards))
-        self.outbox.put(groups, round, msgspec.msgpack.encode(sampled))
+        unknown = [group for group in groups if not self._has(group)]  # others are on the log, of an outbox that was lost
+        self.outbox.put(unknown, round, msgspec.msgpack.encode(sampled))
         return sampled
 
     # Learner half
@@ -182,14 +183,19 @@ class Peer:
 
     def _is_new(self, group: Group) -> bool:
         """Groups are admitted once, whatever a log may show."""
-        sender, key = group.origin.peer, (group.origin.peer, group.round, group.slot)
-        if group.round < self.complete[sender] or key in self.seen:
+        if self._has(group):
             return False
-        self.seen.add(key)
+        sender = group.origin.peer
+        self.seen.add((sender, group.round, group.slot))
         while (whole := {(sender, self.complete[sender], slot) for slot in range(self.config.problems_per_peer)}) <= self.seen:
             self.seen -= whole
             self.complete[sender] += 1
         return True
+
+    def _has(self, group: Group) -> bool:
+        """Whether this very group, or another under its id, was admitted."""
+        sender = group.origin.peer
+        return group.round < self.complete[sender] or (sender, group.round, group.slot) in self.seen
 
     def learn(self, closed: bool = False) -> StepReport | None:
         """Take one step if what it waits for is there."""

@@ -29,6 +29,18 @@ class NotAdmittedError(LogError):
     """The server does not know this key."""
 
 
+class SturdyClient(Client):
+    """nats-py stops reading for good at a message it cannot decode, and any peer can publish one. Here it is read as far as it goes."""
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        clean = lambda part: bytes(part).decode(errors="replace").encode() if part else part
+        try:
+            await super()._process_msg(sid, clean(subject), clean(reply), data, clean(headers))
+        except Exception:  # noqa: BLE001 - whatever a stranger's message does to the client, the next one must be read
+            with suppress(Exception):
+                await super()._process_msg(sid, clean(subject), clean(reply), data, b"")
+
+
 @dataclass(frozen=True, slots=True)
 class Login:
     url: str  # nats://HOST:PORT or tls://HOST:PORT
@@ -45,7 +57,7 @@ class Connection:
     def __init__(self, login: Login, patience_s: float = 10.0) -> None:
         """Connect within `patience_s`, or LogError; later losses are repaired for ever in the background."""
         self.login = login
-        self._client = Client()
+        self._client = SturdyClient()
         self._lost_at: float | None = None
         self._said = ""
         self._loop = asyncio.new_event_loop()
@@ -107,13 +119,22 @@ class Connection:
     def close(self) -> None:
         if self._loop.is_closed():
             return
-        with suppress(nats.errors.Error, TimeoutError, OSError, asyncio.CancelledError):  # what was worth sending is acknowledged
-            self._run(self._client.close(), 5)
+        if self._client.options:  # it began to connect, and has something to close
+            with suppress(nats.errors.Error, TimeoutError, OSError, asyncio.CancelledError):  # what was worth sending is acknowledged
+                self._run(self._client.close(), 5)
+        with suppress(TimeoutError, asyncio.CancelledError):
+            self._run(self._end_tasks(), 5)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5)
         self._loop.close()
 
     # The client's side
+
+    async def _end_tasks(self) -> None:
+        others = asyncio.all_tasks(self._loop) - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
 
     def _run(self, coroutine: Awaitable[T], timeout_s: float) -> T:
         async def awaited() -> T:
@@ -132,6 +153,7 @@ class Connection:
         if task.done():
             return task.result()
         task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
         raise refused.result()
 
     async def _connect(self, patience_s: float) -> None:
@@ -144,13 +166,12 @@ class Connection:
                 if isinstance(error, LogError):
                     raise
                 if time.monotonic() > stop:
-                    raise LogError(
-                        f"cannot reach {self.login.url}: {_words(error)}; is the hub running, and its port open from here?"
-                    ) from None
+                    why = self._said if isinstance(error, nats.errors.NoServersError) and self._said else _words(error)
+                    raise LogError(f"cannot reach {self.login.url}: {why}; is the hub running, and its port open from here?") from None
                 await asyncio.sleep(RECONNECT_WAIT_S)
 
     async def _connect_once(self) -> None:
-        self._client = Client()
+        self._client = SturdyClient()
         secure = urlparse(self.login.url).scheme == "tls"
         options: dict[str, Any] = {"nkeys_seed_str": self.login.seed} if self.login.seed else {}
         if secure:
@@ -165,13 +186,16 @@ class Connection:
                 reconnected_cb=self._on_reconnect,
                 closed_cb=self._on_disconnect,
                 connect_timeout=5,
-                reconnect_time_wait=RECONNECT_WAIT_S,  # type: ignore[arg-type] # seconds; a fraction is as good
-                max_reconnect_attempts=-1,
+                allow_reconnect=False,
+                max_reconnect_attempts=1,
+                reconnect_time_wait=0,
                 ping_interval=PING_S,
                 **options,
             ),
             10,
         )
+        # The first time it fails at once and says why; from here on it tries for ever.
+        self._client.options |= {"allow_reconnect": True, "max_reconnect_attempts": -1, "reconnect_time_wait": RECONNECT_WAIT_S}
 
     def _trusted(self) -> ssl.SSLContext:
         """The public authorities, or with a fingerprint exactly the certificate that has it."""
@@ -186,6 +210,7 @@ class Connection:
                 "somebody else may be answering: ask the hub's owner"
             )
         context = ssl.create_default_context(cadata=found)
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # an issued one is enough by itself, too
         context.check_hostname = False  # the fingerprint names the very certificate
         return context
 

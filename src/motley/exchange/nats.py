@@ -58,7 +58,10 @@ class Names:
         return f"{self._root}.enrol.{peer}"
 
     def id_of(self, subject: str) -> str:
-        return _unescaped(subject.removeprefix(f"{self._root}.log."))
+        """The id of a subject; a subject that no id has stands for itself, and no record will fit it."""
+        escaped = subject.removeprefix(f"{self._root}.log.")
+        id = _unescaped(escaped)
+        return id if _escaped(id) == escaped else f"={escaped}"
 
     @property
     def direct_get(self) -> str:
@@ -102,17 +105,22 @@ class NatsLog:
     async def _publish_all(self, records: Sequence[tuple[str, bytes]], client: Client) -> None:
         if not client.is_connected:  # the client would buffer it, and time would run out here
             raise LogError(self.connection.trouble or "not connected")
+        for id, record in records:
+            if len(record) > MAX_RECORD_BYTES:
+                raise LogError(f"the log refuses {id}: it has {len(record)} bytes, and {MAX_RECORD_BYTES} is the most")
         headers = {"Nats-Expected-Last-Subject-Sequence": "0"}
         sent = [
             asyncio.ensure_future(client.request(self._names.record(id), record, FLIGHT_S, headers=dict(headers))) for id, record in records
         ]
         due = set(sent)
-        while due:
-            answered, due = await asyncio.wait(due, timeout=SILENCE_S, return_when=asyncio.FIRST_COMPLETED)
-            if not answered:
-                for request in due:
-                    request.cancel()
-                raise LogError(f"{len(due)} of {len(sent)} records were not confirmed")
+        try:
+            while due:
+                answered, due = await asyncio.wait(due, timeout=SILENCE_S, return_when=asyncio.FIRST_COMPLETED)
+                if not answered:
+                    raise LogError(f"{len(due)} of {len(sent)} records were not confirmed")
+        finally:
+            for request in due:
+                request.cancel()
         for (id, _), answer in zip(records, (request.result() for request in sent), strict=True):
             error = msgspec.json.decode(answer.data).get("error") if answer.data else {"description": "no stream took it"}
             if error and error.get("err_code") not in _EXISTS:

@@ -75,11 +75,14 @@ class Presence:
 
     def close(self, beat: Beat) -> None:
         """Stop, with a last word."""
+        self.stop()
+        self._beat = beat
+        self._send()
+
+    def stop(self) -> None:
         self._stop.set()
-        if self._me:
+        if self._thread.is_alive():
             self._thread.join(BEAT_S + 1)
-            self._beat = beat
-            self._send()
 
     def _tell(self) -> None:
         while not self._stop.wait(BEAT_S):

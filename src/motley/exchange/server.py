@@ -89,6 +89,7 @@ class Server:
             return True
         try:
             self._forget_child()
+            self._check_port()
             (self.folder / "server.pid").unlink(missing_ok=True)
             command = [_binary(), "--config", str(self.folder / "server.json")]
             self._child = subprocess.Popen(
@@ -130,9 +131,15 @@ class Server:
     def _pid(self) -> int:
         return self._child.pid if self._child else int((self.folder / "server.pid").read_text())
 
-    def _pid_is_written(self) -> bool:
-        path = self.folder / "server.pid"
-        return path.exists() and path.read_text().strip() == str(self._child.pid if self._child else "")
+    def _check_port(self) -> None:
+        with socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((self.host, self.port))
+            except OSError as error:
+                raise ValueError(
+                    f"the NATS server cannot listen on {self.host}:{self.port}: {error.strerror}; choose another --port, or free it"
+                ) from None
 
     def _wait_until_up(self) -> None:
         stop = time.monotonic() + START_S
@@ -144,8 +151,7 @@ class Server:
             except OSError:
                 time.sleep(0.02)
             else:
-                if self._pid_is_written():  # after it listens: what answered is not somebody else
-                    return
+                return
         assert self._child
         assert self._child.stderr
         self._child.kill()
@@ -194,6 +200,8 @@ def _binary() -> str:
 
 
 def _held(path: Path) -> bool:
+    if not path.exists():
+        return False
     descriptor = hold(path)
     if descriptor is not None:
         os.close(descriptor)
@@ -218,7 +226,9 @@ def free_port() -> int:
 
 def fingerprint(certificate: Path) -> str:
     """sha256 of a PEM certificate, in hex: what an invitation carries."""
-    return hashlib.sha256(ssl.PEM_cert_to_DER_cert(certificate.read_text())).hexdigest()
+    end = ssl.PEM_FOOTER
+    first = certificate.read_text().split(end)[0] + end  # the rest of a chain is its issuers
+    return hashlib.sha256(ssl.PEM_cert_to_DER_cert(first[first.index(ssl.PEM_HEADER) :])).hexdigest()
 
 
 def self_signed(folder: Path, host: str) -> tuple[Path, Path]:

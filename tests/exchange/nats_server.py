@@ -1,0 +1,124 @@
+"""Real servers for tests: on this machine, on free ports, gone when the test is over. And waiting without sleeping longer than needed."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from nats.aio.client import Client
+
+from fakes import identity
+from motley.exchange.connection import Connection, Login
+from motley.exchange.nats import NatsLog, create_stream
+from motley.exchange.server import Server, User, _binary, free_port, peer_user
+from motley.records import HUB
+from motley.trust import Identity
+
+CREW = "crew"
+T = TypeVar("T")
+
+
+def eventually(find: Callable[[], T], within_s: float = 10.0) -> T:
+    """The first answer that is true."""
+    stop = time.monotonic() + within_s
+    while not (found := find()):
+        assert time.monotonic() < stop, f"not within {within_s} s"
+        time.sleep(0.005)
+    return found
+
+
+def let_go(server: Server) -> None:
+    """Close what the object holds of a child that is dead."""
+    child = server._child
+    if child and child.stderr and child.poll() is not None:
+        child.stderr.close()
+
+
+class Net:
+    """A hub's server with peers a and b, and who is connected to it."""
+
+    def __init__(self, folder: Path, certificate: tuple[Path, Path] | None = None) -> None:
+        self.server = Server(CREW, folder, "127.0.0.1", free_port(), certificate)
+        self.url = f"{'tls' if certificate else 'nats'}://127.0.0.1:{self.server.port}"
+        self.users = [peer_user(CREW, peer, identity(peer).nkey) for peer in ("a", "b")]
+        self.connections: list[Connection] = []
+
+    def start(self, *others: User) -> Net:
+        self.admit(*others)
+        self.server.start()
+        create_stream(self.connect(HUB), CREW)
+        return self
+
+    def admit(self, *others: User) -> None:
+        """Write who may come in; for a running server, `reload` makes it count."""
+        self.server.configure(identity(HUB).nkey, [*self.users, *others])
+
+    def connect(self, name: str, key: Identity | None = None, certificate: str = "", patience_s: float = 10.0) -> Connection:
+        made = Connection(Login(self.url, name, (key or identity(name)).nkey_seed, certificate), patience_s)
+        self.connections.append(made)
+        return made
+
+    def log(self, name: str) -> NatsLog:
+        return NatsLog(self.connect(name), CREW)
+
+    def kill(self) -> None:
+        """Kill -9, and see that it is dead and everyone has noticed."""
+        self.server.kill()
+        eventually(lambda: not self.server.alive())
+        let_go(self.server)
+        for connection in self.connections:
+            eventually(lambda connection=connection: connection.trouble)
+
+    def restart(self) -> None:
+        assert not self.server.start()
+        self.all_back()
+
+    def all_back(self) -> None:
+        for connection in self.connections:
+            eventually(lambda connection=connection: not connection.trouble)
+
+    def close(self) -> None:
+        for connection in self.connections:
+            connection.close()
+        self.server.stop()
+        let_go(self.server)
+
+
+@contextmanager
+def open_server(folder: Path) -> Iterator[str]:
+    """The url of a JetStream server that knows no users: everybody may do everything."""
+    port = free_port()
+    command = [_binary(), "--jetstream", "--store_dir", str(folder), "--addr", "127.0.0.1", "--port", str(port)]
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield f"nats://127.0.0.1:{port}"
+    finally:
+        child.kill()
+        child.wait()
+
+
+async def settle(client: Client) -> None:
+    """Have the server read all that was sent. The first ping may overtake what the client still holds; the second cannot."""
+    await client.flush()
+    await client.flush()
+
+
+def send_raw(connection: Connection, protocol: bytes) -> None:
+    """Have the server read these bytes, which a well-behaved client would not send."""
+
+    async def work(client: Client) -> None:
+        await settle(client)
+        assert client._transport
+        client._transport.write(protocol)
+        await client.flush()
+
+    connection.call(work)
+
+
+def raw_message(subject: str | bytes, headers: bytes, content: bytes = b"x", reply: str | bytes = b"") -> bytes:
+    subject, reply = (part.encode() if isinstance(part, str) else part for part in (subject, reply))
+    return b"HPUB %s %s %d %d\r\n%s%s\r\n" % (subject, reply, len(headers), len(headers) + len(content), headers, content)

@@ -1,0 +1,759 @@
+from __future__ import annotations
+
+import re
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from exchange.contract import admission, rounds_of
+from exchange.nats_server import eventually, open_server, settle
+from fakes import identity
+from motley import hub as module
+from motley.config import CrewConfig, parse_config
+from motley.exchange import LogError, Outbox, Signer
+from motley.exchange.connection import Connection, Login, NotAdmittedError
+from motley.exchange.nats import Names, NatsLog
+from motley.exchange.presence import Beat, Presence, Voice
+from motley.exchange.server import Server, _binary, fingerprint, free_port, self_signed
+from motley.hub import Answer, Hub, Order, Place, order, read_state
+from motley.records import HUB, Charter, Roster
+from motley.tasks import load_task
+from motley.trust import Identity, known, read_hub
+from motley.trust.invitation import Enrolment, Invitation
+
+CREW = """
+[crew]
+name = "crew"
+task = "digits"
+rounds = 3
+group_size = 4
+problems_per_round = 2
+objective = "ftis"
+[[peer]]
+name = "a"
+model = "tiny:0.3m"
+[[peer]]
+name = "b"
+model = "tiny:0.3m"
+"""
+CONFIG = parse_config(CREW)
+NAMES = Names("crew")
+
+
+class Household:
+    """One hub's folder on this machine, and all that is opened around it."""
+
+    def __init__(self, folder: Path, place: Place | None = None) -> None:
+        port = free_port()
+        self.folder = folder
+        self.place = place or Place(url=f"nats://127.0.0.1:{port}", host="127.0.0.1", port=port)
+        self.said: list[str] = []
+        self.hubs: list[Hub] = []
+        self.connections: list[Connection] = []
+
+    def open(self, config: CrewConfig = CONFIG) -> Hub:
+        made = Hub.open(config, self.folder, self.place, self.said.append)
+        self.hubs.append(made)
+        return made
+
+    def start(self) -> Hub:
+        made = self.open()
+        made.start()
+        return made
+
+    def stop(self, hub: Hub) -> None:
+        self.hubs.remove(hub)
+        hub.close()
+
+    def invitation(self, peer: str) -> Invitation:
+        return Invitation.read(self.hubs[-1].invitations()[peer].split()[-1])
+
+    def connect(self, name: str, key: Identity, certificate: str = "") -> Connection:
+        made = Connection(Login(self.place.url, name, key.nkey_seed, certificate))
+        self.connections.append(made)
+        return made
+
+    def log(self, name: str, key: Identity) -> NatsLog:
+        """Logged in as a peer, as soon as its key is let in."""
+        return NatsLog(eventually(lambda: self.admitted(name, key)), "crew")
+
+    def admitted(self, name: str, key: Identity) -> Connection | None:
+        try:
+            return self.connect(name, key)
+        except NotAdmittedError:
+            return None
+
+    def join(self, peer: str, key: Identity) -> NatsLog:
+        """Enrol and log in, as a member does. The hub's answer may be lost while the server lets the key in."""
+        guest = self.guest(peer)
+        with suppress(LogError):
+            assert ask(guest, Enrolment.ask("crew", self.invitation(peer), key)) == Answer()
+        guest.close()
+        eventually(lambda: f"{peer} has joined with key {key.nkey}" in self.said)
+        return self.log(peer, key)
+
+    def guest(self, peer: str) -> Connection:
+        invited = Identity.of(self.invitation(peer).secret)
+        return eventually(lambda: self.admitted(f"invited-{peer}", invited))
+
+    def rosters(self) -> list[Roster]:
+        """All on the log, each signed by the hub."""
+        hub = self.hubs[-1]
+        entries = hub.log.records_of(HUB)
+        read_hub(entries, "crew", hub.identity.public)
+        return [content for content, _ in map(known, entries) if isinstance(content, Roster)]
+
+    def close(self) -> None:
+        for connection in self.connections:
+            connection.close()
+        for hub in self.hubs:
+            hub.close()
+
+
+def ask(connection: Connection, asked: Enrolment | bytes, subject: str = "", timeout_s: float = 5) -> Answer:
+    content = asked if isinstance(asked, bytes) else msgspec.msgpack.encode(asked)
+    where = subject or NAMES.enrolment(asked.peer if isinstance(asked, Enrolment) else "a")
+    reply = connection.call(lambda client: client.request(where, content, timeout_s))
+    return msgspec.msgpack.decode(reply.data, type=Answer)
+
+
+@contextmanager
+def ticking(hub: Hub) -> Iterator[None]:
+    """The hub at work, on another thread."""
+    stop, failed = threading.Event(), []
+
+    def work() -> None:
+        try:
+            while not stop.is_set():
+                hub.tick(0.01)
+        except BaseException as error:  # noqa: BLE001 - raised again where it can be seen
+            failed.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(20)
+    if failed:
+        raise failed[0]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Household]:
+    made = Household(tmp_path / "hub")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def hub(home: Household) -> Iterator[Hub]:
+    """Started and at work."""
+    made = home.start()
+    with ticking(made):
+        yield made
+
+
+# Founding
+
+
+def test_a_new_hub_writes_its_charter_and_an_empty_roster_signed_by_its_key(home: Household) -> None:
+    hub = home.start()
+    charter, roster = read_hub(hub.log.records_of(HUB), "crew", hub.identity.public)
+    assert parse_config(charter.config) == CONFIG
+    assert charter.task == load_task("digits", {}).fingerprint
+    assert (roster.number, roster.keys, roster.revoked) == (0, {}, ())
+    assert [entry.id for entry in hub.log.read(0)] == ["hub.charter", "hub.roster.0"]
+    with pytest.raises(ValueError, match="not signed by the hub"):
+        read_hub(hub.log.records_of(HUB), "crew", identity("other").public)
+
+
+def test_a_hub_that_is_started_again_goes_on_with_what_is_there(home: Household) -> None:
+    first = home.start()
+    with ticking(first):
+        home.join("a", identity("a"))
+    before, lines = first.log.read(0), first.invitations()
+    home.stop(first)
+    second = home.start()
+    assert second.identity == first.identity
+    assert second.log.read(0) == before
+    assert second.invitations() == lines
+    assert list(lines) == ["b"]
+    assert home.rosters()[-1].keys == {"a": identity("a").public}
+    home.log("a", identity("a")).append([("a.0.0", b"x")])
+
+
+def test_only_its_owner_may_read_what_the_hub_keeps(home: Household) -> None:
+    home.start()
+    for name in ("hub.json", "hub.key", "server/server.json"):
+        assert stat.S_IMODE((home.folder / name).stat().st_mode) == 0o600
+
+
+def test_two_hubs_cannot_run_in_one_folder(home: Household) -> None:
+    hub = home.start()
+    with pytest.raises(ValueError, match=r"a hub is already running in .*; stop it first, or choose another folder with --out"):
+        home.open()
+    assert hub.server
+    assert hub.server.alive()
+    home.stop(hub)
+    home.open()
+
+
+def test_a_folder_of_another_crew_is_refused(home: Household) -> None:
+    home.stop(home.start())
+    other = parse_config(CREW.replace("rounds = 3", "rounds = 4"))
+    with pytest.raises(ValueError, match="other settings; choose another folder with --out, or delete it"):
+        home.open(other)
+    home.open()
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{}", b"\xff", b'{"crew": 3}'])
+def test_a_folder_without_a_hubs_state_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "hub.json").write_bytes(content)
+    with pytest.raises(ValueError, match="is not the folder of a hub"):
+        read_state(tmp_path)
+
+
+# Invitations
+
+
+def test_there_is_one_line_to_paste_per_peer(home: Household) -> None:
+    hub = home.start()
+    lines = hub.invitations()
+    assert list(lines) == ["a", "b"]
+    for peer, line in lines.items():
+        found = re.fullmatch(r"motley join (\S+) --crew (\S+) --invite (\S+)", line)
+        assert found
+        assert found[1] == home.place.url
+        assert found[2] == "crew"
+        invitation = Invitation.read(found[3])
+        assert (invitation.peer, invitation.hub, invitation.certificate) == (peer, hub.identity.public, "")
+    assert home.invitation("a").secret != home.invitation("b").secret
+
+
+def test_with_an_invitation_a_peer_brings_its_key_and_is_let_in_without_a_restart(home: Household, hub: Hub) -> None:
+    assert hub.server
+    pid = hub.server._pid()
+    key = identity("a")
+    with pytest.raises(NotAdmittedError):
+        home.connect("a", key)
+    log = home.join("a", key)
+    log.append([("a.0.0", b"of a")])
+    assert [entry.id for entry in log.read(0)] == ["hub.charter", "hub.roster.0", "hub.roster.1", "a.0.0"]
+    _, roster = read_hub(log.records_of(HUB), "crew", hub.identity.public)
+    assert (roster.number, roster.keys, roster.revoked) == (1, {"a": key.public}, ())
+    assert list(hub.invitations()) == ["b"]
+    assert hub.server._pid() == pid
+    assert hub.connection.trouble == ""
+
+
+def test_a_key_is_let_in_only_behind_the_roster_that_has_it(home: Household, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = home.start()
+    usual, rosters = Server.reload, []
+
+    def reload(server: Server) -> None:
+        rosters.append(home.rosters()[-1].keys)
+        usual(server)
+
+    monkeypatch.setattr(Server, "reload", reload)
+    with ticking(hub):
+        home.join("a", identity("a"))
+    assert rosters == [{"a": identity("a").public}]
+
+
+def test_an_invitation_is_good_for_one_key(home: Household, hub: Hub) -> None:
+    invitation = home.invitation("a")
+    home.join("a", identity("a"))
+    eventually(lambda: home.admitted("invited-a", Identity.of(invitation.secret)) is None)
+    late = Enrolment.ask("crew", invitation, identity("late"))
+    answer = ask(hub.connection, late)  # had it still been connected
+    assert "invitation of a is not open" in answer.error
+    assert ask(hub.connection, Enrolment.ask("crew", invitation, identity("a"))) == Answer()  # its first answer was lost
+    assert [roster.number for roster in home.rosters()] == [0, 1]
+    assert home.rosters()[-1].keys == {"a": identity("a").public}
+
+
+def test_peers_enrol_at_the_same_time(home: Household, hub: Hub) -> None:
+    joined: dict[str, NatsLog] = {}
+    threads = [threading.Thread(target=lambda peer=peer: joined.update({peer: home.join(peer, identity(peer))})) for peer in ("a", "b")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert home.rosters()[-1].keys == {peer: identity(peer).public for peer in ("a", "b")}
+    assert hub.invitations() == {}
+    for peer, log in joined.items():
+        eventually(lambda log=log, peer=peer: appended(log, f"{peer}.0.0"))
+
+
+def appended(log: NatsLog, id: str) -> bool:
+    """An answer may be lost while the server lets another peer in."""
+    try:
+        log.append([(id, b"x")])
+    except LogError:
+        return False
+    return True
+
+
+def test_an_enrolled_peer_is_heard_and_another_key_under_its_name_is_not(home: Household, hub: Hub) -> None:
+    connection = home.join("a", identity("a")).connection
+    for key, state in ((identity("other"), "learning"), (identity("a"), "sampling")):
+        voice = Presence(connection, "crew", lambda peer, signature, message: False, Voice("a", key.sign))
+        voice.say(Beat(state, 1))
+        if key == identity("a"):
+            assert eventually(lambda: hub.presence.heard.get("a")).state == "sampling"
+        voice.close(Beat(state, 1))
+    assert hub.presence.heard["a"].state == "sampling"
+
+
+# Shutting out
+
+
+def test_a_peer_that_is_shut_out_is_disconnected_and_cannot_come_back(home: Household, hub: Hub) -> None:
+    a, b = home.join("a", identity("a")), home.join("b", identity("b"))
+    assert "motley hub ... --invite a" in order(home.folder, Order("revoke", "a"))
+    eventually(lambda: a.connection.shut_out)
+    with pytest.raises(LogError, match=f"no connection to {home.place.url}"):
+        a.append([("a.0.0", b"x")])
+    assert home.admitted("a", identity("a")) is None
+    assert b.connection.trouble == ""
+    eventually(lambda: appended(b, "b.0.0"))
+    roster = home.rosters()[-1]
+    assert (roster.number, roster.keys, roster.revoked) == (3, {"b": identity("b").public}, ("a",))
+    with pytest.raises(ValueError, match="a is shut out already"):
+        order(home.folder, Order("revoke", "a"))
+
+
+def test_a_peer_that_never_came_can_be_shut_out(home: Household, hub: Hub) -> None:
+    guest = home.guest("a")
+    order(home.folder, Order("revoke", "a"))
+    eventually(lambda: guest.shut_out)
+    assert list(hub.invitations()) == ["b"]
+    assert home.rosters()[-1].revoked == ("a",)
+
+
+def test_peers_admit_records_of_who_is_on_the_roster_and_refuse_them_after_it_was_shut_out(home: Household, hub: Hub) -> None:
+    gate = admission()
+    gate.hub = hub.identity.public
+    outbox = Outbox(None, Signer(identity("a").public, identity("a").sign))
+    first, second = rounds_of("a")[:2]
+    log = home.join("a", identity("a"))
+    outbox.put([first])
+    outbox.deliver(log)
+    order(home.folder, Order("revoke", "a"))
+    outbox.put([second])
+    outbox.deliver(hub.log)  # as if it had come through at the last moment
+    admitted = [found.group.id for entry in hub.log.read(0) if (found := gate.admit(entry))]
+    assert admitted == [first.id]
+    assert gate.refused == {("a", "revoked"): 1}
+    assert gate.kept[-1].id == second.id
+
+
+def test_a_peer_invited_anew_comes_back_with_another_key_and_is_no_longer_shut_out(home: Household, hub: Hub) -> None:
+    old = home.invitation("a")
+    home.join("a", identity("a"))
+    order(home.folder, Order("revoke", "a"))
+    assert order(home.folder, Order("invite", "a")) == hub.invitations()["a"]
+    assert home.rosters()[-1].revoked == ("a",)  # until it is there
+    assert home.invitation("a").secret != old.secret
+    refusal = ask(hub.connection, Enrolment.ask("crew", old, identity("new")))
+    assert "replaced by a newer one" in refusal.error
+    home.join("a", identity("new")).append([("a.5.0", b"back")])
+    assert home.admitted("a", identity("a")) is None
+    roster = home.rosters()[-1]
+    assert (roster.keys, roster.revoked) == ({"a": identity("new").public}, ())
+
+
+def test_a_peer_that_lost_its_key_is_invited_anew_and_the_old_key_stops_counting(home: Household, hub: Hub) -> None:
+    lost = home.join("a", identity("a"))
+    order(home.folder, Order("invite", "a"))
+    assert eventually(lambda: home.admitted("a", identity("a")))  # still counts
+    home.join("a", identity("new"))
+    eventually(lambda: lost.connection.shut_out)
+    assert home.rosters()[-1].keys == {"a": identity("new").public}
+
+
+@pytest.mark.parametrize("what", ["revoke", "invite"])
+def test_an_order_about_an_unknown_peer_is_refused(home: Household, hub: Hub, what: str) -> None:
+    with pytest.raises(ValueError, match="the crew has no peer 'zoe'; it has a, b"):
+        order(home.folder, Order(what, "zoe"))
+    assert [roster.number for roster in home.rosters()] == [0]
+
+
+def first_call_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is not running is not reached; what is dialled after that is there."""
+    real = module.Connection
+
+    def fail(*args: object, **options: object) -> Connection:
+        monkeypatch.setattr(module, "Connection", real)
+        raise LogError("cannot reach it")
+
+    monkeypatch.setattr(module, "Connection", fail)
+
+
+def test_orders_to_a_stopped_hub_count_when_it_runs_next(home: Household, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = home.start()
+    with ticking(hub):
+        home.join("a", identity("a"))
+    home.stop(hub)
+    first_call_fails(monkeypatch)
+    assert "a is shut out" in order(home.folder, Order("revoke", "a"))
+    assert hub.server
+    assert not hub.server.alive()
+    first_call_fails(monkeypatch)
+    line = order(home.folder, Order("invite", "a"))
+    hub = home.start()
+    assert hub.invitations()["a"] == line
+    assert home.admitted("a", identity("a")) is None
+    assert [(roster.number, roster.revoked) for roster in home.rosters()] == [(0, ()), (1, ()), (2, ("a",))]
+
+
+def test_an_order_to_a_stopped_hub_does_not_take_long(home: Household) -> None:
+    home.stop(home.start())
+    started = time.monotonic()
+    order(home.folder, Order("revoke", "a"))
+    assert time.monotonic() - started < 5
+
+
+# Crashes
+
+
+RUN = """
+import sys
+from pathlib import Path
+import msgspec
+from motley.config import read_config
+from motley.hub import Hub, Place
+hub = Hub.open(read_config(Path(sys.argv[1])), Path(sys.argv[2]), msgspec.json.decode(sys.argv[3], type=Place))
+hub.start()
+print("up", flush=True)
+while True:
+    hub.tick(0.01)
+"""
+
+
+@contextmanager
+def hub_process(home: Household) -> Iterator[subprocess.Popen[str]]:
+    """A hub in a process of its own, killed -9 in the end; its server goes on."""
+    path = home.folder.with_name("crew.toml")
+    path.write_text(CREW)
+    command = [sys.executable, "-c", RUN, str(path), str(home.folder), msgspec.json.encode(home.place).decode()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout
+            assert process.stdout.readline() == "up\n"
+            yield process
+        finally:
+            process.send_signal(signal.SIGKILL)
+
+
+def invitation_in(folder: Path, peer: str) -> Invitation:
+    return Invitation(peer, read_state(folder).invited[peer], Identity.kept_at(folder / "hub.key").public)
+
+
+def test_after_kill_9_a_hub_goes_on_with_its_key_its_roster_and_its_server(home: Household) -> None:
+    with hub_process(home):
+        invitation = invitation_in(home.folder, "a")
+        guest = home.connect("invited-a", Identity.of(invitation.secret))
+        with suppress(LogError):
+            ask(guest, Enrolment.ask("crew", invitation, identity("a")))
+        log = home.log("a", identity("a"))
+        eventually(lambda: log.last_of(HUB).id == "hub.roster.1")
+        log.append([("a.0.0", b"before")])
+    log.append([("a.0.1", b"the server lives")])
+    before = log.read(0)
+    server = (home.folder / "server" / "server.pid").read_text()
+    hub = home.start()
+    assert home.said == [f"took over the server at {home.place.url}"]
+    assert hub.identity.public == invitation.hub
+    assert hub.state.number == 1
+    assert hub.log.read(0) == before
+    assert (home.folder / "server" / "server.pid").read_text() == server
+    with ticking(hub):
+        home.join("b", identity("b"))
+        eventually(lambda: appended(log, "a.0.2"))
+    assert [roster.number for roster in home.rosters()] == [0, 1, 2]
+    assert log.connection._client.stats["reconnects"] == 0
+
+
+def test_an_order_after_kill_9_is_carried_out_though_the_server_lives(home: Household) -> None:
+    with hub_process(home):
+        pass
+    try:
+        assert "a is shut out" in order(home.folder, Order("revoke", "a"))
+        assert read_state(home.folder).revoked == ["a"]
+    finally:
+        home.start()  # takes the server over, and stops it in the end
+
+
+@pytest.mark.parametrize("put", [False, True], ids=["before the roster was kept", "before the roster was sent"])
+def test_a_crash_between_keeping_the_state_and_publishing_the_roster_is_repaired(home: Household, put: bool) -> None:
+    hub = home.start()
+    hub.state.number += 1
+    hub.state.keys["a"] = identity("a").public
+    del hub.state.invited["a"]
+    hub._keep()
+    if put:
+        hub._outbox.put([Roster(crew="crew", number=1, keys=dict(hub.state.keys))], round=1)
+    home.stop(hub)
+    home.start()
+    assert [(roster.number, list(roster.keys)) for roster in home.rosters()] == [(0, []), (1, ["a"])]
+    home.log("a", identity("a")).append([("a.0.0", b"x")])
+
+
+def test_a_crash_before_the_charter_was_sent_is_repaired(home: Household) -> None:
+    hub = home.open()
+    outbox = Outbox(home.folder / "outbox.sqlite", Signer(hub.identity.public, hub.identity.sign))
+    outbox.put([Charter(crew="crew", config=hub.state.config, task=load_task("digits", {}).fingerprint)], round=-1)
+    outbox.close()
+    hub.start()
+    assert [entry.id for entry in hub.log.read(0)] == ["hub.charter", "hub.roster.0"]
+
+
+def test_a_server_that_dies_is_started_again_and_everyone_comes_back(home: Household, hub: Hub) -> None:
+    log = home.join("a", identity("a"))
+    assert hub.server
+    hub.server.kill()
+    eventually(lambda: "the server died; starting it again" in home.said)
+    eventually(lambda: not log.connection.trouble and not hub.connection.trouble)
+    eventually(lambda: appended(log, "a.0.0"))
+    home.join("b", identity("b"))
+
+
+def test_who_is_invited_while_the_server_is_dead_is_let_in_when_it_is_back(home: Household) -> None:
+    hub = home.start()
+    assert hub.server
+    hub.server.kill()
+    eventually(lambda: not hub.server.alive())
+    hub.invite("a")
+    hub.tick(0)
+    eventually(lambda: not hub.connection.trouble)
+    assert home.admitted("invited-a", Identity.of(home.invitation("a").secret))
+
+
+def test_a_key_brought_while_the_server_is_dead_is_let_in_when_it_is_back(home: Household) -> None:
+    hub = home.start()
+    assert hub.server
+    asked = Enrolment.ask("crew", home.invitation("a"), identity("a"))
+    guest = home.guest("a")
+    guest.publish(NAMES.enrolment("a"), msgspec.msgpack.encode(asked))
+    eventually(lambda: not hub._asked.empty())
+    hub.server.kill()
+    eventually(lambda: not hub.server.alive() and hub.connection.trouble)
+    hub.tick(0)
+    eventually(lambda: not hub.connection.trouble)
+    for _ in range(3):
+        hub.tick(0)
+    assert home.admitted("a", identity("a"))
+    assert [roster.number for roster in home.rosters()] == [0, 1]
+
+
+# Requests that are not to be granted, on a server where everybody may send everything
+
+
+@pytest.fixture
+def open_home(tmp_path: Path) -> Iterator[Household]:
+    with open_server(tmp_path / "server") as url:
+        made = Household(tmp_path / "hub", Place(url=url))
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def open_hub(open_home: Household) -> Iterator[Hub]:
+    made = open_home.start()
+    with ticking(made):
+        yield made
+
+
+def test_a_hub_on_a_server_of_somebody_elses_admits_peers_and_keeps_the_log(open_home: Household, open_hub: Hub) -> None:
+    assert open_hub.server is None
+    guest = open_home.guest("a")
+    invitation = open_home.invitation("a")
+    assert ask(guest, Enrolment.ask("crew", invitation, identity("a"))) == Answer()
+    assert ask(guest, Enrolment.ask("crew", invitation, identity("a"))) == Answer()
+    assert "not open" in ask(guest, Enrolment.ask("crew", invitation, identity("late"))).error
+    log = open_home.log("a", identity("a"))
+    log.append([("a.0.0", b"x")])
+    log.append([("a.0.0", b"y")])
+    assert [(entry.id, entry.record) for entry in log.read(0)[-1:]] == [("a.0.0", b"x")]
+    charter, roster = read_hub(log.records_of(HUB), "crew", invitation.hub)
+    assert parse_config(charter.config) == CONFIG
+    assert roster.keys == {"a": identity("a").public}
+
+
+def test_on_a_server_of_somebody_elses_the_hub_stops_and_comes_back(open_home: Household) -> None:
+    first = open_home.start()
+    with ticking(first):
+        assert ask(open_home.guest("a"), Enrolment.ask("crew", open_home.invitation("a"), identity("a"))) == Answer()
+    before = first.log.read(0)
+    open_home.stop(first)
+    second = open_home.start()
+    assert second.log.read(0) == before
+    with ticking(second):
+        assert "a is shut out" in order(open_home.folder, Order("revoke", "a"))
+    assert open_home.rosters()[-1].revoked == ("a",)
+
+
+def test_an_order_to_a_stopped_hub_on_a_server_of_somebody_elses_is_carried_out(open_home: Household) -> None:
+    open_home.stop(open_home.start())
+    assert "a is shut out" in order(open_home.folder, Order("revoke", "a"))
+
+
+@pytest.mark.parametrize("what", ["revoke", "invite"])
+def test_orders_of_strangers_are_not_carried_out(open_home: Household, open_hub: Hub, what: str) -> None:
+    stranger = open_home.connect("stranger", identity("stranger"))
+    before = msgspec.json.encode(open_hub.state)
+    try:
+        answer = ask(stranger, msgspec.msgpack.encode(Order(what, "a")), NAMES.control, 1)
+    except LogError:
+        answer = Answer(error="none came")
+    assert answer.error
+    assert msgspec.json.encode(open_hub.state) == before
+
+
+def test_orders_that_strangers_overhear_are_of_no_use_to_them(open_home: Household, open_hub: Hub) -> None:
+    stranger, heard = open_home.connect("stranger", identity("stranger")), []
+    stranger.subscribe(">", lambda message: heard.append((message.subject, message.data)))
+    stranger.call(settle)
+    order(open_home.folder, Order("revoke", "a"))
+    line = order(open_home.folder, Order("invite", "a"))
+    stranger.call(settle)
+    secret = line.split()[-1].encode()
+    assert not [subject for subject, content in heard if secret in content]
+    overheard = [content for subject, content in heard if subject == NAMES.control]
+    assert len(overheard) == 2
+    for content in overheard:
+        assert ask(stranger, content, NAMES.control).error
+    assert open_hub.invitations()["a"] == line
+
+
+def forgeries() -> dict[str, Callable[[Invitation, Invitation], tuple[str, bytes]]]:
+    """Requests made of both peers' invitations: where they are sent, and what."""
+    own, packed = identity("forger"), msgspec.msgpack.encode
+    fields = lambda asked, **changes: packed(msgspec.structs.replace(asked, **changes))
+    good = lambda invitation: Enrolment.ask("crew", invitation, own)
+    wrong = lambda a: msgspec.structs.replace(a, secret=own.secret)
+    return {
+        "another invitation's key": lambda a, b: ("a", packed(Enrolment.ask("crew", wrong(a), own))),
+        "the other peer's invitation": lambda a, b: ("a", packed(Enrolment.ask("crew", msgspec.structs.replace(b, peer="a"), own))),
+        "the other peer's subject": lambda a, b: ("b", packed(good(a))),
+        "an unknown peer": lambda a, b: ("zoe", packed(Enrolment.ask("crew", msgspec.structs.replace(a, peer="zoe"), own))),
+        "another crew": lambda a, b: ("a", packed(Enrolment.ask("other", a, own))),
+        "no signature by the invitation": lambda a, b: ("a", fields(good(a), by_invitation=b"")),
+        "no signature by the key": lambda a, b: ("a", fields(good(a), by_key=b"")),
+        "another's key": lambda a, b: ("a", fields(good(a), key=identity("b").public)),
+        "a short key": lambda a, b: ("a", fields(good(a), key=b"short")),
+        "no key": lambda a, b: ("a", fields(good(a), key=b"")),
+        "nothing": lambda a, b: ("a", b""),
+        "no message pack": lambda a, b: ("a", b"\xc1"),
+        "no text": lambda a, b: ("a", b"\x82\xa4crew\xa1\xff\xa4peer\xa1a"),
+        "a list": lambda a, b: ("a", packed(["crew", "a", own.public])),
+    }
+
+
+FORGERIES = forgeries()
+
+
+@pytest.fixture(scope="module")
+def besieged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Household]:
+    """A hub on an open server, which is to refuse all that is asked of it."""
+    folder = tmp_path_factory.mktemp("besieged")
+    with open_server(folder / "server") as url:
+        made = Household(folder / "hub", Place(url=url))
+        try:
+            with ticking(made.start()):
+                yield made
+        finally:
+            made.close()
+
+
+@pytest.mark.parametrize("forge", FORGERIES.values(), ids=FORGERIES)
+def test_a_forged_enrolment_is_refused(besieged: Household, forge: Callable[[Invitation, Invitation], tuple[str, bytes]]) -> None:
+    hub = besieged.hubs[-1]
+    before = msgspec.json.encode(hub.state)
+    subject, content = forge(besieged.invitation("a"), besieged.invitation("b"))
+    besieged.said.clear()
+    answer = ask(besieged.connect("forger", identity("forger")), content, NAMES.enrolment(subject))
+    assert answer.error
+    assert besieged.said == [f"refused a request on {NAMES.enrolment(subject)}: {answer.error}"]
+    assert msgspec.json.encode(hub.state) == before
+    assert [roster.number for roster in besieged.rosters()] == [0]
+
+
+def test_no_request_can_end_the_hub(home: Household) -> None:
+    hub = home.start()
+    guest = home.guest("a")
+    guest.publish(NAMES.enrolment("a"), b"\x81\xa1x" + b"\x91" * 100_000 + b"\xc0")
+    eventually(lambda: not hub._asked.empty())
+    hub.tick(0)
+
+
+def test_a_request_without_a_place_to_answer_to_does_not_end_the_hub(home: Household) -> None:
+    hub = home.start()
+    guest = home.guest("a")
+    guest.publish(NAMES.enrolment("a"), b"nobody waits")
+    eventually(lambda: not hub._asked.empty())
+    hub.tick(0)
+    assert any("could not answer" in said for said in home.said)
+    with ticking(hub):
+        home.join("a", identity("a"))
+
+
+def test_a_key_cannot_be_brought_for_a_second_peer(home: Household, hub: Hub) -> None:
+    home.join("a", identity("a"))
+    guest = home.guest("b")
+    try:
+        answer = ask(guest, Enrolment.ask("crew", home.invitation("b"), identity("a")))
+    except LogError:
+        answer = Answer()
+    assert answer.error
+    assert home.rosters()[-1].keys == {"a": identity("a").public}
+
+
+# Servers
+
+
+def test_with_a_certificate_of_its_own_invitations_carry_its_fingerprint(tmp_path: Path) -> None:
+    port = free_port()
+    certificate, key = self_signed(tmp_path / "tls", "127.0.0.1")
+    url = f"tls://127.0.0.1:{port}"
+    place = Place(url=url, host="127.0.0.1", port=port, certificate=(str(certificate), str(key)), pinned=True)
+    home = Household(tmp_path / "hub", place)
+    try:
+        hub = home.start()
+        invitation = home.invitation("a")
+        assert invitation.certificate == fingerprint(certificate)
+        guest = home.connect("invited-a", Identity.of(invitation.secret), invitation.certificate)
+        with ticking(hub), suppress(LogError):
+            assert ask(guest, Enrolment.ask("crew", invitation, identity("a"))) == Answer()
+        assert hub.state.keys == {"a": identity("a").public}
+    finally:
+        home.close()
+
+
+def test_a_server_that_keeps_no_streams_is_refused_and_the_hub_can_be_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "START_S", 0)
+    port = free_port()
+    with subprocess.Popen([_binary(), "--addr", "127.0.0.1", "--port", str(port)], stderr=subprocess.DEVNULL) as plain:
+        try:
+            hub = Hub.open(CONFIG, tmp_path / "hub", Place(url=f"nats://127.0.0.1:{port}"))
+            with closing(hub), pytest.raises(LogError):
+                hub.start()
+        finally:
+            plain.kill()
+
+
+def test_a_hub_that_was_never_started_can_be_closed(tmp_path: Path) -> None:
+    Household(tmp_path / "hub").open().close()
