@@ -5,7 +5,7 @@ checkpoint; the log has everything else, and the same steps are taken again from
 
 | it waits for | in | until |
 |---|---|---|
-| the hub | everything but sampling and learning | it is back; sampling goes on into the outbox, within the staleness window |
+| the hub | learning and hearing from others | it is back; sampling goes on into the outbox, within the staleness window |
 | crewmates' groups | lockstep | all are there; with a deadline, also that, or nobody awaited being there |
 | enough groups | async | enough, or everyone has sampled the last round |
 """
@@ -23,6 +23,7 @@ import msgspec
 from motley.config import CrewConfig, parse_config, read_config, with_files_in, write_config
 from motley.conformance import check_engine
 from motley.exchange import Head, LogError, Outbox, Signer
+from motley.exchange.connection import NotAdmittedError
 from motley.exchange.courier import Courier
 from motley.exchange.nats import NatsLog
 from motley.exchange.presence import Beat, Presence, State, Voice
@@ -30,9 +31,9 @@ from motley.files import hold, replace, sync
 from motley.learning.checkpoint import checkpoints, load_manifest, save_checkpoint, save_training
 from motley.learning.journal import Journal, Step
 from motley.learning.learner import StepReport
-from motley.membership import Joining, Say, patiently
+from motley.membership import ADMISSION_S, Joining, Say, patiently
 from motley.peer import Sampled
-from motley.records import HUB
+from motley.records import HUB, Charter
 from motley.run import MetricsLine, Run, Timing, WarmProgress, check_config, timed
 from motley.tasks import load_task
 from motley.trust import read_hub, stamp_of, verifies
@@ -63,16 +64,30 @@ def join(
         came_before = (folder / "config.toml").exists()  # then the address is right, and the hub is only away
         connection = patiently(joining.enter, say) if came_before else joining.enter()
         held.callback(connection.close)
+        joining.keep()
         log = patiently(lambda: NatsLog(connection, crew), say)
         return Member(joining, _agree(joining, log, data), log, progress, held)
 
 
+def _listed(joining: Joining, log: NatsLog) -> Charter:
+    """The charter of a crew whose roster has this peer. On a server without users of its own nobody has asked for that yet."""
+    member, stop = joining.membership, time.monotonic() + ADMISSION_S
+    while True:
+        charter, roster = read_hub(patiently(lambda: log.records_of(HUB), joining.say), member.crew, member.hub)
+        if roster.keys.get(member.peer) == joining.identity.public:
+            return charter
+        try:
+            patiently(joining.enrol, joining.say)
+        except NotAdmittedError:  # the invitation is used up: the hub knows the key, and its roster is on the way
+            if time.monotonic() > stop:
+                raise
+        time.sleep(WAIT_S)
+
+
 def _agree(joining: Joining, log: NatsLog, data: Path | None) -> CrewConfig:
     """The crew's rules, as its hub signed them, and a task on this machine that asks the same."""
-    member, folder = joining.membership, joining.folder
-    charter, roster = read_hub(patiently(lambda: log.records_of(HUB), joining.say), member.crew, member.hub)
-    if roster.keys.get(member.peer) != joining.identity.public:  # on a server without users of its own nobody has asked yet
-        patiently(joining.enrol, joining.say)
+    folder = joining.folder
+    charter = _listed(joining, log)
     config = with_files_in(parse_config(charter.config, source="the crew's charter"), data)
     check_config(config)
     if load_task(config.crew.task, config.task).fingerprint != charter.task:
@@ -113,7 +128,7 @@ class Member:
         self._start_or_restore()
         self._mend_outbox()
         self._courier = Courier(open_outbox, log)
-        self._sampled: Sampled | None = None
+        self._sampled = self._sampled_before()
         self._sample_s = 0.0
         self._trouble = ""
         self._idle = False  # nothing on the log could be learned from
@@ -208,6 +223,13 @@ class Member:
         self._over = state["over"]
         self._say(f"going on after round {self.peer.learned_rounds}")
 
+    def _sampled_before(self) -> Sampled | None:
+        """What was sampled of a lockstep round that was not learned from before the stop."""
+        peer = self.peer
+        if self.config.crew.pace == "async" or peer.sampled_rounds == peer.learned_rounds:
+            return None
+        return peer.sampled_in(peer.learned_rounds)
+
     def _mend_outbox(self) -> None:
         """A lost outbox must not begin the chain anew: go on behind the last record the log has of this peer."""
         last = patiently(lambda: self.log.last_of(self.peer.me.name), self._say)
@@ -232,7 +254,7 @@ class Member:
         if done is None:
             peer.receive()
         closed = done.closed if done else self._closed()
-        without = peer.awaited() if closed else []
+        without = peer.awaited() if closed and self.config.crew.pace == "lockstep" else []
         cursor = peer.cursor
         chosen = peer.choose(closed)
         self._idle = chosen is None

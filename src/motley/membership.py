@@ -61,7 +61,7 @@ class Joining:
 
     @staticmethod
     def begin(url: str, crew: str, invite: str, folder: Path, say: Say) -> Joining:
-        """Read the invitation, make the key, and keep in the folder whose it is."""
+        """Read the invitation, make the key, and see that the folder is this peer's."""
         invitation = Invitation.read(invite)
         membership = Membership(url=url, crew=crew, peer=invitation.peer, hub=invitation.hub, certificate=invitation.certificate)
         path = folder / "member.json"
@@ -71,8 +71,11 @@ class Joining:
                 raise ValueError(
                     f"{folder} is the folder of {known.peer} in crew {known.crew} of another hub or name; choose another folder with --out"
                 )
-        replace(path, msgspec.json.encode(membership))
         return Joining(membership, invitation, Identity.kept_at(folder / "peer.key"), folder, say)
+
+    def keep(self) -> None:
+        """Keep in the folder whose it is."""
+        replace(self.folder / "member.json", msgspec.json.encode(self.membership))
 
     def enter(self) -> Connection:
         """Log in with the own key; if the hub does not know it, bring it first. Answers can get lost while the hub lets others in."""
@@ -80,18 +83,22 @@ class Joining:
         while True:
             with suppress(NotAdmittedError):
                 return Connection(self.membership.login(self.identity))
+            late = time.monotonic() > stop
             try:
                 self.enrol()
                 self.say(f"enrolled as {peer} with key {self.identity.nkey}")
             except NotAdmittedError:
-                if time.monotonic() > stop:
+                if late:
                     raise ValueError(
                         f"the hub does not let {peer} in: its invitation was used from another folder, replaced, or taken back; "
                         f"come back with the folder you joined with (--out), or ask for a new one (motley hub --invite {peer})"
                     ) from None
-            except LogError:
-                if time.monotonic() > stop:
-                    raise
+            except LogError as error:
+                if late or "permissions violation" in str(error):
+                    raise LogError(f"{error}; is --crew {self.membership.crew} right?") from None
+            else:
+                if late:
+                    raise LogError(f"the hub has put {peer} on its roster, and its server does not let it in; is it stuck?")
             time.sleep(RETRY_S)
 
     def enrol(self) -> None:

@@ -92,13 +92,14 @@ class Peer:
 
     def sample(self) -> Sampled:
         """Answer the next round's problems and put the groups in the outbox. What was sampled before a crash is not sampled again."""
-        note = self.outbox.note_of(self.sampled_rounds)
-        if note is None:
-            sampled = self._sample(self.sampled_rounds)
-        else:
-            sampled = msgspec.structs.replace(msgspec.msgpack.decode(note, type=Sampled), fresh=False)
+        sampled = self.sampled_in(self.sampled_rounds) or self._sample(self.sampled_rounds)
         self.sampled_rounds += 1
         return sampled
+
+    def sampled_in(self, round: int) -> Sampled | None:
+        """What the outbox knows of a round that was sampled before."""
+        note = self.outbox.note_of(round)
+        return None if note is None else msgspec.structs.replace(msgspec.msgpack.decode(note, type=Sampled), fresh=False)
 
     def publish(self) -> None:
         """Bring the outbox to the log."""

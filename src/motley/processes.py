@@ -109,6 +109,7 @@ class ProcessCrew:
         if line:
             folder.mkdir(exist_ok=True)
             (folder / "invitation").write_text(line.split()[-1])
+        (folder / "error.txt").unlink(missing_ok=True)
         threads = max(1, (os.cpu_count() or 1) // len(self.config.peer))
         arguments = (self._hub.state.place.url, self.config.crew.name, folder, threads)
         self._children[name] = _processes.Process(target=_take_part, args=arguments, name=f"motley {name}")

@@ -33,12 +33,13 @@ def test_what_a_peer_says_is_heard_by_peers_and_hub(net: Net) -> None:
     a, b, hub = (presence_of(net.connect(name), name if name in PEERS else "") for name in (*PEERS, HUB))
     a.say(Beat("sampling", 3, 2))
     for listener in (b, hub):
-        heard = eventually(lambda listener=listener: listener.heard.get("a"))
+        eventually(lambda listener=listener: "a" in listener.heard and listener.heard["a"].state != "starting")
+        heard = listener.heard["a"]
         assert (heard.beat.state, heard.beat.round, heard.beat.buffered) == ("sampling", 3, 2)
         assert (heard.state, heard.gone) == ("sampling", False)
     b.say(Beat("learning", 4))
     for listener in (a, hub):
-        assert eventually(lambda listener=listener: listener.heard.get("b")).state == "learning"
+        eventually(lambda listener=listener: "b" in listener.heard and listener.heard["b"].state == "learning")
     a.close(Beat("left", 3))
     b.close(Beat("finished", 9))
     eventually(lambda: hub.heard["a"].state == "left" and hub.heard["b"].state == "finished")

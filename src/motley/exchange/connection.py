@@ -8,6 +8,7 @@ import ssl
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -91,7 +92,7 @@ class Connection:
             raise LogError(f"the connection of {self.login.name} to {self.login.url} is closed ({self._said or 'by us'})")
         try:
             return self._run(self._unless_refused(asyncio.wait_for(work(self._client), timeout_s)), timeout_s + 5)
-        except (nats.errors.Error, TimeoutError, asyncio.CancelledError, OSError) as error:
+        except (nats.errors.Error, TimeoutError, OSError) as error:
             if isinstance(error, LogError):
                 raise
             raise LogError(self.trouble or f"{self.login.url} did not answer in {timeout_s:.0f} s ({_words(error)})") from None
@@ -120,9 +121,9 @@ class Connection:
         if self._loop.is_closed():
             return
         if self._client.options:  # it began to connect, and has something to close
-            with suppress(nats.errors.Error, TimeoutError, OSError, asyncio.CancelledError):  # what was worth sending is acknowledged
+            with suppress(nats.errors.Error, TimeoutError, OSError):  # what was worth sending is acknowledged
                 self._run(self._client.close(), 5)
-        with suppress(TimeoutError, asyncio.CancelledError):
+        with suppress(TimeoutError, OSError):
             self._run(self._end_tasks(), 5)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5)
@@ -140,7 +141,10 @@ class Connection:
         async def awaited() -> T:
             return await coroutine
 
-        return asyncio.run_coroutine_threadsafe(awaited(), self._loop).result(timeout_s)
+        try:
+            return asyncio.run_coroutine_threadsafe(awaited(), self._loop).result(timeout_s)
+        except CancelledError:
+            raise LogError(f"the connection of {self.login.name} to {self.login.url} was closed") from None
 
     async def _unless_refused(self, work: Awaitable[T]) -> T:
         """What the server refuses, it never answers: its word for it comes by another way, and ends the wait."""

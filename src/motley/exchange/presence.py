@@ -65,6 +65,7 @@ class Presence:
         connection.subscribe(self._names.presences, self._on_message)
         self._thread = threading.Thread(target=self._tell, name="presence", daemon=True)
         if me:
+            self._send()
             self._thread.start()
 
     def say(self, beat: Beat) -> None:

@@ -115,9 +115,8 @@ class Server:
         os.kill(self._pid(), number)
 
     def stop(self) -> None:
-        if not self.alive():
-            return
-        self.kill(signal.SIGTERM)
+        if self.alive():
+            self.kill(signal.SIGTERM)
         stop = time.monotonic() + START_S
         while self.alive() and time.monotonic() < stop:
             time.sleep(0.05)

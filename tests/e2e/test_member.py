@@ -1,0 +1,863 @@
+"""Members of a crew on a hub, in one process and in turn: whoever leaves, is cut off or cheats, the others end as they must."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sqlite3
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+import motley.exchange.connection
+import motley.member
+import motley.membership
+import motley.run
+from fakes import FixedClock, entry, spread_crew, write_task
+from motley.config import CrewConfig, config_text
+from motley.crew import LocalCrew
+from motley.engines import TorchEngine
+from motley.engines.engine import Completion
+from motley.exchange import Entry, LogError, decode, presence, unpack
+from motley.exchange.connection import Connection
+from motley.exchange.nats import Names
+from motley.exchange.server import free_port
+from motley.exchange.wire import MAX_RECORD_BYTES
+from motley.hub import Hub, Order, Place, order
+from motley.learning.checkpoint import checkpoints
+from motley.learning.journal import Step
+from motley.member import Member, join
+from motley.membership import read_membership
+from motley.records import FIRST_PREVIOUS, Group, Sampling
+from motley.run import MetricsLine, read_metrics
+from motley.trust import Identity
+from motley.trust.chain import Chain
+from motley.trust.invitation import Invitation
+
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <StreamWriter")  # of the NATS client, when the server refuses to take it back
+
+PATIENCE_S = 30.0  # for what must happen
+
+
+class House:
+    """A hub that ticks on a thread of its own, and members that are stepped in turn."""
+
+    def __init__(self, config: CrewConfig, folder: Path) -> None:
+        self.config, self.folder = config, folder
+        port = free_port()
+        self._place = Place(url=f"nats://127.0.0.1:{port}", host="127.0.0.1", port=port)
+        self.open_hub()
+        self.invitations = {name: line.split()[-1] for name, line in self.hub.invitations().items()}
+        self.names = [peer.name for peer in config.peer]
+        self.members: dict[str, Member] = {}
+        self.lines: dict[str, list[MetricsLine]] = {name: [] for name in self.names}
+        self.said: dict[str, list[str]] = {name: [] for name in self.names}
+        self._runs: dict[str, Iterator[MetricsLine | str]] = {}
+
+    # The hub
+
+    def open_hub(self) -> None:
+        self.hub = Hub.open(self.config, self.folder / "hub", self._place)
+        self.hub.start()
+        self._tick()
+
+    @property
+    def url(self) -> str:
+        return self.hub.state.place.url
+
+    def _tick(self) -> None:
+        self._stop = threading.Event()
+
+        def work() -> None:
+            while not self._stop.is_set():
+                self.hub.tick(0.02)
+
+        self._ticks = threading.Thread(target=work)
+        self._ticks.start()
+
+    def pause(self) -> None:
+        """Have the hub answer nobody, and start no server again, until `get_server_back`."""
+        self._stop.set()
+        self._ticks.join()
+
+    def lose_server(self) -> None:
+        self.pause()
+        self.hub.server.kill()
+
+    def get_server_back(self) -> None:
+        self._tick()
+
+    def revoke(self, peer: str) -> None:
+        order(self.hub.folder, Order("revoke", peer))
+
+    def invite(self, peer: str) -> None:
+        self.invitations[peer] = order(self.hub.folder, Order("invite", peer)).split()[-1]
+
+    def entries(self) -> list[Entry]:
+        return self.hub.log.read(0, 10**5)
+
+    def groups(self, sender: str = "") -> list[Group]:
+        contents = [decode(unpack(entry.record).body)[1] for entry in self.entries()]
+        return [c for c in contents if isinstance(c, Group) and sender in ("", c.origin.peer)]
+
+    # Members
+
+    def join(self, *names: str, data: Path | None = None) -> None:
+        for name in names or self.names:
+            say = self.said[name].append
+            self.members[name] = join(self.url, "spread", self.invitations[name], self.folder / name, say, data)
+            self._runs[name] = self.members[name].rounds()
+
+    def leave(self, name: str) -> None:
+        """Go with a word but without saving: what a run folder of one that was killed looks like."""
+        self._runs.pop(name, None)
+        self.members.pop(name).close()
+
+    def cut_off(self, name: str) -> None:
+        """Lose the network for good, and without a word."""
+        self.members[name].log.connection.close()
+
+    def turn(self, *names: str) -> None:
+        """One step of each that has not finished."""
+        for name in names or list(self._runs):
+            event = next(self._runs[name], None) if name in self._runs else None
+            if event is None:
+                self._runs.pop(name, None)
+            elif isinstance(event, str):
+                self.said[name].append(event)
+            else:
+                self.lines[name].append(event)
+
+    def until(self, condition: Callable[[], bool], *names: str) -> float:
+        """Step until it is so; the seconds it took."""
+        start = time.monotonic()
+        while not condition():
+            assert time.monotonic() < start + PATIENCE_S, {name: said[-3:] for name, said in self.said.items()}
+            self.turn(*names)
+        return time.monotonic() - start
+
+    def during(self, seconds: float, *names: str) -> None:
+        """Step for a while, in which something must not happen."""
+        stop = time.monotonic() + seconds
+        self.until(lambda: time.monotonic() > stop, *names)
+
+    def finish(self, *names: str) -> float:
+        names = names or tuple(self._runs)
+        return self.until(lambda: not any(name in self._runs for name in names), *names)
+
+    def learned(self, name: str) -> int:
+        return self.members[name].finished_rounds
+
+    def close(self) -> None:
+        for name in list(self.members):
+            self._runs.pop(name, None)
+            self.members.pop(name).close()
+        self._stop.set()
+        self._ticks.join()
+        self.hub.close()
+
+
+HouseOf = Callable[[CrewConfig], House]
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of the crew's problems and reward."""
+    folder = tmp_path_factory.mktemp("task")
+    write_task(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        yield folder
+
+
+class Clock:
+    """The `time` module, hours later."""
+
+    def __init__(self) -> None:
+        self.skipped_s = 0.0
+
+    def skip(self, seconds: float = 10_000.0) -> None:
+        self.skipped_s += seconds
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.skipped_s
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """By which deadlines and outages are measured."""
+    found = Clock()
+    monkeypatch.setattr(motley.member, "time", found)
+    monkeypatch.setattr(motley.exchange.connection, "time", found)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(motley.run, "RealClock", FixedClock)  # so that groups equal those of another run
+    monkeypatch.setattr(motley.membership, "RETRY_S", 0.05)
+    monkeypatch.setattr(motley.member, "WAIT_S", 0.05)
+
+
+@pytest.fixture
+def house_of(tmp_path: Path) -> Iterator[HouseOf]:
+    with ExitStack() as houses:
+
+        def build(config: CrewConfig) -> House:
+            house = House(config, tmp_path)
+            houses.callback(house.close)
+            return house
+
+        yield build
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Callable[[CrewConfig], LocalCrew]:
+    """The same crew in one process, trained to its end; once for all tests."""
+    found: dict[bytes, LocalCrew] = {}
+
+    def run(config: CrewConfig) -> LocalCrew:
+        key = msgspec.json.encode(config)
+        if key not in found:
+            found[key] = LocalCrew.start(config, tmp_path_factory.mktemp("local") / "run")
+            for _ in found[key].rounds():
+                pass
+        return found[key]
+
+    return run
+
+
+def untimed(lines: Sequence[MetricsLine], peer: str) -> list[MetricsLine]:
+    return [{key: line[key] for key in line.keys() - {"timing", "waiting"}} for line in lines if line["peer"] == peer]
+
+
+def assert_same_weights(house: House, local: LocalCrew) -> None:
+    for peer in local.peers:
+        ours = weights_of(house.members[peer.me.name])
+        for parameter, value in peer.learner.policy.model.named_parameters():
+            assert torch.equal(ours[parameter], value), f"{peer.me.name}: {parameter}"
+
+
+def weights_of(member: Member) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in member.peer.learner.policy.model.named_parameters()}
+
+
+def assert_ends_as(house: House, local: LocalCrew) -> None:
+    """Weights bit for bit, metrics but for times, and the log."""
+    assert_same_weights(house, local)
+    for name in house.names:
+        assert untimed(read_metrics(house.folder / name), name) == untimed(read_metrics(local.folder), name)
+    contents = [decode(unpack(entry.record).body)[1] for entry in local._log.read(0, 10**5)]
+    by_id = lambda groups: sorted(groups, key=lambda group: group.id)
+    assert by_id(house.groups()) == by_id(c for c in contents if isinstance(c, Group))
+    assert_whole_chains(house.entries())
+
+
+def assert_whole_chains(entries: Sequence[Entry]) -> None:
+    chains: dict[bytes, Chain] = {}
+    for found in entries:
+        sealed = unpack(found.record)
+        stamp, _ = decode(sealed.body)
+        assert chains.setdefault(stamp.key, Chain()).add(stamp, sealed.hash) == "", found.id
+    assert not any(chain.missing for chain in chains.values())
+
+
+def steps_of(house: House, name: str) -> list[Step]:
+    return [msgspec.json.decode(line, type=Step) for line in (house.folder / name / "journal.jsonl").read_bytes().splitlines()]
+
+
+def assert_learned_once(house: House) -> None:
+    """Every group is on the log once, and nobody has learned from one twice or has lost one."""
+    rounds, slots = range(house.config.crew.rounds), range(house.config.problems_per_peer)
+    assert sorted(group.id for group in house.groups()) == sorted(f"{n}.{r}.{s}" for n in house.names for r in rounds for s in slots)
+    assert_whole_chains(house.entries())
+    for name in house.names:
+        peer, lines = house.members[name].peer, read_metrics(house.folder / name)
+        assert [line["version"] for line in lines if "senders" in line] == list(range(1, house.learned(name) + 1))
+        learned = sum(sender["groups"] for line in lines for sender in line.get("senders", {}).values())
+        assert peer.complete == dict.fromkeys(house.names, len(rounds))
+        assert learned + len(peer.waiting) + peer.dropped.total() == len(house.groups())
+        journal = Counter(position for step in steps_of(house, name) for position in step.positions)
+        assert max(journal.values()) == 1
+
+
+# Equal to a crew in one process
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"objective": "uplift", "variant": "relative"},
+        {"layout": "horizontal", "objective": "gepo", "group_size": 6, "problems_per_round": 2},
+    ],
+    ids=["vertical", "horizontal"],
+)
+def test_members_on_a_hub_end_as_a_crew_in_one_process(
+    settings: dict[str, Any], task: Path, house_of: HouseOf, local: Callable[..., LocalCrew]
+) -> None:
+    config = spread_crew(task, ("full", "lora", "last"), rounds=3, **settings)
+    house = house_of(config)
+    house.join()
+    house.finish()
+    assert_ends_as(house, local(config))
+    assert all(line["grad_norm"] > 0 for lines in house.lines.values() for line in lines)
+
+
+# Leaving and coming back
+
+
+def pair(task: Path, **settings: Any) -> CrewConfig:
+    return spread_crew(task, ("full", "last"), learning="checkpoint_every = 2", **({"rounds": 5} | settings))
+
+
+@pytest.mark.parametrize(
+    ("lost", "after"),
+    [
+        ("nothing", 3),
+        ("nothing, in the middle of a round", 3),
+        ("the round since the checkpoint", 2),
+        ("the newest checkpoint", 0),
+    ],
+)
+def test_a_member_that_comes_back_with_the_same_line_ends_the_same(
+    lost: str, after: int, task: Path, house_of: HouseOf, local: Callable[..., LocalCrew]
+) -> None:
+    house = house_of(pair(task))
+    house.join()
+    house.until(lambda: house.learned("last1") == 3)
+    if lost == "nothing, in the middle of a round":
+        house.until(lambda: house.members["last1"].peer.sampled_rounds == 4, "last1")
+    if lost.startswith("nothing"):
+        house.members["last1"].save()
+    house.leave("last1")
+    if lost == "the newest checkpoint":
+        shutil.rmtree(checkpoints(house.folder / "last1" / "checkpoints")[-1])
+    house.until(lambda: re.fullmatch(r"round [45]: waiting for last1 for \d+ s", house.said["full0"][-1]) is not None, "full0")
+    house.join("last1")
+    assert house.said["last1"][-1] == f"going on after round {after}"
+    house.finish()
+    assert_ends_as(house, local(pair(task)))
+
+
+def test_a_member_that_comes_back_after_the_end_has_nothing_to_do(task: Path, house_of: HouseOf, local: Callable[..., LocalCrew]) -> None:
+    house = house_of(pair(task))
+    house.join()
+    house.finish()
+    house.leave("last1")
+    house.join("last1")
+    house.finish()
+    assert_ends_as(house, local(pair(task)))
+
+
+@pytest.fixture
+def stopped(task: Path, house_of: HouseOf) -> House:
+    """A pair of which last1 was killed after three rounds, with a checkpoint of the second."""
+    house = house_of(pair(task))
+    house.join()
+    house.until(lambda: house.learned("last1") == 3)
+    house.leave("last1")
+    return house
+
+
+def test_a_journal_that_contradicts_the_log_is_an_error(stopped: House) -> None:
+    steps = steps_of(stopped, "last1")
+    contradictions: dict[str, dict[str, Any]] = {
+        r"round 2 was learned from records \[1, 2\] before the restart and would now be learned from \[\d+": {"positions": (1, 2)},
+        r"round 2 was .*; is it another log, or were files of this run changed\?": {"sha256": "0" * 64},
+        r"the log ends at \d+, and this peer had read to 1000; is it another log\?": {"cursor": 1000},
+        r"the log does not hold what round 3 was learned from before the restart": {"cursor": 3},
+    }
+    for words, changes in contradictions.items():
+        changed = [msgspec.structs.replace(step, **changes) if step.round == 2 else step for step in steps]
+        (stopped.folder / "last1" / "journal.jsonl").write_bytes(b"".join(msgspec.json.encode(step) + b"\n" for step in changed))
+        stopped.join("last1")
+        with pytest.raises(ValueError, match=words):
+            stopped.until(lambda: stopped.learned("last1") == 3, "last1")
+        stopped.leave("last1")
+
+
+def test_a_lost_outbox_goes_on_behind_its_last_record(stopped: House, local: Callable[..., LocalCrew]) -> None:
+    for path in (stopped.folder / "last1" / "groups").glob("outbox.sqlite*"):
+        path.unlink()
+    stopped.join("last1")
+    counters = [decode(unpack(e.record).body)[0].counter for e in stopped.entries() if e.id.startswith("last1.")]
+    assert f"the outbox was lost; going on behind record {max(counters)} of the log" in stopped.said["last1"]
+    stopped.finish()
+    assert_same_weights(stopped, local(stopped.config))
+    assert [line["round"] for line in read_metrics(stopped.folder / "last1")] == list(range(6))
+    assert_whole_chains(stopped.entries())
+
+
+def test_a_lost_outbox_that_was_half_sent_leaves_no_gap(task: Path, house_of: HouseOf, local: Callable[..., LocalCrew]) -> None:
+    house = house_of(pair(task))
+    house.join()
+    house.until(lambda: house.learned("full0") == house.learned("last1") == 3)
+    cheat = Cheat(house, "last1")
+    cheat.send(cheat.sampled[0])
+    for path in (house.folder / "last1" / "groups").glob("outbox.sqlite*"):
+        path.unlink()
+    house.join("last1")
+    house.finish()
+    assert_same_weights(house, local(house.config))
+    assert_whole_chains(house.entries())
+
+
+def test_an_async_member_that_was_killed_takes_the_same_steps_again(task: Path, house_of: HouseOf) -> None:
+    config = spread_crew(task, ("full", "last"), rounds=6, pace="async", learning="max_age = 2\ncheckpoint_every = 2")
+    house = house_of(config)
+    house.join()
+    house.until(lambda: house.learned("last1") == 3)
+    before, steps, line = weights_of(house.members["last1"]), steps_of(house, "last1"), house.lines["last1"][-1]
+    house.leave("last1")
+    house.until(lambda: house.members["full0"].peer.sampled_rounds == 6, "full0")  # there is more to learn from by now
+    house.join("last1")
+    assert house.learned("last1") == 2
+    house.until(lambda: house.learned("last1") == 3, "last1")
+    after = weights_of(house.members["last1"])
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    assert house.lines["last1"][-1]["senders"] == line["senders"]
+    assert steps_of(house, "last1") == steps
+    house.finish()
+    assert_learned_once(house)
+
+
+# Without the hub's server
+
+
+def cut_off_text(house: House, kept: int) -> str:
+    """What a member says that was cut off, hours later."""
+    return rf"no connection to {house.url} for 1\d{{4}} s \(.+\); {kept} groups wait to be sent"
+
+
+def is_cut_off(house: House) -> bool:
+    return all(member.log.connection.trouble for member in house.members.values())
+
+
+def test_without_the_server_an_async_member_samples_within_the_window_and_says_what_it_keeps(
+    task: Path, house_of: HouseOf, clock: Clock
+) -> None:
+    config = spread_crew(task, ("full", "last"), rounds=6, pace="async", learning="max_age = 2\ncheckpoint_every = 100")
+    house = house_of(config)
+    house.join()
+    house.until(lambda: house.learned("full0") >= 1 and house.learned("last1") >= 1)
+    house.lose_server()
+    outbox = house.members["full0"].peer.outbox
+    house.until(lambda: is_cut_off(house) and len(outbox) >= 2 * config.problems_per_peer, "full0")
+    clock.skip()
+    house.turn(*["full0"] * 5)
+    assert len(outbox) == 2 * config.problems_per_peer
+    assert re.fullmatch(cut_off_text(house, kept=len(outbox)), house.said["full0"][-1])
+    house.get_server_back()
+    recovery_s = house.until(lambda: not len(outbox) and not house.members["full0"].log.connection.trouble, "full0")
+    print(f"recovered in {recovery_s:.2f} s")
+    assert recovery_s < 10
+    house.finish()
+    assert_learned_once(house)
+
+
+def test_without_the_server_a_lockstep_member_never_trains_alone(
+    task: Path, house_of: HouseOf, local: Callable[..., LocalCrew], clock: Clock
+) -> None:
+    config = pair(task, deadline_s=60, quorum=1)
+    house = house_of(config)
+    house.join()
+    house.until(lambda: house.learned("full0") == house.learned("last1") == 2)
+    house.lose_server()
+    house.until(lambda: is_cut_off(house))
+    clock.skip()
+    house.turn(*house.names * 5)
+    assert {name: house.learned(name) for name in house.names} == {"full0": 2, "last1": 2}
+    for name in house.names:
+        assert re.fullmatch(cut_off_text(house, kept=config.problems_per_peer), house.said[name][-1])
+    house.get_server_back()
+    recovery_s = house.until(lambda: house.learned("full0") == house.learned("last1") == 3)
+    print(f"recovered in {recovery_s:.2f} s")
+    assert recovery_s < 10
+    house.finish()
+    assert_ends_as(house, local(config))
+
+
+def test_who_waits_for_the_server_does_not_spin(task: Path, house_of: HouseOf) -> None:
+    house = house_of(pair(task))
+    house.join()
+    house.until(lambda: len(house.groups("last1")) == 2, "last1")
+    house.lose_server()
+    house.until(lambda: is_cut_off(house), "last1")
+    before = len(house.said["full0"])
+    house.during(0.5, "full0")
+    assert len(house.said["full0"]) - before < 50
+    house.get_server_back()
+    house.until(lambda: not is_cut_off(house))
+
+
+def test_a_hub_stopped_and_started_again_is_found_again(task: Path, house_of: HouseOf, local: Callable[..., LocalCrew]) -> None:
+    house = house_of(pair(task))
+    house.join()
+    house.until(lambda: house.learned("full0") == house.learned("last1") == 2)
+    house.pause()
+    house.hub.close()
+    house.until(lambda: is_cut_off(house))
+    house.open_hub()
+    house.finish()
+    assert_ends_as(house, local(house.config))
+
+
+# Deadlines
+
+
+def trio(task: Path, **settings: Any) -> CrewConfig:
+    return spread_crew(task, ("full", "full", "last"), **({"rounds": 4, "deadline_s": 60.0} | settings))
+
+
+def rounds_without(house: House, name: str) -> dict[int, list[str]]:
+    return {line["round"]: line["without"] for line in house.lines[name] if "without" in line}
+
+
+def test_after_the_deadline_a_round_goes_on_without_who_is_absent(task: Path, house_of: HouseOf, clock: Clock) -> None:
+    house = house_of(trio(task, rounds=2))
+    house.join("full0", "full1")
+    present = {"full0", "full1"}
+    for round in (1, 2):
+        house.until(lambda: all(house.members[name].peer.awaited() == ["last2"] for name in present))
+        house.turn(*house.names * 3)
+        assert house.said["full0"][-1].startswith(f"round {round}: waiting for last2 for")
+        assert all(house.learned(name) == round - 1 for name in present)
+        clock.skip()
+        house.until(lambda: all(house.learned(name) == round for name in present))  # noqa: B023
+    house.finish()
+    assert rounds_without(house, "full0") == rounds_without(house, "full1") == {1: ["last2"], 2: ["last2"]}
+    assert all(set(line["senders"]) == present for line in house.lines["full0"])
+
+
+def test_with_fewer_than_the_quorum_it_waits_past_every_deadline(task: Path, house_of: HouseOf, clock: Clock) -> None:
+    house = house_of(trio(task))
+    house.join("full0")
+    house.until(lambda: house.members["full0"].peer.awaited() == ["full1", "last2"])
+    clock.skip()
+    house.turn(*["full0"] * 5)
+    assert house.learned("full0") == 0
+    assert re.fullmatch(r"round 1: waiting for full1, last2 for 1\d{4} s", house.said["full0"][-1])
+
+
+def test_who_has_left_is_not_waited_for(task: Path, house_of: HouseOf) -> None:
+    house = house_of(trio(task))
+    house.join()
+    house.until(lambda: all(house.learned(name) == 1 for name in house.names))
+    house.leave("last2")
+    assert house.finish() < 20
+    for name in ("full0", "full1"):
+        assert [line["round"] for line in house.lines[name]] == [1, 2, 3, 4]
+        missed = rounds_without(house, name)
+        assert set(missed) >= {3, 4}
+        assert all(who == ["last2"] for who in missed.values())
+
+
+def test_who_fell_silent_is_not_waited_for_and_catches_up_when_it_is_back(
+    task: Path, house_of: HouseOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(presence, "SILENT_S", 1.0)
+    monkeypatch.setattr(presence, "BEAT_S", 0.2)
+    house = house_of(trio(task, rounds=8))
+    house.join()
+    house.until(lambda: all(house.learned(name) == 2 for name in house.names))
+    house.cut_off("last2")
+    house.turn("last2")  # samples round 3 into its outbox
+    assert len(house.members["last2"].peer.outbox) == 2
+    house.until(lambda: sum(group.round == 5 for group in house.groups()) == 4, "full0", "full1")
+    house.leave("last2")
+    house.join("last2")
+    house.until(lambda: house.learned("last2") >= 5, "last2")
+    house.finish()
+    sampled = {group.round for group in house.groups("last2")}
+    assert sampled >= {0, 1, 2}
+    assert sampled.isdisjoint({3, 4}), "rounds that the crew had passed"
+    for name in ("full0", "full1"):
+        assert house.lines[name][-1]["dropped"]["last2"]["late"] == 2
+        assert house.members[name].peer.learner.policy.version == 8
+    # Its own groups of round 3 are its own, and of rounds 4 and 5 there are none.
+    assert rounds_without(house, "last2").keys() >= {4, 5}
+    assert house.members["last2"].peer.learner.policy.version == 8
+    assert_whole_chains(house.entries())
+
+
+def test_who_has_caught_up_is_waited_for_again(task: Path, house_of: HouseOf) -> None:
+    house = house_of(trio(task, rounds=7))
+    house.join()
+    house.until(lambda: all(house.learned(name) == 1 for name in house.names))
+    house.leave("last2")
+    house.until(lambda: house.learned("full0") >= 4 and house.learned("full1") >= 4, "full0", "full1")
+    house.join("last2")
+    others = max(house.learned("full0"), house.learned("full1"))
+    house.until(lambda: house.members["last2"].peer.sampled_rounds > others and not len(house.members["last2"].peer.outbox), "last2")
+    house.finish()
+    assert "without" not in house.lines["full0"][-1]
+    assert "without" not in house.lines["full1"][-1]
+    assert set(house.lines["full0"][-1]["senders"]) == set(house.names)
+
+
+def test_a_member_shut_out_ends_with_the_reason_and_the_others_go_on(
+    task: Path, house_of: HouseOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = house_of(trio(task, deadline_s=0.0))
+    house.join()
+    house.until(lambda: all(house.learned(name) == 1 for name in house.names))
+    house.revoke("last2")
+    with pytest.raises(ValueError, match=r"the hub has shut this peer out; what was learned is saved, and .* can invite it anew"):
+        house.finish("last2")
+    house.finish("full0", "full1")
+    for name in ("full0", "full1"):
+        assert [line["round"] for line in house.lines[name]] == [1, 2, 3, 4]
+        assert set(house.lines[name][-1]["senders"]) == {"full0", "full1"}
+    house.leave("last2")
+    monkeypatch.setattr(motley.membership, "ADMISSION_S", 0.5)
+    with pytest.raises(ValueError, match=r"the hub does not let last2 in: .* or ask for a new one \(motley hub --invite last2\)"):
+        house.join("last2")
+
+
+def test_a_member_invited_anew_goes_on_where_it_was(task: Path, house_of: HouseOf) -> None:
+    house = house_of(trio(task, deadline_s=0.0, rounds=6))
+    house.join()
+    house.until(lambda: all(house.learned(name) == 1 for name in house.names))
+    house.revoke("last2")
+    with pytest.raises(ValueError, match="the hub has shut this peer out"):
+        house.finish("last2")
+    house.leave("last2")
+    house.until(lambda: house.learned("full0") >= 3 and house.learned("full1") >= 3)
+    house.invite("last2")
+    house.join("last2")
+    house.finish()
+    assert {name: house.learned(name) for name in house.names} == dict.fromkeys(house.names, 6)
+    assert_whole_chains(house.entries())
+
+
+# Ends of async crews
+
+
+def test_an_async_member_whose_last_groups_are_too_few_ends_and_stays_ended(task: Path, house_of: HouseOf) -> None:
+    config = spread_crew(task, ("full", "last"), rounds=4, pace="async", learning="own_share = 1.0")
+    house = house_of(config)
+    house.join()
+    house.until(lambda: house.learned("full0") == 2, "full0")  # all its own groups
+    house.finish()
+    assert house.learned("full0") == 2
+    lines = read_metrics(house.folder / "full0")
+    assert [line["round"] for line in lines] == [0, 1, 2, 4]
+    assert lines[-1]["heldout"]
+    house.leave("full0")
+    house.join("full0")
+    house.finish()
+    assert read_metrics(house.folder / "full0") == lines
+
+
+def test_an_async_crew_with_a_deadline_ends_without_who_never_came(task: Path, house_of: HouseOf, clock: Clock) -> None:
+    house = house_of(spread_crew(task, ("full", "last"), rounds=3, pace="async", deadline_s=60.0))
+    house.join()
+    house.leave("last1")
+    house.until(lambda: house.members["full0"].peer.sampled_rounds == 3, "full0")
+    house.until(lambda: len(house.groups("full0")) == 6, "full0")
+    house.turn(*["full0"] * 3)
+    clock.skip()
+    house.turn(*["full0"] * 10)
+    assert house.members["full0"].finished
+
+
+# Who may join, with what
+
+
+class Overconfident(TorchEngine):
+    """Reports a little more than the log-prob of what it drew."""
+
+    def sample(self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: Sampling, seed: int) -> list[list[Completion]]:
+        made = super().sample(prompts, num_samples, sampling, seed)
+        return [[Completion(c.tokens, tuple(x + 1e-3 for x in c.logprobs), c.ending) for c in row] for row in made]
+
+
+def test_an_engine_that_reports_other_logprobs_is_refused_with_figures(
+    task: Path, house_of: HouseOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = house_of(pair(task))
+    words = r"the engine of full0 differs by more than 0\.0001 from its trainer \(largest 1\.0e-03, mean 1\.0e-03\): .*; see motley check"
+    monkeypatch.setattr(motley.run, "TorchEngine", Overconfident)
+    with pytest.raises(ValueError, match=words):
+        house.join("full0")
+    assert "differ by 1.0e-03 at most, 1.0e-03 on average" in house.said["full0"][-1]
+    assert house.groups("full0") == []
+
+
+def test_a_member_that_was_refused_lets_go_of_its_folder(task: Path, house_of: HouseOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    house = house_of(pair(task))
+    with monkeypatch.context() as patch:
+        patch.setattr(motley.run, "TorchEngine", Overconfident)
+        with pytest.raises(ValueError, match="the engine of full0 differs"):
+            house.join("full0")
+    house.join("full0")
+
+
+def test_two_members_in_one_folder_are_refused(task: Path, house_of: HouseOf) -> None:
+    house = house_of(pair(task))
+    house.join("full0")
+    with pytest.raises(ValueError, match=r"already running in .*full0; stop it first"):
+        join(house.url, "spread", house.invitations["full0"], house.folder / "full0")
+
+
+def test_a_mixed_up_line_is_refused_with_what_to_do(task: Path, house_of: HouseOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    house = house_of(pair(task))
+    house.join("full0")
+    house.leave("full0")
+    monkeypatch.setattr(motley.membership, "ADMISSION_S", 0.5)
+    invitation = house.invitations["full0"]
+    strange = msgspec.structs.replace(Invitation.read(invitation), hub=Identity.new().public).text
+    with pytest.raises(ValueError, match=r"is the folder of full0 in crew spread .*; choose another folder with --out"):
+        join(house.url, "spread", house.invitations["last1"], house.folder / "full0")
+    with pytest.raises(ValueError, match=r"is the folder of full0 in crew spread .*; choose another folder with --out"):
+        join(house.url, "other", invitation, house.folder / "full0")
+    with pytest.raises(ValueError, match=r"its invitation was used from another folder.*; come back with the folder you joined with"):
+        join(house.url, "spread", invitation, house.folder / "elsewhere")
+    with pytest.raises(ValueError, match=r"the invitation is damaged .*; copy the whole line that the hub printed"):
+        join(house.url, "spread", invitation[:-3], house.folder / "damaged")
+    shutil.copytree(house.folder / "full0", house.folder / "strange")
+    (house.folder / "strange" / "member.json").unlink()
+    with pytest.raises(ValueError, match=r"record hub\.charter of the log is not signed by the hub of the invitation"):
+        join(house.url, "spread", strange, house.folder / "strange")
+    monkeypatch.undo()
+    house.join("full0")
+
+
+def test_a_folder_with_a_run_of_other_settings_is_refused(task: Path, house_of: HouseOf) -> None:
+    house = house_of(pair(task))
+    (house.folder / "full0").mkdir()
+    (house.folder / "full0" / "config.toml").write_text(config_text(pair(task, seed=1)))
+    with pytest.raises(ValueError, match=r"holds a run of other settings; choose another folder with --out, or delete it"):
+        house.join("full0")
+
+
+def test_a_server_that_dies_while_a_member_joins_does_not_matter(task: Path, house_of: HouseOf) -> None:
+    house = house_of(pair(task, rounds=1))
+
+    def kill_server(text: str) -> None:
+        if text.startswith("engine against trainer"):
+            house.hub.server.kill()
+
+    join(house.url, "spread", house.invitations["full0"], house.folder / "full0", kill_server).close()
+    house.join()
+    house.finish()
+
+
+def test_a_server_that_dies_while_a_member_enrols_does_not_matter(task: Path, house_of: HouseOf) -> None:
+    house = house_of(pair(task))
+    house.pause()
+
+    def join_patiently() -> None:
+        try:
+            house.join("full0")
+        except LogError as error:
+            house.said["full0"].append(str(error))
+
+    joining = threading.Thread(target=join_patiently, daemon=True)
+    joining.start()
+    house.until(lambda: house.hub._asked.qsize() > 0)
+    house.hub.server.kill()
+    house.until(lambda: house.hub.connection.trouble != "")
+    house.get_server_back()
+    joining.join(6)
+    assert "full0" in house.members, house.said["full0"]
+
+
+def test_the_crews_problems_are_found_in_the_folder_of_data_and_must_be_the_same(task: Path, house_of: HouseOf, tmp_path: Path) -> None:
+    (tmp_path / "hub's own").mkdir()
+    write_task(tmp_path / "hub's own")
+    house = house_of(pair(tmp_path / "hub's own", rounds=1))
+    problems = (tmp_path / "hub's own" / "problems.jsonl").rename(tmp_path / "problems.jsonl")
+    with pytest.raises(ValueError, match=r"cannot read problems from .*hub's own"):
+        house.join("full0")
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "problems.jsonl").write_text(problems.read_text().replace('"59"', '"58"'))
+    with pytest.raises(ValueError, match=r"asks other problems here than at the hub; give the folder with the crew's own .* with --data"):
+        house.join("full0", data=other)
+    house.join(data=tmp_path)
+    house.finish()
+    assert [line["round"] for line in house.lines["full0"]] == [1]
+
+
+# Cheats
+
+
+class Cheat:
+    """The owner of a peer's real key, who puts on the log what it likes. The peer has gone, and what it sampled last was never sent."""
+
+    def __init__(self, house: House, name: str) -> None:
+        house.cut_off(name)
+        house.until(lambda: len(house.members[name].peer.outbox) > 0, name)
+        house.leave(name)
+        with closing(sqlite3.connect(house.folder / name / "groups" / "outbox.sqlite")) as database:
+            unsent = database.execute("SELECT id, record FROM unsent ORDER BY counter").fetchall()
+        self.sampled = [Entry(0, id, record) for id, record in unsent]
+        self.honest = [decode(unpack(record).body)[1] for _, _, record in self.sampled]
+        self.identity = Identity.kept_at(house.folder / name / "peer.key")
+        self._login = read_membership(house.folder / name).login(self.identity)
+        self.counter, self.previous = 0, FIRST_PREVIOUS
+
+    def group(self, round: int, slot: int, **changes: Any) -> Group:
+        """An honest group but for its place, and for a change of its first rollout."""
+        made = self.honest[slot]
+        first = msgspec.structs.replace(made.rollouts[0], **changes)
+        return msgspec.structs.replace(made, round=round, slot=slot, rollouts=(first, *made.rollouts[1:]))
+
+    def put(self, content: Group, id: str = "") -> None:
+        """Sign it, next in the chain, and send it."""
+        made = entry(content, self.identity, self.counter, self.previous)
+        self.send(made._replace(id=id or made.id))
+        self.counter, self.previous = self.counter + 1, unpack(made.record).hash
+
+    def send(self, made: Entry) -> None:
+        """Past everything that our own code checks before it sends."""
+        connection = Connection(self._login)
+        try:
+            answer = connection.call(lambda client: client.request(Names("spread").record(made.id), made.record, 10))
+        finally:
+            connection.close()
+        assert "error" not in msgspec.json.decode(answer.data)
+
+
+def test_what_a_cheat_puts_on_the_log_is_refused_by_name_and_training_goes_on(task: Path, house_of: HouseOf) -> None:
+    house = house_of(trio(task, deadline_s=0.1))
+    house.join("last2")
+    cheat = Cheat(house, "last2")
+    tokens = cheat.honest[1].rollouts[0].tokens
+    cheat.put(cheat.group(0, 0, reward=9.0))
+    cheat.put(cheat.group(0, 1, logprobs=(float("nan"),) * len(tokens)))
+    cheat.put(cheat.group(1, 0))  # the problem of round 0
+    cheat.put(cheat.group(1, 1, reward=float("nan")))
+    cheat.send(Entry(0, "last2.2.0", bytes([2]) + bytes(MAX_RECORD_BYTES)))
+    cheat.send(entry(cheat.group(2, 1), Identity.new(), cheat.counter, cheat.previous))
+    foreign = msgspec.structs.replace(cheat.honest[0], origin=msgspec.structs.replace(cheat.honest[0].origin, peer="full0"))
+    cheat.put(foreign, id="last2.3.0")
+    cheat.counter, cheat.previous = 1, FIRST_PREVIOUS
+    cheat.put(cheat.group(3, 1))
+    with pytest.raises(LogError, match="refuses: nats: permissions violation for publish"):
+        cheat.put(foreign)
+
+    house.join("full0", "full1")
+    house.finish()
+    refused = {"reward": 2, "logprob": 1, "assignment": 1, "size": 1, "key": 1, "subject": 1, "fork": 1}
+    for name in ("full0", "full1"):
+        assert [line["round"] for line in house.lines[name]] == [1, 2, 3, 4]
+        assert rounds_without(house, name) == {round: ["last2"] for round in (1, 2, 3, 4)}
+        assert house.lines[name][-1]["refused"] == {"last2": refused}
+        assert set(house.lines[name][-1]["senders"]) == {"full0", "full1"}
+        kept = [msgspec.json.decode(line) for line in (house.folder / name / "refused.jsonl").read_bytes().splitlines()]
+        assert Counter(refusal["reason"] for refusal in kept) == refused
+        assert [refusal["id"] for refusal in kept] == [f"last2.{round}.{slot}" for round in range(4) for slot in range(2)]
+        assert kept[0]["detail"].startswith("rollout 0 claims a reward of 9.0; computed here it is ")
