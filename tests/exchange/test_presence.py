@@ -29,6 +29,11 @@ def presence_of(connection: Connection, me: str = "") -> Presence:
     return made
 
 
+def heard_in(listener: Presence, peer: str, state: str) -> Heard:
+    """What is known of a peer as soon as it is in a state."""
+    return eventually(lambda: heard if (heard := listener.heard.get(peer)) and heard.state == state else None)
+
+
 def test_what_a_peer_says_is_heard_by_peers_and_hub(net: Net) -> None:
     a, b, hub = (presence_of(net.connect(name), name if name in PEERS else "") for name in (*PEERS, HUB))
     a.say(Beat("sampling", 3, 2))
@@ -67,7 +72,7 @@ def test_the_last_word_is_heard_though_the_connection_is_closed_behind_it(net: N
     a = presence_of(connection, "a")
     a.close(Beat("left", 1))
     connection.close()
-    assert eventually(lambda: hub.heard.get("a")).state == "left"
+    assert heard_in(hub, "a", "left").gone
 
 
 def test_saying_something_without_a_connection_is_no_error(net: Net) -> None:

@@ -44,7 +44,7 @@ def plain_errors() -> Iterator[None]:
 
 @contextmanager
 def stop_on_interrupt(words: str = "stopping after this round; Ctrl-C again stops at once") -> Iterator[Callable[[], bool]]:
-    """Ctrl-C asks for a stop at the next good moment; a second one stops at once."""
+    """Ctrl-C, or a kill, asks for a stop at the next good moment; a second Ctrl-C stops at once."""
     asked = False
 
     def ask(number: int, frame: FrameType | None) -> None:
@@ -53,11 +53,12 @@ def stop_on_interrupt(words: str = "stopping after this round; Ctrl-C again stop
         signal.signal(signal.SIGINT, signal.default_int_handler)
         console.print(words)
 
-    before = signal.signal(signal.SIGINT, ask)
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield lambda: asked
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def new_run_folder(name: str) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import ssl
 import threading
 import time
@@ -19,6 +20,9 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from motley.exchange.log import LogError
+
+# Said at every end of a TLS connection, about a return value of asyncio's own that has no effect.
+logging.getLogger("asyncio").addFilter(lambda record: "eof_received" not in record.getMessage())
 
 RECONNECT_WAIT_S = 0.25
 PING_S = 5  # two unanswered pings mean a dead connection that TCP has not noticed
