@@ -86,9 +86,9 @@ class Household:
         """Logged in as a peer, as soon as its key is let in."""
         return NatsLog(eventually(lambda: self.admitted(name, key)), "crew")
 
-    def admitted(self, name: str, key: Identity) -> Connection | None:
+    def admitted(self, name: str, key: Identity, certificate: str = "") -> Connection | None:
         try:
-            return self.connect(name, key)
+            return self.connect(name, key, certificate)
         except NotAdmittedError:
             return None
 
@@ -465,7 +465,7 @@ def invitation_in(folder: Path, peer: str) -> Invitation:
 def test_after_kill_9_a_hub_goes_on_with_its_key_its_roster_and_its_server(home: Household) -> None:
     with hub_process(home):
         invitation = invitation_in(home.folder, "a")
-        guest = home.connect("invited-a", Identity.of(invitation.secret))
+        guest = eventually(lambda: home.admitted("invited-a", Identity.of(invitation.secret)))
         with suppress(LogError):
             ask(guest, Enrolment.ask("crew", invitation, identity("a")))
         log = home.log("a", identity("a"))
@@ -735,7 +735,7 @@ def test_with_a_certificate_of_its_own_invitations_carry_its_fingerprint(tmp_pat
         hub = home.start()
         invitation = home.invitation("a")
         assert invitation.certificate == fingerprint(certificate)
-        guest = home.connect("invited-a", Identity.of(invitation.secret), invitation.certificate)
+        guest = eventually(lambda: home.admitted("invited-a", Identity.of(invitation.secret), invitation.certificate))
         with ticking(hub), suppress(LogError):
             assert ask(guest, Enrolment.ask("crew", invitation, identity("a"))) == Answer()
         assert hub.state.keys == {"a": identity("a").public}

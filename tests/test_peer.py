@@ -17,7 +17,7 @@ from motley.config import CrewConfig, config_text
 from motley.engines import Engine, TorchEngine
 from motley.engines.engine import Completion
 from motley.exchange import Entry, Log, LogError, MemoryLog, Outbox, Signer, decode, unpack
-from motley.exchange.wire import STEPS_PER_NAT
+from motley.exchange.sections import STEPS_PER_NAT
 from motley.learning.learner import Learner, StepReport
 from motley.learning.select import Candidate
 from motley.objectives import objective

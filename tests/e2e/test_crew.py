@@ -21,7 +21,7 @@ from motley.clock import RealClock
 from motley.config import ConfigError, CrewConfig, Warm, parse_config
 from motley.crew import LocalCrew
 from motley.exchange import Entry, decode, unpack
-from motley.exchange.wire import STEPS_PER_NAT
+from motley.exchange.sections import STEPS_PER_NAT
 from motley.learning.learner import Learner, StepReport
 from motley.learning.select import Candidate
 from motley.records import Charter, Content, Group, Roster

@@ -139,7 +139,7 @@ def test_a_reader_goes_on_where_it_was_when_the_server_comes_back(net: Net) -> N
     reading.join(20)
     assert contents(found) == records("a", range(450), size=1000), failures[-5:]
     assert [entry.position for entry in found] == list(range(1, 451))
-    assert all(net.url in failure for failure in failures)
+    assert all(net.url in failure or failure == "not connected" for failure in failures)  # the latter while it is being noticed
 
 
 def test_without_a_connection_calls_fail_at_once_and_say_what_and_since_when(net: Net) -> None:

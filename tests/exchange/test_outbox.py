@@ -9,7 +9,7 @@ import pytest
 from fakes import group, identity, rollout
 from motley.exchange import Entry, Head, LogError, MemoryLog, Outbox, Signer, decode, unpack
 from motley.exchange.outbox import BATCH
-from motley.exchange.wire import STEPS_PER_NAT
+from motley.exchange.sections import STEPS_PER_NAT
 from motley.records import FIRST_PREVIOUS, Group, Roster
 from motley.trust import verifies
 from motley.trust.chain import Chain

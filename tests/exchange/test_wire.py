@@ -17,17 +17,8 @@ from hypothesis import strategies as st
 from fakes import group, identity, rollout, sealed_record
 from fuzz import FIELDS, put_together, take_apart, varint
 from motley.exchange import Header, Sealed, WireError, decode, encode, pack, unpack
-from motley.exchange.wire import (
-    LEAST_LOGPROB,
-    MAX_BODY_BYTES,
-    MAX_RECORD_BYTES,
-    MAX_ROLLOUTS,
-    MAX_TOKENS,
-    MOST_LOGPROB,
-    SIGNATURE_BYTES,
-    STEPS_PER_NAT,
-    encode_parts,
-)
+from motley.exchange.sections import LEAST_LOGPROB, MAX_ROLLOUTS, MAX_TOKENS, MOST_LOGPROB, STEPS_PER_NAT
+from motley.exchange.wire import MAX_BODY_BYTES, MAX_RECORD_BYTES, SIGNATURE_BYTES, encode_parts
 from motley.records import Charter, Content, Group, Rollout, Roster, Sampling, Stamp
 from motley.trust import verifies
 

@@ -3,7 +3,8 @@
 from motley.exchange.log import Entry, Log, LogError
 from motley.exchange.memory import MemoryLog, cut_log
 from motley.exchange.outbox import Head, Outbox, Signer
-from motley.exchange.wire import Header, Sealed, WireError, decode, encode, pack, unpack
+from motley.exchange.sections import WireError
+from motley.exchange.wire import Header, Sealed, decode, encode, pack, unpack
 
 __all__ = [
     "Entry",

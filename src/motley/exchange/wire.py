@@ -8,38 +8,30 @@ from __future__ import annotations
 
 import hashlib
 import math
-import sys
-from array import array
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
 import zstandard
 
-from motley.records import HUB, Charter, Content, Convention, Ending, Group, Origin, Rollout, Roster, Sampling, Stamp
+from motley.exchange.sections import (
+    WireError,
+    decode_sections,
+    encode_sections,
+    fits_rounding,
+    varint_bytes,
+    varints,
+)
+from motley.records import HUB, Charter, Content, Convention, Group, Origin, Roster, Sampling, Stamp
 
 SCHEMA = 2
 SIGNATURE_BYTES = 64
 MAX_RECORD_BYTES = 4 * 2**20
 MAX_BODY_BYTES = 8 * 2**20
-MAX_ROLLOUTS = 2**14  # of one group, and
-MAX_TOKENS = 2**20  # tokens in all: what decoding may cost in memory
-STEPS_PER_NAT = 1700  # a log-prob is off by half a step at most, a ratio by 0.03 %
-LEAST_LOGPROB, MOST_LOGPROB = -(2**16 - 1) / STEPS_PER_NAT, 0.5 / STEPS_PER_NAT
 
 _SIGNED_PREFIX = b"motley record 2\n"
 _HEAD_BYTES = 1 + SIGNATURE_BYTES
 _WORTH_BLOCKS_BYTES = 1024  # of a body: below, a block's own tables cost more than they bring
-_ENDINGS: tuple[Ending, Ending] = ("stop", "length")
-
-
-class WireError(ValueError):
-    """Bytes that are no record of a known schema. `reason` is one word to count by."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 class Sealed(NamedTuple):
@@ -86,22 +78,9 @@ def encode_parts(content: Content, stamp: Stamp, lossless: bool = False) -> list
     """The body, cut where one kind of bytes ends and another begins."""
     if not isinstance(content, Group):
         return [_with_length(_header_encoder.encode(_hub_header(content, stamp)))]
-    if any(len(rollout.tokens) != len(rollout.logprobs) for rollout in content.rollouts):
-        raise ValueError(f"a rollout of group {content.id} has not as many log-probs as tokens; expected one each")
-    flat = [logprob for rollout in content.rollouts for logprob in rollout.logprobs]
-    if len(content.rollouts) > MAX_ROLLOUTS or len(flat) > MAX_TOKENS:
-        raise ValueError(
-            f"group {content.id} has {len(content.rollouts)} rollouts and {len(flat)} tokens; a record takes {MAX_ROLLOUTS}, {MAX_TOKENS}: "
-            "use a smaller group_size or max_tokens"
-        )
-    lossless = lossless or not all(LEAST_LOGPROB <= logprob <= MOST_LOGPROB for logprob in flat)
-    header = _with_length(_header_encoder.encode(_group_header(content, stamp, lossless)))
-    rewards = _little_endian(array("f", (r.reward for r in content.rollouts))).tobytes()
-    endings = bytes(_ENDINGS.index(r.ending) for r in content.rollouts)
-    lengths = _varint_bytes(len(r.tokens) for r in content.rollouts)
-    tokens = _varint_bytes(token for r in content.rollouts for token in r.tokens)
-    logprobs = [_planes(array("f", flat))] if lossless else _steps_bytes([max(0, round(-x * STEPS_PER_NAT)) for x in flat])
-    return [header + rewards + endings + lengths, tokens, *logprobs]
+    lossless = lossless or not fits_rounding(content.rollouts)
+    first, *rest = encode_sections(content.id, content.rollouts, lossless)
+    return [_with_length(_header_encoder.encode(_group_header(content, stamp, lossless))) + first, *rest]
 
 
 # Decoding
@@ -154,7 +133,7 @@ class Header:
 
     @staticmethod
     def of(body: bytes) -> Header:
-        length, start = _varints(body, 0, 1)
+        length, start = varints(body, 0, 1)
         rest = memoryview(body)[start:]
         if length[0] > len(rest):
             raise WireError("truncated", f"header declares {length[0]} bytes of {len(rest)}")
@@ -225,7 +204,7 @@ class _GroupHeader(_Head, frozen=True, kw_only=True, tag="group"):
             round=self.round,
             slot=self.slot,
             origin=Origin(peer=self.peer, model=self.model, vocabulary=self.vocabulary, version=self.version, sampling=sampling),
-            rollouts=_rollouts(sections, self.num_rollouts, self.lossless),
+            rollouts=decode_sections(sections, self.num_rollouts, self.lossless),
             created_s=self.created_s,
         )
 
@@ -300,135 +279,5 @@ def _head(stamp: Stamp, crew: str) -> dict[str, Any]:
     return {"key": stamp.key, "counter": stamp.counter, "previous": stamp.previous, "crew": crew}
 
 
-# Sections
-
-
-def _rollouts(sections: bytes, num_rollouts: int, lossless: bool) -> tuple[Rollout, ...]:
-    if not 0 <= num_rollouts <= len(sections):
-        raise WireError("truncated", f"record declares {num_rollouts} rollouts in {len(sections)} bytes")
-    if num_rollouts > MAX_ROLLOUTS:
-        raise WireError("size", f"group has {num_rollouts} rollouts; at most {MAX_ROLLOUTS} are read")
-    rewards_stop, endings_stop = 4 * num_rollouts, 5 * num_rollouts
-    _must_have(sections, endings_stop)
-    rewards = _little_endian(array("f", sections[:rewards_stop]))
-    endings = sections[rewards_stop:endings_stop]
-    if any(ending >= len(_ENDINGS) for ending in endings):
-        raise WireError("malformed", "an ending is neither stop nor length")
-    lengths, start = _varints(sections, endings_stop, num_rollouts)
-    total = sum(lengths)
-    if total > MAX_TOKENS:
-        raise WireError("size", f"group has {total} tokens; at most {MAX_TOKENS} are read")
-    tokens, start = _varints(sections, start, total)
-    logprobs = _exact_logprobs(sections[start:], total) if lossless else _rounded_logprobs(sections[start:], total)
-    found, at = [], 0
-    for length, reward, ending in zip(lengths, rewards, endings, strict=True):
-        part = slice(at, at + length)
-        found.append(Rollout(tokens=tuple(tokens[part]), logprobs=tuple(logprobs[part]), reward=reward, ending=_ENDINGS[ending]))
-        at += length
-    return tuple(found)
-
-
-def _must_have(content: bytes, size: int, exactly: bool = False) -> None:
-    if len(content) < size:
-        raise WireError("truncated", f"sections have {len(content)} bytes where {size} are due")
-    if exactly and len(content) > size:
-        raise WireError("malformed", f"sections have {len(content)} bytes where {size} are due")
-
-
-def _exact_logprobs(planes: bytes, count: int) -> list[float]:
-    _must_have(planes, 4 * count, exactly=True)
-    content = bytearray(len(planes))
-    for byte in range(4):
-        content[byte::4] = planes[byte * count : (byte + 1) * count]
-    return _little_endian(array("f", bytes(content))).tolist()
-
-
-def _planes(values: array[float]) -> bytes:
-    """All first bytes, then all second ones, and so on: bytes of one place are alike, and compress better together."""
-    content = _little_endian(values).tobytes()
-    return b"".join(content[byte::4] for byte in range(4))
-
-
-def _steps_bytes(steps: list[int]) -> list[bytes]:
-    """Numbers of 16 bits: how long each is in binary, a byte each; then the bits below its leading one, lowest first, in a row.
-
-    The lengths of confident tokens are short and alike, and compress; the bits below do not, and are not rounded up to bytes.
-    """
-    found, held, num_held = bytearray(), 0, 0
-    for step in steps:
-        width = step.bit_length() - 1
-        if width > 0:
-            held |= (step ^ 1 << width) << num_held
-            num_held += width
-            while num_held >= 8:
-                found.append(held & 255)
-                held >>= 8
-                num_held -= 8
-    if num_held:
-        found.append(held)
-    return [bytes(step.bit_length() for step in steps), bytes(found)]
-
-
-def _rounded_logprobs(section: bytes, count: int) -> list[float]:
-    _must_have(section, count)
-    lengths = section[:count]
-    if max(lengths, default=0) > 16:
-        raise WireError("malformed", "a log-prob has more than 16 bits")
-    num_bits = sum(lengths) - count + lengths.count(0)  # a number without a leading one has none below it either
-    _must_have(section, count + (num_bits + 7) // 8, exactly=True)
-    found, at, held, num_held = [], count, 0, 0
-    for length in lengths:
-        width = length - 1
-        if width <= 0:
-            found.append(-length / STEPS_PER_NAT)
-            continue
-        while num_held < width:
-            held |= section[at] << num_held
-            at += 1
-            num_held += 8
-        found.append(-(held & (1 << width) - 1 | 1 << width) / STEPS_PER_NAT)
-        held >>= width
-        num_held -= width
-    return found
-
-
-def _little_endian(values: array[float]) -> array[float]:
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values
-
-
 def _with_length(header: bytes) -> bytes:
-    return _varint_bytes([len(header)]) + header
-
-
-def _varint_bytes(numbers: Iterable[int]) -> bytes:
-    found = bytearray()
-    for number in numbers:
-        while number >= 128:
-            found.append(number & 127 | 128)
-            number >>= 7
-        found.append(number)
-    return bytes(found)
-
-
-def _varints(content: bytes, start: int, count: int) -> tuple[list[int], int]:
-    """`count` numbers of at most 35 bits, seven bits a byte, lowest first; and where they end."""
-    numbers = []
-    try:
-        for _ in range(count):
-            byte = content[start]
-            start += 1
-            number = byte & 127
-            shift = 7
-            while byte >= 128:
-                if shift > 28:
-                    raise WireError("malformed", "a number is longer than five bytes")
-                byte = content[start]
-                start += 1
-                number |= (byte & 127) << shift
-                shift += 7
-            numbers.append(number)
-    except IndexError:
-        raise WireError("truncated", "record ends in the middle of its numbers") from None
-    return numbers, start
+    return varint_bytes([len(header)]) + header
