@@ -154,7 +154,11 @@ class Hub:
                 self._say(f"could not answer: {error}; who asked will ask again")
         if self.server and not self.server.alive():
             self._say("the server died; starting it again")
-            self.server.start()
+            try:
+                self.server.start()
+            except ValueError as error:  # something took its port for a moment, perhaps
+                self._say(str(error))
+                time.sleep(timeout_s)
         if not self._settled and not self.connection.trouble:
             self._settle()
 

@@ -9,6 +9,7 @@ import datetime
 import hashlib
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -17,6 +18,7 @@ import subprocess
 import sysconfig
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -216,11 +218,12 @@ def _last_line(path: Path) -> str:
 
 
 def free_port() -> int:
-    """A port that nobody uses at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that nobody uses at this moment, from below those that outgoing connections are given."""
+    while True:
+        port = random.randrange(10_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def fingerprint(certificate: Path) -> str:
