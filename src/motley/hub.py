@@ -84,7 +84,7 @@ class Hub:
         self.identity = Identity.kept_at(folder / "hub.key")
         self._names = Names(state.crew)
         self._asked: queue.Queue[Msg] = queue.Queue()
-        self._ordered_at_s = time.time() - 60  # older orders are somebody's copies
+        self._ordered_at_s = time.time()  # older orders are somebody's copies
         place = state.place
         certificate = (Path(place.certificate[0]), Path(place.certificate[1])) if place.certificate else None
         self.server = Server(state.crew, folder / "server", place.host, place.port, certificate) if place.host else None
@@ -98,12 +98,15 @@ class Hub:
             state = read_state(folder)
             if parse_config(state.config) != config:
                 raise ValueError(f"{folder} holds the hub of a crew with other settings; choose another folder with --out, or delete it")
-            state.place = place
+            moved, state.place = state.place != place, place
         else:
+            moved = False
             invited = {peer.name: Identity.new().secret for peer in config.peer}
             state = HubState(crew=config.crew.name, config=config_text(config), place=place, invited=invited)
         hub = cls(folder, state, say)
         hub._keep()
+        if moved and hub.server:
+            hub.server.stop()  # one left running listens where the last hub was
         return hub
 
     # Life
@@ -228,8 +231,9 @@ class Hub:
         secret = self.state.invited.get(asked.peer)
         if secret is None or not asked.is_of(Identity.of(secret).public):
             raise ValueError(f"the invitation of {asked.peer} is not open: it was used, or replaced by a newer one")
-        if asked.key in self.state.keys.values():
-            raise ValueError(f"the key that {asked.peer} brings is another peer's; each needs its own")
+        invited = [Identity.of(secret).public for secret in self.state.invited.values()]
+        if asked.key in [*self.state.keys.values(), *invited, self.identity.public]:
+            raise ValueError(f"the key that {asked.peer} brings is in use already; each peer needs its own")
         del self.state.invited[asked.peer]
         self.state.keys[asked.peer] = asked.key
         self.state.revoked = [peer for peer in self.state.revoked if peer != asked.peer]

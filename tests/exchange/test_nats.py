@@ -4,16 +4,18 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from motley.exchange import Entry, LogError
+from motley.exchange.connection import Connection, Login
 from motley.exchange.nats import HEADERS_BYTES, MAX_FETCH_BYTES, Names, NatsLog, create_stream
 from motley.exchange.wire import MAX_RECORD_BYTES
 from motley.records import HUB
 
 from .contract import LogContract, LogFactory
-from .nats_server import CREW, Net, eventually, raw_message, send_raw
+from .nats_server import CREW, Net, eventually, open_server, raw_message, send_raw
 
 
 @pytest.fixture(scope="module")
@@ -224,6 +226,17 @@ def test_a_record_too_large_to_be_sent_at_all_is_refused_by_name(net: Net) -> No
     log = net.log("a")
     with pytest.raises(LogError, match=r"refuses a\.0\.1: "):
         log.append([("a.0.1", bytes(2 * MAX_RECORD_BYTES))])
+
+
+def test_a_record_that_a_server_of_somebody_elses_does_not_take_is_refused_by_name(tmp_path: Path) -> None:
+    with open_server(tmp_path) as url:  # which takes a megabyte, unless told otherwise
+        connection = Connection(Login(url, HUB))
+        try:
+            create_stream(connection, CREW)
+            with pytest.raises(LogError, match=r"refuses a\.0\.0: "):
+                NatsLog(connection, CREW).append([("a.0.0", bytes(MAX_RECORD_BYTES))])
+        finally:
+            connection.close()
 
 
 def test_more_than_a_read_may_take_comes_in_pages(net: Net) -> None:

@@ -104,10 +104,11 @@ class NatsLog:
 
     async def _publish_all(self, records: Sequence[tuple[str, bytes]], client: Client) -> None:
         if not client.is_connected:  # the client would buffer it, and time would run out here
-            raise LogError(self.connection.trouble or "not connected")
+            raise LogError(self.connection.trouble or f"not connected to {self.connection.login.url}")
         for id, record in records:
-            if len(record) > MAX_RECORD_BYTES:
-                raise LogError(f"the log refuses {id}: it has {len(record)} bytes, and {MAX_RECORD_BYTES} is the most")
+            most = min(MAX_RECORD_BYTES, client.max_payload - HEADERS_BYTES)  # a server of somebody else's may take less
+            if len(record) > most:
+                raise LogError(f"the log refuses {id}: it has {len(record)} bytes, and {most} is the most")
         headers = {"Nats-Expected-Last-Subject-Sequence": "0"}
         sent = [
             asyncio.ensure_future(client.request(self._names.record(id), record, FLIGHT_S, headers=dict(headers))) for id, record in records
@@ -147,7 +148,7 @@ class NatsLog:
     async def _asked(self, client: Client, wanted: dict[str, Any]) -> AsyncIterator[Subscription]:
         """The replies to a direct get. Not a request of the client's, which takes a record's own Status header for the server's word."""
         if not client.is_connected:
-            raise LogError(self.connection.trouble or "not connected")
+            raise LogError(self.connection.trouble or f"not connected to {self.connection.login.url}")
         inbox = client.new_inbox()
         replies = await client.subscribe(inbox)
         try:
@@ -167,7 +168,7 @@ class NatsLog:
 
 
 def create_stream(connection: Connection, crew: str) -> None:
-    """Make the crew's stream, or bring it up to date. Nothing on it can be deleted or written twice."""
+    """Make the crew's stream, if it is not there. Nothing on it can be deleted or written twice."""
     names = Names(crew)
     config = StreamConfig(
         name=names.stream,
