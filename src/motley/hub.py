@@ -134,7 +134,7 @@ class Hub:
 
     def _open(self) -> None:
         with ExitStack() as undo:
-            self.connection = Connection(self._login())
+            self.connection = Connection(hub_login(self.folder, self.state))
             undo.callback(self.connection.close)
             create_stream(self.connection, self.state.crew)
             self.log = NatsLog(self.connection, self.state.crew)
@@ -274,9 +274,6 @@ class Hub:
         crew = self.state.crew
         invited = [invited_user(crew, peer, Identity.of(secret).nkey) for peer, secret in self.state.invited.items()]
         return [*invited, *(peer_user(crew, peer, nkey_of(key)) for peer, key in self.state.keys.items())]
-
-    def _login(self) -> Login:
-        return hub_login(self.folder, self.state)
 
     def _keep(self) -> None:
         replace(self.folder / "hub.json", msgspec.json.encode(self.state), mode=0o600)

@@ -28,10 +28,11 @@ from motley.exchange.courier import Courier
 from motley.exchange.nats import NatsLog
 from motley.exchange.presence import Beat, Presence, State, Voice
 from motley.files import hold, replace, sync
+from motley.hub import Say
 from motley.learning.checkpoint import checkpoints, load_manifest, save_checkpoint, save_training
 from motley.learning.journal import Journal, Step
 from motley.learning.learner import StepReport
-from motley.membership import ADMISSION_S, Joining, Say, patiently
+from motley.membership import ADMISSION_S, Joining, patiently
 from motley.peer import Sampled
 from motley.records import HUB, Charter
 from motley.run import MetricsLine, Run, Timing, WarmProgress, check_config, timed
@@ -246,12 +247,9 @@ class Member:
         """Sample if it is time to, learn if it can; the metrics line of a round that was finished."""
         peer = self.peer
         done = self._journal.of(peer.learned_rounds)
-        if done:
-            self._receive_to(done.cursor)
-        else:
-            self._try_to_receive()
-        self._sample(replayed=done is not None)
-        if done is None:
+        heard = self._receive_to(done.cursor) if done else self._try_to_receive()
+        sampled = self._sample(replayed=done is not None)
+        if done is None and (sampled or not heard):
             peer.receive()
         closed = done.closed if done else self._closed()
         without = peer.awaited() if closed and self.config.crew.pace == "lockstep" else []
@@ -267,41 +265,47 @@ class Member:
         report, learn_s = timed(lambda: peer.step(chosen))
         return self._round_is_over(report, learn_s, without)
 
-    def _try_to_receive(self) -> None:
+    def _try_to_receive(self) -> bool:
+        """Whether the log could be read; if not, but sampling may go on without it, that is no error yet."""
         try:
             self.peer.receive()
         except LogError:
             self._waits_since = time.monotonic()  # who cannot be heard is not late
             if not self._may_sample_unheard():
                 raise
+            return False
+        return True
 
     def _may_sample_unheard(self) -> bool:
         """Without the hub sampling goes on into the outbox, as far as the staleness window will still take it."""
         per_round = self.config.problems_per_peer
         return len(self.peer.outbox) < per_round * (1 if self.config.crew.pace == "lockstep" else max(1, self.config.learning.max_age))
 
-    def _receive_to(self, position: int) -> None:
+    def _receive_to(self, position: int) -> bool:
         while self.peer.cursor < position:
             before = self.peer.cursor
             self.peer.receive(until=position)
             if self.peer.cursor == before:
                 raise ValueError(f"the log ends at {before}, and this peer had read to {position}; is it another log?")
+        return True
 
-    def _sample(self, replayed: bool) -> None:
+    def _sample(self, replayed: bool) -> bool:
+        """Sample the next round if it is time to; whether something was sampled."""
         peer = self.peer
         lockstep = self.config.crew.pace == "lockstep"
         if peer.sampled_rounds >= self.config.crew.rounds or (lockstep and peer.sampled_rounds > peer.learned_rounds):
-            return
+            return False
         if not lockstep and (replayed or not peer.may_sample()):
-            return
+            return False
         if self._is_past(peer.sampled_rounds, replayed):
             peer.sampled_rounds += 1
             self._sampled = None
-            return
+            return False
         self._beat("sampling")
         self._sampled, self._sample_s = timed(peer.sample)
         self._courier.wake()
         self._waits_since = time.monotonic()
+        return True
 
     def _is_past(self, round: int, replayed: bool) -> bool:
         """Nobody would use what is sampled now: it is on the log already, or the crew went on without this peer."""

@@ -15,7 +15,7 @@ from motley.exchange import LogError
 from motley.exchange.connection import Connection, Login, NotAdmittedError
 from motley.exchange.nats import Names
 from motley.files import replace
-from motley.hub import Answer
+from motley.hub import Answer, Say
 from motley.trust import Identity
 from motley.trust.invitation import Enrolment, Invitation
 
@@ -24,7 +24,6 @@ ADMISSION_S = 20.0  # a hub needs a moment to let a new key in
 
 SAID_AGAIN_S = 60.0
 
-Say = Callable[[str], None]
 T = TypeVar("T")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -17,11 +17,9 @@ import msgspec
 
 from motley.config import CrewConfig, read_config
 from motley.exchange.server import free_port
-from motley.hub import Hub, Place, read_state
-from motley.member import Member, join
-from motley.run import MetricsLine, check_config, new_folder
-
-Say = Callable[[str], None]
+from motley.hub import Hub, Place, Say, read_state
+from motley.member import join
+from motley.run import MetricsLine, append_lines, check_config, new_folder
 
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(["motley.member"])  # torch is imported once for all
@@ -76,8 +74,7 @@ class ProcessCrew:
                 yield []
                 while number <= self.config.crew.rounds and all(max(known, default=-1) >= number for known in self._lines.values()):
                     lines = [known[number] for known in self._lines.values() if number in known]  # an async peer may skip some
-                    with (self.folder / "metrics.jsonl").open("ab") as file:
-                        file.write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+                    append_lines(self.folder / "metrics.jsonl", lines)
                     self.finished_rounds = number
                     number += 1
                     yield lines
@@ -159,16 +156,12 @@ def _take_part(url: str, crew: str, folder: Path, num_threads: int) -> None:
             stop = stop or not (parent and parent.is_alive())
             if stop:
                 break
-        _leave(member, stop)
+        if stop:
+            member.save()
+        member.close()
     except (ValueError, OSError, FloatingPointError) as error:
         (folder / "error.txt").write_text(str(error))
         raise SystemExit(2) from None
-
-
-def _leave(member: Member, early: bool) -> None:
-    if early:
-        member.save()
-    member.close()
 
 
 def _last_words(folder: Path) -> str:

@@ -127,8 +127,7 @@ class Run:
         return found | ({"ood": measure(self._ood)} if self._ood else {})
 
     def write(self, lines: list[MetricsLine]) -> None:
-        with self.metrics.open("ab") as file:
-            file.write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+        append_lines(self.metrics, lines)
 
     def cut_metrics(self, num_bytes: int, checkpoint: Path) -> None:
         """Take back the lines written after a checkpoint: they are written again."""
@@ -198,6 +197,11 @@ def newest_checkpoint(folder: Path) -> Path:
     if not found:
         raise ValueError(f"{folder} has no checkpoint; start the crew anew")
     return found[-1]
+
+
+def append_lines(path: Path, lines: list[MetricsLine]) -> None:
+    with path.open("ab") as file:
+        file.write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
 
 
 def read_metrics(folder: Path) -> list[MetricsLine]:

@@ -32,6 +32,11 @@ Out = Annotated[Path | None, typer.Option(help="The run's folder; a new one unde
 Alone = Annotated[bool, typer.Option("--alone", help="Also train every peer by itself, with all the crew's sampling.")]
 
 
+def say(text: str) -> None:
+    """A line as it is."""
+    console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
 @contextmanager
 def plain_errors() -> Iterator[None]:
     """What a user did wrong, or a disk, is one line and not a traceback."""

@@ -13,17 +13,13 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from motley.cli.common import CrewFile, app, console, plain_errors, stop_on_interrupt
+from motley.cli.common import CrewFile, app, console, plain_errors, say, stop_on_interrupt
 from motley.config import read_config
 
 if TYPE_CHECKING:
     from motley.exchange.presence import Heard
     from motley.hub import Hub, Place
     from motley.member import Member
-
-
-def _say(text: str) -> None:
-    console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 @app.command()
@@ -46,16 +42,16 @@ def hub(
         config = read_config(crew_file)
         folder = out or Path("runs") / f"{config.crew.name}-hub"
         if revoke or invite:
-            _say(order(folder, Order("revoke", revoke) if revoke else Order("invite", invite)))
+            say(order(folder, Order("revoke", revoke) if revoke else Order("invite", invite)))
             return
         check_config(config)
-        running = Hub.open(config, folder, _place(folder, host, port, public, tls, nats), _say)
+        running = Hub.open(config, folder, _place(folder, host, port, public, tls, nats), say)
         try:
             running.start()
-            _say(f"hub of crew {config.crew.name} at {running.state.place.url}, folder {folder}")
+            say(f"hub of crew {config.crew.name} at {running.state.place.url}, folder {folder}")
             for peer, line in running.invitations().items():
-                _say(f"\n{peer}:\n{line}")
-            _say("")
+                say(f"\n{peer}:\n{line}")
+            say("")
             _serve(running)
         finally:
             running.close()
@@ -106,7 +102,7 @@ def _serve(running: Hub) -> None:
             else:
                 for peer, h in heard.items():
                     if h.gone and h.state != states.get(peer):
-                        _say(f"{peer} {'has' if h.state == 'left' else 'is'} {h.state} after round {h.beat.round}")
+                        say(f"{peer} {'has' if h.state == 'left' else 'is'} {h.state} after round {h.beat.round}")
             states = {peer: h.state for peer, h in heard.items()}
 
 
@@ -143,9 +139,9 @@ def join(
             finally:
                 member.close()
         if not member.finished:
-            _say(f"left after round {member.finished_rounds}; come back with the same line")
+            say(f"left after round {member.finished_rounds}; come back with the same line")
             raise typer.Exit(130)
-        _say(f"finished; run folder: {folder}")
+        say(f"finished; run folder: {folder}")
 
 
 def _join(url: str, crew: str, invite: str, folder: Path, data: Path | None) -> Member:
@@ -158,7 +154,7 @@ def _join(url: str, crew: str, invite: str, folder: Path, data: Path | None) -> 
         def show(peer: str, steps: int, accuracy: dict[str, float]) -> None:
             progress.update(bar, description=f"warm start of {peer}", skill=" ".join(f"{k} {v:.0%}" for k, v in accuracy.items()))
 
-        return join_crew(url, crew, invite, folder, _say, data, show)
+        return join_crew(url, crew, invite, folder, say, data, show)
 
 
 def _take_part(member: Member, stop_asked: Callable[[], bool]) -> None:
@@ -175,7 +171,7 @@ def _take_part(member: Member, stop_asked: Callable[[], bool]) -> None:
         if isinstance(event, str):
             what = event.split(" for ")[0]
             if (what != said and time.monotonic() - said_at > 5) or time.monotonic() - said_at > 60:
-                _say(event)
+                say(event)
                 said_at, said = time.monotonic(), what
             continue
         said_at, said = time.monotonic(), ""
@@ -185,4 +181,4 @@ def _take_part(member: Member, stop_asked: Callable[[], bool]) -> None:
         refused = sum(sum(reasons.values()) for reasons in event.get("refused", {}).values())
         bad = f", {refused} records refused" if refused else ""
         if skill or gone or event["round"] % 10 == 1:
-            _say(f"round {event['round']} of {rounds}: reward {event.get('reward', 0):.2f}{skill}{gone}{bad}; {left_s:.0f} s left")
+            say(f"round {event['round']} of {rounds}: reward {event.get('reward', 0):.2f}{skill}{gone}{bad}; {left_s:.0f} s left")

@@ -24,6 +24,7 @@ from motley.cli.common import (
     console,
     new_run_folder,
     plain_errors,
+    say,
     stop_on_interrupt,
 )
 from motley.config import CrewConfig, read_config
@@ -73,9 +74,6 @@ def _plain_progress(lines: list[dict[str, Any]], rounds: int, left: str) -> str:
 
 
 def _start_processes(begin: Callable[[Callable[[str], None]], ProcessCrew]) -> ProcessCrew:
-    def say(text: str) -> None:
-        console.print(text, highlight=False, soft_wrap=True, markup=False)
-
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         crew = begin(say)
