@@ -29,10 +29,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from fakes import spread_crew, write_task
 from motley.config import CrewConfig, read_config, write_config
 from motley.crew import LocalCrew
-from motley.exchange import decode, unpack
+from motley.exchange import Entry, decode, unpack
 from motley.exchange.connection import Connection
 from motley.exchange.nats import NatsLog
-from motley.exchange.server import free_port
+from motley.exchange.server import Server, free_port
 from motley.hub import Hub, Place, hub_login, read_state
 from motley.member import join
 from motley.records import Group
@@ -190,20 +190,26 @@ def untimed(lines: list[dict], peer: str) -> list[dict]:
     return [{key: line[key] for key in line.keys() - {"timing", "waiting"}} for line in lines if line["peer"] == peer]
 
 
-def log_faults(config: CrewConfig, hub_folder: Path) -> list[str]:
-    """Every group on the log once, every chain whole."""
+def read_log(hub_folder: Path) -> list[Entry]:
+    """Everything on the log of a hub that is not running."""
     state = read_state(hub_folder)
-    from motley.exchange.server import Server
-
     server = Server(state.crew, hub_folder / "server", state.place.host, state.place.port)
     server.start()
     connection = Connection(hub_login(hub_folder, state))
     try:
         log = NatsLog(connection, state.crew)
-        entries = log.read(0, 100_000)
+        entries: list[Entry] = []
+        while page := log.read(entries[-1].position if entries else 0):
+            entries += page
+        return entries
     finally:
         connection.close()
         server.stop()
+
+
+def log_faults(config: CrewConfig, hub_folder: Path) -> list[str]:
+    """Every group on the log once, every chain whole."""
+    entries = read_log(hub_folder)
     faults, ids, chains = [], Counter(), {}
     for entry in entries:
         sealed = unpack(entry.record)

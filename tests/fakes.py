@@ -158,7 +158,7 @@ def entry(
 def candidate(
     made: Group, own: bool = False, arrived: int = 0, position: int = 1, family: str = "", problem: Problem = PROBLEM
 ) -> Candidate:
-    return Candidate(group=made, problem=problem, own=own, family=family or made.id, arrived=arrived, position=position)
+    return Candidate(group=made, problem=problem, own=own, family=family or made.id, since=arrived, position=position)
 
 
 # A crew whose reward is dense, so that without any warm start nearly every group has something to learn.

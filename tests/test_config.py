@@ -89,7 +89,7 @@ def refusal(text: str) -> str:
         (CREW + "deadline_s = -1.0" + PEERS, ["deadline_s=-1.0", "must not be negative", "leave them out to wait for everyone"]),
         (CREW + "deadline_s = nan" + PEERS, ["deadline_s=nan"]),
         (CREW + "quorum = -1" + PEERS, ["quorum=-1", "must not be negative"]),
-        (CREW + "quorum = 4" + PEERS, ["quorum=4 is more than the 3 peers of the crew; use at most 3"]),
+        (CREW + "quorum = 4" + PEERS, ["quorum=4 is more than the 3 peers who sample; use at most 3"]),
         (CREW + 'processes = "yes"' + PEERS, ["Expected `bool`, got `str`", "crew.processes"]),
         (CREW + "check_reward = false" + PEERS, ["did you mean check_rewards?"]),
         (CREW + "[learning]\nquorum = 2" + PEERS, ["unknown field `quorum`", "it belongs under [crew]"]),

@@ -15,12 +15,12 @@ ROOT = Path(motley.__file__).parent
 
 # A part may import from its own layer's other parts (never in a circle) and from every layer above it in this list.
 LAYERS = [
-    {"records", "clock", "config", "files"},
+    {"records", "clock", "network", "config", "files"},
     {"tasks", "objectives", "exchange", "policies"},
     {"engines", "trust", "learning"},
-    {"peer", "evaluation"},
+    {"sampler", "peer", "evaluation"},
     {"run"},
-    {"crew", "conformance", "hub", "member", "membership", "processes", "sim", "benchmarks"},
+    {"crew", "conformance", "hub", "member", "membership", "processes", "sampler_member", "seat", "sim", "benchmarks"},
     {"archive", "display", "study"},
     {"cli"},
 ]

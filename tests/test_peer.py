@@ -71,6 +71,7 @@ def peers_of(config: CrewConfig, log: Log, outboxes: Path | None = None) -> list
                 outbox=outbox_of(me.name, outboxes, config.crew.lossless),
                 hub=identity(HUB).public,
                 clock=FixedClock(),
+                weather=config.weather(me.name),
             )
         )
     return found
@@ -575,7 +576,7 @@ class Generous:
 
 def test_a_reward_that_is_claimed_and_not_earned_is_refused(folder: Path) -> None:
     first, second = peers_of(spread_crew(folder), MemoryLog())
-    second.task = Generous(second.task)
+    second.task = second.half.task = Generous(second.task)
     share(first, second)
     assert learn(first) is None
     assert first.admission.refused == Counter({("full1", "reward"): 2})
@@ -587,7 +588,7 @@ def test_a_reward_that_is_claimed_and_not_earned_is_refused(folder: Path) -> Non
 
 def test_rewards_that_are_not_checked_are_taken_on_trust(folder: Path) -> None:
     first, second = peers_of(spread_crew(folder, check_rewards=False), MemoryLog())
-    second.task = Generous(second.task)
+    second.task = second.half.task = Generous(second.task)
     share(first, second)
     first.receive()
     chosen = first.choose()
@@ -729,7 +730,7 @@ def test_waiting_groups_come_back_with_position_hash_and_time_of_arrival(make_lo
     share(second, first)
     log.append([("noise", b"noise")])
     first.receive()
-    assert [(c.group.id, c.arrived) for c in first.waiting] == [
+    assert [(c.group.id, c.since) for c in first.waiting] == [
         ("full1.2.0", 0), ("full1.2.1", 0), ("full1.3.0", 1), ("full1.3.1", 1), ("full0.0.0", 1), ("full0.0.1", 1)
     ]  # fmt: skip
     again = revived(first)
@@ -967,7 +968,7 @@ def test_a_round_whose_sampling_was_cut_short_is_sampled_as_a_whole(outboxes: Pa
         return identity("full0").sign(message)
 
     whole = first.outbox
-    first.outbox = Outbox(outboxes / "full0.db", Signer(identity("full0").public, sign_once))
+    first.half.outbox = Outbox(outboxes / "full0.db", Signer(identity("full0").public, sign_once))
     with pytest.raises(KeyboardInterrupt):
         first.sample()
     assert (len(whole), whole.head.counter, whole.note_of(0), first.sampled_rounds) == (0, 0, None, 0)

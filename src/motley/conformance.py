@@ -44,7 +44,7 @@ def check_crew(config: CrewConfig) -> list[dict[str, Any]]:
     ]
     with tempfile.TemporaryDirectory() as folder:
         run = Run(config, Path(folder))
-        for me in config.peer:
+        for me in config.students:
             found = check_engine(run.build(me, MemoryLog(), Outbox(None, Signer(bytes(32), lambda message: b"")), bytes(32)))
             rows.append(
                 {

@@ -15,6 +15,7 @@ from motley.learning.learner import StepReport
 from motley.peer import Peer
 from motley.records import HUB, Charter, Roster
 from motley.run import MetricsLine, Run, Timing, WarmProgress, by_sender, check_config, new_folder, newest_checkpoint, timed
+from motley.tasks import Task
 from motley.trust import Identity
 
 
@@ -27,21 +28,8 @@ class LocalCrew:
         self.finished_rounds = 0
         self._run = Run(config, folder)
         self._log = MemoryLog(folder / "groups" / "log.bin")
-        keys = {me.name: _identity(config, me.name) for me in config.peer}
-        hub = _identity(config, HUB)
-        self._found(hub, {name: key.public for name, key in keys.items()})
-        self.peers = [self._run.build(me, self._log, self._outbox(keys[me.name]), hub.public, warm_progress) for me in config.peer]
-
-    def _outbox(self, identity: Identity) -> Outbox:
-        return Outbox(None, Signer(identity.public, identity.sign), self.config.crew.lossless)
-
-    def _found(self, hub: Identity, keys: dict[str, bytes]) -> None:
-        """Begin the log as a hub does; on a log that has begun, nothing changes."""
-        name = self.config.crew.name
-        outbox = self._outbox(hub)
-        charter = Charter(crew=name, config=config_text(self.config), task=self._run.task.fingerprint)
-        outbox.put([charter, Roster(crew=name, number=0, keys=keys)])
-        outbox.deliver(self._log)
+        hub = found_log(config, self._log, self._run.task)
+        self.peers = [self._run.build(me, self._log, one_process_outbox(config, me.name), hub, warm_progress) for me in config.peer]
 
     @classmethod
     def start(cls, config: CrewConfig, folder: Path, warm_progress: WarmProgress | None = None) -> LocalCrew:
@@ -133,6 +121,21 @@ def _receive_and_learn(peer: Peer) -> StepReport | None:
     return peer.learn()
 
 
-def _identity(config: CrewConfig, name: str) -> Identity:
+def one_process_identity(config: CrewConfig, name: str) -> Identity:
     """Peers of one process have nothing to hide from each other: their keys come from the seed, and records are the same every time."""
     return Identity.of(hashlib.sha256(f"one process/{config.crew.name}/{config.crew.seed}/{name}".encode()).digest())
+
+
+def one_process_outbox(config: CrewConfig, name: str) -> Outbox:
+    identity = one_process_identity(config, name)
+    return Outbox(None, Signer(identity.public, identity.sign), config.crew.lossless)
+
+
+def found_log(config: CrewConfig, log: MemoryLog, task: Task) -> bytes:
+    """Begin the log of a crew in one process as a hub does; the hub's key. On a log that has begun, nothing changes."""
+    name, outbox = config.crew.name, one_process_outbox(config, HUB)
+    charter = Charter(crew=name, config=config_text(config), task=task.fingerprint)
+    keys = {me.name: one_process_identity(config, me.name).public for me in config.peer}
+    outbox.put([charter, Roster(crew=name, number=0, keys=keys)])
+    outbox.deliver(log)
+    return outbox.key

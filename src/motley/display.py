@@ -57,7 +57,7 @@ class LiveTable:
             "tokens/s sample, learn",
         ):
             table.add_column(column)
-        for peer in self.config.peer:
+        for peer in self.config.students:
             table.add_row(peer.name, *self._cells(peer.name))
         return table
 

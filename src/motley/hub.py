@@ -25,6 +25,7 @@ from motley.config import CrewConfig, config_text, parse_config
 from motley.exchange import LogError, Outbox, Signer
 from motley.exchange.connection import Connection, Login
 from motley.exchange.nats import Names, NatsLog, create_stream
+from motley.exchange.objects import create_bucket
 from motley.exchange.presence import Presence
 from motley.exchange.server import Server, User, fingerprint, invited_user, peer_user
 from motley.files import hold, replace
@@ -117,7 +118,7 @@ class Hub:
         stop = time.monotonic() + START_S
         while True:
             if self.server:
-                self.server.configure(self.identity.nkey, self._users() if self._settled else [])
+                self.server.configure(self.identity.nkey, self._users() if self._settled else [], self._learners())
                 if self.server.start():
                     self._say(f"took over the server at {self.state.place.url}")
             try:
@@ -137,6 +138,8 @@ class Hub:
             self.connection = Connection(hub_login(self.folder, self.state))
             undo.callback(self.connection.close)
             create_stream(self.connection, self.state.crew)
+            for learner in self._learners():
+                create_bucket(self.connection, self.state.crew, learner)
             self.log = NatsLog(self.connection, self.state.crew)
             self.presence = Presence(self.connection, self.state.crew, self._verify)
             self.connection.subscribe(self._names.enrolment("*"), self._asked.put)
@@ -266,14 +269,22 @@ class Hub:
 
     def _reload(self) -> None:
         if self.server:
-            self.server.configure(self.identity.nkey, self._users())
+            self.server.configure(self.identity.nkey, self._users(), self._learners())
             if self.server.alive():
                 self.server.reload()
 
     def _users(self) -> list[User]:
         crew = self.state.crew
         invited = [invited_user(crew, peer, Identity.of(secret).nkey) for peer, secret in self.state.invited.items()]
-        return [*invited, *(peer_user(crew, peer, nkey_of(key)) for peer, key in self.state.keys.items())]
+        learners, follows = self._learners(), {peer.name: peer.follows for peer in parse_config(self.state.config).peer}
+        enrolled = [
+            peer_user(crew, peer, nkey_of(key), learner=peer in learners, follows=follows.get(peer, ""))
+            for peer, key in self.state.keys.items()
+        ]
+        return [*invited, *enrolled]
+
+    def _learners(self) -> list[str]:
+        return [peer.name for peer in parse_config(self.state.config).peer if peer.role == "learner"]
 
     def _keep(self) -> None:
         replace(self.folder / "hub.json", msgspec.json.encode(self.state), mode=0o600)

@@ -1,4 +1,4 @@
-"""Member: a peer in a process of its own, in a crew whose log is on a hub. Owns joining, waiting, the journal and its run folder.
+"""Member: a peer or a learner in a process of its own, in a crew whose log is on a hub. Owns joining, the journal and checkpoints.
 
 It can be killed at any moment. What was sampled is in the outbox, what was learned from is in the journal, the rest is in the newest
 checkpoint; the log has everything else, and the same steps are taken again from the same groups.
@@ -15,32 +15,31 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import msgspec
 
 from motley.config import CrewConfig, parse_config, read_config, with_files_in, write_config
 from motley.conformance import check_engine
-from motley.exchange import Head, LogError, Outbox, Signer
+from motley.exchange import Head, LogError
+from motley.exchange.arriving import ArrivingLog
 from motley.exchange.connection import NotAdmittedError
-from motley.exchange.courier import Courier
 from motley.exchange.nats import NatsLog
-from motley.exchange.presence import Beat, Presence, State, Voice
 from motley.files import hold, replace, sync
 from motley.hub import Say
 from motley.learning.checkpoint import checkpoints, load_manifest, save_checkpoint, save_training
 from motley.learning.journal import Journal, Step
 from motley.learning.learner import StepReport
 from motley.membership import ADMISSION_S, Joining, patiently
-from motley.peer import Sampled
-from motley.records import HUB, Charter
-from motley.run import MetricsLine, Run, Timing, WarmProgress, check_config, timed
+from motley.records import HUB, Charter, Weights
+from motley.run import MetricsLine, Timing, WarmProgress, check_config, timed
+from motley.sampler import Sampled
+from motley.sampler_member import SamplerMember
+from motley.seat import WAIT_S, Seat
 from motley.tasks import load_task
-from motley.trust import read_hub, stamp_of, verifies
+from motley.trust import known, read_hub, stamp_of, verifies
 from motley.trust.invitation import Invitation
-
-WAIT_S = 0.25  # at most, before looking again
 
 # Joining
 
@@ -53,7 +52,7 @@ def join(
     say: Say = lambda text: None,
     data: Path | None = None,
     progress: WarmProgress | None = None,
-) -> Member:
+) -> Member | SamplerMember:
     """Take part in a crew, or take part again: enrol if need be, agree on the rules, check the engine, go on where it was left."""
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as held:
@@ -67,7 +66,10 @@ def join(
         held.callback(connection.close)
         joining.keep()
         log = patiently(lambda: NatsLog(connection, crew), say)
-        return Member(joining, _agree(joining, log, data), log, progress, held)
+        config = _agree(joining, log, data)
+        if config.named(joining.membership.peer).role == "sampler":
+            return SamplerMember(joining, config, log, held)
+        return Member(joining, config, log, progress, held)
 
 
 def _listed(joining: Joining, log: NatsLog) -> Charter:
@@ -107,53 +109,25 @@ def _agree(joining: Joining, log: NatsLog, data: Path | None) -> CrewConfig:
 # Taking part
 
 
-class Member:
-    """`rounds()` trains: it yields a metrics line per round, and in between, whenever it waits, a line of text that says for what."""
-
+class Member(Seat):
     def __init__(self, joining: Joining, config: CrewConfig, log: NatsLog, progress: WarmProgress | None, held: ExitStack) -> None:
-        """`held`: what to give back in the end, or if this fails."""
-        folder, identity = joining.folder, joining.identity
-        self.config, self.folder, self.log, self._say = config, folder, log, joining.say
-        me = next(p for p in config.peer if p.name == joining.membership.peer)
-        self._run = Run(config, folder)
-        signer = Signer(identity.public, identity.sign)
-        open_outbox = lambda: Outbox(folder / "groups" / "outbox.sqlite", signer, config.crew.lossless)
-        voice = Voice(me.name, identity.sign)
-        self.presence = patiently(lambda: Presence(log.connection, config.crew.name, self._verify, voice), self._say)
-        held.callback(self.presence.stop)
-        self.peer = self._run.build(me, log, open_outbox(), joining.membership.hub, progress)
-        held.callback(self.peer.outbox.close)
+        super().__init__(joining, config, log, held)
+        weather = config.weather(self.me.name, joining.membership.joined_s)
+        self._seen = log if weather.link.instant else ArrivingLog(log, weather, self._run.clock)
+        self.peer = self._run.build(self.me, self._seen, self.outbox, joining.membership.hub, progress)
+        self._blobs = self._blobs_of(self.me.name) if self.peer.publisher else None
         self._check_engine()
         self._over = False  # async: there is nothing more to come, though fewer steps were taken than there are rounds
-        self._journal = Journal(folder / "journal.jsonl")
+        self._journal = Journal(self.folder / "journal.jsonl")
         self._start_or_restore()
         self._mend_outbox()
-        self._courier = Courier(open_outbox, log)
+        self.peer.publish_weights()
+        self._start_courier(self._blobs)
         self._sampled = self._sampled_before()
         self._sample_s = 0.0
-        self._trouble = ""
         self._idle = False  # nothing on the log could be learned from
         self._waits_since = time.monotonic()  # for crewmates, while connected
         self._held = held.pop_all()
-
-    def rounds(self) -> Iterator[MetricsLine | str]:
-        while not self.finished:
-            try:
-                line = self._turn()
-                self._trouble = ""
-            except LogError as error:
-                line, self._trouble = None, str(error)
-            if line is None:
-                self._beat("waiting")
-                yield self.status
-                self.log.wait(WAIT_S)
-            else:
-                yield line
-        if self.finished_rounds < self.config.crew.rounds and not self._over:
-            yield self._last_line()
-        while len(self.peer.outbox):  # others wait for these
-            yield self.status
-            time.sleep(WAIT_S)
 
     @property
     def finished_rounds(self) -> int:
@@ -168,20 +142,11 @@ class Member:
             return False
         return self._closed() or all(peer.complete[name] >= rounds for name in peer.crewmates)
 
-    @property
-    def status(self) -> str:
-        """What it waits for, in words."""
-        buffered = len(self.peer.outbox)
-        kept = f"; {buffered} groups wait to be sent" if buffered else ""
-        trouble = self.log.connection.trouble or self._courier.trouble or self._trouble
-        if self.log.connection.shut_out:
-            raise ValueError("the hub has shut this peer out; what was learned is saved, and the hub's owner can invite it anew")
-        if trouble:
-            return trouble + kept
+    def _waits_for(self) -> str:
         if self.config.crew.pace == "async":
-            return f"waiting for groups: {len(self.peer.waiting)} are there{kept}"
+            return f"waiting for groups: {len(self.peer.waiting)} are there"
         waited_s = time.monotonic() - self._waits_since
-        return f"round {self.peer.learned_rounds + 1}: waiting for {', '.join(self.peer.awaited())} for {waited_s:.0f} s{kept}"
+        return f"round {self.peer.learned_rounds + 1}: waiting for {', '.join(self.peer.awaited())} for {waited_s:.0f} s"
 
     def save(self) -> None:
         sync(self._run.metrics)
@@ -193,12 +158,7 @@ class Member:
         )
         self._journal.forget_before(int(checkpoints(root)[0].name.removeprefix("round-")))
         self._keep_refusals()
-
-    def close(self) -> None:
-        self._courier.close()
-        state: State = "finished" if self.finished else "left"
-        self.presence.close(Beat(state, self.peer.learned_rounds, len(self.peer.outbox)))
-        self._held.close()
+        self._tidy_blobs()
 
     # Starting
 
@@ -220,6 +180,8 @@ class Member:
             return
         state = load_manifest(found[-1])
         self._run.cut_metrics(state["metrics_bytes"], found[-1])
+        if isinstance(self._seen, ArrivingLog):
+            self._seen.here = max(state["peer"]["cursor"], self._journal.cursor)
         patiently(lambda: self._run.restore(self.peer, found[-1], state["peer"]), self._say)
         self._over = state["over"]
         self._say(f"going on after round {self.peer.learned_rounds}")
@@ -240,6 +202,9 @@ class Member:
         if stamp.key == self.peer.outbox.key and stamp.counter >= self.peer.outbox.head.counter:
             self._say(f"the outbox was lost; going on behind record {stamp.counter} of the log")
             self.peer.outbox.head = Head(stamp.counter + 1, hash)
+        content, _ = known(last)
+        if isinstance(content, Weights):
+            self.peer.published = content.version
 
     # One turn
 
@@ -254,7 +219,7 @@ class Member:
         closed = done.closed if done else self._closed()
         without = peer.awaited() if closed and self.config.crew.pace == "lockstep" else []
         cursor = peer.cursor
-        chosen = peer.choose(closed)
+        chosen = peer.choose(closed, again=done.positions if done else ())
         self._idle = chosen is None
         if chosen is None:
             if done:
@@ -263,6 +228,8 @@ class Member:
         self._journal.add(Step.of(peer.learned_rounds, cursor, closed, chosen))
         self._beat("learning")
         report, learn_s = timed(lambda: peer.step(chosen))
+        peer.publish_weights()
+        self._courier.wake()
         return self._round_is_over(report, learn_s, without)
 
     def _try_to_receive(self) -> bool:
@@ -343,21 +310,27 @@ class Member:
             self.save()
         return line
 
-    def _last_line(self) -> MetricsLine:
+    def _last_lines(self) -> Iterator[MetricsLine]:
+        if self.finished_rounds >= self.config.crew.rounds or self._over:
+            return
         line = {"round": self.config.crew.rounds, "peer": self.peer.me.name, "version": self.peer.learner.policy.version}
         line |= self._run.accuracies(self.peer)
         self._run.write([line])
         self._over = True
         self.save()
-        return line
+        yield line
 
     def _keep_refusals(self) -> None:
         """The newest refusals, for people to look at; their records are on the log."""
         content = b"".join(msgspec.json.encode(refusal) + b"\n" for refusal in self.peer.admission.kept)
         replace(self.folder / "refused.jsonl", content)
 
-    def _beat(self, state: State) -> None:
-        self.presence.say(Beat(state, self.peer.learned_rounds, len(self.peer.outbox)))
+    def _tidy_blobs(self) -> None:
+        """Have the store forget versions that no sampler can need, once this process knows what they are."""
+        publisher = self.peer.publisher
+        if publisher and self._blobs and publisher.num_anchors > 1:
+            with suppress(LogError):  # at the next checkpoint, then
+                self._blobs.keep_only(publisher.needed())
 
     def _verify(self, peer: str, signature: bytes, message: bytes) -> bool:
         keys = self.peer.admission.keys if hasattr(self, "peer") else {}

@@ -35,6 +35,7 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
     peer: str
     hub: bytes
     certificate: str = ""
+    joined_s: float = 0.0  # for the first time
 
     def login(self, identity: Identity) -> Login:
         return Login(self.url, self.peer, identity.nkey_seed, self.certificate)
@@ -62,10 +63,13 @@ class Joining:
     def begin(url: str, crew: str, invite: str, folder: Path, say: Say) -> Joining:
         """Read the invitation, make the key, and see that the folder is this peer's."""
         invitation = Invitation.read(invite)
-        membership = Membership(url=url, crew=crew, peer=invitation.peer, hub=invitation.hub, certificate=invitation.certificate)
+        membership = Membership(
+            url=url, crew=crew, peer=invitation.peer, hub=invitation.hub, certificate=invitation.certificate, joined_s=time.time()
+        )
         path = folder / "member.json"
         if path.exists():
             known = read_membership(folder)
+            membership = msgspec.structs.replace(membership, joined_s=known.joined_s)
             if (known.crew, known.peer, known.hub) != (crew, membership.peer, membership.hub):
                 raise ValueError(
                     f"{folder} is the folder of {known.peer} in crew {known.crew} of another hub or name; choose another folder with --out"

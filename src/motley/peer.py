@@ -1,42 +1,38 @@
-"""Peer: one participant. The sampler half puts groups in the outbox, the learner half takes them from the log; nothing else is shared.
+"""Peer: a participant that learns. Its sampler half puts groups in the outbox (`sampler.py`), its learner half takes them from the log.
 
 | half | consumes | produces | waits for |
 |---|---|---|---|
 | sampler | the round's problems, own weights | groups for the log | nothing; with stale = "pace", for the learner to catch up |
-| learner, lockstep | the groups of one round | a version, a report | every peer's groups of the round, or its close |
+| learner, lockstep | the groups of one round | a version, a report | every author's groups of the round, or its close |
 | learner, async | whatever is admitted and fresh | a version, a report | as many groups as a round of the crew has |
 
-Who delivers the outbox, waits, closes rounds and saves is up to whoever drives the peer: `crew.py` or `member.py`.
+The role `learner` runs the second half only, and publishes its versions for the samplers that follow it. Who delivers the outbox, waits,
+closes rounds and saves is up to whoever drives the peer: `crew.py`, `member.py` or `sim/`.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
-
-import msgspec
 
 from motley.clock import Clock
 from motley.config import CrewConfig, PeerConfig
 from motley.engines import Engine
 from motley.exchange import Entry, Head, Log, Outbox, WireError
 from motley.learning.learner import Learner, StepReport
-from motley.learning.select import Candidate, select
-from motley.records import Group, Origin, Problem, Rollout
-from motley.tasks import Task, assign
-from motley.trust import MAX_REWARD, Admission, Admitted, Rules, known
+from motley.learning.select import Candidate, select, stale_families
+from motley.network import Weather
+from motley.policies.following import Publisher
+from motley.policies.weights import describe
+from motley.records import Group, Problem, Rollout, Weights
+from motley.sampler import Sampled, SamplerHalf, backlogged, rules_of
+from motley.tasks import Task
+from motley.trust import Admission, Admitted, known
 
-
-class Sampled(msgspec.Struct, frozen=True):
-    """What the sampler half did in one round."""
-
-    num_tokens: int
-    reward: float  # mean
-    fresh: bool = True  # not found in the outbox after a crash
+MADE_KEPT = 4096  # versions
 
 
 @dataclass(slots=True)
@@ -50,102 +46,67 @@ class Peer:
     outbox: Outbox
     hub: bytes  # the key whose rosters count
     clock: Clock
-    sampled_rounds: int = 0
+    weather: Weather
     learned_rounds: int = 0
     cursor: int = 0
     waiting: list[Candidate] = field(default_factory=list)
     dropped: Counter[tuple[str, str]] = field(default_factory=Counter)
     complete: Counter[str] = field(default_factory=Counter)  # per sender: every group of the rounds below has been admitted
     seen: set[tuple[str, int, int]] = field(default_factory=set)  # (sender, round, slot) admitted of later rounds
+    made_s: dict[int, float] = field(default_factory=dict)  # version -> when it was made, as far back as the window may ask
+    published: int = -1  # the newest version known to be on the log
+    half: SamplerHalf = field(init=False)
     admission: Admission = field(init=False)
+    publisher: Publisher | None = None  # of a learner
 
     def __post_init__(self) -> None:
-        vocabulary = self.learner.policy.vocabulary
-        rules = Rules(
-            crew=self.config.crew.name,
-            vocabulary=vocabulary.fingerprint,
-            vocabulary_size=vocabulary.size,
-            end_id=vocabulary.end_id,
-            rollouts_per_group=self.config.rollouts_per_group,
-            max_tokens=self.config.sampling.max_tokens,
-            rounds=self.config.crew.rounds,
+        policy = self.learner.policy
+        self.half = SamplerHalf(
+            self.config, self.me, self.task, policy, self.engine, self.outbox, self.clock, self.weather, on_log=self._has
         )
         score = self._score if self.config.crew.check_rewards else None
-        self.admission = Admission(rules, self.hub, lru_cache(maxsize=256)(self.problems), score)
+        self.admission = Admission(rules_of(self.config, policy), self.hub, lru_cache(maxsize=256)(self.problems), score)
+        if self.me.role == "learner":
+            channel = self.config.weights
+            self.publisher = Publisher(policy, channel.precision, channel.anchor_every, channel.deltas)
+        self.made_s[policy.version] = self.clock.now_s()
 
     def problems(self, peer: str, round: int) -> list[Problem]:
         """What a peer must answer in a round."""
-        name = "" if self.config.crew.layout == "horizontal" else peer
-        return assign(self.task, self.config.crew.seed, name, round, self.config.problems_per_peer)
+        return self.half.problems(peer, round)
 
     def _score(self, problem: Problem, rollouts: Sequence[Rollout]) -> list[float]:
         return self.task.score([problem] * len(rollouts), [self.learner.policy.vocabulary.decode(r.tokens) for r in rollouts])
 
     # Sampler half
 
+    @property
+    def sampled_rounds(self) -> int:
+        return self.half.sampled_rounds
+
+    @sampled_rounds.setter
+    def sampled_rounds(self, rounds: int) -> None:
+        self.half.sampled_rounds = rounds
+
     def may_sample(self) -> bool:
         """With stale = "pace" the sampler waits while more is waiting than the staleness window can use up."""
-        rules = self.config.learning
-        if self.config.crew.pace == "lockstep" or rules.stale == "drop":
+        if self.me.role == "learner":
+            return False
+        if self.config.crew.pace == "lockstep" or self.config.learning.stale == "drop":
             return True
-        return len(self.waiting) <= rules.max_age * self.config.crew.problems_per_round * self.config.authors_per_group
+        return not backlogged(self.config, len(self.waiting), self.oldest_s)
 
     def sample(self) -> Sampled:
         """Answer the next round's problems and put the groups in the outbox. What was sampled before a crash is not sampled again."""
-        sampled = self.sampled_in(self.sampled_rounds) or self._sample(self.sampled_rounds)
-        self.sampled_rounds += 1
-        return sampled
+        return self.half.sample()
 
     def sampled_in(self, round: int) -> Sampled | None:
         """What the outbox knows of a round that was sampled before."""
-        note = self.outbox.note_of(round)
-        return None if note is None else msgspec.structs.replace(msgspec.msgpack.decode(note, type=Sampled), fresh=False)
+        return self.half.sampled_in(round)
 
     def publish(self) -> None:
         """Bring the outbox to the log."""
         self.outbox.deliver(self.log)
-
-    def _sample(self, round: int) -> Sampled:
-        policy, sampling = self.learner.policy, self.config.sampling
-        problems = self.problems(self.me.name, round)
-        prompts = [policy.vocabulary.encode(p.prompt) for p in problems]
-        seed = _seed(self.config.crew.seed, self.me.name, round)
-        completions = self.engine.sample(prompts, self.config.rollouts_per_group, sampling, seed)
-        flat = [(problem, c) for problem, samples in zip(problems, completions, strict=True) for c in samples]
-        rewards = self.task.score([p for p, _ in flat], [policy.vocabulary.decode(c.tokens) for _, c in flat])
-        strange = [r for r in rewards if not abs(r) <= MAX_REWARD]
-        if strange:
-            raise ValueError(
-                f"the task gave a reward of {strange[0]} in round {round}; expected a number of at most {MAX_REWARD:g} in size"
-            )
-        rollouts = [
-            Rollout(tokens=c.tokens, logprobs=c.logprobs, reward=reward, ending=c.ending)
-            for (_, c), reward in zip(flat, rewards, strict=True)
-        ]
-        origin = Origin(
-            peer=self.me.name,
-            model=policy.fingerprint,
-            vocabulary=policy.vocabulary.fingerprint,
-            version=policy.version,
-            sampling=sampling,
-        )
-        size = self.config.rollouts_per_group
-        groups = [
-            Group(
-                crew=self.config.crew.name,
-                problem=problem.id,
-                round=round,
-                slot=slot,
-                origin=origin,
-                rollouts=tuple(rollouts[slot * size : (slot + 1) * size]),
-                created_s=self.clock.now_s(),
-            )
-            for slot, problem in enumerate(problems)
-        ]
-        sampled = Sampled(sum(len(r.tokens) for r in rollouts), sum(rewards) / len(rewards))
-        unknown = [group for group in groups if not self._has(group)]  # others are on the log, of an outbox that was lost
-        self.outbox.put(unknown, round, msgspec.msgpack.encode(sampled))
-        return sampled
 
     # Learner half
 
@@ -156,7 +117,7 @@ class Peer:
                 if until is not None and entry.position > until:
                     return
                 admitted = self.admission.admit(entry)
-                if admitted:
+                if isinstance(admitted, Admitted):
                     self._take_in(entry, admitted)
                 self.cursor = entry.position
 
@@ -164,20 +125,33 @@ class Peer:
         group = admitted.group
         if not self._is_new(group):
             self.admission.refuse(entry, "duplicate", f"{group.id} was admitted before")
+        elif self._is_own(group) and group.origin.version > self.learner.policy.version:
+            self.admission.refuse(entry, "version", f"sampled with version {group.origin.version} of this learner, which has not made it")
         elif self.config.crew.pace == "lockstep" and group.round < self.learned_rounds:
             self.dropped[group.origin.peer, "late"] += 1
         else:
-            self.waiting.append(self._candidate(entry.position, admitted, self.learner.policy.version))
+            self.waiting.append(self._candidate(entry.position, admitted, *self._since(group)))
 
-    def _candidate(self, position: int, admitted: Admitted, arrived: int) -> Candidate:
+    def _is_own(self, group: Group) -> bool:
+        """Sampled with this learner's weights, of whatever version: by itself, or by a sampler that follows it."""
+        return self.config.student_of(group.origin.peer) == self.me.name
+
+    def _since(self, group: Group) -> tuple[int, float]:
+        """From when on a group ages, on this learner's clock: own weights since they were made, others' groups since they came."""
+        if self._is_own(group):
+            return group.origin.version, self.made_s.get(group.origin.version, min(self.made_s.values()))
+        return self.learner.policy.version, self.clock.now_s()
+
+    def _candidate(self, position: int, admitted: Admitted, since: int, since_s: float) -> Candidate:
         group = admitted.group
         horizontal = self.config.crew.layout == "horizontal"
         return Candidate(
             group=group,
             problem=admitted.problem,
-            own=group.origin.peer == self.me.name,
+            own=self._is_own(group),
             family=f"{group.round}.{group.slot}" if horizontal else group.id,
-            arrived=arrived,
+            since=since,
+            since_s=since_s,
             position=position,
             hash=admitted.hash,
         )
@@ -203,21 +177,27 @@ class Peer:
         chosen = self.choose(closed)
         return None if chosen is None else self.step(chosen)
 
-    def choose(self, closed: bool = False) -> list[Candidate] | None:
+    def choose(self, closed: bool = False, again: Collection[int] = ()) -> list[Candidate] | None:
         """What the next step learns from; None: wait for more. Empty: a lockstep round of which nothing may be taken.
 
-        `closed`: do with what is there of the round, or of a horizontal group, if it comes from a quorum of peers.
+        `closed`: do with what is there of the round, or of a horizontal group, if it comes from a quorum of peers. `again`: positions
+        that the same step took before a crash. They decide where the window is in seconds, which have passed since.
         """
+        if again and self.config.learning.max_age_s:
+            chosen = [c for c in self._whole_families(closed) if c.position in again]
+            self.waiting = [c for c in self.waiting if c.position not in again]
+            return chosen or None
+        if self.config.crew.pace == "async" and self.config.learning.stale == "drop":
+            self._drop_stale(closed)
         ready = self._ready(closed)
         if not ready:
             return None
-        selection = select(ready, self.config.learning, self.learner.policy.version, self.config.crew.problems_per_round)
-        self.dropped += selection.dropped
+        selection = select(ready, self.config.learning, self.config.crew.problems_per_round)
         used = {c.position for c in ready} - {c.position for c in selection.wait}
         self.waiting = [c for c in self.waiting if c.position not in used]
         if self.config.crew.pace == "lockstep":  # a round is over once learned from: what was not taken is not wanted later
             self._drop(lambda c: c.group.round <= self.learned_rounds, "not selected")
-        if not selection.take and self.config.crew.pace == "async":  # nothing fresh, or no own group yet to go with the foreign ones
+        if not selection.take and self.config.crew.pace == "async":  # no own group yet to go with the foreign ones
             return None
         return selection.take
 
@@ -228,6 +208,9 @@ class Peer:
             return None
         report = self.learner.step(chosen)
         self.engine.refresh()
+        self.made_s[self.learner.policy.version] = self.clock.now_s()
+        if len(self.made_s) > MADE_KEPT:
+            del self.made_s[min(self.made_s)]
         if self.config.crew.pace == "async" and self.config.learning.stale == "drop":
             self._drop_incomplete()
         return report
@@ -237,19 +220,59 @@ class Peer:
         self.dropped += Counter((c.group.origin.peer, reason) for c in gone)
         self.waiting = [c for c in self.waiting if not unwanted(c)]
 
+    def _drop_stale(self, closed: bool) -> None:
+        whole = self._whole_families(closed)
+        gone = self._stale_families(whole)
+        if gone:
+            positions = {c.position for c in whole if c.family in gone}
+            self._drop(lambda c: c.position in positions, "stale")
+
     def _drop_incomplete(self) -> None:
         """A horizontal group that stayed without all its parts for the staleness window will not be whole any more."""
-        newest: dict[str, int] = {}
-        for c in self.waiting:
-            newest[c.family] = max(c.arrived, newest.get(c.family, c.arrived))
         whole = {c.position for c in self._whole_families(closed=False)}
-        oldest = self.learner.policy.version - self.config.learning.max_age
-        self._drop(lambda c: c.position not in whole and newest[c.family] < oldest, "incomplete")
+        gone = self._stale_families([c for c in self.waiting if c.position not in whole])
+        self._drop(lambda c: c.position not in whole and c.family in gone, "incomplete")
+
+    def _stale_families(self, candidates: Sequence[Candidate]) -> set[str]:
+        return stale_families(candidates, self.config.learning, self.learner.policy.version, self.clock.now_s())
+
+    @property
+    def oldest_s(self) -> float:
+        """How long the oldest group has been waiting, or its weights have been there."""
+        return max((self.clock.now_s() - c.since_s for c in self.waiting), default=0.0)
+
+    # Weights, for the samplers that follow a learner
+
+    def publish_weights(self) -> None:
+        """Put the present version in the outbox, if it is one to publish. One that was published before a crash is not again."""
+        version, last = self.learner.policy.version, self.config.crew.rounds
+        if self.publisher is None or (version % self.config.weights.every and version != last):
+            return
+        made = self.publisher.make()
+        if self.outbox.note_of(version) is not None or version <= self.published:
+            return
+        blobs, frozen = describe(made.blobs), describe(made.frozen)
+        record = Weights(
+            crew=self.config.crew.name,
+            peer=self.me.name,
+            version=version,
+            precision=self.config.weights.precision,
+            base=made.base,
+            base_state=made.base_state,
+            state=made.state,
+            blobs=blobs,
+            frozen=frozen,
+            waiting=len(self.waiting),
+            oldest_s=self.oldest_s,
+            created_s=self.clock.now_s(),
+        )
+        content = {b.sha256: c for b, c in zip((*blobs, *frozen), (*made.blobs, *made.frozen), strict=True)}
+        self.outbox.put([record], version, due_s=self.weather.sent(f"weights.{version}", self.clock.now_s()), blobs=content)
 
     @property
     def crewmates(self) -> list[str]:
-        """Everyone whose groups count, self included."""
-        return [p.name for p in self.config.peer if p.name not in self.admission.revoked]
+        """Everyone who samples and whose groups count."""
+        return [name for name in self.config.authors if name not in self.admission.revoked]
 
     def awaited(self) -> list[str]:
         """In lockstep: whose groups of the present round are not all there."""
@@ -263,11 +286,21 @@ class Peer:
     def _ready(self, closed: bool) -> list[Candidate]:
         groups = self._whole_families(closed)
         if self.config.crew.pace == "async":
-            return groups if len({c.family for c in groups}) >= self.config.crew.problems_per_round else []
+            enough = len({c.family for c in groups}) >= self.config.crew.problems_per_round
+            return self._in_order(groups) if enough else []
         # In lockstep nothing is stale: how early a crewmate's groups came must not matter.
-        groups = [replace(c, arrived=self.learner.policy.version) for c in groups if c.group.round == self.learned_rounds]
+        groups = [replace(c, since=self.learner.policy.version) for c in groups if c.group.round == self.learned_rounds]
         enough = not self.awaited() or (closed and len({c.group.origin.peer for c in groups}) >= self._quorum)
         return groups if enough else []
+
+    def _in_order(self, groups: list[Candidate]) -> list[Candidate]:
+        """Freshest first: what is left over ages and is dropped. With "pace" nothing is dropped, and the oldest go first."""
+        if self.config.learning.stale == "pace":
+            return groups
+        newest: dict[str, int] = {}
+        for c in groups:
+            newest[c.family] = max(c.since, newest.get(c.family, c.since))
+        return sorted(groups, key=lambda c: -newest[c.family])
 
     def _whole_families(self, closed: bool) -> list[Candidate]:
         """In a horizontal crew a group waits until every author's part is there. Ordered by group, not by arrival."""
@@ -289,7 +322,8 @@ class Peer:
             "sampled_rounds": self.sampled_rounds,
             "learned_rounds": self.learned_rounds,
             "cursor": self.cursor,
-            "waiting": [[c.position, c.arrived] for c in self.waiting],
+            "waiting": [[c.position, c.since, c.since_s] for c in self.waiting],
+            "made_s": sorted(self.made_s.items()),
             "complete": dict(self.complete),
             "seen": sorted(self.seen),
             "success": self.learner.success.by_kind,
@@ -303,7 +337,8 @@ class Peer:
         self.sampled_rounds, self.learned_rounds = state["sampled_rounds"], state["learned_rounds"]
         self.cursor = state["cursor"]
         self.learner.success.by_kind = dict(state["success"])
-        self.waiting = self._waiting_again(dict(state["waiting"]))
+        self.made_s = dict(state["made_s"])
+        self.waiting = self._waiting_again({position: (since, since_s) for position, since, since_s in state["waiting"]})
         self.complete = Counter(state["complete"])
         self.seen = {(sender, round, slot) for sender, round, slot in state["seen"]}
         self.dropped = Counter({(sender, reason): count for sender, reason, count in state["dropped"]})
@@ -313,15 +348,15 @@ class Peer:
             self.outbox.head = Head(counter, bytes.fromhex(previous))
         self.engine.refresh()
 
-    def _waiting_again(self, arrived: dict[int, int]) -> list[Candidate]:
+    def _waiting_again(self, since: dict[int, tuple[int, float]]) -> list[Candidate]:
         found: list[Candidate] = []
-        after = min(arrived, default=1) - 1
-        while len(found) < len(arrived):
+        after = min(since, default=1) - 1
+        while len(found) < len(since):
             entries = self.log.read(after)
             if not entries:
-                raise ValueError(f"the log ends before position {max(arrived)}, which this peer had read; is it another log?")
-            wanted = [entry for entry in entries if entry.position in arrived]
-            found += [self._candidate(entry.position, self._known(entry), arrived[entry.position]) for entry in wanted]
+                raise ValueError(f"the log ends before position {max(since)}, which this peer had read; is it another log?")
+            wanted = [entry for entry in entries if entry.position in since]
+            found += [self._candidate(entry.position, self._known(entry), *since[entry.position]) for entry in wanted]
             after = entries[-1].position
         return found
 
@@ -334,7 +369,3 @@ class Peer:
         except (WireError, IndexError):
             pass
         raise ValueError(f"the log has no group at position {entry.position}, where this peer had read one; is it another log?")
-
-
-def _seed(crew_seed: int, peer: str, round: int) -> int:
-    return int.from_bytes(hashlib.sha256(f"sample/{crew_seed}/{peer}/{round}".encode()).digest()[:7], "big")

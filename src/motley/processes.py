@@ -1,7 +1,7 @@
 """A crew with a process for every peer on this machine, and a NATS server on loopback between them: `processes = true`.
 
 RUN/hub/           the hub's folder
-RUN/peers/PEER/    each peer's own run folder; RUN/metrics.jsonl has their lines together, in the order of rounds
+RUN/peers/PEER/    each peer's own run folder; RUN/metrics.jsonl has the lines of all who learn together, in the order of rounds
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ProcessCrew:
         self.config, self.folder, self._say = config, folder, say
         self.finished_rounds = 0
         self._sizes: dict[str, int] = {}  # of the metrics, as far as they were read
-        self._lines: dict[str, dict[int, MetricsLine]] = {peer.name: {} for peer in config.peer}
+        self._lines: dict[str, dict[int, MetricsLine]] = {peer.name: {} for peer in config.students}
         self._children: dict[str, multiprocessing.process.BaseProcess] = {}
         (folder / "peers").mkdir(exist_ok=True)
         self._hub = Hub.open(config, folder / "hub", self._place(), say)

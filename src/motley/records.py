@@ -1,5 +1,5 @@
-"""The nouns of a crew: Problem, Rollout, Group, Origin; what its hub says: Charter, Roster; and the Stamp under which all of it is
-published. Frozen data, no behaviour that needs torch, a task or a transport."""
+"""The nouns of a crew: Problem, Rollout, Group, Origin; a learner's Weights for its samplers; what its hub says: Charter, Roster; and the
+Stamp under which all of it is published. Frozen data, no behaviour that needs torch, a task or a transport."""
 
 from __future__ import annotations
 
@@ -114,10 +114,47 @@ class Roster(msgspec.Struct, frozen=True, kw_only=True):
         return f"{HUB}.roster.{self.number}"
 
 
+class Blob(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of weights: zstd around safetensors. Its name in the store is its hash."""
+
+    sha256: str  # hex, of the compressed bytes
+    num_bytes: int  # compressed
+    raw_bytes: int  # uncompressed
+
+
+Precision = Literal["bfloat16", "float32"]
+NO_BASE = -1
+
+
+class Weights(msgspec.Struct, frozen=True, kw_only=True):
+    """One version of a learner's weights, for its samplers: which blobs make it up, and what must come out of them.
+
+    `base` -1: the blobs hold everything that trains. Otherwise they overwrite what changed since that version. `frozen` is what
+    never trains, the same in every record.
+    """
+
+    crew: str
+    peer: str  # the learner
+    version: int
+    precision: Precision  # of what trains
+    base: int
+    base_state: bytes  # sha256 of the base's trained values; nothing without a base
+    state: bytes  # sha256 of the trained values that come out
+    blobs: tuple[Blob, ...]
+    frozen: tuple[Blob, ...]
+    waiting: int  # groups the learner has not learned from yet
+    oldest_s: float  # how long the oldest of them has waited
+    created_s: float
+
+    @property
+    def id(self) -> str:
+        return f"{self.peer}.weights.{self.version}"
+
+
 HUB = "hub"  # the name under which a hub publishes; no peer may have it
 FIRST_PREVIOUS = bytes(32)  # what stands for the hash of the record before a publisher's first
 
-Content = Group | Charter | Roster
+Content = Group | Weights | Charter | Roster
 
 
 class Stamp(msgspec.Struct, frozen=True, kw_only=True):

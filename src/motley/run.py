@@ -20,17 +20,19 @@ from typing import Any
 
 import msgspec
 
-from motley.clock import RealClock
+from motley.clock import Clock, RealClock
 from motley.config import ConfigError, CrewConfig, PeerConfig, read_config, write_config
 from motley.engines import TorchEngine
 from motley.evaluation import greedy_by_kind
 from motley.exchange import Log, Outbox
+from motley.exchange.blobs import Blobs
 from motley.learning.checkpoint import checkpoints, load_manifest, load_training
 from motley.learning.learner import Learner, StepReport
 from motley.learning.warm import check_warm, warm_start
 from motley.objectives import objective
-from motley.peer import Peer, Sampled
+from motley.peer import Peer
 from motley.policies import Policy, check_peer, choose_trained, initial_policy, peer_seed
+from motley.sampler import Sampled, Sampler, SamplerHalf
 from motley.tasks import evaluation_set, load_task
 
 MetricsLine = dict[str, Any]
@@ -42,7 +44,7 @@ def check_config(config: CrewConfig) -> None:
     task = load_task(config.crew.task, config.task)
     objective(config.crew.objective, config.crew.variant, config.objective)
     problems = [p for split in task.splits for p in evaluation_set(task, split, per_kind=8)]
-    for peer in config.peer:
+    for peer in config.students:
         check_peer(peer, problems, config.sampling.max_tokens)
         if peer.warm:
             check_warm(task, peer.warm)
@@ -55,9 +57,12 @@ class Timing:
 
 
 class Run:
-    def __init__(self, config: CrewConfig, folder: Path) -> None:
+    def __init__(self, config: CrewConfig, folder: Path, clock: Clock | None = None, started_s: float = 0.0) -> None:
+        """`started_s`: when on this clock the seconds of the crew file's network begin."""
         self.config = config
         self.folder = folder
+        self.clock = clock or RealClock()
+        self.started_s = started_s
         self.task = load_task(config.crew.task, config.task)
         self._heldout = evaluation_set(self.task, "heldout", config.evaluate.problems)
         self._ood = evaluation_set(self.task, "ood", config.evaluate.problems) if "ood" in self.task.splits else []
@@ -91,8 +96,17 @@ class Run:
             log=log,
             outbox=outbox,
             hub=hub,
-            clock=RealClock(),
+            clock=self.clock,
+            weather=self.config.weather(me.name, self.started_s),
         )
+
+    def build_sampler(self, me: PeerConfig, log: Log, outbox: Outbox, blobs: Blobs, hub: bytes) -> Sampler:
+        """A sampler with its learner's model, whose weights are still to come."""
+        followed = self.config.named(me.follows)
+        policy = with_trained_part(initial_policy(followed, self.config.crew.seed), followed, self.config.crew.seed)
+        weather = self.config.weather(me.name, self.started_s)
+        half = SamplerHalf(self.config, me, self.task, policy, TorchEngine(policy), outbox, self.clock, weather)
+        return Sampler(half, log, blobs, hub)
 
     def restore(self, peer: Peer, checkpoint: Path, state: dict[str, Any]) -> None:
         load_training(peer.learner.policy, peer.learner.optimiser, checkpoint / peer.me.name)
@@ -100,12 +114,14 @@ class Run:
 
     # Metrics
 
-    def line(self, peer: Peer, number: int, sampled: Sampled | None, report: StepReport | None, timing: Timing) -> MetricsLine:
+    def line(
+        self, peer: Peer, number: int, sampled: Sampled | None, report: StepReport | None, timing: Timing | None = None
+    ) -> MetricsLine:
         line: MetricsLine = {"round": number, "peer": peer.me.name, "version": peer.learner.policy.version}
         if sampled:
             line["reward"] = sampled.reward
         if report:
-            line |= {name: getattr(report, name) for name in ("loss", "grad_norm", "num_sequences", "num_scored", "num_tokens", "senders")}
+            line |= {name: getattr(report, name) for name in StepReport.__slots__}
         line["waiting"] = len(peer.waiting)
         line["refused"] = by_sender(peer.admission.refused)
         line["dropped"] = by_sender(peer.dropped)
@@ -113,12 +129,23 @@ class Run:
             line["missing"] = peer.admission.missing
         if number % self.config.evaluate.every == 0 or number == self.config.crew.rounds:
             line |= self.accuracies(peer)
-        line["timing"] = {
-            "sample_s": timing.sample_s,
-            "learn_s": timing.learn_s,
-            "sampled_tokens_per_s": sampled.num_tokens / timing.sample_s if sampled and sampled.fresh else 0.0,
-            "learned_tokens_per_s": report.num_tokens / timing.learn_s if report else 0.0,
-        }
+        if timing:
+            line["timing"] = {
+                "sample_s": timing.sample_s,
+                "learn_s": timing.learn_s,
+                "sampled_tokens_per_s": sampled.num_tokens / timing.sample_s if sampled and sampled.fresh else 0.0,
+                "learned_tokens_per_s": report.num_tokens / timing.learn_s if report else 0.0,
+            }
+        return line
+
+    def sampler_line(self, sampler: Sampler, sampled: Sampled) -> MetricsLine:
+        """What a sampler has to say of a round."""
+        line: MetricsLine = {"round": sampler.half.sampled_rounds, "peer": sampler.me.name, "version": sampler.follower.version}
+        line |= {"reward": sampled.reward, "sampled_tokens": sampled.num_tokens}
+        if sampler.newest:
+            line["behind"] = sampler.newest.version - sampler.follower.version
+        if sampler.failed:
+            line["failed_transfers"] = sampler.failed
         return line
 
     def accuracies(self, peer: Peer) -> MetricsLine:
@@ -165,7 +192,12 @@ def _starting_policy(config: CrewConfig, me: PeerConfig, start: Path) -> Policy:
     policy = initial_policy(me, config.crew.seed)
     policy.load(start)
     policy.base.name_or_path = str(start.resolve())  # where an adapter's folder says its base is
-    return Policy(choose_trained(policy.base, me.train, peer_seed(me.name, config.crew.seed)), policy.vocabulary)
+    return with_trained_part(policy, me, config.crew.seed)
+
+
+def with_trained_part(policy: Policy, me: PeerConfig, seed: int) -> Policy:
+    """The same model with what trains chosen."""
+    return Policy(choose_trained(policy.base, me.train, peer_seed(me.name, seed)), policy.vocabulary)
 
 
 def peer_folder(folder: Path, name: str) -> Path:
@@ -178,7 +210,7 @@ def trained_policies(folder: Path) -> dict[str, Policy]:
     """Every peer's policy at the newest checkpoint of a run, which is only read."""
     config = read_config(folder / "config.toml")
     policies = {}
-    for me in config.peer:
+    for me in config.students:
         own = peer_folder(folder, me.name)
         start = own / "start" / me.name
         if not start.exists():  # a peer's own folder holds that peer alone

@@ -14,6 +14,7 @@ from nats.aio.client import Client
 from fakes import identity
 from motley.exchange.connection import Connection, Login
 from motley.exchange.nats import NatsLog, create_stream
+from motley.exchange.objects import NatsBlobs, create_bucket
 from motley.exchange.server import Server, User, _binary, free_port, peer_user
 from motley.records import HUB
 from motley.trust import Identity
@@ -45,17 +46,29 @@ class Net:
         self.server = Server(CREW, folder, "127.0.0.1", free_port(), certificate)
         self.url = f"{'tls' if certificate else 'nats'}://127.0.0.1:{self.server.port}"
         self.users = [peer_user(CREW, peer, identity(peer).nkey) for peer in ("a", "b")]
+        self.learners: list[str] = []  # with a bucket
         self.connections: list[Connection] = []
 
     def start(self, *others: User) -> Net:
         self.admit(*others)
         self.server.start()
         create_stream(self.connect(HUB), CREW)
+        for learner in self.learners:
+            create_bucket(self.connections[0], CREW, learner)
+        return self
+
+    def follow(self, followed: dict[str, str]) -> Net:
+        """Before the start: samplers that follow learners, instead of a and b."""
+        self.learners = sorted(set(followed.values()))
+        self.users = [
+            *(peer_user(CREW, name, identity(name).nkey, learner=True) for name in self.learners),
+            *(peer_user(CREW, name, identity(name).nkey, follows=learner) for name, learner in followed.items()),
+        ]
         return self
 
     def admit(self, *others: User) -> None:
         """Write who may come in; for a running server, `reload` makes it count."""
-        self.server.configure(identity(HUB).nkey, [*self.users, *others])
+        self.server.configure(identity(HUB).nkey, [*self.users, *others], self.learners)
 
     def connect(self, name: str, key: Identity | None = None, certificate: str = "", patience_s: float = 10.0) -> Connection:
         made = Connection(Login(self.url, name, (key or identity(name)).nkey_seed, certificate), patience_s)
@@ -64,6 +77,9 @@ class Net:
 
     def log(self, name: str) -> NatsLog:
         return NatsLog(self.connect(name), CREW)
+
+    def blobs(self, name: str, learner: str) -> NatsBlobs:
+        return NatsBlobs(self.connect(name), CREW, learner)
 
     def kill(self) -> None:
         """Kill -9, and see that it is dead and everyone has noticed."""

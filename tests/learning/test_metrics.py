@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from motley.learning.metrics import Row, ScoredRow, effective_sample_size, kendall_tau, sender_metrics
+from motley.learning.metrics import Row, ScoredRow, effective_sample_size, flatness, kendall_tau, sender_metrics
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -29,8 +29,16 @@ def test_the_effective_sample_size_of_known_weights() -> None:
     assert effective_sample_size(np.zeros(3)) == 0.0
 
 
-def scored(keep: bool, log_ratio: list[float], weight: list[float]) -> ScoredRow:
-    return ScoredRow(keep=keep, kl=0.25, log_ratio=np.array(log_ratio), weight=np.array(weight), entropy=np.full(len(weight), 0.5))
+def scored(keep: bool, log_ratio: list[float], weight: list[float], free: list[float] | None = None, logq: float = -1.0) -> ScoredRow:
+    return ScoredRow(
+        keep=keep,
+        kl=0.25,
+        log_ratio=np.array(log_ratio),
+        weight=np.array(weight),
+        free=np.array(weight if free is None else free),
+        logq=logq,
+        entropy=np.full(len(weight), 0.5),
+    )
 
 
 def row(sender: str, group: int, reward: float, advantage: float, scores: ScoredRow | None = None, age: int = 0) -> Row:
@@ -71,6 +79,8 @@ def test_ratios_and_weights_are_over_the_scored_tokens() -> None:
     log_ratio = np.array([0.0, 0.2, -1.0])
     assert a["kl_k1"] == pytest.approx(0.8 / 3)
     assert a["kl_k3"] == pytest.approx(np.mean(np.exp(log_ratio) - 1 - log_ratio))
+    assert a["kl_reverse"] == pytest.approx(np.mean(np.exp(log_ratio) * log_ratio - np.exp(log_ratio) + 1))
+    assert a["weight_var"] == pytest.approx(np.var([1.0, 1.0, 0.0]))
     assert isclose(a["ratio"]["mean"], (1 + exp(0.2) + exp(-1)) / 3)
     assert isclose(a["ratio"]["max"], exp(0.2))
     assert isclose(a["ratio"]["q50"], 1.0)
@@ -92,3 +102,34 @@ def test_rank_agreement_is_seen_before_and_after_the_filter() -> None:
     assert a["tau_before"] == pytest.approx(stats.kendalltau([1, 0.5, 0], [1, -0.2, -0.08]).statistic)
     assert a["tau_after"] == pytest.approx(stats.kendalltau([1, 0.5, 0], [1, -0.2, 0]).statistic)
     assert a["tau_after"] == pytest.approx(1 / 3)
+
+
+def test_what_a_bound_did_is_seen_against_the_free_weight() -> None:
+    rows = [
+        row("a", 0, 1.0, 1.0, scored(True, [1.0, 0.1], [2.0, 1.1], free=[2.7, 1.1])),
+        row("a", 0, 0.0, -1.0, scored(False, [-1.0], [0.4], free=[0.4])),  # filtered, not clipped
+    ]
+    a = sender_metrics(rows)["a"]
+    assert a["clipped"] == pytest.approx(1 / 3)
+    assert a["free_weight"]["mean"] == pytest.approx(4.2 / 3)
+    assert a["free_weight"]["var"] == pytest.approx(np.var([2.7, 1.1, 0.4]))
+
+
+def test_the_estimation_error_compares_the_weights_used_with_the_learners_own_scores() -> None:
+    rows = [
+        row("a", 0, 1.0, 1.0, scored(True, [0.3, 0.4], [1.0, 2.0])),
+        row("a", 0, 0.0, -1.0, scored(True, [-0.2], [0.5])),
+        row("a", 1, 1.0, 0.5, scored(True, [0.0], [1.0])),
+        row("a", 1, 0.0, -0.5, scored(False, [0.0], [1.0])),
+    ]
+    share = exp(0.7) / (exp(0.7) + exp(-0.2))
+    first = abs((1.5 * 1 - 0.5) / 2 - (2 * share - 1))
+    second = abs(0.5 / 2 - 0.0)  # without the filter it would be exact
+    assert sender_metrics(rows)["a"]["estimation_error"] == pytest.approx((first + second) / 2)
+
+
+def test_flatness_is_one_over_one_plus_the_squared_variation_of_q() -> None:
+    logq = np.log([0.2, 0.5, 0.9])
+    q = np.exp(logq)
+    assert flatness(logq) == pytest.approx(1 / (1 + np.var(q) / np.mean(q) ** 2))
+    assert flatness(np.full(5, -700.0)) == pytest.approx(1.0)

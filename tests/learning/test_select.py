@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from fakes import candidate, group
 from motley.config import Learning
-from motley.learning.select import Candidate, Selection, select
+from motley.learning.select import Candidate, Selection, select, stale_families
 
 
 def waiting(*names: str, arrived: int = 0) -> list[Candidate]:
@@ -30,37 +31,37 @@ def positions(candidates: list[Candidate]) -> list[int]:
 
 def test_everything_is_taken_where_there_is_room() -> None:
     ready = waiting("me", "a", "b")
-    assert select(ready, Learning(), version=0, most=3) == Selection(ready, [], Counter())
+    assert select(ready, Learning(), most=3) == Selection(ready, [])
 
 
 def test_the_first_are_taken_and_the_rest_wait() -> None:
-    chosen = select(waiting("a", "b", "a", "c"), Learning(), version=0, most=2)
+    chosen = select(waiting("a", "b", "a", "c"), Learning(), most=2)
     assert (positions(chosen.take), positions(chosen.wait)) == ([1, 2], [3, 4])
 
 
-def test_groups_past_the_staleness_window_are_dropped_and_counted() -> None:
-    old, fresh = waiting("a", "me", arrived=2), waiting("b", arrived=3)
-    chosen = select(old + fresh, Learning(max_age=4), version=7, most=9)
-    assert senders(chosen.take) == ["b"]
-    assert chosen.wait == []
-    assert chosen.dropped == Counter({("a", "stale"): 1, ("me", "stale"): 1})
+@pytest.mark.parametrize(
+    ("rules", "stale"), [(Learning(max_age=4), {"a", "me"}), (Learning(max_age=5), set()), (Learning(max_age=0), {"a", "me", "b"})]
+)
+def test_families_past_the_window_are_stale_by_the_receivers_versions(rules: Learning, stale: set[str]) -> None:
+    ready = waiting("a", "me", arrived=2) + waiting("b", arrived=3)
+    families = {c.family: c.group.origin.peer for c in ready}
+    assert {families[f] for f in stale_families(ready, rules, version=7, now_s=0.0)} == stale
 
 
-def test_pace_drops_nothing_however_old() -> None:
-    old = waiting("a", "b", arrived=0)
-    chosen = select(old, Learning(max_age=0, stale="pace"), version=100, most=9)
-    assert (chosen.take, chosen.dropped) == (old, Counter())
+def test_a_window_in_seconds_does_not_look_at_versions() -> None:
+    ready = [replace(candidate(group(peer=peer), family=peer), since_s=since_s) for peer, since_s in (("a", 10.0), ("b", 40.0))]
+    assert stale_families(ready, Learning(max_age=0, max_age_s=60.0), version=999, now_s=100.0) == {"a"}
+    assert stale_families(ready, Learning(max_age=0, max_age_s=90.0), version=999, now_s=100.0) == set()
 
 
 def test_a_family_is_as_old_as_its_newest_part() -> None:
     parts = [candidate(group(peer=peer), arrived=arrived, family="0.0") for peer, arrived in (("a", 0), ("b", 5))]
     alone = [candidate(group(peer="c"), arrived=0, family="0.1")]
-    chosen = select(parts + alone, Learning(max_age=2), version=6, most=9)
-    assert (chosen.take, senders(chosen.wait), chosen.dropped) == (parts, [], Counter({("c", "stale"): 1}))
+    assert stale_families(parts + alone, Learning(max_age=2), version=6, now_s=0.0) == {"0.1"}
 
 
 def test_no_sender_fills_more_than_its_quota() -> None:
-    chosen = select(waiting("a", "a", "a", "b", "me", "me"), Learning(quota=1), version=0, most=9)
+    chosen = select(waiting("a", "a", "a", "b", "me", "me"), Learning(quota=1), most=9)
     assert senders(chosen.take) == ["a", "b", "me", "me"]
     assert senders(chosen.wait) == ["a", "a"]
 
@@ -80,22 +81,20 @@ def test_no_sender_fills_more_than_its_quota() -> None:
 )
 def test_own_groups_keep_their_share(own_share: float, num_own: int, num_foreign: int, expected_own: int, expected_foreign: int) -> None:
     ready = waiting(*["a"] * num_foreign, *["me"] * num_own)
-    taken = Counter(c.own for c in select(ready, Learning(own_share=own_share), version=0, most=8).take)
+    taken = Counter(c.own for c in select(ready, Learning(own_share=own_share), most=8).take)
     assert (taken[True], taken[False]) == (expected_own, expected_foreign)
     assert taken[True] >= own_share * taken.total()
 
 
-@pytest.mark.parametrize(
-    "rules", [Learning(), Learning(quota=1), Learning(own_share=0.4), Learning(max_age=0), Learning(quota=2, own_share=0.9)]
-)
-def test_every_group_is_taken_waits_or_is_dropped(rules: Learning) -> None:
+@pytest.mark.parametrize("rules", [Learning(), Learning(quota=1), Learning(own_share=0.4), Learning(quota=2, own_share=0.9)])
+def test_every_group_is_taken_or_waits(rules: Learning) -> None:
     ready = waiting("a", "me", "a", "b", "a", "me", arrived=3) + waiting("c", "d", "e", arrived=5)
-    chosen = select(ready, rules, version=5, most=4)
+    chosen = select(ready, rules, most=4)
     assert len(chosen.take) <= 4
-    assert len(chosen.take) + len(chosen.wait) + chosen.dropped.total() == len(ready)
+    assert len(chosen.take) + len(chosen.wait) == len(ready)
     assert {id(c) for c in chosen.take}.isdisjoint({id(c) for c in chosen.wait})
 
 
 def test_newer_foreign_groups_do_not_push_out_older_own_ones() -> None:
     ready = waiting("me", "a", "me", "a", "a", "a")
-    assert [c.own for c in select(ready, Learning(), version=0, most=4).take] == [True, False, True, False]
+    assert [c.own for c in select(ready, Learning(), most=4).take] == [True, False, True, False]

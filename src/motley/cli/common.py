@@ -11,12 +11,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from motley.config import ConfigError
+from motley.config import ConfigError, CrewConfig
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="A crew of different language models that train each other.")
 bench_app = typer.Typer(no_args_is_help=True, help="Measure speed against a known rival, in one run.")
@@ -64,6 +65,19 @@ def stop_on_interrupt(words: str = "stopping after this round; Ctrl-C again stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def changed(config: CrewConfig, objective: str, rounds: int, seed: int | None) -> CrewConfig:
+    """A crew with what the command line says instead."""
+    crew, settings = config.crew, config.objective
+    if objective:
+        name, _, variant = objective.partition("/")
+        crew, settings = msgspec.structs.replace(crew, objective=name, variant=variant), {}
+    if rounds:
+        crew = msgspec.structs.replace(crew, rounds=rounds)
+    if seed is not None:
+        crew = msgspec.structs.replace(crew, seed=seed)
+    return msgspec.structs.replace(config, crew=crew, objective=settings)
 
 
 def new_run_folder(name: str) -> Path:

@@ -138,3 +138,17 @@ def bench_wire(as_json: AsJson = False) -> None:
         step = bar.add_task("measuring")
         rows = wire_benchmark(lambda what: bar.update(step, description=f"measuring {what} (about 10 s in all)"))
     print_rows(rows, "the wire, this machine", as_json)
+
+
+@bench_app.command("weights")
+def bench_weights(as_json: AsJson = False) -> None:
+    """Bytes per sync of a learner's weights, changes against whole, on real training; every version rebuilt and compared bit for bit."""
+    from motley.benchmarks.weights import weights_benchmark
+
+    with (
+        plain_errors(),
+        Progress(TextColumn("{task.description}"), TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar,
+    ):
+        step = bar.add_task("measuring")
+        rows = weights_benchmark(lambda what: bar.update(step, description=f"measuring {what} (about a minute in all)"))
+    print_rows(rows, "weights on their way to samplers", as_json)

@@ -6,7 +6,7 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.live import Live
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from motley.exchange.presence import Heard
     from motley.hub import Hub, Place
     from motley.member import Member
+    from motley.sampler_member import SamplerMember
 
 
 @app.command()
@@ -144,7 +145,7 @@ def join(
         say(f"finished; run folder: {folder}")
 
 
-def _join(url: str, crew: str, invite: str, folder: Path, data: Path | None) -> Member:
+def _join(url: str, crew: str, invite: str, folder: Path, data: Path | None) -> Member | SamplerMember:
     from motley.member import join as join_crew
 
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[skill]}"), TimeElapsedColumn())
@@ -157,13 +158,12 @@ def _join(url: str, crew: str, invite: str, folder: Path, data: Path | None) -> 
         return join_crew(url, crew, invite, folder, say, data, show)
 
 
-def _take_part(member: Member, stop_asked: Callable[[], bool]) -> None:
-    """Train, and say what it waits for whenever that changes; long waits once a minute."""
-    from motley.display import mean
-
+def _take_part(member: Member | SamplerMember, stop_asked: Callable[[], bool]) -> None:
+    """Take part, and say what it waits for whenever that changes; long waits once a minute."""
     rounds = member.config.crew.rounds
     started, first = time.monotonic(), member.finished_rounds
     said_at, said = 0.0, ""
+    say_round = _sampled if member.me.role == "sampler" else _learned
     for event in member.rounds():
         if stop_asked():
             member.save()
@@ -175,10 +175,27 @@ def _take_part(member: Member, stop_asked: Callable[[], bool]) -> None:
                 said_at, said = time.monotonic(), what
             continue
         said_at, said = time.monotonic(), ""
-        left_s = (time.monotonic() - started) / max(1, event["round"] - first) * (rounds - event["round"])
-        skill = f", held-out accuracy {mean(event['heldout']):.0%}" if "heldout" in event else ""
-        gone = f", without {', '.join(event['without'])}" if "without" in event else ""
-        refused = sum(sum(reasons.values()) for reasons in event.get("refused", {}).values())
-        bad = f", {refused} records refused" if refused else ""
-        if skill or gone or event["round"] % 10 == 1:
-            say(f"round {event['round']} of {rounds}: reward {event.get('reward', 0):.2f}{skill}{gone}{bad}; {left_s:.0f} s left")
+        line = say_round(event, rounds, (time.monotonic() - started) / max(1, event["round"] - first))
+        if line:
+            say(line)
+
+
+def _learned(event: dict[str, Any], rounds: int, per_round_s: float) -> str:
+    from motley.display import mean
+
+    skill = f", held-out accuracy {mean(event['heldout']):.0%}" if "heldout" in event else ""
+    gone = f", without {', '.join(event['without'])}" if "without" in event else ""
+    refused = sum(sum(reasons.values()) for reasons in event.get("refused", {}).values())
+    bad = f", {refused} records refused" if refused else ""
+    if not (skill or gone or event["round"] % 10 == 1):
+        return ""
+    reward = f" reward {event['reward']:.2f}" if "reward" in event else ""
+    return f"round {event['round']} of {rounds}:{reward}{skill}{gone}{bad}; {per_round_s * (rounds - event['round']):.0f} s left"
+
+
+def _sampled(event: dict[str, Any], rounds: int, per_round_s: float) -> str:
+    """A sampler does not know how many rounds it will make: its learner's versions say how far the crew is."""
+    if event["round"] % 10 != 1:
+        return ""
+    newest = event["version"] + event["behind"]
+    return f"batch {event['round']}: reward {event['reward']:.2f}, with version {event['version']}; its learner is at {newest} of {rounds}"

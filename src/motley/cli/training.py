@@ -21,6 +21,7 @@ from motley.cli.common import (
     Rounds,
     Seed,
     app,
+    changed,
     console,
     new_run_folder,
     plain_errors,
@@ -33,18 +34,6 @@ if TYPE_CHECKING:
     from motley.crew import LocalCrew
     from motley.display import Skills
     from motley.processes import ProcessCrew
-
-
-def _changed(config: CrewConfig, objective: str, rounds: int, seed: int | None) -> CrewConfig:
-    crew, settings = config.crew, config.objective
-    if objective:
-        name, _, variant = objective.partition("/")
-        crew, settings = msgspec.structs.replace(crew, objective=name, variant=variant), {}
-    if rounds:
-        crew = msgspec.structs.replace(crew, rounds=rounds)
-    if seed is not None:
-        crew = msgspec.structs.replace(crew, seed=seed)
-    return msgspec.structs.replace(config, crew=crew, objective=settings)
 
 
 def _run(crew: LocalCrew | ProcessCrew) -> bool:
@@ -77,7 +66,7 @@ def _start_processes(begin: Callable[[Callable[[str], None]], ProcessCrew]) -> P
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         crew = begin(say)
-        bar = progress.add_task("peers join and warm up", total=len(crew.config.peer))
+        bar = progress.add_task("peers join and warm up", total=len(crew.config.students))
         for ready in crew.gather():
             progress.update(bar, completed=ready)
     return crew
@@ -124,11 +113,11 @@ def _train_alone(config: CrewConfig, folder: Path) -> bool:
     from motley.run import read_metrics
 
     found: Skills = {}
-    for peer in config.peer:
+    for peer in config.students:
         own = folder / "alone" / peer.name
         crew = _start(config.alone(peer.name), own, may_resume=True)
         stop_asked = _run(crew)
-        if crew.finished_rounds < config.crew.rounds or (stop_asked and peer is not config.peer[-1]):
+        if crew.finished_rounds < config.crew.rounds or (stop_asked and peer is not config.students[-1]):
             return True
         found |= skills_at(read_metrics(own), last=True)
     _write_alone(folder, " ".join(["motley", *sys.argv[1:]]), found)
@@ -178,13 +167,13 @@ def train(
                 raise ValueError("--resume goes on with the run's own settings; remove --objective, --rounds, --seed and --out")
             _train(_resuming(resume), resume, alone)
         elif crew_file is not None:
-            config = _changed(read_config(crew_file), objective, rounds, seed)
+            config = changed(read_config(crew_file), objective, rounds, seed)
             folder = out or new_run_folder(config.crew.name)
             _train(_starting(config, folder), folder, alone)
 
 
 def _starting(config: CrewConfig, folder: Path) -> Callable[[], LocalCrew | ProcessCrew]:
-    if not config.crew.processes:
+    if not config.needs_processes:
         return lambda: _start(config, folder)
     from motley.processes import ProcessCrew
 
@@ -208,7 +197,7 @@ def demo(objective: Objective = "", rounds: Rounds = 0, seed: Seed = None, out: 
         with as_file(files("motley") / "crews" / "demo.toml") as path:
             config = read_config(path)
         recorded = json.loads((files("motley") / "crews" / "demo_alone.json").read_text())
-        changed = _changed(config, objective, rounds, seed)
-        comparable = msgspec.structs.replace(config.crew, objective=changed.crew.objective, variant=changed.crew.variant) == changed.crew
+        config_now = changed(config, objective, rounds, seed)
+        same_but_objective = msgspec.structs.replace(config.crew, objective=config_now.crew.objective, variant=config_now.crew.variant)
         folder = out or new_run_folder("demo")
-        _train(lambda: _start(changed, folder), folder, alone, recorded if comparable and not alone else None)
+        _train(lambda: _start(config_now, folder), folder, alone, recorded if same_but_objective == config_now.crew and not alone else None)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable
 
+from motley.exchange.blobs import Blobs
 from motley.exchange.log import Log, LogError
 from motley.exchange.outbox import Outbox
 
@@ -12,10 +15,10 @@ RETRY_S = 0.25
 
 
 class Courier:
-    def __init__(self, open_outbox: Callable[[], Outbox], log: Log) -> None:
+    def __init__(self, open_outbox: Callable[[], Outbox], log: Log, blobs: Blobs | None = None) -> None:
         """`open_outbox` gives the courier its own handle to the file: transactions of two threads do not mix."""
         self.trouble = ""
-        self._open_outbox, self._log = open_outbox, log
+        self._open_outbox, self._log, self._blobs = open_outbox, log, blobs
         self._wanted, self._stop = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._work, name="courier", daemon=True)
         self._thread.start()
@@ -34,7 +37,7 @@ class Courier:
         outbox = self._open_outbox()
         self._wanted.set()  # a run before this one may have left something
         while True:
-            self._wanted.wait()
+            self._wanted.wait(_patience(outbox.due_s))
             self._wanted.clear()
             while not self._deliver(outbox):
                 if self._stop.wait(RETRY_S):
@@ -45,9 +48,14 @@ class Courier:
 
     def _deliver(self, outbox: Outbox) -> bool:
         try:
-            outbox.deliver(self._log)
+            outbox.deliver(self._log, time.time(), self._blobs)
         except LogError as error:
             self.trouble = str(error)
             return False
         self.trouble = ""
         return True
+
+
+def _patience(due_s: float) -> float | None:
+    """How long to wait for the next record to be due; for ever if there is none."""
+    return None if due_s == math.inf else max(0.0, due_s - time.time())

@@ -23,6 +23,6 @@ class Log(Protocol):
         """Add records under their ids, in order. An id that is there already, for ever, is passed over."""
         ...
 
-    def read(self, after: int, limit: int = 1024) -> list[Entry]:
-        """Up to `limit` records behind position `after`, oldest first; 0 is before the first. Positions only grow."""
+    def read(self, after: int, limit: int = 1024, sender: str = "") -> list[Entry]:
+        """Up to `limit` records behind position `after`, oldest first; 0 is before the first. Positions only grow. `sender`: only its."""
         ...

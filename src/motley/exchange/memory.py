@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import struct
+from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -19,6 +21,7 @@ class MemoryLog:
     def __init__(self, path: Path | None = None) -> None:
         self._records: dict[str, bytes] = {}  # by id, in order
         self._ids: list[str] = []
+        self._of_sender: defaultdict[str, list[int]] = defaultdict(list)  # positions
         self._path = path
         if path is not None and path.exists():
             self._load(path)
@@ -44,12 +47,21 @@ class MemoryLog:
                     file.write(_entry(id, record))
             self._keep(id, record)
 
-    def read(self, after: int, limit: int = 1024) -> list[Entry]:
-        return [Entry(position, id, self._records[id]) for position, id in enumerate(self._ids[after : after + limit], after + 1)]
+    def read(self, after: int, limit: int = 1024, sender: str = "") -> list[Entry]:
+        positions: Sequence[int] = range(after + 1, len(self._ids) + 1)
+        if sender:
+            own = self._of_sender[sender]
+            positions = own[bisect_right(own, after) :]
+        return [self._entry(position) for position in positions[:limit]]
+
+    def _entry(self, position: int) -> Entry:
+        id = self._ids[position - 1]
+        return Entry(position, id, self._records[id])
 
     def _keep(self, id: str, record: bytes) -> None:
         self._records[id] = record
         self._ids.append(id)
+        self._of_sender[id.split(".", 1)[0]].append(len(self._ids))
 
     def _load(self, path: Path) -> None:
         whole = 0

@@ -1,17 +1,20 @@
-"""The log on NATS JetStream. One subject per id, so that an id is written once for ever; readers hold their own cursor.
+"""A crew's names on NATS JetStream, its streams, and its log: one subject per id, so that an id is written once for ever.
 
-Reading is a batch of direct gets: nothing about a reader is kept on the server, and there is no consumer to recreate after a fault.
+Reading is a batch of direct gets from the reader's own cursor: nothing about a reader is kept on the server, and there is no consumer to
+recreate after a fault.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import re
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import nats.errors
@@ -26,8 +29,8 @@ from motley.exchange.log import Entry, LogError
 from motley.exchange.wire import MAX_RECORD_BYTES
 
 MAX_FETCH_BYTES = 8 * 2**20  # of one read; the server cuts off a client that is sent far more than it takes
-HEADERS_BYTES = 1024  # of a message, which the server counts with the record
-MAX_FLIGHT_BYTES = 8 * 2**20  # of unconfirmed appends
+HEADERS_BYTES = 1024  # of a message, which the server counts with its content
+MAX_FLIGHT_BYTES = 8 * 2**20  # of unconfirmed messages
 TIMEOUT_S = 15.0
 FLIGHT_S = 60.0
 SILENCE_S = 3.0  # without an answer, of several that are due: it was lost, as when the server takes in a new configuration
@@ -63,36 +66,189 @@ class Names:
         id = _unescaped(escaped)
         return id if _escaped(id) == escaped else f"={escaped}"
 
+    def bucket(self, learner: str) -> Bucket:
+        return Bucket(f"{self.stream}-{learner}")
+
     @property
     def direct_get(self) -> str:
-        return f"$JS.API.DIRECT.GET.{self.stream}"
+        return direct_get(self.stream)
+
+
+class Bucket:
+    """Every subject of a learner's blobs, in the layout of NATS's own Object Store, and their stream."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.stream = f"OBJ_{name}"
+        self.chunks = self.chunks_of("*")
+        self.metas = f"$O.{name}.M.*"
+        self.direct_get = direct_get(self.stream)
+
+    def chunks_of(self, blob: str) -> str:
+        return f"$O.{self.name}.C.{blob}"
+
+    def meta_of(self, blob: str) -> str:
+        return f"$O.{self.name}.M.{base64.urlsafe_b64encode(blob.encode()).decode()}"
+
+
+def direct_get(stream: str) -> str:
+    return f"$JS.API.DIRECT.GET.{stream}"
+
+
+class Outgoing(NamedTuple):
+    """A message to be written, and the name by which to speak of it."""
+
+    subject: str
+    content: bytes
+    name: str
+    headers: Mapping[str, str] | None = None
+
+
+class Stored(NamedTuple):
+    """A message where it stands."""
+
+    sequence: int
+    subject: str
+    content: bytes
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    err_code: int = 0
+    description: str = ""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What the server says to a message or a command."""
+
+    seq: int = 0  # where the message stands
+    error: Refusal | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A stream as those see it who write to it and read it."""
+
+    connection: Connection
+    name: str
+    called: str  # in what it says to people
+    max_bytes: int  # of a message's content
+    silence_s: float = SILENCE_S
+
+    def write(self, messages: Sequence[Outgoing]) -> list[Answer]:
+        """Publish all at once, in this order, and wait for every answer. A refusal is an answer."""
+        return self.connection.call(partial(self._publish_all, messages), FLIGHT_S)
+
+    def read(self, subject: str, after: int = 0, limit: int = 1024, max_bytes: int = MAX_FETCH_BYTES) -> list[Stored]:
+        """The first messages behind a sequence whose subject fits; the last of them may go beyond `max_bytes`."""
+        wanted = {"seq": after + 1, "batch": limit, "max_bytes": max_bytes, "next_by_subj": subject}
+        return self.connection.call(partial(self._fetch, wanted), FLIGHT_S)
+
+    def last(self, subject: str) -> Stored | None:
+        """The newest message whose subject fits."""
+        return self.connection.call(partial(self._fetch_last, subject), self.silence_s)
+
+    async def _publish_all(self, messages: Sequence[Outgoing], client: Client) -> list[Answer]:
+        self._check_connected(client)  # the client would buffer it, and time would run out here
+        for message in messages:
+            self._check_size(message, client)
+        sent = [
+            asyncio.ensure_future(client.request(m.subject, m.content, FLIGHT_S, headers=dict(m.headers) if m.headers else None))
+            for m in messages
+        ]
+        due = set(sent)
+        try:
+            while due:
+                answered, due = await asyncio.wait(due, timeout=self.silence_s, return_when=asyncio.FIRST_COMPLETED)
+                if not answered:
+                    raise LogError(f"{len(due)} of {len(sent)} records were not confirmed")
+        finally:
+            for request in due:
+                request.cancel()
+        return [_answer(request.result()) for request in sent]
+
+    def _check_connected(self, client: Client) -> None:
+        if not client.is_connected:
+            raise LogError(self.connection.trouble or f"not connected to {self.connection.login.url}")
+
+    def _check_size(self, message: Outgoing, client: Client) -> None:
+        taken = client.max_payload - (HEADERS_BYTES if message.headers else 0)  # a server of somebody else's may take less
+        most = min(self.max_bytes, taken)
+        if len(message.content) > most:
+            raise LogError(f"{self.called} refuses {message.name}: it has {len(message.content)} bytes, and {most} is the most")
+
+    async def _fetch_last(self, subject: str, client: Client) -> Stored | None:
+        async with self._asked(client, {"last_by_subj": subject}) as replies:
+            return self._stored(await replies.next_msg(self.silence_s))
+
+    async def _fetch(self, wanted: dict[str, Any], client: Client) -> list[Stored]:
+        found: list[Stored] = []
+        async with self._asked(client, wanted) as replies:
+            try:
+                while stored := self._stored(await replies.next_msg(self.silence_s)):
+                    found.append(stored)
+            except nats.errors.TimeoutError:
+                if not found:
+                    raise
+        return found  # in order and without gaps, so far
+
+    @asynccontextmanager
+    async def _asked(self, client: Client, wanted: dict[str, Any]) -> AsyncIterator[Subscription]:
+        """The replies to a direct get. Not a request of the client's, which takes a record's own Status header for the server's word."""
+        self._check_connected(client)
+        inbox = client.new_inbox()
+        replies = await client.subscribe(inbox)
+        try:
+            await client.publish(direct_get(self.name), msgspec.json.encode(wanted), reply=inbox)
+            yield replies
+        finally:
+            await replies.unsubscribe()
+
+    def _stored(self, message: Msg) -> Stored | None:
+        """A message, or None at the end. It may bring a Status of its own: only the server's word comes without a sequence."""
+        headers = message.headers or {}
+        if "Nats-Sequence" in headers:
+            return Stored(int(headers["Nats-Sequence"]), headers["Nats-Subject"], message.data)
+        if headers.get("Status") not in ("204", "404"):  # end of batch; nothing there
+            raise LogError(f"{self.called} cannot be read: {headers.get('Status', '')} {headers.get('Description', '')}".strip())
+        return None
+
+
+def _answer(message: Msg) -> Answer:
+    return msgspec.json.decode(message.data, type=Answer) if message.data else Answer(error=Refusal(description="no stream took it"))
 
 
 class NatsLog:
     def __init__(self, connection: Connection, crew: str) -> None:
         self.connection = connection
         self._names = Names(crew)
+        self._stream = Stream(connection, self._names.stream, "the log", MAX_RECORD_BYTES)
         self._rung = threading.Event()
         connection.subscribe(self._names.bells, self._on_bell)
         connection.on_reconnect.append(self._rung.set)  # bells may have been missed
 
     def append(self, records: Sequence[tuple[str, bytes]]) -> None:
         for flight in _flights(records):
-            self.connection.call(partial(self._publish_all, flight), FLIGHT_S)
+            headers = {"Nats-Expected-Last-Subject-Sequence": "0"}
+            answers = self._stream.write([Outgoing(self._names.record(id), record, id, headers) for id, record in flight])
+            for (id, _), answer in zip(flight, answers, strict=True):
+                if answer.error and answer.error.err_code not in _EXISTS:
+                    raise LogError(f"the log refuses {id}: {answer.error.description}")
 
-    def read(self, after: int, limit: int = 1024) -> list[Entry]:
-        return self.connection.call(partial(self._fetch, after, limit, ""), FLIGHT_S)
+    def read(self, after: int, limit: int = 1024, sender: str = "") -> list[Entry]:
+        subject = self._names.records_of(sender) if sender else self._names.everything
+        return [self._entry(stored) for stored in self._stream.read(subject, after, limit)]
 
     def records_of(self, sender: str) -> list[Entry]:
         """Everything one sender has on the log."""
         found: list[Entry] = []
-        while page := self.connection.call(partial(self._fetch, found[-1].position if found else 0, 1024, sender), FLIGHT_S):
+        while page := self.read(found[-1].position if found else 0, sender=sender):
             found += page
         return found
 
     def last_of(self, sender: str) -> Entry | None:
         """The newest record of one sender."""
-        return self.connection.call(partial(self._fetch_last, sender), SILENCE_S)
+        stored = self._stream.last(self._names.records_of(sender))
+        return self._entry(stored) if stored else None
 
     def wait(self, timeout_s: float) -> None:
         """Return when something came since the last wait, or after the timeout."""
@@ -102,69 +258,8 @@ class NatsLog:
     def _on_bell(self, message: Msg) -> None:
         self._rung.set()
 
-    async def _publish_all(self, records: Sequence[tuple[str, bytes]], client: Client) -> None:
-        if not client.is_connected:  # the client would buffer it, and time would run out here
-            raise LogError(self.connection.trouble or f"not connected to {self.connection.login.url}")
-        for id, record in records:
-            most = min(MAX_RECORD_BYTES, client.max_payload - HEADERS_BYTES)  # a server of somebody else's may take less
-            if len(record) > most:
-                raise LogError(f"the log refuses {id}: it has {len(record)} bytes, and {most} is the most")
-        headers = {"Nats-Expected-Last-Subject-Sequence": "0"}
-        sent = [
-            asyncio.ensure_future(client.request(self._names.record(id), record, FLIGHT_S, headers=dict(headers))) for id, record in records
-        ]
-        due = set(sent)
-        try:
-            while due:
-                answered, due = await asyncio.wait(due, timeout=SILENCE_S, return_when=asyncio.FIRST_COMPLETED)
-                if not answered:
-                    raise LogError(f"{len(due)} of {len(sent)} records were not confirmed")
-        finally:
-            for request in due:
-                request.cancel()
-        for (id, _), answer in zip(records, (request.result() for request in sent), strict=True):
-            error = msgspec.json.decode(answer.data).get("error") if answer.data else {"description": "no stream took it"}
-            if error and error.get("err_code") not in _EXISTS:
-                raise LogError(f"the log refuses {id}: {error.get('description')}")
-
-    async def _fetch_last(self, sender: str, client: Client) -> Entry | None:
-        async with self._asked(client, {"last_by_subj": self._names.records_of(sender)}) as replies:
-            return self._entry(await replies.next_msg(SILENCE_S))
-
-    async def _fetch(self, after: int, limit: int, sender: str, client: Client) -> list[Entry]:
-        subject = self._names.records_of(sender) if sender else self._names.everything
-        wanted = {"seq": after + 1, "batch": limit, "max_bytes": MAX_FETCH_BYTES, "next_by_subj": subject}
-        found: list[Entry] = []
-        async with self._asked(client, wanted) as replies:
-            try:
-                while entry := self._entry(await replies.next_msg(SILENCE_S)):
-                    found.append(entry)
-            except nats.errors.TimeoutError:
-                if not found:
-                    raise
-        return found  # in order and without gaps, so far
-
-    @asynccontextmanager
-    async def _asked(self, client: Client, wanted: dict[str, Any]) -> AsyncIterator[Subscription]:
-        """The replies to a direct get. Not a request of the client's, which takes a record's own Status header for the server's word."""
-        if not client.is_connected:
-            raise LogError(self.connection.trouble or f"not connected to {self.connection.login.url}")
-        inbox = client.new_inbox()
-        replies = await client.subscribe(inbox)
-        try:
-            await client.publish(self._names.direct_get, msgspec.json.encode(wanted), reply=inbox)
-            yield replies
-        finally:
-            await replies.unsubscribe()
-
-    def _entry(self, message: Msg) -> Entry | None:
-        """A record, or None at the end. A record may bring a Status of its own: only the server's word comes without a sequence."""
-        headers = message.headers or {}
-        if "Nats-Sequence" in headers:
-            return Entry(int(headers["Nats-Sequence"]), self._names.id_of(headers["Nats-Subject"]), message.data)
-        if headers.get("Status") not in ("204", "404"):  # end of batch; nothing there
-            raise LogError(f"the log cannot be read: {headers.get('Status', '')} {headers.get('Description', '')}".strip())
-        return None
+    def _entry(self, stored: Stored) -> Entry:
+        return Entry(stored.sequence, self._names.id_of(stored.subject), stored.content)
 
 
 def create_stream(connection: Connection, crew: str) -> None:
@@ -183,13 +278,20 @@ def create_stream(connection: Connection, crew: str) -> None:
         allow_direct=True,
         republish=RePublish(src=names.everything, dest=names.bells, headers_only=True),
     )
+    make_stream(connection, config)
+
+
+def make_stream(connection: Connection, config: StreamConfig) -> None:
+    """Make a stream, if it is not there."""
+    name = config.name
+    assert name
 
     async def work(client: Client) -> None:
-        stream = client.jetstream(timeout=TIMEOUT_S)
+        streams = client.jetstream(timeout=TIMEOUT_S)
         try:
-            await stream.stream_info(names.stream)
+            await streams.stream_info(name)
         except NotFoundError:
-            await stream.add_stream(config)
+            await streams.add_stream(config)
 
     connection.call(work, TIMEOUT_S)
 

@@ -6,11 +6,13 @@ line in the file in one transaction, so that nothing sampled is lost, sent twice
 
 from __future__ import annotations
 
+import math
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from motley.exchange.blobs import Blobs
 from motley.exchange.log import Log
 from motley.exchange.wire import Sealed, encode_parts, pack
 from motley.records import FIRST_PREVIOUS, Content, Stamp
@@ -19,7 +21,8 @@ BATCH = 256  # records in flight at a time
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS head (one INTEGER PRIMARY KEY CHECK (one = 1), counter INTEGER NOT NULL, previous BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS unsent (counter INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, record BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS unsent (counter INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, record BLOB NOT NULL, due_s REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS blobs (counter INTEGER NOT NULL, name TEXT NOT NULL, content BLOB NOT NULL, PRIMARY KEY (counter, name));
 CREATE TABLE IF NOT EXISTS rounds (round INTEGER PRIMARY KEY, note BLOB NOT NULL);
 """
 
@@ -75,17 +78,28 @@ class Outbox:
     def _set_head(self, head: Head) -> None:
         self._database.execute("INSERT OR REPLACE INTO head VALUES (1, ?, ?)", head)
 
-    def put(self, contents: Sequence[Content], round: int | None = None, note: bytes = b"") -> None:
-        """Chain, sign and keep records; with `round`, mark it as sampled. All or nothing."""
+    def put(
+        self,
+        contents: Sequence[Content],
+        round: int | None = None,
+        note: bytes = b"",
+        due_s: float = 0.0,
+        blobs: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """Chain, sign and keep records; with `round`, mark it as sampled. All or nothing.
+
+        `due_s`: not to be sent before. `blobs`: what must be in the store before the first of the records is on the log.
+        """
         with self._database:
-            head = self.head
+            head = first = self.head
             for content in contents:
                 parts = encode_parts(content, Stamp(key=self._signer.public, counter=head.counter, previous=head.previous), self._lossless)
                 sealed = Sealed(b"", b"".join(parts))
                 record = pack(self._signer.sign(sealed.signed), *parts)
-                self._database.execute("INSERT INTO unsent VALUES (?, ?, ?)", (head.counter, content.id, record))
+                self._database.execute("INSERT INTO unsent VALUES (?, ?, ?, ?)", (head.counter, content.id, record, due_s))
                 head = Head(head.counter + 1, sealed.hash)
             self._set_head(head)
+            self._database.executemany("INSERT INTO blobs VALUES (?, ?, ?)", [(first.counter, *blob) for blob in (blobs or {}).items()])
             if round is not None:
                 self._database.execute("INSERT INTO rounds VALUES (?, ?)", (round, note))
 
@@ -94,12 +108,34 @@ class Outbox:
         row = self._database.execute("SELECT note FROM rounds WHERE round = ?", (round,)).fetchone()
         return row[0] if row else None
 
-    def deliver(self, log: Log) -> None:
-        """Send what is unsent, in the order of the chain; what the log has confirmed is forgotten. LogError leaves the rest for later."""
-        while rows := self._database.execute("SELECT counter, id, record FROM unsent ORDER BY counter LIMIT ?", (BATCH,)).fetchall():
+    @property
+    def last_round(self) -> int:
+        """The highest round that was marked; -1 before the first."""
+        row = self._database.execute("SELECT max(round) FROM rounds").fetchone()
+        return -1 if row[0] is None else row[0]
+
+    @property
+    def due_s(self) -> float:
+        """When the next record is to be sent; infinity if there is none."""
+        row = self._database.execute("SELECT min(due_s) FROM unsent").fetchone()
+        return math.inf if row[0] is None else row[0]
+
+    def deliver(self, log: Log, now_s: float = math.inf, blobs: Blobs | None = None) -> None:
+        """Send what is due, in the order of the chain; what the log has confirmed is forgotten. LogError leaves the rest for later."""
+        query = "SELECT counter, id, record FROM unsent WHERE due_s <= ? ORDER BY counter LIMIT ?"
+        while rows := self._database.execute(query, (now_s, BATCH)).fetchall():
+            counters = [(counter,) for counter, _, _ in rows]
+            self._store_blobs(counters, blobs)
             log.append([(id, record) for _, id, record in rows])
             with self._database:
-                self._database.execute("DELETE FROM unsent WHERE counter <= ?", (rows[-1][0],))
+                self._database.executemany("DELETE FROM unsent WHERE counter = ?", counters)
+                self._database.executemany("DELETE FROM blobs WHERE counter = ?", counters)
+
+    def _store_blobs(self, counters: Sequence[tuple[int]], blobs: Blobs | None) -> None:
+        for counter in counters:
+            for name, content in self._database.execute("SELECT name, content FROM blobs WHERE counter = ?", counter):
+                assert blobs, "weights were put in the outbox of a peer that has no store for them"
+                blobs.put(name, content)
 
     def close(self) -> None:
         self._database.close()

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from motley.exchange.nats import Names
+from motley.exchange.nats import Bucket, Names
 from motley.exchange.wire import MAX_RECORD_BYTES
 from motley.files import hold, replace
 
@@ -39,12 +39,17 @@ class User:
     subscribe: tuple[str, ...]
 
 
-def peer_user(crew: str, peer: str, nkey: str) -> User:
-    """A peer writes under its own name only, reads the log, and sees who is there."""
+def peer_user(crew: str, peer: str, nkey: str, learner: bool = False, follows: str = "") -> User:
+    """A peer writes under its own name only, reads the log, and sees who is there. A learner has a bucket, and its followers read it."""
     names = Names(crew)
+    own, followed = names.bucket(peer), names.bucket(follows)
     return User(
         nkey,
-        publish=(names.records_of(peer), names.presence(peer), names.direct_get),
+        publish=(
+            *(names.records_of(peer), names.presence(peer), names.direct_get),
+            *((own.chunks, own.metas, own.direct_get) if learner else ()),
+            *((followed.direct_get,) if follows else ()),
+        ),
         subscribe=(f"_INBOX.{peer}.>", names.bells, names.presences),
     )
 
@@ -63,8 +68,11 @@ class Server:
     certificate: tuple[Path, Path] | None = None  # PEM files of the certificate and its key
     _child: subprocess.Popen[bytes] | None = None
 
-    def configure(self, hub: str, peers: Sequence[User]) -> None:
-        """Write the configuration; `start` or `reload` makes it count. JSON is what NATS reads, too. `hub` is the owner's nkey."""
+    def configure(self, hub: str, peers: Sequence[User], learners: Sequence[str] = ()) -> None:
+        """Write the configuration; `start` or `reload` makes it count. JSON is what NATS reads, too. `hub` is the owner's nkey.
+
+        `learners` are the peers whose buckets can be reached at all.
+        """
         content: dict[str, Any] = {
             "server_name": f"motley-{self.port}",
             "listen": f"{self.host}:{self.port}",
@@ -75,7 +83,7 @@ class Server:
             "max_pending": 2**26,
             "write_deadline": "30s",
             "jetstream": {"store_dir": str(self.folder / "jetstream"), "sync_interval": "always"},
-            "accounts": _accounts(Names(self.crew), hub, peers),
+            "accounts": _accounts(Names(self.crew), hub, peers, learners),
         }
         if self.certificate:
             names = ("cert_file", "key_file")
@@ -160,18 +168,18 @@ class Server:
         raise ValueError(f"the NATS server did not start on {self.host}:{self.port}: {said}; choose another --port, or stop what uses it")
 
 
-def _accounts(names: Names, hub: str, peers: Sequence[User]) -> dict[str, Any]:
-    """The stream is in an account of its own, of which peers see four things and nothing else.
+def _accounts(names: Names, hub: str, peers: Sequence[User], learners: Sequence[str]) -> dict[str, Any]:
+    """The streams are in an account of their own, of which peers see these services and the bell, and nothing else.
 
     Rights alone do not keep peers apart: the server answers a request on any reply subject, whoever may not write there. In one
     account a peer could so have its own record "answered" into another's subject, or into the server's commands.
     """
-    services = [{"subject": names.everything}, {"subject": names.direct_get, "response": "stream"}, {"subject": names.enrolment("*")}]
-    given = [
-        *({"service": s["subject"], "accounts": ["PEERS"]} | {k: v for k, v in s.items() if k != "subject"} for s in services),
-        {"stream": names.bells, "accounts": ["PEERS"]},
+    services = [
+        *({"service": names.everything}, {"service": names.direct_get, "response": "stream"}, {"service": names.enrolment("*")}),
+        *(service for learner in learners for service in _blob_services(names.bucket(learner))),
     ]
-    taken = [{"service": {"account": "HUB", "subject": s["subject"]}} for s in services]
+    given = [*(service | {"accounts": ["PEERS"]} for service in services), {"stream": names.bells, "accounts": ["PEERS"]}]
+    taken = [{"service": {"account": "HUB", "subject": service["service"]}} for service in services]
     return {
         "HUB": {
             "jetstream": "enabled",
@@ -185,6 +193,10 @@ def _accounts(names: Names, hub: str, peers: Sequence[User]) -> dict[str, Any]:
             "imports": [*taken, {"stream": {"account": "HUB", "subject": names.bells}}],
         },
     }
+
+
+def _blob_services(bucket: Bucket) -> list[dict[str, Any]]:
+    return [{"service": bucket.chunks}, {"service": bucket.metas}, {"service": bucket.direct_get, "response": "stream"}]
 
 
 def _user(user: User) -> dict[str, Any]:

@@ -22,12 +22,13 @@ from motley.exchange.sections import (
     varint_bytes,
     varints,
 )
-from motley.records import HUB, Charter, Content, Convention, Group, Origin, Roster, Sampling, Stamp
+from motley.records import HUB, NO_BASE, Blob, Charter, Content, Convention, Group, Origin, Precision, Roster, Sampling, Stamp, Weights
 
 SCHEMA = 2
 SIGNATURE_BYTES = 64
 MAX_RECORD_BYTES = 4 * 2**20
 MAX_BODY_BYTES = 8 * 2**20
+MAX_BLOBS = 4096  # of one version
 
 _SIGNED_PREFIX = b"motley record 2\n"
 _HEAD_BYTES = 1 + SIGNATURE_BYTES
@@ -77,7 +78,7 @@ def encode(content: Content, stamp: Stamp, lossless: bool = False) -> bytes:
 def encode_parts(content: Content, stamp: Stamp, lossless: bool = False) -> list[bytes]:
     """The body, cut where one kind of bytes ends and another begins."""
     if not isinstance(content, Group):
-        return [_with_length(_header_encoder.encode(_hub_header(content, stamp)))]
+        return [_with_length(_header_encoder.encode(_plain_header(content, stamp)))]
     lossless = lossless or not fits_rounding(content.rollouts)
     first, *rest = encode_sections(content.id, content.rollouts, lossless)
     return [_with_length(_header_encoder.encode(_group_header(content, stamp, lossless))) + first, *rest]
@@ -120,16 +121,17 @@ class Header:
     stamp: Stamp
     crew: str
     id: str
-    _fields: _GroupHeader | _CharterHeader | _RosterHeader
+    _fields: _GroupHeader | _WeightsHeader | _CharterHeader | _RosterHeader
     _rest: memoryview
 
     @property
     def sender(self) -> str:
-        return self._fields.peer if isinstance(self._fields, _GroupHeader) else HUB
+        return self._fields.peer if isinstance(self._fields, _GroupHeader | _WeightsHeader) else HUB
 
     @property
-    def is_group(self) -> bool:
-        return isinstance(self._fields, _GroupHeader)
+    def is_of_hub(self) -> bool:
+        """Whether only a hub may publish such a record."""
+        return isinstance(self._fields, _CharterHeader | _RosterHeader)
 
     @staticmethod
     def of(body: bytes) -> Header:
@@ -209,6 +211,53 @@ class _GroupHeader(_Head, frozen=True, kw_only=True, tag="group"):
         )
 
 
+class _WeightsHeader(_Head, frozen=True, kw_only=True, tag="weights"):
+    peer: str
+    version: int
+    precision: Precision
+    base: int
+    base_state: bytes
+    state: bytes
+    blobs: tuple[tuple[bytes, int, int], ...]
+    frozen: tuple[tuple[bytes, int, int], ...]
+    waiting: int
+    oldest_s: float
+    created_s: float
+
+    @property
+    def id(self) -> str:
+        return f"{self.peer}.weights.{self.version}"
+
+    def content(self, sections: bytes) -> Weights:
+        _check_nothing_behind(sections)
+        if not (0 <= self.version < 2**63 and NO_BASE <= self.base < self.version and self.waiting >= 0):
+            raise WireError("malformed", f"weights of version {self.version} on base {self.base}, with {self.waiting} groups waiting")
+        if len(self.state) != 32 or len(self.base_state) != (0 if self.base == NO_BASE else 32):
+            raise WireError("malformed", "a hash of weights does not have 32 bytes, or a base is named without its hash")
+        if not (math.isfinite(self.created_s) and math.isfinite(self.oldest_s)):
+            raise WireError("malformed", f"created_s is {self.created_s} and oldest_s {self.oldest_s}")
+        return Weights(
+            crew=self.crew,
+            peer=self.peer,
+            version=self.version,
+            precision=self.precision,
+            base=self.base,
+            base_state=self.base_state,
+            state=self.state,
+            blobs=_blobs(self.blobs),
+            frozen=_blobs(self.frozen),
+            waiting=self.waiting,
+            oldest_s=self.oldest_s,
+            created_s=self.created_s,
+        )
+
+
+def _blobs(found: tuple[tuple[bytes, int, int], ...]) -> tuple[Blob, ...]:
+    if len(found) > MAX_BLOBS or any(len(name) != 32 or not (0 <= size < 2**40 and 0 <= raw < 2**40) for name, size, raw in found):
+        raise WireError("malformed", f"{len(found)} blobs; at most {MAX_BLOBS}, each with a hash of 32 bytes and two sizes, are read")
+    return tuple(Blob(sha256=name.hex(), num_bytes=size, raw_bytes=raw) for name, size, raw in found)
+
+
 class _CharterHeader(_Head, frozen=True, kw_only=True, tag="charter"):
     config: str
     task: str
@@ -240,11 +289,11 @@ class _RosterHeader(_Head, frozen=True, kw_only=True, tag="roster"):
 
 def _check_nothing_behind(sections: bytes) -> None:
     if sections:
-        raise WireError("malformed", f"{len(sections)} bytes behind the header of a hub's record")
+        raise WireError("malformed", f"{len(sections)} bytes behind the header of a record that has no sections")
 
 
 _header_encoder = msgspec.msgpack.Encoder(order="sorted")
-_header_decoder = msgspec.msgpack.Decoder(_GroupHeader | _CharterHeader | _RosterHeader)
+_header_decoder = msgspec.msgpack.Decoder(_GroupHeader | _WeightsHeader | _CharterHeader | _RosterHeader)
 
 
 def _group_header(group: Group, stamp: Stamp, lossless: bool) -> _GroupHeader:
@@ -269,7 +318,11 @@ def _group_header(group: Group, stamp: Stamp, lossless: bool) -> _GroupHeader:
     )
 
 
-def _hub_header(content: Charter | Roster, stamp: Stamp) -> _CharterHeader | _RosterHeader:
+def _plain_header(content: Weights | Charter | Roster, stamp: Stamp) -> _WeightsHeader | _CharterHeader | _RosterHeader:
+    if isinstance(content, Weights):
+        fields: dict[str, Any] = {name: getattr(content, name) for name in content.__struct_fields__ if name != "crew"}
+        fields |= {name: tuple((bytes.fromhex(b.sha256), b.num_bytes, b.raw_bytes) for b in fields[name]) for name in ("blobs", "frozen")}
+        return _WeightsHeader(**_head(stamp, content.crew), **fields)
     if isinstance(content, Charter):
         return _CharterHeader(**_head(stamp, content.crew), config=content.config, task=content.task)
     return _RosterHeader(**_head(stamp, content.crew), number=content.number, keys=content.keys, revoked=content.revoked)

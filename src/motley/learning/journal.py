@@ -41,6 +41,11 @@ class Journal:
     def of(self, round: int) -> Step | None:
         return self._steps.get(round)
 
+    @property
+    def cursor(self) -> int:
+        """How far the log had been read when the last step was written down."""
+        return max((step.cursor for step in self._steps.values()), default=0)
+
     def add(self, step: Step) -> None:
         """Write a step down for good. The same step again changes nothing; another for its round is an error."""
         known = self._steps.get(step.round)

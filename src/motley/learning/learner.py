@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -25,6 +26,7 @@ class StepReport:
     num_sequences: int
     num_scored: int  # sequences that could change the gradient, so that they were scored
     num_tokens: int  # completion tokens scored
+    ages: dict[int, int]  # age in versions -> groups
     senders: dict[str, SenderMetrics]
 
 
@@ -93,6 +95,7 @@ class Learner:
             num_sequences=len(rows),
             num_scored=len(todo),
             num_tokens=sum(len(s.tokens) for s in todo),
+            ages=dict(sorted(Counter(c.age(self.policy.version - 1) for c in candidates).items())),
             senders=sender_metrics(rows),
         )
 
@@ -173,9 +176,16 @@ def _rows(batch: _Batch, terms: Terms, version: int) -> list[Row]:
 
 def _note_scores(rows: list[Row], micro: MicroBatch, scores: Scores, loss_batch: LossBatch, output: LossOutput) -> None:
     """Write what was computed for each sequence of a micro-batch into its row."""
-    log_ratio, weight, entropy = (
-        table.detach().cpu().double().numpy() for table in (loss_batch.log_ratio_BT, output.weight_BT, micro.unpack(scores.entropy_M))
-    )
+    tables = (loss_batch.log_ratio_BT, output.weight_BT, output.free_BT, loss_batch.logp_sampler_BT, micro.unpack(scores.entropy_M))
+    log_ratio, weight, free, logq, entropy = (table.detach().cpu().double().numpy() for table in tables)
     for i, (row, keep, kl) in enumerate(zip(micro.row_B.tolist(), output.keep_B.tolist(), output.kl_B.tolist(), strict=True)):
         own = slice(rows[row].num_tokens)
-        rows[row].scored = ScoredRow(keep=keep, kl=kl, log_ratio=log_ratio[i, own], weight=weight[i, own], entropy=entropy[i, own])
+        rows[row].scored = ScoredRow(
+            keep=keep,
+            kl=kl,
+            log_ratio=log_ratio[i, own],
+            weight=weight[i, own],
+            free=free[i, own],
+            logq=float(logq[i, own].mean()),
+            entropy=entropy[i, own],
+        )

@@ -23,6 +23,8 @@ class ScoredRow:
     kl: float  # the filter's estimate
     log_ratio: Floats
     weight: Floats  # the factor on A·grad log p, had the filter kept the sequence
+    free: Floats  # the same without truncation and clip
+    logq: float  # the sampler's mean log-prob
     entropy: Floats
 
     @property
@@ -68,12 +70,21 @@ def _of_scored(scored: list[tuple[Row, ScoredRow]]) -> SenderMetrics:
     log_ratio = np.concatenate([s.log_ratio for _, s in scored])
     weight = np.concatenate([s.used_weight for _, s in scored])
     ratio = np.exp(np.minimum(log_ratio, 60))
-    before, after = _rank_agreement(scored)
+    free = np.concatenate([s.free for _, s in scored])
+    weight_had_it_been_kept = np.concatenate([s.weight for _, s in scored])
+    groups = [[(r, s) for r, s in scored if r.group == group] for group in sorted({r.group for r, _ in scored})]
+    before, after = _rank_agreement(groups)
     return {
         "kl_k1": float(-log_ratio.mean()),
         "kl_k3": float((ratio - 1 - log_ratio).mean()),
+        "kl_reverse": float((ratio * log_ratio - ratio + 1).mean()),
         "ratio": _distribution(ratio),
         "weight": _distribution(weight),
+        "weight_var": float(weight.var()),
+        "free_weight": _distribution(free) | {"var": float(free.var())},
+        "clipped": float((np.abs(weight_had_it_been_kept - free) > TIE * free).mean()),
+        "estimation_error": _mean([_estimation_error(members) for members in groups]),
+        "flatness": _mean([flatness(np.array([s.logq for _, s in members])) for members in groups]),
         "ess": effective_sample_size(weight),
         "filter_kl": _distribution(np.array([s.kl for _, s in scored])),
         "filtered_positive": _mean([float(not s.keep) for r, s in scored if r.advantage > 0]),
@@ -103,11 +114,25 @@ def _order(value: Floats) -> Floats:
     return np.where(np.abs(difference) <= TIE * np.abs(value).max(), 0.0, np.sign(difference))
 
 
-def _rank_agreement(scored: list[tuple[Row, ScoredRow]]) -> tuple[float | None, float | None]:
+def flatness(logq: Floats) -> float:
+    """1/(1 + CV^2) of the group's geometric-mean probabilities: the mean weight GEPO gives samples of the learner's own policy."""
+    q = np.exp(logq - logq.max())
+    return float(q.mean() ** 2 / (q**2).mean())
+
+
+def _estimation_error(members: list[tuple[Row, ScoredRow]]) -> float:
+    """|E_q[w·A] - E_p[A]| of a group: with the weights used, and by the learner's own score of the same sequences, normalised."""
+    advantage = np.array([r.advantage for r, _ in members])
+    used = np.array([s.used_weight.mean() for _, s in members])
+    log_ratio = np.array([s.log_ratio.sum() for _, s in members])
+    share = np.exp(log_ratio - log_ratio.max())
+    return float(abs((used * advantage).mean() - (share * advantage).sum() / share.sum()))
+
+
+def _rank_agreement(groups: list[list[tuple[Row, ScoredRow]]]) -> tuple[float | None, float | None]:
     """Mean over groups of tau(reward, A·mean weight), had nothing been filtered and as it was."""
     before, after = [], []
-    for group in sorted({r.group for r, _ in scored}):
-        members = [(r, s) for r, s in scored if r.group == group]
+    for members in groups:
         reward = np.array([r.reward for r, _ in members])
         before.append(kendall_tau(reward, np.array([r.advantage * s.weight.mean() for r, s in members])))
         after.append(kendall_tau(reward, np.array([r.advantage * s.used_weight.mean() for r, s in members])))

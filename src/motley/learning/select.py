@@ -13,53 +13,51 @@ from motley.records import Group, Problem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """An admitted group, waiting. `arrived` is the receiver's own version when it came: age is counted on that clock."""
+    """An admitted group, waiting. Age is counted on the receiver's own clock, in its versions and in seconds.
+
+    `since`: the version that sampled it, for a group of the receiver's own weights; the version at its arrival, for a foreign one.
+    """
 
     group: Group
     problem: Problem
     own: bool
     family: str  # groups of one family share their statistics: parts of one problem from several authors have the same
-    arrived: int
+    since: int
     position: int  # in the log
+    since_s: float = 0.0  # when that version was made, or when it came
     hash: bytes = b""  # of the record
 
     def age(self, version: int) -> int:
-        return version - self.arrived
+        return version - self.since
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """`take` trains now, `wait` may train later; what never will is counted in `dropped`, per (sender, reason)."""
+    """`take` trains now, `wait` may train later."""
 
     take: list[Candidate]
     wait: list[Candidate]
-    dropped: Counter[tuple[str, str]]
 
 
-def select(waiting: Sequence[Candidate], rules: Learning, version: int, most: int) -> Selection:
-    """Take at most `most` families: fresh ones, oldest first, within the quota of each sender and the share kept for own groups.
-
-    With `stale = "drop"` groups older than the window are dropped. With "pace" none is: the sampler half waits instead.
-    """
-    dropped: Counter[tuple[str, str]] = Counter()
-    fresh = []
-    completed: dict[str, int] = {}
+def stale_families(waiting: Sequence[Candidate], rules: Learning, version: int, now_s: float) -> set[str]:
+    """Families past the staleness window. One is as old as its newest part: it could not be used before that."""
+    newest: dict[str, float] = {}
     for candidate in waiting:
-        completed[candidate.family] = max(candidate.arrived, completed.get(candidate.family, candidate.arrived))
-    for candidate in waiting:
-        # A family is as old as its newest part: it could not be used before that.
-        if rules.stale == "drop" and version - completed[candidate.family] > rules.max_age:
-            dropped[candidate.group.origin.peer, "stale"] += 1
-        else:
-            fresh.append(candidate)
-    own = [c for c in fresh if c.own]
-    foreign = _within_quota([c for c in fresh if not c.own], rules.quota)
+        age = now_s - candidate.since_s if rules.max_age_s else candidate.age(version)
+        newest[candidate.family] = min(age, newest.get(candidate.family, age))
+    return {family for family, age in newest.items() if age > (rules.max_age_s or rules.max_age)}
+
+
+def select(waiting: Sequence[Candidate], rules: Learning, most: int) -> Selection:
+    """Take the first `most` families, within the quota of each sender and the share kept for own groups."""
+    own = [c for c in waiting if c.own]
+    foreign = _within_quota([c for c in waiting if not c.own], rules.quota)
     if rules.own_share:
         foreign = foreign[: _foreign_room(len(own), most, rules.own_share)]
     allowed = {id(c) for c in own + foreign}
-    take = _first_families([c for c in fresh if id(c) in allowed], most)
+    take = _first_families([c for c in waiting if id(c) in allowed], most)
     taken = {id(c) for c in take}
-    return Selection(take, [c for c in fresh if id(c) not in taken], dropped)
+    return Selection(take, [c for c in waiting if id(c) not in taken])
 
 
 def _first_families(candidates: list[Candidate], most: int) -> list[Candidate]:

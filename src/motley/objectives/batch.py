@@ -102,5 +102,6 @@ class LossOutput:
 
     loss: Tensor
     weight_BT: Tensor  # the factor on A·grad log p after truncation and clip, before the filter
+    free_BT: Tensor  # the same before truncation and clip
     keep_B: Tensor  # bool, passed the filter
     kl_B: Tensor  # the filter's estimate of the sequence's KL

@@ -84,12 +84,13 @@ class Objective:
             batch = batch.without_end()
         keep_B, kl_B = self.filter(batch)
         weight_BT = self.weight(batch)
-        surrogate_BT, factor_BT = self.surrogate(batch)
+        surrogate_BT, factor_BT, ratio_BT = self.surrogate(batch)
         loss = -self.reduction(weight_BT * surrogate_BT, keep_B, batch)
         if self.penalty.beta:
             loss = loss + self.penalty(batch)
         used_BT = torch.where(batch.mask_BT, weight_BT * factor_BT, 0.0)
-        return LossOutput(loss=loss, weight_BT=used_BT, keep_B=keep_B, kl_B=kl_B)
+        free_BT = torch.where(batch.mask_BT, self.weight.free(batch) * ratio_BT, 0.0)
+        return LossOutput(loss=loss, weight_BT=used_BT, free_BT=free_BT, keep_B=keep_B, kl_B=kl_B)
 
     def settings(self) -> dict[str, Setting]:
         """Every number or choice a crew file may set on this row, with its value.

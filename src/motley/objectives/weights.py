@@ -1,4 +1,7 @@
-"""Importance weights (stop-gradient) and filters: how much of a token counts, and which sequences count at all."""
+"""Importance weights (stop-gradient) and filters: how much of a token counts, and which sequences count at all.
+
+`free` is what a weight would be without its bounds: for the diagnostics, which show how often a bound acts.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,19 @@ from motley.objectives.batch import LossBatch
 from motley.objectives.ratios import bounded_exp, k3_sampler_over_learner
 
 
+def token_ratio(batch: LossBatch) -> Tensor:
+    return bounded_exp(batch.log_ratio_BT.detach())
+
+
 @dataclass(frozen=True, slots=True)
 class Unweighted:
     """1."""
 
     def __call__(self, batch: LossBatch) -> Tensor:
         return torch.ones_like(batch.logp_sampler_BT)
+
+    def free(self, batch: LossBatch) -> Tensor:
+        return self(batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +37,10 @@ class Truncated:
     C: float = 2.0
 
     def __call__(self, batch: LossBatch) -> Tensor:
-        return bounded_exp(batch.log_ratio_BT.detach()).clamp(max=self.C)
+        return token_ratio(batch).clamp(max=self.C)
+
+    def free(self, batch: LossBatch) -> Tensor:
+        return token_ratio(batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +50,10 @@ class ClippedAbove:
     clip_high: float = 4.0
 
     def __call__(self, batch: LossBatch) -> Tensor:
-        return bounded_exp(batch.log_ratio_BT.detach()).clamp(max=1 + self.clip_high)
+        return token_ratio(batch).clamp(max=1 + self.clip_high)
+
+    def free(self, batch: LossBatch) -> Tensor:
+        return token_ratio(batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +64,9 @@ class TaperedNegatives:
         sequence_B = batch.log_ratio_BT.detach().sum(1).clamp(max=0).exp()
         weight_B = torch.where(batch.advantage_B >= 0, 1.0, sequence_B)
         return weight_B[:, None].expand_as(batch.logp_sampler_BT)
+
+    def free(self, batch: LossBatch) -> Tensor:
+        return bounded_exp(batch.log_ratio_BT.detach().sum(1))[:, None].expand_as(batch.logp_sampler_BT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +84,11 @@ class Uplifting:
             raise ValueError(f"objective setting floor = {self.floor} is above C = {self.C}; raise C or lower floor")
 
     def __call__(self, batch: LossBatch) -> Tensor:
-        rho_BT = bounded_exp(batch.log_ratio_BT.detach())
+        rho_BT = token_ratio(batch)
         return torch.where(batch.advantage_B[:, None] > 0, rho_BT.clamp(self.floor, self.C), rho_BT.clamp(max=1))
+
+    def free(self, batch: LossBatch) -> Tensor:
+        return token_ratio(batch)
 
 
 def sequence_kl(batch: LossBatch, estimator: Literal["k3", "k1"], over: Literal["own", "group"]) -> Tensor:

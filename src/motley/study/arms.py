@@ -49,6 +49,6 @@ def crews_of(config: CrewConfig, arm: Arm, seed: int) -> list[CrewConfig]:
     crew = msgspec.structs.replace(config.crew, seed=seed)
     config = msgspec.structs.replace(config, crew=crew)
     if arm.objective == "alone":
-        return [config.alone(peer.name) for peer in config.peer]
+        return [config.alone(peer.name) for peer in config.students]
     crew = msgspec.structs.replace(crew, objective=arm.objective, variant=arm.variant)
     return [msgspec.structs.replace(config, crew=crew, objective=arm.settings)]

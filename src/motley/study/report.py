@@ -17,7 +17,10 @@ class Estimate:
     half_width: float  # of the 95 % t interval; nan for one seed
 
     def __str__(self) -> str:
-        return f"{self.mean:.2f}" if np.isnan(self.half_width) else f"{self.mean:.2f} ± {self.half_width:.2f}"
+        return format(self, ".2f")
+
+    def __format__(self, spec: str) -> str:
+        return format(self.mean, spec) if np.isnan(self.half_width) else f"{self.mean:{spec}} ± {self.half_width:{spec}}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +116,10 @@ def _over_seeds(outcomes: Sequence[Outcome], arm: str, value: Callable[[Outcome]
 
 def glance_markdown(lines: Sequence[Glance]) -> str:
     head = ["arm", "own kind", "others' kinds", "mean over kinds", "deepest fall of the own kind"]
-    return _markdown(head, [[line.arm, *map(str, (line.own, line.others, line.mean, line.fall))] for line in lines])
+    return markdown_table(head, [[line.arm, *map(str, (line.own, line.others, line.mean, line.fall))] for line in lines])
 
 
-def _markdown(head: list[str], rows: list[list[str]]) -> str:
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows]) + "\n"
 
 
@@ -134,7 +137,7 @@ def markdown(lines: Sequence[Line]) -> str:
         ]
         for line in lines
     ]
-    return _markdown(head, rows)
+    return markdown_table(head, rows)
 
 
 def _gain(line: Line) -> tuple[str, str]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -15,6 +17,8 @@ from motley.config import CrewConfig, read_config, write_config
 from motley.crew import LocalCrew
 from motley.run import check_config, read_metrics
 from motley.study.arms import Arm, crews_of
+
+T = TypeVar("T")
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,34 +40,44 @@ def run_study(
     for arm in arms:
         for crew in crews_of(config, arm, 0):
             check_config(crew)
-    _claim(folder, config)
+    claim(folder, config)
     path = folder / "outcomes.jsonl"
     outcomes = read_outcomes(path)
     done = {(o.arm, o.seed) for o in outcomes}
     todo = [(arm, seed) for seed in seeds for arm in arms if (arm.label, seed) not in done]
     total = len(arms) * len(seeds)
     progress(total - len(todo), total)
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        try:
-            # Warm starts are shared by all arms of a seed: made once, before the runs that would each make them.
-            warm = [pool.submit(_warm, config, seed, peer.name) for seed in sorted({s for _, s in todo}) for peer in config.peer]
-            for made in warm:
-                made.result()
-            futures = [pool.submit(_run, config, arm, seed, folder) for arm, seed in todo]
-            for number, future in enumerate(as_completed(futures), total - len(todo) + 1):
-                found = future.result()
-                with path.open("ab") as file:
-                    file.write(b"".join(msgspec.json.encode(o) + b"\n" for o in found))
-                outcomes += found
-                progress(number, total)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)  # otherwise the rest of the queue would still be run
-            raise
+    # Warm starts are shared by all arms of a seed: made once, before the runs that would each make them.
+    first = [partial(warm, config, seed, peer.name) for seed in sorted({s for _, s in todo}) for peer in config.students]
+    runs = in_processes(jobs, first, [partial(_run, config, arm, seed, folder) for arm, seed in todo])
+    for number, found in enumerate(runs, total - len(todo) + 1):
+        keep(path, found)
+        outcomes += found
+        progress(number, total)
     wanted = {(arm.label, seed) for arm in arms for seed in seeds}
     return [o for o in outcomes if (o.arm, o.seed) in wanted]
 
 
-def _claim(folder: Path, config: CrewConfig) -> None:
+def in_processes(jobs: int, first: Sequence[Callable[[], Any]], then: Sequence[Callable[[], T]]) -> Iterator[T]:
+    """Call everything in processes of their own, several at a time; the results of `then` as they come, after all of `first`."""
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        try:
+            for made in [pool.submit(call) for call in first]:
+                made.result()
+            for future in as_completed([pool.submit(call) for call in then]):
+                yield future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # otherwise the rest of the queue would still be run
+            raise
+
+
+def keep(path: Path, found: Sequence[msgspec.Struct]) -> None:
+    """Add results to a file of JSON lines."""
+    with path.open("ab") as file:
+        file.write(b"".join(msgspec.json.encode(one) + b"\n" for one in found))
+
+
+def claim(folder: Path, config: CrewConfig) -> None:
     """A study's folder belongs to one crew file: outcomes of another must not be taken for this one's."""
     folder.mkdir(parents=True, exist_ok=True)
     made = folder / "crew.toml"
@@ -78,7 +92,8 @@ def read_outcomes(path: Path) -> list[Outcome]:
     return [msgspec.json.decode(line, type=Outcome) for line in path.read_bytes().splitlines()]
 
 
-def _warm(config: CrewConfig, seed: int, peer: str) -> None:
+def warm(config: CrewConfig, seed: int, peer: str) -> None:
+    """Make a peer's warm start, which is then cached."""
     torch.set_num_threads(1)
     crew = msgspec.structs.replace(config.crew, seed=seed)
     with tempfile.TemporaryDirectory() as folder:
@@ -95,7 +110,7 @@ def _run(config: CrewConfig, arm: Arm, seed: int, folder: Path) -> list[Outcome]
         for _ in crew.rounds():
             pass
         lines = [line for line in read_metrics(run) if "heldout" in line]
-        for peer in crew_config.peer:
+        for peer in crew_config.students:
             own = [line for line in lines if line["peer"] == peer.name]
             kinds = own[0]["heldout"]
             found.append(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from motley.exchange import Entry, Header, Sealed, WireError, unpack
-from motley.records import HUB, Charter, Content, Group, Problem, Rollout, Roster, Stamp
+from motley.records import HUB, Charter, Content, Group, Problem, Rollout, Roster, Stamp, Weights
 from motley.trust.chain import Chain
 from motley.trust.identity import verifies
 
@@ -37,7 +37,8 @@ class Rules:
     end_id: int
     rollouts_per_group: int
     max_tokens: int
-    rounds: int
+    rounds: int | None  # None: samplers go on for as long as their learner does
+    learners: frozenset[str] = frozenset()  # who may publish weights
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -75,8 +76,8 @@ class Admission:
     refused: Counter[tuple[str, str]] = field(default_factory=Counter)  # (sender, reason) -> count
     kept: deque[Refusal] = field(default_factory=lambda: deque(maxlen=MAX_KEPT))  # the newest
 
-    def admit(self, entry: Entry) -> Admitted | None:
-        """The group, or None: a record of the hub's, which is taken in, or a refusal, which is counted and kept."""
+    def admit(self, entry: Entry) -> Admitted | Weights | None:
+        """The group, or a learner's weights, or None: a record of the hub's, which is taken in, or a refusal, which is counted and kept."""
         try:
             sealed = unpack(entry.record)
             header = Header.of(sealed.body)
@@ -85,6 +86,8 @@ class Admission:
             if isinstance(content, Roster) and content.number >= self.roster:
                 self.roster = content.number
                 self.keys, self.revoked = dict(content.keys), frozenset(content.revoked)
+            if isinstance(content, Weights):
+                return self._weights(content)
             return self._admitted(content, sealed.hash) if isinstance(content, Group) else None
         except (WireError, _Refused) as error:
             self.refuse(entry, error.reason, str(error))
@@ -105,7 +108,7 @@ class Admission:
         if header.sender in self.revoked:
             raise _Refused("revoked", f"{header.sender} was shut out by the hub")
         key = self.hub if header.sender == HUB else self.keys.get(header.sender)
-        if key is None or (header.sender == HUB) == header.is_group:
+        if key is None or (header.sender == HUB) != header.is_of_hub:
             raise _Refused("sender", f"no peer {header.sender[:80]!r} is on the roster")
         if header.stamp.key != key:
             raise _Refused("key", f"record names another key than the roster has for {header.sender}")
@@ -120,9 +123,14 @@ class Admission:
         """Per peer: records its chain says exist, and the log has not shown."""
         return {peer: len(chain.missing) for peer, key in self.keys.items() if (chain := self.chains.get(key)) and chain.missing}
 
+    def _weights(self, weights: Weights) -> Weights:
+        if weights.peer not in self.rules.learners:
+            raise _Refused("role", f"{weights.peer} is no learner, and publishes weights")
+        return weights
+
     def _admitted(self, group: Group, hash: bytes) -> Admitted:
         self._check_values(group)
-        if not 0 <= group.round < self.rules.rounds:
+        if not 0 <= group.round < (2**31 if self.rules.rounds is None else self.rules.rounds):
             raise _Refused("assignment", f"the crew has no round {group.round}")
         problems = self.assignment(group.origin.peer, group.round)
         if not 0 <= group.slot < len(problems) or problems[group.slot].id != group.problem:

@@ -1,0 +1,157 @@
+"""What a learner's weights cost its samplers: bytes of a whole version and of a change, on real trainings of a tiny model.
+
+All trainings begin with the same warm model. Every version is published, fetched and loaded by a sampler; `bit_exact` says that the
+sampler's values were the learner's at each of them. How many values change is the learning rate's doing: Adam moves a weight by about
+lr, and a bfloat16 near 0.02 has neighbours 1e-4 away.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+
+from motley.config import Crew, CrewConfig, Evaluate, Learning, Lora, PeerConfig, TrainPart, Warm
+from motley.crew import LocalCrew
+from motley.policies import Policy, choose_trained, initial_policy
+from motley.policies.following import Follower, Made, Publisher
+from motley.policies.weights import State, describe, encode_change, encode_whole, state_hash, trained_state
+from motley.records import Blob, Sampling, Weights
+
+MODEL = "tiny:1m"
+NAME = "bench"
+KINDS = ("sort", "reverse")
+ROUNDS = 20
+ANCHOR_EVERY = 8
+
+Show = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    what: str
+    train: TrainPart | None  # None: everything
+    lr: float
+
+    @property
+    def learner(self) -> PeerConfig:
+        return PeerConfig(name=NAME, model=MODEL, train=self.train or "full", warm=Warm(accuracy=dict.fromkeys(KINDS, 0.3)))
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """From one version to the next."""
+
+    whole_bytes: int
+    delta_bytes: int
+    changed: float  # share of the values
+    exact: bool
+
+
+LORA = TrainPart(lora=Lora(rank=8))
+TRAININGS = (Training("full", None, 1e-4), Training("full", None, 1e-5), Training("full", None, 1e-6), Training("lora rank 8", LORA, 1e-4))
+
+
+def weights_benchmark(progress: Show) -> list[dict[str, Any]]:
+    """A row per training: mean bytes of a version, whole and as a change, and the share of bfloat16 values that a step changed."""
+    rows = []
+    for training in TRAININGS:
+        progress(f"{training.what} at lr {training.lr:g}")
+        with tempfile.TemporaryDirectory() as folder:
+            rows.append(_row(training, LocalCrew.start(_crew(training), Path(folder) / "run")))
+    return rows
+
+
+def _crew(training: Training) -> CrewConfig:
+    return CrewConfig(
+        crew=Crew(name=NAME, task="digits", objective="alone", rounds=ROUNDS, group_size=8, problems_per_round=16),
+        task={"kinds": list(KINDS), "levels": [4]},
+        sampling=Sampling(max_tokens=8),
+        learning=Learning(lr=training.lr, checkpoint_every=ROUNDS),
+        evaluate=Evaluate(every=ROUNDS, problems=8),
+        peer=(training.learner,),
+    )
+
+
+def _row(training: Training, crew: LocalCrew) -> dict[str, Any]:
+    steps = list(_steps(training, crew))
+    whole_bytes, delta_bytes = mean(s.whole_bytes for s in steps), mean(s.delta_bytes for s in steps)
+    return {
+        "model": MODEL,
+        "what": training.what,
+        "lr": training.lr,
+        "parameters": sum(p.numel() for _, p in crew.peers[0].learner.policy.trained()),
+        "whole_bytes": round(whole_bytes),
+        "delta_bytes": round(delta_bytes),
+        "ratio": delta_bytes / whole_bytes,
+        "changed": mean(s.changed for s in steps),
+        "bit_exact": all(s.exact for s in steps),
+    }
+
+
+def _steps(training: Training, crew: LocalCrew) -> Iterator[Step]:
+    policy = crew.peers[0].learner.policy
+    wire = _Wire(policy, _untrained(training))
+    wire.is_exact_after_publishing()
+    before = trained_state(policy, "bfloat16")
+    for _ in crew.rounds():
+        after = trained_state(policy, "bfloat16")
+        whole, delta = (sum(map(len, blobs)) for blobs in (encode_whole(after), encode_change(before, after)))
+        yield Step(whole, delta, _changed(before, after), wire.is_exact_after_publishing())
+        before = after
+
+
+def _untrained(training: Training) -> Policy:
+    """A sampler's policy, which shares nothing with the learner's but its form."""
+    policy = initial_policy(training.learner, seed=1)
+    return Policy(choose_trained(policy.base, training.learner.train, seed=1), policy.vocabulary)
+
+
+def _changed(before: State, after: State) -> float:
+    differing = sum(int((before[name].view(torch.int16) != value.view(torch.int16)).sum()) for name, value in after.items())
+    return differing / sum(value.numel() for value in after.values())
+
+
+class _Wire:
+    """A learner and a sampler with nothing between them but blobs and manifests."""
+
+    def __init__(self, learner: Policy, sampler: Policy) -> None:
+        self._learner, self._sampler = learner, sampler
+        self._publisher, self._follower = Publisher(learner, "bfloat16", ANCHOR_EVERY, deltas=True), Follower(sampler)
+        self._known: list[Weights] = []
+        self._store: dict[str, bytes] = {}
+
+    def is_exact_after_publishing(self) -> bool:
+        """Publish the learner's version and follow it; whether the sampler's values are its own, to the last bit."""
+        made = self._publisher.make()
+        blobs = [*made.blobs, *made.frozen]
+        self._store |= {described.sha256: blob for described, blob in zip(describe(blobs), blobs, strict=True)}
+        self._known.append(_manifest(made, self._learner.version))
+        self._follower.apply(self._follower.plan(self._known), self._fetch)
+        sent, loaded = (state_hash(trained_state(policy, "bfloat16")) for policy in (self._learner, self._sampler))
+        return self._follower.version == self._learner.version and sent == loaded
+
+    def _fetch(self, blob: Blob) -> bytes | None:
+        return self._store.get(blob.sha256)
+
+
+def _manifest(made: Made, version: int) -> Weights:
+    return Weights(
+        crew=NAME,
+        peer=NAME,
+        version=version,
+        precision="bfloat16",
+        base=made.base,
+        base_state=made.base_state,
+        state=made.state,
+        blobs=describe(made.blobs),
+        frozen=describe(made.frozen),
+        waiting=0,
+        oldest_s=0.0,
+        created_s=0.0,
+    )

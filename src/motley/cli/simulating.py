@@ -1,0 +1,117 @@
+"""motley sim and sweep: crews on virtual time."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from motley.cli.common import (
+    AsJson,
+    CrewFile,
+    Objective,
+    Out,
+    Rounds,
+    Seed,
+    app,
+    changed,
+    new_run_folder,
+    plain_errors,
+    print_rows,
+    say,
+    stop_on_interrupt,
+)
+from motley.config import CrewConfig, read_config
+
+
+@app.command()
+def sim(
+    crew_file: CrewFile,
+    objective: Objective = "",
+    rounds: Rounds = 0,
+    seed: Seed = None,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a crew on virtual time: real training, simulated delays, losses, outages, speeds and churn."""
+    from motley.sim.crew import SimCrew
+    from motley.sim.report import summary
+
+    with plain_errors():
+        config = changed(read_config(crew_file), objective, rounds, seed)
+        folder = out or new_run_folder(config.crew.name)
+        console = Console(stderr=as_json)
+        columns = (
+            TextColumn("round"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.description}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=console) as progress, stop_on_interrupt("stopping") as stop_asked:
+            bar = progress.add_task("warm start", total=config.crew.rounds)
+            crew = SimCrew(config, folder, lambda peer, steps, accuracy: progress.update(bar, description=f"warm start of {peer}"))
+            for lines in crew.rounds():
+                progress.update(bar, completed=crew.finished_rounds, description=_moment(lines))
+                if stop_asked():
+                    say(f"stopped at round {crew.finished_rounds}; a simulation is not resumed: its metrics so far are in {folder}")
+                    raise typer.Exit(130)
+        print_rows(
+            summary(folder), f"{config.crew.name}: {config.crew.objective}, {duration(crew.events.clock.now_s())} simulated", as_json
+        )
+        if not as_json:
+            say(f"run folder: {folder}")
+
+
+def _moment(lines: list[dict[str, Any]]) -> str:
+    return f"{duration(lines[-1]['time_s'])} simulated"
+
+
+def duration(seconds: float) -> str:
+    hours, rest = divmod(round(seconds), 3600)
+    return f"{hours} h {rest // 60:02d} min" if hours else f"{rest // 60} min {rest % 60:02d} s"
+
+
+def _with_lr(config: CrewConfig, lr: float) -> CrewConfig:
+    return msgspec.structs.replace(config, learning=msgspec.structs.replace(config.learning, lr=lr)) if lr else config
+
+
+@app.command()
+def sweep(
+    crew_files: Annotated[list[Path], typer.Argument(help="Crew files, the one without delay first.")],
+    arms: Annotated[str, typer.Option(help="Arms separated by spaces, such as 'grpo gepo gepo:beta=0.005 ftis'.")],
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds 0..N-1.")] = 5,
+    lr: Annotated[float, typer.Option(help="Use this learning rate instead of the crew files'.")] = 0.0,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, one core each.")] = 2,
+    out: Annotated[Path | None, typer.Option(help="Where outcomes are kept; a stopped sweep goes on there.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate several crews under several arms and seeds: one table and one plot, accuracy and loss against the first crew."""
+    from motley.study.arms import parse_arms
+    from motley.study.sweep import draw, markdown, run_sweep, table
+
+    with plain_errors():
+        configs = [_with_lr(read_config(path), lr) for path in crew_files]
+        chosen = parse_arms(arms)
+        folder = out or Path("runs") / "sweep"
+        columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True)) as progress:
+            bar = progress.add_task("runs")
+            trials = run_sweep(
+                configs, chosen, range(seeds), folder, jobs, lambda done, total: progress.update(bar, completed=done, total=total)
+            )
+        lines = table(trials, [c.crew.name for c in configs], [arm.label for arm in chosen])
+        (folder / "table.md").write_text(markdown(lines))
+        draw(lines, folder / "sweep.png")
+        if as_json:
+            sys.stdout.write(msgspec.json.encode({"lines": lines}).decode() + "\n")
+        else:
+            sys.stdout.write(markdown(lines))
+            say(f"table and plot: {folder / 'table.md'}, {folder / 'sweep.png'}")

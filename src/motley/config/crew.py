@@ -1,0 +1,133 @@
+"""A whole crew file, and what its tables must not say together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from motley.config.peers import PeerConfig
+from motley.config.rules import Crew, Evaluate, Learning, WeightsChannel
+from motley.network import Network, Weather
+from motley.records import Sampling
+
+
+class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    crew: Crew
+    peer: tuple[PeerConfig, ...]
+    task: dict[str, Any] = {}  # parameters of the task named in [crew]
+    objective: dict[str, float | str] = {}  # settings of the objective named in [crew]
+    sampling: Sampling = Sampling()
+    learning: Learning = Learning()
+    evaluate: Evaluate = Evaluate()
+    weights: WeightsChannel = WeightsChannel()
+    network: Network = Network()
+
+    def __post_init__(self) -> None:
+        if not self.peer:
+            raise ValueError("a crew needs at least one [[peer]]")
+        if self.sampling.temperature == 0:
+            raise ValueError(
+                "temperature=0 gives every rollout of a group the same tokens, so nothing can be learned; 1.0 is usual for training"
+            )
+        names = [p.name for p in self.peer]
+        if len(set(names)) < len(names):
+            raise ValueError(f"peer names must differ; got {', '.join(names)}")
+        self._check_roles()
+        num_authors = len(self.authors)
+        if self.crew.layout == "horizontal":
+            _must_divide("group_size", self.crew.group_size, num_authors, "horizontal")
+        else:
+            _must_divide("problems_per_round", self.crew.problems_per_round, num_authors, "vertical")
+        if self.crew.quorum > num_authors:
+            raise ValueError(f"quorum={self.crew.quorum} is more than the {num_authors} peers who sample; use at most {num_authors}")
+        if self.crew.layout == "horizontal" and (self.learning.own_share or self.learning.quota):
+            raise ValueError(
+                "own_share and quota choose among whole groups, and a horizontal crew shares every group; remove them or use vertical"
+            )
+        if self.crew.pace == "async" and self.learning.stale == "pace" and self.learning.own_share:
+            raise ValueError(
+                "own_share with stale = 'pace' stands still: foreign groups it keeps out stop the sampler; remove own_share, or use 'drop'"
+            )
+        if self.crew.objective == "alone" and len(names) > 1:
+            raise ValueError(
+                "objective 'alone' means one peer that learns from itself, and this crew has several; "
+                "run the crew with --alone, which trains every peer by itself with all the crew's sampling"
+            )
+
+    def _check_roles(self) -> None:
+        if not self.authors or not self.students:
+            raise ValueError("a crew needs someone who samples (a peer or a sampler) and someone who learns (a peer or a learner)")
+        learners = [p.name for p in self.peer if p.role == "learner"]
+        for peer in self.peer:
+            if peer.role == "sampler" and peer.follows not in learners:
+                raise ValueError(f"sampler {peer.name} follows {peer.follows!r}; the learners are {', '.join(learners) or 'none'}")
+        if self.has_roles and self.crew.pace == "lockstep":
+            raise ValueError('samplers and learners do not wait for each other; write pace = "async"')
+        unknown = sorted(set(self.network.link) - {p.name for p in self.peer})
+        if unknown:
+            raise ValueError(f"network.link names {', '.join(unknown)}; the peers are {', '.join(p.name for p in self.peer)}")
+
+    @property
+    def authors(self) -> list[str]:
+        """Who samples."""
+        return [p.name for p in self.peer if p.role != "learner"]
+
+    @property
+    def students(self) -> list[PeerConfig]:
+        """Who learns."""
+        return [p for p in self.peer if p.role != "sampler"]
+
+    @property
+    def has_roles(self) -> bool:
+        """Whether some only sample or only learn."""
+        return any(p.role != "peer" for p in self.peer)
+
+    @property
+    def needs_processes(self) -> bool:
+        """Whether its peers must run beside each other in real time, and not in turn."""
+        return self.crew.processes or self.has_roles or self.network != Network()
+
+    def named(self, name: str) -> PeerConfig:
+        return next(p for p in self.peer if p.name == name)
+
+    def student_of(self, name: str) -> str:
+        """Whose model a peer samples with: its own, or its learner's."""
+        return self.named(name).follows or name
+
+    def weather(self, peer: str, started_s: float = 0.0) -> Weather:
+        """What the network does to a peer's deliveries."""
+        return Weather(self.network.of(peer), f"{self.crew.seed}/{peer}", started_s)
+
+    @property
+    def problems_per_peer(self) -> int:
+        return self.crew.problems_per_round // (1 if self.crew.layout == "horizontal" else len(self.authors))
+
+    @property
+    def authors_per_group(self) -> int:
+        return len(self.authors) if self.crew.layout == "horizontal" else 1
+
+    @property
+    def rollouts_per_group(self) -> int:
+        """How many completions a peer makes of each of its problems."""
+        return self.crew.group_size // self.authors_per_group
+
+    @property
+    def quorum(self) -> int:
+        return self.crew.quorum or min(2, len(self.authors))
+
+    def alone(self, name: str) -> CrewConfig:
+        """A crew of this one peer, which makes all the sampling of the crew itself."""
+        peer = msgspec.structs.replace(self.named(name), role="peer")
+        changes = {"objective": "alone", "variant": "", "processes": False, "deadline_s": 0.0, "quorum": 0}
+        if self.has_roles:
+            changes["pace"] = "lockstep"
+        crew = msgspec.structs.replace(self.crew, name=f"{self.crew.name}-alone-{name}", **changes)
+        return msgspec.structs.replace(self, crew=crew, peer=(peer,), objective={}, network=Network())
+
+
+def _must_divide(field: str, value: int, num_peers: int, layout: str) -> None:
+    if value % num_peers:
+        below, above = value - value % num_peers, value - value % num_peers + num_peers
+        choice = f"{below} or {above}" if below else str(above)
+        raise ValueError(f"{field}={value} is not divisible by the {num_peers} peers of a {layout} crew; use {choice}")

@@ -1,0 +1,113 @@
+"""Crew files: reading, writing, and one line with a remedy for what is wrong in one."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from motley.config.crew import CrewConfig
+from motley.config.peers import Churn, Lora, PeerConfig, Speed, TrainPart, Warm
+from motley.config.rules import Crew, Evaluate, Learning, WeightsChannel
+from motley.network import Delay, Link
+from motley.records import Sampling
+
+
+class ConfigError(ValueError):
+    """One line that says what is wrong in a crew file, and the remedy."""
+
+
+def read_config(path: Path) -> CrewConfig:
+    """Read and check a crew file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read crew file {path}: {error.strerror}; give the path of a TOML file, such as crews/specialists.toml"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"crew file {path} is not UTF-8 text: {error.reason} at byte {error.start}; give a TOML file") from None
+    return _with_absolute_paths(parse_config(text, source=str(path)), path.resolve().parent)
+
+
+_FILES = ("file", "heldout", "ood")  # keys of [task] that name files
+
+
+def _with_absolute_paths(config: CrewConfig, folder: Path) -> CrewConfig:
+    """Files of problems are named relative to the crew file; a run must find them from anywhere."""
+    return _with_files(config, lambda name: folder / name)
+
+
+def with_files_in(config: CrewConfig, folder: Path | None) -> CrewConfig:
+    """The crew with its files of problems looked for in a folder of this machine, by their names."""
+    return config if folder is None else _with_files(config, lambda name: folder.resolve() / Path(name).name)
+
+
+def _with_files(config: CrewConfig, place: Callable[[str], Path]) -> CrewConfig:
+    files = {key: str(place(value)) for key, value in config.task.items() if key in _FILES and isinstance(value, str)}
+    name = config.crew.task
+    if name.startswith("file:"):
+        name = f"file:{place(name.removeprefix('file:'))}"
+    return msgspec.structs.replace(config, task=config.task | files, crew=msgspec.structs.replace(config.crew, task=name))
+
+
+def parse_config(text: str, source: str = "crew file") -> CrewConfig:
+    try:
+        return msgspec.toml.decode(text, type=CrewConfig)
+    except msgspec.DecodeError as error:  # also ValidationError
+        raise ConfigError(f"{source}: {_explain(str(error))}") from None
+
+
+def write_config(config: CrewConfig, path: Path) -> None:
+    path.write_text(config_text(config), encoding="utf-8")
+
+
+def config_text(config: CrewConfig) -> str:
+    """The crew as TOML."""
+    return msgspec.toml.encode(_without_none(msgspec.to_builtins(config))).decode()
+
+
+def _without_none(value: Any) -> Any:
+    """TOML has no null: an absent key says the same."""
+    if isinstance(value, dict):
+        return {k: _without_none(v) for k, v in value.items() if v is not None and v != ""}
+    if isinstance(value, list | tuple):
+        return [_without_none(v) for v in value]
+    return value
+
+
+_TABLES: dict[str, type[msgspec.Struct]] = {
+    "warm": Warm,
+    "lora": Lora,
+    "train": TrainPart,
+    "[peer.speed]": Speed,
+    "[peer.churn]": Churn,
+    "[[peer]]": PeerConfig,
+    "delay": Delay,
+    "[network]": Link,
+    "[weights]": WeightsChannel,
+    "[evaluate]": Evaluate,
+    "[learning]": Learning,
+    "[sampling]": Sampling,
+    "[crew]": Crew,
+}
+
+
+def _explain(message: str) -> str:
+    """msgspec's words, with the place named as in the file and a suggestion for a misspelt key."""
+    message = re.sub(r" - at `\$\.?(.*)`", lambda m: f" (in {m[1] or 'the file'})", message)
+    unknown = re.search(r"unknown field `([^`]*)`", message)
+    if unknown:
+        home = {field: name for name, table in _TABLES.items() for field in table.__struct_fields__}
+        close = difflib.get_close_matches(unknown[1], home, n=1)
+        if unknown[1] in home:
+            message += f"; it belongs under {home[unknown[1]]}"
+        else:
+            message += f"; did you mean {close[0]}?" if close else "; remove it, or see docs/architecture.md for the keys"
+    if "Invalid enum value 'lora'" in message:
+        message += "; write train = { lora = { rank = 8 } }"
+    return message

@@ -1,0 +1,94 @@
+"""What holds for a whole crew: [crew], [learning], [weights], [evaluate]."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+import msgspec
+
+from motley.records import Precision
+
+
+class Crew(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    task: str
+    rounds: int
+    group_size: int
+    problems_per_round: int  # over the whole crew
+    objective: str
+    variant: str = ""
+    layout: Literal["vertical", "horizontal"] = "vertical"
+    pace: Literal["lockstep", "async"] = "lockstep"
+    seed: int = 0
+    processes: bool = False  # one process per peer, with a NATS server between them
+    deadline_s: float = 0.0  # a round goes on without who is late by this much; 0: waits for everyone
+    quorum: int = 0  # peers without whose groups no round goes on; 0: two, or one in a crew of one
+    check_rewards: bool = True  # compute every received reward again; off for rewards that cannot be
+    lossless: bool = False  # log-probs travel as float32, not rounded to 1/1700
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", self.name):
+            raise ValueError(f"crew name {self.name!r} must be letters, digits, - and _ only; it names folders and subjects")
+        for name in ("rounds", "problems_per_round"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} trains nothing; use at least 1")
+        if not self.deadline_s >= 0 or self.quorum < 0:
+            raise ValueError(
+                f"deadline_s={self.deadline_s} and quorum={self.quorum} must not be negative; leave them out to wait for everyone"
+            )
+        if self.group_size < 2:
+            raise ValueError(f"group_size={self.group_size} has no spread of rewards to learn from; use at least 2, 8 to 16 is usual")
+
+
+class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    lr: float = 5e-4
+    grad_clip: float = 1.0
+    token_budget: int = 16384  # packed tokens of one micro-batch
+    own_share: float = 0.0  # least share of own groups in a step
+    quota: int = 0  # most groups of one foreign sender in a step; 0: no limit
+    max_age: int = 8  # staleness window, in the consumer's own versions
+    max_age_s: float = 0.0  # above 0: the window is in seconds on the consumer's clock instead
+    stale: Literal["drop", "pace"] = "drop"  # what is too old; or samplers wait before it can be
+    success_memory: float = 0.9  # of the running mean of own rewards per kind
+    checkpoint_every: int = 10  # rounds
+
+    def __post_init__(self) -> None:
+        if not self.lr > 0:
+            raise ValueError(f"lr={self.lr} must be above 0")
+        if not self.grad_clip > 0:
+            raise ValueError(f"grad_clip={self.grad_clip} must be above 0; 1.0 is usual")
+        if not 0 <= self.own_share <= 1:
+            raise ValueError(f"own_share={self.own_share} is outside 0..1; 0 takes what comes, 1 learns from own groups only")
+        if not 0 <= self.success_memory < 1:
+            raise ValueError(f"success_memory={self.success_memory} is outside [0, 1); 0.9 is usual")
+        for name in ("token_budget", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("quota", "max_age", "max_age_s"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name}={getattr(self, name)} must not be negative")
+
+
+class WeightsChannel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a learner's weights reach its samplers."""
+
+    every: int = 1  # versions
+    precision: Precision = "bfloat16"
+    deltas: bool = True  # only what changed, between anchors
+    anchor_every: int = 16  # versions: everything that trains
+
+    def __post_init__(self) -> None:
+        if self.every < 1 or self.anchor_every < 1 or self.anchor_every % self.every:
+            raise ValueError(
+                f"weights need every >= 1 and an anchor_every that it divides; got every={self.every}, anchor_every={self.anchor_every}"
+            )
+
+
+class Evaluate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    every: int = 10  # rounds; the last round is always evaluated
+    problems: int = 64  # per kind
+
+    def __post_init__(self) -> None:
+        if self.every < 1 or self.problems < 1:
+            raise ValueError(f"evaluate needs every >= 1 and problems >= 1; got every={self.every}, problems={self.problems}")

@@ -1,0 +1,233 @@
+"""The two ends of a learner's weights: what a learner publishes, and how a sampler gets from the version it has to the newest it can reach.
+
+Owns which publication is whole and which a change, and which may be trusted; knows no store, no log and no signature.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from motley.policies.policy import Policy
+from motley.policies.weights import (
+    State,
+    WeightsError,
+    apply_change,
+    check_blob,
+    check_precision,
+    check_shapes,
+    decode_whole,
+    describe,
+    encode_change,
+    encode_whole,
+    frozen_parameters,
+    frozen_state,
+    most_bytes,
+    state_hash,
+    take_state,
+    trained_state,
+)
+from motley.records import NO_BASE, Blob, Precision, Weights
+
+NOTHING_LOADED = -1
+MAX_MISSES = 3
+
+Fetch = Callable[[Blob], bytes | None]  # None: not there, now
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """One publication: the fields of a Weights record that come from tensors, and the bytes to store."""
+
+    base: int
+    base_state: bytes
+    state: bytes
+    blobs: list[bytes]
+    frozen: list[bytes]
+
+
+class Publisher:
+    """Makes a learner's publications: whole at anchors and where a change would not be smaller, otherwise what changed since the last."""
+
+    def __init__(self, policy: Policy, precision: Precision, anchor_every: int, deltas: bool) -> None:
+        if anchor_every < 1:
+            raise ValueError(f"anchor_every={anchor_every} makes no anchor; use at least 1, which makes every version one")
+        self._policy = policy
+        self._precision = precision
+        self._anchor_every = anchor_every
+        self._deltas = deltas
+        self._frozen = encode_whole(frozen_state(policy))
+        self._frozen_names = _names(self._frozen)
+        self._version = NO_BASE
+        self._state: State = {}
+        self._made: Made | None = None
+        self.num_anchors = 0
+        self._whole_bytes = 0  # of the last anchor; the next would be about as large
+        self._since_anchor: set[str] = set()
+        self._before_anchor: set[str] = set()
+
+    def make(self) -> Made:
+        """The publication of the policy's present version; the same again if that was the last one made."""
+        version = self._policy.version
+        if self._made is None or version != self._version:
+            state = trained_state(self._policy, self._precision)
+            self._made = self._change(version, state) or self._whole(state)
+            self._version, self._state = version, state
+            self._since_anchor |= _names(self._made.blobs)
+        return self._made
+
+    def _change(self, version: int, state: State) -> Made | None:
+        # Versions may be left out: an anchor is due when a multiple of anchor_every was passed, not only when it is hit.
+        due = version // self._anchor_every > self._version // self._anchor_every
+        if self._made is None or not self._deltas or due or version < self._version:
+            return None
+        blobs = encode_change(self._state, state)
+        if _num_bytes(blobs) >= self._whole_bytes:
+            return None
+        return Made(self._version, self._made.state, state_hash(state), blobs, self._frozen)
+
+    def _whole(self, state: State) -> Made:
+        blobs = encode_whole(state)
+        self._whole_bytes = _num_bytes(blobs)
+        self.num_anchors += 1
+        self._before_anchor, self._since_anchor = self._since_anchor, set()
+        return Made(NO_BASE, b"", state_hash(state), blobs, self._frozen)
+
+    def needed(self) -> set[str]:
+        """Hashes of the blobs that must stay fetchable: what never trains, and everything since the anchor before the last."""
+        return self._frozen_names | self._before_anchor | self._since_anchor
+
+
+def _names(blobs: Sequence[bytes]) -> set[str]:
+    return {blob.sha256 for blob in describe(blobs)}
+
+
+def _num_bytes(blobs: Sequence[bytes]) -> int:
+    return sum(map(len, blobs))
+
+
+class Follower:
+    """Keeps a policy at a learner's newest version that can be reached and proves to be what its manifest says."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.version = NOTHING_LOADED
+        self.bad: set[Weights] = set()  # manifests that are never used again
+        self._policy = policy
+        self._misses: Counter[Weights] = Counter()
+        self._state: State = {}
+        self._state_hash = b""
+        self._frozen: tuple[Blob, ...] | None = None
+
+    def plan(self, known: Sequence[Weights]) -> list[Weights]:
+        """The fewest manifests that lead, in order, to the newest version that can be reached; none if that is the present one.
+
+        At version 3, with 5 (whole), 6 (on 5) and 8 (on 7) known: [5, 6].
+        """
+        start = _Path(0, 0, None, None)
+        reached = {(self.version, self._state_hash): start}
+        for manifest in sorted(set(known) - self.bad, key=lambda m: (m.version, m.state)):
+            before = start if manifest.base == NO_BASE else reached.get((manifest.base, manifest.base_state))
+            if before is not None:
+                path = before.then(manifest)
+                place = (manifest.version, manifest.state)
+                reached[place] = min(path, reached.get(place, path), key=_Path.cost)
+        newest = max(version for version, _ in reached)
+        return min((path for (version, _), path in reached.items() if version == newest), key=_Path.cost).manifests()
+
+    def apply(self, plan: Sequence[Weights], fetch: Fetch) -> int | None:
+        """Take a plan's steps and load what comes out. None: done. Otherwise the version that failed, and nothing has changed.
+
+        Its manifest is not planned with again: at once if its blobs are wrong, after a few tries if they are missing.
+        """
+        state, present, loaded = self._state, (self.version, self._state_hash), self._frozen
+        never_trained: State = {}
+        for manifest in plan:
+            if manifest.base != NO_BASE and (manifest.base, manifest.base_state) != present:
+                raise ValueError(f"{manifest.id} stands on version {manifest.base}, the plan is at {present[0]}; make a new plan")
+            try:
+                if manifest.frozen != loaded:
+                    never_trained, loaded = self._decode_frozen(manifest, fetch), manifest.frozen
+                state = self._step(state, manifest, fetch)
+            except _MissingError:
+                self._miss(manifest)
+                return manifest.version
+            except WeightsError:
+                self.bad.add(manifest)
+                return manifest.version
+            present = (manifest.version, manifest.state)
+        self._load(state, never_trained, present)
+        self._frozen = loaded
+        return None
+
+    def _decode_frozen(self, manifest: Weights, fetch: Fetch) -> State:
+        expected = dict(frozen_parameters(self._policy))
+        state = decode_whole(_fetched(manifest.frozen, most_bytes(expected.values()), fetch))
+        check_shapes(state, expected)
+        return state
+
+    def _step(self, state: State, manifest: Weights, fetch: Fetch) -> State:
+        expected = dict(self._policy.trained())
+        blobs = _fetched(manifest.blobs, most_bytes(expected.values()), fetch)
+        new = decode_whole(blobs) if manifest.base == NO_BASE else apply_change(state, blobs)
+        check_shapes(new, expected)
+        check_precision(new, manifest.precision)
+        got = state_hash(new)
+        if got != manifest.state:
+            raise WeightsError(f"{manifest.id} makes values of hash {got.hex()}; expected {manifest.state.hex()}")
+        return new
+
+    def _miss(self, manifest: Weights) -> None:
+        self._misses[manifest] += 1
+        if self._misses[manifest] >= MAX_MISSES:
+            self.bad.add(manifest)
+
+    def _load(self, state: State, never_trained: State, present: tuple[int, bytes]) -> None:
+        take_state(self._policy, never_trained | state)
+        self._state = state
+        self.version, self._state_hash = present
+        self._policy.version = self.version
+
+
+class _MissingError(LookupError):
+    """A blob that could not be fetched."""
+
+
+def _fetched(blobs: Sequence[Blob], limit: int, fetch: Fetch) -> list[bytes]:
+    """The blobs' bytes, each as its manifest says."""
+    claimed = max(sum(blob.num_bytes for blob in blobs), sum(blob.raw_bytes for blob in blobs))
+    if claimed > limit:
+        raise WeightsError(f"blobs claim {claimed} bytes; expected at most {limit} for this model")
+    return [_fetched_one(blob, fetch) for blob in blobs]
+
+
+def _fetched_one(blob: Blob, fetch: Fetch) -> bytes:
+    content = fetch(blob)
+    if content is None:
+        raise _MissingError(blob.sha256)
+    check_blob(blob, content)
+    return content
+
+
+class _Path(NamedTuple):
+    """How a version is reached, and at which cost."""
+
+    num_manifests: int
+    num_bytes: int
+    last: Weights | None
+    before: _Path | None
+
+    def then(self, manifest: Weights) -> _Path:
+        return _Path(self.num_manifests + 1, self.num_bytes + sum(b.num_bytes for b in manifest.blobs), manifest, self)
+
+    def cost(self) -> tuple[int, int]:
+        return self.num_manifests, self.num_bytes
+
+    def manifests(self) -> list[Weights]:
+        found = []
+        path: _Path | None = self
+        while path is not None and path.last is not None:
+            found.append(path.last)
+            path = path.before
+        return found[::-1]

@@ -1,0 +1,252 @@
+"""The sampler half of every peer, and Sampler, a participant that has no other: it samples with a learner's newest weights that reached it.
+
+| half | consumes | produces | waits for |
+|---|---|---|---|
+| `SamplerHalf` | a round's problems, a policy | groups in the outbox | nothing |
+| `Sampler` | its learner's weights from the log and the blobs | the same | the first weights; with stale = "pace", for its learner |
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
+
+from motley.clock import Clock
+from motley.config import CrewConfig, PeerConfig
+from motley.engines import Engine
+from motley.exchange import Log, Outbox
+from motley.exchange.blobs import Blobs
+from motley.network import Weather
+from motley.policies import Policy
+from motley.policies.following import Follower
+from motley.records import HUB, Blob, Group, Origin, Problem, Rollout, Weights
+from motley.tasks import Task, assign
+from motley.trust import MAX_REWARD, Admission, Rules
+
+
+class Sampled(msgspec.Struct, frozen=True):
+    """What the sampler half did in one round."""
+
+    num_tokens: int
+    reward: float  # mean
+    fresh: bool = True  # not found in the outbox after a crash
+
+
+class Drawn(NamedTuple):
+    """A round's groups, not yet in the outbox."""
+
+    round: int
+    groups: list[Group]
+    sampled: Sampled
+
+
+@dataclass(slots=True)
+class SamplerHalf:
+    config: CrewConfig
+    me: PeerConfig
+    task: Task
+    policy: Policy
+    engine: Engine
+    outbox: Outbox
+    clock: Clock
+    weather: Weather
+    sampled_rounds: int = 0
+    on_log: Callable[[Group], bool] = lambda group: False  # whether a group is known to be there, of an outbox that was lost
+
+    def problems(self, peer: str, round: int) -> list[Problem]:
+        """What a peer must answer in a round."""
+        if peer not in self.config.authors:
+            return []
+        name = "" if self.config.crew.layout == "horizontal" else peer
+        return assign(self.task, self.config.crew.seed, name, round, self.config.problems_per_peer)
+
+    def sample(self) -> Sampled:
+        """Answer the next round's problems and put the groups in the outbox. What was sampled before a crash is not sampled again."""
+        known = self.sampled_in(self.sampled_rounds)
+        if known:
+            self.sampled_rounds += 1
+            return known
+        return self.keep(self.draw())
+
+    def sampled_in(self, round: int) -> Sampled | None:
+        """What the outbox knows of a round that was sampled before."""
+        note = self.outbox.note_of(round)
+        return None if note is None else msgspec.structs.replace(msgspec.msgpack.decode(note, type=Sampled), fresh=False)
+
+    def draw(self) -> Drawn:
+        """Sample the next round. Nothing is kept yet."""
+        round, size = self.sampled_rounds, self.config.rollouts_per_group
+        problems = self.problems(self.me.name, round)
+        rollouts = self._rollouts(problems, round)
+        groups = [self._group(round, slot, problem, rollouts[slot * size : (slot + 1) * size]) for slot, problem in enumerate(problems)]
+        reward = sum(r.reward for r in rollouts) / len(rollouts)
+        return Drawn(round, groups, Sampled(sum(len(r.tokens) for r in rollouts), reward))
+
+    def keep(self, drawn: Drawn) -> Sampled:
+        """Put a round's groups in the outbox; from here on they cannot be lost."""
+        unknown = [group for group in drawn.groups if not self.on_log(group)]
+        due_s = self.weather.sent(str(drawn.round), self.clock.now_s())
+        self.outbox.put(unknown, drawn.round, msgspec.msgpack.encode(drawn.sampled), due_s=due_s)
+        self.sampled_rounds = drawn.round + 1
+        return drawn.sampled
+
+    def _rollouts(self, problems: Sequence[Problem], round: int) -> list[Rollout]:
+        vocabulary = self.policy.vocabulary
+        prompts = [vocabulary.encode(p.prompt) for p in problems]
+        seed = _seed(self.config.crew.seed, self.me.name, round)
+        completions = self.engine.sample(prompts, self.config.rollouts_per_group, self.config.sampling, seed)
+        flat = [(problem, c) for problem, samples in zip(problems, completions, strict=True) for c in samples]
+        rewards = self.task.score([p for p, _ in flat], [vocabulary.decode(c.tokens) for _, c in flat])
+        strange = [r for r in rewards if not abs(r) <= MAX_REWARD]
+        if strange:
+            raise ValueError(
+                f"the task gave a reward of {strange[0]} in round {round}; expected a number of at most {MAX_REWARD:g} in size"
+            )
+        return [
+            Rollout(tokens=c.tokens, logprobs=c.logprobs, reward=reward, ending=c.ending)
+            for (_, c), reward in zip(flat, rewards, strict=True)
+        ]
+
+    def _group(self, round: int, slot: int, problem: Problem, rollouts: Sequence[Rollout]) -> Group:
+        policy = self.policy
+        return Group(
+            crew=self.config.crew.name,
+            problem=problem.id,
+            round=round,
+            slot=slot,
+            origin=Origin(
+                peer=self.me.name,
+                model=policy.fingerprint,
+                vocabulary=policy.vocabulary.fingerprint,
+                version=policy.version,
+                sampling=self.config.sampling,
+            ),
+            rollouts=tuple(rollouts),
+            created_s=self.clock.now_s(),
+        )
+
+
+def rules_of(config: CrewConfig, policy: Policy) -> Rules:
+    """What every record of the crew must meet, for a reader with this model's vocabulary."""
+    vocabulary = policy.vocabulary
+    return Rules(
+        crew=config.crew.name,
+        vocabulary=vocabulary.fingerprint,
+        vocabulary_size=vocabulary.size,
+        end_id=vocabulary.end_id,
+        rollouts_per_group=config.rollouts_per_group,
+        max_tokens=config.sampling.max_tokens,
+        rounds=None if config.has_roles else config.crew.rounds,
+        learners=frozenset(p.name for p in config.peer if p.role == "learner"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Weights on their way to a sampler."""
+
+    plan: list[Weights]
+    arrives_s: float
+
+
+@dataclass(slots=True)
+class Sampler:
+    """Reads of the log what its hub and its learner wrote, and nothing else."""
+
+    half: SamplerHalf
+    log: Log
+    blobs: Blobs  # its learner's
+    hub: bytes
+    cursors: dict[str, int] = field(init=False)  # per publisher that it reads
+    known: dict[int, Weights] = field(default_factory=dict)  # by version, as far as they may still be loaded
+    newest: Weights | None = None
+    transfer: Transfer | None = None
+    failed: int = 0  # transfers whose blobs were missing, corrupt or wrong
+    admission: Admission = field(init=False)
+    follower: Follower = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.cursors = dict.fromkeys((HUB, self.half.me.follows), 0)
+        self.admission = Admission(rules_of(self.half.config, self.half.policy), self.hub, self.half.problems, None)
+        self.follower = Follower(self.half.policy)
+
+    @property
+    def me(self) -> PeerConfig:
+        return self.half.me
+
+    def receive(self) -> None:
+        """Take in what the hub and the learner have written since."""
+        for publisher in self.cursors:
+            while entries := self.log.read(self.cursors[publisher], sender=publisher):
+                for entry in entries:
+                    found = self.admission.admit(entry)
+                    if isinstance(found, Weights):
+                        self._note(found)
+                self.cursors[publisher] = entries[-1].position
+
+    def _note(self, found: Weights) -> None:
+        self.known[found.version] = found
+        if self.newest is None or found.version > self.newest.version:
+            self.newest = found
+
+    def renew(self) -> bool:
+        """Load what has arrived, and send for what is newer; whether weights were loaded.
+
+        One transfer at a time, always of the newest version there is when it begins.
+        """
+        now_s = self.half.clock.now_s()
+        loaded = self._land(now_s)
+        if self.transfer is None and (plan := self.follower.plan(list(self.known.values()))):
+            arrives_s = self.half.weather.fetched(f"weights.{plan[-1].version}", now_s)
+            self.transfer = Transfer(plan, arrives_s)
+            loaded = self._land(now_s) or loaded
+        return loaded
+
+    def _land(self, now_s: float) -> bool:
+        if self.transfer is None or self.transfer.arrives_s > now_s:
+            return False
+        plan, self.transfer = self.transfer.plan, None
+        if self.follower.apply(plan, self._fetch) is not None:
+            self.failed += 1
+            return False
+        self.known = {version: weights for version, weights in self.known.items() if version > self.follower.version}
+        self.half.engine.refresh()
+        return True
+
+    def _fetch(self, blob: Blob) -> bytes | None:
+        return self.blobs.get(blob.sha256, blob.num_bytes)
+
+    def forget(self) -> None:
+        """What a crash takes: the weights in memory and those on their way. The log and the blobs have them again."""
+        self.cursors = dict.fromkeys(self.cursors, 0)
+        self.known, self.newest, self.transfer = {}, None, None
+        self.admission = Admission(rules_of(self.half.config, self.half.policy), self.hub, self.half.problems, None)
+        self.follower = Follower(self.half.policy)
+
+    def may_sample(self) -> bool:
+        """Once it has weights, always; with stale = "pace", not while its learner has more to learn from than the window can use up."""
+        if self.follower.version < 0 or self.newest is None:
+            return False
+        return self.half.config.learning.stale == "drop" or not backlogged(self.half.config, self.newest.waiting, self.newest.oldest_s)
+
+    @property
+    def finished(self) -> bool:
+        """Its learner has taken its last step."""
+        return self.newest is not None and self.newest.version >= self.half.config.crew.rounds
+
+
+def backlogged(config: CrewConfig, waiting: int, oldest_s: float) -> bool:
+    """Whether so much waits for a learner that its samplers should. Never while it lacks a full step: that would be for ever."""
+    per_step = config.crew.problems_per_round * config.authors_per_group
+    rules = config.learning
+    if rules.max_age_s:
+        return waiting >= per_step and oldest_s > rules.max_age_s
+    return waiting > max(1, rules.max_age) * per_step
+
+
+def _seed(crew_seed: int, peer: str, round: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"sample/{crew_seed}/{peer}/{round}".encode()).digest()[:7], "big")

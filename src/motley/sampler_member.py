@@ -1,0 +1,83 @@
+"""SamplerMember: a sampler in a process of its own, at a hub. It never waits for anyone once it has weights.
+
+It can be killed at any moment. What was sampled is in the outbox, the weights are in the learner's blobs and their manifests on the log:
+it needs no checkpoint, and loses at most the batch it was making.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+from motley.config import CrewConfig
+from motley.exchange import Head
+from motley.exchange.nats import NatsLog
+from motley.membership import Joining, patiently
+from motley.records import Group
+from motley.run import MetricsLine, timed
+from motley.seat import Seat
+from motley.trust import known, stamp_of, verifies
+
+
+class SamplerMember(Seat):
+    def __init__(self, joining: Joining, config: CrewConfig, log: NatsLog, held: ExitStack) -> None:
+        super().__init__(joining, config, log, held)
+        blobs = self._blobs_of(self.me.follows)
+        self.sampler = self._run.build_sampler(self.me, log, self.outbox, blobs, joining.membership.hub)
+        self.sampler.half.sampled_rounds = self.outbox.last_round + 1
+        self._mend_outbox()
+        if self.finished_rounds:
+            self._say(f"going on after round {self.finished_rounds}")
+        self._start_courier()
+        self._held = held.pop_all()
+
+    @property
+    def finished(self) -> bool:
+        return self.sampler.finished
+
+    @property
+    def finished_rounds(self) -> int:
+        return self.sampler.half.sampled_rounds
+
+    def save(self) -> None:
+        """Everything that must last is in the outbox already."""
+
+    def _turn(self) -> MetricsLine | None:
+        sampler = self.sampler
+        sampler.receive()
+        sampler.renew()
+        if self.finished or not sampler.may_sample():
+            return None
+        self._beat("sampling")
+        sampled, sample_s = timed(sampler.half.sample)
+        self._courier.wake()
+        line = self._run.sampler_line(sampler, sampled)
+        line["timing"] = {"sample_s": sample_s, "sampled_tokens_per_s": sampled.num_tokens / sample_s}
+        self._run.write([line])
+        return line
+
+    def _last_lines(self) -> Iterator[MetricsLine]:
+        self._say(f"{self.me.follows} has taken its last step")
+        yield from ()
+
+    def _waits_for(self) -> str:
+        if self.sampler.follower.version < 0:
+            return f"waiting for the first weights of {self.me.follows}"
+        return f"waiting for {self.me.follows} to catch up"
+
+    def _mend_outbox(self) -> None:
+        """A lost outbox must not begin the chain anew, nor sample again what the log has."""
+        last = patiently(lambda: self.log.last_of(self.me.name), self._say)
+        if last is None:
+            return
+        stamp, hash = stamp_of(last)
+        if stamp.key == self.outbox.key and stamp.counter >= self.outbox.head.counter:
+            self._say(f"the outbox was lost; going on behind record {stamp.counter} of the log")
+            self.outbox.head = Head(stamp.counter + 1, hash)
+            group, _ = known(last)
+            assert isinstance(group, Group)
+            self.sampler.half.sampled_rounds = max(self.finished_rounds, group.round + 1)
+
+    def _verify(self, peer: str, signature: bytes, message: bytes) -> bool:
+        keys = self.sampler.admission.keys if hasattr(self, "sampler") else {}
+        return peer in keys and verifies(keys[peer], signature, message)

@@ -1,0 +1,120 @@
+"""A crew on virtual time: one log in memory, the network between everyone and it, and the run folder of an ordinary crew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from motley.config import CrewConfig
+from motley.crew import found_log, one_process_outbox
+from motley.exchange import MemoryLog
+from motley.exchange.arriving import ArrivingLog
+from motley.exchange.blobs import Blobs, MemoryBlobs
+from motley.learning.checkpoint import save_checkpoint, save_training
+from motley.learning.learner import StepReport
+from motley.peer import Peer
+from motley.run import MetricsLine, Run, WarmProgress, by_sender, check_config, new_folder
+from motley.sampler import Sampled, Sampler
+from motley.sim.events import Events
+from motley.sim.peers import SimSampler, SimStudent
+
+MAX_UNLEARNED = 1000
+
+
+class SimCrew:
+    """`rounds()` trains: it yields the metrics lines of whatever happened at one moment. The same seed gives the same lines."""
+
+    def __init__(self, config: CrewConfig, folder: Path, warm_progress: WarmProgress | None = None) -> None:
+        check_config(config)
+        new_folder(folder, config, "motley sim, from the start: a simulation is not resumed")
+        self.config, self.folder = config, folder
+        self.events = Events()
+        self.log = MemoryLog(folder / "groups" / "log.bin")
+        self._blobs: dict[str, Blobs] = {}
+        self._lines: list[MetricsLine] = []
+        self._unlearned = 0  # rounds of samplers since the last step
+        self._run = Run(config, folder, self.events.clock)
+        hub = found_log(config, self.log, self._run.task)
+        self.students = [SimStudent(self, self._student(name, hub, warm_progress)) for name in (p.name for p in config.students)]
+        self.samplers = [SimSampler(self, self._sampler(p.name, hub)) for p in config.peer if p.role == "sampler"]
+        self._write([{"round": 0, "peer": s.peer.me.name, "time_s": 0.0, **self._run.accuracies(s.peer)} for s in self.students])
+
+    def _student(self, name: str, hub: bytes, progress: WarmProgress | None) -> Peer:
+        weather = self.config.weather(name)
+        log = self.log if weather.link.instant else ArrivingLog(self.log, weather, self.events.clock)
+        return self._run.build(self.config.named(name), log, one_process_outbox(self.config, name), hub, progress)
+
+    def _sampler(self, name: str, hub: bytes) -> Sampler:
+        me = self.config.named(name)
+        return self._run.build_sampler(me, self.log, one_process_outbox(self.config, name), self.blobs_of(me.follows), hub)
+
+    # What simulated peers see
+
+    def blobs_of(self, learner: str) -> Blobs:
+        return self._blobs.setdefault(learner, MemoryBlobs())
+
+    def appended(self) -> None:
+        for one in (*self.students, *self.samplers):
+            one.news()
+
+    def sampled(self, author: Sampler, sampled: Sampled) -> None:
+        line = self._run.sampler_line(author, sampled)
+        self._lines.append(line | {"time_s": self.events.clock.now_s()})
+        self._unlearned += 1
+        if self._unlearned > MAX_UNLEARNED:
+            dropped = {s.me.name: by_sender(s.peer.dropped) for s in self.students}
+            raise ValueError(
+                f"nobody has learned anything from the last {MAX_UNLEARNED} rounds of samplers, after {self.events.clock.now_s():.0f} s: "
+                f"dropped so far {dropped}; is the staleness window shorter than the delays?"
+            )
+
+    def learned(self, student: Peer, sampled: Sampled | None, report: StepReport | None, without: list[str]) -> None:
+        self._unlearned = 0
+        line = self._run.line(student, student.learned_rounds, sampled, report)
+        self._lines.append(line | {"time_s": self.events.clock.now_s()} | ({"without": without} if without else {}))
+
+    # Life
+
+    @property
+    def finished_rounds(self) -> int:
+        return min(s.peer.learned_rounds for s in self.students)
+
+    def rounds(self) -> Iterator[list[MetricsLine]]:
+        """Let time pass until everyone who learns has taken its last step."""
+        while not all(s.finished for s in self.students):
+            if not self.events.happen():
+                break
+            if self._lines:
+                lines, self._lines = self._lines, []
+                self._write(lines)
+                yield lines
+        if any(not s.finished for s in self.students):
+            yield self._end_early()
+        self.save()
+
+    def _end_early(self) -> list[MetricsLine]:
+        """Nothing more can happen: asynchronous peers have used up what was sampled, or somebody waits for ever."""
+        stuck = [s for s in self.students if not s.finished]
+        if self.config.has_roles or self.config.crew.pace == "lockstep":
+            words = ", ".join(f"{s.me.name} has {len(s.peer.waiting)} groups after round {s.peer.learned_rounds}" for s in stuck)
+            raise ValueError(
+                f"nothing more can happen after {self.events.clock.now_s():.0f} s, and the crew is not finished: {words}; "
+                "did everyone who samples leave, or is everything dropped as stale?"
+            )
+        lines = [{"round": self.config.crew.rounds, "peer": s.me.name, "version": s.peer.learner.policy.version} for s in stuck]
+        lines = [line | {"time_s": self.events.clock.now_s()} | self._run.accuracies(s.peer) for line, s in zip(lines, stuck, strict=True)]
+        self._write(lines)
+        return lines
+
+    def _write(self, lines: list[MetricsLine]) -> None:
+        self._run.write(lines)
+
+    def save(self) -> None:
+        """The weights that were reached, as a checkpoint to look at. A simulation itself is not resumed."""
+
+        def write(folder: Path) -> None:
+            for student in self.students:
+                save_training(student.peer.learner.policy, student.peer.learner.optimiser, folder / student.me.name)
+
+        state = {"round": self.finished_rounds, "time_s": self.events.clock.now_s()}
+        save_checkpoint(self.folder / "checkpoints", self.finished_rounds, state, write)

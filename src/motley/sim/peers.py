@@ -1,0 +1,200 @@
+"""How simulated peers live: what they do next, how long it takes, what a crash takes from them. The peers know nothing of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from motley.config import PeerConfig
+from motley.exchange import MemoryLog, Outbox
+from motley.exchange.arriving import ArrivingLog
+from motley.exchange.blobs import Blobs
+from motley.learning.learner import StepReport
+from motley.learning.select import Candidate
+from motley.peer import Peer
+from motley.sampler import Drawn, Sampled, Sampler
+from motley.sim.events import Events
+
+
+class World(Protocol):
+    """What a simulated peer sees of the rest."""
+
+    events: Events
+    log: MemoryLog
+
+    def blobs_of(self, learner: str) -> Blobs: ...
+
+    def appended(self) -> None:
+        """Something new is on the log."""
+        ...
+
+    def sampled(self, author: Sampler, sampled: Sampled) -> None: ...
+
+    def learned(self, student: Peer, sampled: Sampled | None, report: StepReport | None, without: list[str]) -> None: ...
+
+
+class _Life:
+    """Joining, leaving, crashing; one thing at a time."""
+
+    def __init__(self, world: World, me: PeerConfig, outbox: Outbox, blobs: Blobs | None) -> None:
+        self.world, self.me = world, me
+        self.here = self.busy = False
+        self._outbox, self._blobs = outbox, blobs
+        self._due: set[float] = set()  # when something of the outbox arrives
+        self._lives = 0  # what was planned in an earlier life does not happen
+        events, churn = world.events, me.churn
+        events.at(churn.join_s, self.come)
+        for crash_s, restart_s in churn.crashes:
+            events.at(crash_s, self.crash)
+            events.at(restart_s, self.come)
+        if churn.leave_s:
+            events.at(churn.leave_s, self.leave)
+
+    def come(self) -> None:
+        self.here = True
+        self.news()
+
+    def leave(self) -> None:
+        """Go for good. What is being done is not finished; what is on its way arrives."""
+        self.crash()
+
+    def crash(self) -> None:
+        self.here = self.busy = False
+        self._lives += 1
+
+    def news(self) -> None:
+        """Look at the log, then at what to do."""
+        raise NotImplementedError
+
+    def takes(self, seconds: float, then: Callable[[], None]) -> None:
+        """Be busy for so long; then, unless there was a crash, have it done."""
+        self.busy = True
+        life = self._lives
+
+        def done() -> None:
+            if life == self._lives:
+                self.busy = False
+                then()
+
+        self.world.events.after(seconds, done)
+
+    def send(self) -> None:
+        """Have what is in the outbox arrive when it is due."""
+        due_s = self._outbox.due_s
+        if due_s < math.inf and due_s not in self._due:
+            self._due.add(due_s)
+            self.world.events.at(due_s, self._arrive)
+
+    def _arrive(self) -> None:
+        self._due.discard(self.world.events.clock.now_s())
+        self._outbox.deliver(self.world.log, self.world.events.clock.now_s(), self._blobs)
+        self.send()
+        self.world.appended()
+
+
+class SimSampler(_Life):
+    def __init__(self, world: World, sampler: Sampler) -> None:
+        self.sampler = sampler
+        super().__init__(world, sampler.me, sampler.half.outbox, None)
+
+    def crash(self) -> None:
+        super().crash()
+        self.sampler.forget()
+
+    def news(self) -> None:
+        if self.here:
+            self.sampler.receive()
+            self._renew()
+
+    def _renew(self) -> None:
+        if not self.here:
+            return
+        before = self.sampler.transfer
+        self.sampler.renew()
+        if self.sampler.transfer and self.sampler.transfer is not before:
+            self.world.events.at(self.sampler.transfer.arrives_s, self._renew)
+        self._next()
+
+    def _next(self) -> None:
+        if self.busy or self.sampler.finished or not self.sampler.may_sample():
+            return
+        drawn = self.sampler.half.draw()
+        self.takes(drawn.sampled.num_tokens / self.me.speed.sample, partial(self._keep, drawn))
+
+    def _keep(self, drawn: Drawn) -> None:
+        self.world.sampled(self.sampler, self.sampler.half.keep(drawn))
+        self.send()
+        self._next()
+
+
+class SimStudent(_Life):
+    """A peer or a learner. A step that a crash interrupts is taken again, from the same groups: they are in its journal."""
+
+    def __init__(self, world: World, peer: Peer) -> None:
+        self.peer = peer
+        self._chosen: list[Candidate] | None = None
+        self._sampled: Sampled | None = None
+        self._waits_since_s = 0.0
+        super().__init__(world, peer.me, peer.outbox, world.blobs_of(peer.me.name) if peer.publisher else None)
+        if peer.publisher:
+            peer.publish_weights()
+            self.send()
+
+    @property
+    def finished(self) -> bool:
+        return self.peer.learned_rounds >= self.peer.config.crew.rounds
+
+    def news(self) -> None:
+        if not self.here or self.finished:
+            return
+        self.peer.receive()
+        if isinstance(self.peer.log, ArrivingLog) and self.peer.log.next_s < math.inf:
+            self.world.events.at(self.peer.log.next_s, self.news)
+        self._next()
+
+    def _next(self) -> None:
+        if self.busy or self.finished or not self.here:
+            return
+        without = self._without()
+        if self._chosen is None:
+            self._chosen = self.peer.choose(closed=bool(without))
+        if self._chosen is not None:
+            tokens = sum(len(r.tokens) for c in self._chosen for r in c.group.rollouts)
+            self.takes(tokens / self.me.speed.learn, partial(self._learn, without))
+        elif self._wants_to_sample():
+            drawn = self.peer.half.draw()
+            self.takes(drawn.sampled.num_tokens / self.me.speed.sample, partial(self._keep, drawn))
+
+    def _without(self) -> list[str]:
+        """Who is late for the round by more than the deadline."""
+        crew = self.peer.config.crew
+        if crew.pace == "async" or not crew.deadline_s or not self._sampled:
+            return []
+        late_s = self._waits_since_s + crew.deadline_s
+        if self.world.events.clock.now_s() >= late_s:
+            return self.peer.awaited()
+        self.world.events.at(late_s, self._next)
+        return []
+
+    def _wants_to_sample(self) -> bool:
+        peer = self.peer
+        ahead = peer.config.crew.pace == "lockstep" and peer.sampled_rounds > peer.learned_rounds
+        return peer.may_sample() and not ahead and peer.sampled_rounds < peer.config.crew.rounds
+
+    def _keep(self, drawn: Drawn) -> None:
+        self._sampled = self.peer.half.keep(drawn)
+        self._waits_since_s = self.world.events.clock.now_s()
+        self.send()
+        self._next()
+
+    def _learn(self, without: list[str]) -> None:
+        assert self._chosen is not None
+        report = self.peer.step(self._chosen)
+        self._chosen = None
+        self.peer.publish_weights()
+        self.world.learned(self.peer, self._sampled, report, without)
+        self._sampled = None
+        self.send()
+        self._next()

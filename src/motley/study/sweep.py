@@ -1,0 +1,210 @@
+"""Arms x crews x seeds on virtual time: what each method loses against its own run in the first crew, the one without delay.
+
+"Best at one checkpoint" is taken at the round where the mean over seeds is highest: one round for all seeds, not each seed's luckiest.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from scipy import stats
+
+from motley.config import CrewConfig
+from motley.run import MetricsLine, check_config, read_metrics
+from motley.sim.crew import SimCrew
+from motley.study.arms import Arm, crews_of
+from motley.study.report import Estimate, interval, markdown_table
+from motley.study.run import claim, in_processes, keep, warm
+
+DIAGNOSTICS = ("weight_var", "kl_k3", "kl_reverse", "estimation_error", "clipped", "ess", "entropy", "truncated")
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """One learner of one run."""
+
+    crew: str
+    arm: str
+    seed: int
+    peer: str
+    curve: dict[int, float]  # round -> held-out accuracy, mean over kinds
+    hours: float  # simulated
+    mean_age: float  # in versions, of the groups learned from
+    max_age: int
+    dropped: int
+    grad_norm: float  # mean over steps
+    diagnostics: dict[str, float]  # mean over steps and senders
+
+
+def run_sweep(
+    configs: Sequence[CrewConfig],
+    arms: Sequence[Arm],
+    seeds: Sequence[int],
+    folder: Path,
+    jobs: int,
+    progress: Callable[[int, int], None],
+) -> list[Trial]:
+    """Trials of crews x arms x seeds; `progress(done, total)` after every run. Results are kept in FOLDER/trials.jsonl."""
+    names = [config.crew.name for config in configs]
+    if len(set(names)) < len(names):
+        raise ValueError(f"the crews of a sweep must have different names; got {', '.join(names)}")
+    for config in configs:
+        for arm in arms:
+            check_config(crews_of(config, arm, 0)[0])
+        claim(folder / config.crew.name, config)
+    path = folder / "trials.jsonl"
+    trials = read_trials(path)
+    done = {(t.crew, t.arm, t.seed) for t in trials}
+    todo = [(c, arm, seed) for seed in seeds for c in configs for arm in arms if (c.crew.name, arm.label, seed) not in done]
+    total = len(configs) * len(arms) * len(seeds)
+    progress(total - len(todo), total)
+    learners = [p.name for p in configs[0].students]
+    first = [partial(warm, configs[0], seed, peer) for seed in sorted({s for _, _, s in todo}) for peer in learners]
+    runs = in_processes(jobs, first, [partial(_run, config, arm, seed, folder / "runs") for config, arm, seed in todo])
+    for number, found in enumerate(runs, total - len(todo) + 1):
+        keep(path, found)
+        trials += found
+        progress(number, total)
+    wanted = {(c, arm.label, seed) for c in names for arm in arms for seed in seeds}
+    return [t for t in trials if (t.crew, t.arm, t.seed) in wanted]
+
+
+def read_trials(path: Path) -> list[Trial]:
+    if not path.exists():
+        return []
+    return [msgspec.json.decode(line, type=Trial) for line in path.read_bytes().splitlines()]
+
+
+def _run(config: CrewConfig, arm: Arm, seed: int, folder: Path) -> list[Trial]:
+    torch.set_num_threads(1)
+    (crew_config,) = crews_of(config, arm, seed)
+    run = folder / f"{config.crew.name}-{arm.label.replace('/', '-').replace(':', '-')}-{seed}"
+    shutil.rmtree(run, ignore_errors=True)  # a run that was stopped is made anew
+    for _ in SimCrew(crew_config, run).rounds():
+        pass
+    lines = read_metrics(run)
+    found = [_trial(config.crew.name, arm.label, seed, [x for x in lines if x["peer"] == p.name]) for p in crew_config.students]
+    shutil.rmtree(run)
+    return found
+
+
+def _trial(crew: str, arm: str, seed: int, lines: list[MetricsLine]) -> Trial:
+    ages = [(int(age), count) for line in lines for age, count in line.get("ages", {}).items()]
+    senders = [sender for line in lines for sender in line.get("senders", {}).values()]
+    known = {key: [s[key] for s in senders if s.get(key) is not None] for key in DIAGNOSTICS}
+    return Trial(
+        crew=crew,
+        arm=arm,
+        seed=seed,
+        peer=lines[0]["peer"],
+        curve={line["round"]: float(np.mean(list(line["heldout"].values()))) for line in lines if "heldout" in line},
+        hours=lines[-1]["time_s"] / 3600,
+        mean_age=sum(age * count for age, count in ages) / sum(count for _, count in ages),
+        max_age=max(age for age, _ in ages),
+        dropped=sum(count for reasons in lines[-1]["dropped"].values() for count in reasons.values()),
+        grad_norm=float(np.mean([line["grad_norm"] for line in lines if "grad_norm" in line])),
+        diagnostics={key: float(np.mean(values)) for key, values in known.items() if values},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One arm in one crew."""
+
+    arm: str
+    crew: str
+    last: Estimate  # accuracy after the last round
+    best: Estimate  # accuracy at `best_round`
+    best_round: int
+    loss: Estimate  # last here less last in the first crew, paired by seed
+    p_value: float  # of that difference; nan where it cannot be made
+    mean_age: float
+    max_age: int
+    diagnostics: dict[str, float]
+
+
+def table(trials: Sequence[Trial], crews: Sequence[str], arms: Sequence[str]) -> list[Line]:
+    """A line per arm and crew, over all seeds and, where there are several, learners."""
+    return [_line(trials, arm, crew, crews[0]) for arm in arms for crew in crews]
+
+
+def _line(trials: Sequence[Trial], arm: str, crew: str, first: str) -> Line:
+    own = [t for t in trials if t.arm == arm and t.crew == crew]
+    before = {(t.seed, t.peer): _last(t) for t in trials if t.arm == arm and t.crew == first}
+    rounds = sorted(set.intersection(*(set(t.curve) for t in own)))
+    best_round = max(rounds, key=lambda number: float(np.mean([t.curve[number] for t in own])))
+    differences = [_last(t) - before[t.seed, t.peer] for t in own if (t.seed, t.peer) in before]
+    spread = len(differences) > 1 and float(np.std(differences)) > 0
+    return Line(
+        arm=arm,
+        crew=crew,
+        last=interval([_last(t) for t in own]),
+        best=interval([t.curve[best_round] for t in own]),
+        best_round=best_round,
+        loss=interval(differences),
+        p_value=float(stats.ttest_1samp(differences, 0).pvalue) if spread and crew != first else float("nan"),
+        mean_age=float(np.mean([t.mean_age for t in own])),
+        max_age=max(t.max_age for t in own),
+        diagnostics={key: float(np.mean([t.diagnostics[key] for t in own if key in t.diagnostics])) for key in DIAGNOSTICS},
+    )
+
+
+def _last(trial: Trial) -> float:
+    return trial.curve[max(trial.curve)]
+
+
+def markdown(lines: Sequence[Line]) -> str:
+    head = [
+        "arm",
+        "crew",
+        "last",
+        "best (round)",
+        "against no delay",
+        "p",
+        "age mean, max",
+        "weight variance",
+        "KL(q‖p)",
+        "error",
+        "clipped",
+    ]
+    rows = []
+    for line in lines:
+        first = line.crew == lines[0].crew
+        numbers = [f"{line.diagnostics[key]:.3f}" for key in ("weight_var", "kl_k3", "estimation_error", "clipped")]
+        rows.append(
+            [
+                line.arm,
+                line.crew,
+                f"{line.last:.3f}",
+                f"{line.best:.3f} ({line.best_round})",
+                "" if first else f"{line.loss.mean:+.3f} ± {line.loss.half_width:.3f}",
+                "" if np.isnan(line.p_value) else f"{line.p_value:.3f}",
+                f"{line.mean_age:.1f}, {line.max_age}",
+                *numbers,
+            ]
+        )
+    return markdown_table(head, rows)
+
+
+def draw(lines: Sequence[Line], path: Path) -> None:
+    """Accuracy after the last round against the crew, a curve per arm, with 95 % intervals."""
+    crews = list(dict.fromkeys(line.crew for line in lines))
+    arms = list(dict.fromkeys(line.arm for line in lines))
+    figure = Figure(figsize=(1.6 * len(crews) + 3, 4.2), layout="constrained")
+    axis = figure.subplots()
+    for number, arm in enumerate(arms):
+        own = [line for line in lines if line.arm == arm]
+        shift = (number - (len(arms) - 1) / 2) * 0.06  # so that intervals do not hide each other
+        places = [crews.index(line.crew) + shift for line in own]
+        axis.errorbar(places, [line.last.mean for line in own], [line.last.half_width for line in own], label=arm, capsize=2, marker="o")
+    axis.set_xticks(range(len(crews)), crews, rotation=20)
+    axis.set_ylabel("held-out accuracy after the last round")
+    axis.legend(fontsize="small")
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,184 @@
+"""One learner and two samplers, each a process, on a real hub with delayed deliveries; kill -9 at random, and nothing published is lost.
+
+    python tests/samplers.py --kills 40 --delay 5 --seed 0
+
+A seeded killer strikes learner, samplers, server and hub. In every run: each sampler's batches are on the log without a gap and once,
+chains are whole, what its outbox marked as sampled is there; the learner took every step once and no group twice, and its final weights
+are those that its journal's steps make from the log when they are taken again by somebody whom nobody disturbs. Exits with 1 otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from chaos import disturbed_run, read_log, weights
+from fakes import write_task
+from motley.config import CrewConfig, parse_config
+from motley.exchange import Entry, MemoryLog, Outbox, Signer, decode, unpack
+from motley.learning.checkpoint import save_training
+from motley.learning.journal import Journal
+from motley.records import Group, Weights
+from motley.run import Run, read_metrics
+from motley.trust import Identity
+from motley.trust.chain import Chain
+
+SAMPLERS = ("one", "two")
+
+
+def roles_crew(folder: Path, delay_s: float, rounds: int, checkpoint_every: int = 1000, seed: int = 0, learning: str = "") -> CrewConfig:
+    """On the dense task of `folder`. With a checkpoint at the start and the end only, the journal keeps every step."""
+    peers = "".join(f'[[peer]]\nname = "{name}"\nrole = "sampler"\nfollows = "learner"\n' for name in SAMPLERS)
+    return parse_config(
+        f"""
+[crew]
+name = "spread"
+task = "spread_reward:spread"
+objective = "gepo"
+pace = "async"
+rounds = {rounds}
+group_size = 4
+problems_per_round = 4
+seed = {seed}
+[task]
+file = "{folder / "problems.jsonl"}"
+[sampling]
+max_tokens = 5
+[learning]
+lr = 2e-3
+max_age = 1000
+checkpoint_every = {checkpoint_every}
+{learning}
+[evaluate]
+every = 1000
+problems = 2
+[weights]
+anchor_every = 4
+[network]
+delay = {delay_s}
+[network.link.learner]
+delay = 0
+[[peer]]
+name = "learner"
+role = "learner"
+model = "tiny:0.3m"
+{peers}"""
+    )
+
+
+def faults_of(config: CrewConfig, folder: Path) -> list[str]:
+    entries = read_log(folder / "hub")
+    faults = log_faults(config, entries)
+    for name in SAMPLERS:
+        faults += outbox_faults(config, folder, name, {entry.id for entry in entries})
+    rounds = [line["round"] for line in read_metrics(folder / "learner")]
+    if rounds != list(range(config.crew.rounds + 1)):
+        faults.append(f"the learner has rounds {rounds}")
+    return faults + learner_faults(config, folder, entries)
+
+
+def log_faults(config: CrewConfig, entries: list[Entry]) -> list[str]:
+    """Every id once, every chain whole, every sampler's batches without a gap, every version of the learner's weights."""
+    faults, chains, versions = [], {}, set()
+    batches: dict[str, Counter[int]] = {name: Counter() for name in SAMPLERS}
+    for entry in entries:
+        sealed = unpack(entry.record)
+        stamp, content = decode(sealed.body)
+        fault = chains.setdefault(stamp.key, Chain()).add(stamp, sealed.hash)
+        faults += [f"{entry.id} is a {fault}"] if fault else []
+        if isinstance(content, Group):
+            batches[content.origin.peer][content.round] += 1
+        elif isinstance(content, Weights):
+            versions.add(content.version)
+    faults += [f"{len(chain.missing)} records of a chain are missing" for chain in chains.values() if chain.missing]
+    for name, found in batches.items():
+        if found != dict.fromkeys(range(len(found)), config.problems_per_peer):
+            faults.append(f"batches of {name} have gaps: {sorted(found.items())}")
+    if versions != set(range(config.crew.rounds + 1)):
+        faults.append(f"versions on the log: {sorted(versions)}")
+    return faults
+
+
+def outbox_faults(config: CrewConfig, folder: Path, name: str, ids: set[str]) -> list[str]:
+    """What was marked as sampled is on the log."""
+    outbox = Outbox(folder / name / "groups" / "outbox.sqlite", Signer(bytes(32), lambda message: b""))
+    marked = {f"{name}.{round}.{slot}" for round in range(outbox.last_round + 1) for slot in range(config.problems_per_peer)}
+    faults = [f"{len(outbox)} records of {name} are unsent"] if len(outbox) else []
+    outbox.close()
+    return faults + ([f"lost of {name}: {sorted(marked - ids)}"] if marked - ids else [])
+
+
+def learner_faults(config: CrewConfig, folder: Path, entries: list[Entry]) -> list[str]:
+    journal = Journal(folder / "learner" / "journal.jsonl")
+    steps = [step for round in range(config.crew.rounds) if (step := journal.of(round))]
+    used = Counter(position for step in steps for position in step.positions)
+    faults = [f"groups learned from twice: {[p for p, count in used.items() if count > 1]}"] if max(used.values(), default=0) > 1 else []
+    if len(steps) < config.crew.rounds:  # checkpoints on the way have made the journal forget
+        return faults
+    with tempfile.TemporaryDirectory() as place:
+        again = Path(place) / "again"
+        shutil.copytree(folder / "learner" / "start", again / "start")
+        log = MemoryLog()
+        log.append([(entry.id, entry.record) for entry in entries])
+        if [entry.position for entry in log.read(0, len(entries))] != [entry.position for entry in entries]:
+            return [*faults, "the log has holes"]
+        hub = Identity.kept_at(folder / "hub" / "hub.key").public
+        peer = Run(config, again).build(config.named("learner"), log, Outbox(None, Signer(bytes(32), lambda message: b"")), hub)
+        for step in steps:
+            peer.receive(until=step.cursor)
+            chosen = peer.choose(step.closed) or []
+            if tuple(c.position for c in chosen) != step.positions:
+                return [*faults, f"step {step.round} would be taken from other groups"]
+            peer.step(chosen)
+        save_training(peer.learner.policy, peer.learner.optimiser, again / "checkpoints" / f"round-{config.crew.rounds:06d}" / "learner")
+        (again / "config.toml").touch()
+        if weights(again, "learner") != weights(folder / "learner", "learner"):
+            faults.append("the learner's weights are not those that its steps make")
+    return faults
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=40)
+    parser.add_argument("--delay", type=float, default=5.0)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    wanted = parser.parse_args()
+    rng = random.Random(wanted.seed)
+    killed: Counter[str] = Counter()
+    faults: list[str] = []
+    started, num_runs = time.monotonic(), 0
+    with tempfile.TemporaryDirectory() as place:
+        root = Path(place)
+        write_task(root)
+        sys.path.insert(0, str(root))
+        while killed.total() < wanted.kills:
+            config = roles_crew(root, wanted.delay, wanted.rounds, (1000, 4)[num_runs % 2], wanted.seed + num_runs)
+            folder = root / f"run{num_runs}"
+            killed += disturbed_run(config, folder, rng, wanted.kills - killed.total(), timeout_s=600)
+            faults += faults_of(config, folder)
+            num_runs += 1
+            took = time.monotonic() - started
+            left = took / max(1, killed.total()) * (wanted.kills - killed.total())
+            print(f"{killed.total()} of {wanted.kills} kills, {num_runs} runs, {len(faults)} faults, {left:.0f} s left", file=sys.stderr)
+    report = {"kills": killed.total(), "victims": dict(killed), "runs": num_runs, "faults": faults, "seconds": time.monotonic() - started}
+    if wanted.json:
+        print(json.dumps(report))
+    else:
+        for name, value in report.items():
+            print(f"{name:10} {value}")
+    sys.exit(1 if faults else 0)
+
+
+if __name__ == "__main__":
+    main()
