@@ -225,3 +225,172 @@ def test_changing_a_crew_checks_it_again() -> None:
 )
 def test_what_cannot_train_is_refused_at_load(extra: str) -> None:
     refusal(CREW + PEERS + extra)
+
+
+# Roles
+
+FAR = """
+[crew]
+name = "far"
+task = "digits"
+rounds = 3
+group_size = 6
+problems_per_round = 6
+objective = "gepo"
+variant = ""
+pace = "async"
+"""
+LEARNER = """
+[[peer]]
+name = "l"
+role = "learner"
+model = "tiny:0.3m"
+"""
+SAMPLERS = """
+[[peer]]
+name = "s"
+role = "sampler"
+follows = "l"
+[[peer]]
+name = "t"
+role = "sampler"
+follows = "l"
+"""
+PLAIN = """
+[[peer]]
+name = "p"
+model = "tiny:1m"
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (FAR + LEARNER + SAMPLERS.replace('follows = "l"\n', "", 1), ["sampler s must say whose weights it uses", 'follows = "LEARNER"']),
+        (FAR + LEARNER + SAMPLERS + 'model = "tiny:1m"', ["sampler t has the model of l", "remove its model, train, warm and lr"]),
+        (FAR + LEARNER + SAMPLERS + "train = { lora = {} }", ["sampler t has the model of l"]),
+        (FAR + LEARNER + SAMPLERS + "warm = { accuracy = { sort = 0.5 } }", ["sampler t has the model of l"]),
+        (FAR + LEARNER + SAMPLERS + "lr = 1e-3", ["sampler t has the model of l"]),
+        (FAR + LEARNER + 'follows = "l"' + SAMPLERS, ["learner l needs a model, and only a sampler follows"]),
+        (FAR + LEARNER.replace('model = "tiny:0.3m"\n', "") + SAMPLERS, ["learner l needs a model"]),
+        (FAR + LEARNER + SAMPLERS + PLAIN + 'follows = "l"', ["peer p needs a model, and only a sampler follows"]),
+        (FAR + LEARNER + SAMPLERS.replace('"l"', '"x"', 1), ["sampler s follows 'x'; the learners are l"]),
+        (FAR + LEARNER + SAMPLERS.replace('"l"', '"t"', 1), ["sampler s follows 't'; the learners are l"]),
+        (FAR + LEARNER + SAMPLERS.replace('"l"', '"s"', 1), ["sampler s follows 's'; the learners are l"]),
+        (FAR + PLAIN + SAMPLERS.replace('"l"', '"p"'), ["sampler s follows 'p'; the learners are none"]),
+        (FAR + LEARNER, ["a crew needs someone who samples (a peer or a sampler)"]),
+        (FAR + SAMPLERS, ["someone who learns (a peer or a learner)"]),
+        (FAR.replace('pace = "async"', "") + LEARNER + SAMPLERS, ["do not wait for each other", 'write pace = "async"']),
+        (FAR + LEARNER.replace('"learner"', '"teacher"') + SAMPLERS, ["Invalid enum value 'teacher'", "role"]),
+        (FAR + LEARNER + SAMPLERS.replace('"s"', '"l"'), ["peer names must differ"]),
+        (FAR.replace('"gepo"', '"alone"') + LEARNER + SAMPLERS, ["'alone' means one peer", "--alone"]),
+        (
+            FAR.replace("problems_per_round = 6", "problems_per_round = 3") + LEARNER + SAMPLERS,
+            ["problems_per_round=3 is not divisible by the 2 peers of a vertical crew; use 2 or 4"],
+        ),
+        (
+            FAR.replace("group_size = 6", "group_size = 3") + 'layout = "horizontal"' + LEARNER + SAMPLERS,
+            ["group_size=3 is not divisible by the 2 peers of a horizontal crew; use 2 or 4"],
+        ),
+        (FAR + "quorum = 3" + LEARNER + SAMPLERS, ["quorum=3 is more than the 2 peers who sample; use at most 2"]),
+        (FAR + "[weights]\nevery = 0" + LEARNER + SAMPLERS, ["every >= 1", "got every=0, anchor_every=16"]),
+        (FAR + "[weights]\nevery = 3" + LEARNER + SAMPLERS, ["an anchor_every that it divides; got every=3, anchor_every=16"]),
+        (FAR + "[weights]\nanchor_every = 0" + LEARNER + SAMPLERS, ["anchor_every=0"]),
+        (FAR + '[weights]\nprecision = "float16"' + LEARNER + SAMPLERS, ["Invalid enum value 'float16'", "weights.precision"]),
+        (FAR + "[learning]\nmax_age_s = -1" + LEARNER + SAMPLERS, ["max_age_s=-1", "must not be negative"]),
+        (FAR + "[learning]\nmax_age_s = nan" + LEARNER + SAMPLERS, ["max_age_s=nan"]),
+        (FAR + LEARNER + "speed = { learn = 0 }" + SAMPLERS, ["learn > 0", "got sample=1000.0, learn=0"]),
+        (FAR + LEARNER + "speed = { sample = nan }" + SAMPLERS, ["sample=nan"]),
+        (FAR + LEARNER + SAMPLERS + "churn = { join_s = -1 }", ["churn must go join_s, crashes", "got [-1.0]"]),
+        (FAR + LEARNER + SAMPLERS + "churn = { join_s = 5, leave_s = 5 }", ["got [5.0, 5.0]"]),
+        (FAR + LEARNER + SAMPLERS + "churn = { leave_s = -5 }", ["churn must go"]),
+        (FAR + LEARNER + SAMPLERS + "churn = { crashes = [[5, 4]] }", ["churn must go"]),
+        (FAR + LEARNER + SAMPLERS + "churn = { crashes = [[5, 8], [7, 9]] }", ["got [0.0, 5.0, 8.0, 7.0, 9.0]"]),
+        (FAR + LEARNER + SAMPLERS + "churn = { crashes = [[5, 8]], leave_s = 7 }", ["churn must go"]),
+        (FAR + LEARNER + SAMPLERS + "churn = { join_s = 6, crashes = [[5, 8]] }", ["churn must go"]),
+        (FAR + LEARNER + SAMPLERS + "churn = { crashes = [[5]] }", ["length 2"]),
+        # Keys that are misspelt, or in the wrong place
+        (FAR + LEARNER + SAMPLERS.replace("follows", "folows", 1), ["unknown field `folows`", "did you mean follows?"]),
+        (FAR + LEARNER.replace("role", "roll") + SAMPLERS, ["did you mean role?"]),
+        (FAR + LEARNER + "speed = { lern = 5 }" + SAMPLERS, ["unknown field `lern`", "did you mean learn?"]),
+        (FAR + LEARNER + "churn = { crash = [] }" + SAMPLERS, ["did you mean crashes?"]),
+        (FAR + LEARNER + "join_s = 5" + SAMPLERS, ["unknown field `join_s`", "it belongs under [peer.churn]"]),
+        (FAR + LEARNER + "learn = 5" + SAMPLERS, ["it belongs under [peer.speed]"]),
+        (FAR + "[weights]\npresision = 1" + LEARNER + SAMPLERS, ["did you mean precision?"]),
+        (FAR + "[weights]\nmax_age_s = 1" + LEARNER + SAMPLERS, ["it belongs under [learning]"]),
+        (FAR + "[learning]\nmax_ages = 1" + LEARNER + SAMPLERS, ["did you mean max_age"]),
+        (FAR + "loss = 0.5" + LEARNER + SAMPLERS, ["it belongs under [network]"]),
+        (FAR + "[network]\nmean_s = 5" + LEARNER + SAMPLERS, ["it belongs under delay"]),
+        (FAR + "[network.link.x]\ndelay = 1\n[network.link.y]\ndelay = 1" + LEARNER + SAMPLERS, ["names x, y; the peers are l, s, t"]),
+    ],
+)
+def test_impossible_roles_are_refused_in_one_line_with_the_remedy(text: str, words: list[str]) -> None:
+    message = refusal(text)
+    for word in words:
+        assert word in message
+
+
+def test_a_refusal_speaks_of_what_is_in_the_crew_file() -> None:
+    assert "self." not in refusal(FAR + LEARNER + 'follows = "l"' + SAMPLERS)
+
+
+def test_a_moment_that_is_none_is_refused() -> None:
+    refusal(FAR + LEARNER + SAMPLERS + "churn = { join_s = nan }")
+
+
+def test_who_samples_who_learns_and_whose_model_is_used() -> None:
+    config = parse_config(FAR + LEARNER + SAMPLERS + PLAIN)
+    assert config.authors == ["s", "t", "p"]
+    assert [p.name for p in config.students] == ["l", "p"]
+    assert [config.student_of(name) for name in ("l", "s", "t", "p")] == ["l", "l", "l", "p"]
+    assert config.has_roles
+    assert config.needs_processes
+    plain = parse_config(CREW + PEERS)
+    assert (plain.authors, plain.has_roles, plain.needs_processes) == (["a", "b", "c"], False, False)
+    assert parse_config(CREW + "[network]\ndelay = 1" + PEERS).needs_processes
+    assert parse_config(CREW + "processes = true" + PEERS).needs_processes
+
+
+@pytest.mark.parametrize(
+    ("layout", "problems", "rollouts", "authors"), [("vertical", 3, 6, 1), ("horizontal", 6, 3, 2)], ids=["vertical", "horizontal"]
+)
+def test_only_those_who_sample_share_the_work_of_a_round(layout: str, problems: int, rollouts: int, authors: int) -> None:
+    config = parse_config(FAR + f'layout = "{layout}"' + LEARNER + SAMPLERS)
+    assert (config.problems_per_peer, config.rollouts_per_group, config.authors_per_group) == (problems, rollouts, authors)
+    assert config.quorum == 2
+    assert parse_config(FAR + LEARNER + SAMPLERS.split('[[peer]]\nname = "t"')[0]).quorum == 1
+
+
+def test_a_learner_alone_samples_for_itself_without_a_network() -> None:
+    network = "quorum = 2\n[network]\ndelay = 60\n[network.link.s]\nloss = 0.5"
+    config = parse_config(FAR + network + LEARNER + "lr = 3e-3" + SAMPLERS + PLAIN)
+    alone = config.alone("l")
+    assert [(p.name, p.role, p.model, p.lr) for p in alone.peer] == [("l", "peer", "tiny:0.3m", 3e-3)]
+    assert (alone.crew.name, alone.crew.objective, alone.crew.pace, alone.crew.quorum) == ("far-alone-l", "alone", "lockstep", 0)
+    assert (alone.has_roles, alone.needs_processes) == (False, False)
+    assert alone.problems_per_peer * alone.rollouts_per_group == 36
+    assert config.alone("p").crew.pace == "lockstep"
+    with pytest.raises(ValueError, match="s needs a model"):
+        config.alone("s")
+
+
+def test_alone_keeps_the_pace_of_a_crew_without_roles() -> None:
+    assert parse_config(CREW + 'pace = "async"' + PEERS).alone("a").crew.pace == "async"
+
+
+def test_nobody_needs_to_ask_for_a_network_a_speed_or_a_channel() -> None:
+    config = parse_config(FAR + LEARNER + SAMPLERS)
+    assert config.network.of("s").instant
+    assert (config.weights.every, config.weights.precision, config.weights.deltas, config.weights.anchor_every) == (1, "bfloat16", True, 16)
+    assert (config.learning.max_age_s, config.learning.stale) == (0.0, "drop")
+    assert (config.named("s").speed.sample, config.named("s").speed.learn) == (1000.0, 4000.0)
+    assert (config.named("s").churn.join_s, config.named("s").churn.leave_s, config.named("s").churn.crashes) == (0.0, 0.0, ())
+
+
+def test_a_crew_with_roles_reads_back_the_same(tmp_path: Path) -> None:
+    text = FAR + '[weights]\nevery = 4\nprecision = "float32"\n' + LEARNER + "speed = { learn = 25 }" + SAMPLERS
+    config = parse_config(text + "churn = { join_s = 1, crashes = [[2, 3]], leave_s = 9.5 }" + PLAIN)
+    write_config(config, tmp_path / "config.toml")
+    assert read_config(tmp_path / "config.toml") == config
+    assert config.named("t").churn.crashes == ((2.0, 3.0),)
+    assert config.named("l").speed.learn == 25.0

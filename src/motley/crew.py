@@ -35,7 +35,7 @@ class LocalCrew:
     def start(cls, config: CrewConfig, folder: Path, warm_progress: WarmProgress | None = None) -> LocalCrew:
         """A new run in a new folder, with the skills before training as its first metrics lines."""
         check_config(config)
-        new_folder(folder, config, f"motley train --resume {folder}")
+        new_folder(folder, config, f"go on with: motley train --resume {folder}")
         crew = cls(config, folder, warm_progress)
         crew._run.write([{"round": 0, "peer": p.me.name, **crew._run.accuracies(p)} for p in crew.peers])
         crew.save()
@@ -55,6 +55,8 @@ class LocalCrew:
         """Go on from the newest checkpoint. What was written after it is cut off and done again."""
         newest = newest_checkpoint(folder)
         state = load_manifest(newest)
+        if "log_records" not in state:
+            raise ValueError(f"{folder} is a simulated run, which is not resumed; run motley sim again, with another --out")
         cut_log(folder / "groups" / "log.bin", state["log_records"])
         crew = cls(read_config(folder / "config.toml"), folder)
         crew._run.cut_metrics(state["metrics_bytes"], newest)

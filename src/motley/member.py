@@ -22,7 +22,7 @@ import msgspec
 
 from motley.config import CrewConfig, parse_config, read_config, with_files_in, write_config
 from motley.conformance import check_engine
-from motley.exchange import Head, LogError
+from motley.exchange import LogError
 from motley.exchange.arriving import ArrivingLog
 from motley.exchange.connection import NotAdmittedError
 from motley.exchange.nats import NatsLog
@@ -38,7 +38,7 @@ from motley.sampler import Sampled
 from motley.sampler_member import SamplerMember
 from motley.seat import WAIT_S, Seat
 from motley.tasks import load_task
-from motley.trust import known, read_hub, stamp_of, verifies
+from motley.trust import known, read_hub, verifies
 from motley.trust.invitation import Invitation
 
 # Joining
@@ -120,7 +120,9 @@ class Member(Seat):
         self._over = False  # async: there is nothing more to come, though fewer steps were taken than there are rounds
         self._journal = Journal(self.folder / "journal.jsonl")
         self._start_or_restore()
-        self._mend_outbox()
+        last = self._mend_outbox()
+        if last and isinstance(content := known(last)[0], Weights):
+            self.peer.published = content.version
         self.peer.publish_weights()
         self._start_courier(self._blobs)
         self._sampled = self._sampled_before()
@@ -140,7 +142,12 @@ class Member(Seat):
             return True
         if self.config.crew.pace == "lockstep" or peer.sampled_rounds < rounds or not self._idle:
             return False
-        return self._closed() or all(peer.complete[name] >= rounds for name in peer.crewmates)
+        return self._closed() or all(peer.complete[name] >= rounds or self._has_ended(name) for name in peer.crewmates)
+
+    def _has_ended(self, name: str) -> bool:
+        """A sampler makes as many rounds as its learner's steps take, and then says so."""
+        heard = self.presence.heard.get(name)
+        return self.config.named(name).role == "sampler" and heard is not None and heard.gone
 
     def _waits_for(self) -> str:
         if self.config.crew.pace == "async":
@@ -193,19 +200,6 @@ class Member(Seat):
             return None
         return peer.sampled_in(peer.learned_rounds)
 
-    def _mend_outbox(self) -> None:
-        """A lost outbox must not begin the chain anew: go on behind the last record the log has of this peer."""
-        last = patiently(lambda: self.log.last_of(self.peer.me.name), self._say)
-        if last is None:
-            return
-        stamp, hash = stamp_of(last)
-        if stamp.key == self.peer.outbox.key and stamp.counter >= self.peer.outbox.head.counter:
-            self._say(f"the outbox was lost; going on behind record {stamp.counter} of the log")
-            self.peer.outbox.head = Head(stamp.counter + 1, hash)
-        content, _ = known(last)
-        if isinstance(content, Weights):
-            self.peer.published = content.version
-
     # One turn
 
     def _turn(self) -> MetricsLine | None:
@@ -227,7 +221,7 @@ class Member(Seat):
             return None
         self._journal.add(Step.of(peer.learned_rounds, cursor, closed, chosen))
         self._beat("learning")
-        report, learn_s = timed(lambda: peer.step(chosen))
+        report, learn_s = timed(lambda: peer.step(chosen, again=done is not None))
         peer.publish_weights()
         self._courier.wake()
         return self._round_is_over(report, learn_s, without)

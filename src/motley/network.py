@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 
 BETWEEN = 0.995  # the share of delays between low_s and high_s
+LONGEST_S = 1e12
 _LOW, _HIGH = (1 - BETWEEN) / 2, (1 + BETWEEN) / 2
 _PARAMETERS = {"lognormal": ("mu", "sigma"), "weibull": ("k", "scale_s"), "exponential": ("mean_s",)}
 
@@ -41,7 +42,8 @@ class Delay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         by_quantiles = bool(self.low_s or self.high_s)
         if given - set(needed) or bool(given) == by_quantiles or (given and given != set(needed)):
             got = ", ".join(sorted(given | {n for n in ("low_s", "high_s") if getattr(self, n)})) or "nothing"
-            raise ValueError(f"a {self.shape} delay takes either low_s and high_s or {' and '.join(needed)}; got {got}")
+            quantiles = "high_s" if self.shape == "exponential" else "low_s and high_s"
+            raise ValueError(f"a delay of shape {self.shape} takes either {quantiles} or {' and '.join(needed)}; got {got}")
         if by_quantiles and self.shape == "exponential" and self.low_s:
             raise ValueError(f"an exponential delay has one parameter: give high_s alone, or mean_s; got low_s={self.low_s} too")
         if by_quantiles and not (0 <= self.low_s < self.high_s < math.inf and (self.low_s or self.shape == "exponential")):
@@ -50,6 +52,16 @@ class Delay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ValueError(f"{' and '.join(sorted(given))} of a {self.shape} delay must be above 0")
         if self.mu is not None and not abs(self.mu) < 50:
             raise ValueError(f"mu={self.mu} is the mean of the logarithm of seconds; 5.8 is about 6 minutes")
+
+        self._check_longest()
+
+    def _check_longest(self) -> None:
+        try:
+            longest_s = self.quantile(1 - 2**-48)
+        except OverflowError:
+            longest_s = math.inf
+        if longest_s > LONGEST_S:
+            raise ValueError(f"this {self.shape} delay may take more than {LONGEST_S:.0e} s; use a narrower one")
 
     def quantile(self, share: float) -> float:
         """The seconds that this share of delays stays below."""
@@ -85,9 +97,10 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     outages: tuple[tuple[float, float], ...] = ()  # [from, to) in seconds since the start: nothing leaves and nothing arrives
 
     def __post_init__(self) -> None:
-        for delay in (self.delay, self.up, self.down):
-            if isinstance(delay, float) and not 0 <= delay < math.inf:
-                raise ValueError(f"delay={delay} must be seconds of at least 0")
+        for name in ("delay", "up", "down"):
+            delay = getattr(self, name)
+            if isinstance(delay, int | float) and not 0 <= delay < math.inf:
+                raise ValueError(f"{name}={delay} must be seconds of at least 0")
         if not 0 <= self.loss < 1:
             raise ValueError(f"loss={self.loss} is outside [0, 1); 0.05 loses one try in twenty")
         if any(not 0 <= start < stop < math.inf for start, stop in self.outages):

@@ -13,7 +13,7 @@ closes rounds and saves is up to whoever drives the peer: `crew.py`, `member.py`
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -27,8 +27,8 @@ from motley.learning.select import Candidate, select, stale_families
 from motley.network import Weather
 from motley.policies.following import Publisher
 from motley.policies.weights import describe
-from motley.records import Group, Problem, Rollout, Weights
-from motley.sampler import Sampled, SamplerHalf, backlogged, rules_of
+from motley.records import Backlog, Group, Problem, Rollout, Weights
+from motley.sampler import Sampled, SamplerHalf, holds_up, rules_of
 from motley.tasks import Task
 from motley.trust import Admission, Admitted, known
 
@@ -94,7 +94,7 @@ class Peer:
             return False
         if self.config.crew.pace == "lockstep" or self.config.learning.stale == "drop":
             return True
-        return not backlogged(self.config, len(self.waiting), self.oldest_s)
+        return not holds_up(self.backlog, self.me.name, self.config)
 
     def sample(self) -> Sampled:
         """Answer the next round's problems and put the groups in the outbox. What was sampled before a crash is not sampled again."""
@@ -130,19 +130,14 @@ class Peer:
         elif self.config.crew.pace == "lockstep" and group.round < self.learned_rounds:
             self.dropped[group.origin.peer, "late"] += 1
         else:
-            self.waiting.append(self._candidate(entry.position, admitted, *self._since(group)))
+            since = group.origin.version if self._is_own(group) else self.learner.policy.version
+            self.waiting.append(self._candidate(entry.position, admitted, since, self.clock.now_s()))
 
     def _is_own(self, group: Group) -> bool:
         """Sampled with this learner's weights, of whatever version: by itself, or by a sampler that follows it."""
         return self.config.student_of(group.origin.peer) == self.me.name
 
-    def _since(self, group: Group) -> tuple[int, float]:
-        """From when on a group ages, on this learner's clock: own weights since they were made, others' groups since they came."""
-        if self._is_own(group):
-            return group.origin.version, self.made_s.get(group.origin.version, min(self.made_s.values()))
-        return self.learner.policy.version, self.clock.now_s()
-
-    def _candidate(self, position: int, admitted: Admitted, since: int, since_s: float) -> Candidate:
+    def _candidate(self, position: int, admitted: Admitted, since: int, came_s: float) -> Candidate:
         group = admitted.group
         horizontal = self.config.crew.layout == "horizontal"
         return Candidate(
@@ -151,7 +146,7 @@ class Peer:
             own=self._is_own(group),
             family=f"{group.round}.{group.slot}" if horizontal else group.id,
             since=since,
-            since_s=since_s,
+            came_s=came_s,
             position=position,
             hash=admitted.hash,
         )
@@ -177,16 +172,16 @@ class Peer:
         chosen = self.choose(closed)
         return None if chosen is None else self.step(chosen)
 
-    def choose(self, closed: bool = False, again: Collection[int] = ()) -> list[Candidate] | None:
+    def choose(self, closed: bool = False, again: Sequence[int] = ()) -> list[Candidate] | None:
         """What the next step learns from; None: wait for more. Empty: a lockstep round of which nothing may be taken.
 
         `closed`: do with what is there of the round, or of a horizontal group, if it comes from a quorum of peers. `again`: positions
         that the same step took before a crash. They decide where the window is in seconds, which have passed since.
         """
         if again and self.config.learning.max_age_s:
-            chosen = [c for c in self._whole_families(closed) if c.position in again]
-            self.waiting = [c for c in self.waiting if c.position not in again]
-            return chosen or None
+            found = {c.position: c for c in self.waiting if c.position in set(again)}
+            self.waiting = [c for c in self.waiting if c.position not in found]
+            return [found[position] for position in again if position in found] or None
         if self.config.crew.pace == "async" and self.config.learning.stale == "drop":
             self._drop_stale(closed)
         ready = self._ready(closed)
@@ -201,8 +196,8 @@ class Peer:
             return None
         return selection.take
 
-    def step(self, chosen: list[Candidate]) -> StepReport | None:
-        """Learn from what was chosen; the round is over."""
+    def step(self, chosen: list[Candidate], again: bool = False) -> StepReport | None:
+        """Learn from what was chosen; the round is over. `again`: as before a crash, which says nothing of what has become stale since."""
         self.learned_rounds += 1
         if not chosen:
             return None
@@ -211,7 +206,7 @@ class Peer:
         self.made_s[self.learner.policy.version] = self.clock.now_s()
         if len(self.made_s) > MADE_KEPT:
             del self.made_s[min(self.made_s)]
-        if self.config.crew.pace == "async" and self.config.learning.stale == "drop":
+        if self.config.crew.pace == "async" and self.config.learning.stale == "drop" and not (again and self.config.learning.max_age_s):
             self._drop_incomplete()
         return report
 
@@ -234,12 +229,28 @@ class Peer:
         self._drop(lambda c: c.position not in whole and c.family in gone, "incomplete")
 
     def _stale_families(self, candidates: Sequence[Candidate]) -> set[str]:
-        return stale_families(candidates, self.config.learning, self.learner.policy.version, self.clock.now_s())
+        rules = self.config.learning
+        if rules.max_age_s:
+            return stale_families(candidates, rules.max_age_s, self._age_s)
+        return stale_families(candidates, rules.max_age, lambda c: c.age(self.learner.policy.version))
+
+    def _age_s(self, candidate: Candidate) -> float:
+        """Seconds since a group's weights were superseded here, for own ones; since it came, for others.
+
+        Weights that nothing newer has replaced do not age: a crew that was silent for long must be able to go on.
+        """
+        if not candidate.own:
+            return self.clock.now_s() - candidate.came_s
+        if candidate.since >= self.learner.policy.version:
+            return 0.0
+        return self.clock.now_s() - self.made_s.get(candidate.since + 1, min(self.made_s.values()))
 
     @property
-    def oldest_s(self) -> float:
-        """How long the oldest group has been waiting, or its weights have been there."""
-        return max((self.clock.now_s() - c.since_s for c in self.waiting), default=0.0)
+    def backlog(self) -> Backlog:
+        return Backlog(
+            waiting=tuple(sorted(Counter(c.group.origin.peer for c in self.waiting).items())),
+            oldest_s=max(0.0, max((self._age_s(c) for c in self.waiting), default=0.0)),
+        )
 
     # Weights, for the samplers that follow a learner
 
@@ -262,8 +273,7 @@ class Peer:
             state=made.state,
             blobs=blobs,
             frozen=frozen,
-            waiting=len(self.waiting),
-            oldest_s=self.oldest_s,
+            backlog=self.backlog,
             created_s=self.clock.now_s(),
         )
         content = {b.sha256: c for b, c in zip((*blobs, *frozen), (*made.blobs, *made.frozen), strict=True)}
@@ -322,7 +332,7 @@ class Peer:
             "sampled_rounds": self.sampled_rounds,
             "learned_rounds": self.learned_rounds,
             "cursor": self.cursor,
-            "waiting": [[c.position, c.since, c.since_s] for c in self.waiting],
+            "waiting": [[c.position, c.since, c.came_s] for c in self.waiting],
             "made_s": sorted(self.made_s.items()),
             "complete": dict(self.complete),
             "seen": sorted(self.seen),
@@ -338,7 +348,7 @@ class Peer:
         self.cursor = state["cursor"]
         self.learner.success.by_kind = dict(state["success"])
         self.made_s = dict(state["made_s"])
-        self.waiting = self._waiting_again({position: (since, since_s) for position, since, since_s in state["waiting"]})
+        self.waiting = self._waiting_again({position: (since, came_s) for position, since, came_s in state["waiting"]})
         self.complete = Counter(state["complete"])
         self.seen = {(sender, round, slot) for sender, round, slot in state["seen"]}
         self.dropped = Counter({(sender, reason): count for sender, reason, count in state["dropped"]})

@@ -40,7 +40,7 @@ class ProcessCrew:
     @classmethod
     def start(cls, config: CrewConfig, folder: Path, say: Say = lambda text: None) -> ProcessCrew:
         check_config(config)
-        new_folder(folder, config, f"motley train --resume {folder}")
+        new_folder(folder, config, f"go on with: motley train --resume {folder}")
         return cls(config, folder, say)
 
     @classmethod

@@ -122,6 +122,13 @@ class Blob(msgspec.Struct, frozen=True, kw_only=True):
     raw_bytes: int  # uncompressed
 
 
+class Backlog(msgspec.Struct, frozen=True, kw_only=True):
+    """What waits for a learner."""
+
+    waiting: tuple[tuple[str, int], ...]  # author, groups
+    oldest_s: float  # age of the oldest of them
+
+
 Precision = Literal["bfloat16", "float32"]
 NO_BASE = -1
 
@@ -142,8 +149,7 @@ class Weights(msgspec.Struct, frozen=True, kw_only=True):
     state: bytes  # sha256 of the trained values that come out
     blobs: tuple[Blob, ...]
     frozen: tuple[Blob, ...]
-    waiting: int  # groups the learner has not learned from yet
-    oldest_s: float  # how long the oldest of them has waited
+    backlog: Backlog  # when the version was made
     created_s: float
 
     @property

@@ -140,10 +140,10 @@ class Run:
 
     def sampler_line(self, sampler: Sampler, sampled: Sampled) -> MetricsLine:
         """What a sampler has to say of a round."""
-        line: MetricsLine = {"round": sampler.half.sampled_rounds, "peer": sampler.me.name, "version": sampler.follower.version}
+        line: MetricsLine = {"round": sampler.half.sampled_rounds, "peer": sampler.me.name, "version": sampled.version}
         line |= {"reward": sampled.reward, "sampled_tokens": sampled.num_tokens}
         if sampler.newest:
-            line["behind"] = sampler.newest.version - sampler.follower.version
+            line["behind"] = sampler.newest.version - sampled.version
         if sampler.failed:
             line["failed_transfers"] = sampler.failed
         return line
@@ -165,11 +165,11 @@ class Run:
         os.truncate(self.metrics, num_bytes)
 
 
-def new_folder(folder: Path, config: CrewConfig, again: str) -> None:
+def new_folder(folder: Path, config: CrewConfig, otherwise: str) -> None:
     """Make a run folder with the crew in it; what an unfinished start left there is cleared, anything else is not touched."""
     _discard_unfinished(folder)
     if folder.exists() and any(folder.iterdir()):
-        raise ValueError(f"run folder {folder} is not empty; choose another with --out, or go on with: {again}")
+        raise ValueError(f"run folder {folder} is not empty; choose another with --out, or {otherwise}")
     folder.mkdir(parents=True, exist_ok=True)
     write_config(config, folder / "config.toml")
 

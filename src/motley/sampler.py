@@ -23,7 +23,7 @@ from motley.exchange.blobs import Blobs
 from motley.network import Weather
 from motley.policies import Policy
 from motley.policies.following import Follower
-from motley.records import HUB, Blob, Group, Origin, Problem, Rollout, Weights
+from motley.records import HUB, Backlog, Group, Origin, Problem, Rollout, Weights
 from motley.tasks import Task, assign
 from motley.trust import MAX_REWARD, Admission, Rules
 
@@ -33,6 +33,7 @@ class Sampled(msgspec.Struct, frozen=True):
 
     num_tokens: int
     reward: float  # mean
+    version: int = 0  # of the weights
     fresh: bool = True  # not found in the outbox after a crash
 
 
@@ -84,7 +85,7 @@ class SamplerHalf:
         rollouts = self._rollouts(problems, round)
         groups = [self._group(round, slot, problem, rollouts[slot * size : (slot + 1) * size]) for slot, problem in enumerate(problems)]
         reward = sum(r.reward for r in rollouts) / len(rollouts)
-        return Drawn(round, groups, Sampled(sum(len(r.tokens) for r in rollouts), reward))
+        return Drawn(round, groups, Sampled(sum(len(r.tokens) for r in rollouts), reward, self.policy.version))
 
     def keep(self, drawn: Drawn) -> Sampled:
         """Put a round's groups in the outbox; from here on they cannot be lost."""
@@ -151,6 +152,7 @@ class Transfer:
 
     plan: list[Weights]
     arrives_s: float
+    contents: dict[str, bytes | None]  # of the blobs, by their hashes: the store may forget them before they arrive
 
 
 @dataclass(slots=True)
@@ -202,23 +204,23 @@ class Sampler:
         loaded = self._land(now_s)
         if self.transfer is None and (plan := self.follower.plan(list(self.known.values()))):
             arrives_s = self.half.weather.fetched(f"weights.{plan[-1].version}", now_s)
-            self.transfer = Transfer(plan, arrives_s)
+            self.transfer = Transfer(plan, arrives_s, self._fetched(plan))
             loaded = self._land(now_s) or loaded
         return loaded
 
     def _land(self, now_s: float) -> bool:
         if self.transfer is None or self.transfer.arrives_s > now_s:
             return False
-        plan, self.transfer = self.transfer.plan, None
-        if self.follower.apply(plan, self._fetch) is not None:
+        plan, contents, self.transfer = self.transfer.plan, self.transfer.contents, None
+        if self.follower.apply(plan, lambda blob: contents.get(blob.sha256)) is not None:
             self.failed += 1
             return False
         self.known = {version: weights for version, weights in self.known.items() if version > self.follower.version}
         self.half.engine.refresh()
         return True
 
-    def _fetch(self, blob: Blob) -> bytes | None:
-        return self.blobs.get(blob.sha256, blob.num_bytes)
+    def _fetched(self, plan: Sequence[Weights]) -> dict[str, bytes | None]:
+        return {blob.sha256: self.blobs.get(blob.sha256, blob.num_bytes) for blob in self.follower.blobs_of(plan)}
 
     def forget(self) -> None:
         """What a crash takes: the weights in memory and those on their way. The log and the blobs have them again."""
@@ -231,7 +233,7 @@ class Sampler:
         """Once it has weights, always; with stale = "pace", not while its learner has more to learn from than the window can use up."""
         if self.follower.version < 0 or self.newest is None:
             return False
-        return self.half.config.learning.stale == "drop" or not backlogged(self.half.config, self.newest.waiting, self.newest.oldest_s)
+        return self.half.config.learning.stale == "drop" or not holds_up(self.newest.backlog, self.me.name, self.half.config)
 
     @property
     def finished(self) -> bool:
@@ -239,12 +241,16 @@ class Sampler:
         return self.newest is not None and self.newest.version >= self.half.config.crew.rounds
 
 
-def backlogged(config: CrewConfig, waiting: int, oldest_s: float) -> bool:
-    """Whether so much waits for a learner that its samplers should. Never while it lacks a full step: that would be for ever."""
-    per_step = config.crew.problems_per_round * config.authors_per_group
-    rules = config.learning
+def holds_up(backlog: Backlog, author: str, config: CrewConfig) -> bool:
+    """Whether so much waits for a learner that an author should. Never while the learner lacks a full step: that would be for ever.
+
+    In a horizontal crew the author's own parts count: others may wait for those of a slower one, which must go on.
+    """
+    horizontal = config.crew.layout == "horizontal"
+    waiting = sum(count for name, count in backlog.waiting if name == author or not horizontal)
+    rules, per_step = config.learning, config.crew.problems_per_round
     if rules.max_age_s:
-        return waiting >= per_step and oldest_s > rules.max_age_s
+        return waiting >= per_step and backlog.oldest_s > rules.max_age_s
     return waiting > max(1, rules.max_age) * per_step
 
 

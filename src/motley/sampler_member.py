@@ -10,13 +10,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 from motley.config import CrewConfig
-from motley.exchange import Head
 from motley.exchange.nats import NatsLog
-from motley.membership import Joining, patiently
+from motley.membership import Joining
 from motley.records import Group
 from motley.run import MetricsLine, timed
 from motley.seat import Seat
-from motley.trust import known, stamp_of, verifies
+from motley.trust import known, verifies
 
 
 class SamplerMember(Seat):
@@ -25,7 +24,9 @@ class SamplerMember(Seat):
         blobs = self._blobs_of(self.me.follows)
         self.sampler = self._run.build_sampler(self.me, log, self.outbox, blobs, joining.membership.hub)
         self.sampler.half.sampled_rounds = self.outbox.last_round + 1
-        self._mend_outbox()
+        last = self._mend_outbox()
+        if last and isinstance(group := known(last)[0], Group):  # with a lost outbox, what the log has is not sampled again
+            self.sampler.half.sampled_rounds = max(self.finished_rounds, group.round + 1)
         if self.finished_rounds:
             self._say(f"going on after round {self.finished_rounds}")
         self._start_courier()
@@ -64,19 +65,6 @@ class SamplerMember(Seat):
         if self.sampler.follower.version < 0:
             return f"waiting for the first weights of {self.me.follows}"
         return f"waiting for {self.me.follows} to catch up"
-
-    def _mend_outbox(self) -> None:
-        """A lost outbox must not begin the chain anew, nor sample again what the log has."""
-        last = patiently(lambda: self.log.last_of(self.me.name), self._say)
-        if last is None:
-            return
-        stamp, hash = stamp_of(last)
-        if stamp.key == self.outbox.key and stamp.counter >= self.outbox.head.counter:
-            self._say(f"the outbox was lost; going on behind record {stamp.counter} of the log")
-            self.outbox.head = Head(stamp.counter + 1, hash)
-            group, _ = known(last)
-            assert isinstance(group, Group)
-            self.sampler.half.sampled_rounds = max(self.finished_rounds, group.round + 1)
 
     def _verify(self, peer: str, signature: bytes, message: bytes) -> bool:
         keys = self.sampler.admission.keys if hasattr(self, "sampler") else {}

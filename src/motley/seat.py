@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 from motley.config import CrewConfig
-from motley.exchange import LogError, Outbox, Signer
+from motley.exchange import Entry, Head, LogError, Outbox, Signer
 from motley.exchange.blobs import Blobs
 from motley.exchange.courier import Courier
 from motley.exchange.nats import NatsLog
@@ -16,6 +16,7 @@ from motley.exchange.objects import NatsBlobs
 from motley.exchange.presence import Beat, Presence, State, Voice
 from motley.membership import Joining, patiently
 from motley.run import MetricsLine, Run
+from motley.trust import stamp_of
 
 WAIT_S = 0.25  # at most, before looking again
 
@@ -81,6 +82,22 @@ class Seat:
 
     def _beat(self, state: State) -> None:
         self.presence.say(Beat(state, self.finished_rounds, len(self.outbox)))
+
+    def _mend_outbox(self) -> Entry | None:
+        """A lost outbox must not begin the chain anew: go on behind the last record the log has of this peer, which is returned."""
+        last = patiently(lambda: self.log.last_of(self.me.name), self._say)
+        if last is None or not self._is_ahead(last):
+            return last
+        # Delayed deliveries overtake each other: the newest on the log need not be the last of the chain.
+        last = max(patiently(lambda: self.log.records_of(self.me.name), self._say), key=lambda entry: stamp_of(entry)[0].counter)
+        stamp, hash = stamp_of(last)
+        self._say(f"the outbox was lost; going on behind record {stamp.counter} of the log")
+        self.outbox.head = Head(stamp.counter + 1, hash)
+        return last
+
+    def _is_ahead(self, entry: Entry) -> bool:
+        stamp, _ = stamp_of(entry)
+        return stamp.key == self.outbox.key and stamp.counter >= self.outbox.head.counter
 
     # What a role decides
 

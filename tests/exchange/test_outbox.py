@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import hashlib
+import math
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +10,7 @@ import pytest
 
 from fakes import group, identity, rollout
 from motley.exchange import Entry, Head, LogError, MemoryLog, Outbox, Signer, decode, unpack
+from motley.exchange.blobs import MemoryBlobs
 from motley.exchange.outbox import BATCH
 from motley.exchange.sections import STEPS_PER_NAT
 from motley.records import FIRST_PREVIOUS, Group, Roster
@@ -237,3 +240,204 @@ def test_a_hubs_records_go_the_same_way() -> None:
     (entry,) = log.read(0)
     assert entry.id == "hub.roster.2"
     assert decode(unpack(entry.record).body)[1] == roster
+
+
+# What is due later
+
+
+def ids_on(log: MemoryLog) -> list[str]:
+    """In the order of the log, in which a chain may have holes that are filled later."""
+    chain = Chain()
+    for entry in everything(log):
+        sealed = unpack(entry.record)
+        assert chain.add(decode(sealed.body)[0], sealed.hash) == ""
+    return [entry.id for entry in everything(log)]
+
+
+def test_only_what_is_due_is_sent() -> None:
+    outbox, log = Outbox(None, SIGNER), MemoryLog()
+    assert outbox.due_s == math.inf
+    outbox.put(groups(0, 2), due_s=10.0)
+    outbox.put(groups(2, 3), due_s=20.0)
+    assert outbox.due_s == 10.0
+    outbox.deliver(log, 9.999)
+    assert (len(log), len(outbox), outbox.due_s) == (0, 3, 10.0)
+    outbox.deliver(log, 10.0)
+    assert (ids_on(log), len(outbox), outbox.due_s) == (["a.0.0", "a.1.0"], 1, 20.0)
+    outbox.deliver(log, 1e9)
+    assert (len(outbox), outbox.due_s) == (0, math.inf)
+    assert contents_of(log) == groups(0, 3)
+
+
+def test_without_a_moment_everything_is_sent_and_without_a_due_time_it_is_due_at_once() -> None:
+    outbox, log = Outbox(None, SIGNER), MemoryLog()
+    outbox.put(groups(0, 1), due_s=1e12)
+    outbox.put(groups(1, 2))
+    assert outbox.due_s == 0.0
+    outbox.deliver(log, 0.0)
+    assert ids_on(log) == ["a.1.0"]
+    outbox.deliver(log)
+    assert ids_on(log) == ["a.1.0", "a.0.0"]
+
+
+def test_a_later_record_that_is_due_sooner_goes_first_and_the_chain_is_whole_in_the_end() -> None:
+    outbox, log = Outbox(None, SIGNER), MemoryLog()
+    for number, due_s in enumerate([30.0, 10.0, 20.0, 10.0]):
+        outbox.put(groups(number, number + 1), due_s=due_s)
+    for now_s in (10.0, 20.0, 30.0):
+        assert outbox.due_s == now_s
+        outbox.deliver(log, now_s)
+    assert ids_on(log) == ["a.1.0", "a.3.0", "a.2.0", "a.0.0"]
+    chain = Chain()
+    for entry in everything(log):
+        sealed = unpack(entry.record)
+        chain.add(decode(sealed.body)[0], sealed.hash)
+    assert (chain.next, chain.missing) == (4, {})
+
+
+def test_more_than_a_batch_is_due_at_its_own_times() -> None:
+    outbox, log = Outbox(None, SIGNER), MemoryLog()
+    outbox.put(groups(0, BATCH + 5), due_s=2.0)
+    outbox.put(groups(BATCH + 5, 2 * BATCH), due_s=1.0)
+    outbox.deliver(log, 1.0)
+    assert (len(log), len(outbox)) == (BATCH - 5, BATCH + 5)
+    outbox.deliver(log, 2.0)
+    assert (len(log), len(outbox)) == (2 * BATCH, 0)
+    assert len(ids_on(log)) == 2 * BATCH
+
+
+def test_when_a_record_is_due_survives_reopening(path: Path) -> None:
+    outbox, log = Outbox(path, SIGNER), MemoryLog()
+    outbox.put(groups(0, 1), due_s=10.0)
+    again = Outbox(path, SIGNER)
+    again.deliver(log, 5.0)
+    assert (len(log), again.due_s) == (0, 10.0)
+    again.deliver(log, 10.0)
+    assert contents_of(log) == groups(0, 1)
+
+
+@pytest.mark.parametrize("marked", [[], [0], [3, 1, 2], [0, 1000]])
+def test_the_last_round_is_the_highest_that_was_marked(path: Path, marked: list[int]) -> None:
+    outbox = Outbox(path, SIGNER)
+    for number in marked:
+        outbox.put(groups(number, number + 1), round=number)
+    outbox.put(groups(2000, 2001))
+    outbox.deliver(MemoryLog())
+    assert outbox.last_round == Outbox(path, SIGNER).last_round == max(marked, default=-1)
+
+
+# Blobs
+
+
+def blob(text: str) -> tuple[str, bytes]:
+    return hashlib.sha256(text.encode()).hexdigest(), text.encode()
+
+
+class WatchedBlobs(MemoryBlobs):
+    """Takes in so many blobs, then fails; notes how long the log was at each."""
+
+    def __init__(self, log: MemoryLog, takes: int = 10**9) -> None:
+        super().__init__()
+        self.log, self.takes = log, takes
+        self.put_at: list[tuple[bytes, int]] = []
+
+    def put(self, name: str, content: bytes) -> None:
+        if not self.takes:
+            raise LogError("the store is full")
+        self.takes -= 1
+        self.put_at.append((content, len(self.log)))
+        super().put(name, content)
+
+
+def waiting_blobs(path: Path) -> int:
+    database = sqlite3.connect(path)
+    (count,) = database.execute("SELECT count(*) FROM blobs").fetchone()
+    database.close()
+    return int(count)
+
+
+def test_blobs_are_in_the_store_before_their_record_is_on_the_log(path: Path) -> None:
+    log = MemoryLog()
+    outbox, store = Outbox(path, SIGNER), WatchedBlobs(log)
+    outbox.put(groups(0, 1), blobs=dict([blob("one"), blob("two")]))
+    outbox.put(groups(1, 2), due_s=10.0, blobs=dict([blob("three")]))
+    assert waiting_blobs(path) == 3
+    outbox.deliver(log, 5.0, store)
+    assert sorted(store.put_at) == [(b"one", 0), (b"two", 0)]
+    assert contents_of(log) == groups(0, 1)
+    assert waiting_blobs(path) == 1
+    outbox.deliver(log, 10.0, store)
+    assert store.put_at[2:] == [(b"three", 1)]
+    assert (len(log), waiting_blobs(path)) == (2, 0)
+    assert store.get(*named(b"three")) == b"three"
+
+
+def named(content: bytes) -> tuple[str, int]:
+    return hashlib.sha256(content).hexdigest(), len(content)
+
+
+@pytest.mark.parametrize("takes", [0, 1])
+def test_a_store_that_fails_keeps_the_record_and_all_its_blobs(path: Path, takes: int) -> None:
+    log = MemoryLog()
+    outbox, store = Outbox(path, SIGNER), WatchedBlobs(log, takes)
+    outbox.put(groups(0, 1), blobs=dict([blob("one"), blob("two")]))
+    for _ in range(2):
+        with pytest.raises(LogError, match="full"):
+            outbox.deliver(log, 0.0, store)
+    assert (len(log), len(outbox), waiting_blobs(path)) == (0, 1, 2)
+    again = Outbox(path, SIGNER)  # after a crash
+    store.takes = 10
+    again.deliver(log, 0.0, store)
+    assert contents_of(log) == groups(0, 1)
+    assert [store.get(*named(content)) for content in (b"one", b"two")] == [b"one", b"two"]
+    assert (len(again), waiting_blobs(path)) == (0, 0)
+
+
+def test_a_log_that_fails_after_the_store_gets_the_record_later_and_the_blobs_are_passed_over(path: Path) -> None:
+    log = MemoryLog()
+    outbox, store = Outbox(path, SIGNER), WatchedBlobs(log)
+    outbox.put(groups(0, 1), blobs=dict([blob("one")]))
+    with pytest.raises(LogError, match="dead"):
+        outbox.deliver(FailingLog(log, 0), 0.0, store)
+    assert (len(log), len(outbox), waiting_blobs(path)) == (0, 1, 1)
+    outbox.deliver(log, 0.0, store)
+    assert contents_of(log) == groups(0, 1)
+    assert store.get(*named(b"one")) == b"one"
+
+
+def test_two_records_may_need_the_same_blob(path: Path) -> None:
+    log = MemoryLog()
+    outbox, store = Outbox(path, SIGNER), WatchedBlobs(log)
+    outbox.put(groups(0, 1), due_s=10.0, blobs=dict([blob("same")]))
+    outbox.put(groups(1, 2), due_s=5.0, blobs=dict([blob("same"), blob("other")]))
+    outbox.deliver(log, 5.0, store)
+    assert ids_on(log) == ["a.1.0"]
+    assert waiting_blobs(path) == 1
+    outbox.deliver(log, 10.0, store)
+    assert (len(log), waiting_blobs(path)) == (2, 0)
+
+
+def test_putting_blobs_is_all_or_nothing_too(path: Path) -> None:
+    outbox = Outbox(path, SIGNER)
+    outbox.put(groups(0, 1), round=0)
+    with pytest.raises(sqlite3.IntegrityError):
+        outbox.put(groups(1, 2), round=0, blobs=dict([blob("one")]))
+    assert (len(outbox), waiting_blobs(path), outbox.head.counter) == (1, 0, 1)
+
+
+def test_records_without_blobs_need_no_store() -> None:
+    outbox, log = Outbox(None, SIGNER), MemoryLog()
+    outbox.put(groups(0, 1), blobs={})
+    outbox.deliver(log, 0.0)
+    assert contents_of(log) == groups(0, 1)
+
+
+def test_an_outbox_of_the_release_before_is_gone_on_with(path: Path) -> None:
+    database = sqlite3.connect(path)
+    database.execute("CREATE TABLE unsent (counter INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, record BLOB NOT NULL)")
+    database.commit()
+    database.close()
+    outbox, log = Outbox(path, SIGNER), MemoryLog()
+    outbox.put(groups(0, 1))
+    outbox.deliver(log)
+    assert contents_of(log) == groups(0, 1)

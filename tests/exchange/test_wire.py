@@ -18,8 +18,8 @@ from fakes import group, identity, rollout, sealed_record
 from fuzz import FIELDS, put_together, take_apart, varint
 from motley.exchange import Header, Sealed, WireError, decode, encode, pack, unpack
 from motley.exchange.sections import LEAST_LOGPROB, MAX_ROLLOUTS, MAX_TOKENS, MOST_LOGPROB, STEPS_PER_NAT
-from motley.exchange.wire import MAX_BODY_BYTES, MAX_RECORD_BYTES, SIGNATURE_BYTES, encode_parts
-from motley.records import Charter, Content, Group, Rollout, Roster, Sampling, Stamp
+from motley.exchange.wire import MAX_BLOBS, MAX_BODY_BYTES, MAX_RECORD_BYTES, SIGNATURE_BYTES, encode_parts
+from motley.records import NO_BASE, Backlog, Blob, Charter, Content, Group, Rollout, Roster, Sampling, Stamp, Weights
 from motley.trust import verifies
 
 AUTHOR = identity("author")
@@ -625,3 +625,161 @@ def test_the_largest_groups_take_bounded_memory(tmp_path: Path) -> None:
     bodies = [put_together(header, tokens), put_together(most, empty), put_together(many, bytes(6 * count))]
     assert len(logprobs_of(bodies[0])) == MAX_TOKENS
     assert mebibytes_to_read([pack(bytes(SIGNATURE_BYTES), body) for body in bodies], tmp_path) < 384
+
+
+# Weights
+
+HASHES = [bytes([number]) * 32 for number in range(1, 5)]
+WEIGHTS = Weights(
+    crew="crew",
+    peer="größe",
+    version=7,
+    precision="bfloat16",
+    base=6,
+    base_state=HASHES[0],
+    state=HASHES[1],
+    blobs=(Blob(sha256=HASHES[2].hex(), num_bytes=10, raw_bytes=25), Blob(sha256=HASHES[3].hex(), num_bytes=2**40 - 1, raw_bytes=0)),
+    frozen=(Blob(sha256=HASHES[3].hex(), num_bytes=1, raw_bytes=2),),
+    backlog=Backlog(waiting=(("s0", 9), ("s1", 3)), oldest_s=3.25),
+    created_s=1234.5,
+)
+WHOLE = msgspec.structs.replace(
+    WEIGHTS, version=0, base=NO_BASE, base_state=b"", precision="float32", frozen=(), backlog=Backlog(waiting=(), oldest_s=0.0)
+)
+WEIGHTS_FIELDS = [
+    "tag", "key", "counter", "previous", "crew", "peer", "version", "precision", "base", "base_state", "state", "blobs", "frozen",
+    "waiting", "oldest_s", "created_s",
+]  # fmt: skip
+
+
+def weights_body(content: Weights = WEIGHTS, **fields: Any) -> bytes:
+    header, sections = take_apart(encode(content, STAMP))
+    for name, value in fields.items():
+        header[WEIGHTS_FIELDS.index(name)] = value
+    return put_together(header, sections)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        WEIGHTS,
+        WHOLE,
+        msgspec.structs.replace(WEIGHTS, version=2**63 - 1, base=0),
+        msgspec.structs.replace(WEIGHTS, blobs=()),  # nothing changed
+        msgspec.structs.replace(WEIGHTS, blobs=WEIGHTS.frozen * MAX_BLOBS),
+    ],
+    ids=["a change", "whole", "the last version there can be", "no blobs", "as many blobs as are read"],
+)
+def test_weights_come_back_exactly(content: Weights) -> None:
+    sealed = unpack(sealed_record(encode(content, STAMP), AUTHOR))
+    assert decode(sealed.body) == (STAMP, content)
+    assert verifies(AUTHOR.public, sealed.signature, sealed.signed)
+
+
+def test_the_head_of_weights_is_read_without_the_rest() -> None:
+    header = Header.of(encode(WEIGHTS, STAMP))
+    assert (header.stamp, header.crew, header.id, header.sender) == (STAMP, "crew", "größe.weights.7", "größe")
+    assert not header.is_of_hub
+    assert WEIGHTS.id == header.id
+
+
+def test_the_fields_of_weights_stand_in_their_order() -> None:
+    header, sections = take_apart(encode(WEIGHTS, STAMP))
+    named = dict(zip(WEIGHTS_FIELDS, header, strict=True))
+    assert named["tag"] == "weights"
+    assert (named["peer"], named["version"], named["precision"], named["base"]) == ("größe", 7, "bfloat16", 6)
+    assert (named["base_state"], named["state"]) == (HASHES[0], HASHES[1])
+    assert [list(blob) for blob in named["blobs"]] == [[HASHES[2], 10, 25], [HASHES[3], 2**40 - 1, 0]]
+    assert [list(blob) for blob in named["frozen"]] == [[HASHES[3], 1, 2]]
+    assert (named["waiting"], named["oldest_s"], named["created_s"], sections) == ([["s0", 9], ["s1", 3]], 3.25, 1234.5, b"")
+
+
+def test_no_group_can_stand_under_the_id_of_weights() -> None:
+    assert refused_body(with_field("round", "weights")) == "malformed"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tag", "wieghts"),
+        ("key", bytes(31)),
+        ("counter", -1),
+        ("previous", bytes(33)),
+        ("crew", None),
+        ("peer", 5),
+        ("peer", b"a"),
+        ("version", -1),
+        ("version", 6),  # the base's own
+        ("version", 2**63),
+        ("version", 2**64 - 1),
+        ("version", 7.5),
+        ("version", "7"),
+        ("version", None),
+        ("precision", "float16"),
+        ("precision", 16),
+        ("base", -2),
+        ("base", 7),
+        ("base", 8),
+        ("base", -1),  # with the hash of one
+        ("base", None),
+        ("base_state", b""),
+        ("base_state", bytes(31)),
+        ("base_state", "x" * 32),
+        ("state", b""),
+        ("state", bytes(33)),
+        ("state", None),
+        ("blobs", None),
+        ("blobs", [[bytes(31), 1, 1]]),
+        ("blobs", [["0" * 64, 1, 1]]),
+        ("blobs", [[HASHES[0], -1, 1]]),
+        ("blobs", [[HASHES[0], 1, -1]]),
+        ("blobs", [[HASHES[0], 2**40, 1]]),
+        ("blobs", [[HASHES[0], 1, 2**40]]),
+        ("blobs", [[HASHES[0], 1.5, 1]]),
+        ("blobs", [[HASHES[0], 1]]),
+        ("blobs", [[HASHES[0], 1, 1, 1]]),
+        ("blobs", [HASHES[0]]),
+        ("blobs", [[HASHES[0], 1, 1]] * (MAX_BLOBS + 1)),
+        ("frozen", [[bytes(31), 1, 1]]),
+        ("frozen", [[HASHES[0], 1, 2**40]]),
+        ("frozen", [[HASHES[0], 1, 1]] * (MAX_BLOBS + 1)),
+        ("frozen", {}),
+        ("waiting", [["s0", -1]]),
+        ("waiting", [["s0", 1.5]]),
+        ("waiting", None),
+        ("oldest_s", -0.5),
+        ("oldest_s", math.nan),
+        ("oldest_s", math.inf),
+        ("oldest_s", "long"),
+        ("created_s", math.nan),
+        ("created_s", -math.inf),
+        ("created_s", None),
+    ],
+)
+def test_a_wrong_field_of_weights_is_malformed(name: str, value: Any) -> None:
+    assert refused_body(weights_body(**{name: value})) == "malformed"
+
+
+def test_weights_without_a_base_have_no_hash_of_one() -> None:
+    assert decode(weights_body(base=NO_BASE, base_state=b""))[1] == msgspec.structs.replace(WEIGHTS, base=NO_BASE, base_state=b"")
+    assert refused_body(weights_body(WHOLE, base_state=HASHES[0])) == "malformed"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(encode(WEIGHTS, STAMP) + b"\x00", id="bytes behind the header"),
+        pytest.param(put_together(take_apart(encode(WEIGHTS, STAMP))[0][:-1], b""), id="a field too few"),
+        pytest.param(put_together([*take_apart(encode(WEIGHTS, STAMP))[0], 0], b""), id="a field too many"),
+        pytest.param(put_together(["group", *take_apart(encode(WEIGHTS, STAMP))[0][1:]], b""), id="under the tag of a group"),
+        pytest.param(put_together(["weights", *HEADER[1:]], SECTIONS), id="a group under the tag of weights"),
+    ],
+)
+def test_weights_that_are_none_are_malformed(body: bytes) -> None:
+    assert refused_body(body) == "malformed"
+
+
+def test_cut_anywhere_weights_are_refused() -> None:
+    body = encode(WEIGHTS, STAMP)
+    for length in range(len(body)):
+        assert refused_body(body[:length]) in ("truncated", "malformed")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from dataclasses import replace as aged
 
 import pytest
 import torch
@@ -170,3 +171,24 @@ def test_success_is_a_running_mean_of_own_rewards_by_kind() -> None:
     success.update(groups([[0.0, 0.0], [1.0, 1.0]]))
     assert success.of("sort") == pytest.approx(0.9 * 0.25 + 0.1 * 1.0)
     assert success.of("sum") == 0.0
+
+
+def test_ages_count_groups_by_how_many_versions_ago_they_began_to_age() -> None:
+    policy = tiny_policy()
+    policy.version = 7
+    made = groups([[1.0, 0.0], [0.0, 0.0], [0.0, 1.0], [1.0, 1.0], [0.5, 0.0]])
+    since = [7, 3, 7, 0, 3]
+    candidates = [aged(c, since=version) for c, version in zip(made, since, strict=True)]
+    report = Learner(policy, objective("ftis"), Learning(), lr=1e-3).step(candidates)
+    assert list(report.ages.items()) == [(0, 2), (4, 2), (7, 1)]  # on the version that learned, silent groups too
+    assert policy.version == 8
+    other, me = report.senders["other"], report.senders["me"]
+    assert other["age"] == pytest.approx((0 + 0 + 4) / 3)
+    assert me["age"] == pytest.approx((4 + 7) / 2)
+
+
+def test_parts_of_one_family_count_with_their_own_ages() -> None:
+    halves = [candidate(group(peer=peer), family="0.0", arrived=version) for peer, version in (("a", 0), ("b", 2))]
+    policy = tiny_policy()
+    policy.version = 2
+    assert Learner(policy, objective("ftis"), Learning(), lr=1e-3).step(halves).ages == {0: 1, 2: 1}

@@ -147,3 +147,48 @@ def test_reports_are_detached(name: str, variant: str) -> None:
     output = run(objective(name, variant), make_case("far", 0)).output
     assert output.loss.requires_grad
     assert not any(report.requires_grad for report in (output.weight_BT, output.keep_B, output.kl_B))
+
+
+def token_ratio(case: Case, i: int) -> np.ndarray:
+    return np.exp(np.minimum(case.lp[i] - case.lq[i], 60))
+
+
+def sequence_ratio(case: Case, i: int) -> np.ndarray:
+    return np.full(case.lengths[i], np.exp(np.mean(case.lp[i] - case.lq[i])))
+
+
+def product_ratio(case: Case, i: int) -> np.ndarray:
+    return np.full(case.lengths[i], np.exp(min(60.0, float(np.sum(case.lp[i] - case.lq[i])))))
+
+
+def group_ratio(case: Case, i: int) -> np.ndarray:
+    q = np.exp([np.mean(case.lq[j]) for j in range(len(case)) if case.group[j] == case.group[i]])
+    return np.full(case.lengths[i], np.exp(np.mean(case.lp[i])) / ((q**2).sum() / q.sum()))
+
+
+FREE = {
+    "alone": lambda case, i: np.ones(case.lengths[i]),
+    "nois": lambda case, i: np.ones(case.lengths[i]),
+    "fnois": lambda case, i: np.ones(case.lengths[i]),
+    "grpo": token_ratio,
+    "fvis": token_ratio,
+    "tis": token_ratio,
+    "ftis": token_ratio,
+    "cispo": token_ratio,
+    "uplift": token_ratio,
+    "gspo": sequence_ratio,
+    "gmpo": sequence_ratio,
+    "gepo": group_ratio,
+    "topr": product_ratio,
+}
+
+
+@pytest.mark.parametrize("regime", ["near", "apart", "horizontal"])
+@pytest.mark.parametrize("name", FREE)
+def test_the_free_weight_is_the_methods_ratio_before_any_bound(name: str, regime: str) -> None:
+    case = make_case(regime, 3)
+    output = run(objective(name), case).output
+    assert not output.free_BT.requires_grad
+    for i, n in enumerate(case.lengths):
+        np.testing.assert_allclose(output.free_BT[i, :n].double().numpy(), FREE[name](case, i), rtol=2e-5)
+        assert not output.free_BT[i, n:].any()

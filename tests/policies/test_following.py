@@ -15,7 +15,7 @@ from motley.config import TrainPart
 from motley.policies import Policy
 from motley.policies.following import MAX_MISSES, Follower, Made, Publisher
 from motley.policies.weights import State, describe, encode_whole, frozen_state, state_hash, take_state, trained_state
-from motley.records import NO_BASE, Blob, Weights
+from motley.records import NO_BASE, Backlog, Blob, Weights
 
 POLICIES = {
     "full": tiny_policy,
@@ -88,8 +88,7 @@ def manifest_of(made: Made, version: int, precision: Any = "bfloat16") -> Weight
         state=made.state,
         blobs=describe(made.blobs),
         frozen=describe(made.frozen),
-        waiting=0,
-        oldest_s=0.0,
+        backlog=Backlog(waiting=(), oldest_s=0.0),
         created_s=0.0,
     )
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections import Counter
@@ -18,7 +19,7 @@ from fuzz import FIELDS, put_together, take_apart
 from motley.exchange import Entry, encode, unpack
 from motley.exchange.wire import MAX_BODY_BYTES, MAX_RECORD_BYTES
 from motley.policies.tiny import tiny_vocabulary
-from motley.records import HUB, Charter, Group, Problem, Rollout, Roster, Sampling, Stamp
+from motley.records import HUB, NO_BASE, Backlog, Charter, Group, Problem, Rollout, Roster, Sampling, Stamp, Weights
 from motley.trust import Admission, Rules, known
 from motley.trust.admission import MAX_KEPT
 from motley.trust.chain import MAX_MISSING
@@ -548,3 +549,99 @@ def test_a_signed_body_with_any_byte_changed_never_raises(data: st.DataObject) -
     gate = admission()
     admitted = gate.admit(signed(bytes(body)))
     assert (admitted is None) == (gate.refused.total() == 1)
+
+
+# Learners' weights
+
+LEARNERS = dataclasses.replace(RULES, learners=frozenset({"b", "c"}), rounds=None)
+
+
+def weights(peer: str = "b", version: int = 3, **fields: Any) -> Weights:
+    return Weights(
+        **{
+            "crew": "crew",
+            "peer": peer,
+            "version": version,
+            "precision": "bfloat16",
+            "base": NO_BASE,
+            "base_state": b"",
+            "state": bytes(32),
+            "blobs": (),
+            "frozen": (),
+            "backlog": Backlog(waiting=(), oldest_s=0.0),
+            "created_s": 0.0,
+        }
+        | fields
+    )
+
+
+def learners_admission() -> Admission:
+    """b learns and c, which is shut out, did; a samples."""
+    gate = Admission(LEARNERS, HUB_KEY.public, lambda peer, round: [] if peer == "b" else assigned(peer, round), score)
+    assert gate.admit(FIRST_ROSTER) is None
+    return gate
+
+
+def test_a_learners_weights_are_given_back_and_take_their_place_in_its_chain() -> None:
+    gate = learners_admission()
+    first = entry(weights(version=0), B)
+    second = entry(weights(version=1, base=0, base_state=bytes(32)), B, 1, first)
+    assert gate.admit(first) == weights(version=0)
+    assert gate.admit(second) == weights(version=1, base=0, base_state=bytes(32))
+    assert (gate.refused, gate.missing) == (Counter(), {})
+    assert refusal(gate, entry(weights(version=2), B, 1, first)) == ("b", "fork")
+
+
+@pytest.mark.parametrize(
+    ("one", "sender", "reason"),
+    [
+        pytest.param(entry(weights("a"), A), "a", "role", id="one who samples"),
+        pytest.param(entry(weights("a"), B), "a", "key", id="a learner under another's name"),
+        pytest.param(entry(weights("b"), A), "b", "key", id="one who samples under a learner's name"),
+        pytest.param(entry(weights("b"), OUTSIDER), "b", "key", id="a stranger under a learner's name"),
+        pytest.param(entry(weights("eve"), OUTSIDER), "unknown", "sender", id="a stranger"),
+        pytest.param(entry(weights("c"), C), "c", "revoked", id="a learner that was shut out"),
+        pytest.param(entry(weights(HUB), HUB_KEY), HUB, "sender", id="the hub"),
+        pytest.param(entry(weights(crew="other"), B), "b", "crew", id="of another crew"),
+        pytest.param(under("b.weights.4", entry(weights(), B).record), "b", "subject", id="under another version's id"),
+        pytest.param(under("b.3.0", entry(weights(), B).record), "b", "subject", id="under a group's id"),
+        pytest.param(
+            under("b.weights.3", sealed_record(encode(weights(), Stamp(key=B.public)), A)), "b", "signature", id="signed by another"
+        ),
+        pytest.param(entry(weights(state=bytes(31)), B), "b", "malformed", id="a hash cut short"),
+    ],
+)
+def test_weights_are_refused_from_anyone_but_a_learner(one: Entry, sender: str, reason: str) -> None:
+    assert refusal(learners_admission(), one) == (sender, reason)
+
+
+def test_a_crew_without_roles_has_no_weights() -> None:
+    assert refusal(admission(), entry(weights("a"), A)) == ("a", "role")
+
+
+def test_the_chain_goes_on_behind_weights_that_are_refused() -> None:
+    gate = learners_admission()
+    bad = entry(weights("a"), A)
+    assert refusal(gate, bad) == ("a", "role")
+    assert gate.admit(entry(group(), A, 1, bad)) is not None
+    assert gate.missing == {}
+
+
+def test_a_learner_that_was_given_no_problems_has_no_groups() -> None:
+    assert refusal(learners_admission(), entry(group(peer="b"), B)) == ("b", "assignment")
+
+
+@pytest.mark.parametrize(("round", "taken"), [(RULES.rounds, True), (10**6, True), (2**31 - 2, True), (2**31, False), (-2, False)])
+def test_samplers_go_on_for_as_long_as_their_learner_does(round: int, taken: bool) -> None:
+    gate = learners_admission()
+    assert (gate.admit(entry(group(round=round), A)) is not None) == taken
+    assert gate.refused == (Counter() if taken else Counter({("a", "assignment"): 1}))
+
+
+def test_refused_weights_survive_a_checkpoint() -> None:
+    gate = learners_admission()
+    assert gate.admit(entry(weights("a"), A)) is None
+    again = learners_admission()
+    again.load_state(json.loads(json.dumps(gate.state())))
+    assert again.refused == Counter({("a", "role"): 1})
+    assert (again.kept[-1].id, again.kept[-1].reason) == ("a.weights.3", "role")

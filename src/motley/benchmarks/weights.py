@@ -21,7 +21,7 @@ from motley.crew import LocalCrew
 from motley.policies import Policy, choose_trained, initial_policy
 from motley.policies.following import Follower, Made, Publisher
 from motley.policies.weights import State, describe, encode_change, encode_whole, state_hash, trained_state
-from motley.records import Blob, Sampling, Weights
+from motley.records import Backlog, Blob, Sampling, Weights
 
 MODEL = "tiny:1m"
 NAME = "bench"
@@ -151,7 +151,6 @@ def _manifest(made: Made, version: int) -> Weights:
         state=made.state,
         blobs=describe(made.blobs),
         frozen=describe(made.frozen),
-        waiting=0,
-        oldest_s=0.0,
+        backlog=Backlog(waiting=(), oldest_s=0.0),
         created_s=0.0,
     )

@@ -95,7 +95,7 @@ def sweep(
 ) -> None:
     """Simulate several crews under several arms and seeds: one table and one plot, accuracy and loss against the first crew."""
     from motley.study.arms import parse_arms
-    from motley.study.sweep import draw, markdown, run_sweep, table
+    from motley.study.sweep import draw, glance, markdown, run_sweep, table
 
     with plain_errors():
         configs = [_with_lr(read_config(path), lr) for path in crew_files]
@@ -108,10 +108,11 @@ def sweep(
                 configs, chosen, range(seeds), folder, jobs, lambda done, total: progress.update(bar, completed=done, total=total)
             )
         lines = table(trials, [c.crew.name for c in configs], [arm.label for arm in chosen])
-        (folder / "table.md").write_text(markdown(lines))
+        text = f"{glance(lines)}\n{markdown(lines)}"
+        (folder / "table.md").write_text(text)
         draw(lines, folder / "sweep.png")
         if as_json:
             sys.stdout.write(msgspec.json.encode({"lines": lines}).decode() + "\n")
         else:
-            sys.stdout.write(markdown(lines))
+            sys.stdout.write(text)
             say(f"table and plot: {folder / 'table.md'}, {folder / 'sweep.png'}")

@@ -62,6 +62,11 @@ class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         for peer in self.peer:
             if peer.role == "sampler" and peer.follows not in learners:
                 raise ValueError(f"sampler {peer.name} follows {peer.follows!r}; the learners are {', '.join(learners) or 'none'}")
+        if any(p.follows for p in self.peer) and self.learning.stale == "pace" and self.weights.every > 1:
+            raise ValueError(
+                f"stale = 'pace' with weights.every = {self.weights.every} stands still: samplers see how much waits for their learner "
+                "when it publishes, and would wait for a version that is not due; use every = 1, or 'drop'"
+            )
         if self.has_roles and self.crew.pace == "lockstep":
             raise ValueError('samplers and learners do not wait for each other; write pace = "async"')
         unknown = sorted(set(self.network.link) - {p.name for p in self.peer})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from typing import Literal, get_args
 
@@ -77,7 +78,7 @@ class Churn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def __post_init__(self) -> None:
         times = [self.join_s, *(at_s for crash in self.crashes for at_s in crash), *([self.leave_s] if self.leave_s else [])]
-        if self.join_s < 0 or any(not before < after for before, after in itertools.pairwise(times)):
+        if not 0 <= self.join_s < math.inf or any(not before < after for before, after in itertools.pairwise(times)):
             raise ValueError(f"churn must go join_s, crashes [crash, restart] in order, leave_s; got {times}")
 
 
@@ -105,7 +106,7 @@ class PeerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 raise ValueError(f"sampler {self.name} has the model of {self.follows}; remove its model, train, warm and lr")
         elif self.follows or not self.model:
             raise ValueError(
-                f"{self.role} {self.name} needs a model, and only a sampler follows; got model={self.model!r}, {self.follows=}"
+                f"{self.role} {self.name} needs a model, and only a sampler follows; got model={self.model!r}, follows={self.follows!r}"
             )
         if not re.fullmatch(r"[A-Za-z0-9_-]+", self.name):
             raise ValueError(f"peer name {self.name!r} must be letters, digits, - and _ only; it names folders and subjects")

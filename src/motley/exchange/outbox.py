@@ -48,6 +48,8 @@ class Outbox:
         self._database = self._open()
         with self._database:
             self._database.executescript(_TABLES)
+            if "due_s" not in {row[1] for row in self._database.execute("PRAGMA table_info(unsent)")}:  # a file of version 0.2
+                self._database.execute("ALTER TABLE unsent ADD COLUMN due_s REAL NOT NULL DEFAULT 0")
 
     def _open(self) -> sqlite3.Connection:
         database = sqlite3.connect(self._path or ":memory:", check_same_thread=False, timeout=60)

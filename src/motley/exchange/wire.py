@@ -22,7 +22,22 @@ from motley.exchange.sections import (
     varint_bytes,
     varints,
 )
-from motley.records import HUB, NO_BASE, Blob, Charter, Content, Convention, Group, Origin, Precision, Roster, Sampling, Stamp, Weights
+from motley.records import (
+    HUB,
+    NO_BASE,
+    Backlog,
+    Blob,
+    Charter,
+    Content,
+    Convention,
+    Group,
+    Origin,
+    Precision,
+    Roster,
+    Sampling,
+    Stamp,
+    Weights,
+)
 
 SCHEMA = 2
 SIGNATURE_BYTES = 64
@@ -220,7 +235,7 @@ class _WeightsHeader(_Head, frozen=True, kw_only=True, tag="weights"):
     state: bytes
     blobs: tuple[tuple[bytes, int, int], ...]
     frozen: tuple[tuple[bytes, int, int], ...]
-    waiting: int
+    waiting: tuple[tuple[str, int], ...]
     oldest_s: float
     created_s: float
 
@@ -230,11 +245,13 @@ class _WeightsHeader(_Head, frozen=True, kw_only=True, tag="weights"):
 
     def content(self, sections: bytes) -> Weights:
         _check_nothing_behind(sections)
-        if not (0 <= self.version < 2**63 and NO_BASE <= self.base < self.version and self.waiting >= 0):
-            raise WireError("malformed", f"weights of version {self.version} on base {self.base}, with {self.waiting} groups waiting")
+        if not (0 <= self.version < 2**63 and NO_BASE <= self.base < self.version):
+            raise WireError("malformed", f"weights of version {self.version} on base {self.base}")
+        if any(count < 0 for _, count in self.waiting):
+            raise WireError("malformed", "a backlog of fewer than no groups")
         if len(self.state) != 32 or len(self.base_state) != (0 if self.base == NO_BASE else 32):
             raise WireError("malformed", "a hash of weights does not have 32 bytes, or a base is named without its hash")
-        if not (math.isfinite(self.created_s) and math.isfinite(self.oldest_s)):
+        if not (math.isfinite(self.created_s) and 0 <= self.oldest_s < math.inf):
             raise WireError("malformed", f"created_s is {self.created_s} and oldest_s {self.oldest_s}")
         return Weights(
             crew=self.crew,
@@ -246,8 +263,7 @@ class _WeightsHeader(_Head, frozen=True, kw_only=True, tag="weights"):
             state=self.state,
             blobs=_blobs(self.blobs),
             frozen=_blobs(self.frozen),
-            waiting=self.waiting,
-            oldest_s=self.oldest_s,
+            backlog=Backlog(waiting=self.waiting, oldest_s=self.oldest_s),
             created_s=self.created_s,
         )
 
@@ -320,9 +336,10 @@ def _group_header(group: Group, stamp: Stamp, lossless: bool) -> _GroupHeader:
 
 def _plain_header(content: Weights | Charter | Roster, stamp: Stamp) -> _WeightsHeader | _CharterHeader | _RosterHeader:
     if isinstance(content, Weights):
-        fields: dict[str, Any] = {name: getattr(content, name) for name in content.__struct_fields__ if name != "crew"}
+        fields: dict[str, Any] = {name: getattr(content, name) for name in content.__struct_fields__ if name not in ("crew", "backlog")}
         fields |= {name: tuple((bytes.fromhex(b.sha256), b.num_bytes, b.raw_bytes) for b in fields[name]) for name in ("blobs", "frozen")}
-        return _WeightsHeader(**_head(stamp, content.crew), **fields)
+        backlog = content.backlog
+        return _WeightsHeader(**_head(stamp, content.crew), **fields, waiting=backlog.waiting, oldest_s=backlog.oldest_s)
     if isinstance(content, Charter):
         return _CharterHeader(**_head(stamp, content.crew), config=content.config, task=content.task)
     return _RosterHeader(**_head(stamp, content.crew), number=content.number, keys=content.keys, revoked=content.revoked)

@@ -12,6 +12,7 @@ Floats = NDArray[np.float64]
 SenderMetrics = dict[str, float | int | dict[str, float] | None]
 
 TIE = 1e-5  # relative: the rounding of float32 log-probs is below it
+BOUND = 1e-3  # relative: what the wire's rounding of log-probs can do to a ratio is below it
 QUANTILES = {"q05": 0.05, "q50": 0.5, "q95": 0.95}
 
 
@@ -82,7 +83,7 @@ def _of_scored(scored: list[tuple[Row, ScoredRow]]) -> SenderMetrics:
         "weight": _distribution(weight),
         "weight_var": float(weight.var()),
         "free_weight": _distribution(free) | {"var": float(free.var())},
-        "clipped": float((np.abs(weight_had_it_been_kept - free) > TIE * free).mean()),
+        "clipped": float((np.abs(weight_had_it_been_kept - free) > BOUND * free).mean()),
         "estimation_error": _mean([_estimation_error(members) for members in groups]),
         "flatness": _mean([flatness(np.array([s.logq for _, s in members])) for members in groups]),
         "ess": effective_sample_size(weight),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from motley.config import Learning
@@ -13,7 +13,7 @@ from motley.records import Group, Problem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """An admitted group, waiting. Age is counted on the receiver's own clock, in its versions and in seconds.
+    """An admitted group, waiting. Age is counted on the receiver's own clock, in its versions or in seconds.
 
     `since`: the version that sampled it, for a group of the receiver's own weights; the version at its arrival, for a foreign one.
     """
@@ -24,7 +24,7 @@ class Candidate:
     family: str  # groups of one family share their statistics: parts of one problem from several authors have the same
     since: int
     position: int  # in the log
-    since_s: float = 0.0  # when that version was made, or when it came
+    came_s: float = 0.0
     hash: bytes = b""  # of the record
 
     def age(self, version: int) -> int:
@@ -39,13 +39,12 @@ class Selection:
     wait: list[Candidate]
 
 
-def stale_families(waiting: Sequence[Candidate], rules: Learning, version: int, now_s: float) -> set[str]:
+def stale_families(waiting: Sequence[Candidate], most: float, age: Callable[[Candidate], float]) -> set[str]:
     """Families past the staleness window. One is as old as its newest part: it could not be used before that."""
     newest: dict[str, float] = {}
     for candidate in waiting:
-        age = now_s - candidate.since_s if rules.max_age_s else candidate.age(version)
-        newest[candidate.family] = min(age, newest.get(candidate.family, age))
-    return {family for family, age in newest.items() if age > (rules.max_age_s or rules.max_age)}
+        newest[candidate.family] = min(age(candidate), newest.get(candidate.family, age(candidate)))
+    return {family for family, youngest in newest.items() if youngest > most}
 
 
 def select(waiting: Sequence[Candidate], rules: Learning, most: int) -> Selection:

@@ -136,6 +136,12 @@ class Follower:
         newest = max(version for version, _ in reached)
         return min((path for (version, _), path in reached.items() if version == newest), key=_Path.cost).manifests()
 
+    def blobs_of(self, plan: Sequence[Weights]) -> list[Blob]:
+        """What a plan takes, each once; what never trains only as long as it is not loaded. A manifest that claims too much is left out."""
+        most = most_bytes(dict(self._policy.model.named_parameters()).values())
+        wanted = [(*m.blobs, *(m.frozen if m.frozen != self._frozen else ())) for m in plan]
+        return list(dict.fromkeys(blob for blobs in wanted if sum(b.num_bytes for b in blobs) <= 2 * most for blob in blobs))
+
     def apply(self, plan: Sequence[Weights], fetch: Fetch) -> int | None:
         """Take a plan's steps and load what comes out. None: done. Otherwise the version that failed, and nothing has changed.
 

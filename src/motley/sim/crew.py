@@ -18,7 +18,7 @@ from motley.sampler import Sampled, Sampler
 from motley.sim.events import Events
 from motley.sim.peers import SimSampler, SimStudent
 
-MAX_UNLEARNED = 1000
+MAX_UNLEARNED = 50  # steps' worth of groups that came while everyone could have learned, and nobody did
 
 
 class SimCrew:
@@ -26,13 +26,13 @@ class SimCrew:
 
     def __init__(self, config: CrewConfig, folder: Path, warm_progress: WarmProgress | None = None) -> None:
         check_config(config)
-        new_folder(folder, config, "motley sim, from the start: a simulation is not resumed")
+        new_folder(folder, config, "delete it: a simulation is not resumed")
         self.config, self.folder = config, folder
         self.events = Events()
         self.log = MemoryLog(folder / "groups" / "log.bin")
         self._blobs: dict[str, Blobs] = {}
         self._lines: list[MetricsLine] = []
-        self._unlearned = 0  # rounds of samplers since the last step
+        self._unlearned = self._came = 0  # records since the last step, and all of them
         self._run = Run(config, folder, self.events.clock)
         hub = found_log(config, self.log, self._run.task)
         self.students = [SimStudent(self, self._student(name, hub, warm_progress)) for name in (p.name for p in config.students)]
@@ -56,17 +56,25 @@ class SimCrew:
     def appended(self) -> None:
         for one in (*self.students, *self.samplers):
             one.news()
+        self._notice_standstill()
+
+    def _notice_standstill(self) -> None:
+        """Samplers never stop: if nothing of what they send can ever be learned from, the simulation would not either."""
+        read = max(s.peer.cursor for s in self.students)
+        came, self._came = read - self._came, read
+        if all(s.here and not s.busy for s in self.students if not s.over):
+            self._unlearned += came
+        if self._unlearned > MAX_UNLEARNED * self.config.crew.problems_per_round * self.config.authors_per_group:
+            dropped = {s.me.name: by_sender(s.peer.dropped) for s in self.students}
+            refused = {s.me.name: by_sender(s.peer.admission.refused) for s in self.students}
+            raise ValueError(
+                f"nobody has learned anything from the last {self._unlearned} records, after {self.events.clock.now_s():.0f} s: "
+                f"dropped so far {dropped}, refused {refused}; is the staleness window shorter than the delays?"
+            )
 
     def sampled(self, author: Sampler, sampled: Sampled) -> None:
         line = self._run.sampler_line(author, sampled)
         self._lines.append(line | {"time_s": self.events.clock.now_s()})
-        self._unlearned += 1
-        if self._unlearned > MAX_UNLEARNED:
-            dropped = {s.me.name: by_sender(s.peer.dropped) for s in self.students}
-            raise ValueError(
-                f"nobody has learned anything from the last {MAX_UNLEARNED} rounds of samplers, after {self.events.clock.now_s():.0f} s: "
-                f"dropped so far {dropped}; is the staleness window shorter than the delays?"
-            )
 
     def learned(self, student: Peer, sampled: Sampled | None, report: StepReport | None, without: list[str]) -> None:
         self._unlearned = 0
@@ -81,28 +89,27 @@ class SimCrew:
 
     def rounds(self) -> Iterator[list[MetricsLine]]:
         """Let time pass until everyone who learns has taken its last step."""
-        while not all(s.finished for s in self.students):
+        while not all(s.over for s in self.students):
             if not self.events.happen():
                 break
             if self._lines:
                 lines, self._lines = self._lines, []
                 self._write(lines)
                 yield lines
-        if any(not s.finished for s in self.students):
-            yield self._end_early()
+        if stuck := [s for s in self.students if not s.over]:
+            yield self._end_early(stuck)
         self.save()
 
-    def _end_early(self) -> list[MetricsLine]:
+    def _end_early(self, stuck: list[SimStudent]) -> list[MetricsLine]:
         """Nothing more can happen: asynchronous peers have used up what was sampled, or somebody waits for ever."""
-        stuck = [s for s in self.students if not s.finished]
-        if self.config.has_roles or self.config.crew.pace == "lockstep":
+        if self.config.crew.pace == "lockstep" or any(s.me.role == "learner" for s in stuck):
             words = ", ".join(f"{s.me.name} has {len(s.peer.waiting)} groups after round {s.peer.learned_rounds}" for s in stuck)
             raise ValueError(
                 f"nothing more can happen after {self.events.clock.now_s():.0f} s, and the crew is not finished: {words}; "
                 "did everyone who samples leave, or is everything dropped as stale?"
             )
-        lines = [{"round": self.config.crew.rounds, "peer": s.me.name, "version": s.peer.learner.policy.version} for s in stuck]
-        lines = [line | {"time_s": self.events.clock.now_s()} | self._run.accuracies(s.peer) for line, s in zip(lines, stuck, strict=True)]
+        now = {"time_s": self.events.clock.now_s()}
+        lines = [self._run.line(s.peer, self.config.crew.rounds, None, None) | now for s in stuck]
         self._write(lines)
         return lines
 

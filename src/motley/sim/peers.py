@@ -44,6 +44,7 @@ class _Life:
         self._outbox, self._blobs = outbox, blobs
         self._due: set[float] = set()  # when something of the outbox arrives
         self._lives = 0  # what was planned in an earlier life does not happen
+        self.gone = False
         events, churn = world.events, me.churn
         events.at(churn.join_s, self.come)
         for crash_s, restart_s in churn.crashes:
@@ -59,6 +60,7 @@ class _Life:
     def leave(self) -> None:
         """Go for good. What is being done is not finished; what is on its way arrives."""
         self.crash()
+        self.gone = True
 
     def crash(self) -> None:
         self.here = self.busy = False
@@ -137,37 +139,51 @@ class SimStudent(_Life):
         self._chosen: list[Candidate] | None = None
         self._sampled: Sampled | None = None
         self._waits_since_s = 0.0
+        self._without: list[str] = []  # who was late for what was chosen
+        self._looks: set[float] = set()  # when something arrives
         super().__init__(world, peer.me, peer.outbox, world.blobs_of(peer.me.name) if peer.publisher else None)
-        if peer.publisher:
-            peer.publish_weights()
-            self.send()
+
+    def come(self) -> None:
+        self.peer.publish_weights()
+        self.send()
+        super().come()
 
     @property
     def finished(self) -> bool:
         return self.peer.learned_rounds >= self.peer.config.crew.rounds
 
+    @property
+    def over(self) -> bool:
+        """Nobody waits for it any more."""
+        return self.finished or self.gone
+
     def news(self) -> None:
         if not self.here or self.finished:
             return
         self.peer.receive()
-        if isinstance(self.peer.log, ArrivingLog) and self.peer.log.next_s < math.inf:
-            self.world.events.at(self.peer.log.next_s, self.news)
+        if isinstance(self.peer.log, ArrivingLog):
+            self._look_again(self.peer.log.next_s)
         self._next()
+
+    def _look_again(self, at_s: float) -> None:
+        if at_s < math.inf and at_s not in self._looks:
+            self._looks.add(at_s)
+            self.world.events.at(at_s, self.news)
 
     def _next(self) -> None:
         if self.busy or self.finished or not self.here:
             return
-        without = self._without()
         if self._chosen is None:
-            self._chosen = self.peer.choose(closed=bool(without))
+            self._without = self._late()
+            self._chosen = self.peer.choose(closed=bool(self._without))
         if self._chosen is not None:
             tokens = sum(len(r.tokens) for c in self._chosen for r in c.group.rollouts)
-            self.takes(tokens / self.me.speed.learn, partial(self._learn, without))
+            self.takes(tokens / self.me.speed.learn, self._learn)
         elif self._wants_to_sample():
             drawn = self.peer.half.draw()
             self.takes(drawn.sampled.num_tokens / self.me.speed.sample, partial(self._keep, drawn))
 
-    def _without(self) -> list[str]:
+    def _late(self) -> list[str]:
         """Who is late for the round by more than the deadline."""
         crew = self.peer.config.crew
         if crew.pace == "async" or not crew.deadline_s or not self._sampled:
@@ -189,12 +205,12 @@ class SimStudent(_Life):
         self.send()
         self._next()
 
-    def _learn(self, without: list[str]) -> None:
+    def _learn(self) -> None:
         assert self._chosen is not None
         report = self.peer.step(self._chosen)
         self._chosen = None
         self.peer.publish_weights()
-        self.world.learned(self.peer, self._sampled, report, without)
+        self.world.learned(self.peer, self._sampled, report, self._without)
         self._sampled = None
         self.send()
         self._next()

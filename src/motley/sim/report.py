@@ -17,7 +17,8 @@ def _row(lines: list[MetricsLine]) -> dict[str, Any]:
     ages = [(int(age), count) for line in lines for age, count in line.get("ages", {}).items()]
     measured = [_mean(list(line["heldout"].values())) for line in lines if "heldout" in line]
     taken = sum(count for _, count in ages)
-    dropped = sum(count for reasons in lines[-1].get("dropped", {}).values() for count in reasons.values())
+    last: dict[str, dict[str, int]] = next((line["dropped"] for line in reversed(lines) if "dropped" in line), {})
+    dropped = sum(count for reasons in last.values() for count in reasons.values())
     return {
         "peer": lines[0]["peer"],
         "rounds": lines[-1]["round"],

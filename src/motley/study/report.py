@@ -44,6 +44,11 @@ def interval(values: Sequence[float]) -> Estimate:
     return Estimate(float(np.mean(values)), float(stats.t.ppf(0.975, len(values) - 1) * error))
 
 
+def has_spread(values: Sequence[float]) -> bool:
+    """Whether a test against zero can be made: not with one value, nor with several that differ by rounding only."""
+    return len(values) > 1 and float(np.std(values)) > 1e-9
+
+
 def table(outcomes: Sequence[Outcome], arms: Sequence[str], baseline: str = "alone") -> list[Line]:
     """Rows in the order start, arms; peers in the order met."""
     peers = list(dict.fromkeys(o.peer for o in outcomes))
@@ -64,7 +69,7 @@ def table(outcomes: Sequence[Outcome], arms: Sequence[str], baseline: str = "alo
 
 def _line(arm: str, peer: str, accuracies: list[dict[str, float]], gains: list[float], ood: list[float]) -> Line:
     known = [g for g in gains if not np.isnan(g)]
-    spread = len(known) > 1 and np.std(known) > 0
+    spread = has_spread(known)
     return Line(
         arm=arm,
         peer=peer,

@@ -21,7 +21,7 @@ from motley.config import CrewConfig
 from motley.run import MetricsLine, check_config, read_metrics
 from motley.sim.crew import SimCrew
 from motley.study.arms import Arm, crews_of
-from motley.study.report import Estimate, interval, markdown_table
+from motley.study.report import Estimate, has_spread, interval, markdown_table
 from motley.study.run import claim, in_processes, keep, warm
 
 DIAGNOSTICS = ("weight_var", "kl_k3", "kl_reverse", "estimation_error", "clipped", "ess", "entropy", "truncated")
@@ -84,15 +84,17 @@ def read_trials(path: Path) -> list[Trial]:
 
 def _run(config: CrewConfig, arm: Arm, seed: int, folder: Path) -> list[Trial]:
     torch.set_num_threads(1)
-    (crew_config,) = crews_of(config, arm, seed)
-    run = folder / f"{config.crew.name}-{arm.label.replace('/', '-').replace(':', '-')}-{seed}"
+    return [trial for crew in crews_of(config, arm, seed) for trial in _simulate(crew, config.crew.name, arm.label, folder)]
+
+
+def _simulate(crew: CrewConfig, name: str, arm: str, folder: Path) -> list[Trial]:
+    run = folder / f"{crew.crew.name}-{arm.replace('/', '-').replace(':', '-')}-{crew.crew.seed}"
     shutil.rmtree(run, ignore_errors=True)  # a run that was stopped is made anew
-    for _ in SimCrew(crew_config, run).rounds():
+    for _ in SimCrew(crew, run).rounds():
         pass
     lines = read_metrics(run)
-    found = [_trial(config.crew.name, arm.label, seed, [x for x in lines if x["peer"] == p.name]) for p in crew_config.students]
     shutil.rmtree(run)
-    return found
+    return [_trial(name, arm, crew.crew.seed, [line for line in lines if line["peer"] == p.name]) for p in crew.students]
 
 
 def _trial(crew: str, arm: str, seed: int, lines: list[MetricsLine]) -> Trial:
@@ -141,7 +143,7 @@ def _line(trials: Sequence[Trial], arm: str, crew: str, first: str) -> Line:
     rounds = sorted(set.intersection(*(set(t.curve) for t in own)))
     best_round = max(rounds, key=lambda number: float(np.mean([t.curve[number] for t in own])))
     differences = [_last(t) - before[t.seed, t.peer] for t in own if (t.seed, t.peer) in before]
-    spread = len(differences) > 1 and float(np.std(differences)) > 0
+    spread = has_spread(differences)
     return Line(
         arm=arm,
         crew=crew,
@@ -191,6 +193,18 @@ def markdown(lines: Sequence[Line]) -> str:
             ]
         )
     return markdown_table(head, rows)
+
+
+def glance(lines: Sequence[Line]) -> str:
+    """A row per arm: accuracy after the last round in the first crew, then in each other one with the paired difference."""
+    crews = list(dict.fromkeys(line.crew for line in lines))
+    cell = {
+        (line.arm, line.crew): f"{line.last:.3f}"
+        if line.crew == crews[0]
+        else f"{line.last.mean:.3f} ({line.loss.mean:+.3f} ± {line.loss.half_width:.3f})"
+        for line in lines
+    }
+    return markdown_table(["arm", *crews], [[arm, *(cell[arm, crew] for crew in crews)] for arm in dict.fromkeys(x.arm for x in lines)])
 
 
 def draw(lines: Sequence[Line], path: Path) -> None:
