@@ -20,7 +20,21 @@ import pytest
 
 from motley.exchange import Header, Sealed, decode, encode, pack, unpack
 from motley.exchange.wire import SCHEMA, encode_parts
-from motley.records import FIRST_PREVIOUS, Charter, Content, Group, Origin, Rollout, Roster, Sampling, Stamp
+from motley.records import (
+    FIRST_PREVIOUS,
+    NO_BASE,
+    Backlog,
+    Blob,
+    Charter,
+    Content,
+    Group,
+    Origin,
+    Rollout,
+    Roster,
+    Sampling,
+    Stamp,
+    Weights,
+)
 from motley.trust import Identity, verifies
 
 FOLDER = Path(__file__).parent / "vectors"
@@ -42,6 +56,23 @@ def group(peer: str, round: int, slot: int, rollouts: list[Rollout], **fields: A
     origin = Origin(peer=peer, model="llama-0.3m", vocabulary="9f86d081884c7d65", version=41, sampling=sampling)
     made = {"crew": "sums", "problem": "0123456789abcdef", "created_s": 1735689600.25} | fields
     return Group(round=round, slot=slot, origin=origin, rollouts=tuple(rollouts), **made)
+
+
+def weights(peer: str, version: int, base: int = NO_BASE, base_state: bytes = b"", waiting: Any = (), oldest_s: float = 0.0) -> Weights:
+    blobs = tuple(Blob(sha256=hashlib.sha256(bytes([n])).hexdigest(), num_bytes=300 * n, raw_bytes=2**20 * n) for n in (1, 2))
+    return Weights(
+        crew="sums",
+        peer=peer,
+        version=version,
+        precision="bfloat16",
+        base=base,
+        base_state=base_state,
+        state=b"s" * 32,
+        blobs=blobs,
+        frozen=blobs[:1],
+        backlog=Backlog(waiting=waiting, oldest_s=oldest_s),
+        created_s=1735689600.5,
+    )
 
 
 def rollout(tokens: list[int], logprobs: list[float], reward: float, ending: Any) -> Rollout:
@@ -69,6 +100,10 @@ def cases() -> dict[str, Case]:
             "bob", group("bob", 2, 1, [rollout([3, 1], [-0.5, -0.125], 1.0, "stop")], sampling=Sampling(max_tokens=2, logprobs="full"))
         ),
         f"schema{SCHEMA}-steps": Case("bob", group("bob", 3, 0, runs)),
+        f"schema{SCHEMA}-weights-whole": Case("bob", weights("bob", 0)),
+        f"schema{SCHEMA}-weights-change": Case(
+            "bob", weights("bob", 300, base=299, base_state=b"b" * 32, waiting=(("ann", 12), ("größe", 0)), oldest_s=61.5)
+        ),
         f"schema{SCHEMA}-unicode": Case(
             "größe",
             group("größe", 0, 0, [rollout([0], [-0.5], 0.0, "length"), rollout([], [], 0.0, "length")], crew="日本 \x00\n", problem=""),
