@@ -97,7 +97,7 @@ def print_rows(rows: list[dict[str, Any]], title: str, as_json: bool) -> None:
         table.add_column(column.replace("_", " "))
     for row in rows:
         table.add_row(*map(_cell, row.values()))
-    console.print(table)
+    (console if console.is_terminal else Console(width=160)).print(table)  # in a file nothing need be cut off
 
 
 def _cell(value: object) -> str:
