@@ -58,7 +58,7 @@ class Forgetful(TorchEngine):
 @pytest.mark.parametrize("sampling", ["", "temperature = 0.7\ntop_k = 3"])
 @pytest.mark.parametrize("train", ["full", "lora", "last"])
 def test_our_engine_reports_the_trainers_logprobs(train: str, sampling: str, folder: Path) -> None:
-    found = check_engine(peer_of(folder, train, sampling))
+    found = check_engine(peer_of(folder, train, sampling).half)
     assert found.fault == ""
     assert 0 <= found.mean <= found.largest < 1e-5
 
@@ -71,8 +71,8 @@ def test_every_sampled_token_is_compared(folder: Path) -> None:
         made.append(completion)
         return completion.logprobs
 
-    peer.engine = doctored(noting)(peer.learner.policy)
-    assert len(logprob_difference(peer)) == sum(len(c.tokens) for c in made) > 128
+    peer.half.engine = doctored(noting)(peer.learner.policy)
+    assert len(logprob_difference(peer.half)) == sum(len(c.tokens) for c in made) > 128
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,8 @@ def test_an_engine_that_reports_other_logprobs_is_found_out_with_figures(
     doctor: Callable[[Completion], tuple[float, ...]], largest: float | None, mean: float | None, folder: Path
 ) -> None:
     peer = peer_of(folder, "full")
-    peer.engine = doctored(doctor)(peer.learner.policy)
-    found = check_engine(peer)
+    peer.half.engine = doctored(doctor)(peer.learner.policy)
+    found = check_engine(peer.half)
     assert found.fault == f"differs by more than {TOLERANCE}"
     assert found.largest == pytest.approx(largest, rel=0.01) if largest else found.largest > 0.5
     if mean:
@@ -105,23 +105,23 @@ def test_one_token_in_thousands_is_enough_to_be_found_out(folder: Path) -> None:
         seen.append(completion)
         return (completion.logprobs[0] + 1e-3 * (len(seen) == 100), *completion.logprobs[1:])
 
-    peer.engine = doctored(doctor)(peer.learner.policy)
-    found = check_engine(peer)
+    peer.half.engine = doctored(doctor)(peer.learner.policy)
+    found = check_engine(peer.half)
     assert found.fault
     assert found.mean < TOLERANCE
 
 
 def test_an_engine_that_reports_no_number_is_found_out(folder: Path) -> None:
     peer = peer_of(folder, "full")
-    peer.engine = doctored(lambda c: (float("nan"),) * len(c.tokens))(peer.learner.policy)
-    assert check_engine(peer).fault
+    peer.half.engine = doctored(lambda c: (float("nan"),) * len(c.tokens))(peer.learner.policy)
+    assert check_engine(peer.half).fault
     assert Difference(float("nan"), float("nan")).fault
 
 
 def test_an_engine_that_does_not_merge_adapters_is_found_out(folder: Path) -> None:
     peer = peer_of(folder, "lora")
-    peer.engine = Forgetful(peer.learner.policy)
-    assert check_engine(peer).largest > 100 * TOLERANCE
+    peer.half.engine = Forgetful(peer.learner.policy)
+    assert check_engine(peer.half).largest > 100 * TOLERANCE
 
 
 @pytest.mark.parametrize("train", ["full", "lora", "last"])
@@ -132,7 +132,7 @@ def test_the_check_leaves_a_peer_as_it_was(train: str, folder: Path) -> None:
     prompts = [policy.vocabulary.encode("sort 31=")]
     sampled = peer.engine.sample(prompts, 4, Sampling(max_tokens=5), seed=1)
     random = torch.get_rng_state()
-    check_engine(peer)
+    check_engine(peer.half)
     assert all(torch.equal(parameter, before[name]) for name, parameter in policy.model.named_parameters())
     assert peer.engine.sample(prompts, 4, Sampling(max_tokens=5), seed=1) == sampled
     assert torch.equal(torch.get_rng_state(), random)
@@ -147,9 +147,9 @@ def test_an_engine_that_fails_leaves_the_adapters_as_they_were(folder: Path) -> 
         def sample(self, *arguments: object, **more: object) -> list[list[Completion]]:
             raise RuntimeError("out of memory")
 
-    peer.engine = Broken(peer.learner.policy)
+    peer.half.engine = Broken(peer.learner.policy)
     with pytest.raises(RuntimeError, match="out of memory"):
-        check_engine(peer)
+        check_engine(peer.half)
     assert all(torch.equal(parameter, before[name]) for name, parameter in peer.learner.policy.trained())
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,15 +17,16 @@ from fakes import candidate, group, write_task
 from motley.clock import VirtualClock
 from motley.config import CrewConfig
 from motley.crew import found_log, one_process_outbox
-from motley.exchange import Entry, MemoryLog, Outbox, decode, unpack
+from motley.exchange import Entry, Head, LogError, MemoryLog, Outbox, decode, unpack
 from motley.exchange.blobs import MemoryBlobs
 from motley.learning.journal import Step
 from motley.peer import Peer
 from motley.policies.following import MAX_MISSES
 from motley.policies.weights import state_hash, trained_state
-from motley.records import HUB, Backlog, Group, Weights
+from motley.records import HUB, Backlog, Group, Roster, Weights
 from motley.run import Run
 from motley.sampler import Sampler, holds_up
+from motley.trust import stamp_of
 from sim.crews import far_crew
 
 
@@ -797,3 +800,119 @@ def test_a_paced_learner_and_its_samplers_go_on_for_ever(folder: Path, learning:
         assert (learner.learned_rounds, len(crew.log)) != before, f"stands still at turn {turn}"
     assert ever_waited
     assert learner.dropped == Counter()
+
+
+# What is on its way
+
+
+def test_while_a_version_is_on_its_way_up_the_next_are_left_out_but_for_the_last(folder: Path) -> None:
+    crew = Crew(far_crew(folder, rounds=4, network="[network.link.l]\ndelay = 100"), folder)
+    versions = lambda: [content.version for content in crew.contents() if isinstance(content, Weights)]
+    for at_s in (0.0, 10.0, 20.0):
+        crew.clock.advance(at_s)
+        crew.publish()
+        crew.learn()
+    assert (len(crew.learner.outbox), versions()) == (1, [])
+    crew.clock.advance(100.0)
+    crew.learner.outbox.deliver(crew.log, crew.clock.now_s(), crew.blobs["l"])
+    crew.publish()  # version 3: the way is free
+    crew.learn()
+    crew.publish()  # version 4 is the last, and is sent whatever is on its way
+    crew.clock.advance(200.0)
+    crew.learner.outbox.deliver(crew.log, crew.clock.now_s(), crew.blobs["l"])
+    assert versions() == [0, 3, 4]
+    sampler = crew.samplers["s0"]
+    assert look(sampler)
+    assert crew.holds(sampler, 4)
+
+
+def test_a_roster_and_the_first_weights_that_land_between_two_reads_are_both_taken(folder: Path) -> None:
+    config = far_crew(folder)
+    crew = Crew(config, folder)
+    roster = next(content for content in crew.contents() if isinstance(content, Roster))
+    bare = MemoryLog()
+    hub = one_process_outbox(config, HUB)
+    hub.put([msgspec.structs.replace(roster, keys={})])
+    hub.deliver(bare)
+    sampler = crew.samplers["s0"]
+    read, calls = bare.read, []
+
+    def read_and_then(after: int, limit: int = 1024, sender: str = "") -> list[Entry]:
+        found = read(after, limit, sender)
+        calls.append(sender)
+        if len(calls) == 1:  # behind the sampler's back
+            hub.put([msgspec.structs.replace(roster, number=1)])
+            hub.deliver(bare)
+            crew.learner.publish_weights()
+            crew.learner.outbox.deliver(bare, blobs=crew.blobs["l"])
+        return found
+
+    bare.read = read_and_then  # type: ignore[method-assign]
+    sampler.log = bare
+    assert look(sampler)
+    assert sampler.follower.version == 0
+    assert sampler.admission.refused == Counter()
+
+
+def test_sampling_goes_on_while_weights_are_fetched(folder: Path) -> None:
+    crew = Crew(far_crew(folder), folder)
+    sampler = crew.samplers["s0"]
+    crew.publish()
+    assert look(sampler)
+    waiting: list[Callable[[], Any]] = []
+    future: Future[Any] = Future()
+
+    def later(fetch: Callable[[], Any]) -> Future[Any]:
+        waiting.append(fetch)
+        return future
+
+    sampler.submit = later
+    crew.next_version()
+    assert not look(sampler)
+    assert sampler.may_sample()
+    assert sampler.half.draw().sampled.version == 0
+    future.set_result(waiting[0]())
+    assert look(sampler)
+    assert crew.holds(sampler, 1)
+
+
+def test_a_fetch_that_finds_no_store_is_tried_again(folder: Path) -> None:
+    crew = Crew(far_crew(folder), folder)
+    sampler, get = crew.samplers["s0"], crew.blobs["l"].get
+    crew.publish()
+    down = True
+
+    def get_if_up(name: str, num_bytes: int) -> bytes | None:
+        if down:
+            raise LogError("no connection")
+        return get(name, num_bytes)
+
+    sampler.blobs.get = get_if_up  # type: ignore[method-assign]
+    for _ in range(5):  # more often than a missing blob is forgiven
+        with pytest.raises(LogError, match="no connection"):
+            look(sampler)
+    down = False
+    assert look(sampler)
+    assert crew.holds(sampler, 0)
+
+
+def test_a_sampler_ends_when_its_learner_is_shut_out(folder: Path) -> None:
+    crew = Crew(far_crew(folder), folder)
+    sampler = crew.samplers["s0"]
+    crew.publish()
+    look(sampler)
+    assert not sampler.finished
+    roster = next(content for content in crew.contents() if isinstance(content, Roster))
+    hub = one_process_outbox(crew.config, HUB)
+    hub.head = Head(*stamp_behind(crew.log))
+    keys = {name: key for name, key in roster.keys.items() if name != "l"}
+    hub.put([msgspec.structs.replace(roster, number=1, keys=keys, revoked=("l",))])
+    hub.deliver(crew.log)
+    look(sampler)
+    assert sampler.finished
+
+
+def stamp_behind(log: MemoryLog) -> tuple[int, bytes]:
+    """The place behind the hub's last record."""
+    stamp, hash = stamp_of(MemoryLog.read(log, 0, sender=HUB)[-1])
+    return stamp.counter + 1, hash

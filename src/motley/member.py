@@ -21,7 +21,6 @@ from pathlib import Path
 import msgspec
 
 from motley.config import CrewConfig, parse_config, read_config, with_files_in, write_config
-from motley.conformance import check_engine
 from motley.exchange import LogError
 from motley.exchange.arriving import ArrivingLog
 from motley.exchange.connection import NotAdmittedError
@@ -116,12 +115,13 @@ class Member(Seat):
         self._seen = log if weather.link.instant else ArrivingLog(log, weather, self._run.clock)
         self.peer = self._run.build(self.me, self._seen, self.outbox, joining.membership.hub, progress)
         self._blobs = self._blobs_of(self.me.name) if self.peer.publisher else None
-        self._check_engine()
+        self._check_engine(self.peer.half)
         self._over = False  # async: there is nothing more to come, though fewer steps were taken than there are rounds
         self._journal = Journal(self.folder / "journal.jsonl")
         self._start_or_restore()
         last = self._mend_outbox()
         if last and isinstance(content := known(last)[0], Weights):
+            self._check_reach(content.version)
             self.peer.published = content.version
         self.peer.publish_weights()
         self._start_courier(self._blobs)
@@ -140,6 +140,8 @@ class Member(Seat):
         peer, rounds = self.peer, self.config.crew.rounds
         if peer.learned_rounds >= rounds or self._over:
             return True
+        if self.me.role == "learner":
+            return not peer.crewmates  # everyone was shut out; others go on for as long as it does
         if self.config.crew.pace == "lockstep" or peer.sampled_rounds < rounds or not self._idle:
             return False
         return self._closed() or all(peer.complete[name] >= rounds or self._has_ended(name) for name in peer.crewmates)
@@ -147,7 +149,7 @@ class Member(Seat):
     def _has_ended(self, name: str) -> bool:
         """A sampler makes as many rounds as its learner's steps take, and then says so."""
         heard = self.presence.heard.get(name)
-        return self.config.named(name).role == "sampler" and heard is not None and heard.gone
+        return self.config.named(name).role == "sampler" and heard is not None and heard.state == "finished"
 
     def _waits_for(self) -> str:
         if self.config.crew.pace == "async":
@@ -169,13 +171,13 @@ class Member(Seat):
 
     # Starting
 
-    def _check_engine(self) -> None:
-        found = check_engine(self.peer)
-        self._say(f"engine against trainer: log-probs differ by {found.largest:.1e} at most, {found.mean:.1e} on average")
-        if found.fault:
+    def _check_reach(self, version: int) -> None:
+        """Versions are published once for ever: a learner that lost its folder cannot make them again, other than they were."""
+        reach = max(self.peer.learner.policy.version, self._journal.reach)
+        if version > reach:
             raise ValueError(
-                f"the engine of {self.peer.me.name} {found.fault} from its trainer (largest {found.largest:.1e}, mean {found.mean:.1e}): "
-                "its importance ratios would be wrong for everyone, so it does not join; see motley check"
+                f"the log has version {version} of {self.me.name}, and {self.folder} reaches {reach} only; "
+                "come back with the folder it learned in (--out), or begin the crew anew under another name"
             )
 
     def _start_or_restore(self) -> None:
@@ -322,7 +324,7 @@ class Member(Seat):
     def _tidy_blobs(self) -> None:
         """Have the store forget versions that no sampler can need, once this process knows what they are."""
         publisher = self.peer.publisher
-        if publisher and self._blobs and publisher.num_anchors > 1:
+        if publisher and self._blobs and publisher.num_anchors > 2:  # the first of this process may never have been stored
             with suppress(LogError):  # at the next checkpoint, then
                 self._blobs.keep_only(publisher.needed())
 

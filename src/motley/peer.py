@@ -255,11 +255,14 @@ class Peer:
     # Weights, for the samplers that follow a learner
 
     def publish_weights(self) -> None:
-        """Put the present version in the outbox, if it is one to publish. One that was published before a crash is not again."""
+        """Put the present version in the outbox, if it is one to publish. One that was published before a crash is not again.
+
+        While one is on its way the next ones are left out: samplers want the newest, not a queue of all.
+        """
         version, last = self.learner.policy.version, self.config.crew.rounds
-        if self.publisher is None or (version % self.config.weights.every and version != last):
+        if self.publisher is None or (version != last and (version % self.config.weights.every or len(self.outbox))):
             return
-        made = self.publisher.make()
+        made = self.publisher.make()  # also of one that is out already: the next change is against it
         if self.outbox.note_of(version) is not None or version <= self.published:
             return
         blobs, frozen = describe(made.blobs), describe(made.frozen)

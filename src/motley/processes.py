@@ -78,7 +78,8 @@ class ProcessCrew:
                     self.finished_rounds = number
                     number += 1
                     yield lines
-            self._wait_for_children()
+            while any(child.is_alive() or child.exitcode for child in self._children.values()):  # one that was killed is started again
+                self._look_after()
         finally:
             self.close()
 

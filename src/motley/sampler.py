@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -18,7 +20,7 @@ import msgspec
 from motley.clock import Clock
 from motley.config import CrewConfig, PeerConfig
 from motley.engines import Engine
-from motley.exchange import Log, Outbox
+from motley.exchange import Entry, Log, LogError, Outbox
 from motley.exchange.blobs import Blobs
 from motley.network import Weather
 from motley.policies import Policy
@@ -146,13 +148,26 @@ def rules_of(config: CrewConfig, policy: Policy) -> Rules:
     )
 
 
+Fetch = Callable[[], dict[str, bytes | None]]
+
+
+def done(fetch: Fetch) -> Future[dict[str, bytes | None]]:
+    """Fetch at once."""
+    future: Future[dict[str, bytes | None]] = Future()
+    try:
+        future.set_result(fetch())
+    except LogError as error:
+        future.set_exception(error)
+    return future
+
+
 @dataclass(frozen=True, slots=True)
 class Transfer:
     """Weights on their way to a sampler."""
 
     plan: list[Weights]
     arrives_s: float
-    contents: dict[str, bytes | None]  # of the blobs, by their hashes: the store may forget them before they arrive
+    contents: Future[dict[str, bytes | None]]  # of the blobs, by their hashes: the store may forget them before they arrive
 
 
 @dataclass(slots=True)
@@ -163,6 +178,7 @@ class Sampler:
     log: Log
     blobs: Blobs  # its learner's
     hub: bytes
+    submit: Callable[[Fetch], Future[dict[str, bytes | None]]] = done  # who fetches, at once or beside the sampling
     cursors: dict[str, int] = field(init=False)  # per publisher that it reads
     known: dict[int, Weights] = field(default_factory=dict)  # by version, as far as they may still be loaded
     newest: Weights | None = None
@@ -172,7 +188,7 @@ class Sampler:
     follower: Follower = field(init=False)
 
     def __post_init__(self) -> None:
-        self.cursors = dict.fromkeys((HUB, self.half.me.follows), 0)
+        self.cursors = dict.fromkeys((self.half.me.follows, HUB), 0)  # in this order: see `receive`
         self.admission = Admission(rules_of(self.half.config, self.half.policy), self.hub, self.half.problems, None)
         self.follower = Follower(self.half.policy)
 
@@ -181,14 +197,21 @@ class Sampler:
         return self.half.me
 
     def receive(self) -> None:
-        """Take in what the hub and the learner have written since."""
-        for publisher in self.cursors:
-            while entries := self.log.read(self.cursors[publisher], sender=publisher):
-                for entry in entries:
-                    found = self.admission.admit(entry)
-                    if isinstance(found, Weights):
-                        self._note(found)
-                self.cursors[publisher] = entries[-1].position
+        """Take in what the learner and the hub have written since, in the log's order.
+
+        The learner is read first: a roster that stands before one of its records is then there when the hub is read.
+        """
+        while found := [entry for publisher in self.cursors for entry in self._read(publisher)]:
+            for entry in sorted(found):
+                admitted = self.admission.admit(entry)
+                if isinstance(admitted, Weights):
+                    self._note(admitted)
+
+    def _read(self, publisher: str) -> list[Entry]:
+        entries = self.log.read(self.cursors[publisher], sender=publisher)
+        if entries:
+            self.cursors[publisher] = entries[-1].position
+        return entries
 
     def _note(self, found: Weights) -> None:
         self.known[found.version] = found
@@ -204,14 +227,15 @@ class Sampler:
         loaded = self._land(now_s)
         if self.transfer is None and (plan := self.follower.plan(list(self.known.values()))):
             arrives_s = self.half.weather.fetched(f"weights.{plan[-1].version}", now_s)
-            self.transfer = Transfer(plan, arrives_s, self._fetched(plan))
+            self.transfer = Transfer(plan, arrives_s, self.submit(partial(self._fetched, plan)))
             loaded = self._land(now_s) or loaded
         return loaded
 
     def _land(self, now_s: float) -> bool:
-        if self.transfer is None or self.transfer.arrives_s > now_s:
+        if self.transfer is None or self.transfer.arrives_s > now_s or not self.transfer.contents.done():
             return False
-        plan, contents, self.transfer = self.transfer.plan, self.transfer.contents, None
+        plan, fetched, self.transfer = self.transfer.plan, self.transfer.contents, None
+        contents = fetched.result()
         if self.follower.apply(plan, lambda blob: contents.get(blob.sha256)) is not None:
             self.failed += 1
             return False
@@ -237,7 +261,9 @@ class Sampler:
 
     @property
     def finished(self) -> bool:
-        """Its learner has taken its last step."""
+        """Its learner has taken its last step, or was shut out."""
+        if self.me.follows in self.admission.revoked:
+            return True
         return self.newest is not None and self.newest.version >= self.half.config.crew.rounds
 
 

@@ -7,9 +7,11 @@ it needs no checkpoint, and loses at most the batch it was making.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 from motley.config import CrewConfig
+from motley.exchange import LogError
 from motley.exchange.nats import NatsLog
 from motley.membership import Joining
 from motley.records import Group
@@ -23,6 +25,9 @@ class SamplerMember(Seat):
         super().__init__(joining, config, log, held)
         blobs = self._blobs_of(self.me.follows)
         self.sampler = self._run.build_sampler(self.me, log, self.outbox, blobs, joining.membership.hub)
+        beside = ThreadPoolExecutor(1, thread_name_prefix="weights")
+        held.callback(beside.shutdown, wait=False, cancel_futures=True)
+        self.sampler.submit = beside.submit
         self.sampler.half.sampled_rounds = self.outbox.last_round + 1
         last = self._mend_outbox()
         if last and isinstance(group := known(last)[0], Group):  # with a lost outbox, what the log has is not sampled again
@@ -45,8 +50,7 @@ class SamplerMember(Seat):
 
     def _turn(self) -> MetricsLine | None:
         sampler = self.sampler
-        sampler.receive()
-        sampler.renew()
+        self._look()
         if self.finished or not sampler.may_sample():
             return None
         self._beat("sampling")
@@ -56,6 +60,19 @@ class SamplerMember(Seat):
         line["timing"] = {"sample_s": sample_s, "sampled_tokens_per_s": sampled.num_tokens / sample_s}
         self._run.write([line])
         return line
+
+    def _look(self) -> None:
+        """See what is new. Without the hub it goes on with the weights it has, as far as the staleness window will still take it."""
+        first = self.sampler.follower.version < 0
+        try:
+            self.sampler.receive()
+            self.sampler.renew()
+        except LogError:
+            most = self.config.problems_per_peer * max(1, self.config.learning.max_age)
+            if first or len(self.outbox) >= most:
+                raise
+        if first and self.sampler.follower.version >= 0:
+            self._check_engine(self.sampler.half)
 
     def _last_lines(self) -> Iterator[MetricsLine]:
         self._say(f"{self.me.follows} has taken its last step")

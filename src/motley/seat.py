@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 from motley.config import CrewConfig
-from motley.exchange import Entry, Head, LogError, Outbox, Signer
+from motley.conformance import check_engine
+from motley.exchange import Entry, Head, LogError, Outbox, Signer, WireError, unpack
 from motley.exchange.blobs import Blobs
 from motley.exchange.courier import Courier
 from motley.exchange.nats import NatsLog
@@ -16,7 +17,8 @@ from motley.exchange.objects import NatsBlobs
 from motley.exchange.presence import Beat, Presence, State, Voice
 from motley.membership import Joining, patiently
 from motley.run import MetricsLine, Run
-from motley.trust import stamp_of
+from motley.sampler import SamplerHalf
+from motley.trust import stamp_of, verifies
 
 WAIT_S = 0.25  # at most, before looking again
 
@@ -83,21 +85,38 @@ class Seat:
     def _beat(self, state: State) -> None:
         self.presence.say(Beat(state, self.finished_rounds, len(self.outbox)))
 
+    def _check_engine(self, half: SamplerHalf) -> None:
+        found = check_engine(half)
+        self._say(f"engine against trainer: log-probs differ by {found.largest:.1e} at most, {found.mean:.1e} on average")
+        if found.fault:
+            raise ValueError(
+                f"the engine of {self.me.name} {found.fault} from its trainer (largest {found.largest:.1e}, mean {found.mean:.1e}): "
+                "its importance ratios would be wrong for everyone, so it does not join; see motley check"
+            )
+
     def _mend_outbox(self) -> Entry | None:
         """A lost outbox must not begin the chain anew: go on behind the last record the log has of this peer, which is returned."""
         last = patiently(lambda: self.log.last_of(self.me.name), self._say)
-        if last is None or not self._is_ahead(last):
+        if last is None or not self._is_mine(last):
+            return None
+        if stamp_of(last)[0].counter < self.outbox.head.counter:
             return last
         # Delayed deliveries overtake each other: the newest on the log need not be the last of the chain.
-        last = max(patiently(lambda: self.log.records_of(self.me.name), self._say), key=lambda entry: stamp_of(entry)[0].counter)
+        mine = filter(self._is_mine, patiently(lambda: self.log.records_of(self.me.name), self._say))
+        last = max(mine, key=lambda entry: stamp_of(entry)[0].counter)
         stamp, hash = stamp_of(last)
         self._say(f"the outbox was lost; going on behind record {stamp.counter} of the log")
         self.outbox.head = Head(stamp.counter + 1, hash)
         return last
 
-    def _is_ahead(self, entry: Entry) -> bool:
-        stamp, _ = stamp_of(entry)
-        return stamp.key == self.outbox.key and stamp.counter >= self.outbox.head.counter
+    def _is_mine(self, entry: Entry) -> bool:
+        """Signed with the present key. Under another, or on a server that lets anybody write, it says nothing of this outbox."""
+        try:
+            stamp, _ = stamp_of(entry)
+            sealed = unpack(entry.record)
+        except WireError:
+            return False
+        return stamp.key == self.outbox.key and verifies(stamp.key, sealed.signature, sealed.signed)
 
     # What a role decides
 

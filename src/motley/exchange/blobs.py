@@ -12,7 +12,7 @@ _NAME = re.compile(r"[0-9a-f]{64}")
 
 
 class Blobs(Protocol):
-    """A learner's. It alone writes, one call after the other; a call that failed can be made again."""
+    """A learner's. It alone writes; a call that failed can be made again."""
 
     def put(self, name: str, content: bytes) -> None:
         """Store content under its sha256 in hex. A name that is there already is passed over."""
@@ -23,7 +23,7 @@ class Blobs(Protocol):
         ...
 
     def keep_only(self, names: Collection[str]) -> None:
-        """Delete every other blob. What a LogError left undeleted goes at the next call."""
+        """Delete every other blob, unless one is being put. What is left undeleted goes at the next call."""
         ...
 
 

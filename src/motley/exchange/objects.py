@@ -7,6 +7,7 @@ roll-up in its place, which needs no right but that to write, and vanishes by it
 from __future__ import annotations
 
 import base64
+import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -74,15 +75,17 @@ class NatsBlobs:
         self._bucket = Names(crew).bucket(learner)
         self._stream = Stream(connection, self._bucket.stream, "the store", CHUNK_BYTES, SILENCE_S)
         self._up, self._down = Window(MAX_FLIGHT_BYTES), Window(MAX_FETCH_BYTES)
+        self._writing = threading.Lock()
 
     def put(self, name: str, content: bytes) -> None:
         assert is_name(name), name
-        info = self._info(name)
-        if info and info.size == len(content):
-            return
-        begun = self._write([self._meta(self._deleted(name)), self._no_chunks(name)])
-        self._write_chunks(name, content, begun[-1].seq)
-        self._write([self._meta(self._whole(name, len(content)))])
+        with self._writing:
+            info = self._info(name)
+            if info and info.size == len(content):
+                return
+            begun = self._write([self._meta(self._deleted(name)), self._no_chunks(name)])
+            self._write_chunks(name, content, begun[-1].seq)
+            self._write([self._meta(self._whole(name, len(content)))])
 
     def get(self, name: str, num_bytes: int) -> bytes | None:
         info = self._info(name) if is_name(name) else None
@@ -92,6 +95,13 @@ class NatsBlobs:
         return content if is_content(content, name, num_bytes) else None
 
     def keep_only(self, names: Collection[str]) -> None:
+        if self._writing.acquire(blocking=False):  # else another time: a blob on its way up may take minutes
+            try:
+                self._delete_all_but(names)
+            finally:
+                self._writing.release()
+
+    def _delete_all_but(self, names: Collection[str]) -> None:
         for name in self._names() - set(names):
             half, gone = self._deleted(name), msgspec.structs.replace(self._deleted(name), nuid="")
             # In this order: whatever gets lost, a blob has no chunks that its meta does not own up to.

@@ -42,6 +42,11 @@ class Journal:
         return self._steps.get(round)
 
     @property
+    def reach(self) -> int:
+        """The version that its steps lead to."""
+        return max((round + 1 for round in self._steps), default=0)
+
+    @property
     def cursor(self) -> int:
         """How far the log had been read when the last step was written down."""
         return max((step.cursor for step in self._steps.values()), default=0)
