@@ -78,6 +78,9 @@ class LiveTable:
 
 def duration(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
     return f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"
 
 

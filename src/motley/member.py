@@ -37,7 +37,7 @@ from motley.sampler import Sampled
 from motley.sampler_member import SamplerMember
 from motley.seat import WAIT_S, Seat
 from motley.tasks import load_task
-from motley.trust import known, read_hub, verifies
+from motley.trust import known, read_hub
 from motley.trust.invitation import Invitation
 
 # Joining
@@ -114,6 +114,7 @@ class Member(Seat):
         weather = config.weather(self.me.name, joining.membership.joined_s)
         self._seen = log if weather.link.instant else ArrivingLog(log, weather, self._run.clock)
         self.peer = self._run.build(self.me, self._seen, self.outbox, joining.membership.hub, progress)
+        self._admission = self.peer.admission
         self._blobs = self._blobs_of(self.me.name) if self.peer.publisher else None
         self._check_engine(self.peer.half)
         self._over = False  # async: there is nothing more to come, though fewer steps were taken than there are rounds
@@ -218,6 +219,8 @@ class Member(Seat):
         chosen = peer.choose(closed, again=done.positions if done else ())
         self._idle = chosen is None
         if chosen is None:
+            peer.publish_weights()
+            self._courier.wake()
             if done:
                 raise ValueError(f"the log does not hold what round {peer.learned_rounds + 1} was learned from before the restart")
             return None
@@ -238,11 +241,6 @@ class Member(Seat):
                 raise
             return False
         return True
-
-    def _may_sample_unheard(self) -> bool:
-        """Without the hub sampling goes on into the outbox, as far as the staleness window will still take it."""
-        per_round = self.config.problems_per_peer
-        return len(self.peer.outbox) < per_round * (1 if self.config.crew.pace == "lockstep" else max(1, self.config.learning.max_age))
 
     def _receive_to(self, position: int) -> bool:
         while self.peer.cursor < position:
@@ -327,7 +325,3 @@ class Member(Seat):
         if publisher and self._blobs and publisher.num_anchors > 2:  # the first of this process may never have been stored
             with suppress(LogError):  # at the next checkpoint, then
                 self._blobs.keep_only(publisher.needed())
-
-    def _verify(self, peer: str, signature: bytes, message: bytes) -> bool:
-        keys = self.peer.admission.keys if hasattr(self, "peer") else {}
-        return peer in keys and verifies(keys[peer], signature, message)

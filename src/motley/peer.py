@@ -26,8 +26,7 @@ from motley.learning.learner import Learner, StepReport
 from motley.learning.select import Candidate, select, stale_families
 from motley.network import Weather
 from motley.policies.following import Publisher
-from motley.policies.weights import describe
-from motley.records import Backlog, Group, Problem, Rollout, Weights
+from motley.records import Backlog, Group, Problem, Rollout
 from motley.sampler import Sampled, SamplerHalf, holds_up, rules_of
 from motley.tasks import Task
 from motley.trust import Admission, Admitted, known
@@ -179,7 +178,8 @@ class Peer:
         that the same step took before a crash. They decide where the window is in seconds, which have passed since.
         """
         if again and self.config.learning.max_age_s:
-            found = {c.position: c for c in self.waiting if c.position in set(again)}
+            wanted = set(again)
+            found = {c.position: c for c in self.waiting if c.position in wanted}
             self.waiting = [c for c in self.waiting if c.position not in found]
             return [found[position] for position in again if position in found] or None
         if self.config.crew.pace == "async" and self.config.learning.stale == "drop":
@@ -257,30 +257,20 @@ class Peer:
     def publish_weights(self) -> None:
         """Put the present version in the outbox, if it is one to publish. One that was published before a crash is not again.
 
-        While one is on its way the next ones are left out: samplers want the newest, not a queue of all.
+        While one is on its way the next ones are left out: samplers want the newest, not a queue of all. So it is asked again when the way
+        is free: paced samplers wait for the news that there is little left to learn from.
         """
         version, last = self.learner.policy.version, self.config.crew.rounds
-        if self.publisher is None or (version != last and (version % self.config.weights.every or len(self.outbox))):
+        if self.publisher is None or self.publisher.version == version:
+            return
+        if version != last and (version % self.config.weights.every or len(self.outbox)):
             return
         made = self.publisher.make()  # also of one that is out already: the next change is against it
         if self.outbox.note_of(version) is not None or version <= self.published:
             return
-        blobs, frozen = describe(made.blobs), describe(made.frozen)
-        record = Weights(
-            crew=self.config.crew.name,
-            peer=self.me.name,
-            version=version,
-            precision=self.config.weights.precision,
-            base=made.base,
-            base_state=made.base_state,
-            state=made.state,
-            blobs=blobs,
-            frozen=frozen,
-            backlog=self.backlog,
-            created_s=self.clock.now_s(),
-        )
-        content = {b.sha256: c for b, c in zip((*blobs, *frozen), (*made.blobs, *made.frozen), strict=True)}
-        self.outbox.put([record], version, due_s=self.weather.sent(f"weights.{version}", self.clock.now_s()), blobs=content)
+        now_s = self.clock.now_s()
+        record = made.record(self.config.crew.name, self.me.name, version, self.config.weights.precision, self.backlog, now_s)
+        self.outbox.put([record], version, due_s=self.weather.sent(f"weights.{version}", now_s), blobs=made.contents())
 
     @property
     def crewmates(self) -> list[str]:

@@ -180,17 +180,15 @@ class Sampler:
     hub: bytes
     submit: Callable[[Fetch], Future[dict[str, bytes | None]]] = done  # who fetches, at once or beside the sampling
     cursors: dict[str, int] = field(init=False)  # per publisher that it reads
-    known: dict[int, Weights] = field(default_factory=dict)  # by version, as far as they may still be loaded
-    newest: Weights | None = None
-    transfer: Transfer | None = None
+    known: dict[int, Weights] = field(init=False)  # by version, as far as they may still be loaded
+    newest: Weights | None = field(init=False)
+    transfer: Transfer | None = field(init=False)
     failed: int = 0  # transfers whose blobs were missing, corrupt or wrong
     admission: Admission = field(init=False)
     follower: Follower = field(init=False)
 
     def __post_init__(self) -> None:
-        self.cursors = dict.fromkeys((self.half.me.follows, HUB), 0)  # in this order: see `receive`
-        self.admission = Admission(rules_of(self.half.config, self.half.policy), self.hub, self.half.problems, None)
-        self.follower = Follower(self.half.policy)
+        self.forget()
 
     @property
     def me(self) -> PeerConfig:
@@ -248,7 +246,7 @@ class Sampler:
 
     def forget(self) -> None:
         """What a crash takes: the weights in memory and those on their way. The log and the blobs have them again."""
-        self.cursors = dict.fromkeys(self.cursors, 0)
+        self.cursors = dict.fromkeys((self.me.follows, HUB), 0)  # in this order: see `receive`
         self.known, self.newest, self.transfer = {}, None, None
         self.admission = Admission(rules_of(self.half.config, self.half.policy), self.hub, self.half.problems, None)
         self.follower = Follower(self.half.policy)

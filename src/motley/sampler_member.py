@@ -17,7 +17,7 @@ from motley.membership import Joining
 from motley.records import Group
 from motley.run import MetricsLine, timed
 from motley.seat import Seat
-from motley.trust import known, verifies
+from motley.trust import known
 
 
 class SamplerMember(Seat):
@@ -25,6 +25,7 @@ class SamplerMember(Seat):
         super().__init__(joining, config, log, held)
         blobs = self._blobs_of(self.me.follows)
         self.sampler = self._run.build_sampler(self.me, log, self.outbox, blobs, joining.membership.hub)
+        self._admission = self.sampler.admission
         beside = ThreadPoolExecutor(1, thread_name_prefix="weights")
         held.callback(beside.shutdown, wait=False, cancel_futures=True)
         self.sampler.submit = beside.submit
@@ -68,21 +69,16 @@ class SamplerMember(Seat):
             self.sampler.receive()
             self.sampler.renew()
         except LogError:
-            most = self.config.problems_per_peer * max(1, self.config.learning.max_age)
-            if first or len(self.outbox) >= most:
+            if first or not self._may_sample_unheard():
                 raise
         if first and self.sampler.follower.version >= 0:
             self._check_engine(self.sampler.half)
 
     def _last_lines(self) -> Iterator[MetricsLine]:
-        self._say(f"{self.me.follows} has taken its last step")
+        self._say(f"{self.me.follows} has taken its last step, or was shut out")
         yield from ()
 
     def _waits_for(self) -> str:
         if self.sampler.follower.version < 0:
             return f"waiting for the first weights of {self.me.follows}"
         return f"waiting for {self.me.follows} to catch up"
-
-    def _verify(self, peer: str, signature: bytes, message: bytes) -> bool:
-        keys = self.sampler.admission.keys if hasattr(self, "sampler") else {}
-        return peer in keys and verifies(keys[peer], signature, message)

@@ -18,7 +18,7 @@ from motley.exchange.presence import Beat, Presence, State, Voice
 from motley.membership import Joining, patiently
 from motley.run import MetricsLine, Run
 from motley.sampler import SamplerHalf
-from motley.trust import stamp_of, verifies
+from motley.trust import Admission, stamp_of, verifies
 
 WAIT_S = 0.25  # at most, before looking again
 
@@ -31,6 +31,7 @@ class Seat:
         self.config, self.folder, self.log, self._say = config, joining.folder, log, joining.say
         self.me = config.named(joining.membership.peer)
         self._joining = joining
+        self._admission: Admission | None = None  # whose roster says whose key counts
         self._run = Run(config, joining.folder, started_s=joining.membership.joined_s)
         voice = Voice(self.me.name, joining.identity.sign)
         self.presence = patiently(lambda: Presence(log.connection, config.crew.name, self._verify, voice), self._say)
@@ -73,7 +74,7 @@ class Seat:
         buffered = len(self.outbox)
         kept = f"; {buffered} records wait to be sent" if buffered else ""
         if self.log.connection.shut_out:
-            raise ValueError("the hub has shut this peer out; what was learned is saved, and the hub's owner can invite it anew")
+            raise ValueError("the hub has shut this peer out; what it has is saved, and the hub's owner can invite it anew")
         return (self.log.connection.trouble or self._courier.trouble or self._trouble or self._waits_for()) + kept
 
     def close(self) -> None:
@@ -84,6 +85,16 @@ class Seat:
 
     def _beat(self, state: State) -> None:
         self.presence.say(Beat(state, self.finished_rounds, len(self.outbox)))
+
+    def _verify(self, peer: str, signature: bytes, message: bytes) -> bool:
+        """Whether a beat of presence is its peer's."""
+        keys = self._admission.keys if self._admission else {}
+        return peer in keys and verifies(keys[peer], signature, message)
+
+    def _may_sample_unheard(self) -> bool:
+        """Without the hub sampling goes on into the outbox, as far as the staleness window will still take it."""
+        rounds = 1 if self.config.crew.pace == "lockstep" else max(1, self.config.learning.max_age)
+        return len(self.outbox) < self.config.problems_per_peer * rounds
 
     def _check_engine(self, half: SamplerHalf) -> None:
         found = check_engine(half)
@@ -142,8 +153,4 @@ class Seat:
         yield from ()
 
     def _waits_for(self) -> str:
-        raise NotImplementedError
-
-    def _verify(self, peer: str, signature: bytes, message: bytes) -> bool:
-        """Whether a beat of presence is its peer's."""
         raise NotImplementedError

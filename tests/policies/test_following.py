@@ -78,19 +78,7 @@ class Learner:
 
 
 def manifest_of(made: Made, version: int, precision: Any = "bfloat16") -> Weights:
-    return Weights(
-        crew="crew",
-        peer="learner",
-        version=version,
-        precision=precision,
-        base=made.base,
-        base_state=made.base_state,
-        state=made.state,
-        blobs=describe(made.blobs),
-        frozen=describe(made.frozen),
-        backlog=Backlog(waiting=(), oldest_s=0.0),
-        created_s=0.0,
-    )
+    return made.record("crew", "learner", version, precision, Backlog(waiting=(), oldest_s=0.0), created_s=0.0)
 
 
 def versions(plan: Sequence[Weights]) -> list[int]:

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from fakes import write_task
 from motley.cli import app
-from motley.cli.simulating import duration
+from motley.display import duration
 from motley.run import read_metrics
 from sim.crews import crew_text
 
@@ -31,7 +31,7 @@ def motley(*arguments: object, code: int = 0) -> Result:
 def test_sim_prints_a_table_and_where_the_run_is(crew_file: Path) -> None:
     out = crew_file.parent / "run"
     shown = motley("sim", crew_file, "--out", out, "--rounds", 1).stdout
-    assert "far: ftis, 0 min 00 s simulated" in shown
+    assert "far: ftis, 0 s simulated" in shown
     for name in ("l", "s0", "s1"):
         assert any(line.split()[:2] == ["│", name] for line in shown.splitlines())
     assert shown.replace("\n", "").endswith(f"run folder: {out}")
@@ -71,7 +71,7 @@ def test_a_simulated_run_is_not_resumed_and_that_is_said(crew_file: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"), [(0, "0 min 00 s"), (59.6, "1 min 00 s"), (61, "1 min 01 s"), (3599.6, "1 h 00 min"), (90061, "25 h 01 min")]
+    ("seconds", "words"), [(0, "0 s"), (59.6, "1 min 00 s"), (61, "1 min 01 s"), (3599.6, "1 h 00 min"), (90061, "25 h 01 min")]
 )
 def test_simulated_time_in_words(seconds: float, words: str) -> None:
     assert duration(seconds) == words

@@ -446,6 +446,14 @@ def test_a_paced_crew_that_publishes_seldom_would_stand_still_and_is_refused(fol
         run(folder, rounds=12, learning='stale = "pace"', weights="every = 4\nanchor_every = 4")
 
 
+@pytest.mark.parametrize("learning", ["max_age = 1", "max_age_s = 0.05"])
+def test_a_paced_crew_whose_learner_is_far_hears_that_there_is_little_left_to_learn_from(folder: Path, learning: str) -> None:
+    far = "[network.link.l]\nup = 1\ndown = 0"  # several steps are taken while one version is on its way
+    slow = {"l": "speed = { learn = 400 }"}
+    crew = run(folder, rounds=50, learning=f'stale = "pace"\n{learning}', network=far, per_peer=slow)
+    assert is_sound(crew)
+
+
 def test_a_paced_horizontal_crew_with_a_slow_sampler_does_not_stand_still(folder: Path) -> None:
     slow = {"s1": "speed = { sample = 20 }"}
     crew = run(folder, rounds=4, learning='stale = "pace"\nmax_age = 1', layout="horizontal", per_peer=slow)

@@ -19,8 +19,8 @@ import torch
 from motley.config import Crew, CrewConfig, Evaluate, Learning, Lora, PeerConfig, TrainPart, Warm
 from motley.crew import LocalCrew
 from motley.policies import Policy, choose_trained, initial_policy
-from motley.policies.following import Follower, Made, Publisher
-from motley.policies.weights import State, describe, encode_change, encode_whole, state_hash, trained_state
+from motley.policies.following import Follower, Publisher
+from motley.policies.weights import State, encode_change, encode_whole, state_hash, trained_state
 from motley.records import Backlog, Blob, Sampling, Weights
 
 MODEL = "tiny:1m"
@@ -129,28 +129,12 @@ class _Wire:
     def is_exact_after_publishing(self) -> bool:
         """Publish the learner's version and follow it; whether the sampler's values are its own, to the last bit."""
         made = self._publisher.make()
-        blobs = [*made.blobs, *made.frozen]
-        self._store |= {described.sha256: blob for described, blob in zip(describe(blobs), blobs, strict=True)}
-        self._known.append(_manifest(made, self._learner.version))
+        self._store |= made.contents()
+        nothing = Backlog(waiting=(), oldest_s=0.0)
+        self._known.append(made.record(NAME, NAME, self._learner.version, "bfloat16", nothing, created_s=0.0))
         self._follower.apply(self._follower.plan(self._known), self._fetch)
         sent, loaded = (state_hash(trained_state(policy, "bfloat16")) for policy in (self._learner, self._sampler))
         return self._follower.version == self._learner.version and sent == loaded
 
     def _fetch(self, blob: Blob) -> bytes | None:
         return self._store.get(blob.sha256)
-
-
-def _manifest(made: Made, version: int) -> Weights:
-    return Weights(
-        crew=NAME,
-        peer=NAME,
-        version=version,
-        precision="bfloat16",
-        base=made.base,
-        base_state=made.base_state,
-        state=made.state,
-        blobs=describe(made.blobs),
-        frozen=describe(made.frozen),
-        backlog=Backlog(waiting=(), oldest_s=0.0),
-        created_s=0.0,
-    )

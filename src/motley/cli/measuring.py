@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -131,13 +132,7 @@ def bench_wire(as_json: AsJson = False) -> None:
     """Bytes per token and rounding on a real model's rollouts, admission on one core, the stream's throughput."""
     from motley.benchmarks.wire import wire_benchmark
 
-    with (
-        plain_errors(),
-        Progress(TextColumn("{task.description}"), TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar,
-    ):
-        step = bar.add_task("measuring")
-        rows = wire_benchmark(lambda what: bar.update(step, description=f"measuring {what} (about 10 s in all)"))
-    print_rows(rows, "the wire, this machine", as_json)
+    _bench(wire_benchmark, "about 10 s in all", "the wire, this machine", as_json)
 
 
 @bench_app.command("weights")
@@ -145,10 +140,15 @@ def bench_weights(as_json: AsJson = False) -> None:
     """Bytes per sync of a learner's weights, changes against whole, on real training; every version rebuilt and compared bit for bit."""
     from motley.benchmarks.weights import weights_benchmark
 
+    _bench(weights_benchmark, "about a minute in all", "weights on their way to samplers", as_json)
+
+
+def _bench(measure: Callable[[Callable[[str], None]], list[dict[str, Any]]], takes: str, title: str, as_json: bool) -> None:
+    """Measure with a word on what is being measured, and print the rows."""
     with (
         plain_errors(),
         Progress(TextColumn("{task.description}"), TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar,
     ):
         step = bar.add_task("measuring")
-        rows = weights_benchmark(lambda what: bar.update(step, description=f"measuring {what} (about a minute in all)"))
-    print_rows(rows, "weights on their way to samplers", as_json)
+        rows = measure(lambda what: bar.update(step, description=f"measuring {what} ({takes})"))
+    print_rows(rows, title, as_json)

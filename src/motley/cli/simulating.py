@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
@@ -39,6 +39,7 @@ def sim(
     as_json: AsJson = False,
 ) -> None:
     """Train a crew on virtual time: real training, simulated delays, losses, outages, speeds and churn."""
+    from motley.display import duration
     from motley.sim.crew import SimCrew
     from motley.sim.report import summary
 
@@ -59,7 +60,7 @@ def sim(
             bar = progress.add_task("warm start", total=config.crew.rounds)
             crew = SimCrew(config, folder, lambda peer, steps, accuracy: progress.update(bar, description=f"warm start of {peer}"))
             for lines in crew.rounds():
-                progress.update(bar, completed=crew.finished_rounds, description=_moment(lines))
+                progress.update(bar, completed=crew.finished_rounds, description=f"{duration(lines[-1]['time_s'])} simulated")
                 if stop_asked():
                     say(f"stopped at round {crew.finished_rounds}; a simulation is not resumed: its metrics so far are in {folder}")
                     raise typer.Exit(130)
@@ -68,15 +69,6 @@ def sim(
         )
         if not as_json:
             say(f"run folder: {folder}")
-
-
-def _moment(lines: list[dict[str, Any]]) -> str:
-    return f"{duration(lines[-1]['time_s'])} simulated"
-
-
-def duration(seconds: float) -> str:
-    hours, rest = divmod(round(seconds), 3600)
-    return f"{hours} h {rest // 60:02d} min" if hours else f"{rest // 60} min {rest % 60:02d} s"
 
 
 def _with_lr(config: CrewConfig, lr: float) -> CrewConfig:

@@ -29,7 +29,7 @@ from motley.policies.weights import (
     take_state,
     trained_state,
 )
-from motley.records import NO_BASE, Blob, Precision, Weights
+from motley.records import NO_BASE, Backlog, Blob, Precision, Weights
 
 NOTHING_LOADED = -1
 MAX_MISSES = 3
@@ -47,6 +47,27 @@ class Made:
     blobs: list[bytes]
     frozen: list[bytes]
 
+    def record(self, crew: str, peer: str, version: int, precision: Precision, backlog: Backlog, created_s: float) -> Weights:
+        """The manifest of this publication."""
+        return Weights(
+            crew=crew,
+            peer=peer,
+            version=version,
+            precision=precision,
+            base=self.base,
+            base_state=self.base_state,
+            state=self.state,
+            blobs=describe(self.blobs),
+            frozen=describe(self.frozen),
+            backlog=backlog,
+            created_s=created_s,
+        )
+
+    def contents(self) -> dict[str, bytes]:
+        """What its manifest names, by hash."""
+        blobs = [*self.blobs, *self.frozen]
+        return {described.sha256: blob for described, blob in zip(describe(blobs), blobs, strict=True)}
+
 
 class Publisher:
     """Makes a learner's publications: whole at anchors and where a change would not be smaller, otherwise what changed since the last."""
@@ -60,7 +81,7 @@ class Publisher:
         self._deltas = deltas
         self._frozen = encode_whole(frozen_state(policy))
         self._frozen_names = _names(self._frozen)
-        self._version = NO_BASE
+        self.version = NO_BASE  # the last made
         self._state: State = {}
         self._made: Made | None = None
         self.num_anchors = 0
@@ -71,22 +92,22 @@ class Publisher:
     def make(self) -> Made:
         """The publication of the policy's present version; the same again if that was the last one made."""
         version = self._policy.version
-        if self._made is None or version != self._version:
+        if self._made is None or version != self.version:
             state = trained_state(self._policy, self._precision)
             self._made = self._change(version, state) or self._whole(state)
-            self._version, self._state = version, state
+            self.version, self._state = version, state
             self._since_anchor |= _names(self._made.blobs)
         return self._made
 
     def _change(self, version: int, state: State) -> Made | None:
         # Versions may be left out: an anchor is due when a multiple of anchor_every was passed, not only when it is hit.
-        due = version // self._anchor_every > self._version // self._anchor_every
-        if self._made is None or not self._deltas or due or version < self._version:
+        due = version // self._anchor_every > self.version // self._anchor_every
+        if self._made is None or not self._deltas or due or version < self.version:
             return None
         blobs = encode_change(self._state, state)
         if _num_bytes(blobs) >= self._whole_bytes:
             return None
-        return Made(self._version, self._made.state, state_hash(state), blobs, self._frozen)
+        return Made(self.version, self._made.state, state_hash(state), blobs, self._frozen)
 
     def _whole(self, state: State) -> Made:
         blobs = encode_whole(state)

@@ -37,7 +37,7 @@ class SimCrew:
         hub = found_log(config, self.log, self._run.task)
         self.students = [SimStudent(self, self._student(name, hub, warm_progress)) for name in (p.name for p in config.students)]
         self.samplers = [SimSampler(self, self._sampler(p.name, hub)) for p in config.peer if p.role == "sampler"]
-        self._write([{"round": 0, "peer": s.peer.me.name, "time_s": 0.0, **self._run.accuracies(s.peer)} for s in self.students])
+        self._run.write([{"round": 0, "peer": s.peer.me.name, "time_s": 0.0, **self._run.accuracies(s.peer)} for s in self.students])
 
     def _student(self, name: str, hub: bytes, progress: WarmProgress | None) -> Peer:
         weather = self.config.weather(name)
@@ -69,7 +69,7 @@ class SimCrew:
             refused = {s.me.name: by_sender(s.peer.admission.refused) for s in self.students}
             raise ValueError(
                 f"nobody has learned anything from the last {self._unlearned} records, after {self.events.clock.now_s():.0f} s: "
-                f"dropped so far {dropped}, refused {refused}; is the staleness window shorter than the delays?"
+                f"dropped so far {dropped}, refused {refused}; these say why, or the window is far too short"
             )
 
     def sampled(self, author: Sampler, sampled: Sampled) -> None:
@@ -94,7 +94,7 @@ class SimCrew:
                 break
             if self._lines:
                 lines, self._lines = self._lines, []
-                self._write(lines)
+                self._run.write(lines)
                 yield lines
         if stuck := [s for s in self.students if not s.over]:
             yield self._end_early(stuck)
@@ -110,11 +110,8 @@ class SimCrew:
             )
         now = {"time_s": self.events.clock.now_s()}
         lines = [self._run.line(s.peer, self.config.crew.rounds, None, None) | now for s in stuck]
-        self._write(lines)
-        return lines
-
-    def _write(self, lines: list[MetricsLine]) -> None:
         self._run.write(lines)
+        return lines
 
     def save(self) -> None:
         """The weights that were reached, as a checkpoint to look at. A simulation itself is not resumed."""

@@ -92,8 +92,12 @@ class _Life:
     def _arrive(self) -> None:
         self._due.discard(self.world.events.clock.now_s())
         self._outbox.deliver(self.world.log, self.world.events.clock.now_s(), self._blobs)
+        self.delivered()
         self.send()
         self.world.appended()
+
+    def delivered(self) -> None:
+        """The way is free again."""
 
 
 class SimSampler(_Life):
@@ -147,6 +151,10 @@ class SimStudent(_Life):
         self.peer.publish_weights()
         self.send()
         super().come()
+
+    def delivered(self) -> None:
+        if self.here:
+            self.peer.publish_weights()
 
     @property
     def finished(self) -> bool:

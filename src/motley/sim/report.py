@@ -13,12 +13,21 @@ def summary(folder: Path) -> list[dict[str, Any]]:
     return [_row([line for line in lines if line["peer"] == peer]) for peer in dict.fromkeys(line["peer"] for line in lines)]
 
 
+def ages_of(lines: list[MetricsLine]) -> list[tuple[int, int]]:
+    """(age in versions, groups) of every step."""
+    return [(int(age), count) for line in lines for age, count in line.get("ages", {}).items()]
+
+
+def num_dropped(lines: list[MetricsLine]) -> int:
+    """A running total, which not every line has."""
+    last: dict[str, dict[str, int]] = next((line["dropped"] for line in reversed(lines) if "dropped" in line), {})
+    return sum(count for reasons in last.values() for count in reasons.values())
+
+
 def _row(lines: list[MetricsLine]) -> dict[str, Any]:
-    ages = [(int(age), count) for line in lines for age, count in line.get("ages", {}).items()]
+    ages = ages_of(lines)
     measured = [_mean(list(line["heldout"].values())) for line in lines if "heldout" in line]
     taken = sum(count for _, count in ages)
-    last: dict[str, dict[str, int]] = next((line["dropped"] for line in reversed(lines) if "dropped" in line), {})
-    dropped = sum(count for reasons in last.values() for count in reasons.values())
     return {
         "peer": lines[0]["peer"],
         "rounds": lines[-1]["round"],
@@ -26,7 +35,7 @@ def _row(lines: list[MetricsLine]) -> dict[str, Any]:
         "before": measured[0] if measured else None,
         "after": measured[-1] if measured else None,
         "groups": taken or None,
-        "dropped": dropped if taken else None,
+        "dropped": num_dropped(lines) if taken else None,
         "mean_age": sum(age * count for age, count in ages) / taken if taken else None,
         "max_age": max(age for age, _ in ages) if taken else None,
         "behind": _mean([line["behind"] for line in lines if "behind" in line]),

@@ -20,6 +20,7 @@ from scipy import stats
 from motley.config import CrewConfig
 from motley.run import MetricsLine, check_config, read_metrics
 from motley.sim.crew import SimCrew
+from motley.sim.report import ages_of, num_dropped
 from motley.study.arms import Arm, crews_of
 from motley.study.report import Estimate, has_spread, interval, markdown_table
 from motley.study.run import claim, in_processes, keep, warm
@@ -98,7 +99,7 @@ def _simulate(crew: CrewConfig, name: str, arm: str, folder: Path) -> list[Trial
 
 
 def _trial(crew: str, arm: str, seed: int, lines: list[MetricsLine]) -> Trial:
-    ages = [(int(age), count) for line in lines for age, count in line.get("ages", {}).items()]
+    ages = ages_of(lines)
     senders = [sender for line in lines for sender in line.get("senders", {}).values()]
     known = {key: [s[key] for s in senders if s.get(key) is not None] for key in DIAGNOSTICS}
     return Trial(
@@ -108,9 +109,9 @@ def _trial(crew: str, arm: str, seed: int, lines: list[MetricsLine]) -> Trial:
         peer=lines[0]["peer"],
         curve={line["round"]: float(np.mean(list(line["heldout"].values()))) for line in lines if "heldout" in line},
         hours=lines[-1]["time_s"] / 3600,
-        mean_age=sum(age * count for age, count in ages) / sum(count for _, count in ages),
-        max_age=max(age for age, _ in ages),
-        dropped=sum(count for reasons in lines[-1]["dropped"].values() for count in reasons.values()),
+        mean_age=sum(age * count for age, count in ages) / max(1, sum(count for _, count in ages)),
+        max_age=max((age for age, _ in ages), default=0),
+        dropped=num_dropped(lines),
         grad_norm=float(np.mean([line["grad_norm"] for line in lines if "grad_norm" in line])),
         diagnostics={key: float(np.mean(values)) for key, values in known.items() if values},
     )
