@@ -233,14 +233,16 @@ def undisturbed_run(config: CrewConfig, folder: Path) -> Path:
     return folder
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=40)
+OneRun = Callable[[Path, int, random.Random, int], tuple[Counter[str], list[str]]]  # (root, number, rng, kills left): killed, faults
+
+
+def struggle(parser: argparse.ArgumentParser, one_run: Callable[[argparse.Namespace], OneRun]) -> None:
+    """Runs until there were kills enough; prints what came of them, and exits with 1 if anything is wrong."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     wanted = parser.parse_args()
-    rng = random.Random(wanted.seed)
+    rng, run = random.Random(wanted.seed), one_run(wanted)
     killed: Counter[str] = Counter()
     faults: list[str] = []
     started, num_runs = time.monotonic(), 0
@@ -249,14 +251,11 @@ def main() -> None:
         write_task(root)
         sys.path.insert(0, str(root))
         while killed.total() < wanted.kills:
-            config = spread_crew(root, TRAINS, learning="checkpoint_every = 4", rounds=wanted.rounds, seed=wanted.seed + num_runs)
-            reference = undisturbed_run(config, root / f"undisturbed{num_runs}")
-            folder = root / f"disturbed{num_runs}"
-            killed += disturbed_run(config, folder, rng, wanted.kills - killed.total(), timeout_s=1200)
-            faults += faults_of(config, folder, reference)
+            more, found = run(root, num_runs, rng, wanted.kills - killed.total())
+            killed += more
+            faults += found
             num_runs += 1
-            took = time.monotonic() - started
-            left = took / killed.total() * (wanted.kills - killed.total())
+            left = (time.monotonic() - started) / max(1, killed.total()) * (wanted.kills - killed.total())
             print(f"{killed.total()} of {wanted.kills} kills, {num_runs} runs, {len(faults)} faults, {left:.0f} s left", file=sys.stderr)
     report = {"kills": killed.total(), "victims": dict(killed), "runs": num_runs, "faults": faults, "seconds": time.monotonic() - started}
     if wanted.json:
@@ -265,6 +264,22 @@ def main() -> None:
         for name, value in report.items():
             print(f"{name:10} {value}")
     sys.exit(1 if faults else 0)
+
+
+def one_run(wanted: argparse.Namespace) -> OneRun:
+    def run(root: Path, number: int, rng: random.Random, kills: int) -> tuple[Counter[str], list[str]]:
+        config = spread_crew(root, TRAINS, learning="checkpoint_every = 4", rounds=wanted.rounds, seed=wanted.seed + number)
+        reference, folder = undisturbed_run(config, root / f"undisturbed{number}"), root / f"disturbed{number}"
+        return disturbed_run(config, folder, rng, kills, timeout_s=1200), faults_of(config, folder, reference)
+
+    return run
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=40)
+    struggle(parser, one_run)
 
 
 if __name__ == "__main__":

@@ -10,19 +10,16 @@ are those that its journal's steps make from the log when they are taken again b
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import shutil
 import sys
 import tempfile
-import time
 from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from chaos import disturbed_run, read_log, weights
-from fakes import write_task
+from chaos import OneRun, disturbed_run, read_log, struggle, weights
 from motley.config import CrewConfig, parse_config
 from motley.exchange import Entry, MemoryLog, Outbox, Signer, decode, unpack
 from motley.learning.checkpoint import save_training
@@ -146,38 +143,21 @@ def learner_faults(config: CrewConfig, folder: Path, entries: list[Entry]) -> li
     return faults
 
 
+def one_run(wanted: argparse.Namespace) -> OneRun:
+    def run(root: Path, number: int, rng: random.Random, kills: int) -> tuple[Counter[str], list[str]]:
+        config = roles_crew(root, wanted.delay, wanted.rounds, (1000, 4)[number % 2], wanted.seed + number)
+        folder = root / f"run{number}"
+        return disturbed_run(config, folder, rng, kills, timeout_s=600), faults_of(config, folder)
+
+    return run
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=40)
     parser.add_argument("--delay", type=float, default=5.0)
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true")
-    wanted = parser.parse_args()
-    rng = random.Random(wanted.seed)
-    killed: Counter[str] = Counter()
-    faults: list[str] = []
-    started, num_runs = time.monotonic(), 0
-    with tempfile.TemporaryDirectory() as place:
-        root = Path(place)
-        write_task(root)
-        sys.path.insert(0, str(root))
-        while killed.total() < wanted.kills:
-            config = roles_crew(root, wanted.delay, wanted.rounds, (1000, 4)[num_runs % 2], wanted.seed + num_runs)
-            folder = root / f"run{num_runs}"
-            killed += disturbed_run(config, folder, rng, wanted.kills - killed.total(), timeout_s=600)
-            faults += faults_of(config, folder)
-            num_runs += 1
-            took = time.monotonic() - started
-            left = took / max(1, killed.total()) * (wanted.kills - killed.total())
-            print(f"{killed.total()} of {wanted.kills} kills, {num_runs} runs, {len(faults)} faults, {left:.0f} s left", file=sys.stderr)
-    report = {"kills": killed.total(), "victims": dict(killed), "runs": num_runs, "faults": faults, "seconds": time.monotonic() - started}
-    if wanted.json:
-        print(json.dumps(report))
-    else:
-        for name, value in report.items():
-            print(f"{name:10} {value}")
-    sys.exit(1 if faults else 0)
+    struggle(parser, one_run)
 
 
 if __name__ == "__main__":

@@ -616,7 +616,7 @@ def test_a_member_shut_out_ends_with_the_reason_and_the_others_go_on(
     house.join()
     house.until(lambda: all(house.learned(name) == 1 for name in house.names))
     house.revoke("last2")
-    with pytest.raises(ValueError, match=r"the hub has shut this peer out; what was learned is saved, and .* can invite it anew"):
+    with pytest.raises(ValueError, match=r"the hub has shut this peer out; what it has is saved, and .* can invite it anew"):
         house.finish("last2")
     house.finish("full0", "full1")
     for name in ("full0", "full1"):
