@@ -1,4 +1,4 @@
-"""What every test shares: one thread, and a cache of warm starts that is not the user's."""
+"""What every test shares: one thread, a cache of warm starts that is not the user's, and the one real model some of them need."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from motley.files import cache_folder
+
 torch.set_num_threads(1)
+USERS_CACHE = cache_folder()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -18,3 +21,21 @@ def motley_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MOTLEY_CACHE", str(folder))
         yield folder
+
+
+@pytest.fixture(scope="session")
+def smollm2(motley_cache: Path) -> str:
+    """SmolLM2-135M, from the user's cache, fetched into it if need be; without it the test is skipped."""
+    from motley.policies import sources
+
+    name = "smollm2-135m"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MOTLEY_CACHE", str(USERS_CACHE))
+        try:
+            folder = sources.fetch(name, say=lambda what: None)
+        except ValueError as error:
+            pytest.skip(f"needs {name}: {error}")
+    (motley_cache / "models").mkdir(exist_ok=True)
+    if not (motley_cache / "models" / name).exists():
+        (motley_cache / "models" / name).symlink_to(folder)
+    return name

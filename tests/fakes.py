@@ -15,7 +15,7 @@ from motley.config import CrewConfig, Lora, PeerConfig, TrainPart, parse_config
 from motley.exchange import Entry, Sealed, encode, pack, unpack
 from motley.learning.batches import ToScore
 from motley.learning.select import Candidate
-from motley.policies import Policy, choose_trained, initial_policy
+from motley.policies import Policy, initial_policy, with_trained_part
 from motley.policies.tiny import tiny_vocabulary
 from motley.records import FIRST_PREVIOUS, Content, Group, Origin, Problem, Rollout, Sampling, Stamp
 from motley.trust import Identity
@@ -30,7 +30,7 @@ class FixedClock:
 
 def tiny_policy(train: str | TrainPart = "full", seed: int = 0) -> Policy:
     policy = initial_policy(PeerConfig(name="one", model="tiny:0.3m"), seed)
-    return Policy(choose_trained(policy.base, train, seed), policy.vocabulary)
+    return with_trained_part(policy, train, seed)
 
 
 def lora_policy(rank: int = 4, seed: int = 0) -> Policy:

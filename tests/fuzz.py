@@ -40,7 +40,7 @@ FIELDS = [
     "temperature", "top_k", "top_p", "max_tokens", "logprobs", "num_rollouts", "lossless",
 ]  # fmt: skip
 
-RULES = Rules(crew="crew", vocabulary="v", vocabulary_size=32, end_id=1, rollouts_per_group=2, max_tokens=8, rounds=4)
+RULES = Rules(crew="crew", vocabulary="v", vocabulary_size=32, end_ids=(1,), rollouts_per_group=2, max_tokens=8, rounds=4)
 PROBLEMS = [Problem(prompt="reverse 12=", answer="21"), Problem(prompt="sort 21=", answer="12")]
 AUTHORS = {name: SigningKey(hashlib.sha256(name.encode()).digest()) for name in ("a", "größe", "gone", "hub")}
 KEYS = {name: bytes(key.verify_key) for name, key in AUTHORS.items()}

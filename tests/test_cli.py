@@ -126,8 +126,8 @@ def test_eval_of_a_model(crew_file: Path) -> None:
 
 def test_check_compares_engine_and_trainer(crew_file: Path) -> None:
     rows = as_json("check", crew_file)["rows"]
-    assert [row["result"] for row in rows] == ["ok"] * 3
-    assert [row["what"].split()[0] for row in rows] == ["task", "a:", "b:"]
+    assert [row["result"] for row in rows] == ["ok"] * 9
+    assert [row["what"].split()[0] for row in rows] == ["task", *["a:"] * 4, *["b:"] * 4]
     assert all(row["largest_difference"] < 1e-4 for row in rows[1:])
     assert all(0 < row["mean_difference"] <= row["largest_difference"] for row in rows[1:])
 
@@ -159,7 +159,7 @@ def test_bad_options_are_one_line(crew_file: Path, trained: Path) -> None:
     assert "objective 'ftsi' is not known" in error("train", crew_file, "--objective", "ftsi", "--out", crew_file.parent / "run")
     assert "has no variant 'x'" in error("train", crew_file, "--objective", "ftis/x", "--out", crew_file.parent / "run")
     assert "has no peer 'c'; it has a, b" in error("eval", trained, "--peer", "c")
-    assert "there is no run or model folder gpt" in error("eval", "gpt")
+    assert "there is no model folder ./gpt" in error("eval", "./gpt")
     assert "is not empty" in error("train", crew_file, "--out", trained)
     assert "is no model folder" in error("eval", crew_file.parent)
 

@@ -81,7 +81,7 @@ def refusal(text: str) -> str:
         (CREW + "[learning]\ngrad_clip = 0" + PEERS, ["grad_clip=0", "1.0 is usual"]),
         (CREW + "[learning]\nown_share = 1.5" + PEERS, ["own_share=1.5 is outside 0..1"]),
         (CREW + "[learning]\nsuccess_memory = 1.0" + PEERS, ["success_memory=1.0 is outside"]),
-        (CREW + "[learning]\ntoken_budget = 0" + PEERS, ["token_budget=0 must be at least 1"]),
+        (CREW + "[learning]\ntoken_budget = -1" + PEERS, ["token_budget=-1 must not be negative"]),
         (CREW + "[learning]\ncheckpoint_every = 0" + PEERS, ["checkpoint_every=0 must be at least 1"]),
         (CREW + "[learning]\nmax_age = -1" + PEERS, ["max_age=-1 must not be negative"]),
         (CREW + "[learning]\nquota = -1" + PEERS, ["quota=-1 must not be negative"]),

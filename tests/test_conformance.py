@@ -10,7 +10,7 @@ import torch
 
 import motley.run
 from fakes import identity, spread_crew, write_task
-from motley.conformance import TOLERANCE, Difference, check_crew, check_engine, logprob_difference
+from motley.conformance import TOLERANCE, Difference, check_crew, check_engine, differences
 from motley.engines import TorchEngine
 from motley.engines.engine import Completion
 from motley.exchange import MemoryLog, Outbox, Signer
@@ -72,7 +72,13 @@ def test_every_sampled_token_is_compared(folder: Path) -> None:
         return completion.logprobs
 
     peer.half.engine = doctored(noting)(peer.learner.policy)
-    assert len(logprob_difference(peer.half)) == sum(len(c.tokens) for c in made) > 128
+    found = differences(peer.half, peer.config.sampling)["sampled"]
+    num_tokens = sum(len(c.tokens) for c in made)
+    assert num_tokens > 128
+    noted = len(made)
+    peer.half.engine = doctored(lambda c: tuple(x + 1.0 for x in c.logprobs))(peer.learner.policy)
+    assert differences(peer.half, peer.config.sampling)["sampled"].mean == pytest.approx(1.0, abs=1e-3)
+    assert (found.fault, noted) == ("", 128)
 
 
 @pytest.mark.parametrize(
@@ -157,19 +163,25 @@ def test_a_crew_is_checked_task_and_peers(folder: Path, monkeypatch: pytest.Monk
     (folder / "exact.py").write_text("from motley.tasks.files import exact_match\n")
     config = spread_crew(folder, ("full", "lora"), task="exact:exact_match")
     rows = check_crew(config)
-    assert [(row["what"], row["result"]) for row in rows] == [
+    assert {(row["what"], row["result"]) for row in rows} == {
         ("task exact:exact_match", "ok"),
-        ("full0: engine against trainer", "ok"),
-        ("lora1: engine against trainer", "ok"),
-    ]
+        ("full0: engine against trainer, cpu float32", "ok"),
+        ("lora1: engine against trainer, cpu float32", "ok"),
+    }
+    ways = ["T=1", "T=0.7", "T=0.7 top_k=20", "T=0.7 top_p=0.9"]
+    assert [(row["sampling"], row["fits"]) for row in rows[1:]] == 2 * list(
+        zip(ways, ["any", "sampled, full", "sampled", "sampled"], strict=True)
+    )
     assert all(0 < row["mean_difference"] <= row["largest_difference"] < TOLERANCE for row in rows[1:])
-    monkeypatch.setattr(motley.run, "TorchEngine", doctored(lambda c: tuple(x - 0.25 for x in c.logprobs)))
+    doctor = doctored(lambda c: tuple(x - 0.25 for x in c.logprobs))
+    monkeypatch.setattr(motley.run, "open_engine", lambda policy, part, folder: doctor(policy))
     doctored_row = check_crew(config)[1]
-    assert doctored_row["result"] == f"differs by more than {TOLERANCE}"
+    assert doctored_row["result"] == f"differs by more than {TOLERANCE}, declared 'sampled'; what fits: nothing"
     assert doctored_row["largest_difference"] == pytest.approx(0.25, rel=0.01)
 
 
 def test_a_task_that_does_not_know_its_own_answers_shows_in_the_check(folder: Path) -> None:
     rows = check_crew(spread_crew(folder, ("full", "full")))
-    assert "the own answer scores" in rows[0]["result"]
-    assert [row["result"] for row in rows[1:]] == ["ok", "ok"]
+    assert "scores" in rows[0]["result"]
+    assert rows[0]["result"] != "ok"
+    assert {row["result"] for row in rows[1:]} == {"ok"}

@@ -7,11 +7,13 @@ import pytest
 
 from motley.engines import Completion
 from motley.evaluation import evaluate, greedy_by_kind
+from motley.policies.prompts import Prompts
 from motley.policies.tiny import tiny_vocabulary
 from motley.records import Sampling
 from motley.tasks import best_constant, evaluation_set, load_task
 
 VOCABULARY = tiny_vocabulary()
+PROMPTS = Prompts(VOCABULARY)
 TASK = load_task("digits", {"kinds": ["reverse", "sort"], "levels": [3]})
 
 
@@ -34,11 +36,11 @@ class Scripted:
 
 def test_greedy_accuracy_is_per_kind() -> None:
     problems = evaluation_set(TASK, "heldout", 5)
-    assert greedy_by_kind(Scripted(), VOCABULARY, TASK, problems, Sampling()) == {"reverse": 1.0, "sort": 0.0}
+    assert greedy_by_kind(Scripted(), PROMPTS, TASK, problems, Sampling()) == {"reverse": 1.0, "sort": 0.0}
 
 
 def test_averages_pass_rates_and_errors_of_known_answers() -> None:
-    reverse, sort, every = evaluate(Scripted(), VOCABULARY, TASK, "heldout", Sampling(), per_kind=6, samples=4)
+    reverse, sort, every = evaluate(Scripted(), PROMPTS, TASK, "heldout", Sampling(), per_kind=6, samples=4)
     assert [line.kind for line in (reverse, sort, every)] == ["reverse", "sort", "all"]
     assert (reverse.greedy, sort.greedy, every.greedy) == (1.0, 0.0, 0.5)
     assert reverse.greedy_error == 0.0
@@ -52,5 +54,5 @@ def test_averages_pass_rates_and_errors_of_known_answers() -> None:
 
 
 def test_a_task_of_one_kind_has_one_line() -> None:
-    (only,) = evaluate(Scripted(), VOCABULARY, load_task("digits", {"kinds": ["sort"], "levels": [3]}), "ood", Sampling(), 2, 1)
+    (only,) = evaluate(Scripted(), PROMPTS, load_task("digits", {"kinds": ["sort"], "levels": [3]}), "ood", Sampling(), 2, 1)
     assert (only.kind, only.num_problems) == ("sort", 2)

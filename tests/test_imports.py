@@ -18,10 +18,10 @@ LAYERS = [
     {"records", "clock", "network", "config", "files"},
     {"tasks", "objectives", "exchange", "policies"},
     {"engines", "trust", "learning"},
-    {"sampler", "peer", "evaluation"},
+    {"sampler", "peer", "evaluation", "reporting"},
     {"run"},
     {"crew", "conformance", "hub", "member", "membership", "processes", "sampler_member", "seat", "sim", "benchmarks"},
-    {"archive", "display", "study"},
+    {"archive", "card", "display", "export", "study"},
     {"cli"},
 ]
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from motley.engines import Engine
-from motley.policies.vocabulary import Vocabulary
+from motley.policies.prompts import Prompts
 from motley.records import Problem, Sampling
 from motley.tasks import Split, Task, best_constant, evaluation_set
 
@@ -43,29 +43,30 @@ class Accuracy:
 
 
 def rewards_of(
-    engine: Engine, vocabulary: Vocabulary, task: Task, problems: Sequence[Problem], sampling: Sampling, samples: int = 1
+    engine: Engine, prompts: Prompts, task: Task, problems: Sequence[Problem], sampling: Sampling, samples: int = 1
 ) -> np.ndarray:
     """Rewards [P, samples] on fixed problems."""
-    completions = engine.sample([vocabulary.encode(p.prompt) for p in problems], samples, sampling, seed=0)
-    flat = [(problem, vocabulary.decode(c.tokens)) for problem, row in zip(problems, completions, strict=True) for c in row]
+    completions = engine.sample([prompts.ids(p) for p in problems], samples, sampling, seed=0)
+    flat = [(problem, prompts.vocabulary.decode(c.tokens)) for problem, row in zip(problems, completions, strict=True) for c in row]
     return np.array(task.score([p for p, _ in flat], [text for _, text in flat])).reshape(len(problems), samples)
 
 
-def greedy_by_kind(engine: Engine, vocabulary: Vocabulary, task: Task, problems: Sequence[Problem], sampling: Sampling) -> dict[str, float]:
+def greedy_by_kind(engine: Engine, prompts: Prompts, task: Task, problems: Sequence[Problem], sampling: Sampling) -> dict[str, float]:
     """Greedy mean reward per kind."""
     greedy = msgspec.structs.replace(sampling, temperature=0.0)
-    reward_P = rewards_of(engine, vocabulary, task, problems, greedy)[:, 0]
-    return {kind: float(np.mean([r for p, r in zip(problems, reward_P, strict=True) if p.kind == kind])) for kind in task.kinds}
+    reward_P = rewards_of(engine, prompts, task, problems, greedy)[:, 0]
+    kinds = dict.fromkeys(p.kind for p in problems)
+    return {kind: float(np.mean([r for p, r in zip(problems, reward_P, strict=True) if p.kind == kind])) for kind in kinds}
 
 
-def evaluate(
-    engine: Engine, vocabulary: Vocabulary, task: Task, split: Split, sampling: Sampling, per_kind: int, samples: int
-) -> list[Accuracy]:
+def evaluate(engine: Engine, prompts: Prompts, task: Task, split: Split, sampling: Sampling, per_kind: int, samples: int) -> list[Accuracy]:
     """One line per kind, then one over all kinds."""
     problems = evaluation_set(task, split, per_kind)
-    greedy_P = rewards_of(engine, vocabulary, task, problems, msgspec.structs.replace(sampling, temperature=0.0))[:, 0]
-    sampled_PS = rewards_of(engine, vocabulary, task, problems, sampling, samples)
-    kinds = [*task.kinds, "all"] if len(task.kinds) > 1 else list(task.kinds)
+    greedy_P = rewards_of(engine, prompts, task, problems, msgspec.structs.replace(sampling, temperature=0.0))[:, 0]
+    sampled_PS = rewards_of(engine, prompts, task, problems, sampling, samples)
+    kinds = list(dict.fromkeys(p.kind for p in problems))
+    if len(kinds) > 1:
+        kinds.append("all")
     lines = []
     for kind in kinds:
         chosen = [i for i, p in enumerate(problems) if kind in ("all", p.kind)]

@@ -1,10 +1,28 @@
-"""Files that survive a crash: synced, replaced whole, and held by one process at a time."""
+"""Files that survive a crash: synced, replaced whole, and held by one process at a time; and where what can be made again is kept."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """Models that were fetched and warm starts that were made; deleting it costs time only."""
+    return Path(os.environ.get("MOTLEY_CACHE") or Path.home() / ".cache" / "motley")
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A place to write a file or folder at; it gets its name when all of it is written, and is gone if that fails."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as there:
+        partial = Path(there) / path.name
+        yield partial
+        partial.rename(path)
 
 
 def sync(path: Path) -> None:

@@ -322,6 +322,8 @@ class Peer:
         head = self.outbox.head
         return {
             "version": self.learner.policy.version,
+            "token_budget": self.learner.token_budget,
+            "dtype": str(self.learner.policy.dtype),
             "sampled_rounds": self.sampled_rounds,
             "learned_rounds": self.learned_rounds,
             "cursor": self.cursor,
@@ -336,7 +338,14 @@ class Peer:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self.learner.policy.version = state["version"]
+        policy = self.learner.policy
+        if state["dtype"] != str(policy.dtype):
+            raise ValueError(
+                f"peer {self.me.name} computed in {state['dtype']} and now would in {policy.dtype}; "
+                f"set dtype = {state['dtype'].removeprefix('torch.')!r} for it in the run's config.toml"
+            )
+        policy.version = state["version"]
+        self.learner.token_budget = state["token_budget"]
         self.sampled_rounds, self.learned_rounds = state["sampled_rounds"], state["learned_rounds"]
         self.cursor = state["cursor"]
         self.learner.success.by_kind = dict(state["success"])

@@ -1,7 +1,7 @@
 """A run folder, the contract with people and tools: who builds a peer from it, measures it, and writes its metrics.
 
 RUN/config.toml            the crew as it ran
-RUN/start/PEER/            a peer's model before the first round
+RUN/start/PEER/            a peer's model before the first round, where it was made here: a tiny one, or one with a warm start
 RUN/metrics.jsonl          a line per peer and round (docs/metrics.md)
 RUN/groups/                the log of a crew in one process; the outbox of a peer in its own
 RUN/checkpoints/round-N/   PEER/model is an ordinary Hugging Face or PEFT folder
@@ -21,19 +21,23 @@ from typing import Any
 import msgspec
 
 from motley.clock import Clock, RealClock
-from motley.config import ConfigError, CrewConfig, PeerConfig, read_config, write_config
-from motley.engines import TorchEngine
+from motley.config import ConfigError, CrewConfig, PeerConfig, Prompt, read_config, write_config
+from motley.engines import open_engine
 from motley.evaluation import greedy_by_kind
 from motley.exchange import Log, Outbox
 from motley.exchange.blobs import Blobs
+from motley.files import whole
 from motley.learning.checkpoint import checkpoints, load_manifest, load_training
+from motley.learning.fitting import check_supported
 from motley.learning.learner import Learner, StepReport
 from motley.learning.warm import check_warm, warm_start
 from motley.objectives import objective
 from motley.peer import Peer
-from motley.policies import Policy, check_peer, choose_trained, initial_policy, peer_seed
+from motley.policies import Policy, check_peer, initial_policy, is_tiny, peer_seed, with_trained_part
+from motley.policies.vocabulary import Vocabulary
+from motley.reporting import REPORTERS
 from motley.sampler import Sampled, Sampler, SamplerHalf
-from motley.tasks import evaluation_set, load_task
+from motley.tasks import Task, evaluation_set, load_task
 
 MetricsLine = dict[str, Any]
 WarmProgress = Callable[[str, int, dict[str, float]], None]  # (peer, steps, accuracy per kind)
@@ -44,10 +48,27 @@ def check_config(config: CrewConfig) -> None:
     task = load_task(config.crew.task, config.task)
     objective(config.crew.objective, config.crew.variant, config.objective)
     problems = [p for split in task.splits for p in evaluation_set(task, split, per_kind=8)]
+    vocabularies = {}
     for peer in config.students:
-        check_peer(peer, problems, config.sampling.max_tokens)
+        vocabularies[peer.name] = check_peer(peer, config.prompt, task, problems, config.sampling.max_tokens)
         if peer.warm:
             check_warm(task, peer.warm)
+    _check_vocabularies(vocabularies)
+
+
+def _check_vocabularies(vocabularies: dict[str, Vocabulary]) -> None:
+    (first, own), *others = vocabularies.items()
+    for name, vocabulary in others:
+        if vocabulary.fingerprint != own.fingerprint:
+            raise ValueError(
+                f"peers {first} and {name} have different vocabularies ({own.size} and {vocabulary.size} tokens), so that neither could "
+                "score the other's tokens; use models that share a tokenizer, such as sizes of one family"
+            )
+        if set(vocabulary.end_ids) != set(own.end_ids):
+            raise ValueError(
+                f"peers {first} and {name} end their answers with different tokens, {own.end_ids} and {vocabulary.end_ids}; "
+                "give both models' generation_config.json the same eos_token_id"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +96,15 @@ class Run:
         """A peer with the model of start/, which is made and warmed first if it is not there."""
         config = self.config
         start = self.folder / "start" / me.name
-        if not start.exists():
-            policy = initial_policy(me, config.crew.seed)
+        if not start.exists() and (me.warm or is_tiny(me.model)):
+            policy = initial_policy(me, config.crew.seed, config.prompt, self.task)
             if me.warm:
                 progress = (lambda steps, accuracy: warm_progress(me.name, steps, accuracy)) if warm_progress else None
                 warm_start(policy, self.task, me.warm, peer_seed(me.name, config.crew.seed), progress)
-            partial = start.with_name(f".{me.name}.partial")
-            shutil.rmtree(partial, ignore_errors=True)
-            policy.save(partial)
-            partial.rename(start)
-        policy = _starting_policy(config, me, start)
+            with whole(start) as partial:
+                policy.save(partial)
+        policy = _starting_policy(config, me, start, self.task)
+        check_supported(policy)
         row = objective(config.crew.objective, config.crew.variant, config.objective)
         learner = Learner(policy, row, config.learning, me.lr or config.learning.lr)
         return Peer(
@@ -92,7 +112,7 @@ class Run:
             me=me,
             task=self.task,
             learner=learner,
-            engine=TorchEngine(policy),
+            engine=open_engine(policy, me.engine, self.folder / "engine" / me.name),
             log=log,
             outbox=outbox,
             hub=hub,
@@ -103,9 +123,14 @@ class Run:
     def build_sampler(self, me: PeerConfig, log: Log, outbox: Outbox, blobs: Blobs, hub: bytes) -> Sampler:
         """A sampler with its learner's model, whose weights are still to come."""
         followed = self.config.named(me.follows)
-        policy = with_trained_part(initial_policy(followed, self.config.crew.seed), followed, self.config.crew.seed)
+        here = msgspec.structs.replace(
+            followed, device=me.device, dtype=me.dtype, engine=me.engine
+        )  # the learner's model on the sampler's machine
+        policy = initial_policy(here, self.config.crew.seed, self.config.prompt, self.task)
+        policy = with_trained_part(policy, followed.train, peer_seed(followed.name, self.config.crew.seed))
         weather = self.config.weather(me.name, self.started_s)
-        half = SamplerHalf(self.config, me, self.task, policy, TorchEngine(policy), outbox, self.clock, weather)
+        engine = open_engine(policy, me.engine, self.folder / "engine" / me.name)
+        half = SamplerHalf(self.config, me, self.task, policy, engine, outbox, self.clock, weather)
         return Sampler(half, log, blobs, hub)
 
     def restore(self, peer: Peer, checkpoint: Path, state: dict[str, Any]) -> None:
@@ -149,7 +174,7 @@ class Run:
         return line
 
     def accuracies(self, peer: Peer) -> MetricsLine:
-        measure = lambda problems: greedy_by_kind(peer.engine, peer.learner.policy.vocabulary, self.task, problems, self.config.sampling)
+        measure = lambda problems: greedy_by_kind(peer.engine, peer.learner.policy.prompts, self.task, problems, self.config.sampling)
         found = {"heldout": measure(self._heldout)}
         return found | ({"ood": measure(self._ood)} if self._ood else {})
 
@@ -176,7 +201,7 @@ def new_folder(folder: Path, config: CrewConfig, otherwise: str) -> None:
 
 def _discard_unfinished(folder: Path) -> None:
     """Clear what a start left that was stopped before its first checkpoint; a folder with anything else in it is not touched."""
-    ours = {"config.toml", "start", "groups", "checkpoints", "metrics.jsonl"}
+    ours = {"config.toml", "start", "groups", "checkpoints", "metrics.jsonl", "engine", *REPORTERS}
     found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     if "config.toml" not in found or not found <= ours or checkpoints(folder / "checkpoints"):
         return
@@ -187,17 +212,13 @@ def _discard_unfinished(folder: Path) -> None:
     shutil.rmtree(folder)
 
 
-def _starting_policy(config: CrewConfig, me: PeerConfig, start: Path) -> Policy:
-    """The policy a peer begins with, from its saved folder, with what trains chosen."""
-    policy = initial_policy(me, config.crew.seed)
-    policy.load(start)
-    policy.base.name_or_path = str(start.resolve())  # where an adapter's folder says its base is
-    return with_trained_part(policy, me, config.crew.seed)
-
-
-def with_trained_part(policy: Policy, me: PeerConfig, seed: int) -> Policy:
-    """The same model with what trains chosen."""
-    return Policy(choose_trained(policy.base, me.train, peer_seed(me.name, seed)), policy.vocabulary)
+def _starting_policy(config: CrewConfig, me: PeerConfig, start: Path, task: Task) -> Policy:
+    """The policy a peer begins with, from its saved folder where there is one, with what trains chosen."""
+    policy = initial_policy(me, config.crew.seed, config.prompt, task)
+    if start.exists():
+        policy.load(start)
+        policy.base.name_or_path = str(start.resolve())  # where an adapter's folder says its base is
+    return with_trained_part(policy, me.train, peer_seed(me.name, config.crew.seed))
 
 
 def peer_folder(folder: Path, name: str) -> Path:
@@ -206,18 +227,19 @@ def peer_folder(folder: Path, name: str) -> Path:
     return own if own.exists() else folder
 
 
-def trained_policies(folder: Path) -> dict[str, Policy]:
-    """Every peer's policy at the newest checkpoint of a run, which is only read."""
+def trained_policies(folder: Path, task: Task | None = None, rules: Prompt | None = None) -> dict[str, Policy]:
+    """Every peer's policy at the newest checkpoint of a run, which is only read; for another task, or asked in another way."""
     config = read_config(folder / "config.toml")
+    config = msgspec.structs.replace(config, prompt=rules or config.prompt)
+    task = task or load_task(config.crew.task, config.task)
     policies = {}
     for me in config.students:
         own = peer_folder(folder, me.name)
-        start = own / "start" / me.name
-        if not start.exists():  # a peer's own folder holds that peer alone
-            continue
         newest = newest_checkpoint(own)
+        if not (newest / me.name).exists():  # a peer's own folder holds that peer alone
+            continue
         load_manifest(newest)
-        policies[me.name] = _starting_policy(config, me, start)
+        policies[me.name] = _starting_policy(config, me, own / "start" / me.name, task)
         policies[me.name].load(newest / me.name / "model")
     return policies
 

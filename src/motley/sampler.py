@@ -99,7 +99,7 @@ class SamplerHalf:
 
     def _rollouts(self, problems: Sequence[Problem], round: int) -> list[Rollout]:
         vocabulary = self.policy.vocabulary
-        prompts = [vocabulary.encode(p.prompt) for p in problems]
+        prompts = [self.policy.prompts.ids(p) for p in problems]
         seed = _seed(self.config.crew.seed, self.me.name, round)
         completions = self.engine.sample(prompts, self.config.rollouts_per_group, self.config.sampling, seed)
         flat = [(problem, c) for problem, samples in zip(problems, completions, strict=True) for c in samples]
@@ -140,7 +140,7 @@ def rules_of(config: CrewConfig, policy: Policy) -> Rules:
         crew=config.crew.name,
         vocabulary=vocabulary.fingerprint,
         vocabulary_size=vocabulary.size,
-        end_id=vocabulary.end_id,
+        end_ids=vocabulary.end_ids,
         rollouts_per_group=config.rollouts_per_group,
         max_tokens=config.sampling.max_tokens,
         rounds=None if config.has_roles else config.crew.rounds,

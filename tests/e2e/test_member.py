@@ -691,7 +691,7 @@ def test_an_engine_that_reports_other_logprobs_is_refused_with_figures(
 ) -> None:
     house = house_of(pair(task))
     words = r"the engine of full0 differs by more than 0\.0001 from its trainer \(largest 1\.0e-03, mean 1\.0e-03\): .*; see motley check"
-    monkeypatch.setattr(motley.run, "TorchEngine", Overconfident)
+    monkeypatch.setattr(motley.run, "open_engine", lambda policy, part, folder: Overconfident(policy))
     with pytest.raises(ValueError, match=words):
         house.join("full0")
     assert "differ by 1.0e-03 at most, 1.0e-03 on average" in house.said["full0"][-1]
@@ -701,7 +701,7 @@ def test_an_engine_that_reports_other_logprobs_is_refused_with_figures(
 def test_a_member_that_was_refused_lets_go_of_its_folder(task: Path, house_of: HouseOf, monkeypatch: pytest.MonkeyPatch) -> None:
     house = house_of(pair(task))
     with monkeypatch.context() as patch:
-        patch.setattr(motley.run, "TorchEngine", Overconfident)
+        patch.setattr(motley.run, "open_engine", lambda policy, part, folder: Overconfident(policy))
         with pytest.raises(ValueError, match="the engine of full0 differs"):
             house.join("full0")
     house.join("full0")

@@ -9,7 +9,7 @@ from scipy import stats
 
 from fakes import POLICIES, grouped_query_policy, lora_policy, reference_distribution, reference_logp, tiny_policy
 from motley.engines import Completion, TorchEngine
-from motley.engines.torch import draw
+from motley.engines.drawing import draw
 from motley.policies import Policy
 from motley.records import Sampling
 

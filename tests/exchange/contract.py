@@ -105,7 +105,7 @@ def admission() -> Admission:
         crew="crew",
         vocabulary=vocabulary.fingerprint,
         vocabulary_size=vocabulary.size,
-        end_id=vocabulary.end_id,
+        end_ids=vocabulary.end_ids,
         rollouts_per_group=2,
         max_tokens=16,
         rounds=ROUNDS,

@@ -88,7 +88,7 @@ def train(policy: Policy, optimiser: torch.optim.Optimizer, steps: int) -> None:
     for _ in range(steps):
         optimiser.zero_grad()
         for micro in micro_batches(ragged_sequences(), 1000, policy.device):
-            (-score(policy.base, micro.packed).logp_M.mean()).backward()
+            (-score(policy, micro.packed).logp_M.mean()).backward()
         optimiser.step()
 
 

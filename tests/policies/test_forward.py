@@ -18,7 +18,7 @@ def packed_logp(policy: Policy, sequences: list[ToScore], budget: int) -> list[t
     """Log-probs of each sequence, by row."""
     found: dict[int, torch.Tensor] = {}
     for micro in micro_batches(sequences, budget, CPU):
-        table_BT = micro.unpack(score(policy.base, micro.packed).logp_M)
+        table_BT = micro.unpack(score(policy, micro.packed).logp_M)
         for place, row in enumerate(micro.row_B.tolist()):
             found[row] = table_BT[place][micro.mask_BT[place]]
     return [found[row] for row in range(len(sequences))]
@@ -86,7 +86,7 @@ def test_entropy_is_that_of_the_distribution_at_the_records_temperature() -> Non
     policy = POLICIES["grouped"]()
     (micro,) = micro_batches(ragged_sequences(temperatures=(1.0, 0.6)), EVERYTHING, CPU)
     sequences = {s.row: s for s in ragged_sequences(temperatures=(1.0, 0.6))}
-    scores = score(policy.base, micro.packed)
+    scores = score(policy, micro.packed)
     entropy_BT = micro.unpack(scores.entropy_M)
     assert not scores.entropy_M.requires_grad
     for place, row in enumerate(micro.row_B.tolist()):

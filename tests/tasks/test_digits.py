@@ -106,3 +106,10 @@ def test_comparisons_have_no_answer_that_is_nearly_always_right() -> None:
 def test_bad_parameters_are_refused(parameters: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         load_task("digits", parameters)
+
+
+def test_every_split_has_the_trained_kinds_and_prompts_go_as_they_are() -> None:
+    task = load_task("digits", {"kinds": ["sum"]})
+    assert {task.kinds_of(split) for split in task.splits} == {("sum",)}
+    assert (task.template, task.instruction) == ("{prompt}{answer}", "")
+    assert task.target(Problem(kind="sum", prompt="sum 10+11=", answer="21")) == "21"

@@ -100,9 +100,12 @@ def test_a_kind_without_heldout_problems_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_unknown_task_or_parameter_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"task 'sums' is not known; use digits, file:PATH\.jsonl or module:function"):
+    with pytest.raises(
+        ValueError,
+        match=r"'sums' is not known; use digits, gsm8k, math500, svamp, reasoning_gym:NAME, mixture, file:PATH\.jsonl or module:function",
+    ):
         load_task("sums", {})
-    with pytest.raises(ValueError, match=r"unknown field `fiel`.*known: file, heldout, ood"):
+    with pytest.raises(ValueError, match=r"unknown field `fiel`.*known: file, heldout, ood, form, equal"):
         load_task("file:x.jsonl", {"fiel": "y"})
 
 
@@ -186,3 +189,41 @@ def test_a_null_answer_is_no_answer(tmp_path: Path) -> None:
 def test_a_field_named_like_an_argument_is_refused_at_load(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="completions"):
         load_task(f"file:{write(tmp_path / 'p.jsonl', numbers(30, completions='x'))}", {})
+
+
+def test_an_ood_file_may_have_kinds_of_its_own(tmp_path: Path) -> None:
+    ood = write(tmp_path / "o.jsonl", [{"prompt": p, "kind": "far"} for p in "cd"])
+    task = load_task(f"file:{write(tmp_path / 'p.jsonl', numbers(40))}", {"ood": str(ood)})
+    assert (task.kinds, task.kinds_of("train"), task.kinds_of("heldout"), task.kinds_of("ood")) == (("all",),) * 3 + (("far",),)
+    assert all_of(task, "ood", "far") == {"c", "d"}
+
+
+def test_a_file_is_put_to_models_as_it_is(tmp_path: Path) -> None:
+    task = load_task(f"file:{write(tmp_path / 'p.jsonl', numbers(40))}", {})
+    assert (task.template, task.instruction, task.target(Problem(prompt="p", answer="7"))) == ("{prompt}{answer}", "", "7")
+
+
+def test_answers_can_be_asked_for_in_a_form_and_compared_as_mathematics(tmp_path: Path) -> None:
+    task = load_task(f"file:{write(tmp_path / 'p.jsonl', numbers(40))}", {"form": "tags", "equal": "math"})
+    problem = Problem(prompt="p", answer="1000")
+    rewards = task.score([problem] * 3, ["<think></think><answer>1,000.0</answer>", "1000", "<think></think><answer>999</answer>"])
+    assert rewards == [1.0, 0.0, 0.0]
+    assert task.target(problem) == "<think></think><answer>1000</answer>"
+    assert "<answer>" in task.instruction
+    assert check_task(task) == []
+
+
+def test_a_form_compared_exactly_is_not_mathematics(tmp_path: Path) -> None:
+    task = load_task(f"file:{write(tmp_path / 'p.jsonl', numbers(40))}", {"form": "boxed"})
+    assert task.score([Problem(prompt="p", answer="7")] * 2, ["so \\boxed{7}", "so \\boxed{7.0}"]) == [1.0, 0.0]
+
+
+def test_scoring_changes_the_fingerprint(tmp_path: Path) -> None:
+    path = write(tmp_path / "p.jsonl", numbers(40))
+    made = {load_task(f"file:{path}", p).fingerprint for p in ({}, {"form": "tags"}, {"equal": "math"})}
+    assert len(made) == 3
+
+
+def test_a_reward_function_beside_a_form_is_refused(rewards: str) -> None:
+    with pytest.raises(ValueError, match=r"form, equal under \[task\] would be ignored: the reward function scores; remove it"):
+        load_task("my_rewards:length", {"file": rewards, "form": "tags", "equal": "math"})

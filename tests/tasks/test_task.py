@@ -14,8 +14,17 @@ from motley.tasks import Task, assign, best_constant, check_task, draw_problems,
 class Good:
     """A hundred words to repeat per split; the broken tasks below differ in one thing each."""
 
+    fingerprint = "echo"
     kinds = ("echo",)
     splits = ("train", "heldout")
+    template = "{prompt}{answer}"
+    instruction = ""
+
+    def kinds_of(self, split: str) -> tuple[str, ...]:
+        return self.kinds
+
+    def target(self, problem: Problem) -> str:
+        return problem.answer
 
     def draw(self, rng: random.Random, split: str, kind: str) -> Problem:
         word = f"{split}{rng.randrange(100)}"
@@ -46,6 +55,30 @@ class AlwaysPraises(Good):
         return [1.0] * len(completions)
 
 
+class PraisesAnyAnswer(Good):
+    """Looks at the form alone."""
+
+    def score(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[float]:
+        return [float(" " not in c) for c in completions]
+
+
+class TargetsWrongly(Good):
+    def target(self, problem: Problem) -> str:
+        return problem.answer + "!"
+
+
+class OtherKinds(Good):
+    """Out of distribution it asks something else, and there it praises everything."""
+
+    splits = ("train", "heldout", "ood")
+
+    def kinds_of(self, split: str) -> tuple[str, ...]:
+        return ("shout",) if split == "ood" else self.kinds
+
+    def score(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[float]:
+        return [float(p.kind == "shout" or p.answer == c) for p, c in zip(problems, completions, strict=True)]
+
+
 class SplitsMeet(Good):
     def draw(self, rng: random.Random, split: str, kind: str) -> Problem:
         return super().draw(rng, "train", kind)
@@ -61,6 +94,9 @@ def test_a_good_task_has_no_fault() -> None:
         (Unsteady(), "train/echo: the same seed gives different problems"),
         (AnswersWrongly(), "train/echo: the own answer scores 0.0, a wrong one 0.0"),
         (AlwaysPraises(), "heldout/echo: the own answer scores 1.0, a wrong one 1.0"),
+        (PraisesAnyAnswer(), "train/echo: the own answer scores 1.0, that of another problem 1.0"),
+        (TargetsWrongly(), "train/echo: the own answer scores 0.0"),
+        (OtherKinds(), "ood/shout: the own answer scores 1.0, a wrong one 1.0"),
         (SplitsMeet(), "train and heldout share"),
     ],
     ids=lambda value: type(value).__name__,
@@ -106,6 +142,12 @@ def test_every_kind_is_measured_on_the_same_fixed_number_of_problems() -> None:
     problems = evaluation_set(task, "heldout", 4)
     assert [p.kind for p in problems] == ["sort"] * 4 + ["sum"] * 4
     assert problems == evaluation_set(task, "heldout", 4)
+
+
+def test_a_split_is_measured_on_its_own_kinds() -> None:
+    assert [p.kind for p in evaluation_set(OtherKinds(), "ood", 2)] == ["shout", "shout"]
+    assert [p.kind for p in evaluation_set(OtherKinds(), "heldout", 2)] == ["echo", "echo"]
+    assert {p.kind for p in draw_problems(OtherKinds(), "0", "ood", 3)} == {"shout"}
 
 
 def test_best_constant_is_the_share_of_the_most_frequent_answer() -> None:

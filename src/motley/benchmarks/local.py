@@ -125,7 +125,7 @@ def _generate(work: Work, seed: int) -> int:
 def _packed_step(work: Work, seed: int) -> int:
     work.policy.model.zero_grad()
     for micro in micro_batches(work.sequences, TOKEN_BUDGET, work.policy.device):
-        (-score(work.policy.base, micro.packed).logp_M.sum() / work.num_tokens).backward()
+        (-score(work.policy, micro.packed).logp_M.sum() / work.num_tokens).backward()
     return work.num_tokens
 
 

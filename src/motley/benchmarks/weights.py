@@ -18,7 +18,7 @@ import torch
 
 from motley.config import Crew, CrewConfig, Evaluate, Learning, Lora, PeerConfig, TrainPart, Warm
 from motley.crew import LocalCrew
-from motley.policies import Policy, choose_trained, initial_policy
+from motley.policies import Policy, initial_policy, with_trained_part
 from motley.policies.following import Follower, Publisher
 from motley.policies.weights import State, encode_change, encode_whole, state_hash, trained_state
 from motley.records import Backlog, Blob, Sampling, Weights
@@ -109,7 +109,7 @@ def _steps(training: Training, crew: LocalCrew) -> Iterator[Step]:
 def _untrained(training: Training) -> Policy:
     """A sampler's policy, which shares nothing with the learner's but its form."""
     policy = initial_policy(training.learner, seed=1)
-    return Policy(choose_trained(policy.base, training.learner.train, seed=1), policy.vocabulary)
+    return with_trained_part(policy, training.learner.train, seed=1)
 
 
 def _changed(before: State, after: State) -> float:

@@ -215,7 +215,7 @@ def _rules(groups: Sequence[Group], vocabulary: str, size: int, end_id: int) -> 
         crew=CREW,
         vocabulary=vocabulary,
         vocabulary_size=size,
-        end_id=end_id,
+        end_ids=(end_id,),
         rollouts_per_group=len(groups[0].rollouts),
         max_tokens=groups[0].origin.sampling.max_tokens,
         rounds=len(groups),

@@ -1,6 +1,6 @@
 """The command line. Owns words and exit codes; every piece of work belongs to a module it calls."""
 
-from motley.cli import history, measuring, network, simulating, training
+from motley.cli import exporting, history, measuring, models, network, simulating, training
 from motley.cli.common import app
 
-__all__ = ["app", "history", "measuring", "network", "simulating", "training"]
+__all__ = ["app", "exporting", "history", "measuring", "models", "network", "simulating", "training"]

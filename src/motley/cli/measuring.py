@@ -20,15 +20,16 @@ from motley.cli.common import (
     plain_errors,
     print_rows,
 )
-from motley.config import PeerConfig, read_config
+from motley.config import PeerConfig, Prompt, read_config
 from motley.records import Sampling
 from motley.tasks import Split
 
 
 @app.command("eval")
 def evaluate_command(
-    target: Annotated[str, typer.Argument(help="A run folder, or a model such as tiny:1m.")],
+    target: Annotated[str, typer.Argument(help="A run folder, or a model: tiny:1m, smollm2-135m, a folder, a .gguf file, a hub id.")],
     task: Annotated[str, typer.Option(help="A task; the run's own otherwise.")] = "",
+    crew_file: Annotated[Path | None, typer.Option("--crew", help="Task, prompt and sampling of this crew file.")] = None,
     split: Annotated[Split, typer.Option(help="heldout, ood or train.")] = "heldout",
     problems: Annotated[int, typer.Option(min=2, help="Problems per kind.")] = 200,
     samples: Annotated[int, typer.Option(min=1, help="k of avg@k and pass@k.")] = 8,
@@ -36,25 +37,26 @@ def evaluate_command(
     as_json: AsJson = False,
 ) -> None:
     """Greedy and sampled accuracy with standard errors, and the best constant answer beside them."""
-    from motley.engines import TorchEngine
+    from motley.engines import torch_engine
     from motley.evaluation import evaluate
     from motley.policies import initial_policy, saved_policy
     from motley.run import trained_policies
     from motley.tasks import load_task
 
     with plain_errors():
-        folder, name, parameters, sampling = Path(target), task or "digits", {}, Sampling()
-        if (folder / "config.toml").exists():
-            config = read_config(folder / "config.toml")
-            policies, sampling, name = trained_policies(folder), config.sampling, task or config.crew.task
-            parameters = config.task if name == config.crew.task else {}
+        folder = Path(target)
+        run = read_config(folder / "config.toml") if (folder / "config.toml").exists() else None
+        settings = read_config(crew_file) if crew_file else run
+        if task and settings and task != settings.crew.task:
+            settings = None
+        chosen_task = load_task(settings.crew.task, settings.task) if settings else load_task(task or "digits", {})
+        sampling, rules = (settings.sampling, settings.prompt) if settings else (Sampling(), Prompt())
+        if run:
+            policies = trained_policies(folder, chosen_task, rules)
         elif folder.is_dir():
-            policies = {folder.name: saved_policy(folder)}
-        elif target.startswith("tiny:"):
-            policies = {target: initial_policy(PeerConfig(name="model", model=target), seed=0)}
+            policies = {folder.name: saved_policy(folder, rules, chosen_task)}
         else:
-            raise ValueError(f"there is no run or model folder {target}; give one that exists, or a model such as tiny:1m")
-        chosen_task = load_task(name, parameters)
+            policies = {target: initial_policy(PeerConfig(name="model", model=target), 0, rules, chosen_task)}
         if peer and peer not in policies:
             raise ValueError(f"{target} has no peer {peer!r}; it has {', '.join(policies)}")
         if split not in chosen_task.splits:
@@ -63,7 +65,7 @@ def evaluate_command(
             {"peer": name, **line.row()}
             for name, policy in policies.items()
             if peer in ("", name)
-            for line in evaluate(TorchEngine(policy), policy.vocabulary, chosen_task, split, sampling, problems, samples)
+            for line in evaluate(torch_engine(policy), policy.prompts, chosen_task, split, sampling, problems, samples)
         ]
         print_rows(rows, f"{target} on {split}", as_json)
 

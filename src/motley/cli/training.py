@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -39,13 +40,17 @@ if TYPE_CHECKING:
 def _run(crew: LocalCrew | ProcessCrew) -> bool:
     """Train to the end, or to a Ctrl-C, with the live table; True if a stop was asked for. The crew is saved either way."""
     from motley.display import LiveTable
+    from motley.reporting import Reports
     from motley.run import read_metrics
 
+    reports = Reports(crew.config, crew.folder)
     table = LiveTable(crew.config, first_round=crew.finished_rounds)
     table.update(read_metrics(crew.folder))
-    with stop_on_interrupt() as stop_asked, Live(table, console=console, refresh_per_second=4, transient=not console.is_terminal):
+    live = Live(table, console=console, refresh_per_second=4, transient=not console.is_terminal)
+    with stop_on_interrupt() as stop_asked, live, closing(reports):
         for lines in crew.rounds():
             table.update(lines)
+            reports.log(lines)
             if lines and not console.is_terminal and "heldout" in lines[0]:
                 console.print(_plain_progress(lines, crew.config.crew.rounds, table.time_left()), highlight=False, soft_wrap=True)
             if stop_asked():
@@ -87,10 +92,11 @@ def _start(config: CrewConfig, folder: Path, may_resume: bool = False) -> LocalC
         tasks: dict[str, Any] = {}
 
         def show(peer: str, steps: int, accuracy: dict[str, float]) -> None:
-            wanted = next(p.warm.accuracy for p in config.peer if p.name == peer and p.warm)
+            warm = next(p.warm for p in config.peer if p.name == peer and p.warm)
             if peer not in tasks:
                 tasks[peer] = progress.add_task(f"warm start of {peer}", total=1.0, skill="")
-            reached = sum(min(1.0, accuracy[k] / wanted[k]) for k in wanted) / len(wanted)
+            wanted = warm.accuracy
+            reached = steps / warm.steps if warm.steps else sum(min(1.0, accuracy[k] / wanted[k]) for k in wanted) / len(wanted)
             progress.update(tasks[peer], completed=reached, skill=" ".join(f"{k} {v:.0%}" for k, v in accuracy.items()))
 
         return (LocalCrew.start_or_resume if may_resume else LocalCrew.start)(config, folder, show)
@@ -173,6 +179,9 @@ def train(
 
 
 def _starting(config: CrewConfig, folder: Path) -> Callable[[], LocalCrew | ProcessCrew]:
+    from motley.reporting import check_reporters
+
+    check_reporters(config)
     if not config.needs_processes:
         return lambda: _start(config, folder)
     from motley.processes import ProcessCrew

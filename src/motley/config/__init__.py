@@ -5,20 +5,25 @@ Names of tasks and objectives are looked up by those who own them (tasks, object
 
 from motley.config.crew import CrewConfig
 from motley.config.files import ConfigError, config_text, parse_config, read_config, with_files_in, write_config
-from motley.config.peers import Churn, Lora, PeerConfig, Speed, TrainPart, Warm
-from motley.config.rules import Crew, Evaluate, Learning, WeightsChannel
+from motley.config.peers import Churn, EnginePart, Lora, OpenAI, PeerConfig, Speed, TrainPart, Vllm, Warm
+from motley.config.rules import Crew, Evaluate, Learning, Prompt, Reporter, WeightsChannel
 
 __all__ = [
     "Churn",
     "ConfigError",
     "Crew",
     "CrewConfig",
+    "EnginePart",
     "Evaluate",
     "Learning",
     "Lora",
+    "OpenAI",
     "PeerConfig",
+    "Prompt",
+    "Reporter",
     "Speed",
     "TrainPart",
+    "Vllm",
     "Warm",
     "WeightsChannel",
     "config_text",

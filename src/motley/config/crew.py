@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from motley.config.peers import PeerConfig
-from motley.config.rules import Crew, Evaluate, Learning, WeightsChannel
+from motley.config.rules import Crew, Evaluate, Learning, Prompt, WeightsChannel
 from motley.network import Network, Weather
 from motley.records import Sampling
 
@@ -16,6 +16,7 @@ class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     crew: Crew
     peer: tuple[PeerConfig, ...]
     task: dict[str, Any] = {}  # parameters of the task named in [crew]
+    prompt: Prompt = Prompt()
     objective: dict[str, float | str] = {}  # settings of the objective named in [crew]
     sampling: Sampling = Sampling()
     learning: Learning = Learning()

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from motley.config.crew import CrewConfig
-from motley.config.peers import Churn, Lora, PeerConfig, Speed, TrainPart, Warm
-from motley.config.rules import Crew, Evaluate, Learning, WeightsChannel
+from motley.config.peers import Churn, EnginePart, Lora, OpenAI, PeerConfig, Speed, TrainPart, Vllm, Warm
+from motley.config.rules import Crew, Evaluate, Learning, Prompt, WeightsChannel
 from motley.network import Delay, Link
 from motley.records import Sampling
 
@@ -48,11 +48,33 @@ def with_files_in(config: CrewConfig, folder: Path | None) -> CrewConfig:
 
 
 def _with_files(config: CrewConfig, place: Callable[[str], Path]) -> CrewConfig:
-    files = {key: str(place(value)) for key, value in config.task.items() if key in _FILES and isinstance(value, str)}
-    name = config.crew.task
-    if name.startswith("file:"):
-        name = f"file:{place(name.removeprefix('file:'))}"
-    return msgspec.structs.replace(config, task=config.task | files, crew=msgspec.structs.replace(config.crew, task=name))
+    task = _placed(config.task, place)
+    crew = msgspec.structs.replace(config.crew, task=_placed_spec(config.crew.task, place))
+    peers = tuple(msgspec.structs.replace(peer, model=_placed_model(peer.model, place)) for peer in config.peer)
+    return msgspec.structs.replace(config, task=task, crew=crew, peer=peers)
+
+
+def _placed(table: dict[str, Any], place: Callable[[str], Path]) -> dict[str, Any]:
+    """A [task], and the tables in it, which are tasks themselves in a mixture."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, dict):
+            found[key] = _placed(value, place)
+        elif isinstance(value, str) and key in _FILES:
+            found[key] = str(place(value))
+        else:
+            found[key] = _placed_spec(value, place) if key == "task" and isinstance(value, str) else value
+    return found
+
+
+def _placed_spec(spec: str, place: Callable[[str], Path]) -> str:
+    return f"file:{place(spec.removeprefix('file:'))}" if spec.startswith("file:") else spec
+
+
+def _placed_model(model: str, place: Callable[[str], Path]) -> str:
+    """A folder or GGUF file beside the crew file; ids, names and folders elsewhere stay."""
+    written_as_path = model.startswith(("./", "../")) or (model.endswith(".gguf") and not Path(model).is_absolute())
+    return str(place(model)) if written_as_path else model
 
 
 def parse_config(text: str, source: str = "crew file") -> CrewConfig:
@@ -84,6 +106,9 @@ _TABLES: dict[str, type[msgspec.Struct]] = {
     "warm": Warm,
     "lora": Lora,
     "train": TrainPart,
+    "vllm": Vllm,
+    "openai": OpenAI,
+    "engine": EnginePart,
     "[peer.speed]": Speed,
     "[peer.churn]": Churn,
     "[[peer]]": PeerConfig,
@@ -91,6 +116,7 @@ _TABLES: dict[str, type[msgspec.Struct]] = {
     "[network]": Link,
     "[weights]": WeightsChannel,
     "[evaluate]": Evaluate,
+    "[prompt]": Prompt,
     "[learning]": Learning,
     "[sampling]": Sampling,
     "[crew]": Crew,

@@ -1,28 +1,29 @@
-"""A [[peer]] of a crew file: its role, its model and what of it trains; how it behaves when simulated."""
+"""A [[peer]] of a crew file: its role, its model, what of it trains and on what; who samples for it; how it behaves when simulated."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import re
-from typing import Literal, get_args
+from typing import Literal
 
 import msgspec
 
-from motley.records import HUB
-
-Projection = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+from motley.records import HUB, Convention
 
 
 class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rank: int = 8
     alpha: float = 0.0  # 0: twice the rank
-    targets: tuple[Projection, ...] = get_args(Projection)
+    targets: tuple[str, ...] = ()  # names of linear layers, such as q_proj; none: every one but the vocabulary projection
 
     def __post_init__(self) -> None:
-        if self.rank < 1 or not self.targets or self.alpha < 0:
-            got = f"rank={self.rank}, alpha={self.alpha}, targets={list(self.targets)}"
-            raise ValueError(f"lora needs rank >= 1, alpha >= 0 and at least one target; got {got}")
+        if self.rank < 1 or self.alpha < 0:
+            raise ValueError(f"lora needs rank >= 1 and alpha >= 0; got rank={self.rank}, alpha={self.alpha}")
+        if "lm_head" in self.targets:
+            raise ValueError(
+                "lora targets name lm_head, the vocabulary projection, which many models share with their embeddings; leave it out"
+            )
 
 
 class TrainPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -39,23 +40,67 @@ class TrainPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Warm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Supervised warm start on the task's own answers, until each kind's answers have the chosen probability."""
+    """Supervised warm start on the task's own answers: until each kind's have the chosen probability, or for a number of steps."""
 
-    accuracy: dict[str, float]  # kind -> expected accuracy of sampled answers
-    lr: float = 1e-3
+    accuracy: dict[str, float] = {}  # kind -> expected accuracy of sampled answers
+    kinds: tuple[str, ...] = ()  # with steps: of which problems
+    steps: int = 0
+    lr: float = 1e-3  # pretrained models want 1e-4 or less
     batch: int = 64
-    max_steps: int = 3000
+    max_steps: int = 3000  # with accuracy
+
+    @property
+    def of_kinds(self) -> tuple[str, ...]:
+        return self.kinds or tuple(self.accuracy)
 
     def __post_init__(self) -> None:
-        if not self.accuracy:
-            raise ValueError("warm accuracy names no kind; write such as { sort = 0.5 }, or remove warm")
-        if not self.lr > 0 or self.batch < 1 or self.max_steps < 1:
+        if bool(self.accuracy) == bool(self.kinds) or bool(self.kinds) != bool(self.steps):
             raise ValueError(
-                f"warm needs lr > 0, batch >= 1 and max_steps >= 1; got lr={self.lr}, batch={self.batch}, max_steps={self.max_steps}"
+                "warm takes either accuracy = { sort = 0.5 }, or kinds = ['sort'] with steps = 120; "
+                f"got accuracy={self.accuracy}, kinds={list(self.kinds)}, steps={self.steps}"
+            )
+        if not self.lr > 0 or self.batch < 1 or self.max_steps < 1 or self.steps < 0:
+            raise ValueError(
+                f"warm needs lr > 0, batch >= 1, max_steps >= 1 and steps >= 0; "
+                f"got lr={self.lr}, batch={self.batch}, max_steps={self.max_steps}, steps={self.steps}"
             )
         for kind, target in self.accuracy.items():
             if not 0 < target < 1:
                 raise ValueError(f"warm accuracy of {kind} is {target}; expected a number between 0 and 1, such as 0.5")
+
+
+class Vllm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A vLLM server that Motley starts beside the peer, from an environment of its own."""
+
+    python: str = ""  # the interpreter that has vllm; none: the one Motley runs in
+    args: tuple[str, ...] = ()  # further arguments of the server
+    start_s: float = 600.0  # how long it may take to come up
+
+
+class OpenAI(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A server that someone else runs, with the OpenAI completions API and token log-probs."""
+
+    url: str  # such as http://127.0.0.1:8000/v1
+    model: str = ""  # none: the first one the server names
+    key_env: str = ""  # the environment variable that holds the key
+    logprobs: Convention = "sampled"  # what its log-probs mean: motley check measures it
+    lora: bool = False  # it takes adapters while it runs (vLLM), so that it can follow a peer that trains one
+    timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        if not re.match(r"https?://", self.url):
+            raise ValueError(f"openai url={self.url!r} is no address; write such as http://127.0.0.1:8000/v1")
+
+
+class EnginePart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`engine = { vllm = {} }` or `engine = { openai = { url = "http://127.0.0.1:8000/v1" } }`."""
+
+    vllm: Vllm | None = None
+    openai: OpenAI | None = None
+
+    def __post_init__(self) -> None:
+        if (self.vllm is None) == (self.openai is None):
+            raise ValueError('engine takes exactly one of vllm and openai; for the built-in one write engine = "torch"')
 
 
 class Speed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -89,12 +134,17 @@ class PeerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """`peer` samples and learns; `learner` only learns; `sampler` only samples, with the weights of the learner it follows."""
 
     name: str
-    model: str = ""
+    model: str = ""  # tiny:NAME, a name that `motley models` lists, a folder, a .gguf file or a Hugging Face id
+    keep_layers: int = 0  # above 0: only this many of the model's layers, evenly chosen, the first and the last among them
     role: Role = "peer"
     follows: str = ""  # a sampler's learner
     train: Literal["full"] | TrainPart = "full"
     warm: Warm | None = None
     lr: float = 0.0  # 0: the crew's
+    engine: Literal["torch"] | EnginePart = "torch"  # who samples
+    device: str = "auto"  # cpu, cuda, cuda:1, mps
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of the arithmetic; what trains is kept in float32
+    gradient_checkpointing: bool = False  # less memory, a third more time
     speed: Speed = Speed()
     churn: Churn = Churn()
 
@@ -112,5 +162,9 @@ class PeerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ValueError(f"peer name {self.name!r} must be letters, digits, - and _ only; it names folders and subjects")
         if self.name == HUB:
             raise ValueError(f"peer name {HUB!r} is taken: the crew's own records are published under it; choose another")
+        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", self.device):
+            raise ValueError(f"peer {self.name}: device={self.device!r} is not known; use auto, cpu, cuda, cuda:N or mps")
+        if self.keep_layers < 0 or self.keep_layers == 1:
+            raise ValueError(f"peer {self.name}: keep_layers={self.keep_layers}; use at least 2, the first and the last, or 0 for all")
         if not self.lr >= 0:
             raise ValueError(f"peer {self.name}: lr={self.lr} is negative; leave it out to use the crew's")

@@ -1,4 +1,4 @@
-"""What holds for a whole crew: [crew], [learning], [weights], [evaluate]."""
+"""What holds for a whole crew: [crew], [prompt], [learning], [weights], [evaluate]."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Literal
 import msgspec
 
 from motley.records import Precision
+
+Reporter = Literal["trackio", "wandb", "tensorboard"]
 
 
 class Crew(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -26,6 +28,7 @@ class Crew(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     quorum: int = 0  # peers without whose groups no round goes on; 0: two, or one in a crew of one
     check_rewards: bool = True  # compute every received reward again; off for rewards that cannot be
     lossless: bool = False  # log-probs travel as float32, not rounded to 1/1700
+    report: tuple[Reporter, ...] = ()  # where metrics also go; nothing leaves the machine unless the reporter is told to
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9_-]+", self.name):
@@ -41,10 +44,28 @@ class Crew(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ValueError(f"group_size={self.group_size} has no spread of rewards to learn from; use at least 2, 8 to 16 is usual")
 
 
+class Prompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a problem is put to a model. What is left out is the task's own way."""
+
+    style: Literal["plain", "chat"] = "plain"  # chat: in each model's own chat template
+    template: str = ""  # plain: text with {prompt} and {answer}; space before {answer} belongs to the answer
+    system: str = ""  # what is asked for in general: the system turn, or the first paragraph
+    shots: int = 0  # answered problems of the same kind before the one to answer
+    stop: str = ""  # a token whose text begins with this ends an answer, such as "\n" after few-shot examples
+
+    def __post_init__(self) -> None:
+        if self.template and (self.template.count("{prompt}"), self.template.count("{answer}")) != (1, 1):
+            raise ValueError(f"template={self.template!r} must have {{prompt}} and {{answer}} once each")
+        if self.template and self.style == "chat":
+            raise ValueError("template is for style = 'plain'; the chat template comes with the model")
+        if self.shots < 0:
+            raise ValueError(f"shots={self.shots} must not be negative")
+
+
 class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     lr: float = 5e-4
     grad_clip: float = 1.0
-    token_budget: int = 16384  # packed tokens of one micro-batch
+    token_budget: int = 0  # packed tokens of one micro-batch; 0: as many as memory holds, measured at the start
     own_share: float = 0.0  # least share of own groups in a step
     quota: int = 0  # most groups of one foreign sender in a step; 0: no limit
     max_age: int = 8  # staleness window, in the consumer's own versions
@@ -62,10 +83,9 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError(f"own_share={self.own_share} is outside 0..1; 0 takes what comes, 1 learns from own groups only")
         if not 0 <= self.success_memory < 1:
             raise ValueError(f"success_memory={self.success_memory} is outside [0, 1); 0.9 is usual")
-        for name in ("token_budget", "checkpoint_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("quota", "max_age", "max_age_s"):
+        if self.checkpoint_every < 1:
+            raise ValueError(f"checkpoint_every={self.checkpoint_every} must be at least 1")
+        for name in ("token_budget", "quota", "max_age", "max_age_s"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}={getattr(self, name)} must not be negative")
 

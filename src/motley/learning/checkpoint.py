@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import torch
+from safetensors import SafetensorError
 
 from motley.files import sync
 from motley.policies.policy import Policy, load_tensors, save_tensors
@@ -36,13 +37,14 @@ def save_checkpoint(root: Path, round: int, state: dict[str, Any], write: Callab
     """Let `write` fill a new folder, add the manifest, and make it the newest checkpoint in one rename."""
     final, partial = root / f"round-{round:06d}", root / f".round-{round:06d}.partial"
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    write(partial)
-    files = sorted(p for p in partial.rglob("*") if p.is_file())
-    manifest = Manifest(state=state, sha256={str(p.relative_to(partial)): _sha256(p) for p in files})
-    (partial / "state.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest, order="sorted")))
-    for path in [*files, partial / "state.json", *(p for p in partial.rglob("*") if p.is_dir()), partial]:
-        sync(path)
+    try:
+        _write_and_sync(partial, state, write)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise OSError(
+            f"the checkpoint of round {round} could not be written to {root}: {error}; the one before it is whole. "
+            "Make room on the disk, or raise checkpoint_every, and go on with --resume"
+        ) from error
     replaced = root / f".{final.name}.replaced"
     if final.exists():
         final.rename(replaced)
@@ -52,6 +54,16 @@ def save_checkpoint(root: Path, round: int, state: dict[str, Any], write: Callab
     for old in checkpoints(root)[:-KEPT]:
         shutil.rmtree(old)
     return final
+
+
+def _write_and_sync(partial: Path, state: dict[str, Any], write: Callable[[Path], None]) -> None:
+    partial.mkdir(parents=True)
+    write(partial)
+    files = sorted(p for p in partial.rglob("*") if p.is_file())
+    manifest = Manifest(state=state, sha256={str(p.relative_to(partial)): _sha256(p) for p in files})
+    (partial / "state.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest, order="sorted")))
+    for path in [*files, partial / "state.json", *(p for p in partial.rglob("*") if p.is_dir()), partial]:
+        sync(path)
 
 
 def checkpoints(root: Path) -> list[Path]:
@@ -93,4 +105,5 @@ def load_training(policy: Policy, optimiser: torch.optim.Optimizer, folder: Path
 
 
 def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from motley.config import Learning
 from motley.learning.batches import MicroBatch, ToScore, micro_batches
+from motley.learning.fitting import fitting_budget, halved, is_out_of_memory, too_large
 from motley.learning.metrics import Row, ScoredRow, SenderMetrics, sender_metrics
 from motley.learning.select import Candidate
 from motley.objectives import LossBatch, LossOutput, Objective, Samples, Terms
@@ -68,6 +69,8 @@ class Learner:
         self.success = Success(rules.success_memory)
         self._objective = objective
         self._rules = rules
+        self.token_budget = rules.token_budget or fitting_budget(policy)
+        self._halved = False
         self.optimiser = torch.optim.Adam([p for _, p in policy.trained()], lr=lr)
 
     def step(self, candidates: Sequence[Candidate]) -> StepReport:
@@ -77,16 +80,8 @@ class Learner:
         terms = self._objective.prepare(batch.samples)
         silent_B = self._objective.silent(terms).tolist()
         todo = [sequence for sequence, silent in zip(batch.sequences, silent_B, strict=True) if not silent]
-        self.optimiser.zero_grad()
         rows = _rows(batch, terms, self.policy.version)
-        loss = 0.0
-        for micro in micro_batches(todo, self._rules.token_budget, self.policy.device):
-            scores = score(self.policy.base, micro.packed)
-            loss_batch = _loss_batch(batch, terms, micro, scores)
-            output = self._objective.loss(loss_batch)
-            output.loss.backward()
-            loss += float(output.loss.detach())
-            _note_scores(rows, micro, scores, loss_batch, output)
+        loss = self._backward(batch, terms, todo, rows)
         grad_norm = self._update() if todo else 0.0
         self.policy.version += 1
         return StepReport(
@@ -99,12 +94,37 @@ class Learner:
             senders=sender_metrics(rows),
         )
 
+    def _backward(self, batch: _Batch, terms: Terms, todo: list[ToScore], rows: list[Row]) -> float:
+        """Add up the gradient and return the loss. Where memory does not hold a micro-batch, once more with half of it."""
+        try:
+            return self._accumulate(batch, terms, todo, rows)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            if self._halved:
+                raise too_large(self.token_budget) from error
+        self.token_budget, self._halved = halved(self.token_budget), True
+        return self._backward(batch, terms, todo, rows)
+
+    def _accumulate(self, batch: _Batch, terms: Terms, todo: list[ToScore], rows: list[Row]) -> float:
+        self.optimiser.zero_grad()
+        loss = 0.0
+        for micro in micro_batches(todo, self.token_budget, self.policy.device):
+            scores = score(self.policy, micro.packed)
+            loss_batch = _loss_batch(batch, terms, micro, scores)
+            output = self._objective.loss(loss_batch)
+            output.loss.backward()
+            loss += float(output.loss.detach())
+            _note_scores(rows, micro, scores, loss_batch, output)
+        return loss
+
     def _update(self) -> float:
         parameters = [p for _, p in self.policy.trained()]
         grad_norm = float(torch.nn.utils.clip_grad_norm_(parameters, self._rules.grad_clip))
         if not np.isfinite(grad_norm):
             raise FloatingPointError(
-                f"gradient norm is {grad_norm} at version {self.policy.version}; lower lr, or check the rewards for extreme values"
+                f"gradient norm is {grad_norm} at version {self.policy.version}; nothing was changed by this step. "
+                "Lower lr, or check the rewards for extreme values; a run goes on from its newest checkpoint with --resume"
             )
         self.optimiser.step()
         return grad_norm
@@ -116,8 +136,7 @@ class Learner:
             index = group_index.setdefault(candidate.family, len(group_index))
             entries += [(index, candidate, rollout) for rollout in candidate.group.rollouts]
         entries.sort(key=lambda entry: entry[0])
-        encode = self.policy.vocabulary.encode
-        prompts = {c.problem.prompt: tuple(encode(c.problem.prompt)) for c in candidates}
+        prompt_ids = self.policy.prompts.ids
         samples = Samples(
             reward_B=torch.tensor([r.reward for _, _, r in entries]),
             group_B=torch.tensor([g for g, _, _ in entries]),
@@ -132,7 +151,7 @@ class Learner:
             group_B=[g for g, _, _ in entries],
             logp_sampler_B=[r.logprobs for _, _, r in entries],
             sequences=[
-                ToScore(row=i, prompt=prompts[c.problem.prompt], tokens=r.tokens, temperature=c.group.origin.sampling.temperature, group=g)
+                ToScore(row=i, prompt=prompt_ids(c.problem), tokens=r.tokens, temperature=c.group.origin.sampling.temperature, group=g)
                 for i, (g, c, r) in enumerate(entries)
             ],
             samples=samples,

@@ -7,7 +7,6 @@ answers, without sampling any.
 from __future__ import annotations
 
 import hashlib
-import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -17,29 +16,30 @@ import msgspec
 import torch
 
 from motley.config import Warm
+from motley.files import cache_folder, whole
 from motley.learning.batches import ToScore, micro_batches
+from motley.learning.fitting import fitting_budget
 from motley.policies import Policy
 from motley.policies.forward import score
 from motley.policies.policy import load_tensors, save_tensors
 from motley.records import Problem
 from motley.tasks import Task
 
-RECIPE = 1  # raise when a change here changes the weights it makes
+RECIPE = 2  # raise when a change here changes the weights it makes
 CHECK_EVERY = 3
 CHECK_PROBLEMS = 48
-TOKEN_BUDGET = 1 << 20
 
 Progress = Callable[[int, dict[str, float]], None]  # (steps so far, accuracy per kind)
 
 
 def check_warm(task: Task, warm: Warm) -> None:
-    unknown = sorted(warm.accuracy.keys() - set(task.kinds))
+    unknown = sorted(set(warm.of_kinds) - set(task.kinds))
     if unknown:
         raise ValueError(f"warm names kinds the task does not have: {', '.join(unknown)}; it has {', '.join(task.kinds)}")
 
 
 def warm_start(policy: Policy, task: Task, warm: Warm, seed: int, progress: Progress | None = None) -> None:
-    """Train until every kind named has its accuracy, or take the cached result of the same recipe."""
+    """Train until every kind named has its accuracy, or for the steps named, or take the cached result of the same recipe."""
     check_warm(task, warm)
     path = _cache_path(
         [
@@ -47,6 +47,9 @@ def warm_start(policy: Policy, task: Task, warm: Warm, seed: int, progress: Prog
             policy.fingerprint,
             policy.vocabulary.fingerprint,
             task.fingerprint,
+            [(answer.prompt, answer.tokens) for answer in _answers(policy, _checks(task, warm))],  # how problems are put
+            _start_hash(policy),
+            str(policy.dtype),
             msgspec.to_builtins(warm),
             seed,
             str(torch.__version__),
@@ -56,18 +59,16 @@ def warm_start(policy: Policy, task: Task, warm: Warm, seed: int, progress: Prog
         policy.model.load_state_dict(load_tensors(path), strict=False)
         return
     _train(policy, task, warm, seed, progress)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".{os.getpid()}.partial")
-    save_tensors({name: p.detach() for name, p in policy.model.named_parameters()}, partial)
-    partial.rename(path)
+    with whole(path) as partial:
+        save_tensors({name: p.detach() for name, p in policy.model.named_parameters()}, partial)
 
 
-def expected_accuracy(policy: Policy, problems: list[Problem]) -> dict[str, float]:
+def expected_accuracy(policy: Policy, problems: list[Problem], budget: int = 0) -> dict[str, float]:
     """Per kind, the mean probability of sampling exactly the right answer."""
     by_kind: dict[str, list[float]] = {}
     with torch.no_grad():
-        for micro in micro_batches(_answers(policy, problems), TOKEN_BUDGET, policy.device):
-            probability_B = micro.unpack(score(policy.base, micro.packed).logp_M).sum(1).exp()
+        for micro in micro_batches(_answers(policy, problems), budget or fitting_budget(policy), policy.device):
+            probability_B = micro.unpack(score(policy, micro.packed).logp_M).sum(1).exp()
             for row, probability in zip(micro.row_B.tolist(), probability_B.tolist(), strict=True):
                 by_kind.setdefault(problems[row].kind, []).append(probability)
     return {kind: sum(values) / len(values) for kind, values in by_kind.items()}
@@ -75,36 +76,50 @@ def expected_accuracy(policy: Policy, problems: list[Problem]) -> dict[str, floa
 
 def _train(policy: Policy, task: Task, warm: Warm, seed: int, progress: Progress | None) -> None:
     rng = random.Random(f"warm/{seed}")
-    checks = [task.draw(random.Random(f"warm-check/{i}"), "train", kind) for kind in warm.accuracy for i in range(CHECK_PROBLEMS)]
-    optimiser = torch.optim.Adam(policy.model.parameters(), lr=warm.lr)
-    accuracy = dict.fromkeys(warm.accuracy, 0.0)
-    for step in range(warm.max_steps + 1):
-        if step % CHECK_EVERY == 0:
-            accuracy = expected_accuracy(policy, checks)
+    checks = _checks(task, warm)
+    optimiser, budget = torch.optim.Adam(policy.model.parameters(), lr=warm.lr), fitting_budget(policy)
+    accuracy = dict.fromkeys(warm.of_kinds, 0.0)
+    for step in range((warm.steps or warm.max_steps) + 1):
+        if step % CHECK_EVERY == 0 or step == warm.steps:
+            accuracy = expected_accuracy(policy, checks, budget)
             if progress:
                 progress(step, accuracy)
-            if all(accuracy[kind] >= target for kind, target in warm.accuracy.items()):
-                return
-        lacking = [kind for kind, target in warm.accuracy.items() if accuracy[kind] < target]
+        lacking = [kind for kind in warm.of_kinds if warm.steps or accuracy[kind] < warm.accuracy[kind]]
+        if not lacking or step == warm.steps > 0:
+            return
         problems = [task.draw(rng, "train", rng.choice(lacking)) for _ in range(warm.batch)]
-        optimiser.zero_grad()
-        for micro in micro_batches(_answers(policy, problems), TOKEN_BUDGET, policy.device):
-            (-score(policy.base, micro.packed).logp_M.mean()).backward()
-        torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
-        optimiser.step()
+        _supervised_step(policy, optimiser, _answers(policy, problems), budget)
     reached = ", ".join(f"{kind} {value:.2f} of {warm.accuracy[kind]:.2f}" for kind, value in accuracy.items())
     raise ValueError(f"warm start did not reach its targets in max_steps={warm.max_steps}: {reached}; lower the targets or raise max_steps")
 
 
+def _supervised_step(policy: Policy, optimiser: torch.optim.Optimizer, answers: list[ToScore], budget: int) -> None:
+    """One step towards the answers' tokens, each of equal weight."""
+    optimiser.zero_grad()
+    num_tokens = sum(len(answer.tokens) for answer in answers)
+    for micro in micro_batches(answers, budget, policy.device):
+        (-score(policy, micro.packed).logp_M.sum() / num_tokens).backward()
+    torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
+    optimiser.step()
+
+
 def _answers(policy: Policy, problems: list[Problem]) -> list[ToScore]:
-    vocabulary = policy.vocabulary
-    return [
-        ToScore(row=i, prompt=tuple(vocabulary.encode(p.prompt)), tokens=(*vocabulary.encode(p.answer), vocabulary.end_id))
-        for i, p in enumerate(problems)
-    ]
+    prompts = policy.prompts
+    return [ToScore(row=i, prompt=prompts.ids(p), tokens=prompts.answer_ids(p)) for i, p in enumerate(problems)]
+
+
+def _checks(task: Task, warm: Warm) -> list[Problem]:
+    return [task.draw(random.Random(f"warm-check/{i}"), "train", kind) for kind in warm.of_kinds for i in range(CHECK_PROBLEMS)]
+
+
+def _start_hash(policy: Policy) -> str:
+    """Of the values a warm start begins with."""
+    found = hashlib.sha256()
+    for _, parameter in policy.model.named_parameters():
+        found.update(parameter.detach().cpu().flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def _cache_path(recipe: list[Any]) -> Path:
-    root = Path(os.environ.get("MOTLEY_CACHE") or Path.home() / ".cache" / "motley")
     name = hashlib.sha256(msgspec.json.encode(recipe, order="sorted")).hexdigest()[:24]
-    return root / "warm" / f"{name}.safetensors"
+    return cache_folder() / "warm" / f"{name}.safetensors"

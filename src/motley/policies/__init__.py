@@ -4,57 +4,143 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 
+import msgspec
+import torch
 from peft import PeftModel
-from tokenizers import Tokenizer
-from transformers import LlamaForCausalLM
+from transformers import GenerationConfig
 
-from motley.config import PeerConfig
-from motley.policies.policy import Policy, choose_trained
+from motley.config import PeerConfig, Prompt
+from motley.policies.hardware import choose_device, choose_dtype
+from motley.policies.policy import Policy, choose_trained, with_trained_part
+from motley.policies.prompts import Prompts
+from motley.policies.sources import Source, empty_model, find, keep_layers, read_model, read_shape, read_tokenizer
 from motley.policies.tiny import MAX_POSITIONS, check_tiny, tiny_model, tiny_vocabulary
 from motley.policies.vocabulary import Vocabulary
 from motley.records import Problem
+from motley.tasks import Task
 
-__all__ = ["Policy", "check_peer", "choose_trained", "initial_policy", "peer_seed", "saved_policy"]
+__all__ = [
+    "Policy",
+    "check_peer",
+    "choose_trained",
+    "initial_policy",
+    "is_tiny",
+    "on_this_machine",
+    "peer_seed",
+    "saved_policy",
+    "with_trained_part",
+]
+
+TINY = "tiny:"
 
 
-def check_peer(peer: PeerConfig, problems: list[Problem], max_tokens: int) -> None:
-    """Refuse, before anything is trained, a model that is not known, a part of it that is not there, or problems it cannot hold."""
-    if not peer.model.startswith("tiny:"):
-        raise ValueError(f"peer {peer.name}: model {peer.model!r} is not known; use tiny:0.3m, tiny:1m, tiny:4m or tiny:deep")
-    check_tiny(peer.model.removeprefix("tiny:"))
-    if not isinstance(peer.train, str):
-        choose_trained(initial_policy(peer, seed=0).base, peer.train, seed=0)
-    vocabulary = tiny_vocabulary()
-    longest = max(len(vocabulary.encode(p.prompt)) for p in problems)
-    if longest + max_tokens > MAX_POSITIONS:
+def is_tiny(model: str) -> bool:
+    return model.startswith(TINY)
+
+
+def check_peer(peer: PeerConfig, rules: Prompt, task: Task, problems: Sequence[Problem], max_tokens: int) -> Vocabulary:
+    """Refuse, before any weights load, a model that is not there, a part of it that it has not, or problems it cannot hold."""
+    choose_device(peer.device, small=True)
+    vocabulary, max_positions = _check_tiny(peer, rules) if is_tiny(peer.model) else _check_pretrained(peer, rules)
+    prompts = Prompts.of(vocabulary, rules, task)
+    longest = max(len(prompts.ids(p)) for p in problems)
+    if longest + max_tokens > max_positions:
         raise ValueError(
-            f"peer {peer.name}: prompts of {longest} tokens and max_tokens={max_tokens} do not fit the {MAX_POSITIONS} positions "
+            f"peer {peer.name}: prompts of {longest} tokens and max_tokens={max_tokens} do not fit the {max_positions} positions "
             f"of {peer.model}; lower max_tokens or shorten the prompts"
         )
-    answer = max((p.answer for p in problems), key=len)
-    needed = len(vocabulary.encode(answer)) + 1
-    if needed > max_tokens:
+    answered = [p for p in problems if p.answer]
+    if answered:
+        answer = min(answered, key=lambda p: len(prompts.answer_ids(p)) if not is_tiny(peer.model) else -len(p.answer))
+        needed = len(prompts.answer_ids(answer))
+        if needed > max_tokens:
+            raise ValueError(
+                f"max_tokens={max_tokens} is too short for answers such as {answer.answer!r}; use at least {needed}, the end token included"
+            )
+    return vocabulary
+
+
+def _check_tiny(peer: PeerConfig, rules: Prompt) -> tuple[Vocabulary, int]:
+    check_tiny(peer.model.removeprefix(TINY))
+    if peer.keep_layers or not isinstance(peer.train, str):
+        choose_trained(initial_policy(peer, seed=0).base, peer.train, seed=0)
+    return _vocabulary(peer.model, rules.stop), MAX_POSITIONS
+
+
+def _check_pretrained(peer: PeerConfig, rules: Prompt) -> tuple[Vocabulary, int]:
+    config = read_shape(find(peer.model))
+    vocabulary = _vocabulary(peer.model, rules.stop)
+    if rules.style == "chat" and not vocabulary.has_chat:
         raise ValueError(
-            f"max_tokens={max_tokens} is too short for answers such as {answer!r}; use at least {needed}, the end token included"
+            f'peer {peer.name}: {peer.model} has no chat template; write style = "plain" under [prompt], or use an instruct model'
         )
+    if peer.keep_layers or not isinstance(peer.train, str):
+        model = empty_model(config)
+        if peer.keep_layers:
+            keep_layers(model, peer.keep_layers)
+        choose_trained(model, peer.train, seed=0)
+    return vocabulary, getattr(config.get_text_config(), "max_position_embeddings", None) or 2**31
 
 
-def initial_policy(peer: PeerConfig, seed: int) -> Policy:
-    """The untrained policy of a peer, whole model trainable; `choose_trained` comes after its warm start."""
-    return Policy(tiny_model(peer.model.removeprefix("tiny:"), peer_seed(peer.name, seed)), tiny_vocabulary())
+def on_this_machine(peer: PeerConfig) -> PeerConfig:
+    """The peer with its device and dtype chosen."""
+    small = is_tiny(peer.model)
+    device = choose_device(peer.device, small)
+    dtype = str(choose_dtype(peer.dtype, device, small)).removeprefix("torch.")
+    return msgspec.structs.replace(peer, device=str(device), dtype=dtype)
 
 
-def saved_policy(folder: Path) -> Policy:
-    """A policy from a folder that a checkpoint wrote: a whole model, or an adapter beside its base."""
-    if not (folder / "tokenizer.json").exists():
-        raise ValueError(f"{folder} is no model folder: it has no tokenizer.json; give a run folder, or RUN/checkpoints/round-N/PEER/model")
-    vocabulary = Vocabulary(Tokenizer.from_file(str(folder / "tokenizer.json")))
+def initial_policy(peer: PeerConfig, seed: int, rules: Prompt = Prompt(), task: Task | None = None) -> Policy:
+    """The untrained policy of a peer, whole model trainable; `with_trained_part` comes after its warm start."""
+    here = on_this_machine(peer)
+    vocabulary = _vocabulary(peer.model, rules.stop)
+    model = tiny_model(peer.model.removeprefix(TINY), peer_seed(peer.name, seed)) if is_tiny(peer.model) else read_model(find(peer.model))
+    if peer.keep_layers:
+        keep_layers(model, peer.keep_layers)
+    return Policy(
+        model.to(torch.device(here.device)),
+        vocabulary,
+        prompts=Prompts.of(vocabulary, rules, task) if task else Prompts(vocabulary),
+        dtype=getattr(torch, here.dtype),
+        gradient_checkpointing=peer.gradient_checkpointing,
+    )
+
+
+def saved_policy(folder: Path, rules: Prompt = Prompt(), task: Task | None = None) -> Policy:
+    """A policy from an ordinary model folder: a whole model, or an adapter that names its base."""
+    if not (folder / "tokenizer_config.json").exists():
+        raise ValueError(f"{folder} is no model folder: it has no tokenizer; give a run folder, or RUN/checkpoints/round-N/PEER/model")
     if (folder / "config.json").exists():
-        return Policy(LlamaForCausalLM.from_pretrained(folder), vocabulary)
-    base = LlamaForCausalLM.from_pretrained(json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"])
-    return Policy(PeftModel.from_pretrained(base, folder), vocabulary)
+        return initial_policy(PeerConfig(name="model", model=str(folder)), 0, rules, task)
+    base = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
+    policy = initial_policy(PeerConfig(name="model", model=str(folder / base) if base.startswith(".") else base), 0, rules, task)
+    policy.model = PeftModel.from_pretrained(policy.base, folder)
+    return policy
+
+
+@lru_cache(maxsize=8)
+def _vocabulary(model: str, stop: str) -> Vocabulary:
+    """A model's vocabulary; peers of one process with the same model share it."""
+    if is_tiny(model):
+        if stop:
+            raise ValueError(f"stop={stop!r} is for models that write text; tiny models end their answers themselves: remove it")
+        return tiny_vocabulary()
+    source = find(model)
+    config = read_shape(source).get_text_config()
+    return Vocabulary(read_tokenizer(source), ends=_ends(source), stop=stop, size=config.vocab_size)
+
+
+def _ends(source: Source) -> list[int]:
+    """What ends an answer by the model's own word; chat models often name several tokens."""
+    ends = read_shape(source).get_text_config().eos_token_id
+    with suppress(OSError):  # a folder without generation_config.json
+        ends = ends if source.gguf else GenerationConfig.from_pretrained(source.place).eos_token_id
+    return ends if isinstance(ends, list) else [] if ends is None else [ends]
 
 
 def peer_seed(name: str, seed: int) -> int:

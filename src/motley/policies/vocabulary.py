@@ -1,60 +1,98 @@
-"""Vocabulary: text to token ids and back, and the fingerprint by which peers know they speak the same ids."""
+"""Vocabulary: text to token ids and back, what ends an answer, and the fingerprint by which peers know they speak the same ids."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 PAD = "<pad>"
 END = "<end>"
 UNKNOWN = "<unknown>"
 
+Turn = dict[str, str]  # role and content
+
 
 class Vocabulary:
-    """A tokenizer with its end and padding ids."""
+    """A tokenizer with the ids that end an answer; the first of them is the one that answers are taught to end with.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    `stop`: every token whose text begins with it ends an answer too, and comes first. `size`: the rows of the model's vocabulary, which
+    may be more than the tokenizer uses, or fewer; 0: as many.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, ends: Iterable[int] = (), stop: str = "", size: int = 0) -> None:
         self._tokenizer = tokenizer
-        self.end_id = _id(tokenizer, END)
-        self.pad_id = _id(tokenizer, PAD)
-        self.size: int = tokenizer.get_vocab_size()
+        self._fast: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
+        self._spells_all = tokenizer.unk_token != UNKNOWN
+        stops = _beginning_with(tokenizer, stop) if stop else []
+        known = [i for i in (*stops, tokenizer.eos_token_id, *ends) if i is not None]
+        if not known:
+            raise ValueError("the tokenizer names no end token, so that no answer could end; set eos_token in its tokenizer_config.json")
+        self.end_ids: tuple[int, ...] = tuple(dict.fromkeys(known))
+        self.pad_id: int = self.end_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        self.size: int = size or len(tokenizer)
+        self.begin: tuple[int, ...] = tuple(i for i in tokenizer.encode("") if i not in self.end_ids)  # before a plain prompt
         table = json.dumps(sorted(tokenizer.get_vocab().items()), ensure_ascii=True)
         self.fingerprint: str = hashlib.sha256(table.encode()).hexdigest()[:16]
 
+    @property
+    def end_id(self) -> int:
+        return self.end_ids[0]
+
+    @property
+    def has_chat(self) -> bool:
+        return bool(self._tokenizer.chat_template)
+
     def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        unknown = self._tokenizer.token_to_id(UNKNOWN)
-        if unknown in ids:
+        """Ids of a text and nothing around it."""
+        if self._fast is None:
+            return list(self._tokenizer.encode(text, add_special_tokens=False))
+        ids: list[int] = self._fast.encode(text, add_special_tokens=False).ids
+        if not self._spells_all and self._tokenizer.unk_token_id in ids:
             raise ValueError(
                 f"the vocabulary cannot spell {text!r}; tiny models know digits, the words of the digits task and +-*,<>= only"
             )
         return ids
 
+    def chat(self, turns: Sequence[Turn]) -> list[int]:
+        """Ids of a conversation up to where the model's answer begins, in the model's own template."""
+        if not self.has_chat:
+            raise ValueError('the model has no chat template; write style = "plain" under [prompt], or use an instruct model')
+        has_system = turns[0]["role"] == "system"
+        try:
+            text: Any = self._tokenizer.apply_chat_template(list(turns), add_generation_prompt=True, tokenize=False)
+        except Exception as error:  # a template is a program of the model's author, and raises what it likes
+            if not has_system:
+                raise ValueError(f"the model's chat template failed: {error}; write style = 'plain' under [prompt]") from error
+            text = ""
+        if has_system and turns[0]["content"].strip() not in text:  # some know no system turn: it then opens the first question
+            system, first, *rest = turns
+            return self.chat([{"role": "user", "content": f"{system['content']}\n\n{first['content']}"}, *rest])
+        return self.encode(text)
+
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of the ids, special tokens left out."""
-        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
-        return text
+        """Text of the ids, special tokens and the token that ended it left out."""
+        kept = list(ids[:-1]) if ids and ids[-1] in self.end_ids else list(ids)
+        if self._fast is not None:
+            text: str = self._fast.decode(kept, skip_special_tokens=True)
+            return text
+        return str(self._tokenizer.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def save(self, folder: Path) -> None:
-        PreTrainedTokenizerFast(
-            tokenizer_object=self._tokenizer,
-            eos_token=END,
-            pad_token=PAD,
-            unk_token=UNKNOWN,
-            clean_up_tokenization_spaces=False,
-        ).save_pretrained(folder)
+        self._tokenizer.save_pretrained(folder)
 
 
-def _id(tokenizer: Tokenizer, token: str) -> int:
-    found: int | None = tokenizer.token_to_id(token)
-    if found is None:
-        raise ValueError(f"the tokenizer has no {token} token; a vocabulary needs one to end and one to pad with")
-    return found
+def _beginning_with(tokenizer: PreTrainedTokenizerBase, stop: str) -> list[int]:
+    found = [i for i in range(len(tokenizer)) if tokenizer.decode([i]).startswith(stop)]
+    if not found:
+        raise ValueError(f"no token of the vocabulary begins with stop={stop!r}; use a shorter text, such as a newline")
+    exact = [i for i in found if tokenizer.decode([i]) == stop]
+    return exact + [i for i in found if i not in exact]
 
 
 def word_vocabulary(words: Sequence[str], symbols: str) -> Vocabulary:
@@ -64,4 +102,8 @@ def word_vocabulary(words: Sequence[str], symbols: str) -> Vocabulary:
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[a-z]+ |[\s\S]"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens([PAD, END, UNKNOWN])
-    return Vocabulary(tokenizer)
+    return Vocabulary(
+        PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer, eos_token=END, pad_token=PAD, unk_token=UNKNOWN, clean_up_tokenization_spaces=False
+        )
+    )

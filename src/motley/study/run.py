@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -124,4 +125,6 @@ def _run(config: CrewConfig, arm: Arm, seed: int, folder: Path) -> list[Outcome]
                     ood=own[-1].get("ood", {}),
                 )
             )
+        for weights in ("start", "checkpoints"):  # the numbers are what a study is for, and models are large
+            shutil.rmtree(run / weights)
     return found

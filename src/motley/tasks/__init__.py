@@ -6,24 +6,37 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from motley.tasks.datasets import DATASETS, DatasetConfig, DatasetTask
 from motley.tasks.digits import Digits, DigitsConfig
 from motley.tasks.files import FileConfig, FileTask, load_reward
+from motley.tasks.gym import GymConfig, GymTask
+from motley.tasks.mixture import Mixture
 from motley.tasks.task import Split, Task, assign, best_constant, check_task, draw_problems, evaluation_set
 
 Config = TypeVar("Config", bound=msgspec.Struct)
 
 __all__ = ["Split", "Task", "assign", "best_constant", "check_task", "draw_problems", "evaluation_set", "load_task"]
 
+KNOWN = ("digits", *DATASETS, "reasoning_gym:NAME", "mixture", "file:PATH.jsonl", "module:function")
+
 
 def load_task(spec: str, parameters: dict[str, Any]) -> Task:
-    """A task by name: "digits", "file:problems.jsonl", or "module:function" with the file under [task]."""
+    """A task by name, with its [task] table. "module:function" is a reward function, its file of problems is under [task]."""
     if spec == "digits":
         return Digits(_convert(parameters, DigitsConfig, spec))
+    if spec == "mixture":
+        return Mixture(parameters, load_task)
+    if spec in DATASETS:
+        return DatasetTask(spec, _convert(parameters, DatasetConfig, spec))
+    if spec.startswith("reasoning_gym:"):
+        own = {key: value for key, value in parameters.items() if key in GymConfig.__struct_fields__}
+        others = {key: value for key, value in parameters.items() if key not in own}
+        return GymTask(spec.removeprefix("reasoning_gym:"), _convert(own, GymConfig, spec), others)
     if spec.startswith("file:"):
         return FileTask(_convert({"file": spec.removeprefix("file:"), **parameters}, FileConfig, spec))
     if ":" in spec:
         return FileTask(_convert(parameters, FileConfig, spec), load_reward(spec))
-    raise ValueError(f"task {spec!r} is not known; use digits, file:PATH.jsonl or module:function")
+    raise ValueError(f"task {spec!r} is not known; use {', '.join(KNOWN[:-1])} or {KNOWN[-1]}")
 
 
 def _convert(parameters: dict[str, Any], config: type[Config], spec: str) -> Config:

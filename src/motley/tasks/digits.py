@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from motley.records import Problem
-from motley.tasks.task import Split
+from motley.tasks.task import AS_IT_IS, Split
 
 HELDOUT_ONE_IN = 8
 MAX_LEVEL = 9
@@ -111,11 +111,16 @@ class Digits:
     """>>> Digits(DigitsConfig()).draw(random.Random(0), "train", "reverse")  # prompt "reverse 6604=", answer "4066" """
 
     splits: tuple[Split, ...] = ("train", "heldout", "ood")
+    template = AS_IT_IS
+    instruction = ""
 
     def __init__(self, config: DigitsConfig) -> None:
         self.kinds: tuple[str, ...] = config.kinds
         self.fingerprint = f"digits {config}"
         self._levels = config.levels
+
+    def kinds_of(self, split: Split) -> tuple[str, ...]:
+        return self.kinds
 
     def draw(self, rng: random.Random, split: Split, kind: str) -> Problem:
         level = max(self._levels) + 1 if split == "ood" else rng.choice(self._levels)
@@ -124,6 +129,9 @@ class Digits:
             prompt = f"{kind} {text}="
             if split == "ood" or _is_heldout(prompt) == (split == "heldout"):
                 return Problem(kind=kind, prompt=prompt, answer=answer)
+
+    def target(self, problem: Problem) -> str:
+        return problem.answer
 
     def score(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[float]:
         return [float(completion == problem.answer) for problem, completion in zip(problems, completions, strict=True)]

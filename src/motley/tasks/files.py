@@ -1,4 +1,4 @@
-"""Problems from a JSONL file, scored by exact match or by a user's reward function.
+"""Problems from a JSONL file, scored by comparing answers or by a user's reward function.
 
 One JSON object per line: `prompt`, and usually `answer`, `kind`; every other field becomes a column that a reward function may
 name. A reward function has the signature `f(prompts, completions, **columns) -> list[float]`.
@@ -6,58 +6,54 @@ name. A reward function has the signature `f(prompts, completions, **columns) ->
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import os
-import random
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from motley.records import Problem
-from motley.tasks.task import Split
-
-HELDOUT_ONE_IN = 10
+from motley.tasks.answers import INSTRUCTIONS, Form, find_answer, math_equal, wrap
+from motley.tasks.collection import Collection, split_sets
+from motley.tasks.extras import need
+from motley.tasks.task import AS_IT_IS
 
 Reward = Callable[..., Sequence[float]]
+Fields = dict[str, Any]
 
 
 class FileConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     file: str = ""
     heldout: str = ""  # a file of its own; without it one problem in ten is held out by its hash
     ood: str = ""
+    form: Form = "text"  # where in a completion its answer is
+    equal: Literal["exact", "math"] = "exact"
 
 
-class FileTask:
+class FileTask(Collection):
+    template = AS_IT_IS
+
     def __init__(self, config: FileConfig, reward: Reward | None = None) -> None:
         if not config.file:
             raise ValueError('this task needs its problems: set file = "problems.jsonl" under [task]')
-        self._reward = reward or exact_match
-        problems = read_problems(Path(config.file))
-        sets: dict[Split, list[Problem]] = {"train": problems}
-        if config.heldout:
-            sets["heldout"] = read_problems(Path(config.heldout))
-        else:
-            sets["heldout"] = [p for p in problems if _is_heldout(p)] or problems[:1]
-            heldout = {p.prompt for p in sets["heldout"]}
-            sets["train"] = [p for p in problems if p.prompt not in heldout]
-        if config.ood:
-            sets["ood"] = read_problems(Path(config.ood))
-        if not sets["train"]:
-            raise ValueError(f"{config.file}: every problem is held out, none is left to train on; add some, or name a heldout file")
-        self.splits: tuple[Split, ...] = tuple(sets)
-        self.fingerprint = hashlib.sha256("".join(p.id for p in sets["train"]).encode()).hexdigest()
-        self.kinds: tuple[str, ...] = tuple(sorted({p.kind for p in sets["train"]}))
-        self._by_kind = {(split, kind): [p for p in sets[split] if p.kind == kind] for split in sets for kind in self.kinds}
-        for (split, kind), found in self._by_kind.items():
-            if not found:
-                raise ValueError(f"{config.file}: no {split} problem of kind {kind!r}; add some, or name a {split} file that has them")
+        own_scoring = {name: value for name, value in (("form", config.form), ("equal", config.equal)) if value not in ("text", "exact")}
+        if reward and own_scoring:
+            raise ValueError(
+                f"{', '.join(own_scoring)} under [task] would be ignored: the reward function scores; remove it, or use file:PATH"
+            )
+        if config.equal == "math":
+            need("math_verify", 'equal = "math"')
+        self._reward = reward or (_comparing(config) if own_scoring else exact_match)
+        self._form = config.form
+        self.instruction = INSTRUCTIONS[config.form]
+        problems, heldout, ood = (read_problems(Path(name), _problem) if name else [] for name in (config.file, config.heldout, config.ood))
+        super().__init__(split_sets(problems, heldout, ood, config.file), config.file, str(own_scoring) if own_scoring else "")
 
-    def draw(self, rng: random.Random, split: Split, kind: str) -> Problem:
-        return rng.choice(self._by_kind[split, kind])
+    def target(self, problem: Problem) -> str:
+        return wrap(problem.answer, self._form)
 
     def score(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[float]:
         names = sorted({name for p in problems for name in p.columns})
@@ -77,22 +73,40 @@ def exact_match(prompts: list[str], completions: list[str], answer: list[str], *
     return [float(completion.strip() == right.strip()) for completion, right in zip(completions, answer, strict=True)]
 
 
-def read_problems(path: Path) -> list[Problem]:
+def _comparing(config: FileConfig) -> Reward:
+    """1 where the answer found in the completion is the right one."""
+
+    def right(completion: str, gold: str) -> bool:
+        found = find_answer(completion, config.form)
+        return found is not None and (math_equal(found, gold) if config.equal == "math" else found == gold.strip())
+
+    def reward(prompts: list[str], completions: list[str], answer: list[str], **columns: object) -> list[float]:
+        return [float(right(completion, gold)) for completion, gold in zip(completions, answer, strict=True)]
+
+    return reward
+
+
+def read_problems(path: Path, make: Callable[[Fields, str], Problem]) -> list[Problem]:
+    """One problem per line of JSON. `make` gets the line's fields, and its place for what it complains of."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except OSError as error:
         raise ValueError(f"cannot read problems from {path}: {error.strerror}") from None
-    problems = [_problem(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+    places = [(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+    problems = [make(_fields(line, place), place) for line, place in places]
     if len(problems) < 2:
         raise ValueError(f"{path} has {len(problems)} problems; at least 2 are needed, one to learn from and one held out")
     return problems
 
 
-def _problem(line: str, place: str) -> Problem:
+def _fields(line: str, place: str) -> Fields:
     try:
-        fields = msgspec.json.decode(line, type=dict[str, Any])
+        return msgspec.json.decode(line, type=Fields)
     except msgspec.DecodeError as error:
         raise ValueError(f'{place}: {error}; expected one JSON object per line, such as {{"prompt": "2+2=", "answer": "4"}}') from None
+
+
+def _problem(fields: Fields, place: str) -> Problem:
     prompt = fields.pop("prompt", None)
     if not isinstance(prompt, str) or not prompt:
         raise ValueError(f'{place}: no "prompt" text; every line needs one')
@@ -120,7 +134,3 @@ def load_reward(spec: str) -> Reward:
             f"task {spec!r}: {function_name} is {type(reward).__name__}; expected f(prompts, completions, **columns) -> list[float]"
         )
     return reward
-
-
-def _is_heldout(problem: Problem) -> bool:
-    return hashlib.sha256(problem.prompt.encode()).digest()[0] % HELDOUT_ONE_IN == 0

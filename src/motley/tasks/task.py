@@ -11,6 +11,9 @@ from motley.records import Problem
 
 Split = Literal["train", "heldout", "ood"]
 
+AS_IT_IS = "{prompt}{answer}"
+QUESTION = "Question: {prompt}\nAnswer: {answer}"
+
 
 class Task(Protocol):
     @property
@@ -19,13 +22,33 @@ class Task(Protocol):
         ...
 
     @property
-    def kinds(self) -> tuple[str, ...]: ...
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds that are trained on."""
+        ...
 
     @property
     def splits(self) -> tuple[Split, ...]: ...
 
+    @property
+    def template(self) -> str:
+        """How a problem is put to a model in plain style, unless the crew file says otherwise."""
+        ...
+
+    @property
+    def instruction(self) -> str:
+        """The form the scoring expects of an answer, in words for a system turn; empty where any form will do."""
+        ...
+
+    def kinds_of(self, split: Split) -> tuple[str, ...]:
+        """The kinds a split has: those of "train" are `kinds`, "ood" may have others."""
+        ...
+
     def draw(self, rng: random.Random, split: Split, kind: str) -> Problem:
         """One problem of a kind from a split; the same rng state gives the same problem."""
+        ...
+
+    def target(self, problem: Problem) -> str:
+        """A perfect completion, to learn from or to show. Only for problems that have an answer."""
         ...
 
     def score(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[float]:
@@ -36,8 +59,9 @@ class Task(Protocol):
 def draw_problems(task: Task, seed: str, split: Split, count: int) -> list[Problem]:
     """`count` problems, the kinds in turn from a random start, so that every draw is balanced."""
     rng = random.Random(seed)
-    start = rng.randrange(len(task.kinds))
-    return [task.draw(rng, split, task.kinds[(start + i) % len(task.kinds)]) for i in range(count)]
+    kinds = task.kinds_of(split)
+    start = rng.randrange(len(kinds))
+    return [task.draw(rng, split, kinds[(start + i) % len(kinds)]) for i in range(count)]
 
 
 def assign(task: Task, crew_seed: int, peer: str, round: int, count: int) -> list[Problem]:
@@ -51,7 +75,7 @@ def assign(task: Task, crew_seed: int, peer: str, round: int, count: int) -> lis
 def evaluation_set(task: Task, split: Split, per_kind: int) -> list[Problem]:
     """The fixed problems a split is measured on: the same in every run and for every peer."""
     rng = random.Random(f"evaluate/{split}")
-    return [task.draw(rng, split, kind) for kind in task.kinds for _ in range(per_kind)]
+    return [task.draw(rng, split, kind) for kind in task.kinds_of(split) for _ in range(per_kind)]
 
 
 def best_constant(problems: Sequence[Problem]) -> float | None:
@@ -65,20 +89,41 @@ def check_task(task: Task, count: int = 20) -> list[str]:
     faults: list[str] = []
     seen: dict[str, set[str]] = {}
     for split in task.splits:
-        for kind in task.kinds:
+        for kind in task.kinds_of(split):
             problems = [task.draw(random.Random(f"check/{i}"), split, kind) for i in range(count)]
             again = [task.draw(random.Random(f"check/{i}"), split, kind) for i in range(count)]
             if problems != again:
                 faults.append(f"{split}/{kind}: the same seed gives different problems")
-            answered = [p for p in problems if p.answer]
-            if answered:
-                right = task.score(answered, [p.answer for p in answered])
-                wrong = task.score(answered, [p.answer + "?" for p in answered])
-                if min(right) <= max(wrong):
-                    faults.append(f"{split}/{kind}: the own answer scores {min(right)}, a wrong one {max(wrong)}")
+            faults += [f"{split}/{kind}: {fault}" for fault in _scoring_faults(task, [p for p in problems if p.answer])]
             seen.setdefault(split, set()).update(p.prompt for p in problems)
     for split in ("heldout", "ood"):
         shared = seen.get("train", set()) & seen.get(split, set())
         if shared:
             faults.append(f"train and {split} share {len(shared)} prompts, such as {min(shared)!r}")
     return faults
+
+
+_NO_ANSWER = "no answer, only words"
+
+
+def _scoring_faults(task: Task, answered: Sequence[Problem]) -> list[str]:
+    """Own targets must beat mere words always, and the targets of other problems mostly: answers that are spelt differently
+    may still be equal, and a problem may have several right ones."""
+    if not answered:
+        return []
+    own = task.score(answered, [task.target(p) for p in answered])
+    words = task.score(answered, [_NO_ANSWER] * len(answered))
+    if min(own) <= max(words):
+        return [f"the own answer scores {min(own)}, a wrong one {max(words)}"]
+    pairs = [(i, other) for i, p in enumerate(answered) if (other := _differing(p, answered[i:]) or _differing(p, answered[:i]))]
+    if not pairs:
+        return []
+    others = task.score([answered[i] for i, _ in pairs], [task.target(other) for _, other in pairs])
+    as_good = [other for (i, _), other in zip(pairs, others, strict=True) if other >= own[i]]
+    if 2 * len(as_good) > len(pairs):
+        return [f"the own answer scores {min(own)}, that of another problem {max(as_good)}"]
+    return []
+
+
+def _differing(problem: Problem, others: Sequence[Problem]) -> Problem | None:
+    return next((other for other in others if other.answer != problem.answer), None)

@@ -34,7 +34,7 @@ class Rules:
     crew: str
     vocabulary: str
     vocabulary_size: int
-    end_id: int
+    end_ids: tuple[int, ...]
     rollouts_per_group: int
     max_tokens: int
     rounds: int | None  # None: samplers go on for as long as their learner does
@@ -157,8 +157,8 @@ class Admission:
             return "length"
         if max(rollout.tokens) >= self.rules.vocabulary_size:  # the wire has no negative ids
             return "token"
-        num_ends = rollout.tokens.count(self.rules.end_id)
-        if num_ends != (rollout.ending == "stop") or (num_ends and rollout.tokens[-1] != self.rules.end_id):
+        num_ends = sum(map(rollout.tokens.count, self.rules.end_ids))
+        if num_ends != (rollout.ending == "stop") or (num_ends and rollout.tokens[-1] not in self.rules.end_ids):
             return "ending"
         low, high = LOGPROB_RANGE
         if not all(low <= logprob <= high for logprob in rollout.logprobs):  # NaN fails both

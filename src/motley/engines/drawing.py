@@ -1,0 +1,64 @@
+"""Drawing a token from logits, and the log-prob that is reported for it: what every engine of torch must do alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from motley.engines.engine import Completion
+from motley.records import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What was sampled, one row per sample; columns at or behind `length_B` mean nothing."""
+
+    token_BT: Tensor
+    logp_BT: Tensor
+    length_B: Tensor
+
+    def completions(self, end_ids: tuple[int, ...]) -> list[Completion]:
+        found = []
+        for tokens, logprobs, length in zip(self.token_BT.tolist(), self.logp_BT.tolist(), self.length_B.tolist(), strict=True):
+            ended = tokens[length - 1] in end_ids
+            found.append(Completion(tuple(tokens[:length]), tuple(logprobs[:length]), "stop" if ended else "length"))
+        return found
+
+
+def uniforms(num_rows: int, max_tokens: int, seed: int, device: torch.device) -> Tensor:
+    """A row of random numbers for every sample, the same on every device, so that a completion does not depend on its neighbours."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(num_rows, max_tokens, generator=generator, dtype=torch.float64).to(device)
+
+
+def draw(logits_RV: Tensor, branch_B: Tensor, sampling: Sampling, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
+    """One token per sample from the row of logits it stands at, and its log-prob under the declared convention.
+
+    Temperature 0: the best token, and its log-prob at temperature 1.
+    """
+    if sampling.temperature == 0:
+        best = torch.log_softmax(logits_RV, -1).max(-1)
+        return best.indices[branch_B], best.values[branch_B]
+    full_RV = torch.log_softmax(logits_RV / sampling.temperature, -1)
+    sampled_RV = truncate(full_RV, sampling)
+    # Inverse of the cumulative distribution, in float64 so that the tail of a large vocabulary is not lost.
+    cumulative_BV = sampled_RV.double().exp().cumsum(-1)[branch_B]
+    threshold_B1 = uniform_B[:, None] * cumulative_BV[:, -1:]
+    token_B = torch.searchsorted(cumulative_BV, threshold_B1, right=True).clamp(max=logits_RV.shape[1] - 1).squeeze(1)
+    reported_RV = sampled_RV if sampling.logprobs == "sampled" else full_RV
+    return token_B, reported_RV[branch_B, token_B]
+
+
+def truncate(logp_RV: Tensor, sampling: Sampling) -> Tensor:
+    """Keep the top k, then the smallest set of them with probability top_p, and renormalise."""
+    if sampling.top_k == 0 and sampling.top_p == 1:
+        return logp_RV
+    sorted_RV, order_RV = logp_RV.sort(dim=-1, descending=True, stable=True)
+    if sampling.top_k:
+        sorted_RV[:, sampling.top_k :] = -torch.inf
+        sorted_RV = torch.log_softmax(sorted_RV, -1)
+    before_RV = sorted_RV.exp().cumsum(-1) - sorted_RV.exp()
+    sorted_RV = sorted_RV.masked_fill(before_RV >= sampling.top_p, -torch.inf)
+    return torch.log_softmax(torch.empty_like(logp_RV).scatter_(1, order_RV, sorted_RV), -1)

@@ -1,0 +1,63 @@
+"""What a policy computes on: the device, and float32 or bfloat16 by a quick measurement. Knows no model."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from functools import lru_cache
+
+import torch
+
+SIZES = {"cpu": 512}  # of the measured product: large enough that starting it does not count
+LARGE = 4096
+REPEATS = 8
+WORTH = 1.3  # bfloat16 rounds more, so it must be this much faster
+
+
+def choose_device(wanted: str, small: bool) -> torch.device:
+    """`small`: a model whose steps cost more to start than to compute stays on the CPU unless told otherwise."""
+    if wanted != "auto":
+        if wanted.startswith("cuda") and not torch.cuda.is_available():
+            raise ValueError(f"device={wanted!r}, and torch finds no CUDA GPU here; use auto or cpu, or install a torch built for CUDA")
+        if wanted.startswith("cuda:") and int(wanted.removeprefix("cuda:")) >= torch.cuda.device_count():
+            raise ValueError(f"device={wanted!r}, and the last CUDA GPU here is cuda:{torch.cuda.device_count() - 1}; use one that is here")
+        if wanted == "mps" and not torch.backends.mps.is_available():
+            raise ValueError("device='mps', and torch finds no Apple GPU here; use auto or cpu")
+        return torch.device(wanted)
+    if small:
+        return torch.device("cpu")
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def choose_dtype(wanted: str, device: torch.device, small: bool) -> torch.dtype:
+    """On a CPU float32 unless told otherwise: many have no bfloat16 arithmetic, and those that do round more for little."""
+    if wanted == "bfloat16":
+        if faster_dtype(str(device)) is torch.float32:
+            warnings.warn(f"bfloat16 is not faster than float32 on {device}; dtype = 'auto' would use float32", stacklevel=2)
+        return torch.bfloat16
+    if wanted == "float32" or small or device.type == "cpu":
+        return torch.float32
+    return faster_dtype(str(device))
+
+
+@lru_cache
+def faster_dtype(device: str) -> torch.dtype:
+    """bfloat16 where products in it are clearly faster, measured once per process."""
+    full, half = (_seconds(dtype, device) for dtype in (torch.float32, torch.bfloat16))
+    return torch.bfloat16 if half * WORTH < full else torch.float32
+
+
+def _seconds(dtype: torch.dtype, device: str) -> float:
+    """The best of several products; one that is hopeless is not repeated."""
+    best = float("inf")
+    size = SIZES.get(device, LARGE)
+    matrix = torch.ones(size, size, dtype=dtype, device=device)
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        float((matrix @ matrix)[0, 0])  # reading a value waits for the device
+        best = min(best, time.perf_counter() - start)
+        if best > 0.05:
+            break
+    return best

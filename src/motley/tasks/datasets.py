@@ -1,0 +1,129 @@
+"""gsm8k, math500, svamp: word problems in their published fields, from files or from the Hugging Face hub. Owns what those fields are
+called; answers are found and compared in answers.py."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from motley.records import Problem
+from motley.tasks.answers import INSTRUCTIONS, Form, find_answer, math_equal, wrap
+from motley.tasks.collection import Collection, split_sets
+from motley.tasks.extras import load, need
+from motley.tasks.files import Fields, read_problems
+from motley.tasks.task import QUESTION
+
+
+class DatasetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    file: str = ""  # JSON lines in the dataset's own fields; without it: from the hub
+    heldout: str = ""  # without it: the hub's test split, or one problem in ten by its hash
+    ood: str = ""
+    ood_task: str = ""  # the dataset `ood` is of; without it: the same one
+    form: Form = "tags"
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """A published dataset: where it is, and how a problem is made of one of its rows."""
+
+    hub: str
+    part: str | None = None
+    train: str = "train"
+    heldout: str = ""  # the hub's split for it, where there is one
+    make: Callable[[Fields, str], Problem]
+
+
+class DatasetTask(Collection):
+    template = QUESTION
+
+    def __init__(self, name: str, config: DatasetConfig) -> None:
+        need("math_verify", f"task {name!r}")
+        source, ood_name = _source(name), config.ood_task or name
+        self._form = config.form
+        self.instruction = INSTRUCTIONS[config.form]
+        if config.file:
+            problems, heldout = read_problems(Path(config.file), source.make), []
+        else:
+            problems = _from_hub(source, source.train)
+            heldout = _from_hub(source, source.heldout) if source.heldout and not config.heldout else []
+        if config.heldout:
+            heldout = read_problems(Path(config.heldout), source.make)
+        ood = _ood(_source(ood_name), config)
+        super().__init__(split_sets(problems, heldout, ood, config.file or source.hub), config.file or source.hub, config.form)
+
+    def target(self, problem: Problem) -> str:
+        return wrap(problem.answer, self._form, problem.columns.get("solution", ""))
+
+    def score(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[float]:
+        found = [find_answer(completion, self._form) for completion in completions]
+        return [float(answer is not None and math_equal(answer, p.answer)) for p, answer in zip(problems, found, strict=True)]
+
+
+def _ood(source: Source, config: DatasetConfig) -> list[Problem]:
+    if config.ood:
+        return read_problems(Path(config.ood), source.make)
+    return _from_hub(source, source.heldout or source.train) if config.ood_task else []
+
+
+def _source(name: str) -> Source:
+    if name not in DATASETS:
+        raise ValueError(f"ood_task={name!r} is not known; use one of {', '.join(DATASETS)}")
+    return DATASETS[name]
+
+
+def _from_hub(source: Source, split: str) -> list[Problem]:
+    package = load("datasets", f"reading {source.hub} from the hub")
+    try:
+        rows: Iterable[Fields] = package.load_dataset(source.hub, source.part, split=split)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"cannot get {source.hub} ({split}) from the Hugging Face hub: {error}; without a connection, "
+            'download it elsewhere and set file = "problems.jsonl" under [task]'
+        ) from None
+    return [source.make(dict(row), f"{source.hub} {split} row {number}") for number, row in enumerate(rows)]
+
+
+def _text(fields: Fields, name: str, place: str) -> str:
+    value = fields.get(name)
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(
+            f'{place}: no "{name}" text; expected the fields of the published dataset, this one has {", ".join(fields) or "none"}'
+        )
+    return value.strip()
+
+
+_CALCULATOR = re.compile(r"<<[^<>]*>>")
+
+
+def _gsm8k(fields: Fields, place: str) -> Problem:
+    worked, mark, final = _text(fields, "answer", place).rpartition("####")
+    if not mark or not final.strip():
+        raise ValueError(f'{place}: "answer" has no final "#### N"; expected it as in the published dataset')
+    columns = {"solution": _CALCULATOR.sub("", worked).strip()}
+    return Problem(kind="gsm8k", prompt=_text(fields, "question", place), answer=final.strip().replace(",", ""), columns=columns)
+
+
+def _math500(fields: Fields, place: str) -> Problem:
+    solution = fields.get("solution")
+    columns: dict[str, Any] = {"solution": solution.strip()} if isinstance(solution, str) else {}
+    return Problem(kind="math500", prompt=_text(fields, "problem", place), answer=_text(fields, "answer", place), columns=columns)
+
+
+def _svamp(fields: Fields, place: str) -> Problem:
+    answer = fields.get("Answer")
+    try:
+        number = float(answer)  # type: ignore[arg-type]  # the hub has text, some files numbers
+    except (TypeError, ValueError):
+        raise ValueError(f'{place}: "Answer" is {answer!r}; expected a number') from None
+    prompt = f"{_text(fields, 'Body', place)} {_text(fields, 'Question', place)}"
+    return Problem(kind="svamp", prompt=prompt, answer=str(int(number) if number.is_integer() else number))
+
+
+DATASETS: dict[str, Source] = {
+    "gsm8k": Source(hub="openai/gsm8k", part="main", heldout="test", make=_gsm8k),
+    "math500": Source(hub="HuggingFaceH4/MATH-500", train="test", make=_math500),
+    "svamp": Source(hub="ChilleD/SVAMP", heldout="test", make=_svamp),
+}

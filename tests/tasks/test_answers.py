@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import importlib.util
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from motley.tasks import load_task
+from motley.tasks.answers import INSTRUCTIONS, Form, find_answer, math_equal, wrap
+from motley.tasks.limited import CPU_S, call
+
+
+@pytest.mark.parametrize(
+    ("completion", "form", "answer"),
+    [
+        ("\n\n  42 \nQuestion: next", "line", "42"),
+        (" \n ", "line", None),
+        ("<think>a</think><answer> 4 </answer>", "tags", "4"),
+        (" \n<think>a\nb</think>\n<answer>4</answer>\n", "tags", "4"),
+        ("<think></think><answer></answer>", "tags", ""),
+        ("so <think>a</think><answer>4</answer>", "tags", None),
+        ("<think>a</think><answer>4</answer>.", "tags", None),
+        ("<think>a</think> then <answer>4</answer>", "tags", None),
+        ("<answer>4</answer>", "tags", None),
+        ("<answer>4</answer><think>a</think>", "tags", None),
+        ("<think>a</think><answer>4</answer><answer>5</answer>", "tags", None),
+        ("<think>a <answer> </think><answer>4</answer>", "tags", None),
+        ("<think>a</think><answer>4", "tags", None),
+        ("\\boxed{1} so \\boxed{\\frac{1}{2}}.", "boxed", "\\frac{1}{2}"),
+        ("\\boxed{1} so \\boxed{2", "boxed", "1"),
+        ("the answer is 4", "boxed", None),
+        ("  a\nb ", "text", "a\nb"),
+        ("", "text", ""),
+    ],
+)
+def test_an_answer_is_found_only_in_its_form(completion: str, form: Form, answer: str | None) -> None:
+    assert find_answer(completion, form) == answer
+
+
+@pytest.mark.parametrize("form", ["line", "tags", "boxed", "text"])
+def test_what_is_wrapped_is_found_again(form: Form) -> None:
+    assert find_answer(wrap("\\frac{1}{2}", form, reasoning="half of 1"), form) == "\\frac{1}{2}"
+    assert find_answer(wrap("4", form), form) == "4"
+
+
+def test_reasoning_stands_where_the_form_has_room() -> None:
+    assert wrap("4", "tags", "2+2") == "<think>2+2</think><answer>4</answer>"
+    assert wrap("4", "boxed", "2+2") == "2+2\n\\boxed{4}"
+    assert wrap("4", "line", "2+2") == wrap("4", "text", "2+2") == "4"
+
+
+def test_only_forms_that_must_be_asked_for_have_instructions() -> None:
+    assert (INSTRUCTIONS["line"], INSTRUCTIONS["text"]) == ("", "")
+    assert all(tag in INSTRUCTIONS["tags"] for tag in ("<think>", "</think>", "<answer>", "</answer>"))
+    assert "\\boxed{}" in INSTRUCTIONS["boxed"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [
+        ("1,234.00", "1234"),
+        ("\\$18", "18"),
+        ("$18$", "18"),
+        ("50\\%", "50"),
+        ("+7.", "7"),
+        ("\\dfrac{1}{2}", "\\frac{1}{2}"),
+        ("\\left( 3, \\pi \\right)", "(3,\\pi)"),
+        ("\\text{Evelyn}", "Evelyn"),
+        ("1/2", "0.5"),
+        ("2\\sqrt{3}", "\\sqrt{12}"),
+        ("x^2+2x+1", "(x+1)^2"),
+        ("2**3", "8"),
+        ("x=5", "5"),
+    ],
+)
+def test_equal_mathematics_is_equal(answer: str, gold: str) -> None:
+    assert math_equal(answer, gold)
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [("", "5"), ("5", "6"), ("0.3333", "1/3"), ("71, 72", "72"), ("I think 72", "72"), ("1" * 300, "1" * 300), ("(1,2)", "[1,2]")],
+)
+def test_other_mathematics_is_not(answer: str, gold: str) -> None:
+    assert not math_equal(answer, gold)
+
+
+HOSTILE = [
+    "9**9**9**9",
+    "10^{10^{10}}",
+    "99999999!",
+    "9!!!!!!!!",
+    "1e999999999",
+    "((9^{999})^{999})^{999}",  # from here on it is left to the limits of the process
+    "\\binom{10^9}{5^9}",
+    "{" * 250,
+    "\\frac{" * 40,
+    "\ud800\0",
+]
+
+
+def test_hostile_answers_hold_nobody_up_in_any_thread() -> None:
+    verdicts: list[bool] = []
+
+    def judge() -> None:
+        verdicts.extend(math_equal(answer, "x+1") for answer in HOSTILE)
+        verdicts.append(math_equal("1+x", "x+1"))
+
+    started = time.monotonic()
+    thread = threading.Thread(target=judge, daemon=True)
+    thread.start()
+    thread.join(timeout=120)
+    assert verdicts == [False] * len(HOSTILE) + [True]
+    assert time.monotonic() - started < 100
+
+
+def test_towers_are_refused_without_computing() -> None:
+    started = time.process_time()
+    assert not any(math_equal(answer, "x+2") for answer in HOSTILE[:5])
+    assert time.process_time() - started < CPU_S / 4
+
+
+def test_a_call_that_fails_leaves_the_process_working() -> None:
+    assert call("motley.tasks.answers:no_such_function", "a") is None
+    assert call("motley.tasks.answers:find_answer", " 4 ", "text") == "4"
+
+
+def test_a_missing_package_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for spec, parameters in (("gsm8k", {}), ("file:x.jsonl", {"equal": "math"}), ("reasoning_gym:gcd", {})):
+        with pytest.raises(ValueError, match=r"needs the package \w+, which is not installed; pip install 'motley-rl\[tasks\]'"):
+            load_task(spec, parameters)
