@@ -362,3 +362,21 @@ def test_a_crew_lets_go_of_its_files(folder: Path) -> None:
         del crew
         gc.collect()
     assert [str(warning.message) for warning in seen if "metrics.jsonl" in str(warning.message)] == []
+
+
+def test_a_full_disk_at_a_checkpoint_loses_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = spread_crew(folder, ("full", "lora"), learning="checkpoint_every = 2")
+    undisturbed = run(config, folder / "undisturbed")
+
+    def full(tensors: dict[str, torch.Tensor], path: Path) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    crew = LocalCrew.start(config, folder / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr("motley.learning.checkpoint.save_tensors", full)
+        with pytest.raises(OSError, match=r"checkpoint of round 2 .*No space left.*go on with --resume"):
+            finish(crew)
+    again = finish(LocalCrew.resume(folder / "run"))
+    assert metrics(folder / "run") == metrics(folder / "undisturbed")
+    for name, values in weights(undisturbed).items():
+        assert all(torch.equal(value, weights(again)[name][key]) for key, value in values.items())

@@ -54,6 +54,7 @@ class Behaviour:
     faults: list[int] = field(default_factory=list)  # statuses of the next answers
     edit: dict[str, Any] = field(default_factory=dict)  # replaces fields of every choice
     token_logprob: float | None = 0.0  # not 0: of every first token
+    left_out: int | None = None  # tokens that were drawn and are not named, where usage is reported
     stall: threading.Event | None = None  # answers wait for it
     weights: Path | None = None
     table: np.ndarray = field(default_factory=table)
@@ -68,7 +69,8 @@ class Behaviour:
         if path == "/v1/models":
             return {"data": [{"id": name, "owned_by": OWNERS[self.dialect]} for name in self.models]}
         if path == "/v1/completions":
-            return {"choices": self._choices(body)}
+            choices = self._choices(body)
+            return {"choices": choices} | ({} if self.left_out is None else {"usage": self._usage(choices)})
         if path == "/v1/load_lora_adapter":
             self.adapters[body["lora_name"]] = sorted(file.name for file in Path(body["lora_path"]).iterdir())
         elif path == "/v1/unload_lora_adapter":
@@ -85,6 +87,10 @@ class Behaviour:
         count = min(body["n"], self.num_choices or body["n"])
         made = [self._choice(body, index, body["seed"] + (0 if self.copies else index)) for index in range(count)]
         return made[::-1]  # their index says which they are
+
+    def _usage(self, choices: Sequence[dict[str, Any]]) -> dict[str, int]:
+        assert self.left_out is not None
+        return {"completion_tokens": sum(len(choice["text"]) for choice in choices) + self.left_out}
 
     def _choice(self, body: dict[str, Any], index: int, seed: int) -> dict[str, Any]:
         ids, logprobs = self._draw(body, np.random.default_rng(seed))

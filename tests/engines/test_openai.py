@@ -231,6 +231,13 @@ def test_an_end_token_that_the_server_left_out_is_missed() -> None:
         sample(behaviour)
 
 
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_tokens_that_the_server_does_not_name_are_missed(dialect: str) -> None:
+    assert sample(Behaviour(dialect=dialect, left_out=0)) == sample(Behaviour(dialect=dialect))
+    with pytest.raises(ValueError, match=r"the server drew \d+ tokens and names \d+: llama.cpp leaves out"):
+        sample(Behaviour(dialect=dialect, left_out=1))
+
+
 def test_what_follows_the_first_end_token_is_cut() -> None:
     ids = {"token_ids": [4, END, 5], "logprobs": {"token_logprobs": [-1.0, -2.0, -3.0]}, "finish_reason": "length"}
     completion = sample(Behaviour(edit=ids), num_samples=1)[0][0]

@@ -122,7 +122,10 @@ class VllmEngine:
         chosen = {"logprobs-mode": "processed_logprobs", "generation-config": "vllm", "dtype": str(self._policy.dtype).split(".")[1]}
         if self._policy.device.type == "cuda":
             chosen["gpu-memory-utilization"] = str(GPU_SHARE)
-        switches = ["--skip-tokenizer-init"] + (["--enforce-eager"] if self._policy.device.type != "cuda" else [])
+        switches = ["--skip-tokenizer-init"]
+        if self._policy.device.type != "cuda":
+            # A prompt that is read in pieces takes a seeded request's random numbers back, which a CPU's generator cannot: the server dies.
+            switches += ["--enforce-eager", "--no-enable-chunked-prefill"]
         options = [part for name, value in (fixed | chosen).items() for part in (f"--{name}", str(value))]
         return [self._python, "-m", "vllm.entrypoints.openai.api_server", *options, *switches, *self._config.args]
 

@@ -49,7 +49,7 @@ def warm_start(policy: Policy, task: Task, warm: Warm, seed: int, progress: Prog
             task.fingerprint,
             [(answer.prompt, answer.tokens) for answer in _answers(policy, _checks(task, warm))],  # how problems are put
             _start_hash(policy),
-            str(policy.dtype),
+            [policy.device.type, str(policy.dtype)],
             msgspec.to_builtins(warm),
             seed,
             str(torch.__version__),
