@@ -2,10 +2,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import huggingface_hub.constants
 import msgspec
 import pytest
 
+from architectures import TURN_END, text_tokenizer, write_model
+from motley import policies
 from motley.config import ConfigError, CrewConfig, parse_config, read_config, write_config
+from motley.run import check_config
 
 CREW = """
 [crew]
@@ -81,6 +85,10 @@ def refusal(text: str) -> str:
         (CREW + "[learning]\ngrad_clip = 0" + PEERS, ["grad_clip=0", "1.0 is usual"]),
         (CREW + "[learning]\nown_share = 1.5" + PEERS, ["own_share=1.5 is outside 0..1"]),
         (CREW + "[learning]\nsuccess_memory = 1.0" + PEERS, ["success_memory=1.0 is outside"]),
+        (
+            CREW + "[prompt]\ntemplate = 'A: {answer} Q: {prompt}'" + PEERS,
+            ["must have {prompt} before {answer}", "writes only what comes last"],
+        ),
         (CREW + "[learning]\ntoken_budget = -1" + PEERS, ["token_budget=-1 must not be negative"]),
         (CREW + "[learning]\ncheckpoint_every = 0" + PEERS, ["checkpoint_every=0 must be at least 1"]),
         (CREW + "[learning]\nmax_age = -1" + PEERS, ["max_age=-1 must not be negative"]),
@@ -394,3 +402,195 @@ def test_a_crew_with_roles_reads_back_the_same(tmp_path: Path) -> None:
     assert read_config(tmp_path / "config.toml") == config
     assert config.named("t").churn.crashes == ((2.0, 3.0),)
     assert config.named("l").speed.learn == 25.0
+
+
+# Pretrained models
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (CREW + PEERS + 'device = "gpu"', ["device='gpu' is not known; use auto, cpu, cuda, cuda:N or mps"]),
+        (CREW + PEERS + 'device = "cuda:x"', ["device='cuda:x' is not known"]),
+        (CREW + PEERS + 'dtype = "float16"', ["Invalid enum value 'float16'"]),
+        (CREW + PEERS + "keep_layers = 1", ["keep_layers=1; use at least 2, the first and the last, or 0 for all"]),
+        (CREW + PEERS + "keep_layers = -3", ["keep_layers=-3"]),
+        (CREW + PEERS + "keep_layer = 3", ["did you mean keep_layers?"]),
+        (CREW + PEERS + "engine = {}", ["engine takes exactly one of vllm and openai", 'write engine = "torch"']),
+        (CREW + PEERS + 'engine = { vllm = {}, openai = { url = "http://x/v1" } }', ["exactly one of vllm and openai"]),
+        (
+            CREW + PEERS + 'engine = { openai = { url = "localhost:8000" } }',
+            ["openai url='localhost:8000' is no address; write such as http://"],
+        ),
+        (CREW + PEERS + "engine = { openai = {} }", ["missing required field `url`"]),
+        (CREW + PEERS + 'engine = { vllm = { pyhton = "x" } }', ["did you mean python?"]),
+        (CREW + PEERS + 'url = "http://x"', ["it belongs under openai"]),
+        (CREW + PEERS + 'engine = "vllm"', ["Invalid enum value 'vllm'"]),
+        (CREW + PEERS + "warm = { steps = 5 }", ["warm takes either accuracy = { sort = 0.5 }, or kinds = ['sort'] with steps = 120"]),
+        (CREW + PEERS + 'warm = { kinds = ["sort"] }', ["warm takes either", "steps=0"]),
+        (CREW + PEERS + 'warm = { accuracy = { sort = 0.5 }, kinds = ["sort"], steps = 5 }', ["warm takes either"]),
+        (CREW + PEERS + "warm = { accuracy = { sort = 0.5 }, steps = 5 }", ["warm takes either"]),
+        (CREW + PEERS + 'warm = { kinds = ["sort"], steps = -5 }', ["steps >= 0", "steps=-5"]),
+        (CREW + '[prompt]\ntemplate = "no holes"' + PEERS, ["must have {prompt} and {answer} once each"]),
+        (CREW + '[prompt]\ntemplate = "{prompt} {prompt} {answer}"' + PEERS, ["once each"]),
+        (CREW + '[prompt]\nstyle = "chat"\ntemplate = "{prompt} {answer}"' + PEERS, ["the chat template comes with the model"]),
+        (CREW + "[prompt]\nshots = -1" + PEERS, ["shots=-1 must not be negative"]),
+        (CREW + '[prompt]\nsystm = "x"' + PEERS, ["did you mean system?"]),
+        (CREW + 'template = "{prompt}{answer}"' + PEERS, ["it belongs under [prompt]"]),
+        (CREW + "[learning]\ntoken_budget = -1" + PEERS, ["token_budget=-1 must not be negative"]),
+    ],
+)
+def test_bad_settings_of_models_are_refused_in_one_line_with_the_remedy(text: str, words: list[str]) -> None:
+    message = refusal(text)
+    for word in words:
+        assert word in message
+
+
+MODELS = """
+[[peer]]
+name = "a"
+model = "./models/small"
+device = "cuda:1"
+dtype = "bfloat16"
+gradient_checkpointing = true
+keep_layers = 12
+warm = { kinds = ["sort"], steps = 20, lr = 1e-5 }
+[[peer]]
+name = "b"
+model = "small.gguf"
+engine = { vllm = { python = "/opt/vllm/bin/python", args = ["--max-num-seqs", "64"] } }
+[[peer]]
+name = "c"
+model = "Qwen/Qwen3-0.6B"
+engine = { openai = { url = "http://127.0.0.1:8000/v1", key_env = "KEY", lora = true } }
+"""
+ASKING = '[prompt]\nsystem = "Be brief."\nshots = 3\nstop = "\\n"\ntemplate = "Q: {prompt}\\nA: {answer}\\n\\n"\n'
+
+
+def test_a_crew_of_pretrained_models_reads_back_the_same(tmp_path: Path) -> None:
+    (tmp_path / "crew.toml").write_text(CREW + ASKING + MODELS)
+    config = read_config(tmp_path / "crew.toml")
+    write_config(config, tmp_path / "config.toml")
+    assert read_config(tmp_path / "config.toml") == config
+    assert config.prompt.stop == "\n"
+    assert config.prompt.template == "Q: {prompt}\nA: {answer}\n\n"
+    assert config.named("a").warm.of_kinds == ("sort",)
+    assert config.named("c").engine.openai.lora
+
+
+def test_models_beside_the_crew_file_are_found_from_anywhere(tmp_path: Path) -> None:
+    (tmp_path / "crew.toml").write_text(CREW + MODELS)
+    config = read_config(tmp_path / "crew.toml")
+    assert [peer.model for peer in config.peer] == [str(tmp_path / "models" / "small"), str(tmp_path / "small.gguf"), "Qwen/Qwen3-0.6B"]
+    elsewhere = read_config(tmp_path / "crew.toml")
+    assert elsewhere == config
+    for model in ("tiny:0.3m", "smollm2-135m", "/models/x", "/models/x.gguf", "Qwen/Qwen3"):
+        (tmp_path / "crew.toml").write_text(CREW + MODELS.replace("./models/small", model))
+        assert read_config(tmp_path / "crew.toml").named("a").model == model
+    (tmp_path / "crew.toml").write_text(CREW + MODELS.replace("./models/small", "../small"))
+    assert Path(read_config(tmp_path / "crew.toml").named("a").model).resolve() == tmp_path.parent / "small"
+
+
+# What can be known before any weights load
+
+DIGITS = '[task]\nkinds = ["sort", "reverse"]\nlevels = [2]\n[sampling]\nmax_tokens = 12\n'
+
+
+@pytest.fixture
+def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails where a model's values are read."""
+    monkeypatch.setattr(policies, "read_model", lambda source: pytest.fail("weights were read"))
+
+
+def of_models(*models: Path | str, extra: str = "", prompt: str = "") -> CrewConfig:
+    peers = "".join(f'[[peer]]\nname = "p{number}"\nmodel = "{model}"\n' for number, model in enumerate(models))
+    return parse_config(CREW.replace("problems_per_round = 6", f"problems_per_round = {6 * len(models)}") + DIGITS + prompt + peers + extra)
+
+
+def unfit(config: CrewConfig) -> str:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the words are checked by who asks
+        check_config(config)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_models_that_share_a_vocabulary_make_a_crew(tmp_path: Path) -> None:
+    folders = [write_model(tmp_path / kind, kind, layers=layers, **others) for kind, layers, others in MATES]
+    check_config(of_models(*folders))
+    check_config(of_models(*folders, prompt='[prompt]\nstyle = "chat"\n'))
+    check_config(of_models(*folders, prompt='[prompt]\nshots = 2\nstop = "\\n"\n'))
+    check_config(of_models(*folders, extra='train = { layers = "last:1" }'))
+
+
+MATES: list[tuple[str, int, dict[str, object]]] = [
+    ("qwen2", 2, {}),
+    ("qwen3", 4, {"vocab_size": 512}),  # rows that the tokenizer does not use
+    ("gpt2", 2, {}),
+]
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_peers_that_do_not_share_a_vocabulary_are_refused(tmp_path: Path) -> None:
+    first, second = write_model(tmp_path / "a"), write_model(tmp_path / "b", tokenizer=text_tokenizer(size=280))
+    said = unfit(of_models(first, second))
+    assert "peers p0 and p1 have different vocabularies (" in said
+    assert "use models that share a tokenizer, such as sizes of one family" in said
+    assert "peers p0 and p1 have different vocabularies" in unfit(of_models("tiny:0.3m", first))
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_peers_that_end_their_answers_differently_are_refused(tmp_path: Path) -> None:
+    tokenizer = text_tokenizer()
+    end, turn_end = tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(TURN_END)
+    base = write_model(tmp_path / "base")
+    instruct = write_model(tmp_path / "instruct", ends=[turn_end, end])
+    said = unfit(of_models(base, instruct))
+    assert f"peers p0 and p1 end their answers with different tokens, ({end},) and ({end}, {turn_end})" in said
+    check_config(of_models(instruct, write_model(tmp_path / "other", ends=[end, turn_end])))
+
+
+@pytest.mark.usefixtures("no_weights")
+@pytest.mark.parametrize(
+    ("extra", "prompt", "words"),
+    [
+        ("", '[prompt]\nstyle = "chat"\n', 'has no chat template; write style = "plain" under [prompt], or use an instruct model'),
+        ("keep_layers = 3", "", "keep_layers=3, and the model has 2; use fewer"),
+        ('train = { lora = { targets = ["zz_proj"] } }', "", "zz_proj"),
+        ('train = { layers = "model.nothing" }', "", "train layers='model.nothing' matches no parameter"),
+        ("", '[prompt]\nstop = "Question: 99"\n', "no token of the vocabulary begins with stop='Question: 99'"),
+        ("", "[prompt]\nshots = 20\n", "do not fit the 64 positions of"),
+        ('device = "cuda"', "", "torch finds no CUDA GPU here"),
+        ('warm = { kinds = ["spell"], steps = 3 }', "", "warm names kinds the task does not have: spell"),
+    ],
+)
+def test_what_a_model_cannot_do_is_refused_before_its_weights_load(
+    extra: str, prompt: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    model = write_model(tmp_path / "m", tokenizer=text_tokenizer(None))
+    assert words in unfit(of_models(model, extra=extra, prompt=prompt))
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_models_that_are_not_there_are_refused_before_any_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    here = write_model(tmp_path / "m")
+    for name, words in (("/none", "there is no model folder /none"), ("x.gguf", "there is no GGUF file"), ("some/id", "model 'some/id'")):
+        assert words in unfit(of_models(here, name))
+
+
+@pytest.mark.parametrize(("extra", "words"), [("keep_layers = 9", "keep_layers=9, and the model has 3"), ("keep_layers = 2", "")])
+def test_tiny_models_too_can_lose_layers(extra: str, words: str) -> None:
+    config = of_models("tiny:0.3m", extra=extra)
+    if words:
+        assert words in unfit(config)
+    else:
+        check_config(config)
+        assert policies.initial_policy(config.peer[0], seed=0).config.num_hidden_layers == 2
+
+
+def test_tiny_models_have_no_chat_and_no_stop() -> None:
+    assert "no chat template" in unfit(of_models("tiny:0.3m", prompt='[prompt]\nstyle = "chat"\n'))
+    assert "tiny models end their answers themselves" in unfit(of_models("tiny:0.3m", prompt='[prompt]\nstop = "\\n"\n'))

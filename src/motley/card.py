@@ -75,8 +75,9 @@ def _opening(e: Exported) -> str:
     kind = "A LoRA adapter" if e.adapter else "A model"
     terms = f"; its licence: {NAMED[e.me.model].licence}" if e.me.model in NAMED else ""
     return (
-        f"# {e.folder}\n\n{kind} trained by reinforcement learning in a crew of language models with Motley {motley.__version__}: peer "
-        f"`{e.me.name}` of the crew `{e.config.crew.name}`, {with_whom}, after round {e.trained} of {e.config.crew.rounds}.\n\n"
+        f"# {e.folder}\n\n{kind} trained by reinforcement learning with Motley {motley.__version__} "
+        f"in a crew of different language models: peer `{e.me.name}` of the crew `{e.config.crew.name}`, {with_whom}, "
+        f"after round {e.trained} of {e.config.crew.rounds}.\n\n"
         f"- base model: {public_name(e.me.model)}{_changes(e.me)}{terms}\n- trained: {what_trains(e.me)}\n"
         f"- weights: safetensors, {e.dtype}"
     )

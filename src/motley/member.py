@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -43,13 +44,21 @@ from motley.trust.invitation import Invitation
 # Joining
 
 
+class Brings(NamedTuple):
+    """What a peer has of its own, where the crew file's word for it does not hold on this machine."""
+
+    data: Path | None = None  # the folder with the crew's problem files
+    model: str = ""
+    device: str = ""
+
+
 def join(
     url: str,
     crew: str,
     invite: str,
     folder: Path,
     say: Say = lambda text: None,
-    data: Path | None = None,
+    brings: Brings = Brings(),
     progress: WarmProgress | None = None,
 ) -> Member | SamplerMember:
     """Take part in a crew, or take part again: enrol if need be, agree on the rules, check the engine, go on where it was left."""
@@ -65,7 +74,7 @@ def join(
         held.callback(connection.close)
         joining.keep()
         log = patiently(lambda: NatsLog(connection, crew), say)
-        config = _agree(joining, log, data)
+        config = _agree(joining, log, brings)
         if config.named(joining.membership.peer).role == "sampler":
             return SamplerMember(joining, config, log, held)
         return Member(joining, config, log, progress, held)
@@ -86,23 +95,33 @@ def _listed(joining: Joining, log: NatsLog) -> Charter:
         time.sleep(WAIT_S)
 
 
-def _agree(joining: Joining, log: NatsLog, data: Path | None) -> CrewConfig:
-    """The crew's rules, as its hub signed them, and a task on this machine that asks the same."""
-    folder = joining.folder
+def _agree(joining: Joining, log: NatsLog, brings: Brings) -> CrewConfig:
+    """The crew's rules, as its hub signed them, a task on this machine that asks the same, and what this peer brings."""
+    folder, me = joining.folder, joining.membership.peer
     charter = _listed(joining, log)
-    config = with_files_in(parse_config(charter.config, source="the crew's charter"), data)
-    check_config(config)
+    config = with_files_in(parse_config(charter.config, source="the crew's charter"), brings.data)
+    path = folder / "config.toml"
+    config = _with_own(config, read_config(path) if path.exists() else config, me, brings)
+    check_config(config, mine=config.student_of(me))
     if load_task(config.crew.task, config.task).fingerprint != charter.task:
         raise ValueError(
             f"task {config.crew.task} asks other problems here than at the hub; "
             "give the folder with the crew's own problem files with --data, or use the same version of Motley"
         )
-    path = folder / "config.toml"
     if not path.exists():
         write_config(config, path)
     elif read_config(path) != config:
         raise ValueError(f"{folder} holds a run of other settings; choose another folder with --out, or delete it")
     return config
+
+
+def _with_own(config: CrewConfig, before: CrewConfig, me: str, brings: Brings) -> CrewConfig:
+    """The crew with this peer's model and device as it brings them; where it does not say, as it said when it came first."""
+    if brings.model and config.named(me).role == "sampler":
+        raise ValueError(f"{me} is a sampler and has the model of {config.named(me).follows}; remove --model")
+    known = before.named(me) if me in {p.name for p in before.peer} else config.named(me)
+    own = {"model": brings.model or known.model, "device": brings.device or known.device}
+    return msgspec.structs.replace(config, peer=tuple(msgspec.structs.replace(p, **own) if p.name == me else p for p in config.peer))
 
 
 # Taking part

@@ -34,29 +34,39 @@ from motley.learning.warm import check_warm, warm_start
 from motley.objectives import objective
 from motley.peer import Peer
 from motley.policies import Policy, check_peer, initial_policy, is_tiny, peer_seed, with_trained_part
+from motley.policies.hardware import choose_device
 from motley.policies.vocabulary import Vocabulary
 from motley.reporting import REPORTERS
 from motley.sampler import Sampled, Sampler, SamplerHalf
 from motley.tasks import Task, evaluation_set, load_task
 
 MetricsLine = dict[str, Any]
+NOBODY = ""  # a peer no crew has
 WarmProgress = Callable[[str, int, dict[str, float]], None]  # (peer, steps, accuracy per kind)
 
 
-def check_config(config: CrewConfig) -> None:
-    """Look up every name a crew file uses, so that a mistake shows before any model loads."""
+def check_config(config: CrewConfig, mine: str | None = None) -> None:
+    """Look up every name a crew file uses, so that a mistake shows before any model loads.
+
+    `mine`: the only peer whose model must be on this machine; what others bring is theirs. None: all of them.
+    """
     task = load_task(config.crew.task, config.task)
     objective(config.crew.objective, config.crew.variant, config.objective)
     problems = [p for split in task.splits for p in evaluation_set(task, split, per_kind=8)]
     vocabularies = {}
     for peer in config.students:
-        vocabularies[peer.name] = check_peer(peer, config.prompt, task, problems, config.sampling.max_tokens)
+        if mine in (None, peer.name) or is_tiny(peer.model):
+            vocabularies[peer.name] = check_peer(peer, config.prompt, task, problems, config.sampling.max_tokens)
+        if mine in (None, peer.name):
+            choose_device(peer.device, small=False)
         if peer.warm:
             check_warm(task, peer.warm)
     _check_vocabularies(vocabularies)
 
 
 def _check_vocabularies(vocabularies: dict[str, Vocabulary]) -> None:
+    if not vocabularies:
+        return
     (first, own), *others = vocabularies.items()
     for name, vocabulary in others:
         if vocabulary.fingerprint != own.fingerprint:

@@ -22,6 +22,7 @@ import motley.member
 import motley.membership
 import motley.run
 import motley.seat
+from architectures import write_model
 from fakes import FixedClock, entry, spread_crew, write_task
 from motley.config import CrewConfig, config_text
 from motley.crew import LocalCrew
@@ -35,7 +36,7 @@ from motley.exchange.wire import MAX_RECORD_BYTES
 from motley.hub import Hub, Order, Place, order
 from motley.learning.checkpoint import checkpoints
 from motley.learning.journal import Step
-from motley.member import Member, join
+from motley.member import Brings, Member, join
 from motley.membership import read_membership
 from motley.records import FIRST_PREVIOUS, Group, Sampling
 from motley.run import MetricsLine, read_metrics
@@ -111,10 +112,11 @@ class House:
 
     # Members
 
-    def join(self, *names: str, data: Path | None = None) -> None:
+    def join(self, *names: str, data: Path | None = None, model: str = "", device: str = "") -> None:
         for name in names or self.names:
             say = self.said[name].append
-            self.members[name] = join(self.url, "spread", self.invitations[name], self.folder / name, say, data)
+            brings = Brings(data, model, device)
+            self.members[name] = join(self.url, "spread", self.invitations[name], self.folder / name, say, brings)
             self._runs[name] = self.members[name].rounds()
 
     def leave(self, name: str) -> None:
@@ -792,6 +794,25 @@ def test_the_crews_problems_are_found_in_the_folder_of_data_and_must_be_the_same
     house.join(data=tmp_path)
     house.finish()
     assert [line["round"] for line in house.lines["full0"]] == [1]
+
+
+def test_each_brings_a_model_of_its_own_that_nobody_else_has(task: Path, house_of: HouseOf, tmp_path: Path) -> None:
+    """One vocabulary, two architectures, neither named so in the crew file that the hub and the other read."""
+    config = pair(task, rounds=2)
+    unknown = tuple(msgspec.structs.replace(p, model=f"/only/with/{p.name}") for p in config.peer)
+    house = house_of(msgspec.structs.replace(config, peer=unknown))
+    with pytest.raises(ValueError, match="there is no model folder /only/with/full0"):
+        house.join("full0")
+    models = {name: str(write_model(tmp_path / kind, kind)) for name, kind in (("full0", "qwen2"), ("last1", "llama with biases"))}
+    for name, model in models.items():
+        house.join(name, model=model, device="cpu")
+    house.turn("full0")
+    house.leave("full0")
+    house.join("full0")  # it has said once what it brings
+    house.finish()
+    assert {name: len({line["round"] for line in lines}) for name, lines in house.lines.items()} == {"full0": 2, "last1": 2}
+    assert len({group.origin.model for group in house.groups()}) == 2
+    assert all(not line["refused"] for lines in house.lines.values() for line in lines)
 
 
 # Cheats

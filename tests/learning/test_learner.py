@@ -9,10 +9,13 @@ from msgspec.structs import replace
 
 from fakes import candidate, group, lora_policy, reference_logp, rollout, tiny_policy
 from motley.config import Learning
+from motley.learning import learner as learner_module
+from motley.learning.fitting import fitting_budget
 from motley.learning.learner import Learner, StepReport, Success
 from motley.learning.select import Candidate
 from motley.objectives import Objective, Terms, objective
 from motley.policies import Policy
+from motley.policies.forward import Packed, Scores, score
 from motley.records import Problem, Sampling
 
 
@@ -192,3 +195,107 @@ def test_parts_of_one_family_count_with_their_own_ages() -> None:
     policy = tiny_policy()
     policy.version = 2
     assert Learner(policy, objective("ftis"), Learning(), lr=1e-3).step(halves).ages == {0: 1, 2: 1}
+
+
+# Out of memory
+
+
+def out_of_memory(patch: pytest.MonkeyPatch, most_tokens: int) -> list[int]:
+    """Have memory hold micro-batches of so many packed tokens; the sizes that were tried."""
+    tried: list[int] = []
+
+    def limited(policy: Policy, packed: Packed) -> Scores:
+        tried.append(len(packed.token_N))
+        if len(packed.token_N) > most_tokens:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return score(policy, packed)
+
+    patch.setattr(learner_module, "score", limited)
+    return tried
+
+
+def a_learner(policy: Policy, budget: int) -> Learner:
+    learner = Learner(policy, objective("ftis"), Learning(token_budget=budget), lr=1e-3)
+    learner.optimiser = torch.optim.SGD([p for _, p in policy.trained()], lr=0.1)
+    return learner
+
+
+def test_out_of_memory_halves_the_budget_once_and_learns_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    candidates, policy, from_the_start = groups(MIXED), tiny_policy(), tiny_policy()
+    small = a_learner(from_the_start, 20)
+    expected = small.step(candidates)
+    tried = out_of_memory(monkeypatch, most_tokens=20)
+    learner = a_learner(policy, 40)
+    with pytest.warns(
+        UserWarning, match=r"out of memory with 40 tokens in a micro-batch; going on with 20\. .* set token_budget = 20"
+    ) as caught:
+        report = learner.step(candidates)
+    assert len(caught) == 1
+    assert max(tried) > 20 >= max(tried[1:])
+    torch.testing.assert_close(weights(policy), weights(from_the_start), rtol=0, atol=1e-7)
+    assert (weights(policy) - weights(tiny_policy())).abs().max() > 1e-4
+    assert report == expected
+    assert learner.success.by_kind == small.success.by_kind
+    assert (policy.version, learner.token_budget) == (1, 20)
+    learner.step(candidates)  # and no further word
+    assert policy.version == 2
+
+
+def test_memory_that_runs_out_after_some_micro_batches_leaves_nothing_of_them_in_the_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    candidates, policy, from_the_start = groups(MIXED), tiny_policy(), tiny_policy()
+    a_learner(from_the_start, 10).step(candidates)
+    calls = []
+
+    def second_fails(policy: Policy, packed: Packed) -> Scores:
+        calls.append(packed)
+        if len(calls) == 2:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+        return score(policy, packed)
+
+    monkeypatch.setattr(learner_module, "score", second_fails)
+    with pytest.warns(UserWarning, match="going on with 10"):
+        a_learner(policy, 20).step(candidates)
+    torch.testing.assert_close(weights(policy), weights(from_the_start), rtol=0, atol=1e-7)
+
+
+def test_out_of_memory_again_is_an_error_with_remedies_that_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    candidates, policy = groups(MIXED), tiny_policy()
+    before = weights(policy)
+    out_of_memory(monkeypatch, most_tokens=5)
+    learner = Learner(policy, objective("ftis"), Learning(token_budget=80), lr=1e-3)
+    remedies = "out of memory with 40 tokens in a micro-batch; set token_budget = 20 or lower"
+    with pytest.warns(UserWarning, match="going on with 40"), pytest.raises(ValueError, match=remedies):
+        learner.step(candidates)
+    assert torch.equal(weights(policy), before)
+    assert policy.version == 0
+    assert not learner.optimiser.state
+
+
+def test_out_of_memory_in_a_later_step_is_not_halved_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    candidates, policy = groups(MIXED), tiny_policy()
+    learner = a_learner(policy, 40)
+    out_of_memory(monkeypatch, most_tokens=20)
+    with pytest.warns(UserWarning, match="going on with 20"):
+        learner.step(candidates)
+    after_one = weights(policy)
+    out_of_memory(monkeypatch, most_tokens=5)
+    with pytest.raises(ValueError, match="out of memory with 20 tokens in a micro-batch; set token_budget = 10"):
+        learner.step(candidates)
+    assert torch.equal(weights(policy), after_one)
+    assert policy.version == 1
+
+
+def test_an_error_that_is_not_about_memory_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(policy: Policy, packed: Packed) -> Scores:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    monkeypatch.setattr(learner_module, "score", broken)
+    learner = a_learner(tiny_policy(), 80)
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        learner.step(groups(MIXED))
+    assert learner.token_budget == 80
+
+
+def test_without_a_budget_in_the_crew_file_the_fitting_one_is_used() -> None:
+    learner = Learner(tiny_policy(), objective("ftis"), Learning(), lr=1e-3)
+    assert learner.token_budget == fitting_budget(learner.policy)

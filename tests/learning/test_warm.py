@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from architectures import write_model
 from fakes import tiny_policy
-from motley.config import Warm
+from motley.config import PeerConfig, Prompt, Warm
 from motley.learning.warm import expected_accuracy, warm_start
-from motley.policies import Policy
+from motley.policies import Policy, initial_policy
 from motley.tasks import Task, draw_problems, load_task
 
 WARM = Warm(accuracy={"compare": 0.3}, batch=16, lr=3e-3)
@@ -72,3 +73,77 @@ def test_targets_out_of_reach_are_an_error_with_what_was_reached(tmp_path: Path,
 def test_a_kind_the_task_does_not_have_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="warm names kinds the task does not have: spell; it has compare, sort"):
         start(tmp_path, monkeypatch, Warm(accuracy={"spell": 0.3}))
+
+
+def test_a_number_of_steps_is_taken_whatever_is_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    warm = Warm(kinds=("compare",), steps=4, batch=8, lr=3e-3)
+    policy, steps = start(tmp_path, monkeypatch, warm)
+    assert steps == [0, 3, 4]
+    again, cached = start(tmp_path, monkeypatch, warm)
+    assert cached == []
+    assert torch.equal(weights(policy), weights(again))
+    longer, _ = start(tmp_path, monkeypatch, Warm(kinds=("compare",), steps=5, batch=8, lr=3e-3))
+    assert not torch.equal(weights(policy), weights(longer))
+
+
+def test_steps_train_on_the_kinds_named_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh = draw_problems(TASK, "fresh", "train", 60)
+    before = expected_accuracy(tiny_policy(), fresh)
+    policy, _ = start(tmp_path, monkeypatch, Warm(kinds=("compare",), steps=20, batch=16, lr=3e-3))
+    after = expected_accuracy(policy, fresh)
+    assert after["compare"] > before["compare"] + 0.1
+    assert after["sort"] < 0.05
+    with pytest.raises(ValueError, match="warm names kinds the task does not have: spell"):
+        start(tmp_path, monkeypatch, Warm(kinds=("sort", "spell"), steps=2))
+
+
+def files(cache: Path) -> int:
+    return len(list(cache.rglob("*.safetensors")))
+
+
+def test_the_cache_knows_the_weights_a_warm_start_begins_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same model, recipe and seed from other values is another warm start."""
+    monkeypatch.setenv("MOTLEY_CACHE", str(tmp_path))
+    warm = Warm(kinds=("compare",), steps=2, batch=4)
+    made = []
+    for number, shift in enumerate((0.0, 1e-4, 0.0), start=1):
+        policy = tiny_policy()
+        with torch.no_grad():
+            next(policy.model.parameters()).view(-1)[0] += shift
+        warm_start(policy, TASK, warm, seed=0)
+        made.append(weights(policy))
+        assert files(tmp_path) == min(number, 2)
+    assert torch.equal(made[0], made[2])
+    assert not torch.equal(made[0], made[1])
+
+
+def test_the_cache_knows_how_problems_are_put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOTLEY_CACHE", str(tmp_path / "cache"))
+    model = str(write_model(tmp_path / "model"))
+    warm = Warm(kinds=("compare",), steps=1, batch=2)
+    ways = [Prompt(), Prompt(template="{prompt} {answer}"), Prompt(system="Hm."), Prompt(shots=1), Prompt(style="chat"), Prompt(stop="\n")]
+    for number, rules in enumerate(ways, start=1):
+        policy = initial_policy(PeerConfig(name="a", model=model), 0, rules, TASK)
+        warm_start(policy, TASK, warm, seed=0)
+        assert files(tmp_path / "cache") == number, rules
+    warm_start(initial_policy(PeerConfig(name="b", model=model), 0, ways[1], TASK), TASK, warm, seed=0)
+    assert files(tmp_path / "cache") == len(ways)
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "gemma3", "gpt2"])
+def test_a_pretrained_model_is_warmed_from_its_own_weights(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOTLEY_CACHE", str(tmp_path / "cache"))
+    peer = PeerConfig(name="a", model=str(write_model(tmp_path / "model", kind)))
+    fresh = [problem for problem in draw_problems(TASK, "fresh", "train", 40) if problem.kind == "compare"]
+    policy = initial_policy(peer, 0, Prompt(), TASK)
+    before, reached = weights(policy), []
+    warm_start(policy, TASK, Warm(kinds=("compare",), steps=30, batch=16, lr=1e-2), 0, lambda step, accuracy: reached.append(accuracy))
+    assert (weights(policy) - before).abs().max() > 1e-3
+    assert reached[-1]["compare"] > reached[0]["compare"] + 0.05
+    assert expected_accuracy(policy, fresh)["compare"] > expected_accuracy(initial_policy(peer, 0, Prompt(), TASK), fresh)["compare"] + 0.05
+    again = initial_policy(peer, 1, Prompt(), TASK)
+    warm_start(again, TASK, Warm(kinds=("compare",), steps=30, batch=16, lr=1e-2), 0, lambda *_: pytest.fail("must come from the cache"))
+    assert torch.equal(weights(again), weights(policy))
+    policy.save(tmp_path / "warm")
+    saved = initial_policy(PeerConfig(name="a", model=str(tmp_path / "warm")), 0, Prompt(), TASK)
+    assert expected_accuracy(saved, fresh)["compare"] == pytest.approx(expected_accuracy(policy, fresh)["compare"], rel=1e-3)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
+
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
+from architectures import ARCHITECTURES, TRAINS, WINDOW, own_code_policy, reference_policy
 from fakes import POLICIES, ragged_sequences, reference_distribution, reference_logp, tiny_policy
 from motley.learning.batches import ToScore, micro_batches
-from motley.policies import Policy, forward
+from motley.policies import Policy, forward, with_trained_part
 from motley.policies.forward import score
 
 CPU = torch.device("cpu")
@@ -100,3 +105,102 @@ def test_frozen_parts_get_no_gradient() -> None:
     sequences = ragged_sequences()
     gradients(policy, packed_logp(policy, sequences, EVERYTHING))
     assert all(p.grad is None for name, p in policy.model.named_parameters() if "lora_" not in name)
+
+
+# Architectures that run by their own code
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("train", TRAINS)
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_other_architectures_get_the_logprobs_and_gradients_of_single_sequences(kind: str, train: str, checkpointing: bool) -> None:
+    policy = own_code_policy(kind, TRAINS[train])
+    reference = reference_policy(policy)
+    policy.gradient_checkpointing = checkpointing
+    sequences = ragged_sequences(temperatures=(1.0, 0.7, 1.6))
+    assert sum(len(s.prompt) + len(s.tokens) > WINDOW + 1 for s in sequences) > 5
+    assert max(len(s.prompt) for s in sequences) > WINDOW
+    expected = [reference_logp(reference, s.prompt, s.tokens, s.temperature) for s in sequences]
+    for budget in (EVERYTHING, 13):
+        found = packed_logp(policy, sequences, budget)
+        for ours, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+    expected_gradients, found_gradients = gradients(reference, expected), gradients(policy, found)
+    assert found_gradients.keys() == expected_gradients.keys()
+    for name, value in expected_gradients.items():
+        torch.testing.assert_close(found_gradients[name], value, rtol=1e-3, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+    assert any(value.abs().max() > 1e-2 for value in expected_gradients.values())
+
+
+@pytest.mark.parametrize("kind", POLICIES)
+def test_gradient_checkpointing_changes_nothing_of_a_llama(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, sequences = POLICIES[kind](), ragged_sequences()
+    expected = packed_logp(policy, sequences, EVERYTHING)
+    expected_gradients = gradients(policy, expected)
+    policy.gradient_checkpointing = True
+    recomputed = []
+    monkeypatch.setattr(forward, "checkpoint", lambda f, *given, **named: recomputed.append(f) or f(*given))
+    packed_logp(policy, sequences, EVERYTHING)
+    assert recomputed == [forward._llama_layer] * policy.config.num_hidden_layers
+    monkeypatch.undo()
+    found = packed_logp(policy, sequences, EVERYTHING)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours, theirs)
+    assert_same_gradients(gradients(policy, found), expected_gradients)
+
+
+def test_checkpointing_other_architectures_keeps_less_for_the_backward_pass() -> None:
+    policy, sequences = own_code_policy("qwen3"), ragged_sequences()
+    kept = {}
+    for policy.gradient_checkpointing in (False, True):
+        sizes: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):  # noqa: B023
+            packed_logp(policy, sequences, EVERYTHING)
+        kept[policy.gradient_checkpointing] = sum(sizes)
+    assert kept[True] < kept[False] / 2
+
+
+def test_checkpointing_can_be_taken_back() -> None:
+    policy, sequences = own_code_policy("gemma3"), ragged_sequences()
+    policy.gradient_checkpointing = True
+    packed_logp(policy, sequences, EVERYTHING)
+    policy.gradient_checkpointing = False
+    packed_logp(policy, sequences, EVERYTHING)
+    assert not policy.base.is_gradient_checkpointing
+    assert not policy.base.training
+
+
+def test_a_window_is_counted_in_positions_of_the_sequence_not_in_packed_places() -> None:
+    """Changing a token that is out of sight changes nothing, one that is just in sight does."""
+    policy = own_code_policy("mistral")
+    policy.base.model.layers = policy.base.model.layers[:1]  # with more layers, what is out of sight is seen through others
+    logp = lambda first: packed_logp(policy, [ToScore(row=0, prompt=(*first, 7, 8, 9), tokens=(10,))], EVERYTHING)[0]
+    assert torch.equal(logp((5, 6)), logp((11, 6)))
+    assert not torch.equal(logp((5, 6)), logp((5, 11)))
+
+
+def test_scoring_leaves_nothing_of_ours_in_a_saved_model(tmp_path: Path) -> None:
+    policy = own_code_policy("qwen2")
+    policy.gradient_checkpointing = True
+    before = packed_logp(policy, ragged_sequences(), EVERYTHING)
+    policy.save(tmp_path)
+    assert forward.ATTENTION not in (tmp_path / "config.json").read_text()
+    loaded = Policy(AutoModelForCausalLM.from_pretrained(tmp_path), policy.vocabulary)
+    for ours, theirs in zip(packed_logp(loaded, ragged_sequences(), EVERYTHING), before, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "gemma3", "gpt2"])
+def test_bfloat16_arithmetic_stays_near_float32_and_hands_on_float32(kind: str) -> None:
+    policy = own_code_policy(kind, TRAINS["lora"])
+    sequences = ragged_sequences()
+    with torch.no_grad():
+        expected = packed_logp(policy, sequences, EVERYTHING)
+        rough = with_trained_part(dataclasses.replace(own_code_policy(kind), dtype=torch.bfloat16), TRAINS["lora"], 0)
+        rough.model.load_state_dict(policy.model.state_dict())
+        found = packed_logp(rough, sequences, EVERYTHING)
+    assert rough.base.get_output_embeddings().weight.dtype == torch.float32
+    assert {p.dtype for n, p in rough.model.named_parameters() if n.endswith("base_layer.weight")} == {torch.bfloat16}
+    difference = torch.cat([(a - b).abs() for a, b in zip(found, expected, strict=True)])
+    assert found[0].dtype == torch.float32
+    assert 0 < float(difference.mean()) < 0.2

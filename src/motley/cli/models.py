@@ -14,8 +14,6 @@ from motley.config import PeerConfig, Prompt, Warm, read_config
 models_app = typer.Typer(no_args_is_help=True, help="Models that need no hub; GGUF files as ordinary folders.")
 app.add_typer(models_app, name="models")
 
-LONGEST = 32  # tokens of an answer that a model must have room for, where no crew file says
-
 
 @models_app.command("list")
 def list_models(as_json: AsJson = False) -> None:
@@ -91,7 +89,7 @@ def warm(
             max_steps=max_steps,
         )
         peer = PeerConfig(name="model", model=model, keep_layers=keep_layers)
-        check_peer(peer, rules, chosen, evaluation_set(chosen, "heldout", 8), crew.sampling.max_tokens if crew else LONGEST)
+        check_peer(peer, rules, chosen, evaluation_set(chosen, "heldout", 8))
         policy = initial_policy(peer, seed, rules, chosen)
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
         with Progress(*columns, console=console, transient=True) as progress:

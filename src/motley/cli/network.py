@@ -19,7 +19,7 @@ from motley.config import read_config
 if TYPE_CHECKING:
     from motley.exchange.presence import Heard
     from motley.hub import Hub, Place
-    from motley.member import Member
+    from motley.member import Brings, Member
     from motley.sampler_member import SamplerMember
 
 
@@ -37,7 +37,7 @@ def hub(
 ) -> None:
     """Run the log of a crew for peers on other machines; prints one line for each to paste. Ctrl-C stops it, the same line goes on."""
     from motley.hub import Hub, Order, order
-    from motley.run import check_config
+    from motley.run import NOBODY, check_config
 
     with plain_errors():
         config = read_config(crew_file)
@@ -45,7 +45,7 @@ def hub(
         if revoke or invite:
             say(order(folder, Order("revoke", revoke) if revoke else Order("invite", invite)))
             return
-        check_config(config)
+        check_config(config, mine=NOBODY)
         running = Hub.open(config, folder, _place(folder, host, port, public, tls, nats), say)
         try:
             running.start()
@@ -126,15 +126,18 @@ def join(
     crew: Annotated[str, typer.Option(help="The crew's name.")],
     invite: Annotated[str, typer.Option(help="The invitation, from the line the hub printed.")],
     data: Annotated[Path | None, typer.Option(help="Folder with the crew's problem files, if it has any.")] = None,
+    model: Annotated[str, typer.Option(help="This peer's model, instead of the one its crew file names for it.")] = "",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or mps, instead of what the crew file says.")] = "",
     out: Annotated[Path | None, typer.Option(help="This peer's run folder; runs/CREW-PEER otherwise.")] = None,
 ) -> None:
     """Take part in a crew from this machine. Ctrl-C leaves; the same line comes back and goes on where it was."""
     with plain_errors():
+        from motley.member import Brings
         from motley.trust.invitation import Invitation
 
         folder = out or Path("runs") / f"{crew}-{Invitation.read(invite).peer}"
         with stop_on_interrupt() as stop_asked:
-            member = _join(url, crew, invite, folder, data)
+            member = _join(url, crew, invite, folder, Brings(data, model, device))
             try:
                 _take_part(member, stop_asked)
             finally:
@@ -145,7 +148,7 @@ def join(
         say(f"finished; run folder: {folder}")
 
 
-def _join(url: str, crew: str, invite: str, folder: Path, data: Path | None) -> Member | SamplerMember:
+def _join(url: str, crew: str, invite: str, folder: Path, brings: Brings) -> Member | SamplerMember:
     from motley.member import join as join_crew
 
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[skill]}"), TimeElapsedColumn())
@@ -155,7 +158,7 @@ def _join(url: str, crew: str, invite: str, folder: Path, data: Path | None) -> 
         def show(peer: str, steps: int, accuracy: dict[str, float]) -> None:
             progress.update(bar, description=f"warm start of {peer}", skill=" ".join(f"{k} {v:.0%}" for k, v in accuracy.items()))
 
-        return join_crew(url, crew, invite, folder, say, data, show)
+        return join_crew(url, crew, invite, folder, say, brings, show)
 
 
 def _take_part(member: Member | SamplerMember, stop_asked: Callable[[], bool]) -> None:

@@ -56,6 +56,8 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def __post_init__(self) -> None:
         if self.template and (self.template.count("{prompt}"), self.template.count("{answer}")) != (1, 1):
             raise ValueError(f"template={self.template!r} must have {{prompt}} and {{answer}} once each")
+        if self.template.find("{answer}") < self.template.find("{prompt}"):
+            raise ValueError(f"template={self.template!r} must have {{prompt}} before {{answer}}: a model writes only what comes last")
         if self.template and self.style == "chat":
             raise ValueError("template is for style = 'plain'; the chat template comes with the model")
         if self.shots < 0:

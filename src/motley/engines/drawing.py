@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from motley.engines.engine import Completion
+from motley.policies.hardware import is_out_of_memory
+from motley.policies.policy import Policy
 from motley.records import Sampling
 
 
@@ -27,10 +30,45 @@ class Drawn:
         return found
 
 
-def uniforms(num_rows: int, max_tokens: int, seed: int, device: torch.device) -> Tensor:
+def _uniforms(num_rows: int, max_tokens: int, seed: int, device: torch.device) -> Tensor:
     """A row of random numbers for every sample, the same on every device, so that a completion does not depend on its neighbours."""
     generator = torch.Generator().manual_seed(seed)
     return torch.rand(num_rows, max_tokens, generator=generator, dtype=torch.float64).to(device)
+
+
+Prompts = Sequence[Sequence[int]]
+Rows = Callable[[Prompts, Tensor], Drawn]  # completions of prompts from their rows of random numbers, equally many of each
+
+
+def sample_rows(rows: Rows, policy: Policy, prompts: Prompts, num_samples: int, sampling: Sampling, seed: int) -> list[list[Completion]]:
+    """What `Engine.sample` must do, for an engine that can do `rows`."""
+    longest = max(len(p) for p in prompts)
+    if longest + sampling.max_tokens > policy.max_positions:
+        raise ValueError(
+            f"prompt of {longest} tokens and max_tokens={sampling.max_tokens} do not fit the model's {policy.max_positions} "
+            "positions; lower max_tokens or shorten the prompts"
+        )
+    uniform_BT = _uniforms(len(prompts) * num_samples, sampling.max_tokens, seed, policy.device)
+    made = [c for part in _in_parts(rows, prompts, uniform_BT) for c in part.completions(policy.vocabulary.end_ids)]
+    return [made[i : i + num_samples] for i in range(0, len(made), num_samples)]
+
+
+def _in_parts(rows: Rows, prompts: Prompts, uniform_BT: Tensor) -> list[Drawn]:
+    """Sample all prompts at once; where memory does not hold them, in halves, which changes no completion."""
+    try:
+        return [rows(prompts, uniform_BT)]
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        if len(prompts) == 1:
+            raise ValueError(
+                f"out of memory with {len(uniform_BT)} samples of {uniform_BT.shape[1]} tokens of a prompt; lower group_size or max_tokens"
+            ) from error
+    if uniform_BT.is_cuda:
+        torch.cuda.empty_cache()
+    middle = len(prompts) // 2
+    row = middle * len(uniform_BT) // len(prompts)
+    return _in_parts(rows, prompts[:middle], uniform_BT[:row]) + _in_parts(rows, prompts[middle:], uniform_BT[row:])
 
 
 def draw(logits_RV: Tensor, branch_B: Tensor, sampling: Sampling, uniform_B: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,12 +6,13 @@ Slower than `TorchEngine`, which knows Llama's insides; samples that have ended 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from motley.engines.drawing import Drawn, draw, uniforms
+from motley.engines.drawing import Drawn, Prompts, draw, sample_rows
 from motley.engines.engine import Completion
 from motley.policies.forward import prepare
 from motley.policies.policy import Policy
@@ -28,22 +29,14 @@ class PlainEngine:
 
     @torch.no_grad()
     def sample(self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: Sampling, seed: int) -> list[list[Completion]]:
-        policy, longest = self._policy, max(len(p) for p in prompts)
-        if longest + sampling.max_tokens > policy.max_positions:
-            raise ValueError(
-                f"prompt of {longest} tokens and max_tokens={sampling.max_tokens} do not fit the model's {policy.max_positions} "
-                "positions; lower max_tokens or shorten the prompts"
-            )
+        policy = self._policy
         policy.model.eval()
-        uniform_BT = uniforms(len(prompts) * num_samples, sampling.max_tokens, seed, policy.device)
         with torch.autocast(policy.device.type, dtype=policy.dtype, enabled=policy.dtype != torch.float32):
-            drawn = self._decode(prompts, num_samples, sampling, uniform_BT)
-        completions = drawn.completions(policy.vocabulary.end_ids)
-        return [completions[i : i + num_samples] for i in range(0, len(completions), num_samples)]
+            return sample_rows(partial(self._rows, sampling), policy, prompts, num_samples, sampling, seed)
 
-    def _decode(self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: Sampling, uniform_BT: Tensor) -> Drawn:
+    def _rows(self, sampling: Sampling, prompts: Prompts, uniform_BT: Tensor) -> Drawn:
         """Draw tokens until every sample has ended; `row_b` says which of them are still running."""
-        device, longest = uniform_BT.device, max(len(p) for p in prompts)
+        device, longest, num_samples = uniform_BT.device, max(len(p) for p in prompts), len(uniform_BT) // len(prompts)
         pad = self._policy.vocabulary.pad_id
         token_PT = torch.tensor([[pad] * (longest - len(p)) + list(p) for p in prompts], device=device)
         real_PT = torch.arange(longest, device=device) >= torch.tensor([[longest - len(p)] for p in prompts], device=device)

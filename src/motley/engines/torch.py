@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from motley.engines.drawing import Drawn, draw, uniforms
+from motley.engines.drawing import Drawn, Prompts, draw, sample_rows
 from motley.engines.engine import Completion
 from motley.policies.policy import Policy
 from motley.records import Sampling
@@ -67,23 +68,16 @@ class TorchEngine:
         self._head_dim: int = model.model.layers[0].self_attn.head_dim
         self._heads: int = config.num_attention_heads
         self._kv_heads: int = config.num_key_value_heads
-        self._max_positions: int = config.max_position_embeddings
 
     @torch.no_grad()
     def sample(self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: Sampling, seed: int) -> list[list[Completion]]:
-        longest = max(len(p) for p in prompts)
-        if longest + sampling.max_tokens > self._max_positions:
-            raise ValueError(
-                f"prompt of {longest} tokens and max_tokens={sampling.max_tokens} do not fit the model's {self._max_positions} "
-                "positions; lower max_tokens or shorten the prompts"
-            )
-        num_rows = len(prompts) * num_samples
-        uniform_BT = uniforms(num_rows, sampling.max_tokens, seed, self._embed.device)
-        logits_RV, cache = self._prefill(prompts, sampling.max_tokens)
-        completions = self._decode(logits_RV, cache, longest, sampling, uniform_BT).completions(self._policy.vocabulary.end_ids)
-        return [completions[i : i + num_samples] for i in range(0, num_rows, num_samples)]
+        return sample_rows(partial(self._rows, sampling), self._policy, prompts, num_samples, sampling, seed)
 
-    def _prefill(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[Tensor, _Cache]:
+    def _rows(self, sampling: Sampling, prompts: Prompts, uniform_BT: Tensor) -> Drawn:
+        logits_RV, cache = self._prefill(prompts, sampling.max_tokens)
+        return self._decode(logits_RV, cache, max(len(p) for p in prompts), sampling, uniform_BT)
+
+    def _prefill(self, prompts: Prompts, room: int) -> tuple[Tensor, _Cache]:
         """Run the prompts, one branch each, and leave room for `room` more positions."""
         device, longest = self._embed.device, max(len(p) for p in prompts)
         pad = self._policy.vocabulary.pad_id

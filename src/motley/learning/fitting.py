@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
 from motley.learning.batches import ToScore, micro_batches
 from motley.policies import Policy
 from motley.policies.forward import is_plain_llama, score
+from motley.policies.hardware import is_out_of_memory
 
 MOST_TOKENS = 1 << 16
 LEAST_TOKENS = 1 << 10
@@ -17,6 +21,7 @@ TINY_TOKENS = 1 << 14  # the same on every machine, so that a tiny crew's number
 TINY_PARAMETERS = 10_000_000
 SHARE = 0.4  # of the free memory: others use it too
 PROBE_LENGTH = 256
+MEMORY = Path("/proc/meminfo")
 CLOSE = 1e-2  # nat
 
 
@@ -24,8 +29,13 @@ def fitting_budget(policy: Policy) -> int:
     """Packed tokens of one micro-batch that memory surely holds, from what a small one needs. A power of two."""
     if sum(p.numel() for p in policy.model.parameters()) < TINY_PARAMETERS:
         return TINY_TOKENS
-    per_token = _bytes_per_token(policy)
     budget = LEAST_TOKENS
+    try:
+        per_token = _bytes_per_token(policy)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        return budget
     while budget < MOST_TOKENS and 2 * budget * per_token <= SHARE * _free_bytes(policy.device):
         budget *= 2
     return budget
@@ -56,12 +66,20 @@ def _peak_bytes(policy: Policy, num_tokens: int) -> int:
 def _free_bytes(device: torch.device) -> float:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"  # a Mac does not say what is free
-    return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
+    if MEMORY.exists():  # Linux, with what a full page cache would give back
+        return 1024.0 * next(int(line.split()[1]) for line in MEMORY.read_text().splitlines() if line.startswith("MemAvailable"))
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # a Mac does not say what is free
 
 
-def is_out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error) or "can't allocate memory" in str(error)
+@contextmanager
+def explained_memory(budget: int) -> Iterator[None]:
+    """Running out of memory as one line that says what helps."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise too_large(budget) from error
 
 
 def halved(budget: int) -> int:
@@ -78,32 +96,40 @@ def halved(budget: int) -> int:
 
 def too_large(budget: int) -> ValueError:
     return ValueError(
-        f"out of memory with {budget} tokens in a micro-batch, which was halved once already; set token_budget = {budget // 2} or lower "
+        f"out of memory with {budget} tokens in a micro-batch; set token_budget = {max(1, budget // 2)} or lower "
         "under [learning], gradient_checkpointing = true or train = { lora = { rank = 16 } } for the peer, or lower max_tokens"
     )
 
 
-@torch.no_grad()
 def check_supported(policy: Policy) -> None:
     """Refuse an architecture whose log-probs come out otherwise over packed tokens than by its own forward, row by row."""
     if is_plain_llama(policy.base):
         return
+    try:
+        fault = _packing_fault(policy)
+        reason = f"its log-probs differ by {fault:.2g} between packed rows and its own forward"
+    except (ValueError, TypeError, RuntimeError, AttributeError) as error:
+        said, *_ = str(error).splitlines() or [type(error).__name__]
+        fault, reason = float("inf"), f"its code does not run over packed rows ({said})"
+    if not fault <= (CLOSE if policy.dtype == torch.float32 else 30 * CLOSE):
+        raise ValueError(
+            f"architecture {policy.config.model_type!r} is not supported: {reason}; models like Llama, Qwen, Gemma 3, Mistral and GPT-2 are"
+        )
+
+
+@torch.no_grad()
+def _packing_fault(policy: Policy) -> float:
+    """The largest difference, in nat, that packing makes to a few short rows; not a number where one of them is not."""
     prompts = [(5, 6, 7), (8, 9)]
     sequences = [ToScore(row=i, prompt=p, tokens=(3 + i, 4, 10 + i)) for i, p in enumerate([prompts[0], prompts[0], prompts[1]])]
-    try:
-        (micro,) = micro_batches(sequences, 1 << 10, policy.device)
-        packed_BT = micro.unpack(score(policy, micro.packed).logp_M)
-        for row_T, row in zip(packed_BT, micro.row_B.tolist(), strict=True):
-            sequence = sequences[row]
-            ids = torch.tensor([[*sequence.prompt, *sequence.tokens]], device=policy.device)
-            with torch.autocast(policy.device.type, dtype=policy.dtype, enabled=policy.dtype != torch.float32):
-                logits_TV = policy.base(input_ids=ids, use_cache=False).logits[0, len(sequence.prompt) - 1 : -1]
-            logp_TV = torch.log_softmax(logits_TV.float(), -1)
-            own_T = logp_TV.gather(1, ids[0, len(sequence.prompt) :, None]).squeeze(1)
-            fault = float((own_T - row_T[: len(own_T)]).abs().max())
-            if not fault <= (CLOSE if policy.dtype == torch.float32 else 30 * CLOSE):
-                raise ValueError(f"its log-probs differ by {fault:.2g} between packed rows and its own forward")
-    except (ValueError, TypeError, RuntimeError, AttributeError) as error:
-        raise ValueError(
-            f"architecture {policy.config.model_type!r} is not supported: {error}; models like Llama, Qwen, Gemma, Mistral and GPT-2 are"
-        ) from error
+    (micro,) = micro_batches(sequences, 1 << 10, policy.device)
+    packed_BT = micro.unpack(score(policy, micro.packed).logp_M)
+    faults = []
+    for row_T, row in zip(packed_BT, micro.row_B.tolist(), strict=True):
+        sequence = sequences[row]
+        ids = torch.tensor([[*sequence.prompt, *sequence.tokens]], device=policy.device)
+        with torch.autocast(policy.device.type, dtype=policy.dtype, enabled=policy.dtype != torch.float32):
+            logits_TV = policy.base(input_ids=ids, use_cache=False).logits[0, len(sequence.prompt) - 1 : -1]
+        own_T = torch.log_softmax(logits_TV.float(), -1).gather(1, ids[0, len(sequence.prompt) :, None]).squeeze(1)
+        faults.append((own_T - row_T[: len(own_T)]).abs().max())
+    return float(torch.stack(faults).max())

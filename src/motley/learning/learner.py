@@ -12,12 +12,13 @@ from torch import Tensor
 
 from motley.config import Learning
 from motley.learning.batches import MicroBatch, ToScore, micro_batches
-from motley.learning.fitting import fitting_budget, halved, is_out_of_memory, too_large
+from motley.learning.fitting import fitting_budget, halved, too_large
 from motley.learning.metrics import Row, ScoredRow, SenderMetrics, sender_metrics
 from motley.learning.select import Candidate
 from motley.objectives import LossBatch, LossOutput, Objective, Samples, Terms
 from motley.policies import Policy
 from motley.policies.forward import Scores, score
+from motley.policies.hardware import is_out_of_memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ import torch
 from motley.config import Warm
 from motley.files import cache_folder, whole
 from motley.learning.batches import ToScore, micro_batches
-from motley.learning.fitting import fitting_budget
+from motley.learning.fitting import explained_memory, fitting_budget
 from motley.policies import Policy
 from motley.policies.forward import score
 from motley.policies.policy import load_tensors, save_tensors
@@ -58,7 +58,9 @@ def warm_start(policy: Policy, task: Task, warm: Warm, seed: int, progress: Prog
     if path.exists():
         policy.model.load_state_dict(load_tensors(path), strict=False)
         return
-    _train(policy, task, warm, seed, progress)
+    budget = fitting_budget(policy)
+    with explained_memory(budget):
+        _train(policy, task, warm, seed, budget, progress)
     with whole(path) as partial:
         save_tensors({name: p.detach() for name, p in policy.model.named_parameters()}, partial)
 
@@ -74,10 +76,10 @@ def expected_accuracy(policy: Policy, problems: list[Problem], budget: int = 0) 
     return {kind: sum(values) / len(values) for kind, values in by_kind.items()}
 
 
-def _train(policy: Policy, task: Task, warm: Warm, seed: int, progress: Progress | None) -> None:
+def _train(policy: Policy, task: Task, warm: Warm, seed: int, budget: int, progress: Progress | None) -> None:
     rng = random.Random(f"warm/{seed}")
     checks = _checks(task, warm)
-    optimiser, budget = torch.optim.Adam(policy.model.parameters(), lr=warm.lr), fitting_budget(policy)
+    optimiser = torch.optim.Adam(policy.model.parameters(), lr=warm.lr)
     accuracy = dict.fromkeys(warm.of_kinds, 0.0)
     for step in range((warm.steps or warm.max_steps) + 1):
         if step % CHECK_EVERY == 0 or step == warm.steps:

@@ -43,19 +43,23 @@ def is_tiny(model: str) -> bool:
     return model.startswith(TINY)
 
 
-def check_peer(peer: PeerConfig, rules: Prompt, task: Task, problems: Sequence[Problem], max_tokens: int) -> Vocabulary:
-    """Refuse, before any weights load, a model that is not there, a part of it that it has not, or problems it cannot hold."""
-    choose_device(peer.device, small=True)
+def check_peer(peer: PeerConfig, rules: Prompt, task: Task, problems: Sequence[Problem], max_tokens: int = 0) -> Vocabulary:
+    """Refuse, before any weights load, a model that is not there, a part of it that it has not, or problems it cannot hold.
+
+    `max_tokens`: of a sampled answer; 0: nothing is sampled, and the problems' own answers must fit.
+    """
     vocabulary, max_positions = _check_tiny(peer, rules) if is_tiny(peer.model) else _check_pretrained(peer, rules)
     prompts = Prompts.of(vocabulary, rules, task)
     longest = max(len(prompts.ids(p)) for p in problems)
-    if longest + max_tokens > max_positions:
+    answered = [p for p in problems if p.answer]
+    room = max_tokens or max((len(prompts.answer_ids(p)) for p in answered), default=0)
+    if longest + room > max_positions:
+        answers = f"max_tokens={max_tokens}" if max_tokens else f"answers of {room}"
         raise ValueError(
-            f"peer {peer.name}: prompts of {longest} tokens and max_tokens={max_tokens} do not fit the {max_positions} positions "
+            f"peer {peer.name}: prompts of {longest} tokens and {answers} do not fit the {max_positions} positions "
             f"of {peer.model}; lower max_tokens or shorten the prompts"
         )
-    answered = [p for p in problems if p.answer]
-    if answered:
+    if answered and max_tokens:
         answer = min(answered, key=lambda p: len(prompts.answer_ids(p)) if not is_tiny(peer.model) else -len(p.answer))
         needed = len(prompts.answer_ids(answer))
         if needed > max_tokens:

@@ -1,4 +1,4 @@
-"""What a policy computes on: the device, and float32 or bfloat16 by a quick measurement. Knows no model."""
+"""What a policy computes on: the device, and float32 or bfloat16 by a quick measurement; when its memory is full. Knows no model."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ LARGE = 4096
 REPEATS = 8
 HOPELESS_S = 0.05
 WORTH = 1.3  # bfloat16 rounds more, so it must be this much faster
+
+OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")  # of Apple's GPUs, and of CPUs
 
 
 def choose_device(wanted: str, small: bool) -> torch.device:
@@ -64,3 +66,7 @@ def _seconds(dtype: torch.dtype, device: str) -> float:
         if best > HOPELESS_S and number:
             break
     return best
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)

@@ -109,9 +109,10 @@ def _with_lora(model: PreTrainedModel, lora: Lora, seed: int) -> nn.Module:
 
 
 def _layers_name(model: PreTrainedModel) -> str:
-    """What the names of the layers' parameters begin with, such as model.layers: the longest list of parts there is."""
-    lists = [(len(part), name) for name, part in model.named_modules() if isinstance(part, nn.ModuleList)]
-    return max(lists, default=(0, "model.layers"))[1]
+    """What the names of the layers' parameters begin with, such as model.layers: the outermost list with as many parts."""
+    count = model.config.get_text_config().num_hidden_layers
+    lists = (name for name, part in model.named_modules() if isinstance(part, nn.ModuleList) and len(part) == count)
+    return next(lists, "model.layers")
 
 
 def _layer_prefixes(layers: str, name: str, num_layers: int) -> tuple[str, ...]:

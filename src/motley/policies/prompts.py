@@ -62,7 +62,9 @@ class Prompts:
     def answer_ids(self, problem: Problem) -> tuple[int, ...]:
         """A perfect completion, the end token included."""
         answer = self.task.target(problem) if self.task else problem.answer
-        return (*self.vocabulary.encode(answer if self.chat else self._gap + answer), self.vocabulary.end_id)
+        if self.chat:
+            return (*self.vocabulary.encode(answer), self.vocabulary.turn_end_id)
+        return (*self.vocabulary.encode(self._gap + answer), self.vocabulary.end_id)
 
     @property
     def _head(self) -> str:

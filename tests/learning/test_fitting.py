@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, GptOssConfig, GraniteConfig, MambaConfig, PretrainedConfig
+
+from architectures import ARCHITECTURES, TRAINS, own_code_policy
+from fakes import tiny_policy
+from motley.learning import fitting
+from motley.learning.batches import ToScore
+from motley.learning.fitting import LEAST_TOKENS, MOST_TOKENS, check_supported, fitting_budget, halved, is_out_of_memory, too_large
+from motley.policies import Policy, with_trained_part
+from motley.policies.forward import score
+from motley.policies.tiny import SHAPES, tiny_model, tiny_vocabulary
+
+GIB = 2**30
+LARGE = {
+    "gpt2": {"n_embd": 512, "n_layer": 8},
+    "gemma3": {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 8, "layer_types": ["full_attention"] * 8},
+    "others": {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 8},
+}
+
+
+def large_policy(kind: str = "qwen2", checkpointing: bool = False) -> Policy:
+    """More parameters than a tiny one, without their values."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(ARCHITECTURES[kind](**LARGE.get(kind, LARGE["others"])))
+    policy = Policy(model, tiny_vocabulary(), gradient_checkpointing=checkpointing)
+    assert sum(p.numel() for p in model.parameters()) > fitting.TINY_PARAMETERS
+    return policy
+
+
+def free(patch: pytest.MonkeyPatch, num_bytes: float) -> None:
+    patch.setattr(fitting, "_free_bytes", lambda device: num_bytes)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("num_bytes", [0, 2**50])
+def test_a_tiny_model_has_the_same_budget_on_every_machine(name: str, num_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    free(monkeypatch, num_bytes)
+    assert fitting_budget(Policy(tiny_model(name, 0), tiny_vocabulary())) == 16384
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "gpt2", "gemma3"])
+def test_the_budget_is_a_power_of_two_that_grows_with_memory(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, budgets = large_policy(kind), []
+    for num_bytes in (0, GIB / 2, 1 * GIB, 2 * GIB, 4 * GIB, 8 * GIB, 16 * GIB, 1000 * GIB):
+        free(monkeypatch, num_bytes)
+        budgets.append(fitting_budget(policy))
+    assert all(math.log2(budget).is_integer() for budget in budgets)
+    assert budgets == sorted(budgets)
+    assert (budgets[0], budgets[-1]) == (LEAST_TOKENS, MOST_TOKENS)
+    assert len(set(budgets)) >= 5
+
+
+def test_the_budget_grows_with_gradient_checkpointing(monkeypatch: pytest.MonkeyPatch) -> None:
+    free(monkeypatch, 2 * GIB)
+    plain, checkpointed = fitting_budget(large_policy()), fitting_budget(large_policy(checkpointing=True))
+    assert plain < checkpointed < MOST_TOKENS
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("kind", ["qwen2", "llama with biases", "gpt2"])
+def test_what_a_step_keeps_for_a_token_is_not_underestimated(kind: str, checkpointing: bool) -> None:
+    """Against what autograd really saves. The share of memory that is used leaves room for no more than this."""
+    sizes = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 6, "max_position_embeddings": 300}
+    if kind == "gpt2":
+        sizes = {"n_embd": 64, "n_layer": 6, "n_positions": 300}
+    model = AutoModelForCausalLM.from_config(ARCHITECTURES[kind](**sizes))
+    policy = Policy(model, tiny_vocabulary(), gradient_checkpointing=checkpointing)
+    row = tuple(3 + i % 20 for i in range(255))
+    (micro,) = fitting.micro_batches([ToScore(row=i, prompt=(5 + i,), tokens=row) for i in range(4)], 1 << 20, policy.device)
+    saved: dict[int, int] = {}
+    known = {p.data_ptr() for p in model.parameters()}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.data_ptr() not in known:
+            saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        kept = score(policy, micro.packed)
+    per_token = sum(saved.values()) / len(micro.packed.token_N)
+    assert kept.logp_M.requires_grad
+    assert per_token * fitting.SHARE < 0.6 * fitting._bytes_per_token(policy)
+
+
+def test_free_memory_is_known_also_where_only_the_whole_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    (tmp_path / "meminfo").write_text("MemTotal: 900 kB\nMemFree: 10 kB\nMemAvailable: 300 kB\n")
+    for path, free in ((tmp_path / "meminfo", 300 * 1024), (tmp_path / "none", whole)):
+        monkeypatch.setattr(fitting, "MEMORY", path)
+        assert fitting._free_bytes(torch.device("cpu")) == free
+
+
+def test_a_probe_that_runs_out_of_memory_leaves_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(policy: Policy) -> float:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(fitting, "TINY_PARAMETERS", 0)
+    monkeypatch.setattr(fitting, "_bytes_per_token", full)
+    assert fitting.fitting_budget(tiny_policy()) == fitting.LEAST_TOKENS
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
+        (
+            RuntimeError(
+                "[enforce fail at alloc_cpu.cpp:124] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."
+            ),
+            True,
+        ),
+        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes."), True),
+        (RuntimeError("MPS backend out of memory (MPS allocated: 9 GB)"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+    ],
+)
+def test_out_of_memory_is_told_from_other_errors(error: RuntimeError, expected: bool) -> None:
+    assert is_out_of_memory(error) is expected
+
+
+def test_a_real_allocation_that_is_too_large_counts_as_out_of_memory() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**55, dtype=torch.uint8)
+    assert is_out_of_memory(caught.value)
+
+
+def test_a_halved_budget_is_said_with_the_setting_that_keeps_it() -> None:
+    with pytest.warns(
+        UserWarning, match=r"out of memory with 4096 tokens in a micro-batch; going on with 2048\. .* token_budget = 2048 under"
+    ):
+        assert halved(4096) == 2048
+
+
+def test_the_last_word_on_memory_names_the_remedies() -> None:
+    said = str(too_large(2048))
+    for remedy in ("token_budget = 1024", "gradient_checkpointing = true", "lora", "max_tokens"):
+        assert remedy in said
+
+
+# Architectures
+
+
+@pytest.mark.parametrize("train", TRAINS)
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_architectures_that_are_computed_rightly_pass(kind: str, train: str) -> None:
+    check_supported(own_code_policy(kind, TRAINS[train]))
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "gpt2"])
+@pytest.mark.parametrize("train", TRAINS)
+def test_they_pass_in_bfloat16_and_with_checkpointing_too(kind: str, train: str) -> None:
+    policy = dataclasses.replace(own_code_policy(kind), dtype=torch.bfloat16, gradient_checkpointing=True)
+    check_supported(with_trained_part(policy, TRAINS[train], 0))
+
+
+def test_a_tiny_model_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitting, "score", None)
+    check_supported(tiny_policy())
+
+
+def of(config: type[PretrainedConfig], **others: object) -> Policy:
+    sizes = {
+        "vocab_size": tiny_vocabulary().size,
+        "hidden_size": 32,
+        "intermediate_size": 40,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "initializer_range": 0.2,
+        "eos_token_id": 1,
+        "pad_token_id": 0,
+        "bos_token_id": None,
+    }
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Policy(AutoModelForCausalLM.from_config(config(**sizes | others)).float(), tiny_vocabulary())
+
+
+REFUSED = {
+    "mamba": (lambda: of(MambaConfig), "its code does not run over packed rows"),
+    "gemma2": (
+        lambda: of(Gemma2Config, head_dim=8, attn_logit_softcapping=50.0),
+        r"its code does not run over packed rows \(its attention needs softcap",
+    ),
+    "gpt_oss": (
+        lambda: of(GptOssConfig, head_dim=8, num_local_experts=2, num_experts_per_tok=1),
+        r"its code does not run over packed rows \(its attention needs s_aux",
+    ),
+    "granite": (lambda: of(GraniteConfig, logits_scaling=8.0), "its log-probs differ by"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_an_architecture_that_would_be_computed_wrongly_is_refused(kind: str) -> None:
+    make, words = REFUSED[kind]
+    with pytest.raises(ValueError, match=f"architecture '{kind}' is not supported: {words}") as caught:
+        check_supported(make())
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).endswith("; models like Llama, Qwen, Gemma 3, Mistral and GPT-2 are")
+
+
+def test_a_model_that_computes_no_numbers_is_refused() -> None:
+    policy = of(GPT2Config, n_embd=32, n_layer=2, n_head=4)
+    with torch.no_grad():
+        policy.base.transformer.wte.weight[4] = float("nan")
+    with pytest.raises(ValueError, match="its log-probs differ by nan"):
+        check_supported(policy)

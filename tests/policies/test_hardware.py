@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from motley.config import PeerConfig
+from motley.policies import hardware, initial_policy, on_this_machine
+from motley.policies.hardware import choose_device, choose_dtype, faster_dtype
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def measured_anew() -> Iterator[None]:
+    faster_dtype.cache_clear()
+    yield
+    faster_dtype.cache_clear()
+
+
+def speeds(patch: pytest.MonkeyPatch, full: float, half: float) -> list[tuple[torch.dtype, str]]:
+    """Have products take these seconds; what was measured."""
+    asked: list[tuple[torch.dtype, str]] = []
+
+    def seconds(dtype: torch.dtype, device: str) -> float:
+        asked.append((dtype, device))
+        return {torch.float32: full, torch.bfloat16: half}[dtype]
+
+    patch.setattr(hardware, "_seconds", seconds)
+    return asked
+
+
+def gpus(patch: pytest.MonkeyPatch, count: int) -> None:
+    patch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    patch.setattr(torch.cuda, "device_count", lambda: count)
+    patch.setattr(torch.backends.mps, "is_available", lambda: False)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "count", "words"),
+    [
+        ("cuda", 0, "device='cuda', and torch finds no CUDA GPU here; use auto or cpu, or install a torch built for CUDA"),
+        ("cuda:1", 0, "device='cuda:1', and torch finds no CUDA GPU here"),
+        ("cuda:2", 2, "device='cuda:2', and the last CUDA GPU here is cuda:1; use one that is here"),
+        ("mps", 0, "device='mps', and torch finds no Apple GPU here; use auto or cpu"),
+    ],
+)
+def test_a_device_that_is_not_here_is_refused(wanted: str, count: int, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus(monkeypatch, count)
+    with pytest.raises(ValueError, match=words):
+        choose_device(wanted, small=True)
+    with pytest.raises(ValueError, match=words):
+        initial_policy(PeerConfig(name="a", model="tiny:0.3m", device=wanted), seed=0)
+
+
+def test_a_device_that_is_asked_for_is_used_also_for_small_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus(monkeypatch, 2)
+    assert choose_device("cuda:1", small=True) == torch.device("cuda:1")
+    assert choose_device("cpu", small=False) == CPU
+
+
+def test_without_a_wish_small_models_stay_on_the_cpu_and_others_go_to_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus(monkeypatch, 1)
+    assert choose_device("auto", small=True) == CPU
+    assert choose_device("auto", small=False) == CUDA
+    gpus(monkeypatch, 0)
+    assert choose_device("auto", small=False) == CPU
+
+
+def test_on_a_cpu_nothing_is_measured_unless_bfloat16_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = speeds(monkeypatch, full=1.0, half=0.1)
+    assert choose_dtype("auto", CPU, small=False) == torch.float32
+    assert choose_dtype("float32", CPU, small=False) == torch.float32
+    assert asked == []
+
+
+@pytest.mark.parametrize(("half", "expected"), [(0.1, torch.bfloat16), (0.74, torch.bfloat16), (0.8, torch.float32), (9.0, torch.float32)])
+def test_a_gpu_uses_bfloat16_where_it_is_clearly_faster(half: float, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = speeds(monkeypatch, full=1.0, half=half)
+    assert [choose_dtype("auto", CUDA, small=False) for _ in range(3)] == [expected] * 3
+    assert asked == [(torch.float32, "cuda"), (torch.bfloat16, "cuda")]  # once
+    assert choose_dtype("auto", CUDA, small=True) == torch.float32
+
+
+def test_bfloat16_that_is_slower_is_used_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    speeds(monkeypatch, full=1.0, half=5.0)
+    with pytest.warns(UserWarning, match="bfloat16 is not faster than float32 on cpu; dtype = 'auto' would use float32") as caught:
+        policy = initial_policy(PeerConfig(name="a", model="tiny:0.3m", dtype="bfloat16"), seed=0)
+    assert len(caught) == 1
+    assert policy.dtype == torch.bfloat16
+    assert {p.dtype for p in policy.model.parameters()} == {torch.float32}
+
+
+def test_bfloat16_that_is_faster_is_used_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    speeds(monkeypatch, full=1.0, half=0.2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert choose_dtype("bfloat16", CPU, small=True) == torch.bfloat16
+
+
+def test_the_measurement_measures() -> None:
+    assert 0 < hardware._seconds(torch.float32, "cpu") < 1
+
+
+def test_a_peer_on_this_machine_has_its_device_and_dtype_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus(monkeypatch, 0)
+    here = on_this_machine(PeerConfig(name="a", model="tiny:0.3m"))
+    assert (here.device, here.dtype) == ("cpu", "float32")
+    assert on_this_machine(here) == here

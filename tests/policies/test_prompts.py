@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import pytest
+
+from architectures import TURN_END, text_tokenizer
+from motley.config import Prompt
+from motley.policies.prompts import Prompts
+from motley.policies.tiny import tiny_vocabulary
+from motley.policies.vocabulary import Vocabulary
+from motley.records import Problem
+from motley.tasks import Task, load_task
+
+TASK = load_task("digits", {"kinds": ["sort", "reverse"], "levels": [2]})
+PROBLEM = Problem(kind="sort", prompt="sort 21=", answer="12")
+
+
+def prompts(rules: Prompt = Prompt(), task: Task = TASK, vocabulary: Vocabulary | None = None) -> Prompts:
+    return Prompts.of(vocabulary or Vocabulary(text_tokenizer(), stop=rules.stop), rules, task)
+
+
+def text(made: Prompts, problem: Problem = PROBLEM) -> str:
+    return made.vocabulary._tokenizer.decode(made.ids(problem))
+
+
+def answer(made: Prompts, problem: Problem = PROBLEM) -> str:
+    return made.vocabulary._tokenizer.decode(made.answer_ids(problem))
+
+
+def test_without_rules_a_problem_is_put_as_it_is() -> None:
+    vocabulary = tiny_vocabulary()
+    made = prompts(vocabulary=vocabulary)
+    assert made.ids(PROBLEM) == tuple(vocabulary.encode("sort 21="))
+    assert made.answer_ids(PROBLEM) == (*vocabulary.encode("12"), vocabulary.end_id)
+    assert Prompts(vocabulary).ids(PROBLEM) == made.ids(PROBLEM)
+    assert Prompts(vocabulary).answer_ids(PROBLEM) == made.answer_ids(PROBLEM)
+
+
+def test_a_chat_answer_ends_as_the_models_turns_do() -> None:
+    tokenizer = text_tokenizer()
+    turn_end = tokenizer.convert_tokens_to_ids(TURN_END)
+    for ends, last in (([turn_end], turn_end), ([], tokenizer.eos_token_id)):  # only what is known to end an answer can end one
+        made = prompts(Prompt(style="chat"), vocabulary=Vocabulary(tokenizer, ends=ends))
+        assert made.answer_ids(PROBLEM)[-1] == last
+        assert prompts(vocabulary=made.vocabulary).answer_ids(PROBLEM)[-1] == tokenizer.eos_token_id
+
+
+def test_a_plain_prompt_begins_once_and_its_answer_not_at_all() -> None:
+    made = prompts(Prompt(template="Q: {prompt}\nA: {answer}", system="Be brief.", shots=2))
+    begin = made.vocabulary._tokenizer.bos_token_id
+    assert made.ids(PROBLEM)[0] == begin
+    assert made.ids(PROBLEM).count(begin) == 1
+    assert begin not in made.answer_ids(PROBLEM)
+    chat = prompts(Prompt(style="chat", system="Be brief.", shots=2))
+    assert begin not in chat.ids(PROBLEM)  # this template writes none
+
+
+@pytest.mark.parametrize(
+    ("template", "asked", "answered"),
+    [
+        ("{prompt}{answer}", "<s>sort 21=", "12</s>"),
+        ("{prompt} {answer}", "<s>sort 21=", " 12</s>"),
+        ("Q: {prompt}\nA:  {answer}\n", "<s>Q: sort 21=\nA:", "  12</s>"),
+        ("Q: {prompt}\n{answer}", "<s>Q: sort 21=\n", "12</s>"),
+    ],
+)
+def test_space_before_the_answer_belongs_to_the_answer(template: str, asked: str, answered: str) -> None:
+    made = prompts(Prompt(template=template))
+    assert text(made) == asked
+    assert answer(made) == answered
+
+
+def test_a_problem_that_speaks_of_templates_is_put_as_it_is() -> None:
+    odd = Problem(kind="sort", prompt="{answer} {prompt}", answer="{prompt}")
+    made = prompts(Prompt(template="Q: {prompt}\nA: {answer}"))
+    assert text(made, odd) == "<s>Q: {answer} {prompt}\nA:"
+    assert answer(made, odd) == " {prompt}</s>"
+
+
+def test_an_answer_ends_with_the_first_end_token() -> None:
+    made = prompts(Prompt(template="{prompt} {answer}", stop="\n"))
+    assert answer(made) == " 12\n"
+    assert made.answer_ids(PROBLEM)[-1] == made.vocabulary.end_id
+    chat = prompts(Prompt(style="chat"))
+    assert answer(chat) == "12</s>"
+
+
+def test_shots_are_answered_problems_of_the_kind_before_the_question() -> None:
+    made = prompts(Prompt(template="Q: {prompt}\nA: {answer}", system="Be brief.", shots=3))
+    opening, *blocks, question = text(made).removeprefix("<s>").split("\n\n")
+    assert opening == "Be brief."
+    assert question == "Q: sort 21=\nA:"
+    assert len(set(blocks)) == 3
+    for block in blocks:
+        asked, answered = block.removeprefix("Q: ").split("\nA: ")
+        assert asked.startswith("sort ")
+        assert answered == "".join(sorted(asked.removeprefix("sort ").removesuffix("=")))
+
+
+def test_what_a_template_says_after_the_answer_stands_between_the_shots() -> None:
+    made = prompts(Prompt(template="Q: {prompt} A: {answer};\n", shots=2))
+    assert text(made).count(";\nQ: ") == 2
+    assert text(made).endswith("Q: sort 21= A:")
+
+
+def test_shots_of_a_chat_are_turns() -> None:
+    made = prompts(Prompt(style="chat", shots=2, system="Be brief."))
+    said = text(made)
+    assert said.startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nsort ")
+    assert said.count("<|im_start|>user\n") == 3
+    assert said.endswith("<|im_start|>user\nsort 21=<|im_end|>\n<|im_start|>assistant\n")
+    assert said.count("<|im_start|>assistant\n") == 3
+
+
+def test_shots_are_the_same_for_every_peer_and_never_the_problem_itself() -> None:
+    rules = Prompt(template="{prompt}{answer}", shots=4)
+    first, second = prompts(rules), prompts(rules)
+    assert first.ids(PROBLEM) == second.ids(PROBLEM)
+    shown = [shot.prompt for shot in first.shots["sort"]]
+    assert len(set(shown)) == 4
+    for shot in first.shots["sort"]:
+        itself = Problem(kind="sort", prompt=shot.prompt, answer=shot.answer)
+        assert text(first, itself).count(shot.prompt) == 1
+        assert text(first, itself).endswith(shot.prompt)
+
+
+def test_a_kind_that_is_never_trained_is_shown_another_kinds_shots() -> None:
+    made = prompts(Prompt(template="{prompt}{answer}", shots=2))
+    other = text(made, Problem(kind="sum", prompt="sum 12+34=", answer="46"))
+    assert other.count("sort ") == 2
+    assert other.endswith("sum 12+34=")
+
+
+def test_problems_of_different_kinds_with_the_same_words_are_not_confused() -> None:
+    made = prompts(Prompt(shots=1))
+    kinds = [made.ids(Problem(kind=kind, prompt="12=", answer="12")) for kind in ("sort", "reverse", "sort")]
+    assert kinds[0] == kinds[2] != kinds[1]
+
+
+def test_more_shots_than_there_are_problems_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"shots=5000, and kind 'sort' has only \d+ different problems to show; use fewer"):
+        prompts(Prompt(shots=5000))
+
+
+def test_the_tasks_own_way_holds_where_the_crew_file_is_silent() -> None:
+    class Asking:
+        template, instruction = "Question: {prompt}\nAnswer: {answer}", "End with the number."
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(TASK, name)
+
+    task: Task = Asking()  # type: ignore[assignment]
+    assert text(prompts(task=task)) == "<s>End with the number.\n\nQuestion: sort 21=\nAnswer:"
+    assert text(prompts(Prompt(template="{prompt} {answer}", system="Hm."), task)) == "<s>Hm.\n\nsort 21="
+    assert "system\nEnd with the number.<|im_end|>" in text(prompts(Prompt(style="chat"), task))
+
+
+def test_many_problems_do_not_fill_the_memory() -> None:
+    made = prompts()
+    for number in range(5000):
+        made.ids(Problem(kind="sort", prompt=str(number), answer="1"))
+    assert len(made._known) <= 4096
+    assert text(made) == "<s>sort 21="
