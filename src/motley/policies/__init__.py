@@ -50,23 +50,25 @@ def check_peer(peer: PeerConfig, rules: Prompt, task: Task, problems: Sequence[P
     """
     vocabulary, max_positions = _check_tiny(peer, rules) if is_tiny(peer.model) else _check_pretrained(peer, rules)
     prompts = Prompts.of(vocabulary, rules, task)
-    longest = max(len(prompts.ids(p)) for p in problems)
-    answered = [p for p in problems if p.answer]
-    room = max_tokens or max((len(prompts.answer_ids(p)) for p in answered), default=0)
+    answers = {p.id: (len(prompts.answer_ids(p)), p) for p in problems if p.answer}
+    longest, room = max(len(prompts.ids(p)) for p in problems), max_tokens or max((size for size, _ in answers.values()), default=0)
     if longest + room > max_positions:
-        answers = f"max_tokens={max_tokens}" if max_tokens else f"answers of {room}"
         raise ValueError(
-            f"peer {peer.name}: prompts of {longest} tokens and {answers} do not fit the {max_positions} positions "
-            f"of {peer.model}; lower max_tokens or shorten the prompts"
+            f"peer {peer.name}: prompts of {longest} tokens and {f'max_tokens={max_tokens}' if max_tokens else f'answers of {room}'} "
+            f"do not fit the {max_positions} positions of {peer.model}; lower max_tokens or shorten the prompts"
         )
-    if answered and max_tokens:
-        answer = min(answered, key=lambda p: len(prompts.answer_ids(p)) if not is_tiny(peer.model) else -len(p.answer))
-        needed = len(prompts.answer_ids(answer))
-        if needed > max_tokens:
-            raise ValueError(
-                f"max_tokens={max_tokens} is too short for answers such as {answer.answer!r}; use at least {needed}, the end token included"
-            )
+    # Every bare answer must fit; of those with reasoning around them, which a model may keep shorter, the shortest.
+    bare = [(size, p) for size, p in answers.values() if task.target(p) == p.answer]
+    size, problem = max(bare, key=_size) if bare else min(answers.values(), key=_size, default=(0, problems[0]))
+    if max_tokens and size > max_tokens:
+        raise ValueError(
+            f"max_tokens={max_tokens} is too short for answers such as {problem.answer!r}; use at least {size}, the end token included"
+        )
     return vocabulary
+
+
+def _size(found: tuple[int, Problem]) -> int:
+    return found[0]
 
 
 def _check_tiny(peer: PeerConfig, rules: Prompt) -> tuple[Vocabulary, int]:
