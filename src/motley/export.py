@@ -20,7 +20,7 @@ from motley.config import PeerConfig, read_config
 from motley.files import whole
 from motley.learning.checkpoint import load_manifest
 from motley.policies.policy import load_tensors, save_tensors
-from motley.policies.sources import find, keep_layers, read_model
+from motley.policies.sources import NO_CODE, find, keep_layers, read_model
 from motley.records import Sampling
 from motley.run import MetricsLine, newest_checkpoint, peer_folder
 
@@ -145,7 +145,7 @@ def _copy_tokenizer(saved: Path, folder: Path) -> None:
 
 def _read_model(place: Path) -> PreTrainedModel:
     try:
-        return AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)
+        return AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, **NO_CODE)
     except OSError as error:
         raise ValueError(f"the model at {place} could not be read: {str(error).splitlines()[0]}; is the run folder complete?") from error
 

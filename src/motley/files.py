@@ -22,6 +22,8 @@ def whole(path: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as there:
         partial = Path(there) / path.name
         yield partial
+        for written in [*partial.rglob("*"), partial] if partial.is_dir() else [partial]:
+            sync(written)
         partial.rename(path)
 
 

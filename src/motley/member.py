@@ -17,11 +17,11 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
-from motley.config import CrewConfig, parse_config, read_config, with_files_in, write_config
+from motley.config import CrewConfig, EnginePart, parse_config, read_config, with_files_in, write_config
 from motley.exchange import LogError
 from motley.exchange.arriving import ArrivingLog
 from motley.exchange.connection import NotAdmittedError
@@ -33,7 +33,7 @@ from motley.learning.journal import Journal, Step
 from motley.learning.learner import StepReport
 from motley.membership import ADMISSION_S, Joining, patiently
 from motley.records import HUB, Charter, Weights
-from motley.run import MetricsLine, Timing, WarmProgress, check_config, timed
+from motley.run import MetricsLine, Timing, WarmProgress, by_sender, check_config, timed
 from motley.sampler import Sampled
 from motley.sampler_member import SamplerMember
 from motley.seat import WAIT_S, Seat
@@ -45,11 +45,15 @@ from motley.trust.invitation import Invitation
 
 
 class Brings(NamedTuple):
-    """What a peer has of its own, where the crew file's word for it does not hold on this machine."""
+    """What a peer has of its own, where the crew file's word for it does not hold on this machine.
+
+    Its engine is never the crew file's: that names programs and servers, and who wrote it is another.
+    """
 
     data: Path | None = None  # the folder with the crew's problem files
     model: str = ""
     device: str = ""
+    engine: Literal["torch"] | EnginePart | None = None  # None: the one it came with before, or torch
 
 
 def join(
@@ -101,7 +105,7 @@ def _agree(joining: Joining, log: NatsLog, brings: Brings) -> CrewConfig:
     charter = _listed(joining, log)
     config = with_files_in(parse_config(charter.config, source="the crew's charter"), brings.data)
     path = folder / "config.toml"
-    config = _with_own(config, read_config(path) if path.exists() else config, me, brings)
+    config = _with_own(config, read_config(path) if path.exists() else None, me, brings)
     check_config(config, mine=config.student_of(me))
     if load_task(config.crew.task, config.task).fingerprint != charter.task:
         raise ValueError(
@@ -115,12 +119,12 @@ def _agree(joining: Joining, log: NatsLog, brings: Brings) -> CrewConfig:
     return config
 
 
-def _with_own(config: CrewConfig, before: CrewConfig, me: str, brings: Brings) -> CrewConfig:
-    """The crew with this peer's model and device as it brings them; where it does not say, as it said when it came first."""
+def _with_own(config: CrewConfig, before: CrewConfig | None, me: str, brings: Brings) -> CrewConfig:
+    """The crew with this peer's model, device and engine as it brings them; where it does not say, as it said when it came first."""
     if brings.model and config.named(me).role == "sampler":
         raise ValueError(f"{me} is a sampler and has the model of {config.named(me).follows}; remove --model")
-    known = before.named(me) if me in {p.name for p in before.peer} else config.named(me)
-    own = {"model": brings.model or known.model, "device": brings.device or known.device}
+    known = msgspec.structs.replace(config.named(me), engine="torch") if before is None else before.named(me)
+    own = {"model": brings.model or known.model, "device": brings.device or known.device, "engine": brings.engine or known.engine}
     return msgspec.structs.replace(config, peer=tuple(msgspec.structs.replace(p, **own) if p.name == me else p for p in config.peer))
 
 
@@ -174,8 +178,10 @@ class Member(Seat):
     def _waits_for(self) -> str:
         if self.config.crew.pace == "async":
             return f"waiting for groups: {len(self.peer.waiting)} are there"
-        waited_s = time.monotonic() - self._waits_since
-        return f"round {self.peer.learned_rounds + 1}: waiting for {', '.join(self.peer.awaited())} for {waited_s:.0f} s"
+        awaited, refused = self.peer.awaited(), by_sender(self.peer.admission.refused)
+        said = [f"round {self.peer.learned_rounds + 1}: waiting for {', '.join(awaited)} for {time.monotonic() - self._waits_since:.0f} s"]
+        why = {name: f"{sum(refused[name].values())} records of {name} were refused: {', '.join(refused[name])}" for name in refused}
+        return "; ".join(said + [why[name] for name in awaited if name in why])
 
     def save(self) -> None:
         sync(self._run.metrics)

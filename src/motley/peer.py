@@ -345,7 +345,8 @@ class Peer:
                 f"set dtype = {state['dtype'].removeprefix('torch.')!r} for it in the run's config.toml"
             )
         policy.version = state["version"]
-        self.learner.token_budget = state["token_budget"]
+        if not self.config.learning.token_budget:
+            self.learner.token_budget = state["token_budget"]
         self.sampled_rounds, self.learned_rounds = state["sampled_rounds"], state["learned_rounds"]
         self.cursor = state["cursor"]
         self.learner.success.by_kind = dict(state["success"])

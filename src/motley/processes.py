@@ -18,7 +18,7 @@ import msgspec
 from motley.config import CrewConfig, read_config
 from motley.exchange.server import free_port
 from motley.hub import Hub, Place, Say, read_state
-from motley.member import join
+from motley.member import Brings, join
 from motley.run import MetricsLine, append_lines, check_config, new_folder
 
 _processes = multiprocessing.get_context("forkserver")
@@ -109,7 +109,8 @@ class ProcessCrew:
             (folder / "invitation").write_text(line.split()[-1])
         (folder / "error.txt").unlink(missing_ok=True)
         threads = max(1, (os.cpu_count() or 1) // len(self.config.peer))
-        arguments = (self._hub.state.place.url, self.config.crew.name, folder, threads)
+        brings = Brings(engine=self.config.named(name).engine)  # the crew file is this machine's own
+        arguments = (self._hub.state.place.url, self.config.crew.name, folder, threads, brings)
         self._children[name] = _processes.Process(target=_take_part, args=arguments, name=f"motley {name}")
         self._children[name].start()
 
@@ -138,7 +139,7 @@ class ProcessCrew:
                 known |= {line["round"]: line for line in found}
 
 
-def _take_part(url: str, crew: str, folder: Path, num_threads: int) -> None:
+def _take_part(url: str, crew: str, folder: Path, num_threads: int, brings: Brings) -> None:
     """A child's life: join, train until it is over or a stop is asked for, save, leave."""
     import torch
 
@@ -152,7 +153,7 @@ def _take_part(url: str, crew: str, folder: Path, num_threads: int) -> None:
     signal.signal(signal.SIGINT, ask)
     parent = multiprocessing.parent_process()
     try:
-        member = join(url, crew, (folder / "invitation").read_text(), folder)
+        member = join(url, crew, (folder / "invitation").read_text(), folder, brings=brings)
         for _ in member.rounds():
             stop = stop or not (parent and parent.is_alive())
             if stop:

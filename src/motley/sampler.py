@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -103,6 +104,11 @@ class SamplerHalf:
         seed = _seed(self.config.crew.seed, self.me.name, round)
         completions = self.engine.sample(prompts, self.config.rollouts_per_group, self.config.sampling, seed)
         flat = [(problem, c) for problem, samples in zip(problems, completions, strict=True) for c in samples]
+        if not all(math.isfinite(logprob) for _, c in flat for logprob in c.logprobs):
+            raise FloatingPointError(
+                f"{self.me.name} samples with log-probs that are no numbers at version {self.policy.version}: its lr was too high for "
+                "its weights. Lower it; if the newest checkpoint has them already, delete it, and go on from the one before"
+            )
         rewards = self.task.score([p for p, _ in flat], [vocabulary.decode(c.tokens) for _, c in flat])
         strange = [r for r in rewards if not abs(r) <= MAX_REWARD]
         if strange:

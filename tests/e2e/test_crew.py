@@ -380,3 +380,23 @@ def test_a_full_disk_at_a_checkpoint_loses_nothing(folder: Path, monkeypatch: py
     assert metrics(folder / "run") == metrics(folder / "undisturbed")
     for name, values in weights(undisturbed).items():
         assert all(torch.equal(value, weights(again)[name][key]) for key, value in values.items())
+
+
+def test_weights_that_are_learned_to_pieces_are_not_saved_and_the_run_goes_on_with_another_lr(folder: Path) -> None:
+    config = spread_crew(folder, ("full", "full"), learning="checkpoint_every = 1")
+    peers = (msgspec.structs.replace(config.peer[0], lr=1e30), config.peer[1])
+    crew = LocalCrew.start(msgspec.structs.replace(config, peer=peers), folder / "run")
+    with pytest.raises(FloatingPointError, match=r"version 1 give log-probs that are no numbers, and were not saved; lower lr .* --resume"):
+        finish(crew)
+    file = folder / "run" / "config.toml"
+    file.write_text(file.read_text().replace("lr = 1e+30", "lr = 0.001"))
+    assert finish(LocalCrew.resume(folder / "run")).finished_rounds == config.crew.rounds
+
+
+def test_a_token_budget_that_is_set_for_a_resumed_run_counts(folder: Path) -> None:
+    config = spread_crew(folder, ("full", "full"))
+    LocalCrew.start(config, folder / "run")
+    assert {p.learner.token_budget for p in LocalCrew.resume(folder / "run").peers} == {16384}
+    file = folder / "run" / "config.toml"
+    file.write_text(file.read_text().replace("token_budget = 0", "token_budget = 512"))
+    assert {p.learner.token_budget for p in LocalCrew.resume(folder / "run").peers} == {512}

@@ -22,9 +22,9 @@ import motley.member
 import motley.membership
 import motley.run
 import motley.seat
-from architectures import write_model
+from architectures import text_tokenizer, write_model
 from fakes import FixedClock, entry, spread_crew, write_task
-from motley.config import CrewConfig, config_text
+from motley.config import CrewConfig, EnginePart, OpenAI, config_text
 from motley.crew import LocalCrew
 from motley.engines import TorchEngine
 from motley.engines.engine import Completion
@@ -813,6 +813,28 @@ def test_each_brings_a_model_of_its_own_that_nobody_else_has(task: Path, house_o
     assert {name: len({line["round"] for line in lines}) for name, lines in house.lines.items()} == {"full0": 2, "last1": 2}
     assert len({group.origin.model for group in house.groups()}) == 2
     assert all(not line["refused"] for lines in house.lines.values() for line in lines)
+
+
+def test_nobody_samples_with_a_server_that_the_crew_file_names_for_it(
+    task: Path, house_of: HouseOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who wrote the file could otherwise have any key of this machine, and any program started."""
+    monkeypatch.setenv("PRIVATE", "secret")
+    engine = EnginePart(openai=OpenAI(url="http://127.0.0.1:9/v1", key_env="PRIVATE"))
+    config = pair(task, rounds=1)
+    house = house_of(msgspec.structs.replace(config, peer=tuple(msgspec.structs.replace(p, engine=engine) for p in config.peer)))
+    house.join()
+    assert all(isinstance(member.peer.engine, TorchEngine) for member in house.members.values())
+    house.finish()
+
+
+def test_a_crewmate_of_another_vocabulary_is_named_while_it_is_waited_for(task: Path, house_of: HouseOf, tmp_path: Path) -> None:
+    config = pair(task, rounds=1)
+    unknown = tuple(msgspec.structs.replace(p, model=f"/only/with/{p.name}") for p in config.peer)
+    house = house_of(msgspec.structs.replace(config, peer=unknown))
+    for name, size in (("full0", 300), ("last1", 310)):
+        house.join(name, model=str(write_model(tmp_path / f"of {name}", tokenizer=text_tokenizer(size=size))))
+    house.until(lambda: any("records of last1 were refused: vocabulary" in text for text in house.said["full0"]))
 
 
 # Cheats

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import http.server
 import math
 import threading
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,7 @@ import pytest
 from engines.servers import END, Behaviour, FakeServer, distribution
 from fakes import lora_policy, tiny_policy
 from motley.config.peers import OpenAI
-from motley.engines.openai import OpenAIEngine
+from motley.engines.openai import Client, OpenAIEngine
 from motley.policies import Policy
 from motley.records import Sampling
 
@@ -319,3 +320,24 @@ def test_every_refresh_loads_the_adapter_under_a_new_name(tmp_path: Path) -> Non
 def test_a_policy_without_an_adapter_cannot_be_followed() -> None:
     with pytest.raises(ValueError, match="lora = true, and the peer trains no adapter; write train ="):
         sample(Behaviour(), lora=True)
+
+
+def test_a_key_does_not_follow_a_server_that_points_elsewhere() -> None:
+    seen: list[str] = []
+
+    class Elsewhere(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            seen.append(self.path)
+            self.send_response(302)
+            self.send_header("Location", f"http://localhost:{server.server_port}/stolen")
+            self.end_headers()
+
+        def log_message(self, *arguments: object) -> None:
+            return None
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises((ValueError, ConnectionError), match="302"):
+            Client(f"http://127.0.0.1:{server.server_port}/v1", "secret", pause=lambda seconds: None).ask("models")
+        server.shutdown()
+    assert set(seen) == {"/v1/models"}

@@ -8,9 +8,12 @@ import torch
 from scipy import stats
 
 from fakes import POLICIES, grouped_query_policy, lora_policy, reference_distribution, reference_logp, tiny_policy
+from motley.config import Lora, TrainPart
 from motley.engines import Completion, TorchEngine
 from motley.engines.drawing import draw
+from motley.learning.batches import ToScore, micro_batches
 from motley.policies import Policy
+from motley.policies.forward import score
 from motley.records import Sampling
 
 PROMPTS = [(5, 12, 13, 14), (6, 20), (9,), (7, 15, 15, 16, 17, 27)]
@@ -168,3 +171,21 @@ def test_what_does_not_fit_the_model_is_refused() -> None:
         engine.sample([(5, 6), (5,) * 60], 1, Sampling(max_tokens=5), seed=0)
     (row,) = engine.sample([(5,) * 60], 1, Sampling(max_tokens=4), seed=0)
     assert 1 <= len(row[0].tokens) <= 4
+
+
+def test_a_small_adapter_is_not_lost_in_the_rounding_of_the_weights() -> None:
+    """A step of 1e-3 is below what bfloat16 tells apart in many weights: merged, it would hardly act."""
+    policy = tiny_policy(TrainPart(lora=Lora(rank=4)))
+    policy.dtype = torch.bfloat16
+    before, sampling = TorchEngine(policy), Sampling(max_tokens=4)
+    with torch.no_grad():
+        for name, parameter in policy.trained():
+            if "lora_B" in name:
+                parameter.fill_(1e-3)
+    (changed,) = TorchEngine(policy).sample([(5, 12, 13)], 64, sampling, seed=0)
+    (kept,) = before.sample([(5, 12, 13)], 64, sampling, seed=0)
+    assert max(abs(a.logprobs[0] - b.logprobs[0]) for a, b in zip(changed, kept, strict=True) if a.tokens[0] == b.tokens[0]) > 1e-5
+    for completion in changed:
+        (micro,) = micro_batches([ToScore(row=0, prompt=(5, 12, 13), tokens=completion.tokens)], 64, policy.device)
+        with torch.no_grad():
+            assert torch.allclose(score(policy, micro.packed).logp_M, torch.tensor(completion.logprobs), atol=1e-5)

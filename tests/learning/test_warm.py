@@ -147,3 +147,22 @@ def test_a_pretrained_model_is_warmed_from_its_own_weights(kind: str, tmp_path: 
     policy.save(tmp_path / "warm")
     saved = initial_policy(PeerConfig(name="a", model=str(tmp_path / "warm")), 0, Prompt(), TASK)
     assert expected_accuracy(saved, fresh)["compare"] == pytest.approx(expected_accuracy(policy, fresh)["compare"], rel=1e-3)
+
+
+@pytest.mark.parametrize("warm", [Warm(accuracy={"compare": 0.9}, lr=1e30), Warm(kinds=("compare",), steps=9, lr=1e30)])
+def test_a_warm_start_that_ends_in_no_numbers_is_an_error_and_not_cached(
+    warm: Warm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(FloatingPointError, match=r"gradient norm of the warm start is (nan|inf); lower its lr"):
+        start(tmp_path, monkeypatch, warm)
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_a_torn_file_in_the_cache_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, _ = start(tmp_path, monkeypatch)
+    (kept,) = tmp_path.rglob("*.safetensors")
+    kept.write_bytes(kept.read_bytes()[:1000])
+    again, steps = start(tmp_path, monkeypatch)
+    assert steps
+    assert torch.equal(weights(first), weights(again))
+    assert start(tmp_path, monkeypatch)[1] == []

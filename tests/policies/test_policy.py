@@ -102,3 +102,8 @@ def test_an_unknown_model_is_refused_with_those_that_exist() -> None:
 def test_peers_of_different_names_start_differently() -> None:
     first, second = (initial_policy(PeerConfig(name=name, model="tiny:0.3m"), seed=0) for name in "ab")
     assert not torch.equal(next(first.model.parameters()), next(second.model.parameters()))
+
+
+def test_an_adapter_on_the_embeddings_is_refused() -> None:
+    with pytest.raises(ValueError, match="lora targets name embed_tokens, which is no linear layer; leave it out"):
+        tiny_policy(TrainPart(lora=Lora(targets=("q_proj", "embed_tokens"))))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from architectures import TURN_END, text_tokenizer
+from architectures import BEGIN, TURN_END, text_tokenizer
 from motley.config import Prompt
 from motley.policies.prompts import Prompts
 from motley.policies.tiny import tiny_vocabulary
@@ -160,3 +160,25 @@ def test_many_problems_do_not_fill_the_memory() -> None:
         made.ids(Problem(kind="sort", prompt=str(number), answer="1"))
     assert len(made._known) <= 4096
     assert text(made) == "<s>sort 21="
+
+
+def test_a_mixture_whose_parts_differ_needs_a_word_in_the_crew_file() -> None:
+    gym = {"task": "reasoning_gym:chain_sum"}
+    digits = load_task("mixture", {"gym": gym, "digits": {"task": "digits", "kinds": ["sort"]}})
+    with pytest.raises(ValueError, match=r"put their problems differently; write a template under \[prompt\]"):
+        prompts(task=digits)
+    problem = Problem(kind="digits", prompt="sort 21=", answer="12")
+    assert text(prompts(Prompt(template="Q {prompt} A {answer}"), digits), problem).endswith("Q sort 21= A")
+    assert prompts(Prompt(style="chat"), digits).ids(problem)
+    forms = load_task("mixture", {"gym": gym, "tagged": {**gym, "form": "tags"}})
+    with pytest.raises(ValueError, match=r"want answers of different forms; give them one form, or write system"):
+        prompts(task=forms)
+    assert text(prompts(Prompt(system="Answer."), forms), Problem(kind="gym", prompt="1?", answer="1")).startswith(f"{BEGIN}Answer.")
+
+
+def test_a_template_that_tells_the_day_tells_the_same_one_always() -> None:
+    day = "{% if not date_string is defined %}{% set date_string = strftime_now('%S.%f') %}{% endif %}{{ date_string }}"
+    turns = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    assert "01 Jan 2026" in text(prompts(Prompt(style="chat"), vocabulary=Vocabulary(text_tokenizer(day + turns))))
+    with pytest.raises(ValueError, match="tells the day it is rendered on, so that no two peers would see the same prompt"):
+        prompts(Prompt(style="chat"), vocabulary=Vocabulary(text_tokenizer("{{ strftime_now('%d') }}" + turns))).ids(PROBLEM)

@@ -73,8 +73,6 @@ def test_the_fingerprint_follows_the_parts() -> None:
         ({"sums": {"max_terms": 3}}, "sums is no part"),
         ({"sums": SUMS | {"terms": 3}}, r"\[task.sums\]: .*unknown parameter 'terms'"),
         ({"sums": {"task": "sums"}}, r"\[task.sums\]: task 'sums' is not known"),
-        ({"sums": SUMS, "digits": {"task": "digits"}}, "must agree on the template: sums has 'Question.*digits has '{prompt}{answer}'"),
-        ({"sums": SUMS, "products": PRODUCTS | {"form": "tags"}}, "must agree on the instruction: sums has ''.*; give them the same form"),
         (
             {"a": {"task": "digits", "kinds": ["sum", "sort"]}, "a/sum": {"task": "digits", "kinds": ["sum"]}},
             "kinds of the same name; rename",
@@ -84,3 +82,11 @@ def test_the_fingerprint_follows_the_parts() -> None:
 def test_bad_mixtures_are_refused(tables: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         mixture(**tables)
+
+
+def test_parts_that_put_problems_differently_leave_it_to_the_crew_file() -> None:
+    assert load_task("mixture", {"sums": SUMS, "products": PRODUCTS}).template == "Question: {prompt}\nAnswer: {answer}"
+    differ = load_task("mixture", {"sums": SUMS, "digits": {"task": "digits"}})
+    assert (differ.template, differ.instruction) == (None, "")
+    forms = load_task("mixture", {"sums": SUMS, "products": PRODUCTS | {"form": "tags"}})
+    assert forms.instruction is None

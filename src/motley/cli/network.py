@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from motley.cli.common import CrewFile, app, console, plain_errors, say, stop_on_interrupt
-from motley.config import read_config
+from motley.config import EnginePart, OpenAI, Vllm, read_config
 
 if TYPE_CHECKING:
     from motley.exchange.presence import Heard
@@ -128,6 +128,8 @@ def join(
     data: Annotated[Path | None, typer.Option(help="Folder with the crew's problem files, if it has any.")] = None,
     model: Annotated[str, typer.Option(help="This peer's model, instead of the one its crew file names for it.")] = "",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or mps, instead of what the crew file says.")] = "",
+    vllm: Annotated[str, typer.Option(help="Sample with vLLM: the interpreter that has it.")] = "",
+    openai: Annotated[str, typer.Option(help="Sample with the completions server at this address.")] = "",
     out: Annotated[Path | None, typer.Option(help="This peer's run folder; runs/CREW-PEER otherwise.")] = None,
 ) -> None:
     """Take part in a crew from this machine. Ctrl-C leaves; the same line comes back and goes on where it was."""
@@ -137,7 +139,7 @@ def join(
 
         folder = out or Path("runs") / f"{crew}-{Invitation.read(invite).peer}"
         with stop_on_interrupt() as stop_asked:
-            member = _join(url, crew, invite, folder, Brings(data, model, device))
+            member = _join(url, crew, invite, folder, Brings(data, model, device, _engine(vllm, openai)))
             try:
                 _take_part(member, stop_asked)
             finally:
@@ -146,6 +148,12 @@ def join(
             say(f"left after round {member.finished_rounds}; come back with the same line")
             raise typer.Exit(130)
         say(f"finished; run folder: {folder}")
+
+
+def _engine(vllm: str, openai: str) -> EnginePart | None:
+    if not (vllm or openai):
+        return None
+    return EnginePart(vllm=Vllm(python=vllm) if vllm else None, openai=OpenAI(url=openai) if openai else None)
 
 
 def _join(url: str, crew: str, invite: str, folder: Path, brings: Brings) -> Member | SamplerMember:

@@ -91,6 +91,13 @@ class _Drawn(NamedTuple):
     finish_reason: str | None
 
 
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A key is for the server it was given for: what sends us elsewhere is refused like any other answer that is none."""
+
+    def redirect_request(self, *arguments: object) -> None:
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class Client:
     """Requests to one server. What may pass by itself is tried again; everything else is an error that says what to do."""
@@ -117,7 +124,7 @@ class Client:
         here = urllib.parse.urlsplit(self.url).hostname in ("127.0.0.1", "localhost", "::1")
         proxies = [urllib.request.ProxyHandler({})] if here else []  # without it those of the environment
         try:
-            with urllib.request.build_opener(*proxies).open(request, timeout=self.timeout_s) as reply:
+            with urllib.request.build_opener(_NoRedirects, *proxies).open(request, timeout=self.timeout_s) as reply:
                 return bytes(reply.read())
         except urllib.error.HTTPError as error:
             with error:

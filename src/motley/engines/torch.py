@@ -24,15 +24,34 @@ from motley.records import Sampling
 
 
 @dataclass(frozen=True, slots=True)
+class _Linear:
+    """A weight, and beside it the adapters that cannot be merged into it: a small change would be lost in the weight's rounding."""
+
+    weight: Tensor
+    lora_A: Tensor | None = None  # [rank, in]
+    lora_B: Tensor | None = None  # [out, rank], its scale in it
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = F.linear(x, self.weight)
+        return y if self.lora_A is None or self.lora_B is None else y + F.linear(F.linear(x, self.lora_A), self.lora_B)
+
+    def add(self, hidden: Tensor, x: Tensor) -> Tensor:
+        """hidden + self(x), the sum in float32 whatever the product is made in."""
+        if hidden.dtype == self.weight.dtype and self.lora_A is None:
+            return torch.addmm(hidden, x, self.weight.T)
+        return hidden + self(x)
+
+
+@dataclass(frozen=True, slots=True)
 class _Layer:
     """Fused weights of one layer, rounded as the trainer rounds them; norms' scales stay apart for the same reason."""
 
     attention_norm: Tensor
-    qkv: Tensor
-    out: Tensor
+    qkv: _Linear
+    out: _Linear
     mlp_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    gate_up: _Linear
+    down: _Linear
 
 
 @dataclass(slots=True)
@@ -121,7 +140,7 @@ class TorchEngine:
         heads, rotated, half = self._heads, self._heads + self._kv_heads, self._head_dim // 2
         hidden = F.embedding(token_RT, self._embed).view(rows * steps, -1)
         for layer, kv in zip(self._layers, cache.layers, strict=True):
-            qkv = F.linear(self._rms(hidden, layer.attention_norm).to(self._dtype), layer.qkv).view(rows, steps, -1, self._head_dim)
+            qkv = layer.qkv(self._rms(hidden, layer.attention_norm).to(self._dtype)).view(rows, steps, -1, self._head_dim)
             query_key = qkv[:, :, :rotated]
             swapped = torch.cat([query_key[..., half:], query_key[..., :half]], -1)
             query_key = torch.addcmul(query_key * cos_RT1d, swapped, sin_RT1d).to(self._dtype)
@@ -134,9 +153,9 @@ class TorchEngine:
                 attn_mask=mask_R1TK,
                 enable_gqa=heads != self._kv_heads,
             )
-            hidden = _add(hidden, mixed.transpose(1, 2).reshape(rows * steps, -1), layer.out)
-            gate, up = F.linear(self._rms(hidden, layer.mlp_norm).to(self._dtype), layer.gate_up).chunk(2, -1)
-            hidden = _add(hidden, F.silu(gate).mul_(up), layer.down)
+            hidden = layer.out.add(hidden, mixed.transpose(1, 2).reshape(rows * steps, -1))
+            gate, up = layer.gate_up(self._rms(hidden, layer.mlp_norm).to(self._dtype)).chunk(2, -1)
+            hidden = layer.down.add(hidden, F.silu(gate).mul_(up))
         last = hidden.view(rows, steps, -1)[:, -1]
         return F.linear(self._rms(last, self._norm), self._head)
 
@@ -148,13 +167,6 @@ class TorchEngine:
 
     def _rms(self, hidden: Tensor, scale: Tensor) -> Tensor:
         return F.rms_norm(hidden, hidden.shape[-1:], scale, self._eps)
-
-
-def _add(hidden: Tensor, product: Tensor, weight: Tensor) -> Tensor:
-    """hidden + product·weight, the sum in float32 whatever the product is made in."""
-    if hidden.dtype == weight.dtype:
-        return torch.addmm(hidden, product, weight.T)
-    return hidden + F.linear(product, weight)
 
 
 def _gather(layer: Tensor, parent_R: Tensor, filled: int) -> Tensor:
@@ -177,23 +189,39 @@ def _mask(place_T: Tensor, stop: int, padding_R: Tensor) -> Tensor | None:
 
 def _snapshot(layer: Any, dtype: torch.dtype) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
-    qkv = torch.cat([_merged(linear) for linear in (attention.q_proj, attention.k_proj, attention.v_proj)])
-    gate_up = torch.cat([_merged(linear) for linear in (mlp.gate_proj, mlp.up_proj)])
     return _Layer(
         attention_norm=layer.input_layernorm.weight.detach().clone(),
-        qkv=qkv.to(dtype),
-        out=_merged(attention.o_proj).to(dtype, copy=True),
+        qkv=_fused((attention.q_proj, attention.k_proj, attention.v_proj), dtype),
+        out=_fused((attention.o_proj,), dtype),
         mlp_norm=layer.post_attention_layernorm.weight.detach().clone(),
-        gate_up=gate_up.to(dtype),
-        down=_merged(mlp.down_proj).to(dtype, copy=True),
+        gate_up=_fused((mlp.gate_proj, mlp.up_proj), dtype),
+        down=_fused((mlp.down_proj,), dtype),
     )
+
+
+def _fused(linears: Sequence[Any], dtype: torch.dtype) -> _Linear:
+    """Linear layers over the same input as one: merged with their adapters in float32, and with them apart where it is rounded."""
+    if dtype == torch.float32 or not any(hasattr(linear, "base_layer") for linear in linears):
+        return _Linear(torch.cat([_merged(linear) for linear in linears]).to(dtype))
+    weights = [_base(linear) for linear in linears]
+    down, up = [], []
+    for row, linear in enumerate(linears):
+        for name in getattr(linear, "active_adapters", ()):
+            down.append(linear.lora_A[name].weight)
+            column = [w.new_zeros(len(w), linear.r[name]) for w in weights]  # acts on its own layer's outputs only
+            column[row] = linear.lora_B[name].weight * linear.scaling[name]
+            up.append(torch.cat(column))
+    return _Linear(torch.cat(weights).to(dtype), torch.cat(down).to(dtype), torch.cat(up, 1).to(dtype))
+
+
+def _base(linear: Any) -> Tensor:
+    weight: Tensor = getattr(linear, "base_layer", linear).weight
+    return weight.detach().float()
 
 
 def _merged(linear: Any) -> Tensor:
     """The weight a linear layer acts with, its LoRA adapters added in."""
-    if not hasattr(linear, "base_layer"):
-        return linear.weight.detach().float()
-    weight = linear.base_layer.weight.detach().float()
-    for name in linear.active_adapters:
+    weight = _base(linear)
+    for name in getattr(linear, "active_adapters", ()):
         weight = weight + linear.get_delta_weight(name)
     return weight

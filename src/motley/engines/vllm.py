@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -106,19 +107,19 @@ class VllmEngine:
         self.close()
 
     def _start(self) -> None:
-        self._port = _free_port()
+        self._port, self._name = _free_port(), f"motley-{secrets.token_hex(4)}"  # a server that got our port first has another name
         log = self._folder / "server.log"
         self._process = _keep(self._command(), server_environment(self._policy, self._config, os.environ), log)
         self._finalizer = weakref.finalize(self, _stop, self._process)
         try:
             self._wait()
-            self._engine = OpenAIEngine(self._policy, OpenAI(url=f"{self.url}/v1"), self._folder)
+            self._engine = OpenAIEngine(self._policy, OpenAI(url=f"{self.url}/v1", model=self._name), self._folder)
         except BaseException:
             self.close()
             raise
 
     def _command(self) -> list[str]:
-        fixed = {"model": self._folder, "served-model-name": "policy", "host": "127.0.0.1", "port": self._port}
+        fixed = {"model": self._folder, "served-model-name": self._name, "host": "127.0.0.1", "port": self._port}
         chosen = {"logprobs-mode": "processed_logprobs", "generation-config": "vllm", "dtype": str(self._policy.dtype).split(".")[1]}
         if self._policy.device.type == "cuda":
             chosen["gpu-memory-utilization"] = str(GPU_SHARE)

@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError
 
 from motley.files import sync
+from motley.learning.fitting import check_finite
 from motley.policies.policy import Policy, load_tensors, save_tensors
 
 KEPT = 2
@@ -89,6 +90,7 @@ def load_manifest(folder: Path) -> dict[str, Any]:
 
 def save_training(policy: Policy, optimiser: torch.optim.Optimizer, folder: Path) -> None:
     """Write weights as an ordinary model folder, and the optimiser's moments by parameter name."""
+    check_finite(policy)
     folder.mkdir(parents=True)
     policy.save(folder / "model")
     moments = {f"{name}/{key}": torch.as_tensor(value) for name, p in policy.trained() for key, value in optimiser.state.get(p, {}).items()}

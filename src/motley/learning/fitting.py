@@ -71,6 +71,19 @@ def _free_bytes(device: torch.device) -> float:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # a Mac does not say what is free
 
 
+def check_finite(policy: Policy) -> None:
+    """Refuse weights that give no log-probs or no gradient any more, before anything is kept of them."""
+    end = policy.vocabulary.end_id
+    (micro,) = micro_batches([ToScore(row=0, prompt=(end, 1), tokens=(2, 1, end))], 8, policy.device)
+    logp_M = score(policy, micro.packed).logp_M
+    gradient = torch.autograd.grad(logp_M.sum(), [p for _, p in policy.trained()], allow_unused=True)
+    if not all(bool(torch.isfinite(value).all()) for value in (logp_M, *gradient) if value is not None):
+        raise FloatingPointError(
+            f"the weights of version {policy.version} give log-probs that are no numbers, and were not saved; lower lr in the run's "
+            "config.toml and go on with --resume from the checkpoint before"
+        )
+
+
 @contextmanager
 def explained_memory(budget: int) -> Iterator[None]:
     """Running out of memory as one line that says what helps."""

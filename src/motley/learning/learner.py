@@ -12,7 +12,7 @@ from torch import Tensor
 
 from motley.config import Learning
 from motley.learning.batches import MicroBatch, ToScore, micro_batches
-from motley.learning.fitting import fitting_budget, halved, too_large
+from motley.learning.fitting import explained_memory, fitting_budget, halved, too_large
 from motley.learning.metrics import Row, ScoredRow, SenderMetrics, sender_metrics
 from motley.learning.select import Candidate
 from motley.objectives import LossBatch, LossOutput, Objective, Samples, Terms
@@ -83,7 +83,8 @@ class Learner:
         todo = [sequence for sequence, silent in zip(batch.sequences, silent_B, strict=True) if not silent]
         rows = _rows(batch, terms, self.policy.version)
         loss = self._backward(batch, terms, todo, rows)
-        grad_norm = self._update() if todo else 0.0
+        with explained_memory(self.token_budget):
+            grad_norm = self._update() if todo else 0.0
         self.policy.version += 1
         return StepReport(
             loss=loss,

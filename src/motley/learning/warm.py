@@ -7,6 +7,7 @@ answers, without sampling any.
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import msgspec
 import torch
+from safetensors import SafetensorError
 
 from motley.config import Warm
 from motley.files import cache_folder, whole
@@ -56,8 +58,12 @@ def warm_start(policy: Policy, task: Task, warm: Warm, seed: int, progress: Prog
         ]
     )
     if path.exists():
-        policy.model.load_state_dict(load_tensors(path), strict=False)
-        return
+        try:
+            policy.model.load_state_dict(load_tensors(path), strict=False)
+        except SafetensorError:  # torn by a crash of the machine: it is made again
+            path.unlink()
+        else:
+            return
     budget = fitting_budget(policy)
     with explained_memory(budget):
         _train(policy, task, warm, seed, budget, progress)
@@ -86,7 +92,7 @@ def _train(policy: Policy, task: Task, warm: Warm, seed: int, budget: int, progr
             accuracy = expected_accuracy(policy, checks, budget)
             if progress:
                 progress(step, accuracy)
-        lacking = [kind for kind in warm.of_kinds if warm.steps or accuracy[kind] < warm.accuracy[kind]]
+        lacking = [kind for kind in warm.of_kinds if warm.steps or not accuracy[kind] >= warm.accuracy[kind]]
         if not lacking or step == warm.steps > 0:
             return
         problems = [task.draw(rng, "train", rng.choice(lacking)) for _ in range(warm.batch)]
@@ -101,7 +107,9 @@ def _supervised_step(policy: Policy, optimiser: torch.optim.Optimizer, answers: 
     num_tokens = sum(len(answer.tokens) for answer in answers)
     for micro in micro_batches(answers, budget, policy.device):
         (-score(policy, micro.packed).logp_M.sum() / num_tokens).backward()
-    torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
+    grad_norm = float(torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0))
+    if not math.isfinite(grad_norm):
+        raise FloatingPointError(f"the gradient norm of the warm start is {grad_norm}; lower its lr: 1e-4 or less for pretrained models")
     optimiser.step()
 
 

@@ -62,7 +62,8 @@ def check_peer(peer: PeerConfig, rules: Prompt, task: Task, problems: Sequence[P
     size, problem = max(bare, key=_size) if bare else min(answers.values(), key=_size, default=(0, problems[0]))
     if max_tokens and size > max_tokens:
         raise ValueError(
-            f"max_tokens={max_tokens} is too short for answers such as {problem.answer!r}; use at least {size}, the end token included"
+            f"max_tokens={max_tokens} is too short for answers such as {problem.answer!r}; use at least {size}, "
+            f"{'' if bare else 'its shortest solution and '}the end token included"
         )
     return vocabulary
 
@@ -123,8 +124,13 @@ def saved_policy(folder: Path, rules: Prompt = Prompt(), task: Task | None = Non
         raise ValueError(f"{folder} is no model folder: it has no tokenizer; give a run folder, or RUN/checkpoints/round-N/PEER/model")
     if (folder / "config.json").exists():
         return initial_policy(PeerConfig(name="model", model=str(folder)), 0, rules, task)
+    if not (folder / "adapter_config.json").exists():
+        raise ValueError(
+            f"{folder} is no model folder: it has neither config.json nor adapter_config.json; give one that save_pretrained wrote"
+        )
     base = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
-    policy = initial_policy(PeerConfig(name="model", model=str(folder / base) if base.startswith(".") else base), 0, rules, task)
+    beside = folder / base  # an exported adapter has its base in its own folder
+    policy = initial_policy(PeerConfig(name="model", model=str(beside) if beside.exists() else base), 0, rules, task)
     policy.model = PeftModel.from_pretrained(policy.base, folder)
     return policy
 
@@ -143,10 +149,11 @@ def _vocabulary(model: str, stop: str) -> Vocabulary:
 
 def _ends(source: Source) -> list[int]:
     """What ends an answer by the model's own word; chat models often name several tokens."""
-    ends = read_shape(source).get_text_config().eos_token_id
+    named = [read_shape(source).get_text_config().eos_token_id]
     with suppress(OSError):  # a folder without generation_config.json
-        ends = ends if source.gguf else GenerationConfig.from_pretrained(source.place).eos_token_id
-    return ends if isinstance(ends, list) else [] if ends is None else [ends]
+        if not source.gguf:
+            named.append(GenerationConfig.from_pretrained(source.place).eos_token_id)
+    return [end for ends in named for end in (ends if isinstance(ends, list) else [ends]) if end is not None]
 
 
 def peer_seed(name: str, seed: int) -> int:

@@ -62,7 +62,8 @@ class Policy:
     def save(self, folder: Path) -> None:
         """Write an ordinary Hugging Face folder, or a PEFT adapter folder for LoRA."""
         disable_progress_bar()  # saving is part of a step that shows its own progress
-        self.model.save_pretrained(folder)  # type: ignore[operator]
+        options = {"save_embedding_layers": False} if hasattr(self.model, "peft_config") else {}  # else PEFT asks the hub about them
+        self.model.save_pretrained(folder, **options)  # type: ignore[operator]
         self.vocabulary.save(folder)
 
     def load(self, folder: Path) -> None:
@@ -93,6 +94,9 @@ def choose_trained(model: PreTrainedModel, train: str | TrainPart, seed: int) ->
 
 
 def _with_lora(model: PreTrainedModel, lora: Lora, seed: int) -> nn.Module:
+    for name, part in model.named_modules():
+        if name.rpartition(".")[2] in lora.targets and not isinstance(part, nn.Linear | Conv1D):
+            raise ValueError(f"lora targets name {name.rpartition('.')[2]}, which is no linear layer; leave it out")
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return get_peft_model(

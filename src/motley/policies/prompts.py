@@ -41,11 +41,16 @@ class Prompts:
     @classmethod
     def of(cls, vocabulary: Vocabulary, rules: Prompt, task: Task) -> Prompts:
         """The crew file's way, and where it is silent the task's own."""
+        template, system = rules.template or task.template, rules.system or task.instruction
+        if template is None and rules.style == "plain":
+            raise ValueError("the parts of the mixture put their problems differently; write a template under [prompt] for all of them")
+        if system is None:
+            raise ValueError("the parts of the mixture want answers of different forms; give them one form, or write system under [prompt]")
         return cls(
             vocabulary,
             chat=rules.style == "chat",
-            template=rules.template or task.template,
-            system=rules.system or task.instruction,
+            template=template or AS_IT_IS,
+            system=system,
             shots={kind: _shots(task, kind, rules.shots) for kind in task.kinds} if rules.shots else {},
             task=task,
         )

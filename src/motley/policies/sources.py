@@ -3,6 +3,7 @@ is needed. Owns fetching and converting; knows nothing of what trains."""
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import importlib.util
 import shutil
@@ -29,6 +30,7 @@ from transformers.utils import logging
 from motley.files import cache_folder, whole
 
 Say = Callable[[str], None]
+NO_CODE = {"trust_remote_code": False}  # a model is data: programs that come with one are never run, and nobody is asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +107,16 @@ def find(name: str) -> Source:
         return Source(name, str(path.resolve()))
     if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ValueError(f"there is no model folder {name}; give one that exists, a .gguf file or a Hugging Face id")
+    close = difflib.get_close_matches(name, NAMED, n=1)
+    if close and "/" not in name:
+        raise ValueError(f"model {name!r} is not known; did you mean {close[0]}?")
     return Source(name, name)
 
 
 def read_shape(source: Source) -> PretrainedConfig:
     """The model's configuration; an architecture that does not write text left to right is refused."""
     with _explained(source, "its configuration"):
-        config = AutoConfig.from_pretrained(source.place, **source.options)
+        config = AutoConfig.from_pretrained(source.place, **NO_CODE, **source.options)
     kind = type(config)  # BERT's and BART's kin are in the first list too, for what they would be as decoders
     encodes = kind in MODEL_FOR_MASKED_LM_MAPPING or kind in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING or (encodes and not getattr(config, "is_decoder", False)):
@@ -124,7 +129,7 @@ def read_shape(source: Source) -> PretrainedConfig:
 
 def read_tokenizer(source: Source) -> PreTrainedTokenizerBase:
     with _explained(source, "its tokenizer"):
-        tokenizer = AutoTokenizer.from_pretrained(source.place, **source.options)
+        tokenizer = AutoTokenizer.from_pretrained(source.place, **NO_CODE, **source.options)
         if len(tokenizer) <= len(set(tokenizer.all_special_ids)):  # transformers makes an empty one where there is none
             raise ValueError("there is none, or one without words")
     if source.gguf:
@@ -135,7 +140,9 @@ def read_tokenizer(source: Source) -> PreTrainedTokenizerBase:
 def read_model(source: Source) -> PreTrainedModel:
     """The model with its weights in float32."""
     with _explained(source, "its weights"), _quiet():
-        model, found = AutoModelForCausalLM.from_pretrained(source.place, dtype=torch.float32, output_loading_info=True, **source.options)
+        model, found = AutoModelForCausalLM.from_pretrained(
+            source.place, **NO_CODE, dtype=torch.float32, output_loading_info=True, **source.options
+        )
         if found["missing_keys"]:  # transformers would go on with random values in their place
             raise ValueError(f"{len(found['missing_keys'])} are not in the file, such as {min(found['missing_keys'])}")
     return _as_new(model) if source.gguf else model

@@ -16,6 +16,7 @@ PAD = "<pad>"
 END = "<end>"
 UNKNOWN = "<unknown>"
 
+SOME_DAY = "01 Jan 2026"
 Turn = dict[str, str]  # role and content
 
 
@@ -65,9 +66,15 @@ class Vocabulary:
         """Ids of a conversation up to where the model's answer begins, in the model's own template."""
         if not self.has_chat:
             raise ValueError('the model has no chat template; write style = "plain" under [prompt], or use an instruct model')
+        template = str(self._tokenizer.chat_template)
+        if "strftime_now" in template and "date_string" not in template:
+            raise ValueError(
+                "the model's chat template tells the day it is rendered on, so that no two peers would see the same prompt; "
+                'write style = "plain" under [prompt], or give the model a template without strftime_now'
+            )
         has_system = turns[0]["role"] == "system"
         try:
-            text: Any = self._tokenizer.apply_chat_template(list(turns), add_generation_prompt=True, tokenize=False)
+            text: Any = self._rendered(turns, add_generation_prompt=True)
         except Exception as error:  # a template is a program of the model's author, and raises what it likes
             if not has_system:
                 raise ValueError(f"the model's chat template failed: {error}; write style = 'plain' under [prompt]") from error
@@ -77,11 +84,15 @@ class Vocabulary:
             return self.chat([{"role": "user", "content": f"{system['content']}\n\n{first['content']}"}, *rest])
         return self.encode(text)
 
+    def _rendered(self, turns: Sequence[Turn], **options: bool) -> Any:
+        """Some templates tell the model what day it is: always the same one, since sampler and learner must see the same prompt."""
+        return self._tokenizer.apply_chat_template(list(turns), tokenize=False, date_string=SOME_DAY, **options)
+
     @cached_property
     def turn_end_id(self) -> int:
         """What ends the model's turn in its chat template, if that is known to end an answer; the usual end otherwise."""
         turns = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]
-        rendered: Any = self._tokenizer.apply_chat_template(turns, tokenize=False)
+        rendered: Any = self._rendered(turns)
         after = self.encode(rendered.rpartition("2")[2])
         return after[0] if after and after[0] in self.end_ids else self.end_id
 

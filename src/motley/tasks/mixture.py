@@ -25,8 +25,8 @@ class Mixture:
         if len(self._homes) < sum(len(_names(key, part)) for key, part in self._parts.items()):
             raise ValueError(f"two parts of the mixture {', '.join(self._parts)} would have kinds of the same name; rename one")
         self.splits: tuple[Split, ...] = tuple(s for s in _SPLITS if any(s in part.splits for part in self._parts.values()))
-        self.template = _agreed({key: part.template for key, part in self._parts.items()}, "template")
-        self.instruction = _agreed({key: part.instruction for key, part in self._parts.items()}, "instruction")
+        self.template = _agreed([part.template for part in self._parts.values()])
+        self.instruction = _agreed([part.instruction for part in self._parts.values()])
         self.fingerprint = "mixture " + " | ".join(f"{key}: {part.fingerprint}" for key, part in self._parts.items())
 
     @property
@@ -81,12 +81,5 @@ def _names(key: str, part: Task) -> dict[str, str]:
     return {key: kinds[0]} if len(kinds) == 1 else {f"{key}/{kind}": kind for kind in kinds}
 
 
-def _agreed(values: dict[str, str], what: str) -> str:
-    first, *others = values.items()
-    for key, value in others:
-        if value != first[1]:
-            raise ValueError(
-                f"the parts of a mixture must agree on the {what}: {first[0]} has {first[1]!r}, {key} has {value!r}; "
-                "give them the same form, or the same sort of task"
-            )
-    return first[1]
+def _agreed(values: list[str | None]) -> str | None:
+    return values[0] if len(set(values)) == 1 else None

@@ -30,13 +30,13 @@ class Task(Protocol):
     def splits(self) -> tuple[Split, ...]: ...
 
     @property
-    def template(self) -> str:
-        """How a problem is put to a model in plain style, unless the crew file says otherwise."""
+    def template(self) -> str | None:
+        """How a problem is put to a model in plain style, unless the crew file says otherwise; None: it must say."""
         ...
 
     @property
-    def instruction(self) -> str:
-        """The form the scoring expects of an answer, in words for a system turn; empty where any form will do."""
+    def instruction(self) -> str | None:
+        """The form the scoring expects of an answer, in words for a system turn; empty where any will do; None: the crew file must say."""
         ...
 
     def kinds_of(self, split: Split) -> tuple[str, ...]:
