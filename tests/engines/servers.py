@@ -190,7 +190,7 @@ def main(arguments: Sequence[str]) -> None:
     if "--refuse" in options:
         print("I refuse")
         raise SystemExit(3)
-    behaviour = Behaviour(weights=Path(options["--model"]) / "model.safetensors")
+    behaviour = Behaviour(weights=Path(options["--model"]) / "model.safetensors", models=(options["--served-model-name"],))
     behaviour.reload()
     with FakeServer(behaviour, int(options["--port"])):
         threading.Event().wait()

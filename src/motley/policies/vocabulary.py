@@ -20,6 +20,10 @@ SOME_DAY = "01 Jan 2026"
 Turn = dict[str, str]  # role and content
 
 
+class NoTemplateError(ValueError):
+    """A chat template that is not there, or cannot be used."""
+
+
 class Vocabulary:
     """A tokenizer with the ids that end an answer; the first of them is the one that answers are taught to end with.
 
@@ -64,17 +68,11 @@ class Vocabulary:
 
     def chat(self, turns: Sequence[Turn]) -> list[int]:
         """Ids of a conversation up to where the model's answer begins, in the model's own template."""
-        if not self.has_chat:
-            raise ValueError('the model has no chat template; write style = "plain" under [prompt], or use an instruct model')
-        template = str(self._tokenizer.chat_template)
-        if "strftime_now" in template and "date_string" not in template:
-            raise ValueError(
-                "the model's chat template tells the day it is rendered on, so that no two peers would see the same prompt; "
-                'write style = "plain" under [prompt], or give the model a template without strftime_now'
-            )
         has_system = turns[0]["role"] == "system"
         try:
             text: Any = self._rendered(turns, add_generation_prompt=True)
+        except NoTemplateError:
+            raise
         except Exception as error:  # a template is a program of the model's author, and raises what it likes
             if not has_system:
                 raise ValueError(f"the model's chat template failed: {error}; write style = 'plain' under [prompt]") from error
@@ -86,14 +84,22 @@ class Vocabulary:
 
     def _rendered(self, turns: Sequence[Turn], **options: bool) -> Any:
         """Some templates tell the model what day it is: always the same one, since sampler and learner must see the same prompt."""
+        if not self.has_chat:
+            raise NoTemplateError('the model has no chat template; write style = "plain" under [prompt], or use an instruct model')
+        template = str(self._tokenizer.chat_template)
+        if "strftime_now" in template and "date_string" not in template:
+            raise NoTemplateError(
+                "the model's chat template tells the day it is rendered on, so that no two peers would see the same prompt; "
+                'write style = "plain" under [prompt], or give the model a template without strftime_now'
+            )
         return self._tokenizer.apply_chat_template(list(turns), tokenize=False, date_string=SOME_DAY, **options)
 
     @cached_property
     def turn_end_id(self) -> int:
         """What ends the model's turn in its chat template, if that is known to end an answer; the usual end otherwise."""
-        turns = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]
+        turns = [{"role": "user", "content": "xyzzy"}, {"role": "assistant", "content": "plugh"}]
         rendered: Any = self._rendered(turns)
-        after = self.encode(rendered.rpartition("2")[2])
+        after = self.encode(rendered.rpartition("plugh")[2])
         return after[0] if after and after[0] in self.end_ids else self.end_id
 
     def decode(self, ids: Sequence[int]) -> str:
