@@ -2,7 +2,7 @@
 
 Differs from transformers' `generate`: samples of one prompt that agree so far are one *branch*, computed once, so that a prompt
 costs nothing per sample and sure answers hardly anything; a branch whose samples have all ended is gone. Projections are fused
-into a snapshot of the weights (LoRA merged), and every sample draws from its own row of random numbers, so that a completion
+into a snapshot of the weights (LoRA merged in float32), and every sample draws from its own row of random numbers, so that a completion
 does not depend on what else is in the batch.
 """
 

@@ -20,6 +20,7 @@ LEAST_TOKENS = 1 << 10
 TINY_TOKENS = 1 << 14  # the same on every machine, so that a tiny crew's numbers are too
 TINY_PARAMETERS = 10_000_000
 SHARE = 0.4  # of the free memory: others use it too
+OPTIMISER_BYTES = 12  # of a value that trains: its gradient and Adam's two moments, in float32
 PROBE_LENGTH = 256
 MEMORY = Path("/proc/meminfo")
 CLOSE = 1e-2  # nat
@@ -36,7 +37,8 @@ def fitting_budget(policy: Policy) -> int:
         if not is_out_of_memory(error):
             raise
         return budget
-    while budget < MOST_TOKENS and 2 * budget * per_token <= SHARE * _free_bytes(policy.device):
+    room = SHARE * (_free_bytes(policy.device) - OPTIMISER_BYTES * sum(p.numel() for _, p in policy.trained()))
+    while budget < MOST_TOKENS and 2 * budget * per_token <= room:
         budget *= 2
     return budget
 
