@@ -75,3 +75,9 @@ def test_a_simulated_run_is_not_resumed_and_that_is_said(crew_file: Path) -> Non
 )
 def test_simulated_time_in_words(seconds: float, words: str) -> None:
     assert duration(seconds) == words
+
+
+def test_a_simulation_reports_too(crew_file: Path) -> None:
+    crew_file.write_text(crew_file.read_text().replace("[crew]", '[crew]\nreport = ["tensorboard"]', 1))
+    motley("sim", crew_file, "--out", crew_file.parent / "run")
+    assert list((crew_file.parent / "run" / "tensorboard").rglob("events.out.*"))

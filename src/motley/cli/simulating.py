@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -40,11 +41,13 @@ def sim(
 ) -> None:
     """Train a crew on virtual time: real training, simulated delays, losses, outages, speeds and churn."""
     from motley.display import duration
+    from motley.reporting import Reports, check_reporters
     from motley.sim.crew import SimCrew
     from motley.sim.report import summary
 
     with plain_errors():
         config = changed(read_config(crew_file), objective, rounds, seed)
+        check_reporters(config)
         folder = out or new_run_folder(config.crew.name)
         console = Console(stderr=as_json)
         columns = (
@@ -56,10 +59,12 @@ def sim(
             TextColumn("left"),
             TimeRemainingColumn(),
         )
-        with Progress(*columns, console=console) as progress, stop_on_interrupt("stopping") as stop_asked:
+        progress, reports = Progress(*columns, console=console), Reports(config, folder)
+        with progress, stop_on_interrupt("stopping") as stop_asked, closing(reports):
             bar = progress.add_task("warm start", total=config.crew.rounds)
             crew = SimCrew(config, folder, lambda peer, steps, accuracy: progress.update(bar, description=f"warm start of {peer}"))
             for lines in crew.rounds():
+                reports.log(lines)
                 progress.update(bar, completed=crew.finished_rounds, description=f"{duration(lines[-1]['time_s'])} simulated")
                 if stop_asked():
                     say(f"stopped at round {crew.finished_rounds}; a simulation is not resumed: its metrics so far are in {folder}")
