@@ -24,7 +24,7 @@ from motley.sampler import SamplerHalf
 from motley.tasks import check_task, draw_problems, load_task
 
 TOLERANCE = 1e-4  # largest difference where engine and trainer both compute in float32
-ROUNDED = 0.03  # mean difference elsewhere: what bfloat16 makes of thirty layers, and of an adapter merged into it
+ROUNDED = 0.03  # mean difference elsewhere: what bfloat16 makes of thirty layers, and of an adapter that a server merges into it
 OUTSIDE = 0.01  # share of tokens that the trainer's truncation may leave out: those at its very edge
 NUM_PROBLEMS = 32
 NUM_SAMPLES = 4

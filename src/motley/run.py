@@ -5,6 +5,8 @@ RUN/start/PEER/            a peer's model before the first round, where it was m
 RUN/metrics.jsonl          a line per peer and round (docs/metrics.md)
 RUN/groups/                the log of a crew in one process; the outbox of a peer in its own
 RUN/checkpoints/round-N/   PEER/model is an ordinary Hugging Face or PEFT folder
+RUN/engine/PEER/           what an engine of its own needs: the weights and the log of its server
+RUN/tensorboard/, wandb/   what reporters write, where the crew file asks for them
 RUN/peers/PEER/            a crew of several processes: a run folder for each
 """
 
@@ -133,9 +135,7 @@ class Run:
     def build_sampler(self, me: PeerConfig, log: Log, outbox: Outbox, blobs: Blobs, hub: bytes) -> Sampler:
         """A sampler with its learner's model, whose weights are still to come."""
         followed = self.config.named(me.follows)
-        here = msgspec.structs.replace(
-            followed, device=me.device, dtype=me.dtype, engine=me.engine
-        )  # the learner's model on the sampler's machine
+        here = msgspec.structs.replace(followed, device=me.device, dtype=me.dtype)  # the learner's model on the sampler's machine
         policy = initial_policy(here, self.config.crew.seed, self.config.prompt, self.task)
         policy = with_trained_part(policy, followed.train, peer_seed(followed.name, self.config.crew.seed))
         weather = self.config.weather(me.name, self.started_s)

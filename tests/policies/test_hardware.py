@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from motley.config import PeerConfig
-from motley.policies import hardware, initial_policy, on_this_machine
+from motley.policies import hardware, initial_policy
 from motley.policies.hardware import choose_device, choose_dtype, faster_dtype
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -104,8 +104,8 @@ def test_the_measurement_measures() -> None:
     assert 0 < hardware._seconds(torch.float32, "cpu") < 1
 
 
-def test_a_peer_on_this_machine_has_its_device_and_dtype_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_has_the_device_and_dtype_chosen_for_its_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus(monkeypatch, 0)
-    here = on_this_machine(PeerConfig(name="a", model="tiny:0.3m"))
-    assert (here.device, here.dtype) == ("cpu", "float32")
-    assert on_this_machine(here) == here
+    chosen = initial_policy(PeerConfig(name="a", model="tiny:0.3m"), seed=0)
+    told = initial_policy(PeerConfig(name="a", model="tiny:0.3m", device="cpu", dtype="float32"), seed=0)
+    assert {(policy.device, policy.dtype) for policy in (chosen, told)} == {(CPU, torch.float32)}

@@ -96,9 +96,8 @@ def warm(
             bar = progress.add_task("warm start", total=1.0)
 
             def show(done: int, reached: dict[str, float]) -> None:
-                share = done / steps if steps else sum(min(1.0, reached[k] / v) for k, v in wanted.accuracy.items()) / len(reached)
                 skills = " ".join(f"{name} {value:.0%}" for name, value in reached.items())
-                progress.update(bar, completed=share, description=f"warm start, step {done}: {skills}")
+                progress.update(bar, completed=wanted.share(done, reached), description=f"warm start, step {done}: {skills}")
 
             warm_start(policy, chosen, wanted, seed, show)
         with whole(out) as partial:

@@ -95,9 +95,7 @@ def _start(config: CrewConfig, folder: Path, may_resume: bool = False) -> LocalC
             warm = next(p.warm for p in config.peer if p.name == peer and p.warm)
             if peer not in tasks:
                 tasks[peer] = progress.add_task(f"warm start of {peer}", total=1.0, skill="")
-            wanted = warm.accuracy
-            reached = steps / warm.steps if warm.steps else sum(min(1.0, accuracy[k] / wanted[k]) for k in wanted) / len(wanted)
-            progress.update(tasks[peer], completed=reached, skill=" ".join(f"{k} {v:.0%}" for k, v in accuracy.items()))
+            progress.update(tasks[peer], completed=warm.share(steps, accuracy), skill=" ".join(f"{k} {v:.0%}" for k, v in accuracy.items()))
 
         return (LocalCrew.start_or_resume if may_resume else LocalCrew.start)(config, folder, show)
 

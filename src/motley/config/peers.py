@@ -53,6 +53,12 @@ class Warm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def of_kinds(self) -> tuple[str, ...]:
         return self.kinds or tuple(self.accuracy)
 
+    def share(self, steps: int, reached: dict[str, float]) -> float:
+        """How much of it is done after so many steps, with so much accuracy per kind."""
+        if self.steps:
+            return steps / self.steps
+        return sum(min(1.0, reached[kind] / target) for kind, target in self.accuracy.items()) / len(self.accuracy)
+
     def __post_init__(self) -> None:
         if bool(self.accuracy) == bool(self.kinds) or bool(self.kinds) != bool(self.steps):
             raise ValueError(

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from motley.engines.drawing import Drawn, Prompts, draw, sample_rows
 from motley.engines.engine import Completion
-from motley.policies.policy import Policy
+from motley.policies.policy import Policy, merged_weight
 from motley.records import Sampling
 
 
@@ -82,7 +82,7 @@ class TorchEngine:
         self._layers = [_snapshot(layer, self._dtype) for layer in model.model.layers]
         self._embed: Tensor = model.model.embed_tokens.weight.detach().float().clone()
         self._norm: Tensor = model.model.norm.weight.detach().clone()
-        self._head: Tensor = _merged(model.lm_head).clone()
+        self._head: Tensor = merged_weight(model.lm_head).clone()
         self._eps: float = config.rms_norm_eps
         self._head_dim: int = model.model.layers[0].self_attn.head_dim
         self._heads: int = config.num_attention_heads
@@ -202,8 +202,8 @@ def _snapshot(layer: Any, dtype: torch.dtype) -> _Layer:
 def _fused(linears: Sequence[Any], dtype: torch.dtype) -> _Linear:
     """Linear layers over the same input as one: merged with their adapters in float32, and with them apart where it is rounded."""
     if dtype == torch.float32 or not any(hasattr(linear, "base_layer") for linear in linears):
-        return _Linear(torch.cat([_merged(linear) for linear in linears]).to(dtype))
-    weights = [_base(linear) for linear in linears]
+        return _Linear(torch.cat([merged_weight(linear) for linear in linears]).to(dtype))
+    weights = [getattr(linear, "base_layer", linear).weight.detach().float() for linear in linears]
     down, up = [], []
     for row, linear in enumerate(linears):
         for name in getattr(linear, "active_adapters", ()):
@@ -212,16 +212,3 @@ def _fused(linears: Sequence[Any], dtype: torch.dtype) -> _Linear:
             column[row] = linear.lora_B[name].weight * linear.scaling[name]
             up.append(torch.cat(column))
     return _Linear(torch.cat(weights).to(dtype), torch.cat(down).to(dtype), torch.cat(up, 1).to(dtype))
-
-
-def _base(linear: Any) -> Tensor:
-    weight: Tensor = getattr(linear, "base_layer", linear).weight
-    return weight.detach().float()
-
-
-def _merged(linear: Any) -> Tensor:
-    """The weight a linear layer acts with, its LoRA adapters added in."""
-    weight = _base(linear)
-    for name in getattr(linear, "active_adapters", ()):
-        weight = weight + linear.get_delta_weight(name)
-    return weight

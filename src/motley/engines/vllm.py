@@ -30,7 +30,7 @@ from transformers import PreTrainedModel
 from motley.config.peers import OpenAI, Vllm
 from motley.engines.engine import Completion
 from motley.engines.openai import Client, OpenAIEngine
-from motley.policies.policy import Policy
+from motley.policies.policy import Policy, merged_weight
 from motley.records import Sampling
 
 WEIGHTS = "model.safetensors"
@@ -196,10 +196,7 @@ def merged_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
     found = {name.replace(".base_layer.", "."): t for name, t in model.state_dict().items() if ".lora_" not in name}
     for name, module in model.named_modules():
         if hasattr(module, "base_layer"):
-            weight = module.base_layer.weight.detach().float()
-            for adapter in module.active_adapters:
-                weight = weight + module.get_delta_weight(adapter)
-            found[f"{name}.weight"] = weight
+            found[f"{name}.weight"] = merged_weight(module)
     return found
 
 

@@ -7,12 +7,11 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
+from operator import itemgetter
 from pathlib import Path
 
-import msgspec
-import torch
 from peft import PeftModel
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PretrainedConfig
 
 from motley.config import PeerConfig, Prompt
 from motley.policies.hardware import choose_device, choose_dtype
@@ -30,7 +29,6 @@ __all__ = [
     "choose_trained",
     "initial_policy",
     "is_tiny",
-    "on_this_machine",
     "peer_seed",
     "saved_policy",
     "with_trained_part",
@@ -50,26 +48,22 @@ def check_peer(peer: PeerConfig, rules: Prompt, task: Task, problems: Sequence[P
     """
     vocabulary, max_positions = _check_tiny(peer, rules) if is_tiny(peer.model) else _check_pretrained(peer, rules)
     prompts = Prompts.of(vocabulary, rules, task)
-    answers = {p.id: (len(prompts.answer_ids(p)), p) for p in problems if p.answer}
-    longest, room = max(len(prompts.ids(p)) for p in problems), max_tokens or max((size for size, _ in answers.values()), default=0)
+    answers = [(len(prompts.answer_ids(p)), p) for p in problems if p.answer]
+    longest, room = max(len(prompts.ids(p)) for p in problems), max_tokens or max((size for size, _ in answers), default=0)
     if longest + room > max_positions:
         raise ValueError(
             f"peer {peer.name}: prompts of {longest} tokens and {f'max_tokens={max_tokens}' if max_tokens else f'answers of {room}'} "
             f"do not fit the {max_positions} positions of {peer.model}; lower max_tokens or shorten the prompts"
         )
     # Every bare answer must fit; of those with reasoning around them, which a model may keep shorter, the shortest.
-    bare = [(size, p) for size, p in answers.values() if task.target(p) == p.answer]
-    size, problem = max(bare, key=_size) if bare else min(answers.values(), key=_size, default=(0, problems[0]))
+    bare = [(size, p) for size, p in answers if task.target(p) == p.answer]
+    size, problem = max(bare, key=itemgetter(0)) if bare else min(answers, key=itemgetter(0), default=(0, problems[0]))
     if max_tokens and size > max_tokens:
         raise ValueError(
             f"max_tokens={max_tokens} is too short for answers such as {problem.answer!r}; use at least {size}, "
             f"{'' if bare else 'its shortest solution and '}the end token included"
         )
     return vocabulary
-
-
-def _size(found: tuple[int, Problem]) -> int:
-    return found[0]
 
 
 def _check_tiny(peer: PeerConfig, rules: Prompt) -> tuple[Vocabulary, int]:
@@ -94,26 +88,20 @@ def _check_pretrained(peer: PeerConfig, rules: Prompt) -> tuple[Vocabulary, int]
     return vocabulary, getattr(config.get_text_config(), "max_position_embeddings", None) or 2**31
 
 
-def on_this_machine(peer: PeerConfig) -> PeerConfig:
-    """The peer with its device and dtype chosen."""
-    small = is_tiny(peer.model)
-    device = choose_device(peer.device, small)
-    dtype = str(choose_dtype(peer.dtype, device, small)).removeprefix("torch.")
-    return msgspec.structs.replace(peer, device=str(device), dtype=dtype)
-
-
 def initial_policy(peer: PeerConfig, seed: int, rules: Prompt = Prompt(), task: Task | None = None) -> Policy:
     """The untrained policy of a peer, whole model trainable; `with_trained_part` comes after its warm start."""
-    here = on_this_machine(peer)
+    small = is_tiny(peer.model)
+    device = choose_device(peer.device, small)
+    dtype = choose_dtype(peer.dtype, device, small)
     vocabulary = _vocabulary(peer.model, rules.stop)
-    model = tiny_model(peer.model.removeprefix(TINY), peer_seed(peer.name, seed)) if is_tiny(peer.model) else read_model(find(peer.model))
+    model = tiny_model(peer.model.removeprefix(TINY), peer_seed(peer.name, seed)) if small else read_model(find(peer.model))
     if peer.keep_layers:
         keep_layers(model, peer.keep_layers)
     return Policy(
-        model.to(torch.device(here.device)),
+        model.to(device),
         vocabulary,
         prompts=Prompts.of(vocabulary, rules, task) if task else Prompts(vocabulary),
-        dtype=getattr(torch, here.dtype),
+        dtype=dtype,
         gradient_checkpointing=peer.gradient_checkpointing,
     )
 
@@ -144,12 +132,12 @@ def _vocabulary(model: str, stop: str) -> Vocabulary:
         return tiny_vocabulary()
     source = find(model)
     config = read_shape(source).get_text_config()
-    return Vocabulary(read_tokenizer(source), ends=_ends(source), stop=stop, size=config.vocab_size)
+    return Vocabulary(read_tokenizer(source), ends=_ends(source, config), stop=stop, size=config.vocab_size)
 
 
-def _ends(source: Source) -> list[int]:
+def _ends(source: Source, config: PretrainedConfig) -> list[int]:
     """What ends an answer by the model's own word; chat models often name several tokens."""
-    named = [read_shape(source).get_text_config().eos_token_id]
+    named = [config.eos_token_id]
     with suppress(OSError):  # a folder without generation_config.json
         if not source.gguf:
             named.append(GenerationConfig.from_pretrained(source.place).eos_token_id)

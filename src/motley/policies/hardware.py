@@ -8,8 +8,7 @@ from functools import lru_cache
 
 import torch
 
-SIZES = {"cpu": 512}  # of the measured product: large enough that starting it does not count
-LARGE = 4096
+CPU_SIZE, GPU_SIZE = 512, 4096  # of the measured product: large enough that starting it does not count
 REPEATS = 8
 HOPELESS_S = 0.05
 WORTH = 1.3  # bfloat16 rounds more, so it must be this much faster
@@ -54,18 +53,21 @@ def faster_dtype(device: str) -> torch.dtype:
 
 def _seconds(dtype: torch.dtype, device: str) -> float:
     """The best of several products, after one that only wakes the device up; one that is hopeless is not repeated."""
-    best = float("inf")
-    size = SIZES.get(device, LARGE)
+    size = CPU_SIZE if device == "cpu" else GPU_SIZE
     matrix = torch.ones(size, size, dtype=dtype, device=device)
-    for number in range(REPEATS + 1):
-        start = time.perf_counter()
-        float((matrix @ matrix)[0, 0])  # reading a value waits for the device
-        taken = time.perf_counter() - start
-        if number:
-            best = min(best, taken)
-        if best > HOPELESS_S and number:
+    _product_s(matrix)
+    best = _product_s(matrix)
+    for _ in range(REPEATS - 1):
+        if best > HOPELESS_S:
             break
+        best = min(best, _product_s(matrix))
     return best
+
+
+def _product_s(matrix: torch.Tensor) -> float:
+    start = time.perf_counter()
+    float((matrix @ matrix)[0, 0])  # reading a value waits for the device
+    return time.perf_counter() - start
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

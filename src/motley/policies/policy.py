@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
@@ -152,6 +153,14 @@ def with_trained_part(policy: Policy, train: str | TrainPart, seed: int) -> Poli
     if isinstance(train, TrainPart) and train.lora is not None:
         _store_frozen(model, policy)
     return replace(policy, model=model)
+
+
+def merged_weight(linear: Any) -> Tensor:
+    """The weight a linear layer acts with, its LoRA adapters added in; float32."""
+    weight: Tensor = getattr(linear, "base_layer", linear).weight.detach().float()
+    for name in getattr(linear, "active_adapters", ()):
+        weight = weight + linear.get_delta_weight(name)
+    return weight
 
 
 def _store_frozen(model: nn.Module, policy: Policy) -> None:

@@ -10,8 +10,8 @@ from motley.config import Prompt
 from motley.policies.vocabulary import Turn, Vocabulary
 from motley.records import Problem
 from motley.tasks import Task
+from motley.tasks.task import AS_IT_IS
 
-AS_IT_IS = "{prompt}{answer}"
 BETWEEN_SHOTS = "\n\n"
 
 
