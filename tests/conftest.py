@@ -1,7 +1,9 @@
-"""What every test shares: one thread, a cache of warm starts that is not the user's, and the one real model some of them need."""
+"""What every test shares: one thread, a cache of warm starts that is not the user's, the one real model some of them need, and Triton
+kernels that are interpreted where there is no GPU to run them."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,8 @@ import torch
 from motley.files import cache_folder
 
 torch.set_num_threads(1)
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
 USERS_CACHE = cache_folder()
 
 

@@ -412,7 +412,7 @@ def test_a_crew_with_roles_reads_back_the_same(tmp_path: Path) -> None:
     [
         (CREW + PEERS + 'device = "gpu"', ["device='gpu' is not known; use auto, cpu, cuda, cuda:N or mps"]),
         (CREW + PEERS + 'device = "cuda:x"', ["device='cuda:x' is not known"]),
-        (CREW + PEERS + 'dtype = "float16"', ["Invalid enum value 'float16'"]),
+        (CREW + PEERS + 'dtype = "float8"', ["Invalid enum value 'float8'"]),
         (CREW + PEERS + "keep_layers = 1", ["keep_layers=1; use at least 2, the first and the last, or 0 for all"]),
         (CREW + PEERS + "keep_layers = -3", ["keep_layers=-3"]),
         (CREW + PEERS + "keep_layer = 3", ["did you mean keep_layers?"]),

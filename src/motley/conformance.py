@@ -17,7 +17,8 @@ from motley.engines import Completion
 from motley.engines.drawing import truncate
 from motley.exchange import MemoryLog, Outbox, Signer
 from motley.learning.batches import MicroBatch, ToScore, micro_batches
-from motley.policies.forward import LOGITS_AT_ONCE, hidden_states
+from motley.policies.forward import predicting_states
+from motley.policies.logprobs import LOGITS_AT_ONCE, project
 from motley.records import Sampling
 from motley.run import Run, check_config
 from motley.sampler import SamplerHalf
@@ -160,11 +161,11 @@ def _reported(micro: MicroBatch, completions: Sequence[Completion]) -> Tensor:
 
 def _trainer_says(half: SamplerHalf, micro: MicroBatch, sampling: Sampling) -> dict[str, Tensor]:
     packed, head = micro.packed, half.policy.base.get_output_embeddings()
-    hidden_MD = hidden_states(half.policy, packed)[packed.predictor_M].float()
+    hidden_MD = predicting_states(half.policy, packed)
     rows = max(1, LOGITS_AT_ONCE // head.out_features)
     found: dict[str, list[Tensor]] = {meaning: [] for meaning in MEANINGS}
     for hidden, target in zip(hidden_MD.split(rows), packed.target_M.split(rows), strict=True):
-        raw_MV = torch.log_softmax(head(hidden).float(), -1)
+        raw_MV = torch.log_softmax(project(hidden, head), -1)
         full_MV = torch.log_softmax(raw_MV / sampling.temperature, -1)
         for meaning, table in (("sampled", truncate(full_MV, sampling)), ("full", full_MV), ("raw", raw_MV)):
             found[meaning].append(table.gather(1, target[:, None]).squeeze(1).cpu())

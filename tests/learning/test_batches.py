@@ -3,8 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fakes import ragged_sequences
+from fakes import POLICIES, ragged_sequences
+from motley.learning import batches
 from motley.learning.batches import MicroBatch, ToScore, micro_batches
+from motley.policies.forward import score
 
 CPU = torch.device("cpu")
 
@@ -54,3 +56,29 @@ def test_unpack_puts_every_value_at_its_sequence_and_token() -> None:
 
 def test_no_sequences_make_no_micro_batch() -> None:
     assert micro_batches([], 100, CPU) == []
+
+
+@pytest.mark.parametrize("kind", ["full", "grouped"])
+def test_a_prompt_with_its_only_completion_may_be_one_stretch(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: shared prompts of some length stay shared, others are given to each completion."""
+    policy = POLICIES[kind]()
+    sequences = [
+        *(ToScore(row=row, prompt=(5, 6, 7, 8), tokens=(9, 10, 11)[: row + 1], temperature=0.7) for row in range(3)),
+        ToScore(row=3, prompt=(12, 13), tokens=(14,)),
+        ToScore(row=4, prompt=(15, 16, 17), tokens=(18, 19, 20, 21)),
+        *(ToScore(row=row, prompt=(7,), tokens=tuple(range(3, 25)), group=1) for row in (5, 6)),
+    ]
+
+    def logp(micro: MicroBatch) -> dict[int, torch.Tensor]:
+        table_BT = micro.unpack(score(policy, micro.packed).logp_M)
+        return {row: table_BT[place][micro.mask_BT[place]] for place, row in enumerate(micro.row_B.tolist())}
+
+    (apart,) = micro_batches(sequences, 10**6, torch.device("cpu"))
+    monkeypatch.setattr(batches, "joins_alone", lambda device: True)
+    (joined,) = micro_batches(sequences, 10**6, torch.device("cpu"))
+    assert joined.packed.answers.total == sum(len(s.tokens) - 1 for s in sequences[:3])
+    assert len(joined.packed.token_N) == len(apart.packed.token_N) + 1
+    expected, found = logp(apart), logp(joined)
+    assert found.keys() == expected.keys() == {s.row for s in sequences}
+    for row, value in expected.items():
+        torch.testing.assert_close(found[row], value, rtol=0, atol=1e-5)

@@ -9,6 +9,7 @@ from fakes import lora_policy, ragged_sequences, tiny_policy
 from motley.config import TrainPart
 from motley.learning.batches import micro_batches
 from motley.learning.checkpoint import CheckpointError, checkpoints, load_manifest, load_training, save_checkpoint, save_training
+from motley.learning.descent import adam
 from motley.policies import Policy
 from motley.policies.forward import score
 
@@ -97,20 +98,36 @@ def train(policy: Policy, optimiser: torch.optim.Optimizer, steps: int) -> None:
 
 @pytest.mark.parametrize("make", [tiny_policy, lora_policy, last_layer_policy])
 def test_training_goes_on_exactly_as_if_it_had_not_stopped(make: type[Policy], tmp_path: Path) -> None:
-    adam = lambda policy: torch.optim.Adam([p for _, p in policy.trained()], lr=1e-2)
+    start = lambda policy: adam((p for _, p in policy.trained()), lr=1e-2)
     policy = make()
-    optimiser = adam(policy)
+    optimiser = start(policy)
     train(policy, optimiser, 3)
     save_training(policy, optimiser, tmp_path / "one")
     train(policy, optimiser, 2)
 
     again = make()
-    other = adam(again)
+    other = start(again)
     load_training(again, other, tmp_path / "one")
     assert int(next(iter(other.state.values()))["step"]) == 3
     train(again, other, 2)
     for (name, ours), (_, theirs) in zip(again.model.named_parameters(), policy.model.named_parameters(), strict=True):
         assert torch.equal(ours, theirs), name
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_training_goes_on_on_a_gpu(tmp_path: Path) -> None:
+    policy, again = tiny_policy(), tiny_policy()
+    policy.model.cuda()
+    again.model.cuda()
+    optimiser, other = (adam((p for _, p in one.trained()), lr=1e-3) for one in (policy, again))
+    train(policy, optimiser, 3)
+    save_training(policy, optimiser, tmp_path / "one")
+    train(policy, optimiser, 1)
+    load_training(again, other, tmp_path / "one")
+    train(again, other, 1)
+    for (name, ours), (_, theirs) in zip(again.model.named_parameters(), policy.model.named_parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5, msg=name)
 
 
 def test_an_optimiser_without_a_step_is_saved_too(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from motley.learning.batches import ToScore
 from motley.learning.fitting import LEAST_TOKENS, MOST_TOKENS, check_supported, fitting_budget, halved, is_out_of_memory, too_large
 from motley.policies import Policy, with_trained_part
 from motley.policies.forward import score
+from motley.policies.logprobs import Scores
+from motley.policies.packed import Packed
 from motley.policies.tiny import SHAPES, tiny_model, tiny_vocabulary
 
 GIB = 2**30
@@ -161,9 +163,17 @@ def test_they_pass_in_bfloat16_and_with_checkpointing_too(kind: str, train: str)
     check_supported(with_trained_part(policy, TRAINS[train], 0))
 
 
-def test_a_tiny_model_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitting, "score", None)
+def test_a_model_with_a_forward_of_ours_is_compared_with_its_own_too(monkeypatch: pytest.MonkeyPatch) -> None:
     check_supported(tiny_policy())
+    right = fitting.score
+
+    def wrong(policy: Policy, packed: Packed) -> Scores:
+        scores = right(policy, packed)
+        return dataclasses.replace(scores, logp_M=scores.logp_M - 0.1)
+
+    monkeypatch.setattr(fitting, "score", wrong)
+    with pytest.raises(ValueError, match=r"its log-probs differ by 0\.1 between packed rows and its own forward"):
+        check_supported(tiny_policy())
 
 
 def of(config: type[PretrainedConfig], **others: object) -> Policy:

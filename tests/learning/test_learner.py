@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from dataclasses import replace as aged
+from typing import Any
 
 import pytest
 import torch
@@ -10,12 +11,16 @@ from msgspec.structs import replace
 from fakes import candidate, group, lora_policy, reference_logp, rollout, tiny_policy
 from motley.config import Learning
 from motley.learning import learner as learner_module
+from motley.learning.batches import micro_batches
+from motley.learning.descent import FIRST_SCALE
 from motley.learning.fitting import fitting_budget
 from motley.learning.learner import Learner, StepReport, Success
 from motley.learning.select import Candidate
 from motley.objectives import Objective, Terms, objective
 from motley.policies import Policy
-from motley.policies.forward import Packed, Scores, score
+from motley.policies.forward import score
+from motley.policies.logprobs import Scores
+from motley.policies.packed import Packed
 from motley.records import Problem, Sampling
 
 
@@ -299,3 +304,137 @@ def test_an_error_that_is_not_about_memory_is_not_tried_again(monkeypatch: pytes
 def test_without_a_budget_in_the_crew_file_the_fitting_one_is_used() -> None:
     learner = Learner(tiny_policy(), objective("ftis"), Learning(), lr=1e-3)
     assert learner.token_budget == fitting_budget(learner.policy)
+
+
+# float16
+
+
+class InFloat16(torch.autograd.Function):
+    """Passes a gradient on as float16 would hold it, `factor` times as large."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, factor: float) -> torch.Tensor:
+        ctx.factor = factor
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return (gradient * ctx.factor).half().float() / ctx.factor, None
+
+
+def rounding_gradients(patch: pytest.MonkeyPatch, factor: float) -> list[Packed]:
+    """Have gradients pass through float16; what was scored."""
+    scored: list[Packed] = []
+
+    def rounded(policy: Policy, packed: Packed) -> Scores:
+        scored.append(packed)
+        scores = score(aged(policy, dtype=torch.float32), packed)
+        return aged(scores, logp_M=InFloat16.apply(scores.logp_M, factor))
+
+    patch.setattr(learner_module, "score", rounded)
+    return scored
+
+
+def float16_policy() -> Policy:
+    return aged(tiny_policy(), dtype=torch.float16)
+
+
+def test_a_gradient_that_float16_does_not_hold_is_made_again_at_a_smaller_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    candidates, policy, exact = groups(MIXED), float16_policy(), tiny_policy()
+    expected = a_learner(exact, 10**6).step(candidates)
+    scored = rounding_gradients(monkeypatch, factor=2.0**11)
+    learner = a_learner(policy, 10**6)
+    report = learner.step(candidates)
+    assert len(scored) > 2
+    assert learner.scale.value == FIRST_SCALE / 2 ** (len(scored) - 1)
+    torch.testing.assert_close(weights(policy), weights(exact), rtol=0, atol=1e-6)
+    assert (weights(policy) - weights(tiny_policy())).abs().max() > 1e-4
+    assert report.grad_norm == pytest.approx(expected.grad_norm, rel=1e-3)
+    assert (report.loss, report.senders, policy.version) == (expected.loss, expected.senders, 1)
+    tries = len(scored)
+    learner.step(candidates)
+    assert len(scored) - tries < tries  # the scale is kept, so that it has less far to go
+
+
+@pytest.mark.parametrize(("dtype", "vanishes"), [(torch.float16, False), (torch.bfloat16, True)])
+def test_a_small_gradient_vanishes_in_float16_unless_the_loss_is_scaled(
+    dtype: torch.dtype, vanishes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounding_gradients(monkeypatch, factor=2.0**-22)
+    report = a_learner(aged(tiny_policy(), dtype=dtype), 10**6).step(groups(MIXED))
+    assert (report.grad_norm == 0) == vanishes
+
+
+def test_a_gradient_that_fits_at_no_scale_is_an_error_that_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = float16_policy()
+    before, scored = weights(policy), rounding_gradients(monkeypatch, factor=1e9)
+    learner = Learner(policy, objective("ftis"), Learning(), lr=1e-3)
+    words = (
+        "gradient norm is (nan|inf) at version 0; nothing was changed by this step.* or set dtype = 'bfloat16' for the peer; a run goes on"
+    )
+    with pytest.raises(FloatingPointError, match=words):
+        learner.step(groups(MIXED))
+    assert len(scored) == 16  # from 2^15 to 1
+    assert torch.equal(weights(policy), before)
+    assert not learner.optimiser.state
+    assert policy.version == 0
+
+
+def test_a_loss_that_is_no_number_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    scored = rounding_gradients(monkeypatch, factor=1.0)
+    with pytest.raises(FloatingPointError, match="gradient norm is nan"):
+        a_learner(float16_policy(), 10**6).step(groups([[1.0, float("nan"), 0.0, 0.0]]))
+    assert len(scored) == 1
+
+
+def test_the_clip_sees_the_gradient_without_its_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounding_gradients(monkeypatch, factor=1.0)
+    policy = float16_policy()
+    report = Learner(policy, objective("nois"), Learning(grad_clip=1e-3), lr=1e-3).step(groups(MIXED))
+    exact = Learner(tiny_policy(), objective("nois"), Learning(grad_clip=1e-3), lr=1e-3).step(groups(MIXED))
+    assert report.grad_norm == pytest.approx(exact.grad_norm, rel=1e-2)
+    assert float(torch.sqrt(sum((p.grad**2).sum() for _, p in policy.trained()))) == pytest.approx(1e-3, rel=1e-3)
+
+
+# On a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_on_a_gpu_a_step_goes_where_the_cpus_goes(dtype: torch.dtype) -> None:
+    candidates, policy, exact = groups(MIXED), tiny_policy(), tiny_policy()
+    policy.model.cuda()
+    policy.dtype = dtype
+    start, expected, report = weights(exact), a_learner(exact, 30).step(candidates), a_learner(policy, 30).step(candidates)
+    ours, theirs = weights(policy).cpu() - start, weights(exact) - start
+    close = {torch.float32: 0.9999, torch.bfloat16: 0.97, torch.float16: 0.998}[dtype]
+    assert torch.cosine_similarity(ours, theirs, 0) > close
+    assert report.grad_norm == pytest.approx(expected.grad_norm, rel=0.1)
+    assert report.senders.keys() == expected.senders.keys()
+    assert report.senders["me"]["entropy"] == pytest.approx(expected.senders["me"]["entropy"], rel=0.02)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_on_a_gpu_a_step_waits_for_it_only_where_it_must() -> None:
+    """While micro-batches are computed nothing is read back."""
+    policy = tiny_policy()
+    policy.model.cuda()
+    policy.dtype = torch.bfloat16
+    learner, candidates = a_learner(policy, 10**6), groups(MIXED)
+    learner.step(candidates)  # compiles
+    batch = learner._batch(candidates)
+    terms = learner._objective.prepare(batch.samples)
+    learner.optimiser.zero_grad()
+    ready = [learner_module._unscored(batch, terms, micro) for micro in micro_batches(batch.sequences, 10**6, policy.device)]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for micro, unscored in ready:
+            scores = score(policy, micro.packed)
+            loss_batch = unscored(logp_learner_BT=micro.unpack(scores.logp_M))
+            output = learner._objective.loss(loss_batch)
+            learner_module._note(micro, scores, loss_batch, output)
+            learner.scale.backward(output.loss)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

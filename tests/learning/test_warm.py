@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +10,8 @@ import torch
 from architectures import write_model
 from fakes import tiny_policy
 from motley.config import PeerConfig, Prompt, Warm
+from motley.learning import warm as warm_module
+from motley.learning.descent import LossScale, adam
 from motley.learning.warm import expected_accuracy, warm_start
 from motley.policies import Policy, initial_policy
 from motley.tasks import Task, draw_problems, load_task
@@ -166,3 +170,30 @@ def test_a_torn_file_in_the_cache_is_made_again(tmp_path: Path, monkeypatch: pyt
     assert steps
     assert torch.equal(weights(first), weights(again))
     assert start(tmp_path, monkeypatch)[1] == []
+
+
+@pytest.mark.parametrize("fits_at", [2.0**10, 0.5])
+def test_in_float16_a_gradient_that_does_not_fit_is_made_again_at_a_smaller_scale(fits_at: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = warm_module._answers(tiny_policy(), draw_problems(TASK, "0", "train", 4))
+    scale, policy = LossScale(torch.float16), tiny_policy()
+    real, norms = warm_module._gradient_norm, []
+
+    def overflowing(*given: Any) -> float:
+        norms.append(real(*given) if scale.value <= fits_at else math.inf)
+        return norms[-1]
+
+    monkeypatch.setattr(warm_module, "_gradient_norm", overflowing)
+    before = weights(policy)
+    take = lambda: warm_module._supervised_step(policy, adam(policy.model.parameters(), 1e-3), scale, answers, 1000)
+    if fits_at < 1:
+        with pytest.raises(FloatingPointError, match="gradient norm of the warm start is inf"):
+            take()
+        assert torch.equal(weights(policy), before)
+        return
+    take()
+    assert (len(norms), scale.value) == (6, 2.0**10)
+    exact = tiny_policy()
+    monkeypatch.undo()
+    warm_module._supervised_step(exact, adam(exact.model.parameters(), 1e-3), LossScale(torch.float32), answers, 1000)
+    torch.testing.assert_close(weights(policy), weights(exact), rtol=0, atol=1e-5)
+    assert not torch.equal(weights(policy), before)

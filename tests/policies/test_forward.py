@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from architectures import ARCHITECTURES, TRAINS, WINDOW, own_code_policy, reference_policy
 from fakes import POLICIES, ragged_sequences, reference_distribution, reference_logp, tiny_policy
 from motley.learning.batches import ToScore, micro_batches
-from motley.policies import Policy, forward, with_trained_part
+from motley.policies import Policy, forward, logprobs, with_trained_part
 from motley.policies.forward import score
 
 CPU = torch.device("cpu")
@@ -73,7 +73,7 @@ def test_the_vocabulary_in_chunks_changes_neither_logprobs_nor_gradients(logits_
     sequences = ragged_sequences(temperatures=(1.0, 0.5))
     whole = packed_logp(policy, sequences, EVERYTHING)
     expected = gradients(policy, whole)
-    monkeypatch.setattr(forward, "LOGITS_AT_ONCE", logits_at_once)
+    monkeypatch.setattr(logprobs, "LOGITS_AT_ONCE", logits_at_once)
     chunked = packed_logp(policy, sequences, EVERYTHING)
     for ours, theirs in zip(chunked, whole, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
@@ -141,7 +141,7 @@ def test_gradient_checkpointing_changes_nothing_of_a_llama(kind: str, monkeypatc
     recomputed = []
     monkeypatch.setattr(forward, "checkpoint", lambda f, *given, **named: recomputed.append(f) or f(*given))
     packed_logp(policy, sequences, EVERYTHING)
-    assert recomputed == [forward._llama_layer] * policy.config.num_hidden_layers
+    assert recomputed == [forward._layer] * policy.config.num_hidden_layers
     monkeypatch.undo()
     found = packed_logp(policy, sequences, EVERYTHING)
     for ours, theirs in zip(found, expected, strict=True):

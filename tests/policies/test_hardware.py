@@ -8,25 +8,25 @@ import torch
 
 from motley.config import PeerConfig
 from motley.policies import hardware, initial_policy
-from motley.policies.hardware import choose_device, choose_dtype, faster_dtype
+from motley.policies.hardware import choose_device, choose_dtype, is_faster
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 @pytest.fixture(autouse=True)
 def measured_anew() -> Iterator[None]:
-    faster_dtype.cache_clear()
+    is_faster.cache_clear()
     yield
-    faster_dtype.cache_clear()
+    is_faster.cache_clear()
 
 
-def speeds(patch: pytest.MonkeyPatch, full: float, half: float) -> list[tuple[torch.dtype, str]]:
-    """Have products take these seconds; what was measured."""
+def speeds(patch: pytest.MonkeyPatch, full: float, half: float, float16: float = 9.0) -> list[tuple[torch.dtype, str]]:
+    """Have products take these seconds, with `half` those of bfloat16; what was measured."""
     asked: list[tuple[torch.dtype, str]] = []
 
     def seconds(dtype: torch.dtype, device: str) -> float:
         asked.append((dtype, device))
-        return {torch.float32: full, torch.bfloat16: half}[dtype]
+        return {torch.float32: full, torch.bfloat16: half, torch.float16: float16}[dtype]
 
     patch.setattr(hardware, "_seconds", seconds)
     return asked
@@ -80,8 +80,32 @@ def test_on_a_cpu_nothing_is_measured_unless_bfloat16_is_asked_for(monkeypatch: 
 def test_a_gpu_uses_bfloat16_where_it_is_clearly_faster(half: float, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = speeds(monkeypatch, full=1.0, half=half)
     assert [choose_dtype("auto", CUDA, small=False) for _ in range(3)] == [expected] * 3
-    assert asked == [(torch.float32, "cuda"), (torch.bfloat16, "cuda")]  # once
+    assert len(asked) == 4  # once for each half type
     assert choose_dtype("auto", CUDA, small=True) == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("float16", "fits", "expected"),
+    [(0.1, True, torch.float16), (0.1, False, torch.bfloat16), (0.8, True, torch.bfloat16)],
+)
+def test_a_gpu_uses_float16_where_it_is_faster_and_holds_the_model(
+    float16: float, fits: bool, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speeds(monkeypatch, full=1.0, half=0.1, float16=float16)
+    asked = []
+    chosen = choose_dtype("auto", CUDA, small=False, fits_float16=lambda: asked.append(True) or fits)
+    assert chosen == expected
+    assert len(asked) == (float16 < 0.5)  # the model is tried only where it matters
+    assert choose_dtype("auto", torch.device("mps"), small=False, fits_float16=lambda: True) == torch.bfloat16
+
+
+def test_float16_is_refused_without_a_cuda_gpu_before_anything_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "dtype='float16' is for CUDA GPUs, and this peer computes on cpu; use auto, float32 or bfloat16"
+    monkeypatch.setattr("motley.policies.read_model", None)
+    for model in ("tiny:0.3m", "nowhere"):
+        with pytest.raises(ValueError, match=words):
+            initial_policy(PeerConfig(name="a", model=model, device="cpu", dtype="float16"), seed=0)
+    assert choose_dtype("float16", CUDA, small=True) == torch.float16
 
 
 def test_bfloat16_that_is_slower_is_used_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,7 +149,7 @@ class PeerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     lr: float = 0.0  # 0: the crew's
     engine: Literal["torch"] | EnginePart = "torch"  # who samples
     device: str = "auto"  # cpu, cuda, cuda:1, mps
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of the arithmetic; what trains is kept in float32
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of the arithmetic; what trains is kept in float32
     gradient_checkpointing: bool = False  # less memory, a third more time
     speed: Speed = Speed()
     churn: Churn = Churn()

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 from motley.config import EnginePart
 from motley.engines.engine import Completion, Engine
 from motley.engines.plain import PlainEngine
 from motley.engines.torch import TorchEngine
-from motley.policies.forward import is_plain_llama
+from motley.policies.decoder import why_unknown
+from motley.policies.hardware import runs_kernels
 from motley.policies.policy import Policy
 
 __all__ = ["Completion", "Engine", "PlainEngine", "TorchEngine", "open_engine", "torch_engine"]
 
 
 def torch_engine(policy: Policy) -> Engine:
-    """The built-in engine: the fast one where it knows the architecture."""
-    return TorchEngine(policy) if is_plain_llama(policy.base) else PlainEngine(policy)
+    """The built-in engine, the fastest one that computes this model on its device."""
+    reason = why_unknown(policy.base)
+    if reason:
+        if policy.device.type == "cuda":
+            warnings.warn(f"sampling by the model's own code, which is several times slower, since {reason}", stacklevel=2)
+        return PlainEngine(policy)
+    if runs_kernels(policy.device):
+        from motley.engines.graph import GraphEngine
+
+        return GraphEngine(policy)
+    return TorchEngine(policy)
 
 
 def open_engine(policy: Policy, part: str | EnginePart, folder: Path) -> Engine:

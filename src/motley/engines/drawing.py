@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -54,21 +55,28 @@ def sample_rows(rows: Rows, policy: Policy, prompts: Prompts, num_samples: int, 
 
 
 def _in_parts(rows: Rows, prompts: Prompts, uniform_BT: Tensor) -> list[Drawn]:
-    """Sample all prompts at once; where memory does not hold them, in halves, which changes no completion."""
+    """Sample all prompts at once; where memory does not hold them, in halves, which changes no completion.
+
+    Samples of one prompt are parted too when it is alone.
+    """
     try:
         return [rows(prompts, uniform_BT)]
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        if len(prompts) == 1:
+        if len(uniform_BT) == 1:
+            longest = max(len(p) for p in prompts)
             raise ValueError(
-                f"out of memory with {len(uniform_BT)} samples of {uniform_BT.shape[1]} tokens of a prompt; lower group_size or max_tokens"
+                f"out of memory with one sample of {uniform_BT.shape[1]} tokens of a prompt of {longest}; lower max_tokens"
             ) from error
     if uniform_BT.is_cuda:
         torch.cuda.empty_cache()
+    warnings.warn(
+        f"memory does not hold {len(uniform_BT)} samples of {uniform_BT.shape[1]} tokens at once; sampling in parts", stacklevel=2
+    )
     middle = len(prompts) // 2
-    row = middle * len(uniform_BT) // len(prompts)
-    return _in_parts(rows, prompts[:middle], uniform_BT[:row]) + _in_parts(rows, prompts[middle:], uniform_BT[row:])
+    row = middle * len(uniform_BT) // len(prompts) if middle else len(uniform_BT) // 2
+    return _in_parts(rows, prompts[: middle or 1], uniform_BT[:row]) + _in_parts(rows, prompts[middle:], uniform_BT[row:])
 
 
 def draw(logits_RV: Tensor, branch_B: Tensor, sampling: Sampling, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,8 +91,9 @@ def draw(logits_RV: Tensor, branch_B: Tensor, sampling: Sampling, uniform_B: Ten
     sampled_RV = truncate(full_RV, sampling)
     # Inverse of the cumulative distribution, in float64 so that the tail of a large vocabulary is not lost.
     cumulative_BV = sampled_RV.double().exp().cumsum(-1)[branch_B]
-    threshold_B1 = uniform_B[:, None] * cumulative_BV[:, -1:]
-    token_B = torch.searchsorted(cumulative_BV, threshold_B1, right=True).clamp(max=logits_RV.shape[1] - 1).squeeze(1)
+    total_B1 = cumulative_BV[:, -1:]
+    threshold_B1 = torch.minimum(uniform_B[:, None] * total_B1, total_B1.nextafter(torch.zeros_like(total_B1)))  # never behind the last
+    token_B = torch.searchsorted(cumulative_BV, threshold_B1, right=True).clamp(max=logits_RV.shape[1] - 1).squeeze(1)  # if no numbers
     reported_RV = sampled_RV if sampling.logprobs == "sampled" else full_RV
     return token_B, reported_RV[branch_B, token_B]
 

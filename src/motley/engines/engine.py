@@ -22,6 +22,8 @@ class Completion:
 
 
 class Engine(Protocol):
+    keeps_snapshot: bool  # it samples with weights of its own, so that the policy may train meanwhile
+
     def refresh(self) -> None:
         """Take the policy's present weights for all sampling from here on."""
         ...

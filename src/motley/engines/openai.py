@@ -139,6 +139,8 @@ class Client:
 class OpenAIEngine:
     """`follows`: whether the server's weights are the policy's. Where not, the log-probs are those of the server's own weights."""
 
+    keeps_snapshot = True
+
     def __init__(self, policy: Policy, config: OpenAI, folder: Path, pause: Callable[[float], None] = time.sleep) -> None:
         """`folder`: for adapters; the server must see it too."""
         self._policy = policy

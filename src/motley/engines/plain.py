@@ -20,6 +20,8 @@ from motley.records import Sampling
 
 
 class PlainEngine:
+    keeps_snapshot = False
+
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         prepare(policy.base)

@@ -1,9 +1,9 @@
-"""The built-in engine: batched sampling from Llama-architecture models with a key-value cache.
+"""The built-in engine where there are no CUDA graphs: batched sampling from a known decoder with a key-value cache.
 
 Differs from transformers' `generate`: samples of one prompt that agree so far are one *branch*, computed once, so that a prompt
-costs nothing per sample and sure answers hardly anything; a branch whose samples have all ended is gone. Projections are fused
-into a snapshot of the weights (LoRA merged in float32), and every sample draws from its own row of random numbers, so that a completion
-does not depend on what else is in the batch.
+costs nothing per sample and sure answers hardly anything; a branch whose samples have all ended is gone. It samples with a
+snapshot of the weights, and every sample draws from its own row of random numbers, so that a completion does not depend on what else is in
+the batch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,39 +18,9 @@ from torch.nn import functional as F
 
 from motley.engines.drawing import Drawn, Prompts, draw, sample_rows
 from motley.engines.engine import Completion
-from motley.policies.policy import Policy, merged_weight
+from motley.engines.snapshot import Projection, Snapshot
+from motley.policies.policy import Policy
 from motley.records import Sampling
-
-
-@dataclass(frozen=True, slots=True)
-class _Linear:
-    """A weight, and beside it the adapters that cannot be merged into it: a small change would be lost in the weight's rounding."""
-
-    weight: Tensor
-    lora_A: Tensor | None = None  # [rank, in]
-    lora_B: Tensor | None = None  # [out, rank], its scale in it
-
-    def __call__(self, x: Tensor) -> Tensor:
-        y = F.linear(x, self.weight)
-        return y if self.lora_A is None or self.lora_B is None else y + F.linear(F.linear(x, self.lora_A), self.lora_B)
-
-    def add(self, hidden: Tensor, x: Tensor) -> Tensor:
-        """hidden + self(x), the sum in float32 whatever the product is made in."""
-        if hidden.dtype == self.weight.dtype and self.lora_A is None:
-            return torch.addmm(hidden, x, self.weight.T)
-        return hidden + self(x)
-
-
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    """Fused weights of one layer, rounded as the trainer rounds them; norms' scales stay apart for the same reason."""
-
-    attention_norm: Tensor
-    qkv: _Linear
-    out: _Linear
-    mlp_norm: Tensor
-    gate_up: _Linear
-    down: _Linear
 
 
 @dataclass(slots=True)
@@ -70,23 +39,17 @@ class _Cache:
 
 
 class TorchEngine:
+    keeps_snapshot = True
+
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self.refresh()
 
-    @torch.no_grad()
     def refresh(self) -> None:
-        model = self._policy.base
-        config = model.config
+        self._decoder = decoder = self._policy.decoder
         self._dtype = self._policy.dtype
-        self._layers = [_snapshot(layer, self._dtype) for layer in model.model.layers]
-        self._embed: Tensor = model.model.embed_tokens.weight.detach().float().clone()
-        self._norm: Tensor = model.model.norm.weight.detach().clone()
-        self._head: Tensor = merged_weight(model.lm_head).clone()
-        self._eps: float = config.rms_norm_eps
-        self._head_dim: int = model.model.layers[0].self_attn.head_dim
-        self._heads: int = config.num_attention_heads
-        self._kv_heads: int = config.num_key_value_heads
+        self._weights = Snapshot.of(decoder, self._dtype, torch.float32)
+        self._heads, self._kv_heads, self._head_dim = decoder.heads, decoder.kv_heads, decoder.head_dim
 
     @torch.no_grad()
     def sample(self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: Sampling, seed: int) -> list[list[Completion]]:
@@ -98,12 +61,12 @@ class TorchEngine:
 
     def _prefill(self, prompts: Prompts, room: int) -> tuple[Tensor, _Cache]:
         """Run the prompts, one branch each, and leave room for `room` more positions."""
-        device, longest = self._embed.device, max(len(p) for p in prompts)
+        device, longest = self._policy.device, max(len(p) for p in prompts)
         pad = self._policy.vocabulary.pad_id
         token_RT = torch.tensor([[pad] * (longest - len(p)) + list(p) for p in prompts], device=device)
         padding_R = torch.tensor([longest - len(p) for p in prompts], device=device)
         shape = (longest + room, len(prompts), 2, self._kv_heads, self._head_dim)
-        cache = _Cache([torch.empty(shape, dtype=self._dtype, device=device) for _ in self._layers], padding_R)
+        cache = _Cache([torch.empty(shape, dtype=self._dtype, device=device) for _ in self._weights.layers], padding_R)
         return self._forward(token_RT, 0, cache), cache
 
     def _decode(self, logits_RV: Tensor, cache: _Cache, start: int, sampling: Sampling, uniform_BT: Tensor) -> Drawn:
@@ -135,38 +98,47 @@ class TorchEngine:
         rows, steps = token_RT.shape
         stop = start + steps
         place_T = torch.arange(start, stop, device=token_RT.device)
-        cos_RT1d, sin_RT1d = self._rotation((place_T - cache.padding_R[:, None]).clamp(min=0))
-        mask_R1TK = _mask(place_T, stop, cache.padding_R)
+        position_RT = (place_T - cache.padding_R[:, None]).clamp(min=0)
+        rotations = {name: self._rotation(cos, sin) for name, (cos, sin) in self._decoder.rotations(position_RT.flatten()).items()}
+        masks = {window: _mask(place_T, stop, cache.padding_R, window) for window in {layer.window for layer in self._weights.layers}}
         heads, rotated, half = self._heads, self._heads + self._kv_heads, self._head_dim // 2
-        hidden = F.embedding(token_RT, self._embed).view(rows * steps, -1)
-        for layer, kv in zip(self._layers, cache.layers, strict=True):
-            qkv = layer.qkv(self._rms(hidden, layer.attention_norm).to(self._dtype)).view(rows, steps, -1, self._head_dim)
-            query_key = qkv[:, :, :rotated]
+        hidden = F.embedding(token_RT.flatten(), self._weights.embedding)
+        for layer, kv in zip(self._weights.layers, cache.layers, strict=True):
+            qkv = layer.qkv(self._rms(hidden, layer.attention_norm).to(self._dtype)).view(rows * steps, -1, self._head_dim)
+            query_key = qkv[:, :rotated]
+            if layer.query_norm is not None and layer.key_norm is not None:
+                query, key = self._rms(qkv[:, :heads].float(), layer.query_norm), self._rms(qkv[:, heads:rotated].float(), layer.key_norm)
+                query_key = torch.cat([query, key], 1)
             swapped = torch.cat([query_key[..., half:], query_key[..., :half]], -1)
-            query_key = torch.addcmul(query_key * cos_RT1d, swapped, sin_RT1d).to(self._dtype)
+            cos, sin = rotations[layer.rotation]
+            query_key = torch.addcmul(query_key * cos, swapped, sin).to(self._dtype)
+            query_key, value = (part.unflatten(0, (rows, steps)) for part in (query_key, qkv[:, rotated:]))
             kv[start:stop, :, 0] = query_key[:, :, heads:].transpose(0, 1)
-            kv[start:stop, :, 1] = qkv[:, :, rotated:].transpose(0, 1)
+            kv[start:stop, :, 1] = value.transpose(0, 1)
             mixed = F.scaled_dot_product_attention(
                 query_key[:, :, :heads].transpose(1, 2),
                 kv[:stop, :, 0].permute(1, 2, 0, 3),
                 kv[:stop, :, 1].permute(1, 2, 0, 3),
-                attn_mask=mask_R1TK,
+                attn_mask=masks[layer.window],
                 enable_gqa=heads != self._kv_heads,
+                scale=layer.scaling,
             )
-            hidden = layer.out.add(hidden, mixed.transpose(1, 2).reshape(rows * steps, -1))
+            hidden = self._add(hidden, layer.out, mixed.transpose(1, 2).reshape(rows * steps, -1), layer.after_attention)
             gate, up = layer.gate_up(self._rms(hidden, layer.mlp_norm).to(self._dtype)).chunk(2, -1)
-            hidden = layer.down.add(hidden, F.silu(gate).mul_(up))
+            hidden = self._add(hidden, layer.down, self._decoder.act(gate).mul_(up), layer.after_mlp)
         last = hidden.view(rows, steps, -1)[:, -1]
-        return F.linear(self._rms(last, self._norm), self._head)
+        return F.linear(self._rms(last, self._weights.norm), self._weights.head)
 
-    def _rotation(self, position_RT: Tensor) -> tuple[Tensor, Tensor]:
+    def _rotation(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin for x·cos + swap(x)·sin, where swap exchanges the halves: the first half of sin is negative."""
-        cos, sin = self._policy.base.model.rotary_emb(self._embed, position_RT)
         half = self._head_dim // 2
-        return cos[:, :, None], torch.cat([-sin[..., :half], sin[..., half:]], -1)[:, :, None]
+        return cos, torch.cat([-sin[..., :half], sin[..., half:]], -1)
 
     def _rms(self, hidden: Tensor, scale: Tensor) -> Tensor:
-        return F.rms_norm(hidden, hidden.shape[-1:], scale, self._eps)
+        return F.rms_norm(hidden, hidden.shape[-1:], scale, self._weights.eps)
+
+    def _add(self, hidden: Tensor, projection: Projection, x: Tensor, norm: Tensor | None) -> Tensor:
+        return projection.add(hidden, x) if norm is None else hidden + self._rms(projection(x).float(), norm)
 
 
 def _gather(layer: Tensor, parent_R: Tensor, filled: int) -> Tensor:
@@ -175,40 +147,16 @@ def _gather(layer: Tensor, parent_R: Tensor, filled: int) -> Tensor:
     return made
 
 
-def _mask(place_T: Tensor, stop: int, padding_R: Tensor) -> Tensor | None:
-    """[R, 1, T, K], True where a query may look: not at padding, not ahead. None where that is everywhere."""
-    if len(place_T) == 1 and not bool(padding_R.any()):
+def _mask(place_T: Tensor, stop: int, padding_R: Tensor, window: int | None) -> Tensor | None:
+    """[R, 1, T, K], True where a query may look: not at padding, not ahead, not behind its window. None where that is everywhere."""
+    near = window is None or stop <= window
+    if len(place_T) == 1 and near and not bool(padding_R.any()):
         return None
     key_K = torch.arange(stop, device=place_T.device)
-    behind_TK = key_K <= place_T[:, None]
+    visible_TK = key_K <= place_T[:, None]
+    if window is not None:
+        visible_TK &= key_K > place_T[:, None] - window
     real_R1K = (key_K >= padding_R[:, None])[:, None]
     # A padded query sees itself, so that no row of the softmax is empty.
     itself_TK = key_K == place_T[:, None]
-    return (behind_TK & (real_R1K | itself_TK))[:, None]
-
-
-def _snapshot(layer: Any, dtype: torch.dtype) -> _Layer:
-    attention, mlp = layer.self_attn, layer.mlp
-    return _Layer(
-        attention_norm=layer.input_layernorm.weight.detach().clone(),
-        qkv=_fused((attention.q_proj, attention.k_proj, attention.v_proj), dtype),
-        out=_fused((attention.o_proj,), dtype),
-        mlp_norm=layer.post_attention_layernorm.weight.detach().clone(),
-        gate_up=_fused((mlp.gate_proj, mlp.up_proj), dtype),
-        down=_fused((mlp.down_proj,), dtype),
-    )
-
-
-def _fused(linears: Sequence[Any], dtype: torch.dtype) -> _Linear:
-    """Linear layers over the same input as one: merged with their adapters in float32, and with them apart where it is rounded."""
-    if dtype == torch.float32 or not any(hasattr(linear, "base_layer") for linear in linears):
-        return _Linear(torch.cat([merged_weight(linear) for linear in linears]).to(dtype))
-    weights = [getattr(linear, "base_layer", linear).weight.detach().float() for linear in linears]
-    down, up = [], []
-    for row, linear in enumerate(linears):
-        for name in getattr(linear, "active_adapters", ()):
-            down.append(linear.lora_A[name].weight)
-            column = [w.new_zeros(len(w), linear.r[name]) for w in weights]  # acts on its own layer's outputs only
-            column[row] = linear.lora_B[name].weight * linear.scaling[name]
-            up.append(torch.cat(column))
-    return _Linear(torch.cat(weights).to(dtype), torch.cat(down).to(dtype), torch.cat(up, 1).to(dtype))
+    return (visible_TK & (real_R1K | itself_TK))[:, None]

@@ -62,6 +62,7 @@ class VllmEngine:
     """`follows` is always true: sampling is with the weights of the last refresh."""
 
     follows = True
+    keeps_snapshot = True
 
     def __init__(self, policy: Policy, config: Vllm, folder: Path) -> None:
         """`folder`: for the weights, as large as the model, and the server's log."""

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from motley.policies.forward import Packed
+from motley.policies.packed import Packed, Spans
+
+HARDLY = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,54 +80,62 @@ def _split(unit: list[ToScore], token_budget: int) -> list[list[ToScore]]:
 
 
 def _pack(units: list[list[ToScore]], device: torch.device) -> MicroBatch:
-    prompts = [unit[0].prompt for unit in units]
-    rows = [(p, sequence) for p, unit in enumerate(units) for sequence in unit]
+    if joins_alone(device):
+        units = [part for unit in units for part in (_each_alone(unit) if _is_hardly_shared(unit) else [unit])]
+    alone = [joins_alone(device) and len(unit) == 1 for unit in units]
+    prompts = [unit[0].prompt + unit[0].tokens[:-1] if joined else unit[0].prompt for unit, joined in zip(units, alone, strict=True)]
+    rows = [sequence for unit in units for sequence in unit]
     prompt_length_P = torch.tensor([len(p) for p in prompts])
-    input_length_B = torch.tensor([len(s.tokens) - 1 for _, s in rows])
-    of_prompt_B = torch.tensor([p for p, _ in rows])
-
-    prompt_start_P = prompt_length_P.cumsum(0) - prompt_length_P
-    row_start_B = prompt_length_P.sum() + input_length_B.cumsum(0) - input_length_B
-    prompt_PT, in_prompt_PT = _index_rows(prompt_start_P, prompt_length_P)
-    row_BT, in_row_BT = _index_rows(row_start_B, input_length_B)
-
-    key_BK = torch.cat([prompt_PT[of_prompt_B], row_BT], 1)
-    steps = row_BT.shape[1]
-    causal_TT = torch.ones(steps, steps, dtype=torch.bool).tril()
-    visible_BTK = torch.cat([in_prompt_PT[of_prompt_B][:, None, :].expand(-1, steps, -1), causal_TT[None].expand(len(rows), -1, -1)], 2)
+    target_length_B = torch.tensor([len(s.tokens) for s in rows])
+    of_prompt_B = torch.arange(len(units)).repeat_interleave(torch.tensor([len(unit) for unit in units]))
+    joined_B = torch.tensor(alone)[of_prompt_B]
+    input_length_B = torch.where(joined_B, 0, target_length_B - 1)
+    own = Spans.of(torch.cat([prompt_length_P, input_length_B]))
+    answer_length_P = torch.zeros_like(prompt_length_P).index_add(0, of_prompt_B, input_length_B)
 
     # The first target is predicted by the prompt's last token, each later one by the completion token before it.
-    last_prompt_B = (prompt_start_P + prompt_length_P - 1)[of_prompt_B]
-    predictor_BT = torch.cat([last_prompt_B[:, None], row_BT], 1)
-    mask_BT = torch.cat([torch.ones(len(rows), 1, dtype=torch.bool), in_row_BT], 1)
-    temperature_B = torch.tensor([s.temperature for _, s in rows])
+    first_B = own.start_S[of_prompt_B].long() + torch.tensor([len(s.prompt) for s in rows]) - 1
+    second_B = torch.where(joined_B, first_B + 1, own.start_S[len(units) : -1].long())
+    step_T = torch.arange(int(target_length_B.max()))
+    mask_BT = step_T < target_length_B[:, None]
+    predictor_BT = torch.where(step_T == 0, first_B[:, None], second_B[:, None] + step_T - 1)
     packed = Packed(
-        token_N=torch.tensor([t for p in prompts for t in p] + [t for _, s in rows for t in s.tokens[:-1]]),
+        token_N=torch.cat([_flat(prompts), _flat([s.tokens[:-1] for u, one in zip(units, alone, strict=True) if not one for s in u])]),
         position_N=torch.cat(
             [
                 _count_up(prompt_length_P),
                 _count_up(input_length_B) + prompt_length_P[of_prompt_B].repeat_interleave(input_length_B),
             ]
         ),
-        prompt_PT=prompt_PT,
-        prompt_flat=in_prompt_PT.flatten().nonzero().squeeze(1),
-        row_BT=row_BT,
-        row_flat=in_row_BT.flatten().nonzero().squeeze(1),
-        key_BK=key_BK,
-        visible_B1TK=visible_BTK[:, None],
+        own=own,
+        prompts=Spans.of(prompt_length_P),
+        answers=Spans.of(answer_length_P),
+        longest=int((prompt_length_P[of_prompt_B] + input_length_B).max()),
+        of_prompt_B=of_prompt_B,
         predictor_M=predictor_BT[mask_BT],
-        target_M=torch.tensor([t for _, s in rows for t in s.tokens]),
-        temperature_M=temperature_B.repeat_interleave(input_length_B + 1),
+        target_M=_flat([s.tokens for s in rows]),
+        temperature_M=torch.tensor([s.temperature for s in rows]).repeat_interleave(target_length_B),
         place_M=mask_BT.flatten().nonzero().squeeze(1),
     )
-    return MicroBatch(packed.to(device), torch.tensor([s.row for _, s in rows]), mask_BT.to(device))
+    return MicroBatch(packed.to(device), torch.tensor([s.row for s in rows]), mask_BT.to(device))
 
 
-def _index_rows(start_B: Tensor, length_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Packed indices of each row, padded on the right with 0, and which of them are real."""
-    offset_T = torch.arange(int(length_B.max()))
-    real_BT = offset_T < length_B[:, None]
-    return torch.where(real_BT, start_B[:, None] + offset_T, 0), real_BT
+def joins_alone(device: torch.device) -> bool:
+    """Whether a prompt and its only completion are laid down as one stretch: flash attention then has one piece to attend to, not two."""
+    return device.type == "cuda"
+
+
+def _is_hardly_shared(unit: list[ToScore]) -> bool:
+    """Whether a prompt of its own for every completion would cost next to nothing."""
+    return (len(unit) - 1) * len(unit[0].prompt) < HARDLY * sum(len(s.tokens) for s in unit)
+
+
+def _each_alone(unit: list[ToScore]) -> list[list[ToScore]]:
+    return [[sequence] for sequence in unit]
+
+
+def _flat(tokens: Sequence[tuple[int, ...]]) -> Tensor:
+    return torch.from_numpy(np.fromiter(chain.from_iterable(tokens), np.int64))
 
 
 def _count_up(length_B: Tensor) -> Tensor:

@@ -100,10 +100,13 @@ def save_training(policy: Policy, optimiser: torch.optim.Optimizer, folder: Path
 def load_training(policy: Policy, optimiser: torch.optim.Optimizer, folder: Path) -> None:
     policy.load(folder / "model")
     moments = load_tensors(folder / "optimiser.safetensors")
+    fused = bool(optimiser.defaults.get("fused"))  # then Adam wants its count of steps on the GPU too
     for name, parameter in policy.trained():
         state = {key.rsplit("/", 1)[1]: value for key, value in moments.items() if key.rsplit("/", 1)[0] == name}
         if state:
-            optimiser.state[parameter] = state
+            optimiser.state[parameter] = {
+                key: value.to(parameter.device) if fused or key != "step" else value for key, value in state.items()
+            }
 
 
 def _sha256(path: Path) -> str:

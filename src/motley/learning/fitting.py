@@ -12,7 +12,7 @@ import torch
 
 from motley.learning.batches import ToScore, micro_batches
 from motley.policies import Policy
-from motley.policies.forward import is_plain_llama, score
+from motley.policies.forward import score
 from motley.policies.hardware import is_out_of_memory
 
 MOST_TOKENS = 1 << 16
@@ -118,8 +118,6 @@ def too_large(budget: int) -> ValueError:
 
 def check_supported(policy: Policy) -> None:
     """Refuse an architecture whose log-probs come out otherwise over packed tokens than by its own forward, row by row."""
-    if is_plain_llama(policy.base):
-        return
     try:
         fault = _packing_fault(policy)
         reason = f"its log-probs differ by {fault:.2g} between packed rows and its own forward"

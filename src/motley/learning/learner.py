@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,13 +15,15 @@ from torch import Tensor
 
 from motley.config import Learning
 from motley.learning.batches import MicroBatch, ToScore, micro_batches
+from motley.learning.descent import LossScale, adam
 from motley.learning.fitting import explained_memory, fitting_budget, halved, too_large
 from motley.learning.metrics import Row, ScoredRow, SenderMetrics, sender_metrics
 from motley.learning.select import Candidate
 from motley.objectives import LossBatch, LossOutput, Objective, Samples, Terms
 from motley.policies import Policy
-from motley.policies.forward import Scores, score
+from motley.policies.forward import score
 from motley.policies.hardware import is_out_of_memory
+from motley.policies.logprobs import Scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,15 +69,39 @@ class _Batch:
     ended_B: Tensor
 
 
+class _Note(NamedTuple):
+    """What a micro-batch came out with, on its way to the CPU."""
+
+    arrived: torch.cuda.Event | None
+    row_B: list[int]
+    table_KBT: Tensor  # log ratio, weight, free weight, sampler's log-prob, entropy
+    keep_B: Tensor
+    kl_B: Tensor
+    loss: Tensor
+
+
+class _Gradient(NamedTuple):
+    """What a backward pass over all micro-batches left behind, beside the gradient itself."""
+
+    norm: Tensor
+    notes: list[_Note]
+
+    @property
+    def loss(self) -> float:
+        return sum((float(note.loss) for note in self.notes), 0.0)
+
+
 class Learner:
     def __init__(self, policy: Policy, objective: Objective, rules: Learning, lr: float) -> None:
         self.policy = policy
         self.success = Success(rules.success_memory)
+        self.scale = LossScale(policy.dtype)
         self._objective = objective
         self._rules = rules
         self.token_budget = rules.token_budget or fitting_budget(policy)
         self._halved = False
-        self.optimiser = torch.optim.Adam([p for _, p in policy.trained()], lr=lr)
+        self._parameters = [p for _, p in policy.trained()]
+        self.optimiser: torch.optim.Optimizer = adam(self._parameters, lr)
 
     def step(self, candidates: Sequence[Candidate]) -> StepReport:
         """Learn once from these groups. A step in which every advantage is zero changes nothing but the version."""
@@ -82,54 +111,64 @@ class Learner:
         silent_B = self._objective.silent(terms).tolist()
         todo = [sequence for sequence, silent in zip(batch.sequences, silent_B, strict=True) if not silent]
         rows = _rows(batch, terms, self.policy.version)
-        loss = self._backward(batch, terms, todo, rows)
-        with explained_memory(self.token_budget):
-            grad_norm = self._update() if todo else 0.0
+        made = self._backward(batch, terms, todo)
+        for note in made.notes:
+            _note_scores(rows, note)
+        senders = sender_metrics(rows)  # while a GPU still computes the gradient
+        grad_norm = self._update(made, partial(self._backward, batch, terms, todo)) if todo else 0.0
         self.policy.version += 1
         return StepReport(
-            loss=loss,
+            loss=made.loss,
             grad_norm=grad_norm,
             num_sequences=len(rows),
             num_scored=len(todo),
             num_tokens=sum(len(s.tokens) for s in todo),
             ages=dict(sorted(Counter(c.age(self.policy.version - 1) for c in candidates).items())),
-            senders=sender_metrics(rows),
+            senders=senders,
         )
 
-    def _backward(self, batch: _Batch, terms: Terms, todo: list[ToScore], rows: list[Row]) -> float:
-        """Add up the gradient and return the loss. Where memory does not hold a micro-batch, once more with half of it."""
+    def _update(self, made: _Gradient, again: Callable[[], _Gradient]) -> float:
+        """Step along the gradient and return its norm. One that float16 does not hold is made again, at a smaller scale."""
+        grad_norm = float(made.norm)
+        while not np.isfinite(grad_norm) and np.isfinite(made.loss) and self.scale.shrink():
+            grad_norm = float(again().norm)
+        if not np.isfinite(grad_norm):
+            raise FloatingPointError(
+                f"gradient norm is {grad_norm} at version {self.policy.version}; nothing was changed by this step. "
+                f"Lower lr, or check the rewards for extreme values{self._or_bfloat16()}; "
+                "a run goes on from its newest checkpoint with --resume"
+            )
+        with explained_memory(self.token_budget):
+            self.optimiser.step()
+        self.scale.grow()
+        return grad_norm
+
+    def _or_bfloat16(self) -> str:
+        return ", or set dtype = 'bfloat16' for the peer" if self.policy.dtype == torch.float16 else ""
+
+    def _backward(self, batch: _Batch, terms: Terms, todo: list[ToScore]) -> _Gradient:
+        """Add up the gradient. Where memory does not hold a micro-batch, once more with half of it."""
         try:
-            return self._accumulate(batch, terms, todo, rows)
+            return self._accumulate(batch, terms, todo)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
             if self._halved:
                 raise too_large(self.token_budget) from error
         self.token_budget, self._halved = halved(self.token_budget), True
-        return self._backward(batch, terms, todo, rows)
+        return self._backward(batch, terms, todo)
 
-    def _accumulate(self, batch: _Batch, terms: Terms, todo: list[ToScore], rows: list[Row]) -> float:
+    def _accumulate(self, batch: _Batch, terms: Terms, todo: list[ToScore]) -> _Gradient:
+        """On a GPU nothing here waits for it, once all that it needs is there."""
         self.optimiser.zero_grad()
-        loss = 0.0
-        for micro in micro_batches(todo, self.token_budget, self.policy.device):
+        notes = []
+        for micro, unscored in [_unscored(batch, terms, micro) for micro in micro_batches(todo, self.token_budget, self.policy.device)]:
             scores = score(self.policy, micro.packed)
-            loss_batch = _loss_batch(batch, terms, micro, scores)
+            loss_batch = unscored(logp_learner_BT=micro.unpack(scores.logp_M))
             output = self._objective.loss(loss_batch)
-            output.loss.backward()
-            loss += float(output.loss.detach())
-            _note_scores(rows, micro, scores, loss_batch, output)
-        return loss
-
-    def _update(self) -> float:
-        parameters = [p for _, p in self.policy.trained()]
-        grad_norm = float(torch.nn.utils.clip_grad_norm_(parameters, self._rules.grad_clip))
-        if not np.isfinite(grad_norm):
-            raise FloatingPointError(
-                f"gradient norm is {grad_norm} at version {self.policy.version}; nothing was changed by this step. "
-                "Lower lr, or check the rewards for extreme values; a run goes on from its newest checkpoint with --resume"
-            )
-        self.optimiser.step()
-        return grad_norm
+            notes.append(_note(micro, scores, loss_batch, output))
+            self.scale.backward(output.loss)
+        return _Gradient(self.scale.clip(self._parameters, self._rules.grad_clip), notes)
 
     def _batch(self, candidates: Sequence[Candidate]) -> _Batch:
         group_index: dict[str, int] = {}
@@ -161,14 +200,17 @@ class Learner:
         )
 
 
-def _loss_batch(batch: _Batch, terms: Terms, micro: MicroBatch, scores: Scores) -> LossBatch:
-    sampler_M = torch.tensor([logp for row in micro.row_B.tolist() for logp in batch.logp_sampler_B[row]], device=scores.logp_M.device)
-    return LossBatch(
-        logp_learner_BT=micro.unpack(scores.logp_M),
+def _unscored(batch: _Batch, terms: Terms, micro: MicroBatch) -> tuple[MicroBatch, Callable[..., LossBatch]]:
+    """A micro-batch and all of its LossBatch that is known before it is scored."""
+    device = micro.mask_BT.device
+    known = chain.from_iterable(batch.logp_sampler_B[row] for row in micro.row_B.tolist())
+    sampler_M = torch.from_numpy(np.fromiter(known, np.float32)).to(device)
+    return micro, partial(
+        LossBatch,
         logp_sampler_BT=micro.unpack(sampler_M),
         mask_BT=micro.mask_BT,
-        ended_B=batch.ended_B[micro.row_B].to(scores.logp_M.device),
-        terms=terms.take(micro.row_B, scores.logp_M.device),
+        ended_B=batch.ended_B[micro.row_B].to(device),
+        terms=terms.take(micro.row_B, device),
     )
 
 
@@ -195,11 +237,21 @@ def _rows(batch: _Batch, terms: Terms, version: int) -> list[Row]:
     ]
 
 
-def _note_scores(rows: list[Row], micro: MicroBatch, scores: Scores, loss_batch: LossBatch, output: LossOutput) -> None:
-    """Write what was computed for each sequence of a micro-batch into its row."""
+def _note(micro: MicroBatch, scores: Scores, loss_batch: LossBatch, output: LossOutput) -> _Note:
     tables = (loss_batch.log_ratio_BT, output.weight_BT, output.free_BT, loss_batch.logp_sampler_BT, micro.unpack(scores.entropy_M))
-    log_ratio, weight, free, logq, entropy = (table.detach().cpu().double().numpy() for table in tables)
-    for i, (row, keep, kl) in enumerate(zip(micro.row_B.tolist(), output.keep_B.tolist(), output.kl_B.tolist(), strict=True)):
+    kept = (torch.stack([table.detach() for table in tables]), output.keep_B, output.kl_B, output.loss.detach())
+    on_cpu = [one.to("cpu", non_blocking=True) for one in kept]
+    device = scores.logp_M.device
+    arrived = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+    return _Note(arrived, micro.row_B.tolist(), *on_cpu)
+
+
+def _note_scores(rows: list[Row], note: _Note) -> None:
+    """Write what was computed for each sequence of a micro-batch into its row."""
+    if note.arrived:
+        note.arrived.synchronize()
+    log_ratio, weight, free, logq, entropy = note.table_KBT.double().numpy()
+    for i, (row, keep, kl) in enumerate(zip(note.row_B, note.keep_B.tolist(), note.kl_B.tolist(), strict=True)):
         own = slice(rows[row].num_tokens)
         rows[row].scored = ScoredRow(
             keep=keep,

@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from motley.config import Warm
 from motley.files import cache_folder, whole
 from motley.learning.batches import ToScore, micro_batches
+from motley.learning.descent import LossScale, adam
 from motley.learning.fitting import explained_memory, fitting_budget
 from motley.policies import Policy
 from motley.policies.forward import score
@@ -85,7 +86,7 @@ def expected_accuracy(policy: Policy, problems: list[Problem], budget: int = 0) 
 def _train(policy: Policy, task: Task, warm: Warm, seed: int, budget: int, progress: Progress | None) -> None:
     rng = random.Random(f"warm/{seed}")
     checks = _checks(task, warm)
-    optimiser = torch.optim.Adam(policy.model.parameters(), lr=warm.lr)
+    optimiser, scale = adam(policy.model.parameters(), warm.lr), LossScale(policy.dtype)
     accuracy = dict.fromkeys(warm.of_kinds, 0.0)
     for step in range((warm.steps or warm.max_steps) + 1):
         if step % CHECK_EVERY == 0 or step == warm.steps:
@@ -96,21 +97,28 @@ def _train(policy: Policy, task: Task, warm: Warm, seed: int, budget: int, progr
         if not lacking or step == warm.steps > 0:
             return
         problems = [task.draw(rng, "train", rng.choice(lacking)) for _ in range(warm.batch)]
-        _supervised_step(policy, optimiser, _answers(policy, problems), budget)
+        _supervised_step(policy, optimiser, scale, _answers(policy, problems), budget)
     reached = ", ".join(f"{kind} {value:.2f} of {warm.accuracy[kind]:.2f}" for kind, value in accuracy.items())
     raise ValueError(f"warm start did not reach its targets in max_steps={warm.max_steps}: {reached}; lower the targets or raise max_steps")
 
 
-def _supervised_step(policy: Policy, optimiser: torch.optim.Optimizer, answers: list[ToScore], budget: int) -> None:
+def _supervised_step(policy: Policy, optimiser: torch.optim.Optimizer, scale: LossScale, answers: list[ToScore], budget: int) -> None:
     """One step towards the answers' tokens, each of equal weight."""
-    optimiser.zero_grad()
-    num_tokens = sum(len(answer.tokens) for answer in answers)
-    for micro in micro_batches(answers, budget, policy.device):
-        (-score(policy, micro.packed).logp_M.sum() / num_tokens).backward()
-    grad_norm = float(torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0))
+    grad_norm = _gradient_norm(policy, optimiser, scale, answers, budget)
+    while not math.isfinite(grad_norm) and scale.shrink():
+        grad_norm = _gradient_norm(policy, optimiser, scale, answers, budget)
     if not math.isfinite(grad_norm):
         raise FloatingPointError(f"the gradient norm of the warm start is {grad_norm}; lower its lr: 1e-4 or less for pretrained models")
     optimiser.step()
+    scale.grow()
+
+
+def _gradient_norm(policy: Policy, optimiser: torch.optim.Optimizer, scale: LossScale, answers: list[ToScore], budget: int) -> float:
+    optimiser.zero_grad()
+    num_tokens = sum(len(answer.tokens) for answer in answers)
+    for micro in micro_batches(answers, budget, policy.device):
+        scale.backward(-score(policy, micro.packed).logp_M.sum() / num_tokens)
+    return float(scale.clip(list(policy.model.parameters()), 1.0))
 
 
 def _answers(policy: Policy, problems: list[Problem]) -> list[ToScore]:

@@ -14,8 +14,9 @@ from peft import PeftModel
 from transformers import GenerationConfig, PretrainedConfig
 
 from motley.config import PeerConfig, Prompt
-from motley.policies.hardware import choose_device, choose_dtype
+from motley.policies.hardware import check_dtype, choose_device, choose_dtype
 from motley.policies.policy import Policy, choose_trained, with_trained_part
+from motley.policies.precision import fits_float16
 from motley.policies.prompts import Prompts
 from motley.policies.sources import Source, empty_model, find, keep_layers, read_model, read_shape, read_tokenizer
 from motley.policies.tiny import MAX_POSITIONS, check_tiny, tiny_model, tiny_vocabulary
@@ -92,16 +93,17 @@ def initial_policy(peer: PeerConfig, seed: int, rules: Prompt = Prompt(), task: 
     """The untrained policy of a peer, whole model trainable; `with_trained_part` comes after its warm start."""
     small = is_tiny(peer.model)
     device = choose_device(peer.device, small)
-    dtype = choose_dtype(peer.dtype, device, small)
+    check_dtype(peer.dtype, device)
     vocabulary = _vocabulary(peer.model, rules.stop)
     model = tiny_model(peer.model.removeprefix(TINY), peer_seed(peer.name, seed)) if small else read_model(find(peer.model))
     if peer.keep_layers:
         keep_layers(model, peer.keep_layers)
+    model = model.to(device)
     return Policy(
-        model.to(device),
+        model,
         vocabulary,
         prompts=Prompts.of(vocabulary, rules, task) if task else Prompts(vocabulary),
-        dtype=dtype,
+        dtype=choose_dtype(peer.dtype, device, small, lambda: fits_float16(model)),
         gradient_checkpointing=peer.gradient_checkpointing,
     )
 

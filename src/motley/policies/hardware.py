@@ -1,17 +1,19 @@
-"""What a policy computes on: the device, and float32 or bfloat16 by a quick measurement; when its memory is full. Knows no model."""
+"""What a policy computes on: the device, its arithmetic by a quick measurement, which kernels; when memory is full. Knows no model."""
 
 from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Callable
 from functools import lru_cache
+from importlib.util import find_spec
 
 import torch
 
 CPU_SIZE, GPU_SIZE = 512, 4096  # of the measured product: large enough that starting it does not count
 REPEATS = 8
 HOPELESS_S = 0.05
-WORTH = 1.3  # bfloat16 rounds more, so it must be this much faster
+WORTH = 1.3  # half types round more, so they must be this much faster
 
 OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")  # of Apple's GPUs, and of CPUs
 
@@ -33,22 +35,34 @@ def choose_device(wanted: str, small: bool) -> torch.device:
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
-def choose_dtype(wanted: str, device: torch.device, small: bool) -> torch.dtype:
-    """On a CPU float32 unless told otherwise: many have no bfloat16 arithmetic, and those that do round more for little."""
+def check_dtype(wanted: str, device: torch.device) -> None:
+    if wanted == "float16" and device.type != "cuda":
+        raise ValueError(f"dtype='float16' is for CUDA GPUs, and this peer computes on {device}; use auto, float32 or bfloat16")
+
+
+def choose_dtype(wanted: str, device: torch.device, small: bool, fits_float16: Callable[[], bool] = lambda: False) -> torch.dtype:
+    """On a CPU float32 unless told otherwise: many have no bfloat16 arithmetic, and those that do round more for little.
+
+    `fits_float16`: whether the model does; asked only where it decides. float16 rounds eight times less than bfloat16.
+    """
+    check_dtype(wanted, device)
+    if wanted == "float16":
+        return torch.float16
     if wanted == "bfloat16":
-        if faster_dtype(str(device)) is torch.float32:
+        if not is_faster(torch.bfloat16, str(device)):
             warnings.warn(f"bfloat16 is not faster than float32 on {device}; dtype = 'auto' would use float32", stacklevel=2)
         return torch.bfloat16
     if wanted == "float32" or small or device.type == "cpu":
         return torch.float32
-    return faster_dtype(str(device))
+    if device.type == "cuda" and is_faster(torch.float16, str(device)) and fits_float16():
+        return torch.float16
+    return torch.bfloat16 if is_faster(torch.bfloat16, str(device)) else torch.float32
 
 
 @lru_cache
-def faster_dtype(device: str) -> torch.dtype:
-    """bfloat16 where products in it are clearly faster, measured once per process."""
-    full, half = (_seconds(dtype, device) for dtype in (torch.float32, torch.bfloat16))
-    return torch.bfloat16 if half * WORTH < full else torch.float32
+def is_faster(half: torch.dtype, device: str) -> bool:
+    """Whether products in a half type are clearly faster than in float32, measured once per process."""
+    return _seconds(half, device) * WORTH < _seconds(torch.float32, device)
 
 
 def _seconds(dtype: torch.dtype, device: str) -> float:
@@ -68,6 +82,18 @@ def _product_s(matrix: torch.Tensor) -> float:
     start = time.perf_counter()
     float((matrix @ matrix)[0, 0])  # reading a value waits for the device
     return time.perf_counter() - start
+
+
+@lru_cache
+def runs_kernels(device: torch.device) -> bool:
+    """Whether our Triton kernels run there."""
+    return device.type == "cuda" and find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= (7, 0)
+
+
+@lru_cache
+def runs_flash(device: torch.device) -> bool:
+    """Whether torch's flash attention runs there too: NVIDIA's from Ampere on."""
+    return runs_kernels(device) and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

@@ -17,6 +17,7 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils.logging import disable_progress_bar
 
 from motley.config import Lora, TrainPart
+from motley.policies.decoder import Decoder
 from motley.policies.prompts import Prompts
 from motley.policies.vocabulary import Vocabulary
 
@@ -32,6 +33,7 @@ class Policy:
     dtype: torch.dtype = torch.float32  # of the arithmetic; what trains is kept in float32
     gradient_checkpointing: bool = False
     fingerprint: str = field(init=False)
+    _decoder: tuple[nn.Module, Decoder] | None = field(init=False, default=None, repr=False)
 
     def __post_init__(self) -> None:
         self.fingerprint = _fingerprint(self.base)
@@ -42,6 +44,13 @@ class Policy:
         """The transformers model itself, adapters still inside its layers."""
         get_base_model = getattr(self.model, "get_base_model", None)
         return get_base_model() if get_base_model else self.model
+
+    @property
+    def decoder(self) -> Decoder:
+        """Of a model that `why_unknown` finds nothing wrong with; read once."""
+        if self._decoder is None or self._decoder[0] is not self.model:
+            self._decoder = (self.model, Decoder.of(self.base))
+        return self._decoder[1]
 
     @property
     def device(self) -> torch.device:

@@ -1,0 +1,305 @@
+"""Triton kernels that only decoding needs: attention over kept keys and values, and drawing. Sums and softmaxes are in float32.
+
+They run on CPU tensors too, slowly, under TRITON_INTERPRET=1: so they are tested where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from motley.records import Sampling
+
+KEYS_AT_ONCE = 32
+SMALLEST_PRODUCT = 16  # rows and columns that tl.dot takes at least
+LOGITS_AT_ONCE = 4096
+CUTS = 26  # halvings of the interval of a row's logits: as fine as float32 tells them apart
+
+
+def attend(
+    qkv_BE: Tensor,
+    out_BE: Tensor,
+    prompt_2PHTd: Tensor,
+    own_2RHTd: Tensor,
+    row_B: Tensor,
+    count_R: Tensor,
+    prompt_R: Tensor,
+    length_P: Tensor,
+    cos_Td: Tensor,
+    sin_Td: Tensor,
+    query_norm_d: Tensor | None,
+    key_norm_d: Tensor | None,
+    heads: int,
+    scaling: float,
+    window: int | None,
+    eps: float,
+) -> None:
+    """Rotate the new queries and keys, keep the new keys and values, and attend over the prompt's and the row's own.
+
+    Lane b works for row `row_B[b]`, whose newest token is number `count_R[row]`, the first being 1.
+    """
+    lanes = len(qkv_BE)
+    kv_heads, head_dim = prompt_2PHTd.shape[2], prompt_2PHTd.shape[4]
+    _attend[(lanes, kv_heads)](
+        qkv_BE,
+        out_BE,
+        prompt_2PHTd,
+        own_2RHTd,
+        row_B,
+        count_R,
+        prompt_R,
+        length_P,
+        cos_Td,
+        sin_Td,
+        cos_Td if query_norm_d is None else query_norm_d,
+        cos_Td if key_norm_d is None else key_norm_d,
+        prompt_2PHTd.stride(0),
+        prompt_2PHTd.shape[3],
+        own_2RHTd.stride(0),
+        own_2RHTd.shape[3],
+        scaling,
+        2**30 if window is None else window,
+        eps,
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        SIZE=head_dim,
+        NORMED=query_norm_d is not None,
+        GROUP=max(SMALLEST_PRODUCT, triton.next_power_of_2(heads // kv_heads)),
+        BLOCK=max(SMALLEST_PRODUCT, triton.next_power_of_2(head_dim)),
+        KEYS=KEYS_AT_ONCE,
+        num_warps=1,
+        num_stages=3,
+    )
+
+
+@triton.jit
+def _attend(
+    qkv,
+    out,
+    prompts,
+    own,
+    rows,
+    counts,
+    prompt_of,
+    lengths,
+    cosines,
+    sines,
+    query_scale,
+    key_scale,
+    prompt_values,  # from a key to its value
+    prompt_room,
+    own_values,
+    own_room,
+    scaling,
+    window,
+    eps,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    NORMED: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    lane = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    row = tl.load(rows + lane)
+    newest = tl.load(counts + row).to(tl.int32) - 1  # its place among the row's own tokens
+    prompt = tl.load(prompt_of + row)
+    length = tl.load(lengths + prompt).to(tl.int32)
+    position = length + newest
+
+    # Rotation as x·cos + swap(x)·sin, where swap exchanges the halves and the first half of sin is negative.
+    place = tl.arange(0, BLOCK)
+    real = place < SIZE
+    swap = tl.where(place < SIZE // 2, place + SIZE // 2, place - SIZE // 2)
+    cos = tl.load(cosines + position * SIZE + place, mask=real, other=0.0)
+    sin = tl.load(sines + position * SIZE + place, mask=real, other=0.0)
+    sin = tl.where(place < SIZE // 2, -sin, sin)
+
+    member = tl.arange(0, GROUP)
+    is_member = (member < HEADS // KV_HEADS)[:, None] & real[None, :]
+    line = qkv + lane * (HEADS + 2 * KV_HEADS) * SIZE
+    at_query = line + (head * (HEADS // KV_HEADS) + member)[:, None] * SIZE
+    query = tl.load(at_query + place[None, :], mask=is_member, other=0.0).to(tl.float32)
+    query_swapped = tl.load(at_query + swap[None, :], mask=is_member, other=0.0).to(tl.float32)
+    at_key = line + (HEADS + head) * SIZE
+    key = tl.load(at_key + place, mask=real, other=0.0).to(tl.float32)
+    key_swapped = tl.load(at_key + swap, mask=real, other=0.0).to(tl.float32)
+    value = tl.load(line + (HEADS + KV_HEADS + head) * SIZE + place, mask=real, other=0.0)
+    if NORMED:
+        query_rms = 1.0 / tl.sqrt(tl.sum(query * query, 1) / SIZE + eps)[:, None]
+        query = query * query_rms * tl.load(query_scale + place, mask=real, other=0.0)[None, :]
+        query_swapped = query_swapped * query_rms * tl.load(query_scale + swap, mask=real, other=0.0)[None, :]
+        key_rms = 1.0 / tl.sqrt(tl.sum(key * key, 0) / SIZE + eps)
+        key = key * key_rms * tl.load(key_scale + place, mask=real, other=0.0)
+        key_swapped = key_swapped * key_rms * tl.load(key_scale + swap, mask=real, other=0.0)
+    query = (query * cos[None, :] + query_swapped * sin[None, :]).to(qkv.dtype.element_ty)
+    key = (key * cos + key_swapped * sin).to(qkv.dtype.element_ty)
+    own_keys = own + (row * KV_HEADS + head) * own_room * SIZE
+    at_new = own_keys + newest.to(tl.int64) * SIZE + place
+    tl.store(at_new, key, mask=real)
+    tl.store(at_new + own_values, value, mask=real)
+
+    # A softmax that begins with the new key alone, and takes in the others by blocks. Its exponentials are powers of two.
+    sharpness = scaling * 1.4426950408889634
+    highest = tl.sum(query.to(tl.float32) * key.to(tl.float32)[None, :], 1) * sharpness
+    weight = tl.full([GROUP], 1.0, tl.float32)
+    mixed = tl.zeros([GROUP, BLOCK], tl.float32) + value.to(tl.float32)[None, :]
+    oldest = tl.maximum(position + 1 - window, 0)
+    number = tl.arange(0, KEYS)
+    for part in tl.static_range(2):
+        if part == 0:
+            keys = prompts + (prompt * KV_HEADS + head) * prompt_room * SIZE
+            values = prompt_values
+            begin = oldest
+            end = length
+        else:
+            keys = own_keys
+            values = own_values
+            begin = tl.maximum(oldest - length, 0)
+            end = newest
+        for start in range(begin, end, KEYS):
+            seen = (start + number) < end
+            at = (start + number).to(tl.int64) * SIZE
+            key_DK = tl.load(keys + at[None, :] + place[:, None], mask=seen[None, :] & real[:, None], other=0.0)
+            value_KD = tl.load(keys + values + at[:, None] + place[None, :], mask=seen[:, None] & real[None, :], other=0.0)
+            score = tl.where(seen[None, :], tl.dot(query, key_DK, input_precision="ieee") * sharpness, -1.0e30)
+            higher = tl.maximum(highest, tl.max(score, 1))
+            chance = tl.exp2(score - higher[:, None])
+            faded = tl.exp2(highest - higher)
+            weight = weight * faded + tl.sum(chance, 1)
+            mixed = mixed * faded[:, None] + tl.dot(chance.to(value_KD.dtype), value_KD, input_precision="ieee")
+            highest = higher
+
+    at_out = out + (lane * HEADS + head * (HEADS // KV_HEADS) + member)[:, None] * SIZE + place[None, :]
+    tl.store(at_out, (mixed / weight[:, None]).to(out.dtype.element_ty), mask=is_member)
+
+
+def draw(logits_RV: Tensor, source_B: Tensor, sampling: Sampling, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
+    """As `drawing.draw`, but for tokens that are equally likely at the edge of a truncation: here all of them stay."""
+    lanes, size = len(source_B), logits_RV.shape[1]
+    token_B, logp_B = torch.empty_like(source_B), torch.empty(lanes, device=logits_RV.device)
+    least_B = torch.empty(lanes, device=logits_RV.device)
+    block = min(LOGITS_AT_ONCE, triton.next_power_of_2(size))
+    sharpness = 1.0 / (sampling.temperature or 1.0)
+    truncated = sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1)
+    if truncated:
+        _least[(lanes,)](
+            logits_RV, source_B, least_B, size, sharpness, sampling.top_k or size, sampling.top_p, CUTS=CUTS, BLOCK=block, num_warps=8
+        )
+    _draw[(lanes,)](
+        logits_RV,
+        source_B,
+        uniform_B,
+        least_B,
+        token_B,
+        logp_B,
+        size,
+        sharpness,
+        GREEDY=sampling.temperature == 0,
+        TRUNCATED=truncated,
+        FULL=sampling.logprobs == "full",
+        BLOCK=block,
+        BLOCKS=triton.next_power_of_2(triton.cdiv(size, block)),
+        num_warps=8,
+    )
+    return token_B, logp_B
+
+
+@triton.jit
+def _least(logits, source, leasts, size, sharpness, top_k, top_p, CUTS: tl.constexpr, BLOCK: tl.constexpr):
+    """The least logit that stays: at least the top k, and of those the fewest with probability top_p. Found by halving an interval."""
+    lane = tl.program_id(0)
+    line = logits + tl.load(source + lane).to(tl.int64) * size
+    place = tl.arange(0, BLOCK)
+    highest = -1.0e30
+    lowest = 1.0e30
+    for start in range(0, size, BLOCK):
+        value = tl.load(line + start + place, mask=start + place < size, other=-float("inf"))
+        highest = tl.maximum(highest, tl.max(value, 0))
+        lowest = tl.minimum(lowest, tl.min(tl.where(value > -1.0e30, value, 1.0e30), 0))
+    least = lowest
+    above = highest
+    for _ in range(CUTS if top_k < size else 0):
+        middle = (least + above) * 0.5
+        count = 0
+        for start in range(0, size, BLOCK):
+            value = tl.load(line + start + place, mask=start + place < size, other=-float("inf"))
+            count += tl.sum((value >= middle).to(tl.int32), 0)
+        least = tl.where(count >= top_k, middle, least)
+        above = tl.where(count >= top_k, above, middle)
+    kept = 0.0
+    for start in range(0, size, BLOCK):
+        value = tl.load(line + start + place, mask=start + place < size, other=-float("inf"))
+        kept += tl.sum(tl.where(value >= least, tl.exp((value - highest) * sharpness), 0.0), 0)
+    above = highest
+    for _ in range(CUTS if top_p < 1.0 else 0):
+        middle = (least + above) * 0.5
+        weight = 0.0
+        for start in range(0, size, BLOCK):
+            value = tl.load(line + start + place, mask=start + place < size, other=-float("inf"))
+            weight += tl.sum(tl.where(value >= middle, tl.exp((value - highest) * sharpness), 0.0), 0)
+        enough = weight >= top_p * kept
+        least = tl.where(enough, middle, least)
+        above = tl.where(enough, above, middle)
+    tl.store(leasts + lane, least)
+
+
+@triton.jit
+def _draw(
+    logits,
+    source,
+    uniform,
+    leasts,
+    tokens,
+    logps,
+    size,
+    sharpness,
+    GREEDY: tl.constexpr,
+    TRUNCATED: tl.constexpr,
+    FULL: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+):
+    lane = tl.program_id(0)
+    line = logits + tl.load(source + lane).to(tl.int64) * size
+    least = tl.load(leasts + lane) if TRUNCATED else -float("inf")
+    place = tl.arange(0, BLOCK)
+    number = tl.arange(0, BLOCKS)
+    # The largest value of every block, and its sum of exponentials: then one more look at the block that holds the token.
+    highest = tl.full([BLOCKS], -1.0e30, tl.float32)
+    weight = tl.zeros([BLOCKS], tl.float32)
+    cut = tl.zeros([BLOCKS], tl.float32)  # what a truncation leaves out
+    for block in range(0, tl.cdiv(size, BLOCK)):
+        value = tl.load(line + block * BLOCK + place, mask=block * BLOCK + place < size, other=-float("inf"))
+        top = tl.maximum(tl.max(value, 0), -1.0e30)
+        chance = tl.exp((value - top) * sharpness)
+        highest = tl.where(number == block, top, highest)
+        weight = tl.where(number == block, tl.sum(tl.where(value >= least, chance, 0.0), 0), weight)
+        if TRUNCATED:
+            cut = tl.where(number == block, tl.sum(tl.where(value >= least, 0.0, chance), 0), cut)
+    top = tl.max(highest, 0)
+    weight = weight * tl.exp((highest - top) * sharpness)
+    total = tl.sum(weight, 0)
+    if GREEDY:
+        chosen = tl.min(tl.where(highest == top, number, BLOCKS - 1), 0)
+    else:
+        target = tl.load(uniform + lane).to(tl.float32) * total
+        chosen = tl.sum((tl.cumsum(weight, 0) <= target).to(tl.int32), 0)
+        chosen = tl.minimum(chosen, tl.max(tl.where(weight > 0, number, 0), 0))
+    value = tl.load(line + chosen * BLOCK + place, mask=chosen * BLOCK + place < size, other=-float("inf"))
+    if GREEDY:
+        index = tl.min(tl.where(value == top, place, BLOCK - 1), 0)
+    else:
+        chance = tl.where(value >= least, tl.exp((value - top) * sharpness), 0.0)
+        before = tl.sum(tl.where(number < chosen, weight, 0.0), 0)
+        index = tl.sum((before + tl.cumsum(chance, 0) <= target).to(tl.int32), 0)
+        index = tl.minimum(index, tl.max(tl.where(chance > 0, place, 0), 0))
+    token = chosen * BLOCK + index
+    if TRUNCATED and FULL:
+        total += tl.sum(cut * tl.exp((highest - top) * sharpness), 0)
+    tl.store(tokens + lane, token.to(tl.int64))
+    tl.store(logps + lane, (tl.load(line + token) - top) * sharpness - tl.log(total))

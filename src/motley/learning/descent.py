@@ -1,0 +1,54 @@
+"""What every training step shares: Adam, and the loss scale that keeps the gradients of float16 arithmetic inside float16's range."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+
+FIRST_SCALE = 2.0**15
+GROWS_AFTER = 200  # steps
+
+
+def adam(parameters: Iterable[Tensor], lr: float) -> torch.optim.Adam:
+    """In one kernel on a CUDA GPU."""
+    trained = list(parameters)
+    return torch.optim.Adam(trained, lr=lr, fused=True if trained and trained[0].is_cuda else None)
+
+
+class LossScale:
+    """A power of two that losses are multiplied with and gradients divided by; 1, and no other, unless the arithmetic is float16.
+
+    Where a gradient does not fit float16 all the same, `shrink` it and take the backward pass again. It is not in checkpoints: a resumed
+    run finds it again in a few backward passes, and a power of two changes of a gradient only what float16 rounds to zero.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._scales = dtype == torch.float16
+        self.value = FIRST_SCALE if self._scales else 1.0
+        self._good = 0
+
+    def backward(self, loss: Tensor) -> None:
+        (loss * self.value if self._scales else loss).backward()
+
+    def clip(self, parameters: Sequence[Tensor], limit: float) -> Tensor:
+        """Take the scale out of the gradients, and clip them; their norm before that."""
+        given = [p.grad for p in parameters if p.grad is not None]
+        if self._scales and given:
+            torch._foreach_mul_(given, 1 / self.value)
+        return clip_grad_norm_(parameters, limit)
+
+    def shrink(self) -> bool:
+        """After a gradient that is no number: whether a smaller scale is worth another try."""
+        if not self._scales or self.value <= 1:
+            return False
+        self.value, self._good = self.value / 2, 0
+        return True
+
+    def grow(self) -> None:
+        """After a step: twice the scale, once so many went well."""
+        self._good += 1
+        if self._scales and self._good == GROWS_AFTER:
+            self.value, self._good = self.value * 2, 0

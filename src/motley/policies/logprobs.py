@@ -1,0 +1,127 @@
+"""From hidden states to log-probs of target tokens, the vocabulary projection in chunks: the batch's logits never exist at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from motley.policies.packed import Packed
+
+LOGITS_AT_ONCE = 2**24
+LOGITS_AT_ONCE_GPU = 2**26  # 256 MiB of them: fewer make products too small for a large GPU
+ROWS_EVEN = 128  # a product's tiles
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Per target token: log-prob under the model at the record's temperature (with gradient), and entropy (without)."""
+
+    logp_M: Tensor
+    entropy_M: Tensor
+
+
+def score_hidden(hidden_MD: Tensor, head: nn.Linear, packed: Packed) -> Scores:
+    """Project to the vocabulary in chunks; a chunk's logits are dropped after use and recomputed for the gradient.
+
+    Hidden states in a half type are multiplied in it, by kernels; float32 ones in float32. Logits are float32 either way.
+    """
+    if hidden_MD.dtype != torch.float32 and head.bias is None:
+        return Scores(*_Score.apply(hidden_MD, head.weight, packed.target_M, packed.temperature_M))
+    hidden_MD = hidden_MD.float()
+    rows = max(1, LOGITS_AT_ONCE // head.out_features)
+    chunks = [
+        _score_chunk(hidden, head, target, temperature)
+        if len(hidden_MD) <= rows
+        else checkpoint(_score_chunk, hidden, head, target, temperature, use_reentrant=False)
+        for hidden, target, temperature in zip(
+            hidden_MD.split(rows), packed.target_M.split(rows), packed.temperature_M.split(rows), strict=True
+        )
+    ]
+    return Scores(torch.cat([logp for logp, _ in chunks]), torch.cat([entropy for _, entropy in chunks]))
+
+
+def _score_chunk(hidden_MD: Tensor, head: nn.Module, target_M: Tensor, temperature_M: Tensor) -> tuple[Tensor, Tensor]:
+    logp_MV = torch.log_softmax(head(hidden_MD).float() / temperature_M[:, None], -1)
+    with torch.no_grad():
+        entropy_M = -(logp_MV.exp() * logp_MV).sum(-1)
+    return logp_MV.gather(1, target_M[:, None]).squeeze(1), entropy_M
+
+
+def project(hidden_MD: Tensor, head: nn.Linear) -> Tensor:
+    """Float32 logits as `score_hidden` makes them, all at once."""
+    if hidden_MD.dtype != torch.float32 and head.bias is None:
+        return _product(hidden_MD, head.weight.to(hidden_MD.dtype).t())
+    logits_MV: Tensor = head(hidden_MD.float())
+    return logits_MV.float()
+
+
+class _Score(torch.autograd.Function):
+    """Log-prob and entropy of every row. Keeps of a row its hidden state and its log-sum-exp. Entropy has no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden_MD: Tensor, weight_VD: Tensor, target_M: Tensor, temperature_M: Tensor) -> tuple[Tensor, Tensor]:
+        from motley.policies import kernels
+
+        half_VD = weight_VD.to(hidden_MD.dtype)
+        chunks = [
+            kernels.score(_product(hidden, half_VD.t()), target, temperature)
+            for hidden, target, temperature in _chunks(len(half_VD), hidden_MD, target_M, temperature_M)
+        ]
+        logp_M, entropy_M, lse_M = (torch.cat(parts) for parts in zip(*chunks, strict=True))
+        ctx.save_for_backward(hidden_MD, half_VD, target_M, temperature_M, lse_M)
+        ctx.mark_non_differentiable(entropy_M)
+        return logp_M, entropy_M
+
+    @staticmethod
+    def backward(ctx: Any, dlogp_M: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_MD, half_VD, *per_row = ctx.saved_tensors
+        dweight_VD = torch.zeros_like(half_VD, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        dhidden = [
+            _chunk_gradient(chunk, half_VD, dweight_VD)
+            for chunk in map(_Chunk._make, _chunks(len(half_VD), hidden_MD, *per_row, dlogp_M.contiguous()))
+        ]
+        return torch.cat(dhidden), dweight_VD, None, None
+
+
+class _Chunk(NamedTuple):
+    hidden_MD: Tensor
+    target_M: Tensor
+    temperature_M: Tensor
+    lse_M: Tensor
+    dlogp_M: Tensor
+
+
+def _chunk_gradient(chunk: _Chunk, half_VD: Tensor, dweight_VD: Tensor | None) -> Tensor:
+    """Of the hidden states; the weights' is added to theirs."""
+    from motley.policies import kernels
+
+    dlogits_MV = kernels.score_backward(
+        _product(chunk.hidden_MD, half_VD.t()), chunk.target_M, chunk.temperature_M, chunk.lse_M, chunk.dlogp_M, half_VD.dtype
+    )
+    if dweight_VD is not None:
+        _add_product(dweight_VD, dlogits_MV.t(), chunk.hidden_MD)
+    return dlogits_MV @ half_VD
+
+
+def _chunks(vocabulary: int, *per_row: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    rows = max(1, LOGITS_AT_ONCE_GPU // vocabulary)
+    rows = rows // ROWS_EVEN * ROWS_EVEN or rows
+    return zip(*(each.split(rows) for each in per_row), strict=True)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """In float32, of two in a half type; only a GPU multiplies so without widening them first."""
+    return torch.mm(a, b, out_dtype=torch.float32) if a.is_cuda else a.float() @ b.float()
+
+
+def _add_product(to: Tensor, a: Tensor, b: Tensor) -> None:
+    """to += a·b, in float32."""
+    if a.is_cuda:
+        torch.ops.aten.addmm.dtype_out(to, a, b, torch.float32, out=to)
+    else:
+        to.addmm_(a.float(), b.float())

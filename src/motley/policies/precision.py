@@ -1,0 +1,36 @@
+"""Whether a model's values fit float16: it rounds eight times less than bfloat16, but holds nothing above 65504."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+ROWS, TOKENS = 4, 32
+HEADROOM = 2  # training moves values, and other texts have others
+
+
+@torch.no_grad()
+def fits_float16(model: PreTrainedModel) -> bool:
+    """Whether random tokens stay well inside its range, and get log-probs nearer to float32's than with bfloat16."""
+    size = model.get_input_embeddings().num_embeddings
+    token_BT = torch.randint(size, (ROWS, TOKENS), generator=torch.Generator().manual_seed(0)).to(model.device)
+    largest: list[Tensor] = []
+    watched = [part for part in model.modules() if isinstance(part, nn.Linear | Conv1D)]
+    hooks = [part.register_forward_hook(lambda _, given, out: largest.append(out.abs().max())) for part in watched]
+    exact_BT = _logp(model, token_BT, torch.float32)
+    for hook in hooks:
+        hook.remove()
+    if not float(torch.stack(largest).max()) * HEADROOM < torch.finfo(torch.float16).max:
+        return False
+    away = {dtype: float((_logp(model, token_BT, dtype) - exact_BT).abs().mean()) for dtype in (torch.float16, torch.bfloat16)}
+    return away[torch.float16] < away[torch.bfloat16]  # not, if one is no number
+
+
+def _logp(model: PreTrainedModel, token_BT: Tensor, dtype: torch.dtype) -> Tensor:
+    with torch.autocast(token_BT.device.type, dtype=dtype, enabled=dtype != torch.float32):
+        output: Any = model(input_ids=token_BT, use_cache=False)
+    return torch.log_softmax(output.logits[:, :-1].float(), -1).gather(2, token_BT[:, 1:, None]).squeeze(2)

@@ -1,0 +1,236 @@
+"""The engine for GPUs against the one for CPUs: its steps under Triton's interpreter here, its graphs where there is a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from architectures import ARCHITECTURES, TRAINS, own_code_policy
+from fakes import POLICIES, grouped_query_policy, lora_policy, tiny_policy
+from motley.engines import Completion, TorchEngine, kernels, torch_engine
+from motley.engines.drawing import draw, truncate
+from motley.engines.graph import BUCKETS, GraphEngine
+from motley.engines.torch import TorchEngine as Reference
+from motley.learning.batches import ToScore, micro_batches
+from motley.policies import Policy
+from motley.policies.forward import score
+from motley.policies.vocabulary import Vocabulary
+from motley.records import Sampling
+
+PROMPTS = [(5, 12, 13, 14), (9,), (7, 15, 15, 16, 17, 27)]  # longer, and after a few tokens all, than the windows of the architectures
+SHORT = Sampling(max_tokens=5)
+KNOWN = [kind for kind in ARCHITECTURES if kind not in ("gpt2", "opt")]
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+
+def flat(made: list[list[Completion]]) -> list[Completion]:
+    return [completion for row in made for completion in row]
+
+
+def assert_alike(ours: list[list[Completion]], theirs: list[list[Completion]], atol: float = 2e-5) -> None:
+    assert [(c.tokens, c.ending) for c in flat(ours)] == [(c.tokens, c.ending) for c in flat(theirs)]
+    for one, other in zip(flat(ours), flat(theirs), strict=True):
+        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=atol)
+
+
+def policy_of(kind: str) -> Policy:
+    if kind.endswith(" lora"):
+        return own_code_policy(kind.removesuffix(" lora"), TRAINS["lora"])
+    return POLICIES[kind](seed=3) if kind in POLICIES else own_code_policy(kind)
+
+
+@pytest.mark.parametrize("kind", ["grouped", *KNOWN, "qwen3 lora"])
+def test_it_draws_what_the_engine_for_cpus_draws(kind: str) -> None:
+    policy = policy_of(kind)
+    assert_alike(GraphEngine(policy).sample(PROMPTS, 2, SHORT, seed=4), TorchEngine(policy).sample(PROMPTS, 2, SHORT, seed=4))
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(max_tokens=3, temperature=0.0),
+        Sampling(max_tokens=3, temperature=0.6),
+        Sampling(max_tokens=3, temperature=0.8, top_k=9, top_p=0.9),
+        Sampling(max_tokens=3, top_p=0.7, logprobs="full"),
+    ],
+    ids=["greedy", "sharper", "top k and top p", "full"],
+)
+def test_every_way_of_sampling_is_that_of_the_engine_for_cpus(sampling: Sampling) -> None:
+    policy = grouped_query_policy()
+    assert_alike(GraphEngine(policy).sample(PROMPTS, 2, sampling, seed=4), TorchEngine(policy).sample(PROMPTS, 2, sampling, seed=4))
+
+
+def test_rows_that_end_leave_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = grouped_query_policy(seed=3)
+    ends = (policy.vocabulary.end_id, 9, 17, 20, 21, 22, 23)
+    policy = dataclasses.replace(policy, vocabulary=Vocabulary(policy.vocabulary._tokenizer, ends=ends), prompts=None)
+    engine, sampling, lanes = GraphEngine(policy), Sampling(max_tokens=9), list[int]()
+    step = engine._step
+    monkeypatch.setattr(engine, "_step", lambda room, row_B, sampling: lanes.append(len(row_B)) or step(room, row_B, sampling))
+    made = engine.sample(PROMPTS, 4, sampling, seed=0)
+    assert_alike(made, TorchEngine(policy).sample(PROMPTS, 4, sampling, seed=0))
+    assert {c.ending for c in flat(made)} == {"stop", "length"}
+    assert lanes[0] > lanes[-1] > 0
+    assert lanes == sorted(lanes, reverse=True)
+
+
+def test_room_is_used_again_and_holds_nothing_of_what_was_there_before() -> None:
+    policy = grouped_query_policy(seed=3)
+    engine, reference = GraphEngine(policy), TorchEngine(policy)
+    engine.sample(PROMPTS, 2, SHORT, seed=0)
+    room = engine._room
+    for prompts, samples, sampling in (([(7, 8), (9, 9, 9)], 2, Sampling(max_tokens=3)), ([(6,)], 3, Sampling(max_tokens=5))):
+        assert_alike(engine.sample(prompts, samples, sampling, seed=1), reference.sample(prompts, samples, sampling, seed=1))
+        assert engine._room is room
+    engine.sample([(5,) * 9], 1, Sampling(max_tokens=2), seed=0)
+    assert engine._room is not room
+
+
+def test_weights_are_taken_at_refresh_and_only_then_and_in_their_old_place() -> None:
+    policy, sampling = lora_policy(), Sampling(max_tokens=3)
+    engine = GraphEngine(policy)
+    before, place = engine.sample(PROMPTS, 1, sampling, seed=0), engine._weights.layers[0].qkv.weight.data_ptr()
+    with torch.no_grad():
+        for _, parameter in policy.trained():
+            parameter.add_(0.05)
+    assert engine.sample(PROMPTS, 1, sampling, seed=0) == before
+    engine.refresh()
+    assert engine._weights.layers[0].qkv.weight.data_ptr() == place
+    after = engine.sample(PROMPTS, 1, sampling, seed=0)
+    assert after != before
+    assert_alike(after, TorchEngine(policy).sample(PROMPTS, 1, sampling, seed=0))
+
+
+@pytest.mark.parametrize("most", [6, 12])
+def test_prompts_may_be_run_in_parts(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = grouped_query_policy()
+    monkeypatch.setattr("motley.engines.graph.PREFILL_TOKENS", most)
+    sampling = Sampling(max_tokens=2)
+    assert_alike(GraphEngine(policy).sample(PROMPTS, 2, sampling, seed=4), TorchEngine(policy).sample(PROMPTS, 2, sampling, seed=4))
+
+
+def test_buckets_waste_no_more_than_a_third() -> None:
+    for small, large in itertools.pairwise(BUCKETS):
+        assert large <= max(small + 1, 1.5 * small)
+    assert BUCKETS[-1] > 10**6
+
+
+# Drawing
+
+
+@pytest.mark.parametrize("size", [28, 5000, 9001])  # one block; several; several, the last one nearly empty
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (20, 1.0), (0, 0.8), (1, 0.5), (20, 0.6)])
+def test_tokens_are_those_of_the_inverse_distribution(size: int, top_k: int, top_p: float) -> None:
+    """Where the uniform number falls within rounding of a token's edge, the neighbour may come; nothing else."""
+    sampling = Sampling(temperature=0.7, top_k=top_k, top_p=top_p)
+    generator = torch.Generator().manual_seed(size)
+    logits_RV = 3 * torch.randn(3, size, generator=generator)
+    logits_RV[1, : size // 2] = -torch.inf
+    source_B = torch.tensor([0, 1, 1, 2, 0, 2, 1, 0])
+    uniform_B = torch.cat([torch.tensor([0.0, 0.0, 1 - 2**-53]), torch.rand(5, generator=generator)]).double()
+    token_B, logp_B = kernels.draw(logits_RV, source_B, sampling, uniform_B)
+    expected_B, expected_logp_B = draw(logits_RV, source_B, sampling, uniform_B)
+    logp_RV = truncate(torch.log_softmax(logits_RV / sampling.temperature, -1), sampling)
+    cumulative_RV = logp_RV.double().exp().cumsum(1)
+    for b, (token, expected) in enumerate(zip(token_B.tolist(), expected_B.tolist(), strict=True)):
+        low, high = sorted((token, expected))
+        between = cumulative_RV[source_B[b], low:high]
+        assert bool(((between - uniform_B[b]).abs() < 1e-6).all())
+        assert bool(torch.isfinite(logp_RV[source_B[b], token]))
+    torch.testing.assert_close(logp_B, logp_RV[source_B, token_B], rtol=0, atol=1e-5)
+    assert expected_logp_B.isfinite().all()
+    full = msgspec.structs.replace(sampling, logprobs="full")
+    token_B, logp_B = kernels.draw(logits_RV, source_B, full, uniform_B)
+    torch.testing.assert_close(logp_B, torch.log_softmax(logits_RV / 0.7, -1)[source_B, token_B], rtol=0, atol=1e-5)
+
+
+def test_the_best_token_is_the_first_of_the_best() -> None:
+    logits_RV = torch.zeros(1, 9001)
+    logits_RV[0, [4500, 4501, 8800]] = 2.0
+    token_B, logp_B = kernels.draw(logits_RV, torch.tensor([0]), Sampling(temperature=0.0), torch.tensor([0.5]))
+    assert token_B.tolist() == [4500]
+    torch.testing.assert_close(logp_B, torch.log_softmax(logits_RV, -1)[0, 4500:4501])
+
+
+# On a GPU
+
+
+def cuda(policy: Policy, dtype: torch.dtype) -> Policy:
+    policy.model.to("cuda")
+    policy.dtype = dtype
+    return policy
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("kind", ["full", "grouped", *KNOWN, "qwen3 lora"])
+def test_graphs_draw_what_the_engine_for_cpus_draws(kind: str) -> None:
+    expected = Reference(policy_of(kind)).sample(PROMPTS, 5, Sampling(max_tokens=12), seed=4)
+    engine = torch_engine(cuda(policy_of(kind), torch.float32))
+    assert isinstance(engine, GraphEngine)
+    for _ in range(2):
+        assert_alike(engine.sample(PROMPTS, 5, Sampling(max_tokens=12), seed=4), expected, atol=5e-5)
+    greedy = Sampling(max_tokens=12, temperature=0.0)
+    assert_alike(engine.sample(PROMPTS, 1, greedy, seed=4), Reference(policy_of(kind)).sample(PROMPTS, 1, greedy, seed=4), atol=5e-5)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_graphs_see_refreshed_weights() -> None:
+    policy, sampling = cuda(tiny_policy(), torch.float32), Sampling(max_tokens=8)
+    engine = GraphEngine(policy)
+    before = engine.sample(PROMPTS, 4, sampling, seed=0)
+    graphs = dict(engine._graphs)
+    with torch.no_grad():
+        for _, parameter in policy.trained():
+            parameter.mul_(1.05)
+    engine.refresh()
+    after = engine.sample(PROMPTS, 4, sampling, seed=0)
+    assert all(engine._graphs[key] is graph for key, graph in graphs.items())
+    assert [c.logprobs for c in flat(after)] != [c.logprobs for c in flat(before)]
+    assert_alike(after, GraphEngine(policy).sample(PROMPTS, 4, sampling, seed=0))
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float16, 2e-3), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("kind", ["full", "qwen2", "qwen3 lora", "gemma3"])
+def test_half_precision_reports_what_the_trainer_computes(kind: str, dtype: torch.dtype, most: float) -> None:
+    policy = cuda(policy_of(kind), dtype)
+    made = flat(GraphEngine(policy).sample(PROMPTS, 16, Sampling(max_tokens=12), seed=0))
+    prompts = [prompt for prompt in PROMPTS for _ in range(16)]
+    sequences = [ToScore(row=i, prompt=prompt, tokens=c.tokens) for i, (prompt, c) in enumerate(zip(prompts, made, strict=True))]
+    found = []
+    with torch.no_grad():
+        for micro in micro_batches(sequences, 10**6, policy.device):
+            table_BT = micro.unpack(score(policy, micro.packed).logp_M)
+            for row_T, row in zip(table_BT, micro.row_B.tolist(), strict=True):
+                found.append((row_T[: len(made[row].logprobs)].cpu() - torch.tensor(made[row].logprobs)).abs())
+    assert float(torch.cat(found).mean()) < most
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_what_memory_does_not_hold_is_sampled_in_parts_and_room_is_given_back() -> None:
+    policy, sampling = cuda(grouped_query_policy(), torch.float16), Sampling(max_tokens=8)
+    engine = GraphEngine(policy)
+    whole = engine.sample(PROMPTS, 64, sampling, seed=0)
+    size = engine._room
+    assert size is not None
+    engine._forget()
+    make, most = engine._make_room, 100
+
+    def small(size: object) -> object:
+        if size.rows > most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return make(size)
+
+    engine._make_room = small
+    with pytest.warns(UserWarning, match="sampling in parts"):
+        parts = engine.sample(PROMPTS, 64, sampling, seed=0)
+    assert [c.tokens for c in flat(parts)] == [c.tokens for c in flat(whole)]

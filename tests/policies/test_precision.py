@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from architectures import own_code_policy
+from fakes import grouped_query_policy
+from motley.policies import Policy
+from motley.policies.precision import fits_float16
+
+
+def grown(policy: Policy, factor: float) -> Policy:
+    """The same model with one product that is so many times larger, and taken back by the norm behind it."""
+    with torch.no_grad():
+        policy.base.model.layers[1].mlp.down_proj.weight.mul_(factor)
+    return policy
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2"])
+def test_an_ordinary_model_fits_float16(kind: str) -> None:
+    assert fits_float16((grouped_query_policy() if kind == "llama" else own_code_policy(kind)).base)
+
+
+def test_a_model_whose_values_come_near_the_end_of_float16_does_not() -> None:
+    assert fits_float16(grown(grouped_query_policy(), 1e2).base)
+    assert not fits_float16(grown(grouped_query_policy(), 1e6).base)
+
+
+def test_a_model_that_computes_no_numbers_does_not() -> None:
+    assert not fits_float16(grown(grouped_query_policy(), float("nan")).base)
+
+
+def test_a_model_with_less_to_lose_in_bfloat16_does_not() -> None:
+    """Values below what float16 holds: bfloat16 keeps them."""
+    policy = grouped_query_policy()
+    with torch.no_grad():
+        for layer in policy.base.model.layers:
+            layer.mlp.gate_proj.weight.mul_(1e-7)
+            layer.mlp.down_proj.weight.mul_(1e8)
+    assert not fits_float16(policy.base)
+
+
+def test_it_leaves_no_hook_behind() -> None:
+    policy = grouped_query_policy()
+    fits_float16(policy.base)
+    assert not any(part._forward_hooks for part in policy.base.modules())
