@@ -14,6 +14,7 @@ from motley.learning import warm as warm_module
 from motley.learning.descent import LossScale, adam
 from motley.learning.warm import expected_accuracy, warm_start
 from motley.policies import Policy, initial_policy
+from motley.policies.captured import scorer
 from motley.tasks import Task, draw_problems, load_task
 
 WARM = Warm(accuracy={"compare": 0.3}, batch=16, lr=3e-3)
@@ -184,7 +185,8 @@ def test_in_float16_a_gradient_that_does_not_fit_is_made_again_at_a_smaller_scal
 
     monkeypatch.setattr(warm_module, "_gradient_norm", overflowing)
     before = weights(policy)
-    take = lambda: warm_module._supervised_step(policy, adam(policy.model.parameters(), 1e-3), scale, answers, 1000)
+    teaching = lambda policy, scale: warm_module._Teaching(policy, scorer(policy), adam(policy.model.parameters(), 1e-3), scale, 1000)
+    take = lambda: warm_module._supervised_step(teaching(policy, scale), answers)
     if fits_at < 1:
         with pytest.raises(FloatingPointError, match="gradient norm of the warm start is inf"):
             take()
@@ -194,6 +196,6 @@ def test_in_float16_a_gradient_that_does_not_fit_is_made_again_at_a_smaller_scal
     assert (len(norms), scale.value) == (6, 2.0**10)
     exact = tiny_policy()
     monkeypatch.undo()
-    warm_module._supervised_step(exact, adam(exact.model.parameters(), 1e-3), LossScale(torch.float32), answers, 1000)
+    warm_module._supervised_step(teaching(exact, LossScale(torch.float32)), answers)
     torch.testing.assert_close(weights(policy), weights(exact), rtol=0, atol=1e-5)
     assert not torch.equal(weights(policy), before)

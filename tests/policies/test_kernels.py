@@ -130,7 +130,7 @@ def test_merging_two_attentions_is_attending_to_both_sets_of_keys(device: str, d
     out = (score.softmax(-1) @ value.float()).transpose(0, 1).to(dtype).contiguous()
     before, lse = out.clone(), score.logsumexp(-1)
     part = (other.softmax(-1) @ other_value.float()).transpose(0, 1)[-rows:].to(dtype).contiguous()
-    kernels.merge(out, lse, part, other.logsumexp(-1)[:, -rows:].contiguous())
+    lse = kernels.merge(out, lse, part, other.logsumexp(-1)[:, -rows:].contiguous())
     both = torch.cat([score, other], -1)[:, -rows:]
     expected = (both.softmax(-1) @ torch.cat([value, other_value], 1).float()).transpose(0, 1)
     torch.testing.assert_close(out[-rows:].float(), expected, rtol=0, atol=CLOSE[dtype])

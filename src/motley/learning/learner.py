@@ -21,7 +21,7 @@ from motley.learning.metrics import Row, ScoredRow, SenderMetrics, sender_metric
 from motley.learning.select import Candidate
 from motley.objectives import LossBatch, LossOutput, Objective, Samples, Terms
 from motley.policies import Policy
-from motley.policies.forward import score
+from motley.policies.captured import scorer
 from motley.policies.hardware import is_out_of_memory
 from motley.policies.logprobs import Scores
 
@@ -101,6 +101,7 @@ class Learner:
         self.token_budget = rules.token_budget or fitting_budget(policy)
         self._halved = False
         self._parameters = [p for _, p in policy.trained()]
+        self._score = scorer(policy)
         self.optimiser: torch.optim.Optimizer = adam(self._parameters, lr)
 
     def step(self, candidates: Sequence[Candidate]) -> StepReport:
@@ -161,9 +162,10 @@ class Learner:
     def _accumulate(self, batch: _Batch, terms: Terms, todo: list[ToScore]) -> _Gradient:
         """On a GPU nothing here waits for it, once all that it needs is there."""
         self.optimiser.zero_grad()
+        self._score.begin()
         notes = []
         for micro, unscored in [_unscored(batch, terms, micro) for micro in micro_batches(todo, self.token_budget, self.policy.device)]:
-            scores = score(self.policy, micro.packed)
+            scores = self._score(micro.packed)
             loss_batch = unscored(logp_learner_BT=micro.unpack(scores.logp_M))
             output = self._objective.loss(loss_batch)
             notes.append(_note(micro, scores, loss_batch, output))

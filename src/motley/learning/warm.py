@@ -11,7 +11,7 @@ import math
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -23,6 +23,7 @@ from motley.learning.batches import ToScore, micro_batches
 from motley.learning.descent import LossScale, adam
 from motley.learning.fitting import explained_memory, fitting_budget
 from motley.policies import Policy
+from motley.policies.captured import Score, scorer
 from motley.policies.forward import score
 from motley.policies.policy import load_tensors, save_tensors
 from motley.records import Problem
@@ -86,7 +87,7 @@ def expected_accuracy(policy: Policy, problems: list[Problem], budget: int = 0) 
 def _train(policy: Policy, task: Task, warm: Warm, seed: int, budget: int, progress: Progress | None) -> None:
     rng = random.Random(f"warm/{seed}")
     checks = _checks(task, warm)
-    optimiser, scale = adam(policy.model.parameters(), warm.lr), LossScale(policy.dtype)
+    teaching = _Teaching(policy, scorer(policy), adam(policy.model.parameters(), warm.lr), LossScale(policy.dtype), budget)
     accuracy = dict.fromkeys(warm.of_kinds, 0.0)
     for step in range((warm.steps or warm.max_steps) + 1):
         if step % CHECK_EVERY == 0 or step == warm.steps:
@@ -97,28 +98,37 @@ def _train(policy: Policy, task: Task, warm: Warm, seed: int, budget: int, progr
         if not lacking or step == warm.steps > 0:
             return
         problems = [task.draw(rng, "train", rng.choice(lacking)) for _ in range(warm.batch)]
-        _supervised_step(policy, optimiser, scale, _answers(policy, problems), budget)
+        _supervised_step(teaching, _answers(policy, problems))
     reached = ", ".join(f"{kind} {value:.2f} of {warm.accuracy[kind]:.2f}" for kind, value in accuracy.items())
     raise ValueError(f"warm start did not reach its targets in max_steps={warm.max_steps}: {reached}; lower the targets or raise max_steps")
 
 
-def _supervised_step(policy: Policy, optimiser: torch.optim.Optimizer, scale: LossScale, answers: list[ToScore], budget: int) -> None:
+class _Teaching(NamedTuple):
+    policy: Policy
+    score: Score
+    optimiser: torch.optim.Optimizer
+    scale: LossScale
+    budget: int
+
+
+def _supervised_step(teaching: _Teaching, answers: list[ToScore]) -> None:
     """One step towards the answers' tokens, each of equal weight."""
-    grad_norm = _gradient_norm(policy, optimiser, scale, answers, budget)
-    while not math.isfinite(grad_norm) and scale.shrink():
-        grad_norm = _gradient_norm(policy, optimiser, scale, answers, budget)
+    grad_norm = _gradient_norm(teaching, answers)
+    while not math.isfinite(grad_norm) and teaching.scale.shrink():
+        grad_norm = _gradient_norm(teaching, answers)
     if not math.isfinite(grad_norm):
         raise FloatingPointError(f"the gradient norm of the warm start is {grad_norm}; lower its lr: 1e-4 or less for pretrained models")
-    optimiser.step()
-    scale.grow()
+    teaching.optimiser.step()
+    teaching.scale.grow()
 
 
-def _gradient_norm(policy: Policy, optimiser: torch.optim.Optimizer, scale: LossScale, answers: list[ToScore], budget: int) -> float:
-    optimiser.zero_grad()
+def _gradient_norm(teaching: _Teaching, answers: list[ToScore]) -> float:
+    teaching.optimiser.zero_grad()
+    teaching.score.begin()
     num_tokens = sum(len(answer.tokens) for answer in answers)
-    for micro in micro_batches(answers, budget, policy.device):
-        scale.backward(-score(policy, micro.packed).logp_M.sum() / num_tokens)
-    return float(scale.clip(list(policy.model.parameters()), 1.0))
+    for micro in micro_batches(answers, teaching.budget, teaching.policy.device):
+        teaching.scale.backward(-teaching.score(micro.packed).logp_M.sum() / num_tokens)
+    return float(teaching.scale.clip(list(teaching.policy.model.parameters()), 1.0))
 
 
 def _answers(policy: Policy, problems: list[Problem]) -> list[ToScore]:

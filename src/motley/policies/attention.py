@@ -28,17 +28,16 @@ def attend(
 
     `window`: how many positions back a token sees, itself included; None: all.
     """
-    if query_NHd.shape[-1] == value_NHd.shape[-1] and flashes(value_NHd.dtype, value_NHd, packed, window):
+    if query_NHd.shape[-1] == value_NHd.shape[-1] and flashes(value_NHd.dtype, value_NHd.shape[-1], value_NHd.device, packed, window):
         from motley.policies.flash import attend_by_flash
 
         return attend_by_flash(query_NHd.to(value_NHd.dtype), key_NHd.to(value_NHd.dtype), value_NHd, packed, scaling)
     return attend_by_rows(query_NHd, key_NHd, value_NHd, packed, scaling, None if _sees_all(packed, window) else window)
 
 
-def flashes(dtype: torch.dtype, heads_NHd: Tensor, packed: Packed, window: int | None) -> bool:
-    """Whether the flash kernels compute this attention, in this dtype."""
-    size = heads_NHd.shape[-1]
-    return dtype in HALF and size % 8 == 0 and size <= LARGEST_HEAD and _sees_all(packed, window) and runs_flash(heads_NHd.device)
+def flashes(dtype: torch.dtype, head_dim: int, device: torch.device, packed: Packed, window: int | None) -> bool:
+    """Whether the flash kernels compute this attention."""
+    return dtype in HALF and head_dim % 8 == 0 and head_dim <= LARGEST_HEAD and _sees_all(packed, window) and runs_flash(device)
 
 
 def _sees_all(packed: Packed, window: int | None) -> bool:

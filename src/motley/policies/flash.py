@@ -77,9 +77,8 @@ def _both(query_NHd: Tensor, key_NHd: Tensor, value_NHd: Tensor, packed: Packed,
     first = prompts.total
     out_NHd, lse_HN = varlen(query_NHd, key_NHd, value_NHd, own, own, scaling, causal=True)
     if answers.total:
-        kernels.merge(
-            out_NHd, lse_HN, *varlen(query_NHd[first:], key_NHd[:first], value_NHd[:first], answers, prompts, scaling, causal=False)
-        )
+        over_prompts = varlen(query_NHd[first:], key_NHd[:first], value_NHd[:first], answers, prompts, scaling, causal=False)
+        lse_HN = kernels.merge(out_NHd, lse_HN, *over_prompts)
     return out_NHd, lse_HN
 
 

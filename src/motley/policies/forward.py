@@ -37,13 +37,13 @@ def score(policy: Policy, packed: Packed) -> Scores:
 def predicting_states(policy: Policy, packed: Packed) -> Tensor:
     """[M, D], the hidden state that predicts each target, in the dtype that it is projected to the vocabulary in."""
     hidden_MD = hidden_states(policy, packed)[packed.predictor_M]
-    return hidden_MD.to(policy.dtype) if _fused(policy) else hidden_MD.float()
+    return hidden_MD.to(policy.dtype) if is_fused(policy) else hidden_MD.float()
 
 
 def hidden_states(policy: Policy, packed: Packed) -> Tensor:
     """Final hidden state of every packed token. Products in the policy's dtype, sums and norms in float32."""
     model = policy.base
-    if _fused(policy) and not why_unknown(model):
+    if is_fused(policy) and not why_unknown(model):
         from motley.policies.fused import fused_states
 
         return fused_states(policy.decoder, packed, policy.dtype, policy.gradient_checkpointing and torch.is_grad_enabled())
@@ -53,7 +53,8 @@ def hidden_states(policy: Policy, packed: Packed) -> Tensor:
         return _by_blocks(policy.decoder, packed, policy.gradient_checkpointing and torch.is_grad_enabled())
 
 
-def _fused(policy: Policy) -> bool:
+def is_fused(policy: Policy) -> bool:
+    """Whether it computes in a half type by our kernels."""
     return policy.dtype != torch.float32 and runs_kernels(policy.device)
 
 

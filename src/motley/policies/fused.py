@@ -54,7 +54,7 @@ def fused_layer(
     if block.query_norm is not None and block.key_norm is not None:
         query, key, value = qkv_NHd.split((heads, kv_heads, kv_heads), 1)
         qkv_NHd = torch.cat([block.query_norm(query), block.key_norm(key), value.float()], 1)
-    if flashes(normed_ND.dtype, qkv_NHd, packed, block.window):
+    if flashes(normed_ND.dtype, decoder.head_dim, normed_ND.device, packed, block.window):
         mixed_NHd = attend_turned(qkv_NHd, cos_Nd, sin_Nd, heads, packed, block.scaling, normed_ND.dtype)
     else:
         rotated_NHd = rotate(qkv_NHd, cos_Nd, sin_Nd, heads + kv_heads, normed_ND.dtype)

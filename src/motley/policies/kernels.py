@@ -265,12 +265,17 @@ def _rotate(values, cos, sin, out, rotated, heads, size, stride, BACK: tl.conste
     tl.store(out + at + size // 2, (second * c + first * s).to(out.dtype.element_ty), mask=real)
 
 
-def merge(out_NHd: Tensor, lse_HN: Tensor, other_MHd: Tensor, other_lse_HM: Tensor) -> None:
-    """Into the last M of N queries' attention, in place, that of the same queries over other keys, by their log-sum-exps."""
+def merge(out_NHd: Tensor, lse_HN: Tensor, other_MHd: Tensor, other_lse_HM: Tensor) -> Tensor:
+    """Into the last M of N queries' attention, in place, that of the same queries over other keys, by their log-sum-exps; the merged ones.
+
+    Those are written to a place of their own: threads that share a row each read its old one, and at a time of their own.
+    """
     rows, heads, size = other_MHd.shape
+    merged_HN = lse_HN.clone()
     _merge[(rows, triton.cdiv(heads, HEADS_AT_ONCE))](
         out_NHd,
         lse_HN,
+        merged_HN,
         other_MHd,
         other_lse_HM,
         len(out_NHd),
@@ -281,10 +286,11 @@ def merge(out_NHd: Tensor, lse_HN: Tensor, other_MHd: Tensor, other_lse_HM: Tens
         BLOCK=triton.next_power_of_2(size),
         num_warps=4,
     )
+    return merged_HN
 
 
 @triton.jit(do_not_specialize=["queries", "rows"])
-def _merge(out, lse, other, other_lse, queries, rows, heads, size, HEADS: tl.constexpr, BLOCK: tl.constexpr):
+def _merge(out, lse, merged_lse, other, other_lse, queries, rows, heads, size, HEADS: tl.constexpr, BLOCK: tl.constexpr):
     index = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     known = head < heads
@@ -293,7 +299,7 @@ def _merge(out, lse, other, other_lse, queries, rows, heads, size, HEADS: tl.con
     theirs = tl.load(other_lse + head * rows + index, mask=known, other=0.0)
     most = tl.maximum(mine, theirs)
     together = most + tl.log(tl.exp(mine - most) + tl.exp(theirs - most))
-    tl.store(lse + head * queries + query, together, mask=known)
+    tl.store(merged_lse + head * queries + query, together, mask=known)
     my_share, their_share = tl.exp(mine - together), tl.exp(theirs - together)
     place = head[:, None] * size + tl.arange(0, BLOCK)[None, :]
     real = known[:, None] & (tl.arange(0, BLOCK)[None, :] < size)
