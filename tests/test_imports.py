@@ -20,7 +20,7 @@ LAYERS = [
     {"engines", "trust", "learning"},
     {"sampler", "peer", "evaluation", "reporting"},
     {"run"},
-    {"crew", "conformance", "hub", "member", "membership", "processes", "sampler_member", "seat", "sim", "benchmarks"},
+    {"crew", "conformance", "hub", "member", "membership", "overlap", "processes", "sampler_member", "seat", "sim", "benchmarks"},
     {"archive", "card", "display", "export", "study"},
     {"cli"},
 ]

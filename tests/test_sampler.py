@@ -108,7 +108,7 @@ class Crew:
             for _, parameter in policy.trained():
                 parameter.add_(0.01 * torch.randn(parameter.shape, generator=generator))
         policy.version += 1
-        self.learner.engine.refresh()
+        self.learner.half.refresh()
         self.learner.made_s[policy.version] = self.clock.now_s()
 
     def next_version(self) -> Weights:

@@ -8,6 +8,7 @@ checkpoint; the log has everything else, and the same steps are taken again from
 | the hub | learning and hearing from others | it is back; sampling goes on into the outbox, within the staleness window |
 | crewmates' groups | lockstep | all are there; with a deadline, also that, or nobody awaited being there |
 | enough groups | async | enough, or everyone has sampled the last round |
+| its own sampling | learning | it is done; where they overlap (`overlap.py`) they begin and end together |
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -32,6 +34,7 @@ from motley.learning.checkpoint import checkpoints, load_manifest, save_checkpoi
 from motley.learning.journal import Journal, Step
 from motley.learning.learner import StepReport
 from motley.membership import ADMISSION_S, Joining, patiently
+from motley.overlap import Overlap, TakeStep
 from motley.records import HUB, Charter, Weights
 from motley.run import MetricsLine, Timing, WarmProgress, by_sender, check_config, timed
 from motley.sampler import Sampled
@@ -151,7 +154,10 @@ class Member(Seat):
         self._start_courier(self._blobs)
         self._sampled = self._sampled_before()
         self._sample_s = 0.0
+        self._overlap = Overlap(config, self.peer.half, self._say)
+        self._ahead = False  # the next turn's round was sampled beside the last step
         self._idle = False  # nothing on the log could be learned from
+        self._without: list[str] = []  # who was not waited for
         self._waits_since = time.monotonic()  # for crewmates, while connected
         self._held = held.pop_all()
 
@@ -231,30 +237,52 @@ class Member(Seat):
     # One turn
 
     def _turn(self) -> MetricsLine | None:
-        """Sample if it is time to, learn if it can; the metrics line of a round that was finished."""
+        """Sample if it is time to, learn if it can; where they overlap, the other way round. The metrics line of a finished round."""
         peer = self.peer
         done = self._journal.of(peer.learned_rounds)
         heard = self._receive_to(done.cursor) if done else self._try_to_receive()
-        sampled = self._sample(replayed=done is not None)
-        if done is None and (sampled or not heard):
-            peer.receive()
-        closed = done.closed if done else self._closed()
-        without = peer.awaited() if closed and self.config.crew.pace == "lockstep" else []
-        cursor = peer.cursor
-        chosen = peer.choose(closed, again=done.positions if done else ())
-        self._idle = chosen is None
-        if chosen is None:
+        beside = done is None and heard and self._may_sample_beside()
+        step = self._choose(done) if beside else None
+        if step is None:
+            beside = False
+            sampled = self._sample(replayed=done is not None)
+            if done is None and (sampled or not heard):
+                peer.receive()
+            step = self._choose(done)
+        if step is None:
             peer.publish_weights()
             self._courier.wake()
             if done:
                 raise ValueError(f"the log does not hold what round {peer.learned_rounds + 1} was learned from before the restart")
             return None
-        self._journal.add(Step.of(peer.learned_rounds, cursor, closed, chosen))
         self._beat("learning")
-        report, learn_s = timed(lambda: peer.step(chosen, again=done is not None))
+        report, timing = self._learn(step, beside)
         peer.publish_weights()
         self._courier.wake()
-        return self._round_is_over(report, learn_s, without)
+        return self._round_is_over(report, timing)
+
+    def _choose(self, done: Step | None) -> TakeStep | None:
+        """The next step, written down, if there is enough for it. `done`: the same as before a crash."""
+        peer = self.peer
+        closed = done.closed if done else self._closed()
+        self._without = peer.awaited() if closed and self.config.crew.pace == "lockstep" else []
+        chosen = peer.choose(closed, again=done.positions if done else ())
+        self._idle = chosen is None
+        if chosen is None:
+            return None
+        self._journal.add(Step.of(peer.learned_rounds, peer.cursor, closed, chosen))
+        return partial(peer.step, chosen, done is not None)
+
+    def _learn(self, step: TakeStep, beside: bool) -> tuple[StepReport | None, Timing]:
+        """Take the step, and sample beside it if asked to."""
+        if beside:
+            both = self._overlap.both(partial(step, refresh=False))
+            self._sampled, self._ahead = both.sampled, both.sampled is not None
+            return both.report, both.timing
+        report, learn_s = timed(step)
+        if self._sampled and self._sampled.fresh:
+            self._overlap.observe()
+        return report, Timing(self._sample_s, learn_s)
 
     def _try_to_receive(self) -> bool:
         """Whether the log could be read; if not, but sampling may go on without it, that is no error yet."""
@@ -278,10 +306,8 @@ class Member(Seat):
     def _sample(self, replayed: bool) -> bool:
         """Sample the next round if it is time to; whether something was sampled."""
         peer = self.peer
-        lockstep = self.config.crew.pace == "lockstep"
-        if peer.sampled_rounds >= self.config.crew.rounds or (lockstep and peer.sampled_rounds > peer.learned_rounds):
-            return False
-        if not lockstep and (replayed or not peer.may_sample()):
+        if self._ahead or not self._may_sample(replayed):
+            self._ahead = False
             return False
         if self._is_past(peer.sampled_rounds, replayed):
             peer.sampled_rounds += 1
@@ -292,6 +318,18 @@ class Member(Seat):
         self._courier.wake()
         self._waits_since = time.monotonic()
         return True
+
+    def _may_sample(self, replayed: bool) -> bool:
+        peer, crew = self.peer, self.config.crew
+        if crew.pace == "lockstep":
+            return peer.sampled_rounds < crew.rounds and peer.sampled_rounds <= peer.learned_rounds
+        return peer.sampled_rounds < crew.rounds and not replayed and peer.may_sample()
+
+    def _may_sample_beside(self) -> bool:
+        """Whether to sample the next round beside a step. What is to be learned from in that step counts as waiting, as it does in turn."""
+        round = self.peer.sampled_rounds
+        may = self._overlap.on and self._may_sample(replayed=False)
+        return may and self.peer.sampled_in(round) is None and not self._is_past(round, replayed=False)
 
     def _is_past(self, round: int, replayed: bool) -> bool:
         """Nobody would use what is sampled now: it is on the log already, or the crew went on without this peer."""
@@ -317,11 +355,11 @@ class Member(Seat):
         heard = self.presence.heard
         return self.peer.me.name not in awaited and all(name in heard and heard[name].gone for name in awaited)
 
-    def _round_is_over(self, report: StepReport | None, learn_s: float, without: list[str]) -> MetricsLine:
+    def _round_is_over(self, report: StepReport | None, timing: Timing) -> MetricsLine:
         peer = self.peer
-        line = self._run.line(peer, peer.learned_rounds, self._sampled, report, Timing(self._sample_s, learn_s))
-        if without:
-            line["without"] = without
+        line = self._run.line(peer, peer.learned_rounds, self._sampled, report, timing)
+        if self._without:
+            line["without"] = self._without
         self._sampled, self._sample_s = None, 0.0
         self._waits_since = time.monotonic()
         self._run.write([line])

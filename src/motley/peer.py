@@ -196,13 +196,18 @@ class Peer:
             return None
         return selection.take
 
-    def step(self, chosen: list[Candidate], again: bool = False) -> StepReport | None:
-        """Learn from what was chosen; the round is over. `again`: as before a crash, which says nothing of what has become stale since."""
+    def step(self, chosen: list[Candidate], again: bool = False, refresh: bool = True) -> StepReport | None:
+        """Learn from what was chosen; the round is over.
+
+        `again`: as before a crash, which says nothing of what has become stale since. `refresh` False: the engine keeps the weights of
+        before, because it samples with them; `half.refresh` is then to follow.
+        """
         self.learned_rounds += 1
         if not chosen:
             return None
         report = self.learner.step(chosen)
-        self.engine.refresh()
+        if refresh:
+            self.half.refresh()
         self.made_s[self.learner.policy.version] = self.clock.now_s()
         if len(self.made_s) > MADE_KEPT:
             del self.made_s[min(self.made_s)]
@@ -359,7 +364,7 @@ class Peer:
         counter, previous = state["head"]
         if counter > self.outbox.head.counter:  # an outbox that outlived the checkpoint is further; one without a file begins here
             self.outbox.head = Head(counter, bytes.fromhex(previous))
-        self.engine.refresh()
+        self.half.refresh()
 
     def _waiting_again(self, since: dict[int, tuple[int, float]]) -> list[Candidate]:
         found: list[Candidate] = []

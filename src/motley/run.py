@@ -87,6 +87,7 @@ def _check_vocabularies(vocabularies: dict[str, Vocabulary]) -> None:
 class Timing:
     sample_s: float
     learn_s: float
+    overlap_s: float = 0.0  # in which both went on
 
 
 class Run:
@@ -171,6 +172,8 @@ class Run:
                 "sampled_tokens_per_s": sampled.num_tokens / timing.sample_s if sampled and sampled.fresh else 0.0,
                 "learned_tokens_per_s": report.num_tokens / timing.learn_s if report else 0.0,
             }
+            if timing.overlap_s:
+                line["timing"]["overlap_s"] = timing.overlap_s
         return line
 
     def sampler_line(self, sampler: Sampler, sampled: Sampled) -> MetricsLine:

@@ -2,7 +2,7 @@
 
 | half | consumes | produces | waits for |
 |---|---|---|---|
-| `SamplerHalf` | a round's problems, a policy | groups in the outbox | nothing |
+| `SamplerHalf` | a round's problems, an engine with a policy's weights | groups in the outbox | nothing |
 | `Sampler` | its learner's weights from the log and the blobs | the same | the first weights; with stale = "pace", for its learner |
 """
 
@@ -20,7 +20,7 @@ import msgspec
 
 from motley.clock import Clock
 from motley.config import CrewConfig, PeerConfig
-from motley.engines import Engine
+from motley.engines import Completion, Engine
 from motley.exchange import Entry, Log, LogError, Outbox
 from motley.exchange.blobs import Blobs
 from motley.network import Weather
@@ -38,6 +38,15 @@ class Sampled(msgspec.Struct, frozen=True):
     reward: float  # mean
     version: int = 0  # of the weights
     fresh: bool = True  # not found in the outbox after a crash
+
+
+class Asked(NamedTuple):
+    """A round's problems, as they are put to the engine."""
+
+    round: int
+    problems: list[Problem]
+    prompts: list[tuple[int, ...]]
+    version: int  # of the weights that answer
 
 
 class Drawn(NamedTuple):
@@ -60,6 +69,15 @@ class SamplerHalf:
     weather: Weather
     sampled_rounds: int = 0
     on_log: Callable[[Group], bool] = lambda group: False  # whether a group is known to be there, of an outbox that was lost
+    version: int = field(init=False)  # of the weights the engine has, which the policy's may be ahead of
+
+    def __post_init__(self) -> None:
+        self.version = self.policy.version
+
+    def refresh(self) -> None:
+        """Have the engine take the policy's present weights."""
+        self.engine.refresh()
+        self.version = self.policy.version
 
     def problems(self, peer: str, round: int) -> list[Problem]:
         """What a peer must answer in a round."""
@@ -83,12 +101,25 @@ class SamplerHalf:
 
     def draw(self) -> Drawn:
         """Sample the next round. Nothing is kept yet."""
-        round, size = self.sampled_rounds, self.config.rollouts_per_group
-        problems = self.problems(self.me.name, round)
-        rollouts = self._rollouts(problems, round)
-        groups = [self._group(round, slot, problem, rollouts[slot * size : (slot + 1) * size]) for slot, problem in enumerate(problems)]
+        asked = self.ask()
+        return self.drawn(asked, self.answers(asked))
+
+    def ask(self) -> Asked:
+        """The next round."""
+        problems = self.problems(self.me.name, self.sampled_rounds)
+        return Asked(self.sampled_rounds, problems, [self.policy.prompts.ids(p) for p in problems], self.version)
+
+    def answers(self, asked: Asked) -> list[list[Completion]]:
+        """What the engine says. The one part of a round that may run in another thread: it touches nothing but the engine."""
+        seed = _seed(self.config.crew.seed, self.me.name, asked.round)
+        return self.engine.sample(asked.prompts, self.config.rollouts_per_group, self.config.sampling, seed)
+
+    def drawn(self, asked: Asked, answers: Sequence[Sequence[Completion]]) -> Drawn:
+        """The answers with their rewards, as groups."""
+        size, rollouts = self.config.rollouts_per_group, self._rollouts(asked, answers)
+        groups = [self._group(asked, slot, rollouts[slot * size : (slot + 1) * size]) for slot in range(len(asked.problems))]
         reward = sum(r.reward for r in rollouts) / len(rollouts)
-        return Drawn(round, groups, Sampled(sum(len(r.tokens) for r in rollouts), reward, self.policy.version))
+        return Drawn(asked.round, groups, Sampled(sum(len(r.tokens) for r in rollouts), reward, asked.version))
 
     def keep(self, drawn: Drawn) -> Sampled:
         """Put a round's groups in the outbox; from here on they cannot be lost."""
@@ -98,40 +129,36 @@ class SamplerHalf:
         self.sampled_rounds = drawn.round + 1
         return drawn.sampled
 
-    def _rollouts(self, problems: Sequence[Problem], round: int) -> list[Rollout]:
-        vocabulary = self.policy.vocabulary
-        prompts = [self.policy.prompts.ids(p) for p in problems]
-        seed = _seed(self.config.crew.seed, self.me.name, round)
-        completions = self.engine.sample(prompts, self.config.rollouts_per_group, self.config.sampling, seed)
-        flat = [(problem, c) for problem, samples in zip(problems, completions, strict=True) for c in samples]
+    def _rollouts(self, asked: Asked, answers: Sequence[Sequence[Completion]]) -> list[Rollout]:
+        flat = [(problem, c) for problem, samples in zip(asked.problems, answers, strict=True) for c in samples]
         if not all(math.isfinite(logprob) for _, c in flat for logprob in c.logprobs):
             raise FloatingPointError(
-                f"{self.me.name} samples with log-probs that are no numbers at version {self.policy.version}: its lr was too high for "
+                f"{self.me.name} samples with log-probs that are no numbers at version {asked.version}: its lr was too high for "
                 "its weights. Lower it; if the newest checkpoint has them already, delete it, and go on from the one before"
             )
-        rewards = self.task.score([p for p, _ in flat], [vocabulary.decode(c.tokens) for _, c in flat])
+        rewards = self.task.score([p for p, _ in flat], [self.policy.vocabulary.decode(c.tokens) for _, c in flat])
         strange = [r for r in rewards if not abs(r) <= MAX_REWARD]
         if strange:
             raise ValueError(
-                f"the task gave a reward of {strange[0]} in round {round}; expected a number of at most {MAX_REWARD:g} in size"
+                f"the task gave a reward of {strange[0]} in round {asked.round}; expected a number of at most {MAX_REWARD:g} in size"
             )
         return [
             Rollout(tokens=c.tokens, logprobs=c.logprobs, reward=reward, ending=c.ending)
             for (_, c), reward in zip(flat, rewards, strict=True)
         ]
 
-    def _group(self, round: int, slot: int, problem: Problem, rollouts: Sequence[Rollout]) -> Group:
+    def _group(self, asked: Asked, slot: int, rollouts: Sequence[Rollout]) -> Group:
         policy = self.policy
         return Group(
             crew=self.config.crew.name,
-            problem=problem.id,
-            round=round,
+            problem=asked.problems[slot].id,
+            round=asked.round,
             slot=slot,
             origin=Origin(
                 peer=self.me.name,
                 model=policy.fingerprint,
                 vocabulary=policy.vocabulary.fingerprint,
-                version=policy.version,
+                version=asked.version,
                 sampling=self.config.sampling,
             ),
             rollouts=tuple(rollouts),
@@ -244,7 +271,7 @@ class Sampler:
             self.failed += 1
             return False
         self.known = {version: weights for version, weights in self.known.items() if version > self.follower.version}
-        self.half.engine.refresh()
+        self.half.refresh()
         return True
 
     def _fetched(self, plan: Sequence[Weights]) -> dict[str, bytes | None]:

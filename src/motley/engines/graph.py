@@ -124,7 +124,11 @@ class GraphEngine:
     @torch.no_grad()
     def sample(self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: Sampling, seed: int) -> list[list[Completion]]:
         made = sample_rows(partial(self._rows, sampling), self._policy, prompts, num_samples, sampling, seed)
-        if self._room is not None and self._device.type == "cuda" and self._room_bytes() > KEPT_SHARE * torch.cuda.mem_get_info()[1]:
+        if (
+            self._room is not None
+            and self._device.type == "cuda"
+            and self._room_bytes() > KEPT_SHARE * torch.cuda.mem_get_info(self._device)[1]
+        ):
             self._forget()
         return made
 
@@ -153,6 +157,8 @@ class GraphEngine:
         return 0 if room is None else room.own_L2RHTd.nbytes + room.prompt_L2PHTd.nbytes
 
     def _forget(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()  # its kernels may still write where others are about to
         self._graphs.clear()
         self._room = None
 

@@ -76,20 +76,29 @@ class Snapshot:
     def refresh(self, decoder: Decoder) -> None:
         """Take the decoder's present weights where the old ones stand: whoever holds these tensors sees the new ones."""
         for layer, block in zip(self.layers, decoder.blocks, strict=True):
-            for old, new in zip(_tensors(layer), _tensors(_layer(block, layer.qkv.weight.dtype)), strict=True):
-                old.copy_(new)
-        self.embedding.copy_(decoder.embedding.float() * decoder.embed_scale)
-        self.norm.copy_(_scale(decoder.norm))
+            for field in fields(Layer):
+                old, new = getattr(layer, field.name), getattr(block, field.name)
+                if isinstance(old, Projection):
+                    _refresh(old, new if field.name in ("qkv", "gate_up") else (new,))
+                elif isinstance(old, Tensor):
+                    old.copy_(new.scale)
+        self.embedding.copy_(decoder.embedding)
+        if decoder.embed_scale != 1:
+            self.embedding.mul_(decoder.embed_scale)
+        self.norm.copy_(decoder.norm.scale)
         self.head.copy_(decoder.head)
 
 
-def _tensors(part: object) -> Iterator[Tensor]:
-    for field in fields(part):  # type: ignore[arg-type]
-        value = getattr(part, field.name)
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, Projection):
-            yield from _tensors(value)
+def _refresh(projection: Projection, linears: Sequence[Linear]) -> None:
+    if any(linear.adapters for linear in linears) or projection.bias is not None:
+        for old, new in zip(_tensors(projection), _tensors(_fused(linears, projection.weight.dtype)), strict=True):
+            old.copy_(new)
+        return
+    torch._foreach_copy_(list(projection.weight.split([len(linear.weight) for linear in linears])), [linear.weight for linear in linears])
+
+
+def _tensors(projection: Projection) -> Iterator[Tensor]:
+    return (value for field in fields(Projection) if (value := getattr(projection, field.name)) is not None)
 
 
 def _layer(block: Block, dtype: torch.dtype) -> Layer:

@@ -43,13 +43,13 @@ class TorchEngine:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self.refresh()
-
-    def refresh(self) -> None:
-        self._decoder = decoder = self._policy.decoder
-        self._dtype = self._policy.dtype
+        self._decoder = decoder = policy.decoder
+        self._dtype = policy.dtype
         self._weights = Snapshot.of(decoder, self._dtype, torch.float32)
         self._heads, self._kv_heads, self._head_dim = decoder.heads, decoder.kv_heads, decoder.head_dim
+
+    def refresh(self) -> None:
+        self._weights.refresh(self._policy.decoder)
 
     @torch.no_grad()
     def sample(self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: Sampling, seed: int) -> list[list[Completion]]:
