@@ -4,14 +4,17 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import Result
 from typer.testing import CliRunner
 
-from motley.benchmarks import local as benchmark
+from benchmarks.small import SMALL
+from motley.benchmarks import gpu, local
 from motley.cli import app
 from motley.crew import LocalCrew
 from motley.run import read_metrics
@@ -188,13 +191,28 @@ def test_study_prints_a_table_and_does_not_run_twice(crew_file: Path) -> None:
     assert (out / "outcomes.jsonl").read_bytes() == kept
 
 
-def test_bench_prints_a_ratio_per_model_and_half(monkeypatch: pytest.MonkeyPatch) -> None:
-    # One model, untrained: the numbers mean little, what is measured is the same.
-    monkeypatch.setattr(benchmark, "SHAPES", {"0.3m": benchmark.SHAPES["0.3m"]})
-    monkeypatch.setattr(benchmark, "warm_start", lambda *arguments, **named: None)
-    rows = as_json("bench", "local", "--repeats", 1)["rows"]
-    assert [(row["model"], row["half"]) for row in rows] == [("tiny:0.3m", "sampling"), ("tiny:0.3m", "training")]
-    assert all(row["ratio"] == pytest.approx(row["motley"] / row["transformers"], rel=0.05) for row in rows)
+def test_bench_prints_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"model": "tiny:1m", "half": "sampling", "ratio": 3.0}]
+    monkeypatch.setattr(local, "local_benchmark", lambda repeats, show: show("tiny:1m", 0, 1) or rows * repeats)
+    assert as_json("bench", "local", "--repeats", 2)["rows"] == rows * 2
+    table = motley("bench", "local", "--repeats", 1).stdout
+    assert all(word in table for word in ("tiny:1m", "sampling", "3.000"))
+
+
+def test_bench_gpu_is_one_object_or_a_table_per_section(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "gpu_benchmark", partial(gpu.gpu_benchmark, sizes=SMALL))
+    only = ("--only", "machine", "--only", "training")
+    arguments = ("bench", "gpu", "--device", "cpu", "--model", "tiny:0.3m")
+    found = as_json(*arguments, *only)
+    assert [row["section"] for row in found["rows"]] == ["machine", "machine", "training"]
+    tables = motley(*arguments, *only).stdout
+    assert all(word in tables for word in ("the machine", "GB/s", "against padded rows with full logits", "plain tokens per s"))
+    assert "section 'x' is not known; choose from machine" in error(*arguments, "--only", "x")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_bench_gpu_without_one_says_so() -> None:
+    assert "torch finds no CUDA GPU here" in error("bench", "gpu", "--model", "tiny:0.3m")
 
 
 def test_ctrl_c_finishes_the_round_saves_and_says_how_to_go_on(crew_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

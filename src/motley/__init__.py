@@ -1,3 +1,3 @@
 """Motley: a crew of different language models that train each other."""
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"

@@ -35,6 +35,7 @@ def scored(keep: bool, log_ratio: list[float], weight: list[float], free: list[f
         kl=0.25,
         log_ratio=np.array(log_ratio),
         weight=np.array(weight),
+        mean_weight=float(np.mean(weight)),
         free=np.array(weight if free is None else free),
         logq=logq,
         entropy=np.full(len(weight), 0.5),

@@ -1,35 +1,43 @@
-"""Speed against a known rival, both measured in one run on the same models and work, as ratios.
+"""Speed against known rivals, both measured in one run on the same models and work, as ratios.
 
 Sampling: transformers' `generate`, every row its own prompt. Training: one forward and backward pass of the transformers model
-over padded rows with full logits. Both do the work of one round of a crew of one: 24 problems, 12 samples each.
+over padded rows with full logits. A whole step: TRL's GRPO. All do the work of one round of a crew of one: 24 problems, 12 samples each.
+A pretrained model does a smaller whole step.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
 
+from motley.benchmarks import grpo, rivals
+from motley.benchmarks.models import SMOLLM2, Texts, build, flat
+from motley.benchmarks.timing import seconds
 from motley.config import PeerConfig, Warm
-from motley.engines import Completion, TorchEngine
+from motley.engines import Completion, Engine, torch_engine
 from motley.learning.batches import ToScore, micro_batches
 from motley.learning.warm import warm_start
 from motley.policies import Policy, initial_policy
 from motley.policies.forward import score
+from motley.policies.sources import find
 from motley.policies.tiny import SHAPES
 from motley.records import Sampling
 from motley.tasks import draw_problems, load_task
 
 NUM_PROBLEMS = 24
 NUM_SAMPLES = 12
+MAX_TOKENS = 8
 TOKEN_BUDGET = 16384
+STEP_SHAPES = ("0.3m", "4m")  # the tiny models whose whole step is measured
+NOT_HERE = f"not measured: motley models fetch {SMOLLM2}"
 
+Row = dict[str, Any]
 Show = Callable[[str, int, int], None]  # (what, done, total)
 Job = Callable[[int], int]  # seed -> tokens done
 
@@ -49,43 +57,91 @@ class Work:
 
     @property
     def sequences(self) -> list[ToScore]:
-        flat = [(tuple(prompt), c) for prompt, row in zip(self.prompts, self.completions, strict=True) for c in row]
-        return [ToScore(row=i, prompt=prompt, tokens=c.tokens) for i, (prompt, c) in enumerate(flat)]
+        rows = [(tuple(prompt), c) for prompt, row in zip(self.prompts, self.completions, strict=True) for c in row]
+        return [ToScore(row=i, prompt=prompt, tokens=c.tokens) for i, (prompt, c) in enumerate(rows)]
 
 
-def local_benchmark(repeats: int, show: Show) -> list[dict[str, Any]]:
-    """A row per tiny model and half: tokens/s of the rival, of ours, and the ratio of the medians."""
-    rows = []
-    for number, name in enumerate(SHAPES):
-        show(f"tiny:{name}", number, len(SHAPES))
-        work = _work(f"tiny:{name}")
-        engine = TorchEngine(work.policy)
-        halves: list[tuple[str, Job, Job]] = [
-            ("sampling", partial(_generate, work), partial(_sample, work, engine)),
-            ("training", partial(_plain_step, work), partial(_packed_step, work)),
-        ]
-        for half, rival, ours in halves:
-            rival_rate, our_rate = _compare(rival, ours, repeats)
-            rows.append(
-                {
-                    "model": f"tiny:{name}",
-                    "half": half,
-                    "transformers": round(rival_rate),
-                    "motley": round(our_rate),
-                    "ratio": our_rate / rival_rate,
-                }
-            )
+def local_benchmark(repeats: int, show: Show) -> list[Row]:
+    """A row per model and half, or whole step: tokens/s of the rival, of ours, and the ratio of the medians."""
+    jobs: list[tuple[str, Callable[[], list[Row]]]] = [(f"tiny:{name}", partial(_halves, f"tiny:{name}", repeats)) for name in SHAPES]
+    jobs += [(f"tiny:{name}, whole step", partial(_tiny_step, f"tiny:{name}", min(repeats, 5))) for name in STEP_SHAPES if name in SHAPES]
+    jobs += [(f"{SMOLLM2}, whole step", partial(_real_step, repeats))]
+    rows: list[Row] = []
+    for number, (what, measure) in enumerate(jobs):
+        show(what, number, len(jobs))
+        rows += measure()
     return rows
 
 
-def _work(model: str) -> Work:
+def _halves(model: str, repeats: int) -> list[Row]:
+    work = _work(model)
+    halves: list[tuple[str, str, Job, Job]] = [
+        ("sampling", "generate", partial(_generate, work), partial(_sample, work, torch_engine(work.policy))),
+        ("training", "padded rows", partial(_plain_step, work), partial(_packed_step, work)),
+    ]
+    return [_row(model, half, against, *_compare(rival, ours, repeats)) for half, against, rival, ours in halves]
+
+
+def _row(model: str, half: str, against: str, rival: float | None, ours: float | None, note: str = "") -> Row:
+    """Rates in completion tokens per second."""
+    return {
+        "model": model,
+        "half": half,
+        "against": against,
+        "rival": None if rival is None else round(rival, 1),
+        "motley": None if ours is None else round(ours, 1),
+        "ratio": None if rival is None or ours is None else ours / rival,
+        "note": note,
+    }
+
+
+def _tiny_step(model: str, repeats: int) -> list[Row]:
+    """With the task's own reward, and with one that leaves no sequence without an advantage."""
     task = load_task("digits", {})
-    policy = initial_policy(PeerConfig(name="bench", model=model), seed=0)
-    # Half-trained, so that completions end as they do in training.
+    problems = {p.prompt: p for p in draw_problems(task, "bench", "train", NUM_PROBLEMS)}
+    own: grpo.Reward = lambda prompt, text: task.score([problems[prompt]], [text])[0]
+    work = grpo.Step(texts=list(problems), num_samples=NUM_SAMPLES, max_tokens=MAX_TOKENS, may_end=True, reward=own)
+    works = {"whole step": work, "whole step, all train": replace(work, reward=grpo.checksum)}
+    return [_step(model, half, each, lambda: _half_trained(model), repeats) for half, each in works.items()]
+
+
+def _real_step(repeats: int) -> list[Row]:
+    """Small, since a pretrained model takes seconds for it; prompts and groups are as on a GPU, completions shorter."""
+    try:
+        find(SMOLLM2)
+    except ValueError:
+        return [_row(SMOLLM2, "whole step, all train", "TRL", None, None, NOT_HERE)]
+    work = grpo.Step(texts=Texts.draw(build(SMOLLM2).vocabulary, 2, 96).texts, num_samples=8, max_tokens=32)
+    return [_step(SMOLLM2, "whole step, all train", work, lambda: build(SMOLLM2), min(repeats, 3))]
+
+
+def _step(model: str, half: str, work: grpo.Step, policy: Callable[[], Policy], repeats: int) -> Row:
+    """In turn, as all else here. `policy`: gives one that shares nothing with the last."""
+    step = grpo.OurStep(policy(), work)
+    step()
+    ours_s: list[float] = []
+    ours = lambda: ours_s.append(seconds(step, torch.device("cpu")))
+    rival_s = grpo.trl_cost(policy(), work, repeats, between=ours).seconds if grpo.has_trl() else None
+    while len(ours_s) < repeats:
+        ours()
+    tokens, note = step.num_tokens, f"{step.num_trained} of {work.num_sequences} sequences train" if rival_s else grpo.NO_TRL
+    return _row(model, half, "TRL", tokens / rival_s if rival_s else None, tokens / statistics.median(ours_s), note)
+
+
+def _half_trained(model: str) -> Policy:
+    """So that completions end as they do in training."""
+    task = load_task("digits", {})
+    policy = initial_policy(PeerConfig(name="bench", model=model, device="cpu"), seed=0)
     warm_start(policy, task, Warm(accuracy=dict.fromkeys(task.kinds, 0.3)), seed=0)
-    prompts = [policy.vocabulary.encode(p.prompt) for p in draw_problems(task, "bench", "train", NUM_PROBLEMS)]
-    sampling = Sampling(max_tokens=8)
-    return Work(policy, prompts, sampling, TorchEngine(policy).sample(prompts, NUM_SAMPLES, sampling, seed=0))
+    return policy
+
+
+def _work(model: str) -> Work:
+    policy = _half_trained(model)
+    problems = draw_problems(load_task("digits", {}), "bench", "train", NUM_PROBLEMS)
+    prompts = [policy.vocabulary.encode(p.prompt) for p in problems]
+    sampling = Sampling(max_tokens=MAX_TOKENS)
+    return Work(policy, prompts, sampling, torch_engine(policy).sample(prompts, NUM_SAMPLES, sampling, seed=0))
 
 
 def _compare(rival: Job, ours: Job, repeats: int) -> tuple[float, float]:
@@ -100,7 +156,7 @@ def _compare(rival: Job, ours: Job, repeats: int) -> tuple[float, float]:
     return statistics.median(rates[0]), statistics.median(rates[1])
 
 
-def _sample(work: Work, engine: TorchEngine, seed: int) -> int:
+def _sample(work: Work, engine: Engine, seed: int) -> int:
     engine.refresh()  # part of every round
     return sum(len(c.tokens) for row in engine.sample(work.prompts, NUM_SAMPLES, work.sampling, seed) for c in row)
 
@@ -108,18 +164,9 @@ def _sample(work: Work, engine: TorchEngine, seed: int) -> int:
 def _generate(work: Work, seed: int) -> int:
     torch.manual_seed(seed)
     vocabulary = work.policy.vocabulary
-    rows = [prompt for prompt in work.prompts for _ in range(NUM_SAMPLES)]
-    tokens, mask = _padded(rows, vocabulary.pad_id, left=True)
-    config = GenerationConfig(
-        max_new_tokens=work.sampling.max_tokens,
-        do_sample=True,
-        top_k=0,
-        top_p=1.0,
-        eos_token_id=vocabulary.end_id,
-        pad_token_id=vocabulary.pad_id,
-    )
-    made = work.policy.base.generate(input_ids=tokens, attention_mask=mask, generation_config=config)
-    return int((made[:, tokens.shape[1] :] != vocabulary.pad_id).sum())
+    rows = flat(work.prompts, NUM_SAMPLES)
+    made_BT = rivals.generate(work.policy.base, rows, work.sampling.max_tokens, vocabulary.pad_id, vocabulary.end_id)
+    return int((made_BT != vocabulary.pad_id).sum())
 
 
 def _packed_step(work: Work, seed: int) -> int:
@@ -131,19 +178,6 @@ def _packed_step(work: Work, seed: int) -> int:
 
 def _plain_step(work: Work, seed: int) -> int:
     work.policy.model.zero_grad()
-    rows = [[*s.prompt, *s.tokens] for s in work.sequences]
-    tokens_BT, mask_BT = _padded(rows, work.policy.vocabulary.pad_id, left=False)
-    trained_BT = mask_BT.clone()
-    for row, sequence in enumerate(work.sequences):
-        trained_BT[row, : len(sequence.prompt)] = 0
-    logits_BTV = work.policy.base(input_ids=tokens_BT, attention_mask=mask_BT).logits[:, :-1]
-    logp_BT = torch.log_softmax(logits_BTV, -1).gather(2, tokens_BT[:, 1:, None]).squeeze(2)
-    (-(logp_BT * trained_BT[:, 1:]).sum() / work.num_tokens).backward()
+    rows = rivals.PaddedRows.of(work.sequences, work.policy.vocabulary.pad_id, work.policy.device)
+    (-rows.logp(work.policy.base).sum() / work.num_tokens).backward()
     return work.num_tokens
-
-
-def _padded(rows: Sequence[Sequence[int]], pad: int, left: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    longest = max(len(row) for row in rows)
-    fill = lambda row, value: [value] * (longest - len(row))
-    place = lambda row, real, value: [*fill(row, value), *real] if left else [*real, *fill(row, value)]
-    return torch.tensor([place(r, r, pad) for r in rows]), torch.tensor([place(r, [1] * len(r), 0) for r in rows])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
@@ -118,15 +119,44 @@ def check(crew_file: CrewFile, as_json: AsJson = False) -> None:
 def bench_local(
     repeats: Annotated[int, typer.Option(min=1, help="Measurements of each; the median counts.")] = 9, as_json: AsJson = False
 ) -> None:
-    """Sampling and training tokens/s against transformers' generate and a plain padded step."""
+    """Sampling and training tokens/s against transformers' generate and a plain padded step; whole GRPO steps against TRL's."""
     from motley.benchmarks.local import local_benchmark
 
-    with Progress(
-        TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=Console(stderr=True), transient=True
-    ) as progress:
-        bar = progress.add_task("measuring", total=None)
-        rows = local_benchmark(repeats, lambda what, done, total: progress.update(bar, description=what, completed=done, total=total))
+    with plain_errors(), _progress() as show:
+        rows = local_benchmark(repeats, show)
     print_rows(rows, "tokens per second, this machine", as_json)
+
+
+@bench_app.command("gpu")
+def bench_gpu(
+    only: Annotated[list[str] | None, typer.Option(help="Only this section; may be given several times.")] = None,
+    model: Annotated[list[str] | None, typer.Option(help="Instead of smollm2-135m and random-360m; may be given several times.")] = None,
+    device: Annotated[str, typer.Option(help="cuda, cuda:1; cpu for large machines only.")] = "cuda",
+    dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help="Of the arithmetic.")] = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Sampling, training and whole GRPO steps on a GPU, against transformers, TRL and the machine's own limits."""
+    from motley.benchmarks.gpu import MODELS, SECTIONS, gpu_benchmark
+
+    with plain_errors(), _progress() as show:
+        rows = gpu_benchmark(show, device, model or MODELS, dtype, sections=only or ())
+    if as_json:
+        print_rows(rows, "speed, this GPU", as_json)
+        return
+    for name, section in SECTIONS.items():
+        found = [{key: value for key, value in row.items() if key != "section"} for row in rows if row["section"] == name]
+        if found:
+            print_rows(found, section.title, as_json)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar of what is being measured (what, done, total), with the time that is left."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("measuring", total=None)
+        yield lambda what, done, total: progress.update(bar, description=what, completed=done, total=total)
 
 
 @bench_app.command("wire")

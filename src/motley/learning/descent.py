@@ -10,12 +10,14 @@ from torch.nn.utils import clip_grad_norm_
 
 FIRST_SCALE = 2.0**15
 GROWS_AFTER = 200  # steps
+MANY = 10_000_000  # values
 
 
 def adam(parameters: Iterable[Tensor], lr: float) -> torch.optim.Adam:
-    """In one kernel on a CUDA GPU."""
+    """In one pass over the values on a CUDA GPU, and on a CPU where they are many: there it rounds a little otherwise."""
     trained = list(parameters)
-    return torch.optim.Adam(trained, lr=lr, fused=True if trained and trained[0].is_cuda else None)
+    fused = bool(trained) and (trained[0].is_cuda or (trained[0].device.type == "cpu" and sum(p.numel() for p in trained) >= MANY))
+    return torch.optim.Adam(trained, lr=lr, fused=fused or None)
 
 
 class LossScale:

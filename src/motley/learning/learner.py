@@ -253,6 +253,9 @@ def _note_scores(rows: list[Row], note: _Note) -> None:
     if note.arrived:
         note.arrived.synchronize()
     log_ratio, weight, free, logq, entropy = note.table_KBT.double().numpy()
+    length_B = np.array([rows[row].num_tokens for row in note.row_B])
+    is_own_BT = np.arange(weight.shape[1]) < length_B[:, None]
+    mean_weight_B, mean_logq_B = (np.where(is_own_BT, table, 0.0).sum(1) / length_B for table in (weight, logq))
     for i, (row, keep, kl) in enumerate(zip(note.row_B, note.keep_B.tolist(), note.kl_B.tolist(), strict=True)):
         own = slice(rows[row].num_tokens)
         rows[row].scored = ScoredRow(
@@ -260,7 +263,8 @@ def _note_scores(rows: list[Row], note: _Note) -> None:
             kl=kl,
             log_ratio=log_ratio[i, own],
             weight=weight[i, own],
+            mean_weight=float(mean_weight_B[i]),
             free=free[i, own],
-            logq=float(logq[i, own].mean()),
+            logq=float(mean_logq_B[i]),
             entropy=entropy[i, own],
         )

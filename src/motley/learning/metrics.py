@@ -24,6 +24,7 @@ class ScoredRow:
     kl: float  # the filter's estimate
     log_ratio: Floats
     weight: Floats  # the factor on A·grad log p, had the filter kept the sequence
+    mean_weight: float
     free: Floats  # the same without truncation and clip
     logq: float  # the sampler's mean log-prob
     entropy: Floats
@@ -31,6 +32,10 @@ class ScoredRow:
     @property
     def used_weight(self) -> Floats:
         return self.weight if self.keep else np.zeros_like(self.weight)
+
+    @property
+    def mean_used_weight(self) -> float:
+        return self.mean_weight if self.keep else 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -124,7 +129,7 @@ def flatness(logq: Floats) -> float:
 def _estimation_error(members: list[tuple[Row, ScoredRow]]) -> float:
     """|E_q[w·A] - E_p[A]| of a group: with the weights used, and by the learner's own score of the same sequences, normalised."""
     advantage = np.array([r.advantage for r, _ in members])
-    used = np.array([s.used_weight.mean() for _, s in members])
+    used = np.array([s.mean_used_weight for _, s in members])
     log_ratio = np.array([s.log_ratio.sum() for _, s in members])
     share = np.exp(log_ratio - log_ratio.max())
     return float(abs((used * advantage).mean() - (share * advantage).sum() / share.sum()))
@@ -135,8 +140,8 @@ def _rank_agreement(groups: list[list[tuple[Row, ScoredRow]]]) -> tuple[float | 
     before, after = [], []
     for members in groups:
         reward = np.array([r.reward for r, _ in members])
-        before.append(kendall_tau(reward, np.array([r.advantage * s.weight.mean() for r, s in members])))
-        after.append(kendall_tau(reward, np.array([r.advantage * s.used_weight.mean() for r, s in members])))
+        before.append(kendall_tau(reward, np.array([r.advantage * s.mean_weight for r, s in members])))
+        after.append(kendall_tau(reward, np.array([r.advantage * s.mean_used_weight for r, s in members])))
     return _mean([t for t in before if t is not None]), _mean([t for t in after if t is not None])
 
 

@@ -1,0 +1,86 @@
+"""Speed on a GPU against known rivals and against what the machine could do at best, all measured in one run.
+
+What each section measures and how: docs/performance.md. All work is sized by `Sizes`, so that the whole of it runs on a CPU in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from motley.benchmarks import sampling, training
+from motley.benchmarks.bench import Bench, Job, Row, Sizes
+from motley.benchmarks.models import RANDOM_360M, SMOLLM2, build
+from motley.benchmarks.timing import clear, measure_machine
+
+MODELS = (SMOLLM2, RANDOM_360M)
+
+Show = Callable[[str, int, int], None]  # (what, done, total)
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    title: str
+    jobs: Callable[[Bench, str], list[Job]]  # of one model
+    every_model: bool = True  # False: only of the first
+
+
+def gpu_benchmark(
+    show: Show,
+    device: str = "cuda",
+    models: Sequence[str] = MODELS,
+    dtype: str = "auto",
+    sizes: Sizes = Sizes(),
+    sections: Sequence[str] = (),
+) -> list[Row]:
+    """The rows of all sections, or of those named. Each has its section's name, then that section's columns."""
+    unknown = [name for name in sections if name not in SECTIONS]
+    if unknown:
+        raise ValueError(f"section {unknown[0]!r} is not known; choose from {', '.join(SECTIONS)}")
+    show("the machine", 0, 1)
+    bench = open_bench(device, models[0], dtype, sizes)
+    return list(measure(show, bench, models, sections or tuple(SECTIONS)))
+
+
+def measure(show: Show, bench: Bench, models: Sequence[str], sections: Sequence[str]) -> Iterator[Row]:
+    """Each row as soon as it is there."""
+    jobs = [
+        (name, model, job)
+        for name in sections
+        for model in (models if SECTIONS[name].every_model else models[:1])
+        for job in SECTIONS[name].jobs(bench, model)
+    ]
+    for number, (name, model, job) in enumerate(jobs):
+        show(f"{name}, {model}", number, len(jobs))
+        clear(bench.device)
+        for row in job():
+            yield {"section": name, **row}
+
+
+def open_bench(device: str, model: str, dtype: str, sizes: Sizes) -> Bench:
+    policy = build(model, device, dtype)
+    return Bench(measure_machine(policy.device, policy.dtype, sizes.copied_bytes, sizes.product), policy.device, dtype, sizes)
+
+
+def _machine_jobs(bench: Bench, model: str) -> list[Job]:
+    return [partial(_machine, bench)]
+
+
+def _machine(bench: Bench) -> list[Row]:
+    return [
+        {"what": "memory, by a copy", "value": bench.machine.bytes_per_s / 1e9, "unit": "GB/s"},
+        {"what": "products of matrices", "value": bench.machine.flops_per_s / 1e12, "unit": "TFLOP/s"},
+    ]
+
+
+SECTIONS: dict[str, Section] = {
+    "machine": Section("the machine", _machine_jobs, every_model=False),
+    "decode": Section("one token of every sequence, against transformers' generate", sampling.decode_jobs),
+    "context": Section("one token of every sequence, at longer contexts", sampling.context_jobs),
+    "memory": Section("more sequences than memory holds", sampling.memory_jobs, every_model=False),
+    "call": Section("a whole call of the sampler, against transformers' generate", sampling.call_jobs),
+    "training": Section("a training step, against padded rows with full logits", training.training_jobs),
+    "logprobs": Section("log-probs", training.logprob_jobs),
+    "grpo": Section("a whole GRPO step, against TRL", training.grpo_jobs),
+}

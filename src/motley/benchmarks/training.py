@@ -1,0 +1,180 @@
+"""The training sections of the GPU benchmark: a training step against a plain one, log-probs, a whole GRPO step against TRL's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from motley.benchmarks import grpo, rivals
+from motley.benchmarks.bench import Bench, Job, Row
+from motley.benchmarks.models import Texts, num_parameters
+from motley.benchmarks.timing import LEARNER_WARMS, Cost, clear, cost
+from motley.config import Learning
+from motley.engines import Completion, torch_engine
+from motley.learning.batches import ToScore, micro_batches
+from motley.learning.learner import Learner
+from motley.objectives import objective
+from motley.policies import Policy
+from motley.policies.forward import score
+from motley.records import Problem, Sampling
+
+SCORED_AT_ONCE = 2**14  # tokens, where no gradient is wanted
+
+
+def training_jobs(bench: Bench, model: str) -> list[Job]:
+    return [partial(_training, bench, model)]
+
+
+def _training(bench: Bench, model: str) -> list[Row]:
+    """Both sides whole: forward, backward, clipped gradient, Adam; ours with its objective and its metrics."""
+    sizes = bench.sizes
+    num_tokens = sizes.rows * sizes.row_tokens
+    products_s = 6.0 * num_parameters(bench.build(model)) * num_tokens / bench.machine.flops_per_s
+    ours = _our_training(bench, model)
+    clear(bench.device)
+    rival = _plain_training(bench, model)
+    return [
+        {
+            "model": model,
+            "rows": sizes.rows,
+            "tokens": sizes.row_tokens,
+            "tokens_per_s": round(num_tokens / ours.seconds),
+            "plain_tokens_per_s": round(num_tokens / rival.seconds),
+            "ratio": rival.seconds / ours.seconds,
+            "of_product_rate": products_s / ours.seconds,
+            "plain_of_product_rate": products_s / rival.seconds,
+            "peak_gib": ours.peak_gib,
+            "plain_peak_gib": rival.peak_gib,
+        }
+    ]
+
+
+def _our_training(bench: Bench, model: str) -> Cost:
+    policy = bench.build(model)
+    learner = Learner(policy, objective("grpo"), Learning(lr=grpo.LR, grad_clip=grpo.GRAD_CLIP), grpo.LR)
+    problems, made = _rows_to_learn(bench, policy)
+    candidates = grpo.candidates(policy, problems, made, Sampling(max_tokens=bench.sizes.row_tokens))
+    return cost(lambda: learner.step(candidates), bench.device, bench.sizes.repeats, warming=LEARNER_WARMS)
+
+
+def _plain_training(bench: Bench, model: str) -> Cost:
+    policy = bench.build(model)
+    step = rivals.PlainStep(policy, _to_score(policy, *_rows_to_learn(bench, policy)), grpo.LR, grpo.GRAD_CLIP)
+    return cost(step, bench.device, bench.sizes.repeats)
+
+
+def _rows_to_learn(bench: Bench, policy: Policy) -> tuple[list[Problem], list[list[Completion]]]:
+    """Groups of completions that fill rows behind prompts of one token."""
+    sizes = bench.sizes
+    prompts = Texts.draw(policy.vocabulary, sizes.rows // sizes.samples, 1).texts
+    ids = Texts.draw(policy.vocabulary, sizes.rows, sizes.row_tokens - 1, seed=1).ids
+    made = [Completion(tokens, (-1.0,) * len(tokens), "length") for tokens in ids]
+    return [Problem(prompt=text) for text in prompts], [made[i : i + sizes.samples] for i in range(0, len(made), sizes.samples)]
+
+
+def _to_score(policy: Policy, problems: Sequence[Problem], made: Sequence[Sequence[Completion]]) -> list[ToScore]:
+    rows = [(policy.prompts.ids(problem), c.tokens) for problem, group in zip(problems, made, strict=True) for c in group]
+    return [ToScore(row=i, prompt=prompt, tokens=tokens) for i, (prompt, tokens) in enumerate(rows)]
+
+
+def logprob_jobs(bench: Bench, model: str) -> list[Job]:
+    return [partial(_logp_of_trainers, bench, model), partial(_logp_of_engine, bench, model)]
+
+
+@torch.no_grad()
+def _logp_of_trainers(bench: Bench, model: str) -> list[Row]:
+    """Ours and the plain step's, as they train, against the transformers model in float32."""
+    policy = bench.build(model)
+    sequences = _to_score(policy, *_rows_to_learn(bench, policy))
+    rows = rivals.PaddedRows.of(sequences, policy.vocabulary.pad_id, bench.device)
+    plain = rivals.plain_dtype(policy)
+    exact_M, plain_M = (rows.logp(policy.base, dtype).cpu() for dtype in (torch.float32, plain))
+    return [
+        _difference(model, f"our trainer in {_name(policy.dtype)}, against float32", _our_logp(policy, sequences), exact_M),
+        _difference(model, f"plain step in {_name(plain)}, against float32", plain_M, exact_M),
+    ]
+
+
+@torch.no_grad()
+def _logp_of_engine(bench: Bench, model: str) -> list[Row]:
+    """Of sampled tokens: what the trainer computes, against what the engine reported."""
+    sizes, policy = bench.sizes, bench.build(model)
+    texts = Texts.draw(policy.vocabulary, sizes.problems, sizes.prompt)
+    made = torch_engine(policy).sample(texts.ids, sizes.samples, Sampling(max_tokens=sizes.new_tokens), seed=0)
+    reported_M = torch.tensor([logprob for group in made for c in group for logprob in c.logprobs])
+    ours_M = _our_logp(policy, _to_score(policy, [Problem(prompt=text) for text in texts.texts], made))
+    return [_difference(model, "our trainer against our engine", ours_M, reported_M)]
+
+
+def _our_logp(policy: Policy, sequences: Sequence[ToScore]) -> Tensor:
+    """[M], in the order of the sequences."""
+    found: dict[int, Tensor] = {}
+    for micro in micro_batches(sequences, SCORED_AT_ONCE, policy.device):
+        logp_BT = micro.unpack(score(policy, micro.packed).logp_M).cpu()
+        found |= {row: logp_BT[i, : len(sequences[row].tokens)] for i, row in enumerate(micro.row_B.tolist())}
+    return torch.cat([found[row] for row in range(len(sequences))])
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _difference(model: str, what: str, logp_M: Tensor, against_M: Tensor) -> Row:
+    difference_M = logp_M.double() - against_M.double()
+    ordered_M = difference_M.abs().sort().values
+    return {
+        "model": model,
+        "what": what,
+        "tokens": len(ordered_M),
+        "mean_difference": float(ordered_M.mean()),
+        "99.9 %": float(ordered_M[int(0.999 * (len(ordered_M) - 1))]),
+        "mean_ratio": float(difference_M.exp().mean()),
+    }
+
+
+def grpo_jobs(bench: Bench, model: str) -> list[Job]:
+    return [partial(_grpo, bench, model)]
+
+
+def _grpo(bench: Bench, model: str) -> list[Row]:
+    """Against TRL with weights in float32, as ours are; and, where the arithmetic is rounded, with rounded weights too."""
+    sizes = bench.sizes
+    policy = bench.build(model)
+    texts, rounded = Texts.draw(policy.vocabulary, sizes.problems, sizes.prompt).texts, policy.dtype != torch.float32
+    dtypes = (torch.float32, torch.bfloat16) if rounded else (torch.float32,)
+    del policy
+    work = grpo.Step(texts=texts, num_samples=sizes.samples, max_tokens=sizes.new_tokens, trl_rows=sizes.trl_rows)
+    ours = grpo.our_cost(bench.build(model), work, sizes.repeats)
+    return [_grpo_row(bench, model, work, ours, weights) for weights in dtypes]
+
+
+def _grpo_row(bench: Bench, model: str, work: grpo.Step, ours: grpo.OurCost, weights: torch.dtype) -> Row:
+    clear(bench.device)
+    rival, note = _try_trl(bench, model, work, weights)
+    return {
+        "model": model,
+        "sequences": work.num_sequences,
+        "trained": ours.num_trained,
+        "tokens": work.max_tokens,
+        "against": f"TRL, {_name(weights)} weights",
+        "seconds": ours.step.seconds,
+        "sampling_s": ours.sampling_s,
+        "trl_s": rival.seconds if rival else None,
+        "ratio": rival.seconds / ours.step.seconds if rival else None,
+        "peak_gib": ours.step.peak_gib,
+        "trl_peak_gib": rival.peak_gib if rival else None,
+        "note": note,
+    }
+
+
+def _try_trl(bench: Bench, model: str, work: grpo.Step, weights: torch.dtype) -> tuple[Cost | None, str]:
+    """What TRL takes, or why it was not measured: it may refuse a machine, or run out of memory, and the rest still counts."""
+    if not grpo.has_trl():
+        return None, grpo.NO_TRL
+    try:
+        return grpo.trl_cost(bench.build(model), work, bench.sizes.repeats, weights=weights), ""
+    except (ValueError, RuntimeError) as error:
+        return None, f"not measured: {(str(error).splitlines() or [type(error).__name__])[0]}"
