@@ -125,12 +125,13 @@ def pays(half: SamplerHalf) -> bool:
 def shortage(device: torch.device) -> str:
     """What memory lacks to sample and learn at once; empty if nothing.
 
-    Above what always lies there, each has taken no more than the peak of both, in turn; at once they take no more than twice that.
+    Above what always lies there, each has taken no more than the peak of both, in turn; at once they take no more than twice that, and
+    graphs of training steps, which are captured later, as much again.
     """
     if device.type != "cuda":
         return ""
     always, peak = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
-    needed = always + 2 * (peak - always)
+    needed = always + 3 * (peak - always)
     room = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
     return "" if needed <= room else f"would need up to {needed / 2**30:.1f} GiB on {device}, which has room for {room / 2**30:.1f}"
 

@@ -87,8 +87,9 @@ def test_room_is_used_again_and_holds_nothing_of_what_was_there_before() -> None
     for prompts, samples, sampling in (([(7, 8), (9, 9, 9)], 2, Sampling(max_tokens=3)), ([(6,)], 3, Sampling(max_tokens=5))):
         assert_alike(engine.sample(prompts, samples, sampling, seed=1), reference.sample(prompts, samples, sampling, seed=1))
         assert engine._room is room
-    engine.sample([(5,) * 9], 1, Sampling(max_tokens=2), seed=0)
+    engine.sample([(5,) * 2], 1, Sampling(max_tokens=6), seed=0)
     assert engine._room is not room
+    assert engine._room.size.holds(room.size)
 
 
 def test_weights_are_taken_at_refresh_and_only_then_and_in_their_old_place() -> None:
@@ -175,8 +176,8 @@ def test_graphs_draw_what_the_engine_for_cpus_draws(kind: str) -> None:
     assert isinstance(engine, GraphEngine)
     for _ in range(2):
         assert_alike(engine.sample(PROMPTS, 5, Sampling(max_tokens=12), seed=4), expected, atol=5e-5)
-    greedy = Sampling(max_tokens=12, temperature=0.0)
-    assert_alike(engine.sample(PROMPTS, 1, greedy, seed=4), Reference(policy_of(kind)).sample(PROMPTS, 1, greedy, seed=4), atol=5e-5)
+    for other in (Sampling(max_tokens=12, temperature=0.0), Sampling(max_tokens=12, temperature=0.8, top_k=9, top_p=0.9)):
+        assert_alike(engine.sample(PROMPTS, 2, other, seed=4), Reference(policy_of(kind)).sample(PROMPTS, 2, other, seed=4), atol=5e-5)
 
 
 @pytest.mark.gpu

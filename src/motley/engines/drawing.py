@@ -34,7 +34,8 @@ class Drawn:
 def _uniforms(num_rows: int, max_tokens: int, seed: int, device: torch.device) -> Tensor:
     """A row of random numbers for every sample, the same on every device, so that a completion does not depend on its neighbours."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.rand(num_rows, max_tokens, generator=generator, dtype=torch.float64).to(device)
+    drawn = torch.rand(num_rows, max_tokens, generator=generator, dtype=torch.float64)
+    return (drawn.float().clamp(max=1 - 2**-24) if device.type == "mps" else drawn).to(device)  # Apple's GPUs have no float64
 
 
 Prompts = Sequence[Sequence[int]]
@@ -90,7 +91,7 @@ def draw(logits_RV: Tensor, branch_B: Tensor, sampling: Sampling, uniform_B: Ten
     full_RV = torch.log_softmax(logits_RV / sampling.temperature, -1)
     sampled_RV = truncate(full_RV, sampling)
     # Inverse of the cumulative distribution, in float64 so that the tail of a large vocabulary is not lost.
-    cumulative_BV = sampled_RV.double().exp().cumsum(-1)[branch_B]
+    cumulative_BV = sampled_RV.to(uniform_B.dtype).exp().cumsum(-1)[branch_B]
     total_B1 = cumulative_BV[:, -1:]
     threshold_B1 = torch.minimum(uniform_B[:, None] * total_B1, total_B1.nextafter(torch.zeros_like(total_B1)))  # never behind the last
     token_B = torch.searchsorted(cumulative_BV, threshold_B1, right=True).clamp(max=logits_RV.shape[1] - 1).squeeze(1)  # if no numbers

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -24,6 +24,7 @@ from motley.engines.drawing import Drawn, Prompts, sample_rows
 from motley.engines.engine import Completion
 from motley.engines.snapshot import Layer, Snapshot
 from motley.policies.decoder import Decoder
+from motley.policies.hardware import CAPTURING
 from motley.policies.kernels import add_norm, gated, rotate
 from motley.policies.policy import Policy
 from motley.records import Sampling
@@ -33,6 +34,7 @@ BUCKETS = sorted(
 )  # lanes of a graph: 1, 2, 3, 4, 6, 8, 12, ...
 STEPS_BETWEEN_LOOKS = 4  # at which rows have ended
 PREFILL_TOKENS = 1 << 15  # at once, padding included
+PROMPT_STEP = 64  # room for prompts is made in these
 KEPT_SHARE = 0.25  # of the device's memory: more room than this is given back after sampling
 MOST_GRAPHS = 64
 
@@ -115,6 +117,8 @@ class GraphEngine:
         ends = [end for end in policy.vocabulary.end_ids if end < len(self._weights.head)]
         self._is_end_V = torch.zeros(len(self._weights.head), dtype=torch.bool, device=self._device)
         self._is_end_V[ends] = True
+        self._side = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None  # whose workspaces no other graph uses
+        self._pool: Any = None
         self._room: _Room | None = None
         self._graphs: dict[tuple[int, Sampling], _Graph] = {}
 
@@ -123,7 +127,8 @@ class GraphEngine:
 
     @torch.no_grad()
     def sample(self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: Sampling, seed: int) -> list[list[Completion]]:
-        made = sample_rows(partial(self._rows, sampling), self._policy, prompts, num_samples, sampling, seed)
+        with torch.cuda.device_of(self._is_end_V):  # where Triton starts its kernels
+            made = sample_rows(partial(self._rows, sampling), self._policy, prompts, num_samples, sampling, seed)
         if (
             self._room is not None
             and self._device.type == "cuda"
@@ -147,9 +152,17 @@ class GraphEngine:
     # Room for keys and values
 
     def _make_room(self, size: _Size) -> _Room:
-        if self._room is None or not self._room.size.holds(size):
-            self._forget()
-            self._room = _Room(size, self._policy.decoder, self._dtype, self._device)
+        """The room there is, or one that holds what that held too, so that calls of different shapes in turn share it."""
+        size = size._replace(prompt_tokens=-(-size.prompt_tokens // PROMPT_STEP) * PROMPT_STEP)
+        if self._room is not None and self._room.size.holds(size):
+            return self._room
+        both = size if self._room is None else _Size(*map(max, self._room.size, size))
+        self._forget()
+        make = lambda size: _Room(size, self._policy.decoder, self._dtype, self._device)
+        try:
+            self._room = make(both)
+        except torch.OutOfMemoryError:
+            self._room = make(size)
         return self._room
 
     def _room_bytes(self) -> int:
@@ -160,7 +173,7 @@ class GraphEngine:
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()  # its kernels may still write where others are about to
         self._graphs.clear()
-        self._room = None
+        self._room = self._pool = None
 
     # Prompts
 
@@ -244,12 +257,17 @@ class GraphEngine:
     def _capture(self, room: _Room, lanes: int, sampling: Sampling) -> _Graph:
         if len(self._graphs) >= MOST_GRAPHS:
             self._graphs.clear()
+            self._pool = None
+        assert self._side is not None
         row_B = torch.full((lanes,), room.size.rows, dtype=torch.int64, device=self._device)
-        self._step(room, row_B, sampling)  # for nobody: kernels are compiled and workspaces made
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize(self._device)
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self._step(room, row_B, sampling)
+        graph, self._pool = torch.cuda.CUDAGraph(), self._pool or torch.cuda.graph_pool_handle()
+        with CAPTURING:
+            self._side.wait_stream(torch.cuda.current_stream(self._device))
+            with torch.cuda.stream(self._side):
+                self._step(room, row_B, sampling)  # for nobody: kernels are compiled and workspaces made
+            torch.cuda.synchronize(self._device)
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"):
+                self._step(room, row_B, sampling)
         return _Graph(graph, row_B)
 
     def _step(self, room: _Room, row_B: Tensor, sampling: Sampling) -> None:

@@ -70,7 +70,7 @@ def attend(
         BLOCK=max(SMALLEST_PRODUCT, triton.next_power_of_2(head_dim)),
         KEYS=KEYS_AT_ONCE,
         num_warps=1,
-        num_stages=3,
+        num_stages=3 if qkv_BE.element_size() * head_dim <= 512 else 1,  # what shared memory holds of keys and values
     )
 
 
@@ -292,7 +292,7 @@ def _draw(
         chosen = tl.minimum(chosen, tl.max(tl.where(weight > 0, number, 0), 0))
     value = tl.load(line + chosen * BLOCK + place, mask=chosen * BLOCK + place < size, other=-float("inf"))
     if GREEDY:
-        index = tl.min(tl.where(value == top, place, BLOCK - 1), 0)
+        index = tl.minimum(tl.min(tl.where(value == top, place, BLOCK - 1), 0), size - 1 - chosen * BLOCK)  # if no numbers
     else:
         chance = tl.where(value >= least, tl.exp((value - top) * sharpness), 0.0)
         before = tl.sum(tl.where(number < chosen, weight, 0.0), 0)

@@ -154,8 +154,10 @@ class Learner:
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            if self._halved:
+            if self._halved and not self._score.holds:
                 raise too_large(self.token_budget) from error
+        if self._score.forget():
+            return self._backward(batch, terms, todo)
         self.token_budget, self._halved = halved(self.token_budget), True
         return self._backward(batch, terms, todo)
 
@@ -242,7 +244,7 @@ def _rows(batch: _Batch, terms: Terms, version: int) -> list[Row]:
 def _note(micro: MicroBatch, scores: Scores, loss_batch: LossBatch, output: LossOutput) -> _Note:
     tables = (loss_batch.log_ratio_BT, output.weight_BT, output.free_BT, loss_batch.logp_sampler_BT, micro.unpack(scores.entropy_M))
     kept = (torch.stack([table.detach() for table in tables]), output.keep_B, output.kl_B, output.loss.detach())
-    on_cpu = [one.to("cpu", non_blocking=True) for one in kept]
+    on_cpu = [one.to("cpu", non_blocking=one.is_cuda) for one in kept]
     device = scores.logp_M.device
     arrived = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
     return _Note(arrived, micro.row_B.tolist(), *on_cpu)

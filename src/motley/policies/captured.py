@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from motley.policies.attention import flashes
 from motley.policies.decoder import why_unknown
 from motley.policies.forward import is_fused, score
-from motley.policies.hardware import is_out_of_memory
+from motley.policies.hardware import CAPTURING, is_out_of_memory
 from motley.policies.logprobs import Scores
 from motley.policies.packed import Packed, Spans
 from motley.policies.policy import Policy
@@ -28,8 +29,17 @@ MOST_GRAPHS = 32
 class Score(Protocol):
     """Scores of one micro-batch after the other."""
 
+    @property
+    def holds(self) -> bool:
+        """Whether it holds memory that it could do without."""
+        ...
+
     def begin(self) -> None:
         """Before a step, when nobody holds scores of the last one."""
+        ...
+
+    def forget(self) -> bool:
+        """Give that memory back for good, since it ran out; whether there was any."""
         ...
 
     def __call__(self, packed: Packed) -> Scores: ...
@@ -43,7 +53,8 @@ class Size(NamedTuple):
     prompt_tokens: int
     answer_tokens: int
     targets: int
-    longest: int
+    longest: int  # of a prompt and a completion
+    longest_answers: int  # of all completions of a prompt
 
     @classmethod
     def of(cls, packed: Packed) -> Size:
@@ -57,7 +68,8 @@ class Size(NamedTuple):
             prompt_tokens=prompt_tokens,
             answer_tokens=answer_tokens,
             targets=_up(len(packed.target_M)),
-            longest=_power(max(packed.longest, packed.answers.longest, answer_tokens - packed.answers.total, FILLER)),
+            longest=_power(max(packed.longest, FILLER)),
+            longest_answers=_power(max(packed.answers.longest, answer_tokens - packed.answers.total, 1)),
         )
 
 
@@ -88,7 +100,7 @@ def padded(packed: Packed, size: Size) -> Packed:
     answer_S = starts(packed.answers.start_S, torch.tensor([answer_tokens], device=device))
 
     def tokens(value_N: Tensor) -> Tensor:
-        between, behind = value_N.new_zeros(shift), value_N.new_zeros(answer_tokens - answer_used)
+        between, behind = value_N[:1].expand(shift), value_N[:1].expand(answer_tokens - answer_used)
         return torch.cat([value_N[:prompt_used], between, value_N[prompt_used:], behind])
 
     more = size.targets - len(packed.target_M)
@@ -100,7 +112,7 @@ def padded(packed: Packed, size: Size) -> Packed:
         position_N=tokens(packed.position_N),
         own=Spans(_filled_up(torch.cat([prompt_S, row_S]), size.prompts + size.rows + 1), size.longest, prompt_tokens + answer_tokens),
         prompts=Spans(prompt_S, size.longest, prompt_tokens),
-        answers=Spans(_filled_up(answer_S, size.prompts + 1), size.longest, answer_tokens),
+        answers=Spans(_filled_up(answer_S, size.prompts + 1), size.longest_answers, answer_tokens),
         longest=size.longest,
         predictor_M=torch.cat([predictor_M, added_M]),
         target_M=torch.cat([packed.target_M, packed.target_M.new_zeros(more)]),
@@ -120,11 +132,16 @@ def scorer(policy: Policy) -> Score:
 
 
 class PlainScore:
+    holds = False
+
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
 
     def begin(self) -> None:
         """Nothing to prepare."""
+
+    def forget(self) -> bool:
+        return False
 
     def __call__(self, packed: Packed) -> Scores:
         return score(self._policy, packed)
@@ -141,8 +158,21 @@ class CapturedScore:
         self._seen: dict[Size, Packed | None] = {}  # sizes that came, and a batch of those that came again
         self._graphs: dict[Size, _Graph] = {}
         self._pool: Any = None
+        self._side = torch.cuda.Stream(policy.device)  # whose workspaces no other graph uses
         self._gave_up = False
         self.number = 0  # of the last forward pass
+
+    @property
+    def holds(self) -> bool:
+        return bool(self._graphs)
+
+    def forget(self) -> bool:
+        held, self._gave_up = self.holds, self._gave_up or self.holds
+        self._graphs.clear()
+        self._seen.clear()
+        self._pool = None
+        torch.cuda.empty_cache()
+        return held
 
     def begin(self) -> None:
         """Capture the sizes that came again. Not when they come: scores that someone holds bind the parameters to another stream."""
@@ -172,33 +202,37 @@ class CapturedScore:
         if len(self._graphs) >= MOST_GRAPHS:
             self._graphs.clear()
             self._pool = None
+        here = torch.cuda.current_stream(self._policy.device)
         try:
-            self._graphs[size] = self._capture(padded(packed, size))
+            with torch.cuda.device(self._policy.device):
+                self._graphs[size] = self._capture(padded(packed, size))
         except RuntimeError as error:
+            torch.cuda.set_stream(here)  # a capture that failed does not leave its own
             if not is_out_of_memory(error) and "captur" not in str(error):
                 raise
             self._gave_up = True
-            self._graphs.clear()
+            self.forget()
             said, *_ = str(error).splitlines()
             warnings.warn(f"training goes on without CUDA graphs, which is slower for small steps: {said}", stacklevel=2)
 
     def _capture(self, packed: Packed) -> _Graph:
         device = self._policy.device
         self._sums = self._sums or [torch.zeros_like(p) for p in self._parameters]
-        side = torch.cuda.Stream(device)
-        side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side):  # for nothing: kernels are compiled
-            logp_M = self._plain(packed).logp_M
-            self._add_gradients(logp_M, torch.zeros_like(logp_M))
-            del logp_M
-        torch.cuda.synchronize(device)
         forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         self._pool = self._pool or torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(forward, pool=self._pool, capture_error_mode="thread_local"):
-            scores = self._plain(packed)
-        dlogp_M = torch.zeros_like(scores.logp_M)
-        with torch.cuda.graph(backward, pool=self._pool, capture_error_mode="thread_local"):
-            self._add_gradients(scores.logp_M, dlogp_M)
+        capturing = partial(torch.cuda.graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local")
+        with CAPTURING:
+            self._side.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(self._side):  # for nothing: kernels are compiled
+                logp_M = self._plain(packed).logp_M
+                self._add_gradients(logp_M, torch.zeros_like(logp_M))
+                del logp_M
+            torch.cuda.synchronize(device)
+            with capturing(forward):
+                scores = self._plain(packed)
+            dlogp_M = torch.zeros_like(scores.logp_M)
+            with capturing(backward):
+                self._add_gradients(scores.logp_M, dlogp_M)
         return _Graph(packed, scores.logp_M.detach(), scores.entropy_M, dlogp_M, forward, backward)
 
     def _add_gradients(self, logp_M: Tensor, dlogp_M: Tensor) -> None:

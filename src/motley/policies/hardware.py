@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Callable
 from functools import lru_cache
 from importlib.util import find_spec
+from subprocess import SubprocessError
+from threading import Lock
 
 import torch
 
@@ -15,6 +17,7 @@ REPEATS = 8
 HOPELESS_S = 0.05
 WORTH = 1.3  # half types round more, so they must be this much faster
 
+CAPTURING = Lock()  # one thread at a time may capture a CUDA graph, and nobody may wait for the device meanwhile
 OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")  # of Apple's GPUs, and of CPUs
 
 
@@ -86,8 +89,19 @@ def _product_s(matrix: torch.Tensor) -> float:
 
 @lru_cache
 def runs_kernels(device: torch.device) -> bool:
-    """Whether our Triton kernels run there."""
-    return device.type == "cuda" and find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= (7, 0)
+    """Whether our Triton kernels run there: tried out, since Triton also needs a C compiler."""
+    if device.type != "cuda" or find_spec("triton") is None or torch.cuda.get_device_capability(device) < (7, 0):
+        return False
+    from motley.policies.kernels import gated
+
+    try:
+        with torch.cuda.device(device):
+            gated(torch.zeros(1, 2, device=device), "silu")
+    except (RuntimeError, OSError, SubprocessError) as error:
+        said, *_ = str(error).splitlines() or [type(error).__name__]
+        warnings.warn(f"Triton does not work here, so sampling and training are several times slower: {said}", stacklevel=2)
+        return False
+    return True
 
 
 @lru_cache

@@ -20,7 +20,10 @@ def fits_float16(model: PreTrainedModel) -> bool:
     token_BT = torch.randint(size, (ROWS, TOKENS), generator=torch.Generator().manual_seed(0)).to(model.device)
     largest: list[Tensor] = []
     watched = [part for part in model.modules() if isinstance(part, nn.Linear | Conv1D)]
-    hooks = [part.register_forward_hook(lambda _, given, out: largest.append(out.abs().max())) for part in watched]
+    hooks = [
+        part.register_forward_hook(lambda _, given, out: largest.append(torch.maximum(given[0].abs().max(), out.abs().max())))
+        for part in watched
+    ]
     exact_BT = _logp(model, token_BT, torch.float32)
     for hook in hooks:
         hook.remove()
