@@ -100,6 +100,15 @@ def test_entropy_is_that_of_the_distribution_at_the_records_temperature() -> Non
         torch.testing.assert_close(entropy_BT[place, : len(s.tokens)], distribution.entropy(), rtol=0, atol=2e-5)
 
 
+def test_the_padding_token_as_an_input_gets_the_gradient_that_transformers_gives_it() -> None:
+    """A model may sample it; its row of the embeddings is then trained by the head that it is tied to only."""
+    policy = tiny_policy()
+    pad = policy.vocabulary.pad_id
+    sequences = [ToScore(row=0, prompt=(5, 6), tokens=(7, pad, 8, pad, 9))]
+    expected = gradients(policy, [reference_logp(policy, s.prompt, s.tokens) for s in sequences])
+    assert_same_gradients(gradients(policy, packed_logp(policy, sequences, EVERYTHING)), expected)
+
+
 def test_frozen_parts_get_no_gradient() -> None:
     policy = POLICIES["lora"]()
     sequences = ragged_sequences()

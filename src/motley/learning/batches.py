@@ -16,7 +16,7 @@ from torch import Tensor
 
 from motley.policies.packed import Packed, Spans
 
-HARDLY = 0.05
+HARDLY = 0.05  # of a group's tokens: what its prompt may add when every completion has one of its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

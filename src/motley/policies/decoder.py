@@ -125,8 +125,8 @@ class Decoder:
         return weight
 
     def embed(self, token_N: Tensor) -> Tensor:
-        """In float32."""
-        hidden_ND = F.embedding(token_N, self.embedding).float()
+        """In float32. The padding token's row gets no gradient from here, as in transformers."""
+        hidden_ND = F.embedding(token_N, self.embedding, self.model.model.embed_tokens.padding_idx).float()
         return hidden_ND * self.embed_scale if self.embed_scale != 1 else hidden_ND
 
     def rotations(self, position_N: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
