@@ -47,8 +47,8 @@ def rewards_of(
 ) -> np.ndarray:
     """Rewards [P, samples] on fixed problems."""
     completions = engine.sample([prompts.ids(p) for p in problems], samples, sampling, seed=0)
-    flat = [(problem, prompts.vocabulary.decode(c.tokens)) for problem, row in zip(problems, completions, strict=True) for c in row]
-    return np.array(task.score([p for p, _ in flat], [text for _, text in flat])).reshape(len(problems), samples)
+    texts = prompts.vocabulary.decode_all(c.tokens for row in completions for c in row)
+    return np.array(task.score([p for p in problems for _ in range(samples)], texts)).reshape(len(problems), samples)
 
 
 def greedy_by_kind(engine: Engine, prompts: Prompts, task: Task, problems: Sequence[Problem], sampling: Sampling) -> dict[str, float]:

@@ -75,7 +75,7 @@ class Peer:
         return self.half.problems(peer, round)
 
     def _score(self, problem: Problem, rollouts: Sequence[Rollout]) -> list[float]:
-        return self.task.score([problem] * len(rollouts), [self.learner.policy.vocabulary.decode(r.tokens) for r in rollouts])
+        return self.task.score([problem] * len(rollouts), self.learner.policy.vocabulary.decode_all(r.tokens for r in rollouts))
 
     # Sampler half
 

@@ -136,7 +136,7 @@ class SamplerHalf:
                 f"{self.me.name} samples with log-probs that are no numbers at version {asked.version}: its lr was too high for "
                 "its weights. Lower it; if the newest checkpoint has them already, delete it, and go on from the one before"
             )
-        rewards = self.task.score([p for p, _ in flat], [self.policy.vocabulary.decode(c.tokens) for _, c in flat])
+        rewards = self.task.score([p for p, _ in flat], self.policy.vocabulary.decode_all(c.tokens for _, c in flat))
         strange = [r for r in rewards if not abs(r) <= MAX_REWARD]
         if strange:
             raise ValueError(

@@ -93,13 +93,11 @@ def candidates(
     origin = Origin(
         peer=NAME, model=policy.fingerprint, vocabulary=policy.vocabulary.fingerprint, version=policy.version, sampling=sampling
     )
+    texts = iter(policy.vocabulary.decode_all(c.tokens for completions in made for c in completions))
     found = []
     for slot, (problem, completions) in enumerate(zip(problems, made, strict=True)):
         rollouts = tuple(
-            Rollout(
-                tokens=c.tokens, logprobs=c.logprobs, reward=reward(problem.prompt, policy.vocabulary.decode(c.tokens)), ending=c.ending
-            )
-            for c in completions
+            Rollout(tokens=c.tokens, logprobs=c.logprobs, reward=reward(problem.prompt, next(texts)), ending=c.ending) for c in completions
         )
         group = Group(
             crew=NAME, problem=problem.id, round=policy.version, slot=slot, origin=origin, rollouts=rollouts, created_s=time.time()

@@ -103,7 +103,7 @@ def admission_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
     digits, task = _digits_groups(), load_task("digits", {})
     vocabulary = tiny_vocabulary()
     rules = _rules(digits, vocabulary.fingerprint, vocabulary.size, vocabulary.end_id)
-    score = lambda problem, rollouts: task.score([problem] * len(rollouts), [vocabulary.decode(r.tokens) for r in rollouts])
+    score = lambda problem, rollouts: task.score([problem] * len(rollouts), vocabulary.decode_all(r.tokens for r in rollouts))
     scored = _rollouts_per_s(digits, lambda: _admission(rules, lambda peer, round: assign(task, 0, peer, round, 1), score))
     return [
         _row("admitted, real rollouts, no reward function", real, "rollouts/s", ">= 2000"),

@@ -12,9 +12,12 @@ from itertools import chain
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from motley.policies.packed import Packed, Spans
+
+Ids = NDArray[np.int64]
 
 HARDLY = 0.05  # of a group's tokens: what its prompt may add when every completion has one of its own
 
@@ -45,18 +48,20 @@ class MicroBatch:
 
 
 def micro_batches(sequences: Sequence[ToScore], token_budget: int, device: torch.device) -> list[MicroBatch]:
-    """Cut sequences into micro-batches of at most `token_budget` packed tokens, alike lengths together."""
+    """Cut sequences into micro-batches of at most `token_budget` packed tokens and about the same size, alike lengths together."""
     units = [part for same in _by_prompt(sequences) for part in _split(same, token_budget)]
     units.sort(key=lambda unit: (len(unit[0].prompt), max(len(s.tokens) for s in unit)))
+    total = sum(_packed_tokens(unit) for unit in units)
+    share = total / max(1, -(-total // token_budget))
     batches: list[list[list[ToScore]]] = []
-    room = 0
+    taken = room = 0
     for unit in units:
         size = _packed_tokens(unit)
-        if not batches or size > room:
+        if size > room or taken >= share * len(batches):
             batches.append([])
             room = token_budget
         batches[-1].append(unit)
-        room -= size
+        taken, room = taken + size, room - size
     return [_pack(batch, device) for batch in batches]
 
 
@@ -80,44 +85,42 @@ def _split(unit: list[ToScore], token_budget: int) -> list[list[ToScore]]:
 
 
 def _pack(units: list[list[ToScore]], device: torch.device) -> MicroBatch:
+    """In numpy, whose small operations are quicker than torch's."""
     if joins_alone(device):
         units = [part for unit in units for part in (_each_alone(unit) if _is_hardly_shared(unit) else [unit])]
     alone = [joins_alone(device) and len(unit) == 1 for unit in units]
     prompts = [unit[0].prompt + unit[0].tokens[:-1] if joined else unit[0].prompt for unit, joined in zip(units, alone, strict=True)]
     rows = [sequence for unit in units for sequence in unit]
-    prompt_length_P = torch.tensor([len(p) for p in prompts])
-    target_length_B = torch.tensor([len(s.tokens) for s in rows])
-    of_prompt_B = torch.arange(len(units)).repeat_interleave(torch.tensor([len(unit) for unit in units]))
-    joined_B = torch.tensor(alone)[of_prompt_B]
-    input_length_B = torch.where(joined_B, 0, target_length_B - 1)
-    own = Spans.of(torch.cat([prompt_length_P, input_length_B]))
-    answer_length_P = torch.zeros_like(prompt_length_P).index_add(0, of_prompt_B, input_length_B)
+    prompt_length_P = np.array([len(p) for p in prompts])
+    target_length_B = np.array([len(s.tokens) for s in rows])
+    of_prompt_B = np.arange(len(units)).repeat([len(unit) for unit in units])
+    joined_B = np.array(alone)[of_prompt_B]
+    input_length_B = np.where(joined_B, 0, target_length_B - 1)
+    own = Spans.of(torch.from_numpy(np.concatenate([prompt_length_P, input_length_B])))
+    start_S = own.start_S.numpy().astype(np.int64)
 
     # The first target is predicted by the prompt's last token, each later one by the completion token before it.
-    first_B = own.start_S[of_prompt_B].long() + torch.tensor([len(s.prompt) for s in rows]) - 1
-    second_B = torch.where(joined_B, first_B + 1, own.start_S[len(units) : -1].long())
-    step_T = torch.arange(int(target_length_B.max()))
-    mask_BT = step_T < target_length_B[:, None]
-    predictor_BT = torch.where(step_T == 0, first_B[:, None], second_B[:, None] + step_T - 1)
+    first_B = start_S[of_prompt_B] + np.array([len(s.prompt) for s in rows]) - 1
+    second_B = np.where(joined_B, first_B + 1, start_S[len(units) : -1])
+    target_M, step_M = _flat([s.tokens for s in rows]), _count_up(target_length_B)
+    is_input_M = (step_M < (target_length_B - 1).repeat(target_length_B)) & ~joined_B.repeat(target_length_B)
+    mask_BT = np.arange(target_length_B.max()) < target_length_B[:, None]
     packed = Packed(
-        token_N=torch.cat([_flat(prompts), _flat([s.tokens[:-1] for u, one in zip(units, alone, strict=True) if not one for s in u])]),
-        position_N=torch.cat(
-            [
-                _count_up(prompt_length_P),
-                _count_up(input_length_B) + prompt_length_P[of_prompt_B].repeat_interleave(input_length_B),
-            ]
+        token_N=torch.from_numpy(np.concatenate([_flat(prompts), target_M[is_input_M]])),
+        position_N=torch.from_numpy(
+            np.concatenate([_count_up(prompt_length_P), _count_up(input_length_B) + prompt_length_P[of_prompt_B].repeat(input_length_B)])
         ),
         own=own,
-        prompts=Spans.of(prompt_length_P),
-        answers=Spans.of(answer_length_P),
+        prompts=Spans.of(torch.from_numpy(prompt_length_P)),
+        answers=Spans.of(torch.from_numpy(np.bincount(of_prompt_B, input_length_B).astype(np.int64))),
         longest=int((prompt_length_P[of_prompt_B] + input_length_B).max()),
-        of_prompt_B=of_prompt_B,
-        predictor_M=predictor_BT[mask_BT],
-        target_M=_flat([s.tokens for s in rows]),
-        temperature_M=torch.tensor([s.temperature for s in rows]).repeat_interleave(target_length_B),
-        place_M=mask_BT.flatten().nonzero().squeeze(1),
+        of_prompt_B=torch.from_numpy(of_prompt_B),
+        predictor_M=torch.from_numpy(np.where(step_M == 0, first_B.repeat(target_length_B), second_B.repeat(target_length_B) + step_M - 1)),
+        target_M=torch.from_numpy(target_M),
+        temperature_M=torch.from_numpy(np.array([s.temperature for s in rows], np.float32).repeat(target_length_B)),
+        place_M=torch.from_numpy(np.flatnonzero(mask_BT)),
     )
-    return MicroBatch(packed.to(device), torch.tensor([s.row for s in rows]), mask_BT.to(device))
+    return MicroBatch(packed.to(device), torch.tensor([s.row for s in rows]), torch.from_numpy(mask_BT).to(device))
 
 
 def joins_alone(device: torch.device) -> bool:
@@ -134,11 +137,12 @@ def _each_alone(unit: list[ToScore]) -> list[list[ToScore]]:
     return [[sequence] for sequence in unit]
 
 
-def _flat(tokens: Sequence[tuple[int, ...]]) -> Tensor:
-    return torch.from_numpy(np.fromiter(chain.from_iterable(tokens), np.int64))
+def _flat(tokens: Sequence[tuple[int, ...]]) -> Ids:
+    return np.fromiter(chain.from_iterable(tokens), np.int64, sum(map(len, tokens)))
 
 
-def _count_up(length_B: Tensor) -> Tensor:
+def _count_up(length_B: Ids) -> Ids:
     """0..length-1 for each row, end to end."""
-    start_B = length_B.cumsum(0) - length_B
-    return torch.arange(int(length_B.sum())) - start_B.repeat_interleave(length_B)
+    start_B = length_B.cumsum() - length_B
+    found: Ids = np.arange(length_B.sum()) - start_B.repeat(length_B)
+    return found

@@ -170,8 +170,8 @@ class Learner:
             scores = self._score(micro.packed)
             loss_batch = unscored(logp_learner_BT=micro.unpack(scores.logp_M))
             output = self._objective.loss(loss_batch)
-            notes.append(_note(micro, scores, loss_batch, output))
             self.scale.backward(output.loss)
+            notes.append(_note(micro, scores, loss_batch, output))
         return _Gradient(self.scale.clip(self._parameters, self._rules.grad_clip), notes)
 
     def _batch(self, candidates: Sequence[Candidate]) -> _Batch:
@@ -208,7 +208,7 @@ def _unscored(batch: _Batch, terms: Terms, micro: MicroBatch) -> tuple[MicroBatc
     """A micro-batch and all of its LossBatch that is known before it is scored."""
     device = micro.mask_BT.device
     known = chain.from_iterable(batch.logp_sampler_B[row] for row in micro.row_B.tolist())
-    sampler_M = torch.from_numpy(np.fromiter(known, np.float32)).to(device)
+    sampler_M = torch.from_numpy(np.fromiter(known, np.float32, len(micro.packed.target_M))).to(device)
     return micro, partial(
         LossBatch,
         logp_sampler_BT=micro.unpack(sampler_M),

@@ -14,6 +14,11 @@ from torch import Tensor
 from motley.objectives.batch import LossBatch
 
 
+def _kept(value_B: Tensor, keep_B: Tensor) -> Tensor:
+    """Zero where filtered. Not left out: how many are left would have to be asked of a GPU, and waited for."""
+    return torch.where(keep_B, value_B, 0.0)
+
+
 def _masked(value_BT: Tensor, batch: LossBatch) -> Tensor:
     return torch.where(batch.mask_BT, value_BT, 0.0)
 
@@ -23,7 +28,7 @@ class SequenceMean:
     """(1/B) sum_i (1/|a_i|) sum_t: every sequence counts the same."""
 
     def __call__(self, value_BT: Tensor, keep_B: Tensor, batch: LossBatch) -> Tensor:
-        return batch.token_mean(value_BT)[keep_B].sum() / batch.terms.num_sequences
+        return _kept(batch.token_mean(value_BT), keep_B).sum() / batch.terms.num_sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +36,7 @@ class SequenceSum:
     """(1/B) sum_i sum_t: the log-prob of a sequence is the sum over its tokens."""
 
     def __call__(self, value_BT: Tensor, keep_B: Tensor, batch: LossBatch) -> Tensor:
-        return _masked(value_BT, batch)[keep_B].sum() / batch.terms.num_sequences
+        return _kept(_masked(value_BT, batch).sum(1), keep_B).sum() / batch.terms.num_sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,7 @@ class TokenMean:
     """sum / total tokens: every token counts the same."""
 
     def __call__(self, value_BT: Tensor, keep_B: Tensor, batch: LossBatch) -> Tensor:
-        return _masked(value_BT, batch)[keep_B].sum() / batch.terms.num_tokens
+        return _kept(_masked(value_BT, batch).sum(1), keep_B).sum() / batch.terms.num_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,7 @@ class ConstantLength:
     """sum / (B·max_len), max_len the sampling limit: no length enters the scale (Dr.GRPO)."""
 
     def __call__(self, value_BT: Tensor, keep_B: Tensor, batch: LossBatch) -> Tensor:
-        return _masked(value_BT, batch)[keep_B].sum() / (batch.terms.num_sequences * batch.terms.max_length)
+        return _kept(_masked(value_BT, batch).sum(1), keep_B).sum() / (batch.terms.num_sequences * batch.terms.max_length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +65,7 @@ class PairSurvivors:
     def __call__(self, value_BT: Tensor, keep_B: Tensor, batch: LossBatch) -> Tensor:
         pair_BB = (batch.terms.pair_B[:, None] == batch.terms.pair_B[None, :]).to(value_BT.dtype)
         survivors_B = (pair_BB @ keep_B.to(value_BT.dtype)).clamp(min=1)
-        return (batch.token_mean(value_BT) / survivors_B)[keep_B].sum() / batch.terms.num_pairs
+        return _kept(batch.token_mean(value_BT) / survivors_B, keep_B).sum() / batch.terms.num_pairs
 
 
 Reduction = SequenceMean | SequenceSum | TokenMean | ConstantLength | PairSurvivors

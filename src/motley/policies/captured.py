@@ -94,10 +94,16 @@ def padded(packed: Packed, size: Size) -> Packed:
     shift = prompt_tokens - prompt_used
     count = len(packed.prompts.start_S) - 1
     starts = lambda *parts: torch.cat([*parts]).int()
-    ends = lambda used, full: torch.tensor([*range(used + FILLER, full, FILLER), *([full] * (full > used))], device=device)
+    number = lambda value: torch.full((1,), value, device=device)
+
+    def ends(used: int, full: int) -> Tensor:
+        """Of the stretches that fill up. No list becomes a tensor here: that would wait for the GPU."""
+        between = torch.arange(used + FILLER, max(full, used + FILLER), FILLER, device=device)
+        return torch.cat([between, number(full)]) if full > used else between
+
     prompt_S = _filled_up(starts(packed.prompts.start_S, ends(prompt_used, prompt_tokens)), size.prompts + 1)
     row_S = starts(packed.own.start_S[count + 1 :] + shift, ends(prompt_tokens + answer_used, prompt_tokens + answer_tokens))
-    answer_S = starts(packed.answers.start_S, torch.tensor([answer_tokens], device=device))
+    answer_S = starts(packed.answers.start_S, number(answer_tokens))
 
     def tokens(value_N: Tensor) -> Tensor:
         between, behind = value_N[:1].expand(shift), value_N[:1].expand(answer_tokens - answer_used)

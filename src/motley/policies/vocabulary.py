@@ -104,11 +104,16 @@ class Vocabulary:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of the ids, special tokens and the token that ended it left out."""
-        kept = list(ids[:-1]) if ids and ids[-1] in self.end_ids else list(ids)
+        (text,) = self.decode_all([ids])
+        return text
+
+    def decode_all(self, ids: Iterable[Sequence[int]]) -> list[str]:
+        """The same of many, on all cores."""
+        kept = [list(one[:-1] if one and one[-1] in self.end_ids else one) for one in ids]
         if self._fast is not None:
-            text: str = self._fast.decode(kept, skip_special_tokens=True)
-            return text
-        return str(self._tokenizer.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+            texts: list[str] = self._fast.decode_batch(kept, skip_special_tokens=True)
+            return texts
+        return [str(self._tokenizer.decode(one, skip_special_tokens=True, clean_up_tokenization_spaces=False)) for one in kept]
 
     def save(self, folder: Path) -> None:
         self._tokenizer.save_pretrained(folder)
