@@ -160,7 +160,7 @@ def _reported(micro: MicroBatch, completions: Sequence[Completion]) -> Tensor:
 
 
 def _trainer_says(half: SamplerHalf, micro: MicroBatch, sampling: Sampling) -> dict[str, Tensor]:
-    packed, head = micro.packed, half.policy.base.get_output_embeddings()
+    packed, head = micro.packed.to(half.policy.device), half.policy.base.get_output_embeddings()
     hidden_MD = predicting_states(half.policy, packed)
     rows = max(1, LOGITS_AT_ONCE // head.out_features)
     found: dict[str, list[Tensor]] = {meaning: [] for meaning in MEANINGS}

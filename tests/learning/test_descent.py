@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from motley.learning import descent
-from motley.learning.descent import FIRST_SCALE, GROWS_AFTER, LossScale, adam
+from motley.learning.descent import FIRST_SCALE, GROWS_AFTER, LossScale, adam, descend
 
 OTHERS = [torch.float32, torch.bfloat16]
 
@@ -70,3 +70,23 @@ def test_adam_is_one_kernel_on_a_gpu(device: str) -> None:
     optimiser.step()
     assert bool(optimiser.defaults["fused"]) == (device == "cuda")
     torch.testing.assert_close(parameter.detach().cpu(), torch.full((3,), 0.9))
+
+
+ON_A_GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")])
+
+
+@pytest.mark.parametrize("device", ["cpu", ON_A_GPU])
+def test_a_gradient_that_is_no_number_changes_nothing(device: str) -> None:
+    """And is not counted as a step, which Adam's corrections for its first steps would show."""
+    norms = (1.0, math.nan, math.inf, 1.0)
+
+    def after(norms: tuple[float, ...]) -> torch.Tensor:
+        parameter = nn.Parameter(torch.tensor([0.1, 0.7], device=device))
+        optimiser = adam([parameter], lr=0.1)
+        for norm in norms:
+            parameter.grad = torch.tensor([1.0, norm], device=device)
+            descend(optimiser, torch.tensor(norm, device=device))
+        return parameter.detach().cpu()
+
+    assert after(norms).tolist() == after((1.0, 1.0)).tolist()
+    assert after((math.nan,)).tolist() == torch.tensor([0.1, 0.7]).tolist()

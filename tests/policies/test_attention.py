@@ -94,7 +94,7 @@ BATCHES = {
 
 def packed_of(kind: str, device: torch.device = CPU) -> Packed:
     (micro,) = micro_batches(BATCHES[kind], 10**6, device)
-    return micro.packed
+    return micro.packed.to(device)
 
 
 def heads_of(packed: Packed, dtype: torch.dtype, size: int = SIZE, seed: int = 0) -> list[Tensor]:

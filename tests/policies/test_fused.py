@@ -46,8 +46,8 @@ def packed_states(policy: Policy, by_kernels: bool, checkpointed: bool = False) 
     (micro,) = micro_batches(few_sequences(), 10**6, policy.device)
     decoder = Decoder.of(policy.base)
     if by_kernels:
-        return fused.fused_states(decoder, micro.packed, torch.float32, checkpointed)
-    return forward._by_blocks(decoder, micro.packed, checkpointed)
+        return fused.fused_states(decoder, micro.packed.to(policy.device), torch.float32, checkpointed)
+    return forward._by_blocks(decoder, micro.packed.to(policy.device), checkpointed)
 
 
 def gradients(policy: Policy, total: Tensor) -> dict[str, Tensor | None]:

@@ -1,4 +1,5 @@
 """The built-in engine on a GPU: a decoding step is one CUDA graph, so that it costs what it computes and not what it takes to launch.
+So is the reading of few prompts, once as many of the same length have come before.
 
 Differs from transformers' `generate` with a static cache: keys and values of a prompt are kept once for all its samples, grouped heads read
 them once, tokens are drawn inside the graph, and rows that have ended leave by an index: nothing is copied, the next step runs the graph of
@@ -9,7 +10,7 @@ On a CPU the same steps run without graphs, under Triton's interpreter: for test
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -34,7 +35,9 @@ BUCKETS = sorted(
 )  # lanes of a graph: 1, 2, 3, 4, 6, 8, 12, ...
 STEPS_BETWEEN_LOOKS = 4  # at which rows have ended
 PREFILL_TOKENS = 1 << 15  # at once, padding included
+CAPTURED_TOKENS = 1 << 14  # of prompts that a graph reads: more keep a GPU busy for longer than they take to launch
 PROMPT_STEP = 64  # room for prompts is made in these
+PADDED_STEP = 16  # prompts are padded to these, so that few graphs read them
 KEPT_SHARE = 0.25  # of the device's memory: more room than this is given back after sampling
 MOST_GRAPHS = 64
 
@@ -93,10 +96,36 @@ class _Room:
         self.ended_R[row_B] = ended_B | is_end_V[token_B]
 
 
+class _Padded(NamedTuple):
+    """Prompts to read. Padding is on the right, where nobody looks."""
+
+    token_PT: Tensor
+    place_P: Tensor  # in the room
+    last_P: Tensor
+
+    @classmethod
+    def of(cls, prompts: Prompts, places: list[int], device: torch.device) -> _Padded:
+        length = -(-max(len(p) for p in prompts) // PADDED_STEP) * PADDED_STEP
+        return cls(
+            torch.tensor([list(p) + [0] * (length - len(p)) for p in prompts], device=device),
+            torch.tensor(places, device=device),
+            torch.tensor([len(p) - 1 for p in prompts], device=device),
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class _Graph:
+    """`given` is what it reads, `made` what it writes."""
+
     graph: torch.cuda.CUDAGraph
-    row_B: Tensor
+    given: tuple[Tensor, ...]
+    made: Tensor | None
+
+    def replay(self, *given: Tensor) -> Tensor | None:
+        for old, new in zip(self.given, given, strict=True):
+            old.copy_(new)
+        self.graph.replay()
+        return self.made
 
 
 class GraphEngine:
@@ -121,6 +150,8 @@ class GraphEngine:
         self._pool: Any = None
         self._room: _Room | None = None
         self._graphs: dict[tuple[int, Sampling], _Graph] = {}
+        self._readers: dict[torch.Size, _Graph] = {}  # by the shape of padded prompts
+        self._seen: set[torch.Size] = set()  # such shapes that came
 
     def refresh(self) -> None:
         self._weights.refresh(self._policy.decoder)
@@ -172,8 +203,8 @@ class GraphEngine:
     def _forget(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()  # its kernels may still write where others are about to
-        self._graphs.clear()
-        self._room = self._pool = None
+        self._drop_graphs()
+        self._room = None
 
     # Prompts
 
@@ -189,20 +220,31 @@ class GraphEngine:
         self._draw(room, logits_PV, room.prompt_R[row_B], row_B, sampling)
 
     def _prefill(self, room: _Room, prompts: Prompts, places: list[int]) -> Tensor:
-        """Logits [P, V] behind each prompt; its keys and values go to its place. Padding is on the right, where nobody looks."""
-        longest, weights = max(len(p) for p in prompts), self._weights
-        padded = torch.tensor([list(p) + [0] * (longest - len(p)) for p in prompts], device=self._device)
-        hidden = F.embedding(padded.flatten(), weights.embedding)
-        place_P = torch.tensor(places, device=self._device)
+        """Logits [P, V] behind each prompt; its keys and values go to its place."""
+        padded = _Padded.of(prompts, places, self._device)
+        shape = padded.token_PT.shape
+        if self._device.type != "cuda" or shape.numel() > CAPTURED_TOKENS or shape not in self._seen:
+            self._seen.add(shape)
+            return self._logits(self._read(room, *padded))
+        if shape not in self._readers:
+            self._readers[shape] = self._capture(padded, partial(self._read, room))
+        normed_PD = self._readers[shape].replay(*padded)
+        assert normed_PD is not None
+        return self._logits(normed_PD)
+
+    def _read(self, room: _Room, token_PT: Tensor, place_P: Tensor, last_P: Tensor) -> Tensor:
+        """The normed state [P, D] behind each prompt."""
+        prompts, longest, weights = *token_PT.shape, self._weights
+        hidden = F.embedding(token_PT.flatten(), weights.embedding)
         visible = {window: _visible(longest, window, self._device) for window in {layer.window for layer in weights.layers}}
-        times = (len(prompts), 1)
+        times = (prompts, 1)
         tables = {name: (cos[:longest].repeat(times), sin[:longest].repeat(times)) for name, (cos, sin) in room.rotations.items()}
         step = _Step(hidden, weights.eps, self._dtype)
         for index, layer in enumerate(weights.layers):
             qkv = self._normed(layer.qkv(step.norm(layer.attention_norm)).unflatten(1, (-1, self._head_dim)), layer)
             cos, sin = tables[layer.rotation]
             rotated = rotate(qkv, cos, sin, self._heads + self._kv_heads, self._dtype)
-            parts = rotated.unflatten(0, (len(prompts), longest)).split((self._heads, self._kv_heads, self._kv_heads), 2)
+            parts = rotated.unflatten(0, (prompts, longest)).split((self._heads, self._kv_heads, self._kv_heads), 2)
             query, key, value = (part.transpose(1, 2) for part in parts)
             room.prompt_L2PHTd[index, 0, place_P, :, :longest] = key
             room.prompt_L2PHTd[index, 1, place_P, :, :longest] = value
@@ -214,9 +256,8 @@ class GraphEngine:
             step.add(layer.out(mixed.transpose(1, 2).reshape(len(hidden), -1)), layer.after_attention)
             gate_up = layer.gate_up(step.norm(layer.mlp_norm))
             step.add(layer.down(gated(gate_up, self._activation)), layer.after_mlp)
-        normed = step.norm(weights.norm).view(len(prompts), longest, -1)
-        last_P = torch.tensor([len(p) - 1 for p in prompts], device=self._device)
-        return self._logits(normed[torch.arange(len(prompts), device=self._device), last_P])
+        normed = step.norm(weights.norm).view(prompts, longest, -1)
+        return normed[torch.arange(prompts, device=self._device), last_P]
 
     def _normed(self, qkv_NHd: Tensor, layer: Layer) -> Tensor:
         """With the norms of queries and keys, where a layer has them."""
@@ -246,29 +287,32 @@ class GraphEngine:
                 self._step(room, row_b, sampling)
             return
         key = (lanes, msgspec.structs.replace(sampling, max_tokens=1))
+        row_B = F.pad(row_b, (0, lanes - len(row_b)), value=room.size.rows)
         if key not in self._graphs:
-            self._graphs[key] = self._capture(room, lanes, sampling)
-        made = self._graphs[key]
-        made.row_B[: len(row_b)] = row_b
-        made.row_B[len(row_b) :] = room.size.rows
-        for _ in range(steps):
-            made.graph.replay()
+            nobody_B = torch.full_like(row_B, room.size.rows)
+            self._graphs[key] = self._capture((nobody_B,), lambda row_B: self._step(room, row_B, sampling))
+        self._graphs[key].replay(row_B)
+        for _ in range(steps - 1):
+            self._graphs[key].graph.replay()
 
-    def _capture(self, room: _Room, lanes: int, sampling: Sampling) -> _Graph:
-        if len(self._graphs) >= MOST_GRAPHS:
-            self._graphs.clear()
-            self._pool = None
+    def _capture(self, given: tuple[Tensor, ...], work: Callable[..., Tensor | None]) -> _Graph:
+        if len(self._graphs) + len(self._readers) >= MOST_GRAPHS:
+            self._drop_graphs()
         assert self._side is not None
-        row_B = torch.full((lanes,), room.size.rows, dtype=torch.int64, device=self._device)
         graph, self._pool = torch.cuda.CUDAGraph(), self._pool or torch.cuda.graph_pool_handle()
         with CAPTURING:
             self._side.wait_stream(torch.cuda.current_stream(self._device))
             with torch.cuda.stream(self._side):
-                self._step(room, row_B, sampling)  # for nobody: kernels are compiled and workspaces made
+                work(*given)  # for nothing: kernels are compiled and workspaces made
             torch.cuda.synchronize(self._device)
             with torch.cuda.graph(graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"):
-                self._step(room, row_B, sampling)
-        return _Graph(graph, row_B)
+                made = work(*given)
+        return _Graph(graph, given, made)
+
+    def _drop_graphs(self) -> None:
+        self._graphs.clear()
+        self._readers.clear()
+        self._pool = None
 
     def _step(self, room: _Room, row_B: Tensor, sampling: Sampling) -> None:
         """One token more for each of these rows."""

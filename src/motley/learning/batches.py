@@ -35,16 +35,17 @@ class ToScore:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """`row_B[i]` is the row of the training batch that stands at place i of this micro-batch."""
+    """`row_B[i]` is the row of the training batch that stands at place i of this micro-batch. Tables are on the device, tokens not yet."""
 
     packed: Packed
     row_B: Tensor
     mask_BT: Tensor  # bool, True = a completion token
+    place_M: Tensor  # flat index of target m in a [B, T] table
 
     def unpack(self, value_M: Tensor) -> Tensor:
         """Values per target token as a [B, T] table, zero outside the mask."""
         table = torch.zeros(self.mask_BT.numel(), dtype=value_M.dtype, device=value_M.device)
-        return table.index_copy(0, self.packed.place_M, value_M).view(self.mask_BT.shape)
+        return table.index_copy(0, self.place_M, value_M).view(self.mask_BT.shape)
 
 
 def micro_batches(sequences: Sequence[ToScore], token_budget: int, device: torch.device) -> list[MicroBatch]:
@@ -118,9 +119,13 @@ def _pack(units: list[list[ToScore]], device: torch.device) -> MicroBatch:
         predictor_M=torch.from_numpy(np.where(step_M == 0, first_B.repeat(target_length_B), second_B.repeat(target_length_B) + step_M - 1)),
         target_M=torch.from_numpy(target_M),
         temperature_M=torch.from_numpy(np.array([s.temperature for s in rows], np.float32).repeat(target_length_B)),
-        place_M=torch.from_numpy(np.flatnonzero(mask_BT)),
     )
-    return MicroBatch(packed.to(device), torch.tensor([s.row for s in rows]), torch.from_numpy(mask_BT).to(device))
+    return MicroBatch(
+        packed=packed,
+        row_B=torch.tensor([s.row for s in rows]),
+        mask_BT=torch.from_numpy(mask_BT).to(device),
+        place_M=torch.from_numpy(np.flatnonzero(mask_BT)).to(device),
+    )
 
 
 def joins_alone(device: torch.device) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,6 +19,15 @@ def adam(parameters: Iterable[Tensor], lr: float) -> torch.optim.Adam:
     trained = list(parameters)
     fused = bool(trained) and (trained[0].is_cuda or (trained[0].device.type == "cpu" and sum(p.numel() for p in trained) >= MANY))
     return torch.optim.Adam(trained, lr=lr, fused=fused or None)
+
+
+def descend(optimiser: torch.optim.Adam, norm: Tensor) -> None:
+    """Step along the gradient, unless its norm is no number. A GPU finds that out for itself: nobody waits for it."""
+    if norm.is_cuda:
+        cast(Any, optimiser).found_inf = (~norm.isfinite()).float()  # where it is 1, torch's fused Adam changes nothing
+    elif not norm.isfinite():
+        return
+    optimiser.step()
 
 
 class LossScale:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from motley.config import Learning
 from motley.learning.batches import MicroBatch, ToScore, micro_batches
-from motley.learning.descent import LossScale, adam
+from motley.learning.descent import LossScale, adam, descend
 from motley.learning.fitting import explained_memory, fitting_budget, halved, too_large
 from motley.learning.metrics import Row, ScoredRow, SenderMetrics, sender_metrics
 from motley.learning.select import Candidate
@@ -102,7 +102,7 @@ class Learner:
         self._halved = False
         self._parameters = [p for _, p in policy.trained()]
         self._score = scorer(policy)
-        self.optimiser: torch.optim.Optimizer = adam(self._parameters, lr)
+        self.optimiser = adam(self._parameters, lr)
 
     def step(self, candidates: Sequence[Candidate]) -> StepReport:
         """Learn once from these groups. A step in which every advantage is zero changes nothing but the version."""
@@ -113,10 +113,12 @@ class Learner:
         todo = [sequence for sequence, silent in zip(batch.sequences, silent_B, strict=True) if not silent]
         rows = _rows(batch, terms, self.policy.version)
         made = self._backward(batch, terms, todo)
+        if todo:
+            self._descend(made.norm)
         for note in made.notes:
             _note_scores(rows, note)
         senders = sender_metrics(rows)  # while a GPU still computes the gradient
-        grad_norm = self._update(made, partial(self._backward, batch, terms, todo)) if todo else 0.0
+        grad_norm = self._settle(made, partial(self._backward, batch, terms, todo)) if todo else 0.0
         self.policy.version += 1
         return StepReport(
             loss=made.loss,
@@ -128,19 +130,23 @@ class Learner:
             senders=senders,
         )
 
-    def _update(self, made: _Gradient, again: Callable[[], _Gradient]) -> float:
-        """Step along the gradient and return its norm. One that float16 does not hold is made again, at a smaller scale."""
+    def _descend(self, norm: Tensor) -> None:
+        with explained_memory(self.token_budget):
+            descend(self.optimiser, norm)
+
+    def _settle(self, made: _Gradient, again: Callable[[], _Gradient]) -> float:
+        """The norm of the gradient that was stepped along. One that float16 does not hold is made again, at a smaller scale."""
         grad_norm = float(made.norm)
         while not np.isfinite(grad_norm) and np.isfinite(made.loss) and self.scale.shrink():
-            grad_norm = float(again().norm)
+            norm = again().norm
+            self._descend(norm)
+            grad_norm = float(norm)
         if not np.isfinite(grad_norm):
             raise FloatingPointError(
                 f"gradient norm is {grad_norm} at version {self.policy.version}; nothing was changed by this step. "
                 f"Lower lr, or check the rewards for extreme values{self._or_bfloat16()}; "
                 "a run goes on from its newest checkpoint with --resume"
             )
-        with explained_memory(self.token_budget):
-            self.optimiser.step()
         self.scale.grow()
         return grad_norm
 
@@ -170,8 +176,8 @@ class Learner:
             scores = self._score(micro.packed)
             loss_batch = unscored(logp_learner_BT=micro.unpack(scores.logp_M))
             output = self._objective.loss(loss_batch)
-            self.scale.backward(output.loss)
             notes.append(_note(micro, scores, loss_batch, output))
+            self.scale.backward(output.loss)
         return _Gradient(self.scale.clip(self._parameters, self._rules.grad_clip), notes)
 
     def _batch(self, candidates: Sequence[Candidate]) -> _Batch:

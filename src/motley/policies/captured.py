@@ -19,7 +19,7 @@ from motley.policies.decoder import why_unknown
 from motley.policies.forward import is_fused, score
 from motley.policies.hardware import CAPTURING, is_out_of_memory
 from motley.policies.logprobs import Scores
-from motley.policies.packed import Packed, Spans
+from motley.policies.packed import Packed, Spans, send
 from motley.policies.policy import Policy
 
 FILLER = 128  # tokens of a stretch that fills up
@@ -88,22 +88,18 @@ def _power(number: int) -> int:
 
 
 def padded(packed: Packed, size: Size) -> Packed:
-    """The same tokens and targets, filled up. Targets that are added come last, and are predicted by tokens that were added."""
-    device = packed.token_N.device
+    """The same tokens and targets, filled up, on the CPU: many small operations take a GPU longer.
+
+    Targets that are added come last, and are predicted by tokens that were added.
+    """
     (prompt_tokens, prompt_used), (answer_tokens, answer_used) = _filled(packed, size.prompt_tokens, size.answer_tokens)
     shift = prompt_tokens - prompt_used
     count = len(packed.prompts.start_S) - 1
     starts = lambda *parts: torch.cat([*parts]).int()
-    number = lambda value: torch.full((1,), value, device=device)
-
-    def ends(used: int, full: int) -> Tensor:
-        """Of the stretches that fill up. No list becomes a tensor here: that would wait for the GPU."""
-        between = torch.arange(used + FILLER, max(full, used + FILLER), FILLER, device=device)
-        return torch.cat([between, number(full)]) if full > used else between
-
+    ends = lambda used, full: torch.tensor([*range(used + FILLER, full, FILLER), *([full] * (full > used))], dtype=torch.int64)
     prompt_S = _filled_up(starts(packed.prompts.start_S, ends(prompt_used, prompt_tokens)), size.prompts + 1)
     row_S = starts(packed.own.start_S[count + 1 :] + shift, ends(prompt_tokens + answer_used, prompt_tokens + answer_tokens))
-    answer_S = starts(packed.answers.start_S, number(answer_tokens))
+    answer_S = starts(packed.answers.start_S, torch.tensor([answer_tokens]))
 
     def tokens(value_N: Tensor) -> Tensor:
         between, behind = value_N[:1].expand(shift), value_N[:1].expand(answer_tokens - answer_used)
@@ -111,7 +107,7 @@ def padded(packed: Packed, size: Size) -> Packed:
 
     more = size.targets - len(packed.target_M)
     predictor_M = packed.predictor_M + shift * (packed.predictor_M >= prompt_used)
-    added_M = prompt_used + torch.arange(more, device=device) % shift
+    added_M = prompt_used + torch.arange(more) % shift
     return replace(
         packed,
         token_N=tokens(packed.token_N),
@@ -211,7 +207,7 @@ class CapturedScore:
         here = torch.cuda.current_stream(self._policy.device)
         try:
             with torch.cuda.device(self._policy.device):
-                self._graphs[size] = self._capture(padded(packed, size))
+                self._graphs[size] = self._capture(padded(packed, size).to(self._policy.device))
         except RuntimeError as error:
             torch.cuda.set_stream(here)  # a capture that failed does not leave its own
             if not is_out_of_memory(error) and "captur" not in str(error):
@@ -267,9 +263,9 @@ class _Graph(NamedTuple):
 
     def load(self, packed: Packed) -> None:
         for name in ("token_N", "position_N", "predictor_M", "target_M", "temperature_M"):
-            getattr(self.packed, name).copy_(getattr(packed, name))
+            send(getattr(packed, name), getattr(self.packed, name))
         for name in ("own", "prompts", "answers"):
-            getattr(self.packed, name).start_S.copy_(getattr(packed, name).start_S)
+            send(getattr(packed, name).start_S, getattr(self.packed, name).start_S)
 
 
 class _Replay(torch.autograd.Function):

@@ -30,6 +30,7 @@ UNUSUAL = ("softcap", "s_aux", "position_bias")  # what some layers ask of atten
 
 def score(policy: Policy, packed: Packed) -> Scores:
     """Score every completion token of a packed batch."""
+    packed = packed.to(policy.device)
     with torch.cuda.device_of(packed.token_N):  # where Triton starts its kernels
         return score_hidden(predicting_states(policy, packed), policy.base.get_output_embeddings(), packed)
 

@@ -1,10 +1,10 @@
-"""Packed: the tokens of a micro-batch laid end to end, without padding. Built by learning.batches, read by the forward pass."""
+"""Packed: the tokens of a micro-batch laid end to end, without padding. Built on the CPU by learning.batches, read by the forward pass."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ class Spans(NamedTuple):
         return cls(start_S.int(), int(length_S.max()), int(start_S[-1]))
 
     def to(self, device: torch.device) -> Spans:
-        return self._replace(start_S=self.start_S.to(device))
+        return self._replace(start_S=_sent(self.start_S, device))
 
 
 class Rows(NamedTuple):
@@ -54,7 +54,6 @@ class Packed:
     predictor_M: Tensor  # index into N of the position that predicts target m
     target_M: Tensor
     temperature_M: Tensor
-    place_M: Tensor  # flat index of target m in the [B, T] table of completion tokens
 
     @cached_property
     def rows(self) -> Rows:
@@ -77,8 +76,26 @@ class Packed:
         )
 
     def to(self, device: torch.device) -> Packed:
+        if self.token_N.device == device:
+            return self
         given = {one.name: getattr(self, one.name) for one in fields(self)}
-        return replace(self, **{name: value.to(device) for name, value in given.items() if not isinstance(value, int)})
+        moved: dict[str, Any] = {
+            name: value.to(device) if isinstance(value, Spans) else _sent(value, device)
+            for name, value in given.items()
+            if not isinstance(value, int)
+        }
+        return replace(self, **moved)
+
+
+def send(value: Tensor, to: Tensor) -> None:
+    """Copy into a tensor that is elsewhere. A GPU is not waited for, which it would be with memory that is not pinned."""
+    to.copy_(value.pin_memory() if to.is_cuda else value, non_blocking=to.is_cuda)
+
+
+def _sent(value: Tensor, device: torch.device) -> Tensor:
+    made = torch.empty_like(value, device=device)
+    send(value, made)
+    return made
 
 
 def index_rows(start_B: Tensor, length_B: Tensor) -> tuple[Tensor, Tensor]:
