@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -27,6 +28,7 @@ from motley.engines.snapshot import Layer, Snapshot
 from motley.policies.decoder import Decoder
 from motley.policies.hardware import CAPTURING
 from motley.policies.kernels import add_norm, gated, rotate
+from motley.policies.packed import send
 from motley.policies.policy import Policy
 from motley.records import Sampling
 
@@ -97,20 +99,40 @@ class _Room:
 
 
 class _Padded(NamedTuple):
-    """Prompts to read. Padding is on the right, where nobody looks."""
+    """Prompts to read, still on the CPU. Padding is on the right, where nobody looks."""
 
     token_PT: Tensor
     place_P: Tensor  # in the room
     last_P: Tensor
 
     @classmethod
-    def of(cls, prompts: Prompts, places: list[int], device: torch.device) -> _Padded:
-        length = -(-max(len(p) for p in prompts) // PADDED_STEP) * PADDED_STEP
-        return cls(
-            torch.tensor([list(p) + [0] * (length - len(p)) for p in prompts], device=device),
-            torch.tensor(places, device=device),
-            torch.tensor([len(p) - 1 for p in prompts], device=device),
-        )
+    def of(cls, prompts: Prompts, places: list[int]) -> _Padded:
+        token_PT = np.zeros((len(prompts), -(-max(len(p) for p in prompts) // PADDED_STEP) * PADDED_STEP), np.int64)
+        for row, prompt in zip(token_PT, prompts, strict=True):
+            row[: len(prompt)] = prompt
+        return cls(torch.from_numpy(token_PT), torch.tensor(places), torch.tensor([len(p) - 1 for p in prompts]))
+
+    def on(self, device: torch.device) -> tuple[Tensor, ...]:
+        return tuple(each.to(device) for each in self)
+
+
+class _Look(NamedTuple):
+    """Which rows have ended, on its way to the CPU."""
+
+    ended_R: Tensor
+    arrived: torch.cuda.Event | None
+
+    @classmethod
+    def at(cls, ended_R: Tensor) -> _Look:
+        if not ended_R.is_cuda:
+            return cls(ended_R.clone(), None)
+        on_cpu = ended_R.to("cpu", non_blocking=True)
+        return cls(on_cpu, torch.cuda.current_stream(ended_R.device).record_event())
+
+    def going_on(self) -> Tensor:
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return (~self.ended_R).nonzero().squeeze(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +145,7 @@ class _Graph:
 
     def replay(self, *given: Tensor) -> Tensor | None:
         for old, new in zip(self.given, given, strict=True):
-            old.copy_(new)
+            send(new, old)
         self.graph.replay()
         return self.made
 
@@ -201,8 +223,6 @@ class GraphEngine:
         return 0 if room is None else room.own_L2RHTd.nbytes + room.prompt_L2PHTd.nbytes
 
     def _forget(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()  # its kernels may still write where others are about to
         self._drop_graphs()
         self._room = None
 
@@ -221,13 +241,13 @@ class GraphEngine:
 
     def _prefill(self, room: _Room, prompts: Prompts, places: list[int]) -> Tensor:
         """Logits [P, V] behind each prompt; its keys and values go to its place."""
-        padded = _Padded.of(prompts, places, self._device)
+        padded = _Padded.of(prompts, places)
         shape = padded.token_PT.shape
         if self._device.type != "cuda" or shape.numel() > CAPTURED_TOKENS or shape not in self._seen:
             self._seen.add(shape)
-            return self._logits(self._read(room, *padded))
+            return self._logits(self._read(room, *padded.on(self._device)))
         if shape not in self._readers:
-            self._readers[shape] = self._capture(padded, partial(self._read, room))
+            self._readers[shape] = self._capture(padded.on(self._device), partial(self._read, room))
         normed_PD = self._readers[shape].replay(*padded)
         assert normed_PD is not None
         return self._logits(normed_PD)
@@ -270,12 +290,14 @@ class GraphEngine:
     # Steps
 
     def _go_on(self, room: _Room, sampling: Sampling, rows: int) -> None:
-        """Step until every row has ended or has all its tokens."""
+        """Step until every row has ended or has all its tokens. Rows leave some steps after they ended, so that nobody waits for a look."""
         done = 1
+        look = _Look.at(room.ended_R[:rows])
         while done < sampling.max_tokens:
-            row_b = (~room.ended_R[:rows]).nonzero().squeeze(1)
+            row_b = look.going_on()
             if len(row_b) == 0:
                 return
+            look = _Look.at(room.ended_R[:rows])
             steps = min(STEPS_BETWEEN_LOOKS, sampling.max_tokens - done)
             self._steps(room, row_b, sampling, steps)
             done += steps
@@ -289,7 +311,7 @@ class GraphEngine:
         key = (lanes, msgspec.structs.replace(sampling, max_tokens=1))
         row_B = F.pad(row_b, (0, lanes - len(row_b)), value=room.size.rows)
         if key not in self._graphs:
-            nobody_B = torch.full_like(row_B, room.size.rows)
+            nobody_B = torch.full((lanes,), room.size.rows, device=self._device)
             self._graphs[key] = self._capture((nobody_B,), lambda row_B: self._step(room, row_B, sampling))
         self._graphs[key].replay(row_B)
         for _ in range(steps - 1):
@@ -310,6 +332,8 @@ class GraphEngine:
         return _Graph(graph, given, made)
 
     def _drop_graphs(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()  # their kernels may still write where others are about to
         self._graphs.clear()
         self._readers.clear()
         self._pool = None
