@@ -23,7 +23,7 @@ def adam(parameters: Iterable[Tensor], lr: float) -> torch.optim.Adam:
 
 def descend(optimiser: torch.optim.Adam, norm: Tensor) -> None:
     """Step along the gradient, unless its norm is no number. A GPU finds that out for itself: nobody waits for it."""
-    if norm.is_cuda:
+    if norm.is_cuda and optimiser.defaults.get("fused"):
         cast(Any, optimiser).found_inf = (~norm.isfinite()).float()  # where it is 1, torch's fused Adam changes nothing
     elif not norm.isfinite():
         return
