@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -107,12 +108,47 @@ def test_weights_are_taken_at_refresh_and_only_then_and_in_their_old_place() -> 
     assert_alike(after, TorchEngine(policy).sample(PROMPTS, 1, sampling, seed=0))
 
 
-@pytest.mark.parametrize("most", [6, 12])
+@pytest.mark.parametrize("most", [16, 32])  # one prompt at a time, two
 def test_prompts_may_be_run_in_parts(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = grouped_query_policy()
     monkeypatch.setattr("motley.engines.graph.PREFILL_TOKENS", most)
     sampling = Sampling(max_tokens=2)
     assert_alike(GraphEngine(policy).sample(PROMPTS, 2, sampling, seed=4), TorchEngine(policy).sample(PROMPTS, 2, sampling, seed=4))
+
+
+class Replayed:
+    """What a captured graph does, without one."""
+
+    def __init__(self, work: Callable[..., torch.Tensor]) -> None:
+        self.replay = work
+
+
+def test_prompts_of_a_shape_that_came_before_are_read_by_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, sampling = grouped_query_policy(), Sampling(max_tokens=1)
+    engine, reference, captured = GraphEngine(policy), TorchEngine(policy), list[torch.Size]()
+    monkeypatch.setattr("motley.engines.graph.MOST_READERS", 2)
+    engine._reads_by_graph = True
+    engine._capture = lambda given, work: captured.append(given[0].shape) or Replayed(work)
+    engine.sample([(5,) * 2] * 4, 2, sampling, seed=0)  # makes room for all
+    for times in range(3):
+        for prompts in ([(5, 6), (7,) * 9], [(5, 6, 7)], [(8,)] * 3):
+            assert_alike(engine.sample(prompts, 2, sampling, seed=1), reference.sample(prompts, 2, sampling, seed=1))
+        assert captured == ([(2, 16), (1, 16)] if times else [])  # no more than two
+
+
+def test_prompts_are_read_without_a_graph_where_memory_holds_none() -> None:
+    policy, sampling, tried = grouped_query_policy(), Sampling(max_tokens=1), list[int]()
+
+    def fails(given: object, work: object) -> None:
+        tried.append(1)
+        raise torch.OutOfMemoryError("out of memory")
+
+    engine = GraphEngine(policy)
+    engine._reads_by_graph, engine._capture = True, fails
+    expected = TorchEngine(policy).sample(PROMPTS, 2, sampling, seed=1)
+    for _ in range(4):
+        assert_alike(engine.sample(PROMPTS, 2, sampling, seed=1), expected)
+    assert tried == [1]
 
 
 def test_buckets_waste_no_more_than_a_third() -> None:

@@ -82,3 +82,16 @@ def test_a_prompt_with_its_only_completion_may_be_one_stretch(kind: str, monkeyp
     assert found.keys() == expected.keys() == {s.row for s in sequences}
     for row, value in expected.items():
         torch.testing.assert_close(found[row], value, rtol=0, atol=1e-5)
+
+
+def test_micro_batches_are_of_about_the_same_size() -> None:
+    sequences = [ToScore(row=row, prompt=(5, 6 + row), tokens=(9,) * 9) for row in range(11)]
+    sizes = [packed_tokens(micro) for micro in micro_batches(sequences, 80, CPU)]
+    assert sizes == [60, 50]
+
+
+def test_even_sizes_make_no_more_micro_batches() -> None:
+    """Of units of 9, 4, 10 and 4 tokens: the first two must share one, though half of what there is stands in the first and the third."""
+    sequences = [ToScore(row=row, prompt=(5,) * (row + 1), tokens=(9,) * length) for row, length in enumerate((9, 3, 8, 1))]
+    sizes = [packed_tokens(micro) for micro in micro_batches(sequences, 13, CPU)]
+    assert sizes == [13, 10, 4]

@@ -26,7 +26,7 @@ from motley.engines.drawing import Drawn, Prompts, sample_rows
 from motley.engines.engine import Completion
 from motley.engines.snapshot import Layer, Snapshot
 from motley.policies.decoder import Decoder
-from motley.policies.hardware import CAPTURING
+from motley.policies.hardware import CAPTURING, lacks_memory_to_capture
 from motley.policies.kernels import add_norm, gated, rotate
 from motley.policies.packed import send
 from motley.policies.policy import Policy
@@ -37,11 +37,12 @@ BUCKETS = sorted(
 )  # lanes of a graph: 1, 2, 3, 4, 6, 8, 12, ...
 STEPS_BETWEEN_LOOKS = 4  # at which rows have ended
 PREFILL_TOKENS = 1 << 15  # at once, padding included
-CAPTURED_TOKENS = 1 << 14  # of prompts that a graph reads: more keep a GPU busy for longer than they take to launch
+CAPTURED_TOKENS = 1 << 13  # of prompts that a graph reads: more keep a GPU busy for longer than they take to launch
 PROMPT_STEP = 64  # room for prompts is made in these
 PADDED_STEP = 16  # prompts are padded to these, so that few graphs read them
 KEPT_SHARE = 0.25  # of the device's memory: more room than this is given back after sampling
 MOST_GRAPHS = 64
+MOST_READERS = 8  # graphs that read prompts: others are read without
 
 
 class _Size(NamedTuple):
@@ -107,7 +108,7 @@ class _Padded(NamedTuple):
 
     @classmethod
     def of(cls, prompts: Prompts, places: list[int]) -> _Padded:
-        token_PT = np.zeros((len(prompts), -(-max(len(p) for p in prompts) // PADDED_STEP) * PADDED_STEP), np.int64)
+        token_PT = np.zeros((len(prompts), _padded(max(len(p) for p in prompts))), np.int64)
         for row, prompt in zip(token_PT, prompts, strict=True):
             row[: len(prompt)] = prompt
         return cls(torch.from_numpy(token_PT), torch.tensor(places), torch.tensor([len(p) - 1 for p in prompts]))
@@ -174,6 +175,7 @@ class GraphEngine:
         self._graphs: dict[tuple[int, Sampling], _Graph] = {}
         self._readers: dict[torch.Size, _Graph] = {}  # by the shape of padded prompts
         self._seen: set[torch.Size] = set()  # such shapes that came
+        self._reads_by_graph = self._device.type == "cuda"
 
     def refresh(self) -> None:
         self._weights.refresh(self._policy.decoder)
@@ -233,7 +235,7 @@ class GraphEngine:
         logits_PV = torch.empty(len(prompts), len(self._weights.head), device=self._device)
         order = sorted(range(len(prompts)), key=lambda p: len(prompts[p]))
         while order:
-            longest = len(prompts[order[-1]])
+            longest = _padded(len(prompts[order[-1]]))
             order, now = order[: -max(1, PREFILL_TOKENS // longest)], order[-max(1, PREFILL_TOKENS // longest) :]
             logits_PV[torch.tensor(now, device=self._device)] = self._prefill(room, [prompts[p] for p in now], now)
         row_B = torch.arange(rows, device=self._device)
@@ -242,15 +244,29 @@ class GraphEngine:
     def _prefill(self, room: _Room, prompts: Prompts, places: list[int]) -> Tensor:
         """Logits [P, V] behind each prompt; its keys and values go to its place."""
         padded = _Padded.of(prompts, places)
-        shape = padded.token_PT.shape
-        if self._device.type != "cuda" or shape.numel() > CAPTURED_TOKENS or shape not in self._seen:
-            self._seen.add(shape)
-            return self._logits(self._read(room, *padded.on(self._device)))
-        if shape not in self._readers:
-            self._readers[shape] = self._capture(padded.on(self._device), partial(self._read, room))
-        normed_PD = self._readers[shape].replay(*padded)
+        reader = self._reader(room, padded)
+        normed_PD = self._read(room, *padded.on(self._device)) if reader is None else reader.replay(*padded)
         assert normed_PD is not None
         return self._logits(normed_PD)
+
+    def _reader(self, room: _Room, padded: _Padded) -> _Graph | None:
+        """A graph for prompts of a shape that has come before. None: one does not pay, or there is no memory for it."""
+        shape = padded.token_PT.shape
+        if shape in self._readers:
+            return self._readers[shape]
+        if shape not in self._seen:
+            self._seen.add(shape)
+            return None
+        if not self._reads_by_graph or shape.numel() > CAPTURED_TOKENS or len(self._readers) == MOST_READERS:
+            return None
+        try:
+            self._readers[shape] = self._capture(padded.on(self._device), partial(self._read, room))
+        except RuntimeError as error:
+            if not lacks_memory_to_capture(error):
+                raise
+            self._reads_by_graph = False
+            self._drop_graphs()
+        return self._readers.get(shape)
 
     def _read(self, room: _Room, token_PT: Tensor, place_P: Tensor, last_P: Tensor) -> Tensor:
         """The normed state [P, D] behind each prompt."""
@@ -318,17 +334,21 @@ class GraphEngine:
             self._graphs[key].graph.replay()
 
     def _capture(self, given: tuple[Tensor, ...], work: Callable[..., Tensor | None]) -> _Graph:
-        if len(self._graphs) + len(self._readers) >= MOST_GRAPHS:
+        if len(self._graphs) >= MOST_GRAPHS:
             self._drop_graphs()
         assert self._side is not None
         graph, self._pool = torch.cuda.CUDAGraph(), self._pool or torch.cuda.graph_pool_handle()
-        with CAPTURING:
-            self._side.wait_stream(torch.cuda.current_stream(self._device))
-            with torch.cuda.stream(self._side):
-                work(*given)  # for nothing: kernels are compiled and workspaces made
-            torch.cuda.synchronize(self._device)
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"):
-                made = work(*given)
+        here = torch.cuda.current_stream(self._device)
+        try:
+            with CAPTURING:
+                self._side.wait_stream(here)
+                with torch.cuda.stream(self._side):
+                    work(*given)  # for nothing: kernels are compiled and workspaces made
+                torch.cuda.synchronize(self._device)
+                with torch.cuda.graph(graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"):
+                    made = work(*given)
+        finally:
+            torch.cuda.set_stream(here)  # a capture that failed does not leave its own
         return _Graph(graph, given, made)
 
     def _drop_graphs(self) -> None:
@@ -336,6 +356,7 @@ class GraphEngine:
             torch.cuda.current_stream(self._device).synchronize()  # their kernels may still write where others are about to
         self._graphs.clear()
         self._readers.clear()
+        self._seen.clear()
         self._pool = None
 
     def _step(self, room: _Room, row_B: Tensor, sampling: Sampling) -> None:
@@ -397,6 +418,10 @@ class _Step:
 
     def add(self, x_BD: Tensor, behind_D: Tensor | None) -> None:
         self._x_BD, self._behind_D = x_BD, behind_D
+
+
+def _padded(length: int) -> int:
+    return -(-length // PADDED_STEP) * PADDED_STEP
 
 
 def _visible(length: int, window: int | None, device: torch.device) -> Tensor | None:

@@ -6,6 +6,7 @@ from their prompt's others only where one prompt's set is larger than the budget
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -33,6 +34,9 @@ class ToScore:
     group: int = 0  # completions of one prompt in different groups are split apart from each other
 
 
+Unit = list[ToScore]  # completions of one prompt that stay together
+
+
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
     """`row_B[i]` is the row of the training batch that stands at place i of this micro-batch. Tables are on the device, tokens not yet."""
@@ -52,22 +56,32 @@ def micro_batches(sequences: Sequence[ToScore], token_budget: int, device: torch
     """Cut sequences into micro-batches of at most `token_budget` packed tokens and about the same size, alike lengths together."""
     units = [part for same in _by_prompt(sequences) for part in _split(same, token_budget)]
     units.sort(key=lambda unit: (len(unit[0].prompt), max(len(s.tokens) for s in unit)))
-    total = sum(_packed_tokens(unit) for unit in units)
-    share = total / max(1, -(-total // token_budget))
-    batches: list[list[list[ToScore]]] = []
+    return [_pack(batch, device) for batch in _cut(units, token_budget)]
+
+
+def _cut(units: Sequence[Unit], token_budget: int) -> list[list[Unit]]:
+    """As few micro-batches as taking in turn what fits makes, and of about the same size where that makes no more."""
+    full = _taken_in_turn(units, token_budget, math.inf)
+    even = _taken_in_turn(units, token_budget, sum(map(_packed_tokens, units)) / max(1, len(full)))
+    return even if len(even) == len(full) else full
+
+
+def _taken_in_turn(units: Sequence[Unit], token_budget: int, share: float) -> list[list[Unit]]:
+    """`share`: the tokens after which a micro-batch may be full."""
+    batches: list[list[Unit]] = []
     taken = room = 0
     for unit in units:
         size = _packed_tokens(unit)
-        if size > room or taken >= share * len(batches):
+        if not batches or size > room or taken >= share * len(batches):
             batches.append([])
             room = token_budget
         batches[-1].append(unit)
         taken, room = taken + size, room - size
-    return [_pack(batch, device) for batch in batches]
+    return batches
 
 
-def _by_prompt(sequences: Sequence[ToScore]) -> list[list[ToScore]]:
-    found: dict[tuple[int, tuple[int, ...]], list[ToScore]] = {}
+def _by_prompt(sequences: Sequence[ToScore]) -> list[Unit]:
+    found: dict[tuple[int, tuple[int, ...]], Unit] = {}
     for sequence in sequences:
         found.setdefault((sequence.group, sequence.prompt), []).append(sequence)
     return list(found.values())
@@ -77,7 +91,7 @@ def _packed_tokens(unit: Sequence[ToScore]) -> int:
     return len(unit[0].prompt) + sum(len(s.tokens) - 1 for s in unit)
 
 
-def _split(unit: list[ToScore], token_budget: int) -> list[list[ToScore]]:
+def _split(unit: Unit, token_budget: int) -> list[Unit]:
     """Halve at an even place until each part fits; one pair is never parted, however long."""
     if _packed_tokens(unit) <= token_budget or len(unit) <= 2:
         return [unit]
@@ -85,7 +99,7 @@ def _split(unit: list[ToScore], token_budget: int) -> list[list[ToScore]]:
     return _split(unit[:middle], token_budget) + _split(unit[middle:], token_budget)
 
 
-def _pack(units: list[list[ToScore]], device: torch.device) -> MicroBatch:
+def _pack(units: list[Unit], device: torch.device) -> MicroBatch:
     """In numpy, whose small operations are quicker than torch's."""
     if joins_alone(device):
         units = [part for unit in units for part in (_each_alone(unit) if _is_hardly_shared(unit) else [unit])]
@@ -133,12 +147,12 @@ def joins_alone(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def _is_hardly_shared(unit: list[ToScore]) -> bool:
+def _is_hardly_shared(unit: Unit) -> bool:
     """Whether a prompt of its own for every completion would cost next to nothing."""
     return (len(unit) - 1) * len(unit[0].prompt) < HARDLY * sum(len(s.tokens) for s in unit)
 
 
-def _each_alone(unit: list[ToScore]) -> list[list[ToScore]]:
+def _each_alone(unit: Unit) -> list[Unit]:
     return [[sequence] for sequence in unit]
 
 

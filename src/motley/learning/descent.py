@@ -23,7 +23,7 @@ def adam(parameters: Iterable[Tensor], lr: float) -> torch.optim.Adam:
 
 def descend(optimiser: torch.optim.Adam, norm: Tensor) -> None:
     """Step along the gradient, unless its norm is no number. A GPU finds that out for itself: nobody waits for it."""
-    if norm.is_cuda and optimiser.defaults.get("fused"):
+    if norm.is_cuda and all(group.get("fused") for group in optimiser.param_groups):
         cast(Any, optimiser).found_inf = (~norm.isfinite()).float()  # where it is 1, torch's fused Adam changes nothing
     elif not norm.isfinite():
         return

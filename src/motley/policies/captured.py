@@ -17,7 +17,7 @@ from torch import Tensor
 from motley.policies.attention import flashes
 from motley.policies.decoder import why_unknown
 from motley.policies.forward import is_fused, score
-from motley.policies.hardware import CAPTURING, is_out_of_memory
+from motley.policies.hardware import CAPTURING, lacks_memory_to_capture
 from motley.policies.logprobs import Scores
 from motley.policies.packed import Packed, Spans, send
 from motley.policies.policy import Policy
@@ -210,7 +210,7 @@ class CapturedScore:
                 self._graphs[size] = self._capture(padded(packed, size).to(self._policy.device))
         except RuntimeError as error:
             torch.cuda.set_stream(here)  # a capture that failed does not leave its own
-            if not is_out_of_memory(error) and "captur" not in str(error):
+            if not lacks_memory_to_capture(error):
                 raise
             self._gave_up = True
             self.forget()

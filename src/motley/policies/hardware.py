@@ -112,3 +112,8 @@ def runs_flash(device: torch.device) -> bool:
 
 def is_out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)
+
+
+def lacks_memory_to_capture(error: RuntimeError) -> bool:
+    """Running out of memory also makes a capture fail, which then is what is said."""
+    return is_out_of_memory(error) or "captur" in str(error)

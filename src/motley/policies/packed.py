@@ -89,7 +89,8 @@ class Packed:
 
 def send(value: Tensor, to: Tensor) -> None:
     """Copy into a tensor that is elsewhere. A GPU is not waited for, which it would be with memory that is not pinned."""
-    to.copy_(value.pin_memory() if to.is_cuda else value, non_blocking=to.is_cuda)
+    pins = to.is_cuda and value.device.type == "cpu"
+    to.copy_(value.pin_memory() if pins else value, non_blocking=pins)
 
 
 def _sent(value: Tensor, device: torch.device) -> Tensor:
