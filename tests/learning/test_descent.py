@@ -61,14 +61,14 @@ def test_scales_are_powers_of_two() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_adam_is_one_kernel_on_a_gpu(device: str) -> None:
+def test_adam_is_one_pass_over_the_values(device: str) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs a CUDA GPU")
     parameter = nn.Parameter(torch.ones(3, device=device))
     optimiser = adam(iter([parameter]), lr=0.1)
     parameter.sum().backward()
     optimiser.step()
-    assert bool(optimiser.defaults["fused"]) == (device == "cuda")
+    assert optimiser.defaults["fused"]
     torch.testing.assert_close(parameter.detach().cpu(), torch.full((3,), 0.9))
 
 

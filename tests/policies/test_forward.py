@@ -80,6 +80,26 @@ def test_the_vocabulary_in_chunks_changes_neither_logprobs_nor_gradients(logits_
     assert_same_gradients(gradients(policy, chunked), expected)
 
 
+@pytest.mark.parametrize("logits_at_once", [1, 100, EVERYTHING])
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_gradient_of_the_vocabulary_projection_is_autograds(bias: bool, logits_at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logprobs, "LOGITS_AT_ONCE", logits_at_once)
+    (micro,) = micro_batches(ragged_sequences(temperatures=(1.0, 0.5)), EVERYTHING, CPU)
+    target_M, temperature_M = micro.packed.target_M, micro.packed.temperature_M
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        hidden_MD, head = torch.randn(len(target_M), 8, requires_grad=True), torch.nn.Linear(8, 40, bias=bias)
+        weight_M = torch.randn(len(target_M))
+    leaves = [hidden_MD, *head.parameters()]
+    logp_MV = torch.log_softmax(head(hidden_MD) / temperature_M[:, None], -1)
+    expected_M = logp_MV.gather(1, target_M[:, None]).squeeze(1)
+    scores = logprobs.score_hidden(hidden_MD, head, micro.packed)
+    torch.testing.assert_close(scores.logp_M, expected_M)
+    torch.testing.assert_close(scores.entropy_M, -(logp_MV.exp() * logp_MV).sum(-1).detach())
+    for found, expected in zip(*(torch.autograd.grad(logp_M, leaves, weight_M) for logp_M in (scores.logp_M, expected_M)), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_completions_of_one_token_are_predicted_by_the_prompt_alone() -> None:
     policy = tiny_policy()
     sequences = [ToScore(row=row, prompt=(5, 6, 7), tokens=(token,)) for row, token in enumerate((1, 12, 20))]

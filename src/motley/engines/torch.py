@@ -25,10 +25,11 @@ from motley.records import Sampling
 
 @dataclass(slots=True)
 class _Cache:
-    """Keys and values per layer [positions, R, 2, kv heads, d] of R branches; prompts are padded on the left."""
+    """Keys and values per layer [R, positions, 2, kv heads, d] of R branches; prompts are padded on the left."""
 
     layers: list[Tensor]
     padding_R: Tensor  # how many positions on the left of a branch are padding
+    rotations: dict[str, tuple[Tensor, Tensor]]  # of every position
 
     def follow(self, parent_R: Tensor, filled: int) -> None:
         """Make the branches anew, each with its parent's past of `filled` positions."""
@@ -65,8 +66,10 @@ class TorchEngine:
         pad = self._policy.vocabulary.pad_id
         token_RT = torch.tensor([[pad] * (longest - len(p)) + list(p) for p in prompts], device=device)
         padding_R = torch.tensor([longest - len(p) for p in prompts], device=device)
-        shape = (longest + room, len(prompts), 2, self._kv_heads, self._head_dim)
-        cache = _Cache([torch.empty(shape, dtype=self._dtype, device=device) for _ in self._weights.layers], padding_R)
+        shape = (len(prompts), longest + room, 2, self._kv_heads, self._head_dim)
+        layers = [torch.empty(shape, dtype=self._dtype, device=device) for _ in self._weights.layers]
+        found = self._decoder.rotations(torch.arange(longest + room, device=device))
+        cache = _Cache(layers, padding_R, {name: self._rotation(cos, sin) for name, (cos, sin) in found.items()})
         return self._forward(token_RT, 0, cache), cache
 
     def _decode(self, logits_RV: Tensor, cache: _Cache, start: int, sampling: Sampling, uniform_BT: Tensor) -> Drawn:
@@ -98,8 +101,8 @@ class TorchEngine:
         rows, steps = token_RT.shape
         stop = start + steps
         place_T = torch.arange(start, stop, device=token_RT.device)
-        position_RT = (place_T - cache.padding_R[:, None]).clamp(min=0)
-        rotations = {name: self._rotation(cos, sin) for name, (cos, sin) in self._decoder.rotations(position_RT.flatten()).items()}
+        position = (place_T - cache.padding_R[:, None]).clamp(min=0).flatten()
+        rotations = {name: (cos.index_select(0, position), sin.index_select(0, position)) for name, (cos, sin) in cache.rotations.items()}
         masks = {window: _mask(place_T, stop, cache.padding_R, window) for window in {layer.window for layer in self._weights.layers}}
         heads, rotated, half = self._heads, self._heads + self._kv_heads, self._head_dim // 2
         hidden = F.embedding(token_RT.flatten(), self._weights.embedding)
@@ -113,12 +116,12 @@ class TorchEngine:
             cos, sin = rotations[layer.rotation]
             query_key = torch.addcmul(query_key * cos, swapped, sin).to(self._dtype)
             query_key, value = (part.unflatten(0, (rows, steps)) for part in (query_key, qkv[:, rotated:]))
-            kv[start:stop, :, 0] = query_key[:, :, heads:].transpose(0, 1)
-            kv[start:stop, :, 1] = value.transpose(0, 1)
+            kv[:, start:stop, 0] = query_key[:, :, heads:]
+            kv[:, start:stop, 1] = value
             mixed = F.scaled_dot_product_attention(
                 query_key[:, :, :heads].transpose(1, 2),
-                kv[:stop, :, 0].permute(1, 2, 0, 3),
-                kv[:stop, :, 1].permute(1, 2, 0, 3),
+                kv[:, :stop, 0].transpose(1, 2),
+                kv[:, :stop, 1].transpose(1, 2),
                 attn_mask=masks[layer.window],
                 enable_gqa=heads != self._kv_heads,
                 scale=layer.scaling,
@@ -142,8 +145,8 @@ class TorchEngine:
 
 
 def _gather(layer: Tensor, parent_R: Tensor, filled: int) -> Tensor:
-    made = layer.new_empty(len(layer), len(parent_R), *layer.shape[2:])
-    torch.index_select(layer[:filled], 1, parent_R, out=made[:filled])
+    made = layer.new_empty(len(parent_R), *layer.shape[1:])
+    torch.index_select(layer[:, :filled], 0, parent_R, out=made[:, :filled])
     return made
 
 

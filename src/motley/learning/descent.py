@@ -11,14 +11,13 @@ from torch.nn.utils import clip_grad_norm_
 
 FIRST_SCALE = 2.0**15
 GROWS_AFTER = 200  # steps
-MANY = 10_000_000  # values
+FUSED = ("cpu", "cuda")
 
 
 def adam(parameters: Iterable[Tensor], lr: float) -> torch.optim.Adam:
-    """In one pass over the values on a CUDA GPU, and on a CPU where they are many: there it rounds a little otherwise."""
+    """In one pass over the values, where torch has it."""
     trained = list(parameters)
-    fused = bool(trained) and (trained[0].is_cuda or (trained[0].device.type == "cpu" and sum(p.numel() for p in trained) >= MANY))
-    return torch.optim.Adam(trained, lr=lr, fused=fused or None)
+    return torch.optim.Adam(trained, lr=lr, fused=all(p.device.type in FUSED for p in trained) or None)
 
 
 def descend(optimiser: torch.optim.Adam, norm: Tensor) -> None:

@@ -78,7 +78,7 @@ def _of_scored(scored: list[tuple[Row, ScoredRow]]) -> SenderMetrics:
     ratio = np.exp(np.minimum(log_ratio, 60))
     free = np.concatenate([s.free for _, s in scored])
     weight_had_it_been_kept = np.concatenate([s.weight for _, s in scored])
-    groups = [[(r, s) for r, s in scored if r.group == group] for group in sorted({r.group for r, _ in scored})]
+    groups = _by_group(scored)
     before, after = _rank_agreement(groups)
     return {
         "kl_k1": float(-log_ratio.mean()),
@@ -101,6 +101,13 @@ def _of_scored(scored: list[tuple[Row, ScoredRow]]) -> SenderMetrics:
     }
 
 
+def _by_group(scored: list[tuple[Row, ScoredRow]]) -> list[list[tuple[Row, ScoredRow]]]:
+    found: dict[int, list[tuple[Row, ScoredRow]]] = {}
+    for row, its in scored:
+        found.setdefault(row.group, []).append((row, its))
+    return [found[group] for group in sorted(found)]
+
+
 def effective_sample_size(weight: Floats) -> float:
     """(sum w)^2 / (n·sum w^2): the share of tokens that an equally weighted sample of the same variance would have."""
     square = float((weight**2).sum())
@@ -109,7 +116,10 @@ def effective_sample_size(weight: Floats) -> float:
 
 def kendall_tau(first: Floats, second: Floats) -> float | None:
     """tau-b of two rankings of the same items; None where one of them is all ties."""
-    a, b = _order(first), _order(second)
+    return _tau(_order(first), _order(second))
+
+
+def _tau(a: Floats, b: Floats) -> float | None:
     scale = np.sqrt((a**2).sum() * (b**2).sum())
     return float((a * b).sum() / scale) if scale else None
 
@@ -139,9 +149,10 @@ def _rank_agreement(groups: list[list[tuple[Row, ScoredRow]]]) -> tuple[float | 
     """Mean over groups of tau(reward, A·mean weight), had nothing been filtered and as it was."""
     before, after = [], []
     for members in groups:
-        reward = np.array([r.reward for r, _ in members])
-        before.append(kendall_tau(reward, np.array([r.advantage * s.mean_weight for r, s in members])))
-        after.append(kendall_tau(reward, np.array([r.advantage * s.mean_used_weight for r, s in members])))
+        reward = _order(np.array([r.reward for r, _ in members]))
+        before.append(_tau(reward, _order(np.array([r.advantage * s.mean_weight for r, s in members]))))
+        kept = all(s.keep for _, s in members)
+        after.append(before[-1] if kept else _tau(reward, _order(np.array([r.advantage * s.mean_used_weight for r, s in members]))))
     return _mean([t for t in before if t is not None]), _mean([t for t in after if t is not None])
 
 

@@ -21,6 +21,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from motley.policies.parts import rms_norm
+
 FAMILIES = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Gemma3ForCausalLM)
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}  # what transformers calls them
 FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")  # others change with the longest row of a batch
@@ -39,6 +41,8 @@ class Norm(NamedTuple):
 
     def __call__(self, x: Tensor) -> Tensor:
         """In float32."""
+        if x.device.type == "cpu":
+            return rms_norm(x.float(), self.scale, self.eps)
         return F.rms_norm(x.float(), x.shape[-1:], self.scale, self.eps)
 
 

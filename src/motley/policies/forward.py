@@ -1,8 +1,8 @@
 """Log-probs of completion tokens, with gradient.
 
-Differs from calling the transformers model on padded rows: a prompt shared by a group is computed once, linear layers see no
-padding, and the vocabulary projection sees only the positions that predict a completion token. Owns no batching: `Packed` is built by
-learning.batches.
+Differs from calling the transformers model on padded rows: a prompt shared by a group is computed once (on a CPU also what its short
+completions begin with alike), linear layers see no padding, and the vocabulary projection sees only the positions that predict a
+completion token. Owns no batching: `Packed` is built by learning.batches.
 
 Models that `decoder` knows have a forward of their own: a plain one here, and the same in a GPU's half types in `fused`. Any other runs
 its own code, with only the attention replaced by ours.
@@ -21,7 +21,9 @@ from motley.policies.attention import attend
 from motley.policies.decoder import Block, Decoder, why_unknown
 from motley.policies.hardware import runs_kernels
 from motley.policies.logprobs import Scores, score_hidden
+from motley.policies.merged import Merged
 from motley.policies.packed import Packed
+from motley.policies.parts import rotate
 from motley.policies.policy import Policy
 
 ATTENTION = "motley"  # what transformers knows our attention by
@@ -37,14 +39,17 @@ def score(policy: Policy, packed: Packed) -> Scores:
 
 def predicting_states(policy: Policy, packed: Packed) -> Tensor:
     """[M, D], the hidden state that predicts each target, in the dtype that it is projected to the vocabulary in."""
-    hidden_MD = hidden_states(policy, packed)[packed.predictor_M]
+    if policy.device.type == "cpu" and not is_fused(policy):
+        merged = Merged.of(packed)
+        return hidden_states(policy, merged).index_select(0, merged.predictor_M).float()
+    hidden_MD = hidden_states(policy, packed)[packed.predictor_M]  # index_select would add up its gradient on a GPU in any order
     return hidden_MD.to(policy.dtype) if is_fused(policy) else hidden_MD.float()
 
 
-def hidden_states(policy: Policy, packed: Packed) -> Tensor:
+def hidden_states(policy: Policy, packed: Packed | Merged) -> Tensor:
     """Final hidden state of every packed token. Products in the policy's dtype, sums and norms in float32."""
     model = policy.base
-    if is_fused(policy) and not why_unknown(model):
+    if isinstance(packed, Packed) and is_fused(policy) and not why_unknown(model):
         from motley.policies.fused import fused_states
 
         return fused_states(policy.decoder, packed, policy.dtype, policy.gradient_checkpointing and torch.is_grad_enabled())
@@ -59,7 +64,7 @@ def is_fused(policy: Policy) -> bool:
     return policy.dtype != torch.float32 and runs_kernels(policy.device)
 
 
-def _by_blocks(decoder: Decoder, packed: Packed, checkpointed: bool) -> Tensor:
+def _by_blocks(decoder: Decoder, packed: Packed | Merged, checkpointed: bool) -> Tensor:
     hidden_ND = decoder.embed(packed.token_N)
     rotations = decoder.rotations(packed.position_N)
     for block in decoder.blocks:
@@ -68,12 +73,12 @@ def _by_blocks(decoder: Decoder, packed: Packed, checkpointed: bool) -> Tensor:
     return decoder.norm(hidden_ND)
 
 
-def _layer(decoder: Decoder, block: Block, hidden_ND: Tensor, cos_N1d: Tensor, sin_N1d: Tensor, packed: Packed) -> Tensor:
+def _layer(decoder: Decoder, block: Block, hidden_ND: Tensor, cos_N1d: Tensor, sin_N1d: Tensor, packed: Packed | Merged) -> Tensor:
     normed_ND = block.attention_norm(hidden_ND)
     query, key, value = (_heads(linear(normed_ND), decoder.head_dim) for linear in block.qkv)
     query = query if block.query_norm is None else block.query_norm(query)
     key = key if block.key_norm is None else block.key_norm(key)
-    query, key = (_rotate(heads, cos_N1d, sin_N1d).to(value.dtype) for heads in (query, key))
+    query, key = (rotate(heads.float(), cos_N1d, sin_N1d).to(value.dtype) for heads in (query, key))
     mixed_ND = block.out(attend(query, key, value, packed, block.scaling, block.window).flatten(1))
     hidden_ND = hidden_ND + (mixed_ND if block.after_attention is None else block.after_attention(mixed_ND))
     normed_ND = block.mlp_norm(hidden_ND)
@@ -82,7 +87,7 @@ def _layer(decoder: Decoder, block: Block, hidden_ND: Tensor, cos_N1d: Tensor, s
     return hidden_ND + (made_ND if block.after_mlp is None else block.after_mlp(made_ND))
 
 
-def _by_its_own_code(model: PreTrainedModel, packed: Packed, checkpointed: bool) -> Tensor:
+def _by_its_own_code(model: PreTrainedModel, packed: Packed | Merged, checkpointed: bool) -> Tensor:
     """The model's forward on one row of all packed tokens. A mask of one element keeps transformers from making one of N x N."""
     prepare(model)
     if checkpointed != bool(model.is_gradient_checkpointing):
@@ -120,7 +125,7 @@ def _attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    packed: Packed | None = None,
+    packed: Packed | Merged | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     **others: object,
@@ -138,11 +143,3 @@ def _attention(
 
 def _heads(flat_N: Tensor, head_dim: int) -> Tensor:
     return flat_N.view(len(flat_N), -1, head_dim)
-
-
-def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding, halves convention: (x1, x2) -> (x1·cos - x2·sin, x2·cos + x1·sin)."""
-    half = heads.shape[-1] // 2
-    first, second = heads[..., :half], heads[..., half:]
-    cos, sin = cos[..., :half], sin[..., :half]
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)

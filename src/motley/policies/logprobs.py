@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.nn import functional as F
 
 from motley.policies.packed import Packed
 
-LOGITS_AT_ONCE = 2**24
+LOGITS_AT_ONCE = 2**25
 LOGITS_AT_ONCE_GPU = 2**26  # 256 MiB of them: fewer make products too small for a large GPU
 ROWS_EVEN = 128  # a product's tiles
 
@@ -26,30 +26,13 @@ class Scores:
 
 
 def score_hidden(hidden_MD: Tensor, head: nn.Linear, packed: Packed) -> Scores:
-    """Project to the vocabulary in chunks; a chunk's logits are dropped after use and recomputed for the gradient.
+    """Project to the vocabulary in chunks; logits of more than one are dropped after use and recomputed for the gradient.
 
     Hidden states in a half type are multiplied in it, by kernels; float32 ones in float32. Logits are float32 either way.
     """
     if hidden_MD.dtype != torch.float32 and head.bias is None:
         return Scores(*_Score.apply(hidden_MD, head.weight, packed.target_M, packed.temperature_M))
-    hidden_MD = hidden_MD.float()
-    rows = max(1, LOGITS_AT_ONCE // head.out_features)
-    chunks = [
-        _score_chunk(hidden, head, target, temperature)
-        if len(hidden_MD) <= rows
-        else checkpoint(_score_chunk, hidden, head, target, temperature, use_reentrant=False)
-        for hidden, target, temperature in zip(
-            hidden_MD.split(rows), packed.target_M.split(rows), packed.temperature_M.split(rows), strict=True
-        )
-    ]
-    return Scores(torch.cat([logp for logp, _ in chunks]), torch.cat([entropy for _, entropy in chunks]))
-
-
-def _score_chunk(hidden_MD: Tensor, head: nn.Module, target_M: Tensor, temperature_M: Tensor) -> tuple[Tensor, Tensor]:
-    logp_MV = torch.log_softmax(head(hidden_MD).float() / temperature_M[:, None], -1)
-    with torch.no_grad():
-        entropy_M = -(logp_MV.exp() * logp_MV).sum(-1)
-    return logp_MV.gather(1, target_M[:, None]).squeeze(1), entropy_M
+    return Scores(*_FloatScore.apply(hidden_MD.float(), head.weight.float(), head.bias, packed.target_M, packed.temperature_M))
 
 
 def project(hidden_MD: Tensor, head: nn.Linear) -> Tensor:
@@ -58,6 +41,44 @@ def project(hidden_MD: Tensor, head: nn.Linear) -> Tensor:
         return _product(hidden_MD, head.weight.to(hidden_MD.dtype).t())
     logits_MV: Tensor = head(hidden_MD.float())
     return logits_MV.float()
+
+
+class _FloatScore(torch.autograd.Function):
+    """In float32 by torch's own kernels. Keeps the distributions if they are one chunk."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_MD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, target_M: Tensor, temperature_M: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        chunks = []
+        rows = max(1, LOGITS_AT_ONCE // len(weight_VD))
+        for hidden, target, temperature in zip(hidden_MD.split(rows), target_M.split(rows), temperature_M.split(rows), strict=True):
+            logits = F.linear(hidden, weight_VD, bias_V).div_(temperature[:, None])
+            logp = torch.log_softmax(logits, -1)
+            p = torch.exp(logp, out=logits)
+            chunks.append((logp.gather(1, target[:, None]).squeeze(1), logp.mul_(p).sum(-1).neg_()))
+        ctx.rows = rows
+        ctx.save_for_backward(hidden_MD, weight_VD, bias_V, target_M, temperature_M, p if len(chunks) == 1 else None)
+        logp_M, entropy_M = (torch.cat(parts) for parts in zip(*chunks, strict=True))
+        ctx.mark_non_differentiable(entropy_M)
+        return logp_M, entropy_M
+
+    @staticmethod
+    def backward(ctx: Any, dlogp_M: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_MD, weight_VD, bias_V, target_M, temperature_M, kept = ctx.saved_tensors
+        dweight_VD, dbias_V, dhidden = None, None, []
+        for hidden, target, temperature, dlogp in zip(
+            *(each.split(ctx.rows) for each in (hidden_MD, target_M, temperature_M, dlogp_M)), strict=True
+        ):
+            p = torch.softmax(F.linear(hidden, weight_VD, bias_V).div_(temperature[:, None]), -1) if kept is None else kept
+            share = (dlogp / temperature)[:, None]
+            dlogits = (p * -share).scatter_add_(1, target[:, None], share)
+            dhidden.append(dlogits @ weight_VD)
+            if ctx.needs_input_grad[1]:
+                dweight_VD = dlogits.t() @ hidden if dweight_VD is None else dweight_VD.addmm_(dlogits.t(), hidden)
+            if ctx.needs_input_grad[2]:
+                dbias_V = dlogits.sum(0) if dbias_V is None else dbias_V.add_(dlogits.sum(0))
+        return torch.cat(dhidden), dweight_VD, dbias_V, None, None
 
 
 class _Score(torch.autograd.Function):

@@ -29,12 +29,10 @@ class Spans(NamedTuple):
 class Rows(NamedTuple):
     """Where packed tokens stand in padded rows, for an attention that needs them. Padding repeats index 0 and is not read back."""
 
-    prompt_PT: Tensor  # index into N
-    prompt_flat: Tensor  # where the packed prompt tokens stand in prompt_PT, flattened
-    row_BT: Tensor  # index into N of completion inputs; T may be 0
-    row_flat: Tensor
-    key_BK: Tensor  # index into N of what a completion row may see
-    visible_B1TK: Tensor  # bool
+    query_BT: Tensor  # index into N
+    flat: Tensor  # where the packed tokens stand in query_BT, flattened
+    key_BK: Tensor  # index into N of what a row may see
+    bias_B1TK: Tensor | None  # added to the products: 0 where a query sees a key, -inf elsewhere; None: causal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,24 +54,27 @@ class Packed:
     temperature_M: Tensor
 
     @cached_property
-    def rows(self) -> Rows:
+    def rows(self) -> tuple[Rows, ...]:
+        """Of the prompts, and of the completions if one has an input."""
         start_S, count = self.own.start_S.long(), len(self.prompts.start_S) - 1
         length_S = start_S.diff()
         prompt_PT, in_prompt_PT = index_rows(start_S[:count], length_S[:count])
         row_BT, in_row_BT = index_rows(start_S[count:-1], length_S[count:])
+        prompts = Rows(prompt_PT, in_prompt_PT.flatten().nonzero().squeeze(1), prompt_PT, None)
         steps = row_BT.shape[1]
+        if not steps:
+            return (prompts,)
         causal_TT = torch.ones(steps, steps, dtype=torch.bool, device=start_S.device).tril()
         visible_BTK = torch.cat(
             [in_prompt_PT[self.of_prompt_B][:, None, :].expand(-1, steps, -1), causal_TT[None].expand(len(row_BT), -1, -1)], 2
         )
-        return Rows(
-            prompt_PT=prompt_PT,
-            prompt_flat=in_prompt_PT.flatten().nonzero().squeeze(1),
-            row_BT=row_BT,
-            row_flat=in_row_BT.flatten().nonzero().squeeze(1),
+        completions = Rows(
+            query_BT=row_BT,
+            flat=in_row_BT.flatten().nonzero().squeeze(1),
             key_BK=torch.cat([prompt_PT[self.of_prompt_B], row_BT], 1),
-            visible_B1TK=visible_BTK[:, None],
+            bias_B1TK=torch.zeros(visible_BTK.shape, device=start_S.device).masked_fill_(~visible_BTK, -torch.inf)[:, None],
         )
+        return prompts, completions
 
     def to(self, device: torch.device) -> Packed:
         if self.token_N.device == device:
