@@ -48,6 +48,19 @@ def test_completions_of_different_prompts_are_not_merged() -> None:
     assert sorted(found.token_N.tolist()) == [5, 5, 6, 6, 7, 8, 9]  # their prompts are where they are alike
 
 
+def test_a_long_prompt_keeps_all_prompts_in_rows_of_their_own() -> None:
+    """A mask over rows of several would be as wide as the longest."""
+    long = tuple(range(5, 25)) * 4
+    prompts, _ = Merged.of(packed(((9, 8), (5, 6, 1)), ((9, 7), (5, 6, 1)), (long, (5, 6, 1)))).rows
+    assert prompts.bias_B1TK is None
+    assert prompts.query_BT.shape == (3, len(long))
+
+
+def test_the_same_long_completion_is_there_once() -> None:
+    long = tuple(range(5, 25)) * 4
+    assert len(Merged.of(packed(((9, 8), long), ((9, 8), long))).token_N) == 2 + len(long) - 1
+
+
 @pytest.mark.parametrize("row_tokens", [1, 4, 9, 64])
 @pytest.mark.parametrize("kind", POLICIES)
 def test_merging_changes_neither_logprobs_nor_gradients(kind: str, row_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,7 +100,7 @@ def save_training(policy: Policy, optimiser: torch.optim.Optimizer, folder: Path
 def load_training(policy: Policy, optimiser: torch.optim.Optimizer, folder: Path) -> None:
     policy.load(folder / "model")
     moments = load_tensors(folder / "optimiser.safetensors")
-    fused = bool(optimiser.defaults.get("fused"))  # then Adam wants its count of steps on the GPU too
+    fused = bool(optimiser.defaults.get("fused"))  # then Adam wants its count of steps where the values are
     for name, parameter in policy.trained():
         state = {key.rsplit("/", 1)[1]: value for key, value in moments.items() if key.rsplit("/", 1)[0] == name}
         if state:

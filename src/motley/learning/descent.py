@@ -15,9 +15,9 @@ FUSED = ("cpu", "cuda")
 
 
 def adam(parameters: Iterable[Tensor], lr: float) -> torch.optim.Adam:
-    """In one pass over the values, where torch has it."""
+    """In one pass over the values, where torch has it. It takes them as they lie in memory, so gradients and moments must lie alike."""
     trained = list(parameters)
-    return torch.optim.Adam(trained, lr=lr, fused=all(p.device.type in FUSED for p in trained) or None)
+    return torch.optim.Adam(trained, lr=lr, fused=all(p.device.type in FUSED and p.is_contiguous() for p in trained) or None)
 
 
 def descend(optimiser: torch.optim.Adam, norm: Tensor) -> None:

@@ -132,9 +132,9 @@ def check_supported(policy: Policy) -> None:
 
 @torch.no_grad()
 def _packing_fault(policy: Policy) -> float:
-    """The largest difference, in nat, that packing makes to a few short rows; not a number where one of them is not."""
-    prompts = [(5, 6, 7), (8, 9)]
-    sequences = [ToScore(row=i, prompt=p, tokens=(3 + i, 4, 10 + i)) for i, p in enumerate([prompts[0], prompts[0], prompts[1]])]
+    """The largest difference, in nat, that packing makes to a few short rows, two of which begin alike; not a number where one is not."""
+    rows = [((5, 6, 7), (3, 4, 10)), ((5, 6, 7), (3, 11, 12)), ((5, 6, 7), (4, 4, 11)), ((8, 9), (5, 4, 12))]
+    sequences = [ToScore(row=i, prompt=prompt, tokens=tokens) for i, (prompt, tokens) in enumerate(rows)]
     (micro,) = micro_batches(sequences, 1 << 10, policy.device)
     packed_BT = micro.unpack(score(policy, micro.packed).logp_M)
     faults = []

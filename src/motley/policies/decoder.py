@@ -42,7 +42,7 @@ class Norm(NamedTuple):
     def __call__(self, x: Tensor) -> Tensor:
         """In float32."""
         if x.device.type == "cpu":
-            return rms_norm(x.float(), self.scale, self.eps)
+            return rms_norm(x.float(), self.scale.float(), self.eps)
         return F.rms_norm(x.float(), x.shape[-1:], self.scale, self.eps)
 
 

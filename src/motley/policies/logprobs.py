@@ -32,7 +32,8 @@ def score_hidden(hidden_MD: Tensor, head: nn.Linear, packed: Packed) -> Scores:
     """
     if hidden_MD.dtype != torch.float32 and head.bias is None:
         return Scores(*_Score.apply(hidden_MD, head.weight, packed.target_M, packed.temperature_M))
-    return Scores(*_FloatScore.apply(hidden_MD.float(), head.weight.float(), head.bias, packed.target_M, packed.temperature_M))
+    bias_V = None if head.bias is None else head.bias.float()
+    return Scores(*_FloatScore.apply(hidden_MD.float(), head.weight.float(), bias_V, packed.target_M, packed.temperature_M))
 
 
 def project(hidden_MD: Tensor, head: nn.Linear) -> Tensor:

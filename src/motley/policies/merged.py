@@ -35,7 +35,8 @@ class Merged:
         start_S, count = packed.own.start_S.tolist(), len(packed.prompts.start_S) - 1
         stretches = [token_N[first:last] for first, last in pairwise(start_S)]
         prompts, answers = _Rows(), _Rows()
-        prompts.fill((0, stretch) for stretch in stretches[:count])
+        alone = packed.prompts.longest > ROW_TOKENS  # since one mask for all would be as wide as the longest
+        prompts.fill((place if alone else 0, stretch) for place, stretch in enumerate(stretches[:count]))
         answers.fill(zip(packed.of_prompt_B.tolist(), stretches[count:], strict=True))
         place = torch.tensor(prompts.place + [len(prompts.kept) + place for place in answers.place], device=device)
         kept = torch.tensor(prompts.kept + [len(prompts.place) + kept for kept in answers.kept], device=device)
@@ -90,7 +91,8 @@ class _Rows:
         row = _Row(-1, 0)
         for of, stretch in stretches:
             path = row.path(stretch)
-            if of != row.of or (row.parents and len(row.parents) + len(stretch) - len(path) > ROW_TOKENS):
+            more = len(stretch) - len(path)
+            if of != row.of or (row.parents and more and len(row.parents) + more > ROW_TOKENS):
                 row, path = _Row(of, len(self.kept)), []
                 self.rows.append(row)
             for token in stretch[len(path) :]:
