@@ -34,7 +34,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def test_a_crew_whose_processes_are_killed_at_random_ends_as_if_nothing_had_happened(task: Path, tmp_path: Path) -> None:
-    config = spread_crew(task, TRAINS, learning="checkpoint_every = 4", rounds=12)
+    config = spread_crew(task, TRAINS, learning="checkpoint_every = 4", rounds=24)
     reference = undisturbed_run(config, tmp_path / "undisturbed")
     rng = random.Random(SEED)
     killed: Counter[str] = Counter()
