@@ -48,9 +48,8 @@ def rewards_of(
     """Rewards [P, samples] on fixed problems."""
     completions = engine.sample([prompts.ids(p) for p in problems], samples, sampling, seed=0)
     texts = prompts.vocabulary.decode_all(c.tokens for row in completions for c in row)
-    return np.array(task.score([p for p, row in zip(problems, completions, strict=True) for _ in row], texts)).reshape(
-        len(problems), samples
-    )
+    asked = [problem for problem, row in zip(problems, completions, strict=True) for _ in row]
+    return np.array(task.score(asked, texts)).reshape(len(problems), samples)
 
 
 def greedy_by_kind(engine: Engine, prompts: Prompts, task: Task, problems: Sequence[Problem], sampling: Sampling) -> dict[str, float]:

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 GIB = 2**30
-LEARNER_WARMS = 3  # steps: the first compiles, the second captures graphs
+LEARNER_WARMS = 3  # steps: the first compiles, the third captures graphs of sizes that came twice
 TRIES = 5  # of the copy and the product: the quickest counts, since it is the machine's own limit that is looked for
 
 

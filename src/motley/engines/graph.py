@@ -108,7 +108,7 @@ class _Padded(NamedTuple):
 
     @classmethod
     def of(cls, prompts: Prompts, places: list[int]) -> _Padded:
-        token_PT = np.zeros((len(prompts), _padded(max(len(p) for p in prompts))), np.int64)
+        token_PT = np.zeros((len(prompts), _up(max(len(p) for p in prompts), PADDED_STEP)), np.int64)
         for row, prompt in zip(token_PT, prompts, strict=True):
             row[: len(prompt)] = prompt
         return cls(torch.from_numpy(token_PT), torch.tensor(places), torch.tensor([len(p) - 1 for p in prompts]))
@@ -208,7 +208,7 @@ class GraphEngine:
 
     def _make_room(self, size: _Size) -> _Room:
         """The room there is, or one that holds what that held too, so that calls of different shapes in turn share it."""
-        size = size._replace(prompt_tokens=-(-size.prompt_tokens // PROMPT_STEP) * PROMPT_STEP)
+        size = size._replace(prompt_tokens=_up(size.prompt_tokens, PROMPT_STEP))
         if self._room is not None and self._room.size.holds(size):
             return self._room
         both = size if self._room is None else _Size(*map(max, self._room.size, size))
@@ -235,7 +235,7 @@ class GraphEngine:
         logits_PV = torch.empty(len(prompts), len(self._weights.head), device=self._device)
         order = sorted(range(len(prompts)), key=lambda p: len(prompts[p]))
         while order:
-            longest = _padded(len(prompts[order[-1]]))
+            longest = _up(len(prompts[order[-1]]), PADDED_STEP)
             order, now = order[: -max(1, PREFILL_TOKENS // longest)], order[-max(1, PREFILL_TOKENS // longest) :]
             logits_PV[torch.tensor(now, device=self._device)] = self._prefill(room, [prompts[p] for p in now], now)
         row_B = torch.arange(rows, device=self._device)
@@ -420,8 +420,8 @@ class _Step:
         self._x_BD, self._behind_D = x_BD, behind_D
 
 
-def _padded(length: int) -> int:
-    return -(-length // PADDED_STEP) * PADDED_STEP
+def _up(length: int, step: int) -> int:
+    return -(-length // step) * step
 
 
 def _visible(length: int, window: int | None, device: torch.device) -> Tensor | None:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from motley.policies.hardware import runs_flash
 from motley.policies.merged import Merged
-from motley.policies.packed import Packed, Rows
+from motley.policies.packed import Packed, Rows, bias_of
 
 HALF = (torch.float16, torch.bfloat16)
 LARGEST_HEAD = 256  # that the flash kernels take; in eights
@@ -75,7 +75,7 @@ def _bias(packed: Packed | Merged, rows: Rows, window: int | None) -> Tensor | N
     if rows.bias_B1TK is not None:
         return rows.bias_B1TK.masked_fill(far_BTK[:, None], -torch.inf)
     ahead_TT = torch.ones(far_BTK.shape[1:], dtype=torch.bool, device=far_BTK.device).triu(1)
-    return torch.zeros(far_BTK.shape, device=far_BTK.device).masked_fill(far_BTK | ahead_TT, -torch.inf)[:, None]
+    return bias_of(~(far_BTK | ahead_TT))
 
 
 def _near(packed: Packed | Merged, query_BT: Tensor, key_BK: Tensor, window: int) -> Tensor:

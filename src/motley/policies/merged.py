@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from motley.policies.packed import Packed, Rows, index_rows
+from motley.policies.packed import Packed, Rows, bias_of, index_rows
 
 ROW_TOKENS = 64  # that short stretches fill a row with: a row costs more than what of it is masked
 
@@ -107,7 +107,7 @@ class _Rows:
         flat = real_BT.flatten().nonzero().squeeze(1)
         if all(parent == place - 1 for row in self.rows for place, parent in enumerate(row.parents)):
             return Rows(query_BT, flat, query_BT, None)
-        return Rows(query_BT, flat, query_BT, _bias(torch.from_numpy(self._visible(query_BT.shape[1])).to(device)))
+        return Rows(query_BT, flat, query_BT, bias_of(torch.from_numpy(self._visible(query_BT.shape[1])).to(device)))
 
     def _visible(self, steps: int) -> np.ndarray[tuple[int, int, int], np.dtype[np.bool]]:
         """[B, T, T], True where a token is on another's path. Padding sees itself, so that no row is empty."""
@@ -123,11 +123,7 @@ def _behind(rows: Rows, before_BK: Tensor, real_BK: Tensor) -> Rows:
     """Rows of which every token sees what stands before its row, too."""
     steps = rows.query_BT.shape[1]
     own_B1TT = (
-        _bias(torch.ones(1, steps, steps, dtype=torch.bool, device=real_BK.device).tril()) if rows.bias_B1TK is None else rows.bias_B1TK
+        bias_of(torch.ones(1, steps, steps, dtype=torch.bool, device=real_BK.device).tril()) if rows.bias_B1TK is None else rows.bias_B1TK
     )
-    bias_B1TK = torch.cat([_bias(real_BK[:, None]).expand(-1, -1, steps, -1), own_B1TT.expand(len(real_BK), -1, -1, -1)], 3)
+    bias_B1TK = torch.cat([bias_of(real_BK[:, None]).expand(-1, -1, steps, -1), own_B1TT.expand(len(real_BK), -1, -1, -1)], 3)
     return Rows(rows.query_BT, rows.flat, torch.cat([before_BK, rows.query_BT], 1), bias_B1TK)
-
-
-def _bias(visible_BTK: Tensor) -> Tensor:
-    return torch.zeros(visible_BTK.shape, device=visible_BTK.device).masked_fill_(~visible_BTK, -torch.inf)[:, None]

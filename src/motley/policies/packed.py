@@ -72,7 +72,7 @@ class Packed:
             query_BT=row_BT,
             flat=in_row_BT.flatten().nonzero().squeeze(1),
             key_BK=torch.cat([prompt_PT[self.of_prompt_B], row_BT], 1),
-            bias_B1TK=torch.zeros(visible_BTK.shape, device=start_S.device).masked_fill_(~visible_BTK, -torch.inf)[:, None],
+            bias_B1TK=bias_of(visible_BTK),
         )
         return prompts, completions
 
@@ -98,6 +98,11 @@ def _sent(value: Tensor, device: torch.device) -> Tensor:
     made = torch.empty_like(value, device=device)
     send(value, made)
     return made
+
+
+def bias_of(visible_BTK: Tensor) -> Tensor:
+    """[B, 1, T, K], 0 where a query sees a key and -inf elsewhere."""
+    return torch.zeros(visible_BTK.shape, device=visible_BTK.device).masked_fill_(~visible_BTK, -torch.inf)[:, None]
 
 
 def index_rows(start_B: Tensor, length_B: Tensor) -> tuple[Tensor, Tensor]:
