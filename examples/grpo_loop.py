@@ -1,23 +1,31 @@
-"""The whole method in one file, for reading: two different models learn from everything either of them sampled (F-TIS).
+"""The whole method in one file, for reading: two different models learn from everything either of
+them sampled (F-TIS).
 
-GRPO, as known: sample a group of G completions per problem, A = (r - mean) / std within the group, and raise A·log p of
-every token, with the ratio p/q to the model that sampled clipped to 1 ± e. Here it differs in five places:
+GRPO, as known: sample a group of G completions per problem, A = (r - mean) / std within the group,
+and raise A·log p of every token, with the ratio p/q to the model that sampled clipped to 1 ± e.
+Here it differs in five places:
 
-1. Two different models sample, each its own problems, and put their groups on one log: tokens, log q of each, rewards; no
-   weights, no gradients. Each model trains on the whole log, so half of its batch is foreign.
-2. The ratio p/q is a weight without gradient, min(p/q, C): it corrects for who sampled, and no foreign token can take the
-   batch over.
-3. A completion with A <= 0 whose KL estimate is g or more is dropped: it is nothing the learner would say, and pushing it
-   further down does harm. Dropped completions still count in their group's mean and std and in the loss's denominator.
-4. The gradient comes from R = p / stopgrad(p), which is 1; GRPO's clip acts on R, and with one step per batch never binds.
+1. Two different models sample, each its own problems, and put their groups on one log: tokens,
+   log q of each, rewards; no weights, no gradients. Each model trains on the whole log, so half of
+   its batch is foreign.
+2. The ratio p/q is a weight without gradient, min(p/q, C): it corrects for who sampled, and no
+   foreign token can take the batch over.
+3. A completion with A <= 0 whose KL estimate is g or more is dropped: it is nothing the learner
+   would say, and pushing it further down does harm. Dropped completions still count in their
+   group's mean and std and in the loss's denominator.
+4. The gradient comes from R = p / stopgrad(p), which is 1; GRPO's clip acts on R, and with one step
+   per batch never binds.
 5. There is no KL to a reference model.
 
-    loss = -(1/B) sum_i (1/|a_i|) sum_t min(p/q, C) · min(R·A_i, clip(R, 1-e, 1+e)·A_i)       over the i that are kept
+    loss = -(1/B) sum_i (1/|a_i|) sum_t min(p/q, C) · min(R·A_i, clip(R, 1-e, 1+e)·A_i)
+
+    over the i that are kept
 
 Own groups take the same path: there p = q, the weight is 1, the KL is 0 and nothing is dropped.
 
-Run it with `python examples/grpo_loop.py`. Tensors end in their axes: B completion (the G of one problem next to each other),
-T completion token, S token of prompt and completion, V vocabulary, P problem, G in group.
+Run it with `python examples/grpo_loop.py`. Tensors end in their axes: B completion (the G of one
+problem next to each other), T completion token, S token of prompt and completion, V vocabulary, P
+problem, G in group.
 """
 
 from __future__ import annotations
@@ -49,7 +57,8 @@ MODELS = ("0.3m", "1m")  # 3 layers of width 96, 4 layers of width 160
 STD_EPSILON = 1e-4
 MAX_LOG_RATIO = 60.0  # exp(60) still fits in float32
 
-TASK = Digits(DigitsConfig(kinds=("sort",), levels=(3,)))  # "sort 718=" -> "178"; every prompt has 5 tokens
+# "sort 718=" -> "178"; every prompt has 5 tokens
+TASK = Digits(DigitsConfig(kinds=("sort",), levels=(3,)))
 VOCABULARY = tiny_vocabulary()
 
 
@@ -71,13 +80,15 @@ class Peer:
     model: LlamaForCausalLM
     optimiser: torch.optim.Adam
     cursor: int = 0  # how far this peer has read the log
-    rewards: list[float] = field(default_factory=list)  # mean of each round since the last printed line
+    # mean of each round since the last printed line
+    rewards: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Line:
-    """What is printed of one peer: mean reward of own samples since the last line, loss, share of the foreign completions that
-    passed the filter, their mean weight, and held-out accuracy."""
+    """What is printed of one peer: mean reward of own samples since the last line, loss, share of
+    the foreign completions that passed the filter, their mean weight, and held-out accuracy.
+    """
 
     round: int
     peer: str
@@ -99,21 +110,32 @@ def up_to_end(completion_BT: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def sample(model: LlamaForCausalLM, problems: list[Problem], num_each: int, rng: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """Completions and the log-prob of each token, at temperature 1 from the full distribution; without an rng, the best token."""
+def sample(
+    model: LlamaForCausalLM, problems: list[Problem], num_each: int, rng: torch.Generator | None
+) -> tuple[Tensor, Tensor]:
+    """Completions and the log-prob of each token, at temperature 1 from the full distribution;
+    without an rng, the best token.
+    """
     token_BS = prompts_of(problems).repeat_interleave(num_each, 0)
     prompt_length = token_BS.shape[1]
     logqs = []
     for _ in range(MAX_TOKENS):
         logq_BV = model(token_BS).logits[:, -1].log_softmax(-1)
-        token_B1 = torch.multinomial(logq_BV.exp(), 1, generator=rng) if rng else logq_BV.argmax(-1, keepdim=True)
+        token_B1 = (
+            torch.multinomial(logq_BV.exp(), 1, generator=rng)
+            if rng
+            else logq_BV.argmax(-1, keepdim=True)
+        )
         token_BS = torch.cat([token_BS, token_B1], 1)
         logqs.append(logq_BV.gather(1, token_B1))
     return token_BS[:, prompt_length:], torch.cat(logqs, 1)
 
 
 def score(model: LlamaForCausalLM, problems: list[Problem], completion_BT: Tensor) -> Tensor:
-    """logp_BT: the learner's log-prob of each completion token, with gradient. The logits at one token predict the next."""
+    """logp_BT: the learner's log-prob of each completion token, with gradient.
+
+    The logits at one token predict the next.
+    """
     prompt_BS = prompts_of(problems)
     logp_BSV = model(torch.cat([prompt_BS, completion_BT], 1)).logits.log_softmax(-1)
     first = prompt_BS.shape[1] - 1
@@ -123,7 +145,10 @@ def score(model: LlamaForCausalLM, problems: list[Problem], completion_BT: Tenso
 def rewards_of(problems: list[Problem], completion_BT: Tensor) -> Tensor:
     """1 where the text up to the end token is exactly the answer."""
     mask_BT = up_to_end(completion_BT)
-    texts = [VOCABULARY.decode(tokens[mask].tolist()) for tokens, mask in zip(completion_BT, mask_BT, strict=True)]
+    texts = [
+        VOCABULARY.decode(tokens[mask].tolist())
+        for tokens, mask in zip(completion_BT, mask_BT, strict=True)
+    ]
     return torch.tensor(TASK.score(problems, texts))
 
 
@@ -138,12 +163,18 @@ def token_mean(value_BT: Tensor, mask_BT: Tensor) -> Tensor:
 
 
 def truncated_weights(logp_BT: Tensor, logq_BT: Tensor) -> Tensor:
-    """min(p/q, C), without gradient: how many times as often the learner would have drawn this token, up to C."""
+    """min(p/q, C), without gradient: how many times as often the learner would have drawn this
+    token, up to C.
+    """
     return (logp_BT - logq_BT).detach().clamp(max=MAX_LOG_RATIO).exp().clamp(max=C)
 
 
-def kept_by_filter(logp_BT: Tensor, logq_BT: Tensor, mask_BT: Tensor, advantage_B: Tensor) -> Tensor:
-    """A > 0 or KL < g, with KL = mean_t(q/p - 1 - log q/p): with 4 tokens it reaches 50 when one is 200 times less likely here."""
+def kept_by_filter(
+    logp_BT: Tensor, logq_BT: Tensor, mask_BT: Tensor, advantage_B: Tensor
+) -> Tensor:
+    """A > 0 or KL < g, with KL = mean_t(q/p - 1 - log q/p): with 4 tokens it reaches 50 when one is
+    200 times less likely here.
+    """
     log_ratio_BT = (logp_BT - logq_BT).detach()
     kl_B = token_mean((-log_ratio_BT).clamp(max=MAX_LOG_RATIO).exp() - 1 + log_ratio_BT, mask_BT)
     return (advantage_B > 0) | (kl_B < KL_LIMIT)
@@ -166,18 +197,33 @@ def sample_round(peer: Peer, log: list[Group], draw: random.Random, rng: torch.G
     reward_B = rewards_of([p for p in problems for _ in range(G)], completion_BT)
     for i, problem in enumerate(problems):
         rows = slice(i * G, (i + 1) * G)
-        log.append(Group(peer.name, problem, completion_BT[rows], logq_BT[rows], up_to_end(completion_BT[rows]), reward_B[rows]))
+        log.append(
+            Group(
+                peer.name,
+                problem,
+                completion_BT[rows],
+                logq_BT[rows],
+                up_to_end(completion_BT[rows]),
+                reward_B[rows],
+            )
+        )
     peer.rewards.append(float(reward_B.mean()))
 
 
 def learn_round(peer: Peer, log: list[Group]) -> tuple[float, float, float]:
-    """The learner half: one Adam step from all groups not yet read, own and foreign; loss, `kept` and `weight` of a Line."""
+    """The learner half: one Adam step from all groups not yet read, own and foreign; loss, `kept`
+    and `weight` of a Line.
+    """
     groups = log[peer.cursor :]
     peer.cursor = len(log)
     logq_BT = torch.cat([g.logq_GT for g in groups])
     mask_BT = torch.cat([g.mask_GT for g in groups])
     advantage_B = group_advantages(torch.stack([g.reward_G for g in groups]))
-    logp_BT = score(peer.model, [g.problem for g in groups for _ in range(G)], torch.cat([g.completion_GT for g in groups]))
+    logp_BT = score(
+        peer.model,
+        [g.problem for g in groups for _ in range(G)],
+        torch.cat([g.completion_GT for g in groups]),
+    )
 
     loss = ftis_loss(logp_BT, logq_BT, mask_BT, advantage_B)
     step(peer, loss)
@@ -185,7 +231,11 @@ def learn_round(peer: Peer, log: list[Group]) -> tuple[float, float, float]:
     foreign_B = torch.tensor([g.sender != peer.name for g in groups for _ in range(G)])
     keep_B = kept_by_filter(logp_BT, logq_BT, mask_BT, advantage_B)
     weight_B = token_mean(truncated_weights(logp_BT, logq_BT), mask_BT)
-    return float(loss.detach()), float(keep_B[foreign_B].float().mean()), float(weight_B[foreign_B].mean())
+    return (
+        float(loss.detach()),
+        float(keep_B[foreign_B].float().mean()),
+        float(weight_B[foreign_B].mean()),
+    )
 
 
 def step(peer: Peer, loss: Tensor) -> None:
@@ -200,11 +250,15 @@ def draw_problems(draw: random.Random, split: Split, count: int) -> list[Problem
 
 
 def warm_start(peer: Peer, draw: random.Random, success: float) -> None:
-    """Supervised learning of right answers until they have the given probability: with no success there is no advantage."""
+    """Supervised learning of right answers until they have the given probability: with no success
+    there is no advantage.
+    """
     reached = 0.0
     while reached < success:
         problems = draw_problems(draw, "train", 64)
-        answer_BT = torch.tensor([[*VOCABULARY.encode(p.answer), VOCABULARY.end_id] for p in problems])
+        answer_BT = torch.tensor(
+            [[*VOCABULARY.encode(p.answer), VOCABULARY.end_id] for p in problems]
+        )
         logp_BT = score(peer.model, problems, answer_BT)
         step(peer, -logp_BT.mean())
         reached = float(logp_BT.detach().sum(1).exp().mean())
@@ -228,7 +282,10 @@ def main(rounds: int = ROUNDS, warm_success: float = WARM_SUCCESS) -> list[Line]
         peers[-1].optimiser = torch.optim.Adam(model.parameters(), lr=LR)
         print(f"{name:>5} after the warm start: held-out {accuracy(model, heldout):.2f}")
 
-    print(f"{'round':>5} {'peer':>5} {'reward':>7} {'loss':>7} {'foreign kept':>13} {'foreign weight':>15} {'held-out':>9}")
+    print(
+        f"{'round':>5} {'peer':>5} {'reward':>7} {'loss':>7} {'foreign kept':>13} "
+        f"{'foreign weight':>15} {'held-out':>9}"
+    )
     log: list[Group] = []
     lines: list[Line] = []
     for number in range(1, rounds + 1):
@@ -239,8 +296,15 @@ def main(rounds: int = ROUNDS, warm_success: float = WARM_SUCCESS) -> list[Line]
             if number % EVERY == 0 or number == rounds:
                 reward = sum(peer.rewards) / len(peer.rewards)
                 peer.rewards.clear()
-                lines.append(Line(number, peer.name, reward, loss, kept, weight, accuracy(peer.model, heldout)))
-                print(f"{number:5} {peer.name:>5} {reward:7.2f} {loss:7.3f} {kept:13.2f} {weight:15.2f} {lines[-1].heldout:9.2f}")
+                lines.append(
+                    Line(
+                        number, peer.name, reward, loss, kept, weight, accuracy(peer.model, heldout)
+                    )
+                )
+                print(
+                    f"{number:5} {peer.name:>5} {reward:7.2f} {loss:7.3f} {kept:13.2f} "
+                    f"{weight:15.2f} {lines[-1].heldout:9.2f}"
+                )
     return lines
 
 

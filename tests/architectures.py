@@ -1,4 +1,6 @@
-"""Small models of other architectures than Llama, and a small tokenizer that writes text, as model folders on the disk."""
+"""Small models of other architectures than Llama, and a small tokenizer that writes text, as model
+folders on the disk.
+"""
 
 from __future__ import annotations
 
@@ -51,20 +53,37 @@ ARCHITECTURES: dict[str, Callable[..., PretrainedConfig]] = {  # called with wha
     "qwen2": lambda **others: Qwen2Config(**_sizes() | others),
     "qwen3": lambda **others: Qwen3Config(**_sizes(head_dim=8) | others),
     "gemma3": lambda **others: Gemma3TextConfig(
-        **_sizes(head_dim=8, query_pre_attn_scalar=16, sliding_window=WINDOW, layer_types=["sliding_attention", "full_attention"]) | others
+        **_sizes(
+            head_dim=8,
+            query_pre_attn_scalar=16,
+            sliding_window=WINDOW,
+            layer_types=["sliding_attention", "full_attention"],
+        )
+        | others
     ),
     "mistral": lambda **others: MistralConfig(**_sizes(sliding_window=WINDOW) | others),
     "gpt2": lambda **others: GPT2Config(
-        **{"vocab_size": tiny_vocabulary().size, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "initializer_range": 0.2}
+        **{
+            "vocab_size": tiny_vocabulary().size,
+            "n_embd": 32,
+            "n_layer": 2,
+            "n_head": 4,
+            "n_positions": 64,
+            "initializer_range": 0.2,
+        }
         | {"bos_token_id": None, "eos_token_id": tiny_vocabulary().end_id}
         | {name.replace("num_hidden_layers", "n_layer"): value for name, value in others.items()}
     ),
-    "opt": lambda **others: OPTConfig(**_sizes(ffn_dim=40, word_embed_proj_dim=32, dropout=0.1) | others),
+    "opt": lambda **others: OPTConfig(
+        **_sizes(ffn_dim=40, word_embed_proj_dim=32, dropout=0.1) | others
+    ),
 }
 
 
 def own_code_policy(kind: str, train: str | TrainPart = "full", seed: int = 0) -> Policy:
-    """A small model of another architecture; norms, biases and adapters away from where they start."""
+    """A small model of another architecture; norms, biases and adapters away from where they
+    start.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(ARCHITECTURES[kind]()).float().eval()
@@ -89,28 +108,44 @@ TRAINS = {"full": "full", "lora": TrainPart(lora=Lora(rank=4))}
 
 BEGIN, END, TURN_END = "<s>", "</s>", "<|im_end|>"
 CHATML = (
-    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + "
+    "'<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 
 
-def text_tokenizer(template: str | None = CHATML, begins: bool = True, size: int = 320) -> PreTrainedTokenizerFast:
+def text_tokenizer(
+    template: str | None = CHATML, begins: bool = True, size: int = 320
+) -> PreTrainedTokenizerFast:
     """Byte-level BPE: spells everything; a begin token before every text where it `begins`."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    special = [BEGIN, END, "<|im_start|>", TURN_END, "<|endoftext|>"]  # the last one transformers would add to Qwen's by itself
+    # the last one transformers would add to Qwen's by itself
+    special = [BEGIN, END, "<|im_start|>", TURN_END, "<|endoftext|>"]
     trainer = trainers.BpeTrainer(
-        vocab_size=size, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=size,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     tokenizer.train_from_iterator(
-        ["sort 21=12\n\n", "reverse 12= 21\n\n", "Question: 1\nAnswer: 2\n\n", "user assistant system"] * 9, trainer
+        [
+            "sort 21=12\n\n",
+            "reverse 12= 21\n\n",
+            "Question: 1\nAnswer: 2\n\n",
+            "user assistant system",
+        ]
+        * 9,
+        trainer,
     )
     if begins:
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{BEGIN} $A", special_tokens=[(BEGIN, tokenizer.token_to_id(BEGIN))]
         )
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=BEGIN, eos_token=END, chat_template=template)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=BEGIN, eos_token=END, chat_template=template
+    )
 
 
 def write_model(
@@ -126,7 +161,13 @@ def write_model(
     tokenizer = tokenizer or text_tokenizer()
     eos = tokenizer.eos_token_id if ends is None else ends
     config = ARCHITECTURES[kind](
-        **{"vocab_size": len(tokenizer), "num_hidden_layers": layers, "eos_token_id": eos, "pad_token_id": None, **sizes}
+        **{
+            "vocab_size": len(tokenizer),
+            "num_hidden_layers": layers,
+            "eos_token_id": eos,
+            "pad_token_id": None,
+            **sizes,
+        }
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)

@@ -2,9 +2,10 @@
 
     python tests/chaos.py --kills 100 --seed 0
 
-A crew of three in lockstep without a deadline trains on a hub; a seeded killer strikes until it has struck often enough, in as many runs
-as that takes. In every run each peer's final weights must equal the undisturbed ones bit for bit, the log must hold every group once and
-its chains whole, and every peer must have learned from every group exactly once. Exits with 1 if anything differs.
+A crew of three in lockstep without a deadline trains on a hub; a seeded killer strikes until it has
+struck often enough, in as many runs as that takes. In every run each peer's final weights must
+equal the undisturbed ones bit for bit, the log must hold every group once and its chains whole, and
+every peer must have learned from every group exactly once. Exits with 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ TRAINS = ("full", "lora", "last")
 
 def run_hub(folder: Path, port: int) -> None:
     config = read_config(folder / "crew.toml")
-    hub = Hub.open(config, folder / "hub", Place(url=f"nats://127.0.0.1:{port}", host="127.0.0.1", port=port))
+    hub = Hub.open(
+        config, folder / "hub", Place(url=f"nats://127.0.0.1:{port}", host="127.0.0.1", port=port)
+    )
     hub.start()
     lines = hub.invitations()
     for peer, line in lines.items():
@@ -63,7 +66,12 @@ def run_peer(folder: Path, port: int, name: str) -> None:
 
     torch.set_num_threads(1)
     sys.path.insert(0, str(folder))  # the reward module
-    member = join(f"nats://127.0.0.1:{port}", "spread", (folder / f"{name}.invitation").read_text(), folder / name)
+    member = join(
+        f"nats://127.0.0.1:{port}",
+        "spread",
+        (folder / f"{name}.invitation").read_text(),
+        folder / name,
+    )
     for _ in member.rounds():
         pass
     member.close()
@@ -99,7 +107,9 @@ class Household:
         """kill -9; False if there is nothing to kill just now."""
         if victim == "server":
             with suppress(OSError, ValueError):
-                os.kill(int((self.folder / "hub" / "server" / "server.pid").read_text()), signal.SIGKILL)
+                os.kill(
+                    int((self.folder / "hub" / "server" / "server.pid").read_text()), signal.SIGKILL
+                )
                 return True
             return False
         child = self.children[victim]
@@ -129,7 +139,9 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, otherwise: str) 
         time.sleep(0.02)
 
 
-def disturbed_run(config: CrewConfig, folder: Path, rng: random.Random, kills: int, timeout_s: float) -> Counter[str]:
+def disturbed_run(
+    config: CrewConfig, folder: Path, rng: random.Random, kills: int, timeout_s: float
+) -> Counter[str]:
     """Train to the end while processes are killed; who was killed how often."""
     folder.mkdir()
     write_config(config, folder / "crew.toml")
@@ -142,9 +154,13 @@ def disturbed_run(config: CrewConfig, folder: Path, rng: random.Random, kills: i
     try:
         while house.finished < set(house.names):
             if time.monotonic() > stop:
-                raise SystemExit(f"the crew did not finish in {timeout_s:.0f} s; killed so far {dict(killed)}")
+                raise SystemExit(
+                    f"the crew did not finish in {timeout_s:.0f} s; killed so far {dict(killed)}"
+                )
             if killed.total() < kills and time.monotonic() > next_kill:
-                victim = rng.choices([*house.names, "server", "hub"], weights=[*(3 for _ in house.names), 2, 1])[0]
+                victim = rng.choices(
+                    [*house.names, "server", "hub"], weights=[*(3 for _ in house.names), 2, 1]
+                )[0]
                 killed[victim] += house.kill(victim)
                 next_kill = time.monotonic() + rng.uniform(0.05, 1.5)
             house.revive()
@@ -168,26 +184,43 @@ def faults_of(config: CrewConfig, folder: Path, reference: Path) -> list[str]:
     for peer in config.peer:
         if weights(folder / peer.name, peer.name) != weights(reference, peer.name):
             faults.append(f"weights of {peer.name} differ")
-        faults += metrics_faults(config, peer.name, read_metrics(folder / peer.name), read_metrics(reference))
+        faults += metrics_faults(
+            config, peer.name, read_metrics(folder / peer.name), read_metrics(reference)
+        )
     return faults + log_faults(config, folder / "hub")
 
 
-def metrics_faults(config: CrewConfig, peer: str, found: list[dict], expected: list[dict]) -> list[str]:
-    """Every round once, learned from every group of everyone, and equal to the undisturbed line but for what depends on time."""
+def metrics_faults(
+    config: CrewConfig, peer: str, found: list[dict], expected: list[dict]
+) -> list[str]:
+    """Every round once, learned from every group of everyone, and equal to the undisturbed line but
+    for what depends on time.
+    """
     faults = []
     if [line["round"] for line in found] != list(range(config.crew.rounds + 1)):
         faults.append(f"{peer} has rounds {[line['round'] for line in found]}")
     for line in found[1:]:
         groups = {name: sender["groups"] for name, sender in line["senders"].items()}
-        if groups != {p.name: config.problems_per_peer for p in config.peer} or line["refused"] or line["dropped"]:
-            faults.append(f"{peer} learned in round {line['round']} from {groups}, refused {line['refused']}, dropped {line['dropped']}")
+        if (
+            groups != {p.name: config.problems_per_peer for p in config.peer}
+            or line["refused"]
+            or line["dropped"]
+        ):
+            faults.append(
+                f"{peer} learned in round {line['round']} from {groups}, refused "
+                f"{line['refused']}, dropped {line['dropped']}"
+            )
     if untimed(found, peer) != untimed(expected, peer):
         faults.append(f"metrics of {peer} differ")
     return faults
 
 
 def untimed(lines: list[dict], peer: str) -> list[dict]:
-    return [{key: line[key] for key in line.keys() - {"timing", "waiting"}} for line in lines if line["peer"] == peer]
+    return [
+        {key: line[key] for key in line.keys() - {"timing", "waiting"}}
+        for line in lines
+        if line["peer"] == peer
+    ]
 
 
 def read_log(hub_folder: Path) -> list[Entry]:
@@ -217,13 +250,24 @@ def log_faults(config: CrewConfig, hub_folder: Path) -> list[str]:
         fault = chains.setdefault(stamp.key, Chain()).add(stamp, sealed.hash)
         faults += [f"{entry.id} is a {fault}"] if fault else []
         ids.update([content.id] if isinstance(content, Group) else [])
-    faults += [f"{len(chain.missing)} records of a chain are missing" for chain in chains.values() if chain.missing]
+    faults += [
+        f"{len(chain.missing)} records of a chain are missing"
+        for chain in chains.values()
+        if chain.missing
+    ]
     expected = {
-        f"{p.name}.{round}.{slot}" for p in config.peer for round in range(config.crew.rounds) for slot in range(config.problems_per_peer)
+        f"{p.name}.{round}.{slot}"
+        for p in config.peer
+        for round in range(config.crew.rounds)
+        for slot in range(config.problems_per_peer)
     }
     lost, strange = expected - set(ids), set(ids) - expected
     doubled = [id for id, count in ids.items() if count > 1]
-    return faults + [f"{what}: {sorted(which)}" for what, which in (("lost", lost), ("strange", strange), ("doubled", doubled)) if which]
+    return faults + [
+        f"{what}: {sorted(which)}"
+        for what, which in (("lost", lost), ("strange", strange), ("doubled", doubled))
+        if which
+    ]
 
 
 def undisturbed_run(config: CrewConfig, folder: Path) -> Path:
@@ -233,11 +277,16 @@ def undisturbed_run(config: CrewConfig, folder: Path) -> Path:
     return folder
 
 
-OneRun = Callable[[Path, int, random.Random, int], tuple[Counter[str], list[str]]]  # (root, number, rng, kills left): killed, faults
+# (root, number, rng, kills left): killed, faults
+OneRun = Callable[[Path, int, random.Random, int], tuple[Counter[str], list[str]]]
 
 
-def struggle(parser: argparse.ArgumentParser, one_run: Callable[[argparse.Namespace], OneRun]) -> None:
-    """Runs until there were kills enough; prints what came of them, and exits with 1 if anything is wrong."""
+def struggle(
+    parser: argparse.ArgumentParser, one_run: Callable[[argparse.Namespace], OneRun]
+) -> None:
+    """Runs until there were kills enough; prints what came of them, and exits with 1 if anything is
+    wrong.
+    """
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
@@ -255,9 +304,23 @@ def struggle(parser: argparse.ArgumentParser, one_run: Callable[[argparse.Namesp
             killed += more
             faults += found
             num_runs += 1
-            left = (time.monotonic() - started) / max(1, killed.total()) * (wanted.kills - killed.total())
-            print(f"{killed.total()} of {wanted.kills} kills, {num_runs} runs, {len(faults)} faults, {left:.0f} s left", file=sys.stderr)
-    report = {"kills": killed.total(), "victims": dict(killed), "runs": num_runs, "faults": faults, "seconds": time.monotonic() - started}
+            left = (
+                (time.monotonic() - started)
+                / max(1, killed.total())
+                * (wanted.kills - killed.total())
+            )
+            print(
+                f"{killed.total()} of {wanted.kills} kills, {num_runs} runs, {len(faults)} "
+                f"faults, {left:.0f} s left",
+                file=sys.stderr,
+            )
+    report = {
+        "kills": killed.total(),
+        "victims": dict(killed),
+        "runs": num_runs,
+        "faults": faults,
+        "seconds": time.monotonic() - started,
+    }
     if wanted.json:
         print(json.dumps(report))
     else:
@@ -267,10 +330,23 @@ def struggle(parser: argparse.ArgumentParser, one_run: Callable[[argparse.Namesp
 
 
 def one_run(wanted: argparse.Namespace) -> OneRun:
-    def run(root: Path, number: int, rng: random.Random, kills: int) -> tuple[Counter[str], list[str]]:
-        config = spread_crew(root, TRAINS, learning="checkpoint_every = 4", rounds=wanted.rounds, seed=wanted.seed + number)
-        reference, folder = undisturbed_run(config, root / f"undisturbed{number}"), root / f"disturbed{number}"
-        return disturbed_run(config, folder, rng, kills, timeout_s=1200), faults_of(config, folder, reference)
+    def run(
+        root: Path, number: int, rng: random.Random, kills: int
+    ) -> tuple[Counter[str], list[str]]:
+        config = spread_crew(
+            root,
+            TRAINS,
+            learning="checkpoint_every = 4",
+            rounds=wanted.rounds,
+            seed=wanted.seed + number,
+        )
+        reference, folder = (
+            undisturbed_run(config, root / f"undisturbed{number}"),
+            root / f"disturbed{number}",
+        )
+        return disturbed_run(config, folder, rng, kills, timeout_s=1200), faults_of(
+            config, folder, reference
+        )
 
     return run
 

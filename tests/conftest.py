@@ -1,5 +1,6 @@
-"""What every test shares: one thread, a cache of warm starts that is not the user's, the one real model some of them need, and Triton
-kernels that are interpreted where there is no GPU to run them."""
+"""What every test shares: one thread, a cache of warm starts that is not the user's, the one real
+model some of them need, and Triton kernels that are interpreted where there is no GPU to run them.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ def motley_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def smollm2(motley_cache: Path) -> str:
-    """SmolLM2-135M, from the user's cache, fetched into it if need be; without it the test is skipped."""
+    """SmolLM2-135M, from the user's cache, fetched into it if need be; without it the test is
+    skipped.
+    """
     from motley.policies import sources
 
     name = "smollm2-135m"

@@ -1,4 +1,6 @@
-"""Small stand-ins: a clock that stands still, tiny policies, groups made by hand, a crew whose every group has something to learn."""
+"""Small stand-ins: a clock that stands still, tiny policies, groups made by hand, a crew whose
+every group has something to learn.
+"""
 
 from __future__ import annotations
 
@@ -74,12 +76,20 @@ def grouped_query_policy(seed: int = 0) -> Policy:
 POLICIES = {"full": tiny_policy, "lora": lora_policy, "grouped": grouped_query_policy}
 
 
-def reference_logp(policy: Policy, prompt: Sequence[int], tokens: Sequence[int], temperature: float = 1.0) -> torch.Tensor:
+def reference_logp(
+    policy: Policy, prompt: Sequence[int], tokens: Sequence[int], temperature: float = 1.0
+) -> torch.Tensor:
     """Log-probs [T] by transformers' own forward on this one sequence."""
-    return reference_distribution(policy, prompt, tokens, temperature).gather(1, torch.tensor(tokens)[:, None]).squeeze(1)
+    return (
+        reference_distribution(policy, prompt, tokens, temperature)
+        .gather(1, torch.tensor(tokens)[:, None])
+        .squeeze(1)
+    )
 
 
-def reference_distribution(policy: Policy, prompt: Sequence[int], tokens: Sequence[int], temperature: float = 1.0) -> torch.Tensor:
+def reference_distribution(
+    policy: Policy, prompt: Sequence[int], tokens: Sequence[int], temperature: float = 1.0
+) -> torch.Tensor:
     """Log-probs [T, V] of everything that could have stood at each place."""
     logits = policy.model(input_ids=torch.tensor([[*prompt, *tokens]])).logits[0]
     return torch.log_softmax(logits[len(prompt) - 1 : -1] / temperature, -1)
@@ -90,8 +100,14 @@ def ragged_sequences(seed: int = 0, temperatures: Sequence[float] = (1.0,)) -> l
     generator = torch.Generator().manual_seed(seed)
     number = lambda low, high: int(torch.randint(low, high + 1, (), generator=generator))
     vocabulary = tiny_vocabulary()
-    prompts = [tuple(number(3, vocabulary.size - 1) for _ in range(length)) for length in (1, 3, 3, 6)]
-    wanted = [(prompt, number(1, 6)) for prompt, count in zip(prompts, (5, 2, 1, 4), strict=True) for _ in range(count)]
+    prompts = [
+        tuple(number(3, vocabulary.size - 1) for _ in range(length)) for length in (1, 3, 3, 6)
+    ]
+    wanted = [
+        (prompt, number(1, 6))
+        for prompt, count in zip(prompts, (5, 2, 1, 4), strict=True)
+        for _ in range(count)
+    ]
     order = torch.randperm(len(wanted), generator=generator).tolist()
     return [
         ToScore(
@@ -107,8 +123,12 @@ def ragged_sequences(seed: int = 0, temperatures: Sequence[float] = (1.0,)) -> l
 PROBLEM = Problem(kind="reverse", prompt="reverse 12=", answer="21")
 
 
-def rollout(tokens: Sequence[int] = (11, 12, 1), reward: float = 1.0, logprob: float = -1.0) -> Rollout:
-    return Rollout(tokens=tuple(tokens), logprobs=(logprob,) * len(tokens), reward=reward, ending="stop")
+def rollout(
+    tokens: Sequence[int] = (11, 12, 1), reward: float = 1.0, logprob: float = -1.0
+) -> Rollout:
+    return Rollout(
+        tokens=tuple(tokens), logprobs=(logprob,) * len(tokens), reward=reward, ending="stop"
+    )
 
 
 def group(
@@ -126,7 +146,13 @@ def group(
         problem=problem.id,
         round=round,
         slot=slot,
-        origin=Origin(peer=peer, model="m", vocabulary=vocabulary or tiny_vocabulary().fingerprint, version=0, sampling=sampling),
+        origin=Origin(
+            peer=peer,
+            model="m",
+            vocabulary=vocabulary or tiny_vocabulary().fingerprint,
+            version=0,
+            sampling=sampling,
+        ),
         rollouts=tuple(rollouts or (rollout(reward=1.0), rollout(reward=0.0))),
         created_s=0.0,
     )
@@ -149,19 +175,35 @@ def entry(
     position: int = 1,
     lossless: bool = False,
 ) -> Entry:
-    """A signed record where it stands. `previous`: the record before it in its author's chain, or that record's hash."""
+    """A signed record where it stands.
+
+    `previous`: the record before it in its author's chain, or that record's hash.
+    """
     before = unpack(previous.record).hash if isinstance(previous, Entry) else previous
     body = encode(content, Stamp(key=author.public, counter=counter, previous=before), lossless)
     return Entry(position, content.id, sealed_record(body, author))
 
 
 def candidate(
-    made: Group, own: bool = False, arrived: int = 0, position: int = 1, family: str = "", problem: Problem = PROBLEM
+    made: Group,
+    own: bool = False,
+    arrived: int = 0,
+    position: int = 1,
+    family: str = "",
+    problem: Problem = PROBLEM,
 ) -> Candidate:
-    return Candidate(group=made, problem=problem, own=own, family=family or made.id, since=arrived, position=position)
+    return Candidate(
+        group=made,
+        problem=problem,
+        own=own,
+        family=family or made.id,
+        since=arrived,
+        position=position,
+    )
 
 
-# A crew whose reward is dense, so that without any warm start nearly every group has something to learn.
+# A crew whose reward is dense, so that without any warm start nearly every group has something to
+# learn.
 REWARD_MODULE = '''
 def spread(prompts, completions, answer, **columns):
     """A share for every different character, and for an even length."""
@@ -171,16 +213,30 @@ def spread(prompts, completions, answer, **columns):
 
 def write_task(folder: Path) -> str:
     """Write problems and a reward module into a folder; the name of the module's task."""
-    lines = [{"prompt": f"{kind} {n}=", "answer": str(n), "kind": kind} for kind in ("sort", "reverse") for n in range(10, 60)]
+    lines = [
+        {"prompt": f"{kind} {n}=", "answer": str(n), "kind": kind}
+        for kind in ("sort", "reverse")
+        for n in range(10, 60)
+    ]
     (folder / "problems.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "spread_reward.py").write_text(REWARD_MODULE)
     return "spread_reward:spread"
 
 
-TRAIN = {"full": "", "lora": "train = { lora = { rank = 2 } }\n", "last": 'train = { layers = "last:1" }\n'}
+TRAIN = {
+    "full": "",
+    "lora": "train = { lora = { rank = 2 } }\n",
+    "last": 'train = { layers = "last:1" }\n',
+}
 
 
-def spread_crew(folder: Path, trains: Sequence[str] = ("full", "full"), learning: str = "", sampling: str = "", **crew: Any) -> CrewConfig:
+def spread_crew(
+    folder: Path,
+    trains: Sequence[str] = ("full", "full"),
+    learning: str = "",
+    sampling: str = "",
+    **crew: Any,
+) -> CrewConfig:
     """A crew of tiny:0.3m peers, named after what of them trains, on the dense task in `folder`."""
     settings = {
         "name": "spread",
@@ -190,9 +246,13 @@ def spread_crew(folder: Path, trains: Sequence[str] = ("full", "full"), learning
         "problems_per_round": 2 * len(trains),
         "objective": "ftis",
     } | crew
-    peers = "".join(f'[[peer]]\nname = "{train}{number}"\nmodel = "tiny:0.3m"\n{TRAIN[train]}' for number, train in enumerate(trains))
+    peers = "".join(
+        f'[[peer]]\nname = "{train}{number}"\nmodel = "tiny:0.3m"\n{TRAIN[train]}'
+        for number, train in enumerate(trains)
+    )
     keys = "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
     return parse_config(
-        f'[crew]\n{keys}\n[task]\nfile = "{folder / "problems.jsonl"}"\n\n[sampling]\nmax_tokens = 5\n{sampling}\n'
+        f'[crew]\n{keys}\n[task]\nfile = "{folder / "problems.jsonl"}"\n\n[sampling]\nmax_tokens '
+        f"= 5\n{sampling}\n"
         f"[learning]\nlr = 2e-3\n{learning}\n[evaluate]\nevery = 2\nproblems = 2\n{peers}"
     )

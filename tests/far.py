@@ -2,9 +2,10 @@
 
     python tests/far.py --delay 0.3 --loss 0.01 --rounds 4
 
-Two network namespaces on this machine, joined by a link that holds every packet for the delay (one way: a round trip takes it twice) and
-drops some: `tc netem` on a veth pair where the kernel has it, else two TUN devices and a process that moves packets between them. The hub
-and one member are in one namespace, another member in the other. Needs root. Exits with 1 if anything differs.
+Two network namespaces on this machine, joined by a link that holds every packet for the delay (one
+way: a round trip takes it twice) and drops some: `tc netem` on a veth pair where the kernel has it,
+else two TUN devices and a process that moves packets between them. The hub and one member are in
+one namespace, another member in the other. Needs root. Exits with 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -118,7 +119,10 @@ def _by_netem(near: str, far: str, quality: Quality) -> Link | None:
     try:
         ip("-n", near, "link", "add", DEVICE, "type", "veth", "peer", "name", DEVICE, "netns", far)
         for name in (near, far):
-            words = f"netns exec {name} tc qdisc add dev {DEVICE} root netem delay {quality.delay_s * 1000}ms loss {quality.loss * 100}%"
+            words = (
+                f"netns exec {name} tc qdisc add dev {DEVICE} root netem delay "
+                f"{quality.delay_s * 1000}ms loss {quality.loss * 100}%"
+            )
             ip(*words.split())
     except subprocess.CalledProcessError:
         with suppress(subprocess.CalledProcessError):
@@ -129,7 +133,11 @@ def _by_netem(near: str, far: str, quality: Quality) -> Link | None:
 
     def counts() -> tuple[int, int]:
         shown = [
-            subprocess.run(["ip", "netns", "exec", name, "tc", "-s", "qdisc", "show", "dev", DEVICE], capture_output=True, text=True).stdout
+            subprocess.run(
+                ["ip", "netns", "exec", name, "tc", "-s", "qdisc", "show", "dev", DEVICE],
+                capture_output=True,
+                text=True,
+            ).stdout
             for name in (near, far)
         ]
         found = [re.search(r"(\d+) pkt \(dropped (\d+)", text) for text in shown]
@@ -141,10 +149,14 @@ def _by_netem(near: str, far: str, quality: Quality) -> Link | None:
 @contextmanager
 def _by_forwarder(near: str, far: str, quality: Quality) -> Iterator[Link]:
     shared = processes.Array("q", 3)  # moved, dropped, ready
-    child = processes.Process(target=run_forwarder, args=((near, far), quality, shared), name="link")
+    child = processes.Process(
+        target=run_forwarder, args=((near, far), quality, shared), name="link"
+    )
     child.start()
     try:
-        wait_until(lambda: bool(shared[2]) or child.exitcode is not None, 30, "the link did not come up")
+        wait_until(
+            lambda: bool(shared[2]) or child.exitcode is not None, 30, "the link did not come up"
+        )
         yield Link(near, far, "TUN devices and our forwarder", lambda: (shared[0], shared[1]))
     finally:
         child.kill()
@@ -173,9 +185,12 @@ def forward(tuns: Sequence[int], quality: Quality, counts: Sequence[int]) -> Non
     """Move packets for ever, each after the delay, or never."""
     rng = random.Random(quality.seed)
     other = dict(zip(tuns, reversed(tuns), strict=True))
-    held: deque[tuple[float, int, bytes]] = deque()  # (due, where to, packet); the delay is the same for all, so it is in order
+    # (due, where to, packet); the delay is the same for all, so it is in order
+    held: deque[tuple[float, int, bytes]] = deque()
     while True:
-        readable, _, _ = select.select(tuns, [], [], max(0.0, held[0][0] - time.monotonic()) if held else None)
+        readable, _, _ = select.select(
+            tuns, [], [], max(0.0, held[0][0] - time.monotonic()) if held else None
+        )
         for tun in readable:
             with suppress(BlockingIOError):
                 while packet := os.read(tun, 2**16):
@@ -213,7 +228,12 @@ def run_member(namespace: str, folder: Path, name: str) -> None:
     torch.set_num_threads(1)
     enter(namespace)
     times = [time.monotonic()]
-    member = join(f"nats://{ADDRESSES[0]}:{PORT}", "spread", (folder / f"{name}.invitation").read_text(), folder / name)
+    member = join(
+        f"nats://{ADDRESSES[0]}:{PORT}",
+        "spread",
+        (folder / f"{name}.invitation").read_text(),
+        folder / name,
+    )
     times.append(time.monotonic())
     times += [time.monotonic() for event in member.rounds() if not isinstance(event, str)]
     member.close()
@@ -257,7 +277,11 @@ def far_run(config: CrewConfig, folder: Path, quality: Quality, timeout_s: float
         hub = processes.Process(target=run_hub, args=(link.near, folder), name="hub")
         hub.start()
         undo.callback(end, hub, folder)
-        wait_until(lambda: (folder / "open").exists() or hub.exitcode is not None, 60, "the hub did not open")
+        wait_until(
+            lambda: (folder / "open").exists() or hub.exitcode is not None,
+            60,
+            "the hub did not open",
+        )
         trip_s = round_trip_s(link.far)
         members = [
             processes.Process(target=run_member, args=(namespace, folder, name), name=name)
@@ -266,7 +290,10 @@ def far_run(config: CrewConfig, folder: Path, quality: Quality, timeout_s: float
         for member in members:
             member.start()
             undo.callback(member.kill)
-        over = lambda: all(member.exitcode == 0 for member in members) or any(member.exitcode for member in members)
+        over = lambda: (
+            all(member.exitcode == 0 for member in members)
+            or any(member.exitcode for member in members)
+        )
         wait_until(over, timeout_s, "the crew did not finish")
         if failed := [member.name for member in members if member.exitcode]:
             raise SystemExit(f"{', '.join(failed)} ended with an error")
@@ -274,7 +301,14 @@ def far_run(config: CrewConfig, folder: Path, quality: Quality, timeout_s: float
     bring_home(config, folder)
     times = json.loads((folder / f"{far}.times").read_text())
     join_s, *rounds = (after - before for before, after in pairwise(times))
-    return Report(link=link.kind, round_trip_s=trip_s, join_s=join_s, round_s=statistics.median(rounds), packets=packets, dropped=dropped)
+    return Report(
+        link=link.kind,
+        round_trip_s=trip_s,
+        join_s=join_s,
+        round_s=statistics.median(rounds),
+        packets=packets,
+        dropped=dropped,
+    )
 
 
 def end(hub: multiprocessing.process.BaseProcess, folder: Path) -> None:
@@ -290,13 +324,17 @@ def end(hub: multiprocessing.process.BaseProcess, folder: Path) -> None:
 def bring_home(config: CrewConfig, folder: Path) -> None:
     """Have the hub of a run listen on this machine, for who looks at its log."""
     port = free_port()
-    hub = Hub.open(config, folder / "hub", Place(url=f"nats://127.0.0.1:{port}", host="127.0.0.1", port=port))
+    hub = Hub.open(
+        config, folder / "hub", Place(url=f"nats://127.0.0.1:{port}", host="127.0.0.1", port=port)
+    )
     hub.start()
     hub.close()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--delay", type=float, default=0.3, help="seconds, one way")
     parser.add_argument("--loss", type=float, default=0.01)
     parser.add_argument("--rounds", type=int, default=4)
@@ -310,7 +348,9 @@ def main() -> None:
         sys.path.insert(0, str(root))
         config = spread_crew(root, ("full", "last"), rounds=wanted.rounds)
         reference = undisturbed_run(config, root / "local")
-        report = far_run(config, root / "run", Quality(wanted.delay, wanted.loss, wanted.seed), timeout_s=1200)
+        report = far_run(
+            config, root / "run", Quality(wanted.delay, wanted.loss, wanted.seed), timeout_s=1200
+        )
         report.faults = faults_of(config, root / "run", reference)
     for name, value in asdict(report).items():
         print(f"{name:14} {value}")

@@ -1,11 +1,13 @@
-"""Fuzzing of admission: change valid records at random, feed them to `Admission.admit`, expect a named refusal or a sound group.
+"""Fuzzing of admission: change valid records at random, feed them to `Admission.admit`, expect a
+named refusal or a sound group.
 
     python tests/fuzz.py --records 1000000 [--seed 0] [--json]
 
-Two kinds of change. Of a record's bytes, as a broken line or a stranger would: what is admitted then must be exactly what was signed.
-Of what is inside it, signed again with its author's key, as a dishonest peer would: these reach the decoder and every later check, and
-what is admitted must keep the crew's rules. A failure is an exception, an admitted group that breaks either promise, a record that is
-counted other than once, or memory that grows. Exit status 1 on any.
+Two kinds of change. Of a record's bytes, as a broken line or a stranger would: what is admitted
+then must be exactly what was signed. Of what is inside it, signed again with its author's key, as a
+dishonest peer would: these reach the decoder and every later check, and what is admitted must keep
+the crew's rules. A failure is an exception, an admitted group that breaks either promise, a record
+that is counted other than once, or memory that grows. Exit status 1 on any.
 """
 
 from __future__ import annotations
@@ -30,24 +32,48 @@ from nacl.signing import SigningKey
 
 from motley.exchange import Entry, Sealed, encode, pack, unpack
 from motley.exchange.wire import encode_parts
-from motley.records import Charter, Content, Group, Origin, Problem, Rollout, Roster, Sampling, Stamp
+from motley.records import (
+    Charter,
+    Content,
+    Group,
+    Origin,
+    Problem,
+    Rollout,
+    Roster,
+    Sampling,
+    Stamp,
+)
 from motley.trust import MAX_REWARD, Admission, Admitted, Rules
 from motley.trust.admission import LOGPROB_RANGE
 
 # The header of a group, in its order on the wire.
 FIELDS = [
-    "tag", "key", "counter", "previous", "crew", "peer", "round", "slot", "problem", "created_s", "model", "vocabulary", "version",
-    "temperature", "top_k", "top_p", "max_tokens", "logprobs", "num_rollouts", "lossless",
+    "tag", "key", "counter", "previous", "crew", "peer", "round", "slot", "problem", "created_s",
+    "model", "vocabulary", "version", "temperature", "top_k", "top_p", "max_tokens", "logprobs",
+    "num_rollouts", "lossless",
 ]  # fmt: skip
 
-RULES = Rules(crew="crew", vocabulary="v", vocabulary_size=32, end_ids=(1,), rollouts_per_group=2, max_tokens=8, rounds=4)
+RULES = Rules(
+    crew="crew",
+    vocabulary="v",
+    vocabulary_size=32,
+    end_ids=(1,),
+    rollouts_per_group=2,
+    max_tokens=8,
+    rounds=4,
+)
 PROBLEMS = [Problem(prompt="reverse 12=", answer="21"), Problem(prompt="sort 21=", answer="12")]
-AUTHORS = {name: SigningKey(hashlib.sha256(name.encode()).digest()) for name in ("a", "größe", "gone", "hub")}
+AUTHORS = {
+    name: SigningKey(hashlib.sha256(name.encode()).digest())
+    for name in ("a", "größe", "gone", "hub")
+}
 KEYS = {name: bytes(key.verify_key) for name, key in AUTHORS.items()}
 ROSTER = {name: KEYS[name] for name in ("a", "größe")}
 STRANGE = [
-    None, True, -1, 0, 1, 2, 255, 4095, 4097, 2**31, 2**63 - 1, 2**63, 2**64 - 1, 0.0, 0.5, -1.5, 1e300, math.nan, math.inf, -math.inf,
-    "", "a", "a.0", "hub", "hub.roster.0", "größe", "crew", "\x00", "x" * 300, "stop", "full", b"", b"x", bytes(32), KEYS["hub"], KEYS["a"],
+    None, True, -1, 0, 1, 2, 255, 4095, 4097, 2**31, 2**63 - 1, 2**63, 2**64 - 1,
+    0.0, 0.5, -1.5, 1e300, math.nan, math.inf, -math.inf,
+    "", "a", "a.0", "hub", "hub.roster.0", "größe", "crew", "\x00", "x" * 300, "stop", "full",
+    b"", b"x", bytes(32), KEYS["hub"], KEYS["a"],
     [], [1], [[[]]], {}, {"a": bytes(32)}, {"a": b""}, ["a"], [""],
 ]  # fmt: skip
 MEMORY_MAY_GROW_BYTES = 32 * 2**20
@@ -80,7 +106,8 @@ class Result:
     records: int = 0
     elapsed_s: float = 0.0
     memory_growth_bytes: int = 0
-    outcomes: Counter[str] = field(default_factory=Counter)  # a refusal's reason, "admitted" or "hub"
+    # a refusal's reason, "admitted" or "hub"
+    outcomes: Counter[str] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
     admitted_by_kind: Counter[str] = field(default_factory=Counter)
     num_failures: int = 0
@@ -144,18 +171,33 @@ def score(problem: Problem, rollouts: Sequence[Rollout]) -> list[float]:
 
 
 def admission() -> Admission:
-    return Admission(RULES, KEYS["hub"], assigned, score, keys=dict(ROSTER), revoked=frozenset({"gone"}))
+    return Admission(
+        RULES, KEYS["hub"], assigned, score, keys=dict(ROSTER), revoked=frozenset({"gone"})
+    )
 
 
 def group(peer: str, round: int, slot: int, logprobs: Sequence[float]) -> Group:
     rollouts = (
         Rollout(tokens=(3, 4, 5, 1), logprobs=tuple(logprobs), reward=1.0, ending="stop"),
-        Rollout(tokens=(30, 4, 5, 6, 7, 8, 9, 10), logprobs=tuple(logprobs) * 2, reward=0.0, ending="length"),
+        Rollout(
+            tokens=(30, 4, 5, 6, 7, 8, 9, 10),
+            logprobs=tuple(logprobs) * 2,
+            reward=0.0,
+            ending="length",
+        ),
     )
     sampling = Sampling(max_tokens=RULES.max_tokens)
     problem = assigned(peer, round)[slot]
     origin = Origin(peer=peer, model="m", vocabulary="v", version=3, sampling=sampling)
-    return Group(crew="crew", problem=problem.id, round=round, slot=slot, origin=origin, rollouts=rollouts, created_s=1.5)
+    return Group(
+        crew="crew",
+        problem=problem.id,
+        round=round,
+        slot=slot,
+        origin=origin,
+        rollouts=rollouts,
+        created_s=1.5,
+    )
 
 
 def bases() -> list[Base]:
@@ -217,7 +259,15 @@ def duplicate(rng: random.Random, content: bytes) -> bytes:
     return content[:stop] + content[start:stop] + content[stop:]
 
 
-BYTE_CHANGES: list[Callable[[random.Random, bytes], bytes]] = [flip, flip, truncate, insert, overwrite, remove, duplicate]
+BYTE_CHANGES: list[Callable[[random.Random, bytes], bytes]] = [
+    flip,
+    flip,
+    truncate,
+    insert,
+    overwrite,
+    remove,
+    duplicate,
+]
 
 
 class Fuzzer:
@@ -226,8 +276,19 @@ class Fuzzer:
         self.bases = bases()
         self.bodies = {base.body for base in self.bases}
         self._compressor = zstandard.ZstdCompressor(level=1)
-        self._makers: list[Callable[[Base], Mutant]] = [self._bytes, self._frame, self._splice, self._noise]
-        self._makers += 2 * [self._field] + [self._array, self._sections, self._steps, self._body, self._rollouts]
+        self._makers: list[Callable[[Base], Mutant]] = [
+            self._bytes,
+            self._frame,
+            self._splice,
+            self._noise,
+        ]
+        self._makers += 2 * [self._field] + [
+            self._array,
+            self._sections,
+            self._steps,
+            self._body,
+            self._rollouts,
+        ]
 
     def mutant(self) -> Mutant:
         return self.rng.choice(self._makers)(self.rng.choice(self.bases))
@@ -236,23 +297,38 @@ class Fuzzer:
 
     def _bytes(self, base: Base) -> Mutant:
         change = self.rng.choice(BYTE_CHANGES)
-        return Mutant(f"record {change.__name__}", Entry(1, base.id, change(self.rng, base.record)), False)
+        return Mutant(
+            f"record {change.__name__}", Entry(1, base.id, change(self.rng, base.record)), False
+        )
 
     def _frame(self, base: Base) -> Mutant:
         """A changed body, compressed well, under the signature of the unchanged one."""
         body = self.rng.choice(BYTE_CHANGES)(self.rng, base.body)
-        return Mutant("unsigned body", Entry(1, base.id, base.record[:65] + self._compressor.compress(body)), False)
+        return Mutant(
+            "unsigned body",
+            Entry(1, base.id, base.record[:65] + self._compressor.compress(body)),
+            False,
+        )
 
     def _splice(self, base: Base) -> Mutant:
         other = self.rng.choice(self.bases).record
         place = self.rng.choice((1, 65, self.rng.randrange(len(base.record))))
         return Mutant(
-            "splice", Entry(1, base.id, base.record[:place] + other[self.rng.choice((place, self.rng.randrange(len(other)))) :]), False
+            "splice",
+            Entry(
+                1,
+                base.id,
+                base.record[:place]
+                + other[self.rng.choice((place, self.rng.randrange(len(other)))) :],
+            ),
+            False,
         )
 
     def _noise(self, base: Base) -> Mutant:
         start = base.record[: self.rng.choice((0, 1, 65, 69, 74))]
-        return Mutant("noise", Entry(1, base.id, start + self.rng.randbytes(self.rng.randrange(200))), False)
+        return Mutant(
+            "noise", Entry(1, base.id, start + self.rng.randbytes(self.rng.randrange(200))), False
+        )
 
     # As a dishonest peer would
 
@@ -265,7 +341,9 @@ class Fuzzer:
         for _ in range(self.rng.choice((1, 1, 1, 2))):
             place = self.rng.randrange(len(header))
             header[place] = self._like(header[place])
-        return self._signed("header field", base, id_of(header, base.id), put_together(header, base.sections))
+        return self._signed(
+            "header field", base, id_of(header, base.id), put_together(header, base.sections)
+        )
 
     def _like(self, value: Any) -> Any:
         """Mostly a value that may pass for the old one, so that later checks are reached."""
@@ -297,7 +375,9 @@ class Fuzzer:
             header = self.rng.choice(STRANGE)
         else:
             header = self.rng.choice(BYTE_CHANGES)(self.rng, msgspec.msgpack.encode(header))
-        return self._signed("header array", base, id_of(header, base.id), put_together(header, base.sections))
+        return self._signed(
+            "header array", base, id_of(header, base.id), put_together(header, base.sections)
+        )
 
     def _sections(self, base: Base) -> Mutant:
         header, sections = list(base.header), self.rng.choice(BYTE_CHANGES)(self.rng, base.sections)
@@ -306,16 +386,28 @@ class Fuzzer:
         return self._signed("sections", base, base.id, put_together(header, sections))
 
     def _steps(self, base: Base) -> Mutant:
-        """Rounded log-probs of other bit lengths, with about as many bits behind them as they ask for."""
+        """Rounded log-probs of other bit lengths, with about as many bits behind them as they ask
+        for.
+        """
         if not isinstance(base.content, Group) or base.header[-1]:
             return self._sections(base)
         count = sum(len(rollout.tokens) for rollout in base.content.rollouts)
-        start = base.sections.rindex(bytes(base.content.rollouts[-1].tokens)) + len(base.content.rollouts[-1].tokens)
+        start = base.sections.rindex(bytes(base.content.rollouts[-1].tokens)) + len(
+            base.content.rollouts[-1].tokens
+        )
         most = self.rng.choice((0, 1, 2, 9, 16, 16, 16, 17, 255))
-        lengths = bytes(self.rng.randrange(most + 1) for _ in range(count + self.rng.choice((-1, 0, 0, 0, 0, 1))))
+        lengths = bytes(
+            self.rng.randrange(most + 1)
+            for _ in range(count + self.rng.choice((-1, 0, 0, 0, 0, 1)))
+        )
         num_bits = sum(max(0, length - 1) for length in lengths)
         bits = self.rng.randbytes(max(0, (num_bits + 7) // 8 + self.rng.choice((-1, 0, 0, 0, 1))))
-        return self._signed("log-prob bits", base, base.id, put_together(base.header, base.sections[:start] + lengths + bits))
+        return self._signed(
+            "log-prob bits",
+            base,
+            base.id,
+            put_together(base.header, base.sections[:start] + lengths + bits),
+        )
 
     def _body(self, base: Base) -> Mutant:
         body = self.rng.choice((base.body, self.rng.randbytes(self.rng.randrange(300))))
@@ -328,7 +420,9 @@ class Fuzzer:
         rollouts = list(base.content.rollouts)
         place = self.rng.randrange(2)
         rollouts[place] = self._rollout(rollouts[place])
-        made = msgspec.structs.replace(base.content, rollouts=tuple(rollouts)[: self.rng.choice((2, 2, 2, 2, 1))])
+        made = msgspec.structs.replace(
+            base.content, rollouts=tuple(rollouts)[: self.rng.choice((2, 2, 2, 2, 1))]
+        )
         body = encode(made, Stamp(key=KEYS[base.author]), lossless=self.rng.random() < 0.5)
         return self._signed("rollout", base, base.id, body)
 
@@ -337,12 +431,32 @@ class Fuzzer:
         place, action = self.rng.randrange(len(tokens)), self.rng.randrange(5)
         if action == 0:
             count = self.rng.randrange(12)
-            return msgspec.structs.replace(rollout, tokens=tuple((tokens * 3)[:count]), logprobs=tuple((logprobs * 3)[:count]))
+            return msgspec.structs.replace(
+                rollout, tokens=tuple((tokens * 3)[:count]), logprobs=tuple((logprobs * 3)[:count])
+            )
         if action == 1:
             tokens[place] = self.rng.choice((0, 1, 2, 3, 31, 32, 127, 128, 2**31, 2**35 - 1))
         if action == 2:
-            logprobs[place] = self.rng.choice((0.0, 0.5, -32.0, -38.55, -38.56, -63.9, -65.0, -1e30, math.nan, math.inf, -math.inf))
-        reward = self.rng.choice((0.0, 1.0, 1 + 1e-6, -1.0, 1e30, math.nan, math.inf)) if action == 3 else rollout.reward
+            logprobs[place] = self.rng.choice(
+                (
+                    0.0,
+                    0.5,
+                    -32.0,
+                    -38.55,
+                    -38.56,
+                    -63.9,
+                    -65.0,
+                    -1e30,
+                    math.nan,
+                    math.inf,
+                    -math.inf,
+                )
+            )
+        reward = (
+            self.rng.choice((0.0, 1.0, 1 + 1e-6, -1.0, 1e30, math.nan, math.inf))
+            if action == 3
+            else rollout.reward
+        )
         ending = self.rng.choice(("stop", "length")) if action == 4 else rollout.ending
         return Rollout(tokens=tuple(tokens), logprobs=tuple(logprobs), reward=reward, ending=ending)
 
@@ -355,8 +469,16 @@ def fault_of(mutant: Mutant, found: Admitted | None, counted: int, fuzzer: Fuzze
     if counted:
         return "" if counted == 1 and found is None else f"was counted {counted} times"
     if not mutant.signed:
-        return "" if unpack(mutant.entry.record).body in fuzzer.bodies else "was taken in, and is not what its author signed"
-    return "" if found is None or keeps_rules(found, mutant.entry.id) else f"was admitted, and breaks the crew's rules: {found.group}"
+        return (
+            ""
+            if unpack(mutant.entry.record).body in fuzzer.bodies
+            else "was taken in, and is not what its author signed"
+        )
+    return (
+        ""
+        if found is None or keeps_rules(found, mutant.entry.id)
+        else f"was admitted, and breaks the crew's rules: {found.group}"
+    )
 
 
 def keeps_rules(found: Admitted, id: str) -> bool:
@@ -394,8 +516,12 @@ def memory_bytes() -> int:
         return 0
 
 
-def fuzz(records: int, seed: int = 0, progress: Callable[[Result], None] = lambda result: None) -> Result:
-    """Feed mutants to an admission that is mostly fresh, sometimes used: chains and rosters then tell more apart."""
+def fuzz(
+    records: int, seed: int = 0, progress: Callable[[Result], None] = lambda result: None
+) -> Result:
+    """Feed mutants to an admission that is mostly fresh, sometimes used: chains and rosters then
+    tell more apart.
+    """
     fuzzer, result = Fuzzer(seed), Result()
     gate, begun_s, memory = admission(), time.monotonic(), 0
     for number in range(records):
@@ -442,18 +568,34 @@ def show_progress(total: int) -> Callable[[Result], None]:
         shown_s = result.elapsed_s
         left_s = result.elapsed_s / result.records * (total - result.records)
         rate = result.records / result.elapsed_s
-        line = f"{result.records:,} of {total:,}, {rate:,.0f} a second, {left_s:.0f} s left, {result.num_failures} failures"
+        line = (
+            f"{result.records:,} of {total:,}, {rate:,.0f} a second, {left_s:.0f} s left, "
+            f"{result.num_failures} failures"
+        )
         print(line, file=sys.stderr, flush=True)
 
     return show
 
 
 def table(result: Result) -> str:
-    lines = [f"{outcome:<12} {count:>10,} {count / result.records:>7.2%}" for outcome, count in result.outcomes.most_common()]
-    lines += ["", *(f"{kind:<18} {n:>10,} {result.admitted_by_kind[kind]:>10,} admitted" for kind, n in sorted(result.kinds.items()))]
+    lines = [
+        f"{outcome:<12} {count:>10,} {count / result.records:>7.2%}"
+        for outcome, count in result.outcomes.most_common()
+    ]
+    lines += [
+        "",
+        *(
+            f"{kind:<18} {n:>10,} {result.admitted_by_kind[kind]:>10,} admitted"
+            for kind, n in sorted(result.kinds.items())
+        ),
+    ]
     rate = result.records / result.elapsed_s
     lines += ["", f"{result.records:,} records in {result.elapsed_s:.0f} s ({rate:,.0f} a second)"]
-    lines += [f"memory grew by {result.memory_growth_bytes / 2**20:.1f} MiB; {result.num_failures} failures", *result.failures]
+    lines += [
+        f"memory grew by {result.memory_growth_bytes / 2**20:.1f} MiB; {result.num_failures} "
+        "failures",
+        *result.failures,
+    ]
     return "\n".join(lines)
 
 

@@ -1,11 +1,13 @@
-"""Mutation testing of motley.objectives: change one thing in its source, run tests/objectives, expect a failure.
+"""Mutation testing of motley.objectives: change one thing in its source, run tests/objectives,
+expect a failure.
 
     OMP_NUM_THREADS=1 python tests/mutate.py --jobs 2 --json mutation.json
 
-A mutant is one change to a module's syntax tree: an operator, a comparison, a sign, a constant, a text, min for max, a dropped
-call (detach, clamp, ...), a dropped keyword, swapped branches. Defaults and tables are mutated like functions; docstrings,
-annotations, decorators and type aliases are not. Each mutant runs in a fork, so torch is imported once; no file is written.
-Exit status 1 below 95 %. EQUIVALENT names the changes that no test can see, each with its reason.
+A mutant is one change to a module's syntax tree: an operator, a comparison, a sign, a constant, a
+text, min for max, a dropped call (detach, clamp, ...), a dropped keyword, swapped branches.
+Defaults and tables are mutated like functions; docstrings, annotations, decorators and type aliases
+are not. Each mutant runs in a fork, so torch is imported once; no file is written. Exit status 1
+below 95 %. EQUIVALENT names the changes that no test can see, each with its reason.
 """
 
 from __future__ import annotations
@@ -36,45 +38,76 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "motley.objectives"
 SOURCE = ROOT / "src" / "motley" / "objectives"
 # Those that kill most and soonest come first; pytest stops at the first failure.
-TESTS = ["golden", "settings", "advantages", "gepo", "limits", "reports", "invariances", "against_reference"]
-PYTEST_OPTIONS = ["-x", "-q", "--no-header", "--tb=no", "--assert=plain", "-p", "no:cacheprovider", f"--rootdir={ROOT}"]
+TESTS = [
+    "golden",
+    "settings",
+    "advantages",
+    "gepo",
+    "limits",
+    "reports",
+    "invariances",
+    "against_reference",
+]
+PYTEST_OPTIONS = [
+    "-x",
+    "-q",
+    "--no-header",
+    "--tb=no",
+    "--assert=plain",
+    "-p",
+    "no:cacheprovider",
+    f"--rootdir={ROOT}",
+]
 REQUIRED_SCORE = 0.95
 TIMEOUT_S = 120
-# Exit status of a run -> how it ended. Anything else is a fault of this script and counts as survived.
+# Exit status of a run -> how it ended. Anything else is a fault of this script and counts as
+# survived.
 ENDS = {0: "passed", 1: "failed a test", 2: "failed to import", -signal.SIGALRM: "timed out"}
 
-# "file: source line | before -> after" of changes that leave every promised behaviour as it was, and why.
+# "file: source line | before -> after" of changes that leave every promised behaviour as it was,
+# and why.
 EQUIVALENT: dict[str, str] = {
-    "advantages.py: total_P = torch.zeros(int(group_B.max()) + 1, dtype=value_B.dtype, device=value_B.device) | 1 -> 2": (
-        "one more row that no index reads"
-    ),
-    "objective.py: longest_P = torch.zeros(int(samples.group_B.max()) + 1, dtype=samples.length_B.dtype, "
+    "advantages.py: total_P = torch.zeros(int(group_B.max()) + 1, dtype=value_B.dtype, "
+    "device=value_B.device) | 1 -> 2": ("one more row that no index reads"),
+    "objective.py: longest_P = torch.zeros(int(samples.group_B.max()) + 1, "
+    "dtype=samples.length_B.dtype, "
     "device=samples.length_B.device) | 1 -> 2": "one more row that no index reads",
     "advantages.py: variance = mean_P.var() if len(mean_P) > 1 else torch.zeros_like(mu) | "
-    "torch.zeros_like(mu) -> torch.ones_like(mu)": "variance 1 gives k < 0, held at alpha = beta = 1 like variance 0",
+    "torch.zeros_like(mu) -> "
+    "torch.ones_like(mu)": "variance 1 gives k < 0, held at alpha = beta = 1 like variance 0",
     "advantages.py: gain_B = samples.reward_B.double() - samples.success_B.double() | "
     "samples.reward_B.double() -> samples.reward_B": "the other operand is float64",
     "advantages.py: gain_B = samples.reward_B.double() - samples.success_B.double() | "
     "samples.success_B.double() -> samples.success_B": "the other operand is float64",
-    "objective.py: close = difflib.get_close_matches(name, known, n=1) | 1 -> 2": "only the first match is used",
+    "objective.py: close = difflib.get_close_matches(name, "
+    "known, n=1) | 1 -> 2": "only the first match is used",
     "objective.py: close = difflib.get_close_matches(name, known, n=1) | "
-    "difflib.get_close_matches(name, known, n=1) -> difflib.get_close_matches(name, known)": "only the first match is used",
-    "objective.py: seen[group] = seen.get(group, -1) + 1 | seen.get(group, -1) + 1 -> seen.get(group, -1) - 1": "same parity",
+    "difflib.get_close_matches(name, known, n=1) -> "
+    "difflib.get_close_matches(name, known)": "only the first match is used",
+    "objective.py: seen[group] = seen.get(group, -1) + 1 | seen.get(group, -1) + "
+    "1 -> seen.get(group, -1) - 1": "same parity",
     "objective.py: seen[group] = seen.get(group, -1) + 1 | -1 -> 1": "same parity",
     "objective.py: return torch.tensor(numbers, dtype=torch.int64, device=group_B.device) | "
-    "torch.tensor(numbers, dtype=torch.int64, device=group_B.device) -> torch.tensor(numbers, device=group_B.device)": (
-        "int64 is what torch makes of ints"
-    ),
+    "torch.tensor(numbers, dtype=torch.int64, device=group_B.device) -> torch.tensor(numbers, "
+    "device=group_B.device)": ("int64 is what torch makes of ints"),
     "ratios.py: together_B = torch.zeros_like(batch.terms.pair_B) | "
-    "torch.zeros_like(batch.terms.pair_B) -> torch.ones_like(batch.terms.pair_B)": "one group, whatever its number",
+    "torch.zeros_like(batch.terms.pair_B) -> "
+    "torch.ones_like(batch.terms.pair_B)": "one group, whatever its number",
     "ratios.py: kl_B = batch.token_mean(k3_learner_over_sampler(batch.log_ratio_BT.detach())) | "
-    "batch.log_ratio_BT.detach() -> batch.log_ratio_BT": "only compared, and a comparison has no gradient",
+    "batch.log_ratio_BT.detach() -> "
+    "batch.log_ratio_BT": "only compared, and a comparison has no gradient",
     "ratios.py: positive_B1 = batch.advantage_B[:, None] > 0 | "
     "batch.advantage_B[:, None] > 0 -> batch.advantage_B[:, None] >= 0": "times A = 0",
 }
 
 DROPPED_CALLS = {"detach", "clamp", "abs", "double", "float", "exp", "log", "sqrt"}
-SWAPPED_NAMES = {"min": "max", "minimum": "maximum", "ones_like": "zeros_like", "amax": "amin", "append": "clear"}
+SWAPPED_NAMES = {
+    "min": "max",
+    "minimum": "maximum",
+    "ones_like": "zeros_like",
+    "amax": "amin",
+    "append": "clear",
+}
 SWAPPED_NAMES |= {new: old for old, new in SWAPPED_NAMES.items()}
 COMPARISONS: dict[type, tuple[type, ...]] = {
     ast.Lt: (ast.LtE, ast.GtE),
@@ -100,7 +133,9 @@ OPERATORS: dict[type, type] = {
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change: at `line` of `file`, what stands there, what stood in the changed place and what stands in it now."""
+    """One change: at `line` of `file`, what stands there, what stood in the changed place and what
+    stands in it now.
+    """
 
     file: str
     line: int
@@ -153,7 +188,11 @@ def other_calls(node: ast.Call) -> Iterator[ast.AST]:
         if node.func.attr in DROPPED_CALLS:
             yield node.func.value
         if node.func.attr in SWAPPED_NAMES:
-            yield ast.Call(ast.Attribute(node.func.value, SWAPPED_NAMES[node.func.attr], ast.Load()), node.args, node.keywords)
+            yield ast.Call(
+                ast.Attribute(node.func.value, SWAPPED_NAMES[node.func.attr], ast.Load()),
+                node.args,
+                node.keywords,
+            )
         if node.func.attr == "where":
             yield ast.Call(node.func, [node.args[0], node.args[2], node.args[1]], node.keywords)
         if node.func.attr == "clamp" and len(node.args) == 2:
@@ -163,13 +202,19 @@ def other_calls(node: ast.Call) -> Iterator[ast.AST]:
     for k, keyword in enumerate(node.keywords):
         rest = node.keywords[:k] + node.keywords[k + 1 :]
         if keyword.arg in ("min", "max"):
-            yield ast.Call(node.func, node.args, [*rest, ast.keyword(SWAPPED_NAMES[keyword.arg], keyword.value)])
+            yield ast.Call(
+                node.func,
+                node.args,
+                [*rest, ast.keyword(SWAPPED_NAMES[keyword.arg], keyword.value)],
+            )
         elif keyword.arg != "device":  # one device in the tests
             yield ast.Call(node.func, node.args, rest)
 
 
 def mutable_nodes(tree: ast.Module) -> list[ast.AST]:
-    """The tree's nodes in a fixed order, less docstrings, annotations, decorators, imports and type aliases."""
+    """The tree's nodes in a fixed order, less docstrings, annotations, decorators, imports and type
+    aliases.
+    """
     found: list[ast.AST] = []
 
     def visit(node: ast.AST) -> None:
@@ -193,7 +238,9 @@ def mutable_nodes(tree: ast.Module) -> list[ast.AST]:
 
 
 def is_type_alias(value: ast.AST) -> bool:
-    return isinstance(value, ast.BinOp) and all(isinstance(part, ast.BinOp | ast.Name | ast.BitOr | ast.Load) for part in ast.walk(value))
+    return isinstance(value, ast.BinOp) and all(
+        isinstance(part, ast.BinOp | ast.Name | ast.BitOr | ast.Load) for part in ast.walk(value)
+    )
 
 
 @functools.cache
@@ -207,7 +254,11 @@ def mutants_of(path: Path) -> list[Mutant]:
     for index, node in enumerate(mutable_nodes(ast.parse(source_of(path)))):
         for option, other in enumerate(alternatives(node)):
             change = f"{shown(node)} -> {shown(other)}"
-            mutants.append(Mutant(path.name, node.lineno, lines[node.lineno - 1].strip(), change, index, option))
+            mutants.append(
+                Mutant(
+                    path.name, node.lineno, lines[node.lineno - 1].strip(), change, index, option
+                )
+            )
     return mutants
 
 
@@ -237,15 +288,23 @@ class MutantLoader(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def __init__(self, module: str, path: Path, tree: ast.Module) -> None:
         self.module, self.path, self.tree = module, path, tree
 
-    def find_spec(self, name: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
-        return importlib.util.spec_from_file_location(name, self.path, loader=self) if name == self.module else None
+    def find_spec(
+        self, name: str, path: object, target: object = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        return (
+            importlib.util.spec_from_file_location(name, self.path, loader=self)
+            if name == self.module
+            else None
+        )
 
     def exec_module(self, module: object) -> None:
         exec(compile(self.tree, str(self.path), "exec"), module.__dict__)
 
 
 def start(mutant: Mutant | None) -> int:
-    """Fork a child that runs the tests against the mutant (or the source as it is); its status is pytest's."""
+    """Fork a child that runs the tests against the mutant (or the source as it is); its status is
+    pytest's.
+    """
     child = os.fork()
     if child:
         return child
@@ -257,7 +316,9 @@ def start(mutant: Mutant | None) -> int:
     try:
         if mutant:
             path = SOURCE / mutant.file
-            sys.meta_path.insert(0, MutantLoader(f"{PACKAGE}.{path.stem}", path, mutated(path, mutant)))
+            sys.meta_path.insert(
+                0, MutantLoader(f"{PACKAGE}.{path.stem}", path, mutated(path, mutant))
+            )
         tests = [str(ROOT / "tests" / "objectives" / f"test_{name}.py") for name in TESTS]
         status = int(pytest.main([*PYTEST_OPTIONS, *tests]))
     finally:
@@ -289,11 +350,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Mutation testing of motley.objectives.")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", type=Path, help="also write the result here")
-    parser.add_argument("--only", default="", help="only mutants whose 'file:line change' contains this")
+    parser.add_argument(
+        "--only", default="", help="only mutants whose 'file:line change' contains this"
+    )
     parser.add_argument("--list", action="store_true", help="print the mutants and run none")
     options = parser.parse_args()
     modules = sorted(path for path in SOURCE.glob("*.py") if path.name != "__init__.py")
-    mutants = [m for path in modules for m in mutants_of(path) if options.only in f"{m.file}:{m.line} {m.change}"]
+    mutants = [
+        m
+        for path in modules
+        for m in mutants_of(path)
+        if options.only in f"{m.file}:{m.line} {m.change}"
+    ]
     stale = [] if options.only else sorted(set(EQUIVALENT) - {m.key for m in mutants})
     if stale:
         print("EQUIVALENT names changes that no longer exist; remove them:", *stale, sep="\n  ")
@@ -317,13 +385,18 @@ def main() -> int:
 
 def report(mutants: list[Mutant], survived: list[Mutant], seconds: float, path: Path | None) -> int:
     counted = [m for m in mutants if m.key not in EQUIVALENT]
-    print(f"\n{'module':<16}{'mutants':>8}{'equivalent':>12}{'killed':>8}{'survived':>10}{'score':>8}")
+    print(
+        f"\n{'module':<16}{'mutants':>8}{'equivalent':>12}{'killed':>8}{'survived':>10}{'score':>8}"
+    )
     for name in [*sorted({m.file for m in mutants}), ""]:
         total = sum(name in m.file for m in mutants)
         tried = sum(name in m.file for m in counted)
         left = sum(name in m.file for m in survived)
         score = 1 - left / max(1, tried)
-        print(f"{name or 'all':<16}{total:>8}{total - tried:>12}{tried - left:>8}{left:>10}{score:>8.1%}")
+        print(
+            f"{name or 'all':<16}{total:>8}{total - tried:>12}"
+            f"{tried - left:>8}{left:>10}{score:>8.1%}"
+        )
     for m in survived:
         print(f"survived  {m.file}:{m.line}  {m.change}")
     for m in mutants:
@@ -331,8 +404,17 @@ def report(mutants: list[Mutant], survived: list[Mutant], seconds: float, path: 
             print(f"equivalent  {m.file}:{m.line}  {m.change}  ({EQUIVALENT[m.key]})")
     score = 1 - len(survived) / max(1, len(counted))
     if path:
-        summary = {"mutants": len(mutants), "equivalent": len(mutants) - len(counted), "killed": len(counted) - len(survived)}
-        path.write_text(json.dumps(summary | {"score": score, "seconds": seconds, "survived": [asdict(m) for m in survived]}))
+        summary = {
+            "mutants": len(mutants),
+            "equivalent": len(mutants) - len(counted),
+            "killed": len(counted) - len(survived),
+        }
+        path.write_text(
+            json.dumps(
+                summary
+                | {"score": score, "seconds": seconds, "survived": [asdict(m) for m in survived]}
+            )
+        )
     print(f"{score:.1%} of {len(counted)} mutants killed in {seconds:.0f} s")
     return 0 if score >= REQUIRED_SCORE else 1
 

@@ -1,10 +1,13 @@
-"""One learner and two samplers, each a process, on a real hub with delayed deliveries; kill -9 at random, and nothing published is lost.
+"""One learner and two samplers, each a process, on a real hub with delayed deliveries; kill -9 at
+random, and nothing published is lost.
 
     python tests/samplers.py --kills 40 --delay 5 --seed 0
 
-A seeded killer strikes learner, samplers, server and hub. In every run: each sampler's batches are on the log without a gap and once,
-chains are whole, what its outbox marked as sampled is there; the learner took every step once and no group twice, and its final weights
-are those that its journal's steps make from the log when they are taken again by somebody whom nobody disturbs. Exits with 1 otherwise.
+A seeded killer strikes learner, samplers, server and hub. In every run: each sampler's batches are
+on the log without a gap and once, chains are whole, what its outbox marked as sampled is there; the
+learner took every step once and no group twice, and its final weights are those that its journal's
+steps make from the log when they are taken again by somebody whom nobody disturbs. Exits with 1
+otherwise.
 """
 
 from __future__ import annotations
@@ -32,9 +35,21 @@ from motley.trust.chain import Chain
 SAMPLERS = ("one", "two")
 
 
-def roles_crew(folder: Path, delay_s: float, rounds: int, checkpoint_every: int = 1000, seed: int = 0, learning: str = "") -> CrewConfig:
-    """On the dense task of `folder`. With a checkpoint at the start and the end only, the journal keeps every step."""
-    peers = "".join(f'[[peer]]\nname = "{name}"\nrole = "sampler"\nfollows = "learner"\n' for name in SAMPLERS)
+def roles_crew(
+    folder: Path,
+    delay_s: float,
+    rounds: int,
+    checkpoint_every: int = 1000,
+    seed: int = 0,
+    learning: str = "",
+) -> CrewConfig:
+    """On the dense task of `folder`.
+
+    With a checkpoint at the start and the end only, the journal keeps every step.
+    """
+    peers = "".join(
+        f'[[peer]]\nname = "{name}"\nrole = "sampler"\nfollows = "learner"\n' for name in SAMPLERS
+    )
     return parse_config(
         f"""
 [crew]
@@ -84,7 +99,9 @@ def faults_of(config: CrewConfig, folder: Path) -> list[str]:
 
 
 def log_faults(config: CrewConfig, entries: list[Entry]) -> list[str]:
-    """Every id once, every chain whole, every sampler's batches without a gap, the first and the last version of the weights."""
+    """Every id once, every chain whole, every sampler's batches without a gap, the first and the
+    last version of the weights.
+    """
     faults, chains, versions = [], {}, set()
     batches: dict[str, Counter[int]] = {name: Counter() for name in SAMPLERS}
     for entry in entries:
@@ -96,19 +113,30 @@ def log_faults(config: CrewConfig, entries: list[Entry]) -> list[str]:
             batches[content.origin.peer][content.round] += 1
         elif isinstance(content, Weights):
             versions.add(content.version)
-    faults += [f"{len(chain.missing)} records of a chain are missing" for chain in chains.values() if chain.missing]
+    faults += [
+        f"{len(chain.missing)} records of a chain are missing"
+        for chain in chains.values()
+        if chain.missing
+    ]
     for name, found in batches.items():
         if found != dict.fromkeys(range(len(found)), config.problems_per_peer):
             faults.append(f"batches of {name} have gaps: {sorted(found.items())}")
-    if not {0, config.crew.rounds} <= versions <= set(range(config.crew.rounds + 1)):  # while one is on its way the next are left out
+    # while one is on its way the next are left out
+    if not {0, config.crew.rounds} <= versions <= set(range(config.crew.rounds + 1)):
         faults.append(f"versions on the log: {sorted(versions)}")
     return faults
 
 
 def outbox_faults(config: CrewConfig, folder: Path, name: str, ids: set[str]) -> list[str]:
     """What was marked as sampled is on the log."""
-    outbox = Outbox(folder / name / "groups" / "outbox.sqlite", Signer(bytes(32), lambda message: b""))
-    marked = {f"{name}.{round}.{slot}" for round in range(outbox.last_round + 1) for slot in range(config.problems_per_peer)}
+    outbox = Outbox(
+        folder / name / "groups" / "outbox.sqlite", Signer(bytes(32), lambda message: b"")
+    )
+    marked = {
+        f"{name}.{round}.{slot}"
+        for round in range(outbox.last_round + 1)
+        for slot in range(config.problems_per_peer)
+    }
     faults = [f"{len(outbox)} records of {name} are unsent"] if len(outbox) else []
     outbox.close()
     return faults + ([f"lost of {name}: {sorted(marked - ids)}"] if marked - ids else [])
@@ -118,7 +146,11 @@ def learner_faults(config: CrewConfig, folder: Path, entries: list[Entry]) -> li
     journal = Journal(folder / "learner" / "journal.jsonl")
     steps = [step for round in range(config.crew.rounds) if (step := journal.of(round))]
     used = Counter(position for step in steps for position in step.positions)
-    faults = [f"groups learned from twice: {[p for p, count in used.items() if count > 1]}"] if max(used.values(), default=0) > 1 else []
+    faults = (
+        [f"groups learned from twice: {[p for p, count in used.items() if count > 1]}"]
+        if max(used.values(), default=0) > 1
+        else []
+    )
     if len(steps) < config.crew.rounds:  # checkpoints on the way have made the journal forget
         return faults
     with tempfile.TemporaryDirectory() as place:
@@ -126,17 +158,25 @@ def learner_faults(config: CrewConfig, folder: Path, entries: list[Entry]) -> li
         shutil.copytree(folder / "learner" / "start", again / "start")
         log = MemoryLog()
         log.append([(entry.id, entry.record) for entry in entries])
-        if [entry.position for entry in log.read(0, len(entries))] != [entry.position for entry in entries]:
+        if [entry.position for entry in log.read(0, len(entries))] != [
+            entry.position for entry in entries
+        ]:
             return [*faults, "the log has holes"]
         hub = Identity.kept_at(folder / "hub" / "hub.key").public
-        peer = Run(config, again).build(config.named("learner"), log, Outbox(None, Signer(bytes(32), lambda message: b"")), hub)
+        peer = Run(config, again).build(
+            config.named("learner"), log, Outbox(None, Signer(bytes(32), lambda message: b"")), hub
+        )
         for step in steps:
             peer.receive(until=step.cursor)
             chosen = peer.choose(step.closed) or []
             if tuple(c.position for c in chosen) != step.positions:
                 return [*faults, f"step {step.round} would be taken from other groups"]
             peer.step(chosen)
-        save_training(peer.learner.policy, peer.learner.optimiser, again / "checkpoints" / f"round-{config.crew.rounds:06d}" / "learner")
+        save_training(
+            peer.learner.policy,
+            peer.learner.optimiser,
+            again / "checkpoints" / f"round-{config.crew.rounds:06d}" / "learner",
+        )
         (again / "config.toml").touch()
         if weights(again, "learner") != weights(folder / "learner", "learner"):
             faults.append("the learner's weights are not those that its steps make")
@@ -144,8 +184,12 @@ def learner_faults(config: CrewConfig, folder: Path, entries: list[Entry]) -> li
 
 
 def one_run(wanted: argparse.Namespace) -> OneRun:
-    def run(root: Path, number: int, rng: random.Random, kills: int) -> tuple[Counter[str], list[str]]:
-        config = roles_crew(root, wanted.delay, wanted.rounds, (1000, 4)[number % 2], wanted.seed + number)
+    def run(
+        root: Path, number: int, rng: random.Random, kills: int
+    ) -> tuple[Counter[str], list[str]]:
+        config = roles_crew(
+            root, wanted.delay, wanted.rounds, (1000, 4)[number % 2], wanted.seed + number
+        )
         folder = root / f"run{number}"
         return disturbed_run(config, folder, rng, kills, timeout_s=600), faults_of(config, folder)
 

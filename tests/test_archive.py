@@ -17,7 +17,17 @@ from pyarrow import parquet
 from typer.testing import CliRunner
 
 from fakes import entry, group, identity, rollout, sealed_record, spread_crew, write_task
-from motley.archive import UNKNOWN, Archive, Examiner, Seen, Tally, export, find_log, open_log, problems_of
+from motley.archive import (
+    UNKNOWN,
+    Archive,
+    Examiner,
+    Seen,
+    Tally,
+    export,
+    find_log,
+    open_log,
+    problems_of,
+)
 from motley.cli import app
 from motley.crew import LocalCrew
 from motley.exchange import Entry, MemoryLog, Outbox, Signer, encode
@@ -85,23 +95,43 @@ def test_the_table_says_who_sent_what(trained: Path) -> None:
         assert (row["groups"], row["rollouts"], row["rounds"]) == (4, 16, [0, 1])
         assert row["tokens"] == sum(len(r.tokens) for g in made for r in g.rollouts)
         sizes = {e.id: len(e.record) for e in log.read(0)}
-        assert row["bytes_per_token"] == pytest.approx(sum(sizes[g.id] for g in made) / row["tokens"])
+        assert row["bytes_per_token"] == pytest.approx(
+            sum(sizes[g.id] for g in made) / row["tokens"]
+        )
         assert row["bytes"] == sum(size for id, size in sizes.items() if id.startswith(peer))
-        rewards = [line["reward"] for line in read_metrics(trained) if line["peer"] == peer and "reward" in line]
+        rewards = [
+            line["reward"]
+            for line in read_metrics(trained)
+            if line["peer"] == peer and "reward" in line
+        ]
         assert row["reward"] == pytest.approx(sum(rewards) / 2, abs=1e-6)
         assert 0 < row["age_s"] < 600
     assert [senders[name]["faults"] for name in senders] == [{}, {"subject": 1}, {}, {"corrupt": 1}]
-    assert [senders["hub"][name] for name in ("records", "groups", "rounds", "reward", "age_s")] == [2, 0, None, None, None]
+    assert [
+        senders["hub"][name] for name in ("records", "groups", "rounds", "reward", "age_s")
+    ] == [2, 0, None, None, None]
     total = found["total"]
-    assert (total["records"], total["groups"], total["faults"]) == (12, 8, {"corrupt": 1, "subject": 1})
+    assert (total["records"], total["groups"], total["faults"]) == (
+        12,
+        8,
+        {"corrupt": 1, "subject": 1},
+    )
     assert total["bytes"] == sum(len(e.record) for e in log.read(0))
-    assert total["reward"] == pytest.approx((senders["full0"]["reward"] + senders["full1"]["reward"]) / 2)
+    assert total["reward"] == pytest.approx(
+        (senders["full0"]["reward"] + senders["full1"]["reward"]) / 2
+    )
 
 
 def test_the_table_is_read_by_people_too(trained: Path) -> None:
     lines = motley("log", trained).stdout.splitlines()
     assert lines[0].strip() == "log of crew spread"
-    assert [line.split()[0] for line in lines[3:] if line.strip()] == ["full0", "full1", "hub", "unknown", "all"]
+    assert [line.split()[0] for line in lines[3:] if line.strip()] == [
+        "full0",
+        "full1",
+        "hub",
+        "unknown",
+        "all",
+    ]
     assert "corrupt 1, subject 1" in lines[-1]
 
 
@@ -111,10 +141,19 @@ def test_the_newest_records_are_listed_with_their_faults(trained: Path) -> None:
     assert [row["kind"] for row in rows] == ["group", "", "group"]
     assert [row["fault"] for row in rows] == ["", "corrupt", "subject"]
     last = groups_of(trained)[-1]
-    assert [rows[0][name] for name in ("id", "round", "problem", "rollouts")] == [last.id, last.round, last.problem, 4]
+    assert [rows[0][name] for name in ("id", "round", "problem", "rollouts")] == [
+        last.id,
+        last.round,
+        last.problem,
+        4,
+    ]
     assert rows[0]["reward"] == pytest.approx(sum(r.reward for r in last.rollouts) / 4)
     assert rows[1]["tokens"] is None
-    assert [row["kind"] for row in as_json(trained, "--list", 99)["records"]][:3] == ["charter", "roster", "group"]
+    assert [row["kind"] for row in as_json(trained, "--list", 99)["records"]][:3] == [
+        "charter",
+        "roster",
+        "group",
+    ]
 
 
 def test_what_a_stranger_wrote_does_not_reach_the_terminal(trained: Path) -> None:
@@ -126,10 +165,15 @@ def test_one_peer_and_a_part_of_the_log_can_be_chosen(trained: Path) -> None:
     rows = as_json(trained, "--list", 2, "--peer", "full0")["records"]
     assert [row["id"] for row in rows] == ["full0.1.0", "full0.1.1"]
     found = as_json(trained, "--after", 6)
-    assert (found["total"]["records"], found["total"]["groups"], found["total"]["rounds"]) == (6, 4, [1, 1])
+    assert (found["total"]["records"], found["total"]["groups"], found["total"]["rounds"]) == (
+        6,
+        4,
+        [1, 1],
+    )
     assert [row["sender"] for row in as_json(trained, "--peer", UNKNOWN)["senders"]] == [UNKNOWN]
     assert error(trained, "--peer", "ful0") == (
-        "error: crew spread has no peer 'ful0'; it has full0, full1, hub, and senders that are unknown"
+        "error: crew spread has no peer 'ful0'; it has full0, full1, hub, and senders that are "
+        "unknown"
     )
 
 
@@ -139,7 +183,9 @@ def test_an_empty_part_is_no_mistake(trained: Path) -> None:
     assert motley("log", trained, "--after", 99, "--list", 5).stdout == "nothing\n"
 
 
-def test_reading_in_small_pages_shows_the_same(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_in_small_pages_shows_the_same(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with open_log(trained) as archive:
         whole = list(archive.records())
         read = archive.source.read
@@ -160,16 +206,29 @@ def test_the_file_of_a_live_run_is_left_as_it_is(trained: Path, tmp_path: Path) 
 def test_listing_a_file_needs_no_torch(trained: Path) -> None:
     code = (
         "import sys\nfrom motley.cli import app\n"
-        f"try: app(['log', {str(trained)!r}])\nexcept SystemExit as end: assert not end.code\nassert 'torch' not in sys.modules"
+        f"try: app(['log', {str(trained)!r}])\nexcept SystemExit as end: assert not "
+        "end.code\nassert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
-def test_follow_prints_what_is_appended_later_until_it_is_interrupted(trained: Path, tmp_path: Path) -> None:
+def test_follow_prints_what_is_appended_later_until_it_is_interrupted(
+    trained: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "groups" / "log.bin"
     path.parent.mkdir()
     path.write_bytes((trained / "groups" / "log.bin").read_bytes())
-    command = [sys.executable, "-c", "from motley.cli import app; app()", "log", str(tmp_path), "--follow", "--json", "--after", "10"]
+    command = [
+        sys.executable,
+        "-c",
+        "from motley.cli import app; app()",
+        "log",
+        str(tmp_path),
+        "--follow",
+        "--json",
+        "--after",
+        "10",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as following:
         assert following.stdout
         assert [json.loads(following.stdout.readline())["position"] for _ in range(2)] == [11, 12]
@@ -203,7 +262,9 @@ def test_only_one_way_to_see_a_log_at_a_time(trained: Path) -> None:
 def examiner(*peers: str, revoked: tuple[str, ...] = ()) -> Examiner:
     hub = identity(HUB)
     found = Examiner("crew", hub.public)
-    roster = Roster(crew="crew", number=0, keys={peer: identity(peer).public for peer in peers}, revoked=revoked)
+    roster = Roster(
+        crew="crew", number=0, keys={peer: identity(peer).public for peer in peers}, revoked=revoked
+    )
     assert not found.look(entry(roster, hub)).fault
     return found
 
@@ -216,7 +277,13 @@ def fault_of(record: Entry, found: Examiner | None = None) -> str:
 
 def test_a_sound_record_has_no_fault() -> None:
     seen = examiner("a").look(entry(group(), identity("a")))
-    assert (seen.fault, seen.sender, seen.kind, seen.num_tokens, seen.reward) == ("", "a", "group", 6, 0.5)
+    assert (seen.fault, seen.sender, seen.kind, seen.num_tokens, seen.reward) == (
+        "",
+        "a",
+        "group",
+        6,
+        0.5,
+    )
 
 
 def test_a_record_that_is_not_what_it_says_is_named() -> None:
@@ -259,7 +326,13 @@ def test_the_roster_of_the_records_place_decides() -> None:
     found = examiner("a")
     before, after = entry(group(), identity("a")), entry(group(round=1), identity("a"), counter=1)
     assert not fault_of(before, found)
-    found.look(entry(Roster(crew="crew", number=1, keys={"a": identity("new").public}), identity(HUB), counter=1))
+    found.look(
+        entry(
+            Roster(crew="crew", number=1, keys={"a": identity("new").public}),
+            identity(HUB),
+            counter=1,
+        )
+    )
     assert fault_of(after, found) == "key"
     assert not fault_of(entry(group(round=2), identity("new")), found)
     assert found.look(after._replace(id="z.0.0")).sender == UNKNOWN
@@ -270,7 +343,13 @@ def test_a_record_with_a_fault_counts_as_such_and_in_bytes_only() -> None:
     tally.add(found.look(entry(group(), identity("a"))))
     bad = entry(group(round=9, rollouts=[rollout(reward=1000.0)]), identity("b"))
     tally.add(found.look(bad))
-    assert (tally.num_records, tally.num_groups, tally.num_tokens, tally.last_round, tally.reward) == (2, 1, 6, 0, 0.5)
+    assert (
+        tally.num_records,
+        tally.num_groups,
+        tally.num_tokens,
+        tally.last_round,
+        tally.reward,
+    ) == (2, 1, 6, 0, 0.5)
     assert tally.faults == {"key": 1}
     assert tally.num_bytes == tally.group_bytes + len(bad.record)
 
@@ -278,17 +357,29 @@ def test_a_record_with_a_fault_counts_as_such_and_in_bytes_only() -> None:
 # Export
 
 
-def test_json_lines_and_parquet_hold_the_same_and_what_the_log_holds(trained: Path, tmp_path: Path) -> None:
+def test_json_lines_and_parquet_hold_the_same_and_what_the_log_holds(
+    trained: Path, tmp_path: Path
+) -> None:
     for name in ("log.jsonl", "log.parquet"):
         done = as_json(trained, "--export", tmp_path / name)
-        assert done == {"file": str(tmp_path / name), "groups": 8, "left_out": {"corrupt": 1, "subject": 1}, "note": ""}
+        assert done == {
+            "file": str(tmp_path / name),
+            "groups": 8,
+            "left_out": {"corrupt": 1, "subject": 1},
+            "note": "",
+        }
     assert {path.name for path in tmp_path.iterdir()} == {"log.jsonl", "log.parquet"}
     rows = json_lines(tmp_path / "log.jsonl")
     assert parquet.read_table(tmp_path / "log.parquet").to_pylist() == rows
     groups = groups_of(trained)
     assert [row["position"] for row in rows] == list(range(3, 11))
     for row, made in zip(rows, groups, strict=True):
-        assert [row[name] for name in ("id", "crew", "peer", "problem")] == [made.id, made.crew, made.origin.peer, made.problem]
+        assert [row[name] for name in ("id", "crew", "peer", "problem")] == [
+            made.id,
+            made.crew,
+            made.origin.peer,
+            made.problem,
+        ]
         assert msgspec.convert(row["sampling"], Sampling) == made.origin.sampling
         assert (row["version"], row["created_s"]) == (made.origin.version, made.created_s)
         assert row["prompt"] == f"{row['kind']} {row['answer']}="
@@ -305,19 +396,29 @@ def test_json_lines_and_parquet_hold_the_same_and_what_the_log_holds(trained: Pa
 
 def test_a_file_that_is_there_is_not_overwritten(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text("years of work")
-    assert "is there already and is not overwritten; choose another name" in error(trained, "--export", tmp_path / "log.jsonl")
+    assert "is there already and is not overwritten; choose another name" in error(
+        trained, "--export", tmp_path / "log.jsonl"
+    )
     assert (tmp_path / "log.jsonl").read_text() == "years of work"
 
 
-def test_an_export_needs_a_name_that_says_the_format_and_a_folder(trained: Path, tmp_path: Path) -> None:
-    assert "the name ends in .csv; expected .jsonl or .parquet" in error(trained, "--export", tmp_path / "log.csv")
+def test_an_export_needs_a_name_that_says_the_format_and_a_folder(
+    trained: Path, tmp_path: Path
+) -> None:
+    assert "the name ends in .csv; expected .jsonl or .parquet" in error(
+        trained, "--export", tmp_path / "log.csv"
+    )
     assert "the name ends in nothing" in error(trained, "--export", tmp_path / "log")
     assert "there is no folder" in error(trained, "--export", tmp_path / "none" / "log.jsonl")
 
 
-def test_parquet_without_pyarrow_says_what_to_install(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_without_pyarrow_says_what_to_install(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert 'pip install "motley-rl[parquet]"' in error(trained, "--export", tmp_path / "log.parquet")
+    assert 'pip install "motley-rl[parquet]"' in error(
+        trained, "--export", tmp_path / "log.parquet"
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -345,24 +446,37 @@ def test_what_is_not_known_or_no_number_is_null(tmp_path: Path) -> None:
     first, second, _ = rows = json_lines(tmp_path / "log.jsonl")
     assert parquet.read_table(tmp_path / "log.parquet").to_pylist() == rows
     assert first["prompt"] is None
-    assert first["rollouts"][0] == {"tokens": [11, 2**34], "logprobs": [None, None], "reward": None, "ending": "stop", "text": None}
+    assert first["rollouts"][0] == {
+        "tokens": [11, 2**34],
+        "logprobs": [None, None],
+        "reward": None,
+        "ending": "stop",
+        "text": None,
+    }
     assert first["rollouts"][1]["text"] == tiny_vocabulary().decode((11, 12, 1))
     assert second["rollouts"][0]["text"] is None
 
 
-def test_a_task_that_is_not_here_leaves_out_prompts_and_says_so(trained: Path, tmp_path: Path) -> None:
+def test_a_task_that_is_not_here_leaves_out_prompts_and_says_so(
+    trained: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "groups" / "log.bin"
     path.parent.mkdir()
     path.write_bytes((trained / "groups" / "log.bin").read_bytes())
     config = (trained / "config.toml").read_text()
     problems = trained.parent / "problems.jsonl"
-    (tmp_path / "config.toml").write_text(config.replace(str(problems), str(tmp_path / "gone.jsonl")))
+    (tmp_path / "config.toml").write_text(
+        config.replace(str(problems), str(tmp_path / "gone.jsonl"))
+    )
     found = as_json(tmp_path, "--export", tmp_path / "log.jsonl")
     assert "cannot read problems from" in found["note"]
     assert {row["prompt"] for row in json_lines(tmp_path / "log.jsonl")} == {None}
     other = problems.read_text().replace("sort 10=", "sort 0=")
     (tmp_path / "gone.jsonl").write_text(other)
-    assert "asks other problems here" in as_json(tmp_path, "--export", tmp_path / "again.jsonl")["note"]
+    assert (
+        "asks other problems here"
+        in as_json(tmp_path, "--export", tmp_path / "again.jsonl")["note"]
+    )
 
 
 def test_a_group_whose_problem_was_not_assigned_has_no_prompt(trained: Path) -> None:
@@ -381,7 +495,9 @@ def test_a_group_whose_problem_was_not_assigned_has_no_prompt(trained: Path) -> 
 
 @pytest.fixture(scope="module", autouse=True)
 def closed_pipes() -> Iterator[None]:
-    """A stopped server's pipe is closed at once: left to the garbage collector, it would warn in some later test."""
+    """A stopped server's pipe is closed at once: left to the garbage collector, it would warn in
+    some later test.
+    """
     stop = Server.stop
 
     def stop_and_close(self: Server) -> None:
@@ -403,12 +519,21 @@ def hub(tmp_path_factory: pytest.TempPathFactory, closed_pipes: None) -> Iterato
     """A hub whose two peers have sent three groups and some noise."""
     folder = tmp_path_factory.mktemp("hub")
     write_task(folder)
-    hub = Hub.open(spread_crew(folder, task=f"file:{folder / 'problems.jsonl'}"), folder / "runs" / "spread-hub", place(free_port()))
+    hub = Hub.open(
+        spread_crew(folder, task=f"file:{folder / 'problems.jsonl'}"),
+        folder / "runs" / "spread-hub",
+        place(free_port()),
+    )
     hub.start()
     enrol(hub, "full0", "full1")
     send(hub, "full0", group("full0", crew="spread"), group("full0", slot=1, crew="spread"))
     send(hub, "full1", group("full1", crew="spread", rollouts=[rollout(reward=0.25)]))
-    hub.log.append([("full1.0.1", GARBAGE), ("full0.5.0", entry(group("full0", round=5, crew="spread"), identity("full1")).record)])
+    hub.log.append(
+        [
+            ("full1.0.1", GARBAGE),
+            ("full0.5.0", entry(group("full0", round=5, crew="spread"), identity("full1")).record),
+        ]
+    )
     yield hub
     hub.close()
 
@@ -427,7 +552,9 @@ def send(hub: Hub, peer: str, *groups: Group) -> None:
 
 def peer_folder(hub: Hub, peer: str, folder: Path) -> Path:
     folder.mkdir(parents=True)
-    membership = Membership(url=hub.state.place.url, crew="spread", peer=peer, hub=hub.identity.public)
+    membership = Membership(
+        url=hub.state.place.url, crew="spread", peer=peer, hub=hub.identity.public
+    )
     (folder / "member.json").write_bytes(msgspec.json.encode(membership))
     (folder / "peer.key").write_text(identity(peer).nkey_seed)
     return folder
@@ -437,7 +564,13 @@ def faults(archive: Archive) -> list[tuple[str, str]]:
     return [(seen.id, seen.fault) for seen in archive.records() if seen.sender != HUB]
 
 
-EXPECTED = [("full0.0.0", ""), ("full0.0.1", ""), ("full1.0.0", ""), ("full1.0.1", "corrupt"), ("full0.5.0", "key")]
+EXPECTED = [
+    ("full0.0.0", ""),
+    ("full0.0.1", ""),
+    ("full1.0.0", ""),
+    ("full1.0.1", "corrupt"),
+    ("full0.5.0", "key"),
+]
 
 
 def test_a_running_hub_is_read_and_left_running(hub: Hub) -> None:
@@ -454,14 +587,18 @@ def test_a_peer_reads_with_its_own_key(hub: Hub, tmp_path: Path) -> None:
         assert faults(archive) == EXPECTED
         assert archive.source.last() == hub.log.read(0)[-1].position
     rows = as_json(folder, "--list", 9, "--peer", "full1")["records"]
-    assert [(row["id"], row["fault"]) for row in rows] == [e for e in EXPECTED if e[0].startswith("full1")]
+    assert [(row["id"], row["fault"]) for row in rows] == [
+        e for e in EXPECTED if e[0].startswith("full1")
+    ]
 
 
 def test_a_log_on_a_server_is_exported_with_the_charters_task(hub: Hub, tmp_path: Path) -> None:
     done = as_json(hub.folder, "--export", tmp_path / "log.parquet")
     assert (done["groups"], done["left_out"], done["note"]) == (3, {"corrupt": 1, "key": 1}, "")
     rows = parquet.read_table(tmp_path / "log.parquet").to_pylist()
-    assert [row["key"] for row in rows] == [nkey_of(identity(peer).public) for peer in ("full0", "full0", "full1")]
+    assert [row["key"] for row in rows] == [
+        nkey_of(identity(peer).public) for peer in ("full0", "full0", "full1")
+    ]
     assert {row["prompt"] for row in rows} == {None}  # nobody was given this problem
 
 
@@ -472,14 +609,19 @@ def test_follow_shows_what_comes_to_a_server(hub: Hub, tmp_path: Path) -> None:
         assert next(following).id == "full1.3.3"
         enrol(hub, "full0", "full1", "late")
         send(hub, "late", group("late", crew="spread"))
-        assert [(seen.id, seen.sender, seen.fault) for seen in (next(following), next(following))] == [
+        assert [
+            (seen.id, seen.sender, seen.fault) for seen in (next(following), next(following))
+        ] == [
             (f"hub.roster.{hub.state.number}", HUB, ""),
             ("late.0.0", "late", ""),
         ]
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a refused reconnect leaves its stream to the collector
-def test_follow_ends_with_a_word_when_the_hub_shuts_the_reader_out(hub: Hub, tmp_path: Path) -> None:
+# a refused reconnect leaves its stream to the collector
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_follow_ends_with_a_word_when_the_hub_shuts_the_reader_out(
+    hub: Hub, tmp_path: Path
+) -> None:
     said: list[str] = []
     with open_log(peer_folder(hub, "full1", tmp_path / "peer")) as archive:
         following = archive.follow(say=said.append)
@@ -502,7 +644,11 @@ def test_a_record_dressed_as_the_servers_word_does_not_hide_the_end_of_the_log(h
 
 def test_a_stopped_hub_is_started_for_reading_and_stopped_again(tmp_path: Path) -> None:
     write_task(tmp_path)
-    hub = Hub.open(spread_crew(tmp_path, task=f"file:{tmp_path / 'problems.jsonl'}"), tmp_path / "run" / "hub", place(free_port()))
+    hub = Hub.open(
+        spread_crew(tmp_path, task=f"file:{tmp_path / 'problems.jsonl'}"),
+        tmp_path / "run" / "hub",
+        place(free_port()),
+    )
     assert "this hub has never run" in error(tmp_path / "run")
     hub.start()
     enrol(hub, "full0")
@@ -511,12 +657,23 @@ def test_a_stopped_hub_is_started_for_reading_and_stopped_again(tmp_path: Path) 
     assert hub.server
     assert not hub.server.alive()
     found = as_json(tmp_path / "run")
-    assert [(row["sender"], row["records"]) for row in found["senders"]] == [("full0", 1), ("hub", 3)]
+    assert [(row["sender"], row["records"]) for row in found["senders"]] == [
+        ("full0", 1),
+        ("hub", 3),
+    ]
     assert not hub.server.alive()
     with open_log(tmp_path / "run"):
         assert (
             "a hub is already running"
-            in motley("hub", config_of(hub, tmp_path), "--out", hub.folder, "--port", hub.state.place.port, code=2).stderr
+            in motley(
+                "hub",
+                config_of(hub, tmp_path),
+                "--out",
+                hub.folder,
+                "--port",
+                hub.state.place.port,
+                code=2,
+            ).stderr
         )
     assert not hub.server.alive()
 
@@ -561,13 +718,21 @@ def test_the_name_of_a_crew_finds_its_hub_then_a_peer_then_the_newest_run(tmp_pa
     assert find_log(str(runs / "spread-002"), runs) == runs / "spread-002"
 
 
-def test_a_target_without_a_log_is_answered_with_what_was_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_target_without_a_log_is_answered_with_what_was_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     for target in ("empty", "../else", "spread"):
         words = error(target)
-        assert words.startswith(f"error: there is no log at {target}: it is no folder with hub.json, member.json, hub/hub.json or groups")
-        assert f"runs/{target}-hub, runs/{target}-PEER or runs/{target}-NNN; give a run folder, or the name of a crew" in words
+        assert words.startswith(
+            f"error: there is no log at {target}: it is no folder with hub.json, member.json, "
+            "hub/hub.json or groups"
+        )
+        assert (
+            f"runs/{target}-hub, runs/{target}-PEER or runs/{target}-NNN; give a run folder, or "
+            "the name of a crew" in words
+        )
 
 
 def test_a_log_without_a_charter_is_shown_as_far_as_it_can_be(tmp_path: Path) -> None:
@@ -575,7 +740,9 @@ def test_a_log_without_a_charter_is_shown_as_far_as_it_can_be(tmp_path: Path) ->
     records = [("a.0.0", entry(group(), identity("a")).record), ("a.0.1", b"\x01old")]
     MemoryLog(tmp_path / "groups" / "log.bin").append(records)
     found = as_json(tmp_path)
-    assert [(row["sender"], row["faults"]) for row in found["senders"]] == [(UNKNOWN, {"crew": 1, "schema": 1})]
+    assert [(row["sender"], row["faults"]) for row in found["senders"]] == [
+        (UNKNOWN, {"crew": 1, "schema": 1})
+    ]
     assert "the log has no charter" in as_json(tmp_path, "--export", tmp_path / "log.jsonl")["note"]
     (tmp_path / "groups" / "log.bin").write_bytes(b"")
     assert as_json(tmp_path)["total"]["records"] == 0

@@ -89,7 +89,9 @@ def test_train_leaves_a_run_and_says_where(trained: Path, crew_file: Path) -> No
     assert "seed = 3" in (trained / "config.toml").read_text()
 
 
-def test_runs_without_a_folder_of_their_own_are_numbered(crew_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_without_a_folder_of_their_own_are_numbered(
+    crew_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(crew_file.parent)
     for number in (1, 2):
         motley("train", crew_file, "--rounds", 1)
@@ -107,18 +109,30 @@ def test_alone_also_trains_every_peer_by_itself(crew_file: Path) -> None:
     run = crew_file.parent / "run"
     out = motley("train", crew_file, "--rounds", 1, "--alone", "--out", run).stdout
     assert "(alone)" in out
-    assert [line["num_sequences"] for line in read_metrics(run / "alone" / "b") if "num_sequences" in line] == [16]
+    assert [
+        line["num_sequences"]
+        for line in read_metrics(run / "alone" / "b")
+        if "num_sequences" in line
+    ] == [16]
 
 
 def test_eval_of_a_run_and_of_one_of_its_peers(trained: Path) -> None:
     rows = as_json("eval", trained, "--problems", 6, "--samples", 2)["rows"]
-    assert [(row["peer"], row["kind"], row["problems"]) for row in rows] == [("a", "compare", 6), ("b", "compare", 6)]
+    assert [(row["peer"], row["kind"], row["problems"]) for row in rows] == [
+        ("a", "compare", 6),
+        ("b", "compare", 6),
+    ]
     for row in rows:
         assert 0 <= row["avg@2"] <= row["pass@2"] <= 1
         assert 0 < row["constant"] <= 1
     (only,) = as_json("eval", trained, "--problems", 6, "--samples", 2, "--peer", "b")["rows"]
     assert only == rows[1]
-    assert [row["problems"] for row in as_json("eval", trained, "--problems", 2, "--samples", 1, "--split", "ood")["rows"]] == [2, 2]
+    assert [
+        row["problems"]
+        for row in as_json("eval", trained, "--problems", 2, "--samples", 1, "--split", "ood")[
+            "rows"
+        ]
+    ] == [2, 2]
 
 
 def test_eval_of_a_model(crew_file: Path) -> None:
@@ -138,8 +152,12 @@ def test_check_compares_engine_and_trainer(crew_file: Path) -> None:
 def test_check_of_a_task_with_a_fault_fails(tmp_path: Path) -> None:
     lines = [{"prompt": f"sort {n}=", "answer": "1"} for n in range(10, 60)]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (tmp_path / "praise.py").write_text("def praise(prompts, completions, **columns):\n    return [1.0] * len(completions)\n")
-    text = CREW.replace('"digits"', '"praise:praise"').replace('kinds = ["compare"]\nlevels = [2]', f'file = "{tmp_path / "p.jsonl"}"')
+    (tmp_path / "praise.py").write_text(
+        "def praise(prompts, completions, **columns):\n    return [1.0] * len(completions)\n"
+    )
+    text = CREW.replace('"digits"', '"praise:praise"').replace(
+        'kinds = ["compare"]\nlevels = [2]', f'file = "{tmp_path / "p.jsonl"}"'
+    )
     (tmp_path / "crew.toml").write_text(text)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(tmp_path))
@@ -159,8 +177,12 @@ def test_bad_options_are_one_line(crew_file: Path, trained: Path) -> None:
     assert "give a crew file to start, or --resume RUN to go on; not both" in error("train")
     assert "not both" in error("train", crew_file, "--resume", trained)
     assert "rounds=-1 trains nothing" in error("train", crew_file, "--rounds", -1)
-    assert "objective 'ftsi' is not known" in error("train", crew_file, "--objective", "ftsi", "--out", crew_file.parent / "run")
-    assert "has no variant 'x'" in error("train", crew_file, "--objective", "ftis/x", "--out", crew_file.parent / "run")
+    assert "objective 'ftsi' is not known" in error(
+        "train", crew_file, "--objective", "ftsi", "--out", crew_file.parent / "run"
+    )
+    assert "has no variant 'x'" in error(
+        "train", crew_file, "--objective", "ftis/x", "--out", crew_file.parent / "run"
+    )
     assert "has no peer 'c'; it has a, b" in error("eval", trained, "--peer", "c")
     assert "there is no model folder ./gpt" in error("eval", "./gpt")
     assert "is not empty" in error("train", crew_file, "--out", trained)
@@ -179,11 +201,33 @@ def test_a_path_with_brackets_can_stand_in_an_error(tmp_path: Path) -> None:
 def test_study_prints_a_table_and_does_not_run_twice(crew_file: Path) -> None:
     out = crew_file.parent / "study"
     crew_file.write_text(CREW.replace("rounds = 2", "rounds = 1"))
-    command = ["study", crew_file, "--arms", "alone ftis:C=3", "--seeds", 2, "--jobs", 1, "--out", out]
+    command = [
+        "study",
+        crew_file,
+        "--arms",
+        "alone ftis:C=3",
+        "--seeds",
+        2,
+        "--jobs",
+        1,
+        "--out",
+        out,
+    ]
     short, text = motley(*command).stdout.split("\n\n")
-    assert [line.split("|")[1].strip() for line in short.splitlines()] == ["arm", "---", "alone", "ftis:C=3"]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
-    assert [(row[0], row[1]) for row in rows[2:]] == [(peer, arm) for peer in "ab" for arm in ("start", "alone", "ftis:C=3")]
+    assert [line.split("|")[1].strip() for line in short.splitlines()] == [
+        "arm",
+        "---",
+        "alone",
+        "ftis:C=3",
+    ]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in text.splitlines()
+        if line.startswith("|")
+    ]
+    assert [(row[0], row[1]) for row in rows[2:]] == [
+        (peer, arm) for peer in "ab" for arm in ("start", "alone", "ftis:C=3")
+    ]
     kept = (out / "outcomes.jsonl").read_bytes()
     assert len(kept.splitlines()) == 2 * 2 * 2
     lines = as_json(*command)["lines"]
@@ -193,7 +237,9 @@ def test_study_prints_a_table_and_does_not_run_twice(crew_file: Path) -> None:
 
 def test_bench_prints_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"model": "tiny:1m", "half": "sampling", "ratio": 3.0}]
-    monkeypatch.setattr(local, "local_benchmark", lambda repeats, show: show("tiny:1m", 0, 1) or rows * repeats)
+    monkeypatch.setattr(
+        local, "local_benchmark", lambda repeats, show: show("tiny:1m", 0, 1) or rows * repeats
+    )
     assert as_json("bench", "local", "--repeats", 2)["rows"] == rows * 2
     table = motley("bench", "local", "--repeats", 1).stdout
     assert all(word in table for word in ("tiny:1m", "sampling", "3.000"))
@@ -206,7 +252,15 @@ def test_bench_gpu_is_one_object_or_a_table_per_section(monkeypatch: pytest.Monk
     found = as_json(*arguments, *only)
     assert [row["section"] for row in found["rows"]] == ["machine", "machine", "training"]
     tables = motley(*arguments, *only).stdout
-    assert all(word in tables for word in ("the machine", "GB/s", "against padded rows with full logits", "plain tokens per s"))
+    assert all(
+        word in tables
+        for word in (
+            "the machine",
+            "GB/s",
+            "against padded rows with full logits",
+            "plain tokens per s",
+        )
+    )
     assert "section 'x' is not known; choose from machine" in error(*arguments, "--only", "x")
 
 
@@ -215,7 +269,9 @@ def test_bench_gpu_without_one_says_so() -> None:
     assert "torch finds no CUDA GPU here" in error("bench", "gpu", "--model", "tiny:0.3m")
 
 
-def test_ctrl_c_finishes_the_round_saves_and_says_how_to_go_on(crew_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_finishes_the_round_saves_and_says_how_to_go_on(
+    crew_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = LocalCrew.rounds
 
     def interrupted(crew: LocalCrew) -> Iterator[list[dict[str, Any]]]:
@@ -230,26 +286,40 @@ def test_ctrl_c_finishes_the_round_saves_and_says_how_to_go_on(crew_file: Path, 
     assert f"go on with: motley train --resume {run}" in out
     assert max(line["round"] for line in read_metrics(run)) == 1
     monkeypatch.undo()
-    assert "--resume goes on with the run's own settings" in error("train", "--resume", run, "--rounds", 5)
+    assert "--resume goes on with the run's own settings" in error(
+        "train", "--resume", run, "--rounds", 5
+    )
     assert "before → after" in motley("train", "--resume", run).stdout
     assert max(line["round"] for line in read_metrics(run)) == 3
 
 
-def test_a_second_ctrl_c_says_how_to_go_on_too(crew_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_ctrl_c_says_how_to_go_on_too(
+    crew_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def torn(crew: LocalCrew) -> Iterator[list[dict[str, Any]]]:
         raise KeyboardInterrupt
         yield []
 
     monkeypatch.setattr(LocalCrew, "rounds", torn)
-    assert "go on with: motley train --resume" in motley("train", crew_file, "--out", tmp_path / "run", code=130).stdout
+    assert (
+        "go on with: motley train --resume"
+        in motley("train", crew_file, "--out", tmp_path / "run", code=130).stdout
+    )
 
 
 def test_eval_of_a_saved_model_folder(trained: Path) -> None:
     newest = sorted((trained / "checkpoints").glob("round-*"))[-1]
-    run = {row["peer"]: row["greedy"] for row in as_json("eval", trained, "--problems", 6, "--samples", 1)["rows"]}
+    run = {
+        row["peer"]: row["greedy"]
+        for row in as_json("eval", trained, "--problems", 6, "--samples", 1)["rows"]
+    }
     for peer in ("a", "b"):  # a whole model, and an adapter beside its base
         arguments = ("--problems", 6, "--samples", 1, "--split", "ood")
-        (saved,) = [row for row in as_json("eval", newest / peer / "model", *arguments)["rows"] if row["kind"] == "all"]
+        (saved,) = [
+            row
+            for row in as_json("eval", newest / peer / "model", *arguments)["rows"]
+            if row["kind"] == "all"
+        ]
         assert saved["problems"] == 18
     assert run.keys() == {"a", "b"}
     assert "is no model folder" in error("eval", trained / "groups")
@@ -260,7 +330,10 @@ def test_a_study_folder_belongs_to_one_crew(crew_file: Path, tmp_path: Path) -> 
     motley("study", crew_file, "--arms", "ftis", "--seeds", 1, "--jobs", 1, "--out", out)
     other = tmp_path / "other.toml"
     other.write_text(crew_file.read_text().replace("rounds = ", "rounds = 1"))
-    assert "holds a study of another crew file" in motley("study", other, "--arms", "ftis", "--seeds", 1, "--out", out, code=2).stderr
+    assert (
+        "holds a study of another crew file"
+        in motley("study", other, "--arms", "ftis", "--seeds", 1, "--out", out, code=2).stderr
+    )
     for arms in ("", "ftis ftis"):
         assert "name at least one arm, none twice" in error("study", crew_file, "--arms", arms)
 
@@ -276,7 +349,9 @@ def test_a_study_folder_belongs_to_one_crew(crew_file: Path, tmp_path: Path) -> 
         ("max_tokens = 2", "max_tokens = 2\nlr = 1e-4", "it belongs under [learning]"),
     ],
 )
-def test_what_cannot_work_is_said_before_any_training(old: str, new: str, words: str, tmp_path: Path) -> None:
+def test_what_cannot_work_is_said_before_any_training(
+    old: str, new: str, words: str, tmp_path: Path
+) -> None:
     assert old in CREW
     path = tmp_path / "crew.toml"
     path.write_text(CREW.replace(old, new))
@@ -284,13 +359,19 @@ def test_what_cannot_work_is_said_before_any_training(old: str, new: str, words:
     assert not (tmp_path / "run").exists()
 
 
-def test_problem_files_are_found_beside_the_crew_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_problem_files_are_found_beside_the_crew_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lines = [{"prompt": f"sort {n}=", "answer": str(n % 10)} for n in range(10, 60)]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    text = CREW.replace('"digits"', '"file:p.jsonl"').replace('[task]\nkinds = ["compare"]\nlevels = [2]\n', "")
+    text = CREW.replace('"digits"', '"file:p.jsonl"').replace(
+        '[task]\nkinds = ["compare"]\nlevels = [2]\n', ""
+    )
     (tmp_path / "crew.toml").write_text(text)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     run = tmp_path / "run"
     motley("train", tmp_path / "crew.toml", "--rounds", 1, "--out", run)
-    assert [row["kind"] for row in as_json("eval", run, "--problems", 2, "--samples", 1)["rows"]] == ["all", "all"]
+    assert [
+        row["kind"] for row in as_json("eval", run, "--problems", 2, "--samples", 1)["rows"]
+    ] == ["all", "all"]

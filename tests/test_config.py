@@ -46,18 +46,42 @@ def refusal(text: str) -> str:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (CREW.replace("group_size", "group_sise") + PEERS, ["unknown field `group_sise`", "crew", "did you mean group_size?"]),
+        (
+            CREW.replace("group_size", "group_sise") + PEERS,
+            ["unknown field `group_sise`", "crew", "did you mean group_size?"],
+        ),
         (CREW + "zzz = 1" + PEERS, ["unknown field `zzz`", "remove it"]),
-        (CREW + "[learning]\nlearning_rate = 1e-3" + PEERS, ["unknown field `learning_rate`", "learning"]),
+        (
+            CREW + "[learning]\nlearning_rate = 1e-3" + PEERS,
+            ["unknown field `learning_rate`", "learning"],
+        ),
         (CREW + PEERS + "trian = 1", ["unknown field `trian`", "did you mean train?"]),
         (CREW + PEERS + "[sampling]\ntemprature = 1.0", ["did you mean temperature?"]),
-        (CREW.replace("rounds = 3", 'rounds = "three"') + PEERS, ["Expected `int`, got `str`", "crew.rounds"]),
+        (
+            CREW.replace("rounds = 3", 'rounds = "three"') + PEERS,
+            ["Expected `int`, got `str`", "crew.rounds"],
+        ),
         (CREW.replace("rounds = 3\n", "") + PEERS, ["missing required field `rounds`"]),
-        (CREW.replace("rounds = 3", "rounds = 0") + PEERS, ["rounds=0 trains nothing; use at least 1"]),
-        (CREW.replace("group_size = 6", "group_size = 1") + PEERS, ["group_size=1 has no spread", "use at least 2"]),
-        (CREW.replace("problems_per_round = 6", "problems_per_round = 0") + PEERS, ["problems_per_round=0 trains nothing"]),
-        (CREW.replace('"sums"', '"su ms"') + PEERS, ["crew name 'su ms' must be letters, digits, - and _"]),
-        (CREW + PEERS.replace('"a"', '"a/b"'), ["peer name 'a/b' must be letters, digits, - and _"]),
+        (
+            CREW.replace("rounds = 3", "rounds = 0") + PEERS,
+            ["rounds=0 trains nothing; use at least 1"],
+        ),
+        (
+            CREW.replace("group_size = 6", "group_size = 1") + PEERS,
+            ["group_size=1 has no spread", "use at least 2"],
+        ),
+        (
+            CREW.replace("problems_per_round = 6", "problems_per_round = 0") + PEERS,
+            ["problems_per_round=0 trains nothing"],
+        ),
+        (
+            CREW.replace('"sums"', '"su ms"') + PEERS,
+            ["crew name 'su ms' must be letters, digits, - and _"],
+        ),
+        (
+            CREW + PEERS.replace('"a"', '"a/b"'),
+            ["peer name 'a/b' must be letters, digits, - and _"],
+        ),
         (
             CREW.replace("group_size = 6", "group_size = 20") + 'layout = "horizontal"' + PEERS,
             ["group_size=20 is not divisible by the 3 peers of a horizontal crew; use 18 or 21"],
@@ -70,16 +94,28 @@ def refusal(text: str) -> str:
             CREW.replace("problems_per_round = 6", "problems_per_round = 7") + PEERS,
             ["problems_per_round=7 is not divisible by the 3 peers of a vertical crew; use 6 or 9"],
         ),
-        (CREW + 'layout = "horizontal"\n[learning]\nown_share = 0.5' + PEERS, ["own_share and quota", "remove them or use vertical"]),
-        (CREW + 'layout = "horizontal"\n[learning]\nquota = 2' + PEERS, ["own_share and quota", "remove them or use vertical"]),
+        (
+            CREW + 'layout = "horizontal"\n[learning]\nown_share = 0.5' + PEERS,
+            ["own_share and quota", "remove them or use vertical"],
+        ),
+        (
+            CREW + 'layout = "horizontal"\n[learning]\nquota = 2' + PEERS,
+            ["own_share and quota", "remove them or use vertical"],
+        ),
         (CREW + 'layout = "diagonal"' + PEERS, ["Invalid enum value 'diagonal'", "crew.layout"]),
         (CREW + PEERS.replace('"c"', '"a"'), ["peer names must differ; got a, b, a"]),
         (CREW, ["missing required field `peer`"]),
         ("peer = []\n" + CREW, ["a crew needs at least one [[peer]]"]),
-        (CREW + PEERS + 'train = { lora = { rank = 8 }, layers = "last:1" }', ["exactly one of lora and layers", 'train = "full"']),
+        (
+            CREW + PEERS + 'train = { lora = { rank = 8 }, layers = "last:1" }',
+            ["exactly one of lora and layers", 'train = "full"'],
+        ),
         (CREW + PEERS + "train = {}", ["exactly one of lora and layers"]),
         (CREW + PEERS + "train = { lora = { rank = 0 } }", ["lora needs rank >= 1", "got rank=0"]),
-        (CREW + PEERS + "warm = { accuracy = { sort = 1.5 } }", ["warm accuracy of sort is 1.5", "between 0 and 1"]),
+        (
+            CREW + PEERS + "warm = { accuracy = { sort = 1.5 } }",
+            ["warm accuracy of sort is 1.5", "between 0 and 1"],
+        ),
         (CREW.replace('"ftis"', '"alone"') + PEERS, ["'alone' means one peer", "--alone"]),
         (CREW + "[learning]\nlr = 0" + PEERS, ["lr=0", "must be above 0"]),
         (CREW + "[learning]\ngrad_clip = 0" + PEERS, ["grad_clip=0", "1.0 is usual"]),
@@ -90,18 +126,33 @@ def refusal(text: str) -> str:
             ["must have {prompt} before {answer}", "writes only what comes last"],
         ),
         (CREW + "[learning]\ntoken_budget = -1" + PEERS, ["token_budget=-1 must not be negative"]),
-        (CREW + "[learning]\ncheckpoint_every = 0" + PEERS, ["checkpoint_every=0 must be at least 1"]),
+        (
+            CREW + "[learning]\ncheckpoint_every = 0" + PEERS,
+            ["checkpoint_every=0 must be at least 1"],
+        ),
         (CREW + "[learning]\nmax_age = -1" + PEERS, ["max_age=-1 must not be negative"]),
         (CREW + "[learning]\nquota = -1" + PEERS, ["quota=-1 must not be negative"]),
         (CREW + "[evaluate]\nevery = 0" + PEERS, ["every >= 1", "got every=0"]),
-        (CREW + "deadline_s = -1.0" + PEERS, ["deadline_s=-1.0", "must not be negative", "leave them out to wait for everyone"]),
+        (
+            CREW + "deadline_s = -1.0" + PEERS,
+            ["deadline_s=-1.0", "must not be negative", "leave them out to wait for everyone"],
+        ),
         (CREW + "deadline_s = nan" + PEERS, ["deadline_s=nan"]),
         (CREW + "quorum = -1" + PEERS, ["quorum=-1", "must not be negative"]),
-        (CREW + "quorum = 4" + PEERS, ["quorum=4 is more than the 3 peers who sample; use at most 3"]),
+        (
+            CREW + "quorum = 4" + PEERS,
+            ["quorum=4 is more than the 3 peers who sample; use at most 3"],
+        ),
         (CREW + 'processes = "yes"' + PEERS, ["Expected `bool`, got `str`", "crew.processes"]),
         (CREW + "check_reward = false" + PEERS, ["did you mean check_rewards?"]),
-        (CREW + "[learning]\nquorum = 2" + PEERS, ["unknown field `quorum`", "it belongs under [crew]"]),
-        (CREW + "[sampling]\nlossless = true" + PEERS, ["unknown field `lossless`", "it belongs under [crew]"]),
+        (
+            CREW + "[learning]\nquorum = 2" + PEERS,
+            ["unknown field `quorum`", "it belongs under [crew]"],
+        ),
+        (
+            CREW + "[sampling]\nlossless = true" + PEERS,
+            ["unknown field `lossless`", "it belongs under [crew]"],
+        ),
         (CREW + PEERS.replace('"a"', '"hub"'), ["peer name 'hub' is taken", "choose another"]),
         (CREW + "[sampling]\ntemperature = 0.0" + PEERS, ["temperature"]),
         (CREW + "[sampling]\ntop_p = 2.0" + PEERS, ["top_p=2.0 is outside", "sampling"]),
@@ -109,14 +160,19 @@ def refusal(text: str) -> str:
         ("[crew", ["Expected ']'"]),
     ],
 )
-def test_a_bad_crew_file_is_refused_in_one_line_with_the_remedy(text: str, words: list[str]) -> None:
+def test_a_bad_crew_file_is_refused_in_one_line_with_the_remedy(
+    text: str, words: list[str]
+) -> None:
     message = refusal(text)
     for word in words:
         assert word in message
 
 
 def test_a_missing_crew_file_is_refused_with_its_path(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"cannot read crew file .*none\.toml: No such file or directory; give the path"):
+    with pytest.raises(
+        ConfigError,
+        match=r"cannot read crew file .*none\.toml: No such file or directory; give the path",
+    ):
         read_config(tmp_path / "none.toml")
 
 
@@ -192,8 +248,12 @@ def test_alone_is_a_crew_of_one_that_makes_all_the_sampling() -> None:
     assert (alone.sampling, alone.task, alone.crew.seed) == (config.sampling, config.task, 7)
 
 
-@pytest.mark.parametrize(("layout", "problems", "rollouts"), [("vertical", 2, 6), ("horizontal", 6, 2)])
-def test_the_work_of_a_round_is_divided_by_problems_or_by_rollouts(layout: str, problems: int, rollouts: int) -> None:
+@pytest.mark.parametrize(
+    ("layout", "problems", "rollouts"), [("vertical", 2, 6), ("horizontal", 6, 2)]
+)
+def test_the_work_of_a_round_is_divided_by_problems_or_by_rollouts(
+    layout: str, problems: int, rollouts: int
+) -> None:
     config = parse_config(CREW + f'layout = "{layout}"' + PEERS)
     assert (config.problems_per_peer, config.rollouts_per_group) == (problems, rollouts)
     alone = config.alone("a")
@@ -202,7 +262,12 @@ def test_the_work_of_a_round_is_divided_by_problems_or_by_rollouts(layout: str, 
 
 def test_nobody_needs_to_ask_for_processes_deadlines_or_trust() -> None:
     crew = parse_config(CREW + PEERS).crew
-    assert (crew.processes, crew.deadline_s, crew.check_rewards, crew.lossless) == (False, 0.0, True, False)
+    assert (crew.processes, crew.deadline_s, crew.check_rewards, crew.lossless) == (
+        False,
+        0.0,
+        True,
+        False,
+    )
 
 
 @pytest.mark.parametrize(("quorum", "expected"), [(0, 2), (1, 1), (3, 3)])
@@ -217,7 +282,9 @@ def test_changing_a_crew_checks_it_again() -> None:
     with pytest.raises(ValueError, match="rounds=-1 trains nothing"):
         msgspec.structs.replace(config.crew, rounds=-1)
     with pytest.raises(ValueError, match="not divisible"):
-        msgspec.structs.replace(config, crew=msgspec.structs.replace(config.crew, problems_per_round=7))
+        msgspec.structs.replace(
+            config, crew=msgspec.structs.replace(config.crew, problems_per_round=7)
+        )
     assert isinstance(config, CrewConfig)
 
 
@@ -274,65 +341,151 @@ model = "tiny:1m"
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (FAR + LEARNER + SAMPLERS.replace('follows = "l"\n', "", 1), ["sampler s must say whose weights it uses", 'follows = "LEARNER"']),
-        (FAR + LEARNER + SAMPLERS + 'model = "tiny:1m"', ["sampler t has the model of l", "remove its model, train, warm and lr"]),
+        (
+            FAR + LEARNER + SAMPLERS.replace('follows = "l"\n', "", 1),
+            ["sampler s must say whose weights it uses", 'follows = "LEARNER"'],
+        ),
+        (
+            FAR + LEARNER + SAMPLERS + 'model = "tiny:1m"',
+            ["sampler t has the model of l", "remove its model, train, warm and lr"],
+        ),
         (FAR + LEARNER + SAMPLERS + "train = { lora = {} }", ["sampler t has the model of l"]),
-        (FAR + LEARNER + SAMPLERS + "warm = { accuracy = { sort = 0.5 } }", ["sampler t has the model of l"]),
+        (
+            FAR + LEARNER + SAMPLERS + "warm = { accuracy = { sort = 0.5 } }",
+            ["sampler t has the model of l"],
+        ),
         (FAR + LEARNER + SAMPLERS + "lr = 1e-3", ["sampler t has the model of l"]),
-        (FAR + LEARNER + 'follows = "l"' + SAMPLERS, ["learner l needs a model, and only a sampler follows"]),
-        (FAR + LEARNER.replace('model = "tiny:0.3m"\n', "") + SAMPLERS, ["learner l needs a model"]),
-        (FAR + LEARNER + SAMPLERS + PLAIN + 'follows = "l"', ["peer p needs a model, and only a sampler follows"]),
-        (FAR + LEARNER + SAMPLERS.replace('"l"', '"x"', 1), ["sampler s follows 'x'; the learners are l"]),
-        (FAR + LEARNER + SAMPLERS.replace('"l"', '"t"', 1), ["sampler s follows 't'; the learners are l"]),
-        (FAR + LEARNER + SAMPLERS.replace('"l"', '"s"', 1), ["sampler s follows 's'; the learners are l"]),
-        (FAR + PLAIN + SAMPLERS.replace('"l"', '"p"'), ["sampler s follows 'p'; the learners are none"]),
+        (
+            FAR + LEARNER + 'follows = "l"' + SAMPLERS,
+            ["learner l needs a model, and only a sampler follows"],
+        ),
+        (
+            FAR + LEARNER.replace('model = "tiny:0.3m"\n', "") + SAMPLERS,
+            ["learner l needs a model"],
+        ),
+        (
+            FAR + LEARNER + SAMPLERS + PLAIN + 'follows = "l"',
+            ["peer p needs a model, and only a sampler follows"],
+        ),
+        (
+            FAR + LEARNER + SAMPLERS.replace('"l"', '"x"', 1),
+            ["sampler s follows 'x'; the learners are l"],
+        ),
+        (
+            FAR + LEARNER + SAMPLERS.replace('"l"', '"t"', 1),
+            ["sampler s follows 't'; the learners are l"],
+        ),
+        (
+            FAR + LEARNER + SAMPLERS.replace('"l"', '"s"', 1),
+            ["sampler s follows 's'; the learners are l"],
+        ),
+        (
+            FAR + PLAIN + SAMPLERS.replace('"l"', '"p"'),
+            ["sampler s follows 'p'; the learners are none"],
+        ),
         (FAR + LEARNER, ["a crew needs someone who samples (a peer or a sampler)"]),
         (FAR + SAMPLERS, ["someone who learns (a peer or a learner)"]),
-        (FAR.replace('pace = "async"', "") + LEARNER + SAMPLERS, ["do not wait for each other", 'write pace = "async"']),
-        (FAR + LEARNER.replace('"learner"', '"teacher"') + SAMPLERS, ["Invalid enum value 'teacher'", "role"]),
+        (
+            FAR.replace('pace = "async"', "") + LEARNER + SAMPLERS,
+            ["do not wait for each other", 'write pace = "async"'],
+        ),
+        (
+            FAR + LEARNER.replace('"learner"', '"teacher"') + SAMPLERS,
+            ["Invalid enum value 'teacher'", "role"],
+        ),
         (FAR + LEARNER + SAMPLERS.replace('"s"', '"l"'), ["peer names must differ"]),
-        (FAR.replace('"gepo"', '"alone"') + LEARNER + SAMPLERS, ["'alone' means one peer", "--alone"]),
+        (
+            FAR.replace('"gepo"', '"alone"') + LEARNER + SAMPLERS,
+            ["'alone' means one peer", "--alone"],
+        ),
         (
             FAR.replace("problems_per_round = 6", "problems_per_round = 3") + LEARNER + SAMPLERS,
             ["problems_per_round=3 is not divisible by the 2 peers of a vertical crew; use 2 or 4"],
         ),
         (
-            FAR.replace("group_size = 6", "group_size = 3") + 'layout = "horizontal"' + LEARNER + SAMPLERS,
+            FAR.replace("group_size = 6", "group_size = 3")
+            + 'layout = "horizontal"'
+            + LEARNER
+            + SAMPLERS,
             ["group_size=3 is not divisible by the 2 peers of a horizontal crew; use 2 or 4"],
         ),
-        (FAR + "quorum = 3" + LEARNER + SAMPLERS, ["quorum=3 is more than the 2 peers who sample; use at most 2"]),
-        (FAR + "[weights]\nevery = 0" + LEARNER + SAMPLERS, ["every >= 1", "got every=0, anchor_every=16"]),
-        (FAR + "[weights]\nevery = 3" + LEARNER + SAMPLERS, ["an anchor_every that it divides; got every=3, anchor_every=16"]),
+        (
+            FAR + "quorum = 3" + LEARNER + SAMPLERS,
+            ["quorum=3 is more than the 2 peers who sample; use at most 2"],
+        ),
+        (
+            FAR + "[weights]\nevery = 0" + LEARNER + SAMPLERS,
+            ["every >= 1", "got every=0, anchor_every=16"],
+        ),
+        (
+            FAR + "[weights]\nevery = 3" + LEARNER + SAMPLERS,
+            ["an anchor_every that it divides; got every=3, anchor_every=16"],
+        ),
         (FAR + "[weights]\nanchor_every = 0" + LEARNER + SAMPLERS, ["anchor_every=0"]),
-        (FAR + '[weights]\nprecision = "float16"' + LEARNER + SAMPLERS, ["Invalid enum value 'float16'", "weights.precision"]),
-        (FAR + "[learning]\nmax_age_s = -1" + LEARNER + SAMPLERS, ["max_age_s=-1", "must not be negative"]),
+        (
+            FAR + '[weights]\nprecision = "float16"' + LEARNER + SAMPLERS,
+            ["Invalid enum value 'float16'", "weights.precision"],
+        ),
+        (
+            FAR + "[learning]\nmax_age_s = -1" + LEARNER + SAMPLERS,
+            ["max_age_s=-1", "must not be negative"],
+        ),
         (FAR + "[learning]\nmax_age_s = nan" + LEARNER + SAMPLERS, ["max_age_s=nan"]),
-        (FAR + LEARNER + "speed = { learn = 0 }" + SAMPLERS, ["learn > 0", "got sample=1000.0, learn=0"]),
+        (
+            FAR + LEARNER + "speed = { learn = 0 }" + SAMPLERS,
+            ["learn > 0", "got sample=1000.0, learn=0"],
+        ),
         (FAR + LEARNER + "speed = { sample = nan }" + SAMPLERS, ["sample=nan"]),
-        (FAR + LEARNER + SAMPLERS + "churn = { join_s = -1 }", ["churn must go join_s, crashes", "got [-1.0]"]),
+        (
+            FAR + LEARNER + SAMPLERS + "churn = { join_s = -1 }",
+            ["churn must go join_s, crashes", "got [-1.0]"],
+        ),
         (FAR + LEARNER + SAMPLERS + "churn = { join_s = 5, leave_s = 5 }", ["got [5.0, 5.0]"]),
         (FAR + LEARNER + SAMPLERS + "churn = { leave_s = -5 }", ["churn must go"]),
         (FAR + LEARNER + SAMPLERS + "churn = { crashes = [[5, 4]] }", ["churn must go"]),
-        (FAR + LEARNER + SAMPLERS + "churn = { crashes = [[5, 8], [7, 9]] }", ["got [0.0, 5.0, 8.0, 7.0, 9.0]"]),
-        (FAR + LEARNER + SAMPLERS + "churn = { crashes = [[5, 8]], leave_s = 7 }", ["churn must go"]),
-        (FAR + LEARNER + SAMPLERS + "churn = { join_s = 6, crashes = [[5, 8]] }", ["churn must go"]),
+        (
+            FAR + LEARNER + SAMPLERS + "churn = { crashes = [[5, 8], [7, 9]] }",
+            ["got [0.0, 5.0, 8.0, 7.0, 9.0]"],
+        ),
+        (
+            FAR + LEARNER + SAMPLERS + "churn = { crashes = [[5, 8]], leave_s = 7 }",
+            ["churn must go"],
+        ),
+        (
+            FAR + LEARNER + SAMPLERS + "churn = { join_s = 6, crashes = [[5, 8]] }",
+            ["churn must go"],
+        ),
         (FAR + LEARNER + SAMPLERS + "churn = { crashes = [[5]] }", ["length 2"]),
         # Keys that are misspelt, or in the wrong place
-        (FAR + LEARNER + SAMPLERS.replace("follows", "folows", 1), ["unknown field `folows`", "did you mean follows?"]),
+        (
+            FAR + LEARNER + SAMPLERS.replace("follows", "folows", 1),
+            ["unknown field `folows`", "did you mean follows?"],
+        ),
         (FAR + LEARNER.replace("role", "roll") + SAMPLERS, ["did you mean role?"]),
-        (FAR + LEARNER + "speed = { lern = 5 }" + SAMPLERS, ["unknown field `lern`", "did you mean learn?"]),
+        (
+            FAR + LEARNER + "speed = { lern = 5 }" + SAMPLERS,
+            ["unknown field `lern`", "did you mean learn?"],
+        ),
         (FAR + LEARNER + "churn = { crash = [] }" + SAMPLERS, ["did you mean crashes?"]),
-        (FAR + LEARNER + "join_s = 5" + SAMPLERS, ["unknown field `join_s`", "it belongs under [peer.churn]"]),
+        (
+            FAR + LEARNER + "join_s = 5" + SAMPLERS,
+            ["unknown field `join_s`", "it belongs under [peer.churn]"],
+        ),
         (FAR + LEARNER + "learn = 5" + SAMPLERS, ["it belongs under [peer.speed]"]),
         (FAR + "[weights]\npresision = 1" + LEARNER + SAMPLERS, ["did you mean precision?"]),
         (FAR + "[weights]\nmax_age_s = 1" + LEARNER + SAMPLERS, ["it belongs under [learning]"]),
         (FAR + "[learning]\nmax_ages = 1" + LEARNER + SAMPLERS, ["did you mean max_age"]),
         (FAR + "loss = 0.5" + LEARNER + SAMPLERS, ["it belongs under [network]"]),
         (FAR + "[network]\nmean_s = 5" + LEARNER + SAMPLERS, ["it belongs under delay"]),
-        (FAR + "[network.link.x]\ndelay = 1\n[network.link.y]\ndelay = 1" + LEARNER + SAMPLERS, ["names x, y; the peers are l, s, t"]),
+        (
+            FAR + "[network.link.x]\ndelay = 1\n[network.link.y]\ndelay = 1" + LEARNER + SAMPLERS,
+            ["names x, y; the peers are l, s, t"],
+        ),
     ],
 )
-def test_impossible_roles_are_refused_in_one_line_with_the_remedy(text: str, words: list[str]) -> None:
+def test_impossible_roles_are_refused_in_one_line_with_the_remedy(
+    text: str, words: list[str]
+) -> None:
     message = refusal(text)
     for word in words:
         assert word in message
@@ -354,17 +507,29 @@ def test_who_samples_who_learns_and_whose_model_is_used() -> None:
     assert config.has_roles
     assert config.needs_processes
     plain = parse_config(CREW + PEERS)
-    assert (plain.authors, plain.has_roles, plain.needs_processes) == (["a", "b", "c"], False, False)
+    assert (plain.authors, plain.has_roles, plain.needs_processes) == (
+        ["a", "b", "c"],
+        False,
+        False,
+    )
     assert parse_config(CREW + "[network]\ndelay = 1" + PEERS).needs_processes
     assert parse_config(CREW + "processes = true" + PEERS).needs_processes
 
 
 @pytest.mark.parametrize(
-    ("layout", "problems", "rollouts", "authors"), [("vertical", 3, 6, 1), ("horizontal", 6, 3, 2)], ids=["vertical", "horizontal"]
+    ("layout", "problems", "rollouts", "authors"),
+    [("vertical", 3, 6, 1), ("horizontal", 6, 3, 2)],
+    ids=["vertical", "horizontal"],
 )
-def test_only_those_who_sample_share_the_work_of_a_round(layout: str, problems: int, rollouts: int, authors: int) -> None:
+def test_only_those_who_sample_share_the_work_of_a_round(
+    layout: str, problems: int, rollouts: int, authors: int
+) -> None:
     config = parse_config(FAR + f'layout = "{layout}"' + LEARNER + SAMPLERS)
-    assert (config.problems_per_peer, config.rollouts_per_group, config.authors_per_group) == (problems, rollouts, authors)
+    assert (config.problems_per_peer, config.rollouts_per_group, config.authors_per_group) == (
+        problems,
+        rollouts,
+        authors,
+    )
     assert config.quorum == 2
     assert parse_config(FAR + LEARNER + SAMPLERS.split('[[peer]]\nname = "t"')[0]).quorum == 1
 
@@ -373,8 +538,15 @@ def test_a_learner_alone_samples_for_itself_without_a_network() -> None:
     network = "quorum = 2\n[network]\ndelay = 60\n[network.link.s]\nloss = 0.5"
     config = parse_config(FAR + network + LEARNER + "lr = 3e-3" + SAMPLERS + PLAIN)
     alone = config.alone("l")
-    assert [(p.name, p.role, p.model, p.lr) for p in alone.peer] == [("l", "peer", "tiny:0.3m", 3e-3)]
-    assert (alone.crew.name, alone.crew.objective, alone.crew.pace, alone.crew.quorum) == ("far-alone-l", "alone", "lockstep", 0)
+    assert [(p.name, p.role, p.model, p.lr) for p in alone.peer] == [
+        ("l", "peer", "tiny:0.3m", 3e-3)
+    ]
+    assert (alone.crew.name, alone.crew.objective, alone.crew.pace, alone.crew.quorum) == (
+        "far-alone-l",
+        "alone",
+        "lockstep",
+        0,
+    )
     assert (alone.has_roles, alone.needs_processes) == (False, False)
     assert alone.problems_per_peer * alone.rollouts_per_group == 36
     assert config.alone("p").crew.pace == "lockstep"
@@ -389,15 +561,32 @@ def test_alone_keeps_the_pace_of_a_crew_without_roles() -> None:
 def test_nobody_needs_to_ask_for_a_network_a_speed_or_a_channel() -> None:
     config = parse_config(FAR + LEARNER + SAMPLERS)
     assert config.network.of("s").instant
-    assert (config.weights.every, config.weights.precision, config.weights.deltas, config.weights.anchor_every) == (1, "bfloat16", True, 16)
+    assert (
+        config.weights.every,
+        config.weights.precision,
+        config.weights.deltas,
+        config.weights.anchor_every,
+    ) == (1, "bfloat16", True, 16)
     assert (config.learning.max_age_s, config.learning.stale) == (0.0, "drop")
     assert (config.named("s").speed.sample, config.named("s").speed.learn) == (1000.0, 4000.0)
-    assert (config.named("s").churn.join_s, config.named("s").churn.leave_s, config.named("s").churn.crashes) == (0.0, 0.0, ())
+    assert (
+        config.named("s").churn.join_s,
+        config.named("s").churn.leave_s,
+        config.named("s").churn.crashes,
+    ) == (0.0, 0.0, ())
 
 
 def test_a_crew_with_roles_reads_back_the_same(tmp_path: Path) -> None:
-    text = FAR + '[weights]\nevery = 4\nprecision = "float32"\n' + LEARNER + "speed = { learn = 25 }" + SAMPLERS
-    config = parse_config(text + "churn = { join_s = 1, crashes = [[2, 3]], leave_s = 9.5 }" + PLAIN)
+    text = (
+        FAR
+        + '[weights]\nevery = 4\nprecision = "float32"\n'
+        + LEARNER
+        + "speed = { learn = 25 }"
+        + SAMPLERS
+    )
+    config = parse_config(
+        text + "churn = { join_s = 1, crashes = [[2, 3]], leave_s = 9.5 }" + PLAIN
+    )
     write_config(config, tmp_path / "config.toml")
     assert read_config(tmp_path / "config.toml") == config
     assert config.named("t").churn.crashes == ((2.0, 3.0),)
@@ -410,14 +599,26 @@ def test_a_crew_with_roles_reads_back_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (CREW + PEERS + 'device = "gpu"', ["device='gpu' is not known; use auto, cpu, cuda, cuda:N or mps"]),
+        (
+            CREW + PEERS + 'device = "gpu"',
+            ["device='gpu' is not known; use auto, cpu, cuda, cuda:N or mps"],
+        ),
         (CREW + PEERS + 'device = "cuda:x"', ["device='cuda:x' is not known"]),
         (CREW + PEERS + 'dtype = "float8"', ["Invalid enum value 'float8'"]),
-        (CREW + PEERS + "keep_layers = 1", ["keep_layers=1; use at least 2, the first and the last, or 0 for all"]),
+        (
+            CREW + PEERS + "keep_layers = 1",
+            ["keep_layers=1; use at least 2, the first and the last, or 0 for all"],
+        ),
         (CREW + PEERS + "keep_layers = -3", ["keep_layers=-3"]),
         (CREW + PEERS + "keep_layer = 3", ["did you mean keep_layers?"]),
-        (CREW + PEERS + "engine = {}", ["engine takes exactly one of vllm and openai", 'write engine = "torch"']),
-        (CREW + PEERS + 'engine = { vllm = {}, openai = { url = "http://x/v1" } }', ["exactly one of vllm and openai"]),
+        (
+            CREW + PEERS + "engine = {}",
+            ["engine takes exactly one of vllm and openai", 'write engine = "torch"'],
+        ),
+        (
+            CREW + PEERS + 'engine = { vllm = {}, openai = { url = "http://x/v1" } }',
+            ["exactly one of vllm and openai"],
+        ),
         (
             CREW + PEERS + 'engine = { openai = { url = "localhost:8000" } }',
             ["openai url='localhost:8000' is no address; write such as http://"],
@@ -426,21 +627,35 @@ def test_a_crew_with_roles_reads_back_the_same(tmp_path: Path) -> None:
         (CREW + PEERS + 'engine = { vllm = { pyhton = "x" } }', ["did you mean python?"]),
         (CREW + PEERS + 'url = "http://x"', ["it belongs under openai"]),
         (CREW + PEERS + 'engine = "vllm"', ["Invalid enum value 'vllm'"]),
-        (CREW + PEERS + "warm = { steps = 5 }", ["warm takes either accuracy = { sort = 0.5 }, or kinds = ['sort'] with steps = 120"]),
+        (
+            CREW + PEERS + "warm = { steps = 5 }",
+            ["warm takes either accuracy = { sort = 0.5 }, or kinds = ['sort'] with steps = 120"],
+        ),
         (CREW + PEERS + 'warm = { kinds = ["sort"] }', ["warm takes either", "steps=0"]),
-        (CREW + PEERS + 'warm = { accuracy = { sort = 0.5 }, kinds = ["sort"], steps = 5 }', ["warm takes either"]),
+        (
+            CREW + PEERS + 'warm = { accuracy = { sort = 0.5 }, kinds = ["sort"], steps = 5 }',
+            ["warm takes either"],
+        ),
         (CREW + PEERS + "warm = { accuracy = { sort = 0.5 }, steps = 5 }", ["warm takes either"]),
         (CREW + PEERS + 'warm = { kinds = ["sort"], steps = -5 }', ["steps >= 0", "steps=-5"]),
-        (CREW + '[prompt]\ntemplate = "no holes"' + PEERS, ["must have {prompt} and {answer} once each"]),
+        (
+            CREW + '[prompt]\ntemplate = "no holes"' + PEERS,
+            ["must have {prompt} and {answer} once each"],
+        ),
         (CREW + '[prompt]\ntemplate = "{prompt} {prompt} {answer}"' + PEERS, ["once each"]),
-        (CREW + '[prompt]\nstyle = "chat"\ntemplate = "{prompt} {answer}"' + PEERS, ["the chat template comes with the model"]),
+        (
+            CREW + '[prompt]\nstyle = "chat"\ntemplate = "{prompt} {answer}"' + PEERS,
+            ["the chat template comes with the model"],
+        ),
         (CREW + "[prompt]\nshots = -1" + PEERS, ["shots=-1 must not be negative"]),
         (CREW + '[prompt]\nsystm = "x"' + PEERS, ["did you mean system?"]),
         (CREW + 'template = "{prompt}{answer}"' + PEERS, ["it belongs under [prompt]"]),
         (CREW + "[learning]\ntoken_budget = -1" + PEERS, ["token_budget=-1 must not be negative"]),
     ],
 )
-def test_bad_settings_of_models_are_refused_in_one_line_with_the_remedy(text: str, words: list[str]) -> None:
+def test_bad_settings_of_models_are_refused_in_one_line_with_the_remedy(
+    text: str, words: list[str]
+) -> None:
     message = refusal(text)
     for word in words:
         assert word in message
@@ -464,7 +679,10 @@ name = "c"
 model = "Qwen/Qwen3-0.6B"
 engine = { openai = { url = "http://127.0.0.1:8000/v1", key_env = "KEY", lora = true } }
 """
-ASKING = '[prompt]\nsystem = "Be brief."\nshots = 3\nstop = "\\n"\ntemplate = "Q: {prompt}\\nA: {answer}\\n\\n"\n'
+ASKING = (
+    '[prompt]\nsystem = "Be brief."\nshots = 3\nstop = "\\n"\ntemplate = "Q: {prompt}\\nA: '
+    '{answer}\\n\\n"\n'
+)
 
 
 def test_a_crew_of_pretrained_models_reads_back_the_same(tmp_path: Path) -> None:
@@ -481,14 +699,21 @@ def test_a_crew_of_pretrained_models_reads_back_the_same(tmp_path: Path) -> None
 def test_models_beside_the_crew_file_are_found_from_anywhere(tmp_path: Path) -> None:
     (tmp_path / "crew.toml").write_text(CREW + MODELS)
     config = read_config(tmp_path / "crew.toml")
-    assert [peer.model for peer in config.peer] == [str(tmp_path / "models" / "small"), str(tmp_path / "small.gguf"), "Qwen/Qwen3-0.6B"]
+    assert [peer.model for peer in config.peer] == [
+        str(tmp_path / "models" / "small"),
+        str(tmp_path / "small.gguf"),
+        "Qwen/Qwen3-0.6B",
+    ]
     elsewhere = read_config(tmp_path / "crew.toml")
     assert elsewhere == config
     for model in ("tiny:0.3m", "smollm2-135m", "/models/x", "/models/x.gguf", "Qwen/Qwen3"):
         (tmp_path / "crew.toml").write_text(CREW + MODELS.replace("./models/small", model))
         assert read_config(tmp_path / "crew.toml").named("a").model == model
     (tmp_path / "crew.toml").write_text(CREW + MODELS.replace("./models/small", "../small"))
-    assert Path(read_config(tmp_path / "crew.toml").named("a").model).resolve() == tmp_path.parent / "small"
+    assert (
+        Path(read_config(tmp_path / "crew.toml").named("a").model).resolve()
+        == tmp_path.parent / "small"
+    )
 
 
 # What can be known before any weights load
@@ -503,8 +728,16 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def of_models(*models: Path | str, extra: str = "", prompt: str = "") -> CrewConfig:
-    peers = "".join(f'[[peer]]\nname = "p{number}"\nmodel = "{model}"\n' for number, model in enumerate(models))
-    return parse_config(CREW.replace("problems_per_round = 6", f"problems_per_round = {6 * len(models)}") + DIGITS + prompt + peers + extra)
+    peers = "".join(
+        f'[[peer]]\nname = "p{number}"\nmodel = "{model}"\n' for number, model in enumerate(models)
+    )
+    return parse_config(
+        CREW.replace("problems_per_round = 6", f"problems_per_round = {6 * len(models)}")
+        + DIGITS
+        + prompt
+        + peers
+        + extra
+    )
 
 
 def unfit(config: CrewConfig) -> str:
@@ -516,7 +749,10 @@ def unfit(config: CrewConfig) -> str:
 
 @pytest.mark.usefixtures("no_weights")
 def test_models_that_share_a_vocabulary_make_a_crew(tmp_path: Path) -> None:
-    folders = [write_model(tmp_path / kind, kind, layers=layers, **others) for kind, layers, others in MATES]
+    folders = [
+        write_model(tmp_path / kind, kind, layers=layers, **others)
+        for kind, layers, others in MATES
+    ]
     check_config(of_models(*folders))
     check_config(of_models(*folders, prompt='[prompt]\nstyle = "chat"\n'))
     check_config(of_models(*folders, prompt='[prompt]\nshots = 2\nstop = "\\n"\n'))
@@ -532,7 +768,10 @@ MATES: list[tuple[str, int, dict[str, object]]] = [
 
 @pytest.mark.usefixtures("no_weights")
 def test_peers_that_do_not_share_a_vocabulary_are_refused(tmp_path: Path) -> None:
-    first, second = write_model(tmp_path / "a"), write_model(tmp_path / "b", tokenizer=text_tokenizer(size=280))
+    first, second = (
+        write_model(tmp_path / "a"),
+        write_model(tmp_path / "b", tokenizer=text_tokenizer(size=280)),
+    )
     said = unfit(of_models(first, second))
     assert "peers p0 and p1 have different vocabularies (" in said
     assert "use models that share a tokenizer, such as sizes of one family" in said
@@ -546,7 +785,10 @@ def test_peers_that_end_their_answers_differently_are_refused(tmp_path: Path) ->
     base = write_model(tmp_path / "base")
     instruct = write_model(tmp_path / "instruct", ends=[turn_end, end])
     said = unfit(of_models(base, instruct))
-    assert f"peers p0 and p1 end their answers with different tokens, ({end},) and ({end}, {turn_end})" in said
+    assert (
+        f"peers p0 and p1 end their answers with different tokens, ({end},) and ({end}, {turn_end})"
+        in said
+    )
     check_config(of_models(instruct, write_model(tmp_path / "other", ends=[end, turn_end])))
 
 
@@ -554,14 +796,30 @@ def test_peers_that_end_their_answers_differently_are_refused(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("extra", "prompt", "words"),
     [
-        ("", '[prompt]\nstyle = "chat"\n', 'has no chat template; write style = "plain" under [prompt], or use an instruct model'),
+        (
+            "",
+            '[prompt]\nstyle = "chat"\n',
+            'has no chat template; write style = "plain" under [prompt], or use an instruct model',
+        ),
         ("keep_layers = 3", "", "keep_layers=3, and the model has 2; use fewer"),
         ('train = { lora = { targets = ["zz_proj"] } }', "", "zz_proj"),
-        ('train = { layers = "model.nothing" }', "", "train layers='model.nothing' matches no parameter"),
-        ("", '[prompt]\nstop = "Question: 99"\n', "no token of the vocabulary begins with stop='Question: 99'"),
+        (
+            'train = { layers = "model.nothing" }',
+            "",
+            "train layers='model.nothing' matches no parameter",
+        ),
+        (
+            "",
+            '[prompt]\nstop = "Question: 99"\n',
+            "no token of the vocabulary begins with stop='Question: 99'",
+        ),
         ("", "[prompt]\nshots = 20\n", "do not fit the 64 positions of"),
         ('device = "cuda"', "", "torch finds no CUDA GPU here"),
-        ('warm = { kinds = ["spell"], steps = 3 }', "", "warm names kinds the task does not have: spell"),
+        (
+            'warm = { kinds = ["spell"], steps = 3 }',
+            "",
+            "warm names kinds the task does not have: spell",
+        ),
     ],
 )
 def test_what_a_model_cannot_do_is_refused_before_its_weights_load(
@@ -573,15 +831,24 @@ def test_what_a_model_cannot_do_is_refused_before_its_weights_load(
 
 
 @pytest.mark.usefixtures("no_weights")
-def test_models_that_are_not_there_are_refused_before_any_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_that_are_not_there_are_refused_before_any_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     here = write_model(tmp_path / "m")
-    for name, words in (("/none", "there is no model folder /none"), ("x.gguf", "there is no GGUF file"), ("some/id", "model 'some/id'")):
+    for name, words in (
+        ("/none", "there is no model folder /none"),
+        ("x.gguf", "there is no GGUF file"),
+        ("some/id", "model 'some/id'"),
+    ):
         assert words in unfit(of_models(here, name))
 
 
-@pytest.mark.parametrize(("extra", "words"), [("keep_layers = 9", "keep_layers=9, and the model has 3"), ("keep_layers = 2", "")])
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [("keep_layers = 9", "keep_layers=9, and the model has 3"), ("keep_layers = 2", "")],
+)
 def test_tiny_models_too_can_lose_layers(extra: str, words: str) -> None:
     config = of_models("tiny:0.3m", extra=extra)
     if words:
@@ -593,4 +860,6 @@ def test_tiny_models_too_can_lose_layers(extra: str, words: str) -> None:
 
 def test_tiny_models_have_no_chat_and_no_stop() -> None:
     assert "no chat template" in unfit(of_models("tiny:0.3m", prompt='[prompt]\nstyle = "chat"\n'))
-    assert "tiny models end their answers themselves" in unfit(of_models("tiny:0.3m", prompt='[prompt]\nstop = "\\n"\n'))
+    assert "tiny models end their answers themselves" in unfit(
+        of_models("tiny:0.3m", prompt='[prompt]\nstop = "\\n"\n')
+    )

@@ -1,4 +1,6 @@
-"""The check behind every importance ratio: an engine that reports anything but the trainer's log-probs is found out."""
+"""The check behind every importance ratio: an engine that reports anything but the trainer's
+log-probs is found out.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def peer_of(folder: Path, train: str, sampling: str = "") -> Peer:
     config = spread_crew(folder, (train, "full"), sampling=sampling)
     author = identity(config.peer[0].name)
     outbox = Outbox(None, Signer(author.public, author.sign))
-    return Run(config, folder / "run").build(config.peer[0], MemoryLog(), outbox, identity(HUB).public)
+    return Run(config, folder / "run").build(
+        config.peer[0], MemoryLog(), outbox, identity(HUB).public
+    )
 
 
 class Doctored(TorchEngine):
@@ -38,7 +42,9 @@ class Doctored(TorchEngine):
 
     doctor: Callable[[Completion], tuple[float, ...]]
 
-    def sample(self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: Sampling, seed: int) -> list[list[Completion]]:
+    def sample(
+        self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: Sampling, seed: int
+    ) -> list[list[Completion]]:
         made = super().sample(prompts, num_samples, sampling, seed)
         return [[Completion(c.tokens, self.doctor(c), c.ending) for c in row] for row in made]
 
@@ -76,7 +82,9 @@ def test_every_sampled_token_is_compared(folder: Path) -> None:
     assert num_tokens > 128
     noted = len(made)
     peer.half.engine = doctored(lambda c: tuple(x + 1.0 for x in c.logprobs))(peer.learner.policy)
-    assert differences(peer.half, peer.config.sampling)["sampled"].mean == pytest.approx(1.0, abs=1e-3)
+    assert differences(peer.half, peer.config.sampling)["sampled"].mean == pytest.approx(
+        1.0, abs=1e-3
+    )
     assert (found.fault, noted) == ("", 128)
 
 
@@ -91,7 +99,10 @@ def test_every_sampled_token_is_compared(folder: Path) -> None:
     ids=["a little too sure", "first token wrong", "another temperature", "none at all"],
 )
 def test_an_engine_that_reports_other_logprobs_is_found_out_with_figures(
-    doctor: Callable[[Completion], tuple[float, ...]], largest: float | None, mean: float | None, folder: Path
+    doctor: Callable[[Completion], tuple[float, ...]],
+    largest: float | None,
+    mean: float | None,
+    folder: Path,
 ) -> None:
     peer = peer_of(folder, "full")
     peer.half.engine = doctored(doctor)(peer.learner.policy)
@@ -133,12 +144,16 @@ def test_an_engine_that_does_not_merge_adapters_is_found_out(folder: Path) -> No
 def test_the_check_leaves_a_peer_as_it_was(train: str, folder: Path) -> None:
     peer = peer_of(folder, train)
     policy = peer.learner.policy
-    before = {name: parameter.detach().clone() for name, parameter in policy.model.named_parameters()}
+    before = {
+        name: parameter.detach().clone() for name, parameter in policy.model.named_parameters()
+    }
     prompts = [policy.vocabulary.encode("sort 31=")]
     sampled = peer.engine.sample(prompts, 4, Sampling(max_tokens=5), seed=1)
     random = torch.get_rng_state()
     check_engine(peer.half)
-    assert all(torch.equal(parameter, before[name]) for name, parameter in policy.model.named_parameters())
+    assert all(
+        torch.equal(parameter, before[name]) for name, parameter in policy.model.named_parameters()
+    )
     assert peer.engine.sample(prompts, 4, Sampling(max_tokens=5), seed=1) == sampled
     assert torch.equal(torch.get_rng_state(), random)
     assert (peer.sampled_rounds, policy.version, len(peer.outbox)) == (0, 0, 0)
@@ -155,7 +170,9 @@ def test_an_engine_that_fails_leaves_the_adapters_as_they_were(folder: Path) -> 
     peer.half.engine = Broken(peer.learner.policy)
     with pytest.raises(RuntimeError, match="out of memory"):
         check_engine(peer.half)
-    assert all(torch.equal(parameter, before[name]) for name, parameter in peer.learner.policy.trained())
+    assert all(
+        torch.equal(parameter, before[name]) for name, parameter in peer.learner.policy.trained()
+    )
 
 
 def test_a_crew_is_checked_task_and_peers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,11 +188,16 @@ def test_a_crew_is_checked_task_and_peers(folder: Path, monkeypatch: pytest.Monk
     assert [(row["sampling"], row["fits"]) for row in rows[1:]] == 2 * list(
         zip(ways, ["any", "sampled, full", "sampled", "sampled"], strict=True)
     )
-    assert all(0 < row["mean_difference"] <= row["largest_difference"] < TOLERANCE for row in rows[1:])
+    assert all(
+        0 < row["mean_difference"] <= row["largest_difference"] < TOLERANCE for row in rows[1:]
+    )
     doctor = doctored(lambda c: tuple(x - 0.25 for x in c.logprobs))
     monkeypatch.setattr(motley.run, "open_engine", lambda policy, part, folder: doctor(policy))
     doctored_row = check_crew(config)[1]
-    assert doctored_row["result"] == f"differs by more than {TOLERANCE}, declared 'sampled'; what fits: nothing"
+    assert (
+        doctored_row["result"]
+        == f"differs by more than {TOLERANCE}, declared 'sampled'; what fits: nothing"
+    )
     assert doctored_row["largest_difference"] == pytest.approx(0.25, rel=0.01)
 
 

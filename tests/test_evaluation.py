@@ -18,15 +18,24 @@ TASK = load_task("digits", {"kinds": ["reverse", "sort"], "levels": [3]})
 
 
 class Scripted:
-    """Greedy answers are right for `reverse` only; of the samples of problem p the first p % 3 are right."""
+    """Greedy answers are right for `reverse` only; of the samples of problem p the first p % 3 are
+    right.
+    """
 
     def refresh(self) -> None:
         return None
 
-    def sample(self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: Sampling, seed: int) -> list[list[Completion]]:
-        return [[self._answer(prompt, p, s, sampling) for s in range(num_samples)] for p, prompt in enumerate(prompts)]
+    def sample(
+        self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: Sampling, seed: int
+    ) -> list[list[Completion]]:
+        return [
+            [self._answer(prompt, p, s, sampling) for s in range(num_samples)]
+            for p, prompt in enumerate(prompts)
+        ]
 
-    def _answer(self, prompt: Sequence[int], place: int, sample: int, sampling: Sampling) -> Completion:
+    def _answer(
+        self, prompt: Sequence[int], place: int, sample: int, sampling: Sampling
+    ) -> Completion:
         kind, text = VOCABULARY.decode(prompt).removesuffix("=").split()
         right = kind == "reverse" if sampling.temperature == 0 else sample < place % 3
         answer = {"reverse": text[::-1], "sort": "".join(sorted(text))}[kind] if right else ""
@@ -36,11 +45,16 @@ class Scripted:
 
 def test_greedy_accuracy_is_per_kind() -> None:
     problems = evaluation_set(TASK, "heldout", 5)
-    assert greedy_by_kind(Scripted(), PROMPTS, TASK, problems, Sampling()) == {"reverse": 1.0, "sort": 0.0}
+    assert greedy_by_kind(Scripted(), PROMPTS, TASK, problems, Sampling()) == {
+        "reverse": 1.0,
+        "sort": 0.0,
+    }
 
 
 def test_averages_pass_rates_and_errors_of_known_answers() -> None:
-    reverse, sort, every = evaluate(Scripted(), PROMPTS, TASK, "heldout", Sampling(), per_kind=6, samples=4)
+    reverse, sort, every = evaluate(
+        Scripted(), PROMPTS, TASK, "heldout", Sampling(), per_kind=6, samples=4
+    )
     assert [line.kind for line in (reverse, sort, every)] == ["reverse", "sort", "all"]
     assert (reverse.greedy, sort.greedy, every.greedy) == (1.0, 0.0, 0.5)
     assert reverse.greedy_error == 0.0
@@ -54,5 +68,13 @@ def test_averages_pass_rates_and_errors_of_known_answers() -> None:
 
 
 def test_a_task_of_one_kind_has_one_line() -> None:
-    (only,) = evaluate(Scripted(), PROMPTS, load_task("digits", {"kinds": ["sort"], "levels": [3]}), "ood", Sampling(), 2, 1)
+    (only,) = evaluate(
+        Scripted(),
+        PROMPTS,
+        load_task("digits", {"kinds": ["sort"], "levels": [3]}),
+        "ood",
+        Sampling(),
+        2,
+        1,
+    )
     assert (only.kind, only.num_problems) == ("sort", 2)

@@ -58,7 +58,8 @@ def test_loss_and_gradient_are_those_of_the_ftis_row(loop: ModuleType, seed: int
     mask_BT = torch.arange(LENGTH) < length_B[:, None]
     logq_BT = -2 * torch.rand(num, LENGTH, generator=rng)
     drift_BT = 0.8 * torch.randn(num, LENGTH, generator=rng)
-    drift_BT[::3, 0] = -12.0  # every third sequence holds a token that is all but impossible for the learner
+    # every third sequence holds a token that is all but impossible for the learner
+    drift_BT[::3, 0] = -12.0
     logp_BT = (logq_BT + drift_BT).requires_grad_()
 
     row = OBJECTIVES["ftis"]
@@ -74,7 +75,15 @@ def test_loss_and_gradient_are_those_of_the_ftis_row(loop: ModuleType, seed: int
         )
     )
     ended_B = torch.ones(num, dtype=torch.bool)
-    output = row.loss(LossBatch(logp_learner_BT=logp_BT, logp_sampler_BT=logq_BT, mask_BT=mask_BT, ended_B=ended_B, terms=terms))
+    output = row.loss(
+        LossBatch(
+            logp_learner_BT=logp_BT,
+            logp_sampler_BT=logq_BT,
+            mask_BT=mask_BT,
+            ended_B=ended_B,
+            terms=terms,
+        )
+    )
     (expected_BT,) = torch.autograd.grad(output.loss, logp_BT)
 
     advantage_B = loop.group_advantages(reward_B.view(NUM_GROUPS, loop.G))
@@ -83,11 +92,15 @@ def test_loss_and_gradient_are_those_of_the_ftis_row(loop: ModuleType, seed: int
 
     kept_B = loop.kept_by_filter(logp_BT, logq_BT, mask_BT, advantage_B)
     assert 0 < int((~kept_B).sum()) < num, "the filter must drop some and keep some"
-    assert bool((kept_B & (advantage_B > 0) & (drift_BT[:, 0] == -12)).any()), "an unlikely positive must be there, and kept"
+    assert bool((kept_B & (advantage_B > 0) & (drift_BT[:, 0] == -12)).any()), (
+        "an unlikely positive must be there, and kept"
+    )
     assert torch.equal(kept_B, output.keep_B)
     torch.testing.assert_close(loss, output.loss, rtol=1e-5, atol=1e-7)
     torch.testing.assert_close(gradient_BT, expected_BT, rtol=1e-5, atol=1e-8)
-    torch.testing.assert_close(torch.where(mask_BT, loop.truncated_weights(logp_BT, logq_BT), 0.0), output.weight_BT)
+    torch.testing.assert_close(
+        torch.where(mask_BT, loop.truncated_weights(logp_BT, logq_BT), 0.0), output.weight_BT
+    )
 
 
 def test_constants_are_those_of_the_ftis_row(loop: ModuleType) -> None:

@@ -1,4 +1,6 @@
-"""A trained peer as a folder of its own: other tools load the very model that was trained, and the card says how it came about."""
+"""A trained peer as a folder of its own: other tools load the very model that was trained, and the
+card says how it came about.
+"""
 
 from __future__ import annotations
 
@@ -87,9 +89,14 @@ def run(crew: CrewConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(run: Path) -> dict[str, torch.Tensor]:
     """What every trained policy answers."""
     with torch.no_grad():
-        found = {name: policy.model(input_ids=IDS).logits for name, policy in trained_policies(run).items()}
+        found = {
+            name: policy.model(input_ids=IDS).logits
+            for name, policy in trained_policies(run).items()
+        }
         start = AutoModelForCausalLM.from_pretrained(run / "start" / "thin")(input_ids=IDS).logits
-    assert not torch.allclose(found["thin"], start, atol=1e-4), "an adapter that changes nothing would test nothing"
+    assert not torch.allclose(found["thin"], start, atol=1e-4), (
+        "an adapter that changes nothing would test nothing"
+    )
     return found
 
 
@@ -110,27 +117,45 @@ def test_a_whole_model_is_an_ordinary_folder_with_the_trained_weights(
     peer: str, run: Path, trained: dict[str, Any], tmp_path: Path
 ) -> None:
     out = export_model(run, peer, tmp_path / "model")
-    assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md"} == names(
-        out
+    assert {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "README.md",
+    } == names(out)
+    torch.testing.assert_close(
+        logits(AutoModelForCausalLM.from_pretrained(out)), trained[peer], rtol=0, atol=1e-5
     )
-    torch.testing.assert_close(logits(AutoModelForCausalLM.from_pretrained(out)), trained[peer], rtol=0, atol=1e-5)
     assert not any(str(run) in path.read_text() for path in out.glob("*.json"))
-    assert AutoTokenizer.from_pretrained(out).encode("sort 12=") == AutoTokenizer.from_pretrained(run / "start" / peer).encode("sort 12=")
+    assert AutoTokenizer.from_pretrained(out).encode("sort 12=") == AutoTokenizer.from_pretrained(
+        run / "start" / peer
+    ).encode("sort 12=")
 
 
 def test_answers_are_made_as_in_training(run: Path, tmp_path: Path) -> None:
     for merge in (False, True):
         out = export_model(run, "thin", tmp_path / str(merge), merge=merge)
         settings = GenerationConfig.from_pretrained(out)
-        assert (settings.do_sample, settings.temperature, settings.top_k, settings.top_p) == (True, 0.9, 0, 1.0)
+        assert (settings.do_sample, settings.temperature, settings.top_k, settings.top_p) == (
+            True,
+            0.9,
+            0,
+            1.0,
+        )
         assert settings.max_new_tokens == 5
         assert settings.eos_token_id == 1
 
 
-def test_a_merged_adapter_is_one_ordinary_model(run: Path, trained: dict[str, Any], tmp_path: Path) -> None:
+def test_a_merged_adapter_is_one_ordinary_model(
+    run: Path, trained: dict[str, Any], tmp_path: Path
+) -> None:
     out = export_model(run, "thin", tmp_path / "merged", merge=True)
     assert not any(name.startswith("adapter") or name == "base" for name in names(out))
-    torch.testing.assert_close(logits(AutoModelForCausalLM.from_pretrained(out)), trained["thin"], rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        logits(AutoModelForCausalLM.from_pretrained(out)), trained["thin"], rtol=0, atol=1e-5
+    )
 
 
 def test_an_adapter_whose_base_nobody_else_has_brings_it_along(
@@ -141,34 +166,55 @@ def test_an_adapter_whose_base_nobody_else_has_brings_it_along(
     for path in moved.rglob("adapter_config.json"):
         assert str(run) in path.read_text()
     out = export_model(moved, "thin", tmp_path / "adapter")
-    assert {"adapter_config.json", "adapter_model.safetensors", "base", "generation_config.json", "tokenizer.json"} < names(out)
-    assert json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"] == "base"
+    assert {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "base",
+        "generation_config.json",
+        "tokenizer.json",
+    } < names(out)
+    assert (
+        json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"] == "base"
+    )
     base = AutoModelForCausalLM.from_pretrained(out / "base")
-    torch.testing.assert_close(logits(PeftModel.from_pretrained(base, out)), trained["thin"], rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        logits(PeftModel.from_pretrained(base, out)), trained["thin"], rtol=0, atol=1e-5
+    )
     monkeypatch.chdir(out)
-    torch.testing.assert_close(logits(AutoPeftModelForCausalLM.from_pretrained(".")), trained["thin"], rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        logits(AutoPeftModelForCausalLM.from_pretrained(".")), trained["thin"], rtol=0, atol=1e-5
+    )
 
 
 def with_model(run: Path, model: str, folder: Path) -> Path:
     """The run as if peer thin had been made of another model, one that is not warmed."""
     shutil.copytree(run, folder)
     text = (folder / "config.toml").read_text()
-    (folder / "config.toml").write_text(re.sub(r'(name = "thin"\nmodel = )"tiny:0.3m"', rf'\1"{model}"', text))
+    (folder / "config.toml").write_text(
+        re.sub(r'(name = "thin"\nmodel = )"tiny:0.3m"', rf'\1"{model}"', text)
+    )
     assert parse_config((folder / "config.toml").read_text()).named("thin").model == model
     return folder
 
 
 def test_an_adapter_of_a_model_on_the_hub_names_it(run: Path, tmp_path: Path) -> None:
-    out = export_model(with_model(run, "someone/model-1b", tmp_path / "run"), "thin", tmp_path / "adapter")
+    out = export_model(
+        with_model(run, "someone/model-1b", tmp_path / "run"), "thin", tmp_path / "adapter"
+    )
     assert "base" not in names(out)
-    assert json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"] == "someone/model-1b"
+    assert (
+        json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"]
+        == "someone/model-1b"
+    )
     text = (out / "README.md").read_text()
     assert 'base_model: "someone/model-1b"' in text
     assert 'from_pretrained("someone/model-1b")' in text
 
 
 @pytest.mark.parametrize("merge", [False, True])
-def test_an_adapter_of_a_folder_that_only_this_machine_has(merge: bool, crew: CrewConfig, run: Path, tmp_path: Path) -> None:
+def test_an_adapter_of_a_folder_that_only_this_machine_has(
+    merge: bool, crew: CrewConfig, run: Path, tmp_path: Path
+) -> None:
     base = export_model(run, "whole", tmp_path / "own-base")
     me = msgspec.structs.replace(crew.named("thin"), model=str(base), keep_layers=2)
     config = msgspec.structs.replace(crew.alone("thin"), peer=(me,))
@@ -183,11 +229,16 @@ def test_an_adapter_of_a_folder_that_only_this_machine_has(merge: bool, crew: Cr
     torch.testing.assert_close(logits(model), expected, rtol=0, atol=1e-5)
     text = (out / "README.md").read_text()
     assert "- base model: own-base (only 2 of its layers)" in text
-    assert str(tmp_path) not in text + (out / ("config.json" if merge else "adapter_config.json")).read_text()
+    assert (
+        str(tmp_path)
+        not in text + (out / ("config.json" if merge else "adapter_config.json")).read_text()
+    )
 
 
 @pytest.mark.parametrize(("merge", "peer"), [(False, "whole"), (False, "thin"), (True, "thin")])
-def test_weights_can_be_rounded(merge: bool, peer: str, run: Path, trained: dict[str, Any], tmp_path: Path) -> None:
+def test_weights_can_be_rounded(
+    merge: bool, peer: str, run: Path, trained: dict[str, Any], tmp_path: Path
+) -> None:
     out = export_model(run, peer, tmp_path / "small", merge, "bfloat16")
     adapter = peer == "thin" and not merge
     model = AutoModelForCausalLM.from_pretrained(out / "base" if adapter else out)
@@ -224,17 +275,24 @@ def test_the_card_says_how_it_was_trained_and_with_whom(run: Path, tmp_path: Pat
         "- seed: 5",
         "- learning rate: 0.02, gradients clipped at 1.0",
     ):
-        assert line in text.splitlines() or any(found.startswith(line) for found in text.splitlines()), line
+        assert line in text.splitlines() or any(
+            found.startswith(line) for found in text.splitlines()
+        ), line
     assert "temperature=0.9" in text
     assert 'library_name: "transformers"' in text_of(run, "thin", tmp_path / "merged", merge=True)
 
 
 def test_the_card_counts_what_was_learned_from_whom(run: Path, tmp_path: Path) -> None:
     lines = [line for line in read_metrics(run) if line["peer"] == "whole" and "senders" in line]
-    counted = {name: sum(line["senders"][name]["groups"] for line in lines) for name in ("whole", "thin", "top")}
+    counted = {
+        name: sum(line["senders"][name]["groups"] for line in lines)
+        for name in ("whole", "thin", "top")
+    }
     rows = {
         row[1].strip("* "): row
-        for row in (line.split(" | ") for line in text_of(run, "whole", tmp_path / "out").splitlines())
+        for row in (
+            line.split(" | ") for line in text_of(run, "whole", tmp_path / "out").splitlines()
+        )
         if len(row) == 9
         for row in [["", *[cell.strip("| ") for cell in row]]]
     }
@@ -251,20 +309,29 @@ def test_the_card_compares_before_after_and_a_constant_answer(run: Path, tmp_pat
     for split in ("heldout", "ood"):
         for kind in ("reverse", "sort"):
             before, after = measured[0][split][kind], measured[-1][split][kind]
-            assert re.search(rf"\| {split} \| {kind} \| {before:.0%} \| {after:.0%} \| \d+% \|", text)
+            assert re.search(
+                rf"\| {split} \| {kind} \| {before:.0%} \| {after:.0%} \| \d+% \|", text
+            )
 
 
 def test_lines_written_after_the_checkpoint_are_not_in_the_card(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
     with (tmp_path / "run" / "metrics.jsonl").open("ab") as file:
-        file.write(msgspec.json.encode({"round": 3, "peer": "whole", "version": 3, "heldout": {"sort": 0.123}}) + b"\n")
+        file.write(
+            msgspec.json.encode(
+                {"round": 3, "peer": "whole", "version": 3, "heldout": {"sort": 0.123}}
+            )
+            + b"\n"
+        )
     assert "12%" not in text_of(tmp_path / "run", "whole", tmp_path / "out")
 
 
 def test_the_crew_file_in_the_card_is_the_crew(run: Path, tmp_path: Path) -> None:
     toml = text_of(run, "whole", tmp_path / "out").split("```toml\n")[1].split("```")[0]
     config = parse_config((run / "config.toml").read_text())
-    named = msgspec.structs.replace(config, task={"file": "problems.jsonl", "ood": "problems.jsonl"})
+    named = msgspec.structs.replace(
+        config, task={"file": "problems.jsonl", "ood": "problems.jsonl"}
+    )
     assert parse_config(toml) == named
 
 
@@ -314,7 +381,11 @@ def exported(config: CrewConfig, peer: str, **changes: Any) -> Exported:
 
 def test_no_place_of_this_machine_is_in_a_card() -> None:
     config = parse_config(PLACES)
-    for text in (public_config(config), card(exported(config, "a")), card(exported(config, "b", adapter=True, own_base=True))):
+    for text in (
+        public_config(config),
+        card(exported(config, "a")),
+        card(exported(config, "b", adapter=True, own_base=True)),
+    ):
         assert not re.search(r"/home|secret|~|10\.0\.0\.3|/opt", text)
     assert 'base_model: "mine"' in card(exported(config, "a"))
     assert 'base_model: "other.gguf"' in card(exported(config, "b"))
@@ -323,17 +394,29 @@ def test_no_place_of_this_machine_is_in_a_card() -> None:
 
 
 def test_a_card_can_be_written_when_the_problems_are_gone() -> None:
-    lines = [{"round": 0, "peer": "a", "heldout": {"all": 0.5}}, {"round": 1, "peer": "a", "heldout": {"all": 0.75}}]
-    assert "| heldout | all | 50% | 75% |  |" in card(exported(parse_config(PLACES), "a", lines=lines))
+    lines = [
+        {"round": 0, "peer": "a", "heldout": {"all": 0.5}},
+        {"round": 1, "peer": "a", "heldout": {"all": 0.75}},
+    ]
+    assert "| heldout | all | 50% | 75% |  |" in card(
+        exported(parse_config(PLACES), "a", lines=lines)
+    )
 
 
 def test_refused_and_dropped_are_said() -> None:
-    line = {"round": 1, "peer": "a", "refused": {"unknown": {"corrupt": 2}}, "dropped": {"b": {"stale": 1, "late": 3}}}
+    line = {
+        "round": 1,
+        "peer": "a",
+        "refused": {"unknown": {"corrupt": 2}},
+        "dropped": {"b": {"stale": 1, "late": 3}},
+    }
     text = card(exported(parse_config(PLACES), "a", lines=[line]))
     assert "- refused of unknown: 2 corrupt\n- dropped of b: 1 stale, 3 late" in text
 
 
-def test_ids_of_the_hub_are_told_from_other_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_of_the_hub_are_told_from_other_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "org" / "model").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert hub_id("someone/model") == "someone/model"
@@ -348,7 +431,9 @@ def test_ids_of_the_hub_are_told_from_other_names(tmp_path: Path, monkeypatch: p
 def test_what_is_there_is_not_overwritten(run: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     export_model(run, "whole", tmp_path / "out")  # empty: it may be
-    with pytest.raises(ValueError, match=r"is already there and not an empty folder; choose another, or delete it"):
+    with pytest.raises(
+        ValueError, match=r"is already there and not an empty folder; choose another, or delete it"
+    ):
         export_model(run, "whole", tmp_path / "out")
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="is already there"):
@@ -356,7 +441,9 @@ def test_what_is_there_is_not_overwritten(run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("existing", [False, True])
-def test_a_full_disk_leaves_nothing(existing: bool, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_nothing(
+    existing: bool, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(facts: Exported, folder: Path) -> None:
         assert (folder / "model.safetensors").exists()
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -364,7 +451,10 @@ def test_a_full_disk_leaves_nothing(existing: bool, run: Path, tmp_path: Path, m
     if existing:
         (tmp_path / "out").mkdir()
     monkeypatch.setattr(motley.export, "_write_card", full)
-    with pytest.raises(ValueError, match=r"out could not be written: No space left on device; nothing was left there"):
+    with pytest.raises(
+        ValueError,
+        match=r"out could not be written: No space left on device; nothing was left there",
+    ):
         export_model(run, "whole", tmp_path / "out")
     assert names(tmp_path) == ({"out"} if existing else set())
     assert not existing or not names(tmp_path / "out")
@@ -384,7 +474,9 @@ def test_mistakes_are_answered_in_a_line(run: Path, tmp_path: Path) -> None:
 
 def test_a_checkpoint_that_was_changed_is_not_exported(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
-    newest = tmp_path / "run" / "checkpoints" / "round-000002" / "whole" / "model" / "model.safetensors"
+    newest = (
+        tmp_path / "run" / "checkpoints" / "round-000002" / "whole" / "model" / "model.safetensors"
+    )
     newest.write_bytes(newest.read_bytes()[:-1] + b"x")
     with pytest.raises(ValueError, match="is missing or changed since it was saved"):
         export_model(tmp_path / "run", "whole", tmp_path / "out")
@@ -397,7 +489,19 @@ def test_the_command_asks_for_a_peer_where_several_learn(run: Path, tmp_path: Pa
     said = CliRunner().invoke(app, ["export", str(run), str(tmp_path / "out")])
     assert said.exit_code == 2
     assert "has 3 peers that learn; choose one with --peer: whole, thin, top" in said.stderr
-    done = CliRunner().invoke(app, ["export", str(run), str(tmp_path / "out"), "--peer", "thin", "--merge", "--dtype", "bfloat16"])
+    done = CliRunner().invoke(
+        app,
+        [
+            "export",
+            str(run),
+            str(tmp_path / "out"),
+            "--peer",
+            "thin",
+            "--merge",
+            "--dtype",
+            "bfloat16",
+        ],
+    )
     assert done.exit_code == 0, done.output
     assert (tmp_path / "out" / "model.safetensors").exists()
 

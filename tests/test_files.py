@@ -7,11 +7,16 @@ import pytest
 from motley.files import cache_folder, whole
 
 
-def test_the_cache_is_where_the_environment_says_and_else_under_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_cache_is_where_the_environment_says_and_else_under_home(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("MOTLEY_CACHE", str(tmp_path / "here"))
     assert cache_folder() == tmp_path / "here"
     monkeypatch.setenv("HOME", str(tmp_path))
-    for unset in (lambda: monkeypatch.setenv("MOTLEY_CACHE", ""), lambda: monkeypatch.delenv("MOTLEY_CACHE")):
+    for unset in (
+        lambda: monkeypatch.setenv("MOTLEY_CACHE", ""),
+        lambda: monkeypatch.delenv("MOTLEY_CACHE"),
+    ):
         unset()
         assert cache_folder() == tmp_path / ".cache" / "motley"
 

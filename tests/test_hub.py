@@ -93,7 +93,10 @@ class Household:
             return None
 
     def join(self, peer: str, key: Identity) -> NatsLog:
-        """Enrol and log in, as a member does. The hub's answer may be lost while the server lets the key in."""
+        """Enrol and log in, as a member does.
+
+        The hub's answer may be lost while the server lets the key in.
+        """
         guest = self.guest(peer)
         with suppress(LogError):
             assert ask(guest, Enrolment.ask("crew", self.invitation(peer), key)) == Answer()
@@ -119,7 +122,9 @@ class Household:
             hub.close()
 
 
-def ask(connection: Connection, asked: Enrolment | bytes, subject: str = "", timeout_s: float = 5) -> Answer:
+def ask(
+    connection: Connection, asked: Enrolment | bytes, subject: str = "", timeout_s: float = 5
+) -> Answer:
     content = asked if isinstance(asked, bytes) else msgspec.msgpack.encode(asked)
     where = subject or NAMES.enrolment(asked.peer if isinstance(asked, Enrolment) else "a")
     reply = connection.call(lambda client: client.request(where, content, timeout_s))
@@ -167,7 +172,9 @@ def hub(home: Household) -> Iterator[Hub]:
 # Founding
 
 
-def test_a_new_hub_writes_its_charter_and_an_empty_roster_signed_by_its_key(home: Household) -> None:
+def test_a_new_hub_writes_its_charter_and_an_empty_roster_signed_by_its_key(
+    home: Household,
+) -> None:
     hub = home.start()
     charter, roster = read_hub(hub.log.records_of(HUB), "crew", hub.identity.public)
     assert parse_config(charter.config) == CONFIG
@@ -201,7 +208,10 @@ def test_only_its_owner_may_read_what_the_hub_keeps(home: Household) -> None:
 
 def test_two_hubs_cannot_run_in_one_folder(home: Household) -> None:
     hub = home.start()
-    with pytest.raises(ValueError, match=r"a hub is already running in .*; stop it first, or choose another folder with --out"):
+    with pytest.raises(
+        ValueError,
+        match=r"a hub is already running in .*; stop it first, or choose another folder with --out",
+    ):
         home.open()
     assert hub.server
     assert hub.server.alive()
@@ -212,7 +222,9 @@ def test_two_hubs_cannot_run_in_one_folder(home: Household) -> None:
 def test_a_folder_of_another_crew_is_refused(home: Household) -> None:
     home.stop(home.start())
     other = parse_config(CREW.replace("rounds = 3", "rounds = 4"))
-    with pytest.raises(ValueError, match="other settings; choose another folder with --out, or delete it"):
+    with pytest.raises(
+        ValueError, match="other settings; choose another folder with --out, or delete it"
+    ):
         home.open(other)
     home.open()
 
@@ -238,11 +250,17 @@ def test_there_is_one_line_to_paste_per_peer(home: Household) -> None:
         assert found[1] == home.place.url
         assert found[2] == "crew"
         invitation = Invitation.read(found[3])
-        assert (invitation.peer, invitation.hub, invitation.certificate) == (peer, hub.identity.public, "")
+        assert (invitation.peer, invitation.hub, invitation.certificate) == (
+            peer,
+            hub.identity.public,
+            "",
+        )
     assert home.invitation("a").secret != home.invitation("b").secret
 
 
-def test_with_an_invitation_a_peer_brings_its_key_and_is_let_in_without_a_restart(home: Household, hub: Hub) -> None:
+def test_with_an_invitation_a_peer_brings_its_key_and_is_let_in_without_a_restart(
+    home: Household, hub: Hub
+) -> None:
     assert hub.server
     pid = hub.server._pid()
     key = identity("a")
@@ -250,7 +268,12 @@ def test_with_an_invitation_a_peer_brings_its_key_and_is_let_in_without_a_restar
         home.connect("a", key)
     log = home.join("a", key)
     log.append([("a.0.0", b"of a")])
-    assert [entry.id for entry in log.read(0)] == ["hub.charter", "hub.roster.0", "hub.roster.1", "a.0.0"]
+    assert [entry.id for entry in log.read(0)] == [
+        "hub.charter",
+        "hub.roster.0",
+        "hub.roster.1",
+        "a.0.0",
+    ]
     _, roster = read_hub(log.records_of(HUB), "crew", hub.identity.public)
     assert (roster.number, roster.keys, roster.revoked) == (1, {"a": key.public}, ())
     assert list(hub.invitations()) == ["b"]
@@ -258,7 +281,9 @@ def test_with_an_invitation_a_peer_brings_its_key_and_is_let_in_without_a_restar
     assert hub.connection.trouble == ""
 
 
-def test_a_key_is_let_in_only_behind_the_roster_that_has_it(home: Household, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_is_let_in_only_behind_the_roster_that_has_it(
+    home: Household, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub = home.start()
     usual, rosters = Server.reload, []
 
@@ -279,14 +304,20 @@ def test_an_invitation_is_good_for_one_key(home: Household, hub: Hub) -> None:
     late = Enrolment.ask("crew", invitation, identity("late"))
     answer = ask(hub.connection, late)  # had it still been connected
     assert "invitation of a is not open" in answer.error
-    assert ask(hub.connection, Enrolment.ask("crew", invitation, identity("a"))) == Answer()  # its first answer was lost
+    # its first answer was lost
+    assert ask(hub.connection, Enrolment.ask("crew", invitation, identity("a"))) == Answer()
     assert [roster.number for roster in home.rosters()] == [0, 1]
     assert home.rosters()[-1].keys == {"a": identity("a").public}
 
 
 def test_peers_enrol_at_the_same_time(home: Household, hub: Hub) -> None:
     joined: dict[str, NatsLog] = {}
-    threads = [threading.Thread(target=lambda peer=peer: joined.update({peer: home.join(peer, identity(peer))})) for peer in ("a", "b")]
+    threads = [
+        threading.Thread(
+            target=lambda peer=peer: joined.update({peer: home.join(peer, identity(peer))})
+        )
+        for peer in ("a", "b")
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -306,13 +337,19 @@ def appended(log: NatsLog, id: str) -> bool:
     return True
 
 
-def test_an_enrolled_peer_is_heard_and_another_key_under_its_name_is_not(home: Household, hub: Hub) -> None:
+def test_an_enrolled_peer_is_heard_and_another_key_under_its_name_is_not(
+    home: Household, hub: Hub
+) -> None:
     connection = home.join("a", identity("a")).connection
     for key, state in ((identity("other"), "learning"), (identity("a"), "sampling")):
-        voice = Presence(connection, "crew", lambda peer, signature, message: False, Voice("a", key.sign))
+        voice = Presence(
+            connection, "crew", lambda peer, signature, message: False, Voice("a", key.sign)
+        )
         voice.say(Beat(state, 1))
         if key == identity("a"):
-            eventually(lambda: "a" in hub.presence.heard and hub.presence.heard["a"].state == "sampling")
+            eventually(
+                lambda: "a" in hub.presence.heard and hub.presence.heard["a"].state == "sampling"
+            )
         voice.close(Beat(state, 1))
     assert hub.presence.heard["a"].state == "sampling"
 
@@ -320,7 +357,9 @@ def test_an_enrolled_peer_is_heard_and_another_key_under_its_name_is_not(home: H
 # Shutting out
 
 
-def test_a_peer_that_is_shut_out_is_disconnected_and_cannot_come_back(home: Household, hub: Hub) -> None:
+def test_a_peer_that_is_shut_out_is_disconnected_and_cannot_come_back(
+    home: Household, hub: Hub
+) -> None:
     a, b = home.join("a", identity("a")), home.join("b", identity("b"))
     assert "motley hub ... --invite a" in order(home.folder, Order("revoke", "a"))
     eventually(lambda: a.connection.shut_out)
@@ -343,7 +382,9 @@ def test_a_peer_that_never_came_can_be_shut_out(home: Household, hub: Hub) -> No
     assert home.rosters()[-1].revoked == ("a",)
 
 
-def test_peers_admit_records_of_who_is_on_the_roster_and_refuse_them_after_it_was_shut_out(home: Household, hub: Hub) -> None:
+def test_peers_admit_records_of_who_is_on_the_roster_and_refuse_them_after_it_was_shut_out(
+    home: Household, hub: Hub
+) -> None:
     gate = admission()
     gate.hub = hub.identity.public
     outbox = Outbox(None, Signer(identity("a").public, identity("a").sign))
@@ -360,7 +401,9 @@ def test_peers_admit_records_of_who_is_on_the_roster_and_refuse_them_after_it_wa
     assert gate.kept[-1].id == second.id
 
 
-def test_a_peer_invited_anew_comes_back_with_another_key_and_is_no_longer_shut_out(home: Household, hub: Hub) -> None:
+def test_a_peer_invited_anew_comes_back_with_another_key_and_is_no_longer_shut_out(
+    home: Household, hub: Hub
+) -> None:
     old = home.invitation("a")
     home.join("a", identity("a"))
     order(home.folder, Order("revoke", "a"))
@@ -375,7 +418,9 @@ def test_a_peer_invited_anew_comes_back_with_another_key_and_is_no_longer_shut_o
     assert (roster.keys, roster.revoked) == ({"a": identity("new").public}, ())
 
 
-def test_a_peer_that_lost_its_key_is_invited_anew_and_the_old_key_stops_counting(home: Household, hub: Hub) -> None:
+def test_a_peer_that_lost_its_key_is_invited_anew_and_the_old_key_stops_counting(
+    home: Household, hub: Hub
+) -> None:
     lost = home.join("a", identity("a"))
     order(home.folder, Order("invite", "a"))
     assert eventually(lambda: home.admitted("a", identity("a")))  # still counts
@@ -402,7 +447,9 @@ def first_call_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "Connection", fail)
 
 
-def test_orders_to_a_stopped_hub_count_when_it_runs_next(home: Household, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_orders_to_a_stopped_hub_count_when_it_runs_next(
+    home: Household, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub = home.start()
     with ticking(hub):
         home.join("a", identity("a"))
@@ -416,7 +463,11 @@ def test_orders_to_a_stopped_hub_count_when_it_runs_next(home: Household, monkey
     hub = home.start()
     assert hub.invitations()["a"] == line
     assert home.admitted("a", identity("a")) is None
-    assert [(roster.number, roster.revoked) for roster in home.rosters()] == [(0, ()), (1, ()), (2, ("a",))]
+    assert [(roster.number, roster.revoked) for roster in home.rosters()] == [
+        (0, ()),
+        (1, ()),
+        (2, ("a",)),
+    ]
 
 
 def test_an_order_to_a_stopped_hub_does_not_take_long(home: Household) -> None:
@@ -435,7 +486,8 @@ from pathlib import Path
 import msgspec
 from motley.config import read_config
 from motley.hub import Hub, Place
-hub = Hub.open(read_config(Path(sys.argv[1])), Path(sys.argv[2]), msgspec.json.decode(sys.argv[3], type=Place))
+place = msgspec.json.decode(sys.argv[3], type=Place)
+hub = Hub.open(read_config(Path(sys.argv[1])), Path(sys.argv[2]), place)
 hub.start()
 print("up", flush=True)
 while True:
@@ -448,7 +500,14 @@ def hub_process(home: Household) -> Iterator[subprocess.Popen[str]]:
     """A hub in a process of its own, killed -9 in the end; its server goes on."""
     path = home.folder.with_name("crew.toml")
     path.write_text(CREW)
-    command = [sys.executable, "-c", RUN, str(path), str(home.folder), msgspec.json.encode(home.place).decode()]
+    command = [
+        sys.executable,
+        "-c",
+        RUN,
+        str(path),
+        str(home.folder),
+        msgspec.json.encode(home.place).decode(),
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout
@@ -459,7 +518,9 @@ def hub_process(home: Household) -> Iterator[subprocess.Popen[str]]:
 
 
 def invitation_in(folder: Path, peer: str) -> Invitation:
-    return Invitation(peer, read_state(folder).invited[peer], Identity.kept_at(folder / "hub.key").public)
+    return Invitation(
+        peer, read_state(folder).invited[peer], Identity.kept_at(folder / "hub.key").public
+    )
 
 
 def test_after_kill_9_a_hub_goes_on_with_its_key_its_roster_and_its_server(home: Household) -> None:
@@ -497,8 +558,12 @@ def test_an_order_after_kill_9_is_carried_out_though_the_server_lives(home: Hous
         home.start()  # takes the server over, and stops it in the end
 
 
-@pytest.mark.parametrize("put", [False, True], ids=["before the roster was kept", "before the roster was sent"])
-def test_a_crash_between_keeping_the_state_and_publishing_the_roster_is_repaired(home: Household, put: bool) -> None:
+@pytest.mark.parametrize(
+    "put", [False, True], ids=["before the roster was kept", "before the roster was sent"]
+)
+def test_a_crash_between_keeping_the_state_and_publishing_the_roster_is_repaired(
+    home: Household, put: bool
+) -> None:
     hub = home.start()
     hub.state.number += 1
     hub.state.keys["a"] = identity("a").public
@@ -508,20 +573,28 @@ def test_a_crash_between_keeping_the_state_and_publishing_the_roster_is_repaired
         hub._outbox.put([Roster(crew="crew", number=1, keys=dict(hub.state.keys))], round=1)
     home.stop(hub)
     home.start()
-    assert [(roster.number, list(roster.keys)) for roster in home.rosters()] == [(0, []), (1, ["a"])]
+    assert [(roster.number, list(roster.keys)) for roster in home.rosters()] == [
+        (0, []),
+        (1, ["a"]),
+    ]
     home.log("a", identity("a")).append([("a.0.0", b"x")])
 
 
 def test_a_crash_before_the_charter_was_sent_is_repaired(home: Household) -> None:
     hub = home.open()
     outbox = Outbox(home.folder / "outbox.sqlite", Signer(hub.identity.public, hub.identity.sign))
-    outbox.put([Charter(crew="crew", config=hub.state.config, task=load_task("digits", {}).fingerprint)], round=-1)
+    outbox.put(
+        [Charter(crew="crew", config=hub.state.config, task=load_task("digits", {}).fingerprint)],
+        round=-1,
+    )
     outbox.close()
     hub.start()
     assert [entry.id for entry in hub.log.read(0)] == ["hub.charter", "hub.roster.0"]
 
 
-def test_a_server_that_dies_is_started_again_and_everyone_comes_back(home: Household, hub: Hub) -> None:
+def test_a_server_that_dies_is_started_again_and_everyone_comes_back(
+    home: Household, hub: Hub
+) -> None:
     log = home.join("a", identity("a"))
     assert hub.server
     hub.server.kill()
@@ -577,7 +650,9 @@ def open_hub(open_home: Household) -> Iterator[Hub]:
         yield made
 
 
-def test_a_hub_on_a_server_of_somebody_elses_admits_peers_and_keeps_the_log(open_home: Household, open_hub: Hub) -> None:
+def test_a_hub_on_a_server_of_somebody_elses_admits_peers_and_keeps_the_log(
+    open_home: Household, open_hub: Hub
+) -> None:
     assert open_hub.server is None
     guest = open_home.guest("a")
     invitation = open_home.invitation("a")
@@ -596,7 +671,13 @@ def test_a_hub_on_a_server_of_somebody_elses_admits_peers_and_keeps_the_log(open
 def test_on_a_server_of_somebody_elses_the_hub_stops_and_comes_back(open_home: Household) -> None:
     first = open_home.start()
     with ticking(first):
-        assert ask(open_home.guest("a"), Enrolment.ask("crew", open_home.invitation("a"), identity("a"))) == Answer()
+        assert (
+            ask(
+                open_home.guest("a"),
+                Enrolment.ask("crew", open_home.invitation("a"), identity("a")),
+            )
+            == Answer()
+        )
     before = first.log.read(0)
     open_home.stop(first)
     second = open_home.start()
@@ -606,13 +687,17 @@ def test_on_a_server_of_somebody_elses_the_hub_stops_and_comes_back(open_home: H
     assert open_home.rosters()[-1].revoked == ("a",)
 
 
-def test_an_order_to_a_stopped_hub_on_a_server_of_somebody_elses_is_carried_out(open_home: Household) -> None:
+def test_an_order_to_a_stopped_hub_on_a_server_of_somebody_elses_is_carried_out(
+    open_home: Household,
+) -> None:
     open_home.stop(open_home.start())
     assert "a is shut out" in order(open_home.folder, Order("revoke", "a"))
 
 
 @pytest.mark.parametrize("what", ["revoke", "invite"])
-def test_orders_of_strangers_are_not_carried_out(open_home: Household, open_hub: Hub, what: str) -> None:
+def test_orders_of_strangers_are_not_carried_out(
+    open_home: Household, open_hub: Hub, what: str
+) -> None:
     stranger = open_home.connect("stranger", identity("stranger"))
     before = msgspec.json.encode(open_hub.state)
     try:
@@ -623,7 +708,9 @@ def test_orders_of_strangers_are_not_carried_out(open_home: Household, open_hub:
     assert msgspec.json.encode(open_hub.state) == before
 
 
-def test_orders_that_strangers_overhear_are_of_no_use_to_them(open_home: Household, open_hub: Hub) -> None:
+def test_orders_that_strangers_overhear_are_of_no_use_to_them(
+    open_home: Household, open_hub: Hub
+) -> None:
     stranger, heard = open_home.connect("stranger", identity("stranger")), []
     stranger.subscribe(">", lambda message: heard.append((message.subject, message.data)))
     stranger.call(settle)
@@ -646,10 +733,19 @@ def forgeries() -> dict[str, Callable[[Invitation, Invitation], tuple[str, bytes
     good = lambda invitation: Enrolment.ask("crew", invitation, own)
     wrong = lambda a: msgspec.structs.replace(a, secret=own.secret)
     return {
-        "another invitation's key": lambda a, b: ("a", packed(Enrolment.ask("crew", wrong(a), own))),
-        "the other peer's invitation": lambda a, b: ("a", packed(Enrolment.ask("crew", msgspec.structs.replace(b, peer="a"), own))),
+        "another invitation's key": lambda a, b: (
+            "a",
+            packed(Enrolment.ask("crew", wrong(a), own)),
+        ),
+        "the other peer's invitation": lambda a, b: (
+            "a",
+            packed(Enrolment.ask("crew", msgspec.structs.replace(b, peer="a"), own)),
+        ),
         "the other peer's subject": lambda a, b: ("b", packed(good(a))),
-        "an unknown peer": lambda a, b: ("zoe", packed(Enrolment.ask("crew", msgspec.structs.replace(a, peer="zoe"), own))),
+        "an unknown peer": lambda a, b: (
+            "zoe",
+            packed(Enrolment.ask("crew", msgspec.structs.replace(a, peer="zoe"), own)),
+        ),
         "another crew": lambda a, b: ("a", packed(Enrolment.ask("other", a, own))),
         "no signature by the invitation": lambda a, b: ("a", fields(good(a), by_invitation=b"")),
         "no signature by the key": lambda a, b: ("a", fields(good(a), by_key=b"")),
@@ -680,7 +776,9 @@ def besieged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Household]:
 
 
 @pytest.mark.parametrize("forge", FORGERIES.values(), ids=FORGERIES)
-def test_a_forged_enrolment_is_refused(besieged: Household, forge: Callable[[Invitation, Invitation], tuple[str, bytes]]) -> None:
+def test_a_forged_enrolment_is_refused(
+    besieged: Household, forge: Callable[[Invitation, Invitation], tuple[str, bytes]]
+) -> None:
     hub = besieged.hubs[-1]
     before = msgspec.json.encode(hub.state)
     subject, content = forge(besieged.invitation("a"), besieged.invitation("b"))
@@ -729,13 +827,19 @@ def test_with_a_certificate_of_its_own_invitations_carry_its_fingerprint(tmp_pat
     port = free_port()
     certificate, key = self_signed(tmp_path / "tls", "127.0.0.1")
     url = f"tls://127.0.0.1:{port}"
-    place = Place(url=url, host="127.0.0.1", port=port, certificate=(str(certificate), str(key)), pinned=True)
+    place = Place(
+        url=url, host="127.0.0.1", port=port, certificate=(str(certificate), str(key)), pinned=True
+    )
     home = Household(tmp_path / "hub", place)
     try:
         hub = home.start()
         invitation = home.invitation("a")
         assert invitation.certificate == fingerprint(certificate)
-        guest = eventually(lambda: home.admitted("invited-a", Identity.of(invitation.secret), invitation.certificate))
+        guest = eventually(
+            lambda: home.admitted(
+                "invited-a", Identity.of(invitation.secret), invitation.certificate
+            )
+        )
         with ticking(hub), suppress(LogError):
             assert ask(guest, Enrolment.ask("crew", invitation, identity("a"))) == Answer()
         assert hub.state.keys == {"a": identity("a").public}
@@ -743,10 +847,14 @@ def test_with_a_certificate_of_its_own_invitations_carry_its_fingerprint(tmp_pat
         home.close()
 
 
-def test_a_server_that_keeps_no_streams_is_refused_and_the_hub_can_be_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_keeps_no_streams_is_refused_and_the_hub_can_be_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "START_S", 0)
     port = free_port()
-    with subprocess.Popen([_binary(), "--addr", "127.0.0.1", "--port", str(port)], stderr=subprocess.DEVNULL) as plain:
+    with subprocess.Popen(
+        [_binary(), "--addr", "127.0.0.1", "--port", str(port)], stderr=subprocess.DEVNULL
+    ) as plain:
         try:
             hub = Hub.open(CONFIG, tmp_path / "hub", Place(url=f"nats://127.0.0.1:{port}"))
             with closing(hub), pytest.raises(LogError):

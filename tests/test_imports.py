@@ -1,4 +1,6 @@
-"""Imports point one way (docs/architecture.md), and the parts that meet foreign data need no torch."""
+"""Imports point one way (docs/architecture.md), and the parts that meet foreign data need no
+torch.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,27 @@ import motley
 
 ROOT = Path(motley.__file__).parent
 
-# A part may import from its own layer's other parts (never in a circle) and from every layer above it in this list.
+# A part may import from its own layer's other parts (never in a circle) and from every layer above
+# it in this list.
 LAYERS = [
     {"records", "clock", "network", "config", "files"},
     {"tasks", "objectives", "exchange", "policies"},
     {"engines", "trust", "learning"},
     {"sampler", "peer", "evaluation", "reporting"},
     {"run"},
-    {"crew", "conformance", "hub", "member", "membership", "overlap", "processes", "sampler_member", "seat", "sim", "benchmarks"},
+    {
+        "crew",
+        "conformance",
+        "hub",
+        "member",
+        "membership",
+        "overlap",
+        "processes",
+        "sampler_member",
+        "seat",
+        "sim",
+        "benchmarks",
+    },
     {"archive", "card", "display", "export", "study"},
     {"cli"},
 ]
@@ -49,13 +64,22 @@ def imports_of(path: Path) -> set[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            found |= {f"motley.{alias.name}" for alias in node.names} if node.module == "motley" else {node.module or ""}
+            found |= (
+                {f"motley.{alias.name}" for alias in node.names}
+                if node.module == "motley"
+                else {node.module or ""}
+            )
     return {name.split(".")[1] for name in found if name.startswith("motley.")}
 
 
 def edges() -> set[tuple[str, str]]:
     files = [path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py"]
-    return {(part_of(path), imported) for path in files for imported in imports_of(path) if imported != part_of(path)}
+    return {
+        (part_of(path), imported)
+        for path in files
+        for imported in imports_of(path)
+        if imported != part_of(path)
+    }
 
 
 def test_every_part_has_a_layer() -> None:
@@ -64,7 +88,11 @@ def test_every_part_has_a_layer() -> None:
 
 
 def test_imports_point_one_way() -> None:
-    wrong = [f"{part} imports {imported}" for part, imported in sorted(edges()) if LEVEL[imported] > LEVEL[part]]
+    wrong = [
+        f"{part} imports {imported}"
+        for part, imported in sorted(edges())
+        if LEVEL[imported] > LEVEL[part]
+    ]
     assert wrong == []
 
 
@@ -88,7 +116,8 @@ def test_promises_of_ignorance_are_kept(part: str, imported: str) -> None:
 
 def test_records_tasks_exchange_and_trust_import_without_torch() -> None:
     code = (
-        "import sys, motley.records, motley.config, motley.clock, motley.tasks, motley.exchange, motley.trust\n"
+        "import sys, motley.records, motley.config, motley.clock, motley.tasks, motley.exchange, "
+        "motley.trust\n"
         "print([name for name in ('torch', 'transformers', 'numpy') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -25,7 +25,9 @@ def arrivals(link: Link, count: int, start_s: float = 0.0, seed: str = "0/a") ->
 
 @pytest.mark.parametrize("shape", ["lognormal", "weibull"])
 @pytest.mark.parametrize(("low_s", "high_s"), [(60, 1920), (0.01, 0.02), (1, 1e6)])
-def test_so_many_delays_are_between_the_two_quantiles(shape: Any, low_s: float, high_s: float) -> None:
+def test_so_many_delays_are_between_the_two_quantiles(
+    shape: Any, low_s: float, high_s: float
+) -> None:
     delay = Delay(shape=shape, low_s=low_s, high_s=high_s)
     assert delay.quantile(LOW) == pytest.approx(low_s)
     assert delay.quantile(HIGH) == pytest.approx(high_s)
@@ -35,14 +37,18 @@ def test_so_many_delays_are_between_the_two_quantiles(shape: Any, low_s: float, 
 def test_a_log_normal_of_60_to_1920_seconds_is_the_one_of_the_paper() -> None:
     assert math.log(LOGNORMAL.quantile(0.5)) == pytest.approx(5.827, abs=5e-4)
     one_sigma = 0.8413447460685429
-    assert math.log(LOGNORMAL.quantile(one_sigma) / LOGNORMAL.quantile(0.5)) == pytest.approx(0.617, abs=5e-4)
+    assert math.log(LOGNORMAL.quantile(one_sigma) / LOGNORMAL.quantile(0.5)) == pytest.approx(
+        0.617, abs=5e-4
+    )
 
 
 def test_a_weibull_of_60_to_1920_seconds_is_the_one_of_the_paper() -> None:
     at_scale = 1 - math.exp(-1)  # where every Weibull has its scale
     assert WEIBULL.quantile(at_scale) == pytest.approx(865, abs=0.5)
     # ln(-ln(1 - F)) is a line of slope k over ln t
-    slope = math.log(math.log(1 - 0.9) / math.log(1 - 0.1)) / math.log(WEIBULL.quantile(0.9) / WEIBULL.quantile(0.1))
+    slope = math.log(math.log(1 - 0.9) / math.log(1 - 0.1)) / math.log(
+        WEIBULL.quantile(0.9) / WEIBULL.quantile(0.1)
+    )
     assert slope == pytest.approx(2.245, abs=5e-4)
 
 
@@ -52,10 +58,15 @@ def test_a_weibull_of_60_to_1920_seconds_is_the_one_of_the_paper() -> None:
     [
         (LOGNORMAL, Delay(shape="lognormal", mu=5.827212513621964, sigma=0.617330639532092)),
         (WEIBULL, Delay(shape="weibull", k=2.2449919273155365, scale_s=864.8884943096049)),
-        (Delay(shape="exponential", high_s=1800), Delay(shape="exponential", mean_s=1800 / -math.log(LOW))),
+        (
+            Delay(shape="exponential", high_s=1800),
+            Delay(shape="exponential", mean_s=1800 / -math.log(LOW)),
+        ),
     ],
 )
-def test_parameters_say_the_same_as_the_quantiles_they_were_fitted_to(by_quantiles: Delay, by_parameters: Delay, share: float) -> None:
+def test_parameters_say_the_same_as_the_quantiles_they_were_fitted_to(
+    by_quantiles: Delay, by_parameters: Delay, share: float
+) -> None:
     assert by_quantiles.quantile(share) == pytest.approx(by_parameters.quantile(share), rel=1e-9)
 
 
@@ -73,12 +84,16 @@ def test_an_exponential_delay_has_its_mean() -> None:
         (250.0, 250.0, 0.01),
     ],
 )
-def test_many_deliveries_take_the_mean_of_their_distribution(delay: float | Delay, mean_s: float, deviation_s: float) -> None:
+def test_many_deliveries_take_the_mean_of_their_distribution(
+    delay: float | Delay, mean_s: float, deviation_s: float
+) -> None:
     count = 4000
     found = arrivals(Link(delay=delay), count)
     assert fmean(found) == pytest.approx(mean_s, abs=4 * deviation_s / math.sqrt(count))
     if isinstance(delay, Delay) and delay.low_s:
-        assert fmean(60 <= found_s <= 1920 for found_s in found) == pytest.approx(BETWEEN, abs=4 * math.sqrt(0.005 / count))
+        assert fmean(60 <= found_s <= 1920 for found_s in found) == pytest.approx(
+            BETWEEN, abs=4 * math.sqrt(0.005 / count)
+        )
 
 
 def test_a_delay_begins_where_its_delivery_does() -> None:
@@ -123,7 +138,9 @@ def test_peers_seeds_directions_and_deliveries_have_delays_of_their_own() -> Non
 
 def correlation(first: list[float], second: list[float]) -> float:
     a, b = ([math.log(x) - fmean(map(math.log, xs)) for x in xs] for xs in (first, second))
-    return sum(x * y for x, y in zip(a, b, strict=True)) / math.sqrt(sum(x * x for x in a) * sum(y * y for y in b))
+    return sum(x * y for x, y in zip(a, b, strict=True)) / math.sqrt(
+        sum(x * x for x in a) * sum(y * y for y in b)
+    )
 
 
 def test_up_and_down_may_differ() -> None:
@@ -135,7 +152,12 @@ def test_up_and_down_may_differ() -> None:
 
 def test_a_peers_seconds_count_from_its_own_start() -> None:
     late = Weather(Link(delay=3.0, outages=((10.0, 20.0),)), "0/a", started_s=1000.0)
-    assert [late.sent("x", at_s) for at_s in (1000.0, 1008.0, 1015.0, 1030.0)] == [1003.0, 1020.0, 1023.0, 1033.0]
+    assert [late.sent("x", at_s) for at_s in (1000.0, 1008.0, 1015.0, 1030.0)] == [
+        1003.0,
+        1020.0,
+        1023.0,
+        1033.0,
+    ]
 
 
 def test_a_link_of_its_own_is_instead_of_everyones_and_not_on_top_of_it() -> None:
@@ -168,17 +190,24 @@ def test_a_lost_delivery_is_sent_again_until_it_arrives() -> None:
     count, loss = 4000, 0.25
     tries = Counter(at_s / 10 for at_s in arrivals(Link(delay=10.0, loss=loss), count))
     assert all(number == int(number) >= 1 for number in tries)  # whole delays, nothing between
-    assert sum(number * times for number, times in tries.items()) / count == pytest.approx(1 / (1 - loss), abs=0.05)
+    assert sum(number * times for number, times in tries.items()) / count == pytest.approx(
+        1 / (1 - loss), abs=0.05
+    )
     for number in (1, 2, 3):
         assert tries[number] / count == pytest.approx((1 - loss) * loss ** (number - 1), abs=0.03)
 
 
 def test_every_try_takes_a_delay_of_its_own() -> None:
-    sound, lossy = arrivals(Link(delay=LOGNORMAL), 300), arrivals(Link(delay=LOGNORMAL, loss=0.5), 300)
+    sound, lossy = (
+        arrivals(Link(delay=LOGNORMAL), 300),
+        arrivals(Link(delay=LOGNORMAL, loss=0.5), 300),
+    )
     further = [b - a for a, b in zip(sound, lossy, strict=True)]
     assert all(s >= 0 for s in further)
     assert 100 < sum(s > 0 for s in further) < 200
-    assert all(abs(s / a - round(s / a)) > 1e-9 for s, a in zip(further, sound, strict=True) if s > 0)
+    assert all(
+        abs(s / a - round(s / a)) > 1e-9 for s, a in zip(further, sound, strict=True) if s > 0
+    )
 
 
 def test_whether_a_delivery_is_lost_says_nothing_about_its_delay() -> None:
@@ -208,7 +237,9 @@ def test_whether_a_delivery_is_lost_says_nothing_about_its_delay() -> None:
         pytest.param([(10, 20), (15, 40)], 12.0, 43.0, id="overlapping"),
     ],
 )
-def test_nothing_leaves_and_nothing_arrives_in_an_outage(outages: Any, start_s: float, arrives_s: float) -> None:
+def test_nothing_leaves_and_nothing_arrives_in_an_outage(
+    outages: Any, start_s: float, arrives_s: float
+) -> None:
     assert Link(delay=3.0, outages=tuple(outages)).arrival("x", "down", start_s) == arrives_s
 
 
@@ -265,31 +296,54 @@ follows = "learner"
         ("outages = [1, 2]", ["network.outages"]),
         ('delay = { shape = "gamma" }', ["Invalid enum value 'gamma'", "network.delay.shape"]),
         ("delay = { low_s = 5 }", ["missing required field `shape`"]),
-        ('delay = { shape = "lognormal" }', ["either low_s and high_s or mu and sigma; got nothing", "network.delay"]),
-        ('delay = { shape = "lognormal", low_s = 60 }', ["low_s=60.0 and high_s=0.0", "in this order, such as 60 and 1920"]),
+        (
+            'delay = { shape = "lognormal" }',
+            ["either low_s and high_s or mu and sigma; got nothing", "network.delay"],
+        ),
+        (
+            'delay = { shape = "lognormal", low_s = 60 }',
+            ["low_s=60.0 and high_s=0.0", "in this order, such as 60 and 1920"],
+        ),
         ('delay = { shape = "lognormal", high_s = 60 }', ["low_s=0.0 and high_s=60.0"]),
         ('delay = { shape = "weibull", low_s = 60, high_s = 50 }', ["low_s=60.0 and high_s=50.0"]),
         ('delay = { shape = "weibull", low_s = -60, high_s = 50 }', ["low_s=-60.0"]),
         ('delay = { shape = "lognormal", low_s = 60, high_s = nan }', ["high_s=nan"]),
         ('delay = { shape = "lognormal", mu = 5 }', ["or mu and sigma; got mu"]),
         ('delay = { shape = "lognormal", mu = 5, sigma = 1, low_s = 5 }', ["got low_s, mu, sigma"]),
-        ('delay = { shape = "lognormal", mu = 5, sigma = 0 }', ["mu and sigma of a lognormal delay must be above 0"]),
-        ('delay = { shape = "lognormal", mu = 300, sigma = 1 }', ["mu=300.0", "5.8 is about 6 minutes"]),
+        (
+            'delay = { shape = "lognormal", mu = 5, sigma = 0 }',
+            ["mu and sigma of a lognormal delay must be above 0"],
+        ),
+        (
+            'delay = { shape = "lognormal", mu = 300, sigma = 1 }',
+            ["mu=300.0", "5.8 is about 6 minutes"],
+        ),
         ('delay = { shape = "lognormal", mu = nan, sigma = 1 }', ["mu=nan"]),
         ('delay = { shape = "weibull", mu = 5, sigma = 1 }', ["or k and scale_s; got mu, sigma"]),
         ('delay = { shape = "weibull", k = -1, scale_s = 1 }', ["must be above 0"]),
-        ('delay = { shape = "exponential", low_s = 5, high_s = 8 }', ["give high_s alone, or mean_s; got low_s=5.0"]),
+        (
+            'delay = { shape = "exponential", low_s = 5, high_s = 8 }',
+            ["give high_s alone, or mean_s; got low_s=5.0"],
+        ),
         ('delay = { shape = "exponential", mean_s = 0 }', ["must be above 0"]),
         ('delay = { shape = "exponential", mean_s = 5, high_s = 8 }', ["got high_s, mean_s"]),
         ("dealy = 5", ["unknown field `dealy`", "did you mean delay?"]),
         ("outage = []", ["did you mean outages?"]),
-        ('delay = { shape = "exponential", mean = 5 }', ["unknown field `mean`", "did you mean mean_s?"]),
+        (
+            'delay = { shape = "exponential", mean = 5 }',
+            ["unknown field `mean`", "did you mean mean_s?"],
+        ),
         ("[network.link.far]\nloss = 2", ["loss=2.0 is outside"]),
         ("[network.link.far]\nlos = 0.5", ["did you mean loss?"]),
-        ("[network.link.fra]\nloss = 0.5", ["network.link names fra; the peers are learner, near, far"]),
+        (
+            "[network.link.fra]\nloss = 0.5",
+            ["network.link names fra; the peers are learner, near, far"],
+        ),
     ],
 )
-def test_an_impossible_network_is_refused_in_one_line_with_the_remedy(network: str, words: list[str]) -> None:
+def test_an_impossible_network_is_refused_in_one_line_with_the_remedy(
+    network: str, words: list[str]
+) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_config(CREW + "[network]\n" + network)
     message = str(caught.value)
@@ -298,7 +352,10 @@ def test_an_impossible_network_is_refused_in_one_line_with_the_remedy(network: s
         assert word in message
 
 
-@pytest.mark.parametrize("delay", ["shape = 'lognormal', mu = 5, sigma = 500", "shape = 'weibull', k = 0.001, scale_s = 1"])
+@pytest.mark.parametrize(
+    "delay",
+    ["shape = 'lognormal', mu = 5, sigma = 500", "shape = 'weibull', k = 0.001, scale_s = 1"],
+)
 def test_a_delay_that_no_clock_can_count_is_refused_or_can_be_drawn(delay: str) -> None:
     try:
         config = parse_config(CREW + f"[network]\ndelay = {{ {delay} }}\n")
@@ -345,9 +402,14 @@ def test_a_crew_with_a_network_reads_back_the_same() -> None:
 def test_a_crew_file_says_what_each_link_does() -> None:
     config = far()
     assert config.network.of("learner").delay == WEIBULL
-    assert (config.network.of("learner").up, config.network.of("learner").outages) == (3.0, ((5.0, 6.0), (7.5, 9.0)))
+    assert (config.network.of("learner").up, config.network.of("learner").outages) == (
+        3.0,
+        ((5.0, 6.0), (7.5, 9.0)),
+    )
     assert config.network.of("near") == Link(down=Delay(shape="exponential", mean_s=2))
-    assert config.network.of("far") == Link(delay=Delay(shape="lognormal", mu=0, sigma=0.5), loss=0.25)
+    assert config.network.of("far") == Link(
+        delay=Delay(shape="lognormal", mu=0, sigma=0.5), loss=0.25
+    )
 
 
 def test_the_weather_of_a_peer_is_its_link_under_the_crews_seed() -> None:

@@ -1,4 +1,6 @@
-"""Sampling beside a step, without a hub: what is sampled, in which order things happen, and when it is done at all."""
+"""Sampling beside a step, without a hub: what is sampled, in which order things happen, and when it
+is done at all.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ class Scripted(TorchEngine):
         super().refresh()
         self.events.append("refreshed")
 
-    def sample(self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: Sampling, seed: int) -> list[list[Completion]]:
+    def sample(
+        self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: Sampling, seed: int
+    ) -> list[list[Completion]]:
         self.before()
         made = super().sample(prompts, num_samples, sampling, seed)
         self.events.append(f"sampled in {threading.current_thread().name.split('_')[0]}")
@@ -51,12 +55,22 @@ class Scripted(TorchEngine):
 
 
 class Stage:
-    """A peer that has sampled a round and is about to take a step, with another round to be sampled beside it."""
+    """A peer that has sampled a round and is about to take a step, with another round to be sampled
+    beside it.
+    """
 
-    def __init__(self, folder: Path, device: str = "cpu", engine: Callable[[Policy], Any] = Scripted, **settings: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        device: str = "cpu",
+        engine: Callable[[Policy], Any] = Scripted,
+        **settings: Any,
+    ) -> None:
         self.log, self.said = MemoryLog(), list[str]()
         config = spread_crew(folder, ("full",), pace="async", lossless=True, **settings)
-        config = msgspec.structs.replace(config, peer=(msgspec.structs.replace(config.peer[0], device=device),))
+        config = msgspec.structs.replace(
+            config, peer=(msgspec.structs.replace(config.peer[0], device=device),)
+        )
         (self.peer,) = peers_of(config, self.log)
         self.peer.engine = self.peer.half.engine = self.engine = engine(self.peer.learner.policy)
         self.overlap = Overlap(config, self.peer.half, self.said.append)
@@ -77,9 +91,18 @@ class Stage:
         self.engine.events.append("stepped")
         return report
 
-    def sampled(self, round: int) -> list[tuple[int, tuple[tuple[int, ...], ...], tuple[tuple[float, ...], ...]]]:
+    def sampled(
+        self, round: int
+    ) -> list[tuple[int, tuple[tuple[int, ...], ...], tuple[tuple[float, ...], ...]]]:
         found = [group for group in groups_in(self.peer) if group.round == round]
-        return [(g.origin.version, tuple(r.tokens for r in g.rollouts), tuple(r.logprobs for r in g.rollouts)) for g in found]
+        return [
+            (
+                g.origin.version,
+                tuple(r.tokens for r in g.rollouts),
+                tuple(r.logprobs for r in g.rollouts),
+            )
+            for g in found
+        ]
 
 
 def groups_in(peer: Peer) -> list[Group]:
@@ -120,7 +143,9 @@ def test_a_step_and_sampling_go_on_at_once(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("first", ["the step", "sampling"])
-def test_what_is_sampled_has_the_version_and_the_weights_of_before_the_step(first: str, stage: Stage) -> None:
+def test_what_is_sampled_has_the_version_and_the_weights_of_before_the_step(
+    first: str, stage: Stage
+) -> None:
     half, stepped = stage.peer.half, threading.Event()
     alone = half.drawn(half.ask(), half.answers(half.ask()))
     stage.engine.events.clear()
@@ -135,7 +160,10 @@ def test_what_is_sampled_has_the_version_and_the_weights_of_before_the_step(firs
     assert stage.peer.learner.policy.version == 1
     assert both.sampled == alone.sampled
     assert both.sampled.version == 0
-    as_made = [(0, tuple(r.tokens for r in g.rollouts), tuple(r.logprobs for r in g.rollouts)) for g in alone.groups]
+    as_made = [
+        (0, tuple(r.tokens for r in g.rollouts), tuple(r.logprobs for r in g.rollouts))
+        for g in alone.groups
+    ]
     assert stage.sampled(1) == as_made
     stage.engine.before = lambda: None
     assert half.draw().sampled.version == 1
@@ -166,35 +194,60 @@ def test_the_engine_takes_new_weights_only_when_both_have_ended(stage: Stage) ->
     assert stage.engine.events == ["stepped", "sampled in sampling", "refreshed"]
 
 
-def test_rewards_are_computed_and_groups_kept_in_the_main_thread(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reward function may be one that works nowhere else, such as one that sets an alarm; and it is not beside another of its calls."""
+def test_rewards_are_computed_and_groups_kept_in_the_main_thread(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reward function may be one that works nowhere else, such as one that sets an alarm; and it
+    is not beside another of its calls.
+    """
     threads, score = [], stage.peer.task.score
-    monkeypatch.setattr(stage.peer.task, "score", lambda *given: threads.append(threading.current_thread()) or score(*given))
+    monkeypatch.setattr(
+        stage.peer.task,
+        "score",
+        lambda *given: threads.append(threading.current_thread()) or score(*given),
+    )
     put = stage.peer.outbox.put
     monkeypatch.setattr(
-        stage.peer.outbox, "put", lambda *given, **named: threads.append(threading.current_thread()) or put(*given, **named)
+        stage.peer.outbox,
+        "put",
+        lambda *given, **named: threads.append(threading.current_thread()) or put(*given, **named),
     )
     stage.overlap.both(stage.step)
     assert threads == [threading.main_thread()] * 2
 
 
-def test_the_seconds_of_both_less_those_at_once_are_those_that_passed(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_seconds_of_both_less_those_at_once_are_those_that_passed(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The step takes 2 s, sampling beside it 3, rewards and outbox 0.5, refreshing 0.25."""
     took = iter([2.0, 0.5, 0.25])
     in_main = lambda work: (work(), next(took))
-    in_either = lambda work: in_main(work) if threading.current_thread() is threading.main_thread() else (work(), 3.0)
+    in_either = lambda work: (
+        in_main(work) if threading.current_thread() is threading.main_thread() else (work(), 3.0)
+    )
     monkeypatch.setattr(motley.overlap, "timed", in_either)
     timing = stage.overlap.both(stage.step).timing
     assert (timing.sample_s, timing.learn_s, timing.overlap_s) == (3.5, 2.25, 2.0)
     assert timing.sample_s + timing.learn_s - timing.overlap_s == max(2.0, 3.0) + 0.5 + 0.25
 
 
-GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")])
+GPU = pytest.param(
+    "cuda",
+    marks=[
+        pytest.mark.gpu,
+        pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+    ],
+)
 
 
 @pytest.mark.parametrize("device", ["cpu", GPU])
-def test_round_after_round_beside_steps_is_as_it_would_be_alone(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With whatever engine the device has. On a GPU this also shows that what is kept between rounds is safe to use in two streams."""
+def test_round_after_round_beside_steps_is_as_it_would_be_alone(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With whatever engine the device has.
+
+    On a GPU this also shows that what is kept between rounds is safe to use in two streams.
+    """
     if device == "cpu":
         monkeypatch.setattr(motley.overlap, "pays", lambda half: True)
     write_task(tmp_path)
@@ -213,10 +266,17 @@ def test_round_after_round_beside_steps_is_as_it_would_be_alone(device: str, tmp
         assert (policy.version, half.version) == (version + 1, version + 1)
         assert both.sampled == alone.sampled
         assert both.timing.overlap_s > 0
-        found = [r for group in groups_in(stage.peer) if group.round == alone.round for r in group.rollouts]
+        found = [
+            r
+            for group in groups_in(stage.peer)
+            if group.round == alone.round
+            for r in group.rollouts
+        ]
         made = [r for group in alone.groups for r in group.rollouts]
         assert [r.tokens for r in found] == [r.tokens for r in made]
-        assert [x for r in found for x in r.logprobs] == pytest.approx([x for r in made for x in r.logprobs], abs=1e-5)
+        assert [x for r in found for x in r.logprobs] == pytest.approx(
+            [x for r in made for x in r.logprobs], abs=1e-5
+        )
         stage.chosen = stage.next_step()
     assert stage.said == []
 
@@ -232,13 +292,21 @@ def fail_with(error: Exception) -> Callable[[], None]:
 
 
 def out_of_memory_of_an_engine() -> ValueError:
-    error = ValueError("out of memory with 4 samples of 5 tokens of a prompt; lower group_size or max_tokens")
+    error = ValueError(
+        "out of memory with 4 samples of 5 tokens of a prompt; lower group_size or max_tokens"
+    )
     error.__cause__ = torch.OutOfMemoryError("CUDA out of memory")
     return error
 
 
-@pytest.mark.parametrize("error", [ValueError("a strange answer"), ConnectionError("no server"), RuntimeError("CUDA error")], ids=repr)
-def test_a_failure_of_sampling_is_raised_when_the_step_is_taken(error: Exception, stage: Stage) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("a strange answer"), ConnectionError("no server"), RuntimeError("CUDA error")],
+    ids=repr,
+)
+def test_a_failure_of_sampling_is_raised_when_the_step_is_taken(
+    error: Exception, stage: Stage
+) -> None:
     stage.engine.before = fail_with(error)
     with pytest.raises(type(error), match=str(error)):
         stage.overlap.both(stage.step)
@@ -248,22 +316,38 @@ def test_a_failure_of_sampling_is_raised_when_the_step_is_taken(error: Exception
     assert stage.peer.half.version == 0  # what the engine still has
 
 
-def test_logprobs_that_are_no_numbers_are_an_error_that_names_the_version_that_sampled(stage: Stage) -> None:
+def test_logprobs_that_are_no_numbers_are_an_error_that_names_the_version_that_sampled(
+    stage: Stage,
+) -> None:
     nan = lambda c: Completion(c.tokens, (float("nan"),) * len(c.tokens), c.ending)
     answers = stage.engine.sample
     stage.engine.sample = lambda *given: [[nan(c) for c in row] for row in answers(*given)]  # type: ignore[method-assign]
-    with pytest.raises(FloatingPointError, match=r"full0 samples with log-probs that are no numbers at version 0"):
+    with pytest.raises(
+        FloatingPointError, match=r"full0 samples with log-probs that are no numbers at version 0"
+    ):
         stage.overlap.both(stage.step)
     assert stage.peer.sampled_rounds == 1
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), out_of_memory_of_an_engine()], ids=["torch", "engine"])
-def test_without_memory_for_both_they_take_turns_for_good_and_nothing_is_lost(error: Exception, stage: Stage) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory"), out_of_memory_of_an_engine()],
+    ids=["torch", "engine"],
+)
+def test_without_memory_for_both_they_take_turns_for_good_and_nothing_is_lost(
+    error: Exception, stage: Stage
+) -> None:
     stage.engine.before = fail_with(error)
     both = stage.overlap.both(stage.step)
     assert both.report is not None
-    assert (both.sampled, both.timing.sample_s, both.timing.overlap_s) == (None, pytest.approx(0, abs=1e-3), 0.0)
-    assert stage.said == ["sampling and learning at once: memory ran out; they take turns from here on"]
+    assert (both.sampled, both.timing.sample_s, both.timing.overlap_s) == (
+        None,
+        pytest.approx(0, abs=1e-3),
+        0.0,
+    )
+    assert stage.said == [
+        "sampling and learning at once: memory ran out; they take turns from here on"
+    ]
     assert not stage.overlap.on
     stage.overlap.observe()
     assert not stage.overlap.on
@@ -273,8 +357,12 @@ def test_without_memory_for_both_they_take_turns_for_good_and_nothing_is_lost(er
     assert [version for version, _, _ in stage.sampled(1)] == [1, 1]
 
 
-def test_memory_that_ran_out_and_was_made_do_with_ends_it_too(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine samples in parts then, and a learner halves its budget: neither says so to anyone."""
+def test_memory_that_ran_out_and_was_made_do_with_ends_it_too(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine samples in parts then, and a learner halves its budget: neither says so to
+    anyone.
+    """
     counts = iter([3, 4])
     monkeypatch.setattr(motley.overlap, "_times_full", lambda device: next(counts))
     both = stage.overlap.both(stage.step)
@@ -322,7 +410,8 @@ def test_on_a_gpu_sampling_has_a_stream_of_its_own_that_is_empty_before_weights_
         stage.engine.before = fail_with(torch.OutOfMemoryError("CUDA out of memory"))
 
     def step() -> StepReport | None:
-        assert events[0] == "waits for the main stream"  # before anything of the step is asked of it
+        # before anything of the step is asked of it
+        assert events[0] == "waits for the main stream"
         return stage.step()
 
     stage.overlap.both(step)
@@ -335,7 +424,9 @@ def test_memory_is_judged_by_what_a_turn_takes_when_the_optimiser_has_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: Stage
 ) -> None:
     events: list[str] = []
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: events.append("from here on"))
+    monkeypatch.setattr(
+        torch.cuda, "reset_peak_memory_stats", lambda device: events.append("from here on")
+    )
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: events.append("stream"))
     monkeypatch.setattr(motley.overlap, "shortage", lambda device: events.append("judged") or "")
     fresh = Stage(tmp_path)
@@ -368,13 +459,17 @@ def test_memory_must_hold_three_times_what_the_larger_of_the_two_took(
     assert shortage(torch.device("cpu")) == ""
 
 
-def test_where_memory_holds_no_two_it_never_begins_and_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: Stage) -> None:
+def test_where_memory_holds_no_two_it_never_begins_and_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: Stage
+) -> None:
     monkeypatch.setattr(motley.overlap, "shortage", lambda device: "would need more")
     fresh = Stage(tmp_path)
     for _ in range(3):
         fresh.overlap.observe()
     assert not fresh.overlap.on
-    assert fresh.said == ["sampling and learning at once: would need more; they take turns from here on"]
+    assert fresh.said == [
+        "sampling and learning at once: would need more; they take turns from here on"
+    ]
 
 
 # When
@@ -404,14 +499,22 @@ def test_it_is_right_where_what_is_a_version_old_is_learned_from(
     assert is_right(peer.config, peer.half) == right
 
 
-def test_it_is_not_right_with_the_learners_own_weights_or_without_a_learner_or_a_sampler(stage: Stage, tmp_path: Path) -> None:
+def test_it_is_not_right_with_the_learners_own_weights_or_without_a_learner_or_a_sampler(
+    stage: Stage, tmp_path: Path
+) -> None:
     peer = peer_of(tmp_path)
     live = TorchEngine(peer.learner.policy)
     live.keeps_snapshot = False  # type: ignore[attr-defined]
     assert is_right(peer.config, peer.half)
-    for engine, role in ((live, "peer"), (peer.half.engine, "sampler"), (peer.half.engine, "learner")):
+    for engine, role in (
+        (live, "peer"),
+        (peer.half.engine, "sampler"),
+        (peer.half.engine, "learner"),
+    ):
         peer.half.engine = engine
-        peer.half.me = msgspec.structs.replace(peer.me, role=role, **({"model": "", "follows": "x"} if role == "sampler" else {}))
+        peer.half.me = msgspec.structs.replace(
+            peer.me, role=role, **({"model": "", "follows": "x"} if role == "sampler" else {})
+        )
         assert not is_right(peer.config, peer.half)
 
 

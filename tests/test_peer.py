@@ -44,13 +44,19 @@ class NotingEngine:
     def refresh(self) -> None:
         self.engine.refresh()
 
-    def sample(self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: Sampling, seed: int) -> list[list[Completion]]:
+    def sample(
+        self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: Sampling, seed: int
+    ) -> list[list[Completion]]:
         self.made.append(self.engine.sample(prompts, num_samples, sampling, seed))
         return self.made[-1]
 
 
 def outbox_of(name: str, folder: Path | None = None, lossless: bool = False) -> Outbox:
-    return Outbox(folder and folder / f"{name}.db", Signer(identity(name).public, identity(name).sign), lossless)
+    return Outbox(
+        folder and folder / f"{name}.db",
+        Signer(identity(name).public, identity(name).sign),
+        lossless,
+    )
 
 
 def peers_of(config: CrewConfig, log: Log, outboxes: Path | None = None) -> list[Peer]:
@@ -65,7 +71,9 @@ def peers_of(config: CrewConfig, log: Log, outboxes: Path | None = None) -> list
                 config=config,
                 me=me,
                 task=task,
-                learner=Learner(policy, objective(config.crew.objective), config.learning, config.learning.lr),
+                learner=Learner(
+                    policy, objective(config.crew.objective), config.learning, config.learning.lr
+                ),
                 engine=NotingEngine(TorchEngine(policy)),
                 log=log,
                 outbox=outbox_of(me.name, outboxes, config.crew.lossless),
@@ -80,9 +88,19 @@ def peers_of(config: CrewConfig, log: Log, outboxes: Path | None = None) -> list
 def begin(config: CrewConfig, log: Log, *revoked: str) -> None:
     """What the hub publishes: a charter, a roster, and another roster where peers are shut out."""
     name, keys = config.crew.name, {p.name: identity(p.name).public for p in config.peer}
-    said: list[Content] = [Charter(crew=name, config=config_text(config), task=""), Roster(crew=name, number=0, keys=keys)]
+    said: list[Content] = [
+        Charter(crew=name, config=config_text(config), task=""),
+        Roster(crew=name, number=0, keys=keys),
+    ]
     if revoked:
-        said.append(Roster(crew=name, number=1, keys={k: v for k, v in keys.items() if k not in revoked}, revoked=revoked))
+        said.append(
+            Roster(
+                crew=name,
+                number=1,
+                keys={k: v for k, v in keys.items() if k not in revoked},
+                revoked=revoked,
+            )
+        )
     outbox = outbox_of(HUB)
     outbox.put(said)
     outbox.deliver(log)
@@ -126,7 +144,11 @@ def test_a_published_group_says_who_made_it_how_and_when(folder: Path) -> None:
     assert groups_on(log) == []
     first.publish()
     groups = groups_on(log)
-    assert [g.id for g in groups] == ["full0.0.0", "full0.0.1"] == [entry.id for entry in log.read(0)[2:]]
+    assert (
+        [g.id for g in groups]
+        == ["full0.0.0", "full0.0.1"]
+        == [entry.id for entry in log.read(0)[2:]]
+    )
     assert [g.problem for g in groups] == [p.id for p in first.problems("full0", 0)]
     for made in groups:
         assert (made.crew, made.created_s, made.origin.version) == ("spread", 1000.0, 0)
@@ -134,7 +156,8 @@ def test_a_published_group_says_who_made_it_how_and_when(folder: Path) -> None:
         assert made.origin.model == first.learner.policy.fingerprint
         assert [r.reward for r in made.rollouts] == pytest.approx(
             first.task.score(
-                [first.problems("full0", 0)[made.slot]] * 4, [first.learner.policy.vocabulary.decode(r.tokens) for r in made.rollouts]
+                [first.problems("full0", 0)[made.slot]] * 4,
+                [first.learner.policy.vocabulary.decode(r.tokens) for r in made.rollouts],
             ),
             rel=1e-6,  # float32
         )
@@ -145,7 +168,9 @@ def test_a_published_group_says_who_made_it_how_and_when(folder: Path) -> None:
 
 
 def test_an_own_reward_that_is_not_a_number_is_an_error_at_once(folder: Path) -> None:
-    (folder / "nan_reward.py").write_text("def nan(prompts, completions, **columns):\n    return [float('nan')] * len(completions)\n")
+    (folder / "nan_reward.py").write_text(
+        "def nan(prompts, completions, **columns):\n    return [float('nan')] * len(completions)\n"
+    )
     first, _ = peers_of(spread_crew(folder, task="nan_reward:nan"), MemoryLog())
     with pytest.raises(ValueError, match="reward"):
         first.sample()
@@ -153,7 +178,9 @@ def test_an_own_reward_that_is_not_a_number_is_an_error_at_once(folder: Path) ->
 
 
 def test_with_pace_the_sampler_waits_while_too_much_is_waiting(folder: Path) -> None:
-    first, second = peers_of(spread_crew(folder, pace="async", learning='stale = "pace"\nmax_age = 1'), MemoryLog())
+    first, second = peers_of(
+        spread_crew(folder, pace="async", learning='stale = "pace"\nmax_age = 1'), MemoryLog()
+    )
     assert first.may_sample()
     share(second, second, second)
     first.receive()
@@ -169,12 +196,21 @@ def test_log_probs_arrive_rounded_or_to_the_last_bit(lossless: bool, folder: Pat
     share(second)
     first.receive()
     arrived = [x for c in first.waiting for r in c.group.rollouts for x in r.logprobs]
-    made = [x for call in second.engine.made for completions in call for c in completions for x in c.logprobs]
+    made = [
+        x
+        for call in second.engine.made
+        for completions in call
+        for c in completions
+        for x in c.logprobs
+    ]
     assert len(arrived) == len(made) > 8
     if lossless:
         assert arrived == made
     else:
-        assert all(abs(there - here) <= 0.5 / STEPS_PER_NAT + 1e-12 for there, here in zip(arrived, made, strict=True))
+        assert all(
+            abs(there - here) <= 0.5 / STEPS_PER_NAT + 1e-12
+            for there, here in zip(arrived, made, strict=True)
+        )
         assert all(round(x * STEPS_PER_NAT) / STEPS_PER_NAT == x for x in arrived)
         assert arrived != made
 
@@ -260,7 +296,9 @@ def test_an_open_round_waits_and_says_for_whom(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("quorum", "needed"), [(0, 2), (1, 1), (2, 2), (3, 3)])
-def test_a_closed_round_goes_on_with_a_quorum_and_not_with_fewer(quorum: int, needed: int, folder: Path) -> None:
+def test_a_closed_round_goes_on_with_a_quorum_and_not_with_fewer(
+    quorum: int, needed: int, folder: Path
+) -> None:
     peers = peers_of(spread_crew(folder, THREE, quorum=quorum), MemoryLog())
     first = peers[0]
     for there in range(4):
@@ -270,7 +308,9 @@ def test_a_closed_round_goes_on_with_a_quorum_and_not_with_fewer(quorum: int, ne
         assert there == 3 or first.choose() is None
         chosen = first.choose(closed=True)
         if there == needed:
-            assert ids(chosen) == [f"full{peer}.0.{slot}" for peer in range(there) for slot in range(2)]
+            assert ids(chosen) == [
+                f"full{peer}.0.{slot}" for peer in range(there) for slot in range(2)
+            ]
             return
         assert chosen is None
         share(peers[there])
@@ -285,7 +325,11 @@ def test_a_closed_round_is_learned_with_what_is_there_of_it(folder: Path) -> Non
     carry(side, log, "full2.0.1")
     report = learn(first, closed=True)
     assert report is not None
-    assert {name: m["groups"] for name, m in report.senders.items()} == {"full0": 2, "full1": 2, "full2": 1}
+    assert {name: m["groups"] for name, m in report.senders.items()} == {
+        "full0": 2,
+        "full1": 2,
+        "full2": 1,
+    }
     assert (first.learned_rounds, first.learner.policy.version) == (1, 1)
     assert ids(first.waiting) == ["full1.1.0", "full1.1.1"]
     assert first.choose(closed=True) is None  # of round 1 there is one peer's
@@ -348,7 +392,9 @@ def test_a_horizontal_crew_goes_on_without_who_was_shut_out(folder: Path) -> Non
     assert {name: m["groups"] for name, m in report.senders.items()} == {"full0": 6, "full1": 6}
 
 
-def test_a_closed_horizontal_round_is_learned_without_the_parts_that_are_missing(folder: Path) -> None:
+def test_a_closed_horizontal_round_is_learned_without_the_parts_that_are_missing(
+    folder: Path,
+) -> None:
     config = spread_crew(folder, THREE, layout="horizontal", group_size=6, problems_per_round=2)
     log, side = MemoryLog(), MemoryLog()
     first, second, third = peers_of(config, log)
@@ -396,18 +442,30 @@ def test_with_drop_what_is_too_old_is_dropped_and_counted(folder: Path) -> None:
 
 
 def test_a_peer_that_may_take_nothing_yet_waits(folder: Path) -> None:
-    first, second = peers_of(spread_crew(folder, pace="async", learning="own_share = 1.0"), MemoryLog())
+    first, second = peers_of(
+        spread_crew(folder, pace="async", learning="own_share = 1.0"), MemoryLog()
+    )
     share(second, second)
     assert learn(first) is None
 
 
-def async_horizontal(folder: Path, trains: Sequence[str] = ("full", "full"), max_age: int = 2, problems: int = 1) -> CrewConfig:
+def async_horizontal(
+    folder: Path, trains: Sequence[str] = ("full", "full"), max_age: int = 2, problems: int = 1
+) -> CrewConfig:
     """Every peer makes two rollouts of each problem."""
-    crew = {"rounds": 9, "pace": "async", "layout": "horizontal", "problems_per_round": problems, "group_size": 2 * len(trains)}
+    crew = {
+        "rounds": 9,
+        "pace": "async",
+        "layout": "horizontal",
+        "problems_per_round": problems,
+        "group_size": 2 * len(trains),
+    }
     return spread_crew(folder, trains, f"max_age = {max_age}", **crew)
 
 
-def test_a_horizontal_group_that_stays_incomplete_is_dropped_after_the_staleness_window(folder: Path) -> None:
+def test_a_horizontal_group_that_stays_incomplete_is_dropped_after_the_staleness_window(
+    folder: Path,
+) -> None:
     first, second = peers_of(async_horizontal(folder, max_age=2), MemoryLog())
     share(first)
     second.sample()
@@ -454,7 +512,11 @@ def test_an_incomplete_group_is_as_old_as_its_newest_part(folder: Path) -> None:
         assert first.learner.policy.version == version
         if version == 1:
             carry(side, log, "full1.0.0")
-        assert first.dropped == (Counter() if version < 3 else Counter({("full0", "incomplete"): 1, ("full1", "incomplete"): 1}))
+        assert first.dropped == (
+            Counter()
+            if version < 3
+            else Counter({("full0", "incomplete"): 1, ("full1", "incomplete"): 1})
+        )
     assert first.waiting == []
 
 
@@ -477,7 +539,9 @@ def test_closing_an_async_horizontal_crew_takes_what_a_quorum_has_made(folder: P
 
 def test_parts_of_a_closed_horizontal_round_do_not_wait_for_ever(folder: Path) -> None:
     log, side = MemoryLog(), MemoryLog()
-    first, second, _ = peers_of(spread_crew(folder, THREE, layout="horizontal", group_size=6, problems_per_round=2), log)
+    first, second, _ = peers_of(
+        spread_crew(folder, THREE, layout="horizontal", group_size=6, problems_per_round=2), log
+    )
     share(first)
     second.sample()
     second.outbox.deliver(side)
@@ -511,7 +575,8 @@ def test_parts_of_one_group_are_never_torn_apart(revoke: bool, folder: Path) -> 
 
 def test_lockstep_does_not_depend_on_when_groups_came(folder: Path) -> None:
     first, second = peers_of(spread_crew(folder, learning="max_age = 0"), MemoryLog())
-    share(second, second, first)  # the other is a round ahead, as in processes of their own it may be
+    # the other is a round ahead, as in processes of their own it may be
+    share(second, second, first)
     assert learn(first) is not None
     share(first)
     report = learn(first)
@@ -527,7 +592,9 @@ def test_lockstep_that_catches_up_learns_from_every_round(folder: Path) -> None:
 
 def test_with_pace_no_part_is_dropped(folder: Path) -> None:
     crew = {"rounds": 9, "pace": "async", "layout": "horizontal", "problems_per_round": 1}
-    first, second = peers_of(spread_crew(folder, ("full", "full"), 'stale = "pace"\nmax_age = 1', **crew), MemoryLog())
+    first, second = peers_of(
+        spread_crew(folder, ("full", "full"), 'stale = "pace"\nmax_age = 1', **crew), MemoryLog()
+    )
     while first.may_sample():
         share(first)
         first.receive()
@@ -583,7 +650,8 @@ def test_a_reward_that_is_claimed_and_not_earned_is_refused(folder: Path) -> Non
     assert first.awaited() == ["full1"]
     assert "computed here it is" in first.admission.kept[0].detail
     assert learn(second) is None
-    assert second.admission.refused == Counter({("full0", "reward"): 2})  # to the liar, the others lie
+    # to the liar, the others lie
+    assert second.admission.refused == Counter({("full0", "reward"): 2})
 
 
 def test_rewards_that_are_not_checked_are_taken_on_trust(folder: Path) -> None:
@@ -619,7 +687,12 @@ def test_foreign_noise_on_the_log_is_counted_and_learning_goes_on(folder: Path) 
     share(first)
     assert learn(first) is not None
     assert first.admission.refused == Counter(
-        {("unknown", "schema"): 1, ("full1", "corrupt"): 1, ("full1", "assignment"): 1, ("full1", "subject"): 1}
+        {
+            ("unknown", "schema"): 1,
+            ("full1", "corrupt"): 1,
+            ("full1", "assignment"): 1,
+            ("full1", "subject"): 1,
+        }
     )
 
 
@@ -638,7 +711,9 @@ class ForgetfulLog:
 
 
 @pytest.mark.parametrize("layout", ["vertical", "horizontal"])
-def test_a_group_that_stands_twice_on_the_log_does_not_stop_the_crew(layout: str, folder: Path) -> None:
+def test_a_group_that_stands_twice_on_the_log_does_not_stop_the_crew(
+    layout: str, folder: Path
+) -> None:
     log = ForgetfulLog()
     first, second = peers_of(spread_crew(folder, layout=layout), log)
     share(second)
@@ -649,7 +724,9 @@ def test_a_group_that_stands_twice_on_the_log_does_not_stop_the_crew(layout: str
     share(first)
     first.receive()
     chosen = first.choose()
-    assert ids(chosen) == sorted(f"full{peer}.0.{slot}" for peer in range(2) for slot in range(len(published)))
+    assert ids(chosen) == sorted(
+        f"full{peer}.0.{slot}" for peer in range(2) for slot in range(len(published))
+    )
     assert first.admission.refused == Counter({("full1", "replay"): 1, ("full1", "duplicate"): 1})
     assert first.step(chosen or []) is not None
     second.outbox.put([published[1]])
@@ -681,8 +758,12 @@ class GappyLog(MemoryLog):
     lost = 0
 
     def read(self, after: int, limit: int = 1024) -> list[Entry]:
-        entries = [Entry(90 + 7 * position, id, record) for position, id, record in super().read(0, 10**6)]
-        return [entry for entry in entries if entry.position > after and entry.position != self.lost][: min(3, limit)]
+        entries = [
+            Entry(90 + 7 * position, id, record) for position, id, record in super().read(0, 10**6)
+        ]
+        return [
+            entry for entry in entries if entry.position > after and entry.position != self.lost
+        ][: min(3, limit)]
 
 
 def everything(log: Log) -> list[Entry]:
@@ -706,7 +787,9 @@ def revived(peer: Peer, state: dict[str, Any] | None = None) -> Peer:
 
 
 @pytest.mark.parametrize("make_log", [MemoryLog, GappyLog])
-def test_state_that_is_loaded_goes_on_as_the_peer_did(make_log: type[MemoryLog], folder: Path) -> None:
+def test_state_that_is_loaded_goes_on_as_the_peer_did(
+    make_log: type[MemoryLog], folder: Path
+) -> None:
     log = make_log()
     first, second = peers_of(spread_crew(folder), log)
     log.append([("noise", b"noise")])
@@ -722,7 +805,9 @@ def test_state_that_is_loaded_goes_on_as_the_peer_did(make_log: type[MemoryLog],
 
 
 @pytest.mark.parametrize("make_log", [MemoryLog, GappyLog])
-def test_waiting_groups_come_back_with_position_hash_and_time_of_arrival(make_log: type[MemoryLog], folder: Path) -> None:
+def test_waiting_groups_come_back_with_position_hash_and_time_of_arrival(
+    make_log: type[MemoryLog], folder: Path
+) -> None:
     log = make_log()
     first, second = peers_of(spread_crew(folder, pace="async", rounds=9), log)
     share(second, second, second)
@@ -731,12 +816,15 @@ def test_waiting_groups_come_back_with_position_hash_and_time_of_arrival(make_lo
     log.append([("noise", b"noise")])
     first.receive()
     assert [(c.group.id, c.since) for c in first.waiting] == [
-        ("full1.2.0", 0), ("full1.2.1", 0), ("full1.3.0", 1), ("full1.3.1", 1), ("full0.0.0", 1), ("full0.0.1", 1)
+        ("full1.2.0", 0), ("full1.2.1", 0), ("full1.3.0", 1), ("full1.3.1", 1),
+        ("full0.0.0", 1), ("full0.0.1", 1)
     ]  # fmt: skip
     again = revived(first)
     records = {entry.position: entry.record for entry in everything(log)}
     assert again.waiting == first.waiting
-    assert [c.hash for c in again.waiting] == [unpack(records[c.position]).hash for c in again.waiting]
+    assert [c.hash for c in again.waiting] == [
+        unpack(records[c.position]).hash for c in again.waiting
+    ]
     assert [c.own for c in again.waiting] == [False] * 4 + [True] * 2
     assert again.cursor == max(records)
     assert again.admission.state() == first.admission.state()
@@ -761,7 +849,10 @@ def test_another_log_than_the_one_that_was_read_is_an_error(folder: Path) -> Non
     share(second)
     first.receive()
     again = peers_of(config, MemoryLog())[0]
-    with pytest.raises(ValueError, match=r"the log ends before position 4, which this peer had read; is it another log\?"):
+    with pytest.raises(
+        ValueError,
+        match=r"the log ends before position 4, which this peer had read; is it another log\?",
+    ):
         again.load_state(json_copy(first.state()))
 
 
@@ -770,9 +861,21 @@ def test_another_log_than_the_one_that_was_read_is_an_error(folder: Path) -> Non
 def test_steps_repeated_up_to_the_same_positions_are_the_same_steps(
     pace: str, layout: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a journal holds is enough: how far the log was read, and whether the round was closed. However records come and get lost."""
+    """What a journal holds is enough: how far the log was read, and whether the round was closed.
+
+    However records come and get lost.
+    """
     learning = "max_age = 1" + ("\nquota = 1" if layout == "vertical" else "")
-    config = spread_crew(folder, THREE, learning, pace=pace, layout=layout, rounds=8, group_size=6, problems_per_round=3)
+    config = spread_crew(
+        folder,
+        THREE,
+        learning,
+        pace=pace,
+        layout=layout,
+        rounds=8,
+        group_size=6,
+        problems_per_round=3,
+    )
     side = MemoryLog()
     for peer in peers_of(config, side):
         for _ in range(8):
@@ -782,7 +885,8 @@ def test_steps_repeated_up_to_the_same_positions_are_the_same_steps(
     again.me = first.me
     start = json_copy(first.state())
 
-    def step(learner: Learner, candidates: Sequence[Candidate]) -> None:  # what is learned does not matter here
+    # what is learned does not matter here
+    def step(learner: Learner, candidates: Sequence[Candidate]) -> None:
         learner.policy.version += 1
 
     monkeypatch.setattr(Learner, "step", step)
@@ -813,7 +917,8 @@ def test_steps_repeated_up_to_the_same_positions_are_the_same_steps(
         assert again.state() == first.state()
         learned = Counter(c.position for _, _, chosen in journal for c in chosen)
         assert max(learned.values()) == 1
-        assert len(learned) + len(first.waiting) + first.dropped.total() == len(log) - 2  # every group is somewhere
+        # every group is somewhere
+        assert len(learned) + len(first.waiting) + first.dropped.total() == len(log) - 2
         seen += Counter(reason for _, reason in first.dropped.elements())
         assert first.admission.refused == Counter()
     expected = {"lockstep": {"open", "closed", "late"}, "async": {"open", "closed"}}[pace]
@@ -858,7 +963,9 @@ def test_what_was_sampled_before_a_crash_is_not_sampled_again(outboxes: Path, fo
     assert (again.admission.missing, len(again.waiting)) == ({}, 4)
 
 
-def test_what_was_not_delivered_before_a_crash_is_delivered_after_it(outboxes: Path, folder: Path) -> None:
+def test_what_was_not_delivered_before_a_crash_is_delivered_after_it(
+    outboxes: Path, folder: Path
+) -> None:
     config, log = spread_crew(folder), MemoryLog()
     first, second = peers_of(config, log, outboxes)
     share(first)
@@ -881,12 +988,17 @@ def test_what_was_not_delivered_before_a_crash_is_delivered_after_it(outboxes: P
     assert len(second.waiting) == 4
 
 
-def test_rounds_sampled_after_the_last_checkpoint_are_not_sampled_again(outboxes: Path, folder: Path) -> None:
+def test_rounds_sampled_after_the_last_checkpoint_are_not_sampled_again(
+    outboxes: Path, folder: Path
+) -> None:
     config, log = spread_crew(folder, rounds=4), MemoryLog()
     first, second = peers_of(config, log, outboxes)
     share(first, second)
     assert learn(first) is not None
-    checkpoint, weights = json_copy(first.state()), {k: v.clone() for k, v in first.learner.policy.model.state_dict().items()}
+    checkpoint, weights = (
+        json_copy(first.state()),
+        {k: v.clone() for k, v in first.learner.policy.model.state_dict().items()},
+    )
     share(first, second)
     assert learn(first) is not None
     first.sample()
@@ -900,7 +1012,8 @@ def test_rounds_sampled_after_the_last_checkpoint_are_not_sampled_again(outboxes
     assert again.engine.made == []
     again.publish()
     share(second)
-    assert again.sample().fresh  # its place in the chain is behind what the outbox has, not behind the checkpoint
+    # its place in the chain is behind what the outbox has, not behind the checkpoint
+    assert again.sample().fresh
     again.publish()
     assert log.read(0)[: len(published)] == published
     assert Counter(entry.id for entry in log.read(0)).most_common(1)[0][1] == 1
@@ -935,7 +1048,9 @@ class BreakingLog(MemoryLog):
 
 
 @pytest.mark.parametrize("taken", [0, 1, 2])
-def test_what_the_log_took_and_did_not_confirm_is_not_there_twice(taken: int, outboxes: Path, folder: Path) -> None:
+def test_what_the_log_took_and_did_not_confirm_is_not_there_twice(
+    taken: int, outboxes: Path, folder: Path
+) -> None:
     config, log = spread_crew(folder), BreakingLog()
     first, second = peers_of(config, log, outboxes)
     first.sample()
@@ -953,10 +1068,16 @@ def test_what_the_log_took_and_did_not_confirm_is_not_there_twice(taken: int, ou
     first.publish()  # the same line, if it was not a crash
     assert len(log) == 4
     second.receive()
-    assert (len(second.waiting), second.admission.refused, second.admission.missing) == (2, Counter(), {})
+    assert (len(second.waiting), second.admission.refused, second.admission.missing) == (
+        2,
+        Counter(),
+        {},
+    )
 
 
-def test_a_round_whose_sampling_was_cut_short_is_sampled_as_a_whole(outboxes: Path, folder: Path) -> None:
+def test_a_round_whose_sampling_was_cut_short_is_sampled_as_a_whole(
+    outboxes: Path, folder: Path
+) -> None:
     config, log = spread_crew(folder), MemoryLog()
     first, second = peers_of(config, log, outboxes)
     signed: list[bytes] = []
@@ -971,7 +1092,12 @@ def test_a_round_whose_sampling_was_cut_short_is_sampled_as_a_whole(outboxes: Pa
     first.half.outbox = Outbox(outboxes / "full0.db", Signer(identity("full0").public, sign_once))
     with pytest.raises(KeyboardInterrupt):
         first.sample()
-    assert (len(whole), whole.head.counter, whole.note_of(0), first.sampled_rounds) == (0, 0, None, 0)
+    assert (len(whole), whole.head.counter, whole.note_of(0), first.sampled_rounds) == (
+        0,
+        0,
+        None,
+        0,
+    )
     again, _ = peers_of(config, log, crash(outboxes))
     assert again.sample().fresh
     again.publish()

@@ -28,7 +28,10 @@ def test_different_problems_have_different_ids(other: Problem) -> None:
 
 
 def test_problems_that_differ_in_a_column_have_different_ids() -> None:
-    assert Problem(prompt="p", columns={"tests": "a"}).id != Problem(prompt="p", columns={"tests": "b"}).id
+    assert (
+        Problem(prompt="p", columns={"tests": "a"}).id
+        != Problem(prompt="p", columns={"tests": "b"}).id
+    )
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,15 @@ import pytest
 
 import motley.reporting
 from motley.config import CrewConfig, parse_config
-from motley.reporting import REPORTERS, MetricsLine, Reports, check_reporters, open_reporters, scalars_of, steps_of
+from motley.reporting import (
+    REPORTERS,
+    MetricsLine,
+    Reports,
+    check_reporters,
+    open_reporters,
+    scalars_of,
+    steps_of,
+)
 
 CREW = """
 [crew]
@@ -37,7 +45,8 @@ model = "tiny:deep"
 """
 
 needs = lambda package: pytest.mark.skipif(
-    not motley.reporting._installed(package), reason=f"{package} is not installed; pip install 'motley-rl[report]'"
+    not motley.reporting._installed(package),
+    reason=f"{package} is not installed; pip install 'motley-rl[report]'",
 )
 
 
@@ -64,7 +73,9 @@ class Run:
         self.reports.log(lines)
 
     def cut(self, num_lines: int) -> None:
-        self.path.write_bytes(b"".join(self.path.read_bytes().splitlines(keepends=True)[:num_lines]))
+        self.path.write_bytes(
+            b"".join(self.path.read_bytes().splitlines(keepends=True)[:num_lines])
+        )
 
 
 # Lines as numbers
@@ -94,7 +105,12 @@ def test_numbers_are_named_by_their_path() -> None:
 
 
 def test_the_lines_of_a_round_are_one_step() -> None:
-    lines = [line(0, "small", a=1), line(0, "deep", a=2), line(1, "small", a=3), line(2, "small", note="no number")]
+    lines = [
+        line(0, "small", a=1),
+        line(0, "deep", a=2),
+        line(1, "small", a=3),
+        line(2, "small", note="no number"),
+    ]
     assert list(steps_of(lines)) == [(0, {"small/a": 1, "deep/a": 2}), (1, {"small/a": 3})]
     assert list(steps_of([])) == []
 
@@ -104,12 +120,20 @@ def test_the_lines_of_a_round_are_one_step() -> None:
 
 def test_a_package_that_is_missing_is_said_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"report names trackio, which is not installed; install with: pip install 'motley-rl\[report\]'"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"report names trackio, which is not installed; install with: pip install "
+            r"'motley-rl\[report\]'"
+        ),
+    ):
         check_reporters(crew("trackio"))
     check_reporters(crew())
 
 
-def test_a_folder_of_the_same_name_is_not_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_the_same_name_is_not_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "trackio").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
@@ -123,8 +147,16 @@ def test_every_reporter_of_a_crew_file_is_known() -> None:
 
 
 def test_checking_imports_no_reporter() -> None:
-    code = "import sys, motley.reporting\nprint([n for n in ('torch', 'tensorboard', 'wandb', 'trackio') if n in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    code = (
+        "import sys, motley.reporting\nprint([n for n in ('torch', 'tensorboard', 'wandb', "
+        "'trackio') if n in sys.modules])"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "[]"
+    )
 
 
 def test_without_a_report_nothing_is_made(tmp_path: Path) -> None:
@@ -160,13 +192,21 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_reporter_that_fails_says_so_once_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reporter_that_fails_says_so_once_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bad, good = Fake(fails_at=2), Fake()
     monkeypatch.setitem(REPORTERS, "wandb", lambda config, folder: bad)
     monkeypatch.setitem(REPORTERS, "tensorboard", lambda config, folder: good)
     run = Run(tmp_path, "wandb", "tensorboard")
     run.write(line(0))
-    with pytest.warns(UserWarning, match=r"wandb failed and is told nothing more: the server is gone; metrics\.jsonl has everything"):
+    with pytest.warns(
+        UserWarning,
+        match=(
+            r"wandb failed and is told nothing more: the server is gone; metrics\.jsonl has "
+            r"everything"
+        ),
+    ):
         run.write(line(1))
     run.write(line(2))  # a second warning would be an error here
     run.reports.close()
@@ -176,7 +216,9 @@ def test_a_reporter_that_fails_says_so_once_and_the_others_go_on(tmp_path: Path,
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_reporter_that_cannot_be_opened_does_not_stop_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reporter_that_cannot_be_opened_does_not_stop_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(config: CrewConfig, folder: Path) -> Fake:
         raise OSError("no such account")
 
@@ -189,9 +231,13 @@ def test_a_reporter_that_cannot_be_opened_does_not_stop_a_run(tmp_path: Path, mo
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_run_that_goes_on_is_told_from_the_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_goes_on_is_told_from_the_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened: list[Fake] = []
-    monkeypatch.setitem(REPORTERS, "wandb", lambda config, folder: opened.append(Fake()) or opened[-1])
+    monkeypatch.setitem(
+        REPORTERS, "wandb", lambda config, folder: opened.append(Fake()) or opened[-1]
+    )
     first = Run(tmp_path, "wandb")
     for number in range(4):
         first.write(line(number, reward=0.0))
@@ -210,7 +256,10 @@ def write_twice(folder: Path, reporter: str) -> None:
     """Rounds 0 to 3; then cut back to 2 rounds, and on, in a reporter that is opened anew."""
     first = Run(folder, reporter)
     for number in range(4):
-        first.write(line(number, reward=0.5, senders={"deep": {"kl_k3": 0.1, "tau_after": None}}), line(number, "deep", reward=0.25))
+        first.write(
+            line(number, reward=0.5, senders={"deep": {"kl_k3": 0.1, "tau_after": None}}),
+            line(number, "deep", reward=0.25),
+        )
     first.reports.close()
     again = Run(folder, reporter)
     again.cut(4)
@@ -230,18 +279,36 @@ def test_tensorboard_files_have_every_number_once(tmp_path: Path) -> None:
 
         write_twice(tmp_path / "run", "tensorboard")
         found = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
-    assert set(found.Tags()["scalars"]) == {"small/reward", "deep/reward", "small/senders/deep/kl_k3"}
-    assert [(event.step, event.value) for event in found.Scalars("small/reward")] == list(enumerate(REWARDS))
+    assert set(found.Tags()["scalars"]) == {
+        "small/reward",
+        "deep/reward",
+        "small/senders/deep/kl_k3",
+    }
+    assert [(event.step, event.value) for event in found.Scalars("small/reward")] == list(
+        enumerate(REWARDS)
+    )
     assert [event.step for event in found.Scalars("small/senders/deep/kl_k3")] == [0, 1]
 
 
 def in_a_process(code: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """With no way to ask anybody: no network, no keyboard, no account."""
-    plain = {key: value for key, value in os.environ.items() if not key.startswith(("WANDB", "TRACKIO", "HF_"))}
+    plain = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("WANDB", "TRACKIO", "HF_"))
+    }
     places = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     plain |= {"HOME": str(folder), "PYTHONPATH": places, **environment}
     command = [sys.executable, "-W", "error::UserWarning", "-c", code, str(folder / "run")]
-    return subprocess.run(command, env=plain, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        command,
+        env=plain,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
 GUARDED = """
@@ -251,7 +318,8 @@ from pathlib import Path
 def told(name, real):
     def call(*arguments, **named):
         if not (isinstance(arguments[0], socket.socket) and arguments[0].family == socket.AF_UNIX):
-            os.write(1, f"ASKED {name} {arguments}".encode())  # also where the reporter is kept from printing
+            # also where the reporter is kept from printing
+            os.write(1, f"ASKED {name} {arguments}".encode())
         return real(*arguments, **named)
     return call
 
@@ -290,13 +358,18 @@ def wandb_history(folder: Path) -> list[tuple[int, float]]:
         record = Record()
         record.ParseFromString(content)
         if record.WhichOneof("record_type") == "history":
-            row = {item.key or "/".join(item.nested_key): msgspec.json.decode(item.value_json) for item in record.history.item}
+            row = {
+                item.key or "/".join(item.nested_key): msgspec.json.decode(item.value_json)
+                for item in record.history.item
+            }
             rows.append((row["round"], row["small/reward"]))
     return rows
 
 
 def wandb_records(content: bytes) -> Iterator[bytes]:
-    """The file is a header of 7 bytes, then blocks of 32 KiB; a record is in parts, each with checksum, size and place, 7 bytes too."""
+    """The file is a header of 7 bytes, then blocks of 32 KiB; a record is in parts, each with
+    checksum, size and place, 7 bytes too.
+    """
     position, record = 7, b""
     while position + 7 <= len(content):
         if (left := 32768 - position % 32768) < 7:
@@ -320,19 +393,26 @@ def test_wandb_mode_of_the_environment_counts(tmp_path: Path) -> None:
 TRACKIO_ROWS = """
 import msgspec
 from trackio.sqlite_storage import SQLiteStorage
-print(msgspec.json.encode([[row["step"], row["small/reward"]] for row in SQLiteStorage.get_logs("motley", "run")]).decode())
+rows = SQLiteStorage.get_logs("motley", "run")
+print(msgspec.json.encode([[row["step"], row["small/reward"]] for row in rows]).decode())
 """
 
 
 @needs("trackio")
 def test_trackio_stays_on_this_machine_and_has_every_round_once(tmp_path: Path) -> None:
-    done = in_a_process(GUARDED.replace("REPORTER", "trackio") + TRACKIO_ROWS, tmp_path, HF_TOKEN="hf_" + "x" * 34)
+    done = in_a_process(
+        GUARDED.replace("REPORTER", "trackio") + TRACKIO_ROWS, tmp_path, HF_TOKEN="hf_" + "x" * 34
+    )
     assert (done.returncode, done.stderr) == (0, "")
-    assert msgspec.json.decode(done.stdout) == [[number, reward] for number, reward in enumerate(REWARDS)]
+    assert msgspec.json.decode(done.stdout) == [
+        [number, reward] for number, reward in enumerate(REWARDS)
+    ]
     assert (tmp_path / "run" / "trackio" / "motley.db").exists()
 
 
-def test_open_reporters_opens_each_name_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: None) -> None:
+def test_open_reporters_opens_each_name_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: None
+) -> None:
     opened: list[Path] = []
     monkeypatch.setitem(REPORTERS, "wandb", lambda config, folder: opened.append(folder) or Fake())
     assert len(open_reporters(crew("wandb", "wandb"), tmp_path)) == 1

@@ -70,20 +70,28 @@ class SickBlobs(MemoryBlobs):
 
 
 class Crew:
-    """A learner l and samplers, with one log and one store between them. Who does what when is up to the test."""
+    """A learner l and samplers, with one log and one store between them.
+
+    Who does what when is up to the test.
+    """
 
     def __init__(self, config: CrewConfig, folder: Path) -> None:
         self.config, self.clock, self.log = config, VirtualClock(), CountingLog()
         self.run = Run(config, folder / "run", self.clock)
         self.hub = found_log(config, self.log, self.run.task)
         self.blobs = {p.name: SickBlobs() for p in config.peer if p.role == "learner"}
-        self.learners = {p.name: self.run.build(p, self.log, one_process_outbox(config, p.name), self.hub) for p in config.students}
+        self.learners = {
+            p.name: self.run.build(p, self.log, one_process_outbox(config, p.name), self.hub)
+            for p in config.students
+        }
         self.samplers = {p.name: self.sampler(p.name) for p in config.peer if p.role == "sampler"}
         self.published: dict[int, bytes] = {}  # version -> hash of the weights, as they are sent
 
     def sampler(self, name: str) -> Sampler:
         me = self.config.named(name)
-        return self.run.build_sampler(me, self.log, one_process_outbox(self.config, name), self.blobs[me.follows], self.hub)
+        return self.run.build_sampler(
+            me, self.log, one_process_outbox(self.config, name), self.blobs[me.follows], self.hub
+        )
 
     @property
     def learner(self) -> Peer:
@@ -96,7 +104,9 @@ class Crew:
         peer.publish_weights()
         peer.outbox.deliver(self.log, self.clock.now_s(), self.blobs["l"])
         version = peer.learner.policy.version
-        self.published[version] = state_hash(trained_state(peer.learner.policy, self.config.weights.precision))
+        self.published[version] = state_hash(
+            trained_state(peer.learner.policy, self.config.weights.precision)
+        )
         new = [decode(unpack(entry.record).body)[1] for entry in MemoryLog.read(self.log, before)]
         return next((content for content in new if isinstance(content, Weights)), None)
 
@@ -120,7 +130,10 @@ class Crew:
     def holds(self, sampler: Sampler, version: int) -> bool:
         """The sampler samples with that version to the last bit sent."""
         policy = sampler.half.policy
-        right = state_hash(trained_state(policy, self.config.weights.precision)) == self.published[version]
+        right = (
+            state_hash(trained_state(policy, self.config.weights.precision))
+            == self.published[version]
+        )
         return sampler.follower.version == policy.version == version and right
 
     def contents(self) -> list[Any]:
@@ -187,7 +200,10 @@ def test_one_transfer_at_a_time_and_always_of_the_newest_version_there_is(folder
     crew.clock.advance(10.0)
     assert look(sampler)
     assert crew.holds(sampler, 0)
-    assert ([w.version for w in sampler.transfer.plan], sampler.transfer.arrives_s) == ([1, 2, 3], 20.0)
+    assert ([w.version for w in sampler.transfer.plan], sampler.transfer.arrives_s) == (
+        [1, 2, 3],
+        20.0,
+    )
     crew.clock.advance(12.0)
     crew.next_version()  # too late for this one
     look(sampler)
@@ -202,7 +218,13 @@ def test_one_transfer_at_a_time_and_always_of_the_newest_version_there_is(folder
 
 
 def test_a_transfer_arrives_when_the_weather_says(folder: Path) -> None:
-    config = far_crew(folder, network='delay = { shape = "lognormal", low_s = 60, high_s = 1920 }\n[network.link.l]\ndelay = 0')
+    config = far_crew(
+        folder,
+        network=(
+            'delay = { shape = "lognormal", low_s = 60, high_s = 1920 }\n[network.link.l]\ndelay '
+            "= 0"
+        ),
+    )
     crew = Crew(config, folder)
     crew.clock.advance(7.0)
     crew.publish()
@@ -215,7 +237,9 @@ def test_a_transfer_arrives_when_the_weather_says(folder: Path) -> None:
     assert arrives_s["s0"] != arrives_s["s1"]
 
 
-def test_a_learners_weights_are_on_the_log_when_its_link_has_brought_them_there(folder: Path) -> None:
+def test_a_learners_weights_are_on_the_log_when_its_link_has_brought_them_there(
+    folder: Path,
+) -> None:
     crew = Crew(far_crew(folder, network="[network.link.l]\nup = 5"), folder)
     assert crew.publish() is None
     assert crew.learner.outbox.due_s == 5.0
@@ -225,7 +249,10 @@ def test_a_learners_weights_are_on_the_log_when_its_link_has_brought_them_there(
     assert look(crew.samplers["s0"])
 
 
-@pytest.mark.parametrize(("network", "slower_s"), [("[network.link.s0]\ndelay = 10\noutages = [[5, 40]]", 40.0), (FAR, 10.0)])
+@pytest.mark.parametrize(
+    ("network", "slower_s"),
+    [("[network.link.s0]\ndelay = 10\noutages = [[5, 40]]", 40.0), (FAR, 10.0)],
+)
 def test_an_outage_holds_weights_up(folder: Path, network: str, slower_s: float) -> None:
     crew = Crew(far_crew(folder, network=network), folder)
     crew.publish()
@@ -234,8 +261,12 @@ def test_an_outage_holds_weights_up(folder: Path, network: str, slower_s: float)
     assert crew.samplers["s0"].transfer.arrives_s == slower_s
 
 
-@pytest.mark.parametrize(("train", "precision"), [("full", "bfloat16"), ("full", "float32"), ("lora", "float32")])
-def test_a_sampler_samples_with_the_learners_weights_of_that_version(folder: Path, train: str, precision: str) -> None:
+@pytest.mark.parametrize(
+    ("train", "precision"), [("full", "bfloat16"), ("full", "float32"), ("lora", "float32")]
+)
+def test_a_sampler_samples_with_the_learners_weights_of_that_version(
+    folder: Path, train: str, precision: str
+) -> None:
     crew = Crew(far_crew(folder, train=train, weights=f'precision = "{precision}"'), folder)
     sampler = crew.samplers["s0"]
     crew.publish()
@@ -247,11 +278,19 @@ def test_a_sampler_samples_with_the_learners_weights_of_that_version(folder: Pat
     sample(crew, "s0")
     assert crew.holds(sampler, 2)
     groups = crew.groups()
-    assert [(g.id, g.origin.version) for g in groups] == [("s0.0.0", 0), ("s0.0.1", 0), ("s0.1.0", 2), ("s0.1.1", 2)]
+    assert [(g.id, g.origin.version) for g in groups] == [
+        ("s0.0.0", 0),
+        ("s0.0.1", 0),
+        ("s0.1.0", 2),
+        ("s0.1.1", 2),
+    ]
     assert {g.origin.model for g in groups} == {crew.learner.learner.policy.fingerprint}
     found = crew.learner.engine.sample([[5, 6]], 4, crew.config.sampling, 3)
     theirs = sampler.half.engine.sample([[5, 6]], 4, crew.config.sampling, 3)
-    same = [a.logprobs == pytest.approx(b.logprobs, abs=1e-5) for a, b in zip(found[0], theirs[0], strict=True)]
+    same = [
+        a.logprobs == pytest.approx(b.logprobs, abs=1e-5)
+        for a, b in zip(found[0], theirs[0], strict=True)
+    ]
     assert all(same) == (precision == "float32")
 
 
@@ -263,7 +302,9 @@ def deltas(crew: Crew, count: int) -> list[Weights]:
 
 
 @pytest.mark.parametrize("fault", ["lost", "spoilt"])
-def test_weights_that_cannot_be_had_are_counted_and_passed_over_at_the_next_anchor(folder: Path, fault: str) -> None:
+def test_weights_that_cannot_be_had_are_counted_and_passed_over_at_the_next_anchor(
+    folder: Path, fault: str
+) -> None:
     crew = Crew(far_crew(folder, rounds=20, weights="anchor_every = 4"), folder)
     sampler, store = crew.samplers["s0"], crew.blobs["l"]
     crew.publish()
@@ -373,13 +414,21 @@ def test_after_a_crash_a_sampler_has_no_weights_and_gets_them_again(folder: Path
     look(sampler)
     assert sampler.transfer is not None
     sampler.forget()
-    assert (sampler.may_sample(), sampler.transfer, sampler.newest, sampler.known) == (False, None, None, {})
+    assert (sampler.may_sample(), sampler.transfer, sampler.newest, sampler.known) == (
+        False,
+        None,
+        None,
+        {},
+    )
     assert set(sampler.cursors.values()) == {0}
     crew.clock.advance(50.0)
     assert not look(sampler)
     assert not sampler.may_sample()
     assert sampler.transfer is not None
-    assert ([w.version for w in sampler.transfer.plan], sampler.transfer.arrives_s) == ([0, 1, 2], 60.0)
+    assert ([w.version for w in sampler.transfer.plan], sampler.transfer.arrives_s) == (
+        [0, 1, 2],
+        60.0,
+    )
     crew.clock.advance(60.0)
     assert look(sampler)
     assert crew.holds(sampler, 2)
@@ -403,7 +452,9 @@ def test_a_round_that_was_drawn_and_not_kept_is_drawn_again(folder: Path) -> Non
 
 
 def test_a_round_is_due_when_the_weather_of_its_sampler_says(folder: Path) -> None:
-    config = far_crew(folder, network='[network.link.s0]\nup = { shape = "exponential", mean_s = 60 }')
+    config = far_crew(
+        folder, network='[network.link.s0]\nup = { shape = "exponential", mean_s = 60 }'
+    )
     crew = Crew(config, folder)
     crew.publish()
     look(crew.samplers["s0"])
@@ -424,7 +475,9 @@ def test_samplers_have_problems_and_random_numbers_of_their_own(folder: Path) ->
         sample(crew, name)
     first, second = crew.groups()[:4], crew.groups()[4:]
     assert [g.problem for g in first] == [g.problem for g in second]
-    assert [[r.tokens for r in g.rollouts] for g in first] != [[r.tokens for r in g.rollouts] for g in second]
+    assert [[r.tokens for r in g.rollouts] for g in first] != [
+        [r.tokens for r in g.rollouts] for g in second
+    ]
 
 
 # Reading
@@ -453,12 +506,16 @@ def test_a_sampler_reads_what_the_hub_and_its_learner_wrote_and_nothing_else(fol
     assert crew.log.given == Counter({"l": 2 + 3, "hub": 2})
 
 
-def test_more_records_than_one_read_shows_are_all_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_records_than_one_read_shows_are_all_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     crew = Crew(far_crew(folder, rounds=20), folder)
     crew.publish()
     deltas(crew, 5)
     whole = MemoryLog.read
-    monkeypatch.setattr(MemoryLog, "read", lambda self, after, limit=1024, sender="": whole(self, after, 2, sender))
+    monkeypatch.setattr(
+        MemoryLog, "read", lambda self, after, limit=1024, sender="": whole(self, after, 2, sender)
+    )
     look(crew.samplers["s0"])
     assert crew.holds(crew.samplers["s0"], 5)
 
@@ -498,10 +555,17 @@ def test_a_version_is_published_once(folder: Path) -> None:
 def test_weights_say_how_much_waits_and_for_how_long(folder: Path) -> None:
     crew = Crew(far_crew(folder), folder)
     crew.clock.advance(5.0)
-    crew.learner.waiting = [replace(candidate(group()), came_s=came_s) for came_s in (4.0, 1.5, 3.0)]
+    crew.learner.waiting = [
+        replace(candidate(group()), came_s=came_s) for came_s in (4.0, 1.5, 3.0)
+    ]
     made = crew.publish()
     assert made is not None
-    assert (made.backlog, made.created_s, made.crew, made.peer) == (Backlog(waiting=(("a", 3),), oldest_s=3.5), 5.0, "far", "l")
+    assert (made.backlog, made.created_s, made.crew, made.peer) == (
+        Backlog(waiting=(("a", 3),), oldest_s=3.5),
+        5.0,
+        "far",
+        "l",
+    )
     crew.learner.waiting = []
     made = crew.next_version()
     assert made.backlog == Backlog(waiting=(), oldest_s=0.0)
@@ -521,14 +585,18 @@ def test_neither_a_peer_nor_a_sampler_publishes_weights(folder: Path) -> None:
 
 def published_by(crew: Crew, name: str, content: Any) -> None:
     """Put a record on the log under a peer's key, whatever it is."""
-    outbox: Outbox = crew.samplers[name].half.outbox if name in crew.samplers else crew.learners[name].outbox
+    outbox: Outbox = (
+        crew.samplers[name].half.outbox if name in crew.samplers else crew.learners[name].outbox
+    )
     outbox.put([content])
     outbox.deliver(crew.log, blobs=MemoryBlobs())
 
 
 def renamed(made: Group, peer: str, version: int | None = None) -> Group:
     version = made.origin.version if version is None else version
-    return msgspec.structs.replace(made, origin=msgspec.structs.replace(made.origin, peer=peer, version=version))
+    return msgspec.structs.replace(
+        made, origin=msgspec.structs.replace(made.origin, peer=peer, version=version)
+    )
 
 
 def test_weights_of_one_who_is_no_learner_are_refused(folder: Path) -> None:
@@ -576,7 +644,9 @@ def test_a_foreign_version_may_be_any_number(folder: Path) -> None:
     assert len(crew.learners["k"].waiting) == 1
 
 
-def test_followers_groups_age_from_their_version_and_foreign_ones_from_their_arrival(folder: Path) -> None:
+def test_followers_groups_age_from_their_version_and_foreign_ones_from_their_arrival(
+    folder: Path,
+) -> None:
     crew = Crew(far_crew(folder, samplers={"s0": "l", "t": "k"}, peers={"p": ""}), folder)
     crew.publish()
     look(crew.samplers["s0"])
@@ -597,9 +667,15 @@ def test_followers_groups_age_from_their_version_and_foreign_ones_from_their_arr
     sample(crew, "s0")
     crew.clock.advance(60.0)
     crew.learners["l"].receive()
-    assert [(c.since, c.came_s) for c in crew.learners["l"].waiting if c.group.round == 1] == [(3, 60.0)] * 2
-    ages = {(c.group.origin.peer, c.group.round): crew.learners["l"]._age_s(c) for c in crew.learners["l"].waiting}
-    assert ages == {("s0", 0): 50.0, ("p", 0): 15.0, ("s0", 1): 0.0}  # version 0 was superseded at 10 s; 3 is the newest
+    assert [(c.since, c.came_s) for c in crew.learners["l"].waiting if c.group.round == 1] == [
+        (3, 60.0)
+    ] * 2
+    ages = {
+        (c.group.origin.peer, c.group.round): crew.learners["l"]._age_s(c)
+        for c in crew.learners["l"].waiting
+    }
+    # version 0 was superseded at 10 s; 3 is the newest
+    assert ages == {("s0", 0): 50.0, ("p", 0): 15.0, ("s0", 1): 0.0}
 
 
 def since(peer: Peer) -> dict[str, tuple[bool, int, float]]:
@@ -615,7 +691,9 @@ def test_ages_survive_a_checkpoint(folder: Path) -> None:
     crew.learn()
     crew.learner.receive()
     state = msgspec.json.decode(msgspec.json.encode(crew.learner.state()))
-    again = crew.run.build(crew.config.named("l"), crew.log, one_process_outbox(crew.config, "l"), crew.hub)
+    again = crew.run.build(
+        crew.config.named("l"), crew.log, one_process_outbox(crew.config, "l"), crew.hub
+    )
     again.load_state(state)
     assert since(again) == since(crew.learner) == {"s0": (True, 0, 10.0)}
     assert again.made_s == crew.learner.made_s == {0: 0.0, 1: 10.0}
@@ -670,7 +748,9 @@ def two_versions_in_a_step(folder: Path, learning: str) -> Crew:
         (two_versions_in_a_step, "max_age_s = 60"),
     ],
 )
-def test_the_same_step_is_chosen_again_however_long_after_a_crash(folder: Path, make: Any, learning: str) -> None:
+def test_the_same_step_is_chosen_again_however_long_after_a_crash(
+    folder: Path, make: Any, learning: str
+) -> None:
     crew = make(folder, learning)
     peer, waiting = crew.learner, list(crew.learner.waiting)
     chosen = peer.choose()
@@ -690,7 +770,8 @@ def test_steps_are_replayed_with_the_parts_they_had_however_late(folder: Path) -
     for sampler in crew.samplers.values():
         look(sampler)
     steps: list[Step] = []
-    for names in (("s0", "s0", "s1"), ("s1",)):  # at the first step the second round of s0 has no counterpart yet
+    # at the first step the second round of s0 has no counterpart yet
+    for names in (("s0", "s0", "s1"), ("s1",)):
         for name in names:
             sample(crew, name)
         crew.learner.receive()
@@ -698,7 +779,9 @@ def test_steps_are_replayed_with_the_parts_they_had_however_late(folder: Path) -
         assert chosen is not None
         steps.append(Step.of(len(steps), crew.learner.cursor, False, chosen))
         crew.learner.step(chosen)
-    again = crew.run.build(crew.config.named("l"), crew.log, one_process_outbox(crew.config, "l"), crew.hub)
+    again = crew.run.build(
+        crew.config.named("l"), crew.log, one_process_outbox(crew.config, "l"), crew.hub
+    )
     crew.clock.advance(1e6)
     for step in steps:
         again.receive(until=step.cursor)
@@ -728,7 +811,9 @@ def test_a_window_in_seconds_drops_what_is_older_than_it(folder: Path) -> None:
 
 
 def paced(folder: Path, learning: str, **settings: Any) -> Crew:
-    crew = Crew(far_crew(folder, learning=f'stale = "pace"\n{learning}', rounds=50, **settings), folder)
+    crew = Crew(
+        far_crew(folder, learning=f'stale = "pace"\n{learning}', rounds=50, **settings), folder
+    )
     crew.publish()
     look(crew.samplers["s0"])
     return crew
@@ -736,15 +821,28 @@ def paced(folder: Path, learning: str, **settings: Any) -> Crew:
 
 def waits(crew: Crew, waiting: int, oldest_s: float = 0.0) -> bool:
     """Whether a sampler waits once it has heard from a learner that has so much left."""
-    crew.learner.waiting = [replace(candidate(group()), came_s=crew.clock.now_s() - oldest_s)] * waiting
+    crew.learner.waiting = [
+        replace(candidate(group()), came_s=crew.clock.now_s() - oldest_s)
+    ] * waiting
     crew.next_version()
     look(crew.samplers["s0"])
     return not crew.samplers["s0"].may_sample()
 
 
-def test_under_pace_a_sampler_waits_while_more_waits_than_the_window_can_use_up(folder: Path) -> None:
+def test_under_pace_a_sampler_waits_while_more_waits_than_the_window_can_use_up(
+    folder: Path,
+) -> None:
     crew = paced(folder, "max_age = 3")  # 4 groups a step
-    assert [waits(crew, waiting) for waiting in (0, 4, 12, 13, 100, 12, 13, 0)] == [False, False, False, True, True, False, True, False]
+    assert [waits(crew, waiting) for waiting in (0, 4, 12, 13, 100, 12, 13, 0)] == [
+        False,
+        False,
+        False,
+        True,
+        True,
+        False,
+        True,
+        False,
+    ]
 
 
 def test_under_pace_with_a_window_of_nothing_one_step_may_still_wait(folder: Path) -> None:
@@ -752,7 +850,9 @@ def test_under_pace_with_a_window_of_nothing_one_step_may_still_wait(folder: Pat
     assert [waits(crew, waiting) for waiting in (3, 4, 5)] == [False, False, True]
 
 
-def test_under_pace_in_seconds_a_sampler_waits_while_the_oldest_is_past_the_window_and_a_step_is_there(folder: Path) -> None:
+def test_under_pace_in_seconds_a_sampler_waits_while_a_step_is_there_and_the_oldest_is_too_old(
+    folder: Path,
+) -> None:
     crew = paced(folder, "max_age_s = 60")
     crew.clock.advance(1000.0)
     cases = [(4, 60.5), (4, 60.0), (3, 500.0), (100, 59.0), (100, 61.0), (0, 0.0)]
@@ -766,8 +866,12 @@ def test_without_pace_a_sampler_never_waits(folder: Path) -> None:
     assert not waits(crew, 10_000, 1e6)
 
 
-@pytest.mark.parametrize("learning", ["max_age = 0", "max_age = 1", "max_age = 7", "max_age_s = 0.5", "max_age_s = 1e-9"])
-def test_whoever_is_told_to_wait_waits_for_a_learner_that_can_step(folder: Path, learning: str) -> None:
+@pytest.mark.parametrize(
+    "learning", ["max_age = 0", "max_age = 1", "max_age = 7", "max_age_s = 0.5", "max_age_s = 1e-9"]
+)
+def test_whoever_is_told_to_wait_waits_for_a_learner_that_can_step(
+    folder: Path, learning: str
+) -> None:
     config = far_crew(folder, learning=f'stale = "pace"\n{learning}')
     for waiting in range(200):
         for oldest_s in (0.0, 0.4, 0.6, 1e9):
@@ -805,9 +909,13 @@ def test_a_paced_learner_and_its_samplers_go_on_for_ever(folder: Path, learning:
 # What is on its way
 
 
-def test_while_a_version_is_on_its_way_up_the_next_are_left_out_but_for_the_last(folder: Path) -> None:
+def test_while_a_version_is_on_its_way_up_the_next_are_left_out_but_for_the_last(
+    folder: Path,
+) -> None:
     crew = Crew(far_crew(folder, rounds=4, network="[network.link.l]\ndelay = 100"), folder)
-    versions = lambda: [content.version for content in crew.contents() if isinstance(content, Weights)]
+    versions = lambda: [
+        content.version for content in crew.contents() if isinstance(content, Weights)
+    ]
     for at_s in (0.0, 10.0, 20.0):
         crew.clock.advance(at_s)
         crew.publish()
@@ -826,7 +934,9 @@ def test_while_a_version_is_on_its_way_up_the_next_are_left_out_but_for_the_last
     assert crew.holds(sampler, 4)
 
 
-def test_a_roster_and_the_first_weights_that_land_between_two_reads_are_both_taken(folder: Path) -> None:
+def test_a_roster_and_the_first_weights_that_land_between_two_reads_are_both_taken(
+    folder: Path,
+) -> None:
     config = far_crew(folder)
     crew = Crew(config, folder)
     roster = next(content for content in crew.contents() if isinstance(content, Roster))

@@ -1,4 +1,7 @@
-"""The model card of an exported peer: how it was trained, with whom, what came of it. Names no place of this machine."""
+"""The model card of an exported peer: how it was trained, with whom, what came of it.
+
+Names no place of this machine.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,12 @@ class Exported:
 
 def hub_id(model: str) -> str:
     """The model's id on the Hugging Face hub, or nothing for one that is not there."""
-    elsewhere = model.startswith(("tiny:", ".", "/", "~")) or model in NAMED or model.endswith(".gguf") or model.count("/") > 1
+    elsewhere = (
+        model.startswith(("tiny:", ".", "/", "~"))
+        or model in NAMED
+        or model.endswith(".gguf")
+        or model.count("/") > 1
+    )
     return "" if elsewhere or Path(model).is_dir() else model
 
 
@@ -52,7 +60,16 @@ def public_name(model: str) -> str:
 
 
 def card(exported: Exported) -> str:
-    sections: tuple[Callable[[Exported], str], ...] = (_front, _opening, _loading, _skills, _training, _crewmates, _refusals, _crew_file)
+    sections: tuple[Callable[[Exported], str], ...] = (
+        _front,
+        _opening,
+        _loading,
+        _skills,
+        _training,
+        _crewmates,
+        _refusals,
+        _crew_file,
+    )
     return "\n\n".join(text for section in sections if (text := section(exported))) + "\n"
 
 
@@ -66,7 +83,9 @@ def _front(e: Exported) -> str:
         "pipeline_tag": "text-generation",
         "tags": ["motley", "reinforcement-learning"],
     }
-    return "\n".join(["---", *(f"{key}: {json.dumps(value)}" for key, value in facts.items()), "---"])
+    return "\n".join(
+        ["---", *(f"{key}: {json.dumps(value)}" for key, value in facts.items()), "---"]
+    )
 
 
 def _opening(e: Exported) -> str:
@@ -75,34 +94,54 @@ def _opening(e: Exported) -> str:
     kind = "A LoRA adapter" if e.adapter else "A model"
     terms = f"; its licence: {NAMED[e.me.model].licence}" if e.me.model in NAMED else ""
     return (
-        f"# {e.folder}\n\n{kind} trained by reinforcement learning with Motley {motley.__version__} "
-        f"in a crew of different language models: peer `{e.me.name}` of the crew `{e.config.crew.name}`, {with_whom}, "
+        f"# {e.folder}\n\n{kind} trained by reinforcement learning with Motley "
+        f"{motley.__version__} "
+        f"in a crew of different language models: peer `{e.me.name}` of the crew "
+        f"`{e.config.crew.name}`, {with_whom}, "
         f"after round {e.trained} of {e.config.crew.rounds}.\n\n"
-        f"- base model: {public_name(e.me.model)}{_changes(e.me)}{terms}\n- trained: {what_trains(e.me)}\n"
+        f"- base model: {public_name(e.me.model)}{_changes(e.me)}{terms}\n- trained: "
+        f"{what_trains(e.me)}\n"
         f"- weights: safetensors, {e.dtype}"
     )
 
 
 def _loading(e: Exported) -> str:
     base = f"{e.folder}/base" if e.own_base else public_name(e.me.model) if e.adapter else e.folder
-    chat = 'tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True, return_tensors="pt")'
+    chat = (
+        "tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True, "
+        'return_tensors="pt")'
+    )
     plain = 'tokenizer(prompt, return_tensors="pt")'
     code = [
-        f"from transformers import AutoModelForCausalLM, AutoTokenizer{', GenerationConfig' if e.adapter else ''}",
+        "from transformers import AutoModelForCausalLM, "
+        f"AutoTokenizer{', GenerationConfig' if e.adapter else ''}",
         *(["from peft import PeftModel"] if e.adapter else []),
         "",
         f'tokenizer = AutoTokenizer.from_pretrained("{e.folder}")',
         f'model = AutoModelForCausalLM.from_pretrained("{base}")',
         *([f'model = PeftModel.from_pretrained(model, "{e.folder}")'] if e.adapter else []),
-        *([f'model.generation_config.update(**GenerationConfig.from_pretrained("{e.folder}").to_diff_dict())'] if e.adapter else []),
-        *(['turns = [{"role": "user", "content": prompt}]'] if e.config.prompt.style == "chat" else []),
+        *(
+            [
+                f'model.generation_config.update(**GenerationConfig.from_pretrained("{e.folder}").to_diff_dict())'
+            ]
+            if e.adapter
+            else []
+        ),
+        *(
+            ['turns = [{"role": "user", "content": prompt}]']
+            if e.config.prompt.style == "chat"
+            else []
+        ),
         f"ids = {chat if e.config.prompt.style == 'chat' else plain}",
         "tokens = model.generate(input_ids=ids.input_ids, attention_mask=ids.attention_mask)",
         "print(tokenizer.decode(tokens[0, ids.input_ids.shape[1] :], skip_special_tokens=True))",
     ]
     return (
-        "## Use\n\n```python\n" + "\n".join(code) + "\n```\n\n`prompt` is a problem, put as [prompt] of the crew file below says. Sampling "
-        "is that of training; for greedy answers, which the accuracies are of, give `do_sample=False`."
+        "## Use\n\n```python\n"
+        + "\n".join(code)
+        + "\n```\n\n`prompt` is a problem, put as [prompt] of the crew file below says. Sampling "
+        "is that of training; for greedy answers, which the accuracies are of, give "
+        "`do_sample=False`."
     )
 
 
@@ -114,11 +153,27 @@ def _skills(e: Exported) -> str:
     for split in _SPLITS:
         constants = _constants(e.config, split) if split in after else {}
         for kind, value in after.get(split, {}).items():
-            rows.append((split, kind, _percent(before.get(split, {}).get(kind)), _percent(value), constants.get(kind, "")))
-    head = ("problems", "kind", f"round {before['round']}", f"round {after['round']}", "best constant answer")
+            rows.append(
+                (
+                    split,
+                    kind,
+                    _percent(before.get(split, {}).get(kind)),
+                    _percent(value),
+                    constants.get(kind, ""),
+                )
+            )
+    head = (
+        "problems",
+        "kind",
+        f"round {before['round']}",
+        f"round {after['round']}",
+        "best constant answer",
+    )
     return (
-        f"## Accuracy\n\nMean reward of greedy answers to {e.config.evaluate.problems} fixed problems per kind; held-out ones are never "
-        f"trained on. The best constant answer is what always giving the one most frequent answer would reach.\n\n{_table(head, rows)}"
+        f"## Accuracy\n\nMean reward of greedy answers to {e.config.evaluate.problems} fixed "
+        "problems per kind; held-out ones are never "
+        "trained on. The best constant answer is what always giving the one most frequent answer "
+        f"would reach.\n\n{_table(head, rows)}"
     )
 
 
@@ -130,8 +185,13 @@ def _training(e: Exported) -> str:
         "prompt": f"{e.config.prompt.style}{_settings(_said(e.config.prompt))}",
         "objective": f"{objective}{_settings(e.config.objective)}",
         "rounds": f"{e.trained} of {crew.rounds}; {e.newest('version') or 0} optimiser steps",
-        "groups": f"{crew.problems_per_round} problems a round over the crew, {crew.group_size} answers each; {crew.layout}, {crew.pace}",
-        "sampling": ", ".join(f"{key}={value}" for key, value in msgspec.to_builtins(sampling).items()),
+        "groups": (
+            f"{crew.problems_per_round} problems a round over the crew, {crew.group_size} answers "
+            f"each; {crew.layout}, {crew.pace}"
+        ),
+        "sampling": ", ".join(
+            f"{key}={value}" for key, value in msgspec.to_builtins(sampling).items()
+        ),
         "learning rate": f"{e.me.lr or learning.lr}, gradients clipped at {learning.grad_clip}",
         "seed": crew.seed,
     }
@@ -144,21 +204,35 @@ def _crewmates(e: Exported) -> str:
     rows = []
     for peer in e.config.peer:
         seen = [s[peer.name] for s in senders if peer.name in s]
-        model = public_name(peer.model) + _changes(peer) if peer.model else f"that of {peer.follows}"
+        model = (
+            public_name(peer.model) + _changes(peer) if peer.model else f"that of {peer.follows}"
+        )
         groups = sum(found["groups"] for found in seen)
         means = [_mean(seen, key) for key in ("reward", "weight", "ess", "kl_k3")]
         name = f"**{peer.name}**" if peer.name == e.me.name else peer.name
-        rows.append((name, model, what_trains(peer), groups, _percent(groups / total if total else None), *means))
+        rows.append(
+            (
+                name,
+                model,
+                what_trains(peer),
+                groups,
+                _percent(groups / total if total else None),
+                *means,
+            )
+        )
     head = ("peer", "model", "trains", "groups", "share", "reward", "weight", "ess", "kl")
     return (
-        f"## Learned from\n\nGroups of answers that the steps of `{e.me.name}` were made of, by who sampled them. Reward, importance "
-        f"weight, effective sample size and KL (k3, nats per token) are means over its steps.\n\n{_table(head, rows)}"
+        f"## Learned from\n\nGroups of answers that the steps of `{e.me.name}` were made of, by "
+        "who sampled them. Reward, importance "
+        "weight, effective sample size and KL (k3, nats per token) are means over its "
+        f"steps.\n\n{_table(head, rows)}"
     )
 
 
 def _refusals(e: Exported) -> str:
     words = [
-        f"- {what} of {sender}: " + ", ".join(f"{count} {reason}" for reason, count in reasons.items())
+        f"- {what} of {sender}: "
+        + ", ".join(f"{count} {reason}" for reason, count in reasons.items())
         for what in ("refused", "dropped")
         for sender, reasons in (e.newest(what) or {}).items()
     ]
@@ -166,7 +240,10 @@ def _refusals(e: Exported) -> str:
 
 
 def _crew_file(e: Exported) -> str:
-    return f"## Crew file\n\nTrain it again with `motley train crew.toml`.\n\n```toml\n{public_config(e.config)}```"
+    return (
+        "## Crew file\n\nTrain it again with `motley train "
+        f"crew.toml`.\n\n```toml\n{public_config(e.config)}```"
+    )
 
 
 # Words and numbers
@@ -180,13 +257,23 @@ def what_trains(peer: PeerConfig) -> str:
     if peer.train.lora is None:
         return f"layers {peer.train.layers}"
     lora = peer.train.lora
-    return f"LoRA of rank {lora.rank}, alpha {lora.alpha or 2 * lora.rank:g}, on {', '.join(lora.targets) or 'every linear layer'}"
+    return (
+        f"LoRA of rank {lora.rank}, alpha {lora.alpha or 2 * lora.rank:g}, on "
+        f"{', '.join(lora.targets) or 'every linear layer'}"
+    )
 
 
 def _changes(peer: PeerConfig) -> str:
     """What was done to a base model before the first round."""
     kept = [f"only {peer.keep_layers} of its layers"] if peer.keep_layers else []
-    warmed = ["a supervised warm start: " + ", ".join(f"{k} {v:.0%}" for k, v in peer.warm.accuracy.items())] if peer.warm else []
+    warmed = (
+        [
+            "a supervised warm start: "
+            + ", ".join(f"{k} {v:.0%}" for k, v in peer.warm.accuracy.items())
+        ]
+        if peer.warm
+        else []
+    )
     return f" ({'; '.join(kept + warmed)})" if kept or warmed else ""
 
 
@@ -196,13 +283,20 @@ def _constants(config: CrewConfig, split: Split) -> dict[str, str]:
     except ValueError:  # its files may be gone since
         return {}
     problems = evaluation_set(task, split, config.evaluate.problems)
-    return {kind: _percent(best_constant([p for p in problems if p.kind == kind])) for kind in task.kinds}
+    return {
+        kind: _percent(best_constant([p for p in problems if p.kind == kind]))
+        for kind in task.kinds
+    }
 
 
 def _mean(seen: Sequence[dict[str, Any]], key: str) -> str:
-    """Over steps, each counting with its groups; of a distribution, its mean; nothing where nothing was measured."""
+    """Over steps, each counting with its groups; of a distribution, its mean; nothing where nothing
+    was measured.
+    """
     found = [(s[key], s["groups"]) for s in seen if s.get(key) is not None]
-    values = [((value["mean"] if isinstance(value, dict) else value), groups) for value, groups in found]
+    values = [
+        ((value["mean"] if isinstance(value, dict) else value), groups) for value, groups in found
+    ]
     total = sum(groups for _, groups in values)
     return f"{sum(value * groups for value, groups in values) / total:.3f}" if total else ""
 
@@ -214,16 +308,24 @@ def _percent(value: float | None) -> str:
 def _said(table: msgspec.Struct) -> dict[str, Any]:
     """What differs from the defaults."""
     defaults = msgspec.to_builtins(type(table)())
-    return {key: value for key, value in msgspec.to_builtins(table).items() if value != defaults[key]}
+    return {
+        key: value for key, value in msgspec.to_builtins(table).items() if value != defaults[key]
+    }
 
 
 def _settings(settings: dict[str, Any]) -> str:
-    return " with " + ", ".join(f"{key}={json.dumps(value)}" for key, value in settings.items()) if settings else ""
+    return (
+        " with " + ", ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
+        if settings
+        else ""
+    )
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     lines: list[Sequence[object]] = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return "\n".join(
+        "| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines
+    )
 
 
 # Nothing of this machine

@@ -1,4 +1,6 @@
-"""A crew whose peers live in one process and take turns, with a log in memory and its file in the run folder (see run.py)."""
+"""A crew whose peers live in one process and take turns, with a log in memory and its file in the
+run folder (see run.py).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,17 @@ from motley.learning.checkpoint import checkpoints, load_manifest, save_checkpoi
 from motley.learning.learner import StepReport
 from motley.peer import Peer
 from motley.records import HUB, Charter, Roster
-from motley.run import MetricsLine, Run, Timing, WarmProgress, by_sender, check_config, new_folder, newest_checkpoint, timed
+from motley.run import (
+    MetricsLine,
+    Run,
+    Timing,
+    WarmProgress,
+    by_sender,
+    check_config,
+    new_folder,
+    newest_checkpoint,
+    timed,
+)
 from motley.tasks import Task
 from motley.trust import Identity
 
@@ -22,32 +34,45 @@ from motley.trust import Identity
 class LocalCrew:
     """Peers in turn. `rounds()` trains; every yielded list has one metrics line per peer."""
 
-    def __init__(self, config: CrewConfig, folder: Path, warm_progress: WarmProgress | None = None) -> None:
+    def __init__(
+        self, config: CrewConfig, folder: Path, warm_progress: WarmProgress | None = None
+    ) -> None:
         self.config = config
         self.folder = folder
         self.finished_rounds = 0
         self._run = Run(config, folder)
         self._log = MemoryLog(folder / "groups" / "log.bin")
         hub = found_log(config, self._log, self._run.task)
-        self.peers = [self._run.build(me, self._log, one_process_outbox(config, me.name), hub, warm_progress) for me in config.peer]
+        self.peers = [
+            self._run.build(me, self._log, one_process_outbox(config, me.name), hub, warm_progress)
+            for me in config.peer
+        ]
 
     @classmethod
-    def start(cls, config: CrewConfig, folder: Path, warm_progress: WarmProgress | None = None) -> LocalCrew:
+    def start(
+        cls, config: CrewConfig, folder: Path, warm_progress: WarmProgress | None = None
+    ) -> LocalCrew:
         """A new run in a new folder, with the skills before training as its first metrics lines."""
         check_config(config)
         new_folder(folder, config, f"go on with: motley train --resume {folder}")
         crew = cls(config, folder, warm_progress)
-        crew._run.write([{"round": 0, "peer": p.me.name, **crew._run.accuracies(p)} for p in crew.peers])
+        crew._run.write(
+            [{"round": 0, "peer": p.me.name, **crew._run.accuracies(p)} for p in crew.peers]
+        )
         crew.save()
         return crew
 
     @classmethod
-    def start_or_resume(cls, config: CrewConfig, folder: Path, warm_progress: WarmProgress | None = None) -> LocalCrew:
+    def start_or_resume(
+        cls, config: CrewConfig, folder: Path, warm_progress: WarmProgress | None = None
+    ) -> LocalCrew:
         """Go on with a run of this folder, or begin it."""
         if not checkpoints(folder / "checkpoints"):
             return cls.start(config, folder, warm_progress)
         if read_config(folder / "config.toml") != config:
-            raise ValueError(f"{folder} holds a run of other settings; choose another folder, or delete it")
+            raise ValueError(
+                f"{folder} holds a run of other settings; choose another folder, or delete it"
+            )
         return cls.resume(folder)
 
     @classmethod
@@ -56,7 +81,10 @@ class LocalCrew:
         newest = newest_checkpoint(folder)
         state = load_manifest(newest)
         if "log_records" not in state:
-            raise ValueError(f"{folder} is a simulated run, which is not resumed; run motley sim again, with another --out")
+            raise ValueError(
+                f"{folder} is a simulated run, which is not resumed; run motley sim again, with "
+                "another --out"
+            )
         cut_log(folder / "groups" / "log.bin", state["log_records"])
         crew = cls(read_config(folder / "config.toml"), folder)
         crew._run.cut_metrics(state["metrics_bytes"], newest)
@@ -66,9 +94,16 @@ class LocalCrew:
         return crew
 
     def rounds(self) -> Iterator[list[MetricsLine]]:
-        """Train to the last round. Stopping between two yields loses nothing once `save` is called."""
+        """Train to the last round.
+
+        Stopping between two yields loses nothing once `save` is called.
+        """
         while self.finished_rounds < self.config.crew.rounds:
-            lines = self._lockstep_round() if self.config.crew.pace == "lockstep" else self._async_round()
+            lines = (
+                self._lockstep_round()
+                if self.config.crew.pace == "lockstep"
+                else self._async_round()
+            )
             self.finished_rounds += 1
             self._run.write(lines)
             last = self.finished_rounds == self.config.crew.rounds
@@ -77,7 +112,8 @@ class LocalCrew:
             yield lines
 
     def save(self) -> None:
-        for path in (self._run.metrics, self.folder / "groups" / "log.bin"):  # the checkpoint counts on what they hold
+        # the checkpoint counts on what they hold
+        for path in (self._run.metrics, self.folder / "groups" / "log.bin"):
             sync(path)
         state = {
             "round": self.finished_rounds,
@@ -100,12 +136,15 @@ class LocalCrew:
         for peer in self.peers:
             if peer.learned_rounds == self.finished_rounds:
                 raise ValueError(
-                    f"peer {peer.me.name} has only {len(peer.waiting)} groups of round {self.finished_rounds + 1} and cannot go on: "
-                    f"refused so far {by_sender(peer.admission.refused)}; a lockstep crew needs every peer's groups"
+                    f"peer {peer.me.name} has only {len(peer.waiting)} groups of round "
+                    f"{self.finished_rounds + 1} and cannot go on: "
+                    f"refused so far {by_sender(peer.admission.refused)}; a lockstep crew needs "
+                    "every peer's groups"
                 )
         number = self.finished_rounds + 1
         return [
-            self._run.line(p, number, s, r, Timing(s_s, r_s)) for p, (s, s_s), (r, r_s) in zip(self.peers, sampled, learned, strict=True)
+            self._run.line(p, number, s, r, Timing(s_s, r_s))
+            for p, (s, s_s), (r, r_s) in zip(self.peers, sampled, learned, strict=True)
         ]
 
     def _async_round(self) -> list[MetricsLine]:
@@ -114,7 +153,11 @@ class LocalCrew:
             sampled, sample_s = timed(peer.sample) if peer.may_sample() else (None, 0.0)
             peer.publish()
             report, learn_s = timed(partial(_receive_and_learn, peer))
-            lines.append(self._run.line(peer, self.finished_rounds + 1, sampled, report, Timing(sample_s, learn_s)))
+            lines.append(
+                self._run.line(
+                    peer, self.finished_rounds + 1, sampled, report, Timing(sample_s, learn_s)
+                )
+            )
         return lines
 
 
@@ -124,8 +167,14 @@ def _receive_and_learn(peer: Peer) -> StepReport | None:
 
 
 def one_process_identity(config: CrewConfig, name: str) -> Identity:
-    """Peers of one process have nothing to hide from each other: their keys come from the seed, and records are the same every time."""
-    return Identity.of(hashlib.sha256(f"one process/{config.crew.name}/{config.crew.seed}/{name}".encode()).digest())
+    """Peers of one process have nothing to hide from each other: their keys come from the seed, and
+    records are the same every time.
+    """
+    return Identity.of(
+        hashlib.sha256(
+            f"one process/{config.crew.name}/{config.crew.seed}/{name}".encode()
+        ).digest()
+    )
 
 
 def one_process_outbox(config: CrewConfig, name: str) -> Outbox:
@@ -134,7 +183,10 @@ def one_process_outbox(config: CrewConfig, name: str) -> Outbox:
 
 
 def found_log(config: CrewConfig, log: MemoryLog, task: Task) -> bytes:
-    """Begin the log of a crew in one process as a hub does; the hub's key. On a log that has begun, nothing changes."""
+    """Begin the log of a crew in one process as a hub does; the hub's key.
+
+    On a log that has begun, nothing changes.
+    """
     name, outbox = config.crew.name, one_process_outbox(config, HUB)
     charter = Charter(crew=name, config=config_text(config), task=task.fingerprint)
     keys = {me.name: one_process_identity(config, me.name).public for me in config.peer}

@@ -1,4 +1,7 @@
-"""What a person sees while a crew trains and after: the live table, the skill matrix, the curves. Reads metrics lines only."""
+"""What a person sees while a crew trains and after: the live table, the skill matrix, the curves.
+
+Reads metrics lines only.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ Skills = dict[str, dict[str, float]]  # peer -> kind -> held-out accuracy
 
 @dataclass(slots=True)
 class LiveTable:
-    """Shows the newest line of every peer. `seen` keeps the newest accuracies, which not every line has."""
+    """Shows the newest line of every peer.
+
+    `seen` keeps the newest accuracies, which not every line has.
+    """
 
     config: CrewConfig
     started_s: float = field(default_factory=time.perf_counter)
@@ -45,7 +51,12 @@ class LiveTable:
     def __rich__(self) -> Table:
         crew = self.config.crew
         done = max((line["round"] for line in self.lines.values()), default=0)
-        table = Table(title=f"{crew.name}: {crew.objective}, round {done} of {crew.rounds}, {self.time_left()} left")
+        table = Table(
+            title=(
+                f"{crew.name}: {crew.objective}, round {done} of {crew.rounds}, "
+                f"{self.time_left()} left"
+            )
+        )
         for column in (
             "peer",
             "round",
@@ -64,14 +75,31 @@ class LiveTable:
     def _cells(self, peer: str) -> list[str]:
         line = self.lines.get(peer, {})
         senders = line.get("senders", {})
-        refused = {sender: sum(reasons.values()) for sender, reasons in line.get("refused", {}).items()}
-        accuracy = " ".join(f"{kind} {value:.0%}" for kind, value in self.seen.get(peer, {}).items())
-        taken = {name: str(s["groups"]) for name, s in senders.items()} | {name: "0" for name in refused if name not in senders}
-        groups = " ".join(f"{name} {number}" + (f" ({refused[name]})" if name in refused else "") for name, number in taken.items())
-        filtered = " ".join(f"{name} {s['filtered_negative']:.0%}" for name, s in senders.items() if s.get("filtered_negative") is not None)
+        refused = {
+            sender: sum(reasons.values()) for sender, reasons in line.get("refused", {}).items()
+        }
+        accuracy = " ".join(
+            f"{kind} {value:.0%}" for kind, value in self.seen.get(peer, {}).items()
+        )
+        taken = {name: str(s["groups"]) for name, s in senders.items()} | {
+            name: "0" for name in refused if name not in senders
+        }
+        groups = " ".join(
+            f"{name} {number}" + (f" ({refused[name]})" if name in refused else "")
+            for name, number in taken.items()
+        )
+        filtered = " ".join(
+            f"{name} {s['filtered_negative']:.0%}"
+            for name, s in senders.items()
+            if s.get("filtered_negative") is not None
+        )
         ess = " ".join(f"{name} {s['ess']:.2f}" for name, s in senders.items() if "ess" in s)
         timing = line.get("timing")
-        speed = f"{timing['sampled_tokens_per_s']:,.0f}, {timing['learned_tokens_per_s']:,.0f}" if timing else ""
+        speed = (
+            f"{timing['sampled_tokens_per_s']:,.0f}, {timing['learned_tokens_per_s']:,.0f}"
+            if timing
+            else ""
+        )
         reward = f"{line['reward']:.2f}" if "reward" in line else ""
         return [str(line.get("round", "")), reward, accuracy, groups, filtered, ess, speed]
 
@@ -105,8 +133,16 @@ def skill_matrix(before: Skills, after: Skills, alone: Skills) -> Table:
         table.add_column(column)
     for peer in after:
         columns = [(before[peer][k], after[peer][k], alone.get(peer, {}).get(k)) for k in kinds]
-        columns.append((mean(before[peer]), mean(after[peer]), mean(alone[peer]) if peer in alone else None))
-        table.add_row(peer, *(f"{b:.0%} → {a:.0%}" + (f" ({c:.0%})" if c is not None else "") for b, a, c in columns))
+        columns.append(
+            (mean(before[peer]), mean(after[peer]), mean(alone[peer]) if peer in alone else None)
+        )
+        table.add_row(
+            peer,
+            *(
+                f"{b:.0%} → {a:.0%}" + (f" ({c:.0%})" if c is not None else "")
+                for b, a, c in columns
+            ),
+        )
     return table
 
 
@@ -119,7 +155,14 @@ def draw_curves(lines: Sequence[MetricsLine], alone: Skills, folder: Path) -> li
     figure.savefig(image, format="svg")
     svg = image.getvalue()
     page.write_text(
-        _page(folder.name, svg[svg.index("<svg") :], skills_at(lines, last=False), skills_at(lines, last=True), alone), encoding="utf-8"
+        _page(
+            folder.name,
+            svg[svg.index("<svg") :],
+            skills_at(lines, last=False),
+            skills_at(lines, last=True),
+            alone,
+        ),
+        encoding="utf-8",
     )
     return [png, page]
 
@@ -133,9 +176,17 @@ def _figure(lines: Sequence[MetricsLine], alone: Skills) -> Figure:
         rounds = [line["round"] for line in measured]
         for kind in measured[0]["heldout"]:
             axis.plot(rounds, [line["heldout"][kind] for line in measured], linewidth=1, label=kind)
-        axis.plot(rounds, [mean(line["heldout"]) for line in measured], color="black", linewidth=2, label="mean over kinds")
+        axis.plot(
+            rounds,
+            [mean(line["heldout"]) for line in measured],
+            color="black",
+            linewidth=2,
+            label="mean over kinds",
+        )
         if peer in alone:
-            axis.axhline(mean(alone[peer]), color="black", linestyle=":", label="alone, mean at the end")
+            axis.axhline(
+                mean(alone[peer]), color="black", linestyle=":", label="alone, mean at the end"
+            )
         axis.set(title=peer, xlabel="round", ylim=(0, 1.02))
     axes[0].set_ylabel("held-out accuracy")
     axes[-1].legend(fontsize="small", loc="lower right")
@@ -144,7 +195,9 @@ def _figure(lines: Sequence[MetricsLine], alone: Skills) -> Figure:
 
 def _page(title: str, svg: str, before: Skills, after: Skills, alone: Skills) -> str:
     kinds = list(next(iter(after.values())))
-    head = "".join(f"<th>{html.escape(c)}</th>" for c in ("peer", *kinds, "mean over kinds", "alone, mean"))
+    head = "".join(
+        f"<th>{html.escape(c)}</th>" for c in ("peer", *kinds, "mean over kinds", "alone, mean")
+    )
     rows = "".join(
         f"<tr><td>{html.escape(peer)}</td>"
         + "".join(f"<td>{before[peer][k]:.0%} → {after[peer][k]:.0%}</td>" for k in kinds)
@@ -155,6 +208,7 @@ def _page(title: str, svg: str, before: Skills, after: Skills, alone: Skills) ->
     cells = "td,th{padding:.3em .9em;text-align:left;border-bottom:1px solid #ccc}"
     style = f"body{{font:15px system-ui;margin:2em}}{cells}svg{{max-width:100%;height:auto}}"
     return (
-        f"<!doctype html><meta charset='utf-8'><title>{html.escape(title)}</title><style>{style}</style>"
+        "<!doctype html><meta "
+        f"charset='utf-8'><title>{html.escape(title)}</title><style>{style}</style>"
         f"<h1>{html.escape(title)}</h1>{svg}<table><tr>{head}</tr>{rows}</table>\n"
     )

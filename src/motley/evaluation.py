@@ -1,4 +1,6 @@
-"""How good a policy is on a split of a task: greedy and sampled accuracy, with standard errors and the best constant answer."""
+"""How good a policy is on a split of a task: greedy and sampled accuracy, with standard errors and
+the best constant answer.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from motley.tasks import Split, Task, best_constant, evaluation_set
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accuracy:
-    """Of one kind, or of all. avg@k is the mean over k samples of each problem, pass@k the share with at least one right."""
+    """Of one kind, or of all. avg@k is the mean over k samples of each problem, pass@k the share
+    with at least one right.
+    """
 
     kind: str
     num_problems: int
@@ -26,10 +30,13 @@ class Accuracy:
     average_error: float
     passed: float  # pass@k
     samples: int  # k
-    constant: float | None  # accuracy of the best constant answer; None where problems have no answers to compare with
+    # accuracy of the best constant answer; None where problems have no answers to compare with
+    constant: float | None
 
     def row(self) -> dict[str, str | int | float | None]:
-        """One line of a table. avg@k, the estimate of pass@1, and pass@k are of k samples; the errors are standard errors."""
+        """One line of a table. avg@k, the estimate of pass@1, and pass@k are of k samples; the
+        errors are standard errors.
+        """
         return {
             "kind": self.kind,
             "problems": self.num_problems,
@@ -43,7 +50,12 @@ class Accuracy:
 
 
 def rewards_of(
-    engine: Engine, prompts: Prompts, task: Task, problems: Sequence[Problem], sampling: Sampling, samples: int = 1
+    engine: Engine,
+    prompts: Prompts,
+    task: Task,
+    problems: Sequence[Problem],
+    sampling: Sampling,
+    samples: int = 1,
 ) -> np.ndarray:
     """Rewards [P, samples] on fixed problems."""
     completions = engine.sample([prompts.ids(p) for p in problems], samples, sampling, seed=0)
@@ -52,18 +64,33 @@ def rewards_of(
     return np.array(task.score(asked, texts)).reshape(len(problems), samples)
 
 
-def greedy_by_kind(engine: Engine, prompts: Prompts, task: Task, problems: Sequence[Problem], sampling: Sampling) -> dict[str, float]:
+def greedy_by_kind(
+    engine: Engine, prompts: Prompts, task: Task, problems: Sequence[Problem], sampling: Sampling
+) -> dict[str, float]:
     """Greedy mean reward per kind."""
     greedy = msgspec.structs.replace(sampling, temperature=0.0)
     reward_P = rewards_of(engine, prompts, task, problems, greedy)[:, 0]
     kinds = dict.fromkeys(p.kind for p in problems)
-    return {kind: float(np.mean([r for p, r in zip(problems, reward_P, strict=True) if p.kind == kind])) for kind in kinds}
+    return {
+        kind: float(np.mean([r for p, r in zip(problems, reward_P, strict=True) if p.kind == kind]))
+        for kind in kinds
+    }
 
 
-def evaluate(engine: Engine, prompts: Prompts, task: Task, split: Split, sampling: Sampling, per_kind: int, samples: int) -> list[Accuracy]:
+def evaluate(
+    engine: Engine,
+    prompts: Prompts,
+    task: Task,
+    split: Split,
+    sampling: Sampling,
+    per_kind: int,
+    samples: int,
+) -> list[Accuracy]:
     """One line per kind, then one over all kinds."""
     problems = evaluation_set(task, split, per_kind)
-    greedy_P = rewards_of(engine, prompts, task, problems, msgspec.structs.replace(sampling, temperature=0.0))[:, 0]
+    greedy_P = rewards_of(
+        engine, prompts, task, problems, msgspec.structs.replace(sampling, temperature=0.0)
+    )[:, 0]
     sampled_PS = rewards_of(engine, prompts, task, problems, sampling, samples)
     kinds = list(dict.fromkeys(p.kind for p in problems))
     if len(kinds) > 1:

@@ -1,4 +1,6 @@
-"""A trained peer as a folder for other tools: an ordinary Hugging Face model or a PEFT adapter, and its card. Only reads the run."""
+"""A trained peer as a folder for other tools: an ordinary Hugging Face model or a PEFT adapter, and
+its card. Only reads the run.
+"""
 
 from __future__ import annotations
 
@@ -27,34 +29,47 @@ from motley.run import MetricsLine, newest_checkpoint, peer_folder
 Dtype = Literal["float32", "bfloat16"]
 
 ADAPTER = "adapter_model.safetensors"
-_TOLD_ANEW = ("config.json", "generation_config.json", "adapter_config.json", "README.md")  # and weights; the rest is the tokenizer's
+# and weights; the rest is the tokenizer's
+_TOLD_ANEW = ("config.json", "generation_config.json", "adapter_config.json", "README.md")
 
 
 def learners_of(run: Path) -> list[str]:
     """The peers of a run that can be exported: those who learn and are in this folder."""
     if not (run / "config.toml").exists():
-        raise ValueError(f"{run} is not a run folder: it has no config.toml; give the folder that motley train printed")
+        raise ValueError(
+            f"{run} is not a run folder: it has no config.toml; give the folder that motley train "
+            "printed"
+        )
     names = [peer.name for peer in read_config(run / "config.toml").students]
     return [name for name in names if (newest_checkpoint(peer_folder(run, name)) / name).exists()]
 
 
-def export_model(run: Path, peer: str, out: Path, merge: bool = False, dtype: Dtype = "float32") -> Path:
-    """Write a peer's model at the run's newest checkpoint to `out`, all of it or nothing. `merge`: an adapter into its base.
+def export_model(
+    run: Path, peer: str, out: Path, merge: bool = False, dtype: Dtype = "float32"
+) -> Path:
+    """Write a peer's model at the run's newest checkpoint to `out`, all of it or nothing.
 
-    An adapter stays one unless merged. Its folder names the base where that is on the Hugging Face hub; a base that only this run has
-    (a tiny, warmed or cut model, or a local file) goes along, as OUT/base.
+    `merge`: an adapter into its base.
+
+    An adapter stays one unless merged. Its folder names the base where that is on the Hugging Face
+    hub; a base that only this run has (a tiny, warmed or cut model, or a local file) goes along, as
+    OUT/base.
     """
     _check_free(out)
     known = learners_of(run)
     if peer not in known:
-        raise ValueError(f"{run} has no peer {peer!r} that learns; it has {', '.join(known) or 'none'}")
+        raise ValueError(
+            f"{run} has no peer {peer!r} that learns; it has {', '.join(known) or 'none'}"
+        )
     config, own = read_config(run / "config.toml"), peer_folder(run, peer)
     newest = newest_checkpoint(own)
     state = load_manifest(newest)
     saved, me = newest / peer / "model", config.named(peer)
     adapter = (saved / ADAPTER).exists()
     if merge and not adapter:
-        raise ValueError(f"peer {peer} trains no adapter, so that there is nothing to merge; leave --merge out")
+        raise ValueError(
+            f"peer {peer} trains no adapter, so that there is nothing to merge; leave --merge out"
+        )
     facts = Exported(
         folder=out.resolve().name,
         config=config,
@@ -65,14 +80,27 @@ def export_model(run: Path, peer: str, out: Path, merge: bool = False, dtype: Dt
         dtype=dtype,
     )
     disable_progress_bar()
-    write = _adapter_writer(facts, saved, own / "start" / peer) if facts.adapter else _model_writer(facts, saved, own / "start" / peer)
-    _write_whole(out, [write, lambda folder: _copy_tokenizer(saved, folder), lambda folder: _write_card(facts, folder)])
+    write = (
+        _adapter_writer(facts, saved, own / "start" / peer)
+        if facts.adapter
+        else _model_writer(facts, saved, own / "start" / peer)
+    )
+    _write_whole(
+        out,
+        [
+            write,
+            lambda folder: _copy_tokenizer(saved, folder),
+            lambda folder: _write_card(facts, folder),
+        ],
+    )
     return out
 
 
 def _check_free(out: Path) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out} is already there and not an empty folder; choose another, or delete it")
+        raise ValueError(
+            f"{out} is already there and not an empty folder; choose another, or delete it"
+        )
 
 
 def _public_base(me: PeerConfig) -> bool:
@@ -81,7 +109,9 @@ def _public_base(me: PeerConfig) -> bool:
 
 
 def _lines_until(own: Path, peer: str, state: dict[str, Any]) -> list[MetricsLine]:
-    """The peer's metrics that the checkpoint counts on; what was written after it is not in its weights."""
+    """The peer's metrics that the checkpoint counts on; what was written after it is not in its
+    weights.
+    """
     content = (own / "metrics.jsonl").read_bytes()[: state.get("metrics_bytes")]
     return [line for line in map(msgspec.json.decode, content.splitlines()) if line["peer"] == peer]
 
@@ -97,13 +127,18 @@ def _write_whole(out: Path, writers: Sequence[Callable[[Path], None]]) -> None:
                 write(folder)
     except (OSError, SafetensorError) as error:
         said = getattr(error, "strerror", None) or str(error)
-        raise ValueError(f"{out} could not be written: {said}; nothing was left there; free some space, or choose another place") from error
+        raise ValueError(
+            f"{out} could not be written: {said}; nothing was left there; free some space, or "
+            "choose another place"
+        ) from error
 
 
 def _model_writer(facts: Exported, saved: Path, start: Path) -> Callable[[Path], None]:
     """A whole model: as it trained, or an adapter added into its base in float32. Rounded last."""
     if (saved / ADAPTER).exists():
-        model = PeftModel.from_pretrained(_base_model(facts.me, start), str(saved)).merge_and_unload()
+        model = PeftModel.from_pretrained(
+            _base_model(facts.me, start), str(saved)
+        ).merge_and_unload()
     else:
         model = _read_model(saved)
     model = model.to(getattr(torch, facts.dtype))
@@ -121,7 +156,9 @@ def _adapter_writer(facts: Exported, saved: Path, start: Path) -> Callable[[Path
 
     def write(folder: Path) -> None:
         save_tensors(tensors, folder / ADAPTER)
-        (folder / "adapter_config.json").write_text(json.dumps(rules, indent=2, sort_keys=True) + "\n")
+        (folder / "adapter_config.json").write_text(
+            json.dumps(rules, indent=2, sort_keys=True) + "\n"
+        )
         if base is not None:
             base.save_pretrained(folder / "base")
             _copy_tokenizer(saved, folder / "base")
@@ -136,7 +173,11 @@ def _write_card(facts: Exported, folder: Path) -> None:
 
 def _copy_tokenizer(saved: Path, folder: Path) -> None:
     for path in saved.iterdir():
-        if path.is_file() and path.name not in _TOLD_ANEW and not path.name.endswith((".safetensors", ".safetensors.index.json")):
+        if (
+            path.is_file()
+            and path.name not in _TOLD_ANEW
+            and not path.name.endswith((".safetensors", ".safetensors.index.json"))
+        ):
             shutil.copyfile(path, folder / path.name)
 
 
@@ -147,7 +188,10 @@ def _read_model(place: Path) -> PreTrainedModel:
     try:
         return AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, **NO_CODE)
     except OSError as error:
-        raise ValueError(f"the model at {place} could not be read: {str(error).splitlines()[0]}; is the run folder complete?") from error
+        raise ValueError(
+            f"the model at {place} could not be read: {str(error).splitlines()[0]}; is the run "
+            "folder complete?"
+        ) from error
 
 
 def _base_model(me: PeerConfig, start: Path) -> PreTrainedModel:
@@ -162,6 +206,11 @@ def _base_model(me: PeerConfig, start: Path) -> PreTrainedModel:
 
 def _as_sampled(found: GenerationConfig, sampling: Sampling) -> GenerationConfig:
     """Answers are made as they were in training."""
-    settings = {"do_sample": True, "temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
+    settings = {
+        "do_sample": True,
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+    }
     found.update(**settings, max_new_tokens=sampling.max_tokens)
     return found

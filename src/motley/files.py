@@ -1,4 +1,6 @@
-"""Files that survive a crash: synced, replaced whole, and held by one process at a time; and where what can be made again is kept."""
+"""Files that survive a crash: synced, replaced whole, and held by one process at a time; and where
+what can be made again is kept.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ def cache_folder() -> Path:
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """A place to write a file or folder at; it gets its name when all of it is written, and is gone if that fails."""
+    """A place to write a file or folder at; it gets its name when all of it is written, and is gone
+    if that fails.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as there:
         partial = Path(there) / path.name
@@ -49,7 +53,9 @@ def replace(path: Path, content: bytes, mode: int = 0o644) -> None:
 
 
 def hold(path: Path) -> int | None:
-    """Hold a file until the descriptor is closed, by this process or by one that inherits it; None if another holds it."""
+    """Hold a file until the descriptor is closed, by this process or by one that inherits it; None
+    if another holds it.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,6 +1,8 @@
-"""Hub: what one machine does for a crew of many: runs the server, founds the log, admits peers by invitation and shuts them out.
+"""Hub: what one machine does for a crew of many: runs the server, founds the log, admits peers by
+invitation and shuts them out.
 
-It owns no model and decides nothing about learning; peers go on without it as long as its server lives.
+It owns no model and decides nothing about learning; peers go on without it as long as its server
+lives.
 
 HUB/hub.key         the key that signs the charter and the rosters
 HUB/hub.json        who is invited, enrolled, shut out
@@ -80,30 +82,46 @@ class Hub:
         self.folder, self.state, self._say = folder, state, say
         lock = hold(folder / "hub.lock")
         if lock is None:
-            raise ValueError(f"a hub is already running in {folder}; stop it first, or choose another folder with --out")
+            raise ValueError(
+                f"a hub is already running in {folder}; stop it first, or choose another folder "
+                "with --out"
+            )
         self._lock = lock
         self.identity = Identity.kept_at(folder / "hub.key")
         self._names = Names(state.crew)
         self._asked: queue.Queue[Msg] = queue.Queue()
         self._ordered_at_s = time.time()  # older orders are somebody's copies
         place = state.place
-        certificate = (Path(place.certificate[0]), Path(place.certificate[1])) if place.certificate else None
-        self.server = Server(state.crew, folder / "server", place.host, place.port, certificate) if place.host else None
+        certificate = (
+            (Path(place.certificate[0]), Path(place.certificate[1])) if place.certificate else None
+        )
+        self.server = (
+            Server(state.crew, folder / "server", place.host, place.port, certificate)
+            if place.host
+            else None
+        )
 
     @classmethod
-    def open(cls, config: CrewConfig, folder: Path, place: Place, say: Say = lambda text: None) -> Hub:
+    def open(
+        cls, config: CrewConfig, folder: Path, place: Place, say: Say = lambda text: None
+    ) -> Hub:
         """The hub of a folder: as it was left, or new with an invitation for every peer."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "hub.json"
         if path.exists():
             state = read_state(folder)
             if parse_config(state.config) != config:
-                raise ValueError(f"{folder} holds the hub of a crew with other settings; choose another folder with --out, or delete it")
+                raise ValueError(
+                    f"{folder} holds the hub of a crew with other settings; choose another folder "
+                    "with --out, or delete it"
+                )
             moved, state.place = state.place != place, place
         else:
             moved = False
             invited = {peer.name: Identity.new().secret for peer in config.peer}
-            state = HubState(crew=config.crew.name, config=config_text(config), place=place, invited=invited)
+            state = HubState(
+                crew=config.crew.name, config=config_text(config), place=place, invited=invited
+            )
         hub = cls(folder, state, say)
         hub._keep()
         if moved and hub.server:
@@ -113,12 +131,19 @@ class Hub:
     # Life
 
     def start(self) -> None:
-        """Bring up the server, the stream, the charter and the roster. What is there already stays."""
-        self._outbox = Outbox(self.folder / "outbox.sqlite", Signer(self.identity.public, self.identity.sign))
+        """Bring up the server, the stream, the charter and the roster.
+
+        What is there already stays.
+        """
+        self._outbox = Outbox(
+            self.folder / "outbox.sqlite", Signer(self.identity.public, self.identity.sign)
+        )
         stop = time.monotonic() + START_S
         while True:
             if self.server:
-                self.server.configure(self.identity.nkey, self._users() if self._settled else [], self._learners())
+                self.server.configure(
+                    self.identity.nkey, self._users() if self._settled else [], self._learners()
+                )
                 if self.server.start():
                     self._say(f"took over the server at {self.state.place.url}")
             try:
@@ -130,7 +155,9 @@ class Hub:
         if self._outbox.note_of(-1) is None:
             config = parse_config(self.state.config)
             task = load_task(config.crew.task, config.task).fingerprint
-            self._outbox.put([Charter(crew=self.state.crew, config=self.state.config, task=task)], round=-1)
+            self._outbox.put(
+                [Charter(crew=self.state.crew, config=self.state.config, task=task)], round=-1
+            )
         self._settle()
 
     def _open(self) -> None:
@@ -182,7 +209,9 @@ class Hub:
         return invitations(self.state, self.identity.public)
 
     def revoke(self, peer: str) -> None:
-        """Shut a peer out: its records from here on are refused by all, and its connection is closed."""
+        """Shut a peer out: its records from here on are refused by all, and its connection is
+        closed.
+        """
         self._must_know(peer)
         if peer not in self.state.keys and peer not in self.state.invited:
             raise ValueError(f"{peer} is shut out already")
@@ -192,7 +221,10 @@ class Hub:
         self._changed()
 
     def invite(self, peer: str) -> None:
-        """Invite a peer anew, which has lost its key or was shut out. Its old key stops counting when the new one is brought."""
+        """Invite a peer anew, which has lost its key or was shut out.
+
+        Its old key stops counting when the new one is brought.
+        """
         self._must_know(peer)
         self.state.invited[peer] = Identity.new().secret
         self._keep()
@@ -211,13 +243,18 @@ class Hub:
         try:
             if message.subject == self._names.control:
                 return self._carry_out(msgspec.msgpack.decode(message.data, type=Order))
-            return self._enrol(msgspec.msgpack.decode(message.data, type=Enrolment), message.subject)
+            return self._enrol(
+                msgspec.msgpack.decode(message.data, type=Enrolment), message.subject
+            )
         except (ValueError, msgspec.DecodeError, RecursionError) as error:
             self._say(f"refused a request on {message.subject}: {error}")
             return Answer(error=str(error))
 
     def _carry_out(self, asked: Order) -> Answer:
-        if not verifies(self.identity.public, asked.signature, asked.signed(self.state.crew)) or asked.at_s <= self._ordered_at_s:
+        if (
+            not verifies(self.identity.public, asked.signature, asked.signed(self.state.crew))
+            or asked.at_s <= self._ordered_at_s
+        ):
             raise ValueError("an order that the hub's owner did not give, or gave before")
         self._ordered_at_s = asked.at_s
         if asked.what == "revoke":
@@ -233,10 +270,15 @@ class Hub:
             return Answer()  # asked again, because our first answer was lost
         secret = self.state.invited.get(asked.peer)
         if secret is None or not asked.is_of(Identity.of(secret).public):
-            raise ValueError(f"the invitation of {asked.peer} is not open: it was used, or replaced by a newer one")
+            raise ValueError(
+                f"the invitation of {asked.peer} is not open: it was used, or replaced by a newer "
+                "one"
+            )
         invited = [Identity.of(secret).public for secret in self.state.invited.values()]
         if asked.key in [*self.state.keys.values(), *invited, self.identity.public]:
-            raise ValueError(f"the key that {asked.peer} brings is in use already; each peer needs its own")
+            raise ValueError(
+                f"the key that {asked.peer} brings is in use already; each peer needs its own"
+            )
         del self.state.invited[asked.peer]
         self.state.keys[asked.peer] = asked.key
         self.state.revoked = [peer for peer in self.state.revoked if peer != asked.peer]
@@ -255,10 +297,17 @@ class Hub:
         return self._outbox.note_of(self.state.number) is not None and len(self._outbox) == 0
 
     def _settle(self) -> None:
-        """Publish the roster, once per number, and only then let the server follow it: a record ahead of its roster is lost for good."""
+        """Publish the roster, once per number, and only then let the server follow it: a record
+        ahead of its roster is lost for good.
+        """
         state = self.state
         if self._outbox.note_of(state.number) is None:
-            roster = Roster(crew=state.crew, number=state.number, keys=dict(state.keys), revoked=tuple(state.revoked))
+            roster = Roster(
+                crew=state.crew,
+                number=state.number,
+                keys=dict(state.keys),
+                revoked=tuple(state.revoked),
+            )
             self._outbox.put([roster], round=state.number)
         try:
             self._outbox.deliver(self.log)
@@ -275,16 +324,26 @@ class Hub:
 
     def _users(self) -> list[User]:
         crew = self.state.crew
-        invited = [invited_user(crew, peer, Identity.of(secret).nkey) for peer, secret in self.state.invited.items()]
-        learners, follows = self._learners(), {peer.name: peer.follows for peer in parse_config(self.state.config).peer}
+        invited = [
+            invited_user(crew, peer, Identity.of(secret).nkey)
+            for peer, secret in self.state.invited.items()
+        ]
+        learners, follows = (
+            self._learners(),
+            {peer.name: peer.follows for peer in parse_config(self.state.config).peer},
+        )
         enrolled = [
-            peer_user(crew, peer, nkey_of(key), learner=peer in learners, follows=follows.get(peer, ""))
+            peer_user(
+                crew, peer, nkey_of(key), learner=peer in learners, follows=follows.get(peer, "")
+            )
             for peer, key in self.state.keys.items()
         ]
         return [*invited, *enrolled]
 
     def _learners(self) -> list[str]:
-        return [peer.name for peer in parse_config(self.state.config).peer if peer.role == "learner"]
+        return [
+            peer.name for peer in parse_config(self.state.config).peer if peer.role == "learner"
+        ]
 
     def _keep(self) -> None:
         replace(self.folder / "hub.json", msgspec.json.encode(self.state), mode=0o600)
@@ -294,7 +353,9 @@ def read_state(folder: Path) -> HubState:
     try:
         return msgspec.json.decode((folder / "hub.json").read_bytes(), type=HubState)
     except (OSError, msgspec.DecodeError) as error:
-        raise ValueError(f"{folder} is not the folder of a hub: {error}; give the one that motley hub printed") from None
+        raise ValueError(
+            f"{folder} is not the folder of a hub: {error}; give the one that motley hub printed"
+        ) from None
 
 
 def hub_login(folder: Path, state: HubState) -> Login:
@@ -309,7 +370,9 @@ def hub_login(folder: Path, state: HubState) -> Login:
 
 
 def order(folder: Path, what: Order) -> str:
-    """Have a hub revoke or invite: the running one, or else the one in the folder for when it runs next."""
+    """Have a hub revoke or invite: the running one, or else the one in the folder for when it runs
+    next.
+    """
     state = read_state(folder)
     try:
         answer = _ask_running_hub(folder, state, what)
@@ -332,7 +395,10 @@ def invitations(state: HubState, hub: bytes) -> dict[str, str]:
     pinned = state.place.pinned and state.place.certificate
     certificate = fingerprint(Path(pinned[0])) if pinned else ""
     start = f"motley join {state.place.url} --crew {state.crew} --invite "
-    return {peer: start + Invitation(peer, secret, hub, certificate).text for peer, secret in state.invited.items()}
+    return {
+        peer: start + Invitation(peer, secret, hub, certificate).text
+        for peer, secret in state.invited.items()
+    }
 
 
 def _ask_running_hub(folder: Path, state: HubState, what: Order) -> Answer:
@@ -342,7 +408,9 @@ def _ask_running_hub(folder: Path, state: HubState, what: Order) -> Answer:
     connection = Connection(hub_login(folder, state), patience_s=1)
     try:
         subject = Names(state.crew).control
-        reply = connection.call(lambda client: client.request(subject, msgspec.msgpack.encode(what), 10))
+        reply = connection.call(
+            lambda client: client.request(subject, msgspec.msgpack.encode(what), 10)
+        )
     finally:
         connection.close()
     return msgspec.msgpack.decode(reply.data, type=Answer)
@@ -350,7 +418,8 @@ def _ask_running_hub(folder: Path, state: HubState, what: Order) -> Answer:
 
 def _order_while_stopped(folder: Path, state: HubState, what: Order) -> str:
     hub = Hub(folder, state, lambda text: None)
-    runs_on = hub.server is not None and hub.server.alive()  # a server that outlived its hub has peers on it
+    # a server that outlived its hub has peers on it
+    runs_on = hub.server is not None and hub.server.alive()
     hub.start()
     try:
         if what.what == "revoke":

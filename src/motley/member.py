@@ -1,14 +1,17 @@
-"""Member: a peer or a learner in a process of its own, in a crew whose log is on a hub. Owns joining, the journal and checkpoints.
+"""Member: a peer or a learner in a process of its own, in a crew whose log is on a hub.
 
-It can be killed at any moment. What was sampled is in the outbox, what was learned from is in the journal, the rest is in the newest
-checkpoint; the log has everything else, and the same steps are taken again from the same groups.
+Owns joining, the journal and checkpoints.
+
+It can be killed at any moment. What was sampled is in the outbox, what was learned from is in the
+journal, the rest is in the newest checkpoint; the log has everything else, and the same steps are
+taken again from the same groups.
 
 | it waits for | in | until |
 |---|---|---|
-| the hub | learning and hearing from others | it is back; sampling goes on into the outbox, within the staleness window |
-| crewmates' groups | lockstep | all are there; with a deadline, also that, or nobody awaited being there |
+| the hub | learning, hearing from others | it is back; sampling goes on within the window |
+| crewmates' groups | lockstep | all are there, the deadline, or nobody awaited there |
 | enough groups | async | enough, or everyone has sampled the last round |
-| its own sampling | learning | it is done; where they overlap (`overlap.py`) they begin and end together |
+| its own sampling | learning | it is done; see `overlap.py` |
 """
 
 from __future__ import annotations
@@ -23,7 +26,14 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from motley.config import CrewConfig, EnginePart, parse_config, read_config, with_files_in, write_config
+from motley.config import (
+    CrewConfig,
+    EnginePart,
+    parse_config,
+    read_config,
+    with_files_in,
+    write_config,
+)
 from motley.exchange import LogError
 from motley.exchange.arriving import ArrivingLog
 from motley.exchange.connection import NotAdmittedError
@@ -50,13 +60,15 @@ from motley.trust.invitation import Invitation
 class Brings(NamedTuple):
     """What a peer has of its own, where the crew file's word for it does not hold on this machine.
 
-    Its engine is never the crew file's: that names programs and servers, and who wrote it is another.
+    Its engine is never the crew file's: that names programs and servers, and who wrote it is
+    another.
     """
 
     data: Path | None = None  # the folder with the crew's problem files
     model: str = ""
     device: str = ""
-    engine: Literal["torch"] | EnginePart | None = None  # None: the one it came with before, or torch
+    # None: the one it came with before, or torch
+    engine: Literal["torch"] | EnginePart | None = None
 
 
 def join(
@@ -68,15 +80,20 @@ def join(
     brings: Brings = Brings(),
     progress: WarmProgress | None = None,
 ) -> Member | SamplerMember:
-    """Take part in a crew, or take part again: enrol if need be, agree on the rules, check the engine, go on where it was left."""
+    """Take part in a crew, or take part again: enrol if need be, agree on the rules, check the
+    engine, go on where it was left.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as held:
         lock = hold(folder / "member.lock")
         if lock is None:
-            raise ValueError(f"{Invitation.read(invite).peer} is already running in {folder}; stop it first")
+            raise ValueError(
+                f"{Invitation.read(invite).peer} is already running in {folder}; stop it first"
+            )
         held.callback(os.close, lock)
         joining = Joining.begin(url, crew, invite, folder, say)
-        came_before = (folder / "config.toml").exists()  # then the address is right, and the hub is only away
+        # then the address is right, and the hub is only away
+        came_before = (folder / "config.toml").exists()
         connection = patiently(joining.enter, say) if came_before else joining.enter()
         held.callback(connection.close)
         joining.keep()
@@ -88,22 +105,31 @@ def join(
 
 
 def _listed(joining: Joining, log: NatsLog) -> Charter:
-    """The charter of a crew whose roster has this peer. On a server without users of its own nobody has asked for that yet."""
+    """The charter of a crew whose roster has this peer.
+
+    On a server without users of its own nobody has asked for that yet.
+    """
     member, stop = joining.membership, time.monotonic() + ADMISSION_S
     while True:
-        charter, roster = read_hub(patiently(lambda: log.records_of(HUB), joining.say), member.crew, member.hub)
+        charter, roster = read_hub(
+            patiently(lambda: log.records_of(HUB), joining.say), member.crew, member.hub
+        )
         if roster.keys.get(member.peer) == joining.identity.public:
             return charter
         try:
             patiently(joining.enrol, joining.say)
-        except NotAdmittedError:  # the invitation is used up: the hub knows the key, and its roster is on the way
+        except (
+            NotAdmittedError
+        ):  # the invitation is used up: the hub knows the key, and its roster is on the way
             if time.monotonic() > stop:
                 raise
         time.sleep(WAIT_S)
 
 
 def _agree(joining: Joining, log: NatsLog, brings: Brings) -> CrewConfig:
-    """The crew's rules, as its hub signed them, a task on this machine that asks the same, and what this peer brings."""
+    """The crew's rules, as its hub signed them, a task on this machine that asks the same, and what
+    this peer brings.
+    """
     folder, me = joining.folder, joining.membership.peer
     charter = _listed(joining, log)
     config = with_files_in(parse_config(charter.config, source="the crew's charter"), brings.data)
@@ -113,37 +139,66 @@ def _agree(joining: Joining, log: NatsLog, brings: Brings) -> CrewConfig:
     if load_task(config.crew.task, config.task).fingerprint != charter.task:
         raise ValueError(
             f"task {config.crew.task} asks other problems here than at the hub; "
-            "give the folder with the crew's own problem files with --data, or use the same version of Motley"
+            "give the folder with the crew's own problem files with --data, or use the same "
+            "version of Motley"
         )
     if not path.exists():
         write_config(config, path)
     elif read_config(path) != config:
-        raise ValueError(f"{folder} holds a run of other settings; choose another folder with --out, or delete it")
+        raise ValueError(
+            f"{folder} holds a run of other settings; choose another folder with --out, or delete "
+            "it"
+        )
     return config
 
 
 def _with_own(config: CrewConfig, before: CrewConfig | None, me: str, brings: Brings) -> CrewConfig:
-    """The crew with this peer's model, device and engine as it brings them; where it does not say, as it said when it came first."""
+    """The crew with this peer's model, device and engine as it brings them; where it does not say,
+    as it said when it came first.
+    """
     if brings.model and config.named(me).role == "sampler":
-        raise ValueError(f"{me} is a sampler and has the model of {config.named(me).follows}; remove --model")
-    known = msgspec.structs.replace(config.named(me), engine="torch") if before is None else before.named(me)
-    own = {"model": brings.model or known.model, "device": brings.device or known.device, "engine": brings.engine or known.engine}
-    return msgspec.structs.replace(config, peer=tuple(msgspec.structs.replace(p, **own) if p.name == me else p for p in config.peer))
+        raise ValueError(
+            f"{me} is a sampler and has the model of {config.named(me).follows}; remove --model"
+        )
+    known = (
+        msgspec.structs.replace(config.named(me), engine="torch")
+        if before is None
+        else before.named(me)
+    )
+    own = {
+        "model": brings.model or known.model,
+        "device": brings.device or known.device,
+        "engine": brings.engine or known.engine,
+    }
+    return msgspec.structs.replace(
+        config,
+        peer=tuple(msgspec.structs.replace(p, **own) if p.name == me else p for p in config.peer),
+    )
 
 
 # Taking part
 
 
 class Member(Seat):
-    def __init__(self, joining: Joining, config: CrewConfig, log: NatsLog, progress: WarmProgress | None, held: ExitStack) -> None:
+    def __init__(
+        self,
+        joining: Joining,
+        config: CrewConfig,
+        log: NatsLog,
+        progress: WarmProgress | None,
+        held: ExitStack,
+    ) -> None:
         super().__init__(joining, config, log, held)
         weather = config.weather(self.me.name, joining.membership.joined_s)
         self._seen = log if weather.link.instant else ArrivingLog(log, weather, self._run.clock)
-        self.peer = self._run.build(self.me, self._seen, self.outbox, joining.membership.hub, progress)
+        self.peer = self._run.build(
+            self.me, self._seen, self.outbox, joining.membership.hub, progress
+        )
         self._admission = self.peer.admission
         self._blobs = self._blobs_of(self.me.name) if self.peer.publisher else None
         self._check_engine(self.peer.half)
-        self._over = False  # async: there is nothing more to come, though fewer steps were taken than there are rounds
+        # async: there is nothing more to come, though fewer steps were taken than there are rounds
+        self._over = False
         self._journal = Journal(self.folder / "journal.jsonl")
         self._start_or_restore()
         last = self._mend_outbox()
@@ -174,28 +229,47 @@ class Member(Seat):
             return not peer.crewmates  # everyone was shut out; others go on for as long as it does
         if self.config.crew.pace == "lockstep" or peer.sampled_rounds < rounds or not self._idle:
             return False
-        return self._closed() or all(peer.complete[name] >= rounds or self._has_ended(name) for name in peer.crewmates)
+        return self._closed() or all(
+            peer.complete[name] >= rounds or self._has_ended(name) for name in peer.crewmates
+        )
 
     def _has_ended(self, name: str) -> bool:
         """A sampler makes as many rounds as its learner's steps take, and then says so."""
         heard = self.presence.heard.get(name)
-        return self.config.named(name).role == "sampler" and heard is not None and heard.state == "finished"
+        return (
+            self.config.named(name).role == "sampler"
+            and heard is not None
+            and heard.state == "finished"
+        )
 
     def _waits_for(self) -> str:
         if self.config.crew.pace == "async":
             return f"waiting for groups: {len(self.peer.waiting)} are there"
         awaited, refused = self.peer.awaited(), by_sender(self.peer.admission.refused)
-        said = [f"round {self.peer.learned_rounds + 1}: waiting for {', '.join(awaited)} for {time.monotonic() - self._waits_since:.0f} s"]
-        why = {name: f"{sum(refused[name].values())} records of {name} were refused: {', '.join(refused[name])}" for name in refused}
+        said = [
+            f"round {self.peer.learned_rounds + 1}: waiting for {', '.join(awaited)} for "
+            f"{time.monotonic() - self._waits_since:.0f} s"
+        ]
+        why = {
+            name: f"{sum(counts.values())} records of {name} were refused: {', '.join(counts)}"
+            for name, counts in refused.items()
+        }
         return "; ".join(said + [why[name] for name in awaited if name in why])
 
     def save(self) -> None:
         sync(self._run.metrics)
         peer = self.peer
-        state = {"metrics_bytes": self._run.metrics.stat().st_size, "over": self._over, "peer": peer.state()}
+        state = {
+            "metrics_bytes": self._run.metrics.stat().st_size,
+            "over": self._over,
+            "peer": peer.state(),
+        }
         root = self.folder / "checkpoints"
         save_checkpoint(
-            root, peer.learned_rounds, state, lambda f: save_training(peer.learner.policy, peer.learner.optimiser, f / peer.me.name)
+            root,
+            peer.learned_rounds,
+            state,
+            lambda f: save_training(peer.learner.policy, peer.learner.optimiser, f / peer.me.name),
         )
         self._journal.forget_before(int(checkpoints(root)[0].name.removeprefix("round-")))
         self._keep_refusals()
@@ -204,19 +278,25 @@ class Member(Seat):
     # Starting
 
     def _check_reach(self, version: int) -> None:
-        """Versions are published once for ever: a learner that lost its folder cannot make them again, other than they were."""
+        """Versions are published once for ever: a learner that lost its folder cannot make them
+        again, other than they were.
+        """
         reach = max(self.peer.learner.policy.version, self._journal.reach)
         if version > reach:
             raise ValueError(
-                f"the log has version {version} of {self.me.name}, and {self.folder} reaches {reach} only; "
-                "come back with the folder it learned in (--out), or begin the crew anew under another name"
+                f"the log has version {version} of {self.me.name}, and {self.folder} reaches "
+                f"{reach} only; "
+                "come back with the folder it learned in (--out), or begin the crew anew under "
+                "another name"
             )
 
     def _start_or_restore(self) -> None:
         found = checkpoints(self.folder / "checkpoints")
         if not found:
             self._run.cut_metrics(0, self.folder)
-            self._run.write([{"round": 0, "peer": self.peer.me.name, **self._run.accuracies(self.peer)}])
+            self._run.write(
+                [{"round": 0, "peer": self.peer.me.name, **self._run.accuracies(self.peer)}]
+            )
             self.save()
             return
         state = load_manifest(found[-1])
@@ -237,7 +317,10 @@ class Member(Seat):
     # One turn
 
     def _turn(self) -> MetricsLine | None:
-        """Sample if it is time to, learn if it can; where they overlap, the other way round. The metrics line of a finished round."""
+        """Sample if it is time to, learn if it can; where they overlap, the other way round.
+
+        The metrics line of a finished round.
+        """
         peer = self.peer
         done = self._journal.of(peer.learned_rounds)
         heard = self._receive_to(done.cursor) if done else self._try_to_receive()
@@ -253,7 +336,10 @@ class Member(Seat):
             peer.publish_weights()
             self._courier.wake()
             if done:
-                raise ValueError(f"the log does not hold what round {peer.learned_rounds + 1} was learned from before the restart")
+                raise ValueError(
+                    f"the log does not hold what round {peer.learned_rounds + 1} was learned from "
+                    "before the restart"
+                )
             return None
         self._beat("learning")
         report, timing = self._learn(step, beside)
@@ -262,7 +348,10 @@ class Member(Seat):
         return self._round_is_over(report, timing)
 
     def _choose(self, done: Step | None) -> TakeStep | None:
-        """The next step, written down, if there is enough for it. `done`: the same as before a crash."""
+        """The next step, written down, if there is enough for it.
+
+        `done`: the same as before a crash.
+        """
         peer = self.peer
         closed = done.closed if done else self._closed()
         self._without = peer.awaited() if closed and self.config.crew.pace == "lockstep" else []
@@ -285,7 +374,9 @@ class Member(Seat):
         return report, Timing(self._sample_s, learn_s)
 
     def _try_to_receive(self) -> bool:
-        """Whether the log could be read; if not, but sampling may go on without it, that is no error yet."""
+        """Whether the log could be read; if not, but sampling may go on without it, that is no
+        error yet.
+        """
         try:
             self.peer.receive()
         except LogError:
@@ -300,7 +391,10 @@ class Member(Seat):
             before = self.peer.cursor
             self.peer.receive(until=position)
             if self.peer.cursor == before:
-                raise ValueError(f"the log ends at {before}, and this peer had read to {position}; is it another log?")
+                raise ValueError(
+                    f"the log ends at {before}, and this peer had read to {position}; is it "
+                    "another log?"
+                )
         return True
 
     def _sample(self, replayed: bool) -> bool:
@@ -326,22 +420,34 @@ class Member(Seat):
         return peer.sampled_rounds < crew.rounds and not replayed and peer.may_sample()
 
     def _may_sample_beside(self) -> bool:
-        """Whether to sample the next round beside a step. What is to be learned from in that step counts as waiting, as it does in turn."""
+        """Whether to sample the next round beside a step.
+
+        What is to be learned from in that step counts as waiting, as it does in turn.
+        """
         round = self.peer.sampled_rounds
         may = self._overlap.on and self._may_sample(replayed=False)
-        return may and self.peer.sampled_in(round) is None and not self._is_past(round, replayed=False)
+        return (
+            may and self.peer.sampled_in(round) is None and not self._is_past(round, replayed=False)
+        )
 
     def _is_past(self, round: int, replayed: bool) -> bool:
-        """Nobody would use what is sampled now: it is on the log already, or the crew went on without this peer."""
+        """Nobody would use what is sampled now: it is on the log already, or the crew went on
+        without this peer.
+        """
         peer = self.peer
         if peer.outbox.note_of(round) is not None:
             return False
         if peer.complete[peer.me.name] > round:
             return True
-        return self.config.crew.deadline_s > 0 and (replayed or any(c.group.round > round for c in peer.waiting))
+        return self.config.crew.deadline_s > 0 and (
+            replayed or any(c.group.round > round for c in peer.waiting)
+        )
 
     def _closed(self) -> bool:
-        """Whether to go on with what is there. Never while the hub cannot be reached: then it is we who are missing."""
+        """Whether to go on with what is there.
+
+        Never while the hub cannot be reached: then it is we who are missing.
+        """
         deadline_s = self.config.crew.deadline_s
         if deadline_s == 0 or self.log.connection.trouble:
             return False
@@ -350,10 +456,16 @@ class Member(Seat):
         if self.config.crew.pace == "async":
             return False
         awaited = self.peer.awaited()
-        if any(c.group.round > self.peer.learned_rounds for c in self.peer.waiting if c.group.origin.peer not in awaited):
+        if any(
+            c.group.round > self.peer.learned_rounds
+            for c in self.peer.waiting
+            if c.group.origin.peer not in awaited
+        ):
             return True  # the crew has closed this round long ago
         heard = self.presence.heard
-        return self.peer.me.name not in awaited and all(name in heard and heard[name].gone for name in awaited)
+        return self.peer.me.name not in awaited and all(
+            name in heard and heard[name].gone for name in awaited
+        )
 
     def _round_is_over(self, report: StepReport | None, timing: Timing) -> MetricsLine:
         peer = self.peer
@@ -363,14 +475,21 @@ class Member(Seat):
         self._sampled, self._sample_s = None, 0.0
         self._waits_since = time.monotonic()
         self._run.write([line])
-        if peer.learned_rounds == self.config.crew.rounds or peer.learned_rounds % self.config.learning.checkpoint_every == 0:
+        if (
+            peer.learned_rounds == self.config.crew.rounds
+            or peer.learned_rounds % self.config.learning.checkpoint_every == 0
+        ):
             self.save()
         return line
 
     def _last_lines(self) -> Iterator[MetricsLine]:
         if self.finished_rounds >= self.config.crew.rounds or self._over:
             return
-        line = {"round": self.config.crew.rounds, "peer": self.peer.me.name, "version": self.peer.learner.policy.version}
+        line = {
+            "round": self.config.crew.rounds,
+            "peer": self.peer.me.name,
+            "version": self.peer.learner.policy.version,
+        }
         line |= self._run.accuracies(self.peer)
         self._run.write([line])
         self._over = True
@@ -379,12 +498,17 @@ class Member(Seat):
 
     def _keep_refusals(self) -> None:
         """The newest refusals, for people to look at; their records are on the log."""
-        content = b"".join(msgspec.json.encode(refusal) + b"\n" for refusal in self.peer.admission.kept)
+        content = b"".join(
+            msgspec.json.encode(refusal) + b"\n" for refusal in self.peer.admission.kept
+        )
         replace(self.folder / "refused.jsonl", content)
 
     def _tidy_blobs(self) -> None:
-        """Have the store forget versions that no sampler can need, once this process knows what they are."""
+        """Have the store forget versions that no sampler can need, once this process knows what
+        they are.
+        """
         publisher = self.peer.publisher
-        if publisher and self._blobs and publisher.num_anchors > 2:  # the first of this process may never have been stored
+        # the first of this process may never have been stored
+        if publisher and self._blobs and publisher.num_anchors > 2:
             with suppress(LogError):  # at the next checkpoint, then
                 self._blobs.keep_only(publisher.needed())

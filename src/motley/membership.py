@@ -1,4 +1,7 @@
-"""Membership: which crew a folder's peer belongs to, and how it is let in with its own key. Needs no model."""
+"""Membership: which crew a folder's peer belongs to, and how it is let in with its own key.
+
+Needs no model.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,10 @@ def read_membership(folder: Path) -> Membership:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Membership)
     except (OSError, msgspec.DecodeError) as error:
-        raise ValueError(f"{path} cannot be read ({error}); join again from another folder, with a new invitation") from None
+        raise ValueError(
+            f"{path} cannot be read ({error}); join again from another folder, with a new "
+            "invitation"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +70,12 @@ class Joining:
         """Read the invitation, make the key, and see that the folder is this peer's."""
         invitation = Invitation.read(invite)
         membership = Membership(
-            url=url, crew=crew, peer=invitation.peer, hub=invitation.hub, certificate=invitation.certificate, joined_s=time.time()
+            url=url,
+            crew=crew,
+            peer=invitation.peer,
+            hub=invitation.hub,
+            certificate=invitation.certificate,
+            joined_s=time.time(),
         )
         path = folder / "member.json"
         if path.exists():
@@ -72,7 +83,8 @@ class Joining:
             membership = msgspec.structs.replace(membership, joined_s=known.joined_s)
             if (known.crew, known.peer, known.hub) != (crew, membership.peer, membership.hub):
                 raise ValueError(
-                    f"{folder} is the folder of {known.peer} in crew {known.crew} of another hub or name; choose another folder with --out"
+                    f"{folder} is the folder of {known.peer} in crew {known.crew} of another hub "
+                    "or name; choose another folder with --out"
                 )
         return Joining(membership, invitation, Identity.kept_at(folder / "peer.key"), folder, say)
 
@@ -81,7 +93,10 @@ class Joining:
         replace(self.folder / "member.json", msgspec.json.encode(self.membership))
 
     def enter(self) -> Connection:
-        """Log in with the own key; if the hub does not know it, bring it first. Answers can get lost while the hub lets others in."""
+        """Log in with the own key; if the hub does not know it, bring it first.
+
+        Answers can get lost while the hub lets others in.
+        """
         peer, stop = self.membership.peer, time.monotonic() + ADMISSION_S
         while True:
             with suppress(NotAdmittedError):
@@ -93,21 +108,28 @@ class Joining:
             except NotAdmittedError:
                 if late:
                     raise ValueError(
-                        f"the hub does not let {peer} in: its invitation was used from another folder, replaced, or taken back; "
-                        f"come back with the folder you joined with (--out), or ask for a new one (motley hub --invite {peer})"
+                        f"the hub does not let {peer} in: its invitation was used from another "
+                        "folder, replaced, or taken back; "
+                        "come back with the folder you joined with (--out), or ask for a new one "
+                        f"(motley hub --invite {peer})"
                     ) from None
             except LogError as error:
                 if late or "permissions violation" in str(error):
                     raise LogError(f"{error}; is --crew {self.membership.crew} right?") from None
             else:
                 if late:
-                    raise LogError(f"the hub has put {peer} on its roster, and its server does not let it in; is it stuck?")
+                    raise LogError(
+                        f"the hub has put {peer} on its roster, and its server does not let it "
+                        "in; is it stuck?"
+                    )
             time.sleep(RETRY_S)
 
     def enrol(self) -> None:
         """Bring the own key to the hub, with the invitation as the only credential."""
         member, invited = self.membership, Identity.of(self.invitation.secret)
-        connection = Connection(Login(member.url, f"invited-{member.peer}", invited.nkey_seed, member.certificate))
+        connection = Connection(
+            Login(member.url, f"invited-{member.peer}", invited.nkey_seed, member.certificate)
+        )
         asked = msgspec.msgpack.encode(Enrolment.ask(member.crew, self.invitation, self.identity))
         subject = Names(member.crew).enrolment(member.peer)
         try:

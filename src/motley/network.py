@@ -1,7 +1,9 @@
-"""Network: what the links between peers and hub do to what travels on them, as pure functions of a seed. Knows no transport and no clock.
+"""Network: what the links between peers and hub do to what travels on them, as pure functions of a
+seed. Knows no transport and no clock.
 
-A link is one peer's way to the hub and back. What it does to a delivery depends on the crew's seed, the peer, the direction and the
-delivery's name, and on nothing else: the same crew has the same weather in a simulation, in a real run and after a restart.
+A link is one peer's way to the hub and back. What it does to a delivery depends on the crew's seed,
+the peer, the direction and the delivery's name, and on nothing else: the same crew has the same
+weather in a simulation, in a real run and after a restart.
 """
 
 from __future__ import annotations
@@ -16,7 +18,11 @@ import msgspec
 BETWEEN = 0.995  # the share of delays between low_s and high_s
 LONGEST_S = 1e12
 _LOW, _HIGH = (1 - BETWEEN) / 2, (1 + BETWEEN) / 2
-_PARAMETERS = {"lognormal": ("mu", "sigma"), "weibull": ("k", "scale_s"), "exponential": ("mean_s",)}
+_PARAMETERS = {
+    "lognormal": ("mu", "sigma"),
+    "weibull": ("k", "scale_s"),
+    "exponential": ("mean_s",),
+}
 
 Direction = Literal["up", "down"]
 
@@ -38,20 +44,43 @@ class Delay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def __post_init__(self) -> None:
         needed = _PARAMETERS[self.shape]
-        given = {name for names in _PARAMETERS.values() for name in names if getattr(self, name) is not None}
+        given = {
+            name
+            for names in _PARAMETERS.values()
+            for name in names
+            if getattr(self, name) is not None
+        }
         by_quantiles = bool(self.low_s or self.high_s)
         if given - set(needed) or bool(given) == by_quantiles or (given and given != set(needed)):
-            got = ", ".join(sorted(given | {n for n in ("low_s", "high_s") if getattr(self, n)})) or "nothing"
+            got = (
+                ", ".join(sorted(given | {n for n in ("low_s", "high_s") if getattr(self, n)}))
+                or "nothing"
+            )
             quantiles = "high_s" if self.shape == "exponential" else "low_s and high_s"
-            raise ValueError(f"a delay of shape {self.shape} takes either {quantiles} or {' and '.join(needed)}; got {got}")
+            raise ValueError(
+                f"a delay of shape {self.shape} takes either {quantiles} or "
+                f"{' and '.join(needed)}; got {got}"
+            )
         if by_quantiles and self.shape == "exponential" and self.low_s:
-            raise ValueError(f"an exponential delay has one parameter: give high_s alone, or mean_s; got low_s={self.low_s} too")
-        if by_quantiles and not (0 <= self.low_s < self.high_s < math.inf and (self.low_s or self.shape == "exponential")):
-            raise ValueError(f"low_s={self.low_s} and high_s={self.high_s} must be above 0 and in this order, such as 60 and 1920")
+            raise ValueError(
+                "an exponential delay has one parameter: give high_s alone, or mean_s; got "
+                f"low_s={self.low_s} too"
+            )
+        if by_quantiles and not (
+            0 <= self.low_s < self.high_s < math.inf and (self.low_s or self.shape == "exponential")
+        ):
+            raise ValueError(
+                f"low_s={self.low_s} and high_s={self.high_s} must be above 0 and in this order, "
+                "such as 60 and 1920"
+            )
         if given and not all(0 < getattr(self, name) < math.inf for name in given - {"mu"}):
-            raise ValueError(f"{' and '.join(sorted(given))} of a {self.shape} delay must be above 0")
+            raise ValueError(
+                f"{' and '.join(sorted(given))} of a {self.shape} delay must be above 0"
+            )
         if self.mu is not None and not abs(self.mu) < 50:
-            raise ValueError(f"mu={self.mu} is the mean of the logarithm of seconds; 5.8 is about 6 minutes")
+            raise ValueError(
+                f"mu={self.mu} is the mean of the logarithm of seconds; 5.8 is about 6 minutes"
+            )
 
         self._check_longest()
 
@@ -61,7 +90,9 @@ class Delay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         except OverflowError:
             longest_s = math.inf
         if longest_s > LONGEST_S:
-            raise ValueError(f"this {self.shape} delay may take more than {LONGEST_S:.0e} s; use a narrower one")
+            raise ValueError(
+                f"this {self.shape} delay may take more than {LONGEST_S:.0e} s; use a narrower one"
+            )
 
     def quantile(self, share: float) -> float:
         """The seconds that this share of delays stays below."""
@@ -88,13 +119,17 @@ class Delay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one link does. A lost delivery is sent again, and its second try takes a delay of its own."""
+    """What one link does.
+
+    A lost delivery is sent again, and its second try takes a delay of its own.
+    """
 
     delay: float | Delay = 0.0  # both ways; a number is constant seconds
     up: float | Delay | None = None  # to the hub, where it differs
     down: float | Delay | None = None  # from the hub
     loss: float = 0.0  # share of tries that are lost
-    outages: tuple[tuple[float, float], ...] = ()  # [from, to) in seconds since the start: nothing leaves and nothing arrives
+    # [from, to) in seconds since the start: nothing leaves and nothing arrives
+    outages: tuple[tuple[float, float], ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("delay", "up", "down"):
@@ -104,7 +139,10 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         if not 0 <= self.loss < 1:
             raise ValueError(f"loss={self.loss} is outside [0, 1); 0.05 loses one try in twenty")
         if any(not 0 <= start < stop < math.inf for start, stop in self.outages):
-            raise ValueError(f"outages={[list(o) for o in self.outages]} must be pairs of seconds [from, to] with from before to")
+            raise ValueError(
+                f"outages={[list(o) for o in self.outages]} must be pairs of seconds [from, to] "
+                "with from before to"
+            )
 
     @property
     def instant(self) -> bool:
@@ -117,8 +155,13 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         delay = self.delay if delay is None else delay
         now_s, attempt = self._over(start_s), 0
         while True:
-            lost, share = _uniform(f"{seed}/{direction}/{attempt}/lost"), _uniform(f"{seed}/{direction}/{attempt}/delay")
-            now_s = self._over(now_s + (delay.quantile(share) if isinstance(delay, Delay) else delay))
+            lost, share = (
+                _uniform(f"{seed}/{direction}/{attempt}/lost"),
+                _uniform(f"{seed}/{direction}/{attempt}/delay"),
+            )
+            now_s = self._over(
+                now_s + (delay.quantile(share) if isinstance(delay, Delay) else delay)
+            )
             if lost >= self.loss:
                 return now_s
             attempt += 1
@@ -156,7 +199,9 @@ class Weather(msgspec.Struct, frozen=True):
         return self._arrival(what, "down", at_s)
 
     def _arrival(self, what: str, direction: Direction, at_s: float) -> float:
-        return self.started_s + self.link.arrival(f"{self.seed}/{what}", direction, at_s - self.started_s)
+        return self.started_s + self.link.arrival(
+            f"{self.seed}/{what}", direction, at_s - self.started_s
+        )
 
 
 def _uniform(seed: str) -> float:

@@ -1,16 +1,21 @@
-"""Overlap: a peer samples its next round while it takes a step. Owns when it does, and the thread beside.
+"""Overlap: a peer samples its next round while it takes a step.
 
-Only a member of a crew whose pace is "async" does. In lockstep the next round is sampled with the weights that the step makes; crews in one
-process and simulations are to be the same every time. And only where the two do not fight for the same cores: on a CUDA GPU, or with a
-server that someone else runs. On a CPU, or with a vLLM server beside the peer on the same CPU, each would only slow the other down.
+Owns when it does, and the thread beside.
+
+Only a member of a crew whose pace is "async" does. In lockstep the next round is sampled with the
+weights that the step makes; crews in one process and simulations are to be the same every time. And
+only where the two do not fight for the same cores: on a CUDA GPU, or with a server that someone
+else runs. On a CPU, or with a vLLM server beside the peer on the same CPU, each would only slow the
+other down.
 
 | thread | does | touches |
 |---|---|---|
-| the main one | the step; afterwards rewards, outbox, `refresh` | policy, optimiser, prompts, task, outbox, log |
-| beside | `Engine.sample` | the engine: weights of its own, and what no step changes of the policy (device, sizes, end tokens) |
+| the main one | the step; then rewards, outbox, `refresh` | all but the engine |
+| beside | `Engine.sample` | the engine, and what no step changes of the policy |
 
-Both begin together, and nothing else happens before both have ended: no thread outlives a step. What is sampled is of the engine's version,
-one behind what the step makes. A kill loses no more than what is being sampled.
+Both begin together, and nothing else happens before both have ended: no thread outlives a step.
+What is sampled is of the engine's version, one behind what the step makes. A kill loses no more
+than what is being sampled.
 """
 
 from __future__ import annotations
@@ -42,7 +47,9 @@ class Both(NamedTuple):
 
 
 class Overlap:
-    """Begins when turns have shown what memory sampling and learning take; ends for good when it runs out."""
+    """Begins when turns have shown what memory sampling and learning take; ends for good when it
+    runs out.
+    """
 
     def __init__(self, config: CrewConfig, half: SamplerHalf, say: Say) -> None:
         self.on = False
@@ -52,7 +59,10 @@ class Overlap:
         self._stream: torch.cuda.Stream | None = None
 
     def observe(self) -> None:
-        """A round was sampled and a step taken, in turn. The first time memory is not yet what it will be; the second time decides."""
+        """A round was sampled and a step taken, in turn.
+
+        The first time memory is not yet what it will be; the second time decides.
+        """
         if not self._wanted or self.on:
             return
         if not self._measures:
@@ -64,12 +74,15 @@ class Overlap:
         else:
             self.on = True
             if self._device.type == "cuda":
-                self._stream = torch.cuda.Stream(self._device)  # one for good: what one stream has freed is not at once another's
+                # one for good: what one stream has freed is not at once another's
+                self._stream = torch.cuda.Stream(self._device)
 
     def both(self, step: TakeStep) -> Both:
-        """Take a step that leaves the engine its weights, and sample the next round beside it; then the engine takes the new ones.
+        """Take a step that leaves the engine its weights, and sample the next round beside it; then
+        the engine takes the new ones.
 
-        What sampling fails with is raised once the step is taken. For want of memory it does not fail: the round is sampled in turn.
+        What sampling fails with is raised once the step is taken. For want of memory it does not
+        fail: the round is sampled in turn.
         """
         half, asked, before = self._half, self._half.ask(), _times_full(self._device)
         with ThreadPoolExecutor(1, thread_name_prefix="sampling") as beside:
@@ -85,10 +98,15 @@ class Overlap:
         answers, sample_s = (None, 0.0) if error else sampling.result()
         sampled, keep_s = timed(lambda: half.keep(half.drawn(asked, answers)) if answers else None)
         _, refresh_s = timed(half.refresh)
-        return Both(report, sampled, Timing(sample_s + keep_s, learn_s + refresh_s, min(sample_s, learn_s)))
+        return Both(
+            report, sampled, Timing(sample_s + keep_s, learn_s + refresh_s, min(sample_s, learn_s))
+        )
 
     def _on_own_stream(self, sample: Callable[[], Answers]) -> Callable[[], Answers]:
-        """On a GPU work of two threads goes on at once in two streams only. The new one begins behind what was asked of the old so far."""
+        """On a GPU work of two threads goes on at once in two streams only.
+
+        The new one begins behind what was asked of the old so far.
+        """
         stream = self._stream
         if stream is None:
             return sample
@@ -108,32 +126,49 @@ class Overlap:
 def is_right(config: CrewConfig, half: SamplerHalf) -> bool:
     """Whether what is sampled beside a step would be what it says it is, and of use.
 
-    With the learner's own weights, which the step changes under way, it would be of no version. Where nothing older than the present
-    version is learned from, it would all be dropped.
+    With the learner's own weights, which the step changes under way, it would be of no version.
+    Where nothing older than the present version is learned from, it would all be dropped.
     """
     rules = config.learning
     lasts = rules.stale == "pace" or rules.max_age > 0 or rules.max_age_s > 0
-    return config.crew.pace == "async" and half.me.role == "peer" and lasts and half.engine.keeps_snapshot
+    return (
+        config.crew.pace == "async"
+        and half.me.role == "peer"
+        and lasts
+        and half.engine.keeps_snapshot
+    )
 
 
 def pays(half: SamplerHalf) -> bool:
-    """Whether sampling and learning compute on different things, or on a GPU, which has room for both."""
+    """Whether sampling and learning compute on different things, or on a GPU, which has room for
+    both.
+    """
     engine = half.me.engine
-    return half.policy.device.type == "cuda" or (isinstance(engine, EnginePart) and engine.openai is not None)
+    return half.policy.device.type == "cuda" or (
+        isinstance(engine, EnginePart) and engine.openai is not None
+    )
 
 
 def shortage(device: torch.device) -> str:
     """What memory lacks to sample and learn at once; empty if nothing.
 
-    Above what always lies there, each has taken no more than the peak of both, in turn; at once they take no more than twice that, and
-    graphs of training steps, which are captured later, as much again.
+    Above what always lies there, each has taken no more than the peak of both, in turn; at once
+    they take no more than twice that, and graphs of training steps, which are captured later, as
+    much again.
     """
     if device.type != "cuda":
         return ""
     always, peak = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
     needed = always + 3 * (peak - always)
     room = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
-    return "" if needed <= room else f"would need up to {needed / 2**30:.1f} GiB on {device}, which has room for {room / 2**30:.1f}"
+    return (
+        ""
+        if needed <= room
+        else (
+            f"would need up to {needed / 2**30:.1f} GiB on {device}, which has room for "
+            f"{room / 2**30:.1f}"
+        )
+    )
 
 
 def _times_full(device: torch.device) -> int:
@@ -143,4 +178,6 @@ def _times_full(device: torch.device) -> int:
 
 def _is_full(error: BaseException) -> bool:
     """Whether memory ran out, or an engine says that it did."""
-    return any(isinstance(e, RuntimeError) and is_out_of_memory(e) for e in (error, error.__cause__))
+    return any(
+        isinstance(e, RuntimeError) and is_out_of_memory(e) for e in (error, error.__cause__)
+    )

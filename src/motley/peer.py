@@ -1,13 +1,16 @@
-"""Peer: a participant that learns. Its sampler half puts groups in the outbox (`sampler.py`), its learner half takes them from the log.
+"""Peer: a participant that learns.
+
+Its sampler half puts groups in the outbox (`sampler.py`), its learner half takes them from the log.
 
 | half | consumes | produces | waits for |
 |---|---|---|---|
-| sampler | the round's problems, own weights | groups for the log | nothing; with stale = "pace", for the learner to catch up |
-| learner, lockstep | the groups of one round | a version, a report | every author's groups of the round, or its close |
-| learner, async | whatever is admitted and fresh | a version, a report | as many groups as a round of the crew has |
+| sampler | problems, own weights | groups for the log | nothing; under "pace", for the learner |
+| learner, lockstep | one round | a version, a report | the whole round, or its close |
+| learner, async | what is admitted and fresh | a version, a report | a round's worth |
 
-The role `learner` runs the second half only, and publishes its versions for the samplers that follow it. Who delivers the outbox, waits,
-closes rounds and saves is up to whoever drives the peer: `crew.py`, `member.py` or `sim/`.
+The role `learner` runs the second half only, and publishes its versions for the samplers that
+follow it. Who delivers the outbox, waits, closes rounds and saves is up to whoever drives the peer:
+`crew.py`, `member.py` or `sim/`.
 """
 
 from __future__ import annotations
@@ -50,9 +53,12 @@ class Peer:
     cursor: int = 0
     waiting: list[Candidate] = field(default_factory=list)
     dropped: Counter[tuple[str, str]] = field(default_factory=Counter)
-    complete: Counter[str] = field(default_factory=Counter)  # per sender: every group of the rounds below has been admitted
-    seen: set[tuple[str, int, int]] = field(default_factory=set)  # (sender, round, slot) admitted of later rounds
-    made_s: dict[int, float] = field(default_factory=dict)  # version -> when it was made, as far back as the window may ask
+    # per sender: every group of the rounds below has been admitted
+    complete: Counter[str] = field(default_factory=Counter)
+    # (sender, round, slot) admitted of later rounds
+    seen: set[tuple[str, int, int]] = field(default_factory=set)
+    # version -> when it was made, as far back as the window may ask
+    made_s: dict[int, float] = field(default_factory=dict)
     published: int = -1  # the newest version known to be on the log
     half: SamplerHalf = field(init=False)
     admission: Admission = field(init=False)
@@ -61,13 +67,25 @@ class Peer:
     def __post_init__(self) -> None:
         policy = self.learner.policy
         self.half = SamplerHalf(
-            self.config, self.me, self.task, policy, self.engine, self.outbox, self.clock, self.weather, on_log=self._has
+            self.config,
+            self.me,
+            self.task,
+            policy,
+            self.engine,
+            self.outbox,
+            self.clock,
+            self.weather,
+            on_log=self._has,
         )
         score = self._score if self.config.crew.check_rewards else None
-        self.admission = Admission(rules_of(self.config, policy), self.hub, lru_cache(maxsize=256)(self.problems), score)
+        self.admission = Admission(
+            rules_of(self.config, policy), self.hub, lru_cache(maxsize=256)(self.problems), score
+        )
         if self.me.role == "learner":
             channel = self.config.weights
-            self.publisher = Publisher(policy, channel.precision, channel.anchor_every, channel.deltas)
+            self.publisher = Publisher(
+                policy, channel.precision, channel.anchor_every, channel.deltas
+            )
         self.made_s[policy.version] = self.clock.now_s()
 
     def problems(self, peer: str, round: int) -> list[Problem]:
@@ -75,7 +93,10 @@ class Peer:
         return self.half.problems(peer, round)
 
     def _score(self, problem: Problem, rollouts: Sequence[Rollout]) -> list[float]:
-        return self.task.score([problem] * len(rollouts), self.learner.policy.vocabulary.decode_all(r.tokens for r in rollouts))
+        return self.task.score(
+            [problem] * len(rollouts),
+            self.learner.policy.vocabulary.decode_all(r.tokens for r in rollouts),
+        )
 
     # Sampler half
 
@@ -88,7 +109,9 @@ class Peer:
         self.half.sampled_rounds = rounds
 
     def may_sample(self) -> bool:
-        """With stale = "pace" the sampler waits while more is waiting than the staleness window can use up."""
+        """With stale = "pace" the sampler waits while more is waiting than the staleness window can
+        use up.
+        """
         if self.me.role == "learner":
             return False
         if self.config.crew.pace == "lockstep" or self.config.learning.stale == "drop":
@@ -96,7 +119,10 @@ class Peer:
         return not holds_up(self.backlog, self.me.name, self.config)
 
     def sample(self) -> Sampled:
-        """Answer the next round's problems and put the groups in the outbox. What was sampled before a crash is not sampled again."""
+        """Answer the next round's problems and put the groups in the outbox.
+
+        What was sampled before a crash is not sampled again.
+        """
         return self.half.sample()
 
     def sampled_in(self, round: int) -> Sampled | None:
@@ -110,7 +136,9 @@ class Peer:
     # Learner half
 
     def receive(self, until: int | None = None) -> None:
-        """Read the log from where this peer left off, at most to a position; admitted groups wait, others are counted."""
+        """Read the log from where this peer left off, at most to a position; admitted groups wait,
+        others are counted.
+        """
         while entries := self.log.read(self.cursor):
             for entry in entries:
                 if until is not None and entry.position > until:
@@ -125,15 +153,24 @@ class Peer:
         if not self._is_new(group):
             self.admission.refuse(entry, "duplicate", f"{group.id} was admitted before")
         elif self._is_own(group) and group.origin.version > self.learner.policy.version:
-            self.admission.refuse(entry, "version", f"sampled with version {group.origin.version} of this learner, which has not made it")
+            self.admission.refuse(
+                entry,
+                "version",
+                f"sampled with version {group.origin.version} of this learner, which has not "
+                "made it",
+            )
         elif self.config.crew.pace == "lockstep" and group.round < self.learned_rounds:
             self.dropped[group.origin.peer, "late"] += 1
         else:
             since = group.origin.version if self._is_own(group) else self.learner.policy.version
-            self.waiting.append(self._candidate(entry.position, admitted, since, self.clock.now_s()))
+            self.waiting.append(
+                self._candidate(entry.position, admitted, since, self.clock.now_s())
+            )
 
     def _is_own(self, group: Group) -> bool:
-        """Sampled with this learner's weights, of whatever version: by itself, or by a sampler that follows it."""
+        """Sampled with this learner's weights, of whatever version: by itself, or by a sampler that
+        follows it.
+        """
         return self.config.student_of(group.origin.peer) == self.me.name
 
     def _candidate(self, position: int, admitted: Admitted, since: int, came_s: float) -> Candidate:
@@ -156,7 +193,12 @@ class Peer:
             return False
         sender = group.origin.peer
         self.seen.add((sender, group.round, group.slot))
-        while (whole := {(sender, self.complete[sender], slot) for slot in range(self.config.problems_per_peer)}) <= self.seen:
+        while (
+            whole := {
+                (sender, self.complete[sender], slot)
+                for slot in range(self.config.problems_per_peer)
+            }
+        ) <= self.seen:
             self.seen -= whole
             self.complete[sender] += 1
         return True
@@ -172,10 +214,13 @@ class Peer:
         return None if chosen is None else self.step(chosen)
 
     def choose(self, closed: bool = False, again: Sequence[int] = ()) -> list[Candidate] | None:
-        """What the next step learns from; None: wait for more. Empty: a lockstep round of which nothing may be taken.
+        """What the next step learns from; None: wait for more.
 
-        `closed`: do with what is there of the round, or of a horizontal group, if it comes from a quorum of peers. `again`: positions
-        that the same step took before a crash. They decide where the window is in seconds, which have passed since.
+        Empty: a lockstep round of which nothing may be taken.
+
+        `closed`: do with what is there of the round, or of a horizontal group, if it comes from a
+        quorum of peers. `again`: positions that the same step took before a crash. They decide
+        where the window is in seconds, which have passed since.
         """
         if again and self.config.learning.max_age_s:
             wanted = set(again)
@@ -190,17 +235,22 @@ class Peer:
         selection = select(ready, self.config.learning, self.config.crew.problems_per_round)
         used = {c.position for c in ready} - {c.position for c in selection.wait}
         self.waiting = [c for c in self.waiting if c.position not in used]
-        if self.config.crew.pace == "lockstep":  # a round is over once learned from: what was not taken is not wanted later
+        # a round is over once learned from: what was not taken is not wanted later
+        if self.config.crew.pace == "lockstep":
             self._drop(lambda c: c.group.round <= self.learned_rounds, "not selected")
-        if not selection.take and self.config.crew.pace == "async":  # no own group yet to go with the foreign ones
+        # no own group yet to go with the foreign ones
+        if not selection.take and self.config.crew.pace == "async":
             return None
         return selection.take
 
-    def step(self, chosen: list[Candidate], again: bool = False, refresh: bool = True) -> StepReport | None:
+    def step(
+        self, chosen: list[Candidate], again: bool = False, refresh: bool = True
+    ) -> StepReport | None:
         """Learn from what was chosen; the round is over.
 
-        `again`: as before a crash, which says nothing of what has become stale since. `refresh` False: the engine keeps the weights of
-        before, because it samples with them; `half.refresh` is then to follow.
+        `again`: as before a crash, which says nothing of what has become stale since. `refresh`
+        False: the engine keeps the weights of before, because it samples with them; `half.refresh`
+        is then to follow.
         """
         self.learned_rounds += 1
         if not chosen:
@@ -211,7 +261,11 @@ class Peer:
         self.made_s[self.learner.policy.version] = self.clock.now_s()
         if len(self.made_s) > MADE_KEPT:
             del self.made_s[min(self.made_s)]
-        if self.config.crew.pace == "async" and self.config.learning.stale == "drop" and not (again and self.config.learning.max_age_s):
+        if (
+            self.config.crew.pace == "async"
+            and self.config.learning.stale == "drop"
+            and not (again and self.config.learning.max_age_s)
+        ):
             self._drop_incomplete()
         return report
 
@@ -228,7 +282,9 @@ class Peer:
             self._drop(lambda c: c.position in positions, "stale")
 
     def _drop_incomplete(self) -> None:
-        """A horizontal group that stayed without all its parts for the staleness window will not be whole any more."""
+        """A horizontal group that stayed without all its parts for the staleness window will not be
+        whole any more.
+        """
         whole = {c.position for c in self._whole_families(closed=False)}
         gone = self._stale_families([c for c in self.waiting if c.position not in whole])
         self._drop(lambda c: c.position not in whole and c.family in gone, "incomplete")
@@ -237,12 +293,16 @@ class Peer:
         rules = self.config.learning
         if rules.max_age_s:
             return stale_families(candidates, rules.max_age_s, self._age_s)
-        return stale_families(candidates, rules.max_age, lambda c: c.age(self.learner.policy.version))
+        return stale_families(
+            candidates, rules.max_age, lambda c: c.age(self.learner.policy.version)
+        )
 
     def _age_s(self, candidate: Candidate) -> float:
-        """Seconds since a group's weights were superseded here, for own ones; since it came, for others.
+        """Seconds since a group's weights were superseded here, for own ones; since it came, for
+        others.
 
-        Weights that nothing newer has replaced do not age: a crew that was silent for long must be able to go on.
+        Weights that nothing newer has replaced do not age: a crew that was silent for long must be
+        able to go on.
         """
         if not candidate.own:
             return self.clock.now_s() - candidate.came_s
@@ -260,22 +320,38 @@ class Peer:
     # Weights, for the samplers that follow a learner
 
     def publish_weights(self) -> None:
-        """Put the present version in the outbox, if it is one to publish. One that was published before a crash is not again.
+        """Put the present version in the outbox, if it is one to publish.
 
-        While one is on its way the next ones are left out: samplers want the newest, not a queue of all. So it is asked again when the way
-        is free: paced samplers wait for the news that there is little left to learn from.
+        One that was published before a crash is not again.
+
+        While one is on its way the next ones are left out: samplers want the newest, not a queue of
+        all. So it is asked again when the way is free: paced samplers wait for the news that there
+        is little left to learn from.
         """
         version, last = self.learner.policy.version, self.config.crew.rounds
         if self.publisher is None or self.publisher.version == version:
             return
         if version != last and (version % self.config.weights.every or len(self.outbox)):
             return
-        made = self.publisher.make()  # also of one that is out already: the next change is against it
+        # also of one that is out already: the next change is against it
+        made = self.publisher.make()
         if self.outbox.note_of(version) is not None or version <= self.published:
             return
         now_s = self.clock.now_s()
-        record = made.record(self.config.crew.name, self.me.name, version, self.config.weights.precision, self.backlog, now_s)
-        self.outbox.put([record], version, due_s=self.weather.sent(f"weights.{version}", now_s), blobs=made.contents())
+        record = made.record(
+            self.config.crew.name,
+            self.me.name,
+            version,
+            self.config.weights.precision,
+            self.backlog,
+            now_s,
+        )
+        self.outbox.put(
+            [record],
+            version,
+            due_s=self.weather.sent(f"weights.{version}", now_s),
+            blobs=made.contents(),
+        )
 
     @property
     def crewmates(self) -> list[str]:
@@ -284,7 +360,9 @@ class Peer:
 
     def awaited(self) -> list[str]:
         """In lockstep: whose groups of the present round are not all there."""
-        there = Counter(c.group.origin.peer for c in self.waiting if c.group.round == self.learned_rounds)
+        there = Counter(
+            c.group.origin.peer for c in self.waiting if c.group.round == self.learned_rounds
+        )
         return [name for name in self.crewmates if there[name] < self.config.problems_per_peer]
 
     @property
@@ -297,12 +375,21 @@ class Peer:
             enough = len({c.family for c in groups}) >= self.config.crew.problems_per_round
             return self._in_order(groups) if enough else []
         # In lockstep nothing is stale: how early a crewmate's groups came must not matter.
-        groups = [replace(c, since=self.learner.policy.version) for c in groups if c.group.round == self.learned_rounds]
-        enough = not self.awaited() or (closed and len({c.group.origin.peer for c in groups}) >= self._quorum)
+        groups = [
+            replace(c, since=self.learner.policy.version)
+            for c in groups
+            if c.group.round == self.learned_rounds
+        ]
+        enough = not self.awaited() or (
+            closed and len({c.group.origin.peer for c in groups}) >= self._quorum
+        )
         return groups if enough else []
 
     def _in_order(self, groups: list[Candidate]) -> list[Candidate]:
-        """Freshest first: what is left over ages and is dropped. With "pace" nothing is dropped, and the oldest go first."""
+        """Freshest first: what is left over ages and is dropped.
+
+        With "pace" nothing is dropped, and the oldest go first.
+        """
         if self.config.learning.stale == "pace":
             return groups
         newest: dict[str, int] = {}
@@ -311,17 +398,25 @@ class Peer:
         return sorted(groups, key=lambda c: -newest[c.family])
 
     def _whole_families(self, closed: bool) -> list[Candidate]:
-        """In a horizontal crew a group waits until every author's part is there. Ordered by group, not by arrival."""
+        """In a horizontal crew a group waits until every author's part is there.
+
+        Ordered by group, not by arrival.
+        """
         whole = self.waiting
         if self.config.crew.layout == "horizontal":
             authors: dict[str, set[str]] = {}
             for c in self.waiting:
                 authors.setdefault(c.family, set()).add(c.group.origin.peer)
-            enough = (lambda found: len(found) >= self._quorum) if closed else set(self.crewmates).issubset
+            enough = (
+                (lambda found: len(found) >= self._quorum)
+                if closed
+                else set(self.crewmates).issubset
+            )
             whole = [c for c in self.waiting if enough(authors[c.family])]
         return sorted(whole, key=lambda c: (c.group.round, c.family, c.group.origin.peer))
 
-    # State, for checkpoints. Random numbers need none: every draw is seeded by (crew seed, peer, round).
+    # State, for checkpoints. Random numbers need none: every draw is seeded by (crew seed, peer,
+    # round).
 
     def state(self) -> dict[str, Any]:
         head = self.outbox.head
@@ -337,7 +432,9 @@ class Peer:
             "complete": dict(self.complete),
             "seen": sorted(self.seen),
             "success": self.learner.success.by_kind,
-            "dropped": [[sender, reason, count] for (sender, reason), count in sorted(self.dropped.items())],
+            "dropped": [
+                [sender, reason, count] for (sender, reason), count in sorted(self.dropped.items())
+            ],
             "admission": self.admission.state(),
             "head": [head.counter, head.previous.hex()],
         }
@@ -346,8 +443,10 @@ class Peer:
         policy = self.learner.policy
         if state["dtype"] != str(policy.dtype):
             raise ValueError(
-                f"peer {self.me.name} computed in {state['dtype']} and now would in {policy.dtype}; "
-                f"set dtype = {state['dtype'].removeprefix('torch.')!r} for it in the run's config.toml"
+                f"peer {self.me.name} computed in {state['dtype']} and now would in "
+                f"{policy.dtype}; "
+                f"set dtype = {state['dtype'].removeprefix('torch.')!r} for it in the run's "
+                "config.toml"
             )
         policy.version = state["version"]
         if not self.config.learning.token_budget:
@@ -356,13 +455,18 @@ class Peer:
         self.cursor = state["cursor"]
         self.learner.success.by_kind = dict(state["success"])
         self.made_s = dict(state["made_s"])
-        self.waiting = self._waiting_again({position: (since, came_s) for position, since, came_s in state["waiting"]})
+        self.waiting = self._waiting_again(
+            {position: (since, came_s) for position, since, came_s in state["waiting"]}
+        )
         self.complete = Counter(state["complete"])
         self.seen = {(sender, round, slot) for sender, round, slot in state["seen"]}
-        self.dropped = Counter({(sender, reason): count for sender, reason, count in state["dropped"]})
+        self.dropped = Counter(
+            {(sender, reason): count for sender, reason, count in state["dropped"]}
+        )
         self.admission.load_state(state["admission"])
         counter, previous = state["head"]
-        if counter > self.outbox.head.counter:  # an outbox that outlived the checkpoint is further; one without a file begins here
+        # an outbox that outlived the checkpoint is further; one without a file begins here
+        if counter > self.outbox.head.counter:
             self.outbox.head = Head(counter, bytes.fromhex(previous))
         self.half.refresh()
 
@@ -372,9 +476,15 @@ class Peer:
         while len(found) < len(since):
             entries = self.log.read(after)
             if not entries:
-                raise ValueError(f"the log ends before position {max(since)}, which this peer had read; is it another log?")
+                raise ValueError(
+                    f"the log ends before position {max(since)}, which this peer had read; is it "
+                    "another log?"
+                )
             wanted = [entry for entry in entries if entry.position in since]
-            found += [self._candidate(entry.position, self._known(entry), *since[entry.position]) for entry in wanted]
+            found += [
+                self._candidate(entry.position, self._known(entry), *since[entry.position])
+                for entry in wanted
+            ]
             after = entries[-1].position
         return found
 
@@ -383,7 +493,12 @@ class Peer:
         try:
             group, hash = known(entry)
             if isinstance(group, Group):
-                return Admitted(group, self.problems(group.origin.peer, group.round)[group.slot], hash)
+                return Admitted(
+                    group, self.problems(group.origin.peer, group.round)[group.slot], hash
+                )
         except (WireError, IndexError):
             pass
-        raise ValueError(f"the log has no group at position {entry.position}, where this peer had read one; is it another log?")
+        raise ValueError(
+            f"the log has no group at position {entry.position}, where this peer had read one; is "
+            "it another log?"
+        )

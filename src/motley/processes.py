@@ -1,7 +1,8 @@
-"""A crew with a process for every peer on this machine, and a NATS server on loopback between them: `processes = true`.
+"""A crew with a process for every peer on this machine, and a NATS server on loopback between them:
+`processes = true`.
 
-RUN/hub/           the hub's folder
-RUN/peers/PEER/    each peer's own run folder; RUN/metrics.jsonl has the lines of all who learn together, in the order of rounds
+RUN/hub/           the hub's folder RUN/peers/PEER/    each peer's own run folder; RUN/metrics.jsonl
+has the lines of all who learn together, in the order of rounds
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ class ProcessCrew:
             raise
 
     def rounds(self) -> Iterator[list[MetricsLine]]:
-        """Train to the last round; yields the lines of a round when every peer has finished it, and in between nothing.
+        """Train to the last round; yields the lines of a round when every peer has finished it, and
+        in between nothing.
 
         Lines of round 0 are the skills before training.
         """
@@ -72,13 +74,17 @@ class ProcessCrew:
             while number <= self.config.crew.rounds:
                 self._look_after()
                 yield []
-                while number <= self.config.crew.rounds and all(max(known, default=-1) >= number for known in self._lines.values()):
-                    lines = [known[number] for known in self._lines.values() if number in known]  # an async peer may skip some
+                while number <= self.config.crew.rounds and all(
+                    max(known, default=-1) >= number for known in self._lines.values()
+                ):
+                    # an async peer may skip some
+                    lines = [known[number] for known in self._lines.values() if number in known]
                     append_lines(self.folder / "metrics.jsonl", lines)
                     self.finished_rounds = number
                     number += 1
                     yield lines
-            while any(child.is_alive() or child.exitcode for child in self._children.values()):  # one that was killed is started again
+            # one that was killed is started again
+            while any(child.is_alive() or child.exitcode for child in self._children.values()):
                 self._look_after()
         finally:
             self.close()
@@ -99,7 +105,11 @@ class ProcessCrew:
             self._hub.tick()
 
     def _place(self) -> Place:
-        port = read_state(self.folder / "hub").place.port if (self.folder / "hub" / "hub.json").exists() else free_port()
+        port = (
+            read_state(self.folder / "hub").place.port
+            if (self.folder / "hub" / "hub.json").exists()
+            else free_port()
+        )
         return Place(url=f"nats://127.0.0.1:{port}", host="127.0.0.1", port=port)
 
     def _spawn(self, name: str, line: str) -> None:
@@ -109,9 +119,12 @@ class ProcessCrew:
             (folder / "invitation").write_text(line.split()[-1])
         (folder / "error.txt").unlink(missing_ok=True)
         threads = max(1, (os.cpu_count() or 1) // len(self.config.peer))
-        brings = Brings(engine=self.config.named(name).engine)  # the crew file is this machine's own
+        # the crew file is this machine's own
+        brings = Brings(engine=self.config.named(name).engine)
         arguments = (self._hub.state.place.url, self.config.crew.name, folder, threads, brings)
-        self._children[name] = _processes.Process(target=_take_part, args=arguments, name=f"motley {name}")
+        self._children[name] = _processes.Process(
+            target=_take_part, args=arguments, name=f"motley {name}"
+        )
         self._children[name].start()
 
     def _look_after(self) -> None:
@@ -124,18 +137,27 @@ class ProcessCrew:
             if child.exitcode is None or child.exitcode == 0:
                 continue
             if child.exitcode > 0:
-                raise ValueError(f"peer {name} stopped with an error: {_last_words(self.folder / 'peers' / name)}")
+                raise ValueError(
+                    f"peer {name} stopped with an error: "
+                    f"{_last_words(self.folder / 'peers' / name)}"
+                )
             self._say(f"peer {name} was killed by signal {-child.exitcode}; starting it again")
             self._spawn(name, "")
 
     def _read_lines(self) -> None:
-        """New whole lines of every peer's metrics. One that was killed writes its last rounds again, equal but for the times."""
+        """New whole lines of every peer's metrics.
+
+        One that was killed writes its last rounds again, equal but for the times.
+        """
         for name, known in self._lines.items():
             path = self.folder / "peers" / name / "metrics.jsonl"
             content = path.read_bytes() if path.exists() else b""
             if len(content) != self._sizes.get(name, 0):
                 self._sizes[name] = len(content)
-                found = (msgspec.json.decode(line) for line in content[: content.rfind(b"\n") + 1].splitlines())
+                found = (
+                    msgspec.json.decode(line)
+                    for line in content[: content.rfind(b"\n") + 1].splitlines()
+                )
                 known |= {line["round"]: line for line in found}
 
 

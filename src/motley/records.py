@@ -1,5 +1,7 @@
-"""The nouns of a crew: Problem, Rollout, Group, Origin; a learner's Weights for its samplers; what its hub says: Charter, Roster; and the
-Stamp under which all of it is published. Frozen data, no behaviour that needs torch, a task or a transport."""
+"""The nouns of a crew: Problem, Rollout, Group, Origin; a learner's Weights for its samplers; what
+its hub says: Charter, Roster; and the Stamp under which all of it is published. Frozen data, no
+behaviour that needs torch, a task or a transport.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +28,18 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def id(self) -> str:
         """Content hash: equal problems have equal ids on every machine."""
-        content = msgspec.json.encode([self.kind, self.prompt, self.answer, self.columns], order="sorted")
+        content = msgspec.json.encode(
+            [self.kind, self.prompt, self.answer, self.columns], order="sorted"
+        )
         return hashlib.sha256(content).hexdigest()[:16]
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How tokens were drawn, and under which convention their log-probs are reported.
 
-    logprobs "sampled": under the distribution really drawn from, temperature and truncation included.
-    "full": under the full softmax at that temperature. top_k = 0 and top_p = 1 truncate nothing; temperature 0 is greedy.
+    logprobs "sampled": under the distribution really drawn from, temperature and truncation
+    included. "full": under the full softmax at that temperature. top_k = 0 and top_p = 1 truncate
+    nothing; temperature 0 is greedy.
     """
 
     temperature: float = 1.0
@@ -45,13 +50,17 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature <= 10:
-            raise ValueError(f"temperature={self.temperature} is outside 0..10; 1.0 is usual for training")
+            raise ValueError(
+                f"temperature={self.temperature} is outside 0..10; 1.0 is usual for training"
+            )
         if self.top_k < 0:
             raise ValueError(f"top_k={self.top_k} is negative; 0 keeps every token")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p={self.top_p} is outside (0, 1]; 1.0 keeps every token")
         if self.max_tokens < 1:
-            raise ValueError(f"max_tokens={self.max_tokens} leaves no room for an answer; use at least 1")
+            raise ValueError(
+                f"max_tokens={self.max_tokens} leaves no room for an answer; use at least 1"
+            )
 
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +83,9 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """All rollouts of one problem by one policy version: what is shared, admitted and learned from."""
+    """All rollouts of one problem by one policy version: what is shared, admitted and learned
+    from.
+    """
 
     crew: str
     problem: str  # Problem.id
@@ -90,7 +101,10 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Charter(msgspec.Struct, frozen=True, kw_only=True):
-    """What every peer of a crew agreed to: its file, and what its task asks. The first record of a crew's log."""
+    """What every peer of a crew agreed to: its file, and what its task asks.
+
+    The first record of a crew's log.
+    """
 
     crew: str
     config: str  # TOML
@@ -134,10 +148,11 @@ NO_BASE = -1
 
 
 class Weights(msgspec.Struct, frozen=True, kw_only=True):
-    """One version of a learner's weights, for its samplers: which blobs make it up, and what must come out of them.
+    """One version of a learner's weights, for its samplers: which blobs make it up, and what must
+    come out of them.
 
-    `base` -1: the blobs hold everything that trains. Otherwise they overwrite what changed since that version. `frozen` is what
-    never trains, the same in every record.
+    `base` -1: the blobs hold everything that trains. Otherwise they overwrite what changed since
+    that version. `frozen` is what never trains, the same in every record.
     """
 
     crew: str
@@ -164,7 +179,9 @@ Content = Group | Weights | Charter | Roster
 
 
 class Stamp(msgspec.Struct, frozen=True, kw_only=True):
-    """Who publishes a record, and its place in the chain of everything that publisher ever published."""
+    """Who publishes a record, and its place in the chain of everything that publisher ever
+    published.
+    """
 
     key: bytes  # public, ed25519
     counter: int = 0

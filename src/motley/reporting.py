@@ -1,8 +1,11 @@
-"""Metrics for trackio, wandb and TensorBoard: `report = ["tensorboard"]` of [crew]. Knows metrics lines only; training never depends on it.
+"""Metrics for trackio, wandb and TensorBoard: `report = ["tensorboard"]` of [crew]. Knows metrics
+lines only; training never depends on it.
 
-metrics.jsonl is the truth, and a reporter has what it has: one that is opened on a run that goes on is first told everything that stands
-there, and what it had of that run before is replaced. So no round is there twice and none goes backwards, wherever a run was cut.
-All of it stays in the run folder unless the environment says otherwise (WANDB_MODE, TRACKIO_DIR, TRACKIO_SPACE_ID, TRACKIO_SERVER_URL).
+metrics.jsonl is the truth, and a reporter has what it has: one that is opened on a run that goes on
+is first told everything that stands there, and what it had of that run before is replaced. So no
+round is there twice and none goes backwards, wherever a run was cut. All of it stays in the run
+folder unless the environment says otherwise (WANDB_MODE, TRACKIO_DIR, TRACKIO_SPACE_ID,
+TRACKIO_SERVER_URL).
 
 RUN/tensorboard/    tensorboard --logdir RUN/tensorboard
 RUN/wandb/          wandb sync RUN/wandb/offline-run-*
@@ -39,7 +42,10 @@ class Reporter(Protocol):
 
 
 class Reports:
-    """A run's reporters, opened with its first line. Told of lines once they are in metrics.jsonl; can be told again after `close`."""
+    """A run's reporters, opened with its first line.
+
+    Told of lines once they are in metrics.jsonl; can be told again after `close`.
+    """
 
     def __init__(self, config: CrewConfig, folder: Path) -> None:
         self._config, self._folder = config, folder
@@ -50,7 +56,10 @@ class Reports:
             return
         if self._open is None:
             self._open = open_reporters(self._config, self._folder)
-            lines = [msgspec.json.decode(line) for line in (self._folder / "metrics.jsonl").read_bytes().splitlines()]
+            lines = [
+                msgspec.json.decode(line)
+                for line in (self._folder / "metrics.jsonl").read_bytes().splitlines()
+            ]
         for reporter in self._open:
             reporter.log(lines)
 
@@ -65,27 +74,33 @@ def check_reporters(config: CrewConfig) -> None:
     missing = [name for name in config.crew.report if not _installed(name)]
     if missing:
         raise ValueError(
-            f"report names {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed; "
+            f"report names {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not "
+            "installed; "
             "install with: pip install 'motley-rl[report]', or remove it from report"
         )
 
 
 def open_reporters(config: CrewConfig, folder: Path) -> list[Reporter]:
-    """The reporters a crew names, empty and guarded: one that fails, now or later, says so once and is left out."""
+    """The reporters a crew names, empty and guarded: one that fails, now or later, says so once and
+    is left out.
+    """
     check_reporters(config)
     return [_Guarded(name, config, folder) for name in dict.fromkeys(config.crew.report)]
 
 
 def _installed(name: str) -> bool:
     spec = importlib.util.find_spec(name)
-    return spec is not None and spec.origin is not None  # without one it is a folder that a reporter left here, not the package
+    # without one it is a folder that a reporter left here, not the package
+    return spec is not None and spec.origin is not None
 
 
 # Metrics lines as numbers with names
 
 
 def scalars_of(line: MetricsLine) -> Scalars:
-    """The numbers of a line by their path: {"peer": "small", "heldout": {"sort": 0.5}} -> {"small/heldout/sort": 0.5}."""
+    """The numbers of a line by their path: {"peer": "small", "heldout": {"sort": 0.5}} ->
+    {"small/heldout/sort": 0.5}.
+    """
     rest = {key: value for key, value in line.items() if key not in ("round", "peer")}
     return dict(_numbers(line["peer"], rest))
 
@@ -99,7 +114,9 @@ def _numbers(path: str, value: object) -> Iterator[tuple[str, float]]:
 
 
 def steps_of(lines: Sequence[MetricsLine]) -> Iterator[tuple[int, Scalars]]:
-    """Round and numbers; neighbouring lines of the same round, which are different peers', are one step."""
+    """Round and numbers; neighbouring lines of the same round, which are different peers', are one
+    step.
+    """
     number, found = -1, Scalars()
     for line in lines:
         if line["round"] != number and found:
@@ -136,7 +153,11 @@ class _Guarded:
             work()
         except Exception as error:  # noqa: BLE001 - a stranger's package; whatever it raises, hours of training must not end with it
             self._reporter = None
-            warnings.warn(f"{self._name} failed and is told nothing more: {error}; metrics.jsonl has everything", stacklevel=2)
+            warnings.warn(
+                f"{self._name} failed and is told nothing more: {error}; metrics.jsonl has "
+                "everything",
+                stacklevel=2,
+            )
 
 
 class _TensorBoard:
@@ -157,14 +178,18 @@ class _TensorBoard:
 
 
 class _Wandb:
-    """A run of its own each time it is opened, with all rounds in it. What was not synced of an earlier one is removed."""
+    """A run of its own each time it is opened, with all rounds in it.
+
+    What was not synced of an earlier one is removed.
+    """
 
     def __init__(self, config: CrewConfig, folder: Path) -> None:
         for old in (folder / "wandb").glob("offline-run-*"):
             if not any(old.glob("*.synced")):
                 shutil.rmtree(old)
         mode = os.environ.get("WANDB_MODE", "offline")
-        unasked = {"WANDB_ERROR_REPORTING": "false"} if mode == "offline" else {}  # its statistics would go to its makers even then
+        # its statistics would go to its makers even then
+        unasked = {"WANDB_ERROR_REPORTING": "false"} if mode == "offline" else {}
         with _environment(WANDB_MODE=mode, **unasked):
             wandb = importlib.import_module("wandb")
             self._run = wandb.init(
@@ -174,7 +199,9 @@ class _Wandb:
                 config=msgspec.to_builtins(config),
                 mode=mode,
                 reinit="create_new",
-                settings=wandb.Settings(silent=True, console="off", disable_git=True, disable_code=True),
+                settings=wandb.Settings(
+                    silent=True, console="off", disable_git=True, disable_code=True
+                ),
             )
         self._run.define_metric("round")
         self._run.define_metric("*", step_metric="round")  # wandb's own step only counts calls
@@ -188,12 +215,18 @@ class _Wandb:
 
 
 class _Trackio:
-    """In RUN/trackio, or where the environment says. A process has one place: a second run in it is written where the first one is."""
+    """In RUN/trackio, or where the environment says.
+
+    A process has one place: a second run in it is written where the first one is.
+    """
 
     def __init__(self, config: CrewConfig, folder: Path) -> None:
         own = folder.resolve() / "trackio"
         self._trackio = trackio = _import_trackio(own)
-        name, online = folder.resolve().name, bool(os.environ.keys() & {"TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"})
+        name, online = (
+            folder.resolve().name,
+            bool(os.environ.keys() & {"TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"}),
+        )
         if own == trackio.utils.TRACKIO_DIR and not online:
             with suppress(ValueError):  # there is no database yet
                 for old in trackio.Api().runs(PROJECT):
@@ -201,7 +234,12 @@ class _Trackio:
                         old.delete()
         with redirect_stdout(io.StringIO()), _asking_nobody(unless=online):
             self._run = trackio.init(
-                project=PROJECT, name=name, config=msgspec.to_builtins(config), embed=False, auto_log_gpu=False, auto_log_cpu=False
+                project=PROJECT,
+                name=name,
+                config=msgspec.to_builtins(config),
+                embed=False,
+                auto_log_gpu=False,
+                auto_log_cpu=False,
             )
 
     def log(self, lines: Sequence[MetricsLine]) -> None:
@@ -233,10 +271,15 @@ def _environment(**values: str) -> Iterator[None]:
 
 @contextmanager
 def _asking_nobody(unless: bool) -> Iterator[None]:
-    """trackio asks Hugging Face whose token is on this machine, even for a database that stays here."""
+    """trackio asks Hugging Face whose token is on this machine, even for a database that stays
+    here.
+    """
     from huggingface_hub import constants
 
-    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE or not unless
+    before, constants.HF_HUB_OFFLINE = (
+        constants.HF_HUB_OFFLINE,
+        constants.HF_HUB_OFFLINE or not unless,
+    )
     try:
         yield
     finally:
@@ -244,4 +287,8 @@ def _asking_nobody(unless: bool) -> Iterator[None]:
 
 
 # Each writes to the folder of its name in the run's.
-REPORTERS: dict[str, Callable[[CrewConfig, Path], Reporter]] = {"tensorboard": _TensorBoard, "wandb": _Wandb, "trackio": _Trackio}
+REPORTERS: dict[str, Callable[[CrewConfig, Path], Reporter]] = {
+    "tensorboard": _TensorBoard,
+    "wandb": _Wandb,
+    "trackio": _Trackio,
+}

@@ -1,13 +1,13 @@
-"""A run folder, the contract with people and tools: who builds a peer from it, measures it, and writes its metrics.
+"""A run folder, the contract with people and tools: who builds a peer from it, measures it, and
+writes its metrics.
 
-RUN/config.toml            the crew as it ran
-RUN/start/PEER/            a peer's model before the first round, where it was made here: a tiny one, or one with a warm start
-RUN/metrics.jsonl          a line per peer and round (docs/metrics.md)
-RUN/groups/                the log of a crew in one process; the outbox of a peer in its own
-RUN/checkpoints/round-N/   PEER/model is an ordinary Hugging Face or PEFT folder
-RUN/engine/PEER/           what an engine of its own needs: the weights and the log of its server
-RUN/tensorboard/, wandb/   what reporters write, where the crew file asks for them
-RUN/peers/PEER/            a crew of several processes: a run folder for each
+RUN/config.toml            the crew as it ran RUN/start/PEER/            a peer's model before the
+first round, where it was made here: a tiny one, or one with a warm start RUN/metrics.jsonl
+a line per peer and round (docs/metrics.md) RUN/groups/                the log of a crew in one
+process; the outbox of a peer in its own RUN/checkpoints/round-N/   PEER/model is an ordinary
+Hugging Face or PEFT folder RUN/engine/PEER/           what an engine of its own needs: the weights
+and the log of its server RUN/tensorboard/, wandb/   what reporters write, where the crew file asks
+for them RUN/peers/PEER/            a crew of several processes: a run folder for each
 """
 
 from __future__ import annotations
@@ -35,7 +35,14 @@ from motley.learning.learner import Learner, StepReport
 from motley.learning.warm import check_warm, warm_start
 from motley.objectives import objective
 from motley.peer import Peer
-from motley.policies import Policy, check_peer, initial_policy, is_tiny, peer_seed, with_trained_part
+from motley.policies import (
+    Policy,
+    check_peer,
+    initial_policy,
+    is_tiny,
+    peer_seed,
+    with_trained_part,
+)
 from motley.policies.hardware import choose_device
 from motley.policies.vocabulary import Vocabulary
 from motley.reporting import REPORTERS
@@ -50,7 +57,8 @@ WarmProgress = Callable[[str, int, dict[str, float]], None]  # (peer, steps, acc
 def check_config(config: CrewConfig, mine: str | None = None) -> None:
     """Look up every name a crew file uses, so that a mistake shows before any model loads.
 
-    `mine`: the only peer whose model must be on this machine; what others bring is theirs. None: all of them.
+    `mine`: the only peer whose model must be on this machine; what others bring is theirs. None:
+    all of them.
     """
     task = load_task(config.crew.task, config.task)
     objective(config.crew.objective, config.crew.variant, config.objective)
@@ -58,7 +66,9 @@ def check_config(config: CrewConfig, mine: str | None = None) -> None:
     vocabularies = {}
     for peer in config.students:
         if mine in (None, peer.name) or is_tiny(peer.model):
-            vocabularies[peer.name] = check_peer(peer, config.prompt, task, problems, config.sampling.max_tokens)
+            vocabularies[peer.name] = check_peer(
+                peer, config.prompt, task, problems, config.sampling.max_tokens
+            )
         if mine in (None, peer.name):
             choose_device(peer.device, small=False)
         if peer.warm:
@@ -73,12 +83,15 @@ def _check_vocabularies(vocabularies: dict[str, Vocabulary]) -> None:
     for name, vocabulary in others:
         if vocabulary.fingerprint != own.fingerprint:
             raise ValueError(
-                f"peers {first} and {name} have different vocabularies ({own.size} and {vocabulary.size} tokens), so that neither could "
-                "score the other's tokens; use models that share a tokenizer, such as sizes of one family"
+                f"peers {first} and {name} have different vocabularies ({own.size} and "
+                f"{vocabulary.size} tokens), so that neither could "
+                "score the other's tokens; use models that share a tokenizer, such as sizes of "
+                "one family"
             )
         if set(vocabulary.end_ids) != set(own.end_ids):
             raise ValueError(
-                f"peers {first} and {name} end their answers with different tokens, {own.end_ids} and {vocabulary.end_ids}; "
+                f"peers {first} and {name} end their answers with different tokens, {own.end_ids} "
+                f"and {vocabulary.end_ids}; "
                 "give both models' generation_config.json the same eos_token_id"
             )
 
@@ -91,7 +104,9 @@ class Timing:
 
 
 class Run:
-    def __init__(self, config: CrewConfig, folder: Path, clock: Clock | None = None, started_s: float = 0.0) -> None:
+    def __init__(
+        self, config: CrewConfig, folder: Path, clock: Clock | None = None, started_s: float = 0.0
+    ) -> None:
         """`started_s`: when on this clock the seconds of the crew file's network begin."""
         self.config = config
         self.folder = folder
@@ -99,21 +114,38 @@ class Run:
         self.started_s = started_s
         self.task = load_task(config.crew.task, config.task)
         self._heldout = evaluation_set(self.task, "heldout", config.evaluate.problems)
-        self._ood = evaluation_set(self.task, "ood", config.evaluate.problems) if "ood" in self.task.splits else []
+        self._ood = (
+            evaluation_set(self.task, "ood", config.evaluate.problems)
+            if "ood" in self.task.splits
+            else []
+        )
         for part in ("start", "groups", "checkpoints"):
             (folder / part).mkdir(parents=True, exist_ok=True)
         self.metrics = folder / "metrics.jsonl"
         self.metrics.touch()
 
-    def build(self, me: PeerConfig, log: Log, outbox: Outbox, hub: bytes, warm_progress: WarmProgress | None = None) -> Peer:
+    def build(
+        self,
+        me: PeerConfig,
+        log: Log,
+        outbox: Outbox,
+        hub: bytes,
+        warm_progress: WarmProgress | None = None,
+    ) -> Peer:
         """A peer with the model of start/, which is made and warmed first if it is not there."""
         config = self.config
         start = self.folder / "start" / me.name
         if not start.exists() and (me.warm or is_tiny(me.model)):
             policy = initial_policy(me, config.crew.seed, config.prompt, self.task)
             if me.warm:
-                progress = (lambda steps, accuracy: warm_progress(me.name, steps, accuracy)) if warm_progress else None
-                warm_start(policy, self.task, me.warm, peer_seed(me.name, config.crew.seed), progress)
+                progress = (
+                    (lambda steps, accuracy: warm_progress(me.name, steps, accuracy))
+                    if warm_progress
+                    else None
+                )
+                warm_start(
+                    policy, self.task, me.warm, peer_seed(me.name, config.crew.seed), progress
+                )
             with whole(start) as partial:
                 policy.save(partial)
         policy = _starting_policy(config, me, start, self.task)
@@ -133,12 +165,17 @@ class Run:
             weather=self.config.weather(me.name, self.started_s),
         )
 
-    def build_sampler(self, me: PeerConfig, log: Log, outbox: Outbox, blobs: Blobs, hub: bytes) -> Sampler:
+    def build_sampler(
+        self, me: PeerConfig, log: Log, outbox: Outbox, blobs: Blobs, hub: bytes
+    ) -> Sampler:
         """A sampler with its learner's model, whose weights are still to come."""
         followed = self.config.named(me.follows)
-        here = msgspec.structs.replace(followed, device=me.device, dtype=me.dtype)  # the learner's model on the sampler's machine
+        # the learner's model on the sampler's machine
+        here = msgspec.structs.replace(followed, device=me.device, dtype=me.dtype)
         policy = initial_policy(here, self.config.crew.seed, self.config.prompt, self.task)
-        policy = with_trained_part(policy, followed.train, peer_seed(followed.name, self.config.crew.seed))
+        policy = with_trained_part(
+            policy, followed.train, peer_seed(followed.name, self.config.crew.seed)
+        )
         weather = self.config.weather(me.name, self.started_s)
         engine = open_engine(policy, me.engine, self.folder / "engine" / me.name)
         half = SamplerHalf(self.config, me, self.task, policy, engine, outbox, self.clock, weather)
@@ -151,9 +188,18 @@ class Run:
     # Metrics
 
     def line(
-        self, peer: Peer, number: int, sampled: Sampled | None, report: StepReport | None, timing: Timing | None = None
+        self,
+        peer: Peer,
+        number: int,
+        sampled: Sampled | None,
+        report: StepReport | None,
+        timing: Timing | None = None,
     ) -> MetricsLine:
-        line: MetricsLine = {"round": number, "peer": peer.me.name, "version": peer.learner.policy.version}
+        line: MetricsLine = {
+            "round": number,
+            "peer": peer.me.name,
+            "version": peer.learner.policy.version,
+        }
         if sampled:
             line["reward"] = sampled.reward
         if report:
@@ -169,7 +215,9 @@ class Run:
             line["timing"] = {
                 "sample_s": timing.sample_s,
                 "learn_s": timing.learn_s,
-                "sampled_tokens_per_s": sampled.num_tokens / timing.sample_s if sampled and sampled.fresh else 0.0,
+                "sampled_tokens_per_s": sampled.num_tokens / timing.sample_s
+                if sampled and sampled.fresh
+                else 0.0,
                 "learned_tokens_per_s": report.num_tokens / timing.learn_s if report else 0.0,
             }
             if timing.overlap_s:
@@ -178,7 +226,11 @@ class Run:
 
     def sampler_line(self, sampler: Sampler, sampled: Sampled) -> MetricsLine:
         """What a sampler has to say of a round."""
-        line: MetricsLine = {"round": sampler.half.sampled_rounds, "peer": sampler.me.name, "version": sampled.version}
+        line: MetricsLine = {
+            "round": sampler.half.sampled_rounds,
+            "peer": sampler.me.name,
+            "version": sampled.version,
+        }
         line |= {"reward": sampled.reward, "sampled_tokens": sampled.num_tokens}
         if sampler.newest:
             line["behind"] = sampler.newest.version - sampled.version
@@ -187,7 +239,9 @@ class Run:
         return line
 
     def accuracies(self, peer: Peer) -> MetricsLine:
-        measure = lambda problems: greedy_by_kind(peer.engine, peer.learner.policy.prompts, self.task, problems, self.config.sampling)
+        measure = lambda problems: greedy_by_kind(
+            peer.engine, peer.learner.policy.prompts, self.task, problems, self.config.sampling
+        )
         found = {"heldout": measure(self._heldout)}
         return found | ({"ood": measure(self._ood)} if self._ood else {})
 
@@ -198,22 +252,29 @@ class Run:
         """Take back the lines written after a checkpoint: they are written again."""
         if self.metrics.stat().st_size < num_bytes:
             raise ValueError(
-                f"{self.metrics} is shorter than when {checkpoint} was saved; delete {checkpoint} to resume from the checkpoint before it"
+                f"{self.metrics} is shorter than when {checkpoint} was saved; delete {checkpoint} "
+                "to resume from the checkpoint before it"
             )
         os.truncate(self.metrics, num_bytes)
 
 
 def new_folder(folder: Path, config: CrewConfig, otherwise: str) -> None:
-    """Make a run folder with the crew in it; what an unfinished start left there is cleared, anything else is not touched."""
+    """Make a run folder with the crew in it; what an unfinished start left there is cleared,
+    anything else is not touched.
+    """
     _discard_unfinished(folder)
     if folder.exists() and any(folder.iterdir()):
-        raise ValueError(f"run folder {folder} is not empty; choose another with --out, or {otherwise}")
+        raise ValueError(
+            f"run folder {folder} is not empty; choose another with --out, or {otherwise}"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     write_config(config, folder / "config.toml")
 
 
 def _discard_unfinished(folder: Path) -> None:
-    """Clear what a start left that was stopped before its first checkpoint; a folder with anything else in it is not touched."""
+    """Clear what a start left that was stopped before its first checkpoint; a folder with anything
+    else in it is not touched.
+    """
     ours = {"config.toml", "start", "groups", "checkpoints", "metrics.jsonl", "engine", *REPORTERS}
     found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     if "config.toml" not in found or not found <= ours or checkpoints(folder / "checkpoints"):
@@ -226,11 +287,14 @@ def _discard_unfinished(folder: Path) -> None:
 
 
 def _starting_policy(config: CrewConfig, me: PeerConfig, start: Path, task: Task) -> Policy:
-    """The policy a peer begins with, from its saved folder where there is one, with what trains chosen."""
+    """The policy a peer begins with, from its saved folder where there is one, with what trains
+    chosen.
+    """
     policy = initial_policy(me, config.crew.seed, config.prompt, task)
     if start.exists():
         policy.load(start)
-        policy.base.name_or_path = str(start.resolve())  # where an adapter's folder says its base is
+        # where an adapter's folder says its base is
+        policy.base.name_or_path = str(start.resolve())
     return with_trained_part(policy, me.train, peer_seed(me.name, config.crew.seed))
 
 
@@ -240,8 +304,12 @@ def peer_folder(folder: Path, name: str) -> Path:
     return own if own.exists() else folder
 
 
-def trained_policies(folder: Path, task: Task | None = None, rules: Prompt | None = None) -> dict[str, Policy]:
-    """Every peer's policy at the newest checkpoint of a run, which is only read; for another task, or asked in another way."""
+def trained_policies(
+    folder: Path, task: Task | None = None, rules: Prompt | None = None
+) -> dict[str, Policy]:
+    """Every peer's policy at the newest checkpoint of a run, which is only read; for another task,
+    or asked in another way.
+    """
     config = read_config(folder / "config.toml")
     config = msgspec.structs.replace(config, prompt=rules or config.prompt)
     task = task or load_task(config.crew.task, config.task)
@@ -259,7 +327,10 @@ def trained_policies(folder: Path, task: Task | None = None, rules: Prompt | Non
 
 def newest_checkpoint(folder: Path) -> Path:
     if not (folder / "config.toml").exists():
-        raise ValueError(f"{folder} is not a run folder: it has no config.toml; give the folder that motley train printed")
+        raise ValueError(
+            f"{folder} is not a run folder: it has no config.toml; give the folder that motley "
+            "train printed"
+        )
     found = checkpoints(folder / "checkpoints")
     if not found:
         raise ValueError(f"{folder} has no checkpoint; start the crew anew")
@@ -272,7 +343,9 @@ def append_lines(path: Path, lines: list[MetricsLine]) -> None:
 
 
 def read_metrics(folder: Path) -> list[MetricsLine]:
-    return [msgspec.json.decode(line) for line in (folder / "metrics.jsonl").read_bytes().splitlines()]
+    return [
+        msgspec.json.decode(line) for line in (folder / "metrics.jsonl").read_bytes().splitlines()
+    ]
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, float]:

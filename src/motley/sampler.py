@@ -1,9 +1,10 @@
-"""The sampler half of every peer, and Sampler, a participant that has no other: it samples with a learner's newest weights that reached it.
+"""The sampler half of every peer, and Sampler, a participant that has no other: it samples with a
+learner's newest weights that reached it.
 
 | half | consumes | produces | waits for |
 |---|---|---|---|
-| `SamplerHalf` | a round's problems, an engine with a policy's weights | groups in the outbox | nothing |
-| `Sampler` | its learner's weights from the log and the blobs | the same | the first weights; with stale = "pace", for its learner |
+| `SamplerHalf` | a round's problems, an engine | groups in the outbox | nothing |
+| `Sampler` | its learner's weights | the same | the first weights; under "pace", its learner |
 """
 
 from __future__ import annotations
@@ -68,8 +69,10 @@ class SamplerHalf:
     clock: Clock
     weather: Weather
     sampled_rounds: int = 0
-    on_log: Callable[[Group], bool] = lambda group: False  # whether a group is known to be there, of an outbox that was lost
-    version: int = field(init=False)  # of the weights the engine has, which the policy's may be ahead of
+    # whether a group is known to be there, of an outbox that was lost
+    on_log: Callable[[Group], bool] = lambda group: False
+    # of the weights the engine has, which the policy's may be ahead of
+    version: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.version = self.policy.version
@@ -87,7 +90,10 @@ class SamplerHalf:
         return assign(self.task, self.config.crew.seed, name, round, self.config.problems_per_peer)
 
     def sample(self) -> Sampled:
-        """Answer the next round's problems and put the groups in the outbox. What was sampled before a crash is not sampled again."""
+        """Answer the next round's problems and put the groups in the outbox.
+
+        What was sampled before a crash is not sampled again.
+        """
         known = self.sampled_in(self.sampled_rounds)
         if known:
             self.sampled_rounds += 1
@@ -97,7 +103,11 @@ class SamplerHalf:
     def sampled_in(self, round: int) -> Sampled | None:
         """What the outbox knows of a round that was sampled before."""
         note = self.outbox.note_of(round)
-        return None if note is None else msgspec.structs.replace(msgspec.msgpack.decode(note, type=Sampled), fresh=False)
+        return (
+            None
+            if note is None
+            else msgspec.structs.replace(msgspec.msgpack.decode(note, type=Sampled), fresh=False)
+        )
 
     def draw(self) -> Drawn:
         """Sample the next round. Nothing is kept yet."""
@@ -107,19 +117,36 @@ class SamplerHalf:
     def ask(self) -> Asked:
         """The next round."""
         problems = self.problems(self.me.name, self.sampled_rounds)
-        return Asked(self.sampled_rounds, problems, [self.policy.prompts.ids(p) for p in problems], self.version)
+        return Asked(
+            self.sampled_rounds,
+            problems,
+            [self.policy.prompts.ids(p) for p in problems],
+            self.version,
+        )
 
     def answers(self, asked: Asked) -> list[list[Completion]]:
-        """What the engine says. The one part of a round that may run in another thread: it touches nothing but the engine."""
+        """What the engine says.
+
+        The one part of a round that may run in another thread: it touches nothing but the engine.
+        """
         seed = _seed(self.config.crew.seed, self.me.name, asked.round)
-        return self.engine.sample(asked.prompts, self.config.rollouts_per_group, self.config.sampling, seed)
+        return self.engine.sample(
+            asked.prompts, self.config.rollouts_per_group, self.config.sampling, seed
+        )
 
     def drawn(self, asked: Asked, answers: Sequence[Sequence[Completion]]) -> Drawn:
         """The answers with their rewards, as groups."""
         size, rollouts = self.config.rollouts_per_group, self._rollouts(asked, answers)
-        groups = [self._group(asked, slot, rollouts[slot * size : (slot + 1) * size]) for slot in range(len(asked.problems))]
+        groups = [
+            self._group(asked, slot, rollouts[slot * size : (slot + 1) * size])
+            for slot in range(len(asked.problems))
+        ]
         reward = sum(r.reward for r in rollouts) / len(rollouts)
-        return Drawn(asked.round, groups, Sampled(sum(len(r.tokens) for r in rollouts), reward, asked.version))
+        return Drawn(
+            asked.round,
+            groups,
+            Sampled(sum(len(r.tokens) for r in rollouts), reward, asked.version),
+        )
 
     def keep(self, drawn: Drawn) -> Sampled:
         """Put a round's groups in the outbox; from here on they cannot be lost."""
@@ -130,17 +157,26 @@ class SamplerHalf:
         return drawn.sampled
 
     def _rollouts(self, asked: Asked, answers: Sequence[Sequence[Completion]]) -> list[Rollout]:
-        flat = [(problem, c) for problem, samples in zip(asked.problems, answers, strict=True) for c in samples]
+        flat = [
+            (problem, c)
+            for problem, samples in zip(asked.problems, answers, strict=True)
+            for c in samples
+        ]
         if not all(math.isfinite(logprob) for _, c in flat for logprob in c.logprobs):
             raise FloatingPointError(
-                f"{self.me.name} samples with log-probs that are no numbers at version {asked.version}: its lr was too high for "
-                "its weights. Lower it; if the newest checkpoint has them already, delete it, and go on from the one before"
+                f"{self.me.name} samples with log-probs that are no numbers at version "
+                f"{asked.version}: its lr was too high for "
+                "its weights. Lower it; if the newest checkpoint has them already, delete it, and "
+                "go on from the one before"
             )
-        rewards = self.task.score([p for p, _ in flat], self.policy.vocabulary.decode_all(c.tokens for _, c in flat))
+        rewards = self.task.score(
+            [p for p, _ in flat], self.policy.vocabulary.decode_all(c.tokens for _, c in flat)
+        )
         strange = [r for r in rewards if not abs(r) <= MAX_REWARD]
         if strange:
             raise ValueError(
-                f"the task gave a reward of {strange[0]} in round {asked.round}; expected a number of at most {MAX_REWARD:g} in size"
+                f"the task gave a reward of {strange[0]} in round {asked.round}; expected a "
+                f"number of at most {MAX_REWARD:g} in size"
             )
         return [
             Rollout(tokens=c.tokens, logprobs=c.logprobs, reward=reward, ending=c.ending)
@@ -200,7 +236,8 @@ class Transfer:
 
     plan: list[Weights]
     arrives_s: float
-    contents: Future[dict[str, bytes | None]]  # of the blobs, by their hashes: the store may forget them before they arrive
+    # of the blobs, by their hashes: the store may forget them before they arrive
+    contents: Future[dict[str, bytes | None]]
 
 
 @dataclass(slots=True)
@@ -211,7 +248,8 @@ class Sampler:
     log: Log
     blobs: Blobs  # its learner's
     hub: bytes
-    submit: Callable[[Fetch], Future[dict[str, bytes | None]]] = done  # who fetches, at once or beside the sampling
+    # who fetches, at once or beside the sampling
+    submit: Callable[[Fetch], Future[dict[str, bytes | None]]] = done
     cursors: dict[str, int] = field(init=False)  # per publisher that it reads
     known: dict[int, Weights] = field(init=False)  # by version, as far as they may still be loaded
     newest: Weights | None = field(init=False)
@@ -230,7 +268,8 @@ class Sampler:
     def receive(self) -> None:
         """Take in what the learner and the hub have written since, in the log's order.
 
-        The learner is read first: a roster that stands before one of its records is then there when the hub is read.
+        The learner is read first: a roster that stands before one of its records is then there when
+        the hub is read.
         """
         while found := [entry for publisher in self.cursors for entry in self._read(publisher)]:
             for entry in sorted(found):
@@ -263,32 +302,52 @@ class Sampler:
         return loaded
 
     def _land(self, now_s: float) -> bool:
-        if self.transfer is None or self.transfer.arrives_s > now_s or not self.transfer.contents.done():
+        if (
+            self.transfer is None
+            or self.transfer.arrives_s > now_s
+            or not self.transfer.contents.done()
+        ):
             return False
         plan, fetched, self.transfer = self.transfer.plan, self.transfer.contents, None
         contents = fetched.result()
         if self.follower.apply(plan, lambda blob: contents.get(blob.sha256)) is not None:
             self.failed += 1
             return False
-        self.known = {version: weights for version, weights in self.known.items() if version > self.follower.version}
+        self.known = {
+            version: weights
+            for version, weights in self.known.items()
+            if version > self.follower.version
+        }
         self.half.refresh()
         return True
 
     def _fetched(self, plan: Sequence[Weights]) -> dict[str, bytes | None]:
-        return {blob.sha256: self.blobs.get(blob.sha256, blob.num_bytes) for blob in self.follower.blobs_of(plan)}
+        return {
+            blob.sha256: self.blobs.get(blob.sha256, blob.num_bytes)
+            for blob in self.follower.blobs_of(plan)
+        }
 
     def forget(self) -> None:
-        """What a crash takes: the weights in memory and those on their way. The log and the blobs have them again."""
+        """What a crash takes: the weights in memory and those on their way.
+
+        The log and the blobs have them again.
+        """
         self.cursors = dict.fromkeys((self.me.follows, HUB), 0)  # in this order: see `receive`
         self.known, self.newest, self.transfer = {}, None, None
-        self.admission = Admission(rules_of(self.half.config, self.half.policy), self.hub, self.half.problems, None)
+        self.admission = Admission(
+            rules_of(self.half.config, self.half.policy), self.hub, self.half.problems, None
+        )
         self.follower = Follower(self.half.policy)
 
     def may_sample(self) -> bool:
-        """Once it has weights, always; with stale = "pace", not while its learner has more to learn from than the window can use up."""
+        """Once it has weights, always; with stale = "pace", not while its learner has more to learn
+        from than the window can use up.
+        """
         if self.follower.version < 0 or self.newest is None:
             return False
-        return self.half.config.learning.stale == "drop" or not holds_up(self.newest.backlog, self.me.name, self.half.config)
+        return self.half.config.learning.stale == "drop" or not holds_up(
+            self.newest.backlog, self.me.name, self.half.config
+        )
 
     @property
     def finished(self) -> bool:
@@ -299,9 +358,12 @@ class Sampler:
 
 
 def holds_up(backlog: Backlog, author: str, config: CrewConfig) -> bool:
-    """Whether so much waits for a learner that an author should. Never while the learner lacks a full step: that would be for ever.
+    """Whether so much waits for a learner that an author should.
 
-    In a horizontal crew the author's own parts count: others may wait for those of a slower one, which must go on.
+    Never while the learner lacks a full step: that would be for ever.
+
+    In a horizontal crew the author's own parts count: others may wait for those of a slower one,
+    which must go on.
     """
     horizontal = config.crew.layout == "horizontal"
     waiting = sum(count for name, count in backlog.waiting if name == author or not horizontal)
@@ -312,4 +374,6 @@ def holds_up(backlog: Backlog, author: str, config: CrewConfig) -> bool:
 
 
 def _seed(crew_seed: int, peer: str, round: int) -> int:
-    return int.from_bytes(hashlib.sha256(f"sample/{crew_seed}/{peer}/{round}".encode()).digest()[:7], "big")
+    return int.from_bytes(
+        hashlib.sha256(f"sample/{crew_seed}/{peer}/{round}".encode()).digest()[:7], "big"
+    )

@@ -1,7 +1,10 @@
-"""SamplerMember: a sampler in a process of its own, at a hub. It never waits for anyone once it has weights.
+"""SamplerMember: a sampler in a process of its own, at a hub.
 
-It can be killed at any moment. What was sampled is in the outbox, the weights are in the learner's blobs and their manifests on the log:
-it needs no checkpoint, and loses at most the batch it was making.
+It never waits for anyone once it has weights.
+
+It can be killed at any moment. What was sampled is in the outbox, the weights are in the learner's
+blobs and their manifests on the log: it needs no checkpoint, and loses at most the batch it was
+making.
 """
 
 from __future__ import annotations
@@ -24,14 +27,17 @@ class SamplerMember(Seat):
     def __init__(self, joining: Joining, config: CrewConfig, log: NatsLog, held: ExitStack) -> None:
         super().__init__(joining, config, log, held)
         blobs = self._blobs_of(self.me.follows)
-        self.sampler = self._run.build_sampler(self.me, log, self.outbox, blobs, joining.membership.hub)
+        self.sampler = self._run.build_sampler(
+            self.me, log, self.outbox, blobs, joining.membership.hub
+        )
         self._admission = self.sampler.admission
         beside = ThreadPoolExecutor(1, thread_name_prefix="weights")
         held.callback(beside.shutdown, wait=False, cancel_futures=True)
         self.sampler.submit = beside.submit
         self.sampler.half.sampled_rounds = self.outbox.last_round + 1
         last = self._mend_outbox()
-        if last and isinstance(group := known(last)[0], Group):  # with a lost outbox, what the log has is not sampled again
+        # with a lost outbox, what the log has is not sampled again
+        if last and isinstance(group := known(last)[0], Group):
             self.sampler.half.sampled_rounds = max(self.finished_rounds, group.round + 1)
         if self.finished_rounds:
             self._say(f"going on after round {self.finished_rounds}")
@@ -58,12 +64,19 @@ class SamplerMember(Seat):
         sampled, sample_s = timed(sampler.half.sample)
         self._courier.wake()
         line = self._run.sampler_line(sampler, sampled)
-        line["timing"] = {"sample_s": sample_s, "sampled_tokens_per_s": sampled.num_tokens / sample_s}
+        line["timing"] = {
+            "sample_s": sample_s,
+            "sampled_tokens_per_s": sampled.num_tokens / sample_s,
+        }
         self._run.write([line])
         return line
 
     def _look(self) -> None:
-        """See what is new. Without the hub it goes on with the weights it has, as far as the staleness window will still take it."""
+        """See what is new.
+
+        Without the hub it goes on with the weights it has, as far as the staleness window will
+        still take it.
+        """
         first = self.sampler.follower.version < 0
         try:
             self.sampler.receive()

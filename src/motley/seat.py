@@ -1,5 +1,7 @@
-"""Seat: what every participant in a process of its own has at a hub: its outbox and courier, its presence, its run folder, its words of
-waiting. What it does with its turns is up to `member.py` (who learns) and `sampler_member.py` (who only samples)."""
+"""Seat: what every participant in a process of its own has at a hub: its outbox and courier, its
+presence, its run folder, its words of waiting. What it does with its turns is up to `member.py`
+(who learns) and `sampler_member.py` (who only samples).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ WAIT_S = 0.25  # at most, before looking again
 
 
 class Seat:
-    """`rounds()` takes part: it yields a metrics line per round, and in between, whenever it waits, a line of text that says for what."""
+    """`rounds()` takes part: it yields a metrics line per round, and in between, whenever it waits,
+    a line of text that says for what.
+    """
 
     def __init__(self, joining: Joining, config: CrewConfig, log: NatsLog, held: ExitStack) -> None:
         """`held`: what to give back in the end, or if this fails."""
@@ -34,7 +38,9 @@ class Seat:
         self._admission: Admission | None = None  # whose roster says whose key counts
         self._run = Run(config, joining.folder, started_s=joining.membership.joined_s)
         voice = Voice(self.me.name, joining.identity.sign)
-        self.presence = patiently(lambda: Presence(log.connection, config.crew.name, self._verify, voice), self._say)
+        self.presence = patiently(
+            lambda: Presence(log.connection, config.crew.name, self._verify, voice), self._say
+        )
         held.callback(self.presence.stop)
         self.outbox = self._open_outbox()
         held.callback(self.outbox.close)
@@ -74,8 +80,16 @@ class Seat:
         buffered = len(self.outbox)
         kept = f"; {buffered} records wait to be sent" if buffered else ""
         if self.log.connection.shut_out:
-            raise ValueError("the hub has shut this peer out; what it has is saved, and the hub's owner can invite it anew")
-        return (self.log.connection.trouble or self._courier.trouble or self._trouble or self._waits_for()) + kept
+            raise ValueError(
+                "the hub has shut this peer out; what it has is saved, and the hub's owner can "
+                "invite it anew"
+            )
+        return (
+            self.log.connection.trouble
+            or self._courier.trouble
+            or self._trouble
+            or self._waits_for()
+        ) + kept
 
     def close(self) -> None:
         self._courier.close()
@@ -92,28 +106,40 @@ class Seat:
         return peer in keys and verifies(keys[peer], signature, message)
 
     def _may_sample_unheard(self) -> bool:
-        """Without the hub sampling goes on into the outbox, as far as the staleness window will still take it."""
+        """Without the hub sampling goes on into the outbox, as far as the staleness window will
+        still take it.
+        """
         rounds = 1 if self.config.crew.pace == "lockstep" else max(1, self.config.learning.max_age)
         return len(self.outbox) < self.config.problems_per_peer * rounds
 
     def _check_engine(self, half: SamplerHalf) -> None:
         found = check_engine(half)
-        self._say(f"engine against trainer: log-probs differ by {found.largest:.1e} at most, {found.mean:.1e} on average")
+        self._say(
+            f"engine against trainer: log-probs differ by {found.largest:.1e} at most, "
+            f"{found.mean:.1e} on average"
+        )
         if found.fault:
             raise ValueError(
-                f"the engine of {self.me.name} {found.fault} from its trainer (largest {found.largest:.1e}, mean {found.mean:.1e}): "
-                "its importance ratios would be wrong for everyone, so it does not join; see motley check"
+                f"the engine of {self.me.name} {found.fault} from its trainer (largest "
+                f"{found.largest:.1e}, mean {found.mean:.1e}): "
+                "its importance ratios would be wrong for everyone, so it does not join; see "
+                "motley check"
             )
 
     def _mend_outbox(self) -> Entry | None:
-        """A lost outbox must not begin the chain anew: go on behind the last record the log has of this peer, which is returned."""
+        """A lost outbox must not begin the chain anew: go on behind the last record the log has of
+        this peer, which is returned.
+        """
         last = patiently(lambda: self.log.last_of(self.me.name), self._say)
         if last is None or not self._is_mine(last):
             return None
         if stamp_of(last)[0].counter < self.outbox.head.counter:
             return last
-        # Delayed deliveries overtake each other: the newest on the log need not be the last of the chain.
-        mine = filter(self._is_mine, patiently(lambda: self.log.records_of(self.me.name), self._say))
+        # Delayed deliveries overtake each other: the newest on the log need not be the last of the
+        # chain.
+        mine = filter(
+            self._is_mine, patiently(lambda: self.log.records_of(self.me.name), self._say)
+        )
         last = max(mine, key=lambda entry: stamp_of(entry)[0].counter)
         stamp, hash = stamp_of(last)
         self._say(f"the outbox was lost; going on behind record {stamp.counter} of the log")
@@ -121,7 +147,10 @@ class Seat:
         return last
 
     def _is_mine(self, entry: Entry) -> bool:
-        """Signed with the present key. Under another, or on a server that lets anybody write, it says nothing of this outbox."""
+        """Signed with the present key.
+
+        Under another, or on a server that lets anybody write, it says nothing of this outbox.
+        """
         try:
             stamp, _ = stamp_of(entry)
             sealed = unpack(entry.record)

@@ -23,13 +23,25 @@ from motley.records import Sampling
 MODEL = "tiny:0.3m"
 COLUMNS = {
     "machine": "what value unit",
-    "decode": "model sequences ms_per_step tokens_per_s generate_ms ratio floor_ms of_floor peak_gib generate_peak_gib",
+    "decode": (
+        "model sequences ms_per_step tokens_per_s generate_ms ratio floor_ms of_floor peak_gib "
+        "generate_peak_gib"
+    ),
     "context": "model context sequences ms_per_step tokens_per_s floor_ms of_floor peak_gib",
     "memory": "model context sequences returned seconds tokens_per_s peak_gib said",
-    "call": "model prompts samples tokens seconds tokens_per_s generate_s ratio peak_gib generate_peak_gib",
-    "training": "model rows tokens tokens_per_s plain_tokens_per_s ratio of_product_rate plain_of_product_rate peak_gib plain_peak_gib",
+    "call": (
+        "model prompts samples tokens seconds tokens_per_s generate_s ratio peak_gib "
+        "generate_peak_gib"
+    ),
+    "training": (
+        "model rows tokens tokens_per_s plain_tokens_per_s ratio of_product_rate "
+        "plain_of_product_rate peak_gib plain_peak_gib"
+    ),
     "logprobs": "model what tokens mean_difference 99.9_% mean_ratio",
-    "grpo": "model sequences trained tokens against seconds sampling_s trl_s ratio peak_gib trl_peak_gib note",
+    "grpo": (
+        "model sequences trained tokens against seconds sampling_s trl_s ratio peak_gib "
+        "trl_peak_gib note"
+    ),
 }
 
 
@@ -47,7 +59,9 @@ def rows() -> list[dict[str, Any]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grpo, "has_trl", lambda: False)
         seen: list[tuple[str, int, int]] = []
-        made = gpu_benchmark(lambda *shown: seen.append(shown), "cpu", (MODEL, "tiny:1m"), "auto", SMALL)
+        made = gpu_benchmark(
+            lambda *shown: seen.append(shown), "cpu", (MODEL, "tiny:1m"), "auto", SMALL
+        )
     assert [done for _, done, _ in seen[1:]] == list(range(seen[-1][2]))
     return made
 
@@ -55,12 +69,19 @@ def rows() -> list[dict[str, Any]]:
 def test_every_section_has_its_columns_and_models(rows: list[dict[str, Any]]) -> None:
     assert list(dict.fromkeys(row["section"] for row in rows)) == list(COLUMNS) == list(SECTIONS)
     for row in rows:
-        assert list(row) == ["section", *(name.replace("_%", " %") for name in COLUMNS[row["section"]].split())]
+        assert list(row) == [
+            "section",
+            *(name.replace("_%", " %") for name in COLUMNS[row["section"]].split()),
+        ]
     assert Counter((row["section"], row.get("model", "")) for row in rows) == {
         ("machine", ""): 2,
         ("memory", MODEL): 1,
         **{(name, model): 2 for name in ("decode", "context") for model in (MODEL, "tiny:1m")},
-        **{(name, model): 1 for name in ("call", "training", "grpo") for model in (MODEL, "tiny:1m")},
+        **{
+            (name, model): 1
+            for name in ("call", "training", "grpo")
+            for model in (MODEL, "tiny:1m")
+        },
         **{("logprobs", model): 3 for model in (MODEL, "tiny:1m")},
     }
     assert json.loads(json.dumps(rows)) == rows
@@ -69,7 +90,9 @@ def test_every_section_has_its_columns_and_models(rows: list[dict[str, Any]]) ->
 def test_ratios_are_what_ours_is_faster_by(rows: list[dict[str, Any]]) -> None:
     by = lambda section: [row for row in rows if row["section"] == section]
     for row in by("decode"):
-        assert row["tokens_per_s"] == pytest.approx(1e3 * row["sequences"] / row["ms_per_step"], abs=1)
+        assert row["tokens_per_s"] == pytest.approx(
+            1e3 * row["sequences"] / row["ms_per_step"], abs=1
+        )
         if row["sequences"] == 4:
             assert row["ratio"] == pytest.approx(row["generate_ms"] / row["ms_per_step"])
         else:  # more than generate is asked for
@@ -78,7 +101,9 @@ def test_ratios_are_what_ours_is_faster_by(rows: list[dict[str, Any]]) -> None:
         assert row["ratio"] == pytest.approx(row["generate_s"] / row["seconds"])
         assert row["tokens_per_s"] == pytest.approx(3 * 4 * 12 / row["seconds"], abs=1)
     for row in by("training"):
-        assert row["ratio"] == pytest.approx(row["tokens_per_s"] / row["plain_tokens_per_s"], rel=0.01)
+        assert row["ratio"] == pytest.approx(
+            row["tokens_per_s"] / row["plain_tokens_per_s"], rel=0.01
+        )
         assert row["ratio"] == pytest.approx(row["of_product_rate"] / row["plain_of_product_rate"])
     for row in by("decode") + by("context"):
         assert row["of_floor"] == pytest.approx(row["floor_ms"] / row["ms_per_step"])
@@ -115,7 +140,9 @@ def test_what_the_engine_says_when_memory_ends_is_kept(monkeypatch: pytest.Monke
         def __init__(self, policy: Policy) -> None:
             self._engine = torch_engine(policy)
 
-        def sample(self, prompts: Sequence[Sequence[int]], *others: Any, **named: Any) -> list[list[Completion]]:
+        def sample(
+            self, prompts: Sequence[Sequence[int]], *others: Any, **named: Any
+        ) -> list[list[Completion]]:
             for _ in range(2):
                 warnings.warn("going on with 2 at a time", stacklevel=2)
             return self._engine.sample(prompts[:-1], *others, **named)
@@ -133,10 +160,14 @@ def test_the_floor_of_a_step_by_hand() -> None:
     context = 6 + (2 + 12) / 2
     read = 4 * parameters + 8 * context * 3 * 2 * 96 * 4
     assert sampling._floor_s(bench(flops_per_s=1e30), MODEL, 6, 8) == pytest.approx(read / 1e9)
-    assert sampling._floor_s(bench(bytes_per_s=1e30), MODEL, 6, 8) == pytest.approx(2 * parameters * 8 / 1e9)
+    assert sampling._floor_s(bench(bytes_per_s=1e30), MODEL, 6, 8) == pytest.approx(
+        2 * parameters * 8 / 1e9
+    )
 
 
-def test_log_probs_agree_and_a_trainer_that_is_off_is_seen(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]]) -> None:
+def test_log_probs_agree_and_a_trainer_that_is_off_is_seen(
+    monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]]
+) -> None:
     for row in (row for row in rows if row["section"] == "logprobs"):
         assert row["mean_difference"] <= row["99.9 %"] < 1e-4
         assert row["mean_ratio"] == pytest.approx(1, abs=1e-4)
@@ -158,7 +189,9 @@ def off_by(nats: float) -> Callable[..., Any]:
 
 
 def test_differences_by_hand() -> None:
-    row = training._difference("m", "w", torch.tensor([0.0, -1.0, -2.0]), torch.tensor([0.0, -1.5, -1.0]))
+    row = training._difference(
+        "m", "w", torch.tensor([0.0, -1.0, -2.0]), torch.tensor([0.0, -1.5, -1.0])
+    )
     assert row["mean_difference"] == pytest.approx(0.5)
     assert row["mean_ratio"] == pytest.approx((1 + 1.6487213 + 0.3678794) / 3)
     many = torch.arange(10_001.0)
@@ -171,11 +204,13 @@ def test_both_sides_of_a_training_step_learn_the_same_rows(monkeypatch: pytest.M
     sequences = training._to_score(policy, problems, made)
     assert [(len(s.prompt), len(s.tokens)) for s in sequences] == [(1, 19)] * 8
     learned = grpo.candidates(policy, problems, made, Sampling(max_tokens=20))
-    assert [(policy.prompts.ids(c.problem), r.tokens) for c in learned for r in c.group.rollouts] == [
-        (s.prompt, s.tokens) for s in sequences
-    ]
+    assert [
+        (policy.prompts.ids(c.problem), r.tokens) for c in learned for r in c.group.rollouts
+    ] == [(s.prompt, s.tokens) for s in sequences]
 
 
 def test_a_section_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ValueError, match="section 'decoding' is not known; choose from machine, decode"):
+    with pytest.raises(
+        ValueError, match="section 'decoding' is not known; choose from machine, decode"
+    ):
         gpu_benchmark(lambda *shown: None, "cpu", (MODEL,), "auto", SMALL, ("decoding",))

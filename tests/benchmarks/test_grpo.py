@@ -18,7 +18,12 @@ MODEL = "tiny:0.3m"
 
 
 def work(max_tokens: int = 5, trl_rows: int = 0) -> Step:
-    return Step(texts=Texts.draw(build(MODEL).vocabulary, 3, 6).texts, num_samples=4, max_tokens=max_tokens, trl_rows=trl_rows)
+    return Step(
+        texts=Texts.draw(build(MODEL).vocabulary, 3, 6).texts,
+        num_samples=4,
+        max_tokens=max_tokens,
+        trl_rows=trl_rows,
+    )
 
 
 def test_our_step_trains_every_sequence_and_samples_with_the_new_weights() -> None:
@@ -45,9 +50,13 @@ def test_our_cost_leaves_the_first_steps_out() -> None:
 
 def test_rewards_differ_so_that_nothing_is_silent() -> None:
     policy, sampling = build(MODEL), Sampling(max_tokens=2)
-    made = [[Completion((11, 12), (-1.0, -1.0), "length"), Completion((11, 13), (-1.0, -1.0), "length")]]
+    made = [
+        [Completion((11, 12), (-1.0, -1.0), "length"), Completion((11, 13), (-1.0, -1.0), "length")]
+    ]
     (candidate,) = candidates(policy, [Problem(prompt="1")], made, sampling)
-    assert [r.reward for r in candidate.group.rollouts] == [checksum("", policy.vocabulary.decode(c.tokens)) for c in made[0]]
+    assert [r.reward for r in candidate.group.rollouts] == [
+        checksum("", policy.vocabulary.decode(c.tokens)) for c in made[0]
+    ]
     assert len({r.reward for r in candidate.group.rollouts}) == 2
     assert all(0 <= r.reward < 1 for r in candidate.group.rollouts)
 
@@ -56,8 +65,19 @@ def test_trl_does_the_same_work(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("trl")
     scored: list[dict[str, Any]] = []
 
-    def noted(prompts: list[str], completions: list[str], completion_ids: list[list[int]], **others: object) -> list[float]:
-        scored.append({"prompts": prompts, "ids": completion_ids, "telemetry": not huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY})
+    def noted(
+        prompts: list[str],
+        completions: list[str],
+        completion_ids: list[list[int]],
+        **others: object,
+    ) -> list[float]:
+        scored.append(
+            {
+                "prompts": prompts,
+                "ids": completion_ids,
+                "telemetry": not huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY,
+            }
+        )
         return [checksum("", text) for text in completions]
 
     monkeypatch.setattr(grpo, "_reward_of_all", lambda reward: noted)
@@ -79,7 +99,9 @@ def test_completions_of_trl_may_end_where_ours_may(monkeypatch: pytest.MonkeyPat
     pytest.importorskip("trl")
     lengths: set[int] = set()
 
-    def noted(completions: list[str], completion_ids: list[list[int]], **others: object) -> list[float]:
+    def noted(
+        completions: list[str], completion_ids: list[list[int]], **others: object
+    ) -> list[float]:
         lengths.update(map(len, completion_ids))
         return [checksum("", text) for text in completions]
 

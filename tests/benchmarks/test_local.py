@@ -12,7 +12,10 @@ from motley.benchmarks.timing import Cost
 
 @pytest.fixture(autouse=True)
 def _one_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One, untrained: the numbers mean little, what is measured is the same. Nor is there a pretrained one."""
+    """One, untrained: the numbers mean little, what is measured is the same.
+
+    Nor is there a pretrained one.
+    """
 
     def nothing(name: str) -> None:
         raise ValueError(f"model {name} is not here yet")
@@ -23,11 +26,17 @@ def _one_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def steps() -> list[dict[str, Any]]:
-    return [row for row in local_benchmark(1, lambda *shown: None) if row["half"].startswith("whole step")]
+    return [
+        row
+        for row in local_benchmark(1, lambda *shown: None)
+        if row["half"].startswith("whole step")
+    ]
 
 
 def test_a_row_for_each_half_and_for_whole_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    def trl_cost(policy: object, work: grpo.Step, repeats: int, between: Callable[[], None]) -> Cost:
+    def trl_cost(
+        policy: object, work: grpo.Step, repeats: int, between: Callable[[], None]
+    ) -> Cost:
         for _ in range(1 + repeats):
             between()
         assert work.may_end
@@ -37,7 +46,11 @@ def test_a_row_for_each_half_and_for_whole_steps(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(grpo, "trl_cost", trl_cost)
     seen: list[tuple[str, int, int]] = []
     rows = local_benchmark(1, lambda *shown: seen.append(shown))
-    assert seen == [("tiny:0.3m", 0, 3), ("tiny:0.3m, whole step", 1, 3), ("smollm2-135m, whole step", 2, 3)]
+    assert seen == [
+        ("tiny:0.3m", 0, 3),
+        ("tiny:0.3m, whole step", 1, 3),
+        ("smollm2-135m, whole step", 2, 3),
+    ]
     assert [(row["model"], row["half"], row["against"]) for row in rows] == [
         ("tiny:0.3m", "sampling", "generate"),
         ("tiny:0.3m", "training", "padded rows"),
@@ -48,7 +61,11 @@ def test_a_row_for_each_half_and_for_whole_steps(monkeypatch: pytest.MonkeyPatch
     for row in rows[:4]:
         assert row["ratio"] == pytest.approx(row["motley"] / row["rival"], rel=0.01)
     assert 24 * 12 <= 2.0 * rows[2]["rival"] <= 24 * 12 * 8  # tokens in 2 s
-    assert [row["note"] for row in rows[2:4]] == ["0 of 288 sequences train", "288 of 288 sequences train"]  # untrained: all are wrong
+    # untrained: all are wrong
+    assert [row["note"] for row in rows[2:4]] == [
+        "0 of 288 sequences train",
+        "288 of 288 sequences train",
+    ]
     assert len({tuple(row) for row in rows}) == 1
 
 

@@ -30,11 +30,15 @@ def test_prompts_are_exactly_as_long_as_asked() -> None:
 
 
 @pytest.mark.models
-def test_prompts_of_a_real_vocabulary_are_the_ones_that_others_read(smollm2: str, tmp_path: Path) -> None:
+def test_prompts_of_a_real_vocabulary_are_the_ones_that_others_read(
+    smollm2: str, tmp_path: Path
+) -> None:
     policy = initial_policy(PeerConfig(name="one", model=smollm2), seed=0)
     made = exact(policy.vocabulary, 96)
     policy.vocabulary.save(tmp_path)
-    assert AutoTokenizer.from_pretrained(tmp_path)(made.texts)["input_ids"] == [list(ids) for ids in made.ids]
+    assert AutoTokenizer.from_pretrained(tmp_path)(made.texts)["input_ids"] == [
+        list(ids) for ids in made.ids
+    ]
     assert smollm2 == SMOLLM2
 
 
@@ -58,5 +62,7 @@ def test_models_share_nothing() -> None:
 def test_what_a_step_must_read() -> None:
     policy = build("tiny:0.3m")  # hidden 96, 3 layers, feed-forward 256, 3 heads of 32
     vocabulary = policy.vocabulary.size
-    assert num_parameters(policy) == vocabulary * 96 + 3 * (4 * 96 * 96 + 3 * 96 * 256 + 2 * 96) + 96
+    assert (
+        num_parameters(policy) == vocabulary * 96 + 3 * (4 * 96 * 96 + 3 * 96 * 256 + 2 * 96) + 96
+    )
     assert cache_bytes(policy) == 3 * 2 * 96 * 4

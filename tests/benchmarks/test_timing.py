@@ -29,7 +29,12 @@ def test_a_cost_is_the_median_without_the_first_run(monkeypatch: pytest.MonkeyPa
 
 def test_a_tokens_cost_has_nothing_in_it_that_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    assert cost_per_token(lambda count: clock.spend(7.0 + 0.25 * count), few=4, many=24, device=CPU, repeats=1).seconds == 0.25
+    assert (
+        cost_per_token(
+            lambda count: clock.spend(7.0 + 0.25 * count), few=4, many=24, device=CPU, repeats=1
+        ).seconds
+        == 0.25
+    )
 
 
 def test_the_floor_is_whichever_takes_longer() -> None:
@@ -38,7 +43,9 @@ def test_the_floor_is_whichever_takes_longer() -> None:
     assert machine.floor_s(num_bytes=200.0, flops=50.0) == 5.0
 
 
-def test_the_machine_is_measured_by_what_was_moved_and_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_machine_is_measured_by_what_was_moved_and_multiplied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     took_s = iter([4.0, 2.0, 3.0, 2.5, 5.0, 0.5, 0.25, 0.5, 0.5, 0.5])
     monkeypatch.setattr(timing, "seconds", lambda job, device: next(took_s))
     machine = measure_machine(CPU, torch.float32, copied_bytes=1000, size=10)

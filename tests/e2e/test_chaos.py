@@ -1,4 +1,6 @@
-"""Kill -9 at random, in short (`python tests/chaos.py` does it at length), and that its checks notice what they are there for."""
+"""Kill -9 at random, in short (`python tests/chaos.py` does it at length), and that its checks
+notice what they are there for.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +35,16 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-def test_a_crew_whose_processes_are_killed_at_random_ends_as_if_nothing_had_happened(task: Path, tmp_path: Path) -> None:
+def test_a_crew_whose_processes_are_killed_at_random_ends_as_if_nothing_had_happened(
+    task: Path, tmp_path: Path
+) -> None:
     config = spread_crew(task, TRAINS, learning="checkpoint_every = 4", rounds=24)
     reference = undisturbed_run(config, tmp_path / "undisturbed")
     rng = random.Random(SEED)
     killed: Counter[str] = Counter()
     runs = itertools.count()
-    while killed.total() < KILLS or not killed["server"]:  # a fast machine is through before all are killed, or any
+    # a fast machine is through before all are killed, or any
+    while killed.total() < KILLS or not killed["server"]:
         folder = tmp_path / f"disturbed{next(runs)}"
         killed += disturbed_run(config, folder, rng, max(1, KILLS - killed.total()), timeout_s=120)
         assert faults_of(config, folder, reference) == []
@@ -63,17 +68,30 @@ Records = list[tuple[str, bytes]]
 
 @pytest.fixture
 def disturbed(config: CrewConfig, reference: Path, tmp_path: Path) -> Callable[..., Path]:
-    """What a disturbed run would have left had it gone as the reference did; `change` alters what is on its log."""
+    """What a disturbed run would have left had it gone as the reference did; `change` alters what
+    is on its log.
+    """
 
     def build(change: Callable[[Records], Records] = lambda records: records) -> Path:
         for peer in config.peer:
             shutil.copytree(reference, tmp_path / peer.name)
-            write_metrics(tmp_path / peer.name, [line for line in read_metrics(reference) if line["peer"] == peer.name])
+            write_metrics(
+                tmp_path / peer.name,
+                [line for line in read_metrics(reference) if line["peer"] == peer.name],
+            )
         port = free_port()
-        hub = Hub.open(config, tmp_path / "hub", Place(url=f"nats://127.0.0.1:{port}", host="127.0.0.1", port=port))
+        hub = Hub.open(
+            config,
+            tmp_path / "hub",
+            Place(url=f"nats://127.0.0.1:{port}", host="127.0.0.1", port=port),
+        )
         hub.start()
         entries: list[Entry] = MemoryLog.copy_of(reference / "groups" / "log.bin").read(0)
-        hub.log.append(change([(entry.id, entry.record) for entry in entries if not entry.id.startswith("hub.")]))
+        hub.log.append(
+            change(
+                [(entry.id, entry.record) for entry in entries if not entry.id.startswith("hub.")]
+            )
+        )
         hub.close()
         return tmp_path
 
@@ -81,14 +99,20 @@ def disturbed(config: CrewConfig, reference: Path, tmp_path: Path) -> Callable[.
 
 
 def write_metrics(folder: Path, lines: list[MetricsLine]) -> None:
-    (folder / "metrics.jsonl").write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    (folder / "metrics.jsonl").write_bytes(
+        b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+    )
 
 
-def test_an_equal_run_has_no_faults(config: CrewConfig, reference: Path, disturbed: Callable[..., Path]) -> None:
+def test_an_equal_run_has_no_faults(
+    config: CrewConfig, reference: Path, disturbed: Callable[..., Path]
+) -> None:
     assert faults_of(config, disturbed(), reference) == []
 
 
-def test_changed_weights_are_noticed(config: CrewConfig, reference: Path, disturbed: Callable[..., Path]) -> None:
+def test_changed_weights_are_noticed(
+    config: CrewConfig, reference: Path, disturbed: Callable[..., Path]
+) -> None:
     folder = disturbed()
     path = newest_checkpoint(folder / "full0") / "full0" / "model" / "model.safetensors"
     content = bytearray(path.read_bytes())
@@ -97,19 +121,31 @@ def test_changed_weights_are_noticed(config: CrewConfig, reference: Path, distur
     assert faults_of(config, folder, reference) == ["weights of full0 differ"]
 
 
-def test_a_group_missing_from_the_log_is_noticed(config: CrewConfig, reference: Path, disturbed: Callable[..., Path]) -> None:
+def test_a_group_missing_from_the_log_is_noticed(
+    config: CrewConfig, reference: Path, disturbed: Callable[..., Path]
+) -> None:
     folder = disturbed(lambda records: [record for record in records if record[0] != "last1.0.1"])
-    assert faults_of(config, folder, reference) == ["1 records of a chain are missing", "lost: ['last1.0.1']"]
+    assert faults_of(config, folder, reference) == [
+        "1 records of a chain are missing",
+        "lost: ['last1.0.1']",
+    ]
 
 
-def test_a_last_group_missing_from_the_log_is_noticed(config: CrewConfig, reference: Path, disturbed: Callable[..., Path]) -> None:
+def test_a_last_group_missing_from_the_log_is_noticed(
+    config: CrewConfig, reference: Path, disturbed: Callable[..., Path]
+) -> None:
     folder = disturbed(lambda records: [record for record in records if record[0] != "last1.1.1"])
     assert faults_of(config, folder, reference) == ["lost: ['last1.1.1']"]
 
 
-def test_a_group_twice_on_the_log_is_noticed(config: CrewConfig, reference: Path, disturbed: Callable[..., Path]) -> None:
+def test_a_group_twice_on_the_log_is_noticed(
+    config: CrewConfig, reference: Path, disturbed: Callable[..., Path]
+) -> None:
     folder = disturbed(lambda records: [*records, ("full0.7.7", dict(records)["full0.0.0"])])
-    assert faults_of(config, folder, reference) == ["full0.7.7 is a replay", "doubled: ['full0.0.0']"]
+    assert faults_of(config, folder, reference) == [
+        "full0.7.7 is a replay",
+        "doubled: ['full0.0.0']",
+    ]
 
 
 def without_a_sender(line: MetricsLine) -> MetricsLine:
@@ -121,11 +157,18 @@ def without_a_sender(line: MetricsLine) -> MetricsLine:
     [
         (lambda lines: [*lines, lines[-1]], "last1 has rounds [0, 1, 2, 2]"),
         (lambda lines: lines[:-1], "last1 has rounds [0, 1]"),
-        (lambda lines: [*lines[:-1], lines[-1] | {"loss": lines[-1]["loss"] + 1e-9}], "metrics of last1 differ"),
-        (lambda lines: [*lines[:-1], without_a_sender(lines[-1])], "last1 learned in round 2 from {'last1': 2}, refused {}, dropped {}"),
+        (
+            lambda lines: [*lines[:-1], lines[-1] | {"loss": lines[-1]["loss"] + 1e-9}],
+            "metrics of last1 differ",
+        ),
+        (
+            lambda lines: [*lines[:-1], without_a_sender(lines[-1])],
+            "last1 learned in round 2 from {'last1': 2}, refused {}, dropped {}",
+        ),
         (
             lambda lines: [*lines[:-1], lines[-1] | {"dropped": {"full0": {"late": 1}}}],
-            "last1 learned in round 2 from {'full0': 2, 'last1': 2}, refused {}, dropped {'full0': {'late': 1}}",
+            "last1 learned in round 2 from {'full0': 2, 'last1': 2}, refused {}, dropped "
+            "{'full0': {'late': 1}}",
         ),
     ],
     ids=["learned twice", "not learned", "another loss", "without a crewmate", "a group dropped"],

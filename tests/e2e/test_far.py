@@ -1,4 +1,6 @@
-"""A crew over a link with a round trip of 0.3 s that loses one packet in a hundred; `python tests/far.py` has it worse, and at length."""
+"""A crew over a link with a round trip of 0.3 s that loses one packet in a hundred; `python
+tests/far.py` has it worse, and at length.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,17 @@ def allowed() -> None:
 
 
 def namespaces() -> set[str]:
-    return {line.split()[0] for line in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout.splitlines()}
+    return {
+        line.split()[0]
+        for line in subprocess.run(
+            ["ip", "netns", "list"], capture_output=True, text=True
+        ).stdout.splitlines()
+    }
 
 
-def test_a_crew_far_apart_ends_as_one_in_a_single_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crew_far_apart_ends_as_one_in_a_single_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_task(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     config = spread_crew(tmp_path, ("full", "last"), rounds=3)

@@ -1,4 +1,6 @@
-"""Members of a crew on a hub, in one process and in turn: whoever leaves, is cut off or cheats, the others end as they must."""
+"""Members of a crew on a hub, in one process and in turn: whoever leaves, is cut off or cheats, the
+others end as they must.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ from motley.trust import Identity
 from motley.trust.chain import Chain
 from motley.trust.invitation import Invitation
 
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed <StreamWriter")  # of the NATS client, when the server refuses to take it back
+# of the NATS client, when the server refuses to take it back
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <StreamWriter")
 
 PATIENCE_S = 30.0  # for what must happen
 
@@ -112,15 +115,21 @@ class House:
 
     # Members
 
-    def join(self, *names: str, data: Path | None = None, model: str = "", device: str = "") -> None:
+    def join(
+        self, *names: str, data: Path | None = None, model: str = "", device: str = ""
+    ) -> None:
         for name in names or self.names:
             say = self.said[name].append
             brings = Brings(data, model, device)
-            self.members[name] = join(self.url, "spread", self.invitations[name], self.folder / name, say, brings)
+            self.members[name] = join(
+                self.url, "spread", self.invitations[name], self.folder / name, say, brings
+            )
             self._runs[name] = self.members[name].rounds()
 
     def leave(self, name: str) -> None:
-        """Go with a word but without saving: what a run folder of one that was killed looks like."""
+        """Go with a word but without saving: what a run folder of one that was killed looks
+        like.
+        """
         self._runs.pop(name, None)
         self.members.pop(name).close()
 
@@ -143,7 +152,9 @@ class House:
         """Step until it is so; the seconds it took."""
         start = time.monotonic()
         while not condition():
-            assert time.monotonic() < start + PATIENCE_S, {name: said[-3:] for name, said in self.said.items()}
+            assert time.monotonic() < start + PATIENCE_S, {
+                name: said[-3:] for name, said in self.said.items()
+            }
             self.turn(*names)
         return time.monotonic() - start
 
@@ -208,7 +219,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(motley.run, "RealClock", FixedClock)  # so that groups equal those of another run
+    # so that groups equal those of another run
+    monkeypatch.setattr(motley.run, "RealClock", FixedClock)
     monkeypatch.setattr(motley.membership, "RETRY_S", 0.05)
     monkeypatch.setattr(motley.seat, "WAIT_S", 0.05)
 
@@ -242,7 +254,11 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Callable[[CrewConfig], Lo
 
 
 def untimed(lines: Sequence[MetricsLine], peer: str) -> list[MetricsLine]:
-    return [{key: line[key] for key in line.keys() - {"timing", "waiting"}} for line in lines if line["peer"] == peer]
+    return [
+        {key: line[key] for key in line.keys() - {"timing", "waiting"}}
+        for line in lines
+        if line["peer"] == peer
+    ]
 
 
 def assert_same_weights(house: House, local: LocalCrew) -> None:
@@ -253,14 +269,19 @@ def assert_same_weights(house: House, local: LocalCrew) -> None:
 
 
 def weights_of(member: Member) -> dict[str, torch.Tensor]:
-    return {name: value.detach().clone() for name, value in member.peer.learner.policy.model.named_parameters()}
+    return {
+        name: value.detach().clone()
+        for name, value in member.peer.learner.policy.model.named_parameters()
+    }
 
 
 def assert_ends_as(house: House, local: LocalCrew) -> None:
     """Weights bit for bit, metrics but for times, and the log."""
     assert_same_weights(house, local)
     for name in house.names:
-        assert untimed(read_metrics(house.folder / name), name) == untimed(read_metrics(local.folder), name)
+        assert untimed(read_metrics(house.folder / name), name) == untimed(
+            read_metrics(local.folder), name
+        )
     contents = [decode(unpack(entry.record).body)[1] for entry in local._log.read(0, 10**5)]
     by_id = lambda groups: sorted(groups, key=lambda group: group.id)
     assert by_id(house.groups()) == by_id(c for c in contents if isinstance(c, Group))
@@ -277,18 +298,27 @@ def assert_whole_chains(entries: Sequence[Entry]) -> None:
 
 
 def steps_of(house: House, name: str) -> list[Step]:
-    return [msgspec.json.decode(line, type=Step) for line in (house.folder / name / "journal.jsonl").read_bytes().splitlines()]
+    return [
+        msgspec.json.decode(line, type=Step)
+        for line in (house.folder / name / "journal.jsonl").read_bytes().splitlines()
+    ]
 
 
 def assert_learned_once(house: House) -> None:
     """Every group is on the log once, and nobody has learned from one twice or has lost one."""
     rounds, slots = range(house.config.crew.rounds), range(house.config.problems_per_peer)
-    assert sorted(group.id for group in house.groups()) == sorted(f"{n}.{r}.{s}" for n in house.names for r in rounds for s in slots)
+    assert sorted(group.id for group in house.groups()) == sorted(
+        f"{n}.{r}.{s}" for n in house.names for r in rounds for s in slots
+    )
     assert_whole_chains(house.entries())
     for name in house.names:
         peer, lines = house.members[name].peer, read_metrics(house.folder / name)
-        assert [line["version"] for line in lines if "senders" in line] == list(range(1, house.learned(name) + 1))
-        learned = sum(sender["groups"] for line in lines for sender in line.get("senders", {}).values())
+        assert [line["version"] for line in lines if "senders" in line] == list(
+            range(1, house.learned(name) + 1)
+        )
+        learned = sum(
+            sender["groups"] for line in lines for sender in line.get("senders", {}).values()
+        )
         assert peer.complete == dict.fromkeys(house.names, len(rounds))
         assert learned + len(peer.waiting) + peer.dropped.total() == len(house.groups())
         journal = Counter(position for step in steps_of(house, name) for position in step.positions)
@@ -321,7 +351,9 @@ def test_members_on_a_hub_end_as_a_crew_in_one_process(
 
 
 def pair(task: Path, **settings: Any) -> CrewConfig:
-    return spread_crew(task, ("full", "last"), learning="checkpoint_every = 2", **({"rounds": 5} | settings))
+    return spread_crew(
+        task, ("full", "last"), learning="checkpoint_every = 2", **({"rounds": 5} | settings)
+    )
 
 
 @pytest.mark.parametrize(
@@ -346,14 +378,22 @@ def test_a_member_that_comes_back_with_the_same_line_ends_the_same(
     house.leave("last1")
     if lost == "the newest checkpoint":
         shutil.rmtree(checkpoints(house.folder / "last1" / "checkpoints")[-1])
-    house.until(lambda: re.fullmatch(r"round [45]: waiting for last1 for \d+ s", house.said["full0"][-1]) is not None, "full0")
+    house.until(
+        lambda: (
+            re.fullmatch(r"round [45]: waiting for last1 for \d+ s", house.said["full0"][-1])
+            is not None
+        ),
+        "full0",
+    )
     house.join("last1")
     assert house.said["last1"][-1] == f"going on after round {after}"
     house.finish()
     assert_ends_as(house, local(pair(task)))
 
 
-def test_a_member_that_comes_back_after_the_end_has_nothing_to_do(task: Path, house_of: HouseOf, local: Callable[..., LocalCrew]) -> None:
+def test_a_member_that_comes_back_after_the_end_has_nothing_to_do(
+    task: Path, house_of: HouseOf, local: Callable[..., LocalCrew]
+) -> None:
     house = house_of(pair(task))
     house.join()
     house.finish()
@@ -376,33 +416,53 @@ def stopped(task: Path, house_of: HouseOf) -> House:
 def test_a_journal_that_contradicts_the_log_is_an_error(stopped: House) -> None:
     steps = steps_of(stopped, "last1")
     contradictions: dict[str, dict[str, Any]] = {
-        r"round 2 was learned from records \[1, 2\] before the restart and would now be learned from \[\d+": {"positions": (1, 2)},
-        r"round 2 was .*; is it another log, or were files of this run changed\?": {"sha256": "0" * 64},
-        r"the log ends at \d+, and this peer had read to 1000; is it another log\?": {"cursor": 1000},
+        r"round 2 was learned from records \[1, 2\] before the restart and would now be "
+        r"learned from \[\d+": {"positions": (1, 2)},
+        r"round 2 was .*; is it another log, or were files of this run changed\?": {
+            "sha256": "0" * 64
+        },
+        r"the log ends at \d+, and this peer had read to 1000; is it another log\?": {
+            "cursor": 1000
+        },
         r"the log does not hold what round 3 was learned from before the restart": {"cursor": 3},
     }
     for words, changes in contradictions.items():
-        changed = [msgspec.structs.replace(step, **changes) if step.round == 2 else step for step in steps]
-        (stopped.folder / "last1" / "journal.jsonl").write_bytes(b"".join(msgspec.json.encode(step) + b"\n" for step in changed))
+        changed = [
+            msgspec.structs.replace(step, **changes) if step.round == 2 else step for step in steps
+        ]
+        (stopped.folder / "last1" / "journal.jsonl").write_bytes(
+            b"".join(msgspec.json.encode(step) + b"\n" for step in changed)
+        )
         stopped.join("last1")
         with pytest.raises(ValueError, match=words):
             stopped.until(lambda: stopped.learned("last1") == 3, "last1")
         stopped.leave("last1")
 
 
-def test_a_lost_outbox_goes_on_behind_its_last_record(stopped: House, local: Callable[..., LocalCrew]) -> None:
+def test_a_lost_outbox_goes_on_behind_its_last_record(
+    stopped: House, local: Callable[..., LocalCrew]
+) -> None:
     for path in (stopped.folder / "last1" / "groups").glob("outbox.sqlite*"):
         path.unlink()
     stopped.join("last1")
-    counters = [decode(unpack(e.record).body)[0].counter for e in stopped.entries() if e.id.startswith("last1.")]
-    assert f"the outbox was lost; going on behind record {max(counters)} of the log" in stopped.said["last1"]
+    counters = [
+        decode(unpack(e.record).body)[0].counter
+        for e in stopped.entries()
+        if e.id.startswith("last1.")
+    ]
+    assert (
+        f"the outbox was lost; going on behind record {max(counters)} of the log"
+        in stopped.said["last1"]
+    )
     stopped.finish()
     assert_same_weights(stopped, local(stopped.config))
     assert [line["round"] for line in read_metrics(stopped.folder / "last1")] == list(range(6))
     assert_whole_chains(stopped.entries())
 
 
-def test_a_lost_outbox_that_was_half_sent_leaves_no_gap(task: Path, house_of: HouseOf, local: Callable[..., LocalCrew]) -> None:
+def test_a_lost_outbox_that_was_half_sent_leaves_no_gap(
+    task: Path, house_of: HouseOf, local: Callable[..., LocalCrew]
+) -> None:
     house = house_of(pair(task))
     house.join()
     house.until(lambda: house.learned("full0") == house.learned("last1") == 3)
@@ -416,14 +476,23 @@ def test_a_lost_outbox_that_was_half_sent_leaves_no_gap(task: Path, house_of: Ho
     assert_whole_chains(house.entries())
 
 
-def test_an_async_member_that_was_killed_takes_the_same_steps_again(task: Path, house_of: HouseOf) -> None:
-    config = spread_crew(task, ("full", "last"), rounds=6, pace="async", learning="max_age = 2\ncheckpoint_every = 2")
+def test_an_async_member_that_was_killed_takes_the_same_steps_again(
+    task: Path, house_of: HouseOf
+) -> None:
+    config = spread_crew(
+        task, ("full", "last"), rounds=6, pace="async", learning="max_age = 2\ncheckpoint_every = 2"
+    )
     house = house_of(config)
     house.join()
     house.until(lambda: house.learned("last1") == 3)
-    before, steps, line = weights_of(house.members["last1"]), steps_of(house, "last1"), house.lines["last1"][-1]
+    before, steps, line = (
+        weights_of(house.members["last1"]),
+        steps_of(house, "last1"),
+        house.lines["last1"][-1],
+    )
     house.leave("last1")
-    house.until(lambda: house.members["full0"].peer.sampled_rounds == 6, "full0")  # there is more to learn from by now
+    # there is more to learn from by now
+    house.until(lambda: house.members["full0"].peer.sampled_rounds == 6, "full0")
     house.join("last1")
     assert house.learned("last1") == 2
     house.until(lambda: house.learned("last1") == 3, "last1")
@@ -440,7 +509,9 @@ def test_an_async_member_that_was_killed_takes_the_same_steps_again(task: Path, 
 
 def cut_off_text(house: House, kept: int) -> str:
     """What a member says that was cut off, hours later."""
-    return rf"no connection to {house.url} for 1\d{{4}} s \(.+\)" + (f"; {kept} records wait to be sent" if kept else "")
+    return rf"no connection to {house.url} for 1\d{{4}} s \(.+\)" + (
+        f"; {kept} records wait to be sent" if kept else ""
+    )
 
 
 def is_cut_off(house: House) -> bool:
@@ -450,7 +521,13 @@ def is_cut_off(house: House) -> bool:
 def test_without_the_server_an_async_member_samples_within_the_window_and_says_what_it_keeps(
     task: Path, house_of: HouseOf, clock: Clock
 ) -> None:
-    config = spread_crew(task, ("full", "last"), rounds=6, pace="async", learning="max_age = 2\ncheckpoint_every = 100")
+    config = spread_crew(
+        task,
+        ("full", "last"),
+        rounds=6,
+        pace="async",
+        learning="max_age = 2\ncheckpoint_every = 100",
+    )
     house = house_of(config)
     house.join()
     house.until(lambda: house.learned("full0") >= 1 and house.learned("last1") >= 1)
@@ -462,7 +539,9 @@ def test_without_the_server_an_async_member_samples_within_the_window_and_says_w
     assert len(outbox) == 2 * config.problems_per_peer
     assert re.fullmatch(cut_off_text(house, kept=len(outbox)), house.said["full0"][-1])
     house.get_server_back()
-    recovery_s = house.until(lambda: not len(outbox) and not house.members["full0"].log.connection.trouble, "full0")
+    recovery_s = house.until(
+        lambda: not len(outbox) and not house.members["full0"].log.connection.trouble, "full0"
+    )
     print(f"recovered in {recovery_s:.2f} s")
     assert recovery_s < 10
     house.finish()
@@ -482,7 +561,8 @@ def test_without_the_server_a_lockstep_member_never_trains_alone(
     house.turn(*house.names * 5)
     assert {name: house.learned(name) for name in house.names} == {"full0": 2, "last1": 2}
     for name in house.names:
-        kept = len(house.members[name].outbox)  # nothing, where the next round was on the log before the server was lost
+        # nothing, where the next round was on the log before the server was lost
+        kept = len(house.members[name].outbox)
         assert kept in (0, config.problems_per_peer)
         assert re.fullmatch(cut_off_text(house, kept), house.said[name][-1])
     house.get_server_back()
@@ -506,7 +586,9 @@ def test_who_waits_for_the_server_does_not_spin(task: Path, house_of: HouseOf) -
     house.until(lambda: not is_cut_off(house))
 
 
-def test_a_hub_stopped_and_started_again_is_found_again(task: Path, house_of: HouseOf, local: Callable[..., LocalCrew]) -> None:
+def test_a_hub_stopped_and_started_again_is_found_again(
+    task: Path, house_of: HouseOf, local: Callable[..., LocalCrew]
+) -> None:
     house = house_of(pair(task))
     house.join()
     house.until(lambda: house.learned("full0") == house.learned("last1") == 2)
@@ -522,30 +604,42 @@ def test_a_hub_stopped_and_started_again_is_found_again(task: Path, house_of: Ho
 
 
 def trio(task: Path, **settings: Any) -> CrewConfig:
-    return spread_crew(task, ("full", "full", "last"), **({"rounds": 4, "deadline_s": 60.0} | settings))
+    return spread_crew(
+        task, ("full", "full", "last"), **({"rounds": 4, "deadline_s": 60.0} | settings)
+    )
 
 
 def rounds_without(house: House, name: str) -> dict[int, list[str]]:
     return {line["round"]: line["without"] for line in house.lines[name] if "without" in line}
 
 
-def test_after_the_deadline_a_round_goes_on_without_who_is_absent(task: Path, house_of: HouseOf, clock: Clock) -> None:
+def test_after_the_deadline_a_round_goes_on_without_who_is_absent(
+    task: Path, house_of: HouseOf, clock: Clock
+) -> None:
     house = house_of(trio(task, rounds=2))
     house.join("full0", "full1")
     present = {"full0", "full1"}
     for round in (1, 2):
-        house.until(lambda: all(house.members[name].peer.awaited() == ["last2"] for name in present))
+        house.until(
+            lambda: all(house.members[name].peer.awaited() == ["last2"] for name in present)
+        )
         house.turn(*house.names * 3)
         assert house.said["full0"][-1].startswith(f"round {round}: waiting for last2 for")
         assert all(house.learned(name) == round - 1 for name in present)
         clock.skip()
         house.until(lambda: all(house.learned(name) == round for name in present))  # noqa: B023
     house.finish()
-    assert rounds_without(house, "full0") == rounds_without(house, "full1") == {1: ["last2"], 2: ["last2"]}
+    assert (
+        rounds_without(house, "full0")
+        == rounds_without(house, "full1")
+        == {1: ["last2"], 2: ["last2"]}
+    )
     assert all(set(line["senders"]) == present for line in house.lines["full0"])
 
 
-def test_with_fewer_than_the_quorum_it_waits_past_every_deadline(task: Path, house_of: HouseOf, clock: Clock) -> None:
+def test_with_fewer_than_the_quorum_it_waits_past_every_deadline(
+    task: Path, house_of: HouseOf, clock: Clock
+) -> None:
     house = house_of(trio(task))
     house.join("full0")
     house.until(lambda: house.members["full0"].peer.awaited() == ["full1", "last2"])
@@ -601,10 +695,18 @@ def test_who_has_caught_up_is_waited_for_again(task: Path, house_of: HouseOf) ->
     house.join()
     house.until(lambda: all(house.learned(name) == 1 for name in house.names))
     house.leave("last2")
-    house.until(lambda: house.learned("full0") >= 4 and house.learned("full1") >= 4, "full0", "full1")
+    house.until(
+        lambda: house.learned("full0") >= 4 and house.learned("full1") >= 4, "full0", "full1"
+    )
     house.join("last2")
     others = max(house.learned("full0"), house.learned("full1"))
-    house.until(lambda: house.members["last2"].peer.sampled_rounds > others and not len(house.members["last2"].peer.outbox), "last2")
+    house.until(
+        lambda: (
+            house.members["last2"].peer.sampled_rounds > others
+            and not len(house.members["last2"].peer.outbox)
+        ),
+        "last2",
+    )
     house.finish()
     assert "without" not in house.lines["full0"][-1]
     assert "without" not in house.lines["full1"][-1]
@@ -618,7 +720,10 @@ def test_a_member_shut_out_ends_with_the_reason_and_the_others_go_on(
     house.join()
     house.until(lambda: all(house.learned(name) == 1 for name in house.names))
     house.revoke("last2")
-    with pytest.raises(ValueError, match=r"the hub has shut this peer out; what it has is saved, and .* can invite it anew"):
+    with pytest.raises(
+        ValueError,
+        match=r"the hub has shut this peer out; what it has is saved, and .* can invite it anew",
+    ):
         house.finish("last2")
     house.finish("full0", "full1")
     for name in ("full0", "full1"):
@@ -626,7 +731,12 @@ def test_a_member_shut_out_ends_with_the_reason_and_the_others_go_on(
         assert set(house.lines[name][-1]["senders"]) == {"full0", "full1"}
     house.leave("last2")
     monkeypatch.setattr(motley.membership, "ADMISSION_S", 0.5)
-    with pytest.raises(ValueError, match=r"the hub does not let last2 in: .* or ask for a new one \(motley hub --invite last2\)"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"the hub does not let last2 in: .* or ask for a new one \(motley hub --invite last2\)"
+        ),
+    ):
         house.join("last2")
 
 
@@ -649,7 +759,9 @@ def test_a_member_invited_anew_goes_on_where_it_was(task: Path, house_of: HouseO
 # Ends of async crews
 
 
-def test_an_async_member_whose_last_groups_are_too_few_ends_and_stays_ended(task: Path, house_of: HouseOf) -> None:
+def test_an_async_member_whose_last_groups_are_too_few_ends_and_stays_ended(
+    task: Path, house_of: HouseOf
+) -> None:
     config = spread_crew(task, ("full", "last"), rounds=4, pace="async", learning="own_share = 1.0")
     house = house_of(config)
     house.join()
@@ -665,7 +777,9 @@ def test_an_async_member_whose_last_groups_are_too_few_ends_and_stays_ended(task
     assert read_metrics(house.folder / "full0") == lines
 
 
-def test_an_async_crew_with_a_deadline_ends_without_who_never_came(task: Path, house_of: HouseOf, clock: Clock) -> None:
+def test_an_async_crew_with_a_deadline_ends_without_who_never_came(
+    task: Path, house_of: HouseOf, clock: Clock
+) -> None:
     house = house_of(spread_crew(task, ("full", "last"), rounds=3, pace="async", deadline_s=60.0))
     house.join()
     house.leave("last1")
@@ -683,24 +797,36 @@ def test_an_async_crew_with_a_deadline_ends_without_who_never_came(task: Path, h
 class Overconfident(TorchEngine):
     """Reports a little more than the log-prob of what it drew."""
 
-    def sample(self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: Sampling, seed: int) -> list[list[Completion]]:
+    def sample(
+        self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: Sampling, seed: int
+    ) -> list[list[Completion]]:
         made = super().sample(prompts, num_samples, sampling, seed)
-        return [[Completion(c.tokens, tuple(x + 1e-3 for x in c.logprobs), c.ending) for c in row] for row in made]
+        return [
+            [Completion(c.tokens, tuple(x + 1e-3 for x in c.logprobs), c.ending) for c in row]
+            for row in made
+        ]
 
 
 def test_an_engine_that_reports_other_logprobs_is_refused_with_figures(
     task: Path, house_of: HouseOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     house = house_of(pair(task))
-    words = r"the engine of full0 differs by more than 0\.0001 from its trainer \(largest 1\.0e-03, mean 1\.0e-03\): .*; see motley check"
-    monkeypatch.setattr(motley.run, "open_engine", lambda policy, part, folder: Overconfident(policy))
+    words = (
+        r"the engine of full0 differs by more than 0\.0001 from its trainer \(largest 1\.0e-03, "
+        r"mean 1\.0e-03\): .*; see motley check"
+    )
+    monkeypatch.setattr(
+        motley.run, "open_engine", lambda policy, part, folder: Overconfident(policy)
+    )
     with pytest.raises(ValueError, match=words):
         house.join("full0")
     assert "differ by 1.0e-03 at most, 1.0e-03 on average" in house.said["full0"][-1]
     assert house.groups("full0") == []
 
 
-def test_a_member_that_was_refused_lets_go_of_its_folder(task: Path, house_of: HouseOf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_that_was_refused_lets_go_of_its_folder(
+    task: Path, house_of: HouseOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
     house = house_of(pair(task))
     with monkeypatch.context() as patch:
         patch.setattr(motley.run, "open_engine", lambda policy, part, folder: Overconfident(policy))
@@ -716,24 +842,43 @@ def test_two_members_in_one_folder_are_refused(task: Path, house_of: HouseOf) ->
         join(house.url, "spread", house.invitations["full0"], house.folder / "full0")
 
 
-def test_a_mixed_up_line_is_refused_with_what_to_do(task: Path, house_of: HouseOf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mixed_up_line_is_refused_with_what_to_do(
+    task: Path, house_of: HouseOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
     house = house_of(pair(task))
     house.join("full0")
     house.leave("full0")
     monkeypatch.setattr(motley.membership, "ADMISSION_S", 0.5)
     invitation = house.invitations["full0"]
     strange = msgspec.structs.replace(Invitation.read(invitation), hub=Identity.new().public).text
-    with pytest.raises(ValueError, match=r"is the folder of full0 in crew spread .*; choose another folder with --out"):
+    with pytest.raises(
+        ValueError,
+        match=r"is the folder of full0 in crew spread .*; choose another folder with --out",
+    ):
         join(house.url, "spread", house.invitations["last1"], house.folder / "full0")
-    with pytest.raises(ValueError, match=r"is the folder of full0 in crew spread .*; choose another folder with --out"):
+    with pytest.raises(
+        ValueError,
+        match=r"is the folder of full0 in crew spread .*; choose another folder with --out",
+    ):
         join(house.url, "other", invitation, house.folder / "full0")
-    with pytest.raises(ValueError, match=r"its invitation was used from another folder.*; come back with the folder you joined with"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"its invitation was used from another folder.*; come back with the folder you joined "
+            r"with"
+        ),
+    ):
         join(house.url, "spread", invitation, house.folder / "elsewhere")
-    with pytest.raises(ValueError, match=r"the invitation is damaged .*; copy the whole line that the hub printed"):
+    with pytest.raises(
+        ValueError, match=r"the invitation is damaged .*; copy the whole line that the hub printed"
+    ):
         join(house.url, "spread", invitation[:-3], house.folder / "damaged")
     shutil.copytree(house.folder / "full0", house.folder / "strange")
     (house.folder / "strange" / "member.json").unlink()
-    with pytest.raises(ValueError, match=r"record hub\.charter of the log is not signed by the hub of the invitation"):
+    with pytest.raises(
+        ValueError,
+        match=r"record hub\.charter of the log is not signed by the hub of the invitation",
+    ):
         join(house.url, "spread", strange, house.folder / "strange")
     monkeypatch.undo()
     house.join("full0")
@@ -743,23 +888,32 @@ def test_a_folder_with_a_run_of_other_settings_is_refused(task: Path, house_of: 
     house = house_of(pair(task))
     (house.folder / "full0").mkdir()
     (house.folder / "full0" / "config.toml").write_text(config_text(pair(task, seed=1)))
-    with pytest.raises(ValueError, match=r"holds a run of other settings; choose another folder with --out, or delete it"):
+    with pytest.raises(
+        ValueError,
+        match=r"holds a run of other settings; choose another folder with --out, or delete it",
+    ):
         house.join("full0")
 
 
-def test_a_server_that_dies_while_a_member_joins_does_not_matter(task: Path, house_of: HouseOf) -> None:
+def test_a_server_that_dies_while_a_member_joins_does_not_matter(
+    task: Path, house_of: HouseOf
+) -> None:
     house = house_of(pair(task, rounds=1))
 
     def kill_server(text: str) -> None:
         if text.startswith("engine against trainer"):
             house.hub.server.kill()
 
-    join(house.url, "spread", house.invitations["full0"], house.folder / "full0", kill_server).close()
+    join(
+        house.url, "spread", house.invitations["full0"], house.folder / "full0", kill_server
+    ).close()
     house.join()
     house.finish()
 
 
-def test_a_server_that_dies_while_a_member_enrols_does_not_matter(task: Path, house_of: HouseOf) -> None:
+def test_a_server_that_dies_while_a_member_enrols_does_not_matter(
+    task: Path, house_of: HouseOf
+) -> None:
     house = house_of(pair(task))
     house.pause()
 
@@ -779,7 +933,9 @@ def test_a_server_that_dies_while_a_member_enrols_does_not_matter(task: Path, ho
     assert "full0" in house.members, house.said["full0"]
 
 
-def test_the_crews_problems_are_found_in_the_folder_of_data_and_must_be_the_same(task: Path, house_of: HouseOf, tmp_path: Path) -> None:
+def test_the_crews_problems_are_found_in_the_folder_of_data_and_must_be_the_same(
+    task: Path, house_of: HouseOf, tmp_path: Path
+) -> None:
     (tmp_path / "hub's own").mkdir()
     write_task(tmp_path / "hub's own")
     house = house_of(pair(tmp_path / "hub's own", rounds=1))
@@ -789,28 +945,43 @@ def test_the_crews_problems_are_found_in_the_folder_of_data_and_must_be_the_same
     other = tmp_path / "other"
     other.mkdir()
     (other / "problems.jsonl").write_text(problems.read_text().replace('"59"', '"58"'))
-    with pytest.raises(ValueError, match=r"asks other problems here than at the hub; give the folder with the crew's own .* with --data"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"asks other problems here than at the hub; give the folder with the crew's own .* "
+            r"with --data"
+        ),
+    ):
         house.join("full0", data=other)
     house.join(data=tmp_path)
     house.finish()
     assert [line["round"] for line in house.lines["full0"]] == [1]
 
 
-def test_each_brings_a_model_of_its_own_that_nobody_else_has(task: Path, house_of: HouseOf, tmp_path: Path) -> None:
-    """One vocabulary, two architectures, neither named so in the crew file that the hub and the other read."""
+def test_each_brings_a_model_of_its_own_that_nobody_else_has(
+    task: Path, house_of: HouseOf, tmp_path: Path
+) -> None:
+    """One vocabulary, two architectures, neither named so in the crew file that the hub and the
+    other read.
+    """
     config = pair(task, rounds=2)
     unknown = tuple(msgspec.structs.replace(p, model=f"/only/with/{p.name}") for p in config.peer)
     house = house_of(msgspec.structs.replace(config, peer=unknown))
     with pytest.raises(ValueError, match="there is no model folder /only/with/full0"):
         house.join("full0")
-    models = {name: str(write_model(tmp_path / kind, kind)) for name, kind in (("full0", "qwen2"), ("last1", "llama with biases"))}
+    models = {
+        name: str(write_model(tmp_path / kind, kind))
+        for name, kind in (("full0", "qwen2"), ("last1", "llama with biases"))
+    }
     for name, model in models.items():
         house.join(name, model=model, device="cpu")
     house.turn("full0")
     house.leave("full0")
     house.join("full0")  # it has said once what it brings
     house.finish()
-    assert {name: len({line["round"] for line in lines}) for name, lines in house.lines.items()} == {"full0": 2, "last1": 2}
+    assert {
+        name: len({line["round"] for line in lines}) for name, lines in house.lines.items()
+    } == {"full0": 2, "last1": 2}
     assert len({group.origin.model for group in house.groups()}) == 2
     assert all(not line["refused"] for lines in house.lines.values() for line in lines)
 
@@ -822,26 +993,42 @@ def test_nobody_samples_with_a_server_that_the_crew_file_names_for_it(
     monkeypatch.setenv("PRIVATE", "secret")
     engine = EnginePart(openai=OpenAI(url="http://127.0.0.1:9/v1", key_env="PRIVATE"))
     config = pair(task, rounds=1)
-    house = house_of(msgspec.structs.replace(config, peer=tuple(msgspec.structs.replace(p, engine=engine) for p in config.peer)))
+    house = house_of(
+        msgspec.structs.replace(
+            config, peer=tuple(msgspec.structs.replace(p, engine=engine) for p in config.peer)
+        )
+    )
     house.join()
     assert all(isinstance(member.peer.engine, TorchEngine) for member in house.members.values())
     house.finish()
 
 
-def test_a_crewmate_of_another_vocabulary_is_named_while_it_is_waited_for(task: Path, house_of: HouseOf, tmp_path: Path) -> None:
+def test_a_crewmate_of_another_vocabulary_is_named_while_it_is_waited_for(
+    task: Path, house_of: HouseOf, tmp_path: Path
+) -> None:
     config = pair(task, rounds=1)
     unknown = tuple(msgspec.structs.replace(p, model=f"/only/with/{p.name}") for p in config.peer)
     house = house_of(msgspec.structs.replace(config, peer=unknown))
     for name, size in (("full0", 300), ("last1", 310)):
-        house.join(name, model=str(write_model(tmp_path / f"of {name}", tokenizer=text_tokenizer(size=size))))
-    house.until(lambda: any("records of last1 were refused: vocabulary" in text for text in house.said["full0"]))
+        house.join(
+            name,
+            model=str(write_model(tmp_path / f"of {name}", tokenizer=text_tokenizer(size=size))),
+        )
+    house.until(
+        lambda: any(
+            "records of last1 were refused: vocabulary" in text for text in house.said["full0"]
+        )
+    )
 
 
 # Cheats
 
 
 class Cheat:
-    """The owner of a peer's real key, who puts on the log what it likes. The peer has gone, and what it sampled last was never sent."""
+    """The owner of a peer's real key, who puts on the log what it likes.
+
+    The peer has gone, and what it sampled last was never sent.
+    """
 
     def __init__(self, house: House, name: str) -> None:
         house.cut_off(name)
@@ -859,7 +1046,9 @@ class Cheat:
         """An honest group but for its place, and for a change of its first rollout."""
         made = self.honest[slot]
         first = msgspec.structs.replace(made.rollouts[0], **changes)
-        return msgspec.structs.replace(made, round=round, slot=slot, rollouts=(first, *made.rollouts[1:]))
+        return msgspec.structs.replace(
+            made, round=round, slot=slot, rollouts=(first, *made.rollouts[1:])
+        )
 
     def put(self, content: Group, id: str = "") -> None:
         """Sign it, next in the chain, and send it."""
@@ -871,13 +1060,17 @@ class Cheat:
         """Past everything that our own code checks before it sends."""
         connection = Connection(self._login)
         try:
-            answer = connection.call(lambda client: client.request(Names("spread").record(made.id), made.record, 10))
+            answer = connection.call(
+                lambda client: client.request(Names("spread").record(made.id), made.record, 10)
+            )
         finally:
             connection.close()
         assert "error" not in msgspec.json.decode(answer.data)
 
 
-def test_what_a_cheat_puts_on_the_log_is_refused_by_name_and_training_goes_on(task: Path, house_of: HouseOf) -> None:
+def test_what_a_cheat_puts_on_the_log_is_refused_by_name_and_training_goes_on(
+    task: Path, house_of: HouseOf
+) -> None:
     house = house_of(trio(task, deadline_s=0.1))
     house.join("last2")
     cheat = Cheat(house, "last2")
@@ -888,7 +1081,9 @@ def test_what_a_cheat_puts_on_the_log_is_refused_by_name_and_training_goes_on(ta
     cheat.put(cheat.group(1, 1, reward=float("nan")))
     cheat.send(Entry(0, "last2.2.0", bytes([2]) + bytes(MAX_RECORD_BYTES)))
     cheat.send(entry(cheat.group(2, 1), Identity.new(), cheat.counter, cheat.previous))
-    foreign = msgspec.structs.replace(cheat.honest[0], origin=msgspec.structs.replace(cheat.honest[0].origin, peer="full0"))
+    foreign = msgspec.structs.replace(
+        cheat.honest[0], origin=msgspec.structs.replace(cheat.honest[0].origin, peer="full0")
+    )
     cheat.put(foreign, id="last2.3.0")
     cheat.counter, cheat.previous = 1, FIRST_PREVIOUS
     cheat.put(cheat.group(3, 1))
@@ -897,13 +1092,28 @@ def test_what_a_cheat_puts_on_the_log_is_refused_by_name_and_training_goes_on(ta
 
     house.join("full0", "full1")
     house.finish()
-    refused = {"reward": 2, "logprob": 1, "assignment": 1, "size": 1, "key": 1, "subject": 1, "fork": 1}
+    refused = {
+        "reward": 2,
+        "logprob": 1,
+        "assignment": 1,
+        "size": 1,
+        "key": 1,
+        "subject": 1,
+        "fork": 1,
+    }
     for name in ("full0", "full1"):
         assert [line["round"] for line in house.lines[name]] == [1, 2, 3, 4]
         assert rounds_without(house, name) == {round: ["last2"] for round in (1, 2, 3, 4)}
         assert house.lines[name][-1]["refused"] == {"last2": refused}
         assert set(house.lines[name][-1]["senders"]) == {"full0", "full1"}
-        kept = [msgspec.json.decode(line) for line in (house.folder / name / "refused.jsonl").read_bytes().splitlines()]
+        kept = [
+            msgspec.json.decode(line)
+            for line in (house.folder / name / "refused.jsonl").read_bytes().splitlines()
+        ]
         assert Counter(refusal["reason"] for refusal in kept) == refused
-        assert [refusal["id"] for refusal in kept] == [f"last2.{round}.{slot}" for round in range(4) for slot in range(2)]
-        assert kept[0]["detail"].startswith("rollout 0 claims a reward of 9.0; computed here it is ")
+        assert [refusal["id"] for refusal in kept] == [
+            f"last2.{round}.{slot}" for round in range(4) for slot in range(2)
+        ]
+        assert kept[0]["detail"].startswith(
+            "rollout 0 claims a reward of 9.0; computed here it is "
+        )

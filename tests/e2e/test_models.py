@@ -85,11 +85,19 @@ def crew(config: CrewConfig, tmp_path_factory: pytest.TempPathFactory) -> LocalC
 
 def test_a_whole_model_and_an_adapter_learn_from_each_other(crew: LocalCrew) -> None:
     lines = [line for line in read_metrics(crew.folder) if line["round"]]
-    assert [(line["round"], line["peer"]) for line in lines] == [(1, "whole"), (1, "adapter"), (2, "whole"), (2, "adapter")]
-    assert all(set(line["senders"]) == {"whole", "adapter"} and not line["refused"] for line in lines)
+    assert [(line["round"], line["peer"]) for line in lines] == [
+        (1, "whole"),
+        (1, "adapter"),
+        (2, "whole"),
+        (2, "adapter"),
+    ]
+    assert all(
+        set(line["senders"]) == {"whole", "adapter"} and not line["refused"] for line in lines
+    )
     assert all(line["num_scored"] > 0 and line["grad_norm"] > 0 for line in lines)
     first_round = lines[0]["senders"]["whole"]
-    assert first_round["ratio"]["mean"] == pytest.approx(1, abs=1e-3)  # own rollouts, with the weights that made them
+    # own rollouts, with the weights that made them
+    assert first_round["ratio"]["mean"] == pytest.approx(1, abs=1e-3)
     assert set(lines[-1]["heldout"]) == {"sums", "common"}
     assert set(lines[-1]["ood"]) == {"sums"}
 
@@ -100,7 +108,11 @@ def test_what_trains_has_changed_and_nothing_else(crew: LocalCrew, smollm2: str)
     before = dict(read_model(find(smollm2)).named_parameters())
     whole, adapter = (p.learner.policy for p in crew.peers)
     assert any(not torch.equal(p, before[name]) for name, p in whole.base.named_parameters())
-    frozen = {name.replace(".base_layer", ""): p for name, p in adapter.base.named_parameters() if "lora_" not in name}
+    frozen = {
+        name.replace(".base_layer", ""): p
+        for name, p in adapter.base.named_parameters()
+        if "lora_" not in name
+    }
     assert all(torch.equal(p, before[name]) for name, p in frozen.items())
     assert any(bool(p.detach().any()) for name, p in adapter.trained() if "lora_B" in name)
 
@@ -108,11 +120,17 @@ def test_what_trains_has_changed_and_nothing_else(crew: LocalCrew, smollm2: str)
 def test_checkpoints_are_ordinary_folders(crew: LocalCrew) -> None:
     folder = newest_checkpoint(crew.folder)
     whole, adapter = crew.peers
-    ids = torch.tensor([whole.learner.policy.vocabulary.encode("Question: What is 3 + 4?\nAnswer:")])
+    ids = torch.tensor(
+        [whole.learner.policy.vocabulary.encode("Question: What is 3 + 4?\nAnswer:")]
+    )
     for peer, loader in ((whole, AutoModelForCausalLM), (adapter, AutoPeftModelForCausalLM)):
         loaded = loader.from_pretrained(folder / peer.me.name / "model")
         with torch.no_grad():
-            assert torch.allclose(loaded(input_ids=ids).logits, peer.learner.policy.model(input_ids=ids).logits, atol=1e-4)
+            assert torch.allclose(
+                loaded(input_ids=ids).logits,
+                peer.learner.policy.model(input_ids=ids).logits,
+                atol=1e-4,
+            )
     assert AutoTokenizer.from_pretrained(folder / "whole" / "model").chat_template
 
 
@@ -122,9 +140,16 @@ def test_a_run_is_read_again_with_the_same_skills(crew: LocalCrew) -> None:
 
     task = crew.peers[0].task
     problems = evaluation_set(task, "heldout", crew.config.evaluate.problems)
-    last = {line["peer"]: line["heldout"] for line in read_metrics(crew.folder) if line["round"] == 2}
+    last = {
+        line["peer"]: line["heldout"] for line in read_metrics(crew.folder) if line["round"] == 2
+    }
     for name, policy in trained_policies(crew.folder).items():
-        assert greedy_by_kind(torch_engine(policy), policy.prompts, task, problems, crew.config.sampling) == last[name]
+        assert (
+            greedy_by_kind(
+                torch_engine(policy), policy.prompts, task, problems, crew.config.sampling
+            )
+            == last[name]
+        )
 
 
 def test_the_engine_reports_the_trainers_logprobs(config: CrewConfig) -> None:

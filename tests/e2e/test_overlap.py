@@ -1,4 +1,5 @@
-"""Members on a hub that sample beside their steps: what is on the log is what it says, and is there once, whatever happens.
+"""Members on a hub that sample beside their steps: what is on the log is what it says, and is there
+once, whatever happens.
 
 On a CPU it does not pay, and is switched on here all the same.
 """
@@ -22,7 +23,14 @@ import motley.membership
 import motley.overlap
 import motley.run
 from chaos import disturbed_run, log_faults, read_log, weights
-from e2e.test_member import House, HouseOf, assert_ends_as, assert_learned_once, steps_of, weights_of
+from e2e.test_member import (
+    House,
+    HouseOf,
+    assert_ends_as,
+    assert_learned_once,
+    steps_of,
+    weights_of,
+)
 from fakes import FixedClock, reference_logp, spread_crew, write_task
 from motley.config import CrewConfig
 from motley.crew import LocalCrew
@@ -40,19 +48,27 @@ from motley.records import Sampling
 from motley.run import Run, read_metrics
 from motley.trust import Identity
 
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed <StreamWriter")  # of the NATS client, when the server refuses to take it back
+# of the NATS client, when the server refuses to take it back
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <StreamWriter")
 
 
 class Watched(TorchEngine):
-    """Notes in which thread each round was sampled. Beside a step, it begins when the step is taken, unless it is to fail."""
+    """Notes in which thread each round was sampled.
+
+    Beside a step, it begins when the step is taken, unless it is to fail.
+    """
 
     rounds: ClassVar[list[str]] = []
     fails: ClassVar[Exception | None] = None  # what sampling beside a step fails with
     stepped: ClassVar[threading.Event]
 
-    def sample(self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: Sampling, seed: int) -> list[list[Completion]]:
+    def sample(
+        self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: Sampling, seed: int
+    ) -> list[list[Completion]]:
         if seed:  # neither an evaluation nor a check
-            self.rounds.append("in turn" if threading.current_thread() is threading.main_thread() else "beside")
+            self.rounds.append(
+                "in turn" if threading.current_thread() is threading.main_thread() else "beside"
+            )
             if self.rounds[-1] == "beside":
                 if self.fails:
                     raise self.fails
@@ -85,7 +101,9 @@ def overlapping(monkeypatch: pytest.MonkeyPatch) -> None:
         Watched.stepped.set()
         return report
 
-    monkeypatch.setattr(Overlap, "both", lambda self, step: Watched.stepped.clear() or both(self, step))
+    monkeypatch.setattr(
+        Overlap, "both", lambda self, step: Watched.stepped.clear() or both(self, step)
+    )
     monkeypatch.setattr(Peer, "step", stepping)
 
 
@@ -101,9 +119,16 @@ def house_of(tmp_path: Path) -> Iterator[HouseOf]:
         yield build
 
 
-def async_crew(task: Path, trains: Sequence[str] = ("full",), learning: str = "", **settings: Any) -> CrewConfig:
+def async_crew(
+    task: Path, trains: Sequence[str] = ("full",), learning: str = "", **settings: Any
+) -> CrewConfig:
     return spread_crew(
-        task, trains, pace="async", lossless=True, learning=f"checkpoint_every = 2\n{learning}", **({"rounds": 12} | settings)
+        task,
+        trains,
+        pace="async",
+        lossless=True,
+        learning=f"checkpoint_every = 2\n{learning}",
+        **({"rounds": 12} | settings),
     )
 
 
@@ -113,7 +138,9 @@ def policy_with(config: CrewConfig, name: str, parameters: dict[str, torch.Tenso
     return policy
 
 
-def test_every_group_has_the_version_of_the_weights_it_was_sampled_with(task: Path, house_of: HouseOf) -> None:
+def test_every_group_has_the_version_of_the_weights_it_was_sampled_with(
+    task: Path, house_of: HouseOf
+) -> None:
     config = async_crew(task, ("full", "full"), rounds=8)
     house = house_of(config)
     house.join()
@@ -128,14 +155,21 @@ def test_every_group_has_the_version_of_the_weights_it_was_sampled_with(task: Pa
 
     house.until(note)
     assert_learned_once(house)
-    beside = [line for lines in house.lines.values() for line in lines if "overlap_s" in line.get("timing", {})]
+    beside = [
+        line
+        for lines in house.lines.values()
+        for line in lines
+        if "overlap_s" in line.get("timing", {})
+    ]
     assert Watched.rounds.count("beside") == len(beside) >= 2
     behind = 0
     for group in house.groups():
         name, version = group.origin.peer, group.origin.version
         problem = house.members[name].peer.problems(name, group.round)[group.slot]
         prompt = made[name, version].prompts.ids(problem)
-        logp_of = lambda at: torch.cat([reference_logp(made[name, at], prompt, r.tokens) for r in group.rollouts]).detach()  # noqa: B023
+        logp_of = lambda at: torch.cat(
+            [reference_logp(made[name, at], prompt, r.tokens) for r in group.rollouts]  # noqa: B023
+        ).detach()
         found = torch.tensor([logp for r in group.rollouts for logp in r.logprobs])
         assert torch.allclose(logp_of(version), found, atol=1e-4), group.id
         if (name, version + 1) in made:
@@ -144,7 +178,9 @@ def test_every_group_has_the_version_of_the_weights_it_was_sampled_with(task: Pa
     assert behind > 10
 
 
-def test_a_round_per_step_is_sampled_beside_it_once_the_first_have_been_in_turn(task: Path, house_of: HouseOf) -> None:
+def test_a_round_per_step_is_sampled_beside_it_once_the_first_have_been_in_turn(
+    task: Path, house_of: HouseOf
+) -> None:
     house = house_of(async_crew(task, rounds=12))
     house.join()
     house.finish()
@@ -159,7 +195,8 @@ def test_a_round_per_step_is_sampled_beside_it_once_the_first_have_been_in_turn(
         assert 0 < timing["overlap_s"] <= min(timing["sample_s"], timing["learn_s"])
         assert timing["sampled_tokens_per_s"] > 0
         assert "reward" in line
-    assert any(line["ages"] == {1: 2} for line in lines[1:])  # a version old, from being sampled beside the step before
+    # a version old, from being sampled beside the step before
+    assert any(line["ages"] == {1: 2} for line in lines[1:])
 
 
 def test_what_a_step_is_to_use_up_counts_as_waiting_when_pace_is_asked(
@@ -167,7 +204,9 @@ def test_what_a_step_is_to_use_up_counts_as_waiting_when_pace_is_asked(
 ) -> None:
     house = house_of(async_crew(task, learning='stale = "pace"\nmax_age = 1', rounds=12))
     waiting, may_sample = [], Peer.may_sample
-    monkeypatch.setattr(Peer, "may_sample", lambda self: waiting.append(len(self.waiting)) or may_sample(self))
+    monkeypatch.setattr(
+        Peer, "may_sample", lambda self: waiting.append(len(self.waiting)) or may_sample(self)
+    )
     house.join()
     house.finish()
     assert_learned_once(house)
@@ -188,7 +227,9 @@ def test_who_is_to_wait_for_its_learner_samples_nothing_beside_a_step(
     assert "beside" in Watched.rounds
 
 
-def test_what_was_sampled_beside_a_step_is_awaited_for_a_turn_and_then_sampling_goes_on(task: Path, house_of: HouseOf) -> None:
+def test_what_was_sampled_beside_a_step_is_awaited_for_a_turn_and_then_sampling_goes_on(
+    task: Path, house_of: HouseOf
+) -> None:
     house = house_of(async_crew(task, rounds=30))
     house.join()
     house.until(lambda: "beside" in Watched.rounds)
@@ -203,7 +244,9 @@ def test_what_was_sampled_beside_a_step_is_awaited_for_a_turn_and_then_sampling_
     assert Watched.rounds == [*before, "in turn"]
 
 
-def test_in_lockstep_nothing_is_sampled_beside_and_a_crew_ends_as_in_one_process(task: Path, house_of: HouseOf, tmp_path: Path) -> None:
+def test_in_lockstep_nothing_is_sampled_beside_and_a_crew_ends_as_in_one_process(
+    task: Path, house_of: HouseOf, tmp_path: Path
+) -> None:
     config = spread_crew(task, ("full", "last"), rounds=3)
     house = house_of(config)
     house.join()
@@ -250,12 +293,16 @@ def test_steps_that_are_taken_again_have_nothing_beside_them(killed: House) -> N
     assert killed.learned("full0") < 4
     killed.until(lambda: killed.learned("full0") == 5)
     assert Watched.rounds == []
-    assert [step for step in steps_of(killed, "full0") if step.round < 5] == [step for step in steps if step.round < 5]
+    assert [step for step in steps_of(killed, "full0") if step.round < 5] == [
+        step for step in steps if step.round < 5
+    ]
     killed.finish()
     assert_learned_once(killed)
 
 
-def test_steps_before_which_nothing_was_sampled_do_not_show_what_memory_both_take(killed: House) -> None:
+def test_steps_before_which_nothing_was_sampled_do_not_show_what_memory_both_take(
+    killed: House,
+) -> None:
     killed.join()
     assert killed.learned("full0") < 4
     killed.until(lambda: killed.learned("full0") == 5)
@@ -270,7 +317,9 @@ def test_a_round_that_the_outbox_has_is_not_sampled_again(killed: House) -> None
     assert_learned_once(killed)
 
 
-def test_a_round_that_the_log_has_is_not_sampled_again_though_the_outbox_was_lost(killed: House) -> None:
+def test_a_round_that_the_log_has_is_not_sampled_again_though_the_outbox_was_lost(
+    killed: House,
+) -> None:
     known = len(killed.groups()) // 2
     for path in (killed.folder / "full0" / "groups").glob("outbox.sqlite*"):
         path.unlink()
@@ -280,7 +329,9 @@ def test_a_round_that_the_log_has_is_not_sampled_again_though_the_outbox_was_los
     assert_learned_once(killed)
 
 
-def test_a_failure_beside_a_step_ends_the_member_and_the_step_is_taken_again(task: Path, house_of: HouseOf) -> None:
+def test_a_failure_beside_a_step_ends_the_member_and_the_step_is_taken_again(
+    task: Path, house_of: HouseOf
+) -> None:
     house = house_of(async_crew(task, rounds=20))
     house.join()
     house.until(lambda: "beside" in Watched.rounds)
@@ -288,7 +339,9 @@ def test_a_failure_beside_a_step_ends_the_member_and_the_step_is_taken_again(tas
     with pytest.raises(ValueError, match="the server gives no log-probs"):
         house.finish()
     member, lines = house.members["full0"], house.lines["full0"]
-    assert house.learned("full0") == lines[-1]["round"] + 1 == steps_of(house, "full0")[-1].round + 1
+    assert (
+        house.learned("full0") == lines[-1]["round"] + 1 == steps_of(house, "full0")[-1].round + 1
+    )
     assert len(member.outbox) == 0 or member.outbox.last_round == member.peer.sampled_rounds - 1
     Watched.fails = None
     house.leave("full0")
@@ -337,11 +390,15 @@ run_peer_in_turn = chaos.run_peer
 
 
 def taken_again(config: CrewConfig, folder: Path, name: str, log: MemoryLog) -> list[str]:
-    """Whether the weights are those that the journal's steps make from the log, taken by somebody whom nobody disturbs."""
+    """Whether the weights are those that the journal's steps make from the log, taken by somebody
+    whom nobody disturbs.
+    """
     again, journal = folder / "again" / name, Journal(folder / name / "journal.jsonl")
     shutil.copytree(folder / name / "start", again / "start")
     hub = Identity.kept_at(folder / "hub" / "hub.key").public
-    peer = Run(config, again).build(config.named(name), log, Outbox(None, Signer(bytes(32), lambda message: b"")), hub)
+    peer = Run(config, again).build(
+        config.named(name), log, Outbox(None, Signer(bytes(32), lambda message: b"")), hub
+    )
     used: Counter[int] = Counter()
     while step := journal.of(peer.learned_rounds):
         used.update(step.positions)
@@ -350,10 +407,14 @@ def taken_again(config: CrewConfig, folder: Path, name: str, log: MemoryLog) -> 
         if tuple(c.position for c in chosen) != step.positions:
             return [f"{name} would take step {step.round} from other groups"]
         peer.step(chosen)
-    save_training(peer.learner.policy, peer.learner.optimiser, again / "checkpoints" / "round-000001" / name)
+    save_training(
+        peer.learner.policy, peer.learner.optimiser, again / "checkpoints" / "round-000001" / name
+    )
     (again / "config.toml").touch()
     same = weights(again, name) == weights(folder / name, name)
-    return [f"{name} learned twice from a group"] * (max(used.values()) > 1) + [f"weights of {name} differ"] * (not same)
+    return [f"{name} learned twice from a group"] * (max(used.values()) > 1) + [
+        f"weights of {name} differ"
+    ] * (not same)
 
 
 def test_members_killed_at_any_moment_lose_nothing_and_learn_from_everything_once(
@@ -363,7 +424,12 @@ def test_members_killed_at_any_moment_lose_nothing_and_learn_from_everything_onc
     rng, killed, num_runs, overlapped = random.Random(3), Counter[str](), 0, 0
     while killed["full0"] + killed["last1"] < 4 or not overlapped:
         config = spread_crew(
-            task, ("full", "last"), pace="async", rounds=16, seed=num_runs, learning="max_age = 4\ncheckpoint_every = 1000"
+            task,
+            ("full", "last"),
+            pace="async",
+            rounds=16,
+            seed=num_runs,
+            learning="max_age = 4\ncheckpoint_every = 1000",
         )
         folder = tmp_path / f"run{num_runs}"
         killed += disturbed_run(config, folder, rng, kills=5, timeout_s=120)
@@ -371,7 +437,9 @@ def test_members_killed_at_any_moment_lose_nothing_and_learn_from_everything_onc
         assert log_faults(config, folder / "hub") == []
         log = MemoryLog()
         log.append([(entry.id, entry.record) for entry in entries])
-        assert [fault for peer in config.peer for fault in taken_again(config, folder, peer.name, log)] == []
+        assert [
+            fault for peer in config.peer for fault in taken_again(config, folder, peer.name, log)
+        ] == []
         for peer in config.peer:
             lines = read_metrics(folder / peer.name)
             overlapped += sum("overlap_s" in line.get("timing", {}) for line in lines)

@@ -1,4 +1,6 @@
-"""A crew with a process for every peer: the same lines and weights as in one process, whatever dies on the way."""
+"""A crew with a process for every peer: the same lines and weights as in one process, whatever dies
+on the way.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ NAMES = ("full0", "lora1")
 
 @pytest.fixture(scope="module")
 def task(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of the crew's problems and reward; children look for modules where their parent does."""
+    """The folder of the crew's problems and reward; children look for modules where their parent
+    does.
+    """
     folder = tmp_path_factory.mktemp("task")
     write_task(folder)
     with pytest.MonkeyPatch.context() as patch:
@@ -33,7 +37,9 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def config(task: Path) -> CrewConfig:
-    return spread_crew(task, ("full", "lora"), learning="checkpoint_every = 3", rounds=8, processes=True)
+    return spread_crew(
+        task, ("full", "lora"), learning="checkpoint_every = 3", rounds=8, processes=True
+    )
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +53,10 @@ def local(config: CrewConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def children() -> dict[str, int]:
     """Process ids of the peers."""
-    return {child.name.removeprefix("motley "): child.pid or 0 for child in multiprocessing.active_children()}
+    return {
+        child.name.removeprefix("motley "): child.pid or 0
+        for child in multiprocessing.active_children()
+    }
 
 
 def gather(crew: ProcessCrew) -> Iterator[list[MetricsLine]]:
@@ -84,7 +93,9 @@ def assert_ended_as(local: Path, folder: Path) -> None:
     assert children() == {}
 
 
-def test_a_crew_of_processes_ends_as_one_in_a_single_process(config: CrewConfig, local: Path, tmp_path: Path) -> None:
+def test_a_crew_of_processes_ends_as_one_in_a_single_process(
+    config: CrewConfig, local: Path, tmp_path: Path
+) -> None:
     crew = ProcessCrew.start(config, tmp_path / "run")
     rounds = gather(crew)
     yielded = [line for lines in rounds for line in lines]
@@ -95,7 +106,9 @@ def test_a_crew_of_processes_ends_as_one_in_a_single_process(config: CrewConfig,
     assert set(trained_policies(crew.folder)) == set(NAMES)
 
 
-def test_a_peer_killed_is_started_again_and_the_crew_ends_the_same(config: CrewConfig, local: Path, tmp_path: Path) -> None:
+def test_a_peer_killed_is_started_again_and_the_crew_ends_the_same(
+    config: CrewConfig, local: Path, tmp_path: Path
+) -> None:
     said: list[str] = []
     crew = ProcessCrew.start(config, tmp_path / "run", said.append)
     rounds = gather(crew)
@@ -105,7 +118,9 @@ def test_a_peer_killed_is_started_again_and_the_crew_ends_the_same(config: CrewC
     assert_ended_as(local, crew.folder)
 
 
-def test_a_crew_stopped_and_resumed_ends_the_same(config: CrewConfig, local: Path, tmp_path: Path) -> None:
+def test_a_crew_stopped_and_resumed_ends_the_same(
+    config: CrewConfig, local: Path, tmp_path: Path
+) -> None:
     crew = ProcessCrew.start(config, tmp_path / "run")
     rounds = gather(crew)
     until_round(rounds, 1)
@@ -122,6 +137,12 @@ def test_an_error_of_a_peer_ends_the_crew_and_is_shown(config: CrewConfig, tmp_p
     other = msgspec.structs.replace(config, crew=msgspec.structs.replace(config.crew, seed=1))
     (crew.folder / "peers" / "lora1").mkdir()
     (crew.folder / "peers" / "lora1" / "config.toml").write_text(config_text(other))
-    with pytest.raises(ValueError, match=r"peer lora1 stopped with an error: .*lora1 holds a run of other settings; choose another folder"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"peer lora1 stopped with an error: .*lora1 holds a run of other settings; choose "
+            r"another folder"
+        ),
+    ):
         gather(crew)
     assert children() == {}

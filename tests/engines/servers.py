@@ -1,6 +1,8 @@
-"""A completions server of ours that speaks as vLLM, as an older vLLM, as llama.cpp or as a hosted service, and draws from a table.
+"""A completions server of ours that speaks as vLLM, as an older vLLM, as llama.cpp or as a hosted
+service, and draws from a table.
 
-`python servers.py --model FOLDER --port N` is a stand-in for vLLM's own: its table is made from the bytes of the weights in the folder.
+`python servers.py --model FOLDER --port N` is a stand-in for vLLM's own: its table is made from the
+bytes of the weights in the folder.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ def table(seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(NUM_TOKENS, NUM_TOKENS)) * 2
 
 
-def distribution(logits_V: np.ndarray, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> np.ndarray:
+def distribution(
+    logits_V: np.ndarray, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
+) -> np.ndarray:
     """Probabilities that are really drawn from."""
     order = np.argsort(-logits_V)
     probability = np.exp(logits_V / (temperature or 1.0))
@@ -63,16 +67,24 @@ class Behaviour:
 
     def reload(self) -> None:
         assert self.weights is not None
-        self.table = table(int.from_bytes(hashlib.sha256(self.weights.read_bytes()).digest()[:4], "big"))
+        self.table = table(
+            int.from_bytes(hashlib.sha256(self.weights.read_bytes()).digest()[:4], "big")
+        )
 
     def answer(self, path: str, body: dict[str, Any]) -> Any:
         if path == "/v1/models":
-            return {"data": [{"id": name, "owned_by": OWNERS[self.dialect]} for name in self.models]}
+            return {
+                "data": [{"id": name, "owned_by": OWNERS[self.dialect]} for name in self.models]
+            }
         if path == "/v1/completions":
             choices = self._choices(body)
-            return {"choices": choices} | ({} if self.left_out is None else {"usage": self._usage(choices)})
+            return {"choices": choices} | (
+                {} if self.left_out is None else {"usage": self._usage(choices)}
+            )
         if path == "/v1/load_lora_adapter":
-            self.adapters[body["lora_name"]] = sorted(file.name for file in Path(body["lora_path"]).iterdir())
+            self.adapters[body["lora_name"]] = sorted(
+                file.name for file in Path(body["lora_path"]).iterdir()
+            )
         elif path == "/v1/unload_lora_adapter":
             del self.adapters[body["lora_name"]]
         elif path == "/collective_rpc" and body["method"] == "reload_weights":
@@ -85,7 +97,10 @@ class Behaviour:
         if body["n"] > 1 and (body["temperature"] == 0 or self.dialect == "llamacpp"):
             raise KeyError("n must be 1")
         count = min(body["n"], self.num_choices or body["n"])
-        made = [self._choice(body, index, body["seed"] + (0 if self.copies else index)) for index in range(count)]
+        made = [
+            self._choice(body, index, body["seed"] + (0 if self.copies else index))
+            for index in range(count)
+        ]
         return made[::-1]  # their index says which they are
 
     def _usage(self, choices: Sequence[dict[str, Any]]) -> dict[str, int]:
@@ -97,29 +112,60 @@ class Behaviour:
         if self.token_logprob != 0:
             logprobs[0] = self.token_logprob
         stopped = ids[-1] == END
-        choice = {"index": index, "text": "".join(chr(97 + i) for i in ids), "finish_reason": "stop" if stopped else "length"}
+        choice = {
+            "index": index,
+            "text": "".join(chr(97 + i) for i in ids),
+            "finish_reason": "stop" if stopped else "length",
+        }
         return choice | self._spell(ids, logprobs, body) | self.edit
 
-    def _draw(self, body: dict[str, Any], rng: np.random.Generator) -> tuple[list[int], list[float | None]]:
+    def _draw(
+        self, body: dict[str, Any], rng: np.random.Generator
+    ) -> tuple[list[int], list[float | None]]:
         ids: list[int] = []
         logprobs: list[float | None] = []
         last = body["prompt"][-1]
         while len(ids) < body["max_tokens"] and END not in ids:
-            drawn_V = distribution(self.table[last], body["temperature"], max(body["top_k"], 0), body["top_p"])
-            last = int(np.argmax(drawn_V) if body["temperature"] == 0 else rng.choice(NUM_TOKENS, p=drawn_V))
-            processed = self.logprobs == "processed" and body["temperature"] > 0 and body.get("post_sampling_probs", True)
+            drawn_V = distribution(
+                self.table[last], body["temperature"], max(body["top_k"], 0), body["top_p"]
+            )
+            last = int(
+                np.argmax(drawn_V)
+                if body["temperature"] == 0
+                else rng.choice(NUM_TOKENS, p=drawn_V)
+            )
+            processed = (
+                self.logprobs == "processed"
+                and body["temperature"] > 0
+                and body.get("post_sampling_probs", True)
+            )
             ids.append(last)
             logprobs.append(
-                math.log((drawn_V if processed else distribution(self.table[ids[-2] if ids[:-1] else body["prompt"][-1]]))[last])
+                math.log(
+                    (
+                        drawn_V
+                        if processed
+                        else distribution(self.table[ids[-2] if ids[:-1] else body["prompt"][-1]])
+                    )[last]
+                )
             )
         return ids, logprobs
 
-    def _spell(self, ids: Sequence[int], logprobs: Sequence[float | None], body: dict[str, Any]) -> dict[str, Any]:
+    def _spell(
+        self, ids: Sequence[int], logprobs: Sequence[float | None], body: dict[str, Any]
+    ) -> dict[str, Any]:
         if self.dialect == "llamacpp":
             after = body["post_sampling_probs"]
             name = "prob" if after else "logprob"
             value = lambda logprob: math.exp(logprob) if after and logprob is not None else logprob
-            return {"logprobs": {"content": [{"id": i, "token": "x", name: value(v)} for i, v in zip(ids, logprobs, strict=True)]}}
+            return {
+                "logprobs": {
+                    "content": [
+                        {"id": i, "token": "x", name: value(v)}
+                        for i, v in zip(ids, logprobs, strict=True)
+                    ]
+                }
+            }
         tokens = ["x" if self.dialect == "text" else f"token_id:{i}" for i in ids]
         spelled = {"logprobs": {"tokens": tokens, "token_logprobs": list(logprobs)}}
         return spelled | ({"token_ids": list(ids)} if self.dialect == "vllm" else {})
@@ -171,7 +217,9 @@ class FakeServer:
 
     def __init__(self, behaviour: Behaviour, port: int = 0) -> None:
         self.behaviour = behaviour
-        self._server = _Listening(("127.0.0.1", port), type("Handler", (_Handler,), {"behaviour": behaviour}))
+        self._server = _Listening(
+            ("127.0.0.1", port), type("Handler", (_Handler,), {"behaviour": behaviour})
+        )
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
 
     def __enter__(self) -> FakeServer:
@@ -179,7 +227,12 @@ class FakeServer:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
@@ -190,7 +243,10 @@ def main(arguments: Sequence[str]) -> None:
     if "--refuse" in options:
         print("I refuse")
         raise SystemExit(3)
-    behaviour = Behaviour(weights=Path(options["--model"]) / "model.safetensors", models=(options["--served-model-name"],))
+    behaviour = Behaviour(
+        weights=Path(options["--model"]) / "model.safetensors",
+        models=(options["--served-model-name"],),
+    )
     behaviour.reload()
     with FakeServer(behaviour, int(options["--port"])):
         threading.Event().wait()

@@ -1,4 +1,6 @@
-"""The engine for GPUs against the one for CPUs: its steps under Triton's interpreter here, its graphs where there is a GPU."""
+"""The engine for GPUs against the one for CPUs: its steps under Triton's interpreter here, its
+graphs where there is a GPU.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ from motley.policies.forward import score
 from motley.policies.vocabulary import Vocabulary
 from motley.records import Sampling
 
-PROMPTS = [(5, 12, 13, 14), (9,), (7, 15, 15, 16, 17, 27)]  # longer, and after a few tokens all, than the windows of the architectures
+# longer, and after a few tokens all, than the windows of the architectures
+PROMPTS = [(5, 12, 13, 14), (9,), (7, 15, 15, 16, 17, 27)]
 SHORT = Sampling(max_tokens=5)
 KNOWN = [kind for kind in ARCHITECTURES if kind not in ("gpt2", "opt")]
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -33,8 +36,12 @@ def flat(made: list[list[Completion]]) -> list[Completion]:
     return [completion for row in made for completion in row]
 
 
-def assert_alike(ours: list[list[Completion]], theirs: list[list[Completion]], atol: float = 2e-5) -> None:
-    assert [(c.tokens, c.ending) for c in flat(ours)] == [(c.tokens, c.ending) for c in flat(theirs)]
+def assert_alike(
+    ours: list[list[Completion]], theirs: list[list[Completion]], atol: float = 2e-5
+) -> None:
+    assert [(c.tokens, c.ending) for c in flat(ours)] == [
+        (c.tokens, c.ending) for c in flat(theirs)
+    ]
     for one, other in zip(flat(ours), flat(theirs), strict=True):
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=atol)
 
@@ -48,7 +55,10 @@ def policy_of(kind: str) -> Policy:
 @pytest.mark.parametrize("kind", ["grouped", *KNOWN, "qwen3 lora"])
 def test_it_draws_what_the_engine_for_cpus_draws(kind: str) -> None:
     policy = policy_of(kind)
-    assert_alike(GraphEngine(policy).sample(PROMPTS, 2, SHORT, seed=4), TorchEngine(policy).sample(PROMPTS, 2, SHORT, seed=4))
+    assert_alike(
+        GraphEngine(policy).sample(PROMPTS, 2, SHORT, seed=4),
+        TorchEngine(policy).sample(PROMPTS, 2, SHORT, seed=4),
+    )
 
 
 @pytest.mark.parametrize(
@@ -63,16 +73,25 @@ def test_it_draws_what_the_engine_for_cpus_draws(kind: str) -> None:
 )
 def test_every_way_of_sampling_is_that_of_the_engine_for_cpus(sampling: Sampling) -> None:
     policy = grouped_query_policy()
-    assert_alike(GraphEngine(policy).sample(PROMPTS, 2, sampling, seed=4), TorchEngine(policy).sample(PROMPTS, 2, sampling, seed=4))
+    assert_alike(
+        GraphEngine(policy).sample(PROMPTS, 2, sampling, seed=4),
+        TorchEngine(policy).sample(PROMPTS, 2, sampling, seed=4),
+    )
 
 
 def test_rows_that_end_leave_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = grouped_query_policy(seed=3)
     ends = (policy.vocabulary.end_id, 9, 17, 20, 21, 22, 23)
-    policy = dataclasses.replace(policy, vocabulary=Vocabulary(policy.vocabulary._tokenizer, ends=ends), prompts=None)
+    policy = dataclasses.replace(
+        policy, vocabulary=Vocabulary(policy.vocabulary._tokenizer, ends=ends), prompts=None
+    )
     engine, sampling, lanes = GraphEngine(policy), Sampling(max_tokens=13), list[int]()
     step = engine._step
-    monkeypatch.setattr(engine, "_step", lambda room, row_B, sampling: lanes.append(len(row_B)) or step(room, row_B, sampling))
+    monkeypatch.setattr(
+        engine,
+        "_step",
+        lambda room, row_B, sampling: lanes.append(len(row_B)) or step(room, row_B, sampling),
+    )
     made = engine.sample(PROMPTS, 4, sampling, seed=0)
     assert_alike(made, TorchEngine(policy).sample(PROMPTS, 4, sampling, seed=0))
     assert {c.ending for c in flat(made)} == {"stop", "length"}
@@ -85,8 +104,14 @@ def test_room_is_used_again_and_holds_nothing_of_what_was_there_before() -> None
     engine, reference = GraphEngine(policy), TorchEngine(policy)
     engine.sample(PROMPTS, 2, SHORT, seed=0)
     room = engine._room
-    for prompts, samples, sampling in (([(7, 8), (9, 9, 9)], 2, Sampling(max_tokens=3)), ([(6,)], 3, Sampling(max_tokens=5))):
-        assert_alike(engine.sample(prompts, samples, sampling, seed=1), reference.sample(prompts, samples, sampling, seed=1))
+    for prompts, samples, sampling in (
+        ([(7, 8), (9, 9, 9)], 2, Sampling(max_tokens=3)),
+        ([(6,)], 3, Sampling(max_tokens=5)),
+    ):
+        assert_alike(
+            engine.sample(prompts, samples, sampling, seed=1),
+            reference.sample(prompts, samples, sampling, seed=1),
+        )
         assert engine._room is room
     engine.sample([(5,) * 2], 1, Sampling(max_tokens=6), seed=0)
     assert engine._room is not room
@@ -96,7 +121,10 @@ def test_room_is_used_again_and_holds_nothing_of_what_was_there_before() -> None
 def test_weights_are_taken_at_refresh_and_only_then_and_in_their_old_place() -> None:
     policy, sampling = lora_policy(), Sampling(max_tokens=3)
     engine = GraphEngine(policy)
-    before, place = engine.sample(PROMPTS, 1, sampling, seed=0), engine._weights.layers[0].qkv.weight.data_ptr()
+    before, place = (
+        engine.sample(PROMPTS, 1, sampling, seed=0),
+        engine._weights.layers[0].qkv.weight.data_ptr(),
+    )
     with torch.no_grad():
         for _, parameter in policy.trained():
             parameter.add_(0.05)
@@ -113,7 +141,10 @@ def test_prompts_may_be_run_in_parts(most: int, monkeypatch: pytest.MonkeyPatch)
     policy = grouped_query_policy()
     monkeypatch.setattr("motley.engines.graph.PREFILL_TOKENS", most)
     sampling = Sampling(max_tokens=2)
-    assert_alike(GraphEngine(policy).sample(PROMPTS, 2, sampling, seed=4), TorchEngine(policy).sample(PROMPTS, 2, sampling, seed=4))
+    assert_alike(
+        GraphEngine(policy).sample(PROMPTS, 2, sampling, seed=4),
+        TorchEngine(policy).sample(PROMPTS, 2, sampling, seed=4),
+    )
 
 
 class Replayed:
@@ -123,7 +154,9 @@ class Replayed:
         self.replay = work
 
 
-def test_prompts_of_a_shape_that_came_before_are_read_by_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_of_a_shape_that_came_before_are_read_by_a_graph(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     policy, sampling = grouped_query_policy(), Sampling(max_tokens=1)
     engine, reference, captured = GraphEngine(policy), TorchEngine(policy), list[torch.Size]()
     monkeypatch.setattr("motley.engines.graph.MOST_READERS", 2)
@@ -132,7 +165,10 @@ def test_prompts_of_a_shape_that_came_before_are_read_by_a_graph(monkeypatch: py
     engine.sample([(5,) * 2] * 4, 2, sampling, seed=0)  # makes room for all
     for times in range(3):
         for prompts in ([(5, 6), (7,) * 9], [(5, 6, 7)], [(8,)] * 3):
-            assert_alike(engine.sample(prompts, 2, sampling, seed=1), reference.sample(prompts, 2, sampling, seed=1))
+            assert_alike(
+                engine.sample(prompts, 2, sampling, seed=1),
+                reference.sample(prompts, 2, sampling, seed=1),
+            )
         assert captured == ([(2, 16), (1, 16)] if times else [])  # no more than two
 
 
@@ -160,16 +196,21 @@ def test_buckets_waste_no_more_than_a_third() -> None:
 # Drawing
 
 
-@pytest.mark.parametrize("size", [28, 5000, 9001])  # one block; several; several, the last one nearly empty
+# one block; several; several, the last one nearly empty
+@pytest.mark.parametrize("size", [28, 5000, 9001])
 @pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (20, 1.0), (0, 0.8), (1, 0.5), (20, 0.6)])
 def test_tokens_are_those_of_the_inverse_distribution(size: int, top_k: int, top_p: float) -> None:
-    """Where the uniform number falls within rounding of a token's edge, the neighbour may come; nothing else."""
+    """Where the uniform number falls within rounding of a token's edge, the neighbour may come;
+    nothing else.
+    """
     sampling = Sampling(temperature=0.7, top_k=top_k, top_p=top_p)
     generator = torch.Generator().manual_seed(size)
     logits_RV = 3 * torch.randn(3, size, generator=generator)
     logits_RV[1, : size // 2] = -torch.inf
     source_B = torch.tensor([0, 1, 1, 2, 0, 2, 1, 0])
-    uniform_B = torch.cat([torch.tensor([0.0, 0.0, 1 - 2**-53]), torch.rand(5, generator=generator)]).double()
+    uniform_B = torch.cat(
+        [torch.tensor([0.0, 0.0, 1 - 2**-53]), torch.rand(5, generator=generator)]
+    ).double()
     token_B, logp_B = kernels.draw(logits_RV, source_B, sampling, uniform_B)
     expected_B, expected_logp_B = draw(logits_RV, source_B, sampling, uniform_B)
     logp_RV = truncate(torch.log_softmax(logits_RV / sampling.temperature, -1), sampling)
@@ -183,13 +224,17 @@ def test_tokens_are_those_of_the_inverse_distribution(size: int, top_k: int, top
     assert expected_logp_B.isfinite().all()
     full = msgspec.structs.replace(sampling, logprobs="full")
     token_B, logp_B = kernels.draw(logits_RV, source_B, full, uniform_B)
-    torch.testing.assert_close(logp_B, torch.log_softmax(logits_RV / 0.7, -1)[source_B, token_B], rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        logp_B, torch.log_softmax(logits_RV / 0.7, -1)[source_B, token_B], rtol=0, atol=1e-5
+    )
 
 
 def test_the_best_token_is_the_first_of_the_best() -> None:
     logits_RV = torch.zeros(1, 9001)
     logits_RV[0, [4500, 4501, 8800]] = 2.0
-    token_B, logp_B = kernels.draw(logits_RV, torch.tensor([0]), Sampling(temperature=0.0), torch.tensor([0.5]))
+    token_B, logp_B = kernels.draw(
+        logits_RV, torch.tensor([0]), Sampling(temperature=0.0), torch.tensor([0.5])
+    )
     assert token_B.tolist() == [4500]
     torch.testing.assert_close(logp_B, torch.log_softmax(logits_RV, -1)[0, 4500:4501])
 
@@ -211,9 +256,18 @@ def test_graphs_draw_what_the_engine_for_cpus_draws(kind: str) -> None:
     engine = torch_engine(cuda(policy_of(kind), torch.float32))
     assert isinstance(engine, GraphEngine)
     for _ in range(2):
-        assert_alike(engine.sample(PROMPTS, 5, Sampling(max_tokens=12), seed=4), expected, atol=5e-5)
-    for other in (Sampling(max_tokens=12, temperature=0.0), Sampling(max_tokens=12, temperature=0.8, top_k=9, top_p=0.9)):
-        assert_alike(engine.sample(PROMPTS, 2, other, seed=4), Reference(policy_of(kind)).sample(PROMPTS, 2, other, seed=4), atol=5e-5)
+        assert_alike(
+            engine.sample(PROMPTS, 5, Sampling(max_tokens=12), seed=4), expected, atol=5e-5
+        )
+    for other in (
+        Sampling(max_tokens=12, temperature=0.0),
+        Sampling(max_tokens=12, temperature=0.8, top_k=9, top_p=0.9),
+    ):
+        assert_alike(
+            engine.sample(PROMPTS, 2, other, seed=4),
+            Reference(policy_of(kind)).sample(PROMPTS, 2, other, seed=4),
+            atol=5e-5,
+        )
 
 
 @pytest.mark.gpu
@@ -239,17 +293,26 @@ def test_graphs_see_refreshed_weights() -> None:
 @needs_gpu
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float16, 2e-3), (torch.bfloat16, 2e-2)])
 @pytest.mark.parametrize("kind", ["full", "qwen2", "qwen3 lora", "gemma3"])
-def test_half_precision_reports_what_the_trainer_computes(kind: str, dtype: torch.dtype, most: float) -> None:
+def test_half_precision_reports_what_the_trainer_computes(
+    kind: str, dtype: torch.dtype, most: float
+) -> None:
     policy = cuda(policy_of(kind), dtype)
     made = flat(GraphEngine(policy).sample(PROMPTS, 16, Sampling(max_tokens=12), seed=0))
     prompts = [prompt for prompt in PROMPTS for _ in range(16)]
-    sequences = [ToScore(row=i, prompt=prompt, tokens=c.tokens) for i, (prompt, c) in enumerate(zip(prompts, made, strict=True))]
+    sequences = [
+        ToScore(row=i, prompt=prompt, tokens=c.tokens)
+        for i, (prompt, c) in enumerate(zip(prompts, made, strict=True))
+    ]
     found = []
     with torch.no_grad():
         for micro in micro_batches(sequences, 10**6, policy.device):
             table_BT = micro.unpack(score(policy, micro.packed).logp_M)
             for row_T, row in zip(table_BT, micro.row_B.tolist(), strict=True):
-                found.append((row_T[: len(made[row].logprobs)].cpu() - torch.tensor(made[row].logprobs)).abs())
+                found.append(
+                    (
+                        row_T[: len(made[row].logprobs)].cpu() - torch.tensor(made[row].logprobs)
+                    ).abs()
+                )
     assert float(torch.cat(found).mean()) < most
 
 

@@ -25,13 +25,29 @@ DIALECTS = ("vllm", "spelled", "llamacpp")
 
 
 @contextmanager
-def engine(behaviour: Behaviour, policy: Policy | None = None, pauses: list[float] | None = None, **options: Any) -> Iterator[OpenAIEngine]:
+def engine(
+    behaviour: Behaviour,
+    policy: Policy | None = None,
+    pauses: list[float] | None = None,
+    **options: Any,
+) -> Iterator[OpenAIEngine]:
     with FakeServer(behaviour) as server:
         config = OpenAI(url=server.url, **options)
-        yield OpenAIEngine(policy or tiny_policy(), config, Path("unused"), (pauses if pauses is not None else []).append)
+        yield OpenAIEngine(
+            policy or tiny_policy(),
+            config,
+            Path("unused"),
+            (pauses if pauses is not None else []).append,
+        )
 
 
-def sample(behaviour: Behaviour, sampling: Sampling = PLAIN, num_samples: int = 6, seed: int = 0, **options: Any) -> Any:
+def sample(
+    behaviour: Behaviour,
+    sampling: Sampling = PLAIN,
+    num_samples: int = 6,
+    seed: int = 0,
+    **options: Any,
+) -> Any:
     with engine(behaviour, **options) as made:
         return made.sample(PROMPTS, num_samples, sampling, seed)
 
@@ -40,21 +56,32 @@ def requests(behaviour: Behaviour) -> list[dict[str, Any]]:
     return [body for path, body in behaviour.asked if path == "/v1/completions"]
 
 
-def expected_logprobs(behaviour: Behaviour, prompt: Sequence[int], tokens: Sequence[int], sampling: Sampling) -> list[float]:
+def expected_logprobs(
+    behaviour: Behaviour, prompt: Sequence[int], tokens: Sequence[int], sampling: Sampling
+) -> list[float]:
     before = [prompt[-1], *tokens[:-1]]
     shape = (sampling.temperature, sampling.top_k, sampling.top_p)
-    return [math.log(distribution(behaviour.table[last], *shape)[token]) for last, token in zip(before, tokens, strict=True)]
+    return [
+        math.log(distribution(behaviour.table[last], *shape)[token])
+        for last, token in zip(before, tokens, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("sampling", [PLAIN, SHAPED])
-def test_tokens_and_logprobs_are_the_servers_own_in_the_order_of_the_prompts(dialect: str, sampling: Sampling) -> None:
+def test_tokens_and_logprobs_are_the_servers_own_in_the_order_of_the_prompts(
+    dialect: str, sampling: Sampling
+) -> None:
     behaviour = Behaviour(dialect=dialect)
     rows = sample(behaviour, sampling)
     assert [len(row) for row in rows] == [6] * 4
     for prompt, row in zip(PROMPTS, rows, strict=True):
         for completion in row:
-            np.testing.assert_allclose(completion.logprobs, expected_logprobs(behaviour, prompt, completion.tokens, sampling), atol=1e-9)
+            np.testing.assert_allclose(
+                completion.logprobs,
+                expected_logprobs(behaviour, prompt, completion.tokens, sampling),
+                atol=1e-9,
+            )
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -77,7 +104,9 @@ def test_the_seed_decides_the_tokens_and_every_sample_has_its_own(dialect: str) 
 
 
 @pytest.mark.parametrize("fault", [{"copies": True}, {"num_choices": 1}])
-def test_a_server_that_makes_one_sample_per_request_is_asked_for_one_at_a_time(fault: dict[str, Any]) -> None:
+def test_a_server_that_makes_one_sample_per_request_is_asked_for_one_at_a_time(
+    fault: dict[str, Any],
+) -> None:
     behaviour = Behaviour(**fault)
     with engine(behaviour) as made:
         rows = made.sample(PROMPTS, 5, PLAIN, seed=0)
@@ -103,7 +132,9 @@ def test_greedy_is_asked_for_once_and_reported_at_temperature_1(dialect: str, me
     assert len(requests(behaviour)) == 4
     for prompt, row in zip(PROMPTS, rows, strict=True):
         assert row == row[:1] * 6
-        np.testing.assert_allclose(row[0].logprobs, expected_logprobs(behaviour, prompt, row[0].tokens, PLAIN), atol=1e-9)
+        np.testing.assert_allclose(
+            row[0].logprobs, expected_logprobs(behaviour, prompt, row[0].tokens, PLAIN), atol=1e-9
+        )
 
 
 def test_a_request_leaves_nothing_to_the_servers_defaults() -> None:
@@ -134,7 +165,10 @@ def test_a_request_leaves_nothing_to_the_servers_defaults() -> None:
 def test_llama_cpp_is_never_told_to_ignore_its_end_token() -> None:
     behaviour = Behaviour(dialect="llamacpp")
     sample(behaviour)
-    assert all("ignore_eos" not in body and body["logprobs"] == 1 and body["n"] == 1 for body in requests(behaviour))
+    assert all(
+        "ignore_eos" not in body and body["logprobs"] == 1 and body["n"] == 1
+        for body in requests(behaviour)
+    )
 
 
 def test_what_fails_for_a_while_is_asked_again() -> None:
@@ -150,7 +184,12 @@ def test_what_fails_for_good_is_asked_four_times() -> None:
     behaviour = Behaviour()
     with engine(behaviour) as made:
         behaviour.faults = [500] * 9
-        with pytest.raises(ConnectionError, match=r"/v1/completions failed with 500: .*out of order.*; look at the server's own log"):
+        with pytest.raises(
+            ConnectionError,
+            match=(
+                r"/v1/completions failed with 500: .*out of order.*; look at the server's own log"
+            ),
+        ):
             made.sample(PROMPTS[:1], 1, PLAIN, seed=0)
     assert len(requests(behaviour)) == 4
 
@@ -168,7 +207,9 @@ def test_no_server_is_said_with_its_address() -> None:
     with FakeServer(Behaviour()) as server:
         url = server.url
     pauses: list[float] = []
-    with pytest.raises(ConnectionError, match=rf"no server answers at {url}/models .*start it, or correct the url"):
+    with pytest.raises(
+        ConnectionError, match=rf"no server answers at {url}/models .*start it, or correct the url"
+    ):
         OpenAIEngine(tiny_policy(), OpenAI(url=url), Path("unused"), pauses.append)
     assert pauses == [0.5, 1.0, 2.0]
 
@@ -204,30 +245,46 @@ def test_the_model_is_the_named_one_or_the_first() -> None:
 
 def test_what_is_no_openai_api_is_said() -> None:
     behaviour = Behaviour(edit={"finish_reason": 3})
-    with pytest.raises(ValueError, match=r"is not the OpenAI API .*finish_reason.*; the url usually ends in /v1"):
+    with pytest.raises(
+        ValueError, match=r"is not the OpenAI API .*finish_reason.*; the url usually ends in /v1"
+    ):
         sample(behaviour)
 
 
 @pytest.mark.parametrize(
     ("behaviour", "message"),
     [
-        (Behaviour(dialect="text"), r"gives \d+ log-probs and 0 token ids.*use vLLM \(return_token_ids\) or llama.cpp"),
+        (
+            Behaviour(dialect="text"),
+            r"gives \d+ log-probs and 0 token ids.*use vLLM \(return_token_ids\) or llama.cpp",
+        ),
         (Behaviour(edit={"logprobs": None}), "gives no log-probs.*use vLLM"),
         (Behaviour(edit={"token_ids": [4]}), r"gives \d+ log-probs and 1 token ids"),
         (Behaviour(token_logprob=None), r"gives log-prob None for token \d+, which it drew"),
         (Behaviour(token_logprob=-9999.0), r"gives log-prob -9999.0 for token"),
         (Behaviour(token_logprob=0.5), r"gives log-prob 0.5 for token"),
         (Behaviour(dialect="llamacpp", token_logprob=-math.inf), r"gives log-prob None for token"),
-        (Behaviour(edit={"finish_reason": "abort"}), r"ended a completion with 'abort' after tokens .* end token of the policy, \[1\]"),
+        (
+            Behaviour(edit={"finish_reason": "abort"}),
+            r"ended a completion with 'abort' after tokens .* end token of the policy, \[1\]",
+        ),
     ],
 )
-def test_answers_that_cannot_be_learned_from_are_refused(behaviour: Behaviour, message: str) -> None:
+def test_answers_that_cannot_be_learned_from_are_refused(
+    behaviour: Behaviour, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         sample(behaviour)
 
 
 def test_an_end_token_that_the_server_left_out_is_missed() -> None:
-    behaviour = Behaviour(edit={"finish_reason": "stop", "token_ids": [4, 5], "logprobs": {"token_logprobs": [-1.0, -2.0]}})
+    behaviour = Behaviour(
+        edit={
+            "finish_reason": "stop",
+            "token_ids": [4, 5],
+            "logprobs": {"token_logprobs": [-1.0, -2.0]},
+        }
+    )
     with pytest.raises(ValueError, match=r"ended a completion with 'stop' after tokens \[4, 5\]"):
         sample(behaviour)
 
@@ -235,14 +292,24 @@ def test_an_end_token_that_the_server_left_out_is_missed() -> None:
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_tokens_that_the_server_does_not_name_are_missed(dialect: str) -> None:
     assert sample(Behaviour(dialect=dialect, left_out=0)) == sample(Behaviour(dialect=dialect))
-    with pytest.raises(ValueError, match=r"the server drew \d+ tokens and names \d+: llama.cpp leaves out"):
+    with pytest.raises(
+        ValueError, match=r"the server drew \d+ tokens and names \d+: llama.cpp leaves out"
+    ):
         sample(Behaviour(dialect=dialect, left_out=1))
 
 
 def test_what_follows_the_first_end_token_is_cut() -> None:
-    ids = {"token_ids": [4, END, 5], "logprobs": {"token_logprobs": [-1.0, -2.0, -3.0]}, "finish_reason": "length"}
+    ids = {
+        "token_ids": [4, END, 5],
+        "logprobs": {"token_logprobs": [-1.0, -2.0, -3.0]},
+        "finish_reason": "length",
+    }
     completion = sample(Behaviour(edit=ids), num_samples=1)[0][0]
-    assert (completion.tokens, completion.logprobs, completion.ending) == ((4, END), (-1.0, -2.0), "stop")
+    assert (completion.tokens, completion.logprobs, completion.ending) == (
+        (4, END),
+        (-1.0, -2.0),
+        "stop",
+    )
 
 
 def test_a_rounded_zero_is_zero() -> None:
@@ -265,13 +332,18 @@ def test_a_rounded_zero_is_zero() -> None:
         ("llamacpp", "full", "full", {"temperature": 0.7}, False),
     ],
 )
-def test_conventions_that_differ_are_refused(dialect: str, meaning: str, convention: str, shape: dict[str, Any], fits: bool) -> None:
+def test_conventions_that_differ_are_refused(
+    dialect: str, meaning: str, convention: str, shape: dict[str, Any], fits: bool
+) -> None:
     behaviour = Behaviour(dialect=dialect, logprobs="processed" if meaning == "sampled" else "raw")
     sampling = Sampling(max_tokens=4, logprobs=convention, **shape)
     if fits:
         assert len(sample(behaviour, sampling, logprobs=meaning)) == 4
         return
-    with pytest.raises(ValueError, match=rf"declared '{meaning}' and the crew's '{convention}', which differ at temperature="):
+    with pytest.raises(
+        ValueError,
+        match=rf"declared '{meaning}' and the crew's '{convention}', which differ at temperature=",
+    ):
         sample(behaviour, sampling, logprobs=meaning)
     assert requests(behaviour) == []
 
@@ -279,7 +351,13 @@ def test_conventions_that_differ_are_refused(dialect: str, meaning: str, convent
 def test_a_server_that_was_declared_wrongly_is_found_out_where_it_matters() -> None:
     assert len(sample(Behaviour(logprobs="raw"), PLAIN)) == 4
     for sampling in (Sampling(temperature=0.7), Sampling(top_k=8), Sampling(top_p=0.9)):
-        with pytest.raises(ValueError, match=r"with top_k = 1 it gives -\d.* where 0 is right.*--logprobs-mode processed_logprobs"):
+        with pytest.raises(
+            ValueError,
+            match=(
+                r"with top_k = 1 it gives -\d.* where 0 is right.*--logprobs-mode "
+                r"processed_logprobs"
+            ),
+        ):
             sample(Behaviour(logprobs="raw"), sampling)
 
 
@@ -305,7 +383,9 @@ def test_every_refresh_loads_the_adapter_under_a_new_name(tmp_path: Path) -> Non
         made = OpenAIEngine(policy, OpenAI(url=server.url, lora=True), tmp_path)
         assert made.follows
         (first,) = behaviour.adapters
-        assert {"adapter_config.json", "adapter_model.safetensors"} <= set(behaviour.adapters[first])
+        assert {"adapter_config.json", "adapter_model.safetensors"} <= set(
+            behaviour.adapters[first]
+        )
         made.refresh()
         (second,) = behaviour.adapters
         made.sample(PROMPTS[:1], 1, PLAIN, seed=0)
@@ -318,7 +398,9 @@ def test_every_refresh_loads_the_adapter_under_a_new_name(tmp_path: Path) -> Non
 
 
 def test_a_policy_without_an_adapter_cannot_be_followed() -> None:
-    with pytest.raises(ValueError, match="lora = true, and the peer trains no adapter; write train ="):
+    with pytest.raises(
+        ValueError, match="lora = true, and the peer trains no adapter; write train ="
+    ):
         sample(Behaviour(), lora=True)
 
 
@@ -338,6 +420,8 @@ def test_a_key_does_not_follow_a_server_that_points_elsewhere() -> None:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         with pytest.raises((ValueError, ConnectionError), match="302"):
-            Client(f"http://127.0.0.1:{server.server_port}/v1", "secret", pause=lambda seconds: None).ask("models")
+            Client(
+                f"http://127.0.0.1:{server.server_port}/v1", "secret", pause=lambda seconds: None
+            ).ask("models")
         server.shutdown()
     assert set(seen) == {"/v1/models"}

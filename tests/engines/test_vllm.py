@@ -1,4 +1,6 @@
-"""The engine with a stand-in for vLLM; and, where MOTLEY_VLLM_PYTHON names an interpreter that has it, with vLLM itself."""
+"""The engine with a stand-in for vLLM; and, where MOTLEY_VLLM_PYTHON names an interpreter that has
+it, with vLLM itself.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +55,12 @@ def test_the_written_folder_is_the_policy_with_a_head_of_its_own(kind: str, tmp_
     torch.testing.assert_close(logits(served), logits(policy.model), rtol=0, atol=2e-5)
     disturb(policy)
     write_model(policy, tmp_path)
-    torch.testing.assert_close(logits(LlamaForCausalLM.from_pretrained(tmp_path)), logits(policy.model), rtol=0, atol=2e-5)
-    assert [file.name for file in tmp_path.iterdir() if "safetensors" in file.name] == ["model.safetensors"]
+    torch.testing.assert_close(
+        logits(LlamaForCausalLM.from_pretrained(tmp_path)), logits(policy.model), rtol=0, atol=2e-5
+    )
+    assert [file.name for file in tmp_path.iterdir() if "safetensors" in file.name] == [
+        "model.safetensors"
+    ]
 
 
 def test_a_tied_head_that_vllm_always_ties_stays_tied(tmp_path: Path) -> None:
@@ -71,7 +77,12 @@ def test_the_server_sees_the_policys_gpu_and_none_of_our_packages() -> None:
     class OnGpu:
         device = torch.device("cuda:1")
 
-    ours = {"PATH": "/bin", "PYTHONPATH": "/src", "CUDA_VISIBLE_DEVICES": "4,7", "VLLM_CPU_KVCACHE_SPACE": "9"}
+    ours = {
+        "PATH": "/bin",
+        "PYTHONPATH": "/src",
+        "CUDA_VISIBLE_DEVICES": "4,7",
+        "VLLM_CPU_KVCACHE_SPACE": "9",
+    }
     seen = server_environment(OnGpu(), Vllm(python="other"), ours)  # type: ignore[arg-type]
     assert seen["CUDA_VISIBLE_DEVICES"] == "7"
     assert seen["VLLM_CPU_KVCACHE_SPACE"] == "9"
@@ -81,7 +92,10 @@ def test_the_server_sees_the_policys_gpu_and_none_of_our_packages() -> None:
 
 
 def test_an_interpreter_without_vllm_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="python='/nowhere/python' is no program; set it to the interpreter that has vllm"):
+    with pytest.raises(
+        ValueError,
+        match="python='/nowhere/python' is no program; set it to the interpreter that has vllm",
+    ):
         VllmEngine(tiny_policy(), Vllm(python="/nowhere/python"), tmp_path)
     with pytest.raises(ValueError, match="has no vllm; install it in an environment of its own"):
         VllmEngine(tiny_policy(), Vllm(), tmp_path)
@@ -91,7 +105,10 @@ def test_an_interpreter_without_vllm_is_refused(tmp_path: Path) -> None:
 def stand_in(tmp_path: Path) -> str:
     """An interpreter that says it has vllm, and runs our server instead."""
     path = tmp_path / "python"
-    path.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exit 0\nshift 2\nexec {sys.executable} {servers.__file__} "$@"\n')
+    path.write_text(
+        f'#!/bin/sh\n[ "$1" = -c ] && exit 0\nshift 2\nexec {sys.executable} {servers.__file__} '
+        '"$@"\n'
+    )
     path.chmod(0o755)
     return str(path)
 
@@ -109,7 +126,9 @@ def test_it_samples_follows_and_stops(stand_in: str, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="declared 'sampled' and the crew's 'full'"):
             engine.sample(PROMPTS, 1, Sampling(top_k=3, logprobs="full"), seed=0)
         url = engine.url
-    with pytest.raises(ConnectionError, match="the vLLM server beside the peer failed: no server answers"):
+    with pytest.raises(
+        ConnectionError, match="the vLLM server beside the peer failed: no server answers"
+    ):
         engine.sample(PROMPTS[:1], 1, PLAIN, seed=0)
     with pytest.raises(ConnectionError):
         OpenAIEngine(policy, OpenAI(url=f"{url}/v1"), tmp_path, lambda _: None)
@@ -134,21 +153,32 @@ def test_a_server_that_does_not_start_is_quoted(stand_in: str, tmp_path: Path) -
 
 
 def test_a_log_is_quoted_with_what_went_wrong_first() -> None:
-    lines = ["(Worker) ERROR [a.py:1] RuntimeError: no such size", "(Core) ERROR [b.py:2] RuntimeError: no such size"]
+    lines = [
+        "(Worker) ERROR [a.py:1] RuntimeError: no such size",
+        "(Core) ERROR [b.py:2] RuntimeError: no such size",
+    ]
     lines += [f"line {i}" for i in range(50)] + [' - leaked type "x"'] * 50
-    assert quote(lines) == ["RuntimeError: no such size", "...", *(f"line {i}" for i in range(42, 50))]
+    assert quote(lines) == [
+        "RuntimeError: no such size",
+        "...",
+        *(f"line {i}" for i in range(42, 50)),
+    ]
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for the processes in /proc")
 def test_the_server_ends_with_us_even_if_we_are_killed(stand_in: str, tmp_path: Path) -> None:
     script = (
         "import sys, time; from pathlib import Path; sys.path[:0] = sys.argv[3:]\n"
-        "from fakes import tiny_policy; from motley.config.peers import Vllm; from motley.engines.vllm import VllmEngine\n"
-        "engine = VllmEngine(tiny_policy(), Vllm(python=sys.argv[1]), Path(sys.argv[2])); print(engine._process.pid, flush=True)\n"
+        "from fakes import tiny_policy; from motley.config.peers import Vllm; from "
+        "motley.engines.vllm import VllmEngine\n"
+        "engine = VllmEngine(tiny_policy(), Vllm(python=sys.argv[1]), Path(sys.argv[2])); "
+        "print(engine._process.pid, flush=True)\n"
         "time.sleep(600)\n"
     )
     tests = str(Path(__file__).parent.parent)
-    with subprocess.Popen([sys.executable, "-c", script, stand_in, str(tmp_path), tests], stdout=subprocess.PIPE) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", script, stand_in, str(tmp_path), tests], stdout=subprocess.PIPE
+    ) as child:
         assert child.stdout is not None
         group = int(child.stdout.readline())
         assert members(group) >= 2
@@ -185,7 +215,9 @@ TOLERANCE = 1e-3
 
 
 def medium_policy(tied: bool) -> Policy:
-    """Larger than the others, with grouped heads, of a size that vLLM can do on a CPU: multiples of 32."""
+    """Larger than the others, with grouped heads, of a size that vLLM can do on a CPU: multiples of
+    32.
+    """
     vocabulary = tiny_policy().vocabulary
     config = LlamaConfig(
         vocab_size=vocabulary.size,
@@ -207,22 +239,30 @@ def medium_policy(tied: bool) -> Policy:
 
 @torch.no_grad()
 def difference(policy: Policy, rows: Sequence[Sequence[Completion]], sampling: Sampling) -> float:
-    """Largest |engine - transformers| over all tokens, by the definition of convention "sampled"."""
+    """Largest |engine - transformers| over all tokens, by the definition of convention
+    "sampled".
+    """
     found = []
     for prompt, row in zip(PROMPTS, rows, strict=True):
         for completion in row:
             logp_TV = reference_distribution(policy, prompt, completion.tokens)
             drawn = [
-                servers.distribution(row_V, sampling.temperature, sampling.top_k, sampling.top_p) for row_V in logp_TV.double().numpy()
+                servers.distribution(row_V, sampling.temperature, sampling.top_k, sampling.top_p)
+                for row_V in logp_TV.double().numpy()
             ]
             with np.errstate(divide="ignore"):
-                expected = [np.log(row_V[token]) for row_V, token in zip(drawn, completion.tokens, strict=True)]
+                expected = [
+                    np.log(row_V[token])
+                    for row_V, token in zip(drawn, completion.tokens, strict=True)
+                ]
             found.append(np.abs(np.array(completion.logprobs) - expected).max())
     return float(max(found))
 
 
 @pytest.fixture(scope="module", params=["tied", "lora", "untied"])
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Policy, VllmEngine]]:
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Policy, VllmEngine]]:
     policy = lora_policy() if request.param == "lora" else medium_policy(request.param == "tied")
     with VllmEngine(policy, Vllm(python=PYTHON), tmp_path_factory.mktemp("served")) as engine:
         yield policy, engine
@@ -231,8 +271,14 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 class TestVllm:
     pytestmark = real
 
-    @pytest.mark.parametrize("sampling", [PLAIN, SHAPED, Sampling(max_tokens=12, temperature=0.0)], ids=["plain", "shaped", "greedy"])
-    def test_logprobs_are_the_trainers(self, served: tuple[Policy, VllmEngine], sampling: Sampling) -> None:
+    @pytest.mark.parametrize(
+        "sampling",
+        [PLAIN, SHAPED, Sampling(max_tokens=12, temperature=0.0)],
+        ids=["plain", "shaped", "greedy"],
+    )
+    def test_logprobs_are_the_trainers(
+        self, served: tuple[Policy, VllmEngine], sampling: Sampling
+    ) -> None:
         policy, engine = served
         rows = engine.sample(PROMPTS, 8, sampling, seed=0)
         reference = sampling if sampling.temperature else PLAIN
@@ -241,11 +287,17 @@ class TestVllm:
         assert measured < TOLERANCE
         completions = [completion for row in rows for completion in row]
         end = policy.vocabulary.end_id
-        assert all((c.tokens[-1] == end) == (c.ending == "stop") and end not in c.tokens[:-1] for c in completions)
+        assert all(
+            (c.tokens[-1] == end) == (c.ending == "stop") and end not in c.tokens[:-1]
+            for c in completions
+        )
 
     def test_the_seed_decides_the_tokens(self, served: tuple[Policy, VllmEngine]) -> None:
         _, engine = served
-        tokens = [[[c.tokens for c in row] for row in engine.sample(PROMPTS, 4, PLAIN, seed)] for seed in (0, 0, 1)]
+        tokens = [
+            [[c.tokens for c in row] for row in engine.sample(PROMPTS, 4, PLAIN, seed)]
+            for seed in (0, 0, 1)
+        ]
         assert tokens[0] == tokens[1] != tokens[2]
         assert all(len(set(row)) > 1 for row in tokens[0])
 
@@ -258,61 +310,89 @@ class TestVllm:
                 "the change must show for this to test anything"
             )
             engine.refresh()
-            measured = max(difference(policy, engine.sample(PROMPTS, 8, sampling, seed=3), sampling) for sampling in (PLAIN, SHAPED))
+            measured = max(
+                difference(policy, engine.sample(PROMPTS, 8, sampling, seed=3), sampling)
+                for sampling in (PLAIN, SHAPED)
+            )
             print(f"\nlargest difference after refresh {measured:.2e}")
             assert measured < TOLERANCE
             policy.model.load_state_dict(before)
             engine.refresh()
             assert difference(policy, engine.sample(PROMPTS, 8, PLAIN, seed=4), PLAIN) < TOLERANCE
 
-    def test_another_client_of_the_same_server_gets_the_same(self, served: tuple[Policy, VllmEngine], tmp_path: Path) -> None:
+    def test_another_client_of_the_same_server_gets_the_same(
+        self, served: tuple[Policy, VllmEngine], tmp_path: Path
+    ) -> None:
         policy, engine = served
         other = OpenAIEngine(policy, OpenAI(url=f"{engine.url}/v1"), tmp_path)
         rows = other.sample(PROMPTS, 4, SHAPED, seed=5)
-        assert [[c.tokens for c in row] for row in rows] == [[c.tokens for c in row] for row in engine.sample(PROMPTS, 4, SHAPED, seed=5)]
+        assert [[c.tokens for c in row] for row in rows] == [
+            [c.tokens for c in row] for row in engine.sample(PROMPTS, 4, SHAPED, seed=5)
+        ]
 
-    def test_what_does_not_fit_the_model_is_refused(self, served: tuple[Policy, VllmEngine]) -> None:
+    def test_what_does_not_fit_the_model_is_refused(
+        self, served: tuple[Policy, VllmEngine]
+    ) -> None:
         with pytest.raises(ValueError, match=r"refuses the request \(400\)"):
             served[1].sample([(5,) * 300], 1, PLAIN, seed=0)
 
 
 @pytest.fixture(scope="module")
 def by_hand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Policy, VllmEngine]]:
-    """A server as its default is, log-probs without temperature and truncation, that takes adapters while it runs."""
+    """A server as its default is, log-probs without temperature and truncation, that takes adapters
+    while it runs.
+    """
     policy = lora_policy()
     raw = ("--logprobs-mode", "raw_logprobs", "--enable-lora", "--max-lora-rank", "8")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "True")
-        with VllmEngine(tiny_policy(), Vllm(python=PYTHON, args=raw), tmp_path_factory.mktemp("by-hand")) as engine:
+        with VllmEngine(
+            tiny_policy(), Vllm(python=PYTHON, args=raw), tmp_path_factory.mktemp("by-hand")
+        ) as engine:
             yield policy, engine
 
 
 class TestVllmByHand:
     pytestmark = real
 
-    def test_the_default_logprobs_are_no_convention_of_ours(self, by_hand: tuple[Policy, VllmEngine], tmp_path: Path) -> None:
+    def test_the_default_logprobs_are_no_convention_of_ours(
+        self, by_hand: tuple[Policy, VllmEngine], tmp_path: Path
+    ) -> None:
         policy, url = tiny_policy(), f"{by_hand[1].url}/v1"
         right = OpenAIEngine(policy, OpenAI(url=url, logprobs="full"), tmp_path)
         assert difference(policy, right.sample(PROMPTS, 8, PLAIN, seed=0), PLAIN) < TOLERANCE
-        with pytest.raises(ValueError, match=r"declared 'full' and the crew's 'sampled', which differ at temperature=0\.7"):
+        with pytest.raises(
+            ValueError,
+            match=r"declared 'full' and the crew's 'sampled', which differ at temperature=0\.7",
+        ):
             right.sample(PROMPTS, 8, SHAPED, seed=0)
         wrong = OpenAIEngine(policy, OpenAI(url=url), tmp_path)
-        with pytest.raises(ValueError, match=r"with top_k = 1 it gives -.* start vLLM with --logprobs-mode processed_logprobs"):
+        with pytest.raises(
+            ValueError,
+            match=r"with top_k = 1 it gives -.* start vLLM with --logprobs-mode processed_logprobs",
+        ):
             wrong.sample(PROMPTS, 8, SHAPED, seed=0)
         wrong._probed = True
         measured = difference(policy, wrong.sample(PROMPTS, 8, SHAPED, seed=0), SHAPED)
         print(f"\nlargest difference of raw log-probs {measured:.2f}")
         assert measured > 0.3
 
-    def test_an_adapter_is_followed(self, by_hand: tuple[Policy, VllmEngine], tmp_path: Path) -> None:
+    def test_an_adapter_is_followed(
+        self, by_hand: tuple[Policy, VllmEngine], tmp_path: Path
+    ) -> None:
         policy, server = by_hand
-        engine = OpenAIEngine(policy, OpenAI(url=f"{server.url}/v1", logprobs="full", lora=True), tmp_path)
+        engine = OpenAIEngine(
+            policy, OpenAI(url=f"{server.url}/v1", logprobs="full", lora=True), tmp_path
+        )
         first = difference(policy, engine.sample(PROMPTS, 8, PLAIN, seed=0), PLAIN)
         disturb(policy)
         stale = difference(policy, engine.sample(PROMPTS, 8, PLAIN, seed=0), PLAIN)
         engine.refresh()
         second = difference(policy, engine.sample(PROMPTS, 8, PLAIN, seed=0), PLAIN)
         engine.close()
-        print(f"\nlargest difference of an adapter {first:.2e}, not followed {stale:.2f}, followed {second:.2e}")
+        print(
+            f"\nlargest difference of an adapter {first:.2e}, not followed {stale:.2f}, followed "
+            f"{second:.2e}"
+        )
         assert first < TOLERANCE
         assert second < TOLERANCE < stale

@@ -1,6 +1,7 @@
 """What every log must do, and what must come through one that fails.
 
-A backend's tests derive from `LogContract` and say how to make and to reopen one. `FaultyLog` stands between a log and those who use it.
+A backend's tests derive from `LogContract` and say how to make and to reopen one. `FaultyLog`
+stands between a log and those who use it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ class Fault(Enum):
 
 
 class FaultyLog:
-    """A log with one fault, which comes and goes as `rng` has it: half of all calls are as they should be."""
+    """A log with one fault, which comes and goes as `rng` has it: half of all calls are as they
+    should be.
+    """
 
     def __init__(self, log: Log, fault: Fault, rng: random.Random) -> None:
         self._log, self._fault, self._rng = log, fault, rng
@@ -56,7 +59,11 @@ class FaultyLog:
 
     def read(self, after: int, limit: int = 1024) -> list[Entry]:
         entries = self._log.read(after, limit)
-        if not entries or self._fault not in (Fault.DELAY, Fault.STALL, Fault.CORRUPT) or not self._strikes():
+        if (
+            not entries
+            or self._fault not in (Fault.DELAY, Fault.STALL, Fault.CORRUPT)
+            or not self._strikes()
+        ):
             return entries
         if self._fault is Fault.CORRUPT:
             place = self._rng.randrange(len(entries))
@@ -139,7 +146,10 @@ def publish(log: Log, rng: random.Random) -> None:
 
 
 def admit_all(log: Log, gate: Admission, last: int) -> list[str]:
-    """Ids of what is admitted, reading until the last position came by. What is refused is read again from where it stands."""
+    """Ids of what is admitted, reading until the last position came by.
+
+    What is refused is read again from where it stands.
+    """
     admitted, cursor = [], 0
     for _ in range(1000):
         for entry in log.read(cursor, limit=3):
@@ -158,7 +168,10 @@ EVERY_ID = sorted(group.id for peer in PEERS for group in rounds_of(peer))
 
 
 class LogContract:
-    """`make_log` is a fixture: a function that opens the same log each time it is called. `durable`: it survives its reopening."""
+    """`make_log` is a fixture: a function that opens the same log each time it is called.
+
+    `durable`: it survives its reopening.
+    """
 
     durable = True
 
@@ -169,12 +182,16 @@ class LogContract:
     def test_an_empty_log_has_nothing_to_read(self, make_log: LogFactory) -> None:
         assert make_log().read(0) == []
 
-    def test_records_come_back_in_the_order_of_appending_with_their_ids(self, make_log: LogFactory) -> None:
+    def test_records_come_back_in_the_order_of_appending_with_their_ids(
+        self, make_log: LogFactory
+    ) -> None:
         log = make_log()
         for number in range(20):
             log.append([(f"id{number}", f"record {number}".encode())])
         entries = log.read(0)
-        assert [(e.id, e.record) for e in entries] == [(f"id{number}", f"record {number}".encode()) for number in range(20)]
+        assert [(e.id, e.record) for e in entries] == [
+            (f"id{number}", f"record {number}".encode()) for number in range(20)
+        ]
         positions = [e.position for e in entries]
         assert positions[0] > 0
         assert positions == sorted(set(positions))
@@ -203,14 +220,24 @@ class LogContract:
         log.append([("a", b"something else")])
         assert [(e.id, e.record) for e in log.read(0)] == [("a", b"first"), ("b", b"second")]
 
-    def test_of_records_appended_together_only_those_already_there_are_passed_over(self, make_log: LogFactory) -> None:
+    def test_of_records_appended_together_only_those_already_there_are_passed_over(
+        self, make_log: LogFactory
+    ) -> None:
         log = make_log()
         log.append([("b", b"old b"), ("d", b"old d")])
         log.append([(id, f"new {id}".encode()) for id in "abcde"])
-        expected = [("b", b"old b"), ("d", b"old d"), ("a", b"new a"), ("c", b"new c"), ("e", b"new e")]
+        expected = [
+            ("b", b"old b"),
+            ("d", b"old d"),
+            ("a", b"new a"),
+            ("c", b"new c"),
+            ("e", b"new e"),
+        ]
         assert [(e.id, e.record) for e in log.read(0)] == expected
 
-    def test_an_id_twice_among_records_appended_together_counts_once(self, make_log: LogFactory) -> None:
+    def test_an_id_twice_among_records_appended_together_counts_once(
+        self, make_log: LogFactory
+    ) -> None:
         log = make_log()
         log.append([("a", b"1"), ("b", b"2"), ("a", b"3"), ("c", b"4")])
         assert [(e.id, e.record) for e in log.read(0)] == [("a", b"1"), ("b", b"2"), ("c", b"4")]
@@ -251,17 +278,53 @@ class LogContract:
         log.append([(str(number), record) for number, record in enumerate(records)])
         assert [e.record for e in log.read(0)] == records
 
-    def test_ids_of_any_characters_come_back_exactly_and_are_told_apart(self, make_log: LogFactory) -> None:
+    def test_ids_of_any_characters_come_back_exactly_and_are_told_apart(
+        self, make_log: LogFactory
+    ) -> None:
         log = make_log()
-        ids = ["a b", "a.b", "a..b", "a...b", ".a", "a.", ".", "*", "a.*", ">", "a.>", "%", "%20", "a%2Eb", "a%20b", "größe.0.1", "日本.0"]
-        ids += ["A.B", "a\tb", "a\nb", "$JS.API", "a/b", "a\\b", "'", '"', "a_b", "a-b", "_", "\u00e9", "e\u0301"]
+        ids = [
+            "a b",
+            "a.b",
+            "a..b",
+            "a...b",
+            ".a",
+            "a.",
+            ".",
+            "*",
+            "a.*",
+            ">",
+            "a.>",
+            "%",
+            "%20",
+            "a%2Eb",
+            "a%20b",
+            "größe.0.1",
+            "日本.0",
+        ]
+        ids += [
+            "A.B",
+            "a\tb",
+            "a\nb",
+            "$JS.API",
+            "a/b",
+            "a\\b",
+            "'",
+            '"',
+            "a_b",
+            "a-b",
+            "_",
+            "\u00e9",
+            "e\u0301",
+        ]
         records = [(id, id.encode()) for id in ids]
         log.append(records)
         for record in records:
             log.append([record])
         assert [(e.id, e.record) for e in log.read(0)] == records
 
-    def test_a_reopened_log_has_the_same_records_positions_and_ids(self, make_log: LogFactory) -> None:
+    def test_a_reopened_log_has_the_same_records_positions_and_ids(
+        self, make_log: LogFactory
+    ) -> None:
         if not self.durable:
             pytest.skip("this log does not outlive its process")
         log = make_log()
@@ -271,11 +334,16 @@ class LogContract:
         again.append([("größe..3", b"other")])
         assert again.read(0) == log.read(0)
         again.append([("new", b"x")])
-        assert [(e.id, e.record) for e in make_log().read(0)][-2:] == [("größe..4", b"\x04"), ("new", b"x")]
+        assert [(e.id, e.record) for e in make_log().read(0)][-2:] == [
+            ("größe..4", b"\x04"),
+            ("new", b"x"),
+        ]
 
     @SEEDS
     @FAULTS
-    def test_outboxes_deliver_everything_exactly_once_through_any_fault(self, make_log: LogFactory, fault: Fault, seed: int) -> None:
+    def test_outboxes_deliver_everything_exactly_once_through_any_fault(
+        self, make_log: LogFactory, fault: Fault, seed: int
+    ) -> None:
         log, rng = make_log(), random.Random(seed)
         faulty = FaultyLog(log, fault, rng)
         publish(faulty, rng)
@@ -283,7 +351,9 @@ class LogContract:
 
     @SEEDS
     @FAULTS
-    def test_everything_is_admitted_exactly_once_through_any_fault(self, make_log: LogFactory, fault: Fault, seed: int) -> None:
+    def test_everything_is_admitted_exactly_once_through_any_fault(
+        self, make_log: LogFactory, fault: Fault, seed: int
+    ) -> None:
         log, rng = make_log(), random.Random(seed)
         faulty, gate = FaultyLog(log, fault, rng), admission()
         publish(faulty, rng)

@@ -1,4 +1,7 @@
-"""Real servers for tests: on this machine, on free ports, gone when the test is over. And waiting without sleeping longer than needed."""
+"""Real servers for tests: on this machine, on free ports, gone when the test is over.
+
+And waiting without sleeping longer than needed.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,10 @@ class Net:
         self.learners = sorted(set(followed.values()))
         self.users = [
             *(peer_user(CREW, name, identity(name).nkey, learner=True) for name in self.learners),
-            *(peer_user(CREW, name, identity(name).nkey, follows=learner) for name, learner in followed.items()),
+            *(
+                peer_user(CREW, name, identity(name).nkey, follows=learner)
+                for name, learner in followed.items()
+            ),
         ]
         return self
 
@@ -70,8 +76,16 @@ class Net:
         """Write who may come in; for a running server, `reload` makes it count."""
         self.server.configure(identity(HUB).nkey, [*self.users, *others], self.learners)
 
-    def connect(self, name: str, key: Identity | None = None, certificate: str = "", patience_s: float = 10.0) -> Connection:
-        made = Connection(Login(self.url, name, (key or identity(name)).nkey_seed, certificate), patience_s)
+    def connect(
+        self,
+        name: str,
+        key: Identity | None = None,
+        certificate: str = "",
+        patience_s: float = 10.0,
+    ) -> Connection:
+        made = Connection(
+            Login(self.url, name, (key or identity(name)).nkey_seed, certificate), patience_s
+        )
         self.connections.append(made)
         return made
 
@@ -108,8 +122,19 @@ class Net:
 def open_server(folder: Path) -> Iterator[str]:
     """The url of a JetStream server that knows no users: everybody may do everything."""
     port = free_port()
-    command = [_binary(), "--jetstream", "--store_dir", str(folder), "--addr", "127.0.0.1", "--port", str(port)]
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = [
+        _binary(),
+        "--jetstream",
+        "--store_dir",
+        str(folder),
+        "--addr",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
+    child = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
         yield f"nats://127.0.0.1:{port}"
     finally:
@@ -118,7 +143,10 @@ def open_server(folder: Path) -> Iterator[str]:
 
 
 async def settle(client: Client) -> None:
-    """Have the server read all that was sent. The first ping may overtake what the client still holds; the second cannot."""
+    """Have the server read all that was sent.
+
+    The first ping may overtake what the client still holds; the second cannot.
+    """
     await client.flush()
     await client.flush()
 
@@ -135,6 +163,15 @@ def send_raw(connection: Connection, protocol: bytes) -> None:
     connection.call(work)
 
 
-def raw_message(subject: str | bytes, headers: bytes, content: bytes = b"x", reply: str | bytes = b"") -> bytes:
+def raw_message(
+    subject: str | bytes, headers: bytes, content: bytes = b"x", reply: str | bytes = b""
+) -> bytes:
     subject, reply = (part.encode() if isinstance(part, str) else part for part in (subject, reply))
-    return b"HPUB %s %s %d %d\r\n%s%s\r\n" % (subject, reply, len(headers), len(headers) + len(content), headers, content)
+    return b"HPUB %s %s %d %d\r\n%s%s\r\n" % (
+        subject,
+        reply,
+        len(headers),
+        len(headers) + len(content),
+        headers,
+        content,
+    )

@@ -89,7 +89,8 @@ def test_each_record_takes_the_delay_that_its_name_gets_and_the_order_stays() ->
     began_s = [20.0 * number for number in range(30)]
     alone_s = [far.weather.fetched(id, at_s) for id, at_s in zip(ids, began_s, strict=True)]
     assert list(far.arrived.values()) == pytest.approx([max(alone_s[: n + 1]) for n in range(30)])
-    assert any(later < earlier for earlier, later in itertools.pairwise(alone_s))  # the order was at stake
+    # the order was at stake
+    assert any(later < earlier for earlier, later in itertools.pairwise(alone_s))
 
 
 def test_two_readers_have_two_links() -> None:

@@ -40,7 +40,9 @@ def got(blobs: Blobs, content: bytes) -> bytes | None:
 
 
 class BlobsContract:
-    """`learner` and `sampler` are fixtures, of the same blobs; `spoil` replaces what is stored under a name."""
+    """`learner` and `sampler` are fixtures, of the same blobs; `spoil` replaces what is stored
+    under a name.
+    """
 
     @pytest.fixture
     def learner(self) -> Blobs:
@@ -62,12 +64,20 @@ class BlobsContract:
         assert got(learner, content) == content
 
     def test_any_bytes_are_kept_apart_and_as_they_are(self, learner: Blobs, sampler: Blobs) -> None:
-        contents = [b"", bytes(9), bytes(range(256)), b"\r\n\r\n", *(content_of(1000, seed) for seed in range(20))]
+        contents = [
+            b"",
+            bytes(9),
+            bytes(range(256)),
+            b"\r\n\r\n",
+            *(content_of(1000, seed) for seed in range(20)),
+        ]
         put(learner, *contents)
         assert [got(sampler, content) for content in contents] == contents
 
     @pytest.mark.parametrize("size", SIZES)
-    def test_putting_it_again_changes_nothing(self, learner: Blobs, sampler: Blobs, size: int) -> None:
+    def test_putting_it_again_changes_nothing(
+        self, learner: Blobs, sampler: Blobs, size: int
+    ) -> None:
         content = content_of(size)
         put(learner, content, content)
         assert got(sampler, content) == content
@@ -83,13 +93,20 @@ class BlobsContract:
             for wrong in (0, size - 1, size + 1, CHUNK_BYTES, 10**15):
                 assert (sampler.get(name_of(content), wrong) is None) == (wrong != size)
 
-    @pytest.mark.parametrize("name", ["", "*", ">", "x", "a b", "a.b", "é", "A" * 64, "f" * 63, "f" * 65, "f" * 64 + "\n"])
-    def test_a_name_that_is_no_hash_is_none(self, learner: Blobs, sampler: Blobs, name: str) -> None:
+    @pytest.mark.parametrize(
+        "name",
+        ["", "*", ">", "x", "a b", "a.b", "é", "A" * 64, "f" * 63, "f" * 65, "f" * 64 + "\n"],
+    )
+    def test_a_name_that_is_no_hash_is_none(
+        self, learner: Blobs, sampler: Blobs, name: str
+    ) -> None:
         put(learner, b"something")
         assert sampler.get(name, len(b"something")) is None
 
     @pytest.mark.parametrize("size", SIZES[1:])
-    def test_other_bytes_under_its_name_are_none(self, learner: Blobs, sampler: Blobs, size: int) -> None:
+    def test_other_bytes_under_its_name_are_none(
+        self, learner: Blobs, sampler: Blobs, size: int
+    ) -> None:
         content = content_of(size)
         put(learner, content)
         self.spoil(learner, name_of(content), content[:-1] + bytes([content[-1] ^ 1]))
@@ -103,7 +120,9 @@ class BlobsContract:
             self.spoil(learner, name_of(content), content[:kept])
             assert got(sampler, content) is None
 
-    def test_more_bytes_than_asked_for_are_never_given(self, learner: Blobs, sampler: Blobs) -> None:
+    def test_more_bytes_than_asked_for_are_never_given(
+        self, learner: Blobs, sampler: Blobs
+    ) -> None:
         content = content_of(100)
         put(learner, content)
         self.spoil(learner, name_of(content), content + b"x")
@@ -114,13 +133,17 @@ class BlobsContract:
         put(learner, *contents)
         kept = [contents[1], contents[5]]
         learner.keep_only([*map(name_of, kept), name_of(b"never put")])
-        assert [got(sampler, content) for content in contents] == [content if content in kept else None for content in contents]
+        assert [got(sampler, content) for content in contents] == [
+            content if content in kept else None for content in contents
+        ]
         learner.keep_only([])
         assert [got(sampler, content) for content in contents] == [None] * len(contents)
         learner.keep_only([])
 
     @pytest.mark.parametrize("size", SIZES)
-    def test_what_was_deleted_can_be_put_again_at_once(self, learner: Blobs, sampler: Blobs, size: int) -> None:
+    def test_what_was_deleted_can_be_put_again_at_once(
+        self, learner: Blobs, sampler: Blobs, size: int
+    ) -> None:
         content = content_of(size)
         for _ in range(3):
             put(learner, content)
@@ -173,7 +196,9 @@ class TestNatsBlobs(BlobsContract):
 def write_chunks(learner: NatsBlobs, name: str, content: bytes) -> None:
     """The chunks, and no meta: as far as a put may have come."""
     for start in range(0, len(content), CHUNK_BYTES):
-        learner._write([Outgoing(learner._bucket.chunks_of(name), content[start : start + CHUNK_BYTES], name)])
+        learner._write(
+            [Outgoing(learner._bucket.chunks_of(name), content[start : start + CHUNK_BYTES], name)]
+        )
 
 
 # What a store on a server has besides
@@ -231,7 +256,9 @@ def last_sequence(blobs: NatsBlobs) -> int:
     return stored.sequence if stored else 0
 
 
-def test_a_put_of_which_only_chunks_are_there_is_made_whole_by_another(learner: NatsBlobs, sampler: NatsBlobs) -> None:
+def test_a_put_of_which_only_chunks_are_there_is_made_whole_by_another(
+    learner: NatsBlobs, sampler: NatsBlobs
+) -> None:
     for size in (1, CHUNK_BYTES, len(BIG)):
         content = BIG[:size]
         write_chunks(learner, name_of(content), content)
@@ -241,7 +268,9 @@ def test_a_put_of_which_only_chunks_are_there_is_made_whole_by_another(learner: 
         assert got(sampler, content) == content
 
 
-def test_a_put_whose_learner_died_anywhere_is_made_whole_by_another(net: Net, sampler: NatsBlobs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_put_whose_learner_died_anywhere_is_made_whole_by_another(
+    net: Net, sampler: NatsBlobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Died(Exception):  # noqa: N818 - no error of anything's
         pass
 
@@ -250,7 +279,9 @@ def test_a_put_whose_learner_died_anywhere_is_made_whole_by_another(net: Net, sa
         dying, writes = net.blobs("a", "a"), []
         usual = dying._write
 
-        def write(messages: list[Outgoing], usual=usual, writes=writes, survived=survived) -> list[Answer]:
+        def write(
+            messages: list[Outgoing], usual=usual, writes=writes, survived=survived
+        ) -> list[Answer]:
             if len(writes) == survived:
                 raise Died
             writes.append(messages)
@@ -269,7 +300,9 @@ def test_a_put_whose_learner_died_anywhere_is_made_whole_by_another(net: Net, sa
         again.keep_only([])
 
 
-def test_what_an_interrupted_put_left_is_deleted_with_the_others(net: Net, learner: NatsBlobs) -> None:
+def test_what_an_interrupted_put_left_is_deleted_with_the_others(
+    net: Net, learner: NatsBlobs
+) -> None:
     learner._write([learner._meta(learner._deleted(name_of(BIG)))])
     write_chunks(learner, name_of(BIG), BIG)
     put(learner, b"kept")
@@ -277,7 +310,9 @@ def test_what_an_interrupted_put_left_is_deleted_with_the_others(net: Net, learn
     eventually(lambda: num_messages(net, learner) == 2)
 
 
-def test_what_was_deleted_leaves_nothing_however_often_that_happens(net: Net, learner: NatsBlobs) -> None:
+def test_what_was_deleted_leaves_nothing_however_often_that_happens(
+    net: Net, learner: NatsBlobs
+) -> None:
     for seed in range(100):
         put(learner, content_of(100, seed))
         learner.keep_only([name_of(content_of(100, seed))])
@@ -288,7 +323,11 @@ def test_what_was_deleted_leaves_nothing_however_often_that_happens(net: Net, le
 def test_what_was_put_survives_kill_9(net: Net, learner: NatsBlobs, sampler: NatsBlobs) -> None:
     put(learner, b"", b"small", BIG)
     net.kill()
-    for call in (lambda: got(sampler, BIG), lambda: put(learner, b"more"), lambda: learner.keep_only([])):
+    for call in (
+        lambda: got(sampler, BIG),
+        lambda: put(learner, b"more"),
+        lambda: learner.keep_only([]),
+    ):
         started = time.monotonic()
         with pytest.raises(LogError, match=rf"no connection to {net.url} for \d+ s"):
             call()
@@ -300,7 +339,9 @@ def test_what_was_put_survives_kill_9(net: Net, learner: NatsBlobs, sampler: Nat
 
 
 @pytest.mark.parametrize("stored_chunks", [0, 3, 25])
-def test_a_put_during_which_the_server_is_killed_is_made_whole_by_another(net: Net, stored_chunks: int) -> None:
+def test_a_put_during_which_the_server_is_killed_is_made_whole_by_another(
+    net: Net, stored_chunks: int
+) -> None:
     learner, sampler = net.blobs("a", "a"), net.blobs("b", "a")
     content, failed = content_of(60 * CHUNK_BYTES), []
 
@@ -326,7 +367,9 @@ def stored_bytes(net: Net) -> int:
     return sum(file.stat().st_size for file in net.server.folder.rglob("*.blk"))
 
 
-def test_a_get_during_which_the_server_is_killed_fails_and_succeeds_again(net: Net, learner: NatsBlobs, sampler: NatsBlobs) -> None:
+def test_a_get_during_which_the_server_is_killed_fails_and_succeeds_again(
+    net: Net, learner: NatsBlobs, sampler: NatsBlobs
+) -> None:
     content, found, failures = content_of(60 * CHUNK_BYTES), [], []
     put(learner, content)
 
@@ -350,7 +393,9 @@ def test_a_get_during_which_the_server_is_killed_fails_and_succeeds_again(net: N
     assert all(found)
 
 
-def test_bytes_of_a_dead_process_that_arrive_late_are_noticed(net: Net, learner: NatsBlobs, sampler: NatsBlobs) -> None:
+def test_bytes_of_a_dead_process_that_arrive_late_are_noticed(
+    net: Net, learner: NatsBlobs, sampler: NatsBlobs
+) -> None:
     """Its socket's last content comes while another process puts the same blob."""
     late, content, usual = net.blobs("a", "a"), BIG[: 5 * CHUNK_BYTES], learner._write
     for before in (1, 2, 3):
@@ -373,7 +418,9 @@ def test_bytes_of_a_dead_process_that_arrive_late_are_noticed(net: Net, learner:
         learner.keep_only([])
 
 
-def test_what_stands_behind_the_last_chunk_is_not_looked_at(learner: NatsBlobs, sampler: NatsBlobs) -> None:
+def test_what_stands_behind_the_last_chunk_is_not_looked_at(
+    learner: NatsBlobs, sampler: NatsBlobs
+) -> None:
     put(learner, BIG)
     write_chunks(learner, name_of(BIG), BIG[:CHUNK_BYTES])
     assert got(sampler, BIG) == BIG
@@ -395,27 +442,40 @@ NO_METAS = [
 
 
 @pytest.mark.parametrize("meta", NO_METAS, ids=range(len(NO_METAS)))
-def test_whatever_stands_in_place_of_a_meta_the_blob_is_not_there_and_can_be_put(net: Net, meta: bytes) -> None:
+def test_whatever_stands_in_place_of_a_meta_the_blob_is_not_there_and_can_be_put(
+    net: Net, meta: bytes
+) -> None:
     learner, content = net.blobs("a", "a"), b"hello"
     put(learner, content)
-    learner._write([Outgoing(learner._bucket.meta_of(name_of(content)), meta, "meta", {"Nats-Rollup": "sub"})])
+    learner._write(
+        [Outgoing(learner._bucket.meta_of(name_of(content)), meta, "meta", {"Nats-Rollup": "sub"})]
+    )
     assert got(net.blobs("b", "a"), content) is None
     learner.keep_only([name_of(content)])
     put(learner, content)
     assert got(net.blobs("b", "a"), content) == content
 
 
-def test_empty_chunks_do_not_keep_a_reader_busy(learner: NatsBlobs, sampler: NatsBlobs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_chunks_do_not_keep_a_reader_busy(
+    learner: NatsBlobs, sampler: NatsBlobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put(learner, b"hello")
     learner._write([learner._no_chunks(name_of(b"hello"))])
     learner._write([Outgoing(learner._bucket.chunks_of(name_of(b"hello")), b"", "nothing")] * 3000)
     pages, usual = [], Stream.read
-    monkeypatch.setattr(Stream, "read", lambda *args, **settings: pages.append(usual(*args, **settings)) or pages[-1])
+    monkeypatch.setattr(
+        Stream,
+        "read",
+        lambda *args, **settings: pages.append(usual(*args, **settings)) or pages[-1],
+    )
     assert got(sampler, b"hello") is None
     assert [len(page) for page in pages] == [1024]
 
 
 def test_blobs_import_without_a_transport_or_arrays() -> None:
-    code = "import sys, motley.exchange.blobs\nprint([name for name in ('torch', 'numpy', 'nats') if name in sys.modules])"
+    code = (
+        "import sys, motley.exchange.blobs\nprint([name for name in ('torch', 'numpy', 'nats') if "
+        "name in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

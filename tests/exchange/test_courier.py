@@ -130,7 +130,9 @@ def test_closing_leaves_in_the_file_what_cannot_be_sent(stand: Stand) -> None:
     eventually(lambda: stand.rounds == [0, 1, 2])
 
 
-def test_closing_waits_no_longer_than_its_patience_for_a_log_that_hangs(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_waits_no_longer_than_its_patience_for_a_log_that_hangs(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
     entered, released = threading.Event(), threading.Event()
 
     def hang(records: Sequence[tuple[str, bytes]]) -> None:
@@ -152,7 +154,9 @@ def test_closing_waits_no_longer_than_its_patience_for_a_log_that_hangs(stand: S
 
 
 @pytest.mark.parametrize("fault", APPENDING, ids=lambda fault: fault.name.lower())
-def test_through_any_fault_everything_is_delivered_once_and_in_order_of_the_chain(stand: Stand, fault: Fault) -> None:
+def test_through_any_fault_everything_is_delivered_once_and_in_order_of_the_chain(
+    stand: Stand, fault: Fault
+) -> None:
     faulty = FaultyLog(stand.log, fault, random.Random(0))
     courier = Courier(stand.open_outbox, faulty)
     for start in range(0, 40, 4):

@@ -7,7 +7,19 @@ def test_changed_records_are_refused_by_name_and_never_raise() -> None:
     result = fuzz(5000)
     assert result.failures == []
     assert result.outcomes.total() == result.records == 5000
-    every_way_out = {"admitted", "hub", "malformed", "corrupt", "truncated", "signature", "key", "fork", "revoked", "reward", "logprob"}
+    every_way_out = {
+        "admitted",
+        "hub",
+        "malformed",
+        "corrupt",
+        "truncated",
+        "signature",
+        "key",
+        "fork",
+        "revoked",
+        "reward",
+        "logprob",
+    }
     assert every_way_out <= set(result.outcomes)
 
 

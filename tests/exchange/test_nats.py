@@ -29,7 +29,10 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Net]:
 
 
 class TestNatsLog(LogContract):
-    """As the hub, which may write under any id. Every log has a connection of its own to the same stream."""
+    """As the hub, which may write under any id.
+
+    Every log has a connection of its own to the same stream.
+    """
 
     @pytest.fixture
     def make_log(self, shared: Net, request: pytest.FixtureRequest) -> LogFactory:
@@ -39,7 +42,10 @@ class TestNatsLog(LogContract):
 
 
 def records(sender: str, numbers: range, size: int = 8) -> list[tuple[str, bytes]]:
-    return [(f"{sender}.0.{number}", f"{sender} {number} ".encode().ljust(size, b".")) for number in numbers]
+    return [
+        (f"{sender}.0.{number}", f"{sender} {number} ".encode().ljust(size, b"."))
+        for number in numbers
+    ]
 
 
 def contents(entries: list[Entry]) -> list[tuple[str, bytes]]:
@@ -91,7 +97,9 @@ def test_what_was_confirmed_survives_kill_9_at_the_same_positions(net: Net) -> N
     assert [entry.position for entry in before] == list(range(1, 71))
 
 
-def test_a_batch_in_flight_when_the_server_is_killed_is_completed_exactly_once_by_sending_it_again(net: Net) -> None:
+def test_a_batch_in_flight_when_the_server_is_killed_is_completed_exactly_once_by_sending_it_again(
+    net: Net,
+) -> None:
     log, reader = net.log("a"), net.log("b")
     batch = records("a", range(1500), size=1000)
     failed: list[LogError] = []
@@ -141,14 +149,18 @@ def test_a_reader_goes_on_where_it_was_when_the_server_comes_back(net: Net) -> N
     reading.join(20)
     assert contents(found) == records("a", range(450), size=1000), failures[-5:]
     assert [entry.position for entry in found] == list(range(1, 451))
-    assert all(net.url in failure or failure == "not connected" for failure in failures)  # the latter while it is being noticed
+    # the latter while it is being noticed
+    assert all(net.url in failure or failure == "not connected" for failure in failures)
 
 
 def test_without_a_connection_calls_fail_at_once_and_say_what_and_since_when(net: Net) -> None:
     log = net.log("a")
     log.append(records("a", range(2)))
     net.kill()
-    calls: list[Callable[[], object]] = [lambda: log.append(records("a", range(4))), lambda: log.read(0)]
+    calls: list[Callable[[], object]] = [
+        lambda: log.append(records("a", range(4))),
+        lambda: log.read(0),
+    ]
     for call in calls:
         started = time.monotonic()
         with pytest.raises(LogError, match=rf"no connection to {net.url} for \d+ s"):
@@ -190,7 +202,9 @@ def test_waiting_ends_when_something_is_appended(net: Net) -> None:
     assert not waiting.is_alive()
 
 
-def test_waiting_ends_at_once_if_something_came_since_the_last_wait_and_then_not_again(net: Net) -> None:
+def test_waiting_ends_at_once_if_something_came_since_the_last_wait_and_then_not_again(
+    net: Net,
+) -> None:
     log = net.log("a")
     log.append(records("a", range(1)))
     eventually(log._rung.is_set)
@@ -228,7 +242,9 @@ def test_a_record_too_large_to_be_sent_at_all_is_refused_by_name(net: Net) -> No
         log.append([("a.0.1", bytes(2 * MAX_RECORD_BYTES))])
 
 
-def test_a_record_that_a_server_of_somebody_elses_does_not_take_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_record_that_a_server_of_somebody_elses_does_not_take_is_refused_by_name(
+    tmp_path: Path,
+) -> None:
     with open_server(tmp_path) as url:  # which takes a megabyte, unless told otherwise
         connection = Connection(Login(url, HUB))
         try:
@@ -262,7 +278,9 @@ def test_the_records_of_one_sender_and_its_newest_are_found_among_others(net: Ne
     assert log.last_of("a") is None
     names = ["a", "ab", "b", "hub"]
     for number in range(3):
-        log.append([record for name in names for record in records(name, range(number, number + 1))])
+        log.append(
+            [record for name in names for record in records(name, range(number, number + 1))]
+        )
     for index, name in enumerate(names):
         assert contents(log.records_of(name)) == records(name, range(3))
         assert log.last_of(name) == Entry(9 + index, *records(name, range(2, 3))[0])
@@ -273,7 +291,9 @@ def test_the_records_of_one_sender_and_its_newest_are_found_among_others(net: Ne
 def test_the_records_of_a_sender_with_many_are_all_found(net: Net) -> None:
     log = net.log(HUB)
     for start in range(0, 1100, 100):
-        log.append([*records("b", range(start, start + 100)), *records("a", range(start, start + 1))])
+        log.append(
+            [*records("b", range(start, start + 100)), *records("a", range(start, start + 1))]
+        )
     assert contents(log.records_of("b")) == records("b", range(1100))
 
 
@@ -282,7 +302,21 @@ def test_the_records_of_a_sender_with_many_are_all_found(net: Net) -> None:
 
 def test_odd_ids_come_back_exactly(net: Net) -> None:
     log = net.log(HUB)
-    odd = ["", "=", "==", "=41", "a.=", "a.=2E", ".=.", "\x00", "\x7f", " ", "\r\n", "a" * 1000, "\U0001f600"]
+    odd = [
+        "",
+        "=",
+        "==",
+        "=41",
+        "a.=",
+        "a.=2E",
+        ".=.",
+        "\x00",
+        "\x7f",
+        " ",
+        "\r\n",
+        "a" * 1000,
+        "\U0001f600",
+    ]
     log.append([(id, id.encode()) for id in odd])
     log.append([(id, b"again") for id in odd])
     assert contents(log.read(0)) == [(id, id.encode()) for id in odd]
@@ -297,7 +331,10 @@ def test_an_id_is_a_subject_of_plain_characters() -> None:
 
 
 def test_no_other_subject_passes_for_an_id(net: Net) -> None:
-    send_raw(net.connect("a"), b"PUB motley.crew.log.a.0.0 1\r\nx\r\nPUB motley.crew.log.a.=30.0 1\r\ny\r\n")
+    send_raw(
+        net.connect("a"),
+        b"PUB motley.crew.log.a.0.0 1\r\nx\r\nPUB motley.crew.log.a.=30.0 1\r\ny\r\n",
+    )
     log = net.log("b")
     eventually(lambda: len(log.read(0)) == 2)
     assert [entry.id for entry in log.read(0)].count("a.0.0") == 1
@@ -314,7 +351,9 @@ HEADERS = {
     "status header": b"NATS/1.0\r\nStatus: 404\r\nDescription: nothing\r\n\r\n",
     "sequence": b"NATS/1.0\r\nNats-Sequence: 99999\r\n\r\n",
     "sequence in words": b"NATS/1.0\r\nNats-Sequence: many\r\n\r\n",
-    "subject": b"NATS/1.0\r\nNats-Subject: motley.crew.log.hub.charter\r\nNats-Stream: other\r\n\r\n",
+    "subject": (
+        b"NATS/1.0\r\nNats-Subject: motley.crew.log.hub.charter\r\nNats-Stream: other\r\n\r\n"
+    ),
     "not utf-8": b"NATS/1.0\r\nX: \xff\xfe\r\n\r\n",
     "first line only": b"NATS/1.0\r\n\r\n",
     "no value": b"NATS/1.0\r\nX\r\n: y\r\n\r\n",
@@ -326,26 +365,40 @@ HEADERS = {
 def test_a_record_with_any_headers_is_read_as_a_record(net: Net) -> None:
     writer, log = net.connect("a"), net.log("b")
     for number, headers in enumerate(HEADERS.values()):
-        send_raw(writer, raw_message(f"motley.crew.log.a.0.{number}", headers, f"a {number}".encode()))
+        send_raw(
+            writer, raw_message(f"motley.crew.log.a.0.{number}", headers, f"a {number}".encode())
+        )
     eventually(lambda: len(log.read(0)) == len(HEADERS))
-    expected = [Entry(number + 1, f"a.0.{number}", f"a {number}".encode()) for number in range(len(HEADERS))]
+    expected = [
+        Entry(number + 1, f"a.0.{number}", f"a {number}".encode()) for number in range(len(HEADERS))
+    ]
     assert log.read(0) == expected
-    assert [log.read(number, limit=1) for number in range(len(HEADERS))] == [[entry] for entry in expected]
+    assert [log.read(number, limit=1) for number in range(len(HEADERS))] == [
+        [entry] for entry in expected
+    ]
     assert log.last_of("a") == expected[-1]
     assert log.records_of("a") == expected
 
 
 DEAFENING = {
-    "presence with a status not utf-8": raw_message("motley.crew.presence.a", b"NATS/1.0 \xff\xfe\xfd\r\n\r\n"),
+    "presence with a status not utf-8": raw_message(
+        "motley.crew.presence.a", b"NATS/1.0 \xff\xfe\xfd\r\n\r\n"
+    ),
     "presence without a header line": raw_message("motley.crew.presence.a", b"X"),
-    "presence with a reply not utf-8": raw_message("motley.crew.presence.a", b"NATS/1.0\r\n\r\n", reply=b"\xff"),
+    "presence with a reply not utf-8": raw_message(
+        "motley.crew.presence.a", b"NATS/1.0\r\n\r\n", reply=b"\xff"
+    ),
     "record under a subject not utf-8": raw_message(b"motley.crew.log.a.\xff", b"NATS/1.0\r\n\r\n"),
-    "confirmation under a subject not utf-8": raw_message("motley.crew.log.a.0", b"NATS/1.0\r\n\r\n", reply=b"motley.crew.bell.\xff"),
+    "confirmation under a subject not utf-8": raw_message(
+        "motley.crew.log.a.0", b"NATS/1.0\r\n\r\n", reply=b"motley.crew.bell.\xff"
+    ),
 }
 
 
 @pytest.mark.parametrize("message", DEAFENING.values(), ids=DEAFENING)
-def test_no_peer_can_deafen_others_with_a_message_that_cannot_be_decoded(net: Net, message: bytes) -> None:
+def test_no_peer_can_deafen_others_with_a_message_that_cannot_be_decoded(
+    net: Net, message: bytes
+) -> None:
     connection, bells = net.connect("b"), []
     connection.subscribe(Names(CREW).presences, lambda message: None)
     connection.subscribe(Names(CREW).bells, lambda message: bells.append(message.subject))

@@ -77,7 +77,12 @@ def test_the_stores_own_client_reads_what_we_wrote(net: Net, size: int) -> None:
     put(net.blobs("a", "a"), content)
     info, read = stores_words(net, name_of(content))
     assert read == content
-    assert (info.name, info.bucket, info.nuid, info.size) == (name_of(content), BUCKET.name, name_of(content), size)
+    assert (info.name, info.bucket, info.nuid, info.size) == (
+        name_of(content),
+        BUCKET.name,
+        name_of(content),
+        size,
+    )
     assert (info.chunks, info.options.max_chunk_size) == (-(-size // CHUNK_BYTES), CHUNK_BYTES)
     assert not info.deleted
 
@@ -124,12 +129,36 @@ def test_making_a_bucket_again_leaves_what_is_in_it(net: Net) -> None:
 
 
 PURGE = json.dumps({"filter": BUCKET.chunks}).encode()
-WRITING = [BUCKET.chunks_of("x"), BUCKET.meta_of("x"), BUCKET.chunks_of(name_of(b"one")), BUCKET.meta_of(name_of(b"one"))]
+WRITING = [
+    BUCKET.chunks_of("x"),
+    BUCKET.meta_of("x"),
+    BUCKET.chunks_of(name_of(b"one")),
+    BUCKET.meta_of(name_of(b"one")),
+]
 COMMANDS = [
     f"$JS.API.STREAM.{verb}.{BUCKET.stream}"
-    for verb in ("PURGE", "DELETE", "UPDATE", "INFO", "MSG.DELETE", "MSG.GET", "SNAPSHOT", "RESTORE", "LEADER.STEPDOWN")
-] + [f"$JS.API.CONSUMER.CREATE.{BUCKET.stream}", f"$JS.API.CONSUMER.CREATE.{BUCKET.stream}.spy.{BUCKET.chunks}"]
-OUTSIDE = ["$O.motley-crew-a.X.x", "$O.motley-crew-a.C", "$O.motley-crew-a.C.x.y", "$O.motley-crew-a", "$O.other.C.x"]
+    for verb in (
+        "PURGE",
+        "DELETE",
+        "UPDATE",
+        "INFO",
+        "MSG.DELETE",
+        "MSG.GET",
+        "SNAPSHOT",
+        "RESTORE",
+        "LEADER.STEPDOWN",
+    )
+] + [
+    f"$JS.API.CONSUMER.CREATE.{BUCKET.stream}",
+    f"$JS.API.CONSUMER.CREATE.{BUCKET.stream}.spy.{BUCKET.chunks}",
+]
+OUTSIDE = [
+    "$O.motley-crew-a.X.x",
+    "$O.motley-crew-a.C",
+    "$O.motley-crew-a.C.x.y",
+    "$O.motley-crew-a",
+    "$O.other.C.x",
+]
 
 
 class Watch:
@@ -141,7 +170,13 @@ class Watch:
     def __call__(self) -> list[tuple[str, dict[str, Any], int, int, int]]:
         async def work(client: Client) -> list[tuple[str, dict[str, Any], int, int, int]]:
             return [
-                (info.config.name, info.config.as_dict(), info.state.messages, info.state.last_seq, info.state.consumer_count)
+                (
+                    info.config.name,
+                    info.config.as_dict(),
+                    info.state.messages,
+                    info.state.last_seq,
+                    info.state.consumer_count,
+                )
                 for info in await client.jetstream().streams_info()
             ]
 
@@ -161,7 +196,9 @@ def watch(net: Net) -> Watch:
 def test_nobody_but_the_learner_can_write_to_its_bucket(net: Net, watch: Watch, name: str) -> None:
     other, before = net.blobs(name, "a"), watch()
     for subject in (*WRITING, *OUTSIDE):
-        assert "permissions violation for publish" in publish(other.connection, subject, b"forged"), subject
+        assert "permissions violation for publish" in publish(
+            other.connection, subject, b"forged"
+        ), subject
     for call in (lambda: put(other, b"forged"), lambda: other.keep_only([])):
         with pytest.raises(LogError, match="permissions violation"):
             call()
@@ -169,7 +206,9 @@ def test_nobody_but_the_learner_can_write_to_its_bucket(net: Net, watch: Watch, 
 
 
 @pytest.mark.parametrize("name", ["a", "b", "c", "d"])
-def test_nobody_can_give_the_server_a_command_about_a_bucket(net: Net, watch: Watch, name: str) -> None:
+def test_nobody_can_give_the_server_a_command_about_a_bucket(
+    net: Net, watch: Watch, name: str
+) -> None:
     connection, before = net.connect(name), watch()
     for subject in COMMANDS:
         assert "permissions violation for publish" in publish(connection, subject, PURGE), subject
@@ -177,7 +216,9 @@ def test_nobody_can_give_the_server_a_command_about_a_bucket(net: Net, watch: Wa
 
 
 @pytest.mark.parametrize("name", ["c", "d"])
-def test_only_the_learner_and_who_follows_it_can_read_its_bucket(net: Net, watch: Watch, name: str) -> None:
+def test_only_the_learner_and_who_follows_it_can_read_its_bucket(
+    net: Net, watch: Watch, name: str
+) -> None:
     with pytest.raises(LogError, match="permissions violation"):
         got(net.blobs(name, "a"), b"one")
     assert [got(net.blobs(reader, "a"), b"one") for reader in ("a", "b")] == [b"one", b"one"]
@@ -194,10 +235,14 @@ def test_a_learner_writes_nothing_but_its_chunks_and_metas(net: Net, watch: Watc
 @pytest.mark.parametrize("name", ["a", "b", "c", "d"])
 def test_nobody_hears_what_is_written_to_a_bucket(net: Net, name: str) -> None:
     for subject in ("$O.>", "$O.*.C.*", BUCKET.chunks, BUCKET.metas, BUCKET.direct_get):
-        assert "permissions violation for subscription" in subscribe(net.connect(name), subject), subject
+        assert "permissions violation for subscription" in subscribe(net.connect(name), subject), (
+            subject
+        )
 
 
-def test_nothing_can_be_done_by_having_the_server_answer_to_a_forbidden_subject(net: Net, watch: Watch) -> None:
+def test_nothing_can_be_done_by_having_the_server_answer_to_a_forbidden_subject(
+    net: Net, watch: Watch
+) -> None:
     """A sampler and its learner together can have any content sent to any reply subject."""
     learner, sampler = net.blobs("a", "a"), net.connect("b")
     other = Names(CREW).bucket("c")
@@ -209,12 +254,21 @@ def test_nothing_can_be_done_by_having_the_server_answer_to_a_forbidden_subject(
         *(f"$JS.API.STREAM.{verb}.motley-crew" for verb in ("PURGE", "DELETE", "INFO")),
         *(other.chunks_of(name_of(b"of c")), other.meta_of(name_of(b"of c")), other.direct_get),
         *(BUCKET.chunks_of(name_of(PURGE)), BUCKET.meta_of(name_of(PURGE)), BUCKET.direct_get),
-        *("motley.crew.log.c.0.0", "motley.crew.log.hub.roster.9", "motley.crew.presence.c", "motley.crew.control", "motley.crew.enrol.x"),
+        *(
+            "motley.crew.log.c.0.0",
+            "motley.crew.log.hub.roster.9",
+            "motley.crew.presence.c",
+            "motley.crew.control",
+            "motley.crew.enrol.x",
+        ),
     ]
     eventually(lambda: [stream[2] for stream in watch()] == [4, 2, 0])
     before = watch()
     for target in targets:
-        for wanted in ({"last_by_subj": BUCKET.chunks_of(name_of(PURGE))}, {"seq": 1, "batch": 9, "next_by_subj": BUCKET.chunks}):
+        for wanted in (
+            {"last_by_subj": BUCKET.chunks_of(name_of(PURGE))},
+            {"seq": 1, "batch": 9, "next_by_subj": BUCKET.chunks},
+        ):
             for connection in (sampler, learner.connection):
                 publish(connection, BUCKET.direct_get, json.dumps(wanted).encode(), reply=target)
     assert got(net.blobs("b", "a"), PURGE) == PURGE
@@ -242,14 +296,19 @@ def test_no_header_of_a_chunk_does_anything_outside_the_bucket(net: Net, watch: 
     learner, before = net.blobs("a", "a"), watch()
     for headers in ACTING_HEADERS:
         for subject in (BUCKET.chunks_of("x"), BUCKET.meta_of("x")):
-            refused(learner.connection, lambda client, s=subject, h=headers: client.publish(s, b"{}", headers=h))
+            refused(
+                learner.connection,
+                lambda client, s=subject, h=headers: client.publish(s, b"{}", headers=h),
+            )
     put(learner, b"behind all of it")
     after = watch()
     assert after[1:] == before[1:]
     assert (after[0][1], after[0][4]) == (before[0][1], before[0][4])
 
 
-def test_a_learner_that_joins_later_has_its_bucket_after_a_reload_and_others_go_on(net: Net) -> None:
+def test_a_learner_that_joins_later_has_its_bucket_after_a_reload_and_others_go_on(
+    net: Net,
+) -> None:
     learner, sampler, hub = net.blobs("a", "a"), net.blobs("b", "a"), net.connections[0]
     put(learner, BIG)
     newcomers = [
@@ -292,7 +351,13 @@ def again(work: Callable[[], Any]) -> Any:
 def test_a_chunk_that_the_server_does_not_take_is_refused_by_name(net: Net) -> None:
     learner = net.blobs("a", "a")
     learner.connection._client._max_payload = CHUNK_BYTES // 2
-    with pytest.raises(LogError, match=f"refuses {name_of(BIG)}: it has {CHUNK_BYTES} bytes, and {CHUNK_BYTES // 2} is the most"):
+    with pytest.raises(
+        LogError,
+        match=(
+            f"refuses {name_of(BIG)}: it has {CHUNK_BYTES} bytes, and {CHUNK_BYTES // 2} is the "
+            "most"
+        ),
+    ):
         put(learner, BIG)
     put(learner, b"small")
     assert got(learner, b"small") == b"small"
@@ -321,7 +386,11 @@ def test_a_full_store_refuses_by_name_and_takes_it_when_there_is_room(net: Net) 
 
 def test_without_a_bucket_there_is_an_error(net: Net) -> None:
     blobs = NatsBlobs(net.connections[0], CREW, "nobody")
-    for call in (lambda: got(blobs, b"one"), lambda: put(blobs, b"one"), lambda: blobs.keep_only([])):
+    for call in (
+        lambda: got(blobs, b"one"),
+        lambda: put(blobs, b"one"),
+        lambda: blobs.keep_only([]),
+    ):
         with pytest.raises(LogError):
             call()
 
@@ -340,11 +409,24 @@ def test_a_server_of_somebody_elses_with_its_usual_settings_will_do(tmp_path: Pa
             connection.close()
 
 
-def test_what_is_under_way_grows_on_a_quick_link_and_shrinks_on_a_slow_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_under_way_grows_on_a_quick_link_and_shrinks_on_a_slow_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now_s = [0.0]
     monkeypatch.setattr("motley.exchange.objects.time.monotonic", lambda: now_s[0])
     window, seen = Window(MAX_FLIGHT_BYTES), []
-    for took_s in (0.1, 0.1, 0.1, 0.1, QUICK_S + 1, SLOW_S + 1, SLOW_S + 1, SLOW_S + 1, SLOW_S + 1, 0.1):
+    for took_s in (
+        0.1,
+        0.1,
+        0.1,
+        0.1,
+        QUICK_S + 1,
+        SLOW_S + 1,
+        SLOW_S + 1,
+        SLOW_S + 1,
+        SLOW_S + 1,
+        0.1,
+    ):
         with window.measured():
             now_s[0] += took_s
         seen.append(window.num_bytes // CHUNK_BYTES)

@@ -134,7 +134,9 @@ def test_a_crash_between_putting_and_delivering_loses_nothing(path: Path) -> Non
     assert contents_of(log) == groups(0, 3)
 
 
-def test_a_crash_between_the_logs_answer_and_the_forgetting_sends_again_and_doubles_nothing(path: Path) -> None:
+def test_a_crash_between_the_logs_answer_and_the_forgetting_sends_again_and_doubles_nothing(
+    path: Path,
+) -> None:
     outbox, log = Outbox(path, SIGNER), MemoryLog()
     outbox.put(groups(0, 3))
     with pytest.raises(LogError, match="no answer"):
@@ -147,7 +149,9 @@ def test_a_crash_between_the_logs_answer_and_the_forgetting_sends_again_and_doub
 
 
 @pytest.mark.parametrize("takes", [0, 1, 4, BATCH - 1, BATCH, BATCH + 1, 2 * BATCH])
-def test_a_log_that_fails_in_the_middle_gets_the_rest_later_and_nothing_twice(path: Path, takes: int) -> None:
+def test_a_log_that_fails_in_the_middle_gets_the_rest_later_and_nothing_twice(
+    path: Path, takes: int
+) -> None:
     count = 2 * BATCH + 5
     log = MemoryLog()
     failing = FailingLog(log, takes)
@@ -393,7 +397,9 @@ def test_a_store_that_fails_keeps_the_record_and_all_its_blobs(path: Path, takes
     assert (len(again), waiting_blobs(path)) == (0, 0)
 
 
-def test_a_log_that_fails_after_the_store_gets_the_record_later_and_the_blobs_are_passed_over(path: Path) -> None:
+def test_a_log_that_fails_after_the_store_gets_the_record_later_and_the_blobs_are_passed_over(
+    path: Path,
+) -> None:
     log = MemoryLog()
     outbox, store = Outbox(path, SIGNER), WatchedBlobs(log)
     outbox.put(groups(0, 1), blobs=dict([blob("one")]))
@@ -434,7 +440,10 @@ def test_records_without_blobs_need_no_store() -> None:
 
 def test_an_outbox_of_the_release_before_is_gone_on_with(path: Path) -> None:
     database = sqlite3.connect(path)
-    database.execute("CREATE TABLE unsent (counter INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, record BLOB NOT NULL)")
+    database.execute(
+        "CREATE TABLE unsent (counter INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, record BLOB "
+        "NOT NULL)"
+    )
     database.commit()
     database.close()
     outbox, log = Outbox(path, SIGNER), MemoryLog()

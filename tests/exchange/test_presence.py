@@ -31,20 +31,32 @@ def presence_of(connection: Connection, me: str = "") -> Presence:
 
 def heard_in(listener: Presence, peer: str, state: str) -> Heard:
     """What is known of a peer as soon as it is in a state."""
-    return eventually(lambda: heard if (heard := listener.heard.get(peer)) and heard.state == state else None)
+    return eventually(
+        lambda: heard if (heard := listener.heard.get(peer)) and heard.state == state else None
+    )
 
 
 def test_what_a_peer_says_is_heard_by_peers_and_hub(net: Net) -> None:
-    a, b, hub = (presence_of(net.connect(name), name if name in PEERS else "") for name in (*PEERS, HUB))
+    a, b, hub = (
+        presence_of(net.connect(name), name if name in PEERS else "") for name in (*PEERS, HUB)
+    )
     a.say(Beat("sampling", 3, 2))
     for listener in (b, hub):
-        eventually(lambda listener=listener: "a" in listener.heard and listener.heard["a"].state != "starting")
+        eventually(
+            lambda listener=listener: (
+                "a" in listener.heard and listener.heard["a"].state != "starting"
+            )
+        )
         heard = listener.heard["a"]
         assert (heard.beat.state, heard.beat.round, heard.beat.buffered) == ("sampling", 3, 2)
         assert (heard.state, heard.gone) == ("sampling", False)
     b.say(Beat("learning", 4))
     for listener in (a, hub):
-        eventually(lambda listener=listener: "b" in listener.heard and listener.heard["b"].state == "learning")
+        eventually(
+            lambda listener=listener: (
+                "b" in listener.heard and listener.heard["b"].state == "learning"
+            )
+        )
     a.close(Beat("left", 3))
     b.close(Beat("finished", 9))
     eventually(lambda: hub.heard["a"].state == "left" and hub.heard["b"].state == "finished")
@@ -54,7 +66,9 @@ def test_what_a_peer_says_is_heard_by_peers_and_hub(net: Net) -> None:
     hub.stop()
 
 
-def test_a_peer_is_heard_again_and_again_with_what_it_said_last(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_is_heard_again_and_again_with_what_it_said_last(
+    net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "BEAT_S", 0.02)
     hub, a = presence_of(net.connect(HUB)), presence_of(net.connect("a"), "a")
     eventually(lambda: "a" in hub.heard)
@@ -121,10 +135,18 @@ class Stage:
         self.connections[1].publish(Names(CREW).presence(peer), content)
 
     def heard_after(self, peer: str) -> Heard | None:
-        """What is known of a peer when everything sent before has arrived: a true beat of b comes last."""
+        """What is known of a peer when everything sent before has arrived: a true beat of b comes
+        last.
+        """
         self._time += 1
         self.send("b", signed("b", identity("b"), Beat("waiting", 0, at_s=self._time)))
-        eventually(lambda: self.presence.heard["b"].beat.at_s == self._time if "b" in self.presence.heard else False)
+        eventually(
+            lambda: (
+                self.presence.heard["b"].beat.at_s == self._time
+                if "b" in self.presence.heard
+                else False
+            )
+        )
         return self.presence.heard.get(peer)
 
 

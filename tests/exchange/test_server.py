@@ -27,7 +27,14 @@ from fakes import identity
 from motley.exchange import Entry, LogError
 from motley.exchange.connection import Connection, Login, NotAdmittedError
 from motley.exchange.nats import Names, NatsLog
-from motley.exchange.server import Server, fingerprint, free_port, invited_user, peer_user, self_signed
+from motley.exchange.server import (
+    Server,
+    fingerprint,
+    free_port,
+    invited_user,
+    peer_user,
+    self_signed,
+)
 from motley.records import HUB
 
 from .nats_server import CREW, Net, eventually, let_go, settle
@@ -92,7 +99,9 @@ time.sleep(600)
 """
 
 
-def test_a_server_outlives_who_started_it_and_is_taken_over_with_its_connections(tmp_path: Path) -> None:
+def test_a_server_outlives_who_started_it_and_is_taken_over_with_its_connections(
+    tmp_path: Path,
+) -> None:
     net = Net(tmp_path / "server")
     net.admit()
     command = [sys.executable, "-c", START, CREW, str(net.server.folder), str(net.server.port)]
@@ -173,8 +182,13 @@ def test_an_unknown_key_is_not_admitted_and_hears_so_at_once(net: Net) -> None:
 
 def test_where_nobody_listens_a_connection_fails_after_its_patience() -> None:
     started = time.monotonic()
-    with pytest.raises(LogError, match=r"cannot reach nats://127\.0\.0\.1:\d+: .*Connect call failed.*is the hub running"):
-        Connection(Login(f"nats://127.0.0.1:{free_port()}", "a", identity("a").nkey_seed), patience_s=0.5)
+    with pytest.raises(
+        LogError,
+        match=r"cannot reach nats://127\.0\.0\.1:\d+: .*Connect call failed.*is the hub running",
+    ):
+        Connection(
+            Login(f"nats://127.0.0.1:{free_port()}", "a", identity("a").nkey_seed), patience_s=0.5
+        )
     assert 0.5 <= time.monotonic() - started < 5
 
 
@@ -265,7 +279,10 @@ COMMANDS = {
         "allow_direct": True,
     },
     "$JS.API.STREAM.CREATE.other": {"name": "other", "subjects": ["other.>"]},
-    "$JS.API.CONSUMER.CREATE.motley-crew.spy": {"stream_name": "motley-crew", "config": {"name": "spy", "ack_policy": "none"}},
+    "$JS.API.CONSUMER.CREATE.motley-crew.spy": {
+        "stream_name": "motley-crew",
+        "config": {"name": "spy", "ack_policy": "none"},
+    },
     "$JS.API.CONSUMER.CREATE.motley-crew": {
         "stream_name": "motley-crew",
         "config": {"deliver_subject": "motley.crew.bell.spy", "ack_policy": "none"},
@@ -321,19 +338,31 @@ NOT_TO_BE_HEARD = [
 
 
 class Watch:
-    """What the hub sees of the server: its streams, all that is on the log, and what arrives for the hub itself."""
+    """What the hub sees of the server: its streams, all that is on the log, and what arrives for
+    the hub itself.
+    """
 
     def __init__(self, net: Net) -> None:
         self.log = net.log(HUB)
         self.heard: list[str] = []
         for subject in (NAMES.enrolment("*"), NAMES.control):
-            self.log.connection.subscribe(subject, lambda message: self.heard.append(message.subject))
+            self.log.connection.subscribe(
+                subject, lambda message: self.heard.append(message.subject)
+            )
         self.log.connection.call(settle)
 
     def streams(self) -> list[Any]:
         async def work(client: Client) -> list[Any]:
             found = await client.jetstream().streams_info()
-            return [(info.config.as_dict(), info.state.messages, info.state.last_seq, info.state.consumer_count) for info in found]
+            return [
+                (
+                    info.config.as_dict(),
+                    info.state.messages,
+                    info.state.last_seq,
+                    info.state.consumer_count,
+                )
+                for info in found
+            ]
 
         return self.log.connection.call(work)
 
@@ -367,30 +396,66 @@ def test_a_peer_hears_its_own_answers_the_bells_and_presences_and_nothing_else(n
     for subject in NOT_TO_BE_HEARD:
         for queue in ("", "all"):
             assert "permissions violation for subscription" in subscribe(a, subject, queue), subject
-    for subject in ("_INBOX.a.>", "motley.crew.bell.>", "motley.crew.bell.b.>", "motley.crew.presence.*", "motley.crew.presence.b"):
+    for subject in (
+        "_INBOX.a.>",
+        "motley.crew.bell.>",
+        "motley.crew.bell.b.>",
+        "motley.crew.presence.*",
+        "motley.crew.presence.b",
+    ):
         assert subscribe(a, subject) == "", subject
 
 
-def test_nothing_can_be_done_by_having_the_server_answer_to_a_forbidden_subject(net: Net, watch: Watch) -> None:
-    """The server answers on any reply subject, and the content of the answer can be any record of one's own."""
+def test_nothing_can_be_done_by_having_the_server_answer_to_a_forbidden_subject(
+    net: Net, watch: Watch
+) -> None:
+    """The server answers on any reply subject, and the content of the answer can be any record of
+    one's own.
+    """
     a = net.log("a")
-    targets = [*COMMANDS, *(subject for subject in OTHERS_SUBJECTS if subject != "_R_.guess")]  # that one is refused
-    a.append([(f"a.0.{number}", json.dumps(COMMANDS.get(target, {})).encode()) for number, target in enumerate(targets)])
+    # that one is refused
+    targets = [*COMMANDS, *(subject for subject in OTHERS_SUBJECTS if subject != "_R_.guess")]
+    a.append(
+        [
+            (f"a.0.{number}", json.dumps(COMMANDS.get(target, {})).encode())
+            for number, target in enumerate(targets)
+        ]
+    )
     before = watch.all()
     first = before[1][-1].position - len(targets) + 1
     for number, target in enumerate(targets):
-        for wanted in ({"seq": first + number}, {"seq": first + number, "batch": 3}, {"last_by_subj": NAMES.record(f"a.0.{number}")}, {}):
+        for wanted in (
+            {"seq": first + number},
+            {"seq": first + number, "batch": 3},
+            {"last_by_subj": NAMES.record(f"a.0.{number}")},
+            {},
+        ):
             publish(a.connection, NAMES.direct_get, json.dumps(wanted).encode(), reply=target)
-        publish(a.connection, NAMES.presence("a"), json.dumps(COMMANDS.get(target, {})).encode(), reply=target)
+        publish(
+            a.connection,
+            NAMES.presence("a"),
+            json.dumps(COMMANDS.get(target, {})).encode(),
+            reply=target,
+        )
         publish(a.connection, NAMES.record("a.0.0"), b"there already", reply=target)
     assert a.read(0) == before[1]
     assert watch.all() == before
     for number, target in enumerate(targets):
-        publish(a.connection, NAMES.record(f"a.1.{number}"), json.dumps(COMMANDS.get(target, {})).encode(), reply=target)
+        publish(
+            a.connection,
+            NAMES.record(f"a.1.{number}"),
+            json.dumps(COMMANDS.get(target, {})).encode(),
+            reply=target,
+        )
     a.append([("a.2.0", b"behind all of it")])
     streams, entries, heard = watch.all()
-    assert [entry.id for entry in entries[len(before[1]) :]] == [*(f"a.1.{number}" for number in range(len(targets))), "a.2.0"]
-    assert [(config, consumers) for config, _, _, consumers in streams] == [(config, consumers) for config, _, _, consumers in before[0]]
+    assert [entry.id for entry in entries[len(before[1]) :]] == [
+        *(f"a.1.{number}" for number in range(len(targets))),
+        "a.2.0",
+    ]
+    assert [(config, consumers) for config, _, _, consumers in streams] == [
+        (config, consumers) for config, _, _, consumers in before[0]
+    ]
     assert heard == []
 
 
@@ -398,10 +463,16 @@ ACTING_HEADERS = {
     "roll up everything": {"Nats-Rollup": "all"},
     "roll up the subject": {"Nats-Rollup": "sub"},
     "vanish": {"Nats-TTL": "1s"},
-    "write later": {"Nats-Schedule": "@at 2020-01-01T00:00:00Z", "Nats-Schedule-Target": "motley.crew.log.b.9.9"},
+    "write later": {
+        "Nats-Schedule": "@at 2020-01-01T00:00:00Z",
+        "Nats-Schedule-Target": "motley.crew.log.b.9.9",
+    },
     "count": {"Nats-Incr": "+1"},
     "batch": {"Nats-Batch-Id": "x", "Nats-Batch-Sequence": "1", "Nats-Batch-Commit": "1"},
-    **{f"trace to {target}": {"Nats-Trace-Dest": target} for target in ("motley.crew.log.b.9.9", "motley.crew.control", *COMMANDS)},
+    **{
+        f"trace to {target}": {"Nats-Trace-Dest": target}
+        for target in ("motley.crew.log.b.9.9", "motley.crew.control", *COMMANDS)
+    },
     "trace only": {"Nats-Trace-Dest": "motley.crew.log.b.9.9", "Nats-Trace-Only": "true"},
 }
 
@@ -411,9 +482,19 @@ def test_no_header_of_a_record_does_more_than_write_it(net: Net, watch: Watch) -
     a.append([("a.0.0", b"of a")])
     (before, *_), entries, _ = watch.all()
     for number, headers in enumerate(ACTING_HEADERS.values()):
-        refused(a.connection, lambda client, headers=headers: client.publish("motley.crew.log.a.0.0", b"again", headers=headers))
+        refused(
+            a.connection,
+            lambda client, headers=headers: client.publish(
+                "motley.crew.log.a.0.0", b"again", headers=headers
+            ),
+        )
         record = f"motley.crew.log.a.1.{number}"
-        refused(a.connection, lambda client, record=record, headers=headers: client.publish(record, b"new", headers=headers))
+        refused(
+            a.connection,
+            lambda client, record=record, headers=headers: client.publish(
+                record, b"new", headers=headers
+            ),
+        )
     a.append([("a.2.0", b"behind all of it")])
     (after, *more), found, heard = watch.all()
     assert found[: len(entries)] == entries
@@ -428,9 +509,21 @@ def test_an_invitations_key_can_enrol_and_nothing_else(net: Net, watch: Watch) -
     net.server.reload()
     eventually(lambda: any_connection(net, "invited-c", "guest"))
     guest = net.connections[-1]
-    for subject in [*OTHERS_SUBJECTS, *COMMANDS, NAMES.direct_get, "motley.crew.log.c.0.0", "motley.crew.presence.c"]:
+    for subject in [
+        *OTHERS_SUBJECTS,
+        *COMMANDS,
+        NAMES.direct_get,
+        "motley.crew.log.c.0.0",
+        "motley.crew.presence.c",
+    ]:
         assert "permissions violation for publish" in publish(guest, subject), subject
-    for subject in [*NOT_TO_BE_HEARD, "motley.crew.bell.>", "motley.crew.presence.*", "_INBOX.a.>", "_INBOX.c.>"]:
+    for subject in [
+        *NOT_TO_BE_HEARD,
+        "motley.crew.bell.>",
+        "motley.crew.presence.*",
+        "_INBOX.a.>",
+        "_INBOX.c.>",
+    ]:
         assert "permissions violation for subscription" in subscribe(guest, subject), subject
     assert watch.all() == before
 
@@ -504,7 +597,10 @@ def test_with_the_certificates_fingerprint_everything_works(secure: Net) -> None
 def test_another_fingerprint_is_refused_and_both_are_named(secure: Net) -> None:
     wrong = "ab" * 32
     started = time.monotonic()
-    with pytest.raises(LogError, match=f"sha256 {pinned(secure)}, and the invitation names {wrong}; .*ask the hub's owner"):
+    with pytest.raises(
+        LogError,
+        match=f"sha256 {pinned(secure)}, and the invitation names {wrong}; .*ask the hub's owner",
+    ):
         secure.connect("a", certificate=wrong)
     assert time.monotonic() - started < 3
 
@@ -517,24 +613,40 @@ def test_without_a_fingerprint_only_public_authorities_count(secure: Net) -> Non
 def test_without_tls_a_server_with_tls_is_out_of_reach(secure: Net) -> None:
     started = time.monotonic()
     with pytest.raises(LogError, match=r"cannot reach nats://"):
-        Connection(Login(secure.url.replace("tls:", "nats:"), "a", identity("a").nkey_seed), patience_s=0.5)
+        Connection(
+            Login(secure.url.replace("tls:", "nats:"), "a", identity("a").nkey_seed), patience_s=0.5
+        )
     assert time.monotonic() - started < 0.5 + 5
 
 
 def test_with_tls_a_server_without_it_is_out_of_reach(net: Net) -> None:
     started = time.monotonic()
     with pytest.raises(LogError, match=r"cannot reach tls://"):
-        Connection(Login(net.url.replace("nats:", "tls:"), "a", identity("a").nkey_seed, "ab" * 32), patience_s=0.5)
+        Connection(
+            Login(net.url.replace("nats:", "tls:"), "a", identity("a").nkey_seed, "ab" * 32),
+            patience_s=0.5,
+        )
     assert time.monotonic() - started < 0.5 + 5
 
 
-def issue(subject: str, key: ec.EllipticCurvePrivateKey, by: ec.EllipticCurvePrivateKey) -> x509.Certificate:
+def issue(
+    subject: str, key: ec.EllipticCurvePrivateKey, by: ec.EllipticCurvePrivateKey
+) -> x509.Certificate:
     """A certificate by an authority, or with its own key that of the authority."""
     now = datetime.datetime.now(datetime.UTC)
-    names = [x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]) for name in ("authority", subject)]
-    builder = x509.CertificateBuilder(names[0], names[1], key.public_key(), x509.random_serial_number())
-    builder = builder.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(now + datetime.timedelta(days=1))
-    builder = builder.add_extension(x509.BasicConstraints(ca=key is by, path_length=None), critical=True)
+    names = [
+        x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        for name in ("authority", subject)
+    ]
+    builder = x509.CertificateBuilder(
+        names[0], names[1], key.public_key(), x509.random_serial_number()
+    )
+    builder = builder.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(
+        now + datetime.timedelta(days=1)
+    )
+    builder = builder.add_extension(
+        x509.BasicConstraints(ca=key is by, path_length=None), critical=True
+    )
     return builder.sign(by, hashes.SHA256())
 
 
@@ -547,7 +659,9 @@ def test_an_issued_certificate_can_be_pinned_too(tmp_path: Path) -> None:
     """The hub dials its own server so, whoever issued its certificate."""
     authority, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     certificate = write_certificates(tmp_path / "hub.pem", issue("hub", key, authority))
-    secret = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    secret = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
     (tmp_path / "hub.key").write_bytes(secret)
     net = Net(tmp_path / "server", (certificate, tmp_path / "hub.key"))
     net.admit()
@@ -558,20 +672,29 @@ def test_an_issued_certificate_can_be_pinned_too(tmp_path: Path) -> None:
         net.close()
 
 
-def test_the_fingerprint_of_a_file_with_a_chain_is_that_of_its_first_certificate(tmp_path: Path) -> None:
+def test_the_fingerprint_of_a_file_with_a_chain_is_that_of_its_first_certificate(
+    tmp_path: Path,
+) -> None:
     authority, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     certificates = (issue("h" * length, key, authority) for length in range(1, 60))
-    made = next(one for one in certificates if len(one.public_bytes(serialization.Encoding.DER)) % 3 == 0)
-    chain = write_certificates(tmp_path / "chain.pem", made, issue("authority", authority, authority))
+    made = next(
+        one for one in certificates if len(one.public_bytes(serialization.Encoding.DER)) % 3 == 0
+    )
+    chain = write_certificates(
+        tmp_path / "chain.pem", made, issue("authority", authority, authority)
+    )
     assert fingerprint(chain) == made.fingerprint(hashes.SHA256()).hex()
 
 
-def test_a_pinned_certificate_holds_under_the_stricter_rules_of_later_pythons(secure: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pinned_certificate_holds_under_the_stricter_rules_of_later_pythons(
+    secure: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
     usual = ssl.create_default_context
 
     def strict(**options: Any) -> ssl.SSLContext:
         context = usual(**options)
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | ssl.VERIFY_X509_STRICT  # the default from 3.13 on
+        # the default from 3.13 on
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | ssl.VERIFY_X509_STRICT
         return context
 
     monkeypatch.setattr(ssl, "create_default_context", strict)

@@ -1,9 +1,11 @@
-"""Records that every reader must read and every writer must write, byte for byte up to compression, in vectors/.
+"""Records that every reader must read and every writer must write, byte for byte up to compression,
+in vectors/.
 
     python tests/exchange/test_vectors.py
 
-writes those of the present schema that are missing. What is there is never written again: a new schema adds vectors.
-NAME.bin is a record; NAME.json is what must be read from it, bytes in hex. The secret keys are of the tests only.
+writes those of the present schema that are missing. What is there is never written again: a new
+schema adds vectors. NAME.bin is a record; NAME.json is what must be read from it, bytes in hex. The
+secret keys are of the tests only.
 """
 
 from __future__ import annotations
@@ -53,13 +55,25 @@ def author(name: str) -> Identity:
 
 def group(peer: str, round: int, slot: int, rollouts: list[Rollout], **fields: Any) -> Group:
     sampling = fields.pop("sampling", Sampling(temperature=0.7, top_k=20, top_p=0.95, max_tokens=8))
-    origin = Origin(peer=peer, model="llama-0.3m", vocabulary="9f86d081884c7d65", version=41, sampling=sampling)
+    origin = Origin(
+        peer=peer, model="llama-0.3m", vocabulary="9f86d081884c7d65", version=41, sampling=sampling
+    )
     made = {"crew": "sums", "problem": "0123456789abcdef", "created_s": 1735689600.25} | fields
     return Group(round=round, slot=slot, origin=origin, rollouts=tuple(rollouts), **made)
 
 
-def weights(peer: str, version: int, base: int = NO_BASE, base_state: bytes = b"", waiting: Any = (), oldest_s: float = 0.0) -> Weights:
-    blobs = tuple(Blob(sha256=hashlib.sha256(bytes([n])).hexdigest(), num_bytes=300 * n, raw_bytes=2**20 * n) for n in (1, 2))
+def weights(
+    peer: str,
+    version: int,
+    base: int = NO_BASE,
+    base_state: bytes = b"",
+    waiting: Any = (),
+    oldest_s: float = 0.0,
+) -> Weights:
+    blobs = tuple(
+        Blob(sha256=hashlib.sha256(bytes([n])).hexdigest(), num_bytes=300 * n, raw_bytes=2**20 * n)
+        for n in (1, 2)
+    )
     return Weights(
         crew="sums",
         peer=peer,
@@ -87,33 +101,72 @@ def cases() -> dict[str, Case]:
         rollout([16383, 16384, 128255], [0.0, -0.25, -7.77], -0.1, "length"),
         rollout([1], [-2.0], 0.0, "stop"),
     ]
-    steps = [[0, 1, 2, 3, 255, 256, 65535], [65535, 32768] * 4, [0, 1] * 4, [], [4, 2, 3, 7, 1, 0, 512, 21845]]
+    steps = [
+        [0, 1, 2, 3, 255, 256, 65535],
+        [65535, 32768] * 4,
+        [0, 1] * 4,
+        [],
+        [4, 2, 3, 7, 1, 0, 512, 21845],
+    ]
     runs = [rollout([9] * len(row), [-n / 1700 for n in row], 0.0, "length") for row in steps]
-    exact = [rollout([5, 6, 1], [-0.1, -40.25, 0.0005], 0.333333333, "stop"), rollout([7], [-1e-9], 1e6, "length")]
+    exact = [
+        rollout([5, 6, 1], [-0.1, -40.25, 0.0005], 0.333333333, "stop"),
+        rollout([7], [-1e-9], 1e6, "length"),
+    ]
     return {
-        f"schema{SCHEMA}-charter": Case("hub", Charter(crew="sums", config='[crew]\nname = "sums"\n', task="digits/5d41402a")),
-        f"schema{SCHEMA}-roster": Case("hub", Roster(crew="sums", number=1, keys=keys, revoked=("eve", "mallory"))),
+        f"schema{SCHEMA}-charter": Case(
+            "hub", Charter(crew="sums", config='[crew]\nname = "sums"\n', task="digits/5d41402a")
+        ),
+        f"schema{SCHEMA}-roster": Case(
+            "hub", Roster(crew="sums", number=1, keys=keys, revoked=("eve", "mallory"))
+        ),
         f"schema{SCHEMA}-group": Case("ann", group("ann", 0, 0, ordinary)),
         f"schema{SCHEMA}-lossless-by-range": Case("ann", group("ann", 0, 1, exact)),
-        f"schema{SCHEMA}-lossless-by-choice": Case("ann", group("ann", 300, 70000, ordinary), lossless=True),
+        f"schema{SCHEMA}-lossless-by-choice": Case(
+            "ann", group("ann", 300, 70000, ordinary), lossless=True
+        ),
         f"schema{SCHEMA}-share": Case(
-            "bob", group("bob", 2, 1, [rollout([3, 1], [-0.5, -0.125], 1.0, "stop")], sampling=Sampling(max_tokens=2, logprobs="full"))
+            "bob",
+            group(
+                "bob",
+                2,
+                1,
+                [rollout([3, 1], [-0.5, -0.125], 1.0, "stop")],
+                sampling=Sampling(max_tokens=2, logprobs="full"),
+            ),
         ),
         f"schema{SCHEMA}-steps": Case("bob", group("bob", 3, 0, runs)),
         f"schema{SCHEMA}-weights-whole": Case("bob", weights("bob", 0)),
         f"schema{SCHEMA}-weights-change": Case(
-            "bob", weights("bob", 300, base=299, base_state=b"b" * 32, waiting=(("ann", 12), ("größe", 0)), oldest_s=61.5)
+            "bob",
+            weights(
+                "bob",
+                300,
+                base=299,
+                base_state=b"b" * 32,
+                waiting=(("ann", 12), ("größe", 0)),
+                oldest_s=61.5,
+            ),
         ),
         f"schema{SCHEMA}-unicode": Case(
             "größe",
-            group("größe", 0, 0, [rollout([0], [-0.5], 0.0, "length"), rollout([], [], 0.0, "length")], crew="日本 \x00\n", problem=""),
+            group(
+                "größe",
+                0,
+                0,
+                [rollout([0], [-0.5], 0.0, "length"), rollout([], [], 0.0, "length")],
+                crew="日本 \x00\n",
+                problem="",
+            ),
         ),
     }
 
 
 def told(content: Content) -> Any:
     """A content as JSON has it, bytes in hex."""
-    return json.loads(json.dumps(msgspec.to_builtins(content, builtin_types=(bytes,)), default=bytes.hex))
+    return json.loads(
+        json.dumps(msgspec.to_builtins(content, builtin_types=(bytes,)), default=bytes.hex)
+    )
 
 
 def write_missing() -> None:
@@ -124,7 +177,9 @@ def write_missing() -> None:
         parts = encode_parts(case.content, stamp, case.lossless)
         body = b"".join(parts)
         sealed = Sealed(identity.sign(Sealed(b"", body).signed), body)
-        heads[case.author] = Stamp(key=identity.public, counter=stamp.counter + 1, previous=sealed.hash)
+        heads[case.author] = Stamp(
+            key=identity.public, counter=stamp.counter + 1, previous=sealed.hash
+        )
         if (FOLDER / f"{name}.bin").exists():
             continue
         expected = {
@@ -138,16 +193,21 @@ def write_missing() -> None:
             "previous": stamp.previous.hex(),
             "id": case.content.id,
             "kind": type(case.content).__name__.lower(),
-            "lossless": isinstance(case.content, Group) and encode(case.content, stamp, lossless=True) == body,
+            "lossless": isinstance(case.content, Group)
+            and encode(case.content, stamp, lossless=True) == body,
             "content": told(decode(body)[1]),
         }
         (FOLDER / f"{name}.bin").write_bytes(pack(sealed.signature, *parts))
-        (FOLDER / f"{name}.json").write_text(json.dumps(expected, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        (FOLDER / f"{name}.json").write_text(
+            json.dumps(expected, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
         print(f"wrote {name}")
 
 
 def vector(name: str) -> tuple[bytes, dict[str, Any]]:
-    return (FOLDER / f"{name}.bin").read_bytes(), json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    return (FOLDER / f"{name}.bin").read_bytes(), json.loads(
+        (FOLDER / f"{name}.json").read_text(encoding="utf-8")
+    )
 
 
 def test_every_case_of_this_schema_has_its_vector() -> None:
@@ -160,11 +220,19 @@ def test_a_vector_is_read_as_it_was_written(name: str) -> None:
     record, expected = vector(name)
     assert record[0] == expected["schema"]
     sealed = unpack(record)
-    assert (sealed.signature.hex(), sealed.body.hex(), sealed.hash.hex()) == (expected["signature"], expected["body"], expected["hash"])
+    assert (sealed.signature.hex(), sealed.body.hex(), sealed.hash.hex()) == (
+        expected["signature"],
+        expected["body"],
+        expected["hash"],
+    )
     header = Header.of(sealed.body)
     stamp, content = decode(sealed.body)
     assert stamp == header.stamp
-    assert (stamp.key.hex(), stamp.counter, stamp.previous.hex()) == (expected["key"], expected["counter"], expected["previous"])
+    assert (stamp.key.hex(), stamp.counter, stamp.previous.hex()) == (
+        expected["key"],
+        expected["counter"],
+        expected["previous"],
+    )
     assert header.id == content.id == expected["id"]
     assert type(content).__name__.lower() == expected["kind"]
     assert told(content) == expected["content"]
@@ -185,7 +253,9 @@ def test_todays_encoder_writes_the_same_body(name: str) -> None:
     stamp, content = decode(unpack(record).body)
     assert encode(content, stamp, expected["lossless"]).hex() == expected["body"]
     if name in cases():  # what was given before any rounding is rounded to the same
-        assert encode(cases()[name].content, stamp, cases()[name].lossless).hex() == expected["body"]
+        assert (
+            encode(cases()[name].content, stamp, cases()[name].lossless).hex() == expected["body"]
+        )
 
 
 def test_vectors_of_one_author_are_a_chain() -> None:
@@ -206,7 +276,10 @@ def sections_of(name: str) -> bytes:
 def steps_in(lengths: bytes, content: bytes) -> list[int]:
     """Rounded log-probs, read bit by bit."""
     bits = iter([byte >> place & 1 for byte in content for place in range(8)])
-    steps = [sum(next(bits) << place for place in range(length - 1)) + (1 << length - 1) if length else 0 for length in lengths]
+    steps = [
+        sum(next(bits) << place for place in range(length - 1)) + (1 << length - 1) if length else 0
+        for length in lengths
+    ]
     left = list(bits)
     assert len(left) < 8
     assert not any(left)
@@ -216,13 +289,17 @@ def steps_in(lengths: bytes, content: bytes) -> list[int]:
 def test_a_vector_is_read_as_the_protocol_describes_it() -> None:
     """The sections of an ordinary group, read with nothing but the standard library."""
     sections = sections_of("schema2-group")
-    assert struct.unpack("<3f", sections[:12]) == struct.unpack("<3f", struct.pack("<3f", 1.0, -0.1, 0.0))
+    assert struct.unpack("<3f", sections[:12]) == struct.unpack(
+        "<3f", struct.pack("<3f", 1.0, -0.1, 0.0)
+    )
     assert sections[12:15] == bytes([0, 1, 0])
     assert sections[15:18] == bytes([4, 3, 1])
     assert sections[18:30] == bytes([11, 127, 0x80, 1, 1, 0xFF, 0x7F, 0x80, 0x80, 1, 0xFF, 0xE9])
     assert sections[30:32] == bytes([7, 1])
     steps = steps_in(sections[32:40], sections[40:])
-    assert steps == [round(x * 1700) for x in (0.5, 1.2345678, 31.9995, 0.00001, 0.0, 0.25, 7.77, 2.0)]
+    assert steps == [
+        round(x * 1700) for x in (0.5, 1.2345678, 31.9995, 0.00001, 0.0, 0.25, 7.77, 2.0)
+    ]
 
 
 def test_a_vector_has_log_probs_of_every_shape() -> None:

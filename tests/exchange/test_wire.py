@@ -17,9 +17,33 @@ from hypothesis import strategies as st
 from fakes import group, identity, rollout, sealed_record
 from fuzz import FIELDS, put_together, take_apart, varint
 from motley.exchange import Header, Sealed, WireError, decode, encode, pack, unpack
-from motley.exchange.sections import LEAST_LOGPROB, MAX_ROLLOUTS, MAX_TOKENS, MOST_LOGPROB, STEPS_PER_NAT
-from motley.exchange.wire import MAX_BLOBS, MAX_BODY_BYTES, MAX_RECORD_BYTES, SIGNATURE_BYTES, encode_parts
-from motley.records import NO_BASE, Backlog, Blob, Charter, Content, Group, Rollout, Roster, Sampling, Stamp, Weights
+from motley.exchange.sections import (
+    LEAST_LOGPROB,
+    MAX_ROLLOUTS,
+    MAX_TOKENS,
+    MOST_LOGPROB,
+    STEPS_PER_NAT,
+)
+from motley.exchange.wire import (
+    MAX_BLOBS,
+    MAX_BODY_BYTES,
+    MAX_RECORD_BYTES,
+    SIGNATURE_BYTES,
+    encode_parts,
+)
+from motley.records import (
+    NO_BASE,
+    Backlog,
+    Blob,
+    Charter,
+    Content,
+    Group,
+    Rollout,
+    Roster,
+    Sampling,
+    Stamp,
+    Weights,
+)
 from motley.trust import verifies
 
 AUTHOR = identity("author")
@@ -28,7 +52,10 @@ GROUP = group(
     peer="größe",
     round=7,
     slot=3,
-    rollouts=[rollout([3, 4, 1], reward=0.125), rollout([27, 300, 70_000], reward=-2.5, logprob=-0.75)],
+    rollouts=[
+        rollout([3, 4, 1], reward=0.125),
+        rollout([27, 300, 70_000], reward=-2.5, logprob=-0.75),
+    ],
     sampling=Sampling(temperature=0.7, top_k=5, top_p=0.9, logprobs="full"),
 )
 CHARTER = Charter(crew="crew", config='[crew]\nname = "größe"\n', task="t")
@@ -55,7 +82,11 @@ def lossless(body: bytes) -> bool:
 
 
 def with_logprobs(*logprobs: float) -> Group:
-    return group(rollouts=[Rollout(tokens=(5,) * len(logprobs), logprobs=logprobs, reward=0.0, ending="length")])
+    return group(
+        rollouts=[
+            Rollout(tokens=(5,) * len(logprobs), logprobs=logprobs, reward=0.0, ending="length")
+        ]
+    )
 
 
 def logprobs_of(body: bytes) -> list[float]:
@@ -68,7 +99,9 @@ def logprobs_of(body: bytes) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "content", [GROUP, CHARTER, ROSTER, Roster(crew="", number=0, keys={})], ids=["group", "charter", "roster", "empty"]
+    "content",
+    [GROUP, CHARTER, ROSTER, Roster(crew="", number=0, keys={})],
+    ids=["group", "charter", "roster", "empty"],
 )
 def test_what_float32_and_the_step_can_hold_comes_back_exactly(content: Content) -> None:
     sealed = unpack(sealed_record(encode(content, STAMP), AUTHOR))
@@ -88,17 +121,38 @@ TOKENS = st.integers(0, 2**35 - 1)
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.tuples(st.lists(st.tuples(TOKENS, FLOATS32), max_size=5), FLOATS32, st.sampled_from(["stop", "length"])), max_size=4))
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.tuples(TOKENS, FLOATS32), max_size=5),
+            FLOATS32,
+            st.sampled_from(["stop", "length"]),
+        ),
+        max_size=4,
+    )
+)
 def test_a_lossless_group_comes_back_to_the_last_bit_of_float32(parts: list[Any]) -> None:
-    made = [Rollout(tokens=tuple(t for t, _ in p), logprobs=tuple(x for _, x in p), reward=reward, ending=end) for p, reward, end in parts]
+    made = [
+        Rollout(
+            tokens=tuple(t for t, _ in p),
+            logprobs=tuple(x for _, x in p),
+            reward=reward,
+            ending=end,
+        )
+        for p, reward, end in parts
+    ]
     sent = msgspec.structs.replace(GROUP, rollouts=tuple(made))
     found = decode(encode(sent, STAMP, lossless=True))[1]
     assert repr(found) == repr(sent)  # in which NaN equals itself, and -0.0 not 0.0
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(st.floats(LEAST_LOGPROB, MOST_LOGPROB), min_size=1, max_size=8), st.floats(-1e6, 1e6))
-def test_rounded_logprobs_are_off_by_half_a_step_at_most_and_all_else_is_exact(logprobs: list[float], reward: float) -> None:
+@given(
+    st.lists(st.floats(LEAST_LOGPROB, MOST_LOGPROB), min_size=1, max_size=8), st.floats(-1e6, 1e6)
+)
+def test_rounded_logprobs_are_off_by_half_a_step_at_most_and_all_else_is_exact(
+    logprobs: list[float], reward: float
+) -> None:
     sent = msgspec.structs.replace(with_logprobs(*logprobs).rollouts[0], reward=reward)
     body = encode(group(rollouts=[sent, rollout()]), STAMP)
     assert not lossless(body)
@@ -109,7 +163,11 @@ def test_rounded_logprobs_are_off_by_half_a_step_at_most_and_all_else_is_exact(l
         assert abs(after - before) <= 0.5 / STEPS_PER_NAT + 1e-12
         assert abs(math.expm1(after - before)) <= 2.95e-4
         assert after <= 0
-    assert (found.tokens, found.ending, content.rollouts[1]) == (sent.tokens, sent.ending, rollout())
+    assert (found.tokens, found.ending, content.rollouts[1]) == (
+        sent.tokens,
+        sent.ending,
+        rollout(),
+    )
     assert found.reward == float(np.float32(reward))
 
 
@@ -128,7 +186,17 @@ def test_the_ends_of_the_range_are_rounded(logprob: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "logprob", [math.nextafter(LEAST_LOGPROB, -40), math.nextafter(MOST_LOGPROB, 1), -40.0, 0.25, -1e30, math.inf, -math.inf, math.nan]
+    "logprob",
+    [
+        math.nextafter(LEAST_LOGPROB, -40),
+        math.nextafter(MOST_LOGPROB, 1),
+        -40.0,
+        0.25,
+        -1e30,
+        math.inf,
+        -math.inf,
+        math.nan,
+    ],
 )
 def test_one_logprob_beyond_the_range_makes_the_group_lossless(logprob: float) -> None:
     body = encode(with_logprobs(-0.1, logprob), STAMP)
@@ -150,7 +218,9 @@ def test_the_same_content_is_always_the_same_bytes() -> None:
 
 @pytest.mark.parametrize("level", [-5, 1, 3, 9, 19])
 def test_signature_and_hash_do_not_depend_on_how_a_body_was_compressed(level: int) -> None:
-    other = RECORD[: 1 + SIGNATURE_BYTES] + zstandard.ZstdCompressor(level=level, write_checksum=True).compress(BODY)
+    other = RECORD[: 1 + SIGNATURE_BYTES] + zstandard.ZstdCompressor(
+        level=level, write_checksum=True
+    ).compress(BODY)
     assert other != RECORD
     assert unpack(other) == unpack(RECORD)
     assert unpack(other).hash == unpack(RECORD).hash
@@ -158,7 +228,10 @@ def test_signature_and_hash_do_not_depend_on_how_a_body_was_compressed(level: in
 
 
 def test_another_body_has_another_hash_and_the_signature_does_not_count_in_it() -> None:
-    hashes = {Sealed(b"", encode(GROUP, msgspec.structs.replace(STAMP, counter=counter))).hash for counter in range(5)}
+    hashes = {
+        Sealed(b"", encode(GROUP, msgspec.structs.replace(STAMP, counter=counter))).hash
+        for counter in range(5)
+    }
     assert len(hashes) == 5
     assert Sealed(b"one", BODY).hash == Sealed(b"two", BODY).hash
 
@@ -180,7 +253,9 @@ def test_a_record_over_the_limit_is_refused_for_its_size() -> None:
 
 
 @pytest.mark.parametrize(
-    "record", [b"", b"\x00", b"\x01" + RECORD[1:], b"\x03" + RECORD[1:], b"\xff" * 400], ids=["empty", "0", "1", "3", "255"]
+    "record",
+    [b"", b"\x00", b"\x01" + RECORD[1:], b"\x03" + RECORD[1:], b"\xff" * 400],
+    ids=["empty", "0", "1", "3", "255"],
 )
 def test_another_schema_is_refused_by_name(record: bytes) -> None:
     with pytest.raises(WireError, match="this reader knows 2"):
@@ -226,9 +301,16 @@ def outcome_of_flip(bit: int) -> str:
         pytest.param(RECORD[65:] + b"\x00", id="a byte behind it"),
         pytest.param(RECORD[65:] * 2, id="twice"),
         pytest.param(b"\x00" + RECORD[65:], id="a byte before it"),
-        pytest.param(b"\x50\x2a\x4d\x18\x04\x00\x00\x00abcd" + RECORD[65:], id="a skippable frame before it"),
-        pytest.param(RECORD[65:] + b"\x50\x2a\x4d\x18\x00\x00\x00\x00", id="a skippable frame behind it"),
-        pytest.param(zstandard.ZstdCompressor(write_checksum=True).compress(BODY)[:-1] + b"\x00", id="a wrong checksum"),
+        pytest.param(
+            b"\x50\x2a\x4d\x18\x04\x00\x00\x00abcd" + RECORD[65:], id="a skippable frame before it"
+        ),
+        pytest.param(
+            RECORD[65:] + b"\x50\x2a\x4d\x18\x00\x00\x00\x00", id="a skippable frame behind it"
+        ),
+        pytest.param(
+            zstandard.ZstdCompressor(write_checksum=True).compress(BODY)[:-1] + b"\x00",
+            id="a wrong checksum",
+        ),
         pytest.param(BODY, id="not compressed"),
     ],
 )
@@ -242,9 +324,13 @@ def test_a_frame_without_its_size_is_undeclared() -> None:
 
 
 def zeros_frame(count: int, declared: int | None) -> bytes:
-    """A zstd frame of so many zeros in runs of 128 KiB, four bytes each, with a declaration that need not be true."""
+    """A zstd frame of so many zeros in runs of 128 KiB, four bytes each, with a declaration that
+    need not be true.
+    """
     runs, rest = divmod(count, 2**17)
-    blocks = b"".join((size << 3 | 1 << 1).to_bytes(3, "little") + b"\x00" for size in [2**17] * runs + [rest])
+    blocks = b"".join(
+        (size << 3 | 1 << 1).to_bytes(3, "little") + b"\x00" for size in [2**17] * runs + [rest]
+    )
     last = b"\x01\x00\x00"  # an empty raw block
     head = b"\x00\x58" if declared is None else b"\xe0" + declared.to_bytes(8, "little")
     return b"\x28\xb5\x2f\xfd" + head + blocks + last
@@ -266,7 +352,9 @@ def zeros_frame(count: int, declared: int | None) -> bytes:
         (MAX_BODY_BYTES, MAX_BODY_BYTES, "malformed"),
     ],
 )
-def test_bombs_and_lying_declarations_are_refused(count: int, declared: int | None, reason: str) -> None:
+def test_bombs_and_lying_declarations_are_refused(
+    count: int, declared: int | None, reason: str
+) -> None:
     assert refused(RECORD[:65] + zeros_frame(count, declared)) == reason
 
 
@@ -327,25 +415,43 @@ def test_a_field_of_a_wrong_kind_is_malformed(name: str, value: Any) -> None:
     [
         pytest.param(put_together(HEADER[:-1], SECTIONS), id="a field too few"),
         pytest.param(put_together([*HEADER, 0], SECTIONS), id="a field too many"),
-        pytest.param(put_together([*HEADER[:-1], False, {"a": 1}], SECTIONS), id="an unknown field"),
+        pytest.param(
+            put_together([*HEADER[:-1], False, {"a": 1}], SECTIONS), id="an unknown field"
+        ),
         pytest.param(put_together([], SECTIONS), id="no field"),
         pytest.param(put_together(dict(zip(FIELDS, HEADER, strict=True)), SECTIONS), id="a map"),
         pytest.param(put_together(7, SECTIONS), id="a number"),
         pytest.param(put_together(b"", SECTIONS), id="nothing"),
         pytest.param(put_together(b"\xc1", SECTIONS), id="no MessagePack"),
         pytest.param(put_together(msgspec.json.encode(HEADER[4:]), SECTIONS), id="JSON"),
-        pytest.param(put_together(msgspec.msgpack.encode(HEADER) + b"\x00", SECTIONS), id="a byte behind it"),
-        pytest.param(put_together(msgspec.msgpack.encode(HEADER)[:-1], SECTIONS), id="a byte too few"),
-        pytest.param(put_together(b"\xdd\xff\xff\xff\xff" + msgspec.msgpack.encode("group"), b""), id="four billion fields"),
         pytest.param(
-            put_together(msgspec.msgpack.encode(HEADER).replace(b"\xa4crew", b"\xa4\xe3rew"), SECTIONS), id="text that is not UTF-8"
+            put_together(msgspec.msgpack.encode(HEADER) + b"\x00", SECTIONS), id="a byte behind it"
         ),
         pytest.param(
-            put_together(msgspec.msgpack.encode(HEADER).replace(b"\xa5group", b"\xa5\xe3roup"), SECTIONS), id="a tag that is not UTF-8"
+            put_together(msgspec.msgpack.encode(HEADER)[:-1], SECTIONS), id="a byte too few"
+        ),
+        pytest.param(
+            put_together(b"\xdd\xff\xff\xff\xff" + msgspec.msgpack.encode("group"), b""),
+            id="four billion fields",
+        ),
+        pytest.param(
+            put_together(
+                msgspec.msgpack.encode(HEADER).replace(b"\xa4crew", b"\xa4\xe3rew"), SECTIONS
+            ),
+            id="text that is not UTF-8",
+        ),
+        pytest.param(
+            put_together(
+                msgspec.msgpack.encode(HEADER).replace(b"\xa5group", b"\xa5\xe3roup"), SECTIONS
+            ),
+            id="a tag that is not UTF-8",
         ),
         pytest.param(put_together(b"\x91" * 100_000 + b"\x00", SECTIONS), id="nested too deep"),
         pytest.param(
-            put_together(msgspec.msgpack.encode([*HEADER, 0])[:-1] + b"\x91" * 100_000 + b"\x00", b""), id="a field nested too deep"
+            put_together(
+                msgspec.msgpack.encode([*HEADER, 0])[:-1] + b"\x91" * 100_000 + b"\x00", b""
+            ),
+            id="a field nested too deep",
         ),
         pytest.param(hub_body(ROSTER, 6, {"a": bytes(31)}), id="a roster's key of 31 bytes"),
         pytest.param(hub_body(ROSTER, 6, {1: bytes(32)}), id="a roster's name that is a number"),
@@ -372,7 +478,8 @@ def test_bytes_behind_the_header_of_a_hub_record_are_malformed(content: Content)
 
 # Sections that are refused
 
-# Of two rollouts: rewards to 8, endings to 10, lengths to 12, tokens to 21, bit lengths to 27, and 60 bits in 8 bytes.
+# Of two rollouts: rewards to 8, endings to 10, lengths to 12, tokens to 21, bit lengths to 27, and
+# 60 bits in 8 bytes.
 LONG_NUMBER = b"\x80" * 5 + b"\x00"
 
 
@@ -400,9 +507,15 @@ def test_the_sections_stand_in_their_order() -> None:
         pytest.param(with_bytes(12, 13, LONG_NUMBER), "malformed", id="a token of six bytes"),
         pytest.param(with_bytes(10, 11, varint(25)), "truncated", id="a length too great"),
         pytest.param(with_bytes(10, 11, b"\x02"), "malformed", id="a length too small"),
-        pytest.param(with_bytes(10, 11, varint(MAX_TOKENS)), "size", id="more tokens than are read"),
-        pytest.param(with_bytes(10, 12, varint(2**35 - 1) * 2), "size", id="tokens beyond all measure"),
-        pytest.param(with_bytes(10, 11, varint(MAX_TOKENS - 3)), "truncated", id="as many tokens as are read"),
+        pytest.param(
+            with_bytes(10, 11, varint(MAX_TOKENS)), "size", id="more tokens than are read"
+        ),
+        pytest.param(
+            with_bytes(10, 12, varint(2**35 - 1) * 2), "size", id="tokens beyond all measure"
+        ),
+        pytest.param(
+            with_bytes(10, 11, varint(MAX_TOKENS - 3)), "truncated", id="as many tokens as are read"
+        ),
         pytest.param(SECTIONS[:11] + b"\x80", "truncated", id="a number without its end"),
         pytest.param(b"\x80", "truncated", id="a byte"),
         pytest.param(b"", "truncated", id="nothing"),
@@ -417,7 +530,9 @@ def test_more_rollouts_than_bytes_are_refused_before_any_is_read(count: int) -> 
     assert refused_body(with_field("num_rollouts", count)) == "truncated"
 
 
-@pytest.mark.parametrize(("count", "reason"), [(0, "malformed"), (1, "malformed"), (3, "malformed"), (8, "truncated")])
+@pytest.mark.parametrize(
+    ("count", "reason"), [(0, "malformed"), (1, "malformed"), (3, "malformed"), (8, "truncated")]
+)
 def test_a_wrong_number_of_rollouts_is_refused(count: int, reason: str) -> None:
     assert refused_body(with_field("num_rollouts", count)) == reason
 
@@ -440,7 +555,10 @@ def test_rounded_logprobs_read_as_lossless_ones_are_refused() -> None:
 
 def test_a_rollout_with_more_tokens_than_logprobs_is_not_encoded() -> None:
     shifted = [rollout([3, 4, 1]), rollout([5, 1])]
-    shifted = [msgspec.structs.replace(shifted[0], logprobs=(-1.0, -2.0)), msgspec.structs.replace(shifted[1], logprobs=(-3.0, -4.0, -5.0))]
+    shifted = [
+        msgspec.structs.replace(shifted[0], logprobs=(-1.0, -2.0)),
+        msgspec.structs.replace(shifted[1], logprobs=(-3.0, -4.0, -5.0)),
+    ]
     with pytest.raises(ValueError, match="log"):
         encode(group(rollouts=shifted), STAMP)
 
@@ -492,8 +610,13 @@ def test_the_bits_of_a_group_are_one_row(parts: list[list[int]]) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 8, 9, 1000])
-@pytest.mark.parametrize(("step", "num_bits"), [(0, 0), (1, 0), (2, 1), (3, 1), (255, 7), (256, 8), (511, 8), (512, 9), (65535, 15)])
-def test_a_row_of_equal_steps_takes_no_byte_more_than_its_bits(step: int, num_bits: int, count: int) -> None:
+@pytest.mark.parametrize(
+    ("step", "num_bits"),
+    [(0, 0), (1, 0), (2, 1), (3, 1), (255, 7), (256, 8), (511, 8), (512, 9), (65535, 15)],
+)
+def test_a_row_of_equal_steps_takes_no_byte_more_than_its_bits(
+    step: int, num_bits: int, count: int
+) -> None:
     lengths, bits = encode_parts(with_logprobs(*[-step / STEPS_PER_NAT] * count), STAMP)[2:]
     assert lengths == bytes([step.bit_length()]) * count
     assert len(bits) == -(-count * num_bits // 8)
@@ -511,7 +634,9 @@ def test_rollouts_without_tokens_have_empty_log_probs(rollouts: int) -> None:
     assert refused_body(b"".join(parts) + b"\x00") == "malformed"
 
 
-@pytest.mark.parametrize("steps", [[0], [1], [0, 1, 0], [2], [512], [65535] * 8, [0, 1, 2, 3, 255, 256, 65535], [7] * 12])
+@pytest.mark.parametrize(
+    "steps", [[0], [1], [0, 1, 0], [2], [512], [65535] * 8, [0, 1, 2, 3, 255, 256, 65535], [7] * 12]
+)
 def test_bits_must_be_as_many_bytes_as_their_lengths_ask_for(steps: list[int]) -> None:
     lengths, bits = section_of(steps)
     assert steps_of(body_of(lengths, bits)) == steps
@@ -525,7 +650,9 @@ def test_bits_must_be_as_many_bytes_as_their_lengths_ask_for(steps: list[int]) -
 
 @pytest.mark.parametrize("length", [17, 18, 32, 128, 255])
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_more_than_sixteen_bits_are_malformed_however_many_bytes_follow(length: int, place: int) -> None:
+def test_more_than_sixteen_bits_are_malformed_however_many_bytes_follow(
+    length: int, place: int
+) -> None:
     lengths = bytearray(b"\x01\x02\x03")
     lengths[place] = length
     for count in (0, 1, (length + 9) // 8, 100):
@@ -538,7 +665,9 @@ def test_bits_behind_the_last_one_are_not_read_and_count_in_the_hash(steps: list
     num_bits = sum(length - 1 for length in lengths)
     assert num_bits % 8
     plain = body_of(lengths, bits)
-    padded = [body_of(lengths, bits[:-1] + bytes([bits[-1] | 1 << bit])) for bit in range(num_bits % 8, 8)]
+    padded = [
+        body_of(lengths, bits[:-1] + bytes([bits[-1] | 1 << bit])) for bit in range(num_bits % 8, 8)
+    ]
     for body in padded:
         assert decode(body) == decode(plain)
         assert steps_of(body) == steps
@@ -562,7 +691,8 @@ def num_blocks(record: bytes) -> int:
 
 @pytest.mark.parametrize("lossless", [False, True])
 def test_a_body_in_parts_is_the_same_record_as_in_one(lossless: bool) -> None:
-    large = msgspec.structs.replace(GROUP, rollouts=GROUP.rollouts * 60)  # small ones are one block whatever they are made of
+    # small ones are one block whatever they are made of
+    large = msgspec.structs.replace(GROUP, rollouts=GROUP.rollouts * 60)
     parts = encode_parts(large, STAMP, lossless)
     body = b"".join(parts)
     assert body == encode(large, STAMP, lossless)
@@ -598,14 +728,22 @@ def mebibytes_to_read(records: list[bytes], folder: Path) -> int:
     paths = [folder / str(number) for number in range(len(records))]
     for path, record in zip(paths, records, strict=True):
         path.write_bytes(record)
-    done = subprocess.run([sys.executable, "-c", MEASURE, *map(str, paths)], check=True, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, *map(str, paths)],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     return int(done.stdout)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process is read from /proc")
 def test_bombs_do_not_take_memory(tmp_path: Path) -> None:
     declared = [2**30, None, MAX_BODY_BYTES, 100, 2**64 - 3]
-    bombs = [RECORD[:65] + zeros_frame(2**30, size) for size in declared] + [RECORD[:65] + zeros_frame(100, MAX_BODY_BYTES)]
+    bombs = [RECORD[:65] + zeros_frame(2**30, size) for size in declared] + [
+        RECORD[:65] + zeros_frame(100, MAX_BODY_BYTES)
+    ]
     assert all(len(bomb) < 2**16 for bomb in bombs)
     assert mebibytes_to_read(bombs, tmp_path) < 64
 
@@ -622,9 +760,15 @@ def test_the_largest_groups_take_bounded_memory(tmp_path: Path) -> None:
     many[FIELDS.index("num_rollouts")] = count
     most = list(HEADER)
     most[FIELDS.index("num_rollouts")] = MAX_ROLLOUTS
-    bodies = [put_together(header, tokens), put_together(most, empty), put_together(many, bytes(6 * count))]
+    bodies = [
+        put_together(header, tokens),
+        put_together(most, empty),
+        put_together(many, bytes(6 * count)),
+    ]
     assert len(logprobs_of(bodies[0])) == MAX_TOKENS
-    assert mebibytes_to_read([pack(bytes(SIGNATURE_BYTES), body) for body in bodies], tmp_path) < 384
+    assert (
+        mebibytes_to_read([pack(bytes(SIGNATURE_BYTES), body) for body in bodies], tmp_path) < 384
+    )
 
 
 # Weights
@@ -638,17 +782,26 @@ WEIGHTS = Weights(
     base=6,
     base_state=HASHES[0],
     state=HASHES[1],
-    blobs=(Blob(sha256=HASHES[2].hex(), num_bytes=10, raw_bytes=25), Blob(sha256=HASHES[3].hex(), num_bytes=2**40 - 1, raw_bytes=0)),
+    blobs=(
+        Blob(sha256=HASHES[2].hex(), num_bytes=10, raw_bytes=25),
+        Blob(sha256=HASHES[3].hex(), num_bytes=2**40 - 1, raw_bytes=0),
+    ),
     frozen=(Blob(sha256=HASHES[3].hex(), num_bytes=1, raw_bytes=2),),
     backlog=Backlog(waiting=(("s0", 9), ("s1", 3)), oldest_s=3.25),
     created_s=1234.5,
 )
 WHOLE = msgspec.structs.replace(
-    WEIGHTS, version=0, base=NO_BASE, base_state=b"", precision="float32", frozen=(), backlog=Backlog(waiting=(), oldest_s=0.0)
+    WEIGHTS,
+    version=0,
+    base=NO_BASE,
+    base_state=b"",
+    precision="float32",
+    frozen=(),
+    backlog=Backlog(waiting=(), oldest_s=0.0),
 )
 WEIGHTS_FIELDS = [
-    "tag", "key", "counter", "previous", "crew", "peer", "version", "precision", "base", "base_state", "state", "blobs", "frozen",
-    "waiting", "oldest_s", "created_s",
+    "tag", "key", "counter", "previous", "crew", "peer", "version", "precision",
+    "base", "base_state", "state", "blobs", "frozen", "waiting", "oldest_s", "created_s",
 ]  # fmt: skip
 
 
@@ -668,7 +821,13 @@ def weights_body(content: Weights = WEIGHTS, **fields: Any) -> bytes:
         msgspec.structs.replace(WEIGHTS, blobs=()),  # nothing changed
         msgspec.structs.replace(WEIGHTS, blobs=WEIGHTS.frozen * MAX_BLOBS),
     ],
-    ids=["a change", "whole", "the last version there can be", "no blobs", "as many blobs as are read"],
+    ids=[
+        "a change",
+        "whole",
+        "the last version there can be",
+        "no blobs",
+        "as many blobs as are read",
+    ],
 )
 def test_weights_come_back_exactly(content: Weights) -> None:
     sealed = unpack(sealed_record(encode(content, STAMP), AUTHOR))
@@ -678,7 +837,12 @@ def test_weights_come_back_exactly(content: Weights) -> None:
 
 def test_the_head_of_weights_is_read_without_the_rest() -> None:
     header = Header.of(encode(WEIGHTS, STAMP))
-    assert (header.stamp, header.crew, header.id, header.sender) == (STAMP, "crew", "größe.weights.7", "größe")
+    assert (header.stamp, header.crew, header.id, header.sender) == (
+        STAMP,
+        "crew",
+        "größe.weights.7",
+        "größe",
+    )
     assert not header.is_of_hub
     assert WEIGHTS.id == header.id
 
@@ -687,11 +851,24 @@ def test_the_fields_of_weights_stand_in_their_order() -> None:
     header, sections = take_apart(encode(WEIGHTS, STAMP))
     named = dict(zip(WEIGHTS_FIELDS, header, strict=True))
     assert named["tag"] == "weights"
-    assert (named["peer"], named["version"], named["precision"], named["base"]) == ("größe", 7, "bfloat16", 6)
+    assert (named["peer"], named["version"], named["precision"], named["base"]) == (
+        "größe",
+        7,
+        "bfloat16",
+        6,
+    )
     assert (named["base_state"], named["state"]) == (HASHES[0], HASHES[1])
-    assert [list(blob) for blob in named["blobs"]] == [[HASHES[2], 10, 25], [HASHES[3], 2**40 - 1, 0]]
+    assert [list(blob) for blob in named["blobs"]] == [
+        [HASHES[2], 10, 25],
+        [HASHES[3], 2**40 - 1, 0],
+    ]
     assert [list(blob) for blob in named["frozen"]] == [[HASHES[3], 1, 2]]
-    assert (named["waiting"], named["oldest_s"], named["created_s"], sections) == ([["s0", 9], ["s1", 3]], 3.25, 1234.5, b"")
+    assert (named["waiting"], named["oldest_s"], named["created_s"], sections) == (
+        [["s0", 9], ["s1", 3]],
+        3.25,
+        1234.5,
+        b"",
+    )
 
 
 def test_no_group_can_stand_under_the_id_of_weights() -> None:
@@ -761,7 +938,9 @@ def test_a_wrong_field_of_weights_is_malformed(name: str, value: Any) -> None:
 
 
 def test_weights_without_a_base_have_no_hash_of_one() -> None:
-    assert decode(weights_body(base=NO_BASE, base_state=b""))[1] == msgspec.structs.replace(WEIGHTS, base=NO_BASE, base_state=b"")
+    assert decode(weights_body(base=NO_BASE, base_state=b""))[1] == msgspec.structs.replace(
+        WEIGHTS, base=NO_BASE, base_state=b""
+    )
     assert refused_body(weights_body(WHOLE, base_state=HASHES[0])) == "malformed"
 
 
@@ -769,10 +948,19 @@ def test_weights_without_a_base_have_no_hash_of_one() -> None:
     "body",
     [
         pytest.param(encode(WEIGHTS, STAMP) + b"\x00", id="bytes behind the header"),
-        pytest.param(put_together(take_apart(encode(WEIGHTS, STAMP))[0][:-1], b""), id="a field too few"),
-        pytest.param(put_together([*take_apart(encode(WEIGHTS, STAMP))[0], 0], b""), id="a field too many"),
-        pytest.param(put_together(["group", *take_apart(encode(WEIGHTS, STAMP))[0][1:]], b""), id="under the tag of a group"),
-        pytest.param(put_together(["weights", *HEADER[1:]], SECTIONS), id="a group under the tag of weights"),
+        pytest.param(
+            put_together(take_apart(encode(WEIGHTS, STAMP))[0][:-1], b""), id="a field too few"
+        ),
+        pytest.param(
+            put_together([*take_apart(encode(WEIGHTS, STAMP))[0], 0], b""), id="a field too many"
+        ),
+        pytest.param(
+            put_together(["group", *take_apart(encode(WEIGHTS, STAMP))[0][1:]], b""),
+            id="under the tag of a group",
+        ),
+        pytest.param(
+            put_together(["weights", *HEADER[1:]], SECTIONS), id="a group under the tag of weights"
+        ),
     ],
 )
 def test_weights_that_are_none_are_malformed(body: bytes) -> None:

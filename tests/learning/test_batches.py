@@ -38,7 +38,10 @@ def test_a_shared_prompt_is_packed_once() -> None:
 @pytest.mark.parametrize("size", [2, 4, 6, 10])
 def test_pairs_of_a_group_are_never_parted(budget: int, size: int) -> None:
     lengths = [1 + (7 * row) % 5 for row in range(2 * size)]
-    sequences = [ToScore(row=row, prompt=(5, 6 + row // size), tokens=(9,) * length) for row, length in enumerate(lengths)]
+    sequences = [
+        ToScore(row=row, prompt=(5, 6 + row // size), tokens=(9,) * length)
+        for row, length in enumerate(lengths)
+    ]
     for micro in micro_batches(sequences, budget, CPU):
         rows = set(micro.row_B.tolist())
         assert {row ^ 1 for row in rows} == rows
@@ -59,11 +62,18 @@ def test_no_sequences_make_no_micro_batch() -> None:
 
 
 @pytest.mark.parametrize("kind", ["full", "grouped"])
-def test_a_prompt_with_its_only_completion_may_be_one_stretch(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU: shared prompts of some length stay shared, others are given to each completion."""
+def test_a_prompt_with_its_only_completion_may_be_one_stretch(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: shared prompts of some length stay shared, others are given to each
+    completion.
+    """
     policy = POLICIES[kind]()
     sequences = [
-        *(ToScore(row=row, prompt=(5, 6, 7, 8), tokens=(9, 10, 11)[: row + 1], temperature=0.7) for row in range(3)),
+        *(
+            ToScore(row=row, prompt=(5, 6, 7, 8), tokens=(9, 10, 11)[: row + 1], temperature=0.7)
+            for row in range(3)
+        ),
         ToScore(row=3, prompt=(12, 13), tokens=(14,)),
         ToScore(row=4, prompt=(15, 16, 17), tokens=(18, 19, 20, 21)),
         *(ToScore(row=row, prompt=(7,), tokens=tuple(range(3, 25)), group=1) for row in (5, 6)),
@@ -71,7 +81,10 @@ def test_a_prompt_with_its_only_completion_may_be_one_stretch(kind: str, monkeyp
 
     def logp(micro: MicroBatch) -> dict[int, torch.Tensor]:
         table_BT = micro.unpack(score(policy, micro.packed).logp_M)
-        return {row: table_BT[place][micro.mask_BT[place]] for place, row in enumerate(micro.row_B.tolist())}
+        return {
+            row: table_BT[place][micro.mask_BT[place]]
+            for place, row in enumerate(micro.row_B.tolist())
+        }
 
     (apart,) = micro_batches(sequences, 10**6, torch.device("cpu"))
     monkeypatch.setattr(batches, "joins_alone", lambda device: True)
@@ -91,7 +104,12 @@ def test_micro_batches_are_of_about_the_same_size() -> None:
 
 
 def test_even_sizes_make_no_more_micro_batches() -> None:
-    """Of units of 9, 4, 10 and 4 tokens: the first two must share one, though half of what there is stands in the first and the third."""
-    sequences = [ToScore(row=row, prompt=(5,) * (row + 1), tokens=(9,) * length) for row, length in enumerate((9, 3, 8, 1))]
+    """Of units of 9, 4, 10 and 4 tokens: the first two must share one, though half of what there is
+    stands in the first and the third.
+    """
+    sequences = [
+        ToScore(row=row, prompt=(5,) * (row + 1), tokens=(9,) * length)
+        for row, length in enumerate((9, 3, 8, 1))
+    ]
     sizes = [packed_tokens(micro) for micro in micro_batches(sequences, 13, CPU)]
     assert sizes == [13, 10, 4]

@@ -8,7 +8,14 @@ import torch
 from fakes import lora_policy, ragged_sequences, tiny_policy
 from motley.config import TrainPart
 from motley.learning.batches import micro_batches
-from motley.learning.checkpoint import CheckpointError, checkpoints, load_manifest, load_training, save_checkpoint, save_training
+from motley.learning.checkpoint import (
+    CheckpointError,
+    checkpoints,
+    load_manifest,
+    load_training,
+    save_checkpoint,
+    save_training,
+)
 from motley.learning.descent import adam
 from motley.policies import Policy
 from motley.policies.forward import score
@@ -56,12 +63,17 @@ def test_a_crash_while_writing_leaves_the_checkpoint_before(tmp_path: Path) -> N
 
     for round in (1, 2):
         with pytest.raises(
-            OSError, match=r"checkpoint of round \d could not be written to .*disk full; the one before it is whole. Make room"
+            OSError,
+            match=(
+                r"checkpoint of round \d could not be written to .*disk full; the one before it "
+                r"is whole. Make room"
+            ),
         ):
             save_checkpoint(tmp_path, round, {}, crash)
         assert checkpoints(tmp_path) == [before]
         assert load_manifest(before) == {"round": 1}
-        assert [path.name for path in tmp_path.iterdir()] == ["round-000001"]  # what was half written takes no room
+        # what was half written takes no room
+        assert [path.name for path in tmp_path.iterdir()] == ["round-000001"]
     # What the crash left behind is in nobody's way.
     assert checkpoints(tmp_path) != [save(tmp_path, 2)]
     assert load_manifest(checkpoints(tmp_path)[-1]) == {"round": 2}
@@ -71,7 +83,11 @@ def test_a_changed_byte_is_noticed(tmp_path: Path) -> None:
     folder = save(tmp_path, 1)
     (folder / "a" / "text").write_text("c0ntent")
     with pytest.raises(
-        CheckpointError, match=r"a/text is missing or changed since it was saved; delete .* to resume from the checkpoint before it"
+        CheckpointError,
+        match=(
+            r"a/text is missing or changed since it was saved; delete .* to resume from the "
+            r"checkpoint before it"
+        ),
     ):
         load_manifest(folder)
 
@@ -97,7 +113,9 @@ def train(policy: Policy, optimiser: torch.optim.Optimizer, steps: int) -> None:
 
 
 @pytest.mark.parametrize("make", [tiny_policy, lora_policy, last_layer_policy])
-def test_training_goes_on_exactly_as_if_it_had_not_stopped(make: type[Policy], tmp_path: Path) -> None:
+def test_training_goes_on_exactly_as_if_it_had_not_stopped(
+    make: type[Policy], tmp_path: Path
+) -> None:
     start = lambda policy: adam((p for _, p in policy.trained()), lr=1e-2)
     policy = make()
     optimiser = start(policy)
@@ -110,7 +128,9 @@ def test_training_goes_on_exactly_as_if_it_had_not_stopped(make: type[Policy], t
     load_training(again, other, tmp_path / "one")
     assert int(next(iter(other.state.values()))["step"]) == 3
     train(again, other, 2)
-    for (name, ours), (_, theirs) in zip(again.model.named_parameters(), policy.model.named_parameters(), strict=True):
+    for (name, ours), (_, theirs) in zip(
+        again.model.named_parameters(), policy.model.named_parameters(), strict=True
+    ):
         assert torch.equal(ours, theirs), name
 
 
@@ -126,7 +146,9 @@ def test_training_goes_on_on_a_gpu(tmp_path: Path) -> None:
     train(policy, optimiser, 1)
     load_training(again, other, tmp_path / "one")
     train(again, other, 1)
-    for (name, ours), (_, theirs) in zip(again.model.named_parameters(), policy.model.named_parameters(), strict=True):
+    for (name, ours), (_, theirs) in zip(
+        again.model.named_parameters(), policy.model.named_parameters(), strict=True
+    ):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5, msg=name)
 
 

@@ -21,7 +21,10 @@ def gradient_of(scale: LossScale, loss: torch.Tensor, parameter: nn.Parameter) -
 @pytest.mark.parametrize("dtype", OTHERS)
 def test_other_arithmetic_than_float16_is_not_scaled(dtype: torch.dtype) -> None:
     scale, parameter = LossScale(dtype), nn.Parameter(torch.tensor([0.1, 0.7]))
-    assert gradient_of(scale, (parameter**3).sum(), parameter).tolist() == (3 * parameter.detach() ** 2).tolist()
+    assert (
+        gradient_of(scale, (parameter**3).sum(), parameter).tolist()
+        == (3 * parameter.detach() ** 2).tolist()
+    )
     for _ in range(3 * GROWS_AFTER):
         scale.grow()
     assert scale.value == 1
@@ -29,8 +32,15 @@ def test_other_arithmetic_than_float16_is_not_scaled(dtype: torch.dtype) -> None
 
 
 def test_a_scaled_gradient_is_the_same_when_the_scale_is_taken_out() -> None:
-    scale, parameter, idle = LossScale(torch.float16), nn.Parameter(torch.tensor([0.1, 0.7])), nn.Parameter(torch.ones(2))
-    assert gradient_of(scale, (parameter**3).sum(), parameter).tolist() == (FIRST_SCALE * 3 * parameter.detach() ** 2).tolist()
+    scale, parameter, idle = (
+        LossScale(torch.float16),
+        nn.Parameter(torch.tensor([0.1, 0.7])),
+        nn.Parameter(torch.ones(2)),
+    )
+    assert (
+        gradient_of(scale, (parameter**3).sum(), parameter).tolist()
+        == (FIRST_SCALE * 3 * parameter.detach() ** 2).tolist()
+    )
     norm = scale.clip([parameter, idle], limit=10.0)
     torch.testing.assert_close(parameter.grad, 3 * parameter.detach() ** 2)
     assert float(norm) == pytest.approx(float((3 * parameter.detach() ** 2).norm()))
@@ -72,7 +82,13 @@ def test_adam_is_one_pass_over_the_values(device: str) -> None:
     torch.testing.assert_close(parameter.detach().cpu(), torch.full((3,), 0.9))
 
 
-ON_A_GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")])
+ON_A_GPU = pytest.param(
+    "cuda",
+    marks=[
+        pytest.mark.gpu,
+        pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+    ],
+)
 
 
 @pytest.mark.parametrize("device", ["cpu", ON_A_GPU])

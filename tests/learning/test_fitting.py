@@ -7,13 +7,29 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, GptOssConfig, GraniteConfig, MambaConfig, PretrainedConfig
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    GPT2Config,
+    GptOssConfig,
+    GraniteConfig,
+    MambaConfig,
+    PretrainedConfig,
+)
 
 from architectures import ARCHITECTURES, TRAINS, own_code_policy
 from fakes import tiny_policy
 from motley.learning import fitting
 from motley.learning.batches import ToScore
-from motley.learning.fitting import LEAST_TOKENS, MOST_TOKENS, check_supported, fitting_budget, halved, is_out_of_memory, too_large
+from motley.learning.fitting import (
+    LEAST_TOKENS,
+    MOST_TOKENS,
+    check_supported,
+    fitting_budget,
+    halved,
+    is_out_of_memory,
+    too_large,
+)
 from motley.policies import Policy, with_trained_part
 from motley.policies.forward import score
 from motley.policies.logprobs import Scores
@@ -23,7 +39,12 @@ from motley.policies.tiny import SHAPES, tiny_model, tiny_vocabulary
 GIB = 2**30
 LARGE = {
     "gpt2": {"n_embd": 512, "n_layer": 8},
-    "gemma3": {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 8, "layer_types": ["full_attention"] * 8},
+    "gemma3": {
+        "hidden_size": 512,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 8,
+        "layer_types": ["full_attention"] * 8,
+    },
     "others": {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 8},
 }
 
@@ -31,7 +52,9 @@ LARGE = {
 def large_policy(kind: str = "qwen2", checkpointing: bool = False) -> Policy:
     """More parameters than a tiny one, without their values."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(ARCHITECTURES[kind](**LARGE.get(kind, LARGE["others"])))
+        model = AutoModelForCausalLM.from_config(
+            ARCHITECTURES[kind](**LARGE.get(kind, LARGE["others"]))
+        )
     policy = Policy(model, tiny_vocabulary(), gradient_checkpointing=checkpointing)
     assert sum(p.numel() for p in model.parameters()) > fitting.TINY_PARAMETERS
     return policy
@@ -43,13 +66,17 @@ def free(patch: pytest.MonkeyPatch, num_bytes: float) -> None:
 
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("num_bytes", [0, 2**50])
-def test_a_tiny_model_has_the_same_budget_on_every_machine(name: str, num_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tiny_model_has_the_same_budget_on_every_machine(
+    name: str, num_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     free(monkeypatch, num_bytes)
     assert fitting_budget(Policy(tiny_model(name, 0), tiny_vocabulary())) == 16384
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "gpt2", "gemma3"])
-def test_the_budget_is_a_power_of_two_that_grows_with_memory(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_budget_is_a_power_of_two_that_grows_with_memory(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     policy, budgets = large_policy(kind), []
     for num_bytes in (0, GIB / 2, 1 * GIB, 2 * GIB, 4 * GIB, 8 * GIB, 16 * GIB, 1000 * GIB):
         free(monkeypatch, num_bytes)
@@ -62,21 +89,36 @@ def test_the_budget_is_a_power_of_two_that_grows_with_memory(kind: str, monkeypa
 
 def test_the_budget_grows_with_gradient_checkpointing(monkeypatch: pytest.MonkeyPatch) -> None:
     free(monkeypatch, 2 * GIB)
-    plain, checkpointed = fitting_budget(large_policy()), fitting_budget(large_policy(checkpointing=True))
+    plain, checkpointed = (
+        fitting_budget(large_policy()),
+        fitting_budget(large_policy(checkpointing=True)),
+    )
     assert plain < checkpointed < MOST_TOKENS
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("kind", ["qwen2", "llama with biases", "gpt2"])
-def test_what_a_step_keeps_for_a_token_is_not_underestimated(kind: str, checkpointing: bool) -> None:
-    """Against what autograd really saves. The share of memory that is used leaves room for no more than this."""
-    sizes = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 6, "max_position_embeddings": 300}
+def test_what_a_step_keeps_for_a_token_is_not_underestimated(
+    kind: str, checkpointing: bool
+) -> None:
+    """Against what autograd really saves.
+
+    The share of memory that is used leaves room for no more than this.
+    """
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 160,
+        "num_hidden_layers": 6,
+        "max_position_embeddings": 300,
+    }
     if kind == "gpt2":
         sizes = {"n_embd": 64, "n_layer": 6, "n_positions": 300}
     model = AutoModelForCausalLM.from_config(ARCHITECTURES[kind](**sizes))
     policy = Policy(model, tiny_vocabulary(), gradient_checkpointing=checkpointing)
     row = tuple(3 + i % 20 for i in range(255))
-    (micro,) = fitting.micro_batches([ToScore(row=i, prompt=(5 + i,), tokens=row) for i in range(4)], 1 << 20, policy.device)
+    (micro,) = fitting.micro_batches(
+        [ToScore(row=i, prompt=(5 + i,), tokens=row) for i in range(4)], 1 << 20, policy.device
+    )
     saved: dict[int, int] = {}
     known = {p.data_ptr() for p in model.parameters()}
 
@@ -92,7 +134,9 @@ def test_what_a_step_keeps_for_a_token_is_not_underestimated(kind: str, checkpoi
     assert per_token * fitting.SHARE < 0.6 * fitting._bytes_per_token(policy)
 
 
-def test_free_memory_is_known_also_where_only_the_whole_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_free_memory_is_known_also_where_only_the_whole_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     (tmp_path / "meminfo").write_text("MemTotal: 900 kB\nMemFree: 10 kB\nMemAvailable: 300 kB\n")
     for path, free in ((tmp_path / "meminfo", 300 * 1024), (tmp_path / "none", whole)):
@@ -115,11 +159,15 @@ def test_a_probe_that_runs_out_of_memory_leaves_the_least(monkeypatch: pytest.Mo
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
         (
             RuntimeError(
-                "[enforce fail at alloc_cpu.cpp:124] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."
+                "[enforce fail at alloc_cpu.cpp:124] . DefaultCPUAllocator: can't allocate "
+                "memory: you tried to allocate 9 bytes."
             ),
             True,
         ),
-        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes."), True),
+        (
+            RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes."),
+            True,
+        ),
         (RuntimeError("MPS backend out of memory (MPS allocated: 9 GB)"), True),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
     ],
@@ -136,7 +184,11 @@ def test_a_real_allocation_that_is_too_large_counts_as_out_of_memory() -> None:
 
 def test_a_halved_budget_is_said_with_the_setting_that_keeps_it() -> None:
     with pytest.warns(
-        UserWarning, match=r"out of memory with 4096 tokens in a micro-batch; going on with 2048\. .* token_budget = 2048 under"
+        UserWarning,
+        match=(
+            r"out of memory with 4096 tokens in a micro-batch; going on with 2048\. .* "
+            r"token_budget = 2048 under"
+        ),
     ):
         assert halved(4096) == 2048
 
@@ -159,11 +211,15 @@ def test_architectures_that_are_computed_rightly_pass(kind: str, train: str) -> 
 @pytest.mark.parametrize("kind", ["qwen3", "gpt2"])
 @pytest.mark.parametrize("train", TRAINS)
 def test_they_pass_in_bfloat16_and_with_checkpointing_too(kind: str, train: str) -> None:
-    policy = dataclasses.replace(own_code_policy(kind), dtype=torch.bfloat16, gradient_checkpointing=True)
+    policy = dataclasses.replace(
+        own_code_policy(kind), dtype=torch.bfloat16, gradient_checkpointing=True
+    )
     check_supported(with_trained_part(policy, TRAINS[train], 0))
 
 
-def test_a_model_with_a_forward_of_ours_is_compared_with_its_own_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_with_a_forward_of_ours_is_compared_with_its_own_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     check_supported(tiny_policy())
     right = fitting.score
 
@@ -172,7 +228,9 @@ def test_a_model_with_a_forward_of_ours_is_compared_with_its_own_too(monkeypatch
         return dataclasses.replace(scores, logp_M=scores.logp_M - 0.1)
 
     monkeypatch.setattr(fitting, "score", wrong)
-    with pytest.raises(ValueError, match=r"its log-probs differ by 0\.1 between packed rows and its own forward"):
+    with pytest.raises(
+        ValueError, match=r"its log-probs differ by 0\.1 between packed rows and its own forward"
+    ):
         check_supported(tiny_policy())
 
 
@@ -192,7 +250,9 @@ def of(config: type[PretrainedConfig], **others: object) -> Policy:
     }
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return Policy(AutoModelForCausalLM.from_config(config(**sizes | others)).float(), tiny_vocabulary())
+        return Policy(
+            AutoModelForCausalLM.from_config(config(**sizes | others)).float(), tiny_vocabulary()
+        )
 
 
 REFUSED = {
@@ -212,7 +272,9 @@ REFUSED = {
 @pytest.mark.parametrize("kind", REFUSED)
 def test_an_architecture_that_would_be_computed_wrongly_is_refused(kind: str) -> None:
     make, words = REFUSED[kind]
-    with pytest.raises(ValueError, match=f"architecture '{kind}' is not supported: {words}") as caught:
+    with pytest.raises(
+        ValueError, match=f"architecture '{kind}' is not supported: {words}"
+    ) as caught:
         check_supported(make())
     assert "\n" not in str(caught.value)
     assert str(caught.value).endswith("; models like Llama, Qwen, Gemma 3, Mistral and GPT-2 are")

@@ -17,7 +17,13 @@ def path(tmp_path: Path) -> Path:
 
 
 def step(round: int, *positions: int, closed: bool = False) -> Step:
-    return Step(round=round, cursor=10 * round + 9, closed=closed, positions=positions or (10 * round + 5,), sha256=f"{round}")
+    return Step(
+        round=round,
+        cursor=10 * round + 9,
+        closed=closed,
+        positions=positions or (10 * round + 5,),
+        sha256=f"{round}",
+    )
 
 
 def written(path: Path, *steps: Step) -> Journal:
@@ -28,9 +34,18 @@ def written(path: Path, *steps: Step) -> Journal:
 
 
 def test_a_step_names_the_records_it_was_taken_from_in_their_order() -> None:
-    first, second = (replace(candidate(group(slot=slot), position=7 + slot), hash=bytes([slot]) * 32) for slot in range(2))
+    first, second = (
+        replace(candidate(group(slot=slot), position=7 + slot), hash=bytes([slot]) * 32)
+        for slot in range(2)
+    )
     found = Step.of(3, 20, True, [second, first])
-    assert found == Step(round=3, cursor=20, closed=True, positions=(8, 7), sha256=hashlib.sha256(bytes([1]) * 32 + bytes(32)).hexdigest())
+    assert found == Step(
+        round=3,
+        cursor=20,
+        closed=True,
+        positions=(8, 7),
+        sha256=hashlib.sha256(bytes([1]) * 32 + bytes(32)).hexdigest(),
+    )
     assert Step.of(3, 20, True, []).positions == ()
 
 
@@ -49,11 +64,18 @@ def test_the_same_step_twice_is_one(path: Path) -> None:
     assert path.read_bytes() == content
 
 
-@pytest.mark.parametrize("changed", [{"positions": (1, 2)}, {"sha256": "other"}, {"cursor": 3}, {"closed": True}])
-def test_another_step_for_a_round_is_an_error_and_changes_nothing(changed: dict[str, object], path: Path) -> None:
+@pytest.mark.parametrize(
+    "changed", [{"positions": (1, 2)}, {"sha256": "other"}, {"cursor": 3}, {"closed": True}]
+)
+def test_another_step_for_a_round_is_an_error_and_changes_nothing(
+    changed: dict[str, object], path: Path
+) -> None:
     journal = written(path, step(4, 45, 46))
     other = msgspec.structs.replace(step(4, 45, 46), **changed)
-    words = r"round 4 was learned from records \[45, 46\] before the restart .*; is it another log, or were files of this run changed\?"
+    words = (
+        r"round 4 was learned from records \[45, 46\] before the restart .*; is it another log, "
+        r"or were files of this run changed\?"
+    )
     with pytest.raises(ValueError, match=words):
         journal.add(other)
     assert journal.of(4) == Journal(path).of(4) == step(4, 45, 46)

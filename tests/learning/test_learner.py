@@ -36,15 +36,28 @@ def everything_of(row: Objective) -> Objective:
     return ScoresEverything(**{name: getattr(row, name) for name in Objective.__dataclass_fields__})
 
 
-def groups(rewards: list[list[float]], seed: int = 0, sampling: Sampling = Sampling()) -> list[Candidate]:
-    """A group per list of rewards, of random completions of random lengths; every other group is the learner's own."""
+def groups(
+    rewards: list[list[float]], seed: int = 0, sampling: Sampling = Sampling()
+) -> list[Candidate]:
+    """A group per list of rewards, of random completions of random lengths; every other group is
+    the learner's own.
+    """
     generator = torch.Generator().manual_seed(seed)
     number = lambda low, high: int(torch.randint(low, high + 1, (), generator=generator))
     found = []
     for slot, group_rewards in enumerate(rewards):
         problem = Problem(kind="sort", prompt=f"sort {10 + slot}=", answer="01")
-        rollouts = [rollout([number(3, 27) for _ in range(number(1, 5))], reward, -0.5 - 0.3 * number(0, 5)) for reward in group_rewards]
-        made = group(peer="me" if slot % 2 else "other", slot=slot, rollouts=rollouts, problem=problem, sampling=sampling)
+        rollouts = [
+            rollout([number(3, 27) for _ in range(number(1, 5))], reward, -0.5 - 0.3 * number(0, 5))
+            for reward in group_rewards
+        ]
+        made = group(
+            peer="me" if slot % 2 else "other",
+            slot=slot,
+            rollouts=rollouts,
+            problem=problem,
+            sampling=sampling,
+        )
         found.append(candidate(made, own=slot % 2 == 1, position=slot + 1, problem=problem))
     return found
 
@@ -53,9 +66,12 @@ def weights(policy: Policy) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in policy.model.parameters()])
 
 
-def step(row: Objective, candidates: list[Candidate], policy: Policy | None = None, **rules: float) -> tuple[torch.Tensor, StepReport]:
-    """The weights after one plain gradient step: Adam's first step has the same size for every gradient, however small, and would
-    make a whole step of a rounding error."""
+def step(
+    row: Objective, candidates: list[Candidate], policy: Policy | None = None, **rules: float
+) -> tuple[torch.Tensor, StepReport]:
+    """The weights after one plain gradient step: Adam's first step has the same size for every
+    gradient, however small, and would make a whole step of a rounding error.
+    """
     policy = policy or tiny_policy()
     learner = Learner(policy, row, Learning(**rules), lr=1e-3)
     learner.optimiser = torch.optim.SGD([p for _, p in policy.trained()], lr=0.1)
@@ -67,9 +83,19 @@ MIXED = [[1.0, 0.0, 0.0, 1.0], [0.0] * 4, [0.3, 0.2, 0.9, 0.1], [1.0] * 4, [0.0,
 
 
 @pytest.mark.parametrize(
-    ("name", "variant"), [("ftis", ""), ("ftis", "code"), ("gepo", ""), ("dr_grpo", ""), ("cispo", ""), ("sapo_swarm", "")]
+    ("name", "variant"),
+    [
+        ("ftis", ""),
+        ("ftis", "code"),
+        ("gepo", ""),
+        ("dr_grpo", ""),
+        ("cispo", ""),
+        ("sapo_swarm", ""),
+    ],
 )
-def test_skipping_silent_sequences_gives_the_same_weights_as_scoring_them(name: str, variant: str) -> None:
+def test_skipping_silent_sequences_gives_the_same_weights_as_scoring_them(
+    name: str, variant: str
+) -> None:
     row, candidates = objective(name, variant), groups(MIXED)
     ours, skipped = step(row, candidates)
     theirs, scored = step(everything_of(row), candidates)
@@ -80,8 +106,12 @@ def test_skipping_silent_sequences_gives_the_same_weights_as_scoring_them(name: 
 
 
 @pytest.mark.parametrize("make", [tiny_policy, lora_policy])
-@pytest.mark.parametrize(("name", "variant"), [("ftis", ""), ("ftis", "code"), ("bnpo", ""), ("gepo", ""), ("gspo", "")])
-def test_the_token_budget_does_not_change_the_weights(name: str, variant: str, make: type[Policy]) -> None:
+@pytest.mark.parametrize(
+    ("name", "variant"), [("ftis", ""), ("ftis", "code"), ("bnpo", ""), ("gepo", ""), ("gspo", "")]
+)
+def test_the_token_budget_does_not_change_the_weights(
+    name: str, variant: str, make: type[Policy]
+) -> None:
     row, candidates = objective(name, variant), groups(MIXED)
     whole, report = step(row, candidates, make())
     for budget in (1, 15, 40):
@@ -92,9 +122,16 @@ def test_the_token_budget_does_not_change_the_weights(name: str, variant: str, m
 
 
 def test_pairs_of_odd_groups_that_share_a_prompt_are_not_parted() -> None:
-    pair = [("a", groups([[1.0, 0.2, 0.5]], seed=1)[0]), ("b", groups([[0.1, 0.9, 0.3]], seed=2)[0])]
+    pair = [
+        ("a", groups([[1.0, 0.2, 0.5]], seed=1)[0]),
+        ("b", groups([[0.1, 0.9, 0.3]], seed=2)[0]),
+    ]
     candidates = [
-        candidate(replace(c.group, origin=replace(c.group.origin, peer=peer)), problem=c.problem, position=position)
+        candidate(
+            replace(c.group, origin=replace(c.group.origin, peer=peer)),
+            problem=c.problem,
+            position=position,
+        )
         for position, (peer, c) in enumerate(pair)
     ]
     whole, _ = step(objective("ftis", "code"), candidates)
@@ -108,7 +145,13 @@ def test_a_step_of_silent_groups_changes_nothing_but_the_version() -> None:
     learner = Learner(policy, objective("ftis"), Learning(), lr=1e-3)
     report = learner.step(groups([[1.0] * 4, [0.0] * 4]))
     assert torch.equal(weights(policy), before)
-    assert (policy.version, report.num_scored, report.num_tokens, report.loss, report.grad_norm) == (1, 0, 0, 0.0, 0.0)
+    assert (
+        policy.version,
+        report.num_scored,
+        report.num_tokens,
+        report.loss,
+        report.grad_norm,
+    ) == (1, 0, 0, 0.0, 0.0)
     assert not learner.optimiser.state
 
 
@@ -117,7 +160,10 @@ def test_steps_make_good_completions_likelier_and_bad_ones_less_likely() -> None
     learner = Learner(policy, objective("nois"), Learning(), lr=1e-3)
     candidates = groups([[1.0, 0.0, 0.0, 0.0]])
     prompt = policy.vocabulary.encode(candidates[0].problem.prompt)
-    logp = lambda: [float(reference_logp(policy, prompt, r.tokens).sum().detach()) for r in candidates[0].group.rollouts]
+    logp = lambda: [
+        float(reference_logp(policy, prompt, r.tokens).sum().detach())
+        for r in candidates[0].group.rollouts
+    ]
     before = logp()
     for _ in range(5):
         learner.step(candidates)
@@ -130,15 +176,22 @@ def test_steps_make_good_completions_likelier_and_bad_ones_less_likely() -> None
 def test_a_gradient_that_is_not_a_number_stops_before_the_weights_change() -> None:
     policy = tiny_policy()
     before = weights(policy)
-    with pytest.raises(FloatingPointError, match="gradient norm is nan at version 0; nothing was changed by this step"):
-        Learner(policy, objective("ftis"), Learning(), lr=1e-3).step(groups([[1.0, float("nan"), 0.0, 0.0]]))
+    with pytest.raises(
+        FloatingPointError,
+        match="gradient norm is nan at version 0; nothing was changed by this step",
+    ):
+        Learner(policy, objective("ftis"), Learning(), lr=1e-3).step(
+            groups([[1.0, float("nan"), 0.0, 0.0]])
+        )
     assert torch.equal(weights(policy), before)
     assert policy.version == 0
 
 
 def test_the_gradient_is_clipped_to_its_limit() -> None:
     policy, limit = tiny_policy(), 1e-3
-    report = Learner(policy, objective("nois"), Learning(grad_clip=limit), lr=1e-3).step(groups(MIXED))
+    report = Learner(policy, objective("nois"), Learning(grad_clip=limit), lr=1e-3).step(
+        groups(MIXED)
+    )
     assert report.grad_norm > limit
     norm = torch.sqrt(sum((p.grad**2).sum() for _, p in policy.trained()))
     assert float(norm) == pytest.approx(limit, rel=1e-3)
@@ -148,11 +201,17 @@ def test_parts_of_one_problem_share_their_statistics() -> None:
     """Two halves of a horizontal group, each without spread of its own, differ from each other."""
     problem = Problem(kind="sort", prompt="sort 21=", answer="12")
     halves = [
-        group(peer=peer, rollouts=[rollout(reward=reward), rollout([12, 1], reward=reward)], problem=problem)
+        group(
+            peer=peer,
+            rollouts=[rollout(reward=reward), rollout([12, 1], reward=reward)],
+            problem=problem,
+        )
         for peer, reward in (("a", 1.0), ("b", 0.0))
     ]
     apart = [candidate(half, problem=problem, position=i) for i, half in enumerate(halves)]
-    together = [candidate(half, problem=problem, position=i, family="0.0") for i, half in enumerate(halves)]
+    together = [
+        candidate(half, problem=problem, position=i, family="0.0") for i, half in enumerate(halves)
+    ]
     assert step(objective("ftis"), apart)[1].num_scored == 0
     assert step(objective("ftis"), together)[1].num_scored == 4
 
@@ -165,10 +224,17 @@ def test_completions_are_scored_at_the_temperature_of_their_record() -> None:
 
 def test_frozen_parts_are_not_touched() -> None:
     policy = lora_policy()
-    frozen = {name: p.detach().clone() for name, p in policy.model.named_parameters() if not p.requires_grad}
+    frozen = {
+        name: p.detach().clone()
+        for name, p in policy.model.named_parameters()
+        if not p.requires_grad
+    }
     Learner(policy, objective("ftis"), Learning(), lr=1e-2).step(groups(MIXED))
     assert frozen
-    assert all(torch.equal(value, dict(policy.model.named_parameters())[name]) for name, value in frozen.items())
+    assert all(
+        torch.equal(value, dict(policy.model.named_parameters())[name])
+        for name, value in frozen.items()
+    )
 
 
 def test_success_is_a_running_mean_of_own_rewards_by_kind() -> None:
@@ -188,7 +254,8 @@ def test_ages_count_groups_by_how_many_versions_ago_they_began_to_age() -> None:
     since = [7, 3, 7, 0, 3]
     candidates = [aged(c, since=version) for c, version in zip(made, since, strict=True)]
     report = Learner(policy, objective("ftis"), Learning(), lr=1e-3).step(candidates)
-    assert list(report.ages.items()) == [(0, 2), (4, 2), (7, 1)]  # on the version that learned, silent groups too
+    # on the version that learned, silent groups too
+    assert list(report.ages.items()) == [(0, 2), (4, 2), (7, 1)]
     assert policy.version == 8
     other, me = report.senders["other"], report.senders["me"]
     assert other["age"] == pytest.approx((0 + 0 + 4) / 3)
@@ -196,7 +263,10 @@ def test_ages_count_groups_by_how_many_versions_ago_they_began_to_age() -> None:
 
 
 def test_parts_of_one_family_count_with_their_own_ages() -> None:
-    halves = [candidate(group(peer=peer), family="0.0", arrived=version) for peer, version in (("a", 0), ("b", 2))]
+    halves = [
+        candidate(group(peer=peer), family="0.0", arrived=version)
+        for peer, version in (("a", 0), ("b", 2))
+    ]
     policy = tiny_policy()
     policy.version = 2
     assert Learner(policy, objective("ftis"), Learning(), lr=1e-3).step(halves).ages == {0: 1, 2: 1}
@@ -225,14 +295,20 @@ def a_learner(policy: Policy, budget: int) -> Learner:
     return learner
 
 
-def test_out_of_memory_halves_the_budget_once_and_learns_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_halves_the_budget_once_and_learns_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     candidates, policy, from_the_start = groups(MIXED), tiny_policy(), tiny_policy()
     small = a_learner(from_the_start, 20)
     expected = small.step(candidates)
     tried = out_of_memory(monkeypatch, most_tokens=20)
     learner = a_learner(policy, 40)
     with pytest.warns(
-        UserWarning, match=r"out of memory with 40 tokens in a micro-batch; going on with 20\. .* set token_budget = 20"
+        UserWarning,
+        match=(
+            r"out of memory with 40 tokens in a micro-batch; going on with 20\. .* set "
+            r"token_budget = 20"
+        ),
     ) as caught:
         report = learner.step(candidates)
     assert len(caught) == 1
@@ -246,7 +322,9 @@ def test_out_of_memory_halves_the_budget_once_and_learns_the_same(monkeypatch: p
     assert policy.version == 2
 
 
-def test_memory_that_runs_out_after_some_micro_batches_leaves_nothing_of_them_in_the_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_runs_out_after_some_micro_batches_leaves_nothing_of_them_in_the_gradient(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     candidates, policy, from_the_start = groups(MIXED), tiny_policy(), tiny_policy()
     a_learner(from_the_start, 10).step(candidates)
     calls = []
@@ -254,7 +332,9 @@ def test_memory_that_runs_out_after_some_micro_batches_leaves_nothing_of_them_in
     def second_fails(policy: Policy, packed: Packed) -> Scores:
         calls.append(packed)
         if len(calls) == 2:
-            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+            raise RuntimeError(
+                "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
+            )
         return score(policy, packed)
 
     monkeypatch.setattr(captured, "score", second_fails)
@@ -263,13 +343,18 @@ def test_memory_that_runs_out_after_some_micro_batches_leaves_nothing_of_them_in
     torch.testing.assert_close(weights(policy), weights(from_the_start), rtol=0, atol=1e-7)
 
 
-def test_out_of_memory_again_is_an_error_with_remedies_that_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_again_is_an_error_with_remedies_that_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     candidates, policy = groups(MIXED), tiny_policy()
     before = weights(policy)
     out_of_memory(monkeypatch, most_tokens=5)
     learner = Learner(policy, objective("ftis"), Learning(token_budget=80), lr=1e-3)
     remedies = "out of memory with 40 tokens in a micro-batch; set token_budget = 20 or lower"
-    with pytest.warns(UserWarning, match="going on with 40"), pytest.raises(ValueError, match=remedies):
+    with (
+        pytest.warns(UserWarning, match="going on with 40"),
+        pytest.raises(ValueError, match=remedies),
+    ):
         learner.step(candidates)
     assert torch.equal(weights(policy), before)
     assert policy.version == 0
@@ -284,13 +369,17 @@ def test_out_of_memory_in_a_later_step_is_not_halved_again(monkeypatch: pytest.M
         learner.step(candidates)
     after_one = weights(policy)
     out_of_memory(monkeypatch, most_tokens=5)
-    with pytest.raises(ValueError, match="out of memory with 20 tokens in a micro-batch; set token_budget = 10"):
+    with pytest.raises(
+        ValueError, match="out of memory with 20 tokens in a micro-batch; set token_budget = 10"
+    ):
         learner.step(candidates)
     assert torch.equal(weights(policy), after_one)
     assert policy.version == 1
 
 
-def test_an_error_that_is_not_about_memory_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_that_is_not_about_memory_is_not_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def broken(policy: Policy, packed: Packed) -> Scores:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
@@ -339,7 +428,9 @@ def float16_policy() -> Policy:
     return aged(tiny_policy(), dtype=torch.float16)
 
 
-def test_a_gradient_that_float16_does_not_hold_is_made_again_at_a_smaller_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gradient_that_float16_does_not_hold_is_made_again_at_a_smaller_scale(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     candidates, policy, exact = groups(MIXED), float16_policy(), tiny_policy()
     expected = a_learner(exact, 10**6).step(candidates)
     scored = rounding_gradients(monkeypatch, factor=2.0**11)
@@ -365,12 +456,15 @@ def test_a_small_gradient_vanishes_in_float16_unless_the_loss_is_scaled(
     assert (report.grad_norm == 0) == vanishes
 
 
-def test_a_gradient_that_fits_at_no_scale_is_an_error_that_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gradient_that_fits_at_no_scale_is_an_error_that_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     policy = float16_policy()
     before, scored = weights(policy), rounding_gradients(monkeypatch, factor=1e9)
     learner = Learner(policy, objective("ftis"), Learning(), lr=1e-3)
     words = (
-        "gradient norm is (nan|inf) at version 0; nothing was changed by this step.* or set dtype = 'bfloat16' for the peer; a run goes on"
+        "gradient norm is (nan|inf) at version 0; nothing was changed by this step.* or set dtype "
+        "= 'bfloat16' for the peer; a run goes on"
     )
     with pytest.raises(FloatingPointError, match=words):
         learner.step(groups(MIXED))
@@ -390,10 +484,16 @@ def test_a_loss_that_is_no_number_is_not_tried_again(monkeypatch: pytest.MonkeyP
 def test_the_clip_sees_the_gradient_without_its_scale(monkeypatch: pytest.MonkeyPatch) -> None:
     rounding_gradients(monkeypatch, factor=1.0)
     policy = float16_policy()
-    report = Learner(policy, objective("nois"), Learning(grad_clip=1e-3), lr=1e-3).step(groups(MIXED))
-    exact = Learner(tiny_policy(), objective("nois"), Learning(grad_clip=1e-3), lr=1e-3).step(groups(MIXED))
+    report = Learner(policy, objective("nois"), Learning(grad_clip=1e-3), lr=1e-3).step(
+        groups(MIXED)
+    )
+    exact = Learner(tiny_policy(), objective("nois"), Learning(grad_clip=1e-3), lr=1e-3).step(
+        groups(MIXED)
+    )
     assert report.grad_norm == pytest.approx(exact.grad_norm, rel=1e-2)
-    assert float(torch.sqrt(sum((p.grad**2).sum() for _, p in policy.trained()))) == pytest.approx(1e-3, rel=1e-3)
+    assert float(torch.sqrt(sum((p.grad**2).sum() for _, p in policy.trained()))) == pytest.approx(
+        1e-3, rel=1e-3
+    )
 
 
 # On a GPU
@@ -406,7 +506,11 @@ def test_on_a_gpu_a_step_goes_where_the_cpus_goes(dtype: torch.dtype) -> None:
     candidates, policy, exact = groups(MIXED), tiny_policy(), tiny_policy()
     policy.model.cuda()
     policy.dtype = dtype
-    start, expected, report = weights(exact), a_learner(exact, 30).step(candidates), a_learner(policy, 30).step(candidates)
+    start, expected, report = (
+        weights(exact),
+        a_learner(exact, 30).step(candidates),
+        a_learner(policy, 30).step(candidates),
+    )
     ours, theirs = weights(policy).cpu() - start, weights(exact) - start
     close = {torch.float32: 0.9999, torch.bfloat16: 0.97, torch.float16: 0.998}[dtype]
     assert torch.cosine_similarity(ours, theirs, 0) > close
@@ -415,7 +519,9 @@ def test_on_a_gpu_a_step_goes_where_the_cpus_goes(dtype: torch.dtype) -> None:
     scored = [name for name, metrics in expected.senders.items() if "entropy" in metrics]
     assert scored
     for name in scored:
-        assert report.senders[name]["entropy"] == pytest.approx(expected.senders[name]["entropy"], rel=0.02)
+        assert report.senders[name]["entropy"] == pytest.approx(
+            expected.senders[name]["entropy"], rel=0.02
+        )
 
 
 @pytest.mark.gpu
@@ -431,11 +537,16 @@ def test_on_a_gpu_a_step_waits_for_it_only_where_it_must() -> None:
         terms = learner._objective.prepare(batch.samples)
         learner.optimiser.zero_grad()
         learner._score.begin()
-        ready = [learner_module._unscored(batch, terms, micro) for micro in micro_batches(batch.sequences, 10**6, policy.device)]
+        ready = [
+            learner_module._unscored(batch, terms, micro)
+            for micro in micro_batches(batch.sequences, 10**6, policy.device)
+        ]
         torch.cuda.set_sync_debug_mode("error" if times else "default")
         try:
             for micro, unscored in ready:
-                output = learner._objective.loss(unscored(logp_learner_BT=micro.unpack(learner._score(micro.packed).logp_M)))
+                output = learner._objective.loss(
+                    unscored(logp_learner_BT=micro.unpack(learner._score(micro.packed).logp_M))
+                )
                 learner.scale.backward(output.loss)
         finally:
             torch.cuda.set_sync_debug_mode("default")

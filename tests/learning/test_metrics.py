@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from motley.learning.metrics import Row, ScoredRow, effective_sample_size, flatness, kendall_tau, sender_metrics
+from motley.learning.metrics import (
+    Row,
+    ScoredRow,
+    effective_sample_size,
+    flatness,
+    kendall_tau,
+    sender_metrics,
+)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -14,7 +21,9 @@ def test_kendall_tau_is_scipys_with_and_without_ties(seed: int) -> None:
     rng = np.random.default_rng(seed)
     first = rng.integers(0, 2 + seed, 9).astype(float)
     second = rng.normal(size=9) if seed % 2 else rng.integers(0, 3, 9).astype(float)
-    assert kendall_tau(first, second) == pytest.approx(stats.kendalltau(first, second).statistic, abs=1e-12)
+    assert kendall_tau(first, second) == pytest.approx(
+        stats.kendalltau(first, second).statistic, abs=1e-12
+    )
 
 
 def test_a_ranking_of_ties_agrees_with_nothing() -> None:
@@ -29,7 +38,13 @@ def test_the_effective_sample_size_of_known_weights() -> None:
     assert effective_sample_size(np.zeros(3)) == 0.0
 
 
-def scored(keep: bool, log_ratio: list[float], weight: list[float], free: list[float] | None = None, logq: float = -1.0) -> ScoredRow:
+def scored(
+    keep: bool,
+    log_ratio: list[float],
+    weight: list[float],
+    free: list[float] | None = None,
+    logq: float = -1.0,
+) -> ScoredRow:
     return ScoredRow(
         keep=keep,
         kl=0.25,
@@ -42,10 +57,24 @@ def scored(keep: bool, log_ratio: list[float], weight: list[float], free: list[f
     )
 
 
-def row(sender: str, group: int, reward: float, advantage: float, scores: ScoredRow | None = None, age: int = 0) -> Row:
+def row(
+    sender: str,
+    group: int,
+    reward: float,
+    advantage: float,
+    scores: ScoredRow | None = None,
+    age: int = 0,
+) -> Row:
     tokens = len(scores.weight) if scores else 3
     return Row(
-        sender=sender, group=group, reward=reward, advantage=advantage, num_tokens=tokens, truncated=reward < 0.5, age=age, scored=scores
+        sender=sender,
+        group=group,
+        reward=reward,
+        advantage=advantage,
+        num_tokens=tokens,
+        truncated=reward < 0.5,
+        age=age,
+        scored=scores,
     )
 
 
@@ -71,7 +100,8 @@ def test_counts_and_means_are_over_every_row_of_a_sender() -> None:
 
 def test_a_sender_of_silent_groups_has_no_ratios() -> None:
     assert sender_metrics(ROWS)["b"] == {
-        "groups": 1, "reward": 0.0, "accuracy": 0.0, "tokens": 3.0, "truncated": 1.0, "age": 0.0, "silent_groups": 1
+        "groups": 1, "reward": 0.0, "accuracy": 0.0, "tokens": 3.0, "truncated": 1.0, "age": 0.0,
+        "silent_groups": 1
     }  # fmt: skip
 
 
@@ -80,7 +110,9 @@ def test_ratios_and_weights_are_over_the_scored_tokens() -> None:
     log_ratio = np.array([0.0, 0.2, -1.0])
     assert a["kl_k1"] == pytest.approx(0.8 / 3)
     assert a["kl_k3"] == pytest.approx(np.mean(np.exp(log_ratio) - 1 - log_ratio))
-    assert a["kl_reverse"] == pytest.approx(np.mean(np.exp(log_ratio) * log_ratio - np.exp(log_ratio) + 1))
+    assert a["kl_reverse"] == pytest.approx(
+        np.mean(np.exp(log_ratio) * log_ratio - np.exp(log_ratio) + 1)
+    )
     assert a["weight_var"] == pytest.approx(np.var([1.0, 1.0, 0.0]))
     assert isclose(a["ratio"]["mean"], (1 + exp(0.2) + exp(-1)) / 3)
     assert isclose(a["ratio"]["max"], exp(0.2))
@@ -100,7 +132,9 @@ def test_rank_agreement_is_seen_before_and_after_the_filter() -> None:
     ]
     a = sender_metrics(rows)["a"]
     # A·w: 1, -0.2, -0.08 before; 1, -0.2, 0 after: the lower two change places either way.
-    assert a["tau_before"] == pytest.approx(stats.kendalltau([1, 0.5, 0], [1, -0.2, -0.08]).statistic)
+    assert a["tau_before"] == pytest.approx(
+        stats.kendalltau([1, 0.5, 0], [1, -0.2, -0.08]).statistic
+    )
     assert a["tau_after"] == pytest.approx(stats.kendalltau([1, 0.5, 0], [1, -0.2, 0]).statistic)
     assert a["tau_after"] == pytest.approx(1 / 3)
 

@@ -46,7 +46,10 @@ def test_families_past_the_window_are_stale(most: int, stale: set[str]) -> None:
 
 
 def test_a_family_is_as_old_as_its_newest_part() -> None:
-    parts = [candidate(group(peer=peer), arrived=arrived, family="0.0") for peer, arrived in (("a", 0), ("b", 5))]
+    parts = [
+        candidate(group(peer=peer), arrived=arrived, family="0.0")
+        for peer, arrived in (("a", 0), ("b", 5))
+    ]
     alone = [candidate(group(peer="c"), arrived=0, family="0.1")]
     assert stale_families(parts + alone, 2, lambda c: c.age(6)) == {"0.1"}
 
@@ -70,14 +73,19 @@ def test_no_sender_fills_more_than_its_quota() -> None:
         (0.3, 8, 8, 3, 5),  # a third group, though .3 of 8 is nearer to two: it is a least share
     ],
 )
-def test_own_groups_keep_their_share(own_share: float, num_own: int, num_foreign: int, expected_own: int, expected_foreign: int) -> None:
+def test_own_groups_keep_their_share(
+    own_share: float, num_own: int, num_foreign: int, expected_own: int, expected_foreign: int
+) -> None:
     ready = waiting(*["a"] * num_foreign, *["me"] * num_own)
     taken = Counter(c.own for c in select(ready, Learning(own_share=own_share), most=8).take)
     assert (taken[True], taken[False]) == (expected_own, expected_foreign)
     assert taken[True] >= own_share * taken.total()
 
 
-@pytest.mark.parametrize("rules", [Learning(), Learning(quota=1), Learning(own_share=0.4), Learning(quota=2, own_share=0.9)])
+@pytest.mark.parametrize(
+    "rules",
+    [Learning(), Learning(quota=1), Learning(own_share=0.4), Learning(quota=2, own_share=0.9)],
+)
 def test_every_group_is_taken_or_waits(rules: Learning) -> None:
     ready = waiting("a", "me", "a", "b", "a", "me", arrived=3) + waiting("c", "d", "e", arrived=5)
     chosen = select(ready, rules, most=4)

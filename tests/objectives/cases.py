@@ -13,7 +13,9 @@ import torch
 
 from motley.objectives import OBJECTIVES, VARIANTS, LossBatch, LossOutput, Objective, Samples, Terms
 
-ROWS: list[tuple[str, str]] = [(name, "") for name in OBJECTIVES] + [(name, v) for name, rows in VARIANTS.items() for v in rows]
+ROWS: list[tuple[str, str]] = [(name, "") for name in OBJECTIVES] + [
+    (name, v) for name, rows in VARIANTS.items() for v in rows
+]
 ROW_IDS = [f"{name}-{variant}" if variant else name for name, variant in ROWS]
 
 
@@ -100,17 +102,22 @@ def make_case(regime: str, seed: int) -> Case:
     group = [p for p, size in enumerate(GROUP_SIZES) for _ in range(size)]
     own_group = rng.permutation([True, False] * len(GROUP_SIZES))[: len(GROUP_SIZES)]
     num = len(group)
-    own = [bool(rng.random() < 0.5) if layout == "horizontal" else bool(own_group[p]) for p in group]
+    own = [
+        bool(rng.random() < 0.5) if layout == "horizontal" else bool(own_group[p]) for p in group
+    ]
     lengths = rng.integers(1, 8, num)
     lengths[[0, 7, num - 1]] = 1
     lengths[[8, 9]] = 4
     lq = [_float32(-rng.exponential(1.0, n)) for n in lengths]
     lp = []
     for i, lq_i in enumerate(lq):
-        drift = rng.normal(0, spread, len(lq_i)) * (0.0 if own[i] and regime in ("near", "far") else 1.0)
+        drift = rng.normal(0, spread, len(lq_i)) * (
+            0.0 if own[i] and regime in ("near", "far") else 1.0
+        )
         if i % 3 == 0:
             drift[rng.integers(len(drift))] = odd * rng.choice([-1, 1])
-        if i in (8, 9):  # one of them is below its group's mean and one is not, whatever the rewards
+        # one of them is below its group's mean and one is not, whatever the rewards
+        if i in (8, 9):
             drift[0] = -odd
         lp.append(_float32(lq_i + drift))
     return Case(
@@ -152,9 +159,14 @@ def samples_of(case: Case) -> Samples:
 
 
 def batch_of(case: Case, terms: Terms, extra: int = 0, garbage: float = 0.0) -> LossBatch:
-    """The case as one micro-batch, padded with `extra` more columns; `garbage` stands outside the mask."""
+    """The case as one micro-batch, padded with `extra` more columns; `garbage` stands outside the
+    mask.
+    """
     width = max(case.lengths) + extra
-    logp_BT, logq_BT = torch.full((len(case), width), garbage), torch.full((len(case), width), -garbage / 2)
+    logp_BT, logq_BT = (
+        torch.full((len(case), width), garbage),
+        torch.full((len(case), width), -garbage / 2),
+    )
     mask_BT = torch.zeros(len(case), width, dtype=torch.bool)
     for i, n in enumerate(case.lengths):
         logp_BT[i, :n], logq_BT[i, :n] = torch.tensor(case.lp[i]), torch.tensor(case.lq[i])
@@ -178,12 +190,22 @@ class Result:
     terms: Terms
 
 
-def run(row: Objective, case: Case, cuts: Sequence[Sequence[int]] = (), extra: int = 0, garbage: float = 0.0) -> Result:
-    """The objective's loss and gradient on a case, in one piece or summed over `cuts` (index lists)."""
+def run(
+    row: Objective,
+    case: Case,
+    cuts: Sequence[Sequence[int]] = (),
+    extra: int = 0,
+    garbage: float = 0.0,
+) -> Result:
+    """The objective's loss and gradient on a case, in one piece or summed over `cuts` (index
+    lists).
+    """
     terms = row.prepare(samples_of(case))
     loss, gradient = 0.0, [np.zeros(n) for n in case.lengths]
     for index in cuts or [range(len(case))]:
-        batch = batch_of(case.take(list(index)), terms.take(torch.tensor(list(index))), extra, garbage)
+        batch = batch_of(
+            case.take(list(index)), terms.take(torch.tensor(list(index))), extra, garbage
+        )
         output = row.loss(batch)
         output.loss.backward()
         loss += float(output.loss.detach())

@@ -1,8 +1,9 @@
 """Every objective again, in float64 numpy, by loops over groups, sequences and tokens.
 
-Written from the methods' formulas, not from the code under test. A row is a function `share(b, i, lp)`: what sequence i adds
-to the loss when its learner log-probs are `lp`. What stands under a stop-gradient reads `b.fixed` instead, the log-probs at
-which the gradient is taken; so central differences in `lp` give the gradient.
+Written from the methods' formulas, not from the code under test. A row is a function `share(b, i,
+lp)`: what sequence i adds to the loss when its learner log-probs are `lp`. What stands under a
+stop-gradient reads `b.fixed` instead, the log-probs at which the gradient is taken; so central
+differences in `lp` give the gradient.
 
 rho = exp(lp - lq), R = exp(lp - fixed), A the advantage.
 """
@@ -32,7 +33,10 @@ def rewards_of_group(case: Case, p: int) -> list[float]:
 
 
 def centred(case: Case) -> list[float]:
-    return [r - float(np.mean(rewards_of_group(case, p))) for r, p in zip(case.reward, case.group, strict=True)]
+    return [
+        r - float(np.mean(rewards_of_group(case, p)))
+        for r, p in zip(case.reward, case.group, strict=True)
+    ]
 
 
 def standardised(case: Case) -> list[float]:
@@ -40,7 +44,11 @@ def standardised(case: Case) -> list[float]:
     for r, p in zip(case.reward, case.group, strict=True):
         rewards = rewards_of_group(case, p)
         mean = sum(rewards) / len(rewards)
-        std = sqrt(sum((x - mean) ** 2 for x in rewards) / (len(rewards) - 1)) if len(rewards) > 1 else 0.0
+        std = (
+            sqrt(sum((x - mean) ** 2 for x in rewards) / (len(rewards) - 1))
+            if len(rewards) > 1
+            else 0.0
+        )
         advantage.append((r - mean) / (std + 1e-4))
     return advantage
 
@@ -83,7 +91,9 @@ def foreign_capped(case: Case, advantage: list[float], cap: float) -> list[float
     if foreign == 0 or foreign / (own + foreign) <= cap:
         return advantage
     target = own * cap / (1 - cap)  # then target / (own + target) = cap
-    return [a if mine else a * target / foreign for a, mine in zip(advantage, case.own, strict=True)]
+    return [
+        a if mine else a * target / foreign for a, mine in zip(advantage, case.own, strict=True)
+    ]
 
 
 # The batch a share is part of.
@@ -114,7 +124,9 @@ class Reference:
         return sum(self.share(i, lp[i]) for i in range(self.B))
 
     def gradient(self) -> list[np.ndarray]:
-        """Central differences of the loss at the case's learner log-probs, which stay put under every stop-gradient."""
+        """Central differences of the loss at the case's learner log-probs, which stay put under
+        every stop-gradient.
+        """
         gradient = []
         for i in range(self.B):
             row = np.zeros(len(self.fixed[i]))
@@ -199,7 +211,9 @@ def sequence_mean(token: Token) -> Callable[[Reference, int, np.ndarray], float]
     """-(1/B) (1/|a_i|) sum_t, zero where the filter drops the sequence."""
 
     def share(b: Reference, i: int, lp: np.ndarray) -> float:
-        return -sum(token(b, i, t, lp) for t in range(len(lp))) / len(lp) / b.B if b.kept(i) else 0.0
+        return (
+            -sum(token(b, i, t, lp) for t in range(len(lp))) / len(lp) / b.B if b.kept(i) else 0.0
+        )
 
     return share
 
@@ -238,13 +252,18 @@ def gepo(b: Reference, i: int, lp: np.ndarray) -> float:
 def gepo_plus(b: Reference, i: int, lp: np.ndarray) -> float:
     d = b.fixed[i] - b.lq[i]
     near = float(np.mean(np.exp(d) - 1 - d)) < b.o["near"]
-    denominator = exp(float(np.mean(b.lq[i]))) if near else exp(b.log_expectation(b.group_members(i)))
+    denominator = (
+        exp(float(np.mean(b.lq[i]))) if near else exp(b.log_expectation(b.group_members(i)))
+    )
     return -clipped(b, i, exp(float(np.mean(lp))) / denominator) / b.B
 
 
 def ds_gspo(b: Reference, i: int, lp: np.ndarray) -> float:
     q, p_fixed = exp(float(np.mean(b.lq[i]))), exp(float(np.mean(b.fixed[i])))
-    return -clipped(b, i, exp(float(np.mean(lp))) / ((1 - b.o["mix"]) * q + b.o["mix"] * p_fixed)) / b.B
+    return (
+        -clipped(b, i, exp(float(np.mean(lp))) / ((1 - b.o["mix"]) * q + b.o["mix"] * p_fixed))
+        / b.B
+    )
 
 
 def gmpo(b: Reference, i: int, lp: np.ndarray) -> float:
@@ -264,7 +283,9 @@ def topr(b: Reference, i: int, lp: np.ndarray) -> float:
 
 
 def ftis_code(b: Reference, i: int, lp: np.ndarray) -> float:
-    """The mean over micro-batches of two neighbours of a group of the mean over those of the two that the filter kept."""
+    """The mean over micro-batches of two neighbours of a group of the mean over those of the two
+    that the filter kept.
+    """
     if not b.kept(i) or b.num_trained(i) == 0:
         return 0.0
     members = b.group_members(i)

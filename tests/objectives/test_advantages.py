@@ -1,4 +1,6 @@
-"""Advantages and the remedies that adjust them, by hand and against scipy; and what else the whole batch decides."""
+"""Advantages and the remedies that adjust them, by hand and against scipy; and what else the whole
+batch decides.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,24 @@ import torch
 from scipy import stats
 
 from motley.objectives import Samples, objective
-from motley.objectives.advantages import BetaNormalised, Centred, ForeignCap, ReceiverRelative, Rehearsal, Standardised
+from motley.objectives.advantages import (
+    BetaNormalised,
+    Centred,
+    ForeignCap,
+    ReceiverRelative,
+    Rehearsal,
+    Standardised,
+)
 
 from .cases import Case, run, samples_of, tiny
 
 
-def samples(reward: list[float], group: list[int], own: list[bool] | None = None, success: float | list[float] = 0.0) -> Samples:
+def samples(
+    reward: list[float],
+    group: list[int],
+    own: list[bool] | None = None,
+    success: float | list[float] = 0.0,
+) -> Samples:
     num = len(reward)
     return Samples(
         reward_B=torch.tensor(reward),
@@ -38,7 +52,8 @@ def test_centred_by_hand() -> None:
 
 
 def test_standardised_by_hand() -> None:
-    # Group 0: mean 0.25, unbiased variance (0.75^2 + 3·0.25^2)/3 = 0.25, std 0.5. Group 1 is alone. Group 2: std sqrt(0.125).
+    # Group 0: mean 0.25, unbiased variance (0.75^2 + 3·0.25^2)/3 = 0.25, std 0.5. Group 1 is alone.
+    # Group 2: std sqrt(0.125).
     got = Standardised()(samples([1.0, 0.0, 0.0, 0.0, 7.0, 0.25, 0.75], [0, 0, 0, 0, 1, 2, 2]))
     wide, narrow = 0.5 + 1e-4, sqrt(0.125) + 1e-4
     expected = [0.75 / wide, *[-0.25 / wide] * 3, 0.0, -0.25 / narrow, 0.25 / narrow]
@@ -49,7 +64,9 @@ def test_standardised_by_hand() -> None:
 def test_beta_normalised_against_scipy(seed: int) -> None:
     rng = np.random.default_rng(seed)
     num_groups, size = 8, 6
-    reward_PG = (rng.random((num_groups, size)) < rng.beta(2.0, 3.0, num_groups)[:, None]).astype(float)
+    reward_PG = (rng.random((num_groups, size)) < rng.beta(2.0, 3.0, num_groups)[:, None]).astype(
+        float
+    )
     mean_P = reward_PG.mean(1)
     mu, v = mean_P.mean(), mean_P.var(ddof=1)
     k = mu * (1 - mu) / v - 1
@@ -104,9 +121,12 @@ def test_beta_normalised_factor_is_capped() -> None:
 
 
 def test_receiver_relative_by_hand() -> None:
-    # Foreign, success 0.3: reward 1 gives 2·0.7 whatever its group says; 0.3 and under keep at most 0. Own stays.
+    # Foreign, success 0.3: reward 1 gives 2·0.7 whatever its group says; 0.3 and under keep at most
+    # 0. Own stays.
     given = torch.tensor([0.0, -0.4, 0.4, -0.2, 0.9], dtype=torch.float64)
-    batch = samples([1.0, 0.3, 0.1, 0.0, 1.0], [0, 0, 0, 1, 1], [False, False, False, False, True], success=0.3)
+    batch = samples(
+        [1.0, 0.3, 0.1, 0.0, 1.0], [0, 0, 0, 1, 1], [False, False, False, False, True], success=0.3
+    )
     assert ReceiverRelative()(batch, given).tolist() == pytest.approx([1.4, -0.4, 0.0, -0.2, 0.9])
     assert ReceiverRelative(scale=1.0)(batch, given)[0] == pytest.approx(0.7)
 
@@ -120,15 +140,19 @@ def test_receiver_relative_lets_the_best_teacher_speak_until_the_receiver_catche
 
 
 def test_receiver_relative_gradient_by_hand() -> None:
-    # A foreign all-correct pair against success 0.25: A = 2·0.75 at weight 1, one token each, B = 2.
-    case = tiny([1.0, 1.0], lp=[[-9.0], [-3.0]], lq=[[-1.0], [-1.0]], own=[False, False], success=0.25)
+    # A foreign all-correct pair against success 0.25: A = 2·0.75 at weight 1, one token each, B =
+    # 2.
+    case = tiny(
+        [1.0, 1.0], lp=[[-9.0], [-3.0]], lq=[[-1.0], [-1.0]], own=[False, False], success=0.25
+    )
     got = run(objective("uplift", "relative"), case)
     assert got.loss == pytest.approx(-1.5)
     assert [float(g[0]) for g in got.gradient] == pytest.approx([-0.75, -0.75])
 
 
 def test_rehearsal_by_hand() -> None:
-    # Solved own group: 0.3·r. Own all-wrong, own mixed, foreign solved: unchanged. A solved group of one is solved.
+    # Solved own group: 0.3·r. Own all-wrong, own mixed, foreign solved: unchanged. A solved group
+    # of one is solved.
     reward = [1.0, 1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.5]
     own = [True, True, True, True, True, True, False, False, True]
     given = torch.tensor([0.0, 0.0, -0.1, -0.1, 0.6, -0.6, 0.2, 0.2, 0.0], dtype=torch.float64)
@@ -147,19 +171,25 @@ def test_equal_fractions_are_equal_however_their_sum_rounds(size: int) -> None:
 
 def test_rehearsal_gradient_by_hand() -> None:
     case = tiny([1.0, 1.0], lp=[[-1.0], [-1.0]], lq=[[-1.0], [-1.0]])
-    assert [float(g[0]) for g in run(objective("uplift", "rehearsed"), case).gradient] == pytest.approx([-0.15, -0.15])
+    assert [
+        float(g[0]) for g in run(objective("uplift", "rehearsed"), case).gradient
+    ] == pytest.approx([-0.15, -0.15])
 
 
 def test_foreign_cap_by_hand() -> None:
-    # Own |A| sums to 1, foreign to 4, a share of 0.8. At 0.5 foreign may sum to 1: times 1/4. At 0.2 to 1/4: times 1/16.
+    # Own |A| sums to 1, foreign to 4, a share of 0.8. At 0.5 foreign may sum to 1: times 1/4. At
+    # 0.2 to 1/4: times 1/16.
     batch = samples([0.0] * 4, [0, 0, 1, 1], [True, True, False, False])
     given = torch.tensor([0.5, -0.5, 3.0, -1.0], dtype=torch.float64)
     assert ForeignCap()(batch, given).tolist() == pytest.approx([0.5, -0.5, 0.75, -0.25])
-    assert ForeignCap(foreign_cap=0.2)(batch, given).tolist() == pytest.approx([0.5, -0.5, 3 / 16, -1 / 16])
+    assert ForeignCap(foreign_cap=0.2)(batch, given).tolist() == pytest.approx(
+        [0.5, -0.5, 3 / 16, -1 / 16]
+    )
 
 
 def test_foreign_cap_leaves_a_small_share_alone() -> None:
-    # Foreign 1 of 1.5 is 2/3: under a cap of 0.7 unchanged, at exactly 2/3 unchanged, over 0.6 cut to 0.6·0.5/0.4 = 0.75.
+    # Foreign 1 of 1.5 is 2/3: under a cap of 0.7 unchanged, at exactly 2/3 unchanged, over 0.6 cut
+    # to 0.6·0.5/0.4 = 0.75.
     batch = samples([0.0] * 2, [0, 1], [True, False])
     given = torch.tensor([-0.5, 1.0], dtype=torch.float64)
     assert ForeignCap(foreign_cap=0.7)(batch, given).tolist() == [-0.5, 1.0]
@@ -173,8 +203,11 @@ def test_foreign_cap_without_own_advantage_silences_the_foreign() -> None:
 
 
 def test_remedies_apply_in_order() -> None:
-    # Own solved pair: rehearsed 0.3 each, 0.6 in all. Foreign solved pair, success 0: 2 each, capped to 0.6 in all.
-    terms = objective("uplift", "relative_capped").prepare(samples([1.0, 1.0, 1.0, 1.0], [0, 0, 1, 1], [True, True, False, False]))
+    # Own solved pair: rehearsed 0.3 each, 0.6 in all. Foreign solved pair, success 0: 2 each,
+    # capped to 0.6 in all.
+    terms = objective("uplift", "relative_capped").prepare(
+        samples([1.0, 1.0, 1.0, 1.0], [0, 0, 1, 1], [True, True, False, False])
+    )
     assert terms.advantage_B.tolist() == pytest.approx([0.3, 0.3, 0.3, 0.3])
     terms = objective("uplift", "relative_rehearsed").prepare(
         samples([1.0, 1.0, 1.0, 1.0], [0, 0, 1, 1], [True, True, False, False], success=0.5)
@@ -201,7 +234,12 @@ def test_pairs_longest_and_denominators_by_hand() -> None:
     terms = objective("ftis", "code").prepare(samples_of(horizontal_case()))
     assert terms.pair_B.tolist() == [0, 0, 1, 2, 2, 3]
     assert terms.group_longest_B.tolist() == [5, 5, 5, 3, 3, 4]
-    assert (terms.num_sequences, terms.num_tokens, terms.num_pairs, terms.max_length) == (6, 18, 4, 20)
+    assert (terms.num_sequences, terms.num_tokens, terms.num_pairs, terms.max_length) == (
+        6,
+        18,
+        4,
+        20,
+    )
 
 
 def test_taking_some_terms_keeps_the_denominators_of_the_whole_batch() -> None:
@@ -218,9 +256,13 @@ def test_terms_are_float32_though_worked_out_in_float64() -> None:
     terms = objective("tis").prepare(samples_of(horizontal_case()))
     assert terms.advantage_B.dtype == torch.float32
     third = [2 / 3, -1 / 3, -1 / 3]
-    assert Centred()(samples([1.0, 0.0, 0.0], [0, 0, 0])).tolist() == pytest.approx(third, rel=1e-14)
+    assert Centred()(samples([1.0, 0.0, 0.0], [0, 0, 0])).tolist() == pytest.approx(
+        third, rel=1e-14
+    )
     scale = 1 / (sqrt(1 / 3) + 1e-4)
-    assert Standardised()(samples([1.0, 0.0, 0.0], [0, 0, 0])).tolist() == pytest.approx([scale * a for a in third], rel=1e-14)
+    assert Standardised()(samples([1.0, 0.0, 0.0], [0, 0, 0])).tolist() == pytest.approx(
+        [scale * a for a in third], rel=1e-14
+    )
 
 
 def test_samples_refuse_tensors_of_different_length() -> None:
@@ -237,9 +279,15 @@ def test_samples_refuse_tensors_of_different_length() -> None:
 
 
 def test_bnpo_refuses_mean_rewards_outside_0_and_1() -> None:
-    for reward, got in (([1.5, 1.0, 0.5, 0.0], "0.25 to 1.25"), ([-0.5, 0.0, 0.5, 0.0], "-0.25 to 0.25")):
+    for reward, got in (
+        ([1.5, 1.0, 0.5, 0.0], "0.25 to 1.25"),
+        ([-0.5, 0.0, 0.5, 0.0], "-0.25 to 0.25"),
+    ):
         with pytest.raises(ValueError, match="bnpo") as refused:
             BetaNormalised()(samples(reward, [0, 0, 1, 1]))
-        expected = f"bnpo needs mean rewards from 0 to 1; got {got}; scale the rewards, or use another objective"
+        expected = (
+            f"bnpo needs mean rewards from 0 to 1; got {got}; scale the rewards, or use another "
+            "objective"
+        )
         assert str(refused.value) == expected
     assert BetaNormalised()(samples([1.0, 1.0, 0.0, 0.0], [0, 0, 1, 1])).tolist() == [0, 0, 0, 0]

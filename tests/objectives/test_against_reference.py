@@ -1,4 +1,6 @@
-"""Every row and variant against an independent float64 reference: loss, gradient by finite differences, filter and KL."""
+"""Every row and variant against an independent float64 reference: loss, gradient by finite
+differences, filter and KL.
+"""
 
 from __future__ import annotations
 
@@ -38,15 +40,21 @@ TUNED: list[tuple[str, str, dict[str, float | str]]] = [
 ]
 
 
-def agree(name: str, variant: str, settings: dict[str, float | str], regime: str, seed: int) -> None:
+def agree(
+    name: str, variant: str, settings: dict[str, float | str], regime: str, seed: int
+) -> None:
     case = make_case(regime, seed)
     expected = Reference(case, name, variant, **settings)
     got = run(objective(name, variant, settings), case)
     gradient = flat(expected.gradient())
     assert got.loss == pytest.approx(expected.loss(case.lp), rel=1e-5, abs=1e-5)
-    np.testing.assert_allclose(flat(got.gradient), gradient, rtol=2e-5, atol=1e-6 + 1e-8 * np.abs(gradient).max())
+    np.testing.assert_allclose(
+        flat(got.gradient), gradient, rtol=2e-5, atol=1e-6 + 1e-8 * np.abs(gradient).max()
+    )
     assert got.output.keep_B.tolist() == [expected.kept(i) for i in range(len(case))]
-    np.testing.assert_allclose(got.output.kl_B.numpy(), [expected.kl(i) for i in range(len(case))], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        got.output.kl_B.numpy(), [expected.kl(i) for i in range(len(case))], rtol=1e-5, atol=1e-6
+    )
     np.testing.assert_allclose(got.terms.advantage_B.numpy(), expected.A, rtol=1e-6, atol=1e-7)
 
 
@@ -55,7 +63,12 @@ def test_reference_covers_every_row_and_variant() -> None:
 
 
 # A Beta density needs mean rewards in [0, 1], so bnpo stays out of the signed regime.
-EVERYWHERE = [(name, variant, regime) for name, variant in ROWS for regime in REGIMES if (name, regime) != ("bnpo", "signed")]
+EVERYWHERE = [
+    (name, variant, regime)
+    for name, variant in ROWS
+    for regime in REGIMES
+    if (name, regime) != ("bnpo", "signed")
+]
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -66,5 +79,7 @@ def test_row_agrees_with_reference(name: str, variant: str, regime: str, seed: i
 
 @pytest.mark.parametrize("regime", ["near", "apart", "horizontal"])
 @pytest.mark.parametrize(("name", "variant", "settings"), TUNED)
-def test_tuned_row_agrees_with_reference(name: str, variant: str, settings: dict, regime: str) -> None:
+def test_tuned_row_agrees_with_reference(
+    name: str, variant: str, settings: dict, regime: str
+) -> None:
     agree(name, variant, settings, regime, seed=2)

@@ -17,8 +17,14 @@ from .cases import Case, batch_of, flat, make_case, run, samples_of, tiny
 
 
 def one_group(q: np.ndarray, p: np.ndarray | None = None) -> Case:
-    """One group of one-token completions with sampler probabilities q and learner probabilities p (q unless told)."""
-    return tiny([float(i % 2) for i in range(len(q))], lp=np.log(q if p is None else p)[:, None], lq=np.log(q)[:, None])
+    """One group of one-token completions with sampler probabilities q and learner probabilities p
+    (q unless told).
+    """
+    return tiny(
+        [float(i % 2) for i in range(len(q))],
+        lp=np.log(q if p is None else p)[:, None],
+        lq=np.log(q)[:, None],
+    )
 
 
 def group_weights(case: Case) -> np.ndarray:
@@ -28,7 +34,9 @@ def group_weights(case: Case) -> np.ndarray:
 
 def test_expectation_worked_out_by_hand() -> None:
     # Group 0: q = 1/2, 1/4: E = (1/4 + 1/16)/(3/4) = 5/12. Group 1: q = 1/8 alone: E = q.
-    log_e_B = log_expectation(torch.tensor([log(0.5), log(0.25), log(0.125)]), torch.tensor([0, 0, 1]))
+    log_e_B = log_expectation(
+        torch.tensor([log(0.5), log(0.25), log(0.125)]), torch.tensor([0, 0, 1])
+    )
     assert log_e_B.exp().tolist() == pytest.approx([5 / 12, 5 / 12, 1 / 8])
 
 
@@ -55,10 +63,14 @@ def test_own_rollouts_have_mean_weight_one_over_one_plus_squared_variation(seed:
 
 def test_own_rollouts_have_weight_variance_at_most_a_quarter() -> None:
     rng = np.random.default_rng(0)
-    variances = [group_weights(one_group(rng.beta(0.05, 1.0, size=16) + 1e-6)).var() for _ in range(50)]
+    variances = [
+        group_weights(one_group(rng.beta(0.05, 1.0, size=16) + 1e-6)).var() for _ in range(50)
+    ]
     assert max(variances) <= 0.25 + 1e-6
     # The bound is reached at variation 1: half the group at probability 2m, half near 0.
-    assert group_weights(one_group(np.array([0.5, 1e-7] * 4))).var() == pytest.approx(0.25, abs=1e-5)
+    assert group_weights(one_group(np.array([0.5, 1e-7] * 4))).var() == pytest.approx(
+        0.25, abs=1e-5
+    )
 
 
 def test_group_of_one_has_the_sequence_ratio() -> None:
@@ -78,10 +90,14 @@ def test_equal_sampler_probabilities_give_centred_gspo() -> None:
 def test_micro_batch_scope_of_single_sequences_is_centred_gspo() -> None:
     case = make_case("horizontal", 0)
     got = run(objective("gepo", "code"), case, cuts=[[i] for i in range(len(case))])
-    expected = run(Objective(advantage=Centred(), surrogate=ClippedRatio(ratio=SequenceRatio())), case)
+    expected = run(
+        Objective(advantage=Centred(), surrogate=ClippedRatio(ratio=SequenceRatio())), case
+    )
     assert got.loss == pytest.approx(expected.loss, rel=1e-5)
     np.testing.assert_allclose(flat(got.gradient), flat(expected.gradient), rtol=1e-5, atol=1e-7)
-    assert abs(got.loss - run(objective("gepo", "code"), case).loss) > 1e-3, "the release's loss depends on the cut"
+    assert abs(got.loss - run(objective("gepo", "code"), case).loss) > 1e-3, (
+        "the release's loss depends on the cut"
+    )
 
 
 def test_expectation_does_not_depend_on_the_cut() -> None:
@@ -95,16 +111,20 @@ def test_expectation_does_not_depend_on_the_cut() -> None:
 
 
 def test_gradient_flows_through_the_learner_only() -> None:
-    # Unclipped at p = q: A·w/(B·1) and nothing from the denominator, which would make the group's gradient sum to zero.
+    # Unclipped at p = q: A·w/(B·1) and nothing from the denominator, which would make the group's
+    # gradient sum to zero.
     q = np.array([0.5, 0.4])
     case = tiny([1.0, 0.0], lp=np.log(q)[:, None], lq=np.log(q)[:, None])
     e = (0.25 + 0.16) / 0.9
-    assert flat(run(objective("gepo"), case).gradient) == pytest.approx([-0.5 * 0.5 / e / 2, 0.5 * 0.4 / e / 2], rel=1e-5)
+    assert flat(run(objective("gepo"), case).gradient) == pytest.approx(
+        [-0.5 * 0.5 / e / 2, 0.5 * 0.4 / e / 2], rel=1e-5
+    )
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 10])
 def test_variance_falls_by_at_least_the_theorem(n: int) -> None:
-    # Var_q[p/q] - Var_q[p/E_q q] >= exp(KL(p||q)) - (n^2 + 1) on n outcomes; E_q q = sum q^2 is E of a group of all outcomes.
+    # Var_q[p/q] - Var_q[p/E_q q] >= exp(KL(p||q)) - (n^2 + 1) on n outcomes; E_q q = sum q^2 is E
+    # of a group of all outcomes.
     rng = np.random.default_rng(n)
     binding = 0
     for _ in range(200):

@@ -3,9 +3,10 @@
     sequence 0: reward 1, q = (1/2, 1/2),      p = (3/4, 1/10),      rho = (1.5, 0.2)
     sequence 1: reward 0, q = (1/4, 1/4, 1/4), p = (1/8, 3/4, 1/4),  rho = (0.5, 3, 1)
 
-Standardised advantages are +a and -a with a = 0.5 / (sqrt(0.5) + 1e-4) = 0.7070068; centred ones are +0.5 and -0.5.
-There are 2 sequences of 2 and 3 tokens, 5 tokens in all; the sampling limit is 10; both end with an end token.
-KL_i (exp(-d) - 1 + d): tokens 0.072132, 2.390562 and 0.306853, 0.431946, 0; means 1.231347 and 0.246266.
+Standardised advantages are +a and -a with a = 0.5 / (sqrt(0.5) + 1e-4) = 0.7070068; centred ones
+are +0.5 and -0.5. There are 2 sequences of 2 and 3 tokens, 5 tokens in all; the sampling limit is
+10; both end with an end token. KL_i (exp(-d) - 1 + d): tokens 0.072132, 2.390562 and 0.306853,
+0.431946, 0; means 1.231347 and 0.246266.
 """
 
 from __future__ import annotations
@@ -31,18 +32,35 @@ GOLDEN = [
     # Value -(a - a)/2; gradient -A/(2·2) and -A/(2·3).
     ("alone", "", {}, 0.0, [-a / 4, -a / 4], [a / 6, a / 6, a / 6]),
     ("nois", "", {}, 0.0, [-a / 4, -a / 4], [a / 6, a / 6, a / 6]),
-    # A > 0: min(1.5, 1.2) is clipped, min(0.2, 0.8) is not: mean 0.7. A < 0: max(0.5, 0.8) is clipped, 3 and 1 are not: 4.8/3.
+    # A > 0: min(1.5, 1.2) is clipped, min(0.2, 0.8) is not: mean 0.7. A < 0: max(0.5, 0.8) is
+    # clipped, 3 and 1 are not: 4.8/3.
     ("grpo", "", {}, (1.6 - 0.7) * a / 2, [0, -0.2 * a / 4], [0, 3 * a / 6, a / 6]),
     # Weights (1.5, 0.2) and (0.5, 2, 1).
-    ("tis", "", {}, (3.5 / 3 - 0.85) * a / 2, [-1.5 * a / 4, -0.2 * a / 4], [0.5 * a / 6, 2 * a / 6, a / 6]),
-    ("ftis", "", {}, (3.5 / 3 - 0.85) * a / 2, [-1.5 * a / 4, -0.2 * a / 4], [0.5 * a / 6, 2 * a / 6, a / 6]),
-    # KL_1 = 0.2463 >= g drops sequence 1, which stays in the denominator; KL_0 = 1.23 does not drop a positive.
+    (
+        "tis",
+        "",
+        {},
+        (3.5 / 3 - 0.85) * a / 2,
+        [-1.5 * a / 4, -0.2 * a / 4],
+        [0.5 * a / 6, 2 * a / 6, a / 6],
+    ),
+    (
+        "ftis",
+        "",
+        {},
+        (3.5 / 3 - 0.85) * a / 2,
+        [-1.5 * a / 4, -0.2 * a / 4],
+        [0.5 * a / 6, 2 * a / 6, a / 6],
+    ),
+    # KL_1 = 0.2463 >= g drops sequence 1, which stays in the denominator; KL_0 = 1.23 does not drop
+    # a positive.
     ("ftis", "", {"g": 0.2}, -0.85 * a / 2, [-1.5 * a / 4, -0.2 * a / 4], [0, 0, 0]),
     ("fnois", "", {"g": 0.2}, -a / 2, [-a / 4, -a / 4], [0, 0, 0]),
     ("fvis", "", {"g": 0.2}, -0.7 * a / 2, [0, -0.2 * a / 4], [0, 0, 0]),
     # k1: mean(-d) = -(ln 0.5 + ln 3)/3 = -0.135 is under any positive g.
     ("fnois", "", {"g": 0.2, "kl": "k1"}, 0.0, [-a / 4, -a / 4], [a / 6, a / 6, a / 6]),
-    # A = ±0.5, no end token: weights (1.5) and (0.5, 2); means 0.75 and -0.625 over two survivors of one pair.
+    # A = ±0.5, no end token: weights (1.5) and (0.5, 2); means 0.75 and -0.625 over two survivors
+    # of one pair.
     ("ftis", "code", {}, -(0.75 - 0.625) / 2, [-0.75 / 2, 0], [0.25 / 4, 1.0 / 4, 0]),
     # KL_1 = (0.306853 + 0.431946)/3 = 0.2463 over the group's longest length: one survivor.
     ("ftis", "code", {"g": 0.2}, -0.75, [-0.75, 0], [0, 0, 0]),
@@ -50,13 +68,22 @@ GOLDEN = [
     ("dr_grpo", "", {}, (4.8 - 1.4) * 0.5 / 20, [0, -0.1 / 20], [0, 1.5 / 20, 0.5 / 20]),
     # One group: variance 0, alpha = beta = 1, density 1, so A = ±0.5; sum over tokens / 5.
     ("bnpo", "", {}, (4.8 - 1.4) * 0.5 / 5, [0, -0.1 / 5], [0, 1.5 / 5, 0.5 / 5]),
-    # s = sqrt(1.5·0.2) = 0.5477226 and (0.5·3·1)^(1/3) = 1.1447142, both unclipped on the side that counts.
-    ("gspo", "", {}, (1.1447142 - 0.5477226) * a / 2, [-0.5477226 * a / 4] * 2, [1.1447142 * a / 6] * 3),
-    # E = (0.25 + 0.0625)/0.75 = 0.4166667; geometric means of p are 0.2738613 and 0.2861786: w = 0.6572671 and 0.6868285.
-    # A > 0 keeps w; A < 0 takes 0.8, without gradient.
+    # s = sqrt(1.5·0.2) = 0.5477226 and (0.5·3·1)^(1/3) = 1.1447142, both unclipped on the side that
+    # counts.
+    (
+        "gspo",
+        "",
+        {},
+        (1.1447142 - 0.5477226) * a / 2,
+        [-0.5477226 * a / 4] * 2,
+        [1.1447142 * a / 6] * 3,
+    ),
+    # E = (0.25 + 0.0625)/0.75 = 0.4166667; geometric means of p are 0.2738613 and 0.2861786: w =
+    # 0.6572671 and 0.6868285. A > 0 keeps w; A < 0 takes 0.8, without gradient.
     ("gepo", "", {}, (0.8 - 0.6572671) * 0.5 / 2, [-0.6572671 * 0.5 / 4] * 2, [0, 0, 0]),
     ("gepo", "code", {}, (0.8 - 0.6572671) * 0.5 / 2, [-0.6572671 * 0.5 / 4] * 2, [0, 0, 0]),
-    # exp(d) - 1 - d: tokens 0.094535, 0.809438 and 0.193147, 0.901388, 0; means 0.4519865, 0.364845. Gradient (rho - 1)/(2|a|).
+    # exp(d) - 1 - d: tokens 0.094535, 0.809438 and 0.193147, 0.901388, 0; means 0.4519865,
+    # 0.364845. Gradient (rho - 1)/(2|a|).
     (
         "gepo",
         "",
@@ -74,14 +101,39 @@ GOLDEN = [
         [-0.0821584 + 0.1 / 3 / 4, -0.0821584 - 0.1 * 4 / 4],
         [-0.1 / 6, 0.1 * 2 / 3 / 6, 0],
     ),
-    # Neither KL (0.452, 0.365) is under 0.002: as gepo. Under near = 0.4 sequence 1 takes its own ratio, 1.1447142.
+    # Neither KL (0.452, 0.365) is under 0.002: as gepo. Under near = 0.4 sequence 1 takes its own
+    # ratio, 1.1447142.
     ("gepo_plus", "", {}, 0.0356832, [-0.0821584] * 2, [0, 0, 0]),
-    ("gepo_plus", "", {"near": 0.4}, (1.1447142 - 0.6572671) * 0.5 / 2, [-0.0821584] * 2, [1.1447142 * 0.5 / 6] * 3),
-    # 0.2738613/(0.995·0.5 + 0.005·0.2738613) = 0.5489641 and 0.2861786/(0.995·0.25 + 0.005·0.2861786) = 1.1438867.
-    ("ds_gspo", "", {}, (1.1438867 - 0.5489641) * a / 2, [-0.5489641 * a / 4] * 2, [1.1438867 * a / 6] * 3),
-    # rho·log p: 1.5 ln 0.75 + 0.2 ln 0.1 = -0.8920401; 0.5 ln 0.125 + 3 ln 0.75 + ln 0.25 = -3.2890613; / 5 tokens.
-    ("cispo", "", {}, -(3.2890613 - 0.8920401) * a / 5, [-1.5 * a / 5, -0.2 * a / 5], [0.5 * a / 5, 3 * a / 5, a / 5]),
-    # With rho clipped at 1.2: 1.2 ln 0.75 + 0.2 ln 0.1 = -0.8057355; 0.5 ln 0.125 + 1.2 ln 0.75 + ln 0.25 = -2.7712337.
+    (
+        "gepo_plus",
+        "",
+        {"near": 0.4},
+        (1.1447142 - 0.6572671) * 0.5 / 2,
+        [-0.0821584] * 2,
+        [1.1447142 * 0.5 / 6] * 3,
+    ),
+    # 0.2738613/(0.995·0.5 + 0.005·0.2738613) = 0.5489641 and 0.2861786/(0.995·0.25 +
+    # 0.005·0.2861786) = 1.1438867.
+    (
+        "ds_gspo",
+        "",
+        {},
+        (1.1438867 - 0.5489641) * a / 2,
+        [-0.5489641 * a / 4] * 2,
+        [1.1438867 * a / 6] * 3,
+    ),
+    # rho·log p: 1.5 ln 0.75 + 0.2 ln 0.1 = -0.8920401; 0.5 ln 0.125 + 3 ln 0.75 + ln 0.25 =
+    # -3.2890613; / 5 tokens.
+    (
+        "cispo",
+        "",
+        {},
+        -(3.2890613 - 0.8920401) * a / 5,
+        [-1.5 * a / 5, -0.2 * a / 5],
+        [0.5 * a / 5, 3 * a / 5, a / 5],
+    ),
+    # With rho clipped at 1.2: 1.2 ln 0.75 + 0.2 ln 0.1 = -0.8057355; 0.5 ln 0.125 + 1.2 ln 0.75 +
+    # ln 0.25 = -2.7712337.
     (
         "cispo",
         "",
@@ -90,23 +142,46 @@ GOLDEN = [
         [-1.2 * a / 5, -0.2 * a / 5],
         [0.5 * a / 5, 1.2 * a / 5, a / 5],
     ),
-    # Product of ratios of sequence 1 is 1.5, clipped to 1: log p of the sequences is ln 0.075 and ln 0.0234375.
+    # Product of ratios of sequence 1 is 1.5, clipped to 1: log p of the sequences is ln 0.075 and
+    # ln 0.0234375.
     ("topr", "", {}, (log(0.075) - log(0.0234375)) * -0.5 / 2, [-0.25] * 2, [0.25] * 3),
     ("topr", "filtered", {"g": 0.2}, log(0.075) * -0.5 / 2, [-0.25] * 2, [0, 0, 0]),
-    # A > 0: sqrt(e^0.4·0.2) = 0.5462278, token 0 clipped. A < 0: (e^-0.4·3·1)^(1/3) = 1.2622178, token 0 clipped.
-    ("gmpo", "", {}, (1.2622178 - 0.5462278) * a / 2, [0, -0.5462278 * a / 4], [0, 1.2622178 * a / 6, 1.2622178 * a / 6]),
+    # A > 0: sqrt(e^0.4·0.2) = 0.5462278, token 0 clipped. A < 0: (e^-0.4·3·1)^(1/3) = 1.2622178,
+    # token 0 clipped.
+    (
+        "gmpo",
+        "",
+        {},
+        (1.2622178 - 0.5462278) * a / 2,
+        [0, -0.5462278 * a / 4],
+        [0, 1.2622178 * a / 6, 1.2622178 * a / 6],
+    ),
     # A > 0: weight 1. A < 0: (0.5, 1, 1).
     ("uplift", "", {}, (2.5 / 3 - 1) * a / 2, [-a / 4] * 2, [0.5 * a / 6, a / 6, a / 6]),
     ("uplift", "", {"g": 0.2}, -a / 2, [-a / 4] * 2, [0, 0, 0]),
     # A > 0: clamp(rho, 0.3, 2) = (1.5, 0.3).
-    ("uplift", "floored", {}, (2.5 / 3 - 0.9) * a / 2, [-1.5 * a / 4, -0.3 * a / 4], [0.5 * a / 6, a / 6, a / 6]),
+    (
+        "uplift",
+        "floored",
+        {},
+        (2.5 / 3 - 0.9) * a / 2,
+        [-1.5 * a / 4, -0.3 * a / 4],
+        [0.5 * a / 6, a / 6, a / 6],
+    ),
     ("sapo_swarm", "", {}, a / 5, [-a / 5] * 2, [a / 5] * 3),
 ]
 
 
-@pytest.mark.parametrize(("name", "variant", "settings", "loss", "gradient_0", "gradient_1"), GOLDEN)
+@pytest.mark.parametrize(
+    ("name", "variant", "settings", "loss", "gradient_0", "gradient_1"), GOLDEN
+)
 def test_value_and_gradient_worked_out_by_hand(
-    name: str, variant: str, settings: dict, loss: float, gradient_0: list[float], gradient_1: list[float]
+    name: str,
+    variant: str,
+    settings: dict,
+    loss: float,
+    gradient_0: list[float],
+    gradient_1: list[float],
 ) -> None:
     got = run(objective(name, variant, settings), PAIR)
     assert got.loss == pytest.approx(loss, rel=2e-6, abs=2e-7)
@@ -115,10 +190,16 @@ def test_value_and_gradient_worked_out_by_hand(
 
 
 def test_kl_is_measured_by_every_row_and_by_the_code_over_the_longest_length() -> None:
-    assert run(objective("nois"), PAIR).output.kl_B.tolist() == pytest.approx([1.231347, 0.246266], abs=1e-6)
-    assert run(objective("ftis"), PAIR).output.kl_B.tolist() == pytest.approx([1.231347, 0.246266], abs=1e-6)
+    assert run(objective("nois"), PAIR).output.kl_B.tolist() == pytest.approx(
+        [1.231347, 0.246266], abs=1e-6
+    )
+    assert run(objective("ftis"), PAIR).output.kl_B.tolist() == pytest.approx(
+        [1.231347, 0.246266], abs=1e-6
+    )
     # Without end tokens (0.072132)/3 and (0.306853 + 0.431946)/3.
-    assert run(objective("ftis", "code"), PAIR).output.kl_B.tolist() == pytest.approx([0.024044, 0.246266], abs=1e-6)
+    assert run(objective("ftis", "code"), PAIR).output.kl_B.tolist() == pytest.approx(
+        [0.024044, 0.246266], abs=1e-6
+    )
     # mean(-d): -(ln 1.5 + ln 0.2)/2 and -(ln 0.5 + ln 3)/3.
     k1 = run(objective("ftis", settings={"kl": "k1"}), PAIR).output.kl_B.tolist()
     assert k1 == pytest.approx([0.601986, -0.135155], abs=1e-6)
@@ -143,7 +224,8 @@ def test_sapo_swarm_leaves_silent_groups_out_of_the_denominator() -> None:
     )
     assert run(objective("sapo_swarm"), case).gradient[0] == pytest.approx([-a / 5] * 2)
     assert run(objective("sapo_swarm"), case).terms.num_sequences == 2
-    # bnpo's token mean counts all nine; group means are 1/2 and 1: see test_advantages for the factor.
+    # bnpo's token mean counts all nine; group means are 1/2 and 1: see test_advantages for the
+    # factor.
     assert run(objective("bnpo"), case).terms.num_tokens == 9
 
 
@@ -160,8 +242,9 @@ def test_sapo_swarm_of_silent_groups_only_is_zero_not_nan() -> None:
 
 
 def test_ftis_code_averages_survivors_within_each_pair_then_pairs() -> None:
-    # Five sequences of one group: pairs (0,1), (2,3), (4). A = r - 0.4 = .6, -.4, -.4, -.4, .6. One token each, not ended.
-    # KL of log ratio -2 is e^2 - 3 = 4.389 >= g = 4: drops sequence 1 and 2; sequence 4 is positive and stays.
+    # Five sequences of one group: pairs (0,1), (2,3), (4). A = r - 0.4 = .6, -.4, -.4, -.4, .6. One
+    # token each, not ended. KL of log ratio -2 is e^2 - 3 = 4.389 >= g = 4: drops sequence 1 and 2;
+    # sequence 4 is positive and stays.
     case = tiny(
         [1.0, 0.0, 0.0, 0.0, 1.0],
         lp=[[-1.0], [-3.0], [-3.0], [-1.0], [-3.0]],
@@ -172,11 +255,14 @@ def test_ftis_code_averages_survivors_within_each_pair_then_pairs() -> None:
     w = 0.1353353  # exp(-2)
     assert got.output.keep_B.tolist() == [True, False, False, True, True]
     assert got.loss == pytest.approx(-(0.6 - 0.4 + 0.6 * w) / 3, rel=1e-5)
-    assert [float(g[0]) for g in got.gradient] == pytest.approx([-0.2, 0, 0, 0.4 / 3, -0.6 * w / 3], rel=1e-5)
+    assert [float(g[0]) for g in got.gradient] == pytest.approx(
+        [-0.2, 0, 0, 0.4 / 3, -0.6 * w / 3], rel=1e-5
+    )
 
 
 def test_penalty_of_sapo_swarm_is_a_mean_over_the_sequences_it_sums() -> None:
-    # Two silent, two speaking sequences, all with d = ln 2: exp(d) - 1 - d = 0.3068528 for each, so that is the mean.
+    # Two silent, two speaking sequences, all with d = ln 2: exp(d) - 1 - d = 0.3068528 for each, so
+    # that is the mean.
     lq = [[log(0.25)]] * 4
     case = tiny([1.0, 0.0, 1.0, 1.0], lp=[[log(0.5)]] * 4, lq=lq, group=[0, 0, 1, 1])
     got = run(objective("sapo_swarm", settings={"beta": 1.0}), case)

@@ -18,7 +18,9 @@ CUT_ANYWHERE = [row for row in ROWS if row not in (("ftis", "code"), ("gepo", "c
 def same(got: Result, expected: Result) -> None:
     scale = float(np.abs(flat(expected.gradient)).max())
     assert got.loss == pytest.approx(expected.loss, rel=1e-5, abs=1e-6 * max(1, scale))
-    np.testing.assert_allclose(flat(got.gradient), flat(expected.gradient), rtol=1e-5, atol=1e-7 * scale)
+    np.testing.assert_allclose(
+        flat(got.gradient), flat(expected.gradient), rtol=1e-5, atol=1e-7 * scale
+    )
 
 
 def varied_case(name: str, seed: int) -> Case:
@@ -60,7 +62,9 @@ def test_end_token_is_taken_away_once() -> None:
 
 
 @pytest.mark.parametrize(("name", "variant"), CUT_ANYWHERE)
-def test_any_cut_between_sequences_gives_the_same_loss_and_gradient(name: str, variant: str) -> None:
+def test_any_cut_between_sequences_gives_the_same_loss_and_gradient(
+    name: str, variant: str
+) -> None:
     row = objective(name, variant, {"beta": 0.1})
     case = varied_case(name, seed=4)
     whole = run(row, case)

@@ -45,41 +45,66 @@ def test_gspo_of_one_token_is_grpo() -> None:
 
 
 def test_unclipped_gmpo_is_unclipped_gspo() -> None:
-    same_rows(objective("gmpo", settings={"log_clip": inf}), objective("gspo", settings=UNCLIPPED), make_case("horizontal", 0))
+    same_rows(
+        objective("gmpo", settings={"log_clip": inf}),
+        objective("gspo", settings=UNCLIPPED),
+        make_case("horizontal", 0),
+    )
 
 
-@pytest.mark.parametrize(("filtered", "plain"), [("ftis", "tis"), ("fnois", "nois"), ("fvis", "grpo")])
+@pytest.mark.parametrize(
+    ("filtered", "plain"), [("ftis", "tis"), ("fnois", "nois"), ("fvis", "grpo")]
+)
 def test_filter_that_never_fires_changes_nothing(filtered: str, plain: str) -> None:
     same_rows(objective(filtered, settings={"g": inf}), objective(plain), make_case("far", 0))
 
 
-@pytest.mark.parametrize(("filtered", "plain"), [("ftis", "tis"), ("fnois", "nois"), ("fvis", "grpo")])
+@pytest.mark.parametrize(
+    ("filtered", "plain"), [("ftis", "tis"), ("fnois", "nois"), ("fvis", "grpo")]
+)
 def test_filter_that_always_fires_keeps_positives_only(filtered: str, plain: str) -> None:
     case = make_case("horizontal", 0)
     got = run(objective(filtered, settings={"g": -1.0}), case)
     expected = run(objective(plain), case)
     for i in range(len(case)):
         positive = float(expected.terms.advantage_B[i]) > 0
-        assert got.gradient[i] == pytest.approx(expected.gradient[i] if positive else 0 * expected.gradient[i])
+        assert got.gradient[i] == pytest.approx(
+            expected.gradient[i] if positive else 0 * expected.gradient[i]
+        )
         assert bool(got.output.keep_B[i]) == positive
 
 
 def test_untruncated_tis_has_the_gradient_of_unclipped_grpo() -> None:
-    same_rows(objective("tis", settings={"C": inf}), objective("grpo", settings=UNCLIPPED), make_case("horizontal", 0))
+    same_rows(
+        objective("tis", settings={"C": inf}),
+        objective("grpo", settings=UNCLIPPED),
+        make_case("horizontal", 0),
+    )
 
 
 def test_untruncated_tis_with_the_fvis_filter_has_the_gradient_of_unclipped_fvis() -> None:
-    one, other = objective("ftis", settings={"C": inf, "g": 0.5}), objective("fvis", settings={"g": 0.5} | UNCLIPPED)
+    one, other = (
+        objective("ftis", settings={"C": inf, "g": 0.5}),
+        objective("fvis", settings={"g": 0.5} | UNCLIPPED),
+    )
     same_rows(one, other, make_case("horizontal", 0))
 
 
 def test_tis_truncated_at_zero_learns_nothing() -> None:
-    assert np.abs(flat(run(objective("tis", settings={"C": 0.0}), make_case("horizontal", 0)).gradient)).max() == 0
+    assert (
+        np.abs(
+            flat(run(objective("tis", settings={"C": 0.0}), make_case("horizontal", 0)).gradient)
+        ).max()
+        == 0
+    )
 
 
 def test_uplift_without_floor_is_tis_on_positives() -> None:
     case = make_case("horizontal", 0)
-    got, tis = run(objective("uplift", settings={"floor": 0.0, "C": 2.0}), case), run(objective("tis"), case)
+    got, tis = (
+        run(objective("uplift", settings={"floor": 0.0, "C": 2.0}), case),
+        run(objective("tis"), case),
+    )
     positive = [i for i in range(len(case)) if float(tis.terms.advantage_B[i]) > 0]
     assert len(positive) > 3
     for i in positive:
@@ -95,17 +120,23 @@ def test_gepo_plus_is_gepo_when_nothing_is_near_and_centred_gspo_when_all_is() -
 
 
 def test_ds_gspo_without_mixing_is_gspo() -> None:
-    same_rows(objective("ds_gspo", settings={"mix": 0.0}), objective("gspo"), make_case("horizontal", 0))
+    same_rows(
+        objective("ds_gspo", settings={"mix": 0.0}), objective("gspo"), make_case("horizontal", 0)
+    )
 
 
 def test_ds_gspo_of_an_impossible_sample_stays_under_one_over_mix() -> None:
-    # q = e^-40, p = 1: the plain ratio is e^40; with sg(p) in the denominator it is at most 1/0.005 = 200.
+    # q = e^-40, p = 1: the plain ratio is e^40; with sg(p) in the denominator it is at most 1/0.005
+    # = 200.
     case = tiny([0.0, 1.0], lp=[[0.0], [0.0]], lq=[[-40.0], [0.0]])
-    assert float(run(objective("ds_gspo"), case).output.weight_BT[0, 0]) == pytest.approx(200.0, rel=1e-5)
+    assert float(run(objective("ds_gspo"), case).output.weight_BT[0, 0]) == pytest.approx(
+        200.0, rel=1e-5
+    )
 
 
 def test_inner_clip_of_tis_acts_on_the_ratio_not_on_the_product() -> None:
-    # One correct of 9: A = (8/9)/(1/3 + 1e-4) = 2.67, far over 1.2; a clip of R·A would kill this gradient.
+    # One correct of 9: A = (8/9)/(1/3 + 1e-4) = 2.67, far over 1.2; a clip of R·A would kill this
+    # gradient.
     case = tiny([1.0] + [0.0] * 8, lp=[[-1.0]] * 9, lq=[[-1.0]] * 9)
     assert run(objective("tis"), case).gradient[0] == pytest.approx([-(8 / 9) / (1 / 3 + 1e-4) / 9])
 
@@ -118,7 +149,9 @@ def test_inner_clip_of_tis_acts_on_the_ratio_not_on_the_product() -> None:
 def test_own_rollouts_give_the_reinforce_gradient(name: str, variant: str, regime: str) -> None:
     row = objective(name, variant)
     case = own_rollouts(make_case(regime, 1))
-    plain = replace(row, surrogate=Reinforce(), weight=objective("nois").weight, filter=objective("nois").filter)
+    plain = replace(
+        row, surrogate=Reinforce(), weight=objective("nois").weight, filter=objective("nois").filter
+    )
     got, expected = run(row, case), run(plain, case)
     np.testing.assert_allclose(flat(got.gradient), flat(expected.gradient), rtol=1e-5, atol=1e-7)
     assert np.abs(flat(got.gradient)).max() > 1e-3
@@ -137,7 +170,8 @@ def test_equal_rewards_give_zero_gradient(name: str, variant: str) -> None:
 
 
 def test_gmpo_clips_only_where_clipping_is_pessimistic() -> None:
-    # Positives may not be rewarded past e^0.4; a positive grown unlikely keeps its small ratio. Negatives the other way round.
+    # Positives may not be rewarded past e^0.4; a positive grown unlikely keeps its small ratio.
+    # Negatives the other way round.
     case = tiny(
         [1.0, 1.0, 0.0, 0.0],
         lp=[[-1.0], [-3.0], [-1.0], [-3.0]],
@@ -145,19 +179,29 @@ def test_gmpo_clips_only_where_clipping_is_pessimistic() -> None:
     )
     got = run(objective("gmpo"), case)
     advantage = 0.5 / ((1 / 3) ** 0.5 + 1e-4)
-    assert got.loss == pytest.approx(-(exp(0.4) + exp(-1) - exp(1) - exp(-0.4)) * advantage / 4, rel=1e-5)
-    assert [float(g[0]) for g in got.gradient] == pytest.approx([0, -exp(-1) * advantage / 4, exp(1) * advantage / 4, 0], rel=1e-5)
+    assert got.loss == pytest.approx(
+        -(exp(0.4) + exp(-1) - exp(1) - exp(-0.4)) * advantage / 4, rel=1e-5
+    )
+    assert [float(g[0]) for g in got.gradient] == pytest.approx(
+        [0, -exp(-1) * advantage / 4, exp(1) * advantage / 4, 0], rel=1e-5
+    )
 
 
 def one_unlikely_token(less_likely: float, length: int = 200) -> Case:
-    """Four foreign sequences, the last two of which hold one token exp(less_likely) times less likely here; A: -, +, -, +."""
+    """Four foreign sequences, the last two of which hold one token exp(less_likely) times less
+    likely here; A: -, +, -, +.
+    """
     lq = [[-1.0] * length] * 4
     lp = [[-1.0] * length] * 2 + [[-1.0] * (length - 1) + [-1.0 - less_likely]] * 2
     return tiny([0.0, 1.0, 0.0, 1.0], lp, lq, own=[False] * 4)
 
 
-@pytest.mark.parametrize(("less_likely", "kept"), [(9.0, True), (9.2, True), (9.25, False), (12.0, False)])
-def test_ftis_filter_fires_at_one_token_in_200_ten_thousand_times_less_likely(less_likely: float, kept: bool) -> None:
+@pytest.mark.parametrize(
+    ("less_likely", "kept"), [(9.0, True), (9.2, True), (9.25, False), (12.0, False)]
+)
+def test_ftis_filter_fires_at_one_token_in_200_ten_thousand_times_less_likely(
+    less_likely: float, kept: bool
+) -> None:
     # (e^9.2 - 1 - 9.2)/200 = 49.4 and (e^9.25 - 1 - 9.25)/200 = 52.0, around g = 50.
     got = run(objective("ftis"), one_unlikely_token(less_likely))
     assert got.output.keep_B.tolist() == [True, True, kept, True]
@@ -167,12 +211,16 @@ def test_ftis_filter_fires_at_one_token_in_200_ten_thousand_times_less_likely(le
 
 @pytest.mark.parametrize("less_likely", [9.25, 12.0, 1000.0])
 def test_k1_with_the_g_of_k3_never_fires(less_likely: float) -> None:
-    assert run(objective("ftis", settings={"kl": "k1"}), one_unlikely_token(less_likely)).output.keep_B.all()
+    assert run(
+        objective("ftis", settings={"kl": "k1"}), one_unlikely_token(less_likely)
+    ).output.keep_B.all()
 
 
 def test_k1_with_its_own_g_fires() -> None:
     # One token of 10 at 12 nats: mean(-d) = 1.2.
-    got = run(objective("ftis", settings={"kl": "k1", "g": 1.0}), one_unlikely_token(12.0, length=10))
+    got = run(
+        objective("ftis", settings={"kl": "k1", "g": 1.0}), one_unlikely_token(12.0, length=10)
+    )
     assert got.output.keep_B.tolist() == [True, True, False, True]
     assert got.output.kl_B.tolist() == pytest.approx([0, 0, 1.2, 1.2])
 
@@ -180,14 +228,20 @@ def test_k1_with_its_own_g_fires() -> None:
 def test_filter_drops_at_exactly_g_and_drops_zero_advantages() -> None:
     # -d = 1 for all; A: 0.5, -0.5, 0.
     case = tiny([1.0, 0.0, 0.5], lp=[[-2.0]] * 3, lq=[[-1.0]] * 3)
-    assert run(objective("fnois", settings={"kl": "k1", "g": 1.0}), case).output.keep_B.tolist() == [True, False, False]
+    assert run(
+        objective("fnois", settings={"kl": "k1", "g": 1.0}), case
+    ).output.keep_B.tolist() == [True, False, False]
     assert run(objective("fnois", settings={"kl": "k1", "g": 1.0001}), case).output.keep_B.all()
 
 
 def test_uplift_learns_a_foreign_success_that_ftis_throws_away() -> None:
-    # A foreign positive 1e-9 times as likely here: F-TIS weighs it 1e-9, uplift 1. The unlikely negative weighs 1e-3 in both.
+    # A foreign positive 1e-9 times as likely here: F-TIS weighs it 1e-9, uplift 1. The unlikely
+    # negative weighs 1e-3 in both.
     case = tiny([1.0, 0.0], lp=[[log(1e-9)], [log(1e-3)]], lq=[[0.0], [0.0]], own=[False, False])
-    uplift, ftis = run(objective("uplift", settings={"g": inf}), case), run(objective("ftis", settings={"g": inf}), case)
+    uplift, ftis = (
+        run(objective("uplift", settings={"g": inf}), case),
+        run(objective("ftis", settings={"g": inf}), case),
+    )
     assert uplift.output.weight_BT[:, 0].tolist() == pytest.approx([1.0, 1e-3], rel=1e-4)
     assert ftis.output.weight_BT[:, 0].tolist() == pytest.approx([1e-9, 1e-3], rel=1e-4)
     assert ftis.gradient[0] == pytest.approx(1e-9 * uplift.gradient[0], rel=1e-4)

@@ -1,4 +1,6 @@
-"""What an objective says it did: the weight before the filter, what the filter kept, and which sequences are silent."""
+"""What an objective says it did: the weight before the filter, what the filter kept, and which
+sequences are silent.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,13 @@ from motley.objectives import Objective, objective
 
 from .cases import ROW_IDS, ROWS, Case, Result, flat, make_case, run, samples_of, tiny
 
-DENOMINATORS = {"dr_grpo": "constant", "bnpo": "tokens", "cispo": "tokens", "sapo_swarm": "speaking", "topr": "sequences"}
+DENOMINATORS = {
+    "dr_grpo": "constant",
+    "bnpo": "tokens",
+    "cispo": "tokens",
+    "sapo_swarm": "speaking",
+    "topr": "sequences",
+}
 
 
 def denominator(name: str, variant: str, case: Case, got: Result, i: int) -> float:
@@ -21,11 +29,17 @@ def denominator(name: str, variant: str, case: Case, got: Result, i: int) -> flo
         pair = got.terms.pair_B == got.terms.pair_B[i]
         survivors = int(got.output.keep_B[pair].sum())
         return got.terms.num_pairs * max(1, survivors) * max(1, case.lengths[i] - case.ended[i])
-    silent = [p for p in set(case.group) if len({r for r, q in zip(case.reward, case.group, strict=True) if q == p}) == 1]
+    silent = [
+        p
+        for p in set(case.group)
+        if len({r for r, q in zip(case.reward, case.group, strict=True) if q == p}) == 1
+    ]
     return {
         "constant": len(case) * case.max_length,
         "tokens": sum(case.lengths),
-        "speaking": sum(n for n, p in zip(case.lengths, case.group, strict=True) if p not in silent),
+        "speaking": sum(
+            n for n, p in zip(case.lengths, case.group, strict=True) if p not in silent
+        ),
         "sequences": len(case),
         "each": len(case) * case.lengths[i],
     }[DENOMINATORS.get(name, "each")]
@@ -36,13 +50,22 @@ def weight_explains_gradient(name: str, variant: str, case: Case) -> None:
     for i, n in enumerate(case.lengths):
         weight_T = got.output.weight_BT[i, :n].double().numpy()
         kept = float(got.output.keep_B[i])
-        expected = -kept * weight_T * float(got.terms.advantage_B[i]) / denominator(name, variant, case, got, i)
-        np.testing.assert_allclose(got.gradient[i], expected, rtol=1e-5, atol=1e-8, err_msg=f"sequence {i}")
+        expected = (
+            -kept
+            * weight_T
+            * float(got.terms.advantage_B[i])
+            / denominator(name, variant, case, got, i)
+        )
+        np.testing.assert_allclose(
+            got.gradient[i], expected, rtol=1e-5, atol=1e-8, err_msg=f"sequence {i}"
+        )
 
 
 @pytest.mark.parametrize("regime", ["near", "apart", "far", "horizontal"])
 @pytest.mark.parametrize(("name", "variant"), [row for row in ROWS if row != ("gmpo", "")])
-def test_reported_weight_is_the_factor_in_the_gradient(name: str, variant: str, regime: str) -> None:
+def test_reported_weight_is_the_factor_in_the_gradient(
+    name: str, variant: str, regime: str
+) -> None:
     weight_explains_gradient(name, variant, make_case(regime, 0))
 
 
@@ -53,7 +76,13 @@ def test_gmpo_reports_weight_zero_where_it_clips(regime: str) -> None:
 
 def test_gmpo_reports_its_ratio_where_nothing_is_clipped() -> None:
     case = make_case("near", 7)
-    weight_explains_gradient("gmpo", "", replace(case, lp=[q + np.clip(p - q, -0.3, 0.3) for p, q in zip(case.lp, case.lq, strict=True)]))
+    weight_explains_gradient(
+        "gmpo",
+        "",
+        replace(
+            case, lp=[q + np.clip(p - q, -0.3, 0.3) for p, q in zip(case.lp, case.lq, strict=True)]
+        ),
+    )
 
 
 @pytest.mark.parametrize(("name", "variant"), ROWS, ids=ROW_IDS)
@@ -67,7 +96,10 @@ def test_reports_carry_no_gradient(name: str, variant: str) -> None:
 @pytest.mark.parametrize("name", ["ftis", "fnois", "fvis", "uplift"])
 def test_dropped_sequences_report_their_weight_and_have_no_gradient(name: str) -> None:
     case = make_case("far", 0)
-    got, unfiltered = run(objective(name), case), run(objective(name, settings={"g": float("inf")}), case)
+    got, unfiltered = (
+        run(objective(name), case),
+        run(objective(name, settings={"g": float("inf")}), case),
+    )
     dropped = [i for i in range(len(case)) if not got.output.keep_B[i]]
     assert 0 < len(dropped) < len(case)
     assert torch.equal(got.output.weight_BT, unfiltered.output.weight_BT)
@@ -76,10 +108,15 @@ def test_dropped_sequences_report_their_weight_and_have_no_gradient(name: str) -
 
 
 def test_weight_of_a_zero_advantage_is_that_of_its_side() -> None:
-    # topr counts A = 0 with the positives (weight 1), uplift with the negatives (min(rho, 1)). rho = 1/2, A = 1/2, -1/2, 0.
+    # topr counts A = 0 with the positives (weight 1), uplift with the negatives (min(rho, 1)). rho
+    # = 1/2, A = 1/2, -1/2, 0.
     case = tiny([1.0, 0.0, 0.5], lp=[[np.log(0.25)]] * 3, lq=[[np.log(0.5)]] * 3)
-    assert run(objective("topr"), case).output.weight_BT[:, 0].tolist() == pytest.approx([1.0, 0.5, 1.0])
-    assert run(objective("uplift"), case).output.weight_BT[:, 0].tolist() == pytest.approx([1.0, 0.5, 0.5])
+    assert run(objective("topr"), case).output.weight_BT[:, 0].tolist() == pytest.approx(
+        [1.0, 0.5, 1.0]
+    )
+    assert run(objective("uplift"), case).output.weight_BT[:, 0].tolist() == pytest.approx(
+        [1.0, 0.5, 0.5]
+    )
 
 
 # Silent sequences: no advantage, no penalty.
@@ -112,7 +149,9 @@ def leaving_silent_out_changes_nothing(row: Objective, case: Case) -> None:
 
 
 # The expectation of gepo's release is over whatever shares the micro-batch, silent sequences too.
-@pytest.mark.parametrize(("name", "variant"), [row for row in ROWS if row not in (("gepo", "code"), ("ftis", "code"))])
+@pytest.mark.parametrize(
+    ("name", "variant"), [row for row in ROWS if row not in (("gepo", "code"), ("ftis", "code"))]
+)
 def test_leaving_silent_sequences_out_changes_nothing(name: str, variant: str) -> None:
     leaving_silent_out_changes_nothing(objective(name, variant), make_case("apart", 8))
 
@@ -127,10 +166,18 @@ def test_what_is_silent_in_the_ftis_code_has_no_advantage() -> None:
 
 def test_leaving_silent_pairs_of_the_ftis_code_out_changes_nothing() -> None:
     # Binary rewards: a sequence is silent only where its whole group is.
-    case = tiny([1.0, 0.0, 1.0, 1.0], lp=[[-1.0]] * 4, lq=[[-1.2]] * 4, group=[0, 0, 1, 1], ended=[False] * 4)
+    case = tiny(
+        [1.0, 0.0, 1.0, 1.0],
+        lp=[[-1.0]] * 4,
+        lq=[[-1.2]] * 4,
+        group=[0, 0, 1, 1],
+        ended=[False] * 4,
+    )
     row = objective("ftis", "code")
     assert row.silent(row.prepare(samples_of(case))).tolist() == [False, False, True, True]
-    assert flat(run(row, case, cuts=[[0, 1]]).gradient) == pytest.approx(flat(run(row, case).gradient))
+    assert flat(run(row, case, cuts=[[0, 1]]).gradient) == pytest.approx(
+        flat(run(row, case).gradient)
+    )
 
 
 def test_leaving_a_silent_half_of_a_pair_out_changes_nothing() -> None:
@@ -139,14 +186,18 @@ def test_leaving_a_silent_half_of_a_pair_out_changes_nothing() -> None:
     row = objective("ftis", "code")
     silent_B = row.silent(row.prepare(samples_of(case)))
     speaking = [i for i in range(4) if not silent_B[i]]
-    assert flat(run(row, case, cuts=[speaking]).gradient) == pytest.approx(flat(run(row, case).gradient))
+    assert flat(run(row, case, cuts=[speaking]).gradient) == pytest.approx(
+        flat(run(row, case).gradient)
+    )
 
 
 @pytest.mark.parametrize(("name", "variant"), ROWS, ids=ROW_IDS)
 def test_reports_are_detached(name: str, variant: str) -> None:
     output = run(objective(name, variant), make_case("far", 0)).output
     assert output.loss.requires_grad
-    assert not any(report.requires_grad for report in (output.weight_BT, output.keep_B, output.kl_B))
+    assert not any(
+        report.requires_grad for report in (output.weight_BT, output.keep_B, output.kl_B)
+    )
 
 
 def token_ratio(case: Case, i: int) -> np.ndarray:
@@ -190,5 +241,7 @@ def test_the_free_weight_is_the_methods_ratio_before_any_bound(name: str, regime
     output = run(objective(name), case).output
     assert not output.free_BT.requires_grad
     for i, n in enumerate(case.lengths):
-        np.testing.assert_allclose(output.free_BT[i, :n].double().numpy(), FREE[name](case, i), rtol=2e-5)
+        np.testing.assert_allclose(
+            output.free_BT[i, :n].double().numpy(), FREE[name](case, i), rtol=2e-5
+        )
         assert not output.free_BT[i, n:].any()

@@ -87,7 +87,11 @@ def test_a_variant_is_looked_up_under_its_row() -> None:
 
 
 def test_settings_of_a_row_made_by_hand() -> None:
-    assert Objective(weight=Truncated(C=3.0)).settings() == {"C": 3.0, "beta": 0.0, "toward": "sampler"}
+    assert Objective(weight=Truncated(C=3.0)).settings() == {
+        "C": 3.0,
+        "beta": 0.0,
+        "toward": "sampler",
+    }
 
 
 def test_whole_numbers_are_numbers() -> None:
@@ -95,7 +99,10 @@ def test_whole_numbers_are_numbers() -> None:
 
 
 def test_unknown_objective_is_told_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"^objective 'sapo' is not known; choose one of alone, nois, .*, sapo_swarm$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^objective 'sapo' is not known; choose one of alone, nois, .*, sapo_swarm$",
+    ):
         objective("sapo")
 
 
@@ -109,26 +116,39 @@ def test_unknown_variant_is_told_the_known_ones() -> None:
 
 
 def test_setting_of_another_row_is_told_those_of_this_one() -> None:
-    expected = r"^objective setting 'foreign' is not used by this objective; it uses C, beta, toward$"
+    expected = (
+        r"^objective setting 'foreign' is not used by this objective; it uses C, beta, toward$"
+    )
     with pytest.raises(ValueError, match=expected):
         objective("tis", settings={"foreign": 1.0})
 
 
 def test_misspelt_setting_is_told_the_nearest() -> None:
-    with pytest.raises(ValueError, match=r"it uses beta, clip_high, clip_low, toward; did you mean clip_high\?$"):
+    with pytest.raises(
+        ValueError, match=r"it uses beta, clip_high, clip_low, toward; did you mean clip_high\?$"
+    ):
         objective("grpo", settings={"clip_hi": 0.3})
 
 
 def test_number_where_text_is_meant_and_text_where_a_number_is_meant() -> None:
-    with pytest.raises(ValueError, match=r"^objective setting kl = 3: expected text, such as 'k3'$"):
+    with pytest.raises(
+        ValueError, match=r"^objective setting kl = 3: expected text, such as 'k3'$"
+    ):
         objective("ftis", settings={"kl": 3})
-    with pytest.raises(ValueError, match=r"^objective setting g = 'fifty': expected a number, such as 50.0$"):
+    with pytest.raises(
+        ValueError, match=r"^objective setting g = 'fifty': expected a number, such as 50.0$"
+    ):
         objective("ftis", settings={"g": "fifty"})
 
 
 @pytest.mark.parametrize(
     ("name", "setting", "value"),
-    [("ftis", "kl", "k2"), ("ftis", "kl_over", "batch"), ("gepo", "scope", "Group"), ("gepo", "toward", "learner")],
+    [
+        ("ftis", "kl", "k2"),
+        ("ftis", "kl_over", "batch"),
+        ("gepo", "scope", "Group"),
+        ("gepo", "toward", "learner"),
+    ],
 )
 def test_unknown_choice_is_refused(name: str, setting: str, value: str) -> None:
     with pytest.raises(ValueError, match=setting):
@@ -137,10 +157,22 @@ def test_unknown_choice_is_refused(name: str, setting: str, value: str) -> None:
 
 def test_settings_out_of_range_are_refused() -> None:
     for name, settings, expected in (
-        ("gepo", {"beta": -0.1}, "objective setting beta = -0.1: expected a number of at least 0, such as 0.0"),
-        ("ftis", {"C": float("nan")}, "objective setting C = nan: expected a number of at least 0, such as 2.0"),
+        (
+            "gepo",
+            {"beta": -0.1},
+            "objective setting beta = -0.1: expected a number of at least 0, such as 0.0",
+        ),
+        (
+            "ftis",
+            {"C": float("nan")},
+            "objective setting C = nan: expected a number of at least 0, such as 2.0",
+        ),
         ("ftis", {"kl": "k2"}, "objective setting kl = 'k2': expected one of k3, k1"),
-        ("uplift", {"floor": 1.5}, "objective setting floor = 1.5 is above C = 1.0; raise C or lower floor"),
+        (
+            "uplift",
+            {"floor": 1.5},
+            "objective setting floor = 1.5 is above C = 1.0; raise C or lower floor",
+        ),
     ):
         with pytest.raises(ValueError, match="objective setting") as refused:
             objective(name, settings=settings)

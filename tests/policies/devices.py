@@ -13,7 +13,11 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 needs_gpu = pytest.mark.skipif(not GPU, reason="needs a CUDA GPU")
 DEVICES = [
     pytest.param(
-        "cpu", marks=pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1, which a machine with a GPU does not set")
+        "cpu",
+        marks=pytest.mark.skipif(
+            not INTERPRETED,
+            reason="needs TRITON_INTERPRET=1, which a machine with a GPU does not set",
+        ),
     ),
     pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu]),
 ]

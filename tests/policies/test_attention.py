@@ -1,4 +1,7 @@
-"""Attention by flash kernels against attention over padded rows with masks. Without a GPU the kernels' contract is computed exactly."""
+"""Attention by flash kernels against attention over padded rows with masks.
+
+Without a GPU the kernels' contract is computed exactly.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +24,32 @@ HEADS, KV_HEADS, SIZE = 4, 2, 8
 
 
 def exact_varlen(
-    query_NHd: Tensor, key_KHd: Tensor, value_KHd: Tensor, queries: Spans, keys: Spans, scaling: float, causal: bool
+    query_NHd: Tensor,
+    key_KHd: Tensor,
+    value_KHd: Tensor,
+    queries: Spans,
+    keys: Spans,
+    scaling: float,
+    causal: bool,
 ) -> tuple[Tensor, Tensor]:
     """What `flash.varlen` promises, one stretch at a time, and differentiable."""
     outs, lses = [], []
     for number in range(len(queries.start_S) - 1):
-        of_query, of_key = (slice(*spans.start_S[number : number + 2].tolist()) for spans in (queries, keys))
+        of_query, of_key = (
+            slice(*spans.start_S[number : number + 2].tolist()) for spans in (queries, keys)
+        )
         query, key, value = query_NHd[of_query], key_KHd[of_key], value_KHd[of_key]
         assert len(query) <= queries.longest
         assert len(key) <= keys.longest
-        key, value = (heads.repeat_interleave(query.shape[1] // heads.shape[1], 1) for heads in (key, value))
+        key, value = (
+            heads.repeat_interleave(query.shape[1] // heads.shape[1], 1) for heads in (key, value)
+        )
         score = torch.einsum("qhd,khd->hqk", query, key) * scaling
         if causal:
             assert len(query) == len(key)
-            score = score.masked_fill(torch.ones(score.shape[1:], dtype=torch.bool).triu(1), float("-inf"))
+            score = score.masked_fill(
+                torch.ones(score.shape[1:], dtype=torch.bool).triu(1), float("-inf")
+            )
         lses.append(score.logsumexp(-1))
         outs.append(torch.einsum("hqk,khd->qhd", score.softmax(-1), value))
     return torch.cat(outs).contiguous(), torch.cat(lses, 1)
@@ -52,21 +67,31 @@ def exact_varlen_backward(
     scaling: float,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As the kernel does: softmax weights from the log-sum-exps it is given, their gradient by way of the output it is given."""
+    """As the kernel does: softmax weights from the log-sum-exps it is given, their gradient by way
+    of the output it is given.
+    """
     dquery, dkey, dvalue = (torch.zeros_like(heads) for heads in (query, key, value))
     repeats = query.shape[1] // key.shape[1]
     for number in range(len(queries.start_S) - 1):
-        of_query, of_key = (slice(*spans.start_S[number : number + 2].tolist()) for spans in (queries, keys))
+        of_query, of_key = (
+            slice(*spans.start_S[number : number + 2].tolist()) for spans in (queries, keys)
+        )
         k, v = (heads[of_key].repeat_interleave(repeats, 1) for heads in (key, value))
-        weight = (torch.einsum("qhd,khd->hqk", query[of_query], k) * scaling - lse[:, of_query, None]).exp()
+        weight = (
+            torch.einsum("qhd,khd->hqk", query[of_query], k) * scaling - lse[:, of_query, None]
+        ).exp()
         if causal:
             weight = weight.tril()
         dweight = torch.einsum("qhd,khd->hqk", dout[of_query], v)
         delta = (dout[of_query] * out[of_query]).sum(-1).t()
         dscore = weight * (dweight - delta[..., None]) * scaling
         dquery[of_query] = torch.einsum("hqk,khd->qhd", dscore, k)
-        dkey[of_key] = torch.einsum("hqk,qhd->khd", dscore, query[of_query]).unflatten(1, (-1, repeats)).sum(2)
-        dvalue[of_key] = torch.einsum("hqk,qhd->khd", weight, dout[of_query]).unflatten(1, (-1, repeats)).sum(2)
+        dkey[of_key] = (
+            torch.einsum("hqk,qhd->khd", dscore, query[of_query]).unflatten(1, (-1, repeats)).sum(2)
+        )
+        dvalue[of_key] = (
+            torch.einsum("hqk,qhd->khd", weight, dout[of_query]).unflatten(1, (-1, repeats)).sum(2)
+        )
     return dquery, dkey, dvalue
 
 
@@ -79,7 +104,10 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
 def of(*lengths: tuple[int, list[int]]) -> list[ToScore]:
     """Prompts of so many tokens with completions of so many."""
     rows = [(p, prompt, tokens) for p, (prompt, many) in enumerate(lengths) for tokens in many]
-    return [ToScore(row=i, prompt=(p + 1,) * prompt, tokens=tuple(range(1, tokens + 1))) for i, (p, prompt, tokens) in enumerate(rows)]
+    return [
+        ToScore(row=i, prompt=(p + 1,) * prompt, tokens=tuple(range(1, tokens + 1)))
+        for i, (p, prompt, tokens) in enumerate(rows)
+    ]
 
 
 BATCHES = {
@@ -100,7 +128,9 @@ def packed_of(kind: str, device: torch.device = CPU) -> Packed:
 def heads_of(packed: Packed, dtype: torch.dtype, size: int = SIZE, seed: int = 0) -> list[Tensor]:
     """Queries, keys and values as parts of one tensor, as a layer has them."""
     generator = torch.Generator().manual_seed(seed)
-    whole = torch.randn(len(packed.token_N), HEADS + 2 * KV_HEADS, size, generator=generator).to(packed.token_N.device, dtype)
+    whole = torch.randn(len(packed.token_N), HEADS + 2 * KV_HEADS, size, generator=generator).to(
+        packed.token_N.device, dtype
+    )
     return [part.detach().requires_grad_() for part in whole.split((HEADS, KV_HEADS, KV_HEADS), 1)]
 
 
@@ -112,7 +142,9 @@ def gradients(out: Tensor, heads: list[Tensor]) -> tuple[Tensor, ...]:
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("scaling", [None, 0.4])
 @pytest.mark.parametrize("kind", BATCHES)
-def test_two_parts_merged_are_the_attention_over_rows_with_masks(kind: str, scaling: float | None) -> None:
+def test_two_parts_merged_are_the_attention_over_rows_with_masks(
+    kind: str, scaling: float | None
+) -> None:
     packed = packed_of(kind)
     heads = heads_of(packed, torch.float32)
     expected = attend_by_rows(*heads, packed, scaling, None)
@@ -134,7 +166,9 @@ def test_with_the_rotation_in_it_it_is_the_same(kind: str) -> None:
     expected = flash.attend_by_flash(*turned.split((HEADS, KV_HEADS, KV_HEADS), 1), packed, 0.4)
     found = flash.attend_turned(whole, cos, sin, HEADS, packed, 0.4, torch.float32)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
-    torch.testing.assert_close(*(gradients(out, [whole])[0] for out in (found, expected)), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        *(gradients(out, [whole])[0] for out in (found, expected)), rtol=0, atol=1e-5
+    )
 
 
 def test_spans_say_where_prompts_and_completions_stand() -> None:
@@ -142,7 +176,12 @@ def test_spans_say_where_prompts_and_completions_stand() -> None:
     assert packed.own.start_S.tolist() == [0, 2, 5, 10, 10, 10, 10, 13, 13, 14, 19]
     assert packed.prompts.start_S.tolist() == [0, 2, 5, 10]
     assert packed.answers.start_S.tolist() == [0, 0, 3, 9]
-    assert (packed.own.longest, packed.prompts.longest, packed.answers.longest, packed.longest) == (5, 5, 6, 10)
+    assert (packed.own.longest, packed.prompts.longest, packed.answers.longest, packed.longest) == (
+        5,
+        5,
+        6,
+        10,
+    )
     assert (packed.own.total, packed.prompts.total, packed.answers.total) == (19, 10, 9)
     assert packed.own.start_S.dtype == torch.int32
 
@@ -161,7 +200,12 @@ def test_spans_say_where_prompts_and_completions_stand() -> None:
     ],
 )
 def test_flash_is_used_where_it_computes_the_same(
-    window: int | None, dtype: torch.dtype, size: int, runs: bool, by_flash: bool, monkeypatch: pytest.MonkeyPatch
+    window: int | None,
+    dtype: torch.dtype,
+    size: int,
+    runs: bool,
+    by_flash: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     packed = packed_of("ragged")
     assert packed.longest == 11
@@ -190,7 +234,9 @@ def test_flash_kernels_agree_with_exact_attention(kind: str, dtype: torch.dtype,
     close = 4e-3 if dtype == torch.float16 else 3e-2
     torch.testing.assert_close(found.float(), expected, rtol=0, atol=close)
     for mine, other in zip(gradients(found, heads), gradients(expected, wide), strict=True):
-        torch.testing.assert_close(mine.float(), other, rtol=close, atol=close * max(1.0, float(other.abs().max())))
+        torch.testing.assert_close(
+            mine.float(), other, rtol=close, atol=close * max(1.0, float(other.abs().max()))
+        )
 
 
 @pytest.mark.gpu

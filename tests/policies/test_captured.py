@@ -1,4 +1,6 @@
-"""Micro-batches filled up to the size of a graph, and graphs of their forward and backward pass, against plain scoring."""
+"""Micro-batches filled up to the size of a graph, and graphs of their forward and backward pass,
+against plain scoring.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,14 @@ def test_filling_up_leaves_tokens_and_targets_where_they_can_be_found(kind: str)
     packed = packed_of(kind)
     size = Size.of(packed)
     full = padded(packed, size)
-    assert full.token_N[full.predictor_M][: len(packed.target_M)].tolist() == packed.token_N[packed.predictor_M].tolist()
-    assert full.position_N[full.predictor_M][: len(packed.target_M)].tolist() == packed.position_N[packed.predictor_M].tolist()
+    assert (
+        full.token_N[full.predictor_M][: len(packed.target_M)].tolist()
+        == packed.token_N[packed.predictor_M].tolist()
+    )
+    assert (
+        full.position_N[full.predictor_M][: len(packed.target_M)].tolist()
+        == packed.position_N[packed.predictor_M].tolist()
+    )
     assert len(full.token_N) == size.prompt_tokens + size.answer_tokens
     assert len(full.target_M) == len(full.predictor_M) == len(full.temperature_M) == size.targets
     for spans, count, total in (
@@ -40,17 +48,23 @@ def test_filling_up_leaves_tokens_and_targets_where_they_can_be_found(kind: str)
     ):
         assert len(spans.start_S) == count + 1
         assert (int(spans.start_S[-1]), spans.total) == (total, total)
-        assert 0 <= int(spans.start_S.diff().min()) <= int(spans.start_S.diff().max()) <= spans.longest
+        assert (
+            0 <= int(spans.start_S.diff().min()) <= int(spans.start_S.diff().max()) <= spans.longest
+        )
     assert Size.of(dataclasses.replace(packed, token_N=packed.token_N + 1)) == size
 
 
 def test_sizes_are_few_and_hold_little_more() -> None:
     found = {captured._up(number) for number in range(1000, 70_000)}
     assert len(found) < 60
-    assert all(number <= captured._up(number) <= number * 1.13 for number in range(1000, 70_000, 37))
+    assert all(
+        number <= captured._up(number) <= number * 1.13 for number in range(1000, 70_000, 37)
+    )
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1, which a machine with a GPU does not set")
+@pytest.mark.skipif(
+    not INTERPRETED, reason="needs TRITON_INTERPRET=1, which a machine with a GPU does not set"
+)
 @pytest.mark.usefixtures("exact")
 def test_filling_up_changes_neither_logprobs_nor_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "HALF", (torch.float32,))
@@ -59,13 +73,17 @@ def test_filling_up_changes_neither_logprobs_nor_gradients(monkeypatch: pytest.M
     monkeypatch.setattr(captured, "_up", lambda number: -(-number // 11) * 11)
     policy = POLICIES["grouped"]()
     sequences = [s for s in ragged_sequences(temperatures=(1.0, 0.7)) if len(s.prompt) != 3][:3]
-    (micro,) = micro_batches([dataclasses.replace(s, row=i) for i, s in enumerate(sequences)], 10**6, CPU)
+    (micro,) = micro_batches(
+        [dataclasses.replace(s, row=i) for i, s in enumerate(sequences)], 10**6, CPU
+    )
     packed, count = micro.packed, len(micro.packed.target_M)
 
     def result(packed: Packed) -> tuple[Tensor, list[Tensor]]:
         policy.model.zero_grad()
         hidden_ND = fused.fused_states(policy.decoder, packed, torch.float32, False)
-        logp_M = score_hidden(hidden_ND[packed.predictor_M], policy.base.get_output_embeddings(), packed).logp_M[:count]
+        logp_M = score_hidden(
+            hidden_ND[packed.predictor_M], policy.base.get_output_embeddings(), packed
+        ).logp_M[:count]
         (logp_M * torch.linspace(-1, 2, count)).sum().backward()
         return logp_M.detach(), [p.grad.clone() for p in policy.model.parameters()]
 
@@ -97,7 +115,9 @@ def batches(seed: int) -> list[ToScore]:
     generator = torch.Generator().manual_seed(seed)
     token = lambda count: tuple(torch.randint(3, 28, (count,), generator=generator).tolist())
     groups = [(token(9), [token(5 + (row + seed) % 4) for row in range(4)]) for _ in range(6)]
-    rows = [(prompt, tokens) for prompt, answers in groups for tokens in answers] + [(token(4), token(7)) for _ in range(5)]
+    rows = [(prompt, tokens) for prompt, answers in groups for tokens in answers] + [
+        (token(4), token(7)) for _ in range(5)
+    ]
     return [ToScore(row=i, prompt=prompt, tokens=tokens) for i, (prompt, tokens) in enumerate(rows)]
 
 
@@ -116,19 +136,37 @@ def test_graphs_give_the_scores_and_gradients_of_plain_scoring(dtype: torch.dtyp
         captured_score.begin()
         assert bool(captured_score._graphs) == (step > 0)
         for part in range(2):
-            for way, model in ((captured_score, policy), (lambda packed: score(other, packed), other)):
+            for way, model in (
+                (captured_score, policy),
+                (lambda packed: score(other, packed), other),
+            ):
                 (micro,) = micro_batches(batches(10 * step + part), 10**6, torch.device("cuda"))
                 scores = way(micro.packed)
-                (scores.logp_M * torch.linspace(-1, 2, len(scores.logp_M), device="cuda")).sum().backward()
+                (
+                    scores.logp_M * torch.linspace(-1, 2, len(scores.logp_M), device="cuda")
+                ).sum().backward()
                 if model is policy:
                     found = scores
-            torch.testing.assert_close(found.logp_M, scores.logp_M, rtol=0, atol=2e-2 if dtype == torch.bfloat16 else 4e-3)
-            torch.testing.assert_close(found.entropy_M, scores.entropy_M, rtol=0, atol=2e-2 if dtype == torch.bfloat16 else 4e-3)
+            torch.testing.assert_close(
+                found.logp_M, scores.logp_M, rtol=0, atol=2e-2 if dtype == torch.bfloat16 else 4e-3
+            )
+            torch.testing.assert_close(
+                found.entropy_M,
+                scores.entropy_M,
+                rtol=0,
+                atol=2e-2 if dtype == torch.bfloat16 else 4e-3,
+            )
         for (name, ours), theirs in zip(policy.trained(), other.model.parameters(), strict=True):
             away = (ours.grad - theirs.grad).norm() / theirs.grad.norm()
-            assert float(away) < (0.05 if dtype == torch.bfloat16 else 0.01), (step, name, float(away))
+            assert float(away) < (0.05 if dtype == torch.bfloat16 else 0.01), (
+                step,
+                name,
+                float(away),
+            )
         with torch.no_grad():  # a step, the same for both
-            for ours, theirs in zip(policy.model.parameters(), other.model.parameters(), strict=True):
+            for ours, theirs in zip(
+                policy.model.parameters(), other.model.parameters(), strict=True
+            ):
                 ours.sub_(0.01 * theirs.grad)
                 theirs.sub_(0.01 * theirs.grad)
     assert not captured_score._gave_up

@@ -14,7 +14,15 @@ from fakes import grouped_query_policy, lora_policy, reference_logp, tiny_policy
 from motley.config import TrainPart
 from motley.policies import Policy
 from motley.policies.following import MAX_MISSES, Follower, Made, Publisher
-from motley.policies.weights import State, describe, encode_whole, frozen_state, state_hash, take_state, trained_state
+from motley.policies.weights import (
+    State,
+    describe,
+    encode_whole,
+    frozen_state,
+    state_hash,
+    take_state,
+    trained_state,
+)
 from motley.records import NO_BASE, Backlog, Blob, Weights
 
 POLICIES = {
@@ -29,7 +37,14 @@ PROMPT, TOKENS = (5, 12, 13), (14, 15, 1)
 class Learner:
     """Trains a policy by Adam on tokens drawn by version; keeps what it published."""
 
-    def __init__(self, kind: str = "grouped", lr: float = 1e-4, precision: Any = "bfloat16", anchor_every: int = 5, deltas: bool = True):
+    def __init__(
+        self,
+        kind: str = "grouped",
+        lr: float = 1e-4,
+        precision: Any = "bfloat16",
+        anchor_every: int = 5,
+        deltas: bool = True,
+    ):
         self.policy: Policy = POLICIES[kind](seed=1)
         self.precision = precision
         self.publisher = Publisher(self.policy, precision, anchor_every, deltas)
@@ -42,7 +57,9 @@ class Learner:
     def learn(self, steps: int = 1) -> None:
         for _ in range(steps):
             generator = torch.Generator().manual_seed(self.policy.version)
-            tokens = torch.randint(3, self.policy.vocabulary.size, (7,), generator=generator).tolist()
+            tokens = torch.randint(
+                3, self.policy.vocabulary.size, (7,), generator=generator
+            ).tolist()
             self.optimiser.zero_grad()
             (-reference_logp(self.policy, tokens[:3], tokens[3:]).sum()).backward()
             self.optimiser.step()
@@ -50,7 +67,11 @@ class Learner:
 
     def publish(self) -> Weights:
         made = self.publisher.make()
-        self.store |= {blob.sha256: content for content in (*made.blobs, *made.frozen) for blob in describe([content])}
+        self.store |= {
+            blob.sha256: content
+            for content in (*made.blobs, *made.frozen)
+            for blob in describe([content])
+        }
         manifest = manifest_of(made, self.policy.version, self.precision)
         self.known.append(manifest)
         self.state_at[manifest.version] = trained_state(self.policy, self.precision)
@@ -78,14 +99,18 @@ class Learner:
 
 
 def manifest_of(made: Made, version: int, precision: Any = "bfloat16") -> Weights:
-    return made.record("crew", "learner", version, precision, Backlog(waiting=(), oldest_s=0.0), created_s=0.0)
+    return made.record(
+        "crew", "learner", version, precision, Backlog(waiting=(), oldest_s=0.0), created_s=0.0
+    )
 
 
 def versions(plan: Sequence[Weights]) -> list[int]:
     return [manifest.version for manifest in plan]
 
 
-def catch_up(follower: Follower, learner: Learner, known: Sequence[Weights] | None = None) -> int | None:
+def catch_up(
+    follower: Follower, learner: Learner, known: Sequence[Weights] | None = None
+) -> int | None:
     return follower.apply(follower.plan(learner.known if known is None else known), learner.fetch)
 
 
@@ -94,10 +119,12 @@ def content(policy: Policy) -> bytes:
 
 
 def holds(follower: Follower, policy: Policy, learner: Learner, version: int) -> bool:
-    """The sampler's policy is the learner's of that version, to the last bit of the precision sent."""
-    return follower.version == policy.version == version and state_hash(trained_state(policy, learner.precision)) == state_hash(
-        learner.state_at[version]
-    )
+    """The sampler's policy is the learner's of that version, to the last bit of the precision
+    sent.
+    """
+    return follower.version == policy.version == version and state_hash(
+        trained_state(policy, learner.precision)
+    ) == state_hash(learner.state_at[version])
 
 
 # Following a training
@@ -105,7 +132,9 @@ def holds(follower: Follower, policy: Policy, learner: Learner, version: int) ->
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float32"])
 @pytest.mark.parametrize("kind", POLICIES)
-def test_a_follower_is_the_learner_to_the_last_bit_at_every_version(kind: str, precision: Any) -> None:
+def test_a_follower_is_the_learner_to_the_last_bit_at_every_version(
+    kind: str, precision: Any
+) -> None:
     learner, sampler = Learner(kind, precision=precision), POLICIES[kind](seed=2)
     follower = Follower(sampler)
     for version in range(12):
@@ -113,9 +142,25 @@ def test_a_follower_is_the_learner_to_the_last_bit_at_every_version(kind: str, p
         assert catch_up(follower, learner) is None
         assert holds(follower, sampler, learner, version)
         if precision == "float32":
-            assert torch.equal(reference_logp(sampler, PROMPT, TOKENS), reference_logp(learner.policy, PROMPT, TOKENS))
+            assert torch.equal(
+                reference_logp(sampler, PROMPT, TOKENS),
+                reference_logp(learner.policy, PROMPT, TOKENS),
+            )
         learner.learn()
-    assert [m.base for m in learner.known] == [NO_BASE, 0, 1, 2, 3, NO_BASE, 5, 6, 7, 8, NO_BASE, 10]
+    assert [m.base for m in learner.known] == [
+        NO_BASE,
+        0,
+        1,
+        2,
+        3,
+        NO_BASE,
+        5,
+        6,
+        7,
+        8,
+        NO_BASE,
+        10,
+    ]
 
 
 def test_a_change_of_a_slow_training_is_smaller_than_the_whole() -> None:
@@ -166,7 +211,15 @@ def test_any_subset_of_manifests_and_blobs_leads_to_a_state_the_learner_had() ->
                 seen.append(manifest)
             blobs = {b.sha256 for m in seen if rng.random() < 0.9 for b in m.blobs}
             while plan := follower.plan(seen):
-                if follower.apply(plan, lambda blob, there=blobs: learner.store[blob.sha256] if blob.sha256 in there else None) is not None:
+                if (
+                    follower.apply(
+                        plan,
+                        lambda blob, there=blobs: (
+                            learner.store[blob.sha256] if blob.sha256 in there else None
+                        ),
+                    )
+                    is not None
+                ):
                     break
             assert follower.version >= reached
             reached = follower.version
@@ -191,7 +244,13 @@ def test_versions_that_are_not_published_are_in_the_next_change() -> None:
     for _ in range(5):
         learner.publish()
         learner.learn(3)
-    assert [(m.version, m.base) for m in learner.known] == [(0, NO_BASE), (3, 0), (6, NO_BASE), (9, NO_BASE), (12, NO_BASE)]
+    assert [(m.version, m.base) for m in learner.known] == [
+        (0, NO_BASE),
+        (3, 0),
+        (6, NO_BASE),
+        (9, NO_BASE),
+        (12, NO_BASE),
+    ]
     follower = Follower(sampler)
     assert catch_up(follower, learner, learner.known[:2]) is None
     assert holds(follower, sampler, learner, 3)
@@ -245,7 +304,11 @@ def test_what_is_since_the_last_but_one_anchor_is_needed(kind: str) -> None:
     for version in range(10):
         learner.publish()
         if version in first_needed:
-            needed = {b.sha256 for m in learner.known[first_needed[version] :] for b in (*m.blobs, *m.frozen)}
+            needed = {
+                b.sha256
+                for m in learner.known[first_needed[version] :]
+                for b in (*m.blobs, *m.frozen)
+            }
             assert learner.publisher.needed() == needed, version
         learner.learn()
 
@@ -380,7 +443,9 @@ def test_a_missing_blob_is_tried_again_and_then_given_up() -> None:
     ids=str,
 )
 @pytest.mark.parametrize("version", [0, 1])
-def test_a_manifest_that_lies_is_bad_and_changes_nothing(version: int, changed: dict[str, Any]) -> None:
+def test_a_manifest_that_lies_is_bad_and_changes_nothing(
+    version: int, changed: dict[str, Any]
+) -> None:
     learner, sampler = Learner(), grouped_query_policy(seed=2)
     learner.run(2)
     lying = msgspec.structs.replace(learner.known[version], **changed)
@@ -396,7 +461,9 @@ def test_a_blob_of_another_raw_size_is_refused() -> None:
     learner = Learner()
     manifest = learner.publish()
     (blob,) = manifest.blobs
-    lying = msgspec.structs.replace(manifest, blobs=(msgspec.structs.replace(blob, raw_bytes=blob.raw_bytes - 1),))
+    lying = msgspec.structs.replace(
+        manifest, blobs=(msgspec.structs.replace(blob, raw_bytes=blob.raw_bytes - 1),)
+    )
     follower = Follower(grouped_query_policy())
     assert catch_up(follower, learner, [lying]) == 0
     assert follower.bad == {lying}
@@ -415,7 +482,10 @@ def test_values_that_are_not_all_there_are_refused_though_their_hash_is_right() 
     manifest = learner.publish()
     state = trained_state(learner.policy, "bfloat16")
     follower, before = Follower(sampler), content(sampler)
-    for other in (dict(list(state.items())[1:]), state | {"lm_head.weight": state["lm_head.weight"].t().contiguous()}):
+    for other in (
+        dict(list(state.items())[1:]),
+        state | {"lm_head.weight": state["lm_head.weight"].t().contiguous()},
+    ):
         blobs = encode_whole(other)
         learner.store |= {blob.sha256: c for blob, c in zip(describe(blobs), blobs, strict=True)}
         wrong = msgspec.structs.replace(manifest, blobs=describe(blobs), state=state_hash(other))
@@ -437,7 +507,9 @@ def test_a_blob_that_is_no_file_of_weights_is_bad() -> None:
 
 
 def test_chains_are_told_apart_by_their_states() -> None:
-    """A learner that lost its last versions and made others of the same numbers: a change of theirs does not fit ours."""
+    """A learner that lost its last versions and made others of the same numbers: a change of theirs
+    does not fit ours.
+    """
     ours, theirs, sampler = Learner(lr=1e-4), Learner(lr=3e-4), grouped_query_policy(seed=2)
     ours.run(3), theirs.run(4)
     follower = Follower(sampler)
@@ -466,6 +538,9 @@ def test_manifests_that_stand_on_themselves_or_the_future_lead_nowhere() -> None
 def test_a_plan_for_another_state_is_a_mistake_of_the_caller() -> None:
     learner, follower = Learner(), Follower(grouped_query_policy())
     learner.run(3)
-    with pytest.raises(ValueError, match=r"learner.weights.2 stands on version 1, the plan is at -1; make a new plan"):
+    with pytest.raises(
+        ValueError,
+        match=r"learner.weights.2 stands on version 1, the plan is at -1; make a new plan",
+    ):
         follower.apply(learner.known[2:], learner.fetch)
     assert follower.bad == set()

@@ -37,11 +37,19 @@ def gradients(policy: Policy, logp: list[torch.Tensor]) -> dict[str, torch.Tenso
     return {name: p.grad.clone() for name, p in policy.trained()}
 
 
-def assert_same_gradients(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+def assert_same_gradients(
+    found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]
+) -> None:
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         assert value.abs().max() > 0, name
-        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=2e-5 * float(value.abs().max()), msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            found[name],
+            value,
+            rtol=1e-4,
+            atol=2e-5 * float(value.abs().max()),
+            msg=lambda m, n=name: f"{n}: {m}",
+        )
 
 
 @pytest.mark.parametrize("kind", POLICIES)
@@ -60,7 +68,10 @@ def test_logprobs_and_gradients_equal_those_of_single_sequences(kind: str) -> No
 def test_the_token_budget_changes_neither_logprobs_nor_gradients(budget: int) -> None:
     policy = POLICIES["grouped"]()
     sequences = ragged_sequences()
-    whole, parts = packed_logp(policy, sequences, EVERYTHING), packed_logp(policy, sequences, budget)
+    whole, parts = (
+        packed_logp(policy, sequences, EVERYTHING),
+        packed_logp(policy, sequences, budget),
+    )
     assert len(micro_batches(sequences, budget, CPU)) > 1
     for ours, theirs in zip(parts, whole, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
@@ -68,7 +79,9 @@ def test_the_token_budget_changes_neither_logprobs_nor_gradients(budget: int) ->
 
 
 @pytest.mark.parametrize("logits_at_once", [1, 28, 100])
-def test_the_vocabulary_in_chunks_changes_neither_logprobs_nor_gradients(logits_at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_vocabulary_in_chunks_changes_neither_logprobs_nor_gradients(
+    logits_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     policy = tiny_policy()
     sequences = ragged_sequences(temperatures=(1.0, 0.5))
     whole = packed_logp(policy, sequences, EVERYTHING)
@@ -82,13 +95,18 @@ def test_the_vocabulary_in_chunks_changes_neither_logprobs_nor_gradients(logits_
 
 @pytest.mark.parametrize("logits_at_once", [1, 100, EVERYTHING])
 @pytest.mark.parametrize("bias", [False, True])
-def test_the_gradient_of_the_vocabulary_projection_is_autograds(bias: bool, logits_at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gradient_of_the_vocabulary_projection_is_autograds(
+    bias: bool, logits_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(logprobs, "LOGITS_AT_ONCE", logits_at_once)
     (micro,) = micro_batches(ragged_sequences(temperatures=(1.0, 0.5)), EVERYTHING, CPU)
     target_M, temperature_M = micro.packed.target_M, micro.packed.temperature_M
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        hidden_MD, head = torch.randn(len(target_M), 8, requires_grad=True), torch.nn.Linear(8, 40, bias=bias)
+        hidden_MD, head = (
+            torch.randn(len(target_M), 8, requires_grad=True),
+            torch.nn.Linear(8, 40, bias=bias),
+        )
         weight_M = torch.randn(len(target_M))
     leaves = [hidden_MD, *head.parameters()]
     logp_MV = torch.log_softmax(head(hidden_MD) / temperature_M[:, None], -1)
@@ -96,15 +114,22 @@ def test_the_gradient_of_the_vocabulary_projection_is_autograds(bias: bool, logi
     scores = logprobs.score_hidden(hidden_MD, head, micro.packed)
     torch.testing.assert_close(scores.logp_M, expected_M)
     torch.testing.assert_close(scores.entropy_M, -(logp_MV.exp() * logp_MV).sum(-1).detach())
-    for found, expected in zip(*(torch.autograd.grad(logp_M, leaves, weight_M) for logp_M in (scores.logp_M, expected_M)), strict=True):
+    for found, expected in zip(
+        *(torch.autograd.grad(logp_M, leaves, weight_M) for logp_M in (scores.logp_M, expected_M)),
+        strict=True,
+    ):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_completions_of_one_token_are_predicted_by_the_prompt_alone() -> None:
     policy = tiny_policy()
-    sequences = [ToScore(row=row, prompt=(5, 6, 7), tokens=(token,)) for row, token in enumerate((1, 12, 20))]
+    sequences = [
+        ToScore(row=row, prompt=(5, 6, 7), tokens=(token,)) for row, token in enumerate((1, 12, 20))
+    ]
     for ours, s in zip(packed_logp(policy, sequences, EVERYTHING), sequences, strict=True):
-        torch.testing.assert_close(ours, reference_logp(policy, s.prompt, s.tokens), rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            ours, reference_logp(policy, s.prompt, s.tokens), rtol=0, atol=1e-5
+        )
 
 
 def test_entropy_is_that_of_the_distribution_at_the_records_temperature() -> None:
@@ -116,12 +141,18 @@ def test_entropy_is_that_of_the_distribution_at_the_records_temperature() -> Non
     assert not scores.entropy_M.requires_grad
     for place, row in enumerate(micro.row_B.tolist()):
         s = sequences[row]
-        distribution = torch.distributions.Categorical(logits=reference_distribution(policy, s.prompt, s.tokens, s.temperature))
-        torch.testing.assert_close(entropy_BT[place, : len(s.tokens)], distribution.entropy(), rtol=0, atol=2e-5)
+        distribution = torch.distributions.Categorical(
+            logits=reference_distribution(policy, s.prompt, s.tokens, s.temperature)
+        )
+        torch.testing.assert_close(
+            entropy_BT[place, : len(s.tokens)], distribution.entropy(), rtol=0, atol=2e-5
+        )
 
 
 def test_the_padding_token_as_an_input_gets_the_gradient_that_transformers_gives_it() -> None:
-    """A model may sample it; its row of the embeddings is then trained by the head that it is tied to only."""
+    """A model may sample it; its row of the embeddings is then trained by the head that it is tied
+    to only.
+    """
     policy = tiny_policy()
     pad = policy.vocabulary.pad_id
     sequences = [ToScore(row=0, prompt=(5, 6), tokens=(7, pad, 8, pad, 9))]
@@ -142,7 +173,9 @@ def test_frozen_parts_get_no_gradient() -> None:
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("train", TRAINS)
 @pytest.mark.parametrize("kind", ARCHITECTURES)
-def test_other_architectures_get_the_logprobs_and_gradients_of_single_sequences(kind: str, train: str, checkpointing: bool) -> None:
+def test_other_architectures_get_the_logprobs_and_gradients_of_single_sequences(
+    kind: str, train: str, checkpointing: bool
+) -> None:
     policy = own_code_policy(kind, TRAINS[train])
     reference = reference_policy(policy)
     policy.gradient_checkpointing = checkpointing
@@ -157,18 +190,24 @@ def test_other_architectures_get_the_logprobs_and_gradients_of_single_sequences(
     expected_gradients, found_gradients = gradients(reference, expected), gradients(policy, found)
     assert found_gradients.keys() == expected_gradients.keys()
     for name, value in expected_gradients.items():
-        torch.testing.assert_close(found_gradients[name], value, rtol=1e-3, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            found_gradients[name], value, rtol=1e-3, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}"
+        )
     assert any(value.abs().max() > 1e-2 for value in expected_gradients.values())
 
 
 @pytest.mark.parametrize("kind", POLICIES)
-def test_gradient_checkpointing_changes_nothing_of_a_llama(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradient_checkpointing_changes_nothing_of_a_llama(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     policy, sequences = POLICIES[kind](), ragged_sequences()
     expected = packed_logp(policy, sequences, EVERYTHING)
     expected_gradients = gradients(policy, expected)
     policy.gradient_checkpointing = True
     recomputed = []
-    monkeypatch.setattr(forward, "checkpoint", lambda f, *given, **named: recomputed.append(f) or f(*given))
+    monkeypatch.setattr(
+        forward, "checkpoint", lambda f, *given, **named: recomputed.append(f) or f(*given)
+    )
     packed_logp(policy, sequences, EVERYTHING)
     assert recomputed == [forward._layer] * policy.config.num_hidden_layers
     monkeypatch.undo()
@@ -183,7 +222,10 @@ def test_checkpointing_other_architectures_keeps_less_for_the_backward_pass() ->
     kept = {}
     for policy.gradient_checkpointing in (False, True):
         sizes: list[int] = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):  # noqa: B023
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t: sizes.append(t.numel()) or t,  # noqa: B023
+            lambda t: t,
+        ):
             packed_logp(policy, sequences, EVERYTHING)
         kept[policy.gradient_checkpointing] = sum(sizes)
     assert kept[True] < kept[False] / 2
@@ -202,8 +244,11 @@ def test_checkpointing_can_be_taken_back() -> None:
 def test_a_window_is_counted_in_positions_of_the_sequence_not_in_packed_places() -> None:
     """Changing a token that is out of sight changes nothing, one that is just in sight does."""
     policy = own_code_policy("mistral")
-    policy.base.model.layers = policy.base.model.layers[:1]  # with more layers, what is out of sight is seen through others
-    logp = lambda first: packed_logp(policy, [ToScore(row=0, prompt=(*first, 7, 8, 9), tokens=(10,))], EVERYTHING)[0]
+    # with more layers, what is out of sight is seen through others
+    policy.base.model.layers = policy.base.model.layers[:1]
+    logp = lambda first: packed_logp(
+        policy, [ToScore(row=0, prompt=(*first, 7, 8, 9), tokens=(10,))], EVERYTHING
+    )[0]
     assert torch.equal(logp((5, 6)), logp((11, 6)))
     assert not torch.equal(logp((5, 6)), logp((5, 11)))
 
@@ -215,7 +260,9 @@ def test_scoring_leaves_nothing_of_ours_in_a_saved_model(tmp_path: Path) -> None
     policy.save(tmp_path)
     assert forward.ATTENTION not in (tmp_path / "config.json").read_text()
     loaded = Policy(AutoModelForCausalLM.from_pretrained(tmp_path), policy.vocabulary)
-    for ours, theirs in zip(packed_logp(loaded, ragged_sequences(), EVERYTHING), before, strict=True):
+    for ours, theirs in zip(
+        packed_logp(loaded, ragged_sequences(), EVERYTHING), before, strict=True
+    ):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
 
 
@@ -225,11 +272,15 @@ def test_bfloat16_arithmetic_stays_near_float32_and_hands_on_float32(kind: str) 
     sequences = ragged_sequences()
     with torch.no_grad():
         expected = packed_logp(policy, sequences, EVERYTHING)
-        rough = with_trained_part(dataclasses.replace(own_code_policy(kind), dtype=torch.bfloat16), TRAINS["lora"], 0)
+        rough = with_trained_part(
+            dataclasses.replace(own_code_policy(kind), dtype=torch.bfloat16), TRAINS["lora"], 0
+        )
         rough.model.load_state_dict(policy.model.state_dict())
         found = packed_logp(rough, sequences, EVERYTHING)
     assert rough.base.get_output_embeddings().weight.dtype == torch.float32
-    assert {p.dtype for n, p in rough.model.named_parameters() if n.endswith("base_layer.weight")} == {torch.bfloat16}
+    assert {
+        p.dtype for n, p in rough.model.named_parameters() if n.endswith("base_layer.weight")
+    } == {torch.bfloat16}
     difference = torch.cat([(a - b).abs() for a, b in zip(found, expected, strict=True)])
     assert found[0].dtype == torch.float32
     assert 0 < float(difference.mean()) < 0.2

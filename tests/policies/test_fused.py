@@ -1,4 +1,6 @@
-"""The forward in few kernels against the plain one: log-probs and gradients of every architecture it knows."""
+"""The forward in few kernels against the plain one: log-probs and gradients of every architecture
+it knows.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,16 @@ from motley.policies.forward import score
 from policies.devices import INTERPRETED, needs_gpu
 
 KNOWN = [kind for kind in ARCHITECTURES if not why_unknown(own_code_policy(kind).base)]
-TRAINED = {**TRAINS, "layers": TrainPart(layers="last:1"), "queries": TrainPart(layers="model.layers.0.self_attn.q_proj")}
+TRAINED = {
+    **TRAINS,
+    "layers": TrainPart(layers="last:1"),
+    "queries": TrainPart(layers="model.layers.0.self_attn.q_proj"),
+}
 HALF = [torch.float16, torch.bfloat16]
 
-interpreted = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1, which a machine with a GPU does not set")
+interpreted = pytest.mark.skipif(
+    not INTERPRETED, reason="needs TRITON_INTERPRET=1, which a machine with a GPU does not set"
+)
 
 
 def a_policy(kind: str, train: str = "full") -> Policy:
@@ -33,7 +41,10 @@ def a_policy(kind: str, train: str = "full") -> Policy:
 
 def weighted(values: Tensor, seed: int = 0) -> Tensor:
     """A sum in which every value has a weight of its own."""
-    return (values * torch.randn(values.shape, generator=torch.Generator().manual_seed(seed)).to(values.device)).sum()
+    return (
+        values
+        * torch.randn(values.shape, generator=torch.Generator().manual_seed(seed)).to(values.device)
+    ).sum()
 
 
 def few_sequences() -> list[ToScore]:
@@ -46,7 +57,9 @@ def packed_states(policy: Policy, by_kernels: bool, checkpointed: bool = False) 
     (micro,) = micro_batches(few_sequences(), 10**6, policy.device)
     decoder = Decoder.of(policy.base)
     if by_kernels:
-        return fused.fused_states(decoder, micro.packed.to(policy.device), torch.float32, checkpointed)
+        return fused.fused_states(
+            decoder, micro.packed.to(policy.device), torch.float32, checkpointed
+        )
     return forward._by_blocks(decoder, micro.packed.to(policy.device), checkpointed)
 
 
@@ -68,9 +81,14 @@ def gradients(policy: Policy, total: Tensor) -> dict[str, Tensor | None]:
         ("gemma3", "lora", True),
     ],
 )
-def test_in_float32_it_gives_the_plain_states_and_gradients(kind: str, train: str, checkpointed: bool) -> None:
+def test_in_float32_it_gives_the_plain_states_and_gradients(
+    kind: str, train: str, checkpointed: bool
+) -> None:
     policy = a_policy(kind, train)
-    expected, found = packed_states(policy, by_kernels=False), packed_states(policy, by_kernels=True, checkpointed=checkpointed)
+    expected, found = (
+        packed_states(policy, by_kernels=False),
+        packed_states(policy, by_kernels=True, checkpointed=checkpointed),
+    )
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
     theirs = gradients(policy, weighted(expected))
     ours = gradients(policy, weighted(found))
@@ -80,7 +98,9 @@ def test_in_float32_it_gives_the_plain_states_and_gradients(kind: str, train: st
         assert value is None or name in trained
         if value is not None:
             close = 3e-5 * max(1.0, float(value.abs().max()))
-            torch.testing.assert_close(ours[name], value, rtol=1e-4, atol=close, msg=lambda m, n=name: f"{n}: {m}")
+            torch.testing.assert_close(
+                ours[name], value, rtol=1e-4, atol=close, msg=lambda m, n=name: f"{n}: {m}"
+            )
     assert any(value is not None and value.abs().max() > 1e-2 for value in theirs.values())
 
 
@@ -94,14 +114,27 @@ def test_a_forward_casts_its_weights_once_and_together(monkeypatch: pytest.Monke
 
 @interpreted
 def test_weights_of_one_input_are_stacked_unless_they_need_no_copy() -> None:
-    full, lora = own_code_policy("llama with biases"), own_code_policy("llama with biases", TRAINS["lora"])
-    for dtype, policy, weights in ((torch.float16, full, 1), (torch.float32, full, 3), (torch.float32, lora, 3), (torch.float16, lora, 1)):
+    full, lora = (
+        own_code_policy("llama with biases"),
+        own_code_policy("llama with biases", TRAINS["lora"]),
+    )
+    for dtype, policy, weights in (
+        (torch.float16, full, 1),
+        (torch.float32, full, 3),
+        (torch.float32, lora, 3),
+        (torch.float16, lora, 1),
+    ):
         block = Decoder.of(policy.base).blocks[0]
         cast = fused.cast_blocks([block], dtype)[0]
         assert len(cast.qkv.weights) == weights
-        assert torch.equal(torch.cat(cast.qkv.weights), torch.cat([one.weight for one in block.qkv]).to(dtype))
+        assert torch.equal(
+            torch.cat(cast.qkv.weights), torch.cat([one.weight for one in block.qkv]).to(dtype)
+        )
         assert torch.equal(cast.qkv.bias, torch.cat([one.bias for one in block.qkv]).to(dtype))
-        assert {one.dtype for one in (cast.qkv.bias, *(a.A for each in cast.down.adapters for a in each))} == {dtype}
+        assert {
+            one.dtype
+            for one in (cast.qkv.bias, *(a.A for each in cast.down.adapters for a in each))
+        } == {dtype}
         assert cast.qkv.weights[0] is block.qkv[0].weight or weights == 1
         assert cast.qkv.weights[0].requires_grad == (policy is full)
 
@@ -109,7 +142,9 @@ def test_weights_of_one_input_are_stacked_unless_they_need_no_copy() -> None:
 @interpreted
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("kind", ["llama with biases", "qwen3", "gemma3"])
-def test_in_a_half_type_it_stays_near_float32(kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_half_type_it_stays_near_float32(
+    kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(forward, "runs_kernels", lambda device: True)
     policy = own_code_policy(kind, TRAINS["lora"])
     (micro,) = micro_batches(few_sequences(), 10**6, policy.device)
@@ -118,19 +153,31 @@ def test_in_a_half_type_it_stays_near_float32(kind: str, dtype: torch.dtype, mon
     found = score(dataclasses.replace(policy, dtype=dtype), micro.packed).logp_M
     assert found.grad_fn.name() == "_ScoreBackward"
     ours = gradients(policy, weighted(found))
-    assert 0 < float((found - expected).detach().abs().mean()) < (0.01 if dtype == torch.float16 else 0.1)
+    assert (
+        0
+        < float((found - expected).detach().abs().mean())
+        < (0.01 if dtype == torch.float16 else 0.1)
+    )
     for name, _ in policy.trained():
-        assert torch.cosine_similarity(ours[name].flatten(), theirs[name].flatten(), 0) > (0.999 if dtype == torch.float16 else 0.98), name
+        assert torch.cosine_similarity(ours[name].flatten(), theirs[name].flatten(), 0) > (
+            0.999 if dtype == torch.float16 else 0.98
+        ), name
 
 
 @interpreted
-def test_the_step_keeps_no_activation_that_it_can_make_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_step_keeps_no_activation_that_it_can_make_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """act(gate)·up is as wide as half of gate_up, which is kept."""
     policy, made = own_code_policy("qwen2"), []
     gated = fused.kernels.gated
-    monkeypatch.setattr(fused.kernels, "gated", lambda *given: made.append(gated(*given)) or made[-1])
+    monkeypatch.setattr(
+        fused.kernels, "gated", lambda *given: made.append(gated(*given)) or made[-1]
+    )
     kept: list[int] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.data_ptr()) or t, lambda t: t):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: kept.append(t.data_ptr()) or t, lambda t: t
+    ):
         packed_states(policy, by_kernels=True)
     assert len(made) == 2
     assert not {one.data_ptr() for one in made} & set(kept)
@@ -141,8 +188,16 @@ def test_the_step_keeps_no_activation_that_it_can_make_again(monkeypatch: pytest
 
 def sized_policy(kind: str, train: str, dtype: torch.dtype) -> Policy:
     """Wide enough for tiles, narrow enough for a second; windows longer than the sequences."""
-    sizes = {"hidden_size": 192, "intermediate_size": 320, "num_attention_heads": 6, "num_key_value_heads": 2, "vocab_size": 5000}
-    config = ARCHITECTURES[kind](**sizes, head_dim=64, max_position_embeddings=512, initializer_range=0.06)
+    sizes = {
+        "hidden_size": 192,
+        "intermediate_size": 320,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "vocab_size": 5000,
+    }
+    config = ARCHITECTURES[kind](
+        **sizes, head_dim=64, max_position_embeddings=512, initializer_range=0.06
+    )
     if getattr(config, "sliding_window", None):
         config.sliding_window = 512
     with torch.random.fork_rng():
@@ -163,7 +218,10 @@ def sized_sequences() -> list[ToScore]:
     tokens = lambda count: tuple(torch.randint(1, 5000, (count,), generator=generator).tolist())
     prompts = [tokens(count) for count in (1, 30, 130, 77)]
     lengths = [(prompt, length) for prompt in prompts for length in (1, 2, 64, 129, 200)]
-    return [ToScore(row=i, prompt=p, tokens=tokens(n), temperature=(1.0, 0.7)[i % 2]) for i, (p, n) in enumerate(lengths)]
+    return [
+        ToScore(row=i, prompt=p, tokens=tokens(n), temperature=(1.0, 0.7)[i % 2])
+        for i, (p, n) in enumerate(lengths)
+    ]
 
 
 @pytest.mark.gpu
@@ -183,7 +241,9 @@ def test_on_a_gpu_it_is_as_near_to_float32_as_the_plain_step(
         with monkeypatch.context() as patch:
             if way != "fused":
                 patch.setattr(forward, "runs_kernels", lambda device: False)
-            chosen = dataclasses.replace(policy, dtype=arithmetic, model=copy.deepcopy(policy.model))
+            chosen = dataclasses.replace(
+                policy, dtype=arithmetic, model=copy.deepcopy(policy.model)
+            )
             if way == "exact":
                 chosen.model.float()
             scores = score(chosen, micro.packed)
@@ -192,12 +252,17 @@ def test_on_a_gpu_it_is_as_near_to_float32_as_the_plain_step(
             gradient[way] = gradients(chosen, 1024 * weighted(scores.logp_M) / len(scores.logp_M))
     away = {way: float((logp[way] - logp["exact"]).abs().mean()) for way in ("plain", "fused")}
     assert 0 < away["fused"] < 1.5 * away["plain"] + 1e-4, away
-    torch.testing.assert_close(entropy["fused"], entropy["exact"], rtol=0, atol=0.02 if dtype == torch.float16 else 0.15)
+    torch.testing.assert_close(
+        entropy["fused"], entropy["exact"], rtol=0, atol=0.02 if dtype == torch.float16 else 0.15
+    )
     for name, exact in gradient["exact"].items():
         ours, theirs = gradient["fused"][name], gradient["plain"][name]
         assert (ours is None) == (exact is None), name
         if exact is not None:
-            error = {way: float((value.float() - exact).norm() / exact.norm()) for way, value in (("fused", ours), ("plain", theirs))}
+            error = {
+                way: float((value.float() - exact).norm() / exact.norm())
+                for way, value in (("fused", ours), ("plain", theirs))
+            }
             assert error["fused"] < 1.5 * error["plain"] + 2e-3, (name, error)
 
 
@@ -212,7 +277,8 @@ def test_on_a_gpu_windows_shorter_than_the_sequences_are_kept(dtype: torch.dtype
         expected = score(policy, micro.packed).logp_M
         found = score(dataclasses.replace(policy, dtype=dtype), micro.packed).logp_M
         policy.base.config.sliding_window = 512
-        unlike = score(dataclasses.replace(policy), micro.packed).logp_M  # a policy reads its decoder once
+        # a policy reads its decoder once
+        unlike = score(dataclasses.replace(policy), micro.packed).logp_M
     assert float((found - expected).abs().mean()) < (0.01 if dtype == torch.float16 else 0.06)
     assert float((unlike - expected).abs().mean()) > 0.1
 

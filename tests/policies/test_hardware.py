@@ -20,7 +20,9 @@ def measured_anew() -> Iterator[None]:
     is_faster.cache_clear()
 
 
-def speeds(patch: pytest.MonkeyPatch, full: float, half: float, float16: float = 9.0) -> list[tuple[torch.dtype, str]]:
+def speeds(
+    patch: pytest.MonkeyPatch, full: float, half: float, float16: float = 9.0
+) -> list[tuple[torch.dtype, str]]:
     """Have products take these seconds, with `half` those of bfloat16; what was measured."""
     asked: list[tuple[torch.dtype, str]] = []
 
@@ -41,13 +43,24 @@ def gpus(patch: pytest.MonkeyPatch, count: int) -> None:
 @pytest.mark.parametrize(
     ("wanted", "count", "words"),
     [
-        ("cuda", 0, "device='cuda', and torch finds no CUDA GPU here; use auto or cpu, or install a torch built for CUDA"),
+        (
+            "cuda",
+            0,
+            "device='cuda', and torch finds no CUDA GPU here; use auto or cpu, or install a "
+            "torch built for CUDA",
+        ),
         ("cuda:1", 0, "device='cuda:1', and torch finds no CUDA GPU here"),
-        ("cuda:2", 2, "device='cuda:2', and the last CUDA GPU here is cuda:1; use one that is here"),
+        (
+            "cuda:2",
+            2,
+            "device='cuda:2', and the last CUDA GPU here is cuda:1; use one that is here",
+        ),
         ("mps", 0, "device='mps', and torch finds no Apple GPU here; use auto or cpu"),
     ],
 )
-def test_a_device_that_is_not_here_is_refused(wanted: str, count: int, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_is_not_here_is_refused(
+    wanted: str, count: int, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gpus(monkeypatch, count)
     with pytest.raises(ValueError, match=words):
         choose_device(wanted, small=True)
@@ -55,13 +68,17 @@ def test_a_device_that_is_not_here_is_refused(wanted: str, count: int, words: st
         initial_policy(PeerConfig(name="a", model="tiny:0.3m", device=wanted), seed=0)
 
 
-def test_a_device_that_is_asked_for_is_used_also_for_small_models(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_is_asked_for_is_used_also_for_small_models(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     gpus(monkeypatch, 2)
     assert choose_device("cuda:1", small=True) == torch.device("cuda:1")
     assert choose_device("cpu", small=False) == CPU
 
 
-def test_without_a_wish_small_models_stay_on_the_cpu_and_others_go_to_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_wish_small_models_stay_on_the_cpu_and_others_go_to_the_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     gpus(monkeypatch, 1)
     assert choose_device("auto", small=True) == CPU
     assert choose_device("auto", small=False) == CUDA
@@ -69,15 +86,22 @@ def test_without_a_wish_small_models_stay_on_the_cpu_and_others_go_to_the_gpu(mo
     assert choose_device("auto", small=False) == CPU
 
 
-def test_on_a_cpu_nothing_is_measured_unless_bfloat16_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_cpu_nothing_is_measured_unless_bfloat16_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked = speeds(monkeypatch, full=1.0, half=0.1)
     assert choose_dtype("auto", CPU, small=False) == torch.float32
     assert choose_dtype("float32", CPU, small=False) == torch.float32
     assert asked == []
 
 
-@pytest.mark.parametrize(("half", "expected"), [(0.1, torch.bfloat16), (0.74, torch.bfloat16), (0.8, torch.float32), (9.0, torch.float32)])
-def test_a_gpu_uses_bfloat16_where_it_is_clearly_faster(half: float, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("half", "expected"),
+    [(0.1, torch.bfloat16), (0.74, torch.bfloat16), (0.8, torch.float32), (9.0, torch.float32)],
+)
+def test_a_gpu_uses_bfloat16_where_it_is_clearly_faster(
+    half: float, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = speeds(monkeypatch, full=1.0, half=half)
     assert [choose_dtype("auto", CUDA, small=False) for _ in range(3)] == [expected] * 3
     assert len(asked) == 4  # once for each half type
@@ -93,14 +117,24 @@ def test_a_gpu_uses_float16_where_it_is_faster_and_holds_the_model(
 ) -> None:
     speeds(monkeypatch, full=1.0, half=0.1, float16=float16)
     asked = []
-    chosen = choose_dtype("auto", CUDA, small=False, fits_float16=lambda: asked.append(True) or fits)
+    chosen = choose_dtype(
+        "auto", CUDA, small=False, fits_float16=lambda: asked.append(True) or fits
+    )
     assert chosen == expected
     assert len(asked) == (float16 < 0.5)  # the model is tried only where it matters
-    assert choose_dtype("auto", torch.device("mps"), small=False, fits_float16=lambda: True) == torch.bfloat16
+    assert (
+        choose_dtype("auto", torch.device("mps"), small=False, fits_float16=lambda: True)
+        == torch.bfloat16
+    )
 
 
-def test_float16_is_refused_without_a_cuda_gpu_before_anything_loads(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = "dtype='float16' is for CUDA GPUs, and this peer computes on cpu; use auto, float32 or bfloat16"
+def test_float16_is_refused_without_a_cuda_gpu_before_anything_loads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    words = (
+        "dtype='float16' is for CUDA GPUs, and this peer computes on cpu; use auto, float32 or "
+        "bfloat16"
+    )
     monkeypatch.setattr("motley.policies.read_model", None)
     for model in ("tiny:0.3m", "nowhere"):
         with pytest.raises(ValueError, match=words):
@@ -110,7 +144,10 @@ def test_float16_is_refused_without_a_cuda_gpu_before_anything_loads(monkeypatch
 
 def test_bfloat16_that_is_slower_is_used_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     speeds(monkeypatch, full=1.0, half=5.0)
-    with pytest.warns(UserWarning, match="bfloat16 is not faster than float32 on cpu; dtype = 'auto' would use float32") as caught:
+    with pytest.warns(
+        UserWarning,
+        match="bfloat16 is not faster than float32 on cpu; dtype = 'auto' would use float32",
+    ) as caught:
         policy = initial_policy(PeerConfig(name="a", model="tiny:0.3m", dtype="bfloat16"), seed=0)
     assert len(caught) == 1
     assert policy.dtype == torch.bfloat16
@@ -128,8 +165,12 @@ def test_the_measurement_measures() -> None:
     assert 0 < hardware._seconds(torch.float32, "cpu") < 1
 
 
-def test_a_policy_has_the_device_and_dtype_chosen_for_its_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_has_the_device_and_dtype_chosen_for_its_peer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     gpus(monkeypatch, 0)
     chosen = initial_policy(PeerConfig(name="a", model="tiny:0.3m"), seed=0)
-    told = initial_policy(PeerConfig(name="a", model="tiny:0.3m", device="cpu", dtype="float32"), seed=0)
+    told = initial_policy(
+        PeerConfig(name="a", model="tiny:0.3m", device="cpu", dtype="float32"), seed=0
+    )
     assert {(policy.device, policy.dtype) for policy in (chosen, told)} == {(CPU, torch.float32)}

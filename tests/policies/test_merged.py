@@ -17,7 +17,9 @@ EVERYTHING = 10**6
 
 
 def packed(*sequences: tuple[tuple[int, ...], tuple[int, ...]]) -> Packed:
-    (micro,) = micro_batches([ToScore(row=i, prompt=p, tokens=t) for i, (p, t) in enumerate(sequences)], EVERYTHING, CPU)
+    (micro,) = micro_batches(
+        [ToScore(row=i, prompt=p, tokens=t) for i, (p, t) in enumerate(sequences)], EVERYTHING, CPU
+    )
     return micro.packed
 
 
@@ -26,18 +28,26 @@ def alike(seed: int = 0) -> list[ToScore]:
     generator = torch.Generator().manual_seed(seed)
     draw = lambda length: tuple(torch.randint(5, 7, (length,), generator=generator).tolist())
     prompts = [draw(length) for length in (2, 3, 5, 7)]
-    return [ToScore(row=row, prompt=prompts[row % 4], tokens=draw(1 + row % 7)) for row in range(40)]
+    return [
+        ToScore(row=row, prompt=prompts[row % 4], tokens=draw(1 + row % 7)) for row in range(40)
+    ]
 
 
 def scored(policy: Policy, batch: Packed) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     policy.model.zero_grad()
     logp_M = forward.score(policy, batch).logp_M
     (logp_M * torch.linspace(-1, 1, len(logp_M))).sum().backward()
-    return logp_M.detach(), {name: p.grad.clone() for name, p in policy.trained() if p.grad is not None}
+    return logp_M.detach(), {
+        name: p.grad.clone() for name, p in policy.trained() if p.grad is not None
+    }
 
 
 def test_what_completions_begin_with_alike_is_there_once() -> None:
-    found = Merged.of(packed(((9, 8), (5, 6, 7, 1)), ((9, 8), (5, 6, 8, 1)), ((9, 8), (5, 6, 7, 1)), ((9, 8), (6, 1))))
+    found = Merged.of(
+        packed(
+            ((9, 8), (5, 6, 7, 1)), ((9, 8), (5, 6, 8, 1)), ((9, 8), (5, 6, 7, 1)), ((9, 8), (6, 1))
+        )
+    )
     assert found.token_N.tolist() == [9, 8, 5, 6, 7, 8, 6]
     assert found.position_N.tolist() == [0, 1, 2, 3, 4, 4, 2]
     assert found.predictor_M.tolist() == [1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3, 4, 1, 6]
@@ -45,7 +55,8 @@ def test_what_completions_begin_with_alike_is_there_once() -> None:
 
 def test_completions_of_different_prompts_are_not_merged() -> None:
     found = Merged.of(packed(((9, 8), (5, 6, 1)), ((9, 7), (5, 6, 1))))
-    assert sorted(found.token_N.tolist()) == [5, 5, 6, 6, 7, 8, 9]  # their prompts are where they are alike
+    # their prompts are where they are alike
+    assert sorted(found.token_N.tolist()) == [5, 5, 6, 6, 7, 8, 9]
 
 
 def test_a_long_prompt_keeps_all_prompts_in_rows_of_their_own() -> None:
@@ -63,7 +74,9 @@ def test_the_same_long_completion_is_there_once() -> None:
 
 @pytest.mark.parametrize("row_tokens", [1, 4, 9, 64])
 @pytest.mark.parametrize("kind", POLICIES)
-def test_merging_changes_neither_logprobs_nor_gradients(kind: str, row_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merging_changes_neither_logprobs_nor_gradients(
+    kind: str, row_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     policy = POLICIES[kind]()
     (micro,) = micro_batches(alike() + ragged_sequences(), EVERYTHING, CPU)
     monkeypatch.setattr(merged, "ROW_TOKENS", row_tokens)
@@ -73,11 +86,15 @@ def test_merging_changes_neither_logprobs_nor_gradients(kind: str, row_tokens: i
     expected_M, expected = scored(policy, micro.packed)
     torch.testing.assert_close(logp_M, expected_M, rtol=0, atol=1e-5)
     for name, value in expected.items():
-        torch.testing.assert_close(gradient[name], value, rtol=1e-4, atol=2e-5 * float(value.abs().max()))
+        torch.testing.assert_close(
+            gradient[name], value, rtol=1e-4, atol=2e-5 * float(value.abs().max())
+        )
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
-def test_merging_changes_no_logprobs_of_other_architectures(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merging_changes_no_logprobs_of_other_architectures(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     policy = own_code_policy(kind, "full")
     (micro,) = micro_batches(alike(), EVERYTHING, CPU)
     logp_M, _ = scored(policy, micro.packed)

@@ -10,7 +10,9 @@ from motley.policies.parts import rms_norm, rotate
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).requires_grad_()
+    return torch.randn(
+        shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    ).requires_grad_()
 
 
 @pytest.mark.parametrize("shape", [(5, 8), (4, 3, 6)])
@@ -29,6 +31,8 @@ def test_rotation_turns_halves_against_each_other() -> None:
     heads, angle = normal(5, 3, 8), normal(5, 1, 4, seed=1).detach()
     cos, sin = (torch.cat([part, part], -1) for part in (angle.cos(), angle.sin()))
     first, second = heads.chunk(2, -1)
-    expected = torch.cat([first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()], -1)
+    expected = torch.cat(
+        [first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()], -1
+    )
     torch.testing.assert_close(rotate(heads, cos, sin), expected)
     assert torch.autograd.gradcheck(lambda heads: rotate(heads, cos, sin), (heads,))

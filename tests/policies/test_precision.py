@@ -10,7 +10,9 @@ from motley.policies.precision import fits_float16
 
 
 def grown(policy: Policy, factor: float) -> Policy:
-    """The same model with one product that is so many times larger, and taken back by the norm behind it."""
+    """The same model with one product that is so many times larger, and taken back by the norm
+    behind it.
+    """
     with torch.no_grad():
         policy.base.model.layers[1].mlp.down_proj.weight.mul_(factor)
     return policy

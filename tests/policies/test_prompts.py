@@ -14,7 +14,9 @@ TASK = load_task("digits", {"kinds": ["sort", "reverse"], "levels": [2]})
 PROBLEM = Problem(kind="sort", prompt="sort 21=", answer="12")
 
 
-def prompts(rules: Prompt = Prompt(), task: Task = TASK, vocabulary: Vocabulary | None = None) -> Prompts:
+def prompts(
+    rules: Prompt = Prompt(), task: Task = TASK, vocabulary: Vocabulary | None = None
+) -> Prompts:
     return Prompts.of(vocabulary or Vocabulary(text_tokenizer(), stop=rules.stop), rules, task)
 
 
@@ -38,7 +40,8 @@ def test_without_rules_a_problem_is_put_as_it_is() -> None:
 def test_a_chat_answer_ends_as_the_models_turns_do() -> None:
     tokenizer = text_tokenizer()
     turn_end = tokenizer.convert_tokens_to_ids(TURN_END)
-    for ends, last in (([turn_end], turn_end), ([], tokenizer.eos_token_id)):  # only what is known to end an answer can end one
+    # only what is known to end an answer can end one
+    for ends, last in (([turn_end], turn_end), ([], tokenizer.eos_token_id)):
         made = prompts(Prompt(style="chat"), vocabulary=Vocabulary(tokenizer, ends=ends))
         assert made.answer_ids(PROBLEM)[-1] == last
         assert prompts(vocabulary=made.vocabulary).answer_ids(PROBLEM)[-1] == tokenizer.eos_token_id
@@ -63,7 +66,9 @@ def test_a_plain_prompt_begins_once_and_its_answer_not_at_all() -> None:
         ("Q: {prompt}\n{answer}", "<s>Q: sort 21=\n", "12</s>"),
     ],
 )
-def test_space_before_the_answer_belongs_to_the_answer(template: str, asked: str, answered: str) -> None:
+def test_space_before_the_answer_belongs_to_the_answer(
+    template: str, asked: str, answered: str
+) -> None:
     made = prompts(Prompt(template=template))
     assert text(made) == asked
     assert answer(made) == answered
@@ -132,12 +137,18 @@ def test_a_kind_that_is_never_trained_is_shown_another_kinds_shots() -> None:
 
 def test_problems_of_different_kinds_with_the_same_words_are_not_confused() -> None:
     made = prompts(Prompt(shots=1))
-    kinds = [made.ids(Problem(kind=kind, prompt="12=", answer="12")) for kind in ("sort", "reverse", "sort")]
+    kinds = [
+        made.ids(Problem(kind=kind, prompt="12=", answer="12"))
+        for kind in ("sort", "reverse", "sort")
+    ]
     assert kinds[0] == kinds[2] != kinds[1]
 
 
 def test_more_shots_than_there_are_problems_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"shots=5000, and kind 'sort' has only \d+ different problems to show; use fewer"):
+    with pytest.raises(
+        ValueError,
+        match=r"shots=5000, and kind 'sort' has only \d+ different problems to show; use fewer",
+    ):
         prompts(Prompt(shots=5000))
 
 
@@ -150,7 +161,10 @@ def test_the_tasks_own_way_holds_where_the_crew_file_is_silent() -> None:
 
     task: Task = Asking()  # type: ignore[assignment]
     assert text(prompts(task=task)) == "<s>End with the number.\n\nQuestion: sort 21=\nAnswer:"
-    assert text(prompts(Prompt(template="{prompt} {answer}", system="Hm."), task)) == "<s>Hm.\n\nsort 21="
+    assert (
+        text(prompts(Prompt(template="{prompt} {answer}", system="Hm."), task))
+        == "<s>Hm.\n\nsort 21="
+    )
     assert "system\nEnd with the number.<|im_end|>" in text(prompts(Prompt(style="chat"), task))
 
 
@@ -165,20 +179,39 @@ def test_many_problems_do_not_fill_the_memory() -> None:
 def test_a_mixture_whose_parts_differ_needs_a_word_in_the_crew_file() -> None:
     gym = {"task": "reasoning_gym:chain_sum"}
     digits = load_task("mixture", {"gym": gym, "digits": {"task": "digits", "kinds": ["sort"]}})
-    with pytest.raises(ValueError, match=r"put their problems differently; write a template under \[prompt\]"):
+    with pytest.raises(
+        ValueError, match=r"put their problems differently; write a template under \[prompt\]"
+    ):
         prompts(task=digits)
     problem = Problem(kind="digits", prompt="sort 21=", answer="12")
-    assert text(prompts(Prompt(template="Q {prompt} A {answer}"), digits), problem).endswith("Q sort 21= A")
+    assert text(prompts(Prompt(template="Q {prompt} A {answer}"), digits), problem).endswith(
+        "Q sort 21= A"
+    )
     assert prompts(Prompt(style="chat"), digits).ids(problem)
     forms = load_task("mixture", {"gym": gym, "tagged": {**gym, "form": "tags"}})
-    with pytest.raises(ValueError, match=r"want answers of different forms; give them one form, or write system"):
+    with pytest.raises(
+        ValueError, match=r"want answers of different forms; give them one form, or write system"
+    ):
         prompts(task=forms)
-    assert text(prompts(Prompt(system="Answer."), forms), Problem(kind="gym", prompt="1?", answer="1")).startswith(f"{BEGIN}Answer.")
+    assert text(
+        prompts(Prompt(system="Answer."), forms), Problem(kind="gym", prompt="1?", answer="1")
+    ).startswith(f"{BEGIN}Answer.")
 
 
 def test_a_template_that_tells_the_day_tells_the_same_one_always() -> None:
-    day = "{% if not date_string is defined %}{% set date_string = strftime_now('%S.%f') %}{% endif %}{{ date_string }}"
+    day = (
+        "{% if not date_string is defined %}{% set date_string = strftime_now('%S.%f') %}{% endif "
+        "%}{{ date_string }}"
+    )
     turns = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    assert "01 Jan 2026" in text(prompts(Prompt(style="chat"), vocabulary=Vocabulary(text_tokenizer(day + turns))))
-    with pytest.raises(ValueError, match="tells the day it is rendered on, so that no two peers would see the same prompt"):
-        prompts(Prompt(style="chat"), vocabulary=Vocabulary(text_tokenizer("{{ strftime_now('%d') }}" + turns))).ids(PROBLEM)
+    assert "01 Jan 2026" in text(
+        prompts(Prompt(style="chat"), vocabulary=Vocabulary(text_tokenizer(day + turns)))
+    )
+    with pytest.raises(
+        ValueError,
+        match="tells the day it is rendered on, so that no two peers would see the same prompt",
+    ):
+        prompts(
+            Prompt(style="chat"),
+            vocabulary=Vocabulary(text_tokenizer("{{ strftime_now('%d') }}" + turns)),
+        ).ids(PROBLEM)

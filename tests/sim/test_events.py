@@ -62,7 +62,13 @@ def test_what_is_planned_for_the_past_happens_now_behind_what_is_due() -> None:
 
     diary.events.at(10.0, late)
     diary.plan(10.0, "beside it")
-    assert diary.live() == [(10.0, "late"), (10.0, "beside it"), (10.0, "planned for the past"), (10.0, "at once"), (11.0, "later")]
+    assert diary.live() == [
+        (10.0, "late"),
+        (10.0, "beside it"),
+        (10.0, "planned for the past"),
+        (10.0, "at once"),
+        (11.0, "later"),
+    ]
 
 
 def test_time_never_goes_back_whatever_is_planned() -> None:

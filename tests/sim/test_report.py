@@ -20,7 +20,12 @@ def test_a_row_sums_up_what_a_peer_did(tmp_path: Path) -> None:
         line("l", 1, 60.0, ages={"0": 3, "2": 1}, dropped={}),
         line("s", 2, 1800.0, behind=3, reward=0.5),
         line(
-            "l", 2, 7200.0, ages={"10": 4}, dropped={"s": {"stale": 2, "late": 1}, "t": {"stale": 4}}, heldout={"sort": 0.5, "reverse": 1.0}
+            "l",
+            2,
+            7200.0,
+            ages={"10": 4},
+            dropped={"s": {"stale": 2, "late": 1}, "t": {"stale": 4}},
+            heldout={"sort": 0.5, "reverse": 1.0},
         ),
     ]
     append_lines(tmp_path / "metrics.jsonl", lines)
@@ -37,12 +42,23 @@ def test_a_row_sums_up_what_a_peer_did(tmp_path: Path) -> None:
         "max_age": 10,
         "behind": None,
     }
-    assert (sampler["peer"], sampler["rounds"], sampler["hours"], sampler["behind"]) == ("s", 2, 0.5, 1.5)
-    assert all(sampler[key] is None for key in ("before", "after", "groups", "dropped", "mean_age", "max_age"))
+    assert (sampler["peer"], sampler["rounds"], sampler["hours"], sampler["behind"]) == (
+        "s",
+        2,
+        0.5,
+        1.5,
+    )
+    assert all(
+        sampler[key] is None
+        for key in ("before", "after", "groups", "dropped", "mean_age", "max_age")
+    )
 
 
 def test_a_peer_that_never_learned_has_a_row_too(tmp_path: Path) -> None:
-    append_lines(tmp_path / "metrics.jsonl", [line("l", 0, 0.0, heldout={"sort": 0.5}), line("l", 4, 9.0, heldout={"sort": 0.25})])
+    append_lines(
+        tmp_path / "metrics.jsonl",
+        [line("l", 0, 0.0, heldout={"sort": 0.5}), line("l", 4, 9.0, heldout={"sort": 0.25})],
+    )
     (row,) = summary(tmp_path)
     assert (row["before"], row["after"], row["groups"], row["mean_age"]) == (0.5, 0.25, None, None)
 

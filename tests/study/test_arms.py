@@ -6,8 +6,10 @@ from motley.config import parse_config
 from motley.study.arms import Arm, crews_of, parse_arm
 
 CREW = parse_config(
-    '[crew]\nname = "c"\ntask = "digits"\nrounds = 1\ngroup_size = 4\nproblems_per_round = 4\nobjective = "gepo"\nvariant = "code"\n'
-    '[objective]\nbeta = 0.1\n[[peer]]\nname = "a"\nmodel = "tiny:1m"\n[[peer]]\nname = "b"\nmodel = "tiny:1m"\n'
+    '[crew]\nname = "c"\ntask = "digits"\nrounds = 1\ngroup_size = 4\nproblems_per_round = '
+    '4\nobjective = "gepo"\nvariant = "code"\n'
+    '[objective]\nbeta = 0.1\n[[peer]]\nname = "a"\nmodel = "tiny:1m"\n[[peer]]\nname = '
+    '"b"\nmodel = "tiny:1m"\n'
 )
 
 
@@ -16,7 +18,10 @@ CREW = parse_config(
     [
         ("ftis", Arm("ftis", "ftis", "", {})),
         ("uplift/relative", Arm("uplift/relative", "uplift", "relative", {})),
-        ("uplift/relative:scale=1,g=1e1", Arm("uplift/relative:scale=1,g=1e1", "uplift", "relative", {"scale": 1.0, "g": 10.0})),
+        (
+            "uplift/relative:scale=1,g=1e1",
+            Arm("uplift/relative:scale=1,g=1e1", "uplift", "relative", {"scale": 1.0, "g": 10.0}),
+        ),
         ("ftis:kl_over=group", Arm("ftis:kl_over=group", "ftis", "", {"kl_over": "group"})),
     ],
 )
@@ -25,17 +30,27 @@ def test_an_arm_is_an_objective_a_variant_and_settings(text: str, arm: Arm) -> N
 
 
 def test_a_setting_without_a_value_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"arm 'ftis:g': 'g' is not key=value; write arms like uplift/relative:scale=1,g=10"):
+    with pytest.raises(
+        ValueError,
+        match=r"arm 'ftis:g': 'g' is not key=value; write arms like uplift/relative:scale=1,g=10",
+    ):
         parse_arm("ftis:g")
 
 
 def test_an_arm_changes_the_objective_and_the_seed_only() -> None:
     (crew,) = crews_of(CREW, parse_arm("ftis:C=3"), seed=5)
-    assert (crew.crew.objective, crew.crew.variant, crew.objective, crew.crew.seed) == ("ftis", "", {"C": 3.0}, 5)
+    assert (crew.crew.objective, crew.crew.variant, crew.objective, crew.crew.seed) == (
+        "ftis",
+        "",
+        {"C": 3.0},
+        5,
+    )
     assert (crew.peer, crew.crew.problems_per_round, crew.learning) == (CREW.peer, 4, CREW.learning)
 
 
 def test_the_arm_alone_is_a_crew_per_peer_with_all_the_sampling() -> None:
     crews = crews_of(CREW, parse_arm("alone"), seed=2)
     assert [[p.name for p in crew.peer] for crew in crews] == [["a"], ["b"]]
-    assert [(crew.problems_per_peer, crew.crew.seed, crew.objective) for crew in crews] == [(4, 2, {})] * 2
+    assert [(crew.problems_per_peer, crew.crew.seed, crew.objective) for crew in crews] == [
+        (4, 2, {})
+    ] * 2

@@ -10,11 +10,17 @@ from motley.study.report import Estimate, Line, glance, interval, markdown, tabl
 from motley.study.run import Outcome
 
 
-@pytest.mark.parametrize("values", [[0.1, 0.5], [0.3, 0.4, 0.9, 0.2, 0.35], list(np.linspace(0, 1, 12) ** 2)])
+@pytest.mark.parametrize(
+    "values", [[0.1, 0.5], [0.3, 0.4, 0.9, 0.2, 0.35], list(np.linspace(0, 1, 12) ** 2)]
+)
 def test_the_interval_is_scipys_t_interval(values: list[float]) -> None:
-    low, high = stats.t.interval(0.95, len(values) - 1, loc=np.mean(values), scale=stats.sem(values))
+    low, high = stats.t.interval(
+        0.95, len(values) - 1, loc=np.mean(values), scale=stats.sem(values)
+    )
     found = interval(values)
-    assert (found.mean - found.half_width, found.mean + found.half_width) == pytest.approx((low, high))
+    assert (found.mean - found.half_width, found.mean + found.half_width) == pytest.approx(
+        (low, high)
+    )
 
 
 def test_one_seed_has_no_interval() -> None:
@@ -25,10 +31,18 @@ def test_one_seed_has_no_interval() -> None:
     assert str(interval([0.25, 0.25])) == "0.25 ± 0.00"
 
 
-def outcome(arm: str, seed: int, end: tuple[float, float], peer: str = "p", start: float = 0.1) -> Outcome:
+def outcome(
+    arm: str, seed: int, end: tuple[float, float], peer: str = "p", start: float = 0.1
+) -> Outcome:
     kinds = dict(zip(("sort", "sum"), end, strict=True))
     return Outcome(
-        arm=arm, seed=seed, peer=peer, start={"sort": start, "sum": start}, end=kinds, lowest=kinds, ood={"sort": 0.5, "sum": 0.7}
+        arm=arm,
+        seed=seed,
+        peer=peer,
+        start={"sort": start, "sum": start},
+        end=kinds,
+        lowest=kinds,
+        ood={"sort": 0.5, "sum": 0.7},
     )
 
 
@@ -58,9 +72,15 @@ def test_gains_are_paired_by_seed() -> None:
 
 
 def test_rows_are_the_start_then_the_arms_of_each_peer() -> None:
-    both = [*OUTCOMES, outcome("ftis", 0, (0.1, 0.1), peer="q"), outcome("alone", 0, (0.3, 0.3), peer="q")]
+    both = [
+        *OUTCOMES,
+        outcome("ftis", 0, (0.1, 0.1), peer="q"),
+        outcome("alone", 0, (0.3, 0.3), peer="q"),
+    ]
     lines = table(both, ["alone", "ftis"])
-    assert [(found.peer, found.arm) for found in lines] == [(p, arm) for p in "pq" for arm in ("start", "alone", "ftis")]
+    assert [(found.peer, found.arm) for found in lines] == [
+        (p, arm) for p in "pq" for arm in ("start", "alone", "ftis")
+    ]
     assert line(lines, "start").mean == Estimate(pytest.approx(0.1), pytest.approx(0.0))
 
 
@@ -71,25 +91,51 @@ def test_without_an_arm_alone_there_is_no_gain() -> None:
 
 
 def test_a_gain_that_is_the_same_on_every_seed_has_no_test() -> None:
-    same = [outcome(arm, seed, (value, value)) for seed in range(3) for arm, value in (("alone", 0.25), ("ftis", 0.5))]
+    same = [
+        outcome(arm, seed, (value, value))
+        for seed in range(3)
+        for arm, value in (("alone", 0.25), ("ftis", 0.5))
+    ]
     found = line(table(same, ["alone", "ftis"]), "ftis")
     assert found.gain == Estimate(0.25, 0.0)
     assert isnan(found.p_value)
 
 
 def test_the_table_as_markdown() -> None:
-    rows = [[cell.strip() for cell in text.strip("|").split("|")] for text in markdown(table(OUTCOMES, ["alone", "ftis"])).splitlines()]
-    assert rows[0] == ["peer", "arm", "sort", "sum", "mean", "against alone", "p", "out of distribution"]
+    rows = [
+        [cell.strip() for cell in text.strip("|").split("|")]
+        for text in markdown(table(OUTCOMES, ["alone", "ftis"])).splitlines()
+    ]
+    assert rows[0] == [
+        "peer",
+        "arm",
+        "sort",
+        "sum",
+        "mean",
+        "against alone",
+        "p",
+        "out of distribution",
+    ]
     assert {len(row) for row in rows} == {8}
     assert [row[1] for row in rows[2:]] == ["start", "alone", "ftis"]
     assert rows[3][5:7] == ["", ""]
     assert rows[4][5].startswith("+0.17 ± ")
-    assert float(rows[4][6]) == pytest.approx(stats.ttest_rel(np.mean(CREW, axis=1), np.mean(ALONE, axis=1)).pvalue, abs=5e-4)
+    assert float(rows[4][6]) == pytest.approx(
+        stats.ttest_rel(np.mean(CREW, axis=1), np.mean(ALONE, axis=1)).pvalue, abs=5e-4
+    )
 
 
 def test_a_glance_is_over_peers_then_seeds_and_the_own_kind_is_the_best_at_the_start() -> None:
-    def outcome(seed: int, peer: str, start: dict[str, float], end: dict[str, float], lowest: dict[str, float]) -> Outcome:
-        return Outcome(arm="ftis", seed=seed, peer=peer, start=start, end=end, lowest=lowest, ood={})
+    def outcome(
+        seed: int,
+        peer: str,
+        start: dict[str, float],
+        end: dict[str, float],
+        lowest: dict[str, float],
+    ) -> Outcome:
+        return Outcome(
+            arm="ftis", seed=seed, peer=peer, start=start, end=end, lowest=lowest, ood={}
+        )
 
     outcomes = [
         outcome(0, "a", {"x": 0.9, "y": 0.1}, {"x": 0.8, "y": 0.4}, {"x": 0.6, "y": 0.1}),

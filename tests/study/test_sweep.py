@@ -18,14 +18,32 @@ from motley.cli import app
 from motley.config import CrewConfig
 from motley.network import Network
 from motley.study.arms import parse_arms
-from motley.study.sweep import DIAGNOSTICS, Trial, draw, glance, markdown, read_trials, run_sweep, table
+from motley.study.sweep import (
+    DIAGNOSTICS,
+    Trial,
+    draw,
+    glance,
+    markdown,
+    read_trials,
+    run_sweep,
+    table,
+)
 from sim.crews import crew_text, far_crew
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def trial(crew: str, seed: int, curve: dict[int, float], arm: str = "gepo", peer: str = "l", **fields: Any) -> Trial:
-    usual = {"hours": 1.0, "mean_age": 2.0, "max_age": 5, "dropped": 0, "grad_norm": 1.0, "diagnostics": dict.fromkeys(DIAGNOSTICS, 0.5)}
+def trial(
+    crew: str, seed: int, curve: dict[int, float], arm: str = "gepo", peer: str = "l", **fields: Any
+) -> Trial:
+    usual = {
+        "hours": 1.0,
+        "mean_age": 2.0,
+        "max_age": 5,
+        "dropped": 0,
+        "grad_norm": 1.0,
+        "diagnostics": dict.fromkeys(DIAGNOSTICS, 0.5),
+    }
     return Trial(crew=crew, arm=arm, seed=seed, peer=peer, curve=curve, **usual | fields)
 
 
@@ -33,7 +51,11 @@ def trial(crew: str, seed: int, curve: dict[int, float], arm: str = "gepo", peer
 
 NEAR = [{0: 0.1, 20: 0.8, 40: 0.50}, {0: 0.1, 20: 0.4, 40: 0.60}, {0: 0.1, 20: 0.3, 40: 0.70}]
 FAR = [{0: 0.2, 20: 0.6, 40: 0.47}, {0: 0.1, 20: 0.5, 40: 0.56}, {0: 0.1, 20: 0.6, 40: 0.65}]
-TRIALS = [trial(crew, seed, curve) for crew, curves in (("near", NEAR), ("far", FAR)) for seed, curve in enumerate(curves)]
+TRIALS = [
+    trial(crew, seed, curve)
+    for crew, curves in (("near", NEAR), ("far", FAR))
+    for seed, curve in enumerate(curves)
+]
 
 
 def test_last_best_and_loss_of_known_curves() -> None:
@@ -42,7 +64,8 @@ def test_last_best_and_loss_of_known_curves() -> None:
     assert near.last.mean == pytest.approx(0.6)
     assert near.last.half_width == pytest.approx(4.302653 * 0.1 / math.sqrt(3), rel=1e-6)
     assert far.last.mean == pytest.approx(0.56)
-    # One round for all seeds: 40 in the one crew, where the mean is 0.6, and 20 in the other; not each seed's luckiest.
+    # One round for all seeds: 40 in the one crew, where the mean is 0.6, and 20 in the other; not
+    # each seed's luckiest.
     assert (near.best_round, near.best.mean) == (40, pytest.approx(0.6))
     assert (far.best_round, far.best.mean) == (20, pytest.approx((0.6 + 0.5 + 0.6) / 3))
 
@@ -55,7 +78,8 @@ def test_the_loss_is_paired_by_seed() -> None:
     assert far.loss.mean == pytest.approx(-0.04)
     assert far.loss.half_width == pytest.approx(4.302653 * 0.01 / math.sqrt(3), rel=1e-6)
     t = 0.04 / (0.01 / math.sqrt(3))
-    assert far.p_value == pytest.approx(1 - t / math.sqrt(2 + t * t))  # two degrees of freedom have this closed form
+    # two degrees of freedom have this closed form
+    assert far.p_value == pytest.approx(1 - t / math.sqrt(2 + t * t))
     assert far.loss.half_width < 0.3 * far.last.half_width  # what pairing is for
     assert sum(differences) / 3 == pytest.approx(far.loss.mean)
 
@@ -64,16 +88,25 @@ def test_pairs_are_found_by_seed_and_learner_in_whatever_order_trials_come() -> 
     both = [
         trial(crew, seed, {0: 0.0, 40: start - far * loss}, peer=peer)
         for crew, far in (("far", 1), ("near", 0))
-        for seed, peer, start, loss in ((1, "k", 0.9, 0.125), (0, "l", 0.5, 0.125), (1, "l", 0.3, 0.0625), (0, "k", 0.7, 0.0625))
+        for seed, peer, start, loss in (
+            (1, "k", 0.9, 0.125),
+            (0, "l", 0.5, 0.125),
+            (1, "l", 0.3, 0.0625),
+            (0, "k", 0.7, 0.0625),
+        )
     ]
     near, far = table([*both[4:], *both[3::-1]], ["near", "far"], ["gepo"])
     assert far.loss.mean == pytest.approx(-0.09375)
-    assert far.loss.half_width == pytest.approx(3.182446 * math.sqrt(4 / 3 * 0.03125**2) / 2, rel=1e-6)
+    assert far.loss.half_width == pytest.approx(
+        3.182446 * math.sqrt(4 / 3 * 0.03125**2) / 2, rel=1e-6
+    )
     assert near.last.mean == pytest.approx(0.6)
 
 
 def test_a_seed_that_only_one_crew_has_is_in_no_pair() -> None:
-    near, far = table([*TRIALS, trial("far", 7, {0: 0.0, 40: 0.0, 20: 0.0})], ["near", "far"], ["gepo"])
+    near, far = table(
+        [*TRIALS, trial("far", 7, {0: 0.0, 40: 0.0, 20: 0.0})], ["near", "far"], ["gepo"]
+    )
     assert far.loss.mean == pytest.approx(-0.04)
     assert far.last.mean == pytest.approx((0.47 + 0.56 + 0.65) / 4)
     assert near.last.mean == pytest.approx(0.6)
@@ -88,7 +121,13 @@ def test_the_best_round_is_one_that_every_seed_has() -> None:
 
 def test_where_all_lose_the_same_there_is_no_p() -> None:
     lines = table(
-        [trial(crew, seed, {40: last}) for crew, last in (("near", 0.5), ("far", 0.4)) for seed in (0, 1)], ["near", "far"], ["gepo"]
+        [
+            trial(crew, seed, {40: last})
+            for crew, last in (("near", 0.5), ("far", 0.4))
+            for seed in (0, 1)
+        ],
+        ["near", "far"],
+        ["gepo"],
     )
     assert lines[1].loss.mean == pytest.approx(-0.1)
     assert math.isnan(lines[1].p_value)
@@ -97,13 +136,17 @@ def test_where_all_lose_the_same_there_is_no_p() -> None:
 @pytest.mark.filterwarnings("ignore:Precision loss")
 def test_where_all_lose_the_same_but_for_rounding_there_is_no_p() -> None:
     lasts = [("near", 0, 0.9), ("near", 1, 0.4), ("far", 0, 0.8), ("far", 1, 0.3)]
-    lines = table([trial(crew, seed, {40: last}) for crew, seed, last in lasts], ["near", "far"], ["gepo"])
+    lines = table(
+        [trial(crew, seed, {40: last}) for crew, seed, last in lasts], ["near", "far"], ["gepo"]
+    )
     assert lines[1].loss.mean == pytest.approx(-0.1)
     assert math.isnan(lines[1].p_value)
 
 
 def test_one_seed_has_no_interval() -> None:
-    near, far = table([trial("near", 0, {40: 0.5}), trial("far", 0, {40: 0.4})], ["near", "far"], ["gepo"])
+    near, far = table(
+        [trial("near", 0, {40: 0.5}), trial("far", 0, {40: 0.4})], ["near", "far"], ["gepo"]
+    )
     assert far.loss.mean == pytest.approx(-0.1)
     assert math.isnan(far.loss.half_width)
     assert math.isnan(far.p_value)
@@ -112,8 +155,22 @@ def test_one_seed_has_no_interval() -> None:
 
 def test_ages_and_diagnostics_are_means_over_runs_and_the_largest_of_all() -> None:
     runs = [
-        trial("near", 0, {40: 0.5}, mean_age=1.0, max_age=3, diagnostics={"kl_k3": 0.2, "clipped": 0.1}),
-        trial("near", 1, {40: 0.5}, mean_age=2.0, max_age=9, diagnostics=dict.fromkeys(DIAGNOSTICS, 0.4)),
+        trial(
+            "near",
+            0,
+            {40: 0.5},
+            mean_age=1.0,
+            max_age=3,
+            diagnostics={"kl_k3": 0.2, "clipped": 0.1},
+        ),
+        trial(
+            "near",
+            1,
+            {40: 0.5},
+            mean_age=2.0,
+            max_age=9,
+            diagnostics=dict.fromkeys(DIAGNOSTICS, 0.4),
+        ),
     ]
     (line,) = table(runs, ["near"], ["gepo"])
     assert (line.mean_age, line.max_age) == (1.5, 9)
@@ -124,11 +181,25 @@ def test_ages_and_diagnostics_are_means_over_runs_and_the_largest_of_all() -> No
 def test_a_table_has_a_line_per_arm_and_crew_in_the_order_asked_for() -> None:
     both = [*TRIALS, *(msgspec.structs.replace(t, arm="grpo") for t in TRIALS)]
     lines = table(both, ["near", "far"], ["grpo", "gepo"])
-    assert [(line.arm, line.crew) for line in lines] == [("grpo", "near"), ("grpo", "far"), ("gepo", "near"), ("gepo", "far")]
-    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in markdown(lines).splitlines()]
+    assert [(line.arm, line.crew) for line in lines] == [
+        ("grpo", "near"),
+        ("grpo", "far"),
+        ("gepo", "near"),
+        ("gepo", "far"),
+    ]
+    rows = [
+        [cell.strip() for cell in row.strip("|").split("|")] for row in markdown(lines).splitlines()
+    ]
     assert rows[0][:4] == ["arm", "crew", "last", "best (round)"]
     assert rows[2][:6] == ["grpo", "near", "0.600 ± 0.248", "0.600 ± 0.248 (40)", "", ""]
-    assert rows[3][:6] == ["grpo", "far", "0.560 ± 0.224", "0.567 ± 0.143 (20)", "-0.040 ± 0.025", "0.020"]
+    assert rows[3][:6] == [
+        "grpo",
+        "far",
+        "0.560 ± 0.224",
+        "0.567 ± 0.143 (20)",
+        "-0.040 ± 0.025",
+        "0.020",
+    ]
     assert rows[3][6] == "2.0, 5"
     assert len({len(row) for row in rows}) == 1
 
@@ -138,7 +209,10 @@ def test_at_a_glance_there_is_a_row_per_arm_with_what_each_crew_cost() -> None:
     text = glance(table(both, ["near", "far"], ["gepo", "grpo"]))
     rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in text.splitlines()]
     assert rows[0] == ["arm", "near", "far"]
-    assert rows[2:] == [["gepo", "0.600 ± 0.248", "0.560 (-0.040 ± 0.025)"], ["grpo", "0.250 ± 0.000", "0.250 (+0.000 ± 0.000)"]]
+    assert rows[2:] == [
+        ["gepo", "0.600 ± 0.248", "0.560 (-0.040 ± 0.025)"],
+        ["grpo", "0.250 ± 0.000", "0.250 (+0.000 ± 0.000)"],
+    ]
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
@@ -184,20 +258,37 @@ SETTINGS: dict[str, Any] = {"rounds": 2, "learning": "max_age = 99"}
 
 
 def crews(folder: Path, *delays: float) -> list[CrewConfig]:
-    return [far_crew(folder, name=f"delay-{number}", network=f"delay = {delay}", **SETTINGS) for number, delay in enumerate(delays)]
+    return [
+        far_crew(folder, name=f"delay-{number}", network=f"delay = {delay}", **SETTINGS)
+        for number, delay in enumerate(delays)
+    ]
 
 
-def swept(configs: list[CrewConfig], arms: str, seeds: int, out: Path) -> tuple[list[Trial], list[tuple[int, int]]]:
+def swept(
+    configs: list[CrewConfig], arms: str, seeds: int, out: Path
+) -> tuple[list[Trial], list[tuple[int, int]]]:
     progress: list[tuple[int, int]] = []
-    found = run_sweep(configs, parse_arms(arms), range(seeds), out, 1, lambda done, total: progress.append((done, total)))
+    found = run_sweep(
+        configs,
+        parse_arms(arms),
+        range(seeds),
+        out,
+        1,
+        lambda done, total: progress.append((done, total)),
+    )
     return found, progress
 
 
-def test_a_sweep_runs_every_crew_arm_and_seed_and_goes_on_where_it_stopped(folder: Path, here: Here) -> None:
+def test_a_sweep_runs_every_crew_arm_and_seed_and_goes_on_where_it_stopped(
+    folder: Path, here: Here
+) -> None:
     out = folder / "sweep"
     configs = crews(folder, 0.0, 0.1)
     first, progress = swept(configs, "gepo", 1, out)
-    assert [(t.crew, t.arm, t.seed, t.peer) for t in first] == [("delay-0", "gepo", 0, "l"), ("delay-1", "gepo", 0, "l")]
+    assert [(t.crew, t.arm, t.seed, t.peer) for t in first] == [
+        ("delay-0", "gepo", 0, "l"),
+        ("delay-1", "gepo", 0, "l"),
+    ]
     assert (progress, here.called["_run"]) == ([(0, 2), (1, 2), (2, 2)], 2)
     near, far = first
     assert set(near.curve) == {0, 2}
@@ -211,9 +302,12 @@ def test_a_sweep_runs_every_crew_arm_and_seed_and_goes_on_where_it_stopped(folde
     more, progress = swept(configs, "ftis gepo", 1, out)
     assert (progress, here.called["_run"]) == ([(2, 4), (3, 4), (4, 4)], 4)
     assert more[:2] == first
-    assert Counter((t.crew, t.arm) for t in more) == Counter(itertools.product(["delay-0", "delay-1"], ["ftis", "gepo"]))
+    assert Counter((t.crew, t.arm) for t in more) == Counter(
+        itertools.product(["delay-0", "delay-1"], ["ftis", "gepo"])
+    )
     less, _ = swept(configs[:1], "ftis", 1, out)
-    assert [(t.crew, t.arm) for t in less] == [("delay-0", "ftis")]  # what was asked for, of all that is there
+    # what was asked for, of all that is there
+    assert [(t.crew, t.arm) for t in less] == [("delay-0", "ftis")]
     assert read_trials(out / "trials.jsonl") == more
 
 
@@ -231,10 +325,16 @@ def test_crews_that_differ_in_their_names_only_come_out_the_same(folder: Path) -
 
 
 def test_a_failing_run_is_an_error_and_what_was_done_before_is_kept(folder: Path) -> None:
-    gone = far_crew(folder, name="gone", rounds=2, per_peer=dict.fromkeys(("s0", "s1"), "churn = { leave_s = 0.01 }"))
+    gone = far_crew(
+        folder,
+        name="gone",
+        rounds=2,
+        per_peer=dict.fromkeys(("s0", "s1"), "churn = { leave_s = 0.01 }"),
+    )
     with pytest.raises(ValueError, match="nothing more can happen"):
         swept([*crews(folder, 0.0), gone], "gepo", 1, folder / "sweep")
-    assert [t.crew for t in read_trials(folder / "sweep" / "trials.jsonl")] in ([], ["delay-0"])  # whichever is looked at first
+    # whichever is looked at first
+    assert [t.crew for t in read_trials(folder / "sweep" / "trials.jsonl")] in ([], ["delay-0"])
 
 
 def test_two_crews_of_one_name_are_refused(folder: Path) -> None:
@@ -291,27 +391,50 @@ def test_sweep_prints_a_table_and_leaves_it_with_a_plot(folder: Path, here: Here
     files = []
     for number, delay in enumerate((0.0, 0.1)):
         files.append(folder / f"{number}.toml")
-        files[-1].write_text(crew_text(folder, name=f"delay-{number}", network=f"delay = {delay}", **SETTINGS))
+        files[-1].write_text(
+            crew_text(folder, name=f"delay-{number}", network=f"delay = {delay}", **SETTINGS)
+        )
     out = folder / "out"
-    arguments = ["sweep", *map(str, files), "--arms", "gepo", "--seeds", "1", "--jobs", "1", "--out", str(out)]
+    arguments = [
+        "sweep",
+        *map(str, files),
+        "--arms",
+        "gepo",
+        "--seeds",
+        "1",
+        "--jobs",
+        "1",
+        "--out",
+        str(out),
+    ]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, (result.output, result.exception)
     assert (out / "sweep.png").read_bytes().startswith(PNG)
     written = (out / "table.md").read_text()
     assert result.stdout.startswith(written)
     glanced, whole = written.split("\n\n")
-    assert [cell.strip() for cell in glanced.splitlines()[0].strip("|").split("|")] == ["arm", "delay-0", "delay-1"]
+    assert [cell.strip() for cell in glanced.splitlines()[0].strip("|").split("|")] == [
+        "arm",
+        "delay-0",
+        "delay-1",
+    ]
     assert [row.split("|")[2].strip() for row in whole.splitlines()[2:]] == ["delay-0", "delay-1"]
     result = CliRunner().invoke(app, [*arguments, "--json"])
     (line,) = result.stdout.splitlines()
     found = json.loads(line)["lines"]
-    assert [(row["arm"], row["crew"]) for row in found] == [("gepo", "delay-0"), ("gepo", "delay-1")]
+    assert [(row["arm"], row["crew"]) for row in found] == [
+        ("gepo", "delay-0"),
+        ("gepo", "delay-1"),
+    ]
     assert found[1]["p_value"] is None  # one seed
     assert here.called["_run"] == 2
 
 
 def test_a_wrong_arm_is_one_line(folder: Path) -> None:
     (folder / "crew.toml").write_text(crew_text(folder, **SETTINGS))
-    result = CliRunner().invoke(app, ["sweep", str(folder / "crew.toml"), "--arms", "gepo:beta", "--out", str(folder / "out")])
+    result = CliRunner().invoke(
+        app,
+        ["sweep", str(folder / "crew.toml"), "--arms", "gepo:beta", "--out", str(folder / "out")],
+    )
     assert result.exit_code == 2
     assert result.stderr.splitlines()[-1].startswith("error: arm 'gepo:beta'")

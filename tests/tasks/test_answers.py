@@ -35,7 +35,9 @@ from motley.tasks.limited import CPU_S, call
         ("", "text", ""),
     ],
 )
-def test_an_answer_is_found_only_in_its_form(completion: str, form: Form, answer: str | None) -> None:
+def test_an_answer_is_found_only_in_its_form(
+    completion: str, form: Form, answer: str | None
+) -> None:
     assert find_answer(completion, form) == answer
 
 
@@ -53,7 +55,9 @@ def test_reasoning_stands_where_the_form_has_room() -> None:
 
 def test_only_forms_that_must_be_asked_for_have_instructions() -> None:
     assert (INSTRUCTIONS["line"], INSTRUCTIONS["text"]) == ("", "")
-    assert all(tag in INSTRUCTIONS["tags"] for tag in ("<think>", "</think>", "<answer>", "</answer>"))
+    assert all(
+        tag in INSTRUCTIONS["tags"] for tag in ("<think>", "</think>", "<answer>", "</answer>")
+    )
     assert "\\boxed{}" in INSTRUCTIONS["boxed"]
 
 
@@ -81,7 +85,15 @@ def test_equal_mathematics_is_equal(answer: str, gold: str) -> None:
 
 @pytest.mark.parametrize(
     ("answer", "gold"),
-    [("", "5"), ("5", "6"), ("0.3333", "1/3"), ("71, 72", "72"), ("I think 72", "72"), ("1" * 300, "1" * 300), ("(1,2)", "[1,2]")],
+    [
+        ("", "5"),
+        ("5", "6"),
+        ("0.3333", "1/3"),
+        ("71, 72", "72"),
+        ("I think 72", "72"),
+        ("1" * 300, "1" * 300),
+        ("(1,2)", "[1,2]"),
+    ],
 )
 def test_other_mathematics_is_not(answer: str, gold: str) -> None:
     assert not math_equal(answer, gold)
@@ -127,8 +139,19 @@ def test_a_call_that_fails_leaves_the_process_working() -> None:
     assert call("motley.tasks.answers:find_answer", " 4 ", "text") == "4"
 
 
-def test_a_missing_package_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_package_is_named_with_its_remedy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    for spec, parameters in (("gsm8k", {}), ("file:x.jsonl", {"equal": "math"}), ("reasoning_gym:gcd", {})):
-        with pytest.raises(ValueError, match=r"needs the package \w+, which is not installed; pip install 'motley-rl\[tasks\]'"):
+    for spec, parameters in (
+        ("gsm8k", {}),
+        ("file:x.jsonl", {"equal": "math"}),
+        ("reasoning_gym:gcd", {}),
+    ):
+        with pytest.raises(
+            ValueError,
+            match=(
+                r"needs the package \w+, which is not installed; pip install 'motley-rl\[tasks\]'"
+            ),
+        ):
             load_task(spec, parameters)

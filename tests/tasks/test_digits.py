@@ -37,7 +37,9 @@ ANSWERS: dict[str, Callable[[str], str]] = {
 }
 
 
-def draws(kind: str, split: str, count: int, levels: tuple[int, ...] = (2, 4), seed: int = 0) -> list[Problem]:
+def draws(
+    kind: str, split: str, count: int, levels: tuple[int, ...] = (2, 4), seed: int = 0
+) -> list[Problem]:
     task = load_task("digits", {"kinds": [kind], "levels": list(levels)})
     rng = random.Random(seed)
     return [task.draw(rng, split, kind) for _ in range(count)]
@@ -46,12 +48,16 @@ def draws(kind: str, split: str, count: int, levels: tuple[int, ...] = (2, 4), s
 def level(problem: Problem) -> int:
     """The length a prompt was made with: terms of a chain, digits of the first number otherwise."""
     text = problem.prompt.removeprefix(f"{problem.kind} ").removesuffix("=")
-    return len(re.findall(r"\d", text)) if problem.kind == "chain" else len(re.match(r"\d+", text)[0])
+    return (
+        len(re.findall(r"\d", text)) if problem.kind == "chain" else len(re.match(r"\d+", text)[0])
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_answers_are_right(kind: str) -> None:
-    for problem in draws(kind, "train", 300) + draws(kind, "heldout", 100) + draws(kind, "ood", 100):
+    for problem in (
+        draws(kind, "train", 300) + draws(kind, "heldout", 100) + draws(kind, "ood", 100)
+    ):
         text = problem.prompt.removeprefix(f"{kind} ").removesuffix("=")
         assert problem.answer == ANSWERS[kind](text), problem
         assert problem.kind == kind
@@ -80,7 +86,13 @@ def test_the_same_seed_gives_the_same_problems(kind: str) -> None:
 
 def test_a_completion_must_be_the_answer_itself() -> None:
     problem = Problem(kind="sum", prompt="sum 10+11=", answer="21")
-    assert load_task("digits", {}).score([problem] * 5, ["21", "21 ", "021", "", "2"]) == [1, 0, 0, 0, 0]
+    assert load_task("digits", {}).score([problem] * 5, ["21", "21 ", "021", "", "2"]) == [
+        1,
+        0,
+        0,
+        0,
+        0,
+    ]
 
 
 def test_every_kind_passes_the_task_check() -> None:

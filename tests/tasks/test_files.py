@@ -26,7 +26,11 @@ def all_of(task: Task, split: str, kind: str = "all") -> set[str]:
 
 
 def test_kinds_and_columns_come_from_the_file(tmp_path: Path) -> None:
-    path = write(tmp_path / "p.jsonl", numbers(40, kind="easy", level=1) + [{"prompt": f"hard {n}", "kind": "hard"} for n in range(40)])
+    path = write(
+        tmp_path / "p.jsonl",
+        numbers(40, kind="easy", level=1)
+        + [{"prompt": f"hard {n}", "kind": "hard"} for n in range(40)],
+    )
     task = load_task(f"file:{path}", {})
     assert task.kinds == ("easy", "hard")
     problem = task.draw(random.Random(0), "train", "easy")
@@ -51,7 +55,10 @@ def test_a_problem_that_stands_twice_is_not_on_both_sides(tmp_path: Path) -> Non
 
 
 def test_files_for_heldout_and_ood_are_used_as_they_are(tmp_path: Path) -> None:
-    train, heldout = write(tmp_path / "t.jsonl", numbers(12)), write(tmp_path / "h.jsonl", [{"prompt": p} for p in "ab"])
+    train, heldout = (
+        write(tmp_path / "t.jsonl", numbers(12)),
+        write(tmp_path / "h.jsonl", [{"prompt": p} for p in "ab"]),
+    )
     ood = write(tmp_path / "o.jsonl", [{"prompt": p} for p in "cd"])
     task = load_task(f"file:{train}", {"heldout": str(heldout), "ood": str(ood)})
     assert task.splits == ("train", "heldout", "ood")
@@ -95,17 +102,24 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 def test_a_kind_without_heldout_problems_is_refused(tmp_path: Path) -> None:
     heldout = write(tmp_path / "h.jsonl", [{"prompt": p, "kind": "x"} for p in "ab"])
     train = write(tmp_path / "t.jsonl", [{"prompt": p, "kind": k} for p in "ab" for k in "xy"])
-    with pytest.raises(ValueError, match="no heldout problem of kind 'y'; add some, or name a heldout file"):
+    with pytest.raises(
+        ValueError, match="no heldout problem of kind 'y'; add some, or name a heldout file"
+    ):
         load_task(f"file:{train}", {"heldout": str(heldout)})
 
 
 def test_an_unknown_task_or_parameter_is_refused() -> None:
     with pytest.raises(
         ValueError,
-        match=r"'sums' is not known; use digits, gsm8k, math500, svamp, reasoning_gym:NAME, mixture, file:PATH\.jsonl or module:function",
+        match=(
+            r"'sums' is not known; use digits, gsm8k, math500, svamp, reasoning_gym:NAME, "
+            r"mixture, file:PATH\.jsonl or module:function"
+        ),
     ):
         load_task("sums", {})
-    with pytest.raises(ValueError, match=r"unknown field `fiel`.*known: file, heldout, ood, form, equal"):
+    with pytest.raises(
+        ValueError, match=r"unknown field `fiel`.*known: file, heldout, ood, form, equal"
+    ):
         load_task("file:x.jsonl", {"fiel": "y"})
 
 
@@ -128,7 +142,10 @@ number = 3
 def rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A user's module on the path, and a file of problems half of which have a `unit`."""
     (tmp_path / "my_rewards.py").write_text(REWARDS)
-    lines = [{"prompt": f"say {n}", "answer": n, **({"unit": f"u{n}"} if n % 2 else {})} for n in range(30)]
+    lines = [
+        {"prompt": f"say {n}", "answer": n, **({"unit": f"u{n}"} if n % 2 else {})}
+        for n in range(30)
+    ]
     write(tmp_path / "p.jsonl", lines)
     monkeypatch.syspath_prepend(str(tmp_path))
     return str(tmp_path / "p.jsonl")
@@ -182,7 +199,8 @@ def test_a_file_with_nothing_left_to_train_on_is_refused(tmp_path: Path) -> None
 
 
 def test_a_null_answer_is_no_answer(tmp_path: Path) -> None:
-    task = load_task(f"file:{write(tmp_path / 'p.jsonl', [{'prompt': f'p{n}', 'answer': None} for n in range(30)])}", {})
+    path = write(tmp_path / "p.jsonl", [{"prompt": f"p{n}", "answer": None} for n in range(30)])
+    task = load_task(f"file:{path}", {})
     assert task.draw(random.Random(0), "train", "all").answer == ""
 
 
@@ -194,19 +212,30 @@ def test_a_field_named_like_an_argument_is_refused_at_load(tmp_path: Path) -> No
 def test_an_ood_file_may_have_kinds_of_its_own(tmp_path: Path) -> None:
     ood = write(tmp_path / "o.jsonl", [{"prompt": p, "kind": "far"} for p in "cd"])
     task = load_task(f"file:{write(tmp_path / 'p.jsonl', numbers(40))}", {"ood": str(ood)})
-    assert (task.kinds, task.kinds_of("train"), task.kinds_of("heldout"), task.kinds_of("ood")) == (("all",),) * 3 + (("far",),)
+    assert (task.kinds, task.kinds_of("train"), task.kinds_of("heldout"), task.kinds_of("ood")) == (
+        ("all",),
+    ) * 3 + (("far",),)
     assert all_of(task, "ood", "far") == {"c", "d"}
 
 
 def test_a_file_is_put_to_models_as_it_is(tmp_path: Path) -> None:
     task = load_task(f"file:{write(tmp_path / 'p.jsonl', numbers(40))}", {})
-    assert (task.template, task.instruction, task.target(Problem(prompt="p", answer="7"))) == ("{prompt}{answer}", "", "7")
+    assert (task.template, task.instruction, task.target(Problem(prompt="p", answer="7"))) == (
+        "{prompt}{answer}",
+        "",
+        "7",
+    )
 
 
 def test_answers_can_be_asked_for_in_a_form_and_compared_as_mathematics(tmp_path: Path) -> None:
-    task = load_task(f"file:{write(tmp_path / 'p.jsonl', numbers(40))}", {"form": "tags", "equal": "math"})
+    task = load_task(
+        f"file:{write(tmp_path / 'p.jsonl', numbers(40))}", {"form": "tags", "equal": "math"}
+    )
     problem = Problem(prompt="p", answer="1000")
-    rewards = task.score([problem] * 3, ["<think></think><answer>1,000.0</answer>", "1000", "<think></think><answer>999</answer>"])
+    rewards = task.score(
+        [problem] * 3,
+        ["<think></think><answer>1,000.0</answer>", "1000", "<think></think><answer>999</answer>"],
+    )
     assert rewards == [1.0, 0.0, 0.0]
     assert task.target(problem) == "<think></think><answer>1000</answer>"
     assert "<answer>" in task.instruction
@@ -215,15 +244,22 @@ def test_answers_can_be_asked_for_in_a_form_and_compared_as_mathematics(tmp_path
 
 def test_a_form_compared_exactly_is_not_mathematics(tmp_path: Path) -> None:
     task = load_task(f"file:{write(tmp_path / 'p.jsonl', numbers(40))}", {"form": "boxed"})
-    assert task.score([Problem(prompt="p", answer="7")] * 2, ["so \\boxed{7}", "so \\boxed{7.0}"]) == [1.0, 0.0]
+    assert task.score(
+        [Problem(prompt="p", answer="7")] * 2, ["so \\boxed{7}", "so \\boxed{7.0}"]
+    ) == [1.0, 0.0]
 
 
 def test_scoring_changes_the_fingerprint(tmp_path: Path) -> None:
     path = write(tmp_path / "p.jsonl", numbers(40))
-    made = {load_task(f"file:{path}", p).fingerprint for p in ({}, {"form": "tags"}, {"equal": "math"})}
+    made = {
+        load_task(f"file:{path}", p).fingerprint for p in ({}, {"form": "tags"}, {"equal": "math"})
+    }
     assert len(made) == 3
 
 
 def test_a_reward_function_beside_a_form_is_refused(rewards: str) -> None:
-    with pytest.raises(ValueError, match=r"form, equal under \[task\] would be ignored: the reward function scores; remove it"):
+    with pytest.raises(
+        ValueError,
+        match=r"form, equal under \[task\] would be ignored: the reward function scores; remove it",
+    ):
         load_task("my_rewards:length", {"file": rewards, "form": "tags", "equal": "math"})

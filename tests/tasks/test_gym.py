@@ -52,7 +52,11 @@ def test_datasets_pass_the_task_check(name: str) -> None:
 def test_answers_of_several_lines_need_a_form_that_has_room() -> None:
     assert check_task(gym("binary_matrix", form="tags"), 6) == []
     with pytest.raises(
-        ValueError, match='form="line" of reasoning_gym:binary_matrix: its answers span several lines; use form = "text" or "tags"'
+        ValueError,
+        match=(
+            'form="line" of reasoning_gym:binary_matrix: its answers span several lines; use form '
+            '= "text" or "tags"'
+        ),
     ):
         gym("binary_matrix")
 
@@ -62,7 +66,9 @@ def test_a_problem_is_its_question_its_answer_and_an_index() -> None:
     assert problem.kind == "chain_sum"
     assert list(problem.columns) == ["index"]
     expression = problem.prompt.split(": ")[1].removesuffix(" =")
-    assert int(problem.answer) == sum(int(term) for term in expression.replace("- ", "-").replace("+ ", "").split())
+    assert int(problem.answer) == sum(
+        int(term) for term in expression.replace("- ", "-").replace("+ ", "").split()
+    )
 
 
 def test_no_seed_trains_on_a_heldout_question_however_few_there_are() -> None:
@@ -74,7 +80,11 @@ def test_no_seed_trains_on_a_heldout_question_however_few_there_are() -> None:
 
 
 def test_the_same_seed_gives_the_same_problems_in_another_task() -> None:
-    assert draws(gym("gcd"), "train", 10, seed=3) == draws(gym("gcd"), "train", 10, seed=3) != draws(gym("gcd"), "train", 10, seed=4)
+    assert (
+        draws(gym("gcd"), "train", 10, seed=3)
+        == draws(gym("gcd"), "train", 10, seed=3)
+        != draws(gym("gcd"), "train", 10, seed=4)
+    )
 
 
 def test_out_of_distribution_has_its_own_parameters_and_scores_by_them() -> None:
@@ -90,8 +100,14 @@ def test_out_of_distribution_has_its_own_parameters_and_scores_by_them() -> None
 def test_only_a_full_score_counts_unless_partial_ones_are_asked_for() -> None:
     problem = draws(gym("chain_sum", **SMALL), "train", 1)[0]
     nearly = f"it is {problem.answer}"
-    assert gym("chain_sum", **SMALL).score([problem] * 3, [problem.answer, nearly, ""]) == [1.0, 0.0, 0.0]
-    full, part, none = gym("chain_sum", **SMALL, partial=True).score([problem] * 3, [problem.answer, nearly, ""])
+    assert gym("chain_sum", **SMALL).score([problem] * 3, [problem.answer, nearly, ""]) == [
+        1.0,
+        0.0,
+        0.0,
+    ]
+    full, part, none = gym("chain_sum", **SMALL, partial=True).score(
+        [problem] * 3, [problem.answer, nearly, ""]
+    )
     assert (full, none) == (1.0, 0.0)
     assert 0 < part < 1
 
@@ -113,7 +129,12 @@ def test_a_problem_without_one_answer_has_no_target() -> None:
 
 
 def test_the_fingerprint_names_version_dataset_and_parameters() -> None:
-    made = {gym("gcd").fingerprint, gym("lcm").fingerprint, gym("gcd", max_value=50).fingerprint, gym("gcd", partial=True).fingerprint}
+    made = {
+        gym("gcd").fingerprint,
+        gym("lcm").fingerprint,
+        gym("gcd", max_value=50).fingerprint,
+        gym("gcd", partial=True).fingerprint,
+    }
     assert len(made) == 4
     assert gym("gcd").fingerprint == gym("gcd").fingerprint
     assert "0.1." in gym("gcd").fingerprint
@@ -126,34 +147,53 @@ def test_the_fingerprint_names_version_dataset_and_parameters() -> None:
         ("zzzz", {}, "no dataset 'zzzz'; known: ab, acre"),
         ("composite", {}, 'not for crews: use task = "mixture"'),
         ("list_functions", {}, "not for crews: it makes some problems by chance"),
-        ("chain_sum", {"terms": 3}, "unknown parameter 'terms'; known: form, partial, ood, min_terms, max_terms"),
-        ("chain_sum", {"min_terms": 5, "max_terms": 2}, "max_terms must be >= min_terms; known: form, partial, ood, min_terms"),
+        (
+            "chain_sum",
+            {"terms": 3},
+            "unknown parameter 'terms'; known: form, partial, ood, min_terms, max_terms",
+        ),
+        (
+            "chain_sum",
+            {"min_terms": 5, "max_terms": 2},
+            "max_terms must be >= min_terms; known: form, partial, ood, min_terms",
+        ),
         ("chain_sum", {"min_terms": "2"}, "not supported between.*; known: form"),
         ("chain_sum", {"ood": {"min_terms": 0}}, "min_terms must be positive"),
         ("chain_sum", {"form": "loud"}, "'loud'.*known: form, partial, ood"),
     ],
 )
-def test_bad_names_and_parameters_are_refused(name: str, parameters: dict[str, object], words: str) -> None:
+def test_bad_names_and_parameters_are_refused(
+    name: str, parameters: dict[str, object], words: str
+) -> None:
     with pytest.raises(ValueError, match=words):
         gym(name, **parameters)
 
 
 def test_parameters_that_allow_too_few_questions_are_refused() -> None:
     task = gym("gcd", min_numbers=2, max_numbers=2, min_value=1, max_value=2)
-    with pytest.raises(ValueError, match=r"gcd has no heldout problem among 10000 draws: .* too few questions; widen them"):
+    with pytest.raises(
+        ValueError,
+        match=r"gcd has no heldout problem among 10000 draws: .* too few questions; widen them",
+    ):
         draws(task, "heldout", 1)
 
 
 def test_another_question_of_the_same_index_is_refused() -> None:
     problem = draws(gym("gcd"), "train", 1)[0]
-    with pytest.raises(ValueError, match=r"another question of index .* here; use the same version and parameters"):
+    with pytest.raises(
+        ValueError, match=r"another question of index .* here; use the same version and parameters"
+    ):
         gym("gcd", min_value=500, max_value=900).score([problem], ["1"])
 
 
-def test_datasets_that_differ_between_processes_need_a_fixed_hash_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_datasets_that_differ_between_processes_need_a_fixed_hash_seed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     for name in UNSTEADY:
-        with pytest.raises(ValueError, match=f"{name} makes other problems in every process; set PYTHONHASHSEED=0"):
+        with pytest.raises(
+            ValueError, match=f"{name} makes other problems in every process; set PYTHONHASHSEED=0"
+        ):
             gym(name)
 
 
@@ -162,11 +202,17 @@ def test_every_process_makes_the_same_problems() -> None:
         "import json, random\nfrom motley.tasks import load_task\n"
         f"names = {[name for name in SAMPLE if name != 'countdown']!r}\n"
         "tasks = [load_task(f'reasoning_gym:{name}', {}) for name in names]\n"
-        "print(json.dumps([t.draw(random.Random(i), 'train', t.kinds[0]).id for t in tasks for i in range(3)]))"
+        "print(json.dumps([t.draw(random.Random(i), 'train', t.kinds[0]).id for t in tasks for i "
+        "in range(3)]))"
     )
     ids = [
         json.loads(
-            subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, env=os.environ | {"PYTHONHASHSEED": seed}).stdout
+            subprocess.run(
+                [sys.executable, "-c", code],
+                capture_output=True,
+                check=True,
+                env=os.environ | {"PYTHONHASHSEED": seed},
+            ).stdout
         )
         for seed in ("1", "2")
     ]
@@ -177,9 +223,17 @@ PROGRAM = "__import__('pathlib').Path({path!r}).touch()"
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters"), [("binary_matrix", {"form": "text"}), ("string_insertion", {}), ("countdown", {}), ("simple_integration", {})]
+    ("name", "parameters"),
+    [
+        ("binary_matrix", {"form": "text"}),
+        ("string_insertion", {}),
+        ("countdown", {}),
+        ("simple_integration", {}),
+    ],
 )
-def test_an_answer_that_is_a_program_is_not_run(name: str, parameters: dict[str, str], tmp_path: object) -> None:
+def test_an_answer_that_is_a_program_is_not_run(
+    name: str, parameters: dict[str, str], tmp_path: object
+) -> None:
     task = gym(name, **parameters)
     problem = draws(task, "train", 1)[0]
     trace = f"{tmp_path}/ran"
@@ -221,5 +275,7 @@ def test_an_answer_that_cannot_be_simplified_holds_nobody_up() -> None:
         ("anything (else)", "nothing", True),
     ],
 )
-def test_only_text_that_can_do_nothing_is_evaluated(answer: str, evaluated: str, harmless: bool) -> None:
+def test_only_text_that_can_do_nothing_is_evaluated(
+    answer: str, evaluated: str, harmless: bool
+) -> None:
     assert is_harmless(answer, evaluated) == harmless

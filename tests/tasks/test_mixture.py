@@ -30,7 +30,10 @@ def test_the_order_of_the_file_is_the_order_of_the_kinds() -> None:
 
 
 def test_a_part_of_several_kinds_keeps_them_apart() -> None:
-    task = mixture(easy={"task": "digits", "kinds": ["sort", "sum"]}, hard={"task": "digits", "kinds": ["sort"], "levels": [6]})
+    task = mixture(
+        easy={"task": "digits", "kinds": ["sort", "sum"]},
+        hard={"task": "digits", "kinds": ["sort"], "levels": [6]},
+    )
     assert task.kinds == ("easy/sort", "easy/sum", "hard")
     assert len(task.draw(random.Random(0), "train", "hard").prompt) == len("sort 123456=")
     assert check_task(task) == []
@@ -62,7 +65,11 @@ def test_template_and_instruction_are_those_of_the_parts() -> None:
 
 
 def test_the_fingerprint_follows_the_parts() -> None:
-    assert mixture(sums=SUMS).fingerprint == mixture(sums=SUMS).fingerprint != mixture(sums=SUMS | {"max_terms": 4}).fingerprint
+    assert (
+        mixture(sums=SUMS).fingerprint
+        == mixture(sums=SUMS).fingerprint
+        != mixture(sums=SUMS | {"max_terms": 4}).fingerprint
+    )
 
 
 @pytest.mark.parametrize(
@@ -74,7 +81,10 @@ def test_the_fingerprint_follows_the_parts() -> None:
         ({"sums": SUMS | {"terms": 3}}, r"\[task.sums\]: .*unknown parameter 'terms'"),
         ({"sums": {"task": "sums"}}, r"\[task.sums\]: task 'sums' is not known"),
         (
-            {"a": {"task": "digits", "kinds": ["sum", "sort"]}, "a/sum": {"task": "digits", "kinds": ["sum"]}},
+            {
+                "a": {"task": "digits", "kinds": ["sum", "sort"]},
+                "a/sum": {"task": "digits", "kinds": ["sum"]},
+            },
             "kinds of the same name; rename",
         ),
     ],
@@ -85,7 +95,10 @@ def test_bad_mixtures_are_refused(tables: dict[str, Any], words: str) -> None:
 
 
 def test_parts_that_put_problems_differently_leave_it_to_the_crew_file() -> None:
-    assert load_task("mixture", {"sums": SUMS, "products": PRODUCTS}).template == "Question: {prompt}\nAnswer: {answer}"
+    assert (
+        load_task("mixture", {"sums": SUMS, "products": PRODUCTS}).template
+        == "Question: {prompt}\nAnswer: {answer}"
+    )
     differ = load_task("mixture", {"sums": SUMS, "digits": {"task": "digits"}})
     assert (differ.template, differ.instruction) == (None, "")
     forms = load_task("mixture", {"sums": SUMS, "products": PRODUCTS | {"form": "tags"}})

@@ -8,7 +8,15 @@ from collections.abc import Sequence
 import pytest
 
 from motley.records import Problem
-from motley.tasks import Task, assign, best_constant, check_task, draw_problems, evaluation_set, load_task
+from motley.tasks import (
+    Task,
+    assign,
+    best_constant,
+    check_task,
+    draw_problems,
+    evaluation_set,
+    load_task,
+)
 
 
 class Good:
@@ -76,7 +84,10 @@ class OtherKinds(Good):
         return ("shout",) if split == "ood" else self.kinds
 
     def score(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[float]:
-        return [float(p.kind == "shout" or p.answer == c) for p, c in zip(problems, completions, strict=True)]
+        return [
+            float(p.kind == "shout" or p.answer == c)
+            for p, c in zip(problems, completions, strict=True)
+        ]
 
 
 class SplitsMeet(Good):
@@ -113,7 +124,11 @@ def test_an_assignment_is_decided_by_seed_peer_and_round() -> None:
     task = digits("sort", "sum")
     first = assign(task, 1, "a", 5, 6)
     assert first == assign(digits("sort", "sum"), 1, "a", 5, 6)
-    for other in (assign(task, 2, "a", 5, 6), assign(task, 1, "b", 5, 6), assign(task, 1, "a", 6, 6)):
+    for other in (
+        assign(task, 2, "a", 5, 6),
+        assign(task, 1, "b", 5, 6),
+        assign(task, 1, "a", 6, 6),
+    ):
         assert other != first
 
 
@@ -127,14 +142,20 @@ def test_assigned_problems_are_for_training() -> None:
 @pytest.mark.parametrize("count", [3, 7, 12])
 def test_kinds_are_balanced_in_every_draw(count: int) -> None:
     for seed in range(20):
-        counts = Counter(p.kind for p in draw_problems(digits("sort", "sum", "chain"), str(seed), "train", count))
+        counts = Counter(
+            p.kind for p in draw_problems(digits("sort", "sum", "chain"), str(seed), "train", count)
+        )
         assert len(counts) == 3
         assert max(counts.values()) - min(counts.values()) <= 1
 
 
 def test_no_kind_is_always_first() -> None:
     task = digits("sort", "sum", "chain")
-    assert {assign(task, 0, "a", round, 1)[0].kind for round in range(30)} == {"sort", "sum", "chain"}
+    assert {assign(task, 0, "a", round, 1)[0].kind for round in range(30)} == {
+        "sort",
+        "sum",
+        "chain",
+    }
 
 
 def test_every_kind_is_measured_on_the_same_fixed_number_of_problems() -> None:

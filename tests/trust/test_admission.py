@@ -19,7 +19,19 @@ from fuzz import FIELDS, put_together, take_apart
 from motley.exchange import Entry, encode, unpack
 from motley.exchange.wire import MAX_BODY_BYTES, MAX_RECORD_BYTES
 from motley.policies.tiny import tiny_vocabulary
-from motley.records import HUB, NO_BASE, Backlog, Charter, Group, Problem, Rollout, Roster, Sampling, Stamp, Weights
+from motley.records import (
+    HUB,
+    NO_BASE,
+    Backlog,
+    Charter,
+    Group,
+    Problem,
+    Rollout,
+    Roster,
+    Sampling,
+    Stamp,
+    Weights,
+)
 from motley.trust import Admission, Rules, known
 from motley.trust.admission import MAX_KEPT
 from motley.trust.chain import MAX_MISSING
@@ -54,7 +66,9 @@ def score(problem: Problem, rollouts: Sequence[Rollout]) -> list[float]:
 
 
 def group(**fields: Any) -> Group:
-    return any_group(**{"sampling": Sampling(max_tokens=RULES.max_tokens), "rollouts": [RIGHT, WRONG]} | fields)
+    return any_group(
+        **{"sampling": Sampling(max_tokens=RULES.max_tokens), "rollouts": [RIGHT, WRONG]} | fields
+    )
 
 
 def with_rollout(**fields: Any) -> Group:
@@ -64,7 +78,12 @@ def with_rollout(**fields: Any) -> Group:
 
 def roster(number: int = 0, revoked: Sequence[str] = ("c",), **keys: Any) -> Roster:
     found = {"a": A, "b": B} | keys
-    return Roster(crew="crew", number=number, keys={name: key.public for name, key in found.items()}, revoked=tuple(revoked))
+    return Roster(
+        crew="crew",
+        number=number,
+        keys={name: key.public for name, key in found.items()},
+        revoked=tuple(revoked),
+    )
 
 
 FIRST_ROSTER = entry(roster(), HUB_KEY)
@@ -115,7 +134,11 @@ def test_a_good_group_is_admitted_with_its_problem_and_hash() -> None:
     first = entry(group(), A)
     cases = [
         (first, group(), PROBLEM),
-        (entry(group(peer="b", slot=1, problem=OTHER), B), group(peer="b", slot=1, problem=OTHER), OTHER),
+        (
+            entry(group(peer="b", slot=1, problem=OTHER), B),
+            group(peer="b", slot=1, problem=OTHER),
+            OTHER,
+        ),
         (entry(group(round=3, slot=1), A, 1, first), group(round=3, slot=1), PROBLEM),
     ]
     for one, made, problem in cases:
@@ -148,14 +171,19 @@ def test_without_a_score_rewards_are_taken_on_trust() -> None:
 def test_a_reward_may_differ_by_the_rounding_of_float32() -> None:
     gate = admission()
     gate.score = lambda problem, rollouts: [0.1, 123456.789]
-    assert gate.admit(entry(group(rollouts=[rollout(reward=0.1), rollout(reward=123456.789)]), A)) is not None
+    assert (
+        gate.admit(entry(group(rollouts=[rollout(reward=0.1), rollout(reward=123456.789)]), A))
+        is not None
+    )
 
 
 def test_lossless_groups_are_held_to_the_same_rules() -> None:
     gate = admission()
     first = entry(with_rollout(logprobs=(-63.9, 0.0009)), A)
     assert gate.admit(first) is not None
-    assert refusal(gate, entry(with_rollout(logprobs=(-64.1, 0.0)), A, 1, first, lossless=True)) == ("a", "logprob")
+    assert refusal(
+        gate, entry(with_rollout(logprobs=(-64.1, 0.0)), A, 1, first, lossless=True)
+    ) == ("a", "logprob")
 
 
 # Refused before it is read
@@ -176,14 +204,37 @@ FRAME = RECORD[65:]
         pytest.param(RECORD[:-1], "corrupt", id="cut"),
         pytest.param(RECORD + b"\x00", "corrupt", id="a byte too many"),
         pytest.param(RECORD[:65] + b"no frame", "corrupt", id="no frame"),
-        pytest.param(RECORD[:65] + zstandard.ZstdCompressor().compress(bytes(MAX_BODY_BYTES + 1)), "inflated", id="a bomb"),
-        pytest.param(RECORD[:65] + zstandard.ZstdCompressor(write_content_size=False).compress(bytes(9)), "undeclared", id="no size"),
-        pytest.param(RECORD[:65] + zstandard.ZstdCompressor().compress(b""), "truncated", id="an empty body"),
-        pytest.param(RECORD[:65] + zstandard.ZstdCompressor().compress(bytes(100)), "malformed", id="zeros"),
+        pytest.param(
+            RECORD[:65] + zstandard.ZstdCompressor().compress(bytes(MAX_BODY_BYTES + 1)),
+            "inflated",
+            id="a bomb",
+        ),
+        pytest.param(
+            RECORD[:65] + zstandard.ZstdCompressor(write_content_size=False).compress(bytes(9)),
+            "undeclared",
+            id="no size",
+        ),
+        pytest.param(
+            RECORD[:65] + zstandard.ZstdCompressor().compress(b""), "truncated", id="an empty body"
+        ),
+        pytest.param(
+            RECORD[:65] + zstandard.ZstdCompressor().compress(bytes(100)), "malformed", id="zeros"
+        ),
     ],
 )
-@pytest.mark.parametrize(("id", "sender"), [("a.0.0", "a"), ("c.5", "c"), ("hub.roster.1", "hub"), ("eve.0.0", "unknown"), ("", "unknown")])
-def test_bytes_that_are_no_record_are_counted_under_the_name_they_stand_under(id: str, sender: str, record: bytes, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("id", "sender"),
+    [
+        ("a.0.0", "a"),
+        ("c.5", "c"),
+        ("hub.roster.1", "hub"),
+        ("eve.0.0", "unknown"),
+        ("", "unknown"),
+    ],
+)
+def test_bytes_that_are_no_record_are_counted_under_the_name_they_stand_under(
+    id: str, sender: str, record: bytes, reason: str
+) -> None:
     assert refusal(admission(), under(id, record)) == (sender, reason)
 
 
@@ -198,25 +249,49 @@ def test_bytes_that_are_no_record_are_counted_under_the_name_they_stand_under(id
         pytest.param(under("b.0.0", RECORD), "b", "subject", id="under another's id"),
         pytest.param(under("a.0.0.", RECORD), "a", "subject", id="under a longer id"),
         pytest.param(entry(group(peer="eve"), OUTSIDER), "unknown", "sender", id="a stranger"),
-        pytest.param(entry(group(peer=""), OUTSIDER), "unknown", "sender", id="a stranger without a name"),
-        pytest.param(entry(group(peer="a"), OUTSIDER), "a", "key", id="a stranger under a peer's name"),
+        pytest.param(
+            entry(group(peer=""), OUTSIDER), "unknown", "sender", id="a stranger without a name"
+        ),
+        pytest.param(
+            entry(group(peer="a"), OUTSIDER), "a", "key", id="a stranger under a peer's name"
+        ),
         pytest.param(entry(group(peer="a"), B), "a", "key", id="a peer under another's name"),
         pytest.param(entry(group(peer="c"), C), "c", "revoked", id="a peer that was shut out"),
-        pytest.param(entry(group(peer="c"), OUTSIDER), "c", "revoked", id="a stranger under the name of one that was"),
-        pytest.param(entry(roster(1), A), "hub", "key", id="a peer's roster"),
-        pytest.param(entry(Charter(crew="crew", config="", task=""), A), "hub", "key", id="a peer's charter"),
-        pytest.param(entry(roster(1), OUTSIDER), "hub", "key", id="a stranger's roster"),
-        pytest.param(under("a.0.0", RECORD[:1] + bytes(64) + FRAME), "a", "signature", id="no signature"),
-        pytest.param(under("a.0.0", RECORD[:1] + entry(group(round=1), A).record[1:65] + FRAME), "a", "signature", id="of another record"),
         pytest.param(
-            under("a.0.0", sealed_record(encode(group(), Stamp(key=A.public)), OUTSIDER)), "a", "signature", id="a stranger's signature"
+            entry(group(peer="c"), OUTSIDER),
+            "c",
+            "revoked",
+            id="a stranger under the name of one that was",
+        ),
+        pytest.param(entry(roster(1), A), "hub", "key", id="a peer's roster"),
+        pytest.param(
+            entry(Charter(crew="crew", config="", task=""), A), "hub", "key", id="a peer's charter"
+        ),
+        pytest.param(entry(roster(1), OUTSIDER), "hub", "key", id="a stranger's roster"),
+        pytest.param(
+            under("a.0.0", RECORD[:1] + bytes(64) + FRAME), "a", "signature", id="no signature"
+        ),
+        pytest.param(
+            under("a.0.0", RECORD[:1] + entry(group(round=1), A).record[1:65] + FRAME),
+            "a",
+            "signature",
+            id="of another record",
+        ),
+        pytest.param(
+            under("a.0.0", sealed_record(encode(group(), Stamp(key=A.public)), OUTSIDER)),
+            "a",
+            "signature",
+            id="a stranger's signature",
         ),
     ],
 )
-def test_who_says_it_is_checked_and_a_refusal_is_counted_under_the_subjects_name(one: Entry, sender: str, reason: str) -> None:
+def test_who_says_it_is_checked_and_a_refusal_is_counted_under_the_subjects_name(
+    one: Entry, sender: str, reason: str
+) -> None:
     gate = admission()
     assert refusal(gate, one) == (sender, reason)
-    assert gate.admit(entry(group(), A)) is not None  # nothing of it stays, in the chain of a least of all
+    # nothing of it stays, in the chain of a least of all
+    assert gate.admit(entry(group(), A)) is not None
 
 
 @pytest.mark.parametrize("peer", ["a.b", "a.0", "a."])
@@ -238,7 +313,10 @@ def test_the_same_record_again_is_a_replay() -> None:
 def test_two_records_in_one_place_are_a_fork() -> None:
     first = entry(group(), A)
     assert refusal(admission(), first, entry(group(round=2), A)) == ("a", "fork")
-    assert refusal(admission(), first, entry(group(round=2), A, 1, previous=bytes(32))) == ("a", "fork")
+    assert refusal(admission(), first, entry(group(round=2), A, 1, previous=bytes(32))) == (
+        "a",
+        "fork",
+    )
 
 
 def test_a_first_record_that_names_one_before_it_is_a_fork() -> None:
@@ -320,7 +398,9 @@ def test_chains_of_two_peers_have_nothing_to_do_with_each_other() -> None:
     ],
 )
 @pytest.mark.parametrize(("peer", "author"), [("a", A), ("b", B)])
-def test_every_fault_of_a_group_is_named_and_counted_under_its_sender(peer: str, author: Any, made: Group, reason: str) -> None:
+def test_every_fault_of_a_group_is_named_and_counted_under_its_sender(
+    peer: str, author: Any, made: Group, reason: str
+) -> None:
     made = msgspec.structs.replace(made, origin=msgspec.structs.replace(made.origin, peer=peer))
     assert refusal(admission(), entry(made, author)) == (peer, reason)
 
@@ -441,9 +521,13 @@ def test_refusals_are_all_counted_and_the_newest_kept() -> None:
     for position in range(MAX_KEPT + 50):
         gate.admit(Entry(position, f"a.{position}" + "x" * 1000, b"noise"))
         gate.admit(Entry(position, f"stranger{position}.0.0", b"\x02noise"))
-    assert gate.refused == Counter({("a", "schema"): MAX_KEPT + 50, ("unknown", "truncated"): MAX_KEPT + 50})
+    assert gate.refused == Counter(
+        {("a", "schema"): MAX_KEPT + 50, ("unknown", "truncated"): MAX_KEPT + 50}
+    )
     assert len(gate.kept) == MAX_KEPT == 256
-    assert [kept.position for kept in gate.kept] == [p for p in range(MAX_KEPT // 2 + 50, MAX_KEPT + 50) for _ in range(2)]
+    assert [kept.position for kept in gate.kept] == [
+        p for p in range(MAX_KEPT // 2 + 50, MAX_KEPT + 50) for _ in range(2)
+    ]
     assert all(len(kept.id) <= 200 and len(kept.detail) <= 500 for kept in gate.kept)
 
 
@@ -504,14 +588,24 @@ def test_an_admission_goes_on_from_its_state_as_if_nothing_had_been(stop: int) -
     assert second.state() == whole.state()
     assert (second.refused, list(second.kept)) == (whole.refused, list(whole.kept))
     assert sum(one is not None for one in found) == 8
-    assert set(whole.refused) == {("a", "schema"), ("a", "replay"), ("b", "vocabulary"), ("b", "revoked"), ("b", "key")}
+    assert set(whole.refused) == {
+        ("a", "schema"),
+        ("a", "replay"),
+        ("b", "vocabulary"),
+        ("b", "revoked"),
+        ("b", "key"),
+    }
 
 
 # Anything
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.binary(max_size=200), st.sampled_from([b"", b"\x02", RECORD[:65], RECORD[:75]]), st.text(max_size=9))
+@given(
+    st.binary(max_size=200),
+    st.sampled_from([b"", b"\x02", RECORD[:65], RECORD[:75]]),
+    st.text(max_size=9),
+)
 def test_random_bytes_are_refused_and_never_raise(noise: bytes, start: bytes, id: str) -> None:
     gate = admission()
     assert gate.admit(under(id, start + noise)) is None
@@ -532,7 +626,9 @@ VALUES = st.one_of(
 
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(FIELDS), VALUES, st.sampled_from(FIELDS), VALUES)
-def test_a_signed_group_with_any_value_anywhere_never_raises(first: str, value: Any, second: str, other: Any) -> None:
+def test_a_signed_group_with_any_value_anywhere_never_raises(
+    first: str, value: Any, second: str, other: Any
+) -> None:
     header, sections = take_apart(encode(group(), Stamp(key=A.public)))
     header[FIELDS.index(first)], header[FIELDS.index(second)] = value, other
     id = "{}.{}.{}".format(*(header[FIELDS.index(name)] for name in ("peer", "round", "slot")))
@@ -577,7 +673,12 @@ def weights(peer: str = "b", version: int = 3, **fields: Any) -> Weights:
 
 def learners_admission() -> Admission:
     """b learns and c, which is shut out, did; a samples."""
-    gate = Admission(LEARNERS, HUB_KEY.public, lambda peer, round: [] if peer == "b" else assigned(peer, round), score)
+    gate = Admission(
+        LEARNERS,
+        HUB_KEY.public,
+        lambda peer, round: [] if peer == "b" else assigned(peer, round),
+        score,
+    )
     assert gate.admit(FIRST_ROSTER) is None
     return gate
 
@@ -597,21 +698,37 @@ def test_a_learners_weights_are_given_back_and_take_their_place_in_its_chain() -
     [
         pytest.param(entry(weights("a"), A), "a", "role", id="one who samples"),
         pytest.param(entry(weights("a"), B), "a", "key", id="a learner under another's name"),
-        pytest.param(entry(weights("b"), A), "b", "key", id="one who samples under a learner's name"),
-        pytest.param(entry(weights("b"), OUTSIDER), "b", "key", id="a stranger under a learner's name"),
+        pytest.param(
+            entry(weights("b"), A), "b", "key", id="one who samples under a learner's name"
+        ),
+        pytest.param(
+            entry(weights("b"), OUTSIDER), "b", "key", id="a stranger under a learner's name"
+        ),
         pytest.param(entry(weights("eve"), OUTSIDER), "unknown", "sender", id="a stranger"),
         pytest.param(entry(weights("c"), C), "c", "revoked", id="a learner that was shut out"),
         pytest.param(entry(weights(HUB), HUB_KEY), HUB, "sender", id="the hub"),
         pytest.param(entry(weights(crew="other"), B), "b", "crew", id="of another crew"),
-        pytest.param(under("b.weights.4", entry(weights(), B).record), "b", "subject", id="under another version's id"),
-        pytest.param(under("b.3.0", entry(weights(), B).record), "b", "subject", id="under a group's id"),
         pytest.param(
-            under("b.weights.3", sealed_record(encode(weights(), Stamp(key=B.public)), A)), "b", "signature", id="signed by another"
+            under("b.weights.4", entry(weights(), B).record),
+            "b",
+            "subject",
+            id="under another version's id",
+        ),
+        pytest.param(
+            under("b.3.0", entry(weights(), B).record), "b", "subject", id="under a group's id"
+        ),
+        pytest.param(
+            under("b.weights.3", sealed_record(encode(weights(), Stamp(key=B.public)), A)),
+            "b",
+            "signature",
+            id="signed by another",
         ),
         pytest.param(entry(weights(state=bytes(31)), B), "b", "malformed", id="a hash cut short"),
     ],
 )
-def test_weights_are_refused_from_anyone_but_a_learner(one: Entry, sender: str, reason: str) -> None:
+def test_weights_are_refused_from_anyone_but_a_learner(
+    one: Entry, sender: str, reason: str
+) -> None:
     assert refusal(learners_admission(), one) == (sender, reason)
 
 
@@ -631,7 +748,10 @@ def test_a_learner_that_was_given_no_problems_has_no_groups() -> None:
     assert refusal(learners_admission(), entry(group(peer="b"), B)) == ("b", "assignment")
 
 
-@pytest.mark.parametrize(("round", "taken"), [(RULES.rounds, True), (10**6, True), (2**31 - 2, True), (2**31, False), (-2, False)])
+@pytest.mark.parametrize(
+    ("round", "taken"),
+    [(RULES.rounds, True), (10**6, True), (2**31 - 2, True), (2**31, False), (-2, False)],
+)
 def test_samplers_go_on_for_as_long_as_their_learner_does(round: int, taken: bool) -> None:
     gate = learners_admission()
     assert (gate.admit(entry(group(round=round), A)) is not None) == taken

@@ -86,7 +86,12 @@ def test_a_fork_older_than_what_is_remembered_is_not_taken_in_either() -> None:
 def test_the_record_before_a_gaps_end_must_have_the_hash_named_there() -> None:
     links = honest(4)
     chain = Chain()
-    assert taken([links[0], links[1], links[3], link(2, links[1][1], "other")], chain) == ["", "", "", "fork"]
+    assert taken([links[0], links[1], links[3], link(2, links[1][1], "other")], chain) == [
+        "",
+        "",
+        "",
+        "fork",
+    ]
     assert taken([links[2]], chain) == [""]
     assert whole(chain, 4)
 
@@ -121,7 +126,9 @@ def test_a_fork_inside_a_gap_is_seen_however_late_it_is_filled() -> None:
 def test_too_large_a_gap_is_refused_and_changes_nothing() -> None:
     chain = Chain()
     first = honest(1)[0]
-    assert taken([first, link(MAX_MISSING + 2, b"\x01" * 32), link(2**62, b"\x01" * 32)], chain) == ["", "gap", "gap"]
+    assert taken(
+        [first, link(MAX_MISSING + 2, b"\x01" * 32), link(2**62, b"\x01" * 32)], chain
+    ) == ["", "gap", "gap"]
     assert whole(chain, 1)
     assert taken([link(MAX_MISSING + 1, b"\x01" * 32)], chain) == [""]
     assert len(chain.missing) == MAX_MISSING
@@ -138,7 +145,10 @@ def test_what_was_refused_as_a_gap_is_taken_in_once_the_missing_ones_came() -> N
 @pytest.mark.parametrize("passed_over", [0, 1, 3, 300])
 def test_a_chain_goes_on_from_its_state_as_if_nothing_had_been(passed_over: int) -> None:
     links = honest(passed_over + 8)
-    begun, rest = [links[0], *links[passed_over + 1 : passed_over + 4]], [*links[passed_over + 4 :], *links[1 : passed_over + 1], links[3]]
+    begun, rest = (
+        [links[0], *links[passed_over + 1 : passed_over + 4]],
+        [*links[passed_over + 4 :], *links[1 : passed_over + 1], links[3]],
+    )
     chain = Chain()
     taken(begun, chain)
     again = Chain.from_state(json.loads(json.dumps(chain.state())))
@@ -156,8 +166,14 @@ def test_an_honest_chain_is_taken_in_whole_in_any_order(order: list[int]) -> Non
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.integers(2, 30).flatmap(lambda length: st.tuples(st.permutations(range(length)), st.integers(0, length - 2))))
-def test_with_one_record_replaced_by_a_forged_one_no_order_is_taken_in_whole(case: tuple[list[int], int]) -> None:
+@given(
+    st.integers(2, 30).flatmap(
+        lambda length: st.tuples(st.permutations(range(length)), st.integers(0, length - 2))
+    )
+)
+def test_with_one_record_replaced_by_a_forged_one_no_order_is_taken_in_whole(
+    case: tuple[list[int], int],
+) -> None:
     order, place = case
     links = honest(len(order))
     links[place] = link(place, links[place][0].previous, "forged")
@@ -166,8 +182,14 @@ def test_with_one_record_replaced_by_a_forged_one_no_order_is_taken_in_whole(cas
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.integers(1, 30).flatmap(lambda length: st.tuples(st.permutations(range(length + 1)), st.integers(0, length - 1))))
-def test_of_two_records_in_one_place_only_one_is_taken_in_whatever_the_order(case: tuple[list[int], int]) -> None:
+@given(
+    st.integers(1, 30).flatmap(
+        lambda length: st.tuples(st.permutations(range(length + 1)), st.integers(0, length - 1))
+    )
+)
+def test_of_two_records_in_one_place_only_one_is_taken_in_whatever_the_order(
+    case: tuple[list[int], int],
+) -> None:
     order, place = case
     links = honest(len(order) - 1)
     links.append(link(place, links[place][0].previous, "forged"))

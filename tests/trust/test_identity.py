@@ -68,7 +68,9 @@ def test_a_secret_is_not_shown() -> None:
 )
 def test_a_file_that_holds_no_seed_is_an_error_with_a_remedy(path: Path, content: str) -> None:
     path.write_text(content)
-    with pytest.raises(ValueError, match=f"{path} holds no nkey seed .*; expected one line that begins with SU"):
+    with pytest.raises(
+        ValueError, match=f"{path} holds no nkey seed .*; expected one line that begins with SU"
+    ):
         Identity.kept_at(path)
     assert path.read_text() == content
 
@@ -77,7 +79,9 @@ def test_a_file_that_holds_no_seed_is_an_error_with_a_remedy(path: Path, content
 def test_a_seed_with_one_wrong_letter_is_not_another_identity(place: int) -> None:
     seed = ONE.nkey_seed
     with pytest.raises(ValueError, match="holds no nkey seed"):
-        Identity.from_nkey_seed(seed[:place] + ("B" if seed[place] != "B" else "C") + seed[place + 1 :], "the key")
+        Identity.from_nkey_seed(
+            seed[:place] + ("B" if seed[place] != "B" else "C") + seed[place + 1 :], "the key"
+        )
 
 
 def test_the_seed_of_an_account_is_not_an_identity() -> None:
@@ -120,7 +124,9 @@ def test_with_any_bit_of_signature_message_or_key_changed_nothing_verifies() -> 
         for bit in range(8 * len(part)):
             changed = bytearray(part)
             changed[bit // 8] ^= 1 << bit % 8
-            public, signature, message = [bytes(changed) if place == number else other for place, other in enumerate(parts)]
+            public, signature, message = [
+                bytes(changed) if place == number else other for place, other in enumerate(parts)
+            ]
             assert not verifies(public, signature, message)
 
 

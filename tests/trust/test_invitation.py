@@ -10,7 +10,9 @@ INVITED, OWN, OTHER = (identity(name) for name in ("invited", "own", "other"))
 INVITATION = Invitation("a", INVITED.secret, identity("hub").public, "ab" * 32)
 
 
-@pytest.mark.parametrize("invitation", [INVITATION, Invitation("A_b-9", bytes(32), bytes(range(32)))])
+@pytest.mark.parametrize(
+    "invitation", [INVITATION, Invitation("A_b-9", bytes(32), bytes(range(32)))]
+)
 def test_an_invitation_comes_back_from_its_text(invitation: Invitation) -> None:
     assert Invitation.read(invitation.text) == invitation
     assert Invitation.read(f"  {invitation.text}\n") == invitation
@@ -22,13 +24,19 @@ def test_the_text_is_one_word_to_paste() -> None:
 
 def test_every_invitation_differs() -> None:
     texts = {
-        Invitation(peer, secret, hub).text for peer in ("a", "b") for secret in (bytes(32), b"1" * 32) for hub in (bytes(32), b"1" * 32)
+        Invitation(peer, secret, hub).text
+        for peer in ("a", "b")
+        for secret in (bytes(32), b"1" * 32)
+        for hub in (bytes(32), b"1" * 32)
     }
     assert len(texts) == 8
 
 
 def refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"the invitation is damaged \(.+\); copy the whole line that the hub printed") as caught:
+    with pytest.raises(
+        ValueError,
+        match=r"the invitation is damaged \(.+\); copy the whole line that the hub printed",
+    ) as caught:
         Invitation.read(text)
     assert type(caught.value) is ValueError
 
@@ -47,7 +55,19 @@ def test_a_damaged_invitation_is_refused_whichever_character_it_is() -> None:
         refused(text[:place] + ("A" if text[place] != "A" else "Q") + text[place + 1 :])
 
 
-@pytest.mark.parametrize("text", ["", " ", "hello", "é", "=", "====", "motley join nats://x --crew c --invite y", INVITATION.text * 2])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        "hello",
+        "é",
+        "=",
+        "====",
+        "motley join nats://x --crew c --invite y",
+        INVITATION.text * 2,
+    ],
+)
 def test_what_is_no_invitation_is_refused(text: str) -> None:
     refused(text)
 

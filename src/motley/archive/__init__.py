@@ -1,6 +1,8 @@
-"""A crew's log as people and tools read it: where it is, who sent what, what is wrong with a record, and export. Imports without torch.
+"""A crew's log as people and tools read it: where it is, who sent what, what is wrong with a
+record, and export. Imports without torch.
 
-A log is only read: a live run's file is left as it is, and a server that has to be started for reading is stopped again.
+A log is only read: a live run's file is left as it is, and a server that has to be started for
+reading is stopped again.
 """
 
 from motley.archive.examine import UNKNOWN, Examiner, Seen, Tally
@@ -8,4 +10,15 @@ from motley.archive.export import Exported, export, problems_of
 from motley.archive.opening import find_log, open_log
 from motley.archive.reading import Archive
 
-__all__ = ["UNKNOWN", "Archive", "Examiner", "Exported", "Seen", "Tally", "export", "find_log", "open_log", "problems_of"]
+__all__ = [
+    "UNKNOWN",
+    "Archive",
+    "Examiner",
+    "Exported",
+    "Seen",
+    "Tally",
+    "export",
+    "find_log",
+    "open_log",
+    "problems_of",
+]

@@ -1,7 +1,8 @@
 """Examiner: what can be said of each record of a log, and Tally: what that sums to.
 
-Records are checked as far as the log itself allows: wire, place, key, signature. Whether a group was assigned to its sender and its
-rewards are right is for admission to say (trust/admission.py), which knows the task.
+Records are checked as far as the log itself allows: wire, place, key, signature. Whether a group
+was assigned to its sender and its rewards are right is for admission to say (trust/admission.py),
+which knows the task.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ INT64 = range(-(2**63), 2**63)
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A record as far as it can be read. One with a `fault` is believed by nobody, whatever it says."""
+    """A record as far as it can be read.
+
+    One with a `fault` is believed by nobody, whatever it says.
+    """
 
     position: int
     id: str
@@ -100,7 +104,13 @@ def _range_fault(content: Content) -> str:
     if not isinstance(content, Group):
         return ""
     sampling = content.origin.sampling
-    numbers = (content.round, content.slot, content.origin.version, sampling.top_k, sampling.max_tokens)
+    numbers = (
+        content.round,
+        content.slot,
+        content.origin.version,
+        sampling.top_k,
+        sampling.max_tokens,
+    )
     return "" if all(number in INT64 for number in numbers) else "range"
 
 
@@ -134,9 +144,15 @@ class Tally:
         self.num_tokens += seen.num_tokens
         self.group_bytes += seen.num_bytes
         self.reward_sum += sum(r.reward for r in group.rollouts)
-        self.first_round = group.round if self.first_round is None else min(self.first_round, group.round)
-        self.last_round = group.round if self.last_round is None else max(self.last_round, group.round)
-        self.newest_s = group.created_s if self.newest_s is None else max(self.newest_s, group.created_s)
+        self.first_round = (
+            group.round if self.first_round is None else min(self.first_round, group.round)
+        )
+        self.last_round = (
+            group.round if self.last_round is None else max(self.last_round, group.round)
+        )
+        self.newest_s = (
+            group.created_s if self.newest_s is None else max(self.newest_s, group.created_s)
+        )
 
     @property
     def bytes_per_token(self) -> float | None:

@@ -1,4 +1,6 @@
-"""Export: every sound group of a log as JSON lines or Parquet, with its problem and its text where they are known here."""
+"""Export: every sound group of a log as JSON lines or Parquet, with its problem and its text where
+they are known here.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ class GroupRow(msgspec.Struct, frozen=True, kw_only=True):
     round: int
     slot: int
     problem: str
-    prompt: str | None  # with answer and kind: None where the task cannot be loaded, or does not give the peer this problem
+    # with answer and kind: None where the task cannot be loaded, or does not give the peer this
+    # problem
+    prompt: str | None
     answer: str | None
     kind: str | None
     model: str
@@ -82,7 +86,9 @@ class GroupRow(msgspec.Struct, frozen=True, kw_only=True):
             version=origin.version,
             sampling=origin.sampling,
             created_s=group.created_s,
-            rollouts=tuple(_rollout_row(rollout, text_of(group, rollout)) for rollout in group.rollouts),
+            rollouts=tuple(
+                _rollout_row(rollout, text_of(group, rollout)) for rollout in group.rollouts
+            ),
         )
 
 
@@ -111,11 +117,18 @@ class Exported:
 def export(records: Iterable[Seen], path: Path, problem_of: ProblemOf) -> Exported:
     """Write every group without a fault to a new file, which is there only when it is whole."""
     if path.suffix not in _WRITERS:
-        raise ValueError(f"cannot export to {path}: the name ends in {path.suffix or 'nothing'}; expected {' or '.join(_WRITERS)}")
+        raise ValueError(
+            f"cannot export to {path}: the name ends in {path.suffix or 'nothing'}; expected "
+            f"{' or '.join(_WRITERS)}"
+        )
     if path.exists():
-        raise ValueError(f"{path} is there already and is not overwritten; choose another name, or delete it")
+        raise ValueError(
+            f"{path} is there already and is not overwritten; choose another name, or delete it"
+        )
     if not path.parent.is_dir():
-        raise ValueError(f"there is no folder {path.parent} to export {path.name} to; make it, or choose another")
+        raise ValueError(
+            f"there is no folder {path.parent} to export {path.name} to; make it, or choose another"
+        )
     done = Exported()
     partial = path.with_name(f".{path.name}.partial")
     try:
@@ -132,7 +145,9 @@ def export(records: Iterable[Seen], path: Path, problem_of: ProblemOf) -> Export
     return done
 
 
-def _batches(records: Iterable[Seen], problem_of: ProblemOf, done: Exported) -> Iterator[list[GroupRow]]:
+def _batches(
+    records: Iterable[Seen], problem_of: ProblemOf, done: Exported
+) -> Iterator[list[GroupRow]]:
     text_of = _text_of()
     rows: list[GroupRow] = []
     num_tokens = 0
@@ -154,13 +169,22 @@ def _batches(records: Iterable[Seen], problem_of: ProblemOf, done: Exported) -> 
 
 
 def problems_of(archive: Archive) -> ProblemOf:
-    """The problem each group answers, by the crew's assignment. ValueError says why the task cannot be had here."""
+    """The problem each group answers, by the crew's assignment.
+
+    ValueError says why the task cannot be had here.
+    """
     charter = archive.charter()
     if charter is None:
         raise ValueError("the log has no charter")
-    own = archive.folder / "config.toml"  # names the problem files as they are called on this machine
-    config = read_config(own) if own.is_file() else parse_config(charter.config, source="the crew's charter")
-    # A reward module is not needed, and whoever exports a log should not have to run it: its problems come from a file.
+    # names the problem files as they are called on this machine
+    own = archive.folder / "config.toml"
+    config = (
+        read_config(own)
+        if own.is_file()
+        else parse_config(charter.config, source="the crew's charter")
+    )
+    # A reward module is not needed, and whoever exports a log should not have to run it: its
+    # problems come from a file.
     name = config.crew.task
     task = load_task(name if name == "digits" or name.startswith("file:") else "file:", config.task)
     if task.fingerprint != charter.task:
@@ -185,7 +209,10 @@ def _text_of() -> TextOf:
     known = tiny_vocabulary()
 
     def text_of(group: Group, rollout: Rollout) -> str | None:
-        if group.origin.vocabulary != known.fingerprint or max(rollout.tokens, default=0) >= known.size:
+        if (
+            group.origin.vocabulary != known.fingerprint
+            or max(rollout.tokens, default=0) >= known.size
+        ):
             return None
         return known.decode(rollout.tokens)
 
@@ -208,13 +235,21 @@ def _parquet(file: BinaryIO) -> Iterator[Write]:
         import pyarrow  # type: ignore[import-untyped]
         from pyarrow import parquet
     except ImportError:
-        raise ValueError('Parquet is written by pyarrow; install it: pip install "motley-rl[parquet]", or export to .jsonl') from None
+        raise ValueError(
+            'Parquet is written by pyarrow; install it: pip install "motley-rl[parquet]", or '
+            "export to .jsonl"
+        ) from None
     schema = _schema(pyarrow)
     with parquet.ParquetWriter(file, schema, compression="zstd") as writer:
-        yield lambda rows: writer.write_batch(pyarrow.RecordBatch.from_pylist(msgspec.to_builtins(rows), schema=schema))
+        yield lambda rows: writer.write_batch(
+            pyarrow.RecordBatch.from_pylist(msgspec.to_builtins(rows), schema=schema)
+        )
 
 
-_WRITERS: dict[str, Callable[[BinaryIO], AbstractContextManager[Write]]] = {".jsonl": _json_lines, ".parquet": _parquet}
+_WRITERS: dict[str, Callable[[BinaryIO], AbstractContextManager[Write]]] = {
+    ".jsonl": _json_lines,
+    ".parquet": _parquet,
+}
 
 
 def _schema(arrow: Any) -> Any:

@@ -1,4 +1,6 @@
-"""Where the log is that a user means, and how it is reached: a file, a peer's login, a hub's login, or a hub's server for a while."""
+"""Where the log is that a user means, and how it is reached: a file, a peer's login, a hub's login,
+or a hub's server for a while.
+"""
 
 from __future__ import annotations
 
@@ -19,27 +21,37 @@ if TYPE_CHECKING:
     from motley.exchange.connection import Login
     from motley.hub import HubState
 
-_HOLDERS = ("hub.json", "member.json", "hub/hub.json", "groups/log.bin")  # what tells that a folder has a log
+# what tells that a folder has a log
+_HOLDERS = ("hub.json", "member.json", "hub/hub.json", "groups/log.bin")
 
 
 def find_log(target: str, runs: Path = Path("runs")) -> Path:
-    """The folder of the log: `target` itself, or the hub, a peer or the newest run of the crew with that name."""
+    """The folder of the log: `target` itself, or the hub, a peer or the newest run of the crew with
+    that name.
+    """
     for folder in (Path(target), *_folders_of(target, runs)):
         if any((folder / name).is_file() for name in _HOLDERS):
             return folder
     raise ValueError(
-        f"there is no log at {target}: it is no folder with {', '.join(_HOLDERS[:-1])} or {_HOLDERS[-1]}, and no crew with a folder "
-        f"{runs}/{target}-hub, {runs}/{target}-PEER or {runs}/{target}-NNN; give a run folder, or the name of a crew that has one"
+        f"there is no log at {target}: it is no folder with {', '.join(_HOLDERS[:-1])} or "
+        f"{_HOLDERS[-1]}, and no crew with a folder "
+        f"{runs}/{target}-hub, {runs}/{target}-PEER or {runs}/{target}-NNN; give a run folder, or "
+        "the name of a crew that has one"
     )
 
 
 def _folders_of(crew: str, runs: Path) -> list[Path]:
     if not re.fullmatch(r"[A-Za-z0-9_-]+", crew):
         return []
-    peers = sorted(runs.glob(f"{crew}-*/member.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    ours = [path.parent for path in peers if _crew_of(path) == crew]  # CREW-* is also what CREW-TWO's folders are called
+    peers = sorted(
+        runs.glob(f"{crew}-*/member.json"), key=lambda path: path.stat().st_mtime, reverse=True
+    )
+    # CREW-* is also what CREW-TWO's folders are called
+    ours = [path.parent for path in peers if _crew_of(path) == crew]
     numbers = [path.name.removeprefix(f"{crew}-") for path in runs.glob(f"{crew}-*")]
-    numbered = sorted((number for number in numbers if re.fullmatch(r"\d{3,}", number)), key=int, reverse=True)
+    numbered = sorted(
+        (number for number in numbers if re.fullmatch(r"\d{3,}", number)), key=int, reverse=True
+    )
     return [runs / f"{crew}-hub", *ours, *(runs / f"{crew}-{number}" for number in numbered)]
 
 
@@ -79,7 +91,10 @@ def _of_member(folder: Path) -> Iterator[Archive]:
     try:
         membership = read_membership(folder)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{folder / 'member.json'} cannot be read: {error}; join again with the line that the hub printed") from None
+        raise ValueError(
+            f"{folder / 'member.json'} cannot be read: {error}; join again with the line that the "
+            "hub printed"
+        ) from None
     key = _must_exist(folder / "peer.key", "join again with the line that the hub printed")
     with _connected(membership.login(Identity.kept_at(key)), membership.crew) as source:
         yield Archive(folder, membership.crew, membership.hub, source)
@@ -91,7 +106,9 @@ def _of_hub(hub: Path, folder: Path) -> Iterator[Archive]:
     from motley.hub import hub_login, read_state
 
     state = read_state(hub)
-    key = _must_exist(hub / "hub.key", "only the folder that motley hub printed can be read as its hub")
+    key = _must_exist(
+        hub / "hub.key", "only the folder that motley hub printed can be read as its hub"
+    )
     with _served(hub, state), _connected(hub_login(hub, state), state.crew) as source:
         yield Archive(folder, state.crew, Identity.kept_at(key).public, source)
 
@@ -104,14 +121,19 @@ def _served(folder: Path, state: HubState) -> Iterator[None]:
 
     place = state.place
     if place.host:
-        _must_exist(folder / "server" / "server.json", "this hub has never run: start it with motley hub")
+        _must_exist(
+            folder / "server" / "server.json", "this hub has never run: start it with motley hub"
+        )
     if not place.host or Server(state.crew, folder / "server", place.host, place.port).alive():
         yield
         return
     try:
-        hub = Hub(folder, state, lambda text: None)  # holds the folder, so that no hub starts while its server is ours
+        # holds the folder, so that no hub starts while its server is ours
+        hub = Hub(folder, state, lambda text: None)
     except ValueError:
-        raise ValueError(f"the hub of {folder} is just starting or stopping; try again in a moment") from None
+        raise ValueError(
+            f"the hub of {folder} is just starting or stopping; try again in a moment"
+        ) from None
     taken_over = False
     try:
         assert hub.server

@@ -1,4 +1,7 @@
-"""Archive: a log that is open for reading, from a file or from a server, a page at a time. Knows whose key counts, not who asks."""
+"""Archive: a log that is open for reading, from a file or from a server, a page at a time.
+
+Knows whose key counts, not who asks.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,9 @@ class FileSource:
         return len(self._copy)
 
     def of_hub(self) -> list[Entry]:
-        return [entry for entry in self._copy.read(0, len(self._copy)) if entry.id.startswith(f"{HUB}.")]
+        return [
+            entry for entry in self._copy.read(0, len(self._copy)) if entry.id.startswith(f"{HUB}.")
+        ]
 
     def wait(self, after: int) -> None:
         stop = time.monotonic() + WAIT_S
@@ -82,7 +87,8 @@ class StreamSource:
         return self._log.read(after, limit)
 
     def last(self) -> int:
-        with suppress(LogError):  # the newest record may carry headers that make its answer look like the server's own
+        # the newest record may carry headers that make its answer look like the server's own
+        with suppress(LogError):
             newest = self._log.last_of("*")
             return newest.position if newest else 0
         position = 0
@@ -96,7 +102,9 @@ class StreamSource:
     def wait(self, after: int) -> None:
         connection = self._log.connection
         if connection.shut_out:
-            raise ValueError(f"{connection.login.url} does not know the key of {connection.login.name} any more")
+            raise ValueError(
+                f"{connection.login.url} does not know the key of {connection.login.name} any more"
+            )
         self._log.wait(WAIT_S)
 
 
@@ -119,9 +127,11 @@ class Archive:
             after = page[-1].position
 
     def follow(self, after: int | None = None, say: Say = lambda text: None) -> Iterator[Seen]:
-        """Everything behind a position, or from this call on, and then whatever is appended, for ever. Out of reach of the log it waits.
+        """Everything behind a position, or from this call on, and then whatever is appended, for
+        ever. Out of reach of the log it waits.
 
-        A run that is resumed cuts its file and appends the same records again: they are not shown twice.
+        A run that is resumed cuts its file and appends the same records again: they are not shown
+        twice.
         """
         after = self.source.last() if after is None else after
         return self._follow(after, self._examiner(after), say)

@@ -31,7 +31,8 @@ class Sizes:
     generate_sequences: int = 1024  # most of them
     contexts: tuple[int, ...] = (256, 1024, 4096)
     context_sequences: int = 256
-    full_sequences: tuple[int, ...] = (512, 1024, 2048)  # of the longest context: the last are more than memory holds
+    # of the longest context: the last are more than memory holds
+    full_sequences: tuple[int, ...] = (512, 1024, 2048)
     full_tokens: int = 16
     problems: int = 64
     samples: int = 8

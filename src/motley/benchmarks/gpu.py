@@ -1,6 +1,8 @@
-"""Speed on a GPU against known rivals and against what the machine could do at best, all measured in one run.
+"""Speed on a GPU against known rivals and against what the machine could do at best, all measured
+in one run.
 
-What each section measures and how: docs/performance.md. All work is sized by `Sizes`, so that the whole of it runs on a CPU in seconds.
+What each section measures and how: docs/performance.md. All work is sized by `Sizes`, so that the
+whole of it runs on a CPU in seconds.
 """
 
 from __future__ import annotations
@@ -34,7 +36,10 @@ def gpu_benchmark(
     sizes: Sizes = Sizes(),
     sections: Sequence[str] = (),
 ) -> list[Row]:
-    """The rows of all sections, or of those named. Each has its section's name, then that section's columns."""
+    """The rows of all sections, or of those named.
+
+    Each has its section's name, then that section's columns.
+    """
     unknown = [name for name in sections if name not in SECTIONS]
     if unknown:
         raise ValueError(f"section {unknown[0]!r} is not known; choose from {', '.join(SECTIONS)}")
@@ -43,7 +48,9 @@ def gpu_benchmark(
     return list(measure(show, bench, models, sections or tuple(SECTIONS)))
 
 
-def measure(show: Show, bench: Bench, models: Sequence[str], sections: Sequence[str]) -> Iterator[Row]:
+def measure(
+    show: Show, bench: Bench, models: Sequence[str], sections: Sequence[str]
+) -> Iterator[Row]:
     """Each row as soon as it is there."""
     jobs = [
         (name, model, job)
@@ -60,7 +67,12 @@ def measure(show: Show, bench: Bench, models: Sequence[str], sections: Sequence[
 
 def open_bench(device: str, model: str, dtype: str, sizes: Sizes) -> Bench:
     policy = build(model, device, dtype)
-    return Bench(measure_machine(policy.device, policy.dtype, sizes.copied_bytes, sizes.product), policy.device, dtype, sizes)
+    return Bench(
+        measure_machine(policy.device, policy.dtype, sizes.copied_bytes, sizes.product),
+        policy.device,
+        dtype,
+        sizes,
+    )
 
 
 def _machine_jobs(bench: Bench, model: str) -> list[Job]:
@@ -70,17 +82,27 @@ def _machine_jobs(bench: Bench, model: str) -> list[Job]:
 def _machine(bench: Bench) -> list[Row]:
     return [
         {"what": "memory, by a copy", "value": bench.machine.bytes_per_s / 1e9, "unit": "GB/s"},
-        {"what": "products of matrices", "value": bench.machine.flops_per_s / 1e12, "unit": "TFLOP/s"},
+        {
+            "what": "products of matrices",
+            "value": bench.machine.flops_per_s / 1e12,
+            "unit": "TFLOP/s",
+        },
     ]
 
 
 SECTIONS: dict[str, Section] = {
     "machine": Section("the machine", _machine_jobs, every_model=False),
-    "decode": Section("one token of every sequence, against transformers' generate", sampling.decode_jobs),
+    "decode": Section(
+        "one token of every sequence, against transformers' generate", sampling.decode_jobs
+    ),
     "context": Section("one token of every sequence, at longer contexts", sampling.context_jobs),
     "memory": Section("more sequences than memory holds", sampling.memory_jobs, every_model=False),
-    "call": Section("a whole call of the sampler, against transformers' generate", sampling.call_jobs),
-    "training": Section("a training step, against padded rows with full logits", training.training_jobs),
+    "call": Section(
+        "a whole call of the sampler, against transformers' generate", sampling.call_jobs
+    ),
+    "training": Section(
+        "a training step, against padded rows with full logits", training.training_jobs
+    ),
     "logprobs": Section("log-probs", training.logprob_jobs),
     "grpo": Section("a whole GRPO step, against TRL", training.grpo_jobs),
 }

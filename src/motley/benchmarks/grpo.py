@@ -1,7 +1,9 @@
-"""One whole GRPO step, ours and TRL's: sample, score, learn, and have the new weights ready to sample with.
+"""One whole GRPO step, ours and TRL's: sample, score, learn, and have the new weights ready to
+sample with.
 
-Both do the same work: the same model, prompts, group size, lengths, reward, learning rate and clipping, one optimiser step on all
-completions, no penalty. TRL samples with `generate`, and recomputes no activations (its default would).
+Both do the same work: the same model, prompts, group size, lengths, reward, learning rate and
+clipping, one optimiser step on all completions, no penalty. TRL samples with `generate`, and
+recomputes no activations (its default would).
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ Reward = Callable[[str, str], float]  # of a prompt and what was answered
 
 
 def checksum(prompt: str, text: str) -> float:
-    """Hardly the same for two texts, so that every sequence has an advantage and none can be left out of the training."""
+    """Hardly the same for two texts, so that every sequence has an advantage and none can be left
+    out of the training.
+    """
     return zlib.crc32(text.encode()) / 2**32
 
 
@@ -78,31 +82,66 @@ class OurStep:
     def __call__(self) -> None:
         sampling = Sampling(max_tokens=self._work.max_tokens)
         start = time.perf_counter()
-        made = self._engine.sample(self._prompts, self._work.num_samples, sampling, seed=self._policy.version)
+        made = self._engine.sample(
+            self._prompts, self._work.num_samples, sampling, seed=self._policy.version
+        )
         self.sampling_s.append(time.perf_counter() - start)
-        report = self._learner.step(candidates(self._policy, self._problems, made, sampling, self._work.reward))
+        report = self._learner.step(
+            candidates(self._policy, self._problems, made, sampling, self._work.reward)
+        )
         self.num_trained = report.num_scored
         self.num_tokens = sum(len(c.tokens) for group in made for c in group)
         self._engine.refresh()
 
 
 def candidates(
-    policy: Policy, problems: Sequence[Problem], made: Sequence[Sequence[Completion]], sampling: Sampling, reward: Reward = checksum
+    policy: Policy,
+    problems: Sequence[Problem],
+    made: Sequence[Sequence[Completion]],
+    sampling: Sampling,
+    reward: Reward = checksum,
 ) -> list[Candidate]:
     """Sampled completions, scored, as a learner gets them."""
     origin = Origin(
-        peer=NAME, model=policy.fingerprint, vocabulary=policy.vocabulary.fingerprint, version=policy.version, sampling=sampling
+        peer=NAME,
+        model=policy.fingerprint,
+        vocabulary=policy.vocabulary.fingerprint,
+        version=policy.version,
+        sampling=sampling,
     )
-    texts = iter(policy.vocabulary.decode_all(c.tokens for completions in made for c in completions))
+    texts = iter(
+        policy.vocabulary.decode_all(c.tokens for completions in made for c in completions)
+    )
     found = []
     for slot, (problem, completions) in enumerate(zip(problems, made, strict=True)):
         rollouts = tuple(
-            Rollout(tokens=c.tokens, logprobs=c.logprobs, reward=reward(problem.prompt, next(texts)), ending=c.ending) for c in completions
+            Rollout(
+                tokens=c.tokens,
+                logprobs=c.logprobs,
+                reward=reward(problem.prompt, next(texts)),
+                ending=c.ending,
+            )
+            for c in completions
         )
         group = Group(
-            crew=NAME, problem=problem.id, round=policy.version, slot=slot, origin=origin, rollouts=rollouts, created_s=time.time()
+            crew=NAME,
+            problem=problem.id,
+            round=policy.version,
+            slot=slot,
+            origin=origin,
+            rollouts=rollouts,
+            created_s=time.time(),
         )
-        found.append(Candidate(group=group, problem=problem, own=True, family=group.id, since=policy.version, position=slot))
+        found.append(
+            Candidate(
+                group=group,
+                problem=problem,
+                own=True,
+                family=group.id,
+                since=policy.version,
+                position=slot,
+            )
+        )
     return found
 
 
@@ -132,7 +171,8 @@ def trl_cost(
 ) -> Cost:
     """TRL's, with this policy's model, after a step that warms up.
 
-    `weights`: what TRL keeps the weights in; ours are float32. `between`: done after each step, untimed.
+    `weights`: what TRL keeps the weights in; ours are float32. `between`: done after each step,
+    untimed.
     """
     trl: Any = importlib.import_module("trl")
     datasets: Any = importlib.import_module("datasets")
@@ -155,7 +195,9 @@ def trl_cost(
 def _trl_settings(policy: Policy, work: Step, repeats: int, folder: str) -> dict[str, Any]:
     rows = work.trl_rows or work.num_sequences
     if work.num_sequences % rows:
-        raise ValueError(f"trl_rows={rows} does not divide the {work.num_sequences} completions of a step")
+        raise ValueError(
+            f"trl_rows={rows} does not divide the {work.num_sequences} completions of a step"
+        )
     return {
         "output_dir": folder,
         "use_cpu": policy.device.type == "cpu",
@@ -183,7 +225,9 @@ def _trl_settings(policy: Policy, work: Step, repeats: int, folder: str) -> dict
 
 
 def _reward_of_all(reward: Reward) -> Callable[..., list[float]]:
-    def rewards(prompts: Sequence[str], completions: Sequence[str], **others: object) -> list[float]:
+    def rewards(
+        prompts: Sequence[str], completions: Sequence[str], **others: object
+    ) -> list[float]:
         return [reward(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
 
     return rewards

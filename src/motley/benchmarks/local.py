@@ -1,8 +1,9 @@
 """Speed against known rivals, both measured in one run on the same models and work, as ratios.
 
-Sampling: transformers' `generate`, every row its own prompt. Training: one forward and backward pass of the transformers model
-over padded rows with full logits. A whole step: TRL's GRPO. All do the work of one round of a crew of one: 24 problems, 12 samples each.
-A pretrained model does a smaller whole step.
+Sampling: transformers' `generate`, every row its own prompt. Training: one forward and backward
+pass of the transformers model over padded rows with full logits. A whole step: TRL's GRPO. All do
+the work of one round of a crew of one: 24 problems, 12 samples each. A pretrained model does a
+smaller whole step.
 """
 
 from __future__ import annotations
@@ -57,14 +58,28 @@ class Work:
 
     @property
     def sequences(self) -> list[ToScore]:
-        rows = [(tuple(prompt), c) for prompt, row in zip(self.prompts, self.completions, strict=True) for c in row]
-        return [ToScore(row=i, prompt=prompt, tokens=c.tokens) for i, (prompt, c) in enumerate(rows)]
+        rows = [
+            (tuple(prompt), c)
+            for prompt, row in zip(self.prompts, self.completions, strict=True)
+            for c in row
+        ]
+        return [
+            ToScore(row=i, prompt=prompt, tokens=c.tokens) for i, (prompt, c) in enumerate(rows)
+        ]
 
 
 def local_benchmark(repeats: int, show: Show) -> list[Row]:
-    """A row per model and half, or whole step: tokens/s of the rival, of ours, and the ratio of the medians."""
-    jobs: list[tuple[str, Callable[[], list[Row]]]] = [(f"tiny:{name}", partial(_halves, f"tiny:{name}", repeats)) for name in SHAPES]
-    jobs += [(f"tiny:{name}, whole step", partial(_tiny_step, f"tiny:{name}", min(repeats, 5))) for name in STEP_SHAPES if name in SHAPES]
+    """A row per model and half, or whole step: tokens/s of the rival, of ours, and the ratio of the
+    medians.
+    """
+    jobs: list[tuple[str, Callable[[], list[Row]]]] = [
+        (f"tiny:{name}", partial(_halves, f"tiny:{name}", repeats)) for name in SHAPES
+    ]
+    jobs += [
+        (f"tiny:{name}, whole step", partial(_tiny_step, f"tiny:{name}", min(repeats, 5)))
+        for name in STEP_SHAPES
+        if name in SHAPES
+    ]
     jobs += [(f"{SMOLLM2}, whole step", partial(_real_step, repeats))]
     rows: list[Row] = []
     for number, (what, measure) in enumerate(jobs):
@@ -76,13 +91,23 @@ def local_benchmark(repeats: int, show: Show) -> list[Row]:
 def _halves(model: str, repeats: int) -> list[Row]:
     work = _work(model)
     halves: list[tuple[str, str, Job, Job]] = [
-        ("sampling", "generate", partial(_generate, work), partial(_sample, work, torch_engine(work.policy))),
+        (
+            "sampling",
+            "generate",
+            partial(_generate, work),
+            partial(_sample, work, torch_engine(work.policy)),
+        ),
         ("training", "padded rows", partial(_plain_step, work), partial(_packed_step, work)),
     ]
-    return [_row(model, half, against, *_compare(rival, ours, repeats)) for half, against, rival, ours in halves]
+    return [
+        _row(model, half, against, *_compare(rival, ours, repeats))
+        for half, against, rival, ours in halves
+    ]
 
 
-def _row(model: str, half: str, against: str, rival: float | None, ours: float | None, note: str = "") -> Row:
+def _row(
+    model: str, half: str, against: str, rival: float | None, ours: float | None, note: str = ""
+) -> Row:
     """Rates in completion tokens per second."""
     return {
         "model": model,
@@ -100,32 +125,59 @@ def _tiny_step(model: str, repeats: int) -> list[Row]:
     task = load_task("digits", {})
     problems = {p.prompt: p for p in draw_problems(task, "bench", "train", NUM_PROBLEMS)}
     own: grpo.Reward = lambda prompt, text: task.score([problems[prompt]], [text])[0]
-    work = grpo.Step(texts=list(problems), num_samples=NUM_SAMPLES, max_tokens=MAX_TOKENS, may_end=True, reward=own)
+    work = grpo.Step(
+        texts=list(problems),
+        num_samples=NUM_SAMPLES,
+        max_tokens=MAX_TOKENS,
+        may_end=True,
+        reward=own,
+    )
     works = {"whole step": work, "whole step, all train": replace(work, reward=grpo.checksum)}
-    return [_step(model, half, each, lambda: _half_trained(model), repeats) for half, each in works.items()]
+    return [
+        _step(model, half, each, lambda: _half_trained(model), repeats)
+        for half, each in works.items()
+    ]
 
 
 def _real_step(repeats: int) -> list[Row]:
-    """Small, since a pretrained model takes seconds for it; prompts and groups are as on a GPU, completions shorter."""
+    """Small, since a pretrained model takes seconds for it; prompts and groups are as on a GPU,
+    completions shorter.
+    """
     try:
         find(SMOLLM2)
     except ValueError:
         return [_row(SMOLLM2, "whole step, all train", "TRL", None, None, NOT_HERE)]
-    work = grpo.Step(texts=Texts.draw(build(SMOLLM2).vocabulary, 2, 96).texts, num_samples=8, max_tokens=32)
+    work = grpo.Step(
+        texts=Texts.draw(build(SMOLLM2).vocabulary, 2, 96).texts, num_samples=8, max_tokens=32
+    )
     return [_step(SMOLLM2, "whole step, all train", work, lambda: build(SMOLLM2), min(repeats, 3))]
 
 
-def _step(model: str, half: str, work: grpo.Step, policy: Callable[[], Policy], repeats: int) -> Row:
+def _step(
+    model: str, half: str, work: grpo.Step, policy: Callable[[], Policy], repeats: int
+) -> Row:
     """In turn, as all else here. `policy`: gives one that shares nothing with the last."""
     step = grpo.OurStep(policy(), work)
     step()
     ours_s: list[float] = []
     ours = lambda: ours_s.append(seconds(step, torch.device("cpu")))
-    rival_s = grpo.trl_cost(policy(), work, repeats, between=ours).seconds if grpo.has_trl() else None
+    rival_s = (
+        grpo.trl_cost(policy(), work, repeats, between=ours).seconds if grpo.has_trl() else None
+    )
     while len(ours_s) < repeats:
         ours()
-    tokens, note = step.num_tokens, f"{step.num_trained} of {work.num_sequences} sequences train" if rival_s else grpo.NO_TRL
-    return _row(model, half, "TRL", tokens / rival_s if rival_s else None, tokens / statistics.median(ours_s), note)
+    tokens, note = (
+        step.num_tokens,
+        f"{step.num_trained} of {work.num_sequences} sequences train" if rival_s else grpo.NO_TRL,
+    )
+    return _row(
+        model,
+        half,
+        "TRL",
+        tokens / rival_s if rival_s else None,
+        tokens / statistics.median(ours_s),
+        note,
+    )
 
 
 def _half_trained(model: str) -> Policy:
@@ -141,7 +193,12 @@ def _work(model: str) -> Work:
     problems = draw_problems(load_task("digits", {}), "bench", "train", NUM_PROBLEMS)
     prompts = [policy.vocabulary.encode(p.prompt) for p in problems]
     sampling = Sampling(max_tokens=MAX_TOKENS)
-    return Work(policy, prompts, sampling, torch_engine(policy).sample(prompts, NUM_SAMPLES, sampling, seed=0))
+    return Work(
+        policy,
+        prompts,
+        sampling,
+        torch_engine(policy).sample(prompts, NUM_SAMPLES, sampling, seed=0),
+    )
 
 
 def _compare(rival: Job, ours: Job, repeats: int) -> tuple[float, float]:
@@ -158,14 +215,20 @@ def _compare(rival: Job, ours: Job, repeats: int) -> tuple[float, float]:
 
 def _sample(work: Work, engine: Engine, seed: int) -> int:
     engine.refresh()  # part of every round
-    return sum(len(c.tokens) for row in engine.sample(work.prompts, NUM_SAMPLES, work.sampling, seed) for c in row)
+    return sum(
+        len(c.tokens)
+        for row in engine.sample(work.prompts, NUM_SAMPLES, work.sampling, seed)
+        for c in row
+    )
 
 
 def _generate(work: Work, seed: int) -> int:
     torch.manual_seed(seed)
     vocabulary = work.policy.vocabulary
     rows = flat(work.prompts, NUM_SAMPLES)
-    made_BT = rivals.generate(work.policy.base, rows, work.sampling.max_tokens, vocabulary.pad_id, vocabulary.end_id)
+    made_BT = rivals.generate(
+        work.policy.base, rows, work.sampling.max_tokens, vocabulary.pad_id, vocabulary.end_id
+    )
     return int((made_BT != vocabulary.pad_id).sum())
 
 

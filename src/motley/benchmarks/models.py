@@ -34,20 +34,32 @@ SHAPE_360M = {
 }
 DIGITS = tuple("0123456789")  # a token each, in tiny models
 COMMON = (
-    "the of and to in is that it was for on are as with they at be this from have or by one had not but what all were when we there "
-    "can an your which their said if do will each about how up out them then she many some so these would other into has more two "
-    "like see time could no make than first been its who now people made over did down only way find use may water long little "
-    "very after words called just where most know house world year work school number city river story money"
+    "the of and to in is that it was for on are as with they at be this from have or by one had "
+    "not but what all were when we there "
+    "can an your which their said if do will each about how up out them then she many some so "
+    "these would other into has more two "
+    "like see time could no make than first been its who now people made over did down only way "
+    "find use may water long little "
+    "very after words called just where most know house world year work school number city river "
+    "story money"
 )
 WORDS = tuple(f" {word}" for word in COMMON.split())
 
 
 def build(model: str, device: str = "cpu", dtype: str = "auto") -> Policy:
-    """A policy that shares nothing with any other, and whose answers never end: all lengths are the asked ones, for it and its rivals."""
+    """A policy that shares nothing with any other, and whose answers never end: all lengths are the
+    asked ones, for it and its rivals.
+    """
     original = _original(model)
     place = choose_device(device, is_tiny(model))
     own = copy.deepcopy(original.base).to(place)
-    return endless(replace(original, model=own, dtype=choose_dtype(dtype, place, is_tiny(model), lambda: fits_float16(own))))
+    return endless(
+        replace(
+            original,
+            model=own,
+            dtype=choose_dtype(dtype, place, is_tiny(model), lambda: fits_float16(own)),
+        )
+    )
 
 
 @lru_cache(maxsize=2)
@@ -80,7 +92,9 @@ class Texts:
         tokens = _single_tokens(vocabulary)
         rng = random.Random(seed)
         rows = [rng.choices(list(tokens), k=length) for _ in range(count)]
-        return cls(["".join(row) for row in rows], [tuple(tokens[word] for word in row) for row in rows])
+        return cls(
+            ["".join(row) for row in rows], [tuple(tokens[word] for word in row) for row in rows]
+        )
 
 
 def _single_tokens(vocabulary: Vocabulary) -> dict[str, int]:
@@ -88,19 +102,26 @@ def _single_tokens(vocabulary: Vocabulary) -> dict[str, int]:
     words = WORDS if vocabulary.size > len(WORDS) * 10 else DIGITS
     together = vocabulary.encode("".join(words))
     if len(together) != len(words):
-        raise ValueError(f"the benchmark's {len(words)} words are {len(together)} tokens of this vocabulary; measure another model")
+        raise ValueError(
+            f"the benchmark's {len(words)} words are {len(together)} tokens of this vocabulary; "
+            "measure another model"
+        )
     return dict(zip(words, together, strict=True))
 
 
 def num_parameters(policy: Policy) -> int:
-    """A tied head counts once: it is what is multiplied with, while embeddings are only looked up."""
+    """A tied head counts once: it is what is multiplied with, while embeddings are only looked
+    up.
+    """
     return sum(p.numel() for p in policy.model.parameters())
 
 
 def cache_bytes(policy: Policy) -> int:
     """Keys and values of one token, in the dtype of the arithmetic."""
     config = policy.config
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    head_size = (
+        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    )
     values: int = 2 * config.num_hidden_layers * config.num_key_value_heads * head_size
     return values * policy.dtype.itemsize
 

@@ -1,4 +1,6 @@
-"""The known ways that ours is measured against: transformers' `generate`, and its model's forward over padded rows with full logits."""
+"""The known ways that ours is measured against: transformers' `generate`, and its model's forward
+over padded rows with full logits.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,20 @@ from motley.policies import Policy
 
 
 def generator(policy: Policy) -> PreTrainedModel:
-    """The policy's own model with weights in the dtype of the arithmetic: for `generate` quicker than to round them at every step."""
+    """The policy's own model with weights in the dtype of the arithmetic: for `generate` quicker
+    than to round them at every step.
+    """
     return policy.base.to(policy.dtype).eval()
 
 
 @torch.no_grad()
-def generate(model: PreTrainedModel, rows: Sequence[Sequence[int]], max_tokens: int, pad_id: int, end_id: int | None = None) -> Tensor:
+def generate(
+    model: PreTrainedModel,
+    rows: Sequence[Sequence[int]],
+    max_tokens: int,
+    pad_id: int,
+    end_id: int | None = None,
+) -> Tensor:
     """One sampled completion [B, T] of each row. Without `end_id` all have max_tokens tokens."""
     tokens_BT, mask_BT = padded(rows, pad_id, left=True, device=model.device)
     config = GenerationConfig(
@@ -31,7 +41,9 @@ def generate(model: PreTrainedModel, rows: Sequence[Sequence[int]], max_tokens: 
         eos_token_id=pad_id if end_id is None else end_id,
         pad_token_id=pad_id,
     )
-    made_BT: Tensor = model.generate(input_ids=tokens_BT, attention_mask=mask_BT, generation_config=config)
+    made_BT: Tensor = model.generate(
+        input_ids=tokens_BT, attention_mask=mask_BT, generation_config=config
+    )
     return made_BT[:, tokens_BT.shape[1] :]
 
 
@@ -45,28 +57,42 @@ class PaddedRows:
 
     @classmethod
     def of(cls, sequences: Sequence[ToScore], pad_id: int, device: torch.device) -> PaddedRows:
-        token_BT, mask_BT = padded([[*s.prompt, *s.tokens] for s in sequences], pad_id, left=False, device=device)
+        token_BT, mask_BT = padded(
+            [[*s.prompt, *s.tokens] for s in sequences], pad_id, left=False, device=device
+        )
         prompt_B1 = torch.tensor([[len(s.prompt)] for s in sequences], device=device)
         trained_BT = mask_BT.bool() & (torch.arange(token_BT.shape[1], device=device) >= prompt_B1)
         return cls(token_BT, mask_BT, trained_BT)
 
     def logp(self, model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> Tensor:
-        """[M], of the completion tokens in the order of the rows; the logits of all tokens exist at once."""
+        """[M], of the completion tokens in the order of the rows; the logits of all tokens exist at
+        once.
+        """
         with torch.autocast(self.token_BT.device.type, dtype=dtype, enabled=dtype != torch.float32):
-            logits_BTV = model(input_ids=self.token_BT, attention_mask=self.mask_BT, use_cache=False).logits[:, :-1]
-            logp_BT = torch.log_softmax(logits_BTV, -1, dtype=torch.float32).gather(2, self.token_BT[:, 1:, None]).squeeze(2)
+            logits_BTV = model(
+                input_ids=self.token_BT, attention_mask=self.mask_BT, use_cache=False
+            ).logits[:, :-1]
+            logp_BT = (
+                torch.log_softmax(logits_BTV, -1, dtype=torch.float32)
+                .gather(2, self.token_BT[:, 1:, None])
+                .squeeze(2)
+            )
         return logp_BT[self.trained_BT[:, 1:]]
 
 
 def plain_dtype(policy: Policy) -> torch.dtype:
-    """bfloat16 wherever ours rounds: float16 would need a loss scale, which a plain step has not."""
+    """bfloat16 wherever ours rounds: float16 would need a loss scale, which a plain step has
+    not.
+    """
     return torch.float32 if policy.dtype == torch.float32 else torch.bfloat16
 
 
 class PlainStep:
     """A whole training step: forward, backward, clipped gradient, Adam."""
 
-    def __init__(self, policy: Policy, sequences: Sequence[ToScore], lr: float, grad_clip: float) -> None:
+    def __init__(
+        self, policy: Policy, sequences: Sequence[ToScore], lr: float, grad_clip: float
+    ) -> None:
         self._model, self._dtype = policy.base, plain_dtype(policy)
         self._rows = PaddedRows.of(sequences, policy.vocabulary.pad_id, policy.device)
         self._grad_clip = grad_clip
@@ -79,10 +105,14 @@ class PlainStep:
         self._optimiser.step()
 
 
-def padded(rows: Sequence[Sequence[int]], pad_id: int, left: bool, device: torch.device) -> tuple[Tensor, Tensor]:
+def padded(
+    rows: Sequence[Sequence[int]], pad_id: int, left: bool, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """Rows of ids as a table, and 1 where it is no padding."""
     longest = max(len(row) for row in rows)
     fill = lambda row, value: [value] * (longest - len(row))
-    place = lambda row, real, value: [*fill(row, value), *real] if left else [*real, *fill(row, value)]
+    place = lambda row, real, value: (
+        [*fill(row, value), *real] if left else [*real, *fill(row, value)]
+    )
     tokens = torch.tensor([place(r, r, pad_id) for r in rows], device=device)
     return tokens, torch.tensor([place(r, [1] * len(r), 0) for r in rows], device=device)

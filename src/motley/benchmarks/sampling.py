@@ -1,4 +1,6 @@
-"""The sampling sections of the GPU benchmark: our engine against transformers' `generate` and against the machine."""
+"""The sampling sections of the GPU benchmark: our engine against transformers' `generate` and
+against the machine.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,15 @@ from functools import partial
 from motley.benchmarks import rivals
 from motley.benchmarks.bench import Bench, Job, Row
 from motley.benchmarks.models import Texts, cache_bytes, flat, num_parameters
-from motley.benchmarks.timing import Cost, clear, cost, cost_per_token, peak_gib, seconds, start_peak
+from motley.benchmarks.timing import (
+    Cost,
+    clear,
+    cost,
+    cost_per_token,
+    peak_gib,
+    seconds,
+    start_peak,
+)
 from motley.engines import Completion, torch_engine
 from motley.records import Sampling
 
@@ -19,9 +29,16 @@ def decode_jobs(bench: Bench, model: str) -> list[Job]:
 
 def _decode(bench: Bench, model: str, sequences: int) -> list[Row]:
     prompt = bench.sizes.prompt
-    ours, floor_s = _our_token(bench, model, prompt, sequences), _floor_s(bench, model, prompt, sequences)
+    ours, floor_s = (
+        _our_token(bench, model, prompt, sequences),
+        _floor_s(bench, model, prompt, sequences),
+    )
     clear(bench.device)
-    rival = _generate_token(bench, model, prompt, sequences) if sequences <= bench.sizes.generate_sequences else None
+    rival = (
+        _generate_token(bench, model, prompt, sequences)
+        if sequences <= bench.sizes.generate_sequences
+        else None
+    )
     return [
         {
             "model": model,
@@ -48,16 +65,25 @@ def _our_token(bench: Bench, model: str, prompt: int, sequences: int) -> Cost:
 
 def _generate_token(bench: Bench, model: str, prompt: int, sequences: int) -> Cost:
     sizes, policy = bench.sizes, bench.build(model)
-    rows, its_model, pad_id = Texts.draw(policy.vocabulary, sequences, prompt).ids, rivals.generator(policy), policy.vocabulary.pad_id
+    rows, its_model, pad_id = (
+        Texts.draw(policy.vocabulary, sequences, prompt).ids,
+        rivals.generator(policy),
+        policy.vocabulary.pad_id,
+    )
     make = lambda count: rivals.generate(its_model, rows, count, pad_id)
-    return cost_per_token(make, sizes.few_tokens, sizes.generate_tokens, bench.device, sizes.repeats)
+    return cost_per_token(
+        make, sizes.few_tokens, sizes.generate_tokens, bench.device, sizes.repeats
+    )
 
 
 def _floor_s(bench: Bench, model: str, prompt: int, sequences: int) -> float:
-    """Weights and the keys and values so far must be read once, and multiplied with, for one token of each sequence."""
+    """Weights and the keys and values so far must be read once, and multiplied with, for one token
+    of each sequence.
+    """
     policy = bench.build(model)
     parameters = num_parameters(policy)
-    context = prompt + (bench.sizes.few_tokens + bench.sizes.new_tokens) / 2  # on average over the steps
+    # on average over the steps
+    context = prompt + (bench.sizes.few_tokens + bench.sizes.new_tokens) / 2
     num_bytes = parameters * policy.dtype.itemsize + sequences * context * cache_bytes(policy)
     return bench.machine.floor_s(num_bytes, 2.0 * parameters * sequences)
 
@@ -69,7 +95,10 @@ def context_jobs(bench: Bench, model: str) -> list[Job]:
 def _context(bench: Bench, model: str, context: int) -> list[Row]:
     """`context`: of a sequence at its end."""
     prompt, sequences = context - bench.sizes.new_tokens, bench.sizes.context_sequences
-    ours, floor_s = _our_token(bench, model, prompt, sequences), _floor_s(bench, model, prompt, sequences)
+    ours, floor_s = (
+        _our_token(bench, model, prompt, sequences),
+        _floor_s(bench, model, prompt, sequences),
+    )
     return [
         {
             "model": model,
@@ -89,15 +118,26 @@ def memory_jobs(bench: Bench, model: str) -> list[Job]:
 
 
 def _memory(bench: Bench, model: str, sequences: int) -> list[Row]:
-    """More sequences than memory holds must come back all the same. `said`: what the engine warned of meanwhile."""
+    """More sequences than memory holds must come back all the same.
+
+    `said`: what the engine warned of meanwhile.
+    """
     sizes, policy = bench.sizes, bench.build(model)
     context = max(sizes.contexts)
-    prompts, engine = Texts.draw(policy.vocabulary, sequences, context - sizes.full_tokens).ids, torch_engine(policy)
+    prompts, engine = (
+        Texts.draw(policy.vocabulary, sequences, context - sizes.full_tokens).ids,
+        torch_engine(policy),
+    )
     made: list[list[Completion]] = []
     start_peak(bench.device)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        took_s = seconds(lambda: made.extend(engine.sample(prompts, 1, Sampling(max_tokens=sizes.full_tokens), seed=0)), bench.device)
+        took_s = seconds(
+            lambda: made.extend(
+                engine.sample(prompts, 1, Sampling(max_tokens=sizes.full_tokens), seed=0)
+            ),
+            bench.device,
+        )
     return [
         {
             "model": model,
@@ -139,8 +179,15 @@ def _call(bench: Bench, model: str) -> list[Row]:
 
 def _our_call(bench: Bench, model: str) -> Cost:
     sizes, policy = bench.sizes, bench.build(model)
-    prompts, engine = Texts.draw(policy.vocabulary, sizes.problems, sizes.prompt).ids, torch_engine(policy)
-    return cost(lambda: engine.sample(prompts, sizes.samples, Sampling(max_tokens=sizes.new_tokens), 0), bench.device, sizes.repeats)
+    prompts, engine = (
+        Texts.draw(policy.vocabulary, sizes.problems, sizes.prompt).ids,
+        torch_engine(policy),
+    )
+    return cost(
+        lambda: engine.sample(prompts, sizes.samples, Sampling(max_tokens=sizes.new_tokens), 0),
+        bench.device,
+        sizes.repeats,
+    )
 
 
 def _generate_call(bench: Bench, model: str) -> Cost:

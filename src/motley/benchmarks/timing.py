@@ -1,4 +1,6 @@
-"""How long a job takes and how much of the GPU's memory; and what the machine could do at best, by a large copy and a large product."""
+"""How long a job takes and how much of the GPU's memory; and what the machine could do at best, by
+a large copy and a large product.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ import torch
 
 GIB = 2**30
 LEARNER_WARMS = 3  # steps: the first compiles, the third captures graphs of sizes that came twice
-TRIES = 5  # of the copy and the product: the quickest counts, since it is the machine's own limit that is looked for
+# of the copy and the product: the quickest counts, since it is the machine's own limit that is
+# looked for
+TRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,9 @@ class Machine:
     flops_per_s: float
 
     def floor_s(self, num_bytes: float, flops: float) -> float:
-        """What no program can be quicker than that moves these bytes and computes these products."""
+        """What no program can be quicker than that moves these bytes and computes these
+        products.
+        """
         return max(num_bytes / self.bytes_per_s, flops / self.flops_per_s)
 
 
@@ -49,8 +55,11 @@ def cost(job: Callable[[], object], device: torch.device, repeats: int, warming:
     return Cost(statistics.median(seconds(job, device) for _ in range(repeats)), peak_gib(device))
 
 
-def cost_per_token(job: Callable[[int], object], few: int, many: int, device: torch.device, repeats: int) -> Cost:
-    """Of a job that makes a number of tokens one after another: what it takes longer for `many` than for `few`, by each token more.
+def cost_per_token(
+    job: Callable[[int], object], few: int, many: int, device: torch.device, repeats: int
+) -> Cost:
+    """Of a job that makes a number of tokens one after another: what it takes longer for `many`
+    than for `few`, by each token more.
 
     So neither the prompts nor anything that is done once per call counts.
     """
@@ -58,9 +67,16 @@ def cost_per_token(job: Callable[[int], object], few: int, many: int, device: to
     return Cost((long.seconds - short.seconds) / (many - few), long.peak_gib)
 
 
-def measure_machine(device: torch.device, dtype: torch.dtype, copied_bytes: int, size: int) -> Machine:
-    """`copied_bytes`: of the array that is copied; `size`: of the square matrices that are multiplied."""
-    made = Machine(2 * copied_bytes / _copy_s(device, copied_bytes), 2 * size**3 / _product_s(device, dtype, size))
+def measure_machine(
+    device: torch.device, dtype: torch.dtype, copied_bytes: int, size: int
+) -> Machine:
+    """`copied_bytes`: of the array that is copied; `size`: of the square matrices that are
+    multiplied.
+    """
+    made = Machine(
+        2 * copied_bytes / _copy_s(device, copied_bytes),
+        2 * size**3 / _product_s(device, dtype, size),
+    )
     clear(device)
     return made
 
@@ -93,12 +109,16 @@ def start_peak(device: torch.device) -> None:
 
 
 def peak_gib(device: torch.device) -> float | None:
-    """Taken from the device, not only in use: CUDA graphs keep what they need when they do not run."""
+    """Taken from the device, not only in use: CUDA graphs keep what they need when they do not
+    run.
+    """
     return torch.cuda.max_memory_reserved(device) / GIB if device.type == "cuda" else None
 
 
 def clear(device: torch.device) -> None:
-    """Give back what nobody uses any more, so that one side's memory is not counted to the other."""
+    """Give back what nobody uses any more, so that one side's memory is not counted to the
+    other.
+    """
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

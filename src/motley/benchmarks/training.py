@@ -1,4 +1,6 @@
-"""The training sections of the GPU benchmark: a training step against a plain one, log-probs, a whole GRPO step against TRL's."""
+"""The training sections of the GPU benchmark: a training step against a plain one, log-probs, a
+whole GRPO step against TRL's.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def training_jobs(bench: Bench, model: str) -> list[Job]:
 
 
 def _training(bench: Bench, model: str) -> list[Row]:
-    """Both sides whole: forward, backward, clipped gradient, Adam; ours with its objective and its metrics."""
+    """Both sides whole: forward, backward, clipped gradient, Adam; ours with its objective and its
+    metrics.
+    """
     sizes = bench.sizes
     num_tokens = sizes.rows * sizes.row_tokens
     products_s = 6.0 * num_parameters(bench.build(model)) * num_tokens / bench.machine.flops_per_s
@@ -54,15 +58,23 @@ def _training(bench: Bench, model: str) -> list[Row]:
 
 def _our_training(bench: Bench, model: str) -> Cost:
     policy = bench.build(model)
-    learner = Learner(policy, objective("grpo"), Learning(lr=grpo.LR, grad_clip=grpo.GRAD_CLIP), grpo.LR)
+    learner = Learner(
+        policy, objective("grpo"), Learning(lr=grpo.LR, grad_clip=grpo.GRAD_CLIP), grpo.LR
+    )
     problems, made = _rows_to_learn(bench, policy)
-    candidates = grpo.candidates(policy, problems, made, Sampling(max_tokens=bench.sizes.row_tokens))
-    return cost(lambda: learner.step(candidates), bench.device, bench.sizes.repeats, warming=LEARNER_WARMS)
+    candidates = grpo.candidates(
+        policy, problems, made, Sampling(max_tokens=bench.sizes.row_tokens)
+    )
+    return cost(
+        lambda: learner.step(candidates), bench.device, bench.sizes.repeats, warming=LEARNER_WARMS
+    )
 
 
 def _plain_training(bench: Bench, model: str) -> Cost:
     policy = bench.build(model)
-    step = rivals.PlainStep(policy, _to_score(policy, *_rows_to_learn(bench, policy)), grpo.LR, grpo.GRAD_CLIP)
+    step = rivals.PlainStep(
+        policy, _to_score(policy, *_rows_to_learn(bench, policy)), grpo.LR, grpo.GRAD_CLIP
+    )
     return cost(step, bench.device, bench.sizes.repeats)
 
 
@@ -72,11 +84,19 @@ def _rows_to_learn(bench: Bench, policy: Policy) -> tuple[list[Problem], list[li
     prompts = Texts.draw(policy.vocabulary, sizes.rows // sizes.samples, 1).texts
     ids = Texts.draw(policy.vocabulary, sizes.rows, sizes.row_tokens - 1, seed=1).ids
     made = [Completion(tokens, (-1.0,) * len(tokens), "length") for tokens in ids]
-    return [Problem(prompt=text) for text in prompts], [made[i : i + sizes.samples] for i in range(0, len(made), sizes.samples)]
+    return [Problem(prompt=text) for text in prompts], [
+        made[i : i + sizes.samples] for i in range(0, len(made), sizes.samples)
+    ]
 
 
-def _to_score(policy: Policy, problems: Sequence[Problem], made: Sequence[Sequence[Completion]]) -> list[ToScore]:
-    rows = [(policy.prompts.ids(problem), c.tokens) for problem, group in zip(problems, made, strict=True) for c in group]
+def _to_score(
+    policy: Policy, problems: Sequence[Problem], made: Sequence[Sequence[Completion]]
+) -> list[ToScore]:
+    rows = [
+        (policy.prompts.ids(problem), c.tokens)
+        for problem, group in zip(problems, made, strict=True)
+        for c in group
+    ]
     return [ToScore(row=i, prompt=prompt, tokens=tokens) for i, (prompt, tokens) in enumerate(rows)]
 
 
@@ -93,7 +113,12 @@ def _logp_of_trainers(bench: Bench, model: str) -> list[Row]:
     plain = rivals.plain_dtype(policy)
     exact_M, plain_M = (rows.logp(policy.base, dtype).cpu() for dtype in (torch.float32, plain))
     return [
-        _difference(model, f"our trainer in {_name(policy.dtype)}, against float32", _our_logp(policy, sequences), exact_M),
+        _difference(
+            model,
+            f"our trainer in {_name(policy.dtype)}, against float32",
+            _our_logp(policy, sequences),
+            exact_M,
+        ),
         _difference(model, f"plain step in {_name(plain)}, against float32", plain_M, exact_M),
     ]
 
@@ -103,9 +128,13 @@ def _logp_of_engine(bench: Bench, model: str) -> list[Row]:
     """Of sampled tokens: what the trainer computes, against what the engine reported."""
     sizes, policy = bench.sizes, bench.build(model)
     texts = Texts.draw(policy.vocabulary, sizes.problems, sizes.prompt)
-    made = torch_engine(policy).sample(texts.ids, sizes.samples, Sampling(max_tokens=sizes.new_tokens), seed=0)
+    made = torch_engine(policy).sample(
+        texts.ids, sizes.samples, Sampling(max_tokens=sizes.new_tokens), seed=0
+    )
     reported_M = torch.tensor([logprob for group in made for c in group for logprob in c.logprobs])
-    ours_M = _our_logp(policy, _to_score(policy, [Problem(prompt=text) for text in texts.texts], made))
+    ours_M = _our_logp(
+        policy, _to_score(policy, [Problem(prompt=text) for text in texts.texts], made)
+    )
     return [_difference(model, "our trainer against our engine", ours_M, reported_M)]
 
 
@@ -114,7 +143,10 @@ def _our_logp(policy: Policy, sequences: Sequence[ToScore]) -> Tensor:
     found: dict[int, Tensor] = {}
     for micro in micro_batches(sequences, SCORED_AT_ONCE, policy.device):
         logp_BT = micro.unpack(score(policy, micro.packed).logp_M).cpu()
-        found |= {row: logp_BT[i, : len(sequences[row].tokens)] for i, row in enumerate(micro.row_B.tolist())}
+        found |= {
+            row: logp_BT[i, : len(sequences[row].tokens)]
+            for i, row in enumerate(micro.row_B.tolist())
+        }
     return torch.cat([found[row] for row in range(len(sequences))])
 
 
@@ -140,18 +172,27 @@ def grpo_jobs(bench: Bench, model: str) -> list[Job]:
 
 
 def _grpo(bench: Bench, model: str) -> list[Row]:
-    """Against TRL with weights in float32, as ours are; and, where the arithmetic is rounded, with rounded weights too."""
+    """Against TRL with weights in float32, as ours are; and, where the arithmetic is rounded, with
+    rounded weights too.
+    """
     sizes = bench.sizes
     policy = bench.build(model)
-    texts, rounded = Texts.draw(policy.vocabulary, sizes.problems, sizes.prompt).texts, policy.dtype != torch.float32
+    texts, rounded = (
+        Texts.draw(policy.vocabulary, sizes.problems, sizes.prompt).texts,
+        policy.dtype != torch.float32,
+    )
     dtypes = (torch.float32, torch.bfloat16) if rounded else (torch.float32,)
     del policy
-    work = grpo.Step(texts=texts, num_samples=sizes.samples, max_tokens=sizes.new_tokens, trl_rows=sizes.trl_rows)
+    work = grpo.Step(
+        texts=texts, num_samples=sizes.samples, max_tokens=sizes.new_tokens, trl_rows=sizes.trl_rows
+    )
     ours = grpo.our_cost(bench.build(model), work, sizes.repeats)
     return [_grpo_row(bench, model, work, ours, weights) for weights in dtypes]
 
 
-def _grpo_row(bench: Bench, model: str, work: grpo.Step, ours: grpo.OurCost, weights: torch.dtype) -> Row:
+def _grpo_row(
+    bench: Bench, model: str, work: grpo.Step, ours: grpo.OurCost, weights: torch.dtype
+) -> Row:
     clear(bench.device)
     rival, note = _try_trl(bench, model, work, weights)
     return {
@@ -170,8 +211,12 @@ def _grpo_row(bench: Bench, model: str, work: grpo.Step, ours: grpo.OurCost, wei
     }
 
 
-def _try_trl(bench: Bench, model: str, work: grpo.Step, weights: torch.dtype) -> tuple[Cost | None, str]:
-    """What TRL takes, or why it was not measured: it may refuse a machine, or run out of memory, and the rest still counts."""
+def _try_trl(
+    bench: Bench, model: str, work: grpo.Step, weights: torch.dtype
+) -> tuple[Cost | None, str]:
+    """What TRL takes, or why it was not measured: it may refuse a machine, or run out of memory,
+    and the rest still counts.
+    """
     if not grpo.has_trl():
         return None, grpo.NO_TRL
     try:

@@ -1,8 +1,10 @@
-"""What a learner's weights cost its samplers: bytes of a whole version and of a change, on real trainings of a tiny model.
+"""What a learner's weights cost its samplers: bytes of a whole version and of a change, on real
+trainings of a tiny model.
 
-All trainings begin with the same warm model. Every version is published, fetched and loaded by a sampler; `bit_exact` says that the
-sampler's values were the learner's at each of them. How many values change is the learning rate's doing: Adam moves a weight by about
-lr, and a bfloat16 near 0.02 has neighbours 1e-4 away.
+All trainings begin with the same warm model. Every version is published, fetched and loaded by a
+sampler; `bit_exact` says that the sampler's values were the learner's at each of them. How many
+values change is the learning rate's doing: Adam moves a weight by about lr, and a bfloat16 near
+0.02 has neighbours 1e-4 away.
 """
 
 from __future__ import annotations
@@ -40,7 +42,12 @@ class Training:
 
     @property
     def learner(self) -> PeerConfig:
-        return PeerConfig(name=NAME, model=MODEL, train=self.train or "full", warm=Warm(accuracy=dict.fromkeys(KINDS, 0.3)))
+        return PeerConfig(
+            name=NAME,
+            model=MODEL,
+            train=self.train or "full",
+            warm=Warm(accuracy=dict.fromkeys(KINDS, 0.3)),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +61,18 @@ class Step:
 
 
 LORA = TrainPart(lora=Lora(rank=8))
-TRAININGS = (Training("full", None, 1e-4), Training("full", None, 1e-5), Training("full", None, 1e-6), Training("lora rank 8", LORA, 1e-4))
+TRAININGS = (
+    Training("full", None, 1e-4),
+    Training("full", None, 1e-5),
+    Training("full", None, 1e-6),
+    Training("lora rank 8", LORA, 1e-4),
+)
 
 
 def weights_benchmark(progress: Show) -> list[dict[str, Any]]:
-    """A row per training: mean bytes of a version, whole and as a change, and the share of bfloat16 values that a step changed."""
+    """A row per training: mean bytes of a version, whole and as a change, and the share of bfloat16
+    values that a step changed.
+    """
     rows = []
     for training in TRAININGS:
         progress(f"{training.what} at lr {training.lr:g}")
@@ -69,7 +83,14 @@ def weights_benchmark(progress: Show) -> list[dict[str, Any]]:
 
 def _crew(training: Training) -> CrewConfig:
     return CrewConfig(
-        crew=Crew(name=NAME, task="digits", objective="alone", rounds=ROUNDS, group_size=8, problems_per_round=16),
+        crew=Crew(
+            name=NAME,
+            task="digits",
+            objective="alone",
+            rounds=ROUNDS,
+            group_size=8,
+            problems_per_round=16,
+        ),
         task={"kinds": list(KINDS), "levels": [4]},
         sampling=Sampling(max_tokens=8),
         learning=Learning(lr=training.lr, checkpoint_every=ROUNDS),
@@ -80,7 +101,10 @@ def _crew(training: Training) -> CrewConfig:
 
 def _row(training: Training, crew: LocalCrew) -> dict[str, Any]:
     steps = list(_steps(training, crew))
-    whole_bytes, delta_bytes = mean(s.whole_bytes for s in steps), mean(s.delta_bytes for s in steps)
+    whole_bytes, delta_bytes = (
+        mean(s.whole_bytes for s in steps),
+        mean(s.delta_bytes for s in steps),
+    )
     return {
         "model": MODEL,
         "what": training.what,
@@ -101,7 +125,9 @@ def _steps(training: Training, crew: LocalCrew) -> Iterator[Step]:
     before = trained_state(policy, "bfloat16")
     for _ in crew.rounds():
         after = trained_state(policy, "bfloat16")
-        whole, delta = (sum(map(len, blobs)) for blobs in (encode_whole(after), encode_change(before, after)))
+        whole, delta = (
+            sum(map(len, blobs)) for blobs in (encode_whole(after), encode_change(before, after))
+        )
         yield Step(whole, delta, _changed(before, after), wire.is_exact_after_publishing())
         before = after
 
@@ -113,7 +139,10 @@ def _untrained(training: Training) -> Policy:
 
 
 def _changed(before: State, after: State) -> float:
-    differing = sum(int((before[name].view(torch.int16) != value.view(torch.int16)).sum()) for name, value in after.items())
+    differing = sum(
+        int((before[name].view(torch.int16) != value.view(torch.int16)).sum())
+        for name, value in after.items()
+    )
     return differing / sum(value.numel() for value in after.values())
 
 
@@ -122,18 +151,28 @@ class _Wire:
 
     def __init__(self, learner: Policy, sampler: Policy) -> None:
         self._learner, self._sampler = learner, sampler
-        self._publisher, self._follower = Publisher(learner, "bfloat16", ANCHOR_EVERY, deltas=True), Follower(sampler)
+        self._publisher, self._follower = (
+            Publisher(learner, "bfloat16", ANCHOR_EVERY, deltas=True),
+            Follower(sampler),
+        )
         self._known: list[Weights] = []
         self._store: dict[str, bytes] = {}
 
     def is_exact_after_publishing(self) -> bool:
-        """Publish the learner's version and follow it; whether the sampler's values are its own, to the last bit."""
+        """Publish the learner's version and follow it; whether the sampler's values are its own, to
+        the last bit.
+        """
         made = self._publisher.make()
         self._store |= made.contents()
         nothing = Backlog(waiting=(), oldest_s=0.0)
-        self._known.append(made.record(NAME, NAME, self._learner.version, "bfloat16", nothing, created_s=0.0))
+        self._known.append(
+            made.record(NAME, NAME, self._learner.version, "bfloat16", nothing, created_s=0.0)
+        )
         self._follower.apply(self._follower.plan(self._known), self._fetch)
-        sent, loaded = (state_hash(trained_state(policy, "bfloat16")) for policy in (self._learner, self._sampler))
+        sent, loaded = (
+            state_hash(trained_state(policy, "bfloat16"))
+            for policy in (self._learner, self._sampler)
+        )
         return self._follower.version == self._learner.version and sent == loaded
 
     def _fetch(self, blob: Blob) -> bytes | None:

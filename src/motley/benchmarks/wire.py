@@ -1,7 +1,8 @@
-"""What the wire costs and bears: bytes per token and rounding on a real model's rollouts, admission on one core, the log's throughput.
+"""What the wire costs and bears: bytes per token and rounding on a real model's rollouts, admission
+on one core, the log's throughput.
 
-The rollouts are SmolLM2-135M-Instruct's answers to GSM8K problems at temperature 1 (tests/make_rollouts.py), kept with their log-probs
-as float32 in `rollouts.log`.
+The rollouts are SmolLM2-135M-Instruct's answers to GSM8K problems at temperature 1
+(tests/make_rollouts.py), kept with their log-probs as float32 in `rollouts.log`.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ def wire_benchmark(show: Show) -> list[dict[str, Any]]:
 
 def real_groups() -> list[Group]:
     with as_file(files("motley") / "benchmarks" / "rollouts.log") as path:
-        contents = [decode(unpack(entry.record).body)[1] for entry in MemoryLog.copy_of(path).read(0)]
+        contents = [
+            decode(unpack(entry.record).body)[1] for entry in MemoryLog.copy_of(path).read(0)
+        ]
     return [content for content in contents if isinstance(content, Group)]
 
 
@@ -56,12 +59,34 @@ def size_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
     sizes = {lossless: _size(groups, lossless) for lossless in (False, True)}
     read = [decode(unpack(entry.record).body)[1] for entry in log_of(groups).read(0)]
     return [
-        _row("real rollouts", len(groups) * len(groups[0].rollouts), f"of {num_tokens} tokens, mean log-prob {_mean_logprob(groups):.2f}"),
-        _row(f"record, groups of {len(groups[0].rollouts)}", sizes[False] / num_tokens, "bytes per token", "<= 2"),
-        _row(f"record, groups of {len(groups[0].rollouts) // 2}", _size(_halves(groups)) / num_tokens, "bytes per token"),
+        _row(
+            "real rollouts",
+            len(groups) * len(groups[0].rollouts),
+            f"of {num_tokens} tokens, mean log-prob {_mean_logprob(groups):.2f}",
+        ),
+        _row(
+            f"record, groups of {len(groups[0].rollouts)}",
+            sizes[False] / num_tokens,
+            "bytes per token",
+            "<= 2",
+        ),
+        _row(
+            f"record, groups of {len(groups[0].rollouts) // 2}",
+            _size(_halves(groups)) / num_tokens,
+            "bytes per token",
+        ),
         _row("record, log-probs as float32", sizes[True] / num_tokens, "bytes per token"),
-        _row("ids and log-probs as 4 bytes each", FTIS_BYTES * num_tokens / sizes[False], "times the record"),
-        _row("largest error of an importance ratio", _largest_ratio_error(groups, read), "", "<= 3e-4"),
+        _row(
+            "ids and log-probs as 4 bytes each",
+            FTIS_BYTES * num_tokens / sizes[False],
+            "times the record",
+        ),
+        _row(
+            "largest error of an importance ratio",
+            _largest_ratio_error(groups, read),
+            "",
+            "<= 3e-4",
+        ),
     ]
 
 
@@ -78,7 +103,10 @@ def _halves(groups: Sequence[Group]) -> list[Group]:
     """Every group as two, at two slots."""
     half = len(groups[0].rollouts) // 2
     parts = [(slot, g) for g in groups for slot in (0, 1)]
-    return [msgspec.structs.replace(g, slot=slot, rollouts=g.rollouts[slot * half : (slot + 1) * half]) for slot, g in parts]
+    return [
+        msgspec.structs.replace(g, slot=slot, rollouts=g.rollouts[slot * half : (slot + 1) * half])
+        for slot, g in parts
+    ]
 
 
 def _largest_ratio_error(sent: Sequence[Group], received: Sequence[Any]) -> float:
@@ -92,7 +120,10 @@ def _largest_ratio_error(sent: Sequence[Group], received: Sequence[Any]) -> floa
 
 
 def admission_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """One core, from bytes to an admitted group. Digits: a whole round's groups of a tiny model, their rewards computed again."""
+    """One core, from bytes to an admitted group.
+
+    Digits: a whole round's groups of a tiny model, their rewards computed again.
+    """
     first = groups[0].origin
     largest = max(token for g in groups for r in g.rollouts for token in r.tokens)
     rules = _rules(groups, first.vocabulary, largest + 1, _end_id(groups))
@@ -103,8 +134,13 @@ def admission_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
     digits, task = _digits_groups(), load_task("digits", {})
     vocabulary = tiny_vocabulary()
     rules = _rules(digits, vocabulary.fingerprint, vocabulary.size, vocabulary.end_id)
-    score = lambda problem, rollouts: task.score([problem] * len(rollouts), vocabulary.decode_all(r.tokens for r in rollouts))
-    scored = _rollouts_per_s(digits, lambda: _admission(rules, lambda peer, round: assign(task, 0, peer, round, 1), score))
+    score = lambda problem, rollouts: task.score(
+        [problem] * len(rollouts), vocabulary.decode_all(r.tokens for r in rollouts)
+    )
+    scored = _rollouts_per_s(
+        digits,
+        lambda: _admission(rules, lambda peer, round: assign(task, 0, peer, round, 1), score),
+    )
     return [
         _row("admitted, real rollouts, no reward function", real, "rollouts/s", ">= 2000"),
         _row("admitted, digits with rewards computed again", scored, "rollouts/s", ">= 2000"),
@@ -125,7 +161,9 @@ def _rollouts_per_s(groups: Sequence[Group], fresh: Callable[[], Admission]) -> 
     return num_rollouts / took
 
 
-def _admission(rules: Rules, assignment: Callable[[str, int], list[Problem]], score: Any = None) -> Admission:
+def _admission(
+    rules: Rules, assignment: Callable[[str, int], list[Problem]], score: Any = None
+) -> Admission:
     identity = _identity()
     admission = Admission(rules, bytes(32), assignment, score)
     admission.keys = {PEER: identity.public}
@@ -138,21 +176,42 @@ def _digits_groups() -> list[Group]:
     found = []
     for round in range(200):
         (problem,) = assign(task, 0, PEER, round, 1)
-        answers = [problem.answer if number % 2 else problem.answer[::-1] + "0" for number in range(8)]
+        answers = [
+            problem.answer if number % 2 else problem.answer[::-1] + "0" for number in range(8)
+        ]
         rewards = task.score([problem] * 8, answers)
         tokens = [(*vocabulary.encode(answer), vocabulary.end_id) for answer in answers]
         rollouts = tuple(
-            Rollout(tokens=t, logprobs=(-0.25,) * len(t), reward=r, ending="stop") for t, r in zip(tokens, rewards, strict=True)
+            Rollout(tokens=t, logprobs=(-0.25,) * len(t), reward=r, ending="stop")
+            for t, r in zip(tokens, rewards, strict=True)
         )
-        origin = Origin(peer=PEER, model="tiny", vocabulary=vocabulary.fingerprint, version=round, sampling=Sampling(max_tokens=16))
-        found.append(Group(crew=CREW, problem=problem.id, round=round, slot=0, origin=origin, rollouts=rollouts, created_s=0.0))
+        origin = Origin(
+            peer=PEER,
+            model="tiny",
+            vocabulary=vocabulary.fingerprint,
+            version=round,
+            sampling=Sampling(max_tokens=16),
+        )
+        found.append(
+            Group(
+                crew=CREW,
+                problem=problem.id,
+                round=round,
+                slot=0,
+                origin=origin,
+                rollouts=rollouts,
+                created_s=0.0,
+            )
+        )
     return found
 
 
 def stream_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """A real server on loopback that syncs every record to the disk before it confirms."""
     records = [entry.record for entry in log_of(groups).read(0)]
-    numbered = [(f"{PEER}.{number}.0", records[number % len(records)]) for number in range(NUM_RECORDS)]
+    numbered = [
+        (f"{PEER}.{number}.0", records[number % len(records)]) for number in range(NUM_RECORDS)
+    ]
     mean_bytes = sum(len(record) for _, record in numbered) / len(numbered)
     hub, peer = Identity.new(), _identity()
     with tempfile.TemporaryDirectory() as folder:
@@ -175,8 +234,16 @@ def stream_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
             owner.close()
             server.stop()
     return [
-        _row("appended one at a time, each synced", len(one_by_one) / alone_s, f"records/s of {mean_bytes:.0f} bytes"),
-        _row("appended 256 in flight, each synced", len(rest) / together_s, f"records/s of {mean_bytes:.0f} bytes"),
+        _row(
+            "appended one at a time, each synced",
+            len(one_by_one) / alone_s,
+            f"records/s of {mean_bytes:.0f} bytes",
+        ),
+        _row(
+            "appended 256 in flight, each synced",
+            len(rest) / together_s,
+            f"records/s of {mean_bytes:.0f} bytes",
+        ),
         _row("read", NUM_RECORDS / read_s, f"records/s of {mean_bytes:.0f} bytes"),
     ]
 

@@ -3,4 +3,13 @@
 from motley.cli import exporting, history, measuring, models, network, simulating, training
 from motley.cli.common import app
 
-__all__ = ["app", "exporting", "history", "measuring", "models", "network", "simulating", "training"]
+__all__ = [
+    "app",
+    "exporting",
+    "history",
+    "measuring",
+    "models",
+    "network",
+    "simulating",
+    "training",
+]

@@ -19,18 +19,31 @@ from rich.table import Table
 
 from motley.config import ConfigError, CrewConfig
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="A crew of different language models that train each other.")
-bench_app = typer.Typer(no_args_is_help=True, help="Measure speed against a known rival, in one run.")
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="A crew of different language models that train each other.",
+)
+bench_app = typer.Typer(
+    no_args_is_help=True, help="Measure speed against a known rival, in one run."
+)
 app.add_typer(bench_app, name="bench")
 console = Console()
 
 CrewFile = Annotated[Path, typer.Argument(help="A crew file (TOML).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
-Objective = Annotated[str, typer.Option(help="Use this objective instead of the crew file's; NAME or NAME/VARIANT.")]
+Objective = Annotated[
+    str, typer.Option(help="Use this objective instead of the crew file's; NAME or NAME/VARIANT.")
+]
 Rounds = Annotated[int, typer.Option(help="Train this many rounds instead of the crew file's.")]
 Seed = Annotated[int | None, typer.Option(help="Use this seed instead of the crew file's.")]
-Out = Annotated[Path | None, typer.Option(help="The run's folder; a new one under runs/ otherwise.")]
-Alone = Annotated[bool, typer.Option("--alone", help="Also train every peer by itself, with all the crew's sampling.")]
+Out = Annotated[
+    Path | None, typer.Option(help="The run's folder; a new one under runs/ otherwise.")
+]
+Alone = Annotated[
+    bool,
+    typer.Option("--alone", help="Also train every peer by itself, with all the crew's sampling."),
+]
 
 
 def say(text: str) -> None:
@@ -44,12 +57,16 @@ def plain_errors() -> Iterator[None]:
     try:
         yield
     except (ConfigError, ValueError, FloatingPointError, OSError) as error:
-        Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {escape(str(error))}", highlight=False)
+        Console(stderr=True, soft_wrap=True).print(
+            f"[red]error:[/red] {escape(str(error))}", highlight=False
+        )
         raise typer.Exit(2) from None
 
 
 @contextmanager
-def stop_on_interrupt(words: str = "stopping after this round; Ctrl-C again stops at once") -> Iterator[Callable[[], bool]]:
+def stop_on_interrupt(
+    words: str = "stopping after this round; Ctrl-C again stops at once",
+) -> Iterator[Callable[[], bool]]:
     """Ctrl-C, or a kill, asks for a stop at the next good moment; a second Ctrl-C stops at once."""
     asked = False
 
@@ -97,7 +114,8 @@ def print_rows(rows: list[dict[str, Any]], title: str, as_json: bool) -> None:
         table.add_column(column.replace("_", " "))
     for row in rows:
         table.add_row(*map(_cell, row.values()))
-    (console if console.is_terminal else Console(width=160)).print(table)  # in a file nothing need be cut off
+    # in a file nothing need be cut off
+    (console if console.is_terminal else Console(width=160)).print(table)
 
 
 def _cell(value: object) -> str:

@@ -13,7 +13,11 @@ Dtype = Literal["float32", "bfloat16"]
 Merge = Annotated[
     bool,
     typer.Option(
-        "--merge", help="Add a LoRA adapter into its base. Otherwise it stays one, with a base that is not on the hub in OUT/base."
+        "--merge",
+        help=(
+            "Add a LoRA adapter into its base. Otherwise it stays one, with a base that is not on "
+            "the hub in OUT/base."
+        ),
     ),
 ]
 
@@ -21,17 +25,34 @@ Merge = Annotated[
 @app.command("export")
 def export_command(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
-    out: Annotated[Path, typer.Argument(help="The folder to write; it must not exist, or be empty.")],
-    peer: Annotated[str, typer.Option(help="Whose model; may be left out where one peer learns.")] = "",
+    out: Annotated[
+        Path, typer.Argument(help="The folder to write; it must not exist, or be empty.")
+    ],
+    peer: Annotated[
+        str, typer.Option(help="Whose model; may be left out where one peer learns.")
+    ] = "",
     merge: Merge = False,
-    dtype: Annotated[Dtype, typer.Option(help="Of the weights. float32 is what trained; bfloat16 is half the size, rounded.")] = "float32",
+    dtype: Annotated[
+        Dtype,
+        typer.Option(
+            help="Of the weights. float32 is what trained; bfloat16 is half the size, rounded."
+        ),
+    ] = "float32",
 ) -> None:
-    """Write a trained peer as an ordinary Hugging Face or PEFT folder, with a model card that says how it was trained."""
+    """Write a trained peer as an ordinary Hugging Face or PEFT folder, with a model card that says
+    how it was trained.
+    """
     with plain_errors():
         from motley.export import export_model, learners_of
 
         known = learners_of(run)
         if not peer and len(known) != 1:
-            raise ValueError(f"{run} has {len(known)} peers that learn; choose one with --peer: {', '.join(known)}")
+            raise ValueError(
+                f"{run} has {len(known)} peers that learn; choose one with --peer: "
+                f"{', '.join(known)}"
+            )
         folder = export_model(run, peer or known[0], out, merge, dtype)
-        say(f"{peer or known[0]} of {run} in {folder}; how it was trained and how to load it: {folder / 'README.md'}")
+        say(
+            f"{peer or known[0]} of {run} in {folder}; how it was trained and how to load it: "
+            f"{folder / 'README.md'}"
+        )

@@ -14,7 +14,14 @@ import msgspec
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -33,12 +40,22 @@ Row = dict[str, Any]
 
 @app.command("log")
 def log_command(
-    target: Annotated[str, typer.Argument(help="A run folder, a peer's or a hub's; or the name of a crew.")],
-    newest: Annotated[int | None, typer.Option("--list", min=1, help="Show the newest N records, one row each.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Print records as they come, until Ctrl-C.")] = False,
-    export: Annotated[Path | None, typer.Option(help="Write every group to this new file: .jsonl or .parquet.")] = None,
+    target: Annotated[
+        str, typer.Argument(help="A run folder, a peer's or a hub's; or the name of a crew.")
+    ],
+    newest: Annotated[
+        int | None, typer.Option("--list", min=1, help="Show the newest N records, one row each.")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Print records as they come, until Ctrl-C.")
+    ] = False,
+    export: Annotated[
+        Path | None, typer.Option(help="Write every group to this new file: .jsonl or .parquet.")
+    ] = None,
     peer: Annotated[str, typer.Option(help="Only what this peer sent.")] = "",
-    after: Annotated[int | None, typer.Option(min=0, help="Only what stands behind this position of the log.")] = None,
+    after: Annotated[
+        int | None, typer.Option(min=0, help="Only what stands behind this position of the log.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Who sent what to a crew's log: sizes, ages, rewards, and what is wrong with a record."""
@@ -46,7 +63,9 @@ def log_command(
         from motley.archive import find_log, open_log
 
         if (newest is not None) + follow + (export is not None) > 1:
-            raise ValueError("--list, --follow and --export are three ways to see a log; give one of them")
+            raise ValueError(
+                "--list, --follow and --export are three ways to see a log; give one of them"
+            )
         with open_log(find_log(target)) as archive:
             _check_peer(archive, peer)
             if follow:
@@ -66,9 +85,16 @@ def _check_peer(archive: Archive, peer: str) -> None:
 
     charter = archive.charter() if peer else None
     if charter:
-        known = [*(p.name for p in parse_config(charter.config, source="the crew's charter").peer), HUB, UNKNOWN]
+        known = [
+            *(p.name for p in parse_config(charter.config, source="the crew's charter").peer),
+            HUB,
+            UNKNOWN,
+        ]
         if peer not in known:
-            raise ValueError(f"crew {archive.crew} has no peer {peer!r}; it has {', '.join(known[:-1])}, and senders that are {UNKNOWN}")
+            raise ValueError(
+                f"crew {archive.crew} has no peer {peer!r}; it has {', '.join(known[:-1])}, and "
+                f"senders that are {UNKNOWN}"
+            )
 
 
 # Ways to see a log
@@ -86,7 +112,9 @@ def _summarise(archive: Archive, after: int, peer: str, as_json: bool) -> None:
     rows = [_tally_row(sender, tallies[sender], now_s) for sender in sorted(tallies)]
     whole = _tally_row("all", total, now_s)
     if as_json:
-        _print_json({"crew": archive.crew, "folder": str(archive.folder), "senders": rows, "total": whole})
+        _print_json(
+            {"crew": archive.crew, "folder": str(archive.folder), "senders": rows, "total": whole}
+        )
     else:
         _print_table(archive, [*rows, whole], num_totals=1)
 
@@ -105,7 +133,9 @@ def _list(archive: Archive, newest: int, after: int, peer: str, as_json: bool) -
 
 
 def _follow(archive: Archive, after: int | None, peer: str, as_json: bool) -> None:
-    say = lambda text: Console(stderr=True, soft_wrap=True).print(text, highlight=False, markup=False)
+    say = lambda text: Console(stderr=True, soft_wrap=True).print(
+        text, highlight=False, markup=False
+    )
     with suppress(KeyboardInterrupt):  # the way to end it
         for seen in archive.follow(after, say):
             if peer in ("", seen.sender):
@@ -123,10 +153,20 @@ def _export(archive: Archive, path: Path, after: int, peer: str, as_json: bool) 
     try:
         problem_of, why = problems_of(archive), ""
     except ValueError as error:
-        problem_of, why = lambda group: None, f"without prompts and answers, as the task cannot be loaded: {error}"
+        problem_of, why = (
+            lambda group: None,
+            f"without prompts and answers, as the task cannot be loaded: {error}",
+        )
     done = export(_read(archive, after, peer), path, problem_of)
     if as_json:
-        _print_json({"file": str(path), "groups": done.num_groups, "left_out": dict(done.left_out), "note": why})
+        _print_json(
+            {
+                "file": str(path),
+                "groups": done.num_groups,
+                "left_out": dict(done.left_out),
+                "note": why,
+            }
+        )
         return
     faults = f"; {_counts(done.left_out)} left out" if done.left_out else ""
     for text in (f"{done.num_groups} groups in {path}{faults}", why):
@@ -136,7 +176,14 @@ def _export(archive: Archive, path: Path, after: int, peer: str, as_json: bool) 
 
 def _read(archive: Archive, after: int, peer: str) -> Iterator[Seen]:
     """The records that are wanted, with a bar on stderr for how far the reading has come."""
-    columns = (TextColumn("reading"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    columns = (
+        TextColumn("reading"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
     bars = Console(stderr=True)
     with Progress(*columns, console=bars, transient=True, disable=not bars.is_terminal) as progress:
         bar = progress.add_task("", total=max(0, archive.source.last() - after))
@@ -203,16 +250,28 @@ def _print_json(content: Row) -> None:
 
 
 def _print_table(archive: Archive, rows: list[Row], num_totals: int = 0) -> None:
-    """Rows under their names; totals come last, and stand apart. Where it is narrow words break, and no number does."""
+    """Rows under their names; totals come last, and stand apart.
+
+    Where it is narrow words break, and no number does.
+    """
     title = f"log of crew {archive.crew}" if archive.crew else f"log of {archive.folder}"
-    table = Table(title=Text(_printable(title)), box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    table = Table(
+        title=Text(_printable(title)), box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0)
+    )
     for name in rows[0]:
         words = name in _WORDS
         heading = name.removesuffix("_s").replace("_", " ")
-        table.add_column(heading, justify="left" if words else "right", no_wrap=not words, overflow="fold")
+        table.add_column(
+            heading, justify="left" if words else "right", no_wrap=not words, overflow="fold"
+        )
     for number, row in enumerate(rows, 1):
-        table.add_row(*(Text(_cell(name, value)) for name, value in row.items()), end_section=number == len(rows) - num_totals)
-    Console(width=max(console.width, LEAST_WIDTH) if console.is_terminal else PIPED_WIDTH).print(table)
+        table.add_row(
+            *(Text(_cell(name, value)) for name, value in row.items()),
+            end_section=number == len(rows) - num_totals,
+        )
+    Console(width=max(console.width, LEAST_WIDTH) if console.is_terminal else PIPED_WIDTH).print(
+        table
+    )
 
 
 def _cell(name: str, value: object) -> str:

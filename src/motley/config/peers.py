@@ -1,4 +1,6 @@
-"""A [[peer]] of a crew file: its role, its model, what of it trains and on what; who samples for it; how it behaves when simulated."""
+"""A [[peer]] of a crew file: its role, its model, what of it trains and on what; who samples for
+it; how it behaves when simulated.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,18 @@ from motley.records import HUB, Convention
 class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rank: int = 8
     alpha: float = 0.0  # 0: twice the rank
-    targets: tuple[str, ...] = ()  # names of linear layers, such as q_proj; none: every one but the vocabulary projection
+    # names of linear layers, such as q_proj; none: every one but the vocabulary projection
+    targets: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.rank < 1 or self.alpha < 0:
-            raise ValueError(f"lora needs rank >= 1 and alpha >= 0; got rank={self.rank}, alpha={self.alpha}")
+            raise ValueError(
+                f"lora needs rank >= 1 and alpha >= 0; got rank={self.rank}, alpha={self.alpha}"
+            )
         if "lm_head" in self.targets:
             raise ValueError(
-                "lora targets name lm_head, the vocabulary projection, which many models share with their embeddings; leave it out"
+                "lora targets name lm_head, the vocabulary projection, which many models share "
+                "with their embeddings; leave it out"
             )
 
 
@@ -34,13 +40,18 @@ class TrainPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def __post_init__(self) -> None:
         if (self.lora is None) == (self.layers == ""):
-            raise ValueError('train takes exactly one of lora and layers; for the whole model write train = "full"')
+            raise ValueError(
+                "train takes exactly one of lora and layers; for the whole model write train = "
+                '"full"'
+            )
         if re.fullmatch(r"(first|last):0+", self.layers):
             raise ValueError(f"train layers={self.layers!r} trains nothing; use at least 1 layer")
 
 
 class Warm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Supervised warm start on the task's own answers: until each kind's have the chosen probability, or for a number of steps."""
+    """Supervised warm start on the task's own answers: until each kind's have the chosen
+    probability, or for a number of steps.
+    """
 
     accuracy: dict[str, float] = {}  # kind -> expected accuracy of sampled answers
     kinds: tuple[str, ...] = ()  # with steps: of which problems
@@ -57,22 +68,29 @@ class Warm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """How much of it is done after so many steps, with so much accuracy per kind."""
         if self.steps:
             return steps / self.steps
-        return sum(min(1.0, reached[kind] / target) for kind, target in self.accuracy.items()) / len(self.accuracy)
+        return sum(
+            min(1.0, reached[kind] / target) for kind, target in self.accuracy.items()
+        ) / len(self.accuracy)
 
     def __post_init__(self) -> None:
         if bool(self.accuracy) == bool(self.kinds) or bool(self.kinds) != bool(self.steps):
             raise ValueError(
-                "warm takes either accuracy = { sort = 0.5 }, or kinds = ['sort'] with steps = 120; "
+                "warm takes either accuracy = { sort = 0.5 }, or kinds = ['sort'] with steps = "
+                "120; "
                 f"got accuracy={self.accuracy}, kinds={list(self.kinds)}, steps={self.steps}"
             )
         if not self.lr > 0 or self.batch < 1 or self.max_steps < 1 or self.steps < 0:
             raise ValueError(
                 f"warm needs lr > 0, batch >= 1, max_steps >= 1 and steps >= 0; "
-                f"got lr={self.lr}, batch={self.batch}, max_steps={self.max_steps}, steps={self.steps}"
+                f"got lr={self.lr}, batch={self.batch}, max_steps={self.max_steps}, "
+                f"steps={self.steps}"
             )
         for kind, target in self.accuracy.items():
             if not 0 < target < 1:
-                raise ValueError(f"warm accuracy of {kind} is {target}; expected a number between 0 and 1, such as 0.5")
+                raise ValueError(
+                    f"warm accuracy of {kind} is {target}; expected a number between 0 and 1, "
+                    "such as 0.5"
+                )
 
 
 class Vllm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -90,12 +108,15 @@ class OpenAI(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     model: str = ""  # none: the first one the server names
     key_env: str = ""  # the environment variable that holds the key
     logprobs: Convention = "sampled"  # what its log-probs mean: motley check measures it
-    lora: bool = False  # it takes adapters while it runs (vLLM), so that it can follow a peer that trains one
+    # it takes adapters while it runs (vLLM), so that it can follow a peer that trains one
+    lora: bool = False
     timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
         if not re.match(r"https?://", self.url):
-            raise ValueError(f"openai url={self.url!r} is no address; write such as http://127.0.0.1:8000/v1")
+            raise ValueError(
+                f"openai url={self.url!r} is no address; write such as http://127.0.0.1:8000/v1"
+            )
 
 
 class EnginePart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -106,7 +127,10 @@ class EnginePart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def __post_init__(self) -> None:
         if (self.vllm is None) == (self.openai is None):
-            raise ValueError('engine takes exactly one of vllm and openai; for the built-in one write engine = "torch"')
+            raise ValueError(
+                "engine takes exactly one of vllm and openai; for the built-in one write engine = "
+                '"torch"'
+            )
 
 
 class Speed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -117,7 +141,10 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def __post_init__(self) -> None:
         if not (self.sample > 0 and self.learn > 0):
-            raise ValueError(f"speed needs sample > 0 and learn > 0, in tokens per second; got sample={self.sample}, learn={self.learn}")
+            raise ValueError(
+                "speed needs sample > 0 and learn > 0, in tokens per second; got "
+                f"sample={self.sample}, learn={self.learn}"
+            )
 
 
 class Churn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -125,23 +152,37 @@ class Churn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     join_s: float = 0.0
     leave_s: float = 0.0  # 0: it stays
-    crashes: tuple[tuple[float, float], ...] = ()  # [crash, restart]: what is being sampled then is lost
+    # [crash, restart]: what is being sampled then is lost
+    crashes: tuple[tuple[float, float], ...] = ()
 
     def __post_init__(self) -> None:
-        times = [self.join_s, *(at_s for crash in self.crashes for at_s in crash), *([self.leave_s] if self.leave_s else [])]
-        if not 0 <= self.join_s < math.inf or any(not before < after for before, after in itertools.pairwise(times)):
-            raise ValueError(f"churn must go join_s, crashes [crash, restart] in order, leave_s; got {times}")
+        times = [
+            self.join_s,
+            *(at_s for crash in self.crashes for at_s in crash),
+            *([self.leave_s] if self.leave_s else []),
+        ]
+        if not 0 <= self.join_s < math.inf or any(
+            not before < after for before, after in itertools.pairwise(times)
+        ):
+            raise ValueError(
+                f"churn must go join_s, crashes [crash, restart] in order, leave_s; got {times}"
+            )
 
 
 Role = Literal["peer", "learner", "sampler"]
 
 
 class PeerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`peer` samples and learns; `learner` only learns; `sampler` only samples, with the weights of the learner it follows."""
+    """`peer` samples and learns; `learner` only learns; `sampler` only samples, with the weights of
+    the learner it follows.
+    """
 
     name: str
-    model: str = ""  # tiny:NAME, a name that `motley models` lists, a folder, a .gguf file or a Hugging Face id
-    keep_layers: int = 0  # above 0: only this many of the model's layers, evenly chosen, the first and the last among them
+    # tiny:NAME, a name that `motley models` lists, a folder, a .gguf file or a Hugging Face id
+    model: str = ""
+    # above 0: only this many of the model's layers, evenly chosen, the first and the last among
+    # them
+    keep_layers: int = 0
     role: Role = "peer"
     follows: str = ""  # a sampler's learner
     train: Literal["full"] | TrainPart = "full"
@@ -149,7 +190,8 @@ class PeerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     lr: float = 0.0  # 0: the crew's
     engine: Literal["torch"] | EnginePart = "torch"  # who samples
     device: str = "auto"  # cpu, cuda, cuda:1, mps
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of the arithmetic; what trains is kept in float32
+    # of the arithmetic; what trains is kept in float32
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     gradient_checkpointing: bool = False  # less memory, a third more time
     speed: Speed = Speed()
     churn: Churn = Churn()
@@ -157,20 +199,40 @@ class PeerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def __post_init__(self) -> None:
         if self.role == "sampler":
             if not self.follows:
-                raise ValueError(f'sampler {self.name} must say whose weights it uses: follows = "LEARNER"')
+                raise ValueError(
+                    f'sampler {self.name} must say whose weights it uses: follows = "LEARNER"'
+                )
             if self.model or self.warm or self.train != "full" or self.lr:
-                raise ValueError(f"sampler {self.name} has the model of {self.follows}; remove its model, train, warm and lr")
+                raise ValueError(
+                    f"sampler {self.name} has the model of {self.follows}; remove its model, "
+                    "train, warm and lr"
+                )
         elif self.follows or not self.model:
             raise ValueError(
-                f"{self.role} {self.name} needs a model, and only a sampler follows; got model={self.model!r}, follows={self.follows!r}"
+                f"{self.role} {self.name} needs a model, and only a sampler follows; got "
+                f"model={self.model!r}, follows={self.follows!r}"
             )
         if not re.fullmatch(r"[A-Za-z0-9_-]+", self.name):
-            raise ValueError(f"peer name {self.name!r} must be letters, digits, - and _ only; it names folders and subjects")
+            raise ValueError(
+                f"peer name {self.name!r} must be letters, digits, - and _ only; it names folders "
+                "and subjects"
+            )
         if self.name == HUB:
-            raise ValueError(f"peer name {HUB!r} is taken: the crew's own records are published under it; choose another")
+            raise ValueError(
+                f"peer name {HUB!r} is taken: the crew's own records are published under it; "
+                "choose another"
+            )
         if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", self.device):
-            raise ValueError(f"peer {self.name}: device={self.device!r} is not known; use auto, cpu, cuda, cuda:N or mps")
+            raise ValueError(
+                f"peer {self.name}: device={self.device!r} is not known; use auto, cpu, cuda, "
+                "cuda:N or mps"
+            )
         if self.keep_layers < 0 or self.keep_layers == 1:
-            raise ValueError(f"peer {self.name}: keep_layers={self.keep_layers}; use at least 2, the first and the last, or 0 for all")
+            raise ValueError(
+                f"peer {self.name}: keep_layers={self.keep_layers}; use at least 2, the first and "
+                "the last, or 0 for all"
+            )
         if not self.lr >= 0:
-            raise ValueError(f"peer {self.name}: lr={self.lr} is negative; leave it out to use the crew's")
+            raise ValueError(
+                f"peer {self.name}: lr={self.lr} is negative; leave it out to use the crew's"
+            )

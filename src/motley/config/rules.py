@@ -24,42 +24,64 @@ class Crew(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     pace: Literal["lockstep", "async"] = "lockstep"
     seed: int = 0
     processes: bool = False  # one process per peer, with a NATS server between them
-    deadline_s: float = 0.0  # a round goes on without who is late by this much; 0: waits for everyone
+    # a round goes on without who is late by this much; 0: waits for everyone
+    deadline_s: float = 0.0
     quorum: int = 0  # peers without whose groups no round goes on; 0: two, or one in a crew of one
-    check_rewards: bool = True  # compute every received reward again; off for rewards that cannot be
+    # compute every received reward again; off for rewards that cannot be
+    check_rewards: bool = True
     lossless: bool = False  # log-probs travel as float32, not rounded to 1/1700
-    report: tuple[Reporter, ...] = ()  # where metrics also go; nothing leaves the machine unless the reporter is told to
+    # where metrics also go; nothing leaves the machine unless the reporter is told to
+    report: tuple[Reporter, ...] = ()
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9_-]+", self.name):
-            raise ValueError(f"crew name {self.name!r} must be letters, digits, - and _ only; it names folders and subjects")
+            raise ValueError(
+                f"crew name {self.name!r} must be letters, digits, - and _ only; it names folders "
+                "and subjects"
+            )
         for name in ("rounds", "problems_per_round"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} trains nothing; use at least 1")
         if not self.deadline_s >= 0 or self.quorum < 0:
             raise ValueError(
-                f"deadline_s={self.deadline_s} and quorum={self.quorum} must not be negative; leave them out to wait for everyone"
+                f"deadline_s={self.deadline_s} and quorum={self.quorum} must not be negative; "
+                "leave them out to wait for everyone"
             )
         if self.group_size < 2:
-            raise ValueError(f"group_size={self.group_size} has no spread of rewards to learn from; use at least 2, 8 to 16 is usual")
+            raise ValueError(
+                f"group_size={self.group_size} has no spread of rewards to learn from; use at "
+                "least 2, 8 to 16 is usual"
+            )
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a problem is put to a model. What is left out is the task's own way."""
 
     style: Literal["plain", "chat"] = "plain"  # chat: in each model's own chat template
-    template: str = ""  # plain: text with {prompt} and {answer}; space before {answer} belongs to the answer
+    # plain: text with {prompt} and {answer}; space before {answer} belongs to the answer
+    template: str = ""
     system: str = ""  # what is asked for in general: the system turn, or the first paragraph
     shots: int = 0  # answered problems of the same kind before the one to answer
-    stop: str = ""  # a token whose text begins with this ends an answer, such as "\n" after few-shot examples
+    # a token whose text begins with this ends an answer, such as "\n" after few-shot examples
+    stop: str = ""
 
     def __post_init__(self) -> None:
-        if self.template and (self.template.count("{prompt}"), self.template.count("{answer}")) != (1, 1):
-            raise ValueError(f"template={self.template!r} must have {{prompt}} and {{answer}} once each")
+        if self.template and (self.template.count("{prompt}"), self.template.count("{answer}")) != (
+            1,
+            1,
+        ):
+            raise ValueError(
+                f"template={self.template!r} must have {{prompt}} and {{answer}} once each"
+            )
         if self.template.find("{answer}") < self.template.find("{prompt}"):
-            raise ValueError(f"template={self.template!r} must have {{prompt}} before {{answer}}: a model writes only what comes last")
+            raise ValueError(
+                f"template={self.template!r} must have {{prompt}} before {{answer}}: a model "
+                "writes only what comes last"
+            )
         if self.template and self.style == "chat":
-            raise ValueError("template is for style = 'plain'; the chat template comes with the model")
+            raise ValueError(
+                "template is for style = 'plain'; the chat template comes with the model"
+            )
         if self.shots < 0:
             raise ValueError(f"shots={self.shots} must not be negative")
 
@@ -67,7 +89,8 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     lr: float = 5e-4
     grad_clip: float = 1.0
-    token_budget: int = 0  # packed tokens of one micro-batch; 0: as many as memory holds, measured at the start
+    # packed tokens of one micro-batch; 0: as many as memory holds, measured at the start
+    token_budget: int = 0
     own_share: float = 0.0  # least share of own groups in a step
     quota: int = 0  # most groups of one foreign sender in a step; 0: no limit
     max_age: int = 8  # staleness window, in the consumer's own versions
@@ -82,9 +105,14 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if not self.grad_clip > 0:
             raise ValueError(f"grad_clip={self.grad_clip} must be above 0; 1.0 is usual")
         if not 0 <= self.own_share <= 1:
-            raise ValueError(f"own_share={self.own_share} is outside 0..1; 0 takes what comes, 1 learns from own groups only")
+            raise ValueError(
+                f"own_share={self.own_share} is outside 0..1; 0 takes what comes, 1 learns from "
+                "own groups only"
+            )
         if not 0 <= self.success_memory < 1:
-            raise ValueError(f"success_memory={self.success_memory} is outside [0, 1); 0.9 is usual")
+            raise ValueError(
+                f"success_memory={self.success_memory} is outside [0, 1); 0.9 is usual"
+            )
         if self.checkpoint_every < 1:
             raise ValueError(f"checkpoint_every={self.checkpoint_every} must be at least 1")
         for name in ("token_budget", "quota", "max_age", "max_age_s"):
@@ -103,7 +131,8 @@ class WeightsChannel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def __post_init__(self) -> None:
         if self.every < 1 or self.anchor_every < 1 or self.anchor_every % self.every:
             raise ValueError(
-                f"weights need every >= 1 and an anchor_every that it divides; got every={self.every}, anchor_every={self.anchor_every}"
+                "weights need every >= 1 and an anchor_every that it divides; got "
+                f"every={self.every}, anchor_every={self.anchor_every}"
             )
 
 
@@ -113,4 +142,7 @@ class Evaluate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def __post_init__(self) -> None:
         if self.every < 1 or self.problems < 1:
-            raise ValueError(f"evaluate needs every >= 1 and problems >= 1; got every={self.every}, problems={self.problems}")
+            raise ValueError(
+                f"evaluate needs every >= 1 and problems >= 1; got every={self.every}, "
+                f"problems={self.problems}"
+            )

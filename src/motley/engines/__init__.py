@@ -21,7 +21,10 @@ def torch_engine(policy: Policy) -> Engine:
     reason = why_unknown(policy.base)
     if reason:
         if policy.device.type == "cuda":
-            warnings.warn(f"sampling by the model's own code, which is several times slower, since {reason}", stacklevel=2)
+            warnings.warn(
+                f"sampling by the model's own code, which is several times slower, since {reason}",
+                stacklevel=2,
+            )
         return PlainEngine(policy)
     if runs_kernels(policy.device):
         from motley.engines.graph import GraphEngine

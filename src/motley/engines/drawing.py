@@ -1,4 +1,6 @@
-"""Drawing a token from logits, and the log-prob that is reported for it: what every engine of torch must do alike."""
+"""Drawing a token from logits, and the log-prob that is reported for it: what every engine of torch
+must do alike.
+"""
 
 from __future__ import annotations
 
@@ -25,38 +27,56 @@ class Drawn:
 
     def completions(self, end_ids: tuple[int, ...]) -> list[Completion]:
         found = []
-        for tokens, logprobs, length in zip(self.token_BT.tolist(), self.logp_BT.tolist(), self.length_B.tolist(), strict=True):
+        for tokens, logprobs, length in zip(
+            self.token_BT.tolist(), self.logp_BT.tolist(), self.length_B.tolist(), strict=True
+        ):
             ended = tokens[length - 1] in end_ids
-            found.append(Completion(tuple(tokens[:length]), tuple(logprobs[:length]), "stop" if ended else "length"))
+            found.append(
+                Completion(
+                    tuple(tokens[:length]), tuple(logprobs[:length]), "stop" if ended else "length"
+                )
+            )
         return found
 
 
 def _uniforms(num_rows: int, max_tokens: int, seed: int, device: torch.device) -> Tensor:
-    """A row of random numbers for every sample, the same on every device, so that a completion does not depend on its neighbours."""
+    """A row of random numbers for every sample, the same on every device, so that a completion does
+    not depend on its neighbours.
+    """
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.rand(num_rows, max_tokens, generator=generator, dtype=torch.float64)
-    return (drawn.float().clamp(max=1 - 2**-24) if device.type == "mps" else drawn).to(device)  # Apple's GPUs have no float64
+    # Apple's GPUs have no float64
+    return (drawn.float().clamp(max=1 - 2**-24) if device.type == "mps" else drawn).to(device)
 
 
 Prompts = Sequence[Sequence[int]]
-Rows = Callable[[Prompts, Tensor], Drawn]  # completions of prompts from their rows of random numbers, equally many of each
+# completions of prompts from their rows of random numbers, equally many of each
+Rows = Callable[[Prompts, Tensor], Drawn]
 
 
-def sample_rows(rows: Rows, policy: Policy, prompts: Prompts, num_samples: int, sampling: Sampling, seed: int) -> list[list[Completion]]:
+def sample_rows(
+    rows: Rows, policy: Policy, prompts: Prompts, num_samples: int, sampling: Sampling, seed: int
+) -> list[list[Completion]]:
     """What `Engine.sample` must do, for an engine that can do `rows`."""
     longest = max(len(p) for p in prompts)
     if longest + sampling.max_tokens > policy.max_positions:
         raise ValueError(
-            f"prompt of {longest} tokens and max_tokens={sampling.max_tokens} do not fit the model's {policy.max_positions} "
+            f"prompt of {longest} tokens and max_tokens={sampling.max_tokens} do not fit the "
+            f"model's {policy.max_positions} "
             "positions; lower max_tokens or shorten the prompts"
         )
     uniform_BT = _uniforms(len(prompts) * num_samples, sampling.max_tokens, seed, policy.device)
-    made = [c for part in _in_parts(rows, prompts, uniform_BT) for c in part.completions(policy.vocabulary.end_ids)]
+    made = [
+        c
+        for part in _in_parts(rows, prompts, uniform_BT)
+        for c in part.completions(policy.vocabulary.end_ids)
+    ]
     return [made[i : i + num_samples] for i in range(0, len(made), num_samples)]
 
 
 def _in_parts(rows: Rows, prompts: Prompts, uniform_BT: Tensor) -> list[Drawn]:
-    """Sample all prompts at once; where memory does not hold them, in halves, which changes no completion.
+    """Sample all prompts at once; where memory does not hold them, in halves, which changes no
+    completion.
 
     Samples of one prompt are parted too when it is alone.
     """
@@ -68,20 +88,28 @@ def _in_parts(rows: Rows, prompts: Prompts, uniform_BT: Tensor) -> list[Drawn]:
         if len(uniform_BT) == 1:
             longest = max(len(p) for p in prompts)
             raise ValueError(
-                f"out of memory with one sample of {uniform_BT.shape[1]} tokens of a prompt of {longest}; lower max_tokens"
+                f"out of memory with one sample of {uniform_BT.shape[1]} tokens of a prompt of "
+                f"{longest}; lower max_tokens"
             ) from error
     if uniform_BT.is_cuda:
         torch.cuda.empty_cache()
     warnings.warn(
-        f"memory does not hold {len(uniform_BT)} samples of {uniform_BT.shape[1]} tokens at once; sampling in parts", stacklevel=2
+        f"memory does not hold {len(uniform_BT)} samples of {uniform_BT.shape[1]} tokens at "
+        "once; sampling in parts",
+        stacklevel=2,
     )
     middle = len(prompts) // 2
     row = middle * len(uniform_BT) // len(prompts) if middle else len(uniform_BT) // 2
-    return _in_parts(rows, prompts[: middle or 1], uniform_BT[:row]) + _in_parts(rows, prompts[middle:], uniform_BT[row:])
+    return _in_parts(rows, prompts[: middle or 1], uniform_BT[:row]) + _in_parts(
+        rows, prompts[middle:], uniform_BT[row:]
+    )
 
 
-def draw(logits_RV: Tensor, branch_B: Tensor, sampling: Sampling, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
-    """One token per sample from the row of logits it stands at, and its log-prob under the declared convention.
+def draw(
+    logits_RV: Tensor, branch_B: Tensor, sampling: Sampling, uniform_B: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One token per sample from the row of logits it stands at, and its log-prob under the declared
+    convention.
 
     Temperature 0: the best token, and its log-prob at temperature 1.
     """
@@ -90,11 +118,20 @@ def draw(logits_RV: Tensor, branch_B: Tensor, sampling: Sampling, uniform_B: Ten
         return best.indices[branch_B], best.values[branch_B]
     full_RV = torch.log_softmax(logits_RV / sampling.temperature, -1)
     sampled_RV = truncate(full_RV, sampling)
-    # Inverse of the cumulative distribution, in float64 so that the tail of a large vocabulary is not lost.
+    # Inverse of the cumulative distribution, in float64 so that the tail of a large vocabulary is
+    # not lost.
     cumulative_BV = sampled_RV.to(uniform_B.dtype).exp().cumsum(-1)[branch_B]
     total_B1 = cumulative_BV[:, -1:]
-    threshold_B1 = torch.minimum(uniform_B[:, None] * total_B1, total_B1.nextafter(torch.zeros_like(total_B1)))  # never behind the last
-    token_B = torch.searchsorted(cumulative_BV, threshold_B1, right=True).clamp(max=logits_RV.shape[1] - 1).squeeze(1)  # if no numbers
+    # never behind the last
+    threshold_B1 = torch.minimum(
+        uniform_B[:, None] * total_B1, total_B1.nextafter(torch.zeros_like(total_B1))
+    )
+    # if no numbers
+    token_B = (
+        torch.searchsorted(cumulative_BV, threshold_B1, right=True)
+        .clamp(max=logits_RV.shape[1] - 1)
+        .squeeze(1)
+    )
     reported_RV = sampled_RV if sampling.logprobs == "sampled" else full_RV
     return token_B, reported_RV[branch_B, token_B]
 

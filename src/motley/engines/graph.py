@@ -1,9 +1,12 @@
-"""The built-in engine on a GPU: a decoding step is one CUDA graph, so that it costs what it computes and not what it takes to launch.
-So is the reading of few prompts, once as many of the same length have come before.
+"""The built-in engine on a GPU: a decoding step is one CUDA graph, so that it costs what it
+computes and not what it takes to launch. So is the reading of few prompts, once as many of the same
+length have come before.
 
-Differs from transformers' `generate` with a static cache: keys and values of a prompt are kept once for all its samples, grouped heads read
-them once, tokens are drawn inside the graph, and rows that have ended leave by an index: nothing is copied, the next step runs the graph of
-a smaller bucket. Weights are a snapshot that is refreshed in place, so graphs live as long as the room for keys and values does.
+Differs from transformers' `generate` with a static cache: keys and values of a prompt are kept once
+for all its samples, grouped heads read them once, tokens are drawn inside the graph, and rows that
+have ended leave by an index: nothing is copied, the next step runs the graph of a smaller bucket.
+Weights are a snapshot that is refreshed in place, so graphs live as long as the room for keys and
+values does.
 
 On a CPU the same steps run without graphs, under Triton's interpreter: for tests.
 """
@@ -37,7 +40,8 @@ BUCKETS = sorted(
 )  # lanes of a graph: 1, 2, 3, 4, 6, 8, 12, ...
 STEPS_BETWEEN_LOOKS = 4  # at which rows have ended
 PREFILL_TOKENS = 1 << 15  # at once, padding included
-CAPTURED_TOKENS = 1 << 13  # of prompts that a graph reads: more keep a GPU busy for longer than they take to launch
+# of prompts that a graph reads: more keep a GPU busy for longer than they take to launch
+CAPTURED_TOKENS = 1 << 13
 PROMPT_STEP = 64  # room for prompts is made in these
 PADDED_STEP = 16  # prompts are padded to these, so that few graphs read them
 KEPT_SHARE = 0.25  # of the device's memory: more room than this is given back after sampling
@@ -58,14 +62,21 @@ class _Size(NamedTuple):
 
 
 class _Room:
-    """Keys and values of prompts and of rows, and where each row stands. The last row is nobody's: idle lanes work for it."""
+    """Keys and values of prompts and of rows, and where each row stands.
 
-    def __init__(self, size: _Size, decoder: Decoder, dtype: torch.dtype, device: torch.device) -> None:
+    The last row is nobody's: idle lanes work for it.
+    """
+
+    def __init__(
+        self, size: _Size, decoder: Decoder, dtype: torch.dtype, device: torch.device
+    ) -> None:
         self.size = size
         layers, heads, head_dim = len(decoder.blocks), decoder.kv_heads, decoder.head_dim
         rows = size.rows + 1
         empty = partial(torch.empty, device=device)
-        self.prompt_L2PHTd = empty(layers, 2, size.prompts, heads, size.prompt_tokens, head_dim, dtype=dtype)
+        self.prompt_L2PHTd = empty(
+            layers, 2, size.prompts, heads, size.prompt_tokens, head_dim, dtype=dtype
+        )
         self.own_L2RHTd = empty(layers, 2, rows, heads, size.tokens, head_dim, dtype=dtype)
         self.length_P = torch.ones(size.prompts, dtype=torch.int64, device=device)
         self.prompt_R = torch.zeros(rows, dtype=torch.int64, device=device)
@@ -76,8 +87,13 @@ class _Room:
         self.token_RT = torch.zeros(rows, size.tokens, dtype=torch.int64, device=device)
         self.logp_RT = torch.zeros(rows, size.tokens, device=device)
         with torch.no_grad():
-            rotations = decoder.rotations(torch.arange(size.prompt_tokens + size.tokens, device=device))
-        self.rotations = {name: (cos[:, 0].contiguous(), sin[:, 0].contiguous()) for name, (cos, sin) in rotations.items()}
+            rotations = decoder.rotations(
+                torch.arange(size.prompt_tokens + size.tokens, device=device)
+            )
+        self.rotations = {
+            name: (cos[:, 0].contiguous(), sin[:, 0].contiguous())
+            for name, (cos, sin) in rotations.items()
+        }
 
     def place(self, prompts: Prompts, uniform_BT: Tensor) -> None:
         """Rows of new prompts, equally many of each, before their first token."""
@@ -108,10 +124,16 @@ class _Padded(NamedTuple):
 
     @classmethod
     def of(cls, prompts: Prompts, places: list[int]) -> _Padded:
-        token_PT = np.zeros((len(prompts), _up(max(len(p) for p in prompts), PADDED_STEP)), np.int64)
+        token_PT = np.zeros(
+            (len(prompts), _up(max(len(p) for p in prompts), PADDED_STEP)), np.int64
+        )
         for row, prompt in zip(token_PT, prompts, strict=True):
             row[: len(prompt)] = prompt
-        return cls(torch.from_numpy(token_PT), torch.tensor(places), torch.tensor([len(p) - 1 for p in prompts]))
+        return cls(
+            torch.from_numpy(token_PT),
+            torch.tensor(places),
+            torch.tensor([len(p) - 1 for p in prompts]),
+        )
 
     def on(self, device: torch.device) -> tuple[Tensor, ...]:
         return tuple(each.to(device) for each in self)
@@ -169,7 +191,8 @@ class GraphEngine:
         ends = [end for end in policy.vocabulary.end_ids if end < len(self._weights.head)]
         self._is_end_V = torch.zeros(len(self._weights.head), dtype=torch.bool, device=self._device)
         self._is_end_V[ends] = True
-        self._side = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None  # whose workspaces no other graph uses
+        # whose workspaces no other graph uses
+        self._side = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
         self._pool: Any = None
         self._room: _Room | None = None
         self._graphs: dict[tuple[int, Sampling], _Graph] = {}
@@ -181,9 +204,13 @@ class GraphEngine:
         self._weights.refresh(self._policy.decoder)
 
     @torch.no_grad()
-    def sample(self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: Sampling, seed: int) -> list[list[Completion]]:
+    def sample(
+        self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: Sampling, seed: int
+    ) -> list[list[Completion]]:
         with torch.cuda.device_of(self._is_end_V):  # where Triton starts its kernels
-            made = sample_rows(partial(self._rows, sampling), self._policy, prompts, num_samples, sampling, seed)
+            made = sample_rows(
+                partial(self._rows, sampling), self._policy, prompts, num_samples, sampling, seed
+            )
         if (
             self._room is not None
             and self._device.type == "cuda"
@@ -194,7 +221,9 @@ class GraphEngine:
 
     def _rows(self, sampling: Sampling, prompts: Prompts, uniform_BT: Tensor) -> Drawn:
         try:
-            room = self._make_room(_Size(len(prompts), max(len(p) for p in prompts), *uniform_BT.shape))
+            room = self._make_room(
+                _Size(len(prompts), max(len(p) for p in prompts), *uniform_BT.shape)
+            )
             room.place(prompts, uniform_BT)
             self._begin(room, prompts, sampling, len(uniform_BT))
             self._go_on(room, sampling, len(uniform_BT))
@@ -202,12 +231,18 @@ class GraphEngine:
             self._forget()
             raise
         rows, tokens = uniform_BT.shape
-        return Drawn(room.token_RT[:rows, :tokens].clone(), room.logp_RT[:rows, :tokens].clone(), room.count_R[:rows].clone())
+        return Drawn(
+            room.token_RT[:rows, :tokens].clone(),
+            room.logp_RT[:rows, :tokens].clone(),
+            room.count_R[:rows].clone(),
+        )
 
     # Room for keys and values
 
     def _make_room(self, size: _Size) -> _Room:
-        """The room there is, or one that holds what that held too, so that calls of different shapes in turn share it."""
+        """The room there is, or one that holds what that held too, so that calls of different
+        shapes in turn share it.
+        """
         size = size._replace(prompt_tokens=_up(size.prompt_tokens, PROMPT_STEP))
         if self._room is not None and self._room.size.holds(size):
             return self._room
@@ -236,8 +271,13 @@ class GraphEngine:
         order = sorted(range(len(prompts)), key=lambda p: len(prompts[p]))
         while order:
             longest = _up(len(prompts[order[-1]]), PADDED_STEP)
-            order, now = order[: -max(1, PREFILL_TOKENS // longest)], order[-max(1, PREFILL_TOKENS // longest) :]
-            logits_PV[torch.tensor(now, device=self._device)] = self._prefill(room, [prompts[p] for p in now], now)
+            order, now = (
+                order[: -max(1, PREFILL_TOKENS // longest)],
+                order[-max(1, PREFILL_TOKENS // longest) :],
+            )
+            logits_PV[torch.tensor(now, device=self._device)] = self._prefill(
+                room, [prompts[p] for p in now], now
+            )
         row_B = torch.arange(rows, device=self._device)
         self._draw(room, logits_PV, room.prompt_R[row_B], row_B, sampling)
 
@@ -245,19 +285,28 @@ class GraphEngine:
         """Logits [P, V] behind each prompt; its keys and values go to its place."""
         padded = _Padded.of(prompts, places)
         reader = self._reader(room, padded)
-        normed_PD = self._read(room, *padded.on(self._device)) if reader is None else reader.replay(*padded)
+        normed_PD = (
+            self._read(room, *padded.on(self._device)) if reader is None else reader.replay(*padded)
+        )
         assert normed_PD is not None
         return self._logits(normed_PD)
 
     def _reader(self, room: _Room, padded: _Padded) -> _Graph | None:
-        """A graph for prompts of a shape that has come before. None: one does not pay, or there is no memory for it."""
+        """A graph for prompts of a shape that has come before.
+
+        None: one does not pay, or there is no memory for it.
+        """
         shape = padded.token_PT.shape
         if shape in self._readers:
             return self._readers[shape]
         if shape not in self._seen:
             self._seen.add(shape)
             return None
-        if not self._reads_by_graph or shape.numel() > CAPTURED_TOKENS or len(self._readers) == MOST_READERS:
+        if (
+            not self._reads_by_graph
+            or shape.numel() > CAPTURED_TOKENS
+            or len(self._readers) == MOST_READERS
+        ):
             return None
         try:
             self._readers[shape] = self._capture(padded.on(self._device), partial(self._read, room))
@@ -272,24 +321,42 @@ class GraphEngine:
         """The normed state [P, D] behind each prompt."""
         prompts, longest, weights = *token_PT.shape, self._weights
         hidden = F.embedding(token_PT.flatten(), weights.embedding)
-        visible = {window: _visible(longest, window, self._device) for window in {layer.window for layer in weights.layers}}
+        visible = {
+            window: _visible(longest, window, self._device)
+            for window in {layer.window for layer in weights.layers}
+        }
         times = (prompts, 1)
-        tables = {name: (cos[:longest].repeat(times), sin[:longest].repeat(times)) for name, (cos, sin) in room.rotations.items()}
+        tables = {
+            name: (cos[:longest].repeat(times), sin[:longest].repeat(times))
+            for name, (cos, sin) in room.rotations.items()
+        }
         step = _Step(hidden, weights.eps, self._dtype)
         for index, layer in enumerate(weights.layers):
-            qkv = self._normed(layer.qkv(step.norm(layer.attention_norm)).unflatten(1, (-1, self._head_dim)), layer)
+            qkv = self._normed(
+                layer.qkv(step.norm(layer.attention_norm)).unflatten(1, (-1, self._head_dim)), layer
+            )
             cos, sin = tables[layer.rotation]
             rotated = rotate(qkv, cos, sin, self._heads + self._kv_heads, self._dtype)
-            parts = rotated.unflatten(0, (prompts, longest)).split((self._heads, self._kv_heads, self._kv_heads), 2)
+            parts = rotated.unflatten(0, (prompts, longest)).split(
+                (self._heads, self._kv_heads, self._kv_heads), 2
+            )
             query, key, value = (part.transpose(1, 2) for part in parts)
             room.prompt_L2PHTd[index, 0, place_P, :, :longest] = key
             room.prompt_L2PHTd[index, 1, place_P, :, :longest] = value
             mask = visible[layer.window]
             grouped = self._heads != self._kv_heads
             mixed = F.scaled_dot_product_attention(
-                query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped, scale=layer.scaling
+                query,
+                key,
+                value,
+                attn_mask=mask,
+                is_causal=mask is None,
+                enable_gqa=grouped,
+                scale=layer.scaling,
             )
-            step.add(layer.out(mixed.transpose(1, 2).reshape(len(hidden), -1)), layer.after_attention)
+            step.add(
+                layer.out(mixed.transpose(1, 2).reshape(len(hidden), -1)), layer.after_attention
+            )
             gate_up = layer.gate_up(step.norm(layer.mlp_norm))
             step.add(layer.down(gated(gate_up, self._activation)), layer.after_mlp)
         normed = step.norm(weights.norm).view(prompts, longest, -1)
@@ -301,12 +368,17 @@ class GraphEngine:
             return qkv_NHd
         query, key, value = qkv_NHd.float().split((self._heads, self._kv_heads, self._kv_heads), 1)
         norm = partial(F.rms_norm, normalized_shape=(self._head_dim,), eps=self._weights.eps)
-        return torch.cat([norm(query, weight=layer.query_norm), norm(key, weight=layer.key_norm), value], 1)
+        return torch.cat(
+            [norm(query, weight=layer.query_norm), norm(key, weight=layer.key_norm), value], 1
+        )
 
     # Steps
 
     def _go_on(self, room: _Room, sampling: Sampling, rows: int) -> None:
-        """Step until every row has ended or has all its tokens. Rows leave some steps after they ended, so that nobody waits for a look."""
+        """Step until every row has ended or has all its tokens.
+
+        Rows leave some steps after they ended, so that nobody waits for a look.
+        """
         done = 1
         look = _Look.at(room.ended_R[:rows])
         while done < sampling.max_tokens:
@@ -328,7 +400,9 @@ class GraphEngine:
         row_B = F.pad(row_b, (0, lanes - len(row_b)), value=room.size.rows)
         if key not in self._graphs:
             nobody_B = torch.full((lanes,), room.size.rows, device=self._device)
-            self._graphs[key] = self._capture((nobody_B,), lambda row_B: self._step(room, row_B, sampling))
+            self._graphs[key] = self._capture(
+                (nobody_B,), lambda row_B: self._step(room, row_B, sampling)
+            )
         self._graphs[key].replay(row_B)
         for _ in range(steps - 1):
             self._graphs[key].graph.replay()
@@ -345,7 +419,9 @@ class GraphEngine:
                 with torch.cuda.stream(self._side):
                     work(*given)  # for nothing: kernels are compiled and workspaces made
                 torch.cuda.synchronize(self._device)
-                with torch.cuda.graph(graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"):
+                with torch.cuda.graph(
+                    graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"
+                ):
                     made = work(*given)
         finally:
             torch.cuda.set_stream(here)  # a capture that failed does not leave its own
@@ -353,7 +429,8 @@ class GraphEngine:
 
     def _drop_graphs(self) -> None:
         if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()  # their kernels may still write where others are about to
+            # their kernels may still write where others are about to
+            torch.cuda.current_stream(self._device).synchronize()
         self._graphs.clear()
         self._readers.clear()
         self._seen.clear()
@@ -395,14 +472,18 @@ class GraphEngine:
             return F.linear(normed_BD.float(), head.float())
         return torch.mm(normed_BD, head.T, out_dtype=torch.float32)
 
-    def _draw(self, room: _Room, logits_RV: Tensor, source_B: Tensor, row_B: Tensor, sampling: Sampling) -> None:
+    def _draw(
+        self, room: _Room, logits_RV: Tensor, source_B: Tensor, row_B: Tensor, sampling: Sampling
+    ) -> None:
         uniform_B = room.uniform_RT[row_B, room.count_R[row_B].clamp(max=room.size.tokens - 1)]
         token_B, logp_B = kernels.draw(logits_RV, source_B, sampling, uniform_B)
         room.note(row_B, token_B, logp_B, self._is_end_V)
 
 
 class _Step:
-    """The hidden states of a step, and what is still to be added to them: done together with the norm that follows."""
+    """The hidden states of a step, and what is still to be added to them: done together with the
+    norm that follows.
+    """
 
     def __init__(self, hidden_BD: Tensor, eps: float, dtype: torch.dtype) -> None:
         self._hidden_BD, self._eps, self._dtype = hidden_BD, eps, dtype

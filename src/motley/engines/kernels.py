@@ -1,6 +1,9 @@
-"""Triton kernels that only decoding needs: attention over kept keys and values, and drawing. Sums and softmaxes are in float32.
+"""Triton kernels that only decoding needs: attention over kept keys and values, and drawing.
 
-They run on CPU tensors too, slowly, under TRITON_INTERPRET=1: so they are tested where there is no GPU.
+Sums and softmaxes are in float32.
+
+They run on CPU tensors too, slowly, under TRITON_INTERPRET=1: so they are tested where there is no
+GPU.
 """
 
 from __future__ import annotations
@@ -36,7 +39,8 @@ def attend(
     window: int | None,
     eps: float,
 ) -> None:
-    """Rotate the new queries and keys, keep the new keys and values, and attend over the prompt's and the row's own.
+    """Rotate the new queries and keys, keep the new keys and values, and attend over the prompt's
+    and the row's own.
 
     Lane b works for row `row_B[b]`, whose newest token is number `count_R[row]`, the first being 1.
     """
@@ -70,7 +74,8 @@ def attend(
         BLOCK=max(SMALLEST_PRODUCT, triton.next_power_of_2(head_dim)),
         KEYS=KEYS_AT_ONCE,
         num_warps=1,
-        num_stages=3 if qkv_BE.element_size() * head_dim <= 512 else 1,  # what shared memory holds of keys and values
+        # what shared memory holds of keys and values
+        num_stages=3 if qkv_BE.element_size() * head_dim <= 512 else 1,
     )
 
 
@@ -111,7 +116,8 @@ def _attend(
     length = tl.load(lengths + prompt).to(tl.int32)
     position = length + newest
 
-    # Rotation as x·cos + swap(x)·sin, where swap exchanges the halves and the first half of sin is negative.
+    # Rotation as x·cos + swap(x)·sin, where swap exchanges the halves and the first half of sin is
+    # negative.
     place = tl.arange(0, BLOCK)
     real = place < SIZE
     swap = tl.where(place < SIZE // 2, place + SIZE // 2, place - SIZE // 2)
@@ -132,7 +138,9 @@ def _attend(
     if NORMED:
         query_rms = 1.0 / tl.sqrt(tl.sum(query * query, 1) / SIZE + eps)[:, None]
         query = query * query_rms * tl.load(query_scale + place, mask=real, other=0.0)[None, :]
-        query_swapped = query_swapped * query_rms * tl.load(query_scale + swap, mask=real, other=0.0)[None, :]
+        query_swapped = (
+            query_swapped * query_rms * tl.load(query_scale + swap, mask=real, other=0.0)[None, :]
+        )
         key_rms = 1.0 / tl.sqrt(tl.sum(key * key, 0) / SIZE + eps)
         key = key * key_rms * tl.load(key_scale + place, mask=real, other=0.0)
         key_swapped = key_swapped * key_rms * tl.load(key_scale + swap, mask=real, other=0.0)
@@ -143,7 +151,8 @@ def _attend(
     tl.store(at_new, key, mask=real)
     tl.store(at_new + own_values, value, mask=real)
 
-    # A softmax that begins with the new key alone, and takes in the others by blocks. Its exponentials are powers of two.
+    # A softmax that begins with the new key alone, and takes in the others by blocks. Its
+    # exponentials are powers of two.
     sharpness = scaling * 1.4426950408889634
     highest = tl.sum(query.to(tl.float32) * key.to(tl.float32)[None, :], 1) * sharpness
     weight = tl.full([GROUP], 1.0, tl.float32)
@@ -164,22 +173,38 @@ def _attend(
         for start in range(begin, end, KEYS):
             seen = (start + number) < end
             at = (start + number).to(tl.int64) * SIZE
-            key_DK = tl.load(keys + at[None, :] + place[:, None], mask=seen[None, :] & real[:, None], other=0.0)
-            value_KD = tl.load(keys + values + at[:, None] + place[None, :], mask=seen[:, None] & real[None, :], other=0.0)
-            score = tl.where(seen[None, :], tl.dot(query, key_DK, input_precision="ieee") * sharpness, -1.0e30)
+            key_DK = tl.load(
+                keys + at[None, :] + place[:, None], mask=seen[None, :] & real[:, None], other=0.0
+            )
+            value_KD = tl.load(
+                keys + values + at[:, None] + place[None, :],
+                mask=seen[:, None] & real[None, :],
+                other=0.0,
+            )
+            score = tl.where(
+                seen[None, :], tl.dot(query, key_DK, input_precision="ieee") * sharpness, -1.0e30
+            )
             higher = tl.maximum(highest, tl.max(score, 1))
             chance = tl.exp2(score - higher[:, None])
             faded = tl.exp2(highest - higher)
             weight = weight * faded + tl.sum(chance, 1)
-            mixed = mixed * faded[:, None] + tl.dot(chance.to(value_KD.dtype), value_KD, input_precision="ieee")
+            mixed = mixed * faded[:, None] + tl.dot(
+                chance.to(value_KD.dtype), value_KD, input_precision="ieee"
+            )
             highest = higher
 
-    at_out = out + (lane * HEADS + head * (HEADS // KV_HEADS) + member)[:, None] * SIZE + place[None, :]
+    at_out = (
+        out + (lane * HEADS + head * (HEADS // KV_HEADS) + member)[:, None] * SIZE + place[None, :]
+    )
     tl.store(at_out, (mixed / weight[:, None]).to(out.dtype.element_ty), mask=is_member)
 
 
-def draw(logits_RV: Tensor, source_B: Tensor, sampling: Sampling, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
-    """As `drawing.draw`, but for tokens that are equally likely at the edge of a truncation: here all of them stay."""
+def draw(
+    logits_RV: Tensor, source_B: Tensor, sampling: Sampling, uniform_B: Tensor
+) -> tuple[Tensor, Tensor]:
+    """As `drawing.draw`, but for tokens that are equally likely at the edge of a truncation: here
+    all of them stay.
+    """
     lanes, size = len(source_B), logits_RV.shape[1]
     token_B, logp_B = torch.empty_like(source_B), torch.empty(lanes, device=logits_RV.device)
     least_B = torch.empty(lanes, device=logits_RV.device)
@@ -188,7 +213,16 @@ def draw(logits_RV: Tensor, source_B: Tensor, sampling: Sampling, uniform_B: Ten
     truncated = sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1)
     if truncated:
         _least[(lanes,)](
-            logits_RV, source_B, least_B, size, sharpness, sampling.top_k or size, sampling.top_p, CUTS=CUTS, BLOCK=block, num_warps=8
+            logits_RV,
+            source_B,
+            least_B,
+            size,
+            sharpness,
+            sampling.top_k or size,
+            sampling.top_p,
+            CUTS=CUTS,
+            BLOCK=block,
+            num_warps=8,
         )
     _draw[(lanes,)](
         logits_RV,
@@ -210,8 +244,12 @@ def draw(logits_RV: Tensor, source_B: Tensor, sampling: Sampling, uniform_B: Ten
 
 
 @triton.jit
-def _least(logits, source, leasts, size, sharpness, top_k, top_p, CUTS: tl.constexpr, BLOCK: tl.constexpr):
-    """The least logit that stays: at least the top k, and of those the fewest with probability top_p. Found by halving an interval."""
+def _least(
+    logits, source, leasts, size, sharpness, top_k, top_p, CUTS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The least logit that stays: at least the top k, and of those the fewest with probability
+    top_p. Found by halving an interval.
+    """
     lane = tl.program_id(0)
     line = logits + tl.load(source + lane).to(tl.int64) * size
     place = tl.arange(0, BLOCK)
@@ -241,7 +279,9 @@ def _least(logits, source, leasts, size, sharpness, top_k, top_p, CUTS: tl.const
         weight = 0.0
         for start in range(0, size, BLOCK):
             value = tl.load(line + start + place, mask=start + place < size, other=-float("inf"))
-            weight += tl.sum(tl.where(value >= middle, tl.exp((value - highest) * sharpness), 0.0), 0)
+            weight += tl.sum(
+                tl.where(value >= middle, tl.exp((value - highest) * sharpness), 0.0), 0
+            )
         enough = weight >= top_p * kept
         least = tl.where(enough, middle, least)
         above = tl.where(enough, above, middle)
@@ -269,12 +309,15 @@ def _draw(
     least = tl.load(leasts + lane) if TRUNCATED else -float("inf")
     place = tl.arange(0, BLOCK)
     number = tl.arange(0, BLOCKS)
-    # The largest value of every block, and its sum of exponentials: then one more look at the block that holds the token.
+    # The largest value of every block, and its sum of exponentials: then one more look at the block
+    # that holds the token.
     highest = tl.full([BLOCKS], -1.0e30, tl.float32)
     weight = tl.zeros([BLOCKS], tl.float32)
     cut = tl.zeros([BLOCKS], tl.float32)  # what a truncation leaves out
     for block in range(0, tl.cdiv(size, BLOCK)):
-        value = tl.load(line + block * BLOCK + place, mask=block * BLOCK + place < size, other=-float("inf"))
+        value = tl.load(
+            line + block * BLOCK + place, mask=block * BLOCK + place < size, other=-float("inf")
+        )
         top = tl.maximum(tl.max(value, 0), -1.0e30)
         chance = tl.exp((value - top) * sharpness)
         highest = tl.where(number == block, top, highest)
@@ -290,9 +333,14 @@ def _draw(
         target = tl.load(uniform + lane).to(tl.float32) * total
         chosen = tl.sum((tl.cumsum(weight, 0) <= target).to(tl.int32), 0)
         chosen = tl.minimum(chosen, tl.max(tl.where(weight > 0, number, 0), 0))
-    value = tl.load(line + chosen * BLOCK + place, mask=chosen * BLOCK + place < size, other=-float("inf"))
+    value = tl.load(
+        line + chosen * BLOCK + place, mask=chosen * BLOCK + place < size, other=-float("inf")
+    )
     if GREEDY:
-        index = tl.minimum(tl.min(tl.where(value == top, place, BLOCK - 1), 0), size - 1 - chosen * BLOCK)  # if no numbers
+        # if no numbers
+        index = tl.minimum(
+            tl.min(tl.where(value == top, place, BLOCK - 1), 0), size - 1 - chosen * BLOCK
+        )
     else:
         chance = tl.where(value >= least, tl.exp((value - top) * sharpness), 0.0)
         before = tl.sum(tl.where(number < chosen, weight, 0.0), 0)

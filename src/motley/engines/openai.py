@@ -1,7 +1,8 @@
 """Sampling from a server that someone else runs, through the OpenAI completions API.
 
-Differs from an ordinary client: prompts and answers are token ids and never text, since a text has more than one spelling; and everything
-that would change the distribution is sent with each request, since servers fill what is left out from the model's own defaults.
+Differs from an ordinary client: prompts and answers are token ids and never text, since a text has
+more than one spelling; and everything that would change the distribution is sent with each request,
+since servers fill what is left out from the model's own defaults.
 """
 
 from __future__ import annotations
@@ -36,13 +37,25 @@ ROUNDING = 1e-3  # a log-prob this far above 0 is a rounded 0
 MINUS_INFINITY = -9999.0  # how servers spell it
 COINCIDENCE = math.log(1e-9)  # less likely than this, samples that are all equal are copies
 VLLM, LLAMA_CPP = "vllm", "llamacpp"  # how servers name themselves as the owners of their models
-# Servers fill what is left out: vLLM from the model's generation_config.json, llama.cpp from defaults that truncate.
-NO_SHAPING = {"min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
+# Servers fill what is left out: vLLM from the model's generation_config.json, llama.cpp from
+# defaults that truncate.
+NO_SHAPING = {
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}
 EXACT_TOKENS = {"return_token_ids": True, "return_tokens_as_token_ids": True}
 T = TypeVar("T")
 _REMEDY = {
-    VLLM: "start vLLM with --logprobs-mode processed_logprobs, or sample with temperature = 1, top_k = 0 and top_p = 1",
-    "": "use a server that gives what the crew declares, or sample with temperature = 1, top_k = 0 and top_p = 1",
+    VLLM: (
+        "start vLLM with --logprobs-mode processed_logprobs, or sample with temperature = 1, "
+        "top_k = 0 and top_p = 1"
+    ),
+    "": (
+        "use a server that gives what the crew declares, or sample with temperature = 1, top_k = "
+        "0 and top_p = 1"
+    ),
 }
 
 
@@ -92,7 +105,9 @@ class _Drawn(NamedTuple):
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A key is for the server it was given for: what sends us elsewhere is refused like any other answer that is none."""
+    """A key is for the server it was given for: what sends us elsewhere is refused like any other
+    answer that is none.
+    """
 
     def redirect_request(self, *arguments: object) -> None:
         return None
@@ -100,7 +115,10 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Requests to one server. What may pass by itself is tried again; everything else is an error that says what to do."""
+    """Requests to one server.
+
+    What may pass by itself is tried again; everything else is an error that says what to do.
+    """
 
     url: str
     key: str = ""
@@ -119,12 +137,19 @@ class Client:
     def ask_once(self, path: str, body: dict[str, Any] | None = None) -> bytes:
         """ConnectionError: it may work later."""
         address = f"{self.url.rstrip('/')}/{path}"
-        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
-        request = urllib.request.Request(address, None if body is None else msgspec.json.encode(body), headers)
+        headers = {"Content-Type": "application/json"} | (
+            {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        )
+        request = urllib.request.Request(
+            address, None if body is None else msgspec.json.encode(body), headers
+        )
         here = urllib.parse.urlsplit(self.url).hostname in ("127.0.0.1", "localhost", "::1")
-        proxies = [urllib.request.ProxyHandler({})] if here else []  # without it those of the environment
+        # without it those of the environment
+        proxies = [urllib.request.ProxyHandler({})] if here else []
         try:
-            with urllib.request.build_opener(_NoRedirects, *proxies).open(request, timeout=self.timeout_s) as reply:
+            with urllib.request.build_opener(_NoRedirects, *proxies).open(
+                request, timeout=self.timeout_s
+            ) as reply:
                 return bytes(reply.read())
         except urllib.error.HTTPError as error:
             with error:
@@ -132,16 +157,30 @@ class Client:
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
             if isinstance(reason, TimeoutError):
-                raise TimeoutError(f"{address} gave no answer within {self.timeout_s:g} s; raise timeout_s, or ask for less") from error
-            raise ConnectionError(f"no server answers at {address} ({reason}); start it, or correct the url") from error
+                raise TimeoutError(
+                    f"{address} gave no answer within {self.timeout_s:g} s; raise timeout_s, or "
+                    "ask for less"
+                ) from error
+            raise ConnectionError(
+                f"no server answers at {address} ({reason}); start it, or correct the url"
+            ) from error
 
 
 class OpenAIEngine:
-    """`follows`: whether the server's weights are the policy's. Where not, the log-probs are those of the server's own weights."""
+    """`follows`: whether the server's weights are the policy's.
+
+    Where not, the log-probs are those of the server's own weights.
+    """
 
     keeps_snapshot = True
 
-    def __init__(self, policy: Policy, config: OpenAI, folder: Path, pause: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        config: OpenAI,
+        folder: Path,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
         """`folder`: for adapters; the server must see it too."""
         self._policy = policy
         self._config = config
@@ -156,11 +195,16 @@ class OpenAIEngine:
         self.refresh()
 
     def refresh(self) -> None:
-        """Give the server the present adapter, under a new name, so that nothing it kept of the last one is used."""
+        """Give the server the present adapter, under a new name, so that nothing it kept of the
+        last one is used.
+        """
         if not self.follows:
             return
         if not hasattr(self._policy.model, "peft_config"):
-            raise ValueError("openai lora = true, and the peer trains no adapter; write train = { lora = { rank = 8 } }, or remove lora")
+            raise ValueError(
+                "openai lora = true, and the peer trains no adapter; write train = { lora = { "
+                "rank = 8 } }, or remove lora"
+            )
         new = self._folder / f"motley-{secrets.token_hex(6)}"
         self._policy.save(new)
         self._client.ask("load_lora_adapter", {"lora_name": new.name, "lora_path": str(new)})
@@ -174,11 +218,17 @@ class OpenAIEngine:
             shutil.rmtree(self._adapter)
             self._adapter = None
 
-    def sample(self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: Sampling, seed: int) -> list[list[Completion]]:
+    def sample(
+        self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: Sampling, seed: int
+    ) -> list[list[Completion]]:
         _check_convention(sampling, self._config.logprobs, self._owner)
         if sampling.temperature == 0:
             return [row * num_samples for row in self._rows(prompts, 1, sampling, seed)]
-        if not self._probed and self._config.logprobs == "sampled" and (sampling.temperature, sampling.top_k, sampling.top_p) != (1, 0, 1):
+        if (
+            not self._probed
+            and self._config.logprobs == "sampled"
+            and (sampling.temperature, sampling.top_k, sampling.top_p) != (1, 0, 1)
+        ):
             self._probe(prompts[0])
         if not self._apart:
             rows = self._rows(prompts, num_samples, sampling, seed)
@@ -186,28 +236,41 @@ class OpenAIEngine:
                 return rows
             self._apart = True
         single = self._rows([p for p in prompts for _ in range(num_samples)], 1, sampling, seed)
-        return [[row[0] for row in single[i : i + num_samples]] for i in range(0, len(single), num_samples)]
+        return [
+            [row[0] for row in single[i : i + num_samples]]
+            for i in range(0, len(single), num_samples)
+        ]
 
     def _probe(self, prompt: Sequence[int]) -> None:
-        """Refuse a server whose log-probs leave truncation out: the only token that top_k = 1 leaves has log-prob 0."""
+        """Refuse a server whose log-probs leave truncation out: the only token that top_k = 1
+        leaves has log-prob 0.
+        """
         ((only,),) = self._rows([prompt], 1, Sampling(top_k=1, max_tokens=1), seed=0)
         if only.logprobs[0] < -ROUNDING:
             raise ValueError(
-                f"the server's log-probs are declared 'sampled', and with top_k = 1 it gives {only.logprobs[0]:.4f} where 0 is right: "
+                "the server's log-probs are declared 'sampled', and with top_k = 1 it gives "
+                f"{only.logprobs[0]:.4f} where 0 is right: "
                 f"they leave out how it draws; {_REMEDY.get(self._owner, _REMEDY[''])}"
             )
         self._probed = True
 
-    def _rows(self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: Sampling, seed: int) -> list[list[Completion]]:
+    def _rows(
+        self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: Sampling, seed: int
+    ) -> list[list[Completion]]:
         """One request per prompt, each with its own seed, all at the same time."""
         pool = ThreadPoolExecutor(MAX_REQUESTS)
         try:
-            bodies = [self._request(prompt, num_samples, sampling, _seed(seed, place)) for place, prompt in enumerate(prompts)]
+            bodies = [
+                self._request(prompt, num_samples, sampling, _seed(seed, place))
+                for place, prompt in enumerate(prompts)
+            ]
             return list(pool.map(self._complete, bodies))
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _request(self, prompt: Sequence[int], num_samples: int, sampling: Sampling, seed: int) -> dict[str, Any]:
+    def _request(
+        self, prompt: Sequence[int], num_samples: int, sampling: Sampling, seed: int
+    ) -> dict[str, Any]:
         body = {
             "model": self._model,
             "prompt": list(prompt),
@@ -217,27 +280,36 @@ class OpenAIEngine:
             "top_p": sampling.top_p,
             "top_k": sampling.top_k or -1,
             "seed": seed,
-            "logprobs": 0 if self._owner == VLLM else 1,  # alternatives, which nobody needs; others give nothing for 0
+            # alternatives, which nobody needs; others give nothing for 0
+            "logprobs": 0 if self._owner == VLLM else 1,
             "stop_token_ids": list(self._policy.vocabulary.end_ids),
             **NO_SHAPING,
             **EXACT_TOKENS,
         }
         if self._owner == VLLM:
-            body["ignore_eos"] = True  # exactly our end tokens end it; llama.cpp would make them impossible instead
+            # exactly our end tokens end it; llama.cpp would make them impossible instead
+            body["ignore_eos"] = True
         if self._owner == LLAMA_CPP:
-            body["post_sampling_probs"] = self._config.logprobs == "sampled" and sampling.temperature > 0
+            body["post_sampling_probs"] = (
+                self._config.logprobs == "sampled" and sampling.temperature > 0
+            )
         return body
 
     def _complete(self, body: dict[str, Any]) -> list[Completion]:
         reply = _decode(self._client.ask("completions", body), _Reply, self._client.url)
-        drawn = [_exact(choice) for choice in sorted(reply.choices, key=lambda choice: choice.index)]
+        drawn = [
+            _exact(choice) for choice in sorted(reply.choices, key=lambda choice: choice.index)
+        ]
         _check_count(sum(len(found.ids) for found in drawn), reply.usage)
         return [_completion(found, self._policy.vocabulary.end_ids) for found in drawn]
 
 
 def _key(config: OpenAI) -> str:
     if config.key_env and config.key_env not in os.environ:
-        raise ValueError(f"openai key_env={config.key_env!r} is not set; export {config.key_env}=KEY before starting")
+        raise ValueError(
+            f"openai key_env={config.key_env!r} is not set; export {config.key_env}=KEY before "
+            "starting"
+        )
     return os.environ.get(config.key_env, "")
 
 
@@ -246,7 +318,9 @@ def _choose_model(client: Client, config: OpenAI) -> _Model:
     found = [model for model in offered if config.model in ("", model.id)]
     if not found:
         names = ", ".join(model.id for model in offered) or "none"
-        raise ValueError(f"the server at {client.url} has no model {config.model!r}; it offers {names}")
+        raise ValueError(
+            f"the server at {client.url} has no model {config.model!r}; it offers {names}"
+        )
     return found[0]
 
 
@@ -254,27 +328,40 @@ def _decode(content: bytes, wanted: type[T], url: str) -> T:
     try:
         return msgspec.json.decode(content, type=wanted)
     except msgspec.DecodeError as error:
-        raise ValueError(f"what {url} answers is not the OpenAI API ({error}): {content[:200]!r}; the url usually ends in /v1") from error
+        raise ValueError(
+            f"what {url} answers is not the OpenAI API ({error}): {content[:200]!r}; the url "
+            "usually ends in /v1"
+        ) from error
 
 
 def _refusal(address: str, status: int, content: str) -> Exception:
     said = content.strip()[:500] or "nothing"
     if status in (401, 403):
-        return ValueError(f"{address} refuses the key ({status}); set key_env to the name of the environment variable that holds it")
+        return ValueError(
+            f"{address} refuses the key ({status}); set key_env to the name of the environment "
+            "variable that holds it"
+        )
     if status == 429 or status >= 500:
-        return ConnectionError(f"{address} failed with {status}: {said}; look at the server's own log")
+        return ConnectionError(
+            f"{address} failed with {status}: {said}; look at the server's own log"
+        )
     return ValueError(f"{address} refuses the request ({status}): {said}")
 
 
 def _check_convention(sampling: Sampling, meaning: Convention, owner: str) -> None:
-    """Refuse numbers that mean something else than the crew declared: nothing can convert them afterwards."""
+    """Refuse numbers that mean something else than the crew declared: nothing can convert them
+    afterwards.
+    """
     fits = meaning == sampling.logprobs or (sampling.top_k == 0 and sampling.top_p == 1)
-    if meaning == "full" and sampling.temperature != 1:  # vLLM and llama.cpp then mean the softmax at temperature 1, whatever was asked
+    # vLLM and llama.cpp then mean the softmax at temperature 1, whatever was asked
+    if meaning == "full" and sampling.temperature != 1:
         fits = sampling.logprobs == "full" and owner not in (VLLM, LLAMA_CPP)
     if not fits and sampling.temperature > 0:
         raise ValueError(
-            f"the server's log-probs are declared {meaning!r} and the crew's {sampling.logprobs!r}, which differ at temperature="
-            f'{sampling.temperature}, top_k={sampling.top_k}, top_p={sampling.top_p}; declare logprobs = "sampled" for both the server and '
+            f"the server's log-probs are declared {meaning!r} and the crew's "
+            f"{sampling.logprobs!r}, which differ at temperature="
+            f"{sampling.temperature}, top_k={sampling.top_k}, top_p={sampling.top_p}; declare "
+            'logprobs = "sampled" for both the server and '
             f"[sampling]: {_REMEDY.get(owner, _REMEDY[''])}"
         )
 
@@ -284,7 +371,9 @@ def _seed(seed: int, place: int) -> int:
 
 
 def _are_copies(rows: Sequence[Sequence[Completion]]) -> bool:
-    """Whether the samples of every prompt are all equal, and that cannot be chance: the server gave each the same seed."""
+    """Whether the samples of every prompt are all equal, and that cannot be chance: the server gave
+    each the same seed.
+    """
     alike = all(completion.tokens == row[0].tokens for row in rows for completion in row)
     return alike and sum((len(row) - 1) * sum(row[0].logprobs) for row in rows) < COINCIDENCE
 
@@ -293,17 +382,27 @@ def _exact(choice: _Choice) -> _Drawn:
     """Ids and log-probs of a choice, in whichever of three ways its server writes them."""
     found = choice.logprobs
     if found is None or (found.content is None and found.token_logprobs is None):
-        raise ValueError("the server gives no log-probs, and without them its samples teach nothing; use vLLM or llama.cpp's llama-server")
+        raise ValueError(
+            "the server gives no log-probs, and without them its samples teach nothing; use vLLM "
+            "or llama.cpp's llama-server"
+        )
     if found.content is not None:
         ids = [token.id for token in found.content if token.id is not None]
-        logprobs = [math.log(token.prob) if token.prob else token.logprob for token in found.content]
+        logprobs = [
+            math.log(token.prob) if token.prob else token.logprob for token in found.content
+        ]
     else:
         logprobs = found.token_logprobs or []
         spelled = [token for token in found.tokens or [] if token.startswith("token_id:")]
-        ids = choice.token_ids if choice.token_ids is not None else [int(token.removeprefix("token_id:")) for token in spelled]
+        ids = (
+            choice.token_ids
+            if choice.token_ids is not None
+            else [int(token.removeprefix("token_id:")) for token in spelled]
+        )
     if len(ids) != len(logprobs):
         raise ValueError(
-            f"the server gives {len(logprobs)} log-probs and {len(ids)} token ids, and its text does not say which tokens were drawn; "
+            f"the server gives {len(logprobs)} log-probs and {len(ids)} token ids, and its text "
+            "does not say which tokens were drawn; "
             "use vLLM (return_token_ids) or llama.cpp's llama-server"
         )
     return _Drawn(ids, logprobs, choice.finish_reason)
@@ -312,8 +411,10 @@ def _exact(choice: _Choice) -> _Drawn:
 def _check_count(named: int, usage: _Usage | None) -> None:
     if usage is not None and usage.completion_tokens not in (None, named):
         raise ValueError(
-            f"the server drew {usage.completion_tokens} tokens and names {named}: llama.cpp leaves out those that end inside a character "
-            "of several bytes, and what is left out cannot be learned from; use vLLM, or a lower temperature or top_k"
+            f"the server drew {usage.completion_tokens} tokens and names {named}: llama.cpp "
+            "leaves out those that end inside a character "
+            "of several bytes, and what is left out cannot be learned from; use vLLM, or a lower "
+            "temperature or top_k"
         )
 
 
@@ -322,14 +423,21 @@ def _completion(drawn: _Drawn, end_ids: Sequence[int]) -> Completion:
     length = next((place + 1 for place, token in enumerate(drawn.ids) if token in end_ids), 0)
     if not length and drawn.finish_reason != "length":
         raise ValueError(
-            f"the server ended a completion with {drawn.finish_reason!r} after tokens {drawn.ids[-3:]}, and none is an end token of the "
-            f"policy, {list(end_ids)[:8]}; serve the policy's own model, with a server that gives the end token and its log-prob too"
+            f"the server ended a completion with {drawn.finish_reason!r} after tokens "
+            f"{drawn.ids[-3:]}, and none is an end token of the "
+            f"policy, {list(end_ids)[:8]}; serve the policy's own model, with a server that gives "
+            "the end token and its log-prob too"
         )
     tokens = tuple(drawn.ids[: length or None])
-    return Completion(tokens, tuple(map(_checked, drawn.logprobs, tokens)), "stop" if length else "length")
+    return Completion(
+        tokens, tuple(map(_checked, drawn.logprobs, tokens)), "stop" if length else "length"
+    )
 
 
 def _checked(logprob: float | None, token: int) -> float:
     if logprob is None or not MINUS_INFINITY < logprob <= ROUNDING:
-        raise ValueError(f"the server gives log-prob {logprob} for token {token}, which it drew; expected a finite number of at most 0")
+        raise ValueError(
+            f"the server gives log-prob {logprob} for token {token}, which it drew; expected a "
+            "finite number of at most 0"
+        )
     return min(logprob, 0.0)

@@ -1,6 +1,8 @@
-"""The engine for any transformers model: its own forward and its own cache, one row per sample, our way of drawing.
+"""The engine for any transformers model: its own forward and its own cache, one row per sample, our
+way of drawing.
 
-Slower than `TorchEngine`, which knows Llama's insides; samples that have ended are taken out of the batch as they do.
+Slower than `TorchEngine`, which knows Llama's insides; samples that have ended are taken out of the
+batch as they do.
 """
 
 from __future__ import annotations
@@ -30,18 +32,34 @@ class PlainEngine:
         """Nothing to take: the policy's own weights are used."""
 
     @torch.no_grad()
-    def sample(self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: Sampling, seed: int) -> list[list[Completion]]:
+    def sample(
+        self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: Sampling, seed: int
+    ) -> list[list[Completion]]:
         policy = self._policy
         policy.model.eval()
-        with torch.autocast(policy.device.type, dtype=policy.dtype, enabled=policy.dtype != torch.float32):
-            return sample_rows(partial(self._rows, sampling), policy, prompts, num_samples, sampling, seed)
+        with torch.autocast(
+            policy.device.type, dtype=policy.dtype, enabled=policy.dtype != torch.float32
+        ):
+            return sample_rows(
+                partial(self._rows, sampling), policy, prompts, num_samples, sampling, seed
+            )
 
     def _rows(self, sampling: Sampling, prompts: Prompts, uniform_BT: Tensor) -> Drawn:
-        """Draw tokens until every sample has ended; `row_b` says which of them are still running."""
-        device, longest, num_samples = uniform_BT.device, max(len(p) for p in prompts), len(uniform_BT) // len(prompts)
+        """Draw tokens until every sample has ended; `row_b` says which of them are still
+        running.
+        """
+        device, longest, num_samples = (
+            uniform_BT.device,
+            max(len(p) for p in prompts),
+            len(uniform_BT) // len(prompts),
+        )
         pad = self._policy.vocabulary.pad_id
-        token_PT = torch.tensor([[pad] * (longest - len(p)) + list(p) for p in prompts], device=device)
-        real_PT = torch.arange(longest, device=device) >= torch.tensor([[longest - len(p)] for p in prompts], device=device)
+        token_PT = torch.tensor(
+            [[pad] * (longest - len(p)) + list(p) for p in prompts], device=device
+        )
+        real_PT = torch.arange(longest, device=device) >= torch.tensor(
+            [[longest - len(p)] for p in prompts], device=device
+        )
         cache = DynamicCache(config=self._policy.config)
         logits_bV = self._forward(token_PT, real_PT, cache).repeat_interleave(num_samples, 0)
         cache.batch_repeat_interleave(num_samples)
@@ -52,7 +70,12 @@ class PlainEngine:
         row_b = torch.arange(len(uniform_BT), device=device)
         end_ids = torch.tensor(self._policy.vocabulary.end_ids, device=device)
         for step in range(sampling.max_tokens):
-            token_b, logp_b = draw(logits_bV, torch.arange(len(row_b), device=device), sampling, uniform_BT[row_b, step])
+            token_b, logp_b = draw(
+                logits_bV,
+                torch.arange(len(row_b), device=device),
+                sampling,
+                uniform_BT[row_b, step],
+            )
             token_BT[row_b, step], logp_BT[row_b, step] = token_b, logp_b
             runs_b = ~torch.isin(token_b, end_ids)
             length_B[row_b[~runs_b]] = step + 1
@@ -66,7 +89,9 @@ class PlainEngine:
         return Drawn(token_BT, logp_BT, length_B)
 
     def _forward(self, token_bT: Tensor, real_bK: Tensor, cache: DynamicCache) -> Tensor:
-        """Logits [b, V] after the last token; `real_bK` says which of all positions so far are no padding."""
+        """Logits [b, V] after the last token; `real_bK` says which of all positions so far are no
+        padding.
+        """
         position_bK = (real_bK.cumsum(1) - 1).clamp(min=0)
         model = self._policy.base
         output = model.base_model(

@@ -1,7 +1,9 @@
-"""Snapshot: a decoder's weights as an engine samples with them, apart from those that train meanwhile.
+"""Snapshot: a decoder's weights as an engine samples with them, apart from those that train
+meanwhile.
 
-Projections over the same input are fused into one, rounded as the trainer rounds them; norms' scales stay apart from them for the same
-reason. LoRA adapters are merged in float32, and stay apart where weights are rounded: a small change would be lost in the rounding.
+Projections over the same input are fused into one, rounded as the trainer rounds them; norms'
+scales stay apart from them for the same reason. LoRA adapters are merged in float32, and stay apart
+where weights are rounded: a small change would be lost in the rounding.
 """
 
 from __future__ import annotations
@@ -25,7 +27,11 @@ class Projection:
 
     def __call__(self, x: Tensor) -> Tensor:
         y = F.linear(x, self.weight, self.bias)
-        return y if self.lora_A is None or self.lora_B is None else y + F.linear(F.linear(x, self.lora_A), self.lora_B)
+        return (
+            y
+            if self.lora_A is None or self.lora_B is None
+            else y + F.linear(F.linear(x, self.lora_A), self.lora_B)
+        )
 
     def add(self, hidden: Tensor, x: Tensor) -> Tensor:
         """hidden + self(x), the sum in float32 whatever the product is made in."""
@@ -74,7 +80,9 @@ class Snapshot:
 
     @torch.no_grad()
     def refresh(self, decoder: Decoder) -> None:
-        """Take the decoder's present weights where the old ones stand: whoever holds these tensors sees the new ones."""
+        """Take the decoder's present weights where the old ones stand: whoever holds these tensors
+        sees the new ones.
+        """
         for layer, block in zip(self.layers, decoder.blocks, strict=True):
             for field in fields(Layer):
                 old, new = getattr(layer, field.name), getattr(block, field.name)
@@ -91,14 +99,23 @@ class Snapshot:
 
 def _refresh(projection: Projection, linears: Sequence[Linear]) -> None:
     if any(linear.adapters for linear in linears) or projection.bias is not None:
-        for old, new in zip(_tensors(projection), _tensors(_fused(linears, projection.weight.dtype)), strict=True):
+        for old, new in zip(
+            _tensors(projection), _tensors(_fused(linears, projection.weight.dtype)), strict=True
+        ):
             old.copy_(new)
         return
-    torch._foreach_copy_(list(projection.weight.split([len(linear.weight) for linear in linears])), [linear.weight for linear in linears])
+    torch._foreach_copy_(
+        list(projection.weight.split([len(linear.weight) for linear in linears])),
+        [linear.weight for linear in linears],
+    )
 
 
 def _tensors(projection: Projection) -> Iterator[Tensor]:
-    return (value for field in fields(Projection) if (value := getattr(projection, field.name)) is not None)
+    return (
+        value
+        for field in fields(Projection)
+        if (value := getattr(projection, field.name)) is not None
+    )
 
 
 def _layer(block: Block, dtype: torch.dtype) -> Layer:
@@ -125,9 +142,15 @@ def _scale(norm: Norm) -> Tensor:
 
 
 def _fused(linears: Sequence[Linear], dtype: torch.dtype) -> Projection:
-    """Projections over the same input as one: merged with their adapters in float32, and with them apart where it is rounded."""
+    """Projections over the same input as one: merged with their adapters in float32, and with them
+    apart where it is rounded.
+    """
     biases = [linear.bias for linear in linears]
-    bias = None if all(b is None for b in biases) else torch.cat([_or_zeros(linear) for linear in linears]).to(dtype)
+    bias = (
+        None
+        if all(b is None for b in biases)
+        else torch.cat([_or_zeros(linear) for linear in linears]).to(dtype)
+    )
     if dtype == torch.float32 or not any(linear.adapters for linear in linears):
         return Projection(torch.cat([_merged(linear) for linear in linears]).to(dtype), bias)
     weights = [linear.weight.detach() for linear in linears]
@@ -135,10 +158,16 @@ def _fused(linears: Sequence[Linear], dtype: torch.dtype) -> Projection:
     for row, linear in enumerate(linears):
         for adapter in linear.adapters:
             down.append(adapter.A)
-            column = [adapter.B.new_zeros(len(w), adapter.B.shape[1]) for w in weights]  # acts on its own projection's outputs only
+            # acts on its own projection's outputs only
+            column = [adapter.B.new_zeros(len(w), adapter.B.shape[1]) for w in weights]
             column[row] = adapter.B * adapter.scaling
             up.append(torch.cat(column))
-    return Projection(torch.cat([w.to(dtype) for w in weights]), bias, torch.cat(down).to(dtype), torch.cat(up, 1).to(dtype))
+    return Projection(
+        torch.cat([w.to(dtype) for w in weights]),
+        bias,
+        torch.cat(down).to(dtype),
+        torch.cat(up, 1).to(dtype),
+    )
 
 
 def _merged(linear: Linear) -> Tensor:
@@ -149,4 +178,6 @@ def _merged(linear: Linear) -> Tensor:
 
 
 def _or_zeros(linear: Linear) -> Tensor:
-    return linear.weight.new_zeros(len(linear.weight)) if linear.bias is None else linear.bias.detach()
+    return (
+        linear.weight.new_zeros(len(linear.weight)) if linear.bias is None else linear.bias.detach()
+    )

@@ -1,8 +1,10 @@
-"""Sampling from a vLLM server that Motley starts as a child process, from an environment of its own, and that follows the policy.
+"""Sampling from a vLLM server that Motley starts as a child process, from an environment of its
+own, and that follows the policy.
 
-The server has no tokenizer, since only ids go in and out. Its weights are a Hugging Face folder, adapters merged, that is written anew at
-every refresh and read again in place. A head that is tied to the embeddings is served as a matrix of its own: on a CPU vLLM keeps a
-packed copy of the head, which reading again does not replace where the two are tied.
+The server has no tokenizer, since only ids go in and out. Its weights are a Hugging Face folder,
+adapters merged, that is written anew at every refresh and read again in place. A head that is tied
+to the embeddings is served as a matrix of its own: on a CPU vLLM keeps a packed copy of the head,
+which reading again does not replace where the two are tied.
 """
 
 from __future__ import annotations
@@ -38,15 +40,23 @@ LOG_LINES = 8
 POLL_S = 0.5
 STOP_S = 20.0
 GPU_SHARE = 0.4  # of the memory: the trainer lives on the same GPU
-UNTIED = {"llama", "mistral", "qwen2", "qwen3", "granite", "gemma3_text"}  # vLLM serves these with a head of their own where told so
-ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "2"}
+# vLLM serves these with a head of their own where told so
+UNTIED = {"llama", "mistral", "qwen2", "qwen3", "granite", "gemma3_text"}
+ENVIRONMENT = {
+    "VLLM_SERVER_DEV_MODE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "2",
+}
 HAS_VLLM = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
 
-# Runs a command in a session of its own, and ends all of it when our end of its standard input closes, which it does even if we are killed.
+# Runs a command in a session of its own, and ends all of it when our end of its standard input
+# closes, which it does even if we are killed.
 KEEPER = """
 import os, signal, subprocess, sys, threading
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+heed = lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL)
+child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, preexec_fn=heed)
 def watch():
     sys.stdin.buffer.read()
     os.killpg(0, signal.SIGTERM)
@@ -89,10 +99,13 @@ class VllmEngine:
         reset = msgspec.json.decode(self._control("reset_prefix_cache", {}))
         if not reset["success"]:
             raise RuntimeError(
-                "vLLM kept its prefix cache, which is of the old weights, because requests were running; sample, then refresh"
+                "vLLM kept its prefix cache, which is of the old weights, because requests were "
+                "running; sample, then refresh"
             )
 
-    def sample(self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: Sampling, seed: int) -> list[list[Completion]]:
+    def sample(
+        self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: Sampling, seed: int
+    ) -> list[list[Completion]]:
         try:
             return self._engine.sample(prompts, num_samples, sampling, seed)
         except ConnectionError as error:
@@ -104,44 +117,79 @@ class VllmEngine:
     def __enter__(self) -> VllmEngine:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def _start(self) -> None:
-        self._port, self._name = _free_port(), f"motley-{secrets.token_hex(4)}"  # a server that got our port first has another name
+        # a server that got our port first has another name
+        self._port, self._name = _free_port(), f"motley-{secrets.token_hex(4)}"
         log = self._folder / "server.log"
-        self._process = _keep(self._command(), server_environment(self._policy, self._config, os.environ), log)
+        self._process = _keep(
+            self._command(), server_environment(self._policy, self._config, os.environ), log
+        )
         self._finalizer = weakref.finalize(self, _stop, self._process)
         try:
             self._wait()
-            self._engine = OpenAIEngine(self._policy, OpenAI(url=f"{self.url}/v1", model=self._name), self._folder)
+            self._engine = OpenAIEngine(
+                self._policy, OpenAI(url=f"{self.url}/v1", model=self._name), self._folder
+            )
         except BaseException:
             self.close()
             raise
 
     def _command(self) -> list[str]:
-        fixed = {"model": self._folder, "served-model-name": self._name, "host": "127.0.0.1", "port": self._port}
-        chosen = {"logprobs-mode": "processed_logprobs", "generation-config": "vllm", "dtype": str(self._policy.dtype).split(".")[1]}
+        fixed = {
+            "model": self._folder,
+            "served-model-name": self._name,
+            "host": "127.0.0.1",
+            "port": self._port,
+        }
+        chosen = {
+            "logprobs-mode": "processed_logprobs",
+            "generation-config": "vllm",
+            "dtype": str(self._policy.dtype).split(".")[1],
+        }
         if self._policy.device.type == "cuda":
             chosen["gpu-memory-utilization"] = str(GPU_SHARE)
         switches = ["--skip-tokenizer-init"]
         if self._policy.device.type != "cuda":
-            # A prompt that is read in pieces takes a seeded request's random numbers back, which a CPU's generator cannot: the server dies.
+            # A prompt that is read in pieces takes a seeded request's random numbers back, which a
+            # CPU's generator cannot: the server dies.
             switches += ["--enforce-eager", "--no-enable-chunked-prefill"]
-        options = [part for name, value in (fixed | chosen).items() for part in (f"--{name}", str(value))]
-        return [self._python, "-m", "vllm.entrypoints.openai.api_server", *options, *switches, *self._config.args]
+        options = [
+            part for name, value in (fixed | chosen).items() for part in (f"--{name}", str(value))
+        ]
+        return [
+            self._python,
+            "-m",
+            "vllm.entrypoints.openai.api_server",
+            *options,
+            *switches,
+            *self._config.args,
+        ]
 
     def _wait(self) -> None:
         client, deadline = Client(self.url, timeout_s=5.0), time.monotonic() + self._config.start_s
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
-                raise ValueError(f"vLLM ended before it was ready; change what it dislikes, see engine.vllm args. {self._last_words()}")
+                raise ValueError(
+                    "vLLM ended before it was ready; change what it dislikes, see engine.vllm "
+                    f"args. {self._last_words()}"
+                )
             try:
                 client.ask_once("health")
                 return
             except OSError:  # not yet
                 time.sleep(POLL_S)
-        raise TimeoutError(f"vLLM was not ready within start_s={self._config.start_s:g}; raise it. {self._last_words()}")
+        raise TimeoutError(
+            f"vLLM was not ready within start_s={self._config.start_s:g}; raise it. "
+            f"{self._last_words()}"
+        )
 
     def _control(self, path: str, body: dict[str, Any]) -> bytes:
         try:
@@ -150,7 +198,9 @@ class VllmEngine:
             raise self._broken(error) from error
 
     def _broken(self, error: Exception) -> ConnectionError:
-        return ConnectionError(f"the vLLM server beside the peer failed: {error}. {self._last_words()}")
+        return ConnectionError(
+            f"the vLLM server beside the peer failed: {error}. {self._last_words()}"
+        )
 
     def _last_words(self) -> str:
         log = self._folder / "server.log"
@@ -166,7 +216,10 @@ def quote(lines: Sequence[str]) -> list[str]:
 
 
 def can_reload(policy: Policy) -> bool:
-    """Whether a running server can take new weights. A tied head that it cannot serve untied is one it would keep: then it starts anew."""
+    """Whether a running server can take new weights.
+
+    A tied head that it cannot serve untied is one it would keep: then it starts anew.
+    """
     return not _is_tied(policy.base) or policy.base.config.model_type in UNTIED
 
 
@@ -176,7 +229,9 @@ def _is_tied(model: PreTrainedModel) -> bool:
 
 @torch.no_grad()
 def write_model(policy: Policy, folder: Path) -> None:
-    """Write the policy as vLLM is to serve it; whoever reads the folder sees the old weights or the new ones."""
+    """Write the policy as vLLM is to serve it; whoever reads the folder sees the old weights or the
+    new ones.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     model, config = policy.base, copy.deepcopy(policy.base.config)
     tensors = merged_tensors(model)
@@ -188,13 +243,23 @@ def write_model(policy: Policy, folder: Path) -> None:
             tensors[head] = model.get_input_embeddings().weight.detach().clone()
     config.save_pretrained(folder)
     fresh = folder / f"{WEIGHTS}.new"
-    save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, fresh, metadata={"format": "pt"})
+    save_file(
+        {name: tensor.contiguous().cpu() for name, tensor in tensors.items()},
+        fresh,
+        metadata={"format": "pt"},
+    )
     os.replace(fresh, folder / WEIGHTS)
 
 
 def merged_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
-    """What the model acts with under its ordinary names: LoRA adapters are added to the weights they stand beside."""
-    found = {name.replace(".base_layer.", "."): t for name, t in model.state_dict().items() if ".lora_" not in name}
+    """What the model acts with under its ordinary names: LoRA adapters are added to the weights
+    they stand beside.
+    """
+    found = {
+        name.replace(".base_layer.", "."): t
+        for name, t in model.state_dict().items()
+        if ".lora_" not in name
+    }
     for name, module in model.named_modules():
         if hasattr(module, "base_layer"):
             found[f"{name}.weight"] = merged_weight(module)
@@ -202,8 +267,14 @@ def merged_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def server_environment(policy: Policy, config: Vllm, ours: Mapping[str, str]) -> dict[str, str]:
-    """Ours, with what vLLM needs, on the policy's own GPU; our packages are not for another interpreter."""
-    own = {name: value for name, value in ours.items() if not (config.python and name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"))}
+    """Ours, with what vLLM needs, on the policy's own GPU; our packages are not for another
+    interpreter.
+    """
+    own = {
+        name: value
+        for name, value in ours.items()
+        if not (config.python and name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"))
+    }
     if policy.device.type == "cuda":
         visible = ours.get("CUDA_VISIBLE_DEVICES", "")
         place = policy.device.index or 0
@@ -213,11 +284,17 @@ def server_environment(policy: Policy, config: Vllm, ours: Mapping[str, str]) ->
 
 def _check_python(python: str) -> None:
     remedy = (
-        "install it in an environment of its own (python -m venv vllm-env; vllm-env/bin/pip install vllm) and set engine.vllm python to it"
+        "install it in an environment of its own (python -m venv vllm-env; vllm-env/bin/pip "
+        "install vllm) and set engine.vllm python to it"
     )
     if shutil.which(python) is None:
-        raise ValueError(f"engine.vllm python={python!r} is no program; set it to the interpreter that has vllm, or {remedy}")
-    if subprocess.run([python, "-c", HAS_VLLM], stdin=subprocess.DEVNULL, capture_output=True).returncode:
+        raise ValueError(
+            f"engine.vllm python={python!r} is no program; set it to the interpreter that has "
+            f"vllm, or {remedy}"
+        )
+    if subprocess.run(
+        [python, "-c", HAS_VLLM], stdin=subprocess.DEVNULL, capture_output=True
+    ).returncode:
         raise ValueError(f"{python} has no vllm; {remedy}")
 
 
@@ -228,7 +305,9 @@ def _free_port() -> int:
         return port
 
 
-def _keep(command: Sequence[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+def _keep(
+    command: Sequence[str], environment: Mapping[str, str], log: Path
+) -> subprocess.Popen[bytes]:
     with log.open("wb") as output:
         return subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", KEEPER, *command],

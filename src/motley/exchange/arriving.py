@@ -1,4 +1,7 @@
-"""A log as it is seen at the far end of a slow link: what was appended arrives later, in order. For whoever learns from groups."""
+"""A log as it is seen at the far end of a slow link: what was appended arrives later, in order.
+
+For whoever learns from groups.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +35,21 @@ class ArrivingLog:
     def read(self, after: int, limit: int = 1024, sender: str = "") -> list[Entry]:
         now_s = self._clock.now_s()
         self._look(now_s)
-        self._arrives_s = {position: at_s for position, at_s in self._arrives_s.items() if at_s > now_s}
-        known = [entry for entry in self._log.read(after, limit, sender) if entry.position <= self._looked]
+        self._arrives_s = {
+            position: at_s for position, at_s in self._arrives_s.items() if at_s > now_s
+        }
+        known = [
+            entry
+            for entry in self._log.read(after, limit, sender)
+            if entry.position <= self._looked
+        ]
         on_the_way = min(self._arrives_s, default=math.inf)
         return [entry for entry in known if entry.position < on_the_way]
 
     def _look(self, now_s: float) -> None:
-        """Give every record that is new its time of arrival, none before those that stand before it."""
+        """Give every record that is new its time of arrival, none before those that stand before
+        it.
+        """
         self._looked = max(self._looked, self.here)
         while found := self._log.read(self._looked):
             for entry in found:

@@ -1,5 +1,7 @@
-"""Blobs: the bytes of weights on their way from a learner to its samplers, each under its own hash. Knows bytes, not what they mean; a
-store is never believed."""
+"""Blobs: the bytes of weights on their way from a learner to its samplers, each under its own hash.
+
+Knows bytes, not what they mean; a store is never believed.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,17 @@ class Blobs(Protocol):
         ...
 
     def get(self, name: str, num_bytes: int) -> bytes | None:
-        """The content with this sha256 and length; None if it is not there, or not whole. LogError if the store cannot be reached."""
+        """The content with this sha256 and length; None if it is not there, or not whole.
+
+        LogError if the store cannot be reached.
+        """
         ...
 
     def keep_only(self, names: Collection[str]) -> None:
-        """Delete every other blob, unless one is being put. What is left undeleted goes at the next call."""
+        """Delete every other blob, unless one is being put.
+
+        What is left undeleted goes at the next call.
+        """
         ...
 
 

@@ -1,4 +1,7 @@
-"""Connection: a NATS client on a thread of its own, for code that is not asynchronous. Owns reconnecting, and what to say about it."""
+"""Connection: a NATS client on a thread of its own, for code that is not asynchronous.
+
+Owns reconnecting, and what to say about it.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +38,14 @@ class NotAdmittedError(LogError):
 
 
 class SturdyClient(Client):
-    """nats-py stops reading for good at a message it cannot decode, and any peer can publish one. Here it is read as far as it goes."""
+    """nats-py stops reading for good at a message it cannot decode, and any peer can publish one.
 
-    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+    Here it is read as far as it goes.
+    """
+
+    async def _process_msg(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
+    ) -> None:
         clean = lambda part: bytes(part).decode(errors="replace").encode() if part else part
         try:
             await super()._process_msg(sid, clean(subject), clean(reply), data, clean(headers))
@@ -51,7 +59,8 @@ class Login:
     url: str  # nats://HOST:PORT or tls://HOST:PORT
     name: str  # in the server's logs, and of the inbox
     seed: str = field(default="", repr=False)  # nkey seed
-    certificate: str = ""  # sha256 of the server's certificate, in hex: then that one is trusted and no other
+    # sha256 of the server's certificate, in hex: then that one is trusted and no other
+    certificate: str = ""
 
     @property
     def inbox(self) -> str:
@@ -60,14 +69,19 @@ class Login:
 
 class Connection:
     def __init__(self, login: Login, patience_s: float = 10.0) -> None:
-        """Connect within `patience_s`, or LogError; later losses are repaired for ever in the background."""
+        """Connect within `patience_s`, or LogError; later losses are repaired for ever in the
+        background.
+        """
         self.login = login
         self._client = SturdyClient()
         self._lost_at: float | None = None
         self._said = ""
         self._loop = asyncio.new_event_loop()
-        self._under_way: set[asyncio.Future[LogError]] = set()  # each hears of what the server refuses
-        self._thread = threading.Thread(target=self._loop.run_forever, name=f"nats {login.name}", daemon=True)
+        # each hears of what the server refuses
+        self._under_way: set[asyncio.Future[LogError]] = set()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name=f"nats {login.name}", daemon=True
+        )
         self._thread.start()
         self.on_reconnect: list[Callable[[], None]] = []
         try:
@@ -83,7 +97,10 @@ class Connection:
         """What is wrong with the connection, and since when; nothing if it is well."""
         if self._lost_at is None:
             return ""
-        return f"no connection to {self.login.url} for {time.monotonic() - self._lost_at:.0f} s ({self._said or 'closed by the server'})"
+        return (
+            f"no connection to {self.login.url} for {time.monotonic() - self._lost_at:.0f} s "
+            f"({self._said or 'closed by the server'})"
+        )
 
     @property
     def shut_out(self) -> bool:
@@ -91,18 +108,30 @@ class Connection:
         return "authorization violation" in self._said.lower()
 
     def call(self, work: Callable[[Client], Coroutine[Any, Any, T]], timeout_s: float = 10.0) -> T:
-        """Run a coroutine with the client; any failure of the network is a LogError that says what."""
+        """Run a coroutine with the client; any failure of the network is a LogError that says
+        what.
+        """
         if self._client.is_closed:
-            raise LogError(f"the connection of {self.login.name} to {self.login.url} is closed ({self._said or 'by us'})")
+            raise LogError(
+                f"the connection of {self.login.name} to {self.login.url} is closed "
+                f"({self._said or 'by us'})"
+            )
         try:
-            return self._run(self._unless_refused(asyncio.wait_for(work(self._client), timeout_s)), timeout_s + 5)
+            return self._run(
+                self._unless_refused(asyncio.wait_for(work(self._client), timeout_s)), timeout_s + 5
+            )
         except (nats.errors.Error, TimeoutError, OSError) as error:
             if isinstance(error, LogError):
                 raise
-            raise LogError(self.trouble or f"{self.login.url} did not answer in {timeout_s:.0f} s ({_words(error)})") from None
+            raise LogError(
+                self.trouble
+                or f"{self.login.url} did not answer in {timeout_s:.0f} s ({_words(error)})"
+            ) from None
 
     def subscribe(self, subject: str, receive: Callable[[Msg], None]) -> None:
-        """Call `receive` with every message, on the connection's thread; lasts across reconnects."""
+        """Call `receive` with every message, on the connection's thread; lasts across
+        reconnects.
+        """
 
         async def work(client: Client) -> None:
             async def receive_soon(message: Msg) -> None:
@@ -125,7 +154,8 @@ class Connection:
         if self._loop.is_closed():
             return
         if self._client.options:  # it began to connect, and has something to close
-            with suppress(nats.errors.Error, TimeoutError, OSError):  # what was worth sending is acknowledged
+            # what was worth sending is acknowledged
+            with suppress(nats.errors.Error, TimeoutError, OSError):
                 self._run(self._client.close(), 5)
         with suppress(TimeoutError, OSError):
             self._run(self._end_tasks(), 5)
@@ -148,10 +178,14 @@ class Connection:
         try:
             return asyncio.run_coroutine_threadsafe(awaited(), self._loop).result(timeout_s)
         except CancelledError:
-            raise LogError(f"the connection of {self.login.name} to {self.login.url} was closed") from None
+            raise LogError(
+                f"the connection of {self.login.name} to {self.login.url} was closed"
+            ) from None
 
     async def _unless_refused(self, work: Awaitable[T]) -> T:
-        """What the server refuses, it never answers: its word for it comes by another way, and ends the wait."""
+        """What the server refuses, it never answers: its word for it comes by another way, and ends
+        the wait.
+        """
         refused: asyncio.Future[LogError] = self._loop.create_future()
         self._under_way.add(refused)
         task = asyncio.ensure_future(work)
@@ -174,8 +208,15 @@ class Connection:
                 if isinstance(error, LogError):
                     raise
                 if time.monotonic() > stop:
-                    why = self._said if isinstance(error, nats.errors.NoServersError) and self._said else _words(error)
-                    raise LogError(f"cannot reach {self.login.url}: {why}; is the hub running, and its port open from here?") from None
+                    why = (
+                        self._said
+                        if isinstance(error, nats.errors.NoServersError) and self._said
+                        else _words(error)
+                    )
+                    raise LogError(
+                        f"cannot reach {self.login.url}: {why}; is the hub running, and its port "
+                        "open from here?"
+                    ) from None
                 await asyncio.sleep(RECONNECT_WAIT_S)
 
     async def _connect_once(self) -> None:
@@ -203,7 +244,11 @@ class Connection:
             10,
         )
         # The first time it fails at once and says why; from here on it tries for ever.
-        self._client.options |= {"allow_reconnect": True, "max_reconnect_attempts": -1, "reconnect_time_wait": RECONNECT_WAIT_S}
+        self._client.options |= {
+            "allow_reconnect": True,
+            "max_reconnect_attempts": -1,
+            "reconnect_time_wait": RECONNECT_WAIT_S,
+        }
 
     def _trusted(self) -> ssl.SSLContext:
         """The public authorities, or with a fingerprint exactly the certificate that has it."""
@@ -214,11 +259,13 @@ class Connection:
         fingerprint = hashlib.sha256(ssl.PEM_cert_to_DER_cert(found)).hexdigest()
         if fingerprint != self.login.certificate:
             raise LogError(
-                f"{self.login.url} shows a certificate with sha256 {fingerprint}, and the invitation names {self.login.certificate}; "
+                f"{self.login.url} shows a certificate with sha256 {fingerprint}, and the "
+                f"invitation names {self.login.certificate}; "
                 "somebody else may be answering: ask the hub's owner"
             )
         context = ssl.create_default_context(cadata=found)
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # an issued one is enough by itself, too
+        # an issued one is enough by itself, too
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         context.check_hostname = False  # the fingerprint names the very certificate
         return context
 
@@ -226,7 +273,9 @@ class Connection:
         self._said = _words(error)
         refusal: LogError | None = None
         if self.shut_out:
-            refusal = NotAdmittedError(f"{self.login.url} does not know the key of {self.login.name}")
+            refusal = NotAdmittedError(
+                f"{self.login.url} does not know the key of {self.login.name}"
+            )
         elif "permissions violation" in self._said.lower():
             refusal = LogError(f"{self.login.url} refuses: {self._said}")
         if refusal:

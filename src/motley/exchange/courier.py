@@ -1,4 +1,7 @@
-"""Courier: brings an outbox to the log on a thread of its own, and keeps trying. What it cannot send, it says."""
+"""Courier: brings an outbox to the log on a thread of its own, and keeps trying.
+
+What it cannot send, it says.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,12 @@ RETRY_S = 0.25
 
 
 class Courier:
-    def __init__(self, open_outbox: Callable[[], Outbox], log: Log, blobs: Blobs | None = None) -> None:
-        """`open_outbox` gives the courier its own handle to the file: transactions of two threads do not mix."""
+    def __init__(
+        self, open_outbox: Callable[[], Outbox], log: Log, blobs: Blobs | None = None
+    ) -> None:
+        """`open_outbox` gives the courier its own handle to the file: transactions of two threads
+        do not mix.
+        """
         self.trouble = ""
         self._open_outbox, self._log, self._blobs = open_outbox, log, blobs
         self._wanted, self._stop = threading.Event(), threading.Event()

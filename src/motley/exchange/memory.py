@@ -1,6 +1,8 @@
-"""The log of a crew that lives in one process, with a file behind it where the run must be able to resume.
+"""The log of a crew that lives in one process, with a file behind it where the run must be able to
+resume.
 
-File: for each record a little-endian uint32 length of the id, one of the record, then both. A torn last entry is cut off on load.
+File: for each record a little-endian uint32 length of the id, one of the record, then both. A torn
+last entry is cut off on load.
 """
 
 from __future__ import annotations
@@ -28,7 +30,10 @@ class MemoryLog:
 
     @classmethod
     def copy_of(cls, path: Path) -> MemoryLog:
-        """What a log's file holds at this moment. The file is left as it is: a run may be writing to it."""
+        """What a log's file holds at this moment.
+
+        The file is left as it is: a run may be writing to it.
+        """
         copy = cls()
         for id, record, _ in _entries(path.read_bytes()):
             copy._keep(id, record)
@@ -72,11 +77,14 @@ class MemoryLog:
 
 
 def cut_log(path: Path, num_records: int) -> None:
-    """Shorten a log's file to its first records: a run resumes from where its checkpoint was taken."""
+    """Shorten a log's file to its first records: a run resumes from where its checkpoint was
+    taken.
+    """
     stops = [stop for _, _, stop in _entries(path.read_bytes())] if path.exists() else []
     if len(stops) < num_records:
         raise ValueError(
-            f"{path} has {len(stops)} records, and the newest checkpoint was taken at {num_records}; "
+            f"{path} has {len(stops)} records, and the newest checkpoint was taken at "
+            f"{num_records}; "
             "delete that checkpoint to resume from the one before it"
         )
     if path.exists():
@@ -95,5 +103,9 @@ def _entries(content: bytes) -> Iterator[tuple[str, bytes, int]]:
         middle = offset + _HEAD.size + id_size
         if middle + record_size > len(content):
             return
-        yield content[offset + _HEAD.size : middle].decode(), content[middle : middle + record_size], middle + record_size
+        yield (
+            content[offset + _HEAD.size : middle].decode(),
+            content[middle : middle + record_size],
+            middle + record_size,
+        )
         offset = middle + record_size

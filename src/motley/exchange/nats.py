@@ -1,7 +1,8 @@
-"""A crew's names on NATS JetStream, its streams, and its log: one subject per id, so that an id is written once for ever.
+"""A crew's names on NATS JetStream, its streams, and its log: one subject per id, so that an id is
+written once for ever.
 
-Reading is a batch of direct gets from the reader's own cursor: nothing about a reader is kept on the server, and there is no consumer to
-recreate after a fault.
+Reading is a batch of direct gets from the reader's own cursor: nothing about a reader is kept on
+the server, and there is no consumer to recreate after a fault.
 """
 
 from __future__ import annotations
@@ -28,12 +29,15 @@ from motley.exchange.connection import Connection
 from motley.exchange.log import Entry, LogError
 from motley.exchange.wire import MAX_RECORD_BYTES
 
-MAX_FETCH_BYTES = 8 * 2**20  # of one read; the server cuts off a client that is sent far more than it takes
+# of one read; the server cuts off a client that is sent far more than it takes
+MAX_FETCH_BYTES = 8 * 2**20
 HEADERS_BYTES = 1024  # of a message, which the server counts with its content
 MAX_FLIGHT_BYTES = 8 * 2**20  # of unconfirmed messages
 TIMEOUT_S = 15.0
 FLIGHT_S = 60.0
-SILENCE_S = 3.0  # without an answer, of several that are due: it was lost, as when the server takes in a new configuration
+# without an answer, of several that are due: it was lost, as when the server takes in a new
+# configuration
+SILENCE_S = 3.0
 _EXISTS = {10071, 10077}  # wrong last sequence of the subject; most messages per subject reached
 
 
@@ -61,7 +65,9 @@ class Names:
         return f"{self._root}.enrol.{peer}"
 
     def id_of(self, subject: str) -> str:
-        """The id of a subject; a subject that no id has stands for itself, and no record will fit it."""
+        """The id of a subject; a subject that no id has stands for itself, and no record will fit
+        it.
+        """
         escaped = subject.removeprefix(f"{self._root}.log.")
         id = _unescaped(escaped)
         return id if _escaped(id) == escaped else f"={escaped}"
@@ -75,7 +81,9 @@ class Names:
 
 
 class Bucket:
-    """Every subject of a learner's blobs, in the layout of NATS's own Object Store, and their stream."""
+    """Every subject of a learner's blobs, in the layout of NATS's own Object Store, and their
+    stream.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -138,8 +146,12 @@ class Stream:
         """Publish all at once, in this order, and wait for every answer. A refusal is an answer."""
         return self.connection.call(partial(self._publish_all, messages), FLIGHT_S)
 
-    def read(self, subject: str, after: int = 0, limit: int = 1024, max_bytes: int = MAX_FETCH_BYTES) -> list[Stored]:
-        """The first messages behind a sequence whose subject fits; the last of them may go beyond `max_bytes`."""
+    def read(
+        self, subject: str, after: int = 0, limit: int = 1024, max_bytes: int = MAX_FETCH_BYTES
+    ) -> list[Stored]:
+        """The first messages behind a sequence whose subject fits; the last of them may go beyond
+        `max_bytes`.
+        """
         wanted = {"seq": after + 1, "batch": limit, "max_bytes": max_bytes, "next_by_subj": subject}
         return self.connection.call(partial(self._fetch, wanted), FLIGHT_S)
 
@@ -152,13 +164,19 @@ class Stream:
         for message in messages:
             self._check_size(message, client)
         sent = [
-            asyncio.ensure_future(client.request(m.subject, m.content, FLIGHT_S, headers=dict(m.headers) if m.headers else None))
+            asyncio.ensure_future(
+                client.request(
+                    m.subject, m.content, FLIGHT_S, headers=dict(m.headers) if m.headers else None
+                )
+            )
             for m in messages
         ]
         due = set(sent)
         try:
             while due:
-                answered, due = await asyncio.wait(due, timeout=self.silence_s, return_when=asyncio.FIRST_COMPLETED)
+                answered, due = await asyncio.wait(
+                    due, timeout=self.silence_s, return_when=asyncio.FIRST_COMPLETED
+                )
                 if not answered:
                     raise LogError(f"{len(due)} of {len(sent)} records were not confirmed")
         finally:
@@ -168,13 +186,19 @@ class Stream:
 
     def _check_connected(self, client: Client) -> None:
         if not client.is_connected:
-            raise LogError(self.connection.trouble or f"not connected to {self.connection.login.url}")
+            raise LogError(
+                self.connection.trouble or f"not connected to {self.connection.login.url}"
+            )
 
     def _check_size(self, message: Outgoing, client: Client) -> None:
-        taken = client.max_payload - (HEADERS_BYTES if message.headers else 0)  # a server of somebody else's may take less
+        # a server of somebody else's may take less
+        taken = client.max_payload - (HEADERS_BYTES if message.headers else 0)
         most = min(self.max_bytes, taken)
         if len(message.content) > most:
-            raise LogError(f"{self.called} refuses {message.name}: it has {len(message.content)} bytes, and {most} is the most")
+            raise LogError(
+                f"{self.called} refuses {message.name}: it has {len(message.content)} bytes, and "
+                f"{most} is the most"
+            )
 
     async def _fetch_last(self, subject: str, client: Client) -> Stored | None:
         async with self._asked(client, {"last_by_subj": subject}) as replies:
@@ -193,7 +217,11 @@ class Stream:
 
     @asynccontextmanager
     async def _asked(self, client: Client, wanted: dict[str, Any]) -> AsyncIterator[Subscription]:
-        """The replies to a direct get. Not a request of the client's, which takes a record's own Status header for the server's word."""
+        """The replies to a direct get.
+
+        Not a request of the client's, which takes a record's own Status header for the server's
+        word.
+        """
         self._check_connected(client)
         inbox = client.new_inbox()
         replies = await client.subscribe(inbox)
@@ -204,17 +232,27 @@ class Stream:
             await replies.unsubscribe()
 
     def _stored(self, message: Msg) -> Stored | None:
-        """A message, or None at the end. It may bring a Status of its own: only the server's word comes without a sequence."""
+        """A message, or None at the end.
+
+        It may bring a Status of its own: only the server's word comes without a sequence.
+        """
         headers = message.headers or {}
         if "Nats-Sequence" in headers:
             return Stored(int(headers["Nats-Sequence"]), headers["Nats-Subject"], message.data)
         if headers.get("Status") not in ("204", "404"):  # end of batch; nothing there
-            raise LogError(f"{self.called} cannot be read: {headers.get('Status', '')} {headers.get('Description', '')}".strip())
+            raise LogError(
+                f"{self.called} cannot be read: {headers.get('Status', '')} "
+                f"{headers.get('Description', '')}".strip()
+            )
         return None
 
 
 def _answer(message: Msg) -> Answer:
-    return msgspec.json.decode(message.data, type=Answer) if message.data else Answer(error=Refusal(description="no stream took it"))
+    return (
+        msgspec.json.decode(message.data, type=Answer)
+        if message.data
+        else Answer(error=Refusal(description="no stream took it"))
+    )
 
 
 class NatsLog:
@@ -229,7 +267,9 @@ class NatsLog:
     def append(self, records: Sequence[tuple[str, bytes]]) -> None:
         for flight in _flights(records):
             headers = {"Nats-Expected-Last-Subject-Sequence": "0"}
-            answers = self._stream.write([Outgoing(self._names.record(id), record, id, headers) for id, record in flight])
+            answers = self._stream.write(
+                [Outgoing(self._names.record(id), record, id, headers) for id, record in flight]
+            )
             for (id, _), answer in zip(flight, answers, strict=True):
                 if answer.error and answer.error.err_code not in _EXISTS:
                     raise LogError(f"the log refuses {id}: {answer.error.description}")
@@ -314,9 +354,14 @@ _PLAIN = re.compile(rb"[A-Za-z0-9_-]")
 
 
 def _escaped(id: str) -> str:
-    return ".".join("".join(chr(b) if _PLAIN.match(bytes([b])) else f"={b:02X}" for b in part.encode()) or "=" for part in id.split("."))
+    return ".".join(
+        "".join(chr(b) if _PLAIN.match(bytes([b])) else f"={b:02X}" for b in part.encode()) or "="
+        for part in id.split(".")
+    )
 
 
 def _unescaped(subject: str) -> str:
-    plain = lambda part: re.sub(rb"=([0-9A-F]{2})", lambda m: bytes([int(m[1], 16)]), b"" if part == "=" else part.encode())
+    plain = lambda part: re.sub(
+        rb"=([0-9A-F]{2})", lambda m: bytes([int(m[1], 16)]), b"" if part == "=" else part.encode()
+    )
     return ".".join(plain(part).decode(errors="replace") for part in subject.split("."))

@@ -1,7 +1,10 @@
-"""A learner's blobs in NATS's own Object Store, so that its tools read them, too. Owns the store's layout; knows no manifest.
+"""A learner's blobs in NATS's own Object Store, so that its tools read them, too.
 
-A meta says `deleted` until all chunks are there: so a put that was interrupted is known. What is deleted makes room by a message with a
-roll-up in its place, which needs no right but that to write, and vanishes by itself.
+Owns the store's layout; knows no manifest.
+
+A meta says `deleted` until all chunks are there: so a put that was interrupted is known. What is
+deleted makes room by a message with a roll-up in its place, which needs no right but that to write,
+and vanishes by itself.
 """
 
 from __future__ import annotations
@@ -19,11 +22,21 @@ from nats.js.api import DiscardPolicy, StorageType, StreamConfig
 from motley.exchange.blobs import is_content, is_name
 from motley.exchange.connection import Connection
 from motley.exchange.log import LogError
-from motley.exchange.nats import MAX_FETCH_BYTES, MAX_FLIGHT_BYTES, Answer, Names, Outgoing, Stored, Stream, make_stream
+from motley.exchange.nats import (
+    MAX_FETCH_BYTES,
+    MAX_FLIGHT_BYTES,
+    Answer,
+    Names,
+    Outgoing,
+    Stored,
+    Stream,
+    make_stream,
+)
 
 CHUNK_BYTES = 2**20
 SILENCE_S = 10.0  # a chunk takes that long at 840 kbit/s
-QUICK_S, SLOW_S = 2.0, 5.0  # of what is under way together; pings wait behind it, and two without an answer end the connection
+# of what is under way together; pings wait behind it, and two without an answer end the connection
+QUICK_S, SLOW_S = 2.0, 5.0
 
 _IN_PLACE = {"Nats-Rollup": "sub"}  # of all that is under the subject
 _VANISHING = {**_IN_PLACE, "Nats-TTL": "1s"}
@@ -95,7 +108,8 @@ class NatsBlobs:
         return content if is_content(content, name, num_bytes) else None
 
     def keep_only(self, names: Collection[str]) -> None:
-        if self._writing.acquire(blocking=False):  # else another time: a blob on its way up may take minutes
+        # else another time: a blob on its way up may take minutes
+        if self._writing.acquire(blocking=False):
             try:
                 self._delete_all_but(names)
             finally:
@@ -104,7 +118,8 @@ class NatsBlobs:
     def _delete_all_but(self, names: Collection[str]) -> None:
         for name in self._names() - set(names):
             half, gone = self._deleted(name), msgspec.structs.replace(self._deleted(name), nuid="")
-            # In this order: whatever gets lost, a blob has no chunks that its meta does not own up to.
+            # In this order: whatever gets lost, a blob has no chunks that its meta does not own up
+            # to.
             self._write([self._meta(half), self._no_chunks(name), self._meta(gone, _VANISHING)])
 
     # Metas
@@ -119,7 +134,11 @@ class NatsBlobs:
         found: set[str] = set()
         after = 0
         while page := self._stream.read(self._bucket.metas, after):
-            found |= {info.nuid for info in (_decoded(stored.content) for stored in page) if info and is_name(info.nuid)}
+            found |= {
+                info.nuid
+                for info in (_decoded(stored.content) for stored in page)
+                if info and is_name(info.nuid)
+            }
             after = page[-1].sequence
         return found
 
@@ -139,7 +158,9 @@ class NatsBlobs:
         return msgspec.structs.replace(self._whole(name, 0), digest="", deleted=True)
 
     def _meta(self, info: Info, headers: Mapping[str, str] = _IN_PLACE) -> Outgoing:
-        return Outgoing(self._bucket.meta_of(info.name), msgspec.json.encode(info), info.name, headers)
+        return Outgoing(
+            self._bucket.meta_of(info.name), msgspec.json.encode(info), info.name, headers
+        )
 
     # Chunks
 
@@ -147,14 +168,25 @@ class NatsBlobs:
         return Outgoing(self._bucket.chunks_of(name), b"", name, _VANISHING)
 
     def _write_chunks(self, name: str, content: bytes, sequence: int) -> None:
-        """Behind a sequence, with nothing in between: a dead process's last bytes can arrive late, and would spoil the blob."""
+        """Behind a sequence, with nothing in between: a dead process's last bytes can arrive late,
+        and would spoil the blob.
+        """
         offset = 0
         while offset < len(content):
             flight = range(offset, min(offset + self._up.num_bytes, len(content)), CHUNK_BYTES)
             with self._up.measured():
-                answers = self._write([Outgoing(self._bucket.chunks_of(name), content[o : o + CHUNK_BYTES], name) for o in flight])
-            if [answer.seq for answer in answers] != list(range(sequence + 1, sequence + 1 + len(flight))):
-                raise LogError(f"the store has something else between the chunks of {name}; put it again")
+                answers = self._write(
+                    [
+                        Outgoing(self._bucket.chunks_of(name), content[o : o + CHUNK_BYTES], name)
+                        for o in flight
+                    ]
+                )
+            if [answer.seq for answer in answers] != list(
+                range(sequence + 1, sequence + 1 + len(flight))
+            ):
+                raise LogError(
+                    f"the store has something else between the chunks of {name}; put it again"
+                )
             offset, sequence = flight[-1] + CHUNK_BYTES, answers[-1].seq
 
     def _read_chunks(self, name: str, num_bytes: int) -> bytes:
@@ -174,7 +206,9 @@ class NatsBlobs:
 
     def _page(self, name: str, after: int) -> list[Stored]:
         with self._down.measured():
-            return self._stream.read(self._bucket.chunks_of(name), after, max_bytes=self._down.num_bytes)
+            return self._stream.read(
+                self._bucket.chunks_of(name), after, max_bytes=self._down.num_bytes
+            )
 
     def _write(self, messages: Sequence[Outgoing]) -> list[Answer]:
         answers = self._stream.write(messages)

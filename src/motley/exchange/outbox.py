@@ -1,7 +1,9 @@
-"""Outbox: what this publisher has made and the log has not yet confirmed, in a file that survives a crash at any moment.
+"""Outbox: what this publisher has made and the log has not yet confirmed, in a file that survives a
+crash at any moment.
 
-It owns the publisher's chain (counter, hash of the record before) and signs: a record gets its place in the chain, its signature and its
-line in the file in one transaction, so that nothing sampled is lost, sent twice under two counters, or forked.
+It owns the publisher's chain (counter, hash of the record before) and signs: a record gets its
+place in the chain, its signature and its line in the file in one transaction, so that nothing
+sampled is lost, sent twice under two counters, or forked.
 """
 
 from __future__ import annotations
@@ -20,9 +22,15 @@ from motley.records import FIRST_PREVIOUS, Content, Stamp
 BATCH = 256  # records in flight at a time
 
 _TABLES = """
-CREATE TABLE IF NOT EXISTS head (one INTEGER PRIMARY KEY CHECK (one = 1), counter INTEGER NOT NULL, previous BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS unsent (counter INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, record BLOB NOT NULL, due_s REAL NOT NULL);
-CREATE TABLE IF NOT EXISTS blobs (counter INTEGER NOT NULL, name TEXT NOT NULL, content BLOB NOT NULL, PRIMARY KEY (counter, name));
+CREATE TABLE IF NOT EXISTS head (
+    one INTEGER PRIMARY KEY CHECK (one = 1), counter INTEGER NOT NULL, previous BLOB NOT NULL
+);
+CREATE TABLE IF NOT EXISTS unsent (
+    counter INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, record BLOB NOT NULL, due_s REAL NOT NULL
+);
+CREATE TABLE IF NOT EXISTS blobs (
+    counter INTEGER NOT NULL, name TEXT NOT NULL, content BLOB NOT NULL, PRIMARY KEY (counter, name)
+);
 CREATE TABLE IF NOT EXISTS rounds (round INTEGER PRIMARY KEY, note BLOB NOT NULL);
 """
 
@@ -48,8 +56,13 @@ class Outbox:
         self._database = self._open()
         with self._database:
             self._database.executescript(_TABLES)
-            if "due_s" not in {row[1] for row in self._database.execute("PRAGMA table_info(unsent)")}:  # a file of version 0.2
-                self._database.execute("ALTER TABLE unsent ADD COLUMN due_s REAL NOT NULL DEFAULT 0")
+            # a file of version 0.2
+            if "due_s" not in {
+                row[1] for row in self._database.execute("PRAGMA table_info(unsent)")
+            }:
+                self._database.execute(
+                    "ALTER TABLE unsent ADD COLUMN due_s REAL NOT NULL DEFAULT 0"
+                )
 
     def _open(self) -> sqlite3.Connection:
         database = sqlite3.connect(self._path or ":memory:", check_same_thread=False, timeout=60)
@@ -90,18 +103,29 @@ class Outbox:
     ) -> None:
         """Chain, sign and keep records; with `round`, mark it as sampled. All or nothing.
 
-        `due_s`: not to be sent before. `blobs`: what must be in the store before the first of the records is on the log.
+        `due_s`: not to be sent before. `blobs`: what must be in the store before the first of the
+        records is on the log.
         """
         with self._database:
             head = first = self.head
             for content in contents:
-                parts = encode_parts(content, Stamp(key=self._signer.public, counter=head.counter, previous=head.previous), self._lossless)
+                parts = encode_parts(
+                    content,
+                    Stamp(key=self._signer.public, counter=head.counter, previous=head.previous),
+                    self._lossless,
+                )
                 sealed = Sealed(b"", b"".join(parts))
                 record = pack(self._signer.sign(sealed.signed), *parts)
-                self._database.execute("INSERT INTO unsent VALUES (?, ?, ?, ?)", (head.counter, content.id, record, due_s))
+                self._database.execute(
+                    "INSERT INTO unsent VALUES (?, ?, ?, ?)",
+                    (head.counter, content.id, record, due_s),
+                )
                 head = Head(head.counter + 1, sealed.hash)
             self._set_head(head)
-            self._database.executemany("INSERT INTO blobs VALUES (?, ?, ?)", [(first.counter, *blob) for blob in (blobs or {}).items()])
+            self._database.executemany(
+                "INSERT INTO blobs VALUES (?, ?, ?)",
+                [(first.counter, *blob) for blob in (blobs or {}).items()],
+            )
             if round is not None:
                 self._database.execute("INSERT INTO rounds VALUES (?, ?)", (round, note))
 
@@ -123,7 +147,10 @@ class Outbox:
         return math.inf if row[0] is None else row[0]
 
     def deliver(self, log: Log, now_s: float = math.inf, blobs: Blobs | None = None) -> None:
-        """Send what is due, in the order of the chain; what the log has confirmed is forgotten. LogError leaves the rest for later."""
+        """Send what is due, in the order of the chain; what the log has confirmed is forgotten.
+
+        LogError leaves the rest for later.
+        """
         query = "SELECT counter, id, record FROM unsent WHERE due_s <= ? ORDER BY counter LIMIT ?"
         while rows := self._database.execute(query, (now_s, BATCH)).fetchall():
             counters = [(counter,) for counter, _, _ in rows]
@@ -135,7 +162,9 @@ class Outbox:
 
     def _store_blobs(self, counters: Sequence[tuple[int]], blobs: Blobs | None) -> None:
         for counter in counters:
-            for name, content in self._database.execute("SELECT name, content FROM blobs WHERE counter = ?", counter):
+            for name, content in self._database.execute(
+                "SELECT name, content FROM blobs WHERE counter = ?", counter
+            ):
                 assert blobs, "weights were put in the outbox of a peer that has no store for them"
                 blobs.put(name, content)
 

@@ -1,4 +1,7 @@
-"""Presence: who is there, and what they do. Small signed messages that are not kept, each newer than the one before."""
+"""Presence: who is there, and what they do.
+
+Small signed messages that are not kept, each newer than the one before.
+"""
 
 from __future__ import annotations
 
@@ -55,9 +58,13 @@ class Heard:
 
 
 class Presence:
-    """Listens to everyone; with a voice of its own, also tells what `say` was last called with, every few seconds."""
+    """Listens to everyone; with a voice of its own, also tells what `say` was last called with,
+    every few seconds.
+    """
 
-    def __init__(self, connection: Connection, crew: str, verify: Verify, me: Voice | None = None) -> None:
+    def __init__(
+        self, connection: Connection, crew: str, verify: Verify, me: Voice | None = None
+    ) -> None:
         self.heard: dict[str, Heard] = {}
         self._connection, self._names, self._verify, self._me = connection, Names(crew), verify, me
         self._beat = Beat("starting", 0)
@@ -93,10 +100,17 @@ class Presence:
         assert self._me
         content = msgspec.json.encode(msgspec.structs.replace(self._beat, at_s=time.time()))
         with suppress(LogError):  # not being heard is what silence is for
-            self._connection.publish(self._names.presence(self._me.name), self._me.sign(self._signed(self._me.name, content)) + content)
+            self._connection.publish(
+                self._names.presence(self._me.name),
+                self._me.sign(self._signed(self._me.name, content)) + content,
+            )
 
     def _on_message(self, message: Msg) -> None:
-        peer, signature, content = message.subject.rsplit(".", 1)[-1], message.data[:64], message.data[64:]
+        peer, signature, content = (
+            message.subject.rsplit(".", 1)[-1],
+            message.data[:64],
+            message.data[64:],
+        )
         if not self._verify(peer, signature, self._signed(peer, content)):
             return
         try:

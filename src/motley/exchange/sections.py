@@ -1,4 +1,6 @@
-"""The sections of a group's record: tokens, log-probs, rewards and endings as bytes. docs/protocol.md has them byte by byte."""
+"""The sections of a group's record: tokens, log-probs, rewards and endings as bytes.
+docs/protocol.md has them byte by byte.
+"""
 
 from __future__ import annotations
 
@@ -25,33 +27,50 @@ class WireError(ValueError):
 
 
 def encode_sections(id: str, rollouts: Sequence[Rollout], lossless: bool) -> list[bytes]:
-    """Rewards, endings and lengths; tokens; log-probs: cut where one kind of bytes ends and another begins."""
+    """Rewards, endings and lengths; tokens; log-probs: cut where one kind of bytes ends and another
+    begins.
+    """
     if any(len(rollout.tokens) != len(rollout.logprobs) for rollout in rollouts):
-        raise ValueError(f"a rollout of group {id} has not as many log-probs as tokens; expected one each")
+        raise ValueError(
+            f"a rollout of group {id} has not as many log-probs as tokens; expected one each"
+        )
     flat = [logprob for rollout in rollouts for logprob in rollout.logprobs]
     if len(rollouts) > MAX_ROLLOUTS or len(flat) > MAX_TOKENS:
         raise ValueError(
-            f"group {id} has {len(rollouts)} rollouts and {len(flat)} tokens; a record takes {MAX_ROLLOUTS}, {MAX_TOKENS}: "
+            f"group {id} has {len(rollouts)} rollouts and {len(flat)} tokens; a record takes "
+            f"{MAX_ROLLOUTS}, {MAX_TOKENS}: "
             "use a smaller group_size or max_tokens"
         )
     rewards = _little_endian(array("f", (r.reward for r in rollouts))).tobytes()
     endings = bytes(_ENDINGS.index(r.ending) for r in rollouts)
     lengths = varint_bytes(len(r.tokens) for r in rollouts)
     tokens = varint_bytes(token for r in rollouts for token in r.tokens)
-    logprobs = [_planes(array("f", flat))] if lossless else _steps_bytes([max(0, round(-x * STEPS_PER_NAT)) for x in flat])
+    logprobs = (
+        [_planes(array("f", flat))]
+        if lossless
+        else _steps_bytes([max(0, round(-x * STEPS_PER_NAT)) for x in flat])
+    )
     return [rewards + endings + lengths, tokens, *logprobs]
 
 
 def fits_rounding(rollouts: Sequence[Rollout]) -> bool:
     """Whether every log-prob is within what the rounded form can say."""
-    return all(LEAST_LOGPROB <= logprob <= MOST_LOGPROB for rollout in rollouts for logprob in rollout.logprobs)
+    return all(
+        LEAST_LOGPROB <= logprob <= MOST_LOGPROB
+        for rollout in rollouts
+        for logprob in rollout.logprobs
+    )
 
 
 def decode_sections(sections: bytes, num_rollouts: int, lossless: bool) -> tuple[Rollout, ...]:
     if not 0 <= num_rollouts <= len(sections):
-        raise WireError("truncated", f"record declares {num_rollouts} rollouts in {len(sections)} bytes")
+        raise WireError(
+            "truncated", f"record declares {num_rollouts} rollouts in {len(sections)} bytes"
+        )
     if num_rollouts > MAX_ROLLOUTS:
-        raise WireError("size", f"group has {num_rollouts} rollouts; at most {MAX_ROLLOUTS} are read")
+        raise WireError(
+            "size", f"group has {num_rollouts} rollouts; at most {MAX_ROLLOUTS} are read"
+        )
     rewards_stop, endings_stop = 4 * num_rollouts, 5 * num_rollouts
     _must_have(sections, endings_stop)
     rewards = _little_endian(array("f", sections[:rewards_stop]))
@@ -63,11 +82,22 @@ def decode_sections(sections: bytes, num_rollouts: int, lossless: bool) -> tuple
     if total > MAX_TOKENS:
         raise WireError("size", f"group has {total} tokens; at most {MAX_TOKENS} are read")
     tokens, start = varints(sections, start, total)
-    logprobs = _exact_logprobs(sections[start:], total) if lossless else _rounded_logprobs(sections[start:], total)
+    logprobs = (
+        _exact_logprobs(sections[start:], total)
+        if lossless
+        else _rounded_logprobs(sections[start:], total)
+    )
     found, at = [], 0
     for length, reward, ending in zip(lengths, rewards, endings, strict=True):
         part = slice(at, at + length)
-        found.append(Rollout(tokens=tuple(tokens[part]), logprobs=tuple(logprobs[part]), reward=reward, ending=_ENDINGS[ending]))
+        found.append(
+            Rollout(
+                tokens=tuple(tokens[part]),
+                logprobs=tuple(logprobs[part]),
+                reward=reward,
+                ending=_ENDINGS[ending],
+            )
+        )
         at += length
     return tuple(found)
 
@@ -88,15 +118,19 @@ def _exact_logprobs(planes: bytes, count: int) -> list[float]:
 
 
 def _planes(values: array[float]) -> bytes:
-    """All first bytes, then all second ones, and so on: bytes of one place are alike, and compress better together."""
+    """All first bytes, then all second ones, and so on: bytes of one place are alike, and compress
+    better together.
+    """
     content = _little_endian(values).tobytes()
     return b"".join(content[byte::4] for byte in range(4))
 
 
 def _steps_bytes(steps: list[int]) -> list[bytes]:
-    """Numbers of 16 bits: how long each is in binary, a byte each; then the bits below its leading one, lowest first, in a row.
+    """Numbers of 16 bits: how long each is in binary, a byte each; then the bits below its leading
+    one, lowest first, in a row.
 
-    The lengths of confident tokens are short and alike, and compress; the bits below do not, and are not rounded up to bytes.
+    The lengths of confident tokens are short and alike, and compress; the bits below do not, and
+    are not rounded up to bytes.
     """
     found, held, num_held = bytearray(), 0, 0
     for step in steps:
@@ -118,7 +152,8 @@ def _rounded_logprobs(section: bytes, count: int) -> list[float]:
     lengths = section[:count]
     if max(lengths, default=0) > 16:
         raise WireError("malformed", "a log-prob has more than 16 bits")
-    num_bits = sum(lengths) - count + lengths.count(0)  # a number without a leading one has none below it either
+    # a number without a leading one has none below it either
+    num_bits = sum(lengths) - count + lengths.count(0)
     _must_have(section, count + (num_bits + 7) // 8, exactly=True)
     found, at, held, num_held = [], count, 0, 0
     for length in lengths:

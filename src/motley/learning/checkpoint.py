@@ -1,7 +1,9 @@
-"""Checkpoints: a folder written aside, synced, then renamed into place; two are kept; hashes are checked on load.
+"""Checkpoints: a folder written aside, synced, then renamed into place; two are kept; hashes are
+checked on load.
 
-A folder per peer holds an ordinary Hugging Face or PEFT folder (`model/`) and `optimiser.safetensors`; `state.json` holds
-everything else and the sha256 of every file. No pickle anywhere.
+A folder per peer holds an ordinary Hugging Face or PEFT folder (`model/`) and
+`optimiser.safetensors`; `state.json` holds everything else and the sha256 of every file. No pickle
+anywhere.
 """
 
 from __future__ import annotations
@@ -34,8 +36,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     sha256: dict[str, str]  # path in the folder -> hash
 
 
-def save_checkpoint(root: Path, round: int, state: dict[str, Any], write: Callable[[Path], None]) -> Path:
-    """Let `write` fill a new folder, add the manifest, and make it the newest checkpoint in one rename."""
+def save_checkpoint(
+    root: Path, round: int, state: dict[str, Any], write: Callable[[Path], None]
+) -> Path:
+    """Let `write` fill a new folder, add the manifest, and make it the newest checkpoint in one
+    rename.
+    """
     final, partial = root / f"round-{round:06d}", root / f".round-{round:06d}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -43,7 +49,8 @@ def save_checkpoint(root: Path, round: int, state: dict[str, Any], write: Callab
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise OSError(
-            f"the checkpoint of round {round} could not be written to {root}: {error}; the one before it is whole. "
+            f"the checkpoint of round {round} could not be written to {root}: {error}; the one "
+            "before it is whole. "
             "Make room on the disk, or raise checkpoint_every, and go on with --resume"
         ) from error
     replaced = root / f".{final.name}.replaced"
@@ -61,15 +68,28 @@ def _write_and_sync(partial: Path, state: dict[str, Any], write: Callable[[Path]
     partial.mkdir(parents=True)
     write(partial)
     files = sorted(p for p in partial.rglob("*") if p.is_file())
-    manifest = Manifest(state=state, sha256={str(p.relative_to(partial)): _sha256(p) for p in files})
-    (partial / "state.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest, order="sorted")))
-    for path in [*files, partial / "state.json", *(p for p in partial.rglob("*") if p.is_dir()), partial]:
+    manifest = Manifest(
+        state=state, sha256={str(p.relative_to(partial)): _sha256(p) for p in files}
+    )
+    (partial / "state.json").write_bytes(
+        msgspec.json.format(msgspec.json.encode(manifest, order="sorted"))
+    )
+    for path in [
+        *files,
+        partial / "state.json",
+        *(p for p in partial.rglob("*") if p.is_dir()),
+        partial,
+    ]:
         sync(path)
 
 
 def checkpoints(root: Path) -> list[Path]:
     """Complete checkpoints, oldest first."""
-    found = {int(match[1]): path for path in root.glob("round-*") if (match := _NAME.fullmatch(path.name))}
+    found = {
+        int(match[1]): path
+        for path in root.glob("round-*")
+        if (match := _NAME.fullmatch(path.name))
+    }
     return [found[round] for round in sorted(found)]
 
 
@@ -78,12 +98,16 @@ def load_manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest = msgspec.json.decode((folder / "state.json").read_bytes(), type=Manifest)
     except (OSError, msgspec.DecodeError) as error:
-        raise CheckpointError(f"{folder} has no readable state.json: {error}; delete it to resume from the checkpoint before it") from None
+        raise CheckpointError(
+            f"{folder} has no readable state.json: {error}; delete it to resume from the "
+            "checkpoint before it"
+        ) from None
     for name, expected in manifest.sha256.items():
         path = folder / name
         if not path.is_file() or _sha256(path) != expected:
             raise CheckpointError(
-                f"{path} is missing or changed since it was saved; delete {folder} to resume from the checkpoint before it"
+                f"{path} is missing or changed since it was saved; delete {folder} to resume from "
+                "the checkpoint before it"
             )
     return manifest.state
 
@@ -93,19 +117,29 @@ def save_training(policy: Policy, optimiser: torch.optim.Optimizer, folder: Path
     check_finite(policy)
     folder.mkdir(parents=True)
     policy.save(folder / "model")
-    moments = {f"{name}/{key}": torch.as_tensor(value) for name, p in policy.trained() for key, value in optimiser.state.get(p, {}).items()}
+    moments = {
+        f"{name}/{key}": torch.as_tensor(value)
+        for name, p in policy.trained()
+        for key, value in optimiser.state.get(p, {}).items()
+    }
     save_tensors(moments, folder / "optimiser.safetensors")
 
 
 def load_training(policy: Policy, optimiser: torch.optim.Optimizer, folder: Path) -> None:
     policy.load(folder / "model")
     moments = load_tensors(folder / "optimiser.safetensors")
-    fused = bool(optimiser.defaults.get("fused"))  # then Adam wants its count of steps where the values are
+    # then Adam wants its count of steps where the values are
+    fused = bool(optimiser.defaults.get("fused"))
     for name, parameter in policy.trained():
-        state = {key.rsplit("/", 1)[1]: value for key, value in moments.items() if key.rsplit("/", 1)[0] == name}
+        state = {
+            key.rsplit("/", 1)[1]: value
+            for key, value in moments.items()
+            if key.rsplit("/", 1)[0] == name
+        }
         if state:
             optimiser.state[parameter] = {
-                key: value.to(parameter.device) if fused or key != "step" else value for key, value in state.items()
+                key: value.to(parameter.device) if fused or key != "step" else value
+                for key, value in state.items()
             }
 
 

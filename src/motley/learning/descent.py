@@ -1,4 +1,6 @@
-"""What every training step shares: Adam, and the loss scale that keeps the gradients of float16 arithmetic inside float16's range."""
+"""What every training step shares: Adam, and the loss scale that keeps the gradients of float16
+arithmetic inside float16's range.
+"""
 
 from __future__ import annotations
 
@@ -15,25 +17,38 @@ FUSED = ("cpu", "cuda")
 
 
 def adam(parameters: Iterable[Tensor], lr: float) -> torch.optim.Adam:
-    """In one pass over the values, where torch has it. It takes them as they lie in memory, so gradients and moments must lie alike."""
+    """In one pass over the values, where torch has it.
+
+    It takes them as they lie in memory, so gradients and moments must lie alike.
+    """
     trained = list(parameters)
-    return torch.optim.Adam(trained, lr=lr, fused=all(p.device.type in FUSED and p.is_contiguous() for p in trained) or None)
+    return torch.optim.Adam(
+        trained,
+        lr=lr,
+        fused=all(p.device.type in FUSED and p.is_contiguous() for p in trained) or None,
+    )
 
 
 def descend(optimiser: torch.optim.Adam, norm: Tensor) -> None:
-    """Step along the gradient, unless its norm is no number. A GPU finds that out for itself: nobody waits for it."""
+    """Step along the gradient, unless its norm is no number.
+
+    A GPU finds that out for itself: nobody waits for it.
+    """
     if norm.is_cuda and all(group.get("fused") for group in optimiser.param_groups):
-        cast(Any, optimiser).found_inf = (~norm.isfinite()).float()  # where it is 1, torch's fused Adam changes nothing
+        # where it is 1, torch's fused Adam changes nothing
+        cast(Any, optimiser).found_inf = (~norm.isfinite()).float()
     elif not norm.isfinite():
         return
     optimiser.step()
 
 
 class LossScale:
-    """A power of two that losses are multiplied with and gradients divided by; 1, and no other, unless the arithmetic is float16.
+    """A power of two that losses are multiplied with and gradients divided by; 1, and no other,
+    unless the arithmetic is float16.
 
-    Where a gradient does not fit float16 all the same, `shrink` it and take the backward pass again. It is not in checkpoints: a resumed
-    run finds it again in a few backward passes, and a power of two changes of a gradient only what float16 rounds to zero.
+    Where a gradient does not fit float16 all the same, `shrink` it and take the backward pass
+    again. It is not in checkpoints: a resumed run finds it again in a few backward passes, and a
+    power of two changes of a gradient only what float16 rounds to zero.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:

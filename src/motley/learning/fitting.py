@@ -1,4 +1,6 @@
-"""Fitting a policy to this machine: how many tokens one micro-batch may hold, and whether its architecture is computed rightly."""
+"""Fitting a policy to this machine: how many tokens one micro-batch may hold, and whether its
+architecture is computed rightly.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ CLOSE = 1e-2  # nat
 
 
 def fitting_budget(policy: Policy) -> int:
-    """Packed tokens of one micro-batch that memory surely holds, from what a small one needs. A power of two."""
+    """Packed tokens of one micro-batch that memory surely holds, from what a small one needs.
+
+    A power of two.
+    """
     if sum(p.numel() for p in policy.model.parameters()) < TINY_PARAMETERS:
         return TINY_TOKENS
     budget = LEAST_TOKENS
@@ -37,16 +42,21 @@ def fitting_budget(policy: Policy) -> int:
         if not is_out_of_memory(error):
             raise
         return budget
-    room = SHARE * (_free_bytes(policy.device) - OPTIMISER_BYTES * sum(p.numel() for _, p in policy.trained()))
+    room = SHARE * (
+        _free_bytes(policy.device) - OPTIMISER_BYTES * sum(p.numel() for _, p in policy.trained())
+    )
     while budget < MOST_TOKENS and 2 * budget * per_token <= room:
         budget *= 2
     return budget
 
 
 def _bytes_per_token(policy: Policy) -> float:
-    """What a training step keeps for one token: measured on a GPU, by the model's sizes elsewhere."""
+    """What a training step keeps for one token: measured on a GPU, by the model's sizes
+    elsewhere.
+    """
     layers, hidden = policy.config.num_hidden_layers, policy.config.hidden_size
-    layer = 10 * hidden + 4 * (getattr(policy.config, "intermediate_size", None) or 4 * hidden)  # GPT-2 names none
+    # GPT-2 names none
+    layer = 10 * hidden + 4 * (getattr(policy.config, "intermediate_size", None) or 4 * hidden)
     by_sizes = 4.0 * (layers * hidden + layer if policy.gradient_checkpointing else layers * layer)
     if policy.device.type != "cuda":
         return by_sizes
@@ -57,7 +67,9 @@ def _bytes_per_token(policy: Policy) -> float:
 
 def _peak_bytes(policy: Policy, num_tokens: int) -> int:
     row = tuple(range(1, PROBE_LENGTH))
-    sequences = [ToScore(row=i, prompt=(1 + i,), tokens=row) for i in range(num_tokens // PROBE_LENGTH)]
+    sequences = [
+        ToScore(row=i, prompt=(1 + i,), tokens=row) for i in range(num_tokens // PROBE_LENGTH)
+    ]
     torch.cuda.reset_peak_memory_stats(policy.device)
     for micro in micro_batches(sequences, num_tokens, policy.device):
         score(policy, micro.packed).logp_M.mean().backward()
@@ -69,19 +81,33 @@ def _free_bytes(device: torch.device) -> float:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     if MEMORY.exists():  # Linux, with what a full page cache would give back
-        return 1024.0 * next(int(line.split()[1]) for line in MEMORY.read_text().splitlines() if line.startswith("MemAvailable"))
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # a Mac does not say what is free
+        return 1024.0 * next(
+            int(line.split()[1])
+            for line in MEMORY.read_text().splitlines()
+            if line.startswith("MemAvailable")
+        )
+    # a Mac does not say what is free
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def check_finite(policy: Policy) -> None:
-    """Refuse weights that give no log-probs or no gradient any more, before anything is kept of them."""
+    """Refuse weights that give no log-probs or no gradient any more, before anything is kept of
+    them.
+    """
     end = policy.vocabulary.end_id
-    (micro,) = micro_batches([ToScore(row=0, prompt=(end, 1), tokens=(2, 1, end))], 8, policy.device)
+    (micro,) = micro_batches(
+        [ToScore(row=0, prompt=(end, 1), tokens=(2, 1, end))], 8, policy.device
+    )
     logp_M = score(policy, micro.packed).logp_M
-    gradient = torch.autograd.grad(logp_M.sum(), [p for _, p in policy.trained()], allow_unused=True)
-    if not all(bool(torch.isfinite(value).all()) for value in (logp_M, *gradient) if value is not None):
+    gradient = torch.autograd.grad(
+        logp_M.sum(), [p for _, p in policy.trained()], allow_unused=True
+    )
+    if not all(
+        bool(torch.isfinite(value).all()) for value in (logp_M, *gradient) if value is not None
+    ):
         raise FloatingPointError(
-            f"the weights of version {policy.version} give log-probs that are no numbers, and were not saved; lower lr in the run's "
+            f"the weights of version {policy.version} give log-probs that are no numbers, and "
+            "were not saved; lower lr in the run's "
             "config.toml and go on with --resume from the checkpoint before"
         )
 
@@ -111,13 +137,17 @@ def halved(budget: int) -> int:
 
 def too_large(budget: int) -> ValueError:
     return ValueError(
-        f"out of memory with {budget} tokens in a micro-batch; set token_budget = {max(1, budget // 2)} or lower "
-        "under [learning], gradient_checkpointing = true or train = { lora = { rank = 16 } } for the peer, or lower max_tokens"
+        f"out of memory with {budget} tokens in a micro-batch; set token_budget = "
+        f"{max(1, budget // 2)} or lower "
+        "under [learning], gradient_checkpointing = true or train = { lora = { rank = 16 } } for "
+        "the peer, or lower max_tokens"
     )
 
 
 def check_supported(policy: Policy) -> None:
-    """Refuse an architecture whose log-probs come out otherwise over packed tokens than by its own forward, row by row."""
+    """Refuse an architecture whose log-probs come out otherwise over packed tokens than by its own
+    forward, row by row.
+    """
     try:
         fault = _packing_fault(policy)
         reason = f"its log-probs differ by {fault:.2g} between packed rows and its own forward"
@@ -126,23 +156,41 @@ def check_supported(policy: Policy) -> None:
         fault, reason = float("inf"), f"its code does not run over packed rows ({said})"
     if not fault <= (CLOSE if policy.dtype == torch.float32 else 30 * CLOSE):
         raise ValueError(
-            f"architecture {policy.config.model_type!r} is not supported: {reason}; models like Llama, Qwen, Gemma 3, Mistral and GPT-2 are"
+            f"architecture {policy.config.model_type!r} is not supported: {reason}; models like "
+            "Llama, Qwen, Gemma 3, Mistral and GPT-2 are"
         )
 
 
 @torch.no_grad()
 def _packing_fault(policy: Policy) -> float:
-    """The largest difference, in nat, that packing makes to a few short rows, two of which begin alike; not a number where one is not."""
-    rows = [((5, 6, 7), (3, 4, 10)), ((5, 6, 7), (3, 11, 12)), ((5, 6, 7), (4, 4, 11)), ((8, 9), (5, 4, 12))]
-    sequences = [ToScore(row=i, prompt=prompt, tokens=tokens) for i, (prompt, tokens) in enumerate(rows)]
+    """The largest difference, in nat, that packing makes to a few short rows, two of which begin
+    alike; not a number where one is not.
+    """
+    rows = [
+        ((5, 6, 7), (3, 4, 10)),
+        ((5, 6, 7), (3, 11, 12)),
+        ((5, 6, 7), (4, 4, 11)),
+        ((8, 9), (5, 4, 12)),
+    ]
+    sequences = [
+        ToScore(row=i, prompt=prompt, tokens=tokens) for i, (prompt, tokens) in enumerate(rows)
+    ]
     (micro,) = micro_batches(sequences, 1 << 10, policy.device)
     packed_BT = micro.unpack(score(policy, micro.packed).logp_M)
     faults = []
     for row_T, row in zip(packed_BT, micro.row_B.tolist(), strict=True):
         sequence = sequences[row]
         ids = torch.tensor([[*sequence.prompt, *sequence.tokens]], device=policy.device)
-        with torch.autocast(policy.device.type, dtype=policy.dtype, enabled=policy.dtype != torch.float32):
-            logits_TV = policy.base(input_ids=ids, use_cache=False).logits[0, len(sequence.prompt) - 1 : -1]
-        own_T = torch.log_softmax(logits_TV.float(), -1).gather(1, ids[0, len(sequence.prompt) :, None]).squeeze(1)
+        with torch.autocast(
+            policy.device.type, dtype=policy.dtype, enabled=policy.dtype != torch.float32
+        ):
+            logits_TV = policy.base(input_ids=ids, use_cache=False).logits[
+                0, len(sequence.prompt) - 1 : -1
+            ]
+        own_T = (
+            torch.log_softmax(logits_TV.float(), -1)
+            .gather(1, ids[0, len(sequence.prompt) :, None])
+            .squeeze(1)
+        )
         faults.append((own_T - row_T[: len(own_T)]).abs().max())
     return float(torch.stack(faults).max())

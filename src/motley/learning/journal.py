@@ -1,6 +1,9 @@
-"""Journal: what each step was taken from, written before it is taken. After a crash the same steps are taken again, from the same groups.
+"""Journal: what each step was taken from, written before it is taken.
 
-A line per step: the version it makes, how far the log had been read, whether the round was closed early, and which records were used.
+After a crash the same steps are taken again, from the same groups.
+
+A line per step: the version it makes, how far the log had been read, whether the round was closed
+early, and which records were used.
 """
 
 from __future__ import annotations
@@ -26,7 +29,13 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     @staticmethod
     def of(round: int, cursor: int, closed: bool, chosen: Sequence[Candidate]) -> Step:
         digest = hashlib.sha256(b"".join(c.hash for c in chosen)).hexdigest()
-        return Step(round=round, cursor=cursor, closed=closed, positions=tuple(c.position for c in chosen), sha256=digest)
+        return Step(
+            round=round,
+            cursor=cursor,
+            closed=closed,
+            positions=tuple(c.position for c in chosen),
+            sha256=digest,
+        )
 
 
 class Journal:
@@ -34,7 +43,9 @@ class Journal:
         self._path = path
         lines = path.read_bytes().split(b"\n") if path.exists() else []
         self._steps = {
-            step.round: step for line in lines[:-1] if (step := msgspec.json.decode(line, type=Step))
+            step.round: step
+            for line in lines[:-1]
+            if (step := msgspec.json.decode(line, type=Step))
         }  # a torn line was never acted on
         self._rewrite()
 
@@ -52,13 +63,17 @@ class Journal:
         return max((step.cursor for step in self._steps.values()), default=0)
 
     def add(self, step: Step) -> None:
-        """Write a step down for good. The same step again changes nothing; another for its round is an error."""
+        """Write a step down for good.
+
+        The same step again changes nothing; another for its round is an error.
+        """
         known = self._steps.get(step.round)
         if known == step:
             return
         if known:
             raise ValueError(
-                f"round {step.round} was learned from records {list(known.positions)} before the restart and would now be learned from "
+                f"round {step.round} was learned from records {list(known.positions)} before the "
+                "restart and would now be learned from "
                 f"{list(step.positions)}; is it another log, or were files of this run changed?"
             )
         self._steps[step.round] = step
@@ -73,4 +88,6 @@ class Journal:
         self._rewrite()
 
     def _rewrite(self) -> None:
-        replace(self._path, b"".join(msgspec.json.encode(step) + b"\n" for step in self._steps.values()))
+        replace(
+            self._path, b"".join(msgspec.json.encode(step) + b"\n" for step in self._steps.values())
+        )

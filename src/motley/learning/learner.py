@@ -1,4 +1,7 @@
-"""Learner: one optimiser step from selected groups. Knows policies and objectives; knows no log and no peer."""
+"""Learner: one optimiser step from selected groups.
+
+Knows policies and objectives; knows no log and no peer.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,9 @@ class Success:
         rewards: dict[str, list[float]] = {}
         for candidate in candidates:
             if candidate.own:
-                rewards.setdefault(candidate.problem.kind, []).extend(r.reward for r in candidate.group.rollouts)
+                rewards.setdefault(candidate.problem.kind, []).extend(
+                    r.reward for r in candidate.group.rollouts
+                )
         for kind, values in rewards.items():
             now = sum(values) / len(values)
             self.by_kind[kind] = self.memory * self.by_kind.get(kind, now) + (1 - self.memory) * now
@@ -105,12 +110,19 @@ class Learner:
         self.optimiser = adam(self._parameters, lr)
 
     def step(self, candidates: Sequence[Candidate]) -> StepReport:
-        """Learn once from these groups. A step in which every advantage is zero changes nothing but the version."""
+        """Learn once from these groups.
+
+        A step in which every advantage is zero changes nothing but the version.
+        """
         self.success.update(candidates)
         batch = self._batch(candidates)
         terms = self._objective.prepare(batch.samples)
         silent_B = self._objective.silent(terms).tolist()
-        todo = [sequence for sequence, silent in zip(batch.sequences, silent_B, strict=True) if not silent]
+        todo = [
+            sequence
+            for sequence, silent in zip(batch.sequences, silent_B, strict=True)
+            if not silent
+        ]
         rows = _rows(batch, terms, self.policy.version)
         made = self._backward(batch, terms, todo)
         if todo:
@@ -135,7 +147,10 @@ class Learner:
             descend(self.optimiser, norm)
 
     def _settle(self, made: _Gradient, again: Callable[[], _Gradient]) -> float:
-        """The norm of the gradient that was stepped along. One that float16 does not hold is made again, at a smaller scale."""
+        """The norm of the gradient that was stepped along.
+
+        One that float16 does not hold is made again, at a smaller scale.
+        """
         grad_norm = float(made.norm)
         while not np.isfinite(grad_norm) and np.isfinite(made.loss) and self.scale.shrink():
             norm = again().norm
@@ -143,7 +158,8 @@ class Learner:
             grad_norm = float(norm)
         if not np.isfinite(grad_norm):
             raise FloatingPointError(
-                f"gradient norm is {grad_norm} at version {self.policy.version}; nothing was changed by this step. "
+                f"gradient norm is {grad_norm} at version {self.policy.version}; nothing was "
+                "changed by this step. "
                 f"Lower lr, or check the rewards for extreme values{self._or_bfloat16()}; "
                 "a run goes on from its newest checkpoint with --resume"
             )
@@ -151,10 +167,15 @@ class Learner:
         return grad_norm
 
     def _or_bfloat16(self) -> str:
-        return ", or set dtype = 'bfloat16' for the peer" if self.policy.dtype == torch.float16 else ""
+        return (
+            ", or set dtype = 'bfloat16' for the peer" if self.policy.dtype == torch.float16 else ""
+        )
 
     def _backward(self, batch: _Batch, terms: Terms, todo: list[ToScore]) -> _Gradient:
-        """Add up the gradient. Where memory does not hold a micro-batch, once more with half of it."""
+        """Add up the gradient.
+
+        Where memory does not hold a micro-batch, once more with half of it.
+        """
         try:
             return self._accumulate(batch, terms, todo)
         except RuntimeError as error:
@@ -172,7 +193,10 @@ class Learner:
         self.optimiser.zero_grad()
         self._score.begin()
         notes = []
-        for micro, unscored in [_unscored(batch, terms, micro) for micro in micro_batches(todo, self.token_budget, self.policy.device)]:
+        for micro, unscored in [
+            _unscored(batch, terms, micro)
+            for micro in micro_batches(todo, self.token_budget, self.policy.device)
+        ]:
             scores = self._score(micro.packed)
             loss_batch = unscored(logp_learner_BT=micro.unpack(scores.logp_M))
             output = self._objective.loss(loss_batch)
@@ -202,7 +226,13 @@ class Learner:
             group_B=[g for g, _, _ in entries],
             logp_sampler_B=[r.logprobs for _, _, r in entries],
             sequences=[
-                ToScore(row=i, prompt=prompt_ids(c.problem), tokens=r.tokens, temperature=c.group.origin.sampling.temperature, group=g)
+                ToScore(
+                    row=i,
+                    prompt=prompt_ids(c.problem),
+                    tokens=r.tokens,
+                    temperature=c.group.origin.sampling.temperature,
+                    group=g,
+                )
                 for i, (g, c, r) in enumerate(entries)
             ],
             samples=samples,
@@ -210,11 +240,15 @@ class Learner:
         )
 
 
-def _unscored(batch: _Batch, terms: Terms, micro: MicroBatch) -> tuple[MicroBatch, Callable[..., LossBatch]]:
+def _unscored(
+    batch: _Batch, terms: Terms, micro: MicroBatch
+) -> tuple[MicroBatch, Callable[..., LossBatch]]:
     """A micro-batch and all of its LossBatch that is known before it is scored."""
     device = micro.mask_BT.device
     known = chain.from_iterable(batch.logp_sampler_B[row] for row in micro.row_B.tolist())
-    sampler_M = torch.from_numpy(np.fromiter(known, np.float32, len(micro.packed.target_M))).to(device)
+    sampler_M = torch.from_numpy(np.fromiter(known, np.float32, len(micro.packed.target_M))).to(
+        device
+    )
     return micro, partial(
         LossBatch,
         logp_sampler_BT=micro.unpack(sampler_M),
@@ -248,8 +282,19 @@ def _rows(batch: _Batch, terms: Terms, version: int) -> list[Row]:
 
 
 def _note(micro: MicroBatch, scores: Scores, loss_batch: LossBatch, output: LossOutput) -> _Note:
-    tables = (loss_batch.log_ratio_BT, output.weight_BT, output.free_BT, loss_batch.logp_sampler_BT, micro.unpack(scores.entropy_M))
-    kept = (torch.stack([table.detach() for table in tables]), output.keep_B, output.kl_B, output.loss.detach())
+    tables = (
+        loss_batch.log_ratio_BT,
+        output.weight_BT,
+        output.free_BT,
+        loss_batch.logp_sampler_BT,
+        micro.unpack(scores.entropy_M),
+    )
+    kept = (
+        torch.stack([table.detach() for table in tables]),
+        output.keep_B,
+        output.kl_B,
+        output.loss.detach(),
+    )
     on_cpu = [one.to("cpu", non_blocking=one.is_cuda) for one in kept]
     device = scores.logp_M.device
     arrived = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
@@ -263,8 +308,12 @@ def _note_scores(rows: list[Row], note: _Note) -> None:
     log_ratio, weight, free, logq, entropy = note.table_KBT.double().numpy()
     length_B = np.array([rows[row].num_tokens for row in note.row_B])
     is_own_BT = np.arange(weight.shape[1]) < length_B[:, None]
-    mean_weight_B, mean_logq_B = (np.where(is_own_BT, table, 0.0).sum(1) / length_B for table in (weight, logq))
-    for i, (row, keep, kl) in enumerate(zip(note.row_B, note.keep_B.tolist(), note.kl_B.tolist(), strict=True)):
+    mean_weight_B, mean_logq_B = (
+        np.where(is_own_BT, table, 0.0).sum(1) / length_B for table in (weight, logq)
+    )
+    for i, (row, keep, kl) in enumerate(
+        zip(note.row_B, note.keep_B.tolist(), note.kl_B.tolist(), strict=True)
+    ):
         own = slice(rows[row].num_tokens)
         rows[row].scored = ScoredRow(
             keep=keep,

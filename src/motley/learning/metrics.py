@@ -1,4 +1,7 @@
-"""Diagnostics of one step, per sender. docs/metrics.md gives each key its formula. Reads arrays; changes nothing."""
+"""Diagnostics of one step, per sender. docs/metrics.md gives each key its formula.
+
+Reads arrays; changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ QUANTILES = {"q05": 0.05, "q50": 0.5, "q95": 0.95}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredRow:
-    """What a step knows about one sequence after scoring it. Token arrays have one entry per completion token."""
+    """What a step knows about one sequence after scoring it.
+
+    Token arrays have one entry per completion token.
+    """
 
     keep: bool
     kl: float  # the filter's estimate
@@ -40,7 +46,10 @@ class ScoredRow:
 
 @dataclass(slots=True, kw_only=True)
 class Row:
-    """One sequence of a step. `scored` stays None where its advantage was zero and scoring it was skipped."""
+    """One sequence of a step.
+
+    `scored` stays None where its advantage was zero and scoring it was skipped.
+    """
 
     sender: str
     group: int
@@ -53,7 +62,10 @@ class Row:
 
 
 def sender_metrics(rows: Sequence[Row]) -> dict[str, SenderMetrics]:
-    return {sender: _of_sender([r for r in rows if r.sender == sender]) for sender in sorted({r.sender for r in rows})}
+    return {
+        sender: _of_sender([r for r in rows if r.sender == sender])
+        for sender in sorted({r.sender for r in rows})
+    }
 
 
 def _of_sender(rows: list[Row]) -> SenderMetrics:
@@ -109,7 +121,9 @@ def _by_group(scored: list[tuple[Row, ScoredRow]]) -> list[list[tuple[Row, Score
 
 
 def effective_sample_size(weight: Floats) -> float:
-    """(sum w)^2 / (n·sum w^2): the share of tokens that an equally weighted sample of the same variance would have."""
+    """(sum w)^2 / (n·sum w^2): the share of tokens that an equally weighted sample of the same
+    variance would have.
+    """
     square = float((weight**2).sum())
     return float(weight.sum() ** 2 / (len(weight) * square)) if square else 0.0
 
@@ -131,13 +145,17 @@ def _order(value: Floats) -> Floats:
 
 
 def flatness(logq: Floats) -> float:
-    """1/(1 + CV^2) of the group's geometric-mean probabilities: the mean weight GEPO gives samples of the learner's own policy."""
+    """1/(1 + CV^2) of the group's geometric-mean probabilities: the mean weight GEPO gives samples
+    of the learner's own policy.
+    """
     q = np.exp(logq - logq.max())
     return float(q.mean() ** 2 / (q**2).mean())
 
 
 def _estimation_error(members: list[tuple[Row, ScoredRow]]) -> float:
-    """|E_q[w·A] - E_p[A]| of a group: with the weights used, and by the learner's own score of the same sequences, normalised."""
+    """|E_q[w·A] - E_p[A]| of a group: with the weights used, and by the learner's own score of the
+    same sequences, normalised.
+    """
     advantage = np.array([r.advantage for r, _ in members])
     used = np.array([s.mean_used_weight for _, s in members])
     log_ratio = np.array([s.log_ratio.sum() for _, s in members])
@@ -150,15 +168,24 @@ def _rank_agreement(groups: list[list[tuple[Row, ScoredRow]]]) -> tuple[float | 
     before, after = [], []
     for members in groups:
         reward = _order(np.array([r.reward for r, _ in members]))
-        before.append(_tau(reward, _order(np.array([r.advantage * s.mean_weight for r, s in members]))))
+        before.append(
+            _tau(reward, _order(np.array([r.advantage * s.mean_weight for r, s in members])))
+        )
         kept = all(s.keep for _, s in members)
-        after.append(before[-1] if kept else _tau(reward, _order(np.array([r.advantage * s.mean_used_weight for r, s in members]))))
+        after.append(
+            before[-1]
+            if kept
+            else _tau(
+                reward, _order(np.array([r.advantage * s.mean_used_weight for r, s in members]))
+            )
+        )
     return _mean([t for t in before if t is not None]), _mean([t for t in after if t is not None])
 
 
 def _distribution(value: Floats) -> dict[str, float]:
     return {"mean": float(value.mean()), "max": float(value.max())} | {
-        name: float(q) for name, q in zip(QUANTILES, np.quantile(value, list(QUANTILES.values())), strict=True)
+        name: float(q)
+        for name, q in zip(QUANTILES, np.quantile(value, list(QUANTILES.values())), strict=True)
     }
 
 

@@ -1,4 +1,7 @@
-"""Which admitted groups one step learns from. Plain functions of the waiting groups; no model, no clock."""
+"""Which admitted groups one step learns from.
+
+Plain functions of the waiting groups; no model, no clock.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,20 @@ from motley.records import Group, Problem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """An admitted group, waiting. Age is counted on the receiver's own clock, in its versions or in seconds.
+    """An admitted group, waiting.
 
-    `since`: the version that sampled it, for a group of the receiver's own weights; the version at its arrival, for a foreign one.
+    Age is counted on the receiver's own clock, in its versions or in seconds.
+
+    `since`: the version that sampled it, for a group of the receiver's own weights; the version at
+    its arrival, for a foreign one.
     """
 
     group: Group
     problem: Problem
     own: bool
-    family: str  # groups of one family share their statistics: parts of one problem from several authors have the same
+    # groups of one family share their statistics: parts of one problem from several authors have
+    # the same
+    family: str
     since: int
     position: int  # in the log
     came_s: float = 0.0
@@ -39,8 +47,13 @@ class Selection:
     wait: list[Candidate]
 
 
-def stale_families(waiting: Sequence[Candidate], most: float, age: Callable[[Candidate], float]) -> set[str]:
-    """Families past the staleness window. One is as old as its newest part: it could not be used before that."""
+def stale_families(
+    waiting: Sequence[Candidate], most: float, age: Callable[[Candidate], float]
+) -> set[str]:
+    """Families past the staleness window.
+
+    One is as old as its newest part: it could not be used before that.
+    """
     newest: dict[str, float] = {}
     for candidate in waiting:
         newest[candidate.family] = min(age(candidate), newest.get(candidate.family, age(candidate)))
@@ -48,7 +61,9 @@ def stale_families(waiting: Sequence[Candidate], most: float, age: Callable[[Can
 
 
 def select(waiting: Sequence[Candidate], rules: Learning, most: int) -> Selection:
-    """Take the first `most` families, within the quota of each sender and the share kept for own groups."""
+    """Take the first `most` families, within the quota of each sender and the share kept for own
+    groups.
+    """
     own = [c for c in waiting if c.own]
     foreign = _within_quota([c for c in waiting if not c.own], rules.quota)
     if rules.own_share:
@@ -81,4 +96,6 @@ def _within_quota(foreign: list[Candidate], quota: int) -> list[Candidate]:
 def _foreign_room(num_own: int, most: int, own_share: float) -> int:
     """How many foreign groups fit so that own groups are at least their share of the step."""
     own = min(num_own, most)
-    return min(most - math.ceil(own_share * most - 1e-9), int(own * (1 - own_share) / own_share + 1e-9))
+    return min(
+        most - math.ceil(own_share * most - 1e-9), int(own * (1 - own_share) / own_share + 1e-9)
+    )

@@ -1,7 +1,9 @@
-"""Supervised warm start on a task's own answers, so that a fresh model has something to build on. Cached; deterministic by seed.
+"""Supervised warm start on a task's own answers, so that a fresh model has something to build on.
 
-How good a model is on a kind is the mean probability it gives to the whole right answer: the expected accuracy of sampled
-answers, without sampling any.
+Cached; deterministic by seed.
+
+How good a model is on a kind is the mean probability it gives to the whole right answer: the
+expected accuracy of sampled answers, without sampling any.
 """
 
 from __future__ import annotations
@@ -39,11 +41,18 @@ Progress = Callable[[int, dict[str, float]], None]  # (steps so far, accuracy pe
 def check_warm(task: Task, warm: Warm) -> None:
     unknown = sorted(set(warm.of_kinds) - set(task.kinds))
     if unknown:
-        raise ValueError(f"warm names kinds the task does not have: {', '.join(unknown)}; it has {', '.join(task.kinds)}")
+        raise ValueError(
+            f"warm names kinds the task does not have: {', '.join(unknown)}; it has "
+            f"{', '.join(task.kinds)}"
+        )
 
 
-def warm_start(policy: Policy, task: Task, warm: Warm, seed: int, progress: Progress | None = None) -> None:
-    """Train until every kind named has its accuracy, or for the steps named, or take the cached result of the same recipe."""
+def warm_start(
+    policy: Policy, task: Task, warm: Warm, seed: int, progress: Progress | None = None
+) -> None:
+    """Train until every kind named has its accuracy, or for the steps named, or take the cached
+    result of the same recipe.
+    """
     check_warm(task, warm)
     path = _cache_path(
         [
@@ -51,7 +60,8 @@ def warm_start(policy: Policy, task: Task, warm: Warm, seed: int, progress: Prog
             policy.fingerprint,
             policy.vocabulary.fingerprint,
             task.fingerprint,
-            [(answer.prompt, answer.tokens) for answer in _answers(policy, _checks(task, warm))],  # how problems are put
+            # how problems are put
+            [(answer.prompt, answer.tokens) for answer in _answers(policy, _checks(task, warm))],
             _start_hash(policy),
             [policy.device.type, str(policy.dtype)],
             msgspec.to_builtins(warm),
@@ -77,30 +87,49 @@ def expected_accuracy(policy: Policy, problems: list[Problem], budget: int = 0) 
     """Per kind, the mean probability of sampling exactly the right answer."""
     by_kind: dict[str, list[float]] = {}
     with torch.no_grad():
-        for micro in micro_batches(_answers(policy, problems), budget or fitting_budget(policy), policy.device):
+        for micro in micro_batches(
+            _answers(policy, problems), budget or fitting_budget(policy), policy.device
+        ):
             probability_B = micro.unpack(score(policy, micro.packed).logp_M).sum(1).exp()
             for row, probability in zip(micro.row_B.tolist(), probability_B.tolist(), strict=True):
                 by_kind.setdefault(problems[row].kind, []).append(probability)
     return {kind: sum(values) / len(values) for kind, values in by_kind.items()}
 
 
-def _train(policy: Policy, task: Task, warm: Warm, seed: int, budget: int, progress: Progress | None) -> None:
+def _train(
+    policy: Policy, task: Task, warm: Warm, seed: int, budget: int, progress: Progress | None
+) -> None:
     rng = random.Random(f"warm/{seed}")
     checks = _checks(task, warm)
-    teaching = _Teaching(policy, scorer(policy), adam(policy.model.parameters(), warm.lr), LossScale(policy.dtype), budget)
+    teaching = _Teaching(
+        policy,
+        scorer(policy),
+        adam(policy.model.parameters(), warm.lr),
+        LossScale(policy.dtype),
+        budget,
+    )
     accuracy = dict.fromkeys(warm.of_kinds, 0.0)
     for step in range((warm.steps or warm.max_steps) + 1):
         if step % CHECK_EVERY == 0 or step == warm.steps:
             accuracy = expected_accuracy(policy, checks, budget)
             if progress:
                 progress(step, accuracy)
-        lacking = [kind for kind in warm.of_kinds if warm.steps or not accuracy[kind] >= warm.accuracy[kind]]
+        lacking = [
+            kind
+            for kind in warm.of_kinds
+            if warm.steps or not accuracy[kind] >= warm.accuracy[kind]
+        ]
         if not lacking or step == warm.steps > 0:
             return
         problems = [task.draw(rng, "train", rng.choice(lacking)) for _ in range(warm.batch)]
         _supervised_step(teaching, _answers(policy, problems))
-    reached = ", ".join(f"{kind} {value:.2f} of {warm.accuracy[kind]:.2f}" for kind, value in accuracy.items())
-    raise ValueError(f"warm start did not reach its targets in max_steps={warm.max_steps}: {reached}; lower the targets or raise max_steps")
+    reached = ", ".join(
+        f"{kind} {value:.2f} of {warm.accuracy[kind]:.2f}" for kind, value in accuracy.items()
+    )
+    raise ValueError(
+        f"warm start did not reach its targets in max_steps={warm.max_steps}: {reached}; lower "
+        "the targets or raise max_steps"
+    )
 
 
 class _Teaching(NamedTuple):
@@ -117,7 +146,10 @@ def _supervised_step(teaching: _Teaching, answers: list[ToScore]) -> None:
     while not math.isfinite(grad_norm) and teaching.scale.shrink():
         grad_norm = _gradient_norm(teaching, answers)
     if not math.isfinite(grad_norm):
-        raise FloatingPointError(f"the gradient norm of the warm start is {grad_norm}; lower its lr: 1e-4 or less for pretrained models")
+        raise FloatingPointError(
+            f"the gradient norm of the warm start is {grad_norm}; lower its lr: 1e-4 or less for "
+            "pretrained models"
+        )
     teaching.optimiser.step()
     teaching.scale.grow()
 
@@ -133,11 +165,18 @@ def _gradient_norm(teaching: _Teaching, answers: list[ToScore]) -> float:
 
 def _answers(policy: Policy, problems: list[Problem]) -> list[ToScore]:
     prompts = policy.prompts
-    return [ToScore(row=i, prompt=prompts.ids(p), tokens=prompts.answer_ids(p)) for i, p in enumerate(problems)]
+    return [
+        ToScore(row=i, prompt=prompts.ids(p), tokens=prompts.answer_ids(p))
+        for i, p in enumerate(problems)
+    ]
 
 
 def _checks(task: Task, warm: Warm) -> list[Problem]:
-    return [task.draw(random.Random(f"warm-check/{i}"), "train", kind) for kind in warm.of_kinds for i in range(CHECK_PROBLEMS)]
+    return [
+        task.draw(random.Random(f"warm-check/{i}"), "train", kind)
+        for kind in warm.of_kinds
+        for i in range(CHECK_PROBLEMS)
+    ]
 
 
 def _start_hash(policy: Policy) -> str:

@@ -1,7 +1,19 @@
-"""Training objectives: parts, and the table of methods made from them. Knows tensors; knows no learner, record or transport."""
+"""Training objectives: parts, and the table of methods made from them.
+
+Knows tensors; knows no learner, record or transport.
+"""
 
 from motley.objectives.batch import LossBatch, LossOutput, Samples, Terms
 from motley.objectives.objective import Objective
 from motley.objectives.table import OBJECTIVES, VARIANTS, objective
 
-__all__ = ["OBJECTIVES", "VARIANTS", "LossBatch", "LossOutput", "Objective", "Samples", "Terms", "objective"]
+__all__ = [
+    "OBJECTIVES",
+    "VARIANTS",
+    "LossBatch",
+    "LossOutput",
+    "Objective",
+    "Samples",
+    "Terms",
+    "objective",
+]

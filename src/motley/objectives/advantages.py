@@ -1,4 +1,6 @@
-"""Advantages: what a sequence is worth against the others. Pure functions of the whole batch, in float64, before any cut.
+"""Advantages: what a sequence is worth against the others.
+
+Pure functions of the whole batch, in float64, before any cut.
 
 Must not know log-probs of the learner: an advantage is settled before the learner scores anything.
 """
@@ -14,7 +16,8 @@ from motley.objectives.batch import Samples
 
 STD_EPSILON = 1e-4
 MAX_BETA_FACTOR = 1e6
-# Equal means differ by rounding: their variance is 1e-33, not 0. Group means that really differ do so by more than 1e-5.
+# Equal means differ by rounding: their variance is 1e-33, not 0. Group means that really differ do
+# so by more than 1e-5.
 MIN_BETA_VARIANCE = 1e-10
 
 
@@ -56,7 +59,8 @@ class Standardised:
 
 @dataclass(frozen=True, slots=True)
 class BetaNormalised:
-    """A = (r - m) / BetaPDF(m; alpha, beta), m the group's mean; alpha and beta by moments of m over the batch (BNPO).
+    """A = (r - m) / BetaPDF(m; alpha, beta), m the group's mean; alpha and beta by moments of m
+    over the batch (BNPO).
 
     k = mu(1-mu)/v - 1, alpha = max(1, 1 + k·mu/3), beta = max(1, 1 + k·(1-mu)/3); 1/PDF <= 1e6.
     k = 0 where v = 0, that is under MIN_BETA_VARIANCE.
@@ -65,18 +69,25 @@ class BetaNormalised:
     def __call__(self, samples: Samples) -> Tensor:
         reward_B = samples.reward_B.double()
         mean_B = group_mean(reward_B, samples.group_B)
-        first_P = [int((samples.group_B == p).nonzero()[0]) for p in range(int(samples.group_B.max()) + 1)]
+        first_P = [
+            int((samples.group_B == p).nonzero()[0]) for p in range(int(samples.group_B.max()) + 1)
+        ]
         mean_P = mean_B[first_P]
         if mean_P.min() < 0 or mean_P.max() > 1:
             got = f"{mean_P.min():.3g} to {mean_P.max():.3g}"
-            raise ValueError(f"bnpo needs mean rewards from 0 to 1; got {got}; scale the rewards, or use another objective")
+            raise ValueError(
+                f"bnpo needs mean rewards from 0 to 1; got {got}; scale the rewards, or use "
+                "another objective"
+            )
         mu = mean_P.mean()
         variance = mean_P.var() if len(mean_P) > 1 else torch.zeros_like(mu)
         k = mu * (1 - mu) / variance - 1 if variance > MIN_BETA_VARIANCE else torch.zeros_like(mu)
         alpha = (1 + k * mu / 3).clamp(min=1)
         beta = (1 + k * (1 - mu) / 3).clamp(min=1)
         log_beta_function = torch.lgamma(alpha) + torch.lgamma(beta) - torch.lgamma(alpha + beta)
-        log_pdf_B = torch.xlogy(alpha - 1, mean_B) + torch.xlogy(beta - 1, 1 - mean_B) - log_beta_function
+        log_pdf_B = (
+            torch.xlogy(alpha - 1, mean_B) + torch.xlogy(beta - 1, 1 - mean_B) - log_beta_function
+        )
         return (reward_B - mean_B) * torch.exp(-log_pdf_B).clamp(max=MAX_BETA_FACTOR)
 
 
@@ -85,7 +96,8 @@ class BetaNormalised:
 
 @dataclass(frozen=True, slots=True)
 class ReceiverRelative:
-    """Foreign samples that beat the receiver's own running success s on this kind: A = scale·(r - s); other foreign: min(A, 0).
+    """Foreign samples that beat the receiver's own running success s on this kind: A = scale·(r -
+    s); other foreign: min(A, 0).
 
     An all-correct group of a better peer speaks, and falls silent as the receiver catches up.
     """
@@ -100,7 +112,9 @@ class ReceiverRelative:
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """Own groups in which every reward is the same and positive: A = rehearse·r instead of 0, so that own skill is held."""
+    """Own groups in which every reward is the same and positive: A = rehearse·r instead of 0, so
+    that own skill is held.
+    """
 
     rehearse: float = 0.3
 

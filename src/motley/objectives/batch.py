@@ -1,8 +1,9 @@
 """What an objective is given and what it returns. Owns no formula.
 
-Axes: P problem (group), G in group, B sequence, T completion token, V vocabulary. A name ends in its axes.
-Two stages. `Samples` -> `Terms`: everything that needs the whole group or the whole batch, once. `LossBatch` -> `LossOutput`:
-the loss of one micro-batch, whose sum over all micro-batches does not depend on how the batch was cut.
+Axes: P problem (group), G in group, B sequence, T completion token, V vocabulary. A name ends in
+its axes. Two stages. `Samples` -> `Terms`: everything that needs the whole group or the whole
+batch, once. `LossBatch` -> `LossOutput`: the loss of one micro-batch, whose sum over all
+micro-batches does not depend on how the batch was cut.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
-    """One training batch before the learner has scored it: one entry per sequence, groups next to each other."""
+    """One training batch before the learner has scored it: one entry per sequence, groups next to
+    each other.
+    """
 
     reward_B: Tensor
     group_B: Tensor  # int64, index of the sequence's group, 0..P-1
@@ -26,7 +29,17 @@ class Samples:
     max_length: int  # the sampling limit, in tokens
 
     def __post_init__(self) -> None:
-        sizes = {t.shape for t in (self.reward_B, self.group_B, self.own_B, self.success_B, self.length_B, self.logq_mean_B)}
+        sizes = {
+            t.shape
+            for t in (
+                self.reward_B,
+                self.group_B,
+                self.own_B,
+                self.success_B,
+                self.length_B,
+                self.logq_mean_B,
+            )
+        }
         assert len(sizes) == 1, f"per-sequence tensors differ in shape: {sizes}"
 
 
@@ -61,7 +74,10 @@ class Terms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossBatch:
-    """One micro-batch. Only `logp_learner_BT` carries a gradient; values outside the mask are ignored."""
+    """One micro-batch.
+
+    Only `logp_learner_BT` carries a gradient; values outside the mask are ignored.
+    """
 
     logp_learner_BT: Tensor
     logp_sampler_BT: Tensor

@@ -1,4 +1,6 @@
-"""Objective: one row of the table, made of parts; prepares a batch's terms and computes a micro-batch's loss."""
+"""Objective: one row of the table, made of parts; prepares a batch's terms and computes a
+micro-batch's loss.
+"""
 
 from __future__ import annotations
 
@@ -12,24 +14,35 @@ import torch
 
 from motley.objectives.advantages import Adjustment, Advantage, Standardised, group_sum
 from motley.objectives.batch import LossBatch, LossOutput, Samples, Terms
-from motley.objectives.ratios import k3_learner_over_sampler, k3_sampler_over_learner, log_expectation
+from motley.objectives.ratios import (
+    k3_learner_over_sampler,
+    k3_sampler_over_learner,
+    log_expectation,
+)
 from motley.objectives.reductions import PairSurvivors, Reduction, SequenceMean
 from motley.objectives.surrogates import Reinforce, Surrogate
 from motley.objectives.weights import Filter, KeepAll, Unweighted, Weight
 
 Setting = float | str
-LEAST = {"g": -math.inf}  # settings are 0 or more, but for this one: a k1 estimate of KL can be negative
+# settings are 0 or more, but for this one: a k1 estimate of KL can be negative
+LEAST = {"g": -math.inf}
 
 # What the settings that are text may say; the parts' Literal types say the same.
-CHOICES = {"kl": ("k3", "k1"), "kl_over": ("own", "group"), "scope": ("group", "microbatch"), "toward": ("sampler", "code")}
+CHOICES = {
+    "kl": ("k3", "k1"),
+    "kl_over": ("own", "group"),
+    "scope": ("group", "microbatch"),
+    "toward": ("sampler", "code"),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Penalty:
     """beta·mean_i mean_t k3, pulling the learner toward the sampler.
 
-    toward "sampler": exp(d) - 1 - d, unbiased for KL(q||p) on samples of q. "code": the other direction, exp(-d) - 1 + d,
-    as GEPO's released code has it; it spikes where the learner finds a token unlikely.
+    toward "sampler": exp(d) - 1 - d, unbiased for KL(q||p) on samples of q. "code": the other
+    direction, exp(-d) - 1 + d, as GEPO's released code has it; it spikes where the learner finds a
+    token unlikely.
     """
 
     beta: float = 0.0
@@ -37,7 +50,11 @@ class Penalty:
 
     def __call__(self, batch: LossBatch) -> torch.Tensor:
         estimator = k3_learner_over_sampler if self.toward == "sampler" else k3_sampler_over_learner
-        return self.beta * batch.token_mean(estimator(batch.log_ratio_BT)).sum() / batch.terms.num_penalised
+        return (
+            self.beta
+            * batch.token_mean(estimator(batch.log_ratio_BT)).sum()
+            / batch.terms.num_penalised
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,25 +124,48 @@ class Objective:
             if name not in known:
                 close = difflib.get_close_matches(name, known, n=1)
                 hint = f"; did you mean {close[0]}?" if close else ""
-                raise ValueError(f"objective setting {name!r} is not used by this objective; it uses {', '.join(sorted(known))}{hint}")
+                raise ValueError(
+                    f"objective setting {name!r} is not used by this objective; it uses "
+                    f"{', '.join(sorted(known))}{hint}"
+                )
             if isinstance(known[name], str) != isinstance(value, str):
                 kind = "text" if isinstance(known[name], str) else "a number"
-                raise ValueError(f"objective setting {name} = {value!r}: expected {kind}, such as {known[name]!r}")
+                raise ValueError(
+                    f"objective setting {name} = {value!r}: expected {kind}, such as "
+                    f"{known[name]!r}"
+                )
             if isinstance(value, int | float) and not value >= LEAST.get(name, 0.0):
-                raise ValueError(f"objective setting {name} = {value}: expected a number of at least 0, such as {known[name]!r}")
+                raise ValueError(
+                    f"objective setting {name} = {value}: expected a number of at least 0, such "
+                    f"as {known[name]!r}"
+                )
             if name in CHOICES and value not in CHOICES[name]:
-                raise ValueError(f"objective setting {name} = {value!r}: expected one of {', '.join(CHOICES[name])}")
+                raise ValueError(
+                    f"objective setting {name} = {value!r}: expected one of "
+                    f"{', '.join(CHOICES[name])}"
+                )
         return _replace(self, settings)
 
     def _parts(self) -> list[Any]:
-        return [self.advantage, *self.adjust, self.weight, self.filter, self.surrogate, self.reduction, self.penalty]
+        return [
+            self.advantage,
+            *self.adjust,
+            self.weight,
+            self.filter,
+            self.surrogate,
+            self.reduction,
+            self.penalty,
+        ]
 
     def silent(self, terms: Terms) -> torch.Tensor:
-        """bool_B: sequences that cannot change the gradient, so that scoring them would be wasted work."""
+        """bool_B: sequences that cannot change the gradient, so that scoring them would be wasted
+        work.
+        """
         if self.penalty.beta:
             return torch.zeros_like(terms.advantage_B, dtype=torch.bool)
         silent_B = terms.advantage_B == 0
-        if isinstance(self.reduction, PairSurvivors):  # a silent half of a pair still counts as its survivor
+        # a silent half of a pair still counts as its survivor
+        if isinstance(self.reduction, PairSurvivors):
             return group_sum((~silent_B).float(), terms.pair_B) == 0
         return silent_B
 
@@ -142,7 +182,9 @@ def _pairs(group_B: torch.Tensor) -> torch.Tensor:
 
 
 def _group_longest(samples: Samples) -> torch.Tensor:
-    longest_P = torch.zeros(int(samples.group_B.max()) + 1, dtype=samples.length_B.dtype, device=samples.length_B.device)
+    longest_P = torch.zeros(
+        int(samples.group_B.max()) + 1, dtype=samples.length_B.dtype, device=samples.length_B.device
+    )
     return longest_P.scatter_reduce(0, samples.group_B, samples.length_B, "amax")[samples.group_B]
 
 

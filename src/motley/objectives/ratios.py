@@ -1,4 +1,7 @@
-"""Learner-to-sampler ratios, per token and per sequence, and estimates of the divergence. All in float32 log space."""
+"""Learner-to-sampler ratios, per token and per sequence, and estimates of the divergence.
+
+All in float32 log space.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from torch import Tensor
 from motley.objectives.advantages import group_sum
 from motley.objectives.batch import LossBatch
 
-# exp(60) is 1e26: far past any bound used here, and a sum of thousands of them still fits in float32.
+# exp(60) is 1e26: far past any bound used here, and a sum of thousands of them still fits in
+# float32.
 MAX_LOG_RATIO = 60.0
 
 
@@ -20,12 +24,17 @@ def bounded_exp(log_BT: Tensor) -> Tensor:
 
 
 def k3_sampler_over_learner(log_ratio_BT: Tensor) -> Tensor:
-    """exp(-d) - 1 + d: grows without bound where the learner finds the token unlikely. The F-TIS filter's estimator."""
+    """exp(-d) - 1 + d: grows without bound where the learner finds the token unlikely.
+
+    The F-TIS filter's estimator.
+    """
     return bounded_exp(-log_ratio_BT) - 1 + log_ratio_BT
 
 
 def k3_learner_over_sampler(log_ratio_BT: Tensor) -> Tensor:
-    """exp(d) - 1 - d: unbiased for KL(q||p) on samples of q, and tame where the learner finds the token unlikely."""
+    """exp(d) - 1 - d: unbiased for KL(q||p) on samples of q, and tame where the learner finds the
+    token unlikely.
+    """
     return bounded_exp(log_ratio_BT) - 1 - log_ratio_BT
 
 
@@ -35,7 +44,9 @@ def sequence_log_ratio(batch: LossBatch) -> Tensor:
 
 
 def log_expectation(logq_mean_B: Tensor, group_B: Tensor) -> Tensor:
-    """logE = logsumexp_j(2·LQ_j) - logsumexp_j(LQ_j) over the sequence's group, taken relative to the group's largest LQ."""
+    """logE = logsumexp_j(2·LQ_j) - logsumexp_j(LQ_j) over the sequence's group, taken relative to
+    the group's largest LQ.
+    """
     largest_P = logq_mean_B.new_full((int(group_B.max()) + 1,), -torch.inf)
     largest_B = largest_P.scatter_reduce(0, group_B, logq_mean_B, "amax")[group_B]
     q_B = (logq_mean_B - largest_B).exp()
@@ -70,8 +81,8 @@ class SequenceRatio:
 class GroupRatio:
     """w_i = exp(LP_i - logE), with gradient through LP_i only (GEPO).
 
-    scope "group": logE over the responses of the problem. "microbatch": over whatever shares the micro-batch, as the
-    released code does; then the loss depends on the cut.
+    scope "group": logE over the responses of the problem. "microbatch": over whatever shares the
+    micro-batch, as the released code does; then the loss depends on the cut.
     """
 
     scope: Literal["group", "microbatch"] = "group"
@@ -95,13 +106,19 @@ class GroupOrSequenceRatio:
 
     def __call__(self, batch: LossBatch) -> Tensor:
         kl_B = batch.token_mean(k3_learner_over_sampler(batch.log_ratio_BT.detach()))
-        log_denominator_B = torch.where(kl_B < self.near, sampler_mean(batch), batch.terms.log_expectation_B)
-        return bounded_exp(learner_mean(batch) - log_denominator_B)[:, None].expand_as(batch.mask_BT)
+        log_denominator_B = torch.where(
+            kl_B < self.near, sampler_mean(batch), batch.terms.log_expectation_B
+        )
+        return bounded_exp(learner_mean(batch) - log_denominator_B)[:, None].expand_as(
+            batch.mask_BT
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class SmoothedSequenceRatio:
-    """exp(LP) / ((1 - mix)·exp(LQ) + mix·sg(exp(LP))): GSPO with a denominator that cannot vanish (ds_gspo)."""
+    """exp(LP) / ((1 - mix)·exp(LQ) + mix·sg(exp(LP))): GSPO with a denominator that cannot vanish
+    (ds_gspo).
+    """
 
     mix: float = 0.005
 
@@ -114,17 +131,30 @@ class SmoothedSequenceRatio:
 
 @dataclass(frozen=True, slots=True)
 class GeometricRatio:
-    """exp(mean_t min(d_t, c)) for A > 0, exp(mean_t max(d_t, -c)) for A < 0 (GMPO): clipped where clipping is pessimistic."""
+    """exp(mean_t min(d_t, c)) for A > 0, exp(mean_t max(d_t, -c)) for A < 0 (GMPO): clipped where
+    clipping is pessimistic.
+    """
 
     log_clip: float = 0.4
 
     def clipped(self, batch: LossBatch) -> Tensor:
         log_ratio_BT = batch.log_ratio_BT
         positive_B1 = batch.advantage_B[:, None] > 0
-        return torch.where(positive_B1, log_ratio_BT.clamp(max=self.log_clip), log_ratio_BT.clamp(min=-self.log_clip))
+        return torch.where(
+            positive_B1,
+            log_ratio_BT.clamp(max=self.log_clip),
+            log_ratio_BT.clamp(min=-self.log_clip),
+        )
 
     def __call__(self, batch: LossBatch) -> Tensor:
         return bounded_exp(batch.token_mean(self.clipped(batch)))[:, None].expand_as(batch.mask_BT)
 
 
-Ratio = TokenRatio | SequenceRatio | GroupRatio | GroupOrSequenceRatio | SmoothedSequenceRatio | GeometricRatio
+Ratio = (
+    TokenRatio
+    | SequenceRatio
+    | GroupRatio
+    | GroupOrSequenceRatio
+    | SmoothedSequenceRatio
+    | GeometricRatio
+)

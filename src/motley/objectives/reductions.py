@@ -1,7 +1,7 @@
 """Reductions: from values per token to this micro-batch's share of one number.
 
-Every denominator is the whole batch's, so the shares of the micro-batches add up. Filtered sequences stay in the
-denominator, except in `PairSurvivors`, which says so.
+Every denominator is the whole batch's, so the shares of the micro-batches add up. Filtered
+sequences stay in the denominator, except in `PairSurvivors`, which says so.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from motley.objectives.batch import LossBatch
 
 
 def _kept(value_B: Tensor, keep_B: Tensor) -> Tensor:
-    """Zero where filtered. Not left out: how many are left would have to be asked of a GPU, and waited for."""
+    """Zero where filtered.
+
+    Not left out: how many are left would have to be asked of a GPU, and waited for.
+    """
     return torch.where(keep_B, value_B, 0.0)
 
 
@@ -52,14 +55,18 @@ class ConstantLength:
     """sum / (B·max_len), max_len the sampling limit: no length enters the scale (Dr.GRPO)."""
 
     def __call__(self, value_BT: Tensor, keep_B: Tensor, batch: LossBatch) -> Tensor:
-        return _kept(_masked(value_BT, batch).sum(1), keep_B).sum() / (batch.terms.num_sequences * batch.terms.max_length)
+        return _kept(_masked(value_BT, batch).sum(1), keep_B).sum() / (
+            batch.terms.num_sequences * batch.terms.max_length
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class PairSurvivors:
-    """Mean over pairs of the mean over each pair's survivors of the token mean: the F-TIS code's micro-batches of 2.
+    """Mean over pairs of the mean over each pair's survivors of the token mean: the F-TIS code's
+    micro-batches of 2.
 
-    Filtered sequences are removed from the denominator; a pair with no survivor counts as zero. A cut must not part a pair.
+    Filtered sequences are removed from the denominator; a pair with no survivor counts as zero. A
+    cut must not part a pair.
     """
 
     def __call__(self, value_BT: Tensor, keep_B: Tensor, batch: LossBatch) -> Tensor:

@@ -7,12 +7,29 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from motley.objectives.advantages import BetaNormalised, Centred, ForeignCap, ReceiverRelative, Rehearsal
+from motley.objectives.advantages import (
+    BetaNormalised,
+    Centred,
+    ForeignCap,
+    ReceiverRelative,
+    Rehearsal,
+)
 from motley.objectives.objective import Objective, Penalty, Setting
-from motley.objectives.ratios import GroupOrSequenceRatio, GroupRatio, SequenceRatio, SmoothedSequenceRatio
+from motley.objectives.ratios import (
+    GroupOrSequenceRatio,
+    GroupRatio,
+    SequenceRatio,
+    SmoothedSequenceRatio,
+)
 from motley.objectives.reductions import ConstantLength, PairSurvivors, SequenceSum, TokenMean
 from motley.objectives.surrogates import ClippedRatio, LogProb, RatioTimesAdvantage
-from motley.objectives.weights import ClippedAbove, DropUnlikelyNegatives, TaperedNegatives, Truncated, Uplifting
+from motley.objectives.weights import (
+    ClippedAbove,
+    DropUnlikelyNegatives,
+    TaperedNegatives,
+    Truncated,
+    Uplifting,
+)
 
 _ftis_filter = DropUnlikelyNegatives()
 
@@ -29,10 +46,14 @@ OBJECTIVES: dict[str, Objective] = {
     "bnpo": Objective(advantage=BetaNormalised(), surrogate=ClippedRatio(), reduction=TokenMean()),
     "gspo": Objective(surrogate=ClippedRatio(ratio=SequenceRatio())),
     "gepo": Objective(advantage=Centred(), surrogate=ClippedRatio(ratio=GroupRatio())),
-    "gepo_plus": Objective(advantage=Centred(), surrogate=ClippedRatio(ratio=GroupOrSequenceRatio())),
+    "gepo_plus": Objective(
+        advantage=Centred(), surrogate=ClippedRatio(ratio=GroupOrSequenceRatio())
+    ),
     "ds_gspo": Objective(surrogate=ClippedRatio(ratio=SmoothedSequenceRatio())),
     "cispo": Objective(weight=ClippedAbove(), surrogate=LogProb(), reduction=TokenMean()),
-    "topr": Objective(advantage=Centred(), weight=TaperedNegatives(), surrogate=LogProb(), reduction=SequenceSum()),
+    "topr": Objective(
+        advantage=Centred(), weight=TaperedNegatives(), surrogate=LogProb(), reduction=SequenceSum()
+    ),
     "gmpo": Objective(surrogate=RatioTimesAdvantage()),
     "uplift": Objective(weight=Uplifting(), filter=_ftis_filter),
     "sapo_swarm": Objective(reduction=TokenMean(), skip_silent=True),
@@ -41,8 +62,8 @@ OBJECTIVES: dict[str, Objective] = {
 _uplift = OBJECTIVES["uplift"]
 
 VARIANTS: dict[str, dict[str, Objective]] = {
-    # The author's code where it differs from the paper: no std, filtered rows leave the mean over micro-batches of 2, KL over the
-    # group's longest length, no end token.
+    # The author's code where it differs from the paper: no std, filtered rows leave the mean over
+    # micro-batches of 2, KL over the group's longest length, no end token.
     "ftis": {
         "code": Objective(
             advantage=Centred(),
@@ -54,7 +75,11 @@ VARIANTS: dict[str, dict[str, Objective]] = {
     },
     # The released code: expectation over the micro-batch, KL in the direction that spikes.
     "gepo": {
-        "code": replace(OBJECTIVES["gepo"], surrogate=ClippedRatio(ratio=GroupRatio(scope="microbatch")), penalty=Penalty(toward="code"))
+        "code": replace(
+            OBJECTIVES["gepo"],
+            surrogate=ClippedRatio(ratio=GroupRatio(scope="microbatch")),
+            penalty=Penalty(toward="code"),
+        )
     },
     "topr": {"filtered": replace(OBJECTIVES["topr"], filter=_ftis_filter)},
     "uplift": {
@@ -68,7 +93,9 @@ VARIANTS: dict[str, dict[str, Objective]] = {
 }
 
 
-def objective(name: str, variant: str = "", settings: dict[str, Setting] | None = None) -> Objective:
+def objective(
+    name: str, variant: str = "", settings: dict[str, Setting] | None = None
+) -> Objective:
     """Look a row up by name and variant and apply settings.
 
     >>> objective("ftis", settings={"g": 10.0}).filter.g
@@ -80,6 +107,9 @@ def objective(name: str, variant: str = "", settings: dict[str, Setting] | None 
     if variant:
         variants = VARIANTS.get(name, {})
         if variant not in variants:
-            raise ValueError(f"objective {name!r} has no variant {variant!r}; it has {', '.join(variants) or 'none'}")
+            raise ValueError(
+                f"objective {name!r} has no variant {variant!r}; it has "
+                f"{', '.join(variants) or 'none'}"
+            )
         row = variants[variant]
     return row.with_settings(settings or {})

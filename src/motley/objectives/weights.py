@@ -1,6 +1,8 @@
-"""Importance weights (stop-gradient) and filters: how much of a token counts, and which sequences count at all.
+"""Importance weights (stop-gradient) and filters: how much of a token counts, and which sequences
+count at all.
 
-`free` is what a weight would be without its bounds: for the diagnostics, which show how often a bound acts.
+`free` is what a weight would be without its bounds: for the diagnostics, which show how often a
+bound acts.
 """
 
 from __future__ import annotations
@@ -58,7 +60,10 @@ class ClippedAbove:
 
 @dataclass(frozen=True, slots=True)
 class TaperedNegatives:
-    """A >= 0: 1. A < 0: clip(prod_t rho_t, 0, 1), the ratio of whole-sequence probabilities (TOPR)."""
+    """A >= 0: 1.
+
+    A < 0: clip(prod_t rho_t, 0, 1), the ratio of whole-sequence probabilities (TOPR).
+    """
 
     def __call__(self, batch: LossBatch) -> Tensor:
         sequence_B = batch.log_ratio_BT.detach().sum(1).clamp(max=0).exp()
@@ -66,7 +71,9 @@ class TaperedNegatives:
         return weight_B[:, None].expand_as(batch.logp_sampler_BT)
 
     def free(self, batch: LossBatch) -> Tensor:
-        return bounded_exp(batch.log_ratio_BT.detach().sum(1))[:, None].expand_as(batch.logp_sampler_BT)
+        return bounded_exp(batch.log_ratio_BT.detach().sum(1))[:, None].expand_as(
+            batch.logp_sampler_BT
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +88,27 @@ class Uplifting:
 
     def __post_init__(self) -> None:
         if self.floor > self.C:
-            raise ValueError(f"objective setting floor = {self.floor} is above C = {self.C}; raise C or lower floor")
+            raise ValueError(
+                f"objective setting floor = {self.floor} is above C = {self.C}; raise C or lower "
+                "floor"
+            )
 
     def __call__(self, batch: LossBatch) -> Tensor:
         rho_BT = token_ratio(batch)
-        return torch.where(batch.advantage_B[:, None] > 0, rho_BT.clamp(self.floor, self.C), rho_BT.clamp(max=1))
+        return torch.where(
+            batch.advantage_B[:, None] > 0, rho_BT.clamp(self.floor, self.C), rho_BT.clamp(max=1)
+        )
 
     def free(self, batch: LossBatch) -> Tensor:
         return token_ratio(batch)
 
 
-def sequence_kl(batch: LossBatch, estimator: Literal["k3", "k1"], over: Literal["own", "group"]) -> Tensor:
-    """KL_i = mean_t(exp(-d_t) - 1 + d_t) (k3) or mean_t(-d_t) (k1), over the own length or the group's longest."""
+def sequence_kl(
+    batch: LossBatch, estimator: Literal["k3", "k1"], over: Literal["own", "group"]
+) -> Tensor:
+    """KL_i = mean_t(exp(-d_t) - 1 + d_t) (k3) or mean_t(-d_t) (k1), over the own length or the
+    group's longest.
+    """
     log_ratio_BT = batch.log_ratio_BT.detach()
     value_BT = k3_sampler_over_learner(log_ratio_BT) if estimator == "k3" else -log_ratio_BT
     if over == "own":
@@ -110,10 +126,12 @@ class KeepAll:
 
 @dataclass(frozen=True, slots=True)
 class DropUnlikelyNegatives:
-    """Drop A <= 0 and KL_i >= g (F-TIS). What is dropped stays in the group's statistics and in the denominator.
+    """Drop A <= 0 and KL_i >= g (F-TIS).
 
-    g belongs to its estimator: g = 50 with k3 fires at about one token 1e4 times less likely here than where it was made;
-    with kl = "k1" (OPSM) use g of about 0.1 to 1.
+    What is dropped stays in the group's statistics and in the denominator.
+
+    g belongs to its estimator: g = 50 with k3 fires at about one token 1e4 times less likely here
+    than where it was made; with kl = "k1" (OPSM) use g of about 0.1 to 1.
     """
 
     g: float = 50.0

@@ -1,4 +1,5 @@
-"""Attention over packed tokens: prompts among themselves, completions over their prompt and themselves.
+"""Attention over packed tokens: prompts among themselves, completions over their prompt and
+themselves.
 
 By torch's flash kernels where they run (`flash`); elsewhere over padded rows with masks.
 """
@@ -25,7 +26,9 @@ def attend(
     scaling: float | None = None,
     window: int | None = None,
 ) -> Tensor:
-    """Prompts among themselves, causally; completions over their prompt and themselves. Back in packed order, [N, H, d].
+    """Prompts among themselves, causally; completions over their prompt and themselves.
+
+    Back in packed order, [N, H, d].
 
     `window`: how many positions back a token sees, itself included; None: all.
     """
@@ -36,13 +39,30 @@ def attend(
     ):
         from motley.policies.flash import attend_by_flash
 
-        return attend_by_flash(query_NHd.to(value_NHd.dtype), key_NHd.to(value_NHd.dtype), value_NHd, packed, scaling)
-    return attend_by_rows(query_NHd, key_NHd, value_NHd, packed, scaling, None if _sees_all(packed, window) else window)
+        return attend_by_flash(
+            query_NHd.to(value_NHd.dtype), key_NHd.to(value_NHd.dtype), value_NHd, packed, scaling
+        )
+    return attend_by_rows(
+        query_NHd,
+        key_NHd,
+        value_NHd,
+        packed,
+        scaling,
+        None if _sees_all(packed, window) else window,
+    )
 
 
-def flashes(dtype: torch.dtype, head_dim: int, device: torch.device, packed: Packed, window: int | None) -> bool:
+def flashes(
+    dtype: torch.dtype, head_dim: int, device: torch.device, packed: Packed, window: int | None
+) -> bool:
     """Whether the flash kernels compute this attention."""
-    return dtype in HALF and head_dim % 8 == 0 and head_dim <= LARGEST_HEAD and _sees_all(packed, window) and runs_flash(device)
+    return (
+        dtype in HALF
+        and head_dim % 8 == 0
+        and head_dim <= LARGEST_HEAD
+        and _sees_all(packed, window)
+        and runs_flash(device)
+    )
 
 
 def _sees_all(packed: Packed | Merged, window: int | None) -> bool:
@@ -50,12 +70,29 @@ def _sees_all(packed: Packed | Merged, window: int | None) -> bool:
 
 
 def attend_by_rows(
-    query_NHd: Tensor, key_NHd: Tensor, value_NHd: Tensor, packed: Packed | Merged, scaling: float | None, window: int | None
+    query_NHd: Tensor,
+    key_NHd: Tensor,
+    value_NHd: Tensor,
+    packed: Packed | Merged,
+    scaling: float | None,
+    window: int | None,
 ) -> Tensor:
-    return torch.cat([_attend(query_NHd, key_NHd, value_NHd, rows, _bias(packed, rows, window), scaling) for rows in packed.rows])
+    return torch.cat(
+        [
+            _attend(query_NHd, key_NHd, value_NHd, rows, _bias(packed, rows, window), scaling)
+            for rows in packed.rows
+        ]
+    )
 
 
-def _attend(query_NHd: Tensor, key_NHd: Tensor, value_NHd: Tensor, rows: Rows, bias_B1TK: Tensor | None, scaling: float | None) -> Tensor:
+def _attend(
+    query_NHd: Tensor,
+    key_NHd: Tensor,
+    value_NHd: Tensor,
+    rows: Rows,
+    bias_B1TK: Tensor | None,
+    scaling: float | None,
+) -> Tensor:
     mixed_BHTd = F.scaled_dot_product_attention(
         _laid(query_NHd, rows.query_BT),
         _laid(key_NHd, rows.key_BK),
@@ -79,11 +116,16 @@ def _bias(packed: Packed | Merged, rows: Rows, window: int | None) -> Tensor | N
 
 
 def _near(packed: Packed | Merged, query_BT: Tensor, key_BK: Tensor, window: int) -> Tensor:
-    """[B, T, K], True where a key stands less than a window behind the query. Padding sees itself, so that no row is empty."""
+    """[B, T, K], True where a key stands less than a window behind the query.
+
+    Padding sees itself, so that no row is empty.
+    """
     back_BTK = packed.position_N[query_BT][:, :, None] - packed.position_N[key_BK][:, None]
     return back_BTK < window
 
 
 def _laid(heads_NHd: Tensor, index_BT: Tensor) -> Tensor:
     """Gather packed heads into [B, H, T, d]."""
-    return heads_NHd.index_select(0, index_BT.flatten()).unflatten(0, index_BT.shape).transpose(1, 2)
+    return (
+        heads_NHd.index_select(0, index_BT.flatten()).unflatten(0, index_BT.shape).transpose(1, 2)
+    )

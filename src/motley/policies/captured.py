@@ -1,7 +1,9 @@
-"""Scoring with CUDA graphs: a micro-batch's forward and backward pass are one launch each, so that a GPU does not wait for Python.
+"""Scoring with CUDA graphs: a micro-batch's forward and backward pass are one launch each, so that
+a GPU does not wait for Python.
 
-Graphs are of fixed sizes, so a micro-batch is filled up to the next of a few sizes with tokens that nothing looks at and that look at
-nothing else. A size is captured once it has come for the second time.
+Graphs are of fixed sizes, so a micro-batch is filled up to the next of a few sizes with tokens that
+nothing looks at and that look at nothing else. A size is captured once it has come for the second
+time.
 """
 
 from __future__ import annotations
@@ -58,10 +60,16 @@ class Size(NamedTuple):
 
     @classmethod
     def of(cls, packed: Packed) -> Size:
-        """The smallest that holds it. There is always a filling prompt, for the filling answers to belong to."""
+        """The smallest that holds it.
+
+        There is always a filling prompt, for the filling answers to belong to.
+        """
         prompt_tokens, answer_tokens = _up(packed.prompts.total + 1), _up(packed.answers.total)
         prompts, stretches = len(packed.prompts.start_S) - 1, len(packed.own.start_S) - 1
-        fillers = [-(-(full - used) // FILLER) for full, used in _filled(packed, prompt_tokens, answer_tokens)]
+        fillers = [
+            -(-(full - used) // FILLER)
+            for full, used in _filled(packed, prompt_tokens, answer_tokens)
+        ]
         return cls(
             prompts=_power(prompts + fillers[0]),
             rows=_power(stretches - prompts + fillers[1]),
@@ -69,11 +77,15 @@ class Size(NamedTuple):
             answer_tokens=answer_tokens,
             targets=_up(len(packed.target_M)),
             longest=_power(max(packed.longest, FILLER)),
-            longest_answers=_power(max(packed.answers.longest, answer_tokens - packed.answers.total, 1)),
+            longest_answers=_power(
+                max(packed.answers.longest, answer_tokens - packed.answers.total, 1)
+            ),
         )
 
 
-def _filled(packed: Packed, prompt_tokens: int, answer_tokens: int) -> tuple[tuple[int, int], tuple[int, int]]:
+def _filled(
+    packed: Packed, prompt_tokens: int, answer_tokens: int
+) -> tuple[tuple[int, int], tuple[int, int]]:
     return (prompt_tokens, packed.prompts.total), (answer_tokens, packed.answers.total)
 
 
@@ -92,13 +104,22 @@ def padded(packed: Packed, size: Size) -> Packed:
 
     Targets that are added come last, and are predicted by tokens that were added.
     """
-    (prompt_tokens, prompt_used), (answer_tokens, answer_used) = _filled(packed, size.prompt_tokens, size.answer_tokens)
+    (prompt_tokens, prompt_used), (answer_tokens, answer_used) = _filled(
+        packed, size.prompt_tokens, size.answer_tokens
+    )
     shift = prompt_tokens - prompt_used
     count = len(packed.prompts.start_S) - 1
     starts = lambda *parts: torch.cat([*parts]).int()
-    ends = lambda used, full: torch.tensor([*range(used + FILLER, full, FILLER), *([full] * (full > used))], dtype=torch.int64)
-    prompt_S = _filled_up(starts(packed.prompts.start_S, ends(prompt_used, prompt_tokens)), size.prompts + 1)
-    row_S = starts(packed.own.start_S[count + 1 :] + shift, ends(prompt_tokens + answer_used, prompt_tokens + answer_tokens))
+    ends = lambda used, full: torch.tensor(
+        [*range(used + FILLER, full, FILLER), *([full] * (full > used))], dtype=torch.int64
+    )
+    prompt_S = _filled_up(
+        starts(packed.prompts.start_S, ends(prompt_used, prompt_tokens)), size.prompts + 1
+    )
+    row_S = starts(
+        packed.own.start_S[count + 1 :] + shift,
+        ends(prompt_tokens + answer_used, prompt_tokens + answer_tokens),
+    )
     answer_S = starts(packed.answers.start_S, torch.tensor([answer_tokens]))
 
     def tokens(value_N: Tensor) -> Tensor:
@@ -112,7 +133,11 @@ def padded(packed: Packed, size: Size) -> Packed:
         packed,
         token_N=tokens(packed.token_N),
         position_N=tokens(packed.position_N),
-        own=Spans(_filled_up(torch.cat([prompt_S, row_S]), size.prompts + size.rows + 1), size.longest, prompt_tokens + answer_tokens),
+        own=Spans(
+            _filled_up(torch.cat([prompt_S, row_S]), size.prompts + size.rows + 1),
+            size.longest,
+            prompt_tokens + answer_tokens,
+        ),
         prompts=Spans(prompt_S, size.longest, prompt_tokens),
         answers=Spans(_filled_up(answer_S, size.prompts + 1), size.longest_answers, answer_tokens),
         longest=size.longest,
@@ -128,8 +153,12 @@ def _filled_up(start_S: Tensor, length: int) -> Tensor:
 
 
 def scorer(policy: Policy) -> Score:
-    """`forward.score` for whoever takes one micro-batch after the other, forward and backward: with graphs where they run."""
-    captures = is_fused(policy) and not why_unknown(policy.base) and not policy.gradient_checkpointing
+    """`forward.score` for whoever takes one micro-batch after the other, forward and backward: with
+    graphs where they run.
+    """
+    captures = (
+        is_fused(policy) and not why_unknown(policy.base) and not policy.gradient_checkpointing
+    )
     return CapturedScore(policy) if captures else PlainScore(policy)
 
 
@@ -150,14 +179,18 @@ class PlainScore:
 
 
 class CapturedScore:
-    """Scores must be differentiated before the next are asked for: graphs share the memory that lies between the two."""
+    """Scores must be differentiated before the next are asked for: graphs share the memory that
+    lies between the two.
+    """
 
     def __init__(self, policy: Policy) -> None:
         self._policy, self._plain = policy, PlainScore(policy)
         self._parameters = [p for _, p in policy.trained()]
         self._sums: list[Tensor] = []  # where graphs add up gradients
-        self._anchor = torch.zeros((), device=policy.device, requires_grad=True)  # what autograd thinks the scores come from
-        self._seen: dict[Size, Packed | None] = {}  # sizes that came, and a batch of those that came again
+        # what autograd thinks the scores come from
+        self._anchor = torch.zeros((), device=policy.device, requires_grad=True)
+        # sizes that came, and a batch of those that came again
+        self._seen: dict[Size, Packed | None] = {}
         self._graphs: dict[Size, _Graph] = {}
         self._pool: Any = None
         self._side = torch.cuda.Stream(policy.device)  # whose workspaces no other graph uses
@@ -177,7 +210,10 @@ class CapturedScore:
         return held
 
     def begin(self) -> None:
-        """Capture the sizes that came again. Not when they come: scores that someone holds bind the parameters to another stream."""
+        """Capture the sizes that came again.
+
+        Not when they come: scores that someone holds bind the parameters to another stream.
+        """
         for size, packed in list(self._seen.items()):
             if packed is not None and not self._gave_up:
                 del self._seen[size]
@@ -191,14 +227,18 @@ class CapturedScore:
             self._seen[size] = packed if size in self._seen else None
             return self._plain(packed)
         self.number += 1
-        logp_M, entropy_M = _Replay.apply(self._anchor, self, self._graphs[size], padded(packed, size), len(packed.target_M))
+        logp_M, entropy_M = _Replay.apply(
+            self._anchor, self, self._graphs[size], padded(packed, size), len(packed.target_M)
+        )
         return Scores(logp_M, entropy_M)
 
     def _fits(self, packed: Packed, size: Size) -> bool:
         filled = replace(packed, longest=size.longest)
         head_dim, dtype = self._policy.decoder.head_dim, self._policy.dtype
         windows = {block.window for block in self._policy.decoder.blocks}
-        return all(flashes(dtype, head_dim, self._policy.device, filled, window) for window in windows)
+        return all(
+            flashes(dtype, head_dim, self._policy.device, filled, window) for window in windows
+        )
 
     def _try_to_capture(self, packed: Packed, size: Size) -> None:
         if len(self._graphs) >= MOST_GRAPHS:
@@ -215,14 +255,19 @@ class CapturedScore:
             self._gave_up = True
             self.forget()
             said, *_ = str(error).splitlines()
-            warnings.warn(f"training goes on without CUDA graphs, which is slower for small steps: {said}", stacklevel=2)
+            warnings.warn(
+                f"training goes on without CUDA graphs, which is slower for small steps: {said}",
+                stacklevel=2,
+            )
 
     def _capture(self, packed: Packed) -> _Graph:
         device = self._policy.device
         self._sums = self._sums or [torch.zeros_like(p) for p in self._parameters]
         forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         self._pool = self._pool or torch.cuda.graph_pool_handle()
-        capturing = partial(torch.cuda.graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local")
+        capturing = partial(
+            torch.cuda.graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"
+        )
         with CAPTURING:
             self._side.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(self._side):  # for nothing: kernels are compiled
@@ -239,12 +284,16 @@ class CapturedScore:
 
     def _add_gradients(self, logp_M: Tensor, dlogp_M: Tensor) -> None:
         made = torch.autograd.grad(logp_M, self._parameters, dlogp_M, allow_unused=True)
-        pairs = [(total, one) for total, one in zip(self._sums, made, strict=True) if one is not None]
+        pairs = [
+            (total, one) for total, one in zip(self._sums, made, strict=True) if one is not None
+        ]
         torch._foreach_add_([total for total, _ in pairs], [one for _, one in pairs])
 
     def take_gradients(self) -> None:
         """Have the parameters' gradients be where graphs add theirs."""
-        fresh = [total for p, total in zip(self._parameters, self._sums, strict=True) if p.grad is None]
+        fresh = [
+            total for p, total in zip(self._parameters, self._sums, strict=True) if p.grad is None
+        ]
         if fresh:
             torch._foreach_zero_(fresh)
         for parameter, total in zip(self._parameters, self._sums, strict=True):
@@ -270,7 +319,9 @@ class _Graph(NamedTuple):
 
 class _Replay(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, owner: CapturedScore, graph: _Graph, packed: Packed, targets: int) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, anchor: Tensor, owner: CapturedScore, graph: _Graph, packed: Packed, targets: int
+    ) -> tuple[Tensor, Tensor]:
         ctx.owner, ctx.graph, ctx.number = owner, graph, owner.number
         graph.load(packed)
         graph.forward.replay()
@@ -281,7 +332,10 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dlogp_M: Tensor, _: Tensor) -> tuple[None, ...]:
         if ctx.number != ctx.owner.number:
-            raise RuntimeError("these scores' memory was used for later ones; differentiate scores before asking for the next")
+            raise RuntimeError(
+                "these scores' memory was used for later ones; differentiate scores before asking "
+                "for the next"
+            )
         graph: _Graph = ctx.graph
         graph.dlogp_M.zero_()
         graph.dlogp_M[: len(dlogp_M)] = dlogp_M

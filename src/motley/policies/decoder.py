@@ -1,7 +1,9 @@
-"""What our own forward passes need to know of a transformers model: its layers as norms, projections and how they attend.
+"""What our own forward passes need to know of a transformers model: its layers as norms,
+projections and how they attend.
 
-Written for Llama, Mistral, Qwen 2 and 3 and Gemma 3, which differ in biases, norms of queries and keys, norms behind a layer's parts,
-windows and the activation. `why_unknown` says what keeps any other model from it; those run their own code.
+Written for Llama, Mistral, Qwen 2 and 3 and Gemma 3, which differ in biases, norms of queries and
+keys, norms behind a layer's parts, windows and the activation. `why_unknown` says what keeps any
+other model from it; those run their own code.
 """
 
 from __future__ import annotations
@@ -23,9 +25,16 @@ from transformers import (
 
 from motley.policies.parts import rms_norm
 
-FAMILIES = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Gemma3ForCausalLM)
+FAMILIES = (
+    LlamaForCausalLM,
+    MistralForCausalLM,
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
+    Gemma3ForCausalLM,
+)
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}  # what transformers calls them
-FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")  # others change with the longest row of a batch
+# others change with the longest row of a batch
+FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")
 
 
 class Norm(NamedTuple):
@@ -70,7 +79,9 @@ class Linear(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One layer: hidden += after_attention(out(attention(qkv(attention_norm(hidden))))), then the same with the MLP."""
+    """One layer: hidden += after_attention(out(attention(qkv(attention_norm(hidden))))), then the
+    same with the MLP.
+    """
 
     attention_norm: Norm
     qkv: tuple[Linear, Linear, Linear]
@@ -130,7 +141,9 @@ class Decoder:
 
     def embed(self, token_N: Tensor) -> Tensor:
         """In float32. The padding token's row gets no gradient from here, as in transformers."""
-        hidden_ND = F.embedding(token_N, self.embedding, self.model.model.embed_tokens.padding_idx).float()
+        hidden_ND = F.embedding(
+            token_N, self.embedding, self.model.model.embed_tokens.padding_idx
+        ).float()
         return hidden_ND * self.embed_scale if self.embed_scale != 1 else hidden_ND
 
     def rotations(self, position_N: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
@@ -139,7 +152,9 @@ class Decoder:
         with torch.autocast(position_N.device.type, enabled=False):
             x = self.embedding[:1, :1].float()
             for name in dict.fromkeys(block.rotation for block in self.blocks):
-                cos, sin = self.model.model.rotary_emb(x, position_N[None], *([name] if name else []))
+                cos, sin = self.model.model.rotary_emb(
+                    x, position_N[None], *([name] if name else [])
+                )
                 found[name] = (cos[0, :, None], sin[0, :, None])
         return found
 
@@ -150,13 +165,17 @@ class Decoder:
 def why_unknown(model: nn.Module) -> str:
     """Why our own forward passes do not compute this model; empty where they do."""
     if type(model) not in FAMILIES:
-        return f"{type(model).__name__} is none of {', '.join(family.__name__ for family in FAMILIES)}"
+        return (
+            f"{type(model).__name__} is none of {', '.join(family.__name__ for family in FAMILIES)}"
+        )
     config: Any = model.config
     if _activation(config) not in ACTIVATIONS:
         return f"its activation is {_activation(config)}"
     if getattr(config, "mlp_bias", False):
         return "its MLP has biases"
-    if getattr(config, "attn_logit_softcapping", None) or getattr(config, "final_logit_softcapping", None):
+    if getattr(config, "attn_logit_softcapping", None) or getattr(
+        config, "final_logit_softcapping", None
+    ):
         return "it caps its logits"
     if getattr(config, "use_bidirectional_attention", False):
         return "it looks ahead"
@@ -173,7 +192,8 @@ def _activation(config: Any) -> str:
 def _block(layer: Any, config: Any, offset: float) -> Block:
     attention, mlp = layer.self_attn, layer.mlp
     norm = lambda module: None if module is None else _norm(module, offset)
-    apart = hasattr(layer, "pre_feedforward_layernorm")  # Gemma: then the norm called post_attention is behind the attention
+    # Gemma: then the norm called post_attention is behind the attention
+    apart = hasattr(layer, "pre_feedforward_layernorm")
     return Block(
         attention_norm=_norm(layer.input_layernorm, offset),
         qkv=(linear_of(attention.q_proj), linear_of(attention.k_proj), linear_of(attention.v_proj)),
@@ -181,7 +201,9 @@ def _block(layer: Any, config: Any, offset: float) -> Block:
         key_norm=norm(getattr(attention, "k_norm", None)),
         out=linear_of(attention.o_proj),
         after_attention=norm(layer.post_attention_layernorm) if apart else None,
-        mlp_norm=_norm(layer.pre_feedforward_layernorm if apart else layer.post_attention_layernorm, offset),
+        mlp_norm=_norm(
+            layer.pre_feedforward_layernorm if apart else layer.post_attention_layernorm, offset
+        ),
         gate_up=(linear_of(mlp.gate_proj), linear_of(mlp.up_proj)),
         down=linear_of(mlp.down_proj),
         after_mlp=norm(layer.post_feedforward_layernorm) if apart else None,
@@ -194,7 +216,9 @@ def _block(layer: Any, config: Any, offset: float) -> Block:
 def _window(attention: Any, config: Any) -> int | None:
     """Mistral has one for all layers, others by layer."""
     found: int | None = getattr(
-        attention, "sliding_window", getattr(config, "sliding_window", None) if config.model_type == "mistral" else None
+        attention,
+        "sliding_window",
+        getattr(config, "sliding_window", None) if config.model_type == "mistral" else None,
     )
     return found
 

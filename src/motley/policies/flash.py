@@ -1,6 +1,8 @@
-"""Attention over packed tokens by torch's flash kernels: no padding, no masks, and a prompt's keys are read where they stand.
+"""Attention over packed tokens by torch's flash kernels: no padding, no masks, and a prompt's keys
+are read where they stand.
 
-Needs Triton, and for the kernels a CUDA GPU; `varlen` and `varlen_backward` are all that touches those.
+Needs Triton, and for the kernels a CUDA GPU; `varlen` and `varlen_backward` are all that touches
+those.
 """
 
 from __future__ import annotations
@@ -14,24 +16,43 @@ from motley.policies import kernels
 from motley.policies.packed import Packed, Spans
 
 
-def attend_by_flash(query_NHd: Tensor, key_NHd: Tensor, value_NHd: Tensor, packed: Packed, scaling: float | None) -> Tensor:
-    """Prompts among themselves, causally; completions over their prompt and themselves. [N, H, d], contiguous."""
+def attend_by_flash(
+    query_NHd: Tensor, key_NHd: Tensor, value_NHd: Tensor, packed: Packed, scaling: float | None
+) -> Tensor:
+    """Prompts among themselves, causally; completions over their prompt and themselves. [N, H, d],
+    contiguous.
+    """
     scaling = query_NHd.shape[-1] ** -0.5 if scaling is None else scaling
     out_NHd: Tensor = _Flash.apply(query_NHd, key_NHd, value_NHd, packed, scaling)
     return out_NHd
 
 
 def attend_turned(
-    qkv_NHd: Tensor, cos_Nd: Tensor, sin_Nd: Tensor, heads: int, packed: Packed, scaling: float, dtype: torch.dtype
+    qkv_NHd: Tensor,
+    cos_Nd: Tensor,
+    sin_Nd: Tensor,
+    heads: int,
+    packed: Packed,
+    scaling: float,
+    dtype: torch.dtype,
 ) -> Tensor:
-    """The same from the heads of queries, keys and values side by side, before queries and keys are rotated to their positions."""
+    """The same from the heads of queries, keys and values side by side, before queries and keys are
+    rotated to their positions.
+    """
     out_NHd: Tensor = _TurnedFlash.apply(qkv_NHd, cos_Nd, sin_Nd, heads, packed, scaling, dtype)
     return out_NHd
 
 
 class _Flash(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query_NHd: Tensor, key_NHd: Tensor, value_NHd: Tensor, packed: Packed, scaling: float) -> Tensor:
+    def forward(
+        ctx: Any,
+        query_NHd: Tensor,
+        key_NHd: Tensor,
+        value_NHd: Tensor,
+        packed: Packed,
+        scaling: float,
+    ) -> Tensor:
         out_NHd, lse_HN = _both(query_NHd, key_NHd, value_NHd, packed, scaling)
         ctx.save_for_backward(query_NHd, key_NHd, value_NHd, out_NHd, lse_HN)
         ctx.packed, ctx.scaling = packed, scaling
@@ -40,36 +61,66 @@ class _Flash(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dout_NHd: Tensor) -> tuple[Tensor | None, ...]:
         query_NHd, key_NHd, value_NHd, out_NHd, lse_HN = ctx.saved_tensors
-        parts = _both_backward(dout_NHd.contiguous(), query_NHd, key_NHd, value_NHd, out_NHd, lse_HN, ctx.packed, ctx.scaling)
+        parts = _both_backward(
+            dout_NHd.contiguous(),
+            query_NHd,
+            key_NHd,
+            value_NHd,
+            out_NHd,
+            lse_HN,
+            ctx.packed,
+            ctx.scaling,
+        )
         return *parts, None, None
 
 
 class _TurnedFlash(torch.autograd.Function):
-    """With the rotation in it: a GPU of this speed waits for whoever starts its kernels, and every Function takes time to start."""
+    """With the rotation in it: a GPU of this speed waits for whoever starts its kernels, and every
+    Function takes time to start.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, qkv_NHd: Tensor, cos_Nd: Tensor, sin_Nd: Tensor, heads: int, packed: Packed, scaling: float, dtype: torch.dtype
+        ctx: Any,
+        qkv_NHd: Tensor,
+        cos_Nd: Tensor,
+        sin_Nd: Tensor,
+        heads: int,
+        packed: Packed,
+        scaling: float,
+        dtype: torch.dtype,
     ) -> Tensor:
         kv_heads = (qkv_NHd.shape[1] - heads) // 2
         turned_NHd = kernels.rotate(qkv_NHd.contiguous(), cos_Nd, sin_Nd, heads + kv_heads, dtype)
         query, key, value = turned_NHd.split((heads, kv_heads, kv_heads), 1)
         out_NHd, lse_HN = _both(query, key, value, packed, scaling)
         ctx.save_for_backward(turned_NHd, cos_Nd, sin_Nd, out_NHd, lse_HN)
-        ctx.heads, ctx.packed, ctx.scaling, ctx.dtype = (heads, kv_heads, kv_heads), packed, scaling, qkv_NHd.dtype
+        ctx.heads, ctx.packed, ctx.scaling, ctx.dtype = (
+            (heads, kv_heads, kv_heads),
+            packed,
+            scaling,
+            qkv_NHd.dtype,
+        )
         return out_NHd
 
     @staticmethod
     def backward(ctx: Any, dout_NHd: Tensor) -> tuple[Tensor | None, ...]:
         turned_NHd, cos_Nd, sin_Nd, out_NHd, lse_HN = ctx.saved_tensors
         query, key, value = turned_NHd.split(ctx.heads, 1)
-        parts = _both_backward(dout_NHd.contiguous(), query, key, value, out_NHd, lse_HN, ctx.packed, ctx.scaling)
-        dqkv_NHd = kernels.rotate(torch.cat(parts, 1), cos_Nd, sin_Nd, ctx.heads[0] + ctx.heads[1], ctx.dtype, back=True)
+        parts = _both_backward(
+            dout_NHd.contiguous(), query, key, value, out_NHd, lse_HN, ctx.packed, ctx.scaling
+        )
+        dqkv_NHd = kernels.rotate(
+            torch.cat(parts, 1), cos_Nd, sin_Nd, ctx.heads[0] + ctx.heads[1], ctx.dtype, back=True
+        )
         return dqkv_NHd, None, None, None, None, None, None
 
 
-def _both(query_NHd: Tensor, key_NHd: Tensor, value_NHd: Tensor, packed: Packed, scaling: float) -> tuple[Tensor, Tensor]:
-    """Two parts: every prompt and every completion causally over itself, and completions over their prompt.
+def _both(
+    query_NHd: Tensor, key_NHd: Tensor, value_NHd: Tensor, packed: Packed, scaling: float
+) -> tuple[Tensor, Tensor]:
+    """Two parts: every prompt and every completion causally over itself, and completions over their
+    prompt.
 
     A part's kernel gives its log-sum-exps, by which both are merged.
     """
@@ -77,16 +128,32 @@ def _both(query_NHd: Tensor, key_NHd: Tensor, value_NHd: Tensor, packed: Packed,
     first = prompts.total
     out_NHd, lse_HN = varlen(query_NHd, key_NHd, value_NHd, own, own, scaling, causal=True)
     if answers.total:
-        over_prompts = varlen(query_NHd[first:], key_NHd[:first], value_NHd[:first], answers, prompts, scaling, causal=False)
+        over_prompts = varlen(
+            query_NHd[first:],
+            key_NHd[:first],
+            value_NHd[:first],
+            answers,
+            prompts,
+            scaling,
+            causal=False,
+        )
         lse_HN = kernels.merge(out_NHd, lse_HN, *over_prompts)
     return out_NHd, lse_HN
 
 
 def _both_backward(
-    dout_NHd: Tensor, query_NHd: Tensor, key_NHd: Tensor, value_NHd: Tensor, out_NHd: Tensor, lse_HN: Tensor, packed: Packed, scaling: float
+    dout_NHd: Tensor,
+    query_NHd: Tensor,
+    key_NHd: Tensor,
+    value_NHd: Tensor,
+    out_NHd: Tensor,
+    lse_HN: Tensor,
+    packed: Packed,
+    scaling: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """With the merged output and log-sum-exps a part's backward kernel computes the very softmax weights that the whole has, so that the
-    parts' gradients add up to the whole's."""
+    """With the merged output and log-sum-exps a part's backward kernel computes the very softmax
+    weights that the whole has, so that the parts' gradients add up to the whole's.
+    """
     own, prompts, answers = packed.own, packed.prompts, packed.answers
     first = prompts.total
     dquery_NHd, dkey_NHd, dvalue_NHd = varlen_backward(
@@ -112,23 +179,34 @@ def _both_backward(
 
 
 def varlen(
-    query_NHd: Tensor, key_KHd: Tensor, value_KHd: Tensor, queries: Spans, keys: Spans, scaling: float, causal: bool
+    query_NHd: Tensor,
+    key_KHd: Tensor,
+    value_KHd: Tensor,
+    queries: Spans,
+    keys: Spans,
+    scaling: float,
+    causal: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Each stretch of queries over the stretch of keys of the same number: the output, contiguous, and its log-sum-exps [H, N]."""
+    """Each stretch of queries over the stretch of keys of the same number: the output, contiguous,
+    and its log-sum-exps [H, N].
+    """
     out_NHd, lse_HN, *_ = torch.ops.aten._flash_attention_forward(
         _dense(query_NHd),
         _dense(key_KHd),
         _dense(value_KHd),
         queries.start_S,
         keys.start_S,
-        max(2, queries.longest),  # with 1 it takes a way of its own, on which no stretch may be empty
+        # with 1 it takes a way of its own, on which no stretch may be empty
+        max(2, queries.longest),
         keys.longest,
         0.0,
         causal,
         False,
         scale=scaling,
     )
-    assert lse_HN.shape == (query_NHd.shape[1], query_NHd.shape[0]), f"log-sum-exps of shape {tuple(lse_HN.shape)}"
+    assert lse_HN.shape == (query_NHd.shape[1], query_NHd.shape[0]), (
+        f"log-sum-exps of shape {tuple(lse_HN.shape)}"
+    )
     return out_NHd.contiguous(), lse_HN
 
 

@@ -1,6 +1,8 @@
-"""The two ends of a learner's weights: what a learner publishes, and how a sampler gets from the version it has to the newest it can reach.
+"""The two ends of a learner's weights: what a learner publishes, and how a sampler gets from the
+version it has to the newest it can reach.
 
-Owns which publication is whole and which a change, and which may be trusted; knows no store, no log and no signature.
+Owns which publication is whole and which a change, and which may be trusted; knows no store, no log
+and no signature.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ Fetch = Callable[[Blob], bytes | None]  # None: not there, now
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """One publication: the fields of a Weights record that come from tensors, and the bytes to store."""
+    """One publication: the fields of a Weights record that come from tensors, and the bytes to
+    store.
+    """
 
     base: int
     base_state: bytes
@@ -47,7 +51,15 @@ class Made:
     blobs: list[bytes]
     frozen: list[bytes]
 
-    def record(self, crew: str, peer: str, version: int, precision: Precision, backlog: Backlog, created_s: float) -> Weights:
+    def record(
+        self,
+        crew: str,
+        peer: str,
+        version: int,
+        precision: Precision,
+        backlog: Backlog,
+        created_s: float,
+    ) -> Weights:
         """The manifest of this publication."""
         return Weights(
             crew=crew,
@@ -66,15 +78,24 @@ class Made:
     def contents(self) -> dict[str, bytes]:
         """What its manifest names, by hash."""
         blobs = [*self.blobs, *self.frozen]
-        return {described.sha256: blob for described, blob in zip(describe(blobs), blobs, strict=True)}
+        return {
+            described.sha256: blob for described, blob in zip(describe(blobs), blobs, strict=True)
+        }
 
 
 class Publisher:
-    """Makes a learner's publications: whole at anchors and where a change would not be smaller, otherwise what changed since the last."""
+    """Makes a learner's publications: whole at anchors and where a change would not be smaller,
+    otherwise what changed since the last.
+    """
 
-    def __init__(self, policy: Policy, precision: Precision, anchor_every: int, deltas: bool) -> None:
+    def __init__(
+        self, policy: Policy, precision: Precision, anchor_every: int, deltas: bool
+    ) -> None:
         if anchor_every < 1:
-            raise ValueError(f"anchor_every={anchor_every} makes no anchor; use at least 1, which makes every version one")
+            raise ValueError(
+                f"anchor_every={anchor_every} makes no anchor; use at least 1, which makes every "
+                "version one"
+            )
         self._policy = policy
         self._precision = precision
         self._anchor_every = anchor_every
@@ -90,7 +111,9 @@ class Publisher:
         self._before_anchor: set[str] = set()
 
     def make(self) -> Made:
-        """The publication of the policy's present version; the same again if that was the last one made."""
+        """The publication of the policy's present version; the same again if that was the last one
+        made.
+        """
         version = self._policy.version
         if self._made is None or version != self.version:
             state = trained_state(self._policy, self._precision)
@@ -100,7 +123,8 @@ class Publisher:
         return self._made
 
     def _change(self, version: int, state: State) -> Made | None:
-        # Versions may be left out: an anchor is due when a multiple of anchor_every was passed, not only when it is hit.
+        # Versions may be left out: an anchor is due when a multiple of anchor_every was passed, not
+        # only when it is hit.
         due = version // self._anchor_every > self.version // self._anchor_every
         if self._made is None or not self._deltas or due or version < self.version:
             return None
@@ -117,7 +141,9 @@ class Publisher:
         return Made(NO_BASE, b"", state_hash(state), blobs, self._frozen)
 
     def needed(self) -> set[str]:
-        """Hashes of the blobs that must stay fetchable: what never trains, and everything since the anchor before the last."""
+        """Hashes of the blobs that must stay fetchable: what never trains, and everything since the
+        anchor before the last.
+        """
         return self._frozen_names | self._before_anchor | self._since_anchor
 
 
@@ -130,7 +156,9 @@ def _num_bytes(blobs: Sequence[bytes]) -> int:
 
 
 class Follower:
-    """Keeps a policy at a learner's newest version that can be reached and proves to be what its manifest says."""
+    """Keeps a policy at a learner's newest version that can be reached and proves to be what its
+    manifest says.
+    """
 
     def __init__(self, policy: Policy) -> None:
         self.version = NOTHING_LOADED
@@ -142,37 +170,60 @@ class Follower:
         self._frozen: tuple[Blob, ...] | None = None
 
     def plan(self, known: Sequence[Weights]) -> list[Weights]:
-        """The fewest manifests that lead, in order, to the newest version that can be reached; none if that is the present one.
+        """The fewest manifests that lead, in order, to the newest version that can be reached; none
+        if that is the present one.
 
         At version 3, with 5 (whole), 6 (on 5) and 8 (on 7) known: [5, 6].
         """
         start = _Path(0, 0, None, None)
         reached = {(self.version, self._state_hash): start}
         for manifest in sorted(set(known) - self.bad, key=lambda m: (m.version, m.state)):
-            before = start if manifest.base == NO_BASE else reached.get((manifest.base, manifest.base_state))
+            before = (
+                start
+                if manifest.base == NO_BASE
+                else reached.get((manifest.base, manifest.base_state))
+            )
             if before is not None:
                 path = before.then(manifest)
                 place = (manifest.version, manifest.state)
                 reached[place] = min(path, reached.get(place, path), key=_Path.cost)
         newest = max(version for version, _ in reached)
-        return min((path for (version, _), path in reached.items() if version == newest), key=_Path.cost).manifests()
+        return min(
+            (path for (version, _), path in reached.items() if version == newest), key=_Path.cost
+        ).manifests()
 
     def blobs_of(self, plan: Sequence[Weights]) -> list[Blob]:
-        """What a plan takes, each once; what never trains only as long as it is not loaded. A manifest that claims too much is left out."""
+        """What a plan takes, each once; what never trains only as long as it is not loaded.
+
+        A manifest that claims too much is left out.
+        """
         most = most_bytes(dict(self._policy.model.named_parameters()).values())
         wanted = [(*m.blobs, *(m.frozen if m.frozen != self._frozen else ())) for m in plan]
-        return list(dict.fromkeys(blob for blobs in wanted if sum(b.num_bytes for b in blobs) <= 2 * most for blob in blobs))
+        return list(
+            dict.fromkeys(
+                blob
+                for blobs in wanted
+                if sum(b.num_bytes for b in blobs) <= 2 * most
+                for blob in blobs
+            )
+        )
 
     def apply(self, plan: Sequence[Weights], fetch: Fetch) -> int | None:
-        """Take a plan's steps and load what comes out. None: done. Otherwise the version that failed, and nothing has changed.
+        """Take a plan's steps and load what comes out.
 
-        Its manifest is not planned with again: at once if its blobs are wrong, after a few tries if they are missing.
+        None: done. Otherwise the version that failed, and nothing has changed.
+
+        Its manifest is not planned with again: at once if its blobs are wrong, after a few tries if
+        they are missing.
         """
         state, present, loaded = self._state, (self.version, self._state_hash), self._frozen
         never_trained: State = {}
         for manifest in plan:
             if manifest.base != NO_BASE and (manifest.base, manifest.base_state) != present:
-                raise ValueError(f"{manifest.id} stands on version {manifest.base}, the plan is at {present[0]}; make a new plan")
+                raise ValueError(
+                    f"{manifest.id} stands on version {manifest.base}, the plan is at "
+                    f"{present[0]}; make a new plan"
+                )
             try:
                 if manifest.frozen != loaded:
                     never_trained, loaded = self._decode_frozen(manifest, fetch), manifest.frozen
@@ -202,7 +253,9 @@ class Follower:
         check_precision(new, manifest.precision)
         got = state_hash(new)
         if got != manifest.state:
-            raise WeightsError(f"{manifest.id} makes values of hash {got.hex()}; expected {manifest.state.hex()}")
+            raise WeightsError(
+                f"{manifest.id} makes values of hash {got.hex()}; expected {manifest.state.hex()}"
+            )
         return new
 
     def _miss(self, manifest: Weights) -> None:
@@ -246,7 +299,12 @@ class _Path(NamedTuple):
     before: _Path | None
 
     def then(self, manifest: Weights) -> _Path:
-        return _Path(self.num_manifests + 1, self.num_bytes + sum(b.num_bytes for b in manifest.blobs), manifest, self)
+        return _Path(
+            self.num_manifests + 1,
+            self.num_bytes + sum(b.num_bytes for b in manifest.blobs),
+            manifest,
+            self,
+        )
 
     def cost(self) -> tuple[int, int]:
         return self.num_manifests, self.num_bytes

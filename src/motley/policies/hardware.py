@@ -1,4 +1,6 @@
-"""What a policy computes on: the device, its arithmetic by a quick measurement, which kernels; when memory is full. Knows no model."""
+"""What a policy computes on: the device, its arithmetic by a quick measurement, which kernels; when
+memory is full. Knows no model.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +14,36 @@ from threading import Lock
 
 import torch
 
-CPU_SIZE, GPU_SIZE = 512, 4096  # of the measured product: large enough that starting it does not count
+# of the measured product: large enough that starting it does not count
+CPU_SIZE, GPU_SIZE = 512, 4096
 REPEATS = 8
 HOPELESS_S = 0.05
 WORTH = 1.3  # half types round more, so they must be this much faster
 
-CAPTURING = Lock()  # one thread at a time may capture a CUDA graph, and nobody may wait for the device meanwhile
-OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")  # of Apple's GPUs, and of CPUs
+# one thread at a time may capture a CUDA graph, and nobody may wait for the device meanwhile
+CAPTURING = Lock()
+# of Apple's GPUs, and of CPUs
+OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
 
 
 def choose_device(wanted: str, small: bool) -> torch.device:
-    """`small`: a model whose steps cost more to start than to compute stays on the CPU unless told otherwise."""
+    """`small`: a model whose steps cost more to start than to compute stays on the CPU unless told
+    otherwise.
+    """
     if wanted != "auto":
         if wanted.startswith("cuda") and not torch.cuda.is_available():
-            raise ValueError(f"device={wanted!r}, and torch finds no CUDA GPU here; use auto or cpu, or install a torch built for CUDA")
-        if wanted.startswith("cuda:") and int(wanted.removeprefix("cuda:")) >= torch.cuda.device_count():
-            raise ValueError(f"device={wanted!r}, and the last CUDA GPU here is cuda:{torch.cuda.device_count() - 1}; use one that is here")
+            raise ValueError(
+                f"device={wanted!r}, and torch finds no CUDA GPU here; use auto or cpu, or "
+                "install a torch built for CUDA"
+            )
+        if (
+            wanted.startswith("cuda:")
+            and int(wanted.removeprefix("cuda:")) >= torch.cuda.device_count()
+        ):
+            raise ValueError(
+                f"device={wanted!r}, and the last CUDA GPU here is "
+                f"cuda:{torch.cuda.device_count() - 1}; use one that is here"
+            )
         if wanted == "mps" and not torch.backends.mps.is_available():
             raise ValueError("device='mps', and torch finds no Apple GPU here; use auto or cpu")
         return torch.device(wanted)
@@ -40,20 +56,31 @@ def choose_device(wanted: str, small: bool) -> torch.device:
 
 def check_dtype(wanted: str, device: torch.device) -> None:
     if wanted == "float16" and device.type != "cuda":
-        raise ValueError(f"dtype='float16' is for CUDA GPUs, and this peer computes on {device}; use auto, float32 or bfloat16")
+        raise ValueError(
+            f"dtype='float16' is for CUDA GPUs, and this peer computes on {device}; use auto, "
+            "float32 or bfloat16"
+        )
 
 
-def choose_dtype(wanted: str, device: torch.device, small: bool, fits_float16: Callable[[], bool] = lambda: False) -> torch.dtype:
-    """On a CPU float32 unless told otherwise: many have no bfloat16 arithmetic, and those that do round more for little.
+def choose_dtype(
+    wanted: str, device: torch.device, small: bool, fits_float16: Callable[[], bool] = lambda: False
+) -> torch.dtype:
+    """On a CPU float32 unless told otherwise: many have no bfloat16 arithmetic, and those that do
+    round more for little.
 
-    `fits_float16`: whether the model does; asked only where it decides. float16 rounds eight times less than bfloat16.
+    `fits_float16`: whether the model does; asked only where it decides. float16 rounds eight times
+    less than bfloat16.
     """
     check_dtype(wanted, device)
     if wanted == "float16":
         return torch.float16
     if wanted == "bfloat16":
         if not is_faster(torch.bfloat16, str(device)):
-            warnings.warn(f"bfloat16 is not faster than float32 on {device}; dtype = 'auto' would use float32", stacklevel=2)
+            warnings.warn(
+                f"bfloat16 is not faster than float32 on {device}; dtype = 'auto' would use "
+                "float32",
+                stacklevel=2,
+            )
         return torch.bfloat16
     if wanted == "float32" or small or device.type == "cpu":
         return torch.float32
@@ -64,12 +91,16 @@ def choose_dtype(wanted: str, device: torch.device, small: bool, fits_float16: C
 
 @lru_cache
 def is_faster(half: torch.dtype, device: str) -> bool:
-    """Whether products in a half type are clearly faster than in float32, measured once per process."""
+    """Whether products in a half type are clearly faster than in float32, measured once per
+    process.
+    """
     return _seconds(half, device) * WORTH < _seconds(torch.float32, device)
 
 
 def _seconds(dtype: torch.dtype, device: str) -> float:
-    """The best of several products, after one that only wakes the device up; one that is hopeless is not repeated."""
+    """The best of several products, after one that only wakes the device up; one that is hopeless
+    is not repeated.
+    """
     size = CPU_SIZE if device == "cpu" else GPU_SIZE
     matrix = torch.ones(size, size, dtype=dtype, device=device)
     _product_s(matrix)
@@ -90,7 +121,11 @@ def _product_s(matrix: torch.Tensor) -> float:
 @lru_cache
 def runs_kernels(device: torch.device) -> bool:
     """Whether our Triton kernels run there: tried out, since Triton also needs a C compiler."""
-    if device.type != "cuda" or find_spec("triton") is None or torch.cuda.get_device_capability(device) < (7, 0):
+    if (
+        device.type != "cuda"
+        or find_spec("triton") is None
+        or torch.cuda.get_device_capability(device) < (7, 0)
+    ):
         return False
     from motley.policies.kernels import gated
 
@@ -99,7 +134,10 @@ def runs_kernels(device: torch.device) -> bool:
             gated(torch.zeros(1, 2, device=device), "silu")
     except (RuntimeError, OSError, SubprocessError) as error:
         said, *_ = str(error).splitlines() or [type(error).__name__]
-        warnings.warn(f"Triton does not work here, so sampling and training are several times slower: {said}", stacklevel=2)
+        warnings.warn(
+            f"Triton does not work here, so sampling and training are several times slower: {said}",
+            stacklevel=2,
+        )
         return False
     return True
 
@@ -107,11 +145,17 @@ def runs_kernels(device: torch.device) -> bool:
 @lru_cache
 def runs_flash(device: torch.device) -> bool:
     """Whether torch's flash attention runs there too: NVIDIA's from Ampere on."""
-    return runs_kernels(device) and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
+    return (
+        runs_kernels(device)
+        and torch.version.hip is None
+        and torch.cuda.get_device_capability(device) >= (8, 0)
+    )
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)
+    return isinstance(error, torch.OutOfMemoryError) or any(
+        words in str(error) for words in OUT_OF_MEMORY
+    )
 
 
 def lacks_memory_to_capture(error: RuntimeError) -> bool:

@@ -1,7 +1,8 @@
 """Triton kernels of a training step: what lies between the matrix products, forward and backward.
 
-Arithmetic is in float32 whatever the tensors hold. Nothing is added up by atomics, so that the same step gives the same numbers. They run
-on CPU tensors too, slowly, under TRITON_INTERPRET=1: so they are tested where there is no GPU. Their gradients are tied in by `fused`.
+Arithmetic is in float32 whatever the tensors hold. Nothing is added up by atomics, so that the same
+step gives the same numbers. They run on CPU tensors too, slowly, under TRITON_INTERPRET=1: so they
+are tested where there is no GPU. Their gradients are tied in by `fused`.
 """
 
 from __future__ import annotations
@@ -28,12 +29,26 @@ class Normed(NamedTuple):
     behind_N: Tensor | None  # 1 / rms of a row of what was added
 
 
-def add_norm(hidden_ND: Tensor, x_ND: Tensor, behind_D: Tensor | None, behind_eps: float, scale_D: Tensor, eps: float) -> Normed:
-    """sum = hidden + x, or hidden + rms_norm(x)·behind; normed = rms_norm(sum)·scale, in the dtype of x."""
+def add_norm(
+    hidden_ND: Tensor,
+    x_ND: Tensor,
+    behind_D: Tensor | None,
+    behind_eps: float,
+    scale_D: Tensor,
+    eps: float,
+) -> Normed:
+    """sum = hidden + x, or hidden + rms_norm(x)·behind; normed = rms_norm(sum)·scale, in the dtype
+    of x.
+    """
     rows, size = hidden_ND.shape
-    behind_N = None if behind_D is None else torch.empty(rows, dtype=torch.float32, device=x_ND.device)
+    behind_N = (
+        None if behind_D is None else torch.empty(rows, dtype=torch.float32, device=x_ND.device)
+    )
     found = Normed(
-        torch.empty_like(hidden_ND), torch.empty_like(x_ND), torch.empty(rows, dtype=torch.float32, device=x_ND.device), behind_N
+        torch.empty_like(hidden_ND),
+        torch.empty_like(x_ND),
+        torch.empty(rows, dtype=torch.float32, device=x_ND.device),
+        behind_N,
     )
     _add_norm[(rows,)](
         hidden_ND,
@@ -56,7 +71,19 @@ def add_norm(hidden_ND: Tensor, x_ND: Tensor, behind_D: Tensor | None, behind_ep
 
 @triton.jit
 def _add_norm(
-    hidden, x, behind, scale, total, normed, inverse, behind_inverse, size, behind_eps, eps, BEHIND: tl.constexpr, BLOCK: tl.constexpr
+    hidden,
+    x,
+    behind,
+    scale,
+    total,
+    normed,
+    inverse,
+    behind_inverse,
+    size,
+    behind_eps,
+    eps,
+    BEHIND: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     index = tl.program_id(0)
     row = index.to(tl.int64) * size
@@ -84,9 +111,17 @@ class NormGradients(NamedTuple):
 
 
 def add_norm_backward(
-    dsum_ND: Tensor | None, dnormed_ND: Tensor, found: Normed, scale_D: Tensor, x_ND: Tensor | None, behind_D: Tensor | None
+    dsum_ND: Tensor | None,
+    dnormed_ND: Tensor,
+    found: Normed,
+    scale_D: Tensor,
+    x_ND: Tensor | None,
+    behind_D: Tensor | None,
 ) -> NormGradients:
-    """From the gradients of the sum (None: zero) and of what was normed. `x_ND` is read only where a norm is behind it."""
+    """From the gradients of the sum (None: zero) and of what was normed.
+
+    `x_ND` is read only where a norm is behind it.
+    """
     rows, size = dnormed_ND.shape
     programs = min(rows, PROGRAMS)
     dhidden_ND, dx_ND = torch.empty_like(found.sum_ND), torch.empty_like(dnormed_ND)
@@ -113,7 +148,9 @@ def add_norm_backward(
         BLOCK=triton.next_power_of_2(size),
         num_warps=_warps(size),
     )
-    return NormGradients(dhidden_ND, dx_ND, dscale_PD.sum(0), None if dbehind_PD is None else dbehind_PD.sum(0))
+    return NormGradients(
+        dhidden_ND, dx_ND, dscale_PD.sum(0), None if dbehind_PD is None else dbehind_PD.sum(0)
+    )
 
 
 @triton.jit(do_not_specialize=["rows", "rows_each"])
@@ -174,17 +211,24 @@ def _add_norm_backward(
 
 
 def gated(gate_up_NI: Tensor, activation: str) -> Tensor:
-    """act(gate)·up, where gate_up has the gates and then the ups of a row. act is rounded first, as the plain forward does."""
+    """act(gate)·up, where gate_up has the gates and then the ups of a row. act is rounded first, as
+    the plain forward does.
+    """
     rows, size = len(gate_up_NI), gate_up_NI.shape[1] // 2
     out_NI = gate_up_NI.new_empty(rows, size)
     block = min(COLUMNS_AT_ONCE, triton.next_power_of_2(size))
-    _gated[(rows, triton.cdiv(size, block))](gate_up_NI, out_NI, size, SILU=activation == "silu", BLOCK=block, num_warps=4)
+    _gated[(rows, triton.cdiv(size, block))](
+        gate_up_NI, out_NI, size, SILU=activation == "silu", BLOCK=block, num_warps=4
+    )
     return out_NI
 
 
 @triton.jit
 def _inner(gate, SILU: tl.constexpr):
-    """f in act(x) = x·sigmoid(f(x)). GELU's tanh form: (1 + tanh(y)) / 2 = sigmoid(2y), y = sqrt(2 / pi)·(x + 0.044715·x^3)."""
+    """f in act(x) = x·sigmoid(f(x)).
+
+    GELU's tanh form: (1 + tanh(y)) / 2 = sigmoid(2y), y = sqrt(2 / pi)·(x + 0.044715·x^3).
+    """
     return gate if SILU else 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
 
 
@@ -205,7 +249,16 @@ def gated_backward(gate_up_NI: Tensor, dout_NI: Tensor, activation: str) -> tupl
     dgate_up_NI, out_NI = torch.empty_like(gate_up_NI), torch.empty_like(dout_NI)
     block = min(COLUMNS_AT_ONCE, triton.next_power_of_2(size))
     grid = (rows, triton.cdiv(size, block))
-    _gated_backward[grid](gate_up_NI, dout_NI, dgate_up_NI, out_NI, size, SILU=activation == "silu", BLOCK=block, num_warps=4)
+    _gated_backward[grid](
+        gate_up_NI,
+        dout_NI,
+        dgate_up_NI,
+        out_NI,
+        size,
+        SILU=activation == "silu",
+        BLOCK=block,
+        num_warps=4,
+    )
     return dgate_up_NI, out_NI
 
 
@@ -222,12 +275,29 @@ def _gated_backward(gate_up, dout, dgate_up, out, size, SILU: tl.constexpr, BLOC
     slope = share + gate * share * (1.0 - share) * rise
     acted = (gate * share).to(out.dtype.element_ty).to(tl.float32)
     tl.store(out + row * size + place, (acted * up).to(out.dtype.element_ty), mask=real)
-    tl.store(dgate_up + row * 2 * size + place, (given * up * slope).to(dgate_up.dtype.element_ty), mask=real)
-    tl.store(dgate_up + row * 2 * size + size + place, (given * acted).to(dgate_up.dtype.element_ty), mask=real)
+    tl.store(
+        dgate_up + row * 2 * size + place,
+        (given * up * slope).to(dgate_up.dtype.element_ty),
+        mask=real,
+    )
+    tl.store(
+        dgate_up + row * 2 * size + size + place,
+        (given * acted).to(dgate_up.dtype.element_ty),
+        mask=real,
+    )
 
 
-def rotate(heads_NHd: Tensor, cos_Nd: Tensor, sin_Nd: Tensor, rotated: int, dtype: torch.dtype, back: bool = False) -> Tensor:
-    """Rotary position embedding of the first `rotated` heads, halves convention; the others as they are. `back`: transposed."""
+def rotate(
+    heads_NHd: Tensor,
+    cos_Nd: Tensor,
+    sin_Nd: Tensor,
+    rotated: int,
+    dtype: torch.dtype,
+    back: bool = False,
+) -> Tensor:
+    """Rotary position embedding of the first `rotated` heads, halves convention; the others as they
+    are. `back`: transposed.
+    """
     rows, heads, size = heads_NHd.shape
     out_NHd = torch.empty(rows, heads, size, dtype=dtype, device=heads_NHd.device)
     _rotate[(rows, triton.cdiv(heads, HEADS_AT_ONCE))](
@@ -248,7 +318,19 @@ def rotate(heads_NHd: Tensor, cos_Nd: Tensor, sin_Nd: Tensor, rotated: int, dtyp
 
 
 @triton.jit
-def _rotate(values, cos, sin, out, rotated, heads, size, stride, BACK: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr):
+def _rotate(
+    values,
+    cos,
+    sin,
+    out,
+    rotated,
+    heads,
+    size,
+    stride,
+    BACK: tl.constexpr,
+    HEADS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
     place = tl.arange(0, BLOCK)[None, :]
@@ -266,9 +348,11 @@ def _rotate(values, cos, sin, out, rotated, heads, size, stride, BACK: tl.conste
 
 
 def merge(out_NHd: Tensor, lse_HN: Tensor, other_MHd: Tensor, other_lse_HM: Tensor) -> Tensor:
-    """Into the last M of N queries' attention, in place, that of the same queries over other keys, by their log-sum-exps; the merged ones.
+    """Into the last M of N queries' attention, in place, that of the same queries over other keys,
+    by their log-sum-exps; the merged ones.
 
-    Those are written to a place of their own: threads that share a row each read its old one, and at a time of their own.
+    Those are written to a place of their own: threads that share a row each read its old one, and
+    at a time of their own.
     """
     rows, heads, size = other_MHd.shape
     merged_HN = lse_HN.clone()
@@ -290,7 +374,19 @@ def merge(out_NHd: Tensor, lse_HN: Tensor, other_MHd: Tensor, other_lse_HM: Tens
 
 
 @triton.jit(do_not_specialize=["queries", "rows"])
-def _merge(out, lse, merged_lse, other, other_lse, queries, rows, heads, size, HEADS: tl.constexpr, BLOCK: tl.constexpr):
+def _merge(
+    out,
+    lse,
+    merged_lse,
+    other,
+    other_lse,
+    queries,
+    rows,
+    heads,
+    size,
+    HEADS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     index = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     known = head < heads
@@ -349,14 +445,29 @@ def _score(logits, target, temperature, logp, entropy, lse, size, BLOCK: tl.cons
 
 
 def score_backward(
-    logits_MV: Tensor, target_M: Tensor, temperature_M: Tensor, lse_M: Tensor, dlogp_M: Tensor, dtype: torch.dtype
+    logits_MV: Tensor,
+    target_M: Tensor,
+    temperature_M: Tensor,
+    lse_M: Tensor,
+    dlogp_M: Tensor,
+    dtype: torch.dtype,
 ) -> Tensor:
     """The gradient of the logits: dlogp·(onehot - p) / temperature."""
     rows, size = logits_MV.shape
     dlogits_MV = torch.empty(rows, size, dtype=dtype, device=logits_MV.device)
     block = min(LOGITS_AT_ONCE, triton.next_power_of_2(size))
     grid = (rows, triton.cdiv(size, block))
-    _score_backward[grid](logits_MV, target_M, temperature_M, lse_M, dlogp_M, dlogits_MV, size, BLOCK=block, num_warps=8)
+    _score_backward[grid](
+        logits_MV,
+        target_M,
+        temperature_M,
+        lse_M,
+        dlogp_M,
+        dlogits_MV,
+        size,
+        BLOCK=block,
+        num_warps=8,
+    )
     return dlogits_MV
 
 
@@ -369,7 +480,11 @@ def _score_backward(logits, target, temperature, lse, dlogp, dlogits, size, BLOC
     at = row.to(tl.int64) * size + place
     share = tl.exp(tl.load(logits + at, mask=real, other=float("-inf")) / heat - tl.load(lse + row))
     hit = (place == tl.load(target + row)).to(tl.float32)
-    tl.store(dlogits + at, (tl.load(dlogp + row) * (hit - share) / heat).to(dlogits.dtype.element_ty), mask=real)
+    tl.store(
+        dlogits + at,
+        (tl.load(dlogp + row) * (hit - share) / heat).to(dlogits.dtype.element_ty),
+        mask=real,
+    )
 
 
 def _warps(size: int) -> int:

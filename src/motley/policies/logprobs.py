@@ -1,4 +1,6 @@
-"""From hidden states to log-probs of target tokens, the vocabulary projection in chunks: the batch's logits never exist at once."""
+"""From hidden states to log-probs of target tokens, the vocabulary projection in chunks: the
+batch's logits never exist at once.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +21,29 @@ ROWS_EVEN = 128  # a product's tiles
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Per target token: log-prob under the model at the record's temperature (with gradient), and entropy (without)."""
+    """Per target token: log-prob under the model at the record's temperature (with gradient), and
+    entropy (without).
+    """
 
     logp_M: Tensor
     entropy_M: Tensor
 
 
 def score_hidden(hidden_MD: Tensor, head: nn.Linear, packed: Packed) -> Scores:
-    """Project to the vocabulary in chunks; logits of more than one are dropped after use and recomputed for the gradient.
+    """Project to the vocabulary in chunks; logits of more than one are dropped after use and
+    recomputed for the gradient.
 
-    Hidden states in a half type are multiplied in it, by kernels; float32 ones in float32. Logits are float32 either way.
+    Hidden states in a half type are multiplied in it, by kernels; float32 ones in float32. Logits
+    are float32 either way.
     """
     if hidden_MD.dtype != torch.float32 and head.bias is None:
         return Scores(*_Score.apply(hidden_MD, head.weight, packed.target_M, packed.temperature_M))
     bias_V = None if head.bias is None else head.bias.float()
-    return Scores(*_FloatScore.apply(hidden_MD.float(), head.weight.float(), bias_V, packed.target_M, packed.temperature_M))
+    return Scores(
+        *_FloatScore.apply(
+            hidden_MD.float(), head.weight.float(), bias_V, packed.target_M, packed.temperature_M
+        )
+    )
 
 
 def project(hidden_MD: Tensor, head: nn.Linear) -> Tensor:
@@ -49,17 +59,26 @@ class _FloatScore(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_MD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, target_M: Tensor, temperature_M: Tensor
+        ctx: Any,
+        hidden_MD: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        target_M: Tensor,
+        temperature_M: Tensor,
     ) -> tuple[Tensor, Tensor]:
         chunks = []
         rows = max(1, LOGITS_AT_ONCE // len(weight_VD))
-        for hidden, target, temperature in zip(hidden_MD.split(rows), target_M.split(rows), temperature_M.split(rows), strict=True):
+        for hidden, target, temperature in zip(
+            hidden_MD.split(rows), target_M.split(rows), temperature_M.split(rows), strict=True
+        ):
             logits = F.linear(hidden, weight_VD, bias_V).div_(temperature[:, None])
             logp = torch.log_softmax(logits, -1)
             p = torch.exp(logp, out=logits)
             chunks.append((logp.gather(1, target[:, None]).squeeze(1), logp.mul_(p).sum(-1).neg_()))
         ctx.rows = rows
-        ctx.save_for_backward(hidden_MD, weight_VD, bias_V, target_M, temperature_M, p if len(chunks) == 1 else None)
+        ctx.save_for_backward(
+            hidden_MD, weight_VD, bias_V, target_M, temperature_M, p if len(chunks) == 1 else None
+        )
         logp_M, entropy_M = (torch.cat(parts) for parts in zip(*chunks, strict=True))
         ctx.mark_non_differentiable(entropy_M)
         return logp_M, entropy_M
@@ -69,30 +88,46 @@ class _FloatScore(torch.autograd.Function):
         hidden_MD, weight_VD, bias_V, target_M, temperature_M, kept = ctx.saved_tensors
         dweight_VD, dbias_V, dhidden = None, None, []
         for hidden, target, temperature, dlogp in zip(
-            *(each.split(ctx.rows) for each in (hidden_MD, target_M, temperature_M, dlogp_M)), strict=True
+            *(each.split(ctx.rows) for each in (hidden_MD, target_M, temperature_M, dlogp_M)),
+            strict=True,
         ):
-            p = torch.softmax(F.linear(hidden, weight_VD, bias_V).div_(temperature[:, None]), -1) if kept is None else kept
+            p = (
+                torch.softmax(F.linear(hidden, weight_VD, bias_V).div_(temperature[:, None]), -1)
+                if kept is None
+                else kept
+            )
             share = (dlogp / temperature)[:, None]
             dlogits = (p * -share).scatter_add_(1, target[:, None], share)
             dhidden.append(dlogits @ weight_VD)
             if ctx.needs_input_grad[1]:
-                dweight_VD = dlogits.t() @ hidden if dweight_VD is None else dweight_VD.addmm_(dlogits.t(), hidden)
+                dweight_VD = (
+                    dlogits.t() @ hidden
+                    if dweight_VD is None
+                    else dweight_VD.addmm_(dlogits.t(), hidden)
+                )
             if ctx.needs_input_grad[2]:
                 dbias_V = dlogits.sum(0) if dbias_V is None else dbias_V.add_(dlogits.sum(0))
         return torch.cat(dhidden), dweight_VD, dbias_V, None, None
 
 
 class _Score(torch.autograd.Function):
-    """Log-prob and entropy of every row. Keeps of a row its hidden state and its log-sum-exp. Entropy has no gradient."""
+    """Log-prob and entropy of every row.
+
+    Keeps of a row its hidden state and its log-sum-exp. Entropy has no gradient.
+    """
 
     @staticmethod
-    def forward(ctx: Any, hidden_MD: Tensor, weight_VD: Tensor, target_M: Tensor, temperature_M: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, hidden_MD: Tensor, weight_VD: Tensor, target_M: Tensor, temperature_M: Tensor
+    ) -> tuple[Tensor, Tensor]:
         from motley.policies import kernels
 
         half_VD = weight_VD.to(hidden_MD.dtype)
         chunks = [
             kernels.score(_product(hidden, half_VD.t()), target, temperature)
-            for hidden, target, temperature in _chunks(len(half_VD), hidden_MD, target_M, temperature_M)
+            for hidden, target, temperature in _chunks(
+                len(half_VD), hidden_MD, target_M, temperature_M
+            )
         ]
         logp_M, entropy_M, lse_M = (torch.cat(parts) for parts in zip(*chunks, strict=True))
         ctx.save_for_backward(hidden_MD, half_VD, target_M, temperature_M, lse_M)
@@ -102,10 +137,14 @@ class _Score(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dlogp_M: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         hidden_MD, half_VD, *per_row = ctx.saved_tensors
-        dweight_VD = torch.zeros_like(half_VD, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        dweight_VD = (
+            torch.zeros_like(half_VD, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        )
         dhidden = [
             _chunk_gradient(chunk, half_VD, dweight_VD)
-            for chunk in map(_Chunk._make, _chunks(len(half_VD), hidden_MD, *per_row, dlogp_M.contiguous()))
+            for chunk in map(
+                _Chunk._make, _chunks(len(half_VD), hidden_MD, *per_row, dlogp_M.contiguous())
+            )
         ]
         return torch.cat(dhidden), dweight_VD, None, None
 
@@ -123,7 +162,12 @@ def _chunk_gradient(chunk: _Chunk, half_VD: Tensor, dweight_VD: Tensor | None) -
     from motley.policies import kernels
 
     dlogits_MV = kernels.score_backward(
-        _product(chunk.hidden_MD, half_VD.t()), chunk.target_M, chunk.temperature_M, chunk.lse_M, chunk.dlogp_M, half_VD.dtype
+        _product(chunk.hidden_MD, half_VD.t()),
+        chunk.target_M,
+        chunk.temperature_M,
+        chunk.lse_M,
+        chunk.dlogp_M,
+        half_VD.dtype,
     )
     if dweight_VD is not None:
         _add_product(dweight_VD, dlogits_MV.t(), chunk.hidden_MD)

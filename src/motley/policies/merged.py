@@ -1,7 +1,8 @@
-"""Merged: the tokens of a packed micro-batch, those that stand behind the same tokens computed once. For attention over padded rows.
+"""Merged: the tokens of a packed micro-batch, those that stand behind the same tokens computed
+once. For attention over padded rows.
 
-Short stretches (completions of one prompt, and prompts) share a row, and within it what they begin with alike. Samples of a sure model
-hardly differ, so that most of their tokens are merged.
+Short stretches (completions of one prompt, and prompts) share a row, and within it what they begin
+with alike. Samples of a sure model hardly differ, so that most of their tokens are merged.
 """
 
 from __future__ import annotations
@@ -35,17 +36,28 @@ class Merged:
         start_S, count = packed.own.start_S.tolist(), len(packed.prompts.start_S) - 1
         stretches = [token_N[first:last] for first, last in pairwise(start_S)]
         prompts, answers = _Rows(), _Rows()
-        alone = packed.prompts.longest > ROW_TOKENS  # since one mask for all would be as wide as the longest
-        prompts.fill((place if alone else 0, stretch) for place, stretch in enumerate(stretches[:count]))
+        # since one mask for all would be as wide as the longest
+        alone = packed.prompts.longest > ROW_TOKENS
+        prompts.fill(
+            (place if alone else 0, stretch) for place, stretch in enumerate(stretches[:count])
+        )
         answers.fill(zip(packed.of_prompt_B.tolist(), stretches[count:], strict=True))
-        place = torch.tensor(prompts.place + [len(prompts.kept) + place for place in answers.place], device=device)
-        kept = torch.tensor(prompts.kept + [len(prompts.place) + kept for kept in answers.kept], device=device)
+        place = torch.tensor(
+            prompts.place + [len(prompts.kept) + place for place in answers.place], device=device
+        )
+        kept = torch.tensor(
+            prompts.kept + [len(prompts.place) + kept for kept in answers.kept], device=device
+        )
         start_P = packed.prompts.start_S.long()
         prompt_PT, real_PT = index_rows(start_P[:-1], start_P.diff())
         rows = [prompts.laid(0, device)]
         if answers.kept:
             of_B = torch.tensor([row.of for row in answers.rows], device=device)
-            rows.append(_behind(answers.laid(len(prompts.kept), device), place[prompt_PT[of_B]], real_PT[of_B]))
+            rows.append(
+                _behind(
+                    answers.laid(len(prompts.kept), device), place[prompt_PT[of_B]], real_PT[of_B]
+                )
+            )
         return cls(
             token_N=packed.token_N[kept],
             position_N=packed.position_N[kept],
@@ -62,7 +74,8 @@ class _Row:
     of: int
     first: int  # merged tokens in the rows before
     parents: list[int] = field(default_factory=list)
-    follows: dict[tuple[int, int], int] = field(default_factory=dict)  # (token before, what follows) -> where
+    # (token before, what follows) -> where
+    follows: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def path(self, stretch: list[int]) -> list[int]:
         """As far as the stretch is in the row already."""
@@ -84,7 +97,8 @@ class _Row:
 class _Rows:
     rows: list[_Row] = field(default_factory=list)
     place: list[int] = field(default_factory=list)  # of each token, among the merged ones
-    kept: list[int] = field(default_factory=list)  # of each merged token, the first of those it stands for
+    # of each merged token, the first of those it stands for
+    kept: list[int] = field(default_factory=list)
 
     def fill(self, stretches: Iterable[tuple[int, list[int]]]) -> None:
         """`stretches`: with whom each may share a row, and its tokens."""
@@ -103,15 +117,29 @@ class _Rows:
     def laid(self, first: int, device: torch.device) -> Rows:
         """Rows whose tokens stand from `first` on."""
         start_B = torch.tensor([first + row.first for row in self.rows], device=device)
-        query_BT, real_BT = index_rows(start_B, torch.tensor([len(row.parents) for row in self.rows], device=device))
+        query_BT, real_BT = index_rows(
+            start_B, torch.tensor([len(row.parents) for row in self.rows], device=device)
+        )
         flat = real_BT.flatten().nonzero().squeeze(1)
-        if all(parent == place - 1 for row in self.rows for place, parent in enumerate(row.parents)):
+        if all(
+            parent == place - 1 for row in self.rows for place, parent in enumerate(row.parents)
+        ):
             return Rows(query_BT, flat, query_BT, None)
-        return Rows(query_BT, flat, query_BT, bias_of(torch.from_numpy(self._visible(query_BT.shape[1])).to(device)))
+        return Rows(
+            query_BT,
+            flat,
+            query_BT,
+            bias_of(torch.from_numpy(self._visible(query_BT.shape[1])).to(device)),
+        )
 
     def _visible(self, steps: int) -> np.ndarray[tuple[int, int, int], np.dtype[np.bool]]:
-        """[B, T, T], True where a token is on another's path. Padding sees itself, so that no row is empty."""
-        visible_BTT = np.broadcast_to(np.eye(steps, dtype=bool), (len(self.rows), steps, steps)).copy()
+        """[B, T, T], True where a token is on another's path.
+
+        Padding sees itself, so that no row is empty.
+        """
+        visible_BTT = np.broadcast_to(
+            np.eye(steps, dtype=bool), (len(self.rows), steps, steps)
+        ).copy()
         for row, visible_TT in zip(self.rows, visible_BTT, strict=True):
             for place, parent in enumerate(row.parents):
                 if parent >= 0:
@@ -123,7 +151,15 @@ def _behind(rows: Rows, before_BK: Tensor, real_BK: Tensor) -> Rows:
     """Rows of which every token sees what stands before its row, too."""
     steps = rows.query_BT.shape[1]
     own_B1TT = (
-        bias_of(torch.ones(1, steps, steps, dtype=torch.bool, device=real_BK.device).tril()) if rows.bias_B1TK is None else rows.bias_B1TK
+        bias_of(torch.ones(1, steps, steps, dtype=torch.bool, device=real_BK.device).tril())
+        if rows.bias_B1TK is None
+        else rows.bias_B1TK
     )
-    bias_B1TK = torch.cat([bias_of(real_BK[:, None]).expand(-1, -1, steps, -1), own_B1TT.expand(len(real_BK), -1, -1, -1)], 3)
+    bias_B1TK = torch.cat(
+        [
+            bias_of(real_BK[:, None]).expand(-1, -1, steps, -1),
+            own_B1TT.expand(len(real_BK), -1, -1, -1),
+        ],
+        3,
+    )
     return Rows(rows.query_BT, rows.flat, torch.cat([before_BK, rows.query_BT], 1), bias_B1TK)

@@ -1,4 +1,7 @@
-"""Packed: the tokens of a micro-batch laid end to end, without padding. Built on the CPU by learning.batches, read by the forward pass."""
+"""Packed: the tokens of a micro-batch laid end to end, without padding.
+
+Built on the CPU by learning.batches, read by the forward pass.
+"""
 
 from __future__ import annotations
 
@@ -27,19 +30,26 @@ class Spans(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Where packed tokens stand in padded rows, for an attention that needs them. Padding repeats index 0 and is not read back."""
+    """Where packed tokens stand in padded rows, for an attention that needs them.
+
+    Padding repeats index 0 and is not read back.
+    """
 
     query_BT: Tensor  # index into N
     flat: Tensor  # where the packed tokens stand in query_BT, flattened
     key_BK: Tensor  # index into N of what a row may see
-    bias_B1TK: Tensor | None  # added to the products: 0 where a query sees a key, -inf elsewhere; None: causal
+    # added to the products: 0 where a query sees a key, -inf elsewhere; None: causal
+    bias_B1TK: Tensor | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Packed:
-    """Prompts, then completions, laid end to end (N tokens), and what is predicted. Completions of a prompt follow each other.
+    """Prompts, then completions, laid end to end (N tokens), and what is predicted.
 
-    The last token of a completion is a target but never an input. Completions see their prompt, and themselves.
+    Completions of a prompt follow each other.
+
+    The last token of a completion is a target but never an input. Completions see their prompt, and
+    themselves.
     """
 
     token_N: Tensor
@@ -66,7 +76,11 @@ class Packed:
             return (prompts,)
         causal_TT = torch.ones(steps, steps, dtype=torch.bool, device=start_S.device).tril()
         visible_BTK = torch.cat(
-            [in_prompt_PT[self.of_prompt_B][:, None, :].expand(-1, steps, -1), causal_TT[None].expand(len(row_BT), -1, -1)], 2
+            [
+                in_prompt_PT[self.of_prompt_B][:, None, :].expand(-1, steps, -1),
+                causal_TT[None].expand(len(row_BT), -1, -1),
+            ],
+            2,
         )
         completions = Rows(
             query_BT=row_BT,
@@ -89,7 +103,10 @@ class Packed:
 
 
 def send(value: Tensor, to: Tensor) -> None:
-    """Copy into a tensor that is elsewhere. A GPU is not waited for, which it would be with memory that is not pinned."""
+    """Copy into a tensor that is elsewhere.
+
+    A GPU is not waited for, which it would be with memory that is not pinned.
+    """
     pins = to.is_cuda and value.device.type == "cpu"
     to.copy_(value.pin_memory() if pins else value, non_blocking=pins)
 
@@ -102,7 +119,9 @@ def _sent(value: Tensor, device: torch.device) -> Tensor:
 
 def bias_of(visible_BTK: Tensor) -> Tensor:
     """[B, 1, T, K], 0 where a query sees a key and -inf elsewhere."""
-    return torch.zeros(visible_BTK.shape, device=visible_BTK.device).masked_fill_(~visible_BTK, -torch.inf)[:, None]
+    return torch.zeros(visible_BTK.shape, device=visible_BTK.device).masked_fill_(
+        ~visible_BTK, -torch.inf
+    )[:, None]
 
 
 def index_rows(start_B: Tensor, length_B: Tensor) -> tuple[Tensor, Tensor]:

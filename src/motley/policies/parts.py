@@ -1,4 +1,6 @@
-"""Parts of a decoder whose gradient is written out: autograd makes many more passes over memory of them."""
+"""Parts of a decoder whose gradient is written out: autograd makes many more passes over memory of
+them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ def rms_norm(x: Tensor, scale: Tensor, eps: float) -> Tensor:
 
 
 def rotate(heads_NHd: Tensor, cos_N1d: Tensor, sin_N1d: Tensor) -> Tensor:
-    """Rotary position embedding, halves convention: (x1, x2) -> (x1·cos - x2·sin, x2·cos + x1·sin)."""
+    """Rotary position embedding, halves convention: (x1, x2) -> (x1·cos - x2·sin, x2·cos +
+    x1·sin).
+    """
     rotated_NHd: Tensor = _Rotate.apply(heads_NHd, cos_N1d, sin_N1d)
     return rotated_NHd
 
@@ -23,7 +27,13 @@ def rotate(heads_NHd: Tensor, cos_N1d: Tensor, sin_N1d: Tensor) -> Tensor:
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor, eps: float) -> Tensor:
-        per_rms = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        per_rms = (
+            torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+            .square_()
+            .div_(x.shape[-1])
+            .add_(eps)
+            .rsqrt_()
+        )
         ctx.save_for_backward(x, scale, per_rms)
         return (x * per_rms).mul_(scale)
 
@@ -34,7 +44,11 @@ class _RmsNorm(torch.autograd.Function):
         along = dy * normed
         mean = (along @ scale).div_(x.shape[-1]).unsqueeze_(-1)
         dscale = along.flatten(0, -2).sum(0) if ctx.needs_input_grad[1] else None
-        return torch.mul(dy, scale, out=along).addcmul_(normed, mean, value=-1).mul_(per_rms), dscale, None
+        return (
+            torch.mul(dy, scale, out=along).addcmul_(normed, mean, value=-1).mul_(per_rms),
+            dscale,
+            None,
+        )
 
 
 class _Rotate(torch.autograd.Function):

@@ -1,4 +1,7 @@
-"""Policy: a model, its vocabulary, and what of it trains. Owns loading and saving; knows no sampling, objective or log."""
+"""Policy: a model, its vocabulary, and what of it trains.
+
+Owns loading and saving; knows no sampling, objective or log.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +75,8 @@ class Policy:
     def save(self, folder: Path) -> None:
         """Write an ordinary Hugging Face folder, or a PEFT adapter folder for LoRA."""
         disable_progress_bar()  # saving is part of a step that shows its own progress
-        options = {"save_embedding_layers": False} if hasattr(self.model, "peft_config") else {}  # else PEFT asks the hub about them
+        # else PEFT asks the hub about them
+        options = {"save_embedding_layers": False} if hasattr(self.model, "peft_config") else {}
         self.model.save_pretrained(folder, **options)  # type: ignore[operator]
         self.vocabulary.save(folder)
 
@@ -85,28 +89,44 @@ class Policy:
             found = self.base.load_state_dict(_saved_tensors(folder), strict=False)
             missing = set(found.missing_keys) - {"lm_head.weight"}  # a tied head is stored once
             if missing or found.unexpected_keys:
-                raise ValueError(f"{folder} holds another model: it lacks {sorted(missing)[:3]} and adds {found.unexpected_keys[:3]}")
+                raise ValueError(
+                    f"{folder} holds another model: it lacks {sorted(missing)[:3]} and adds "
+                    f"{found.unexpected_keys[:3]}"
+                )
 
 
 def choose_trained(model: PreTrainedModel, train: str | TrainPart, seed: int) -> nn.Module:
-    """Freeze what does not train. LoRA wraps the model; `layers` takes last:N, first:N or parameter-name prefixes."""
+    """Freeze what does not train.
+
+    LoRA wraps the model; `layers` takes last:N, first:N or parameter-name prefixes.
+    """
     if isinstance(train, str):
         return model
     if train.lora is not None:
         return _with_lora(model, train.lora, seed)
-    prefixes = _layer_prefixes(train.layers, _layers_name(model), model.config.get_text_config().num_hidden_layers)
+    prefixes = _layer_prefixes(
+        train.layers, _layers_name(model), model.config.get_text_config().num_hidden_layers
+    )
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name.startswith(prefixes))
     if not any(p.requires_grad for p in model.parameters()):
-        known = ", ".join(sorted({name.rsplit(".", 1)[0] for name, _ in model.named_parameters()})[:4])
-        raise ValueError(f"train layers={train.layers!r} matches no parameter; use last:N, first:N, or a prefix such as {known}")
+        known = ", ".join(
+            sorted({name.rsplit(".", 1)[0] for name, _ in model.named_parameters()})[:4]
+        )
+        raise ValueError(
+            f"train layers={train.layers!r} matches no parameter; use last:N, first:N, or a "
+            f"prefix such as {known}"
+        )
     return model
 
 
 def _with_lora(model: PreTrainedModel, lora: Lora, seed: int) -> nn.Module:
     for name, part in model.named_modules():
         if name.rpartition(".")[2] in lora.targets and not isinstance(part, nn.Linear | Conv1D):
-            raise ValueError(f"lora targets name {name.rpartition('.')[2]}, which is no linear layer; leave it out")
+            raise ValueError(
+                f"lora targets name {name.rpartition('.')[2]}, which is no linear layer; leave it "
+                "out"
+            )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return get_peft_model(
@@ -116,36 +136,55 @@ def _with_lora(model: PreTrainedModel, lora: Lora, seed: int) -> nn.Module:
                 lora_alpha=lora.alpha or 2 * lora.rank,
                 target_modules=list(lora.targets) or "all-linear",
                 lora_dropout=0.0,
-                fan_in_fan_out=any(isinstance(part, Conv1D) for part in model.modules()),  # GPT-2's, whose weights stand the other way
+                # GPT-2's, whose weights stand the other way
+                fan_in_fan_out=any(isinstance(part, Conv1D) for part in model.modules()),
                 task_type="CAUSAL_LM",
             ),
         )
 
 
 def _layers_name(model: PreTrainedModel) -> str:
-    """What the names of the layers' parameters begin with, such as model.layers: the outermost list with as many parts."""
+    """What the names of the layers' parameters begin with, such as model.layers: the outermost list
+    with as many parts.
+    """
     count = model.config.get_text_config().num_hidden_layers
-    lists = (name for name, part in model.named_modules() if isinstance(part, nn.ModuleList) and len(part) == count)
+    lists = (
+        name
+        for name, part in model.named_modules()
+        if isinstance(part, nn.ModuleList) and len(part) == count
+    )
     return next(lists, "model.layers")
 
 
 def _layer_prefixes(layers: str, name: str, num_layers: int) -> tuple[str, ...]:
     side, _, count = layers.partition(":")
     if side in ("first", "last") and count.isdigit():
-        wanted = range(num_layers)[: int(count)] if side == "first" else range(num_layers)[max(0, num_layers - int(count)) :]
+        wanted = (
+            range(num_layers)[: int(count)]
+            if side == "first"
+            else range(num_layers)[max(0, num_layers - int(count)) :]
+        )
         return tuple(f"{name}.{i}." for i in wanted)
     return tuple(part.strip() for part in layers.split(","))
 
 
 def _fingerprint(model: PreTrainedModel) -> str:
     """Names the architecture and its sizes, not the weights, which change at every step."""
-    shapes = sorted((name.replace(".base_layer", ""), tuple(p.shape)) for name, p in model.named_parameters() if "lora_" not in name)
+    shapes = sorted(
+        (name.replace(".base_layer", ""), tuple(p.shape))
+        for name, p in model.named_parameters()
+        if "lora_" not in name
+    )
     return hashlib.sha256(repr((model.config.model_type, shapes)).encode()).hexdigest()[:16]
 
 
 def _saved_tensors(folder: Path) -> dict[str, Tensor]:
     """Of a model in one file, or in several."""
-    return {name: value for path in sorted(folder.glob("model*.safetensors")) for name, value in load_tensors(path).items()}
+    return {
+        name: value
+        for path in sorted(folder.glob("model*.safetensors"))
+        for name, value in load_tensors(path).items()
+    }
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
@@ -173,7 +212,9 @@ def merged_weight(linear: Any) -> Tensor:
 
 
 def _store_frozen(model: nn.Module, policy: Policy) -> None:
-    """Linear layers that an adapter stands beside never change, so they need no more than the precision they are used with."""
+    """Linear layers that an adapter stands beside never change, so they need no more than the
+    precision they are used with.
+    """
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad and name.endswith("base_layer.weight"):
             parameter.data = parameter.data.to(policy.dtype)

@@ -1,4 +1,6 @@
-"""Whether a model's values fit float16: it rounds eight times less than bfloat16, but holds nothing above 65504."""
+"""Whether a model's values fit float16: it rounds eight times less than bfloat16, but holds nothing
+above 65504.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,21 @@ HEADROOM = 2  # training moves values, and other texts have others
 
 @torch.no_grad()
 def fits_float16(model: PreTrainedModel) -> bool:
-    """Whether random tokens stay well inside its range, and get log-probs nearer to float32's than with bfloat16."""
+    """Whether random tokens stay well inside its range, and get log-probs nearer to float32's than
+    with bfloat16.
+    """
     size = model.get_input_embeddings().num_embeddings
-    token_BT = torch.randint(size, (ROWS, TOKENS), generator=torch.Generator().manual_seed(0)).to(model.device)
+    token_BT = torch.randint(size, (ROWS, TOKENS), generator=torch.Generator().manual_seed(0)).to(
+        model.device
+    )
     largest: list[Tensor] = []
     watched = [part for part in model.modules() if isinstance(part, nn.Linear | Conv1D)]
     hooks = [
-        part.register_forward_hook(lambda _, given, out: largest.append(torch.maximum(given[0].abs().max(), out.abs().max())))
+        part.register_forward_hook(
+            lambda _, given, out: largest.append(
+                torch.maximum(given[0].abs().max(), out.abs().max())
+            )
+        )
         for part in watched
     ]
     exact_BT = _logp(model, token_BT, torch.float32)
@@ -29,11 +39,18 @@ def fits_float16(model: PreTrainedModel) -> bool:
         hook.remove()
     if not float(torch.stack(largest).max()) * HEADROOM < torch.finfo(torch.float16).max:
         return False
-    away = {dtype: float((_logp(model, token_BT, dtype) - exact_BT).abs().mean()) for dtype in (torch.float16, torch.bfloat16)}
+    away = {
+        dtype: float((_logp(model, token_BT, dtype) - exact_BT).abs().mean())
+        for dtype in (torch.float16, torch.bfloat16)
+    }
     return away[torch.float16] < away[torch.bfloat16]  # not, if one is no number
 
 
 def _logp(model: PreTrainedModel, token_BT: Tensor, dtype: torch.dtype) -> Tensor:
     with torch.autocast(token_BT.device.type, dtype=dtype, enabled=dtype != torch.float32):
         output: Any = model(input_ids=token_BT, use_cache=False)
-    return torch.log_softmax(output.logits[:, :-1].float(), -1).gather(2, token_BT[:, 1:, None]).squeeze(2)
+    return (
+        torch.log_softmax(output.logits[:, :-1].float(), -1)
+        .gather(2, token_BT[:, 1:, None])
+        .squeeze(2)
+    )

@@ -1,4 +1,7 @@
-"""Prompts: how a problem is put to a model, and how its answer is spelled. Knows tasks and vocabularies; knows no model."""
+"""Prompts: how a problem is put to a model, and how its answer is spelled.
+
+Knows tasks and vocabularies; knows no model.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +28,12 @@ class Shot:
 
 @dataclass(slots=True)
 class Prompts:
-    """Plain: few-shot examples and the problem in one template. Chat: the same as turns of the model's own chat template.
+    """Plain: few-shot examples and the problem in one template.
 
-    >>> Prompts(vocabulary, template="Question: {prompt}\\nAnswer: {answer}")  # the prompt ends with "Answer:", answers begin with a space
+    Chat: the same as turns of the model's own chat template.
+
+    >>> Prompts(vocabulary, template="Question: {prompt}\\nAnswer: {answer}")  # the prompt ends
+    with "Answer:", answers begin with a space
     """
 
     vocabulary: Vocabulary
@@ -43,15 +49,23 @@ class Prompts:
         """The crew file's way, and where it is silent the task's own."""
         template, system = rules.template or task.template, rules.system or task.instruction
         if template is None and rules.style == "plain":
-            raise ValueError("the parts of the mixture put their problems differently; write a template under [prompt] for all of them")
+            raise ValueError(
+                "the parts of the mixture put their problems differently; write a template under "
+                "[prompt] for all of them"
+            )
         if system is None:
-            raise ValueError("the parts of the mixture want answers of different forms; give them one form, or write system under [prompt]")
+            raise ValueError(
+                "the parts of the mixture want answers of different forms; give them one form, or "
+                "write system under [prompt]"
+            )
         return cls(
             vocabulary,
             chat=rules.style == "chat",
             template=template or AS_IT_IS,
             system=system,
-            shots={kind: _shots(task, kind, rules.shots) for kind in task.kinds} if rules.shots else {},
+            shots={kind: _shots(task, kind, rules.shots) for kind in task.kinds}
+            if rules.shots
+            else {},
             task=task,
         )
 
@@ -61,7 +75,9 @@ class Prompts:
         if key not in self._known:
             if len(self._known) >= 4096:
                 self._known.clear()
-            self._known[key] = tuple(self._chat_ids(problem) if self.chat else self._plain_ids(problem))
+            self._known[key] = tuple(
+                self._chat_ids(problem) if self.chat else self._plain_ids(problem)
+            )
         return self._known[key]
 
     def answer_ids(self, problem: Problem) -> tuple[int, ...]:
@@ -73,7 +89,9 @@ class Prompts:
 
     @property
     def _head(self) -> str:
-        """The template up to where the answer begins; the space there belongs to the answer, as tokenizers see it."""
+        """The template up to where the answer begins; the space there belongs to the answer, as
+        tokenizers see it.
+        """
         return self.template.partition("{answer}")[0].rstrip(" ")
 
     @property
@@ -83,18 +101,31 @@ class Prompts:
 
     def _plain_ids(self, problem: Problem) -> list[int]:
         after = self.template.partition("{answer}")[2] or BETWEEN_SHOTS
-        filled = [self._head.replace("{prompt}", s.prompt) + self._gap + s.answer + after for s in self._examples(problem)]
+        filled = [
+            self._head.replace("{prompt}", s.prompt) + self._gap + s.answer + after
+            for s in self._examples(problem)
+        ]
         opening = f"{self.system}\n\n" if self.system else ""
-        return [*self.vocabulary.begin, *self.vocabulary.encode(opening + "".join(filled) + self._head.replace("{prompt}", problem.prompt))]
+        return [
+            *self.vocabulary.begin,
+            *self.vocabulary.encode(
+                opening + "".join(filled) + self._head.replace("{prompt}", problem.prompt)
+            ),
+        ]
 
     def _chat_ids(self, problem: Problem) -> list[int]:
         turns: list[Turn] = [{"role": "system", "content": self.system}] if self.system else []
         for shot in self._examples(problem):
-            turns += [{"role": "user", "content": shot.prompt}, {"role": "assistant", "content": shot.answer}]
+            turns += [
+                {"role": "user", "content": shot.prompt},
+                {"role": "assistant", "content": shot.answer},
+            ]
         return self.vocabulary.chat([*turns, {"role": "user", "content": problem.prompt}])
 
     def _examples(self, problem: Problem) -> list[Shot]:
-        """Of the problem's kind, or for a kind that is never trained of the first; never the problem itself."""
+        """Of the problem's kind, or for a kind that is never trained of the first; never the
+        problem itself.
+        """
         if not self.shots:
             return []
         found = self.shots.get(problem.kind) or next(iter(self.shots.values()))
@@ -109,4 +140,7 @@ def _shots(task: Task, kind: str, count: int) -> list[Shot]:
         found.setdefault(problem.prompt, Shot(problem.prompt, task.target(problem)))
         if len(found) == count:
             return list(found.values())
-    raise ValueError(f"shots={count}, and kind {kind!r} has only {len(found)} different problems to show; use fewer")
+    raise ValueError(
+        f"shots={count}, and kind {kind!r} has only {len(found)} different problems to show; use "
+        "fewer"
+    )

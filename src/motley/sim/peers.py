@@ -1,4 +1,7 @@
-"""How simulated peers live: what they do next, how long it takes, what a crash takes from them. The peers know nothing of it."""
+"""How simulated peers live: what they do next, how long it takes, what a crash takes from them.
+
+The peers know nothing of it.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,9 @@ class World(Protocol):
 
     def sampled(self, author: Sampler, sampled: Sampled) -> None: ...
 
-    def learned(self, student: Peer, sampled: Sampled | None, report: StepReport | None, without: list[str]) -> None: ...
+    def learned(
+        self, student: Peer, sampled: Sampled | None, report: StepReport | None, without: list[str]
+    ) -> None: ...
 
 
 class _Life:
@@ -136,7 +141,10 @@ class SimSampler(_Life):
 
 
 class SimStudent(_Life):
-    """A peer or a learner. A step that a crash interrupts is taken again, from the same groups: they are in its journal."""
+    """A peer or a learner.
+
+    A step that a crash interrupts is taken again, from the same groups: they are in its journal.
+    """
 
     def __init__(self, world: World, peer: Peer) -> None:
         self.peer = peer
@@ -145,7 +153,9 @@ class SimStudent(_Life):
         self._waits_since_s = 0.0
         self._without: list[str] = []  # who was late for what was chosen
         self._looks: set[float] = set()  # when something arrives
-        super().__init__(world, peer.me, peer.outbox, world.blobs_of(peer.me.name) if peer.publisher else None)
+        super().__init__(
+            world, peer.me, peer.outbox, world.blobs_of(peer.me.name) if peer.publisher else None
+        )
 
     def come(self) -> None:
         self.peer.publish_weights()

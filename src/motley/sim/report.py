@@ -10,7 +10,10 @@ from motley.run import MetricsLine, read_metrics
 
 def summary(folder: Path) -> list[dict[str, Any]]:
     lines = read_metrics(folder)
-    return [_row([line for line in lines if line["peer"] == peer]) for peer in dict.fromkeys(line["peer"] for line in lines)]
+    return [
+        _row([line for line in lines if line["peer"] == peer])
+        for peer in dict.fromkeys(line["peer"] for line in lines)
+    ]
 
 
 def ages_of(lines: list[MetricsLine]) -> list[tuple[int, int]]:
@@ -20,7 +23,9 @@ def ages_of(lines: list[MetricsLine]) -> list[tuple[int, int]]:
 
 def num_dropped(lines: list[MetricsLine]) -> int:
     """A running total, which not every line has."""
-    last: dict[str, dict[str, int]] = next((line["dropped"] for line in reversed(lines) if "dropped" in line), {})
+    last: dict[str, dict[str, int]] = next(
+        (line["dropped"] for line in reversed(lines) if "dropped" in line), {}
+    )
     return sum(count for reasons in last.values() for count in reasons.values())
 
 

@@ -1,4 +1,7 @@
-"""Arms: the ways one crew is run in a study. An arm is an objective, perhaps with a variant and settings, or `alone`."""
+"""Arms: the ways one crew is run in a study.
+
+An arm is an objective, perhaps with a variant and settings, or `alone`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,9 @@ from motley.config import CrewConfig
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """>>> parse_arm("uplift/relative:scale=1,g=10")  # Arm("...", "uplift", "relative", {"scale": 1.0, "g": 10.0})"""
+    """>>> parse_arm("uplift/relative:scale=1,g=10")  # Arm("...", "uplift", "relative", {"scale":
+    1.0, "g": 10.0})
+    """
 
     label: str
     objective: str
@@ -26,13 +31,19 @@ def parse_arm(text: str) -> Arm:
     for pair in filter(None, tail.split(",")):
         key, equals, value = pair.partition("=")
         if not equals:
-            raise ValueError(f"arm {text!r}: {pair!r} is not key=value; write arms like uplift/relative:scale=1,g=10")
+            raise ValueError(
+                f"arm {text!r}: {pair!r} is not key=value; write arms like "
+                "uplift/relative:scale=1,g=10"
+            )
         try:
             settings[key] = float(value)
         except ValueError:
             settings[key] = value
     if name == "alone" and (variant or settings):
-        raise ValueError(f"arm {text!r}: alone takes no variant or settings; it is every peer by itself, on its own rollouts")
+        raise ValueError(
+            f"arm {text!r}: alone takes no variant or settings; it is every peer by itself, on "
+            "its own rollouts"
+        )
     return Arm(text, name, variant, settings)
 
 
@@ -40,12 +51,17 @@ def parse_arms(text: str) -> list[Arm]:
     """Arms separated by spaces."""
     arms = [parse_arm(part) for part in text.split()]
     if not arms or len({arm.label for arm in arms}) < len(arms):
-        raise ValueError(f"arms {text!r}: name at least one arm, none twice, such as 'alone ftis uplift/relative'")
+        raise ValueError(
+            f"arms {text!r}: name at least one arm, none twice, such as 'alone ftis "
+            "uplift/relative'"
+        )
     return arms
 
 
 def crews_of(config: CrewConfig, arm: Arm, seed: int) -> list[CrewConfig]:
-    """The crews an arm runs: the crew itself, or for `alone` one crew per peer with all the sampling."""
+    """The crews an arm runs: the crew itself, or for `alone` one crew per peer with all the
+    sampling.
+    """
     crew = msgspec.structs.replace(config.crew, seed=seed)
     config = msgspec.structs.replace(config, crew=crew)
     if arm.objective == "alone":

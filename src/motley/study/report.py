@@ -1,4 +1,6 @@
-"""Statistics of a study: mean and 95 % interval over seeds, and the paired difference from `alone` on the same seeds."""
+"""Statistics of a study: mean and 95 % interval over seeds, and the paired difference from `alone`
+on the same seeds.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,11 @@ class Estimate:
         return format(self, ".2f")
 
     def __format__(self, spec: str) -> str:
-        return format(self.mean, spec) if np.isnan(self.half_width) else f"{self.mean:{spec}} ± {self.half_width:{spec}}"
+        return (
+            format(self.mean, spec)
+            if np.isnan(self.half_width)
+            else f"{self.mean:{spec}} ± {self.half_width:{spec}}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +51,9 @@ def interval(values: Sequence[float]) -> Estimate:
 
 
 def has_spread(values: Sequence[float]) -> bool:
-    """Whether a test against zero can be made: not with one value, nor with several that differ by rounding only."""
+    """Whether a test against zero can be made: not with one value, nor with several that differ by
+    rounding only.
+    """
     return len(values) > 1 and float(np.std(values)) > 1e-9
 
 
@@ -58,16 +66,29 @@ def table(outcomes: Sequence[Outcome], arms: Sequence[str], baseline: str = "alo
         first = {o.seed: o for o in outcomes if o.peer == peer}
         starts = [o.start for o in first.values()]
         lines.append(
-            _line("start", peer, starts, [_mean(s) - alone.get((peer, seed), np.nan) for seed, s in zip(first, starts, strict=True)], [])
+            _line(
+                "start",
+                peer,
+                starts,
+                [
+                    _mean(s) - alone.get((peer, seed), np.nan)
+                    for seed, s in zip(first, starts, strict=True)
+                ],
+                [],
+            )
         )
         for arm in arms:
             own = [o for o in outcomes if o.peer == peer and o.arm == arm]
             gains = [_mean(o.end) - alone.get((peer, o.seed), np.nan) for o in own]
-            lines.append(_line(arm, peer, [o.end for o in own], gains, [_mean(o.ood) for o in own if o.ood]))
+            lines.append(
+                _line(arm, peer, [o.end for o in own], gains, [_mean(o.ood) for o in own if o.ood])
+            )
     return lines
 
 
-def _line(arm: str, peer: str, accuracies: list[dict[str, float]], gains: list[float], ood: list[float]) -> Line:
+def _line(
+    arm: str, peer: str, accuracies: list[dict[str, float]], gains: list[float], ood: list[float]
+) -> Line:
     known = [g for g in gains if not np.isnan(g)]
     spread = has_spread(known)
     return Line(
@@ -102,9 +123,15 @@ def glance(outcomes: Sequence[Outcome], arms: Sequence[str]) -> list[Glance]:
         Glance(
             arm=arm,
             own=_over_seeds(outcomes, arm, lambda o: o.end[_own_kind(o)]),
-            others=_over_seeds(outcomes, arm, lambda o: _mean({k: v for k, v in o.end.items() if k != _own_kind(o)})),
+            others=_over_seeds(
+                outcomes,
+                arm,
+                lambda o: _mean({k: v for k, v in o.end.items() if k != _own_kind(o)}),
+            ),
             mean=_over_seeds(outcomes, arm, lambda o: _mean(o.end)),
-            fall=_over_seeds(outcomes, arm, lambda o: o.start[_own_kind(o)] - o.lowest[_own_kind(o)]),
+            fall=_over_seeds(
+                outcomes, arm, lambda o: o.start[_own_kind(o)] - o.lowest[_own_kind(o)]
+            ),
         )
         for arm in arms
     ]
@@ -114,18 +141,31 @@ def _own_kind(outcome: Outcome) -> str:
     return max(outcome.start, key=lambda kind: outcome.start[kind])
 
 
-def _over_seeds(outcomes: Sequence[Outcome], arm: str, value: Callable[[Outcome], float]) -> Estimate:
+def _over_seeds(
+    outcomes: Sequence[Outcome], arm: str, value: Callable[[Outcome], float]
+) -> Estimate:
     seeds = sorted({o.seed for o in outcomes if o.arm == arm})
-    return interval([float(np.mean([value(o) for o in outcomes if o.arm == arm and o.seed == seed])) for seed in seeds])
+    return interval(
+        [
+            float(np.mean([value(o) for o in outcomes if o.arm == arm and o.seed == seed]))
+            for seed in seeds
+        ]
+    )
 
 
 def glance_markdown(lines: Sequence[Glance]) -> str:
     head = ["arm", "own kind", "others' kinds", "mean over kinds", "deepest fall of the own kind"]
-    return markdown_table(head, [[line.arm, *map(str, (line.own, line.others, line.mean, line.fall))] for line in lines])
+    return markdown_table(
+        head,
+        [[line.arm, *map(str, (line.own, line.others, line.mean, line.fall))] for line in lines],
+    )
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows]) + "\n"
+    return (
+        "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
+        + "\n"
+    )
 
 
 def markdown(lines: Sequence[Line]) -> str:
@@ -148,4 +188,6 @@ def markdown(lines: Sequence[Line]) -> str:
 def _gain(line: Line) -> tuple[str, str]:
     if line.arm == "alone" or np.isnan(line.gain.mean):
         return "", ""
-    return f"{line.gain.mean:+.2f} ± {line.gain.half_width:.2f}", "" if np.isnan(line.p_value) else f"{line.p_value:.3f}"
+    return f"{line.gain.mean:+.2f} ± {line.gain.half_width:.2f}", "" if np.isnan(
+        line.p_value
+    ) else f"{line.p_value:.3f}"

@@ -1,4 +1,6 @@
-"""Run every arm with every seed, several at a time, each in a process of its own; what is done is not done again."""
+"""Run every arm with every seed, several at a time, each in a process of its own; what is done is
+not done again.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,17 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_study(
-    config: CrewConfig, arms: Sequence[Arm], seeds: Sequence[int], folder: Path, jobs: int, progress: Callable[[int, int], None]
+    config: CrewConfig,
+    arms: Sequence[Arm],
+    seeds: Sequence[int],
+    folder: Path,
+    jobs: int,
+    progress: Callable[[int, int], None],
 ) -> list[Outcome]:
-    """Outcomes of arms x seeds; `progress(done, total)` after every run. Results are kept in FOLDER/outcomes.jsonl."""
+    """Outcomes of arms x seeds; `progress(done, total)` after every run.
+
+    Results are kept in FOLDER/outcomes.jsonl.
+    """
     for arm in arms:
         for crew in crews_of(config, arm, 0):
             check_config(crew)
@@ -48,9 +58,16 @@ def run_study(
     todo = [(arm, seed) for seed in seeds for arm in arms if (arm.label, seed) not in done]
     total = len(arms) * len(seeds)
     progress(total - len(todo), total)
-    # Warm starts are shared by all arms of a seed: made once, before the runs that would each make them.
-    first = [partial(warm, config, seed, peer.name) for seed in sorted({s for _, s in todo}) for peer in config.students]
-    runs = in_processes(jobs, first, [partial(_run, config, arm, seed, folder) for arm, seed in todo])
+    # Warm starts are shared by all arms of a seed: made once, before the runs that would each make
+    # them.
+    first = [
+        partial(warm, config, seed, peer.name)
+        for seed in sorted({s for _, s in todo})
+        for peer in config.students
+    ]
+    runs = in_processes(
+        jobs, first, [partial(_run, config, arm, seed, folder) for arm, seed in todo]
+    )
     for number, found in enumerate(runs, total - len(todo) + 1):
         keep(path, found)
         outcomes += found
@@ -59,8 +76,12 @@ def run_study(
     return [o for o in outcomes if (o.arm, o.seed) in wanted]
 
 
-def in_processes(jobs: int, first: Sequence[Callable[[], Any]], then: Sequence[Callable[[], T]]) -> Iterator[T]:
-    """Call everything in processes of their own, several at a time; the results of `then` as they come, after all of `first`."""
+def in_processes(
+    jobs: int, first: Sequence[Callable[[], Any]], then: Sequence[Callable[[], T]]
+) -> Iterator[T]:
+    """Call everything in processes of their own, several at a time; the results of `then` as they
+    come, after all of `first`.
+    """
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         try:
             for made in [pool.submit(call) for call in first]:
@@ -68,7 +89,8 @@ def in_processes(jobs: int, first: Sequence[Callable[[], Any]], then: Sequence[C
             for future in as_completed([pool.submit(call) for call in then]):
                 yield future.result()
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)  # otherwise the rest of the queue would still be run
+            # otherwise the rest of the queue would still be run
+            pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
@@ -79,11 +101,16 @@ def keep(path: Path, found: Sequence[msgspec.Struct]) -> None:
 
 
 def claim(folder: Path, config: CrewConfig) -> None:
-    """A study's folder belongs to one crew file: outcomes of another must not be taken for this one's."""
+    """A study's folder belongs to one crew file: outcomes of another must not be taken for this
+    one's.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     made = folder / "crew.toml"
     if made.exists() and read_config(made) != config:
-        raise ValueError(f"{folder} holds a study of another crew file; choose another folder with --out, or delete it")
+        raise ValueError(
+            f"{folder} holds a study of another crew file; choose another folder with --out, or "
+            "delete it"
+        )
     write_config(config, made)
 
 
@@ -98,7 +125,9 @@ def warm(config: CrewConfig, seed: int, peer: str) -> None:
     torch.set_num_threads(1)
     crew = msgspec.structs.replace(config.crew, seed=seed)
     with tempfile.TemporaryDirectory() as folder:
-        LocalCrew.start(msgspec.structs.replace(config, crew=crew).alone(peer), Path(folder) / "warm")
+        LocalCrew.start(
+            msgspec.structs.replace(config, crew=crew).alone(peer), Path(folder) / "warm"
+        )
 
 
 def _run(config: CrewConfig, arm: Arm, seed: int, folder: Path) -> list[Outcome]:
@@ -125,6 +154,7 @@ def _run(config: CrewConfig, arm: Arm, seed: int, folder: Path) -> list[Outcome]
                     ood=own[-1].get("ood", {}),
                 )
             )
-        for weights in ("start", "checkpoints"):  # the numbers are what a study is for, and models are large
+        # the numbers are what a study is for, and models are large
+        for weights in ("start", "checkpoints"):
             shutil.rmtree(run / weights)
     return found

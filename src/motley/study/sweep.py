@@ -1,6 +1,8 @@
-"""Arms x crews x seeds on virtual time: what each method loses against its own run in the first crew, the one without delay.
+"""Arms x crews x seeds on virtual time: what each method loses against its own run in the first
+crew, the one without delay.
 
-"Best at one checkpoint" is taken at the round where the mean over seeds is highest: one round for all seeds, not each seed's luckiest.
+"Best at one checkpoint" is taken at the round where the mean over seeds is highest: one round for
+all seeds, not each seed's luckiest.
 """
 
 from __future__ import annotations
@@ -25,7 +27,16 @@ from motley.study.arms import Arm, crews_of
 from motley.study.report import Estimate, has_spread, interval, markdown_table
 from motley.study.run import claim, in_processes, keep, warm
 
-DIAGNOSTICS = ("weight_var", "kl_k3", "kl_reverse", "estimation_error", "clipped", "ess", "entropy", "truncated")
+DIAGNOSTICS = (
+    "weight_var",
+    "kl_k3",
+    "kl_reverse",
+    "estimation_error",
+    "clipped",
+    "ess",
+    "entropy",
+    "truncated",
+)
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +63,10 @@ def run_sweep(
     jobs: int,
     progress: Callable[[int, int], None],
 ) -> list[Trial]:
-    """Trials of crews x arms x seeds; `progress(done, total)` after every run. Results are kept in FOLDER/trials.jsonl."""
+    """Trials of crews x arms x seeds; `progress(done, total)` after every run.
+
+    Results are kept in FOLDER/trials.jsonl.
+    """
     names = [config.crew.name for config in configs]
     if len(set(names)) < len(names):
         raise ValueError(f"the crews of a sweep must have different names; got {', '.join(names)}")
@@ -63,12 +77,26 @@ def run_sweep(
     path = folder / "trials.jsonl"
     trials = read_trials(path)
     done = {(t.crew, t.arm, t.seed) for t in trials}
-    todo = [(c, arm, seed) for seed in seeds for c in configs for arm in arms if (c.crew.name, arm.label, seed) not in done]
+    todo = [
+        (c, arm, seed)
+        for seed in seeds
+        for c in configs
+        for arm in arms
+        if (c.crew.name, arm.label, seed) not in done
+    ]
     total = len(configs) * len(arms) * len(seeds)
     progress(total - len(todo), total)
     learners = [p.name for p in configs[0].students]
-    first = [partial(warm, configs[0], seed, peer) for seed in sorted({s for _, _, s in todo}) for peer in learners]
-    runs = in_processes(jobs, first, [partial(_run, config, arm, seed, folder / "runs") for config, arm, seed in todo])
+    first = [
+        partial(warm, configs[0], seed, peer)
+        for seed in sorted({s for _, _, s in todo})
+        for peer in learners
+    ]
+    runs = in_processes(
+        jobs,
+        first,
+        [partial(_run, config, arm, seed, folder / "runs") for config, arm, seed in todo],
+    )
     for number, found in enumerate(runs, total - len(todo) + 1):
         keep(path, found)
         trials += found
@@ -85,7 +113,11 @@ def read_trials(path: Path) -> list[Trial]:
 
 def _run(config: CrewConfig, arm: Arm, seed: int, folder: Path) -> list[Trial]:
     torch.set_num_threads(1)
-    return [trial for crew in crews_of(config, arm, seed) for trial in _simulate(crew, config.crew.name, arm.label, folder)]
+    return [
+        trial
+        for crew in crews_of(config, arm, seed)
+        for trial in _simulate(crew, config.crew.name, arm.label, folder)
+    ]
 
 
 def _simulate(crew: CrewConfig, name: str, arm: str, folder: Path) -> list[Trial]:
@@ -95,7 +127,10 @@ def _simulate(crew: CrewConfig, name: str, arm: str, folder: Path) -> list[Trial
         pass
     lines = read_metrics(run)
     shutil.rmtree(run)
-    return [_trial(name, arm, crew.crew.seed, [line for line in lines if line["peer"] == p.name]) for p in crew.students]
+    return [
+        _trial(name, arm, crew.crew.seed, [line for line in lines if line["peer"] == p.name])
+        for p in crew.students
+    ]
 
 
 def _trial(crew: str, arm: str, seed: int, lines: list[MetricsLine]) -> Trial:
@@ -107,7 +142,11 @@ def _trial(crew: str, arm: str, seed: int, lines: list[MetricsLine]) -> Trial:
         arm=arm,
         seed=seed,
         peer=lines[0]["peer"],
-        curve={line["round"]: float(np.mean(list(line["heldout"].values()))) for line in lines if "heldout" in line},
+        curve={
+            line["round"]: float(np.mean(list(line["heldout"].values())))
+            for line in lines
+            if "heldout" in line
+        },
         hours=lines[-1]["time_s"] / 3600,
         mean_age=sum(age * count for age, count in ages) / max(1, sum(count for _, count in ages)),
         max_age=max((age for age, _ in ages), default=0),
@@ -152,10 +191,15 @@ def _line(trials: Sequence[Trial], arm: str, crew: str, first: str) -> Line:
         best=interval([t.curve[best_round] for t in own]),
         best_round=best_round,
         loss=interval(differences),
-        p_value=float(stats.ttest_1samp(differences, 0).pvalue) if spread and crew != first else float("nan"),
+        p_value=float(stats.ttest_1samp(differences, 0).pvalue)
+        if spread and crew != first
+        else float("nan"),
         mean_age=float(np.mean([t.mean_age for t in own])),
         max_age=max(t.max_age for t in own),
-        diagnostics={key: float(np.mean([t.diagnostics[key] for t in own if key in t.diagnostics])) for key in DIAGNOSTICS},
+        diagnostics={
+            key: float(np.mean([t.diagnostics[key] for t in own if key in t.diagnostics]))
+            for key in DIAGNOSTICS
+        },
     )
 
 
@@ -180,7 +224,10 @@ def markdown(lines: Sequence[Line]) -> str:
     rows = []
     for line in lines:
         first = line.crew == lines[0].crew
-        numbers = [f"{line.diagnostics[key]:.3f}" for key in ("weight_var", "kl_k3", "estimation_error", "clipped")]
+        numbers = [
+            f"{line.diagnostics[key]:.3f}"
+            for key in ("weight_var", "kl_k3", "estimation_error", "clipped")
+        ]
         rows.append(
             [
                 line.arm,
@@ -197,7 +244,9 @@ def markdown(lines: Sequence[Line]) -> str:
 
 
 def glance(lines: Sequence[Line]) -> str:
-    """A row per arm: accuracy after the last round in the first crew, then in each other one with the paired difference."""
+    """A row per arm: accuracy after the last round in the first crew, then in each other one with
+    the paired difference.
+    """
     crews = list(dict.fromkeys(line.crew for line in lines))
     cell = {
         (line.arm, line.crew): f"{line.last:.3f}"
@@ -205,7 +254,13 @@ def glance(lines: Sequence[Line]) -> str:
         else f"{line.last.mean:.3f} ({line.loss.mean:+.3f} ± {line.loss.half_width:.3f})"
         for line in lines
     }
-    return markdown_table(["arm", *crews], [[arm, *(cell[arm, crew] for crew in crews)] for arm in dict.fromkeys(x.arm for x in lines)])
+    return markdown_table(
+        ["arm", *crews],
+        [
+            [arm, *(cell[arm, crew] for crew in crews)]
+            for arm in dict.fromkeys(x.arm for x in lines)
+        ],
+    )
 
 
 def draw(lines: Sequence[Line], path: Path) -> None:
@@ -218,7 +273,14 @@ def draw(lines: Sequence[Line], path: Path) -> None:
         own = [line for line in lines if line.arm == arm]
         shift = (number - (len(arms) - 1) / 2) * 0.06  # so that intervals do not hide each other
         places = [crews.index(line.crew) + shift for line in own]
-        axis.errorbar(places, [line.last.mean for line in own], [line.last.half_width for line in own], label=arm, capsize=2, marker="o")
+        axis.errorbar(
+            places,
+            [line.last.mean for line in own],
+            [line.last.half_width for line in own],
+            label=arm,
+            capsize=2,
+            marker="o",
+        )
     axis.set_xticks(range(len(crews)), crews, rotation=20)
     axis.set_ylabel("held-out accuracy after the last round")
     axis.legend(fontsize="small")

@@ -11,17 +11,37 @@ from motley.tasks.digits import Digits, DigitsConfig
 from motley.tasks.files import FileConfig, FileTask, load_reward
 from motley.tasks.gym import GymConfig, GymTask
 from motley.tasks.mixture import Mixture
-from motley.tasks.task import Split, Task, assign, best_constant, check_task, draw_problems, evaluation_set
+from motley.tasks.task import (
+    Split,
+    Task,
+    assign,
+    best_constant,
+    check_task,
+    draw_problems,
+    evaluation_set,
+)
 
 Config = TypeVar("Config", bound=msgspec.Struct)
 
-__all__ = ["Split", "Task", "assign", "best_constant", "check_task", "draw_problems", "evaluation_set", "load_task"]
+__all__ = [
+    "Split",
+    "Task",
+    "assign",
+    "best_constant",
+    "check_task",
+    "draw_problems",
+    "evaluation_set",
+    "load_task",
+]
 
 KNOWN = ("digits", *DATASETS, "reasoning_gym:NAME", "mixture", "file:PATH.jsonl", "module:function")
 
 
 def load_task(spec: str, parameters: dict[str, Any]) -> Task:
-    """A task by name, with its [task] table. "module:function" is a reward function, its file of problems is under [task]."""
+    """A task by name, with its [task] table.
+
+    "module:function" is a reward function, its file of problems is under [task].
+    """
     if spec == "digits":
         return Digits(_convert(parameters, DigitsConfig, spec))
     if spec == "mixture":
@@ -29,11 +49,15 @@ def load_task(spec: str, parameters: dict[str, Any]) -> Task:
     if spec in DATASETS:
         return DatasetTask(spec, _convert(parameters, DatasetConfig, spec))
     if spec.startswith("reasoning_gym:"):
-        own = {key: value for key, value in parameters.items() if key in GymConfig.__struct_fields__}
+        own = {
+            key: value for key, value in parameters.items() if key in GymConfig.__struct_fields__
+        }
         others = {key: value for key, value in parameters.items() if key not in own}
         return GymTask(spec.removeprefix("reasoning_gym:"), _convert(own, GymConfig, spec), others)
     if spec.startswith("file:"):
-        return FileTask(_convert({"file": spec.removeprefix("file:"), **parameters}, FileConfig, spec))
+        return FileTask(
+            _convert({"file": spec.removeprefix("file:"), **parameters}, FileConfig, spec)
+        )
     if ":" in spec:
         return FileTask(_convert(parameters, FileConfig, spec), load_reward(spec))
     raise ValueError(f"task {spec!r} is not known; use {', '.join(KNOWN[:-1])} or {KNOWN[-1]}")
@@ -43,4 +67,6 @@ def _convert(parameters: dict[str, Any], config: type[Config], spec: str) -> Con
     try:
         return msgspec.convert(parameters, config)
     except msgspec.ValidationError as error:
-        raise ValueError(f"[task] of {spec!r}: {error}; known: {', '.join(config.__struct_fields__)}") from None
+        raise ValueError(
+            f"[task] of {spec!r}: {error}; known: {', '.join(config.__struct_fields__)}"
+        ) from None

@@ -1,7 +1,8 @@
 """How an answer is found in a completion, and when two answers are equal. Knows no task.
 
-Forms: "line" is the first line that is not empty; "tags" is F-TIS's `<think>...</think><answer>...</answer>` and nothing
-outside; "boxed" is the last \\boxed{...}; "text" is the whole completion.
+Forms: "line" is the first line that is not empty; "tags" is F-TIS's
+`<think>...</think><answer>...</answer>` and nothing outside; "boxed" is the last \\boxed{...};
+"text" is the whole completion.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from motley.tasks import limited
 
 Form = Literal["line", "tags", "boxed", "text"]
 
-MAX_ANSWER = 256  # characters; what is longer is no final answer, and costs a stranger nothing to send
+# characters; what is longer is no final answer, and costs a stranger nothing to send
+MAX_ANSWER = 256
 
 INSTRUCTIONS: dict[Form, str] = {
     "line": "",
     "tags": (
-        "First work the problem out between <think> and </think>. Then give only the final answer between <answer> and </answer>. "
+        "First work the problem out between <think> and </think>. Then give only the final answer "
+        "between <answer> and </answer>. "
         "Use each of the four tags once, and write nothing before, between or after the two blocks."
     ),
     "boxed": "Work the problem out, then finish with the final answer alone inside \\boxed{}.",
@@ -89,7 +92,9 @@ def _balanced(text: str) -> str | None:
 
 
 def math_equal(answer: str, gold: str) -> bool:
-    """Whether two answers say the same in mathematics. Safe for any text: what is too long or explodes is not equal.
+    """Whether two answers say the same in mathematics.
+
+    Safe for any text: what is too long or explodes is not equal.
 
     >>> math_equal("\\frac{1}{2}", "0.5")  # True
     """
@@ -127,7 +132,8 @@ def _number(plain: str) -> Fraction | None:
     return Fraction(digits) if _DECIMAL.fullmatch(digits) else None
 
 
-# Powers in exponents, exponents and factorials beyond any answer to a problem, and numbers written with such exponents.
+# Powers in exponents, exponents and factorials beyond any answer to a problem, and numbers written
+# with such exponents.
 _EXPLOSIVE = re.compile(
     r"(?:\^|\*\*)\s*(?:[{(][^})]*\d|[-+]?\d+)\s*(?:\^|\*\*)"
     r"|(?:\^|\*\*)\s*[{(]?\s*[-+]?\d{5,}"
@@ -137,7 +143,10 @@ _EXPLOSIVE = re.compile(
 
 
 def _explodes(answer: str) -> bool:
-    """Whether working it out would take forever. A first sieve, the same on every machine; the limits of the process are the wall."""
+    """Whether working it out would take forever.
+
+    A first sieve, the same on every machine; the limits of the process are the wall.
+    """
     return bool(_EXPLOSIVE.search(answer))
 
 
@@ -146,13 +155,17 @@ def _spelt(text: str) -> str:
     return text.replace("\\$", "").replace("$", "").replace("**", "^").strip()
 
 
-@lru_cache(maxsize=1 << 16)  # the answers of a group are often the same, and admission asks again what the sampler asked
+# the answers of a group are often the same, and admission asks again what the sampler asked
+@lru_cache(maxsize=1 << 16)
 def _verified(answer: str, gold: str) -> bool:
     return limited.call("motley.tasks.answers:verify", answer, gold) is True
 
 
 def verify(answer: str, gold: str) -> bool:
-    """What math-verify says of two answers. Only for a limited process: on a stranger's text it may never end."""
+    """What math-verify says of two answers.
+
+    Only for a limited process: on a stranger's text it may never end.
+    """
     math_verify = importlib.import_module("math_verify")
     limited.limit()
     parsed = [math_verify.parse(f"${text}$", parsing_timeout=None) for text in (gold, answer)]

@@ -1,4 +1,7 @@
-"""Problems that lie ready in lists, by split and kind. Owns how they are held out and drawn; knows no file format and no score."""
+"""Problems that lie ready in lists, by split and kind.
+
+Owns how they are held out and drawn; knows no file format and no score.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,24 @@ class Collection:
     def __init__(self, sets: dict[Split, list[Problem]], source: str, scoring: str = "") -> None:
         """`scoring` names in the fingerprint what else decides over rewards."""
         self.splits: tuple[Split, ...] = tuple(sets)
-        self.fingerprint = hashlib.sha256(("".join(p.id for p in sets["train"]) + scoring).encode()).hexdigest()
-        self._kinds = {split: tuple(sorted({p.kind for p in sets["ood" if split == "ood" else "train"]})) for split in sets}
-        self._by_kind = {(split, kind): [p for p in sets[split] if p.kind == kind] for split in sets for kind in self._kinds[split]}
+        self.fingerprint = hashlib.sha256(
+            ("".join(p.id for p in sets["train"]) + scoring).encode()
+        ).hexdigest()
+        self._kinds = {
+            split: tuple(sorted({p.kind for p in sets["ood" if split == "ood" else "train"]}))
+            for split in sets
+        }
+        self._by_kind = {
+            (split, kind): [p for p in sets[split] if p.kind == kind]
+            for split in sets
+            for kind in self._kinds[split]
+        }
         for (split, kind), found in self._by_kind.items():
             if not found:
-                raise ValueError(f"{source}: no {split} problem of kind {kind!r}; add some, or name a {split} file that has them")
+                raise ValueError(
+                    f"{source}: no {split} problem of kind {kind!r}; add some, or name a {split} "
+                    "file that has them"
+                )
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -36,7 +51,9 @@ class Collection:
         return rng.choice(self._by_kind[split, kind])
 
 
-def split_sets(problems: list[Problem], heldout: Sequence[Problem], ood: Sequence[Problem], source: str) -> dict[Split, list[Problem]]:
+def split_sets(
+    problems: list[Problem], heldout: Sequence[Problem], ood: Sequence[Problem], source: str
+) -> dict[Split, list[Problem]]:
     """The splits; without problems to hold out, one prompt in ten is held out by its hash."""
     sets: dict[Split, list[Problem]] = {"train": problems, "heldout": list(heldout)}
     if not heldout:
@@ -46,7 +63,10 @@ def split_sets(problems: list[Problem], heldout: Sequence[Problem], ood: Sequenc
     if ood:
         sets["ood"] = list(ood)
     if not sets["train"]:
-        raise ValueError(f"{source}: every problem is held out, none is left to train on; add some, or name a heldout file")
+        raise ValueError(
+            f"{source}: every problem is held out, none is left to train on; add some, or name a "
+            "heldout file"
+        )
     return sets
 
 

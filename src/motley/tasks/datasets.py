@@ -1,5 +1,6 @@
-"""gsm8k, math500, svamp: word problems in their published fields, from files or from the Hugging Face hub. Owns what those fields are
-called; answers are found and compared in answers.py."""
+"""gsm8k, math500, svamp: word problems in their published fields, from files or from the Hugging
+Face hub. Owns what those fields are called; answers are found and compared in answers.py.
+"""
 
 from __future__ import annotations
 
@@ -48,18 +49,27 @@ class DatasetTask(Collection):
             problems, heldout = read_problems(Path(config.file), source.make), []
         else:
             problems = _from_hub(source, source.train)
-            heldout = _from_hub(source, source.heldout) if source.heldout and not config.heldout else []
+            heldout = (
+                _from_hub(source, source.heldout) if source.heldout and not config.heldout else []
+            )
         if config.heldout:
             heldout = read_problems(Path(config.heldout), source.make)
         ood = _ood(_source(ood_name), config)
-        super().__init__(split_sets(problems, heldout, ood, config.file or source.hub), config.file or source.hub, config.form)
+        super().__init__(
+            split_sets(problems, heldout, ood, config.file or source.hub),
+            config.file or source.hub,
+            config.form,
+        )
 
     def target(self, problem: Problem) -> str:
         return wrap(problem.answer, self._form, problem.columns.get("solution", ""))
 
     def score(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[float]:
         found = [find_answer(completion, self._form) for completion in completions]
-        return [float(answer is not None and math_equal(answer, p.answer)) for p, answer in zip(problems, found, strict=True)]
+        return [
+            float(answer is not None and math_equal(answer, p.answer))
+            for p, answer in zip(problems, found, strict=True)
+        ]
 
 
 def _ood(source: Source, config: DatasetConfig) -> list[Problem]:
@@ -80,17 +90,22 @@ def _from_hub(source: Source, split: str) -> list[Problem]:
         rows: Iterable[Fields] = package.load_dataset(source.hub, source.part, split=split)
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"cannot get {source.hub} ({split}) from the Hugging Face hub: {error}; without a connection, "
+            f"cannot get {source.hub} ({split}) from the Hugging Face hub: {error}; without a "
+            "connection, "
             'download it elsewhere and set file = "problems.jsonl" under [task]'
         ) from None
-    return [source.make(dict(row), f"{source.hub} {split} row {number}") for number, row in enumerate(rows)]
+    return [
+        source.make(dict(row), f"{source.hub} {split} row {number}")
+        for number, row in enumerate(rows)
+    ]
 
 
 def _text(fields: Fields, name: str, place: str) -> str:
     value = fields.get(name)
     if not isinstance(value, str) or not value.strip():
         raise ValueError(
-            f'{place}: no "{name}" text; expected the fields of the published dataset, this one has {", ".join(fields) or "none"}'
+            f'{place}: no "{name}" text; expected the fields of the published dataset, this one '
+            f"has {', '.join(fields) or 'none'}"
         )
     return value.strip()
 
@@ -101,15 +116,27 @@ _CALCULATOR = re.compile(r"<<[^<>]*>>")
 def _gsm8k(fields: Fields, place: str) -> Problem:
     worked, mark, final = _text(fields, "answer", place).rpartition("####")
     if not mark or not final.strip():
-        raise ValueError(f'{place}: "answer" has no final "#### N"; expected it as in the published dataset')
+        raise ValueError(
+            f'{place}: "answer" has no final "#### N"; expected it as in the published dataset'
+        )
     columns = {"solution": _CALCULATOR.sub("", worked).strip()}
-    return Problem(kind="gsm8k", prompt=_text(fields, "question", place), answer=final.strip().replace(",", ""), columns=columns)
+    return Problem(
+        kind="gsm8k",
+        prompt=_text(fields, "question", place),
+        answer=final.strip().replace(",", ""),
+        columns=columns,
+    )
 
 
 def _math500(fields: Fields, place: str) -> Problem:
     solution = fields.get("solution")
     columns: dict[str, Any] = {"solution": solution.strip()} if isinstance(solution, str) else {}
-    return Problem(kind="math500", prompt=_text(fields, "problem", place), answer=_text(fields, "answer", place), columns=columns)
+    return Problem(
+        kind="math500",
+        prompt=_text(fields, "problem", place),
+        answer=_text(fields, "answer", place),
+        columns=columns,
+    )
 
 
 def _svamp(fields: Fields, place: str) -> Problem:
@@ -119,7 +146,9 @@ def _svamp(fields: Fields, place: str) -> Problem:
     except (TypeError, ValueError):
         raise ValueError(f'{place}: "Answer" is {answer!r}; expected a number') from None
     prompt = f"{_text(fields, 'Body', place)} {_text(fields, 'Question', place)}"
-    return Problem(kind="svamp", prompt=prompt, answer=str(int(number) if number.is_integer() else number))
+    return Problem(
+        kind="svamp", prompt=prompt, answer=str(int(number) if number.is_integer() else number)
+    )
 
 
 DATASETS: dict[str, Source] = {

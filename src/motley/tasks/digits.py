@@ -1,8 +1,10 @@
-"""digits: problems over short digit strings, made on the fly, that tiny models can learn in seconds to minutes.
+"""digits: problems over short digit strings, made on the fly, that tiny models can learn in seconds
+to minutes.
 
-Quick kinds (reverse, sort, increment) need no carrying; arithmetic kinds (sum, difference, product, chain, compare) do.
-A level is a length: digits of the string or number, terms of a chain. A prompt belongs to the held-out split by its hash, so
-no seed can train on it; the out-of-distribution split is one level above the highest trained.
+Quick kinds (reverse, sort, increment) need no carrying; arithmetic kinds (sum, difference, product,
+chain, compare) do. A level is a length: digits of the string or number, terms of a chain. A prompt
+belongs to the held-out split by its hash, so no seed can train on it; the out-of-distribution split
+is one level above the highest trained.
 """
 
 from __future__ import annotations
@@ -31,7 +33,10 @@ class DigitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if not self.kinds or len(set(self.kinds)) < len(self.kinds):
             raise ValueError(f"kinds={list(self.kinds)} must name at least one kind, none twice")
         if not self.levels or not all(2 <= level < MAX_LEVEL for level in self.levels):
-            raise ValueError(f"levels={list(self.levels)} must be lengths from 2 to {MAX_LEVEL - 1}, such as [3, 4]")
+            raise ValueError(
+                f"levels={list(self.levels)} must be lengths from 2 to {MAX_LEVEL - 1}, such as "
+                "[3, 4]"
+            )
 
 
 def _string(rng: random.Random, level: int) -> str:
@@ -108,7 +113,9 @@ def _is_heldout(prompt: str) -> bool:
 
 
 class Digits:
-    """>>> Digits(DigitsConfig()).draw(random.Random(0), "train", "reverse")  # prompt "reverse 6604=", answer "4066" """
+    """>>> Digits(DigitsConfig()).draw(random.Random(0), "train", "reverse")  # prompt "reverse
+    6604=", answer "4066"
+    """
 
     splits: tuple[Split, ...] = ("train", "heldout", "ood")
     template = AS_IT_IS
@@ -134,4 +141,7 @@ class Digits:
         return problem.answer
 
     def score(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[float]:
-        return [float(completion == problem.answer) for problem, completion in zip(problems, completions, strict=True)]
+        return [
+            float(completion == problem.answer)
+            for problem, completion in zip(problems, completions, strict=True)
+        ]

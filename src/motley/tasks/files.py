@@ -1,7 +1,8 @@
 """Problems from a JSONL file, scored by comparing answers or by a user's reward function.
 
-One JSON object per line: `prompt`, and usually `answer`, `kind`; every other field becomes a column that a reward function may
-name. A reward function has the signature `f(prompts, completions, **columns) -> list[float]`.
+One JSON object per line: `prompt`, and usually `answer`, `kind`; every other field becomes a column
+that a reward function may name. A reward function has the signature `f(prompts, completions,
+**columns) -> list[float]`.
 """
 
 from __future__ import annotations
@@ -38,39 +39,71 @@ class FileTask(Collection):
 
     def __init__(self, config: FileConfig, reward: Reward | None = None) -> None:
         if not config.file:
-            raise ValueError('this task needs its problems: set file = "problems.jsonl" under [task]')
-        own_scoring = {name: value for name, value in (("form", config.form), ("equal", config.equal)) if value not in ("text", "exact")}
+            raise ValueError(
+                'this task needs its problems: set file = "problems.jsonl" under [task]'
+            )
+        own_scoring = {
+            name: value
+            for name, value in (("form", config.form), ("equal", config.equal))
+            if value not in ("text", "exact")
+        }
         if reward and own_scoring:
             raise ValueError(
-                f"{', '.join(own_scoring)} under [task] would be ignored: the reward function scores; remove it, or use file:PATH"
+                f"{', '.join(own_scoring)} under [task] would be ignored: the reward function "
+                "scores; remove it, or use file:PATH"
             )
         if config.equal == "math":
             need("math_verify", 'equal = "math"')
         self._reward = reward or (_comparing(config) if own_scoring else exact_match)
         self._form = config.form
         self.instruction = INSTRUCTIONS[config.form]
-        problems, heldout, ood = (read_problems(Path(name), _problem) if name else [] for name in (config.file, config.heldout, config.ood))
-        super().__init__(split_sets(problems, heldout, ood, config.file), config.file, str(own_scoring) if own_scoring else "")
+        problems, heldout, ood = (
+            read_problems(Path(name), _problem) if name else []
+            for name in (config.file, config.heldout, config.ood)
+        )
+        super().__init__(
+            split_sets(problems, heldout, ood, config.file),
+            config.file,
+            str(own_scoring) if own_scoring else "",
+        )
 
     def target(self, problem: Problem) -> str:
         return wrap(problem.answer, self._form)
 
     def score(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[float]:
         names = sorted({name for p in problems for name in p.columns})
-        columns: dict[str, list[Any]] = {name: [p.columns.get(name) for p in problems] for name in names}
+        columns: dict[str, list[Any]] = {
+            name: [p.columns.get(name) for p in problems] for name in names
+        }
         columns["answer"] = [p.answer for p in problems]
         try:
-            rewards = [float(r) for r in self._reward(prompts=[p.prompt for p in problems], completions=list(completions), **columns)]
+            rewards = [
+                float(r)
+                for r in self._reward(
+                    prompts=[p.prompt for p in problems], completions=list(completions), **columns
+                )
+            ]
         except TypeError as error:
-            raise ValueError(f"the reward function failed: {error}; expected f(prompts, completions, **columns) -> list[float]") from error
+            raise ValueError(
+                f"the reward function failed: {error}; expected f(prompts, completions, "
+                "**columns) -> list[float]"
+            ) from error
         if len(rewards) != len(completions):
-            raise ValueError(f"the reward function returned {len(rewards)} rewards for {len(completions)} completions; expected one each")
+            raise ValueError(
+                f"the reward function returned {len(rewards)} rewards for {len(completions)} "
+                "completions; expected one each"
+            )
         return rewards
 
 
-def exact_match(prompts: list[str], completions: list[str], answer: list[str], **columns: object) -> list[float]:
+def exact_match(
+    prompts: list[str], completions: list[str], answer: list[str], **columns: object
+) -> list[float]:
     """1 where the completion is the answer, spaces around it aside."""
-    return [float(completion.strip() == right.strip()) for completion, right in zip(completions, answer, strict=True)]
+    return [
+        float(completion.strip() == right.strip())
+        for completion, right in zip(completions, answer, strict=True)
+    ]
 
 
 def _comparing(config: FileConfig) -> Reward:
@@ -78,16 +111,26 @@ def _comparing(config: FileConfig) -> Reward:
 
     def right(completion: str, gold: str) -> bool:
         found = find_answer(completion, config.form)
-        return found is not None and (math_equal(found, gold) if config.equal == "math" else found == gold.strip())
+        return found is not None and (
+            math_equal(found, gold) if config.equal == "math" else found == gold.strip()
+        )
 
-    def reward(prompts: list[str], completions: list[str], answer: list[str], **columns: object) -> list[float]:
-        return [float(right(completion, gold)) for completion, gold in zip(completions, answer, strict=True)]
+    def reward(
+        prompts: list[str], completions: list[str], answer: list[str], **columns: object
+    ) -> list[float]:
+        return [
+            float(right(completion, gold))
+            for completion, gold in zip(completions, answer, strict=True)
+        ]
 
     return reward
 
 
 def read_problems(path: Path, make: Callable[[Fields, str], Problem]) -> list[Problem]:
-    """One problem per line of JSON. `make` gets the line's fields, and its place for what it complains of."""
+    """One problem per line of JSON.
+
+    `make` gets the line's fields, and its place for what it complains of.
+    """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except OSError as error:
@@ -95,7 +138,10 @@ def read_problems(path: Path, make: Callable[[Fields, str], Problem]) -> list[Pr
     places = [(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
     problems = [make(_fields(line, place), place) for line, place in places]
     if len(problems) < 2:
-        raise ValueError(f"{path} has {len(problems)} problems; at least 2 are needed, one to learn from and one held out")
+        raise ValueError(
+            f"{path} has {len(problems)} problems; at least 2 are needed, one to learn from and "
+            "one held out"
+        )
     return problems
 
 
@@ -103,7 +149,10 @@ def _fields(line: str, place: str) -> Fields:
     try:
         return msgspec.json.decode(line, type=Fields)
     except msgspec.DecodeError as error:
-        raise ValueError(f'{place}: {error}; expected one JSON object per line, such as {{"prompt": "2+2=", "answer": "4"}}') from None
+        raise ValueError(
+            f'{place}: {error}; expected one JSON object per line, such as {{"prompt": "2+2=", '
+            f'"answer": "4"}}'
+        ) from None
 
 
 def _problem(fields: Fields, place: str) -> Problem:
@@ -114,23 +163,32 @@ def _problem(fields: Fields, place: str) -> Problem:
     answer = "" if answer is None else answer
     taken = sorted({"prompts", "completions"} & fields.keys())
     if taken:
-        raise ValueError(f"{place}: the field {taken[0]!r} is a name the reward function is called with; rename it")
-    return Problem(prompt=prompt, answer=str(answer), kind=str(fields.pop("kind", "all")), columns=fields)
+        raise ValueError(
+            f"{place}: the field {taken[0]!r} is a name the reward function is called with; "
+            "rename it"
+        )
+    return Problem(
+        prompt=prompt, answer=str(answer), kind=str(fields.pop("kind", "all")), columns=fields
+    )
 
 
 def load_reward(spec: str) -> Reward:
     """Import `module:function`."""
     module_name, _, function_name = spec.partition(":")
     if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as `python -m` does: a module beside the crew file is what people write
+        # as `python -m` does: a module beside the crew file is what people write
+        sys.path.insert(0, os.getcwd())
     try:
         reward = getattr(importlib.import_module(module_name), function_name)
     except ImportError as error:
-        raise ValueError(f"task {spec!r}: cannot import {module_name}: {error}; is it on PYTHONPATH?") from None
+        raise ValueError(
+            f"task {spec!r}: cannot import {module_name}: {error}; is it on PYTHONPATH?"
+        ) from None
     except AttributeError:
         raise ValueError(f"task {spec!r}: module {module_name} has no {function_name}") from None
     if not callable(reward):
         raise ValueError(
-            f"task {spec!r}: {function_name} is {type(reward).__name__}; expected f(prompts, completions, **columns) -> list[float]"
+            f"task {spec!r}: {function_name} is {type(reward).__name__}; expected f(prompts, "
+            "completions, **columns) -> list[float]"
         )
     return reward

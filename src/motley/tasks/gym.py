@@ -1,8 +1,11 @@
-"""reasoning_gym:NAME: problems made by a reasoning-gym dataset, scored by it. Knows reasoning-gym; imports it when a task is loaded.
+"""reasoning_gym:NAME: problems made by a reasoning-gym dataset, scored by it.
 
-A problem carries its index alone: what the scorer needs is made again from it. A question belongs to the held-out split by its hash,
-so no seed can train on it, however few questions the parameters allow. The out-of-distribution split is the same dataset with other
-parameters; its indices lie above all others, so an index says which of the two made it.
+Knows reasoning-gym; imports it when a task is loaded.
+
+A problem carries its index alone: what the scorer needs is made again from it. A question belongs
+to the held-out split by its hash, so no seed can train on it, however few questions the parameters
+allow. The out-of-distribution split is the same dataset with other parameters; its indices lie
+above all others, so an index says which of the two made it.
 """
 
 from __future__ import annotations
@@ -28,12 +31,19 @@ from motley.tasks.task import QUESTION, Split
 
 HELDOUT_ONE_IN = 8
 MAX_DRAWS = 10_000
-SPAN = 1 << 30  # indices of a dataset without an end; some seed numpy with them, which takes 32 bits
+# indices of a dataset without an end; some seed numpy with them, which takes 32 bits
+SPAN = 1 << 30
 KEPT_ENTRIES = 4096
 
-# Datasets that go through sets in an order Python draws anew for every process (found with 0.1.25 under two hash seeds). A crew
-# whose peers disagree on the problems is none.
-UNSTEADY = {"isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note", "word_ladder"}
+# Datasets that go through sets in an order Python draws anew for every process (found with 0.1.25
+# under two hash seeds). A crew whose peers disagree on the problems is none.
+UNSTEADY = {
+    "isomorphic_strings",
+    "knight_swap",
+    "polynomial_multiplication",
+    "ransom_note",
+    "word_ladder",
+}
 UNFIT = {
     "composite": 'use task = "mixture" with a table per dataset',
     "list_functions": "it makes some problems by chance, whatever the seed; use another",
@@ -44,7 +54,8 @@ Entry = dict[str, Any]
 
 class GymConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     form: Form = "line"
-    partial: bool = False  # reasoning-gym's own scores between 0 and 1; otherwise only a full score counts, as 1
+    # reasoning-gym's own scores between 0 and 1; otherwise only a full score counts, as 1
+    partial: bool = False
     ood: dict[str, Any] = {}  # parameters that differ in the out-of-distribution split
 
 
@@ -53,7 +64,9 @@ class GymTask:
 
     def __init__(self, name: str, config: GymConfig, parameters: dict[str, Any]) -> None:
         self.kinds: tuple[str, ...] = (name,)
-        self.splits: tuple[Split, ...] = ("train", "heldout", "ood") if config.ood else ("train", "heldout")
+        self.splits: tuple[Split, ...] = (
+            ("train", "heldout", "ood") if config.ood else ("train", "heldout")
+        )
         self.instruction = INSTRUCTIONS[config.form]
         self._config = config
         self._sources = [_Source(name, parameters)]
@@ -76,24 +89,41 @@ class GymTask:
             if split == "ood" or _is_heldout(entry["question"]) == (split == "heldout"):
                 self._check_form(entry)
                 answer = "" if entry["answer"] is None else str(entry["answer"])
-                return Problem(kind=kind, prompt=entry["question"], answer=answer, columns={"index": place * SPAN + index})
+                return Problem(
+                    kind=kind,
+                    prompt=entry["question"],
+                    answer=answer,
+                    columns={"index": place * SPAN + index},
+                )
         raise ValueError(
-            f"reasoning_gym:{kind} has no {split} problem among {MAX_DRAWS} draws: its parameters allow too few questions; widen them"
+            f"reasoning_gym:{kind} has no {split} problem among {MAX_DRAWS} draws: its parameters "
+            "allow too few questions; widen them"
         )
 
     def target(self, problem: Problem) -> str:
         if not problem.answer:
             raise ValueError(
-                f"{problem.kind}: reasoning-gym gives no answer to {problem.prompt[:60]!r}; warm starts and shots need other kinds"
+                f"{problem.kind}: reasoning-gym gives no answer to {problem.prompt[:60]!r}; warm "
+                "starts and shots need other kinds"
             )
         return wrap(problem.answer, self._config.form)
 
     def score(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[float]:
-        return [self._score(problem, completion) for problem, completion in zip(problems, completions, strict=True)]
+        return [
+            self._score(problem, completion)
+            for problem, completion in zip(problems, completions, strict=True)
+        ]
 
     def _check_form(self, entry: Entry) -> None:
-        if self._config.form == "line" and entry["answer"] is not None and "\n" in str(entry["answer"]).strip():
-            raise ValueError(f'form="line" of reasoning_gym:{self.kinds[0]}: its answers span several lines; use form = "text" or "tags"')
+        if (
+            self._config.form == "line"
+            and entry["answer"] is not None
+            and "\n" in str(entry["answer"]).strip()
+        ):
+            raise ValueError(
+                f'form="line" of reasoning_gym:{self.kinds[0]}: its answers span several lines; '
+                'use form = "text" or "tags"'
+            )
 
     def _score(self, problem: Problem, completion: str) -> float:
         answer = find_answer(completion, self._config.form)
@@ -130,13 +160,19 @@ class _Source:
         entry = self.entry(index)
         if entry["question"] != question:
             raise ValueError(
-                f"reasoning_gym:{self._name} makes another question of index {index} here; use the same version and parameters"
+                f"reasoning_gym:{self._name} makes another question of index {index} here; use "
+                "the same version and parameters"
             )
         if not is_harmless(answer, self._evaluates):
             return 0.0
         if self._evaluates == "sympy":
             parameters = msgspec.json.encode(self._parameters, order="sorted").decode()
-            return limited.call("motley.tasks.gym:score_limited", self._name, parameters, index, answer) or 0.0
+            return (
+                limited.call(
+                    "motley.tasks.gym:score_limited", self._name, parameters, index, answer
+                )
+                or 0.0
+            )
         return self.score_harmless(answer, index)
 
     def score_harmless(self, answer: str, index: int) -> float:
@@ -164,19 +200,26 @@ def _create(name: str, parameters: dict[str, Any]) -> Any:
     factory = load("reasoning_gym.factory", f"task 'reasoning_gym:{name}'")
     if name not in factory.DATASETS:
         close = difflib.get_close_matches(name, factory.DATASETS, n=3)
-        remedy = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(sorted(factory.DATASETS))}"
+        remedy = (
+            f"did you mean {' or '.join(close)}?"
+            if close
+            else f"known: {', '.join(sorted(factory.DATASETS))}"
+        )
         raise ValueError(f"reasoning-gym has no dataset {name!r}; {remedy}")
     if name in UNFIT:
         raise ValueError(f"reasoning_gym:{name} is not for crews: {UNFIT[name]}")
     if name in UNSTEADY and os.environ.get("PYTHONHASHSEED") != "0":
         raise ValueError(
-            f"reasoning_gym:{name} makes other problems in every process; set PYTHONHASHSEED=0 for all peers of the crew, or use another"
+            f"reasoning_gym:{name} makes other problems in every process; set PYTHONHASHSEED=0 "
+            "for all peers of the crew, or use another"
         )
     own = [field.name for field in dataclasses.fields(factory.DATASETS[name][1])]
     known = f"known: {', '.join([*GymConfig.__struct_fields__, *own])}"
     unknown = sorted(parameters.keys() - set(own))
     if unknown:
-        raise ValueError(f"[task] of 'reasoning_gym:{name}': unknown parameter {unknown[0]!r}; {known}")
+        raise ValueError(
+            f"[task] of 'reasoning_gym:{name}': unknown parameter {unknown[0]!r}; {known}"
+        )
     try:
         return factory.create_dataset(name, **parameters)
     except (AssertionError, TypeError, ValueError) as error:

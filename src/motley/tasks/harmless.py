@@ -1,7 +1,10 @@
-"""Which answers may be handed to a scorer that evaluates text as Python or through sympy. Knows no dataset by name.
+"""Which answers may be handed to a scorer that evaluates text as Python or through sympy.
 
-Some of reasoning-gym's scorers do so with whatever a model wrote: in a crew that is a stranger's program. Only text that can do
-nothing when evaluated passes; for the others the scorer is not called, and the answer is wrong.
+Knows no dataset by name.
+
+Some of reasoning-gym's scorers do so with whatever a model wrote: in a crew that is a stranger's
+program. Only text that can do nothing when evaluated passes; for the others the scorer is not
+called, and the answer is wrong.
 """
 
 from __future__ import annotations
@@ -15,25 +18,53 @@ from typing import Literal
 
 Evaluates = Literal["nothing", "python", "sympy"]
 
-MAX_EVALUATED: dict[Evaluates, int] = {"nothing": 1 << 16, "python": 4096, "sympy": 1024}  # characters
+# characters
+MAX_EVALUATED: dict[Evaluates, int] = {"nothing": 1 << 16, "python": 4096, "sympy": 1024}
 MAX_EXPONENT = 64
 
 _FUNCTIONS = {"sin", "cos", "tan", "exp", "log", "sqrt", "asin", "acos", "atan"}
-_LITERAL = (ast.Expression, ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Name, ast.UnaryOp, ast.unaryop, ast.Load)
-_ARITHMETIC = (ast.Expression, ast.Constant, ast.Name, ast.UnaryOp, ast.unaryop, ast.BinOp, ast.operator, ast.Call, ast.Load)
+_LITERAL = (
+    ast.Expression,
+    ast.Constant,
+    ast.List,
+    ast.Tuple,
+    ast.Set,
+    ast.Dict,
+    ast.Name,
+    ast.UnaryOp,
+    ast.unaryop,
+    ast.Load,
+)
+_ARITHMETIC = (
+    ast.Expression,
+    ast.Constant,
+    ast.Name,
+    ast.UnaryOp,
+    ast.unaryop,
+    ast.BinOp,
+    ast.operator,
+    ast.Call,
+    ast.Load,
+)
 # As a fraction or an integer, such a number fills the memory.
 _HUGE_EXPONENT = re.compile(r"(?<![\w.])(?:\d[\d_]*(?:\.[\d_]*)?|\.\d[\d_]*)[eE][-+]?[\d_]{4,}")
 
 
 def evaluates(scorer: type) -> Evaluates:
-    """What the module of a scorer does with text, judged by its source; the worst is assumed where there is none."""
+    """What the module of a scorer does with text, judged by its source; the worst is assumed where
+    there is none.
+    """
     try:
         source = inspect.getsource(sys.modules[scorer.__module__])
     except OSError:
         return "python"
     if re.search(r"\b(eval|exec)\(", source):
         return "python"
-    return "sympy" if "sympy" in source and re.search(r"\b(parse_expr|sympify)\(", source) else "nothing"
+    return (
+        "sympy"
+        if "sympy" in source and re.search(r"\b(parse_expr|sympify)\(", source)
+        else "nothing"
+    )
 
 
 def is_harmless(answer: str, evaluated: Evaluates) -> bool:
@@ -51,7 +82,8 @@ def is_harmless(answer: str, evaluated: Evaluates) -> bool:
             warnings.simplefilter("ignore")  # the compiler's remarks on a stranger's spelling
             tree = ast.parse(answer.strip(), mode="eval")
     except (SyntaxError, ValueError):
-        return evaluated == "python"  # evaluating fails in the same way; sympy reads more than Python does
+        # evaluating fails in the same way; sympy reads more than Python does
+        return evaluated == "python"
     except (RecursionError, MemoryError):
         return False
     nodes = list(ast.walk(tree))
@@ -69,7 +101,9 @@ def _is_tame(node: ast.AST) -> bool:
         case ast.Call(func=ast.Name(id=name), args=[_], keywords=[]):
             return name in _FUNCTIONS
         case ast.BinOp(left=base, op=ast.Pow(), right=exponent):
-            return _is_small(exponent) and not any(isinstance(part, ast.Pow) for part in ast.walk(base))
+            return _is_small(exponent) and not any(
+                isinstance(part, ast.Pow) for part in ast.walk(base)
+            )
         case ast.BinOp(op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div()):
             return True
         case ast.BinOp() | ast.Call():

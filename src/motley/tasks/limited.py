@@ -1,8 +1,10 @@
-"""Calls in a process of its own, which strangers' text may bring down but not hold up. Knows no task; what it calls is named by others.
+"""Calls in a process of its own, which strangers' text may bring down but not hold up.
 
-Signals could bound time too, but they reach only the main thread and never a long operation on big integers. A process can be
-limited in processor time and memory from outside, whichever thread asks; processor time, not the clock, so that a busy machine
-judges as an idle one does.
+Knows no task; what it calls is named by others.
+
+Signals could bound time too, but they reach only the main thread and never a long operation on big
+integers. A process can be limited in processor time and memory from outside, whichever thread asks;
+processor time, not the clock, so that a busy machine judges as an idle one does.
 """
 
 from __future__ import annotations
@@ -23,16 +25,22 @@ from typing import Any
 CPU_S = 2  # of processor time for what follows `limit`; usual comparisons take milliseconds
 WALL_S = 60.0  # for a call that hangs without computing, or a system without processor limits
 MEMORY_BYTES = 4 << 30
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # each thread of a pool would reserve memory
+# each thread of a pool would reserve memory
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def call(function: str, *arguments: Any) -> Any:
-    """Call "module:function" there with JSON arguments; None where it raised, or went beyond its limits."""
+    """Call "module:function" there with JSON arguments; None where it raised, or went beyond its
+    limits.
+    """
     return _caller(os.getpid()).call([function, *arguments])
 
 
 def limit() -> None:
-    """From here on the call may compute for CPU_S; the system ends the process after that. For functions that are called there."""
+    """From here on the call may compute for CPU_S; the system ends the process after that.
+
+    For functions that are called there.
+    """
     used_s = math.ceil(sum(os.times()[:2]))
     _set_limit("RLIMIT_CPU", used_s + CPU_S)
 
@@ -46,7 +54,10 @@ def _caller(owner: int) -> _Caller:
 
 
 class _Caller:
-    """The asking side. The process starts with the first call, and again after one that brought it down."""
+    """The asking side.
+
+    The process starts with the first call, and again after one that brought it down.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -78,7 +89,10 @@ class _Caller:
         self._process = process
         if process.stdout.readline().strip() != "ready":
             self.stop()
-            raise ValueError(f"scoring needs a process that did not start: {sys.executable} -m {__name__}; run that to see why")
+            raise ValueError(
+                f"scoring needs a process that did not start: {sys.executable} -m {__name__}; run "
+                "that to see why"
+            )
         return process
 
     def _ask(self, process: subprocess.Popen[str], question: str) -> str:
@@ -101,7 +115,8 @@ class _Caller:
 
 def _set_limit(name: str, value: int | None) -> None:
     """Set a limit of this process, or lift it as far as the system allows."""
-    with contextlib.suppress(ImportError, ValueError, OSError):  # where the system has no such limits, the clock remains
+    # where the system has no such limits, the clock remains
+    with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 
         kind = getattr(resource, name)
@@ -110,7 +125,9 @@ def _set_limit(name: str, value: int | None) -> None:
 
 
 def answer_calls() -> None:
-    """The answering side: one JSON [function, argument, ...] per line in, one JSON value per line out, until the input ends."""
+    """The answering side: one JSON [function, argument, ...] per line in, one JSON value per line
+    out, until the input ends.
+    """
     replies, sys.stdout = sys.stdout, sys.stderr  # parsers print what they dislike
     logging.disable()
     _set_limit("RLIMIT_CORE", 0)

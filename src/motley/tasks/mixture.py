@@ -1,4 +1,7 @@
-"""mixture: several tasks as one, each table under [task] a kind of its own. Knows the parts only as tasks."""
+"""mixture: several tasks as one, each table under [task] a kind of its own.
+
+Knows the parts only as tasks.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,28 @@ class Mixture:
     def __init__(self, tables: dict[str, Any], load: Loader) -> None:
         self._parts = {key: _part(key, table, load) for key, table in tables.items()}
         if not self._parts:
-            raise ValueError('a mixture needs its parts: add tables such as [task.sums] with task = "reasoning_gym:chain_sum"')
-        self._homes = {name: (key, kind) for key, part in self._parts.items() for name, kind in _names(key, part).items()}
+            raise ValueError(
+                "a mixture needs its parts: add tables such as [task.sums] with task = "
+                '"reasoning_gym:chain_sum"'
+            )
+        self._homes = {
+            name: (key, kind)
+            for key, part in self._parts.items()
+            for name, kind in _names(key, part).items()
+        }
         if len(self._homes) < sum(len(_names(key, part)) for key, part in self._parts.items()):
-            raise ValueError(f"two parts of the mixture {', '.join(self._parts)} would have kinds of the same name; rename one")
-        self.splits: tuple[Split, ...] = tuple(s for s in _SPLITS if any(s in part.splits for part in self._parts.values()))
+            raise ValueError(
+                f"two parts of the mixture {', '.join(self._parts)} would have kinds of the same "
+                "name; rename one"
+            )
+        self.splits: tuple[Split, ...] = tuple(
+            s for s in _SPLITS if any(s in part.splits for part in self._parts.values())
+        )
         self.template = _agreed([part.template for part in self._parts.values()])
         self.instruction = _agreed([part.instruction for part in self._parts.values()])
-        self.fingerprint = "mixture " + " | ".join(f"{key}: {part.fingerprint}" for key, part in self._parts.items())
+        self.fingerprint = "mixture " + " | ".join(
+            f"{key}: {part.fingerprint}" for key, part in self._parts.items()
+        )
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -52,11 +69,20 @@ class Mixture:
         """Each part scores its own problems in one call."""
         rewards = [0.0] * len(problems)
         if len(completions) != len(problems):
-            raise ValueError(f"{len(completions)} completions for {len(problems)} problems; expected one each")
+            raise ValueError(
+                f"{len(completions)} completions for {len(problems)} problems; expected one each"
+            )
         for key, part in self._parts.items():
             rows = [row for row, p in enumerate(problems) if self._homes[p.kind][0] == key]
-            own = [msgspec.structs.replace(problems[row], kind=self._homes[problems[row].kind][1]) for row in rows]
-            for row, reward in zip(rows, part.score(own, [completions[row] for row in rows]) if rows else [], strict=True):
+            own = [
+                msgspec.structs.replace(problems[row], kind=self._homes[problems[row].kind][1])
+                for row in rows
+            ]
+            for row, reward in zip(
+                rows,
+                part.score(own, [completions[row] for row in rows]) if rows else [],
+                strict=True,
+            ):
                 rewards[row] = reward
         return rewards
 
@@ -67,7 +93,8 @@ _SPLITS: tuple[Split, ...] = ("train", "heldout", "ood")
 def _part(key: str, table: Any, load: Loader) -> Task:
     if not isinstance(table, dict) or not isinstance(table.get("task"), str):
         raise ValueError(
-            f'[task] of a mixture: {key} is no part; expected a table [task.{key}] with its own task, such as "reasoning_gym:chain_sum"'
+            f"[task] of a mixture: {key} is no part; expected a table [task.{key}] with its own "
+            'task, such as "reasoning_gym:chain_sum"'
         )
     try:
         return load(table["task"], {name: value for name, value in table.items() if name != "task"})

@@ -1,4 +1,7 @@
-"""Task: a source of problems and their score. Owns who is given which problem; knows no model and no torch."""
+"""Task: a source of problems and their score.
+
+Owns who is given which problem; knows no model and no torch.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,9 @@ QUESTION = "Question: {prompt}\nAnswer: {answer}"
 class Task(Protocol):
     @property
     def fingerprint(self) -> str:
-        """Names what the task asks and how: equal for equal problems, whatever the file is called."""
+        """Names what the task asks and how: equal for equal problems, whatever the file is
+        called.
+        """
         ...
 
     @property
@@ -31,12 +36,16 @@ class Task(Protocol):
 
     @property
     def template(self) -> str | None:
-        """How a problem is put to a model in plain style, unless the crew file says otherwise; None: it must say."""
+        """How a problem is put to a model in plain style, unless the crew file says otherwise;
+        None: it must say.
+        """
         ...
 
     @property
     def instruction(self) -> str | None:
-        """The form the scoring expects of an answer, in words for a system turn; empty where any will do; None: the crew file must say."""
+        """The form the scoring expects of an answer, in words for a system turn; empty where any
+        will do; None: the crew file must say.
+        """
         ...
 
     def kinds_of(self, split: Split) -> tuple[str, ...]:
@@ -65,7 +74,9 @@ def draw_problems(task: Task, seed: str, split: Split, count: int) -> list[Probl
 
 
 def assign(task: Task, crew_seed: int, peer: str, round: int, count: int) -> list[Problem]:
-    """The problems a peer must answer in a round. Anyone can recompute it, so nobody can pick favourites.
+    """The problems a peer must answer in a round.
+
+    Anyone can recompute it, so nobody can pick favourites.
 
     In a horizontal crew all peers answer the same problems: `peer` is then the empty string.
     """
@@ -79,13 +90,17 @@ def evaluation_set(task: Task, split: Split, per_kind: int) -> list[Problem]:
 
 
 def best_constant(problems: Sequence[Problem]) -> float | None:
-    """Accuracy of the one answer that is right most often: what an accuracy must beat to mean anything. None without answers."""
+    """Accuracy of the one answer that is right most often: what an accuracy must beat to mean
+    anything. None without answers.
+    """
     answers = Counter(p.answer for p in problems if p.answer)
     return answers.most_common(1)[0][1] / len(problems) if answers else None
 
 
 def check_task(task: Task, count: int = 20) -> list[str]:
-    """What is wrong with a task, without a model: own answers must score full, other answers less, splits must not meet."""
+    """What is wrong with a task, without a model: own answers must score full, other answers less,
+    splits must not meet.
+    """
     faults: list[str] = []
     seen: dict[str, set[str]] = {}
     for split in task.splits:
@@ -94,7 +109,10 @@ def check_task(task: Task, count: int = 20) -> list[str]:
             again = [task.draw(random.Random(f"check/{i}"), split, kind) for i in range(count)]
             if problems != again:
                 faults.append(f"{split}/{kind}: the same seed gives different problems")
-            faults += [f"{split}/{kind}: {fault}" for fault in _scoring_faults(task, [p for p in problems if p.answer])]
+            faults += [
+                f"{split}/{kind}: {fault}"
+                for fault in _scoring_faults(task, [p for p in problems if p.answer])
+            ]
             seen.setdefault(split, set()).update(p.prompt for p in problems)
     for split in ("heldout", "ood"):
         shared = seen.get("train", set()) & seen.get(split, set())
@@ -107,15 +125,20 @@ _NO_ANSWER = "no answer, only words"
 
 
 def _scoring_faults(task: Task, answered: Sequence[Problem]) -> list[str]:
-    """Own targets must beat mere words always, and the targets of other problems mostly: answers that are spelt differently
-    may still be equal, and a problem may have several right ones."""
+    """Own targets must beat mere words always, and the targets of other problems mostly: answers
+    that are spelt differently may still be equal, and a problem may have several right ones.
+    """
     if not answered:
         return []
     own = task.score(answered, [task.target(p) for p in answered])
     words = task.score(answered, [_NO_ANSWER] * len(answered))
     if min(own) <= max(words):
         return [f"the own answer scores {min(own)}, a wrong one {max(words)}"]
-    pairs = [(i, other) for i, p in enumerate(answered) if (other := _differing(p, answered[i:]) or _differing(p, answered[:i]))]
+    pairs = [
+        (i, other)
+        for i, p in enumerate(answered)
+        if (other := _differing(p, answered[i:]) or _differing(p, answered[:i]))
+    ]
     if not pairs:
         return []
     others = task.score([answered[i] for i, _ in pairs], [task.target(other) for _, other in pairs])

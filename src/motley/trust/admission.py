@@ -1,7 +1,8 @@
-"""Admission: the one boundary where a peer's bad record becomes a named, counted refusal instead of an exception.
+"""Admission: the one boundary where a peer's bad record becomes a named, counted refusal instead of
+an exception.
 
-Cheap checks first: size and decompression, header, sender, signature, chain, values, assignment, and last the reward, computed again
-here. Knows records, rosters and assignments; knows no model.
+Cheap checks first: size and decompression, header, sender, signature, chain, values, assignment,
+and last the reward, computed again here. Knows records, rosters and assignments; knows no model.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ class Rules:
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Why the record at a position of the log was not admitted. The record itself is still there to look at."""
+    """Why the record at a position of the log was not admitted.
+
+    The record itself is still there to look at.
+    """
 
     position: int
     id: str
@@ -77,7 +81,9 @@ class Admission:
     kept: deque[Refusal] = field(default_factory=lambda: deque(maxlen=MAX_KEPT))  # the newest
 
     def admit(self, entry: Entry) -> Admitted | Weights | None:
-        """The group, or a learner's weights, or None: a record of the hub's, which is taken in, or a refusal, which is counted and kept."""
+        """The group, or a learner's weights, or None: a record of the hub's, which is taken in, or
+        a refusal, which is counted and kept.
+        """
         try:
             sealed = unpack(entry.record)
             header = Header.of(sealed.body)
@@ -94,7 +100,8 @@ class Admission:
             return None
 
     def refuse(self, entry: Entry, reason: str, detail: str) -> None:
-        # The log lets a peer write under its own name only, so that the name is right even where the record cannot be read.
+        # The log lets a peer write under its own name only, so that the name is right even where
+        # the record cannot be read.
         name = entry.id.split(".", 1)[0]
         sender = name if name in self.keys or name in self.revoked or name == HUB else "unknown"
         self.refused[sender, reason] += 1
@@ -102,7 +109,9 @@ class Admission:
 
     def _check_sender(self, entry: Entry, header: Header, sealed: Sealed) -> None:
         if header.crew != self.rules.crew:
-            raise _Refused("crew", f"record is of crew {header.crew[:80]!r}, not {self.rules.crew!r}")
+            raise _Refused(
+                "crew", f"record is of crew {header.crew[:80]!r}, not {self.rules.crew!r}"
+            )
         if header.id != entry.id:
             raise _Refused("subject", f"record {header.id[:80]!r} stands under {entry.id[:80]!r}")
         if header.sender in self.revoked:
@@ -111,17 +120,25 @@ class Admission:
         if key is None or (header.sender == HUB) != header.is_of_hub:
             raise _Refused("sender", f"no peer {header.sender[:80]!r} is on the roster")
         if header.stamp.key != key:
-            raise _Refused("key", f"record names another key than the roster has for {header.sender}")
+            raise _Refused(
+                "key", f"record names another key than the roster has for {header.sender}"
+            )
         if not verifies(key, sealed.signature, sealed.signed):
             raise _Refused("signature", "signature does not fit the record")
         fault = self.chains.setdefault(key, Chain()).add(header.stamp, sealed.hash)
         if fault:
-            raise _Refused(fault, f"record {header.stamp.counter} of {header.sender} is a {fault} in its chain")
+            raise _Refused(
+                fault, f"record {header.stamp.counter} of {header.sender} is a {fault} in its chain"
+            )
 
     @property
     def missing(self) -> dict[str, int]:
         """Per peer: records its chain says exist, and the log has not shown."""
-        return {peer: len(chain.missing) for peer, key in self.keys.items() if (chain := self.chains.get(key)) and chain.missing}
+        return {
+            peer: len(chain.missing)
+            for peer, key in self.keys.items()
+            if (chain := self.chains.get(key)) and chain.missing
+        }
 
     def _weights(self, weights: Weights) -> Weights:
         if weights.peer not in self.rules.learners:
@@ -134,7 +151,11 @@ class Admission:
             raise _Refused("assignment", f"the crew has no round {group.round}")
         problems = self.assignment(group.origin.peer, group.round)
         if not 0 <= group.slot < len(problems) or problems[group.slot].id != group.problem:
-            raise _Refused("assignment", f"problem {group.problem[:80]} is not what {group.origin.peer} was given in round {group.round}")
+            raise _Refused(
+                "assignment",
+                f"problem {group.problem[:80]} is not what {group.origin.peer} was given in "
+                f"round {group.round}",
+            )
         problem = problems[group.slot]
         self._check_rewards(problem, group.rollouts)
         return Admitted(group, problem, hash)
@@ -142,11 +163,21 @@ class Admission:
     def _check_values(self, group: Group) -> None:
         rules, sampling = self.rules, group.origin.sampling
         if group.origin.vocabulary != rules.vocabulary:
-            raise _Refused("vocabulary", f"vocabulary {group.origin.vocabulary[:80]!r} is not the crew's {rules.vocabulary!r}")
+            raise _Refused(
+                "vocabulary",
+                f"vocabulary {group.origin.vocabulary[:80]!r} is not the crew's "
+                f"{rules.vocabulary!r}",
+            )
         if sampling.temperature == 0 or sampling.max_tokens != rules.max_tokens:
-            raise _Refused("sampling", f"sampled at temperature {sampling.temperature} with at most {sampling.max_tokens} tokens")
+            raise _Refused(
+                "sampling",
+                f"sampled at temperature {sampling.temperature} with at most "
+                f"{sampling.max_tokens} tokens",
+            )
         if len(group.rollouts) != rules.rollouts_per_group:
-            raise _Refused("group_size", f"{len(group.rollouts)} rollouts, not {rules.rollouts_per_group}")
+            raise _Refused(
+                "group_size", f"{len(group.rollouts)} rollouts, not {rules.rollouts_per_group}"
+            )
         for number, rollout in enumerate(group.rollouts):
             fault = self._rollout_fault(rollout)
             if fault:
@@ -158,7 +189,9 @@ class Admission:
         if max(rollout.tokens) >= self.rules.vocabulary_size:  # the wire has no negative ids
             return "token"
         num_ends = sum(map(rollout.tokens.count, self.rules.end_ids))
-        if num_ends != (rollout.ending == "stop") or (num_ends and rollout.tokens[-1] not in self.rules.end_ids):
+        if num_ends != (rollout.ending == "stop") or (
+            num_ends and rollout.tokens[-1] not in self.rules.end_ids
+        ):
             return "ending"
         low, high = LOGPROB_RANGE
         if not all(low <= logprob <= high for logprob in rollout.logprobs):  # NaN fails both
@@ -171,10 +204,16 @@ class Admission:
         try:
             pairs = list(zip(rollouts, self.score(problem, rollouts), strict=True))
         except Exception as error:  # noqa: BLE001 - a reward function is a user's, and what it is given here is a stranger's
-            raise _Refused("unscorable", f"the reward function failed on it: {type(error).__name__}: {error}") from None
+            raise _Refused(
+                "unscorable", f"the reward function failed on it: {type(error).__name__}: {error}"
+            ) from None
         for number, (rollout, right) in enumerate(pairs):
             if not abs(rollout.reward - right) <= REWARD_TOLERANCE * max(1.0, abs(right)):
-                raise _Refused("reward", f"rollout {number} claims a reward of {rollout.reward}; computed here it is {right}")
+                raise _Refused(
+                    "reward",
+                    f"rollout {number} claims a reward of {rollout.reward}; computed here it is "
+                    f"{right}",
+                )
 
     # For checkpoints
 
@@ -184,7 +223,9 @@ class Admission:
             "revoked": sorted(self.revoked),
             "roster": self.roster,
             "chains": {key.hex(): chain.state() for key, chain in sorted(self.chains.items())},
-            "refused": [[sender, reason, count] for (sender, reason), count in sorted(self.refused.items())],
+            "refused": [
+                [sender, reason, count] for (sender, reason), count in sorted(self.refused.items())
+            ],
             "kept": msgspec.to_builtins(list(self.kept)),
         }
 
@@ -192,8 +233,12 @@ class Admission:
         self.keys = {peer: bytes.fromhex(key) for peer, key in state["keys"].items()}
         self.revoked = frozenset(state["revoked"])
         self.roster = state["roster"]
-        self.chains = {bytes.fromhex(key): Chain.from_state(chain) for key, chain in state["chains"].items()}
-        self.refused = Counter({(sender, reason): count for sender, reason, count in state["refused"]})
+        self.chains = {
+            bytes.fromhex(key): Chain.from_state(chain) for key, chain in state["chains"].items()
+        }
+        self.refused = Counter(
+            {(sender, reason): count for sender, reason, count in state["refused"]}
+        )
         self.kept = deque(msgspec.convert(state["kept"], list[Refusal]), maxlen=MAX_KEPT)
 
 
@@ -204,20 +249,31 @@ def stamp_of(entry: Entry) -> tuple[Stamp, bytes]:
 
 
 def read_hub(entries: Sequence[Entry], crew: str, hub: bytes) -> tuple[Charter, Roster]:
-    """The charter and the newest roster among a hub's records; everything must bear its signature."""
+    """The charter and the newest roster among a hub's records; everything must bear its
+    signature.
+    """
     charter: Charter | None = None
     roster: Roster | None = None
     for entry in entries:
         sealed = unpack(entry.record)
         header = Header.of(sealed.body)
-        if header.stamp.key != hub or header.crew != crew or not verifies(hub, sealed.signature, sealed.signed):
-            raise ValueError(f"record {entry.id} of the log is not signed by the hub of the invitation; is it another crew {crew!r}?")
+        if (
+            header.stamp.key != hub
+            or header.crew != crew
+            or not verifies(hub, sealed.signature, sealed.signed)
+        ):
+            raise ValueError(
+                f"record {entry.id} of the log is not signed by the hub of the invitation; is it "
+                f"another crew {crew!r}?"
+            )
         content = header.content()
         charter = content if isinstance(content, Charter) else charter
         if isinstance(content, Roster) and (roster is None or content.number >= roster.number):
             roster = content
     if charter is None or roster is None:
-        raise ValueError(f"the log has no charter of crew {crew!r}; is --crew right, and the hub started?")
+        raise ValueError(
+            f"the log has no charter of crew {crew!r}; is --crew right, and the hub started?"
+        )
     return charter, roster
 
 

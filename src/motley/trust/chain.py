@@ -1,7 +1,9 @@
-"""Chain: what one publisher's records say about their order, so that a fork, a gap or a replay is seen.
+"""Chain: what one publisher's records say about their order, so that a fork, a gap or a replay is
+seen.
 
-Every record has a counter and the hash of the record before it. Records may come out of order (a lost one is sent again behind later
-ones): those passed over are missing until they come, and then must have the hash their successor named.
+Every record has a counter and the hash of the record before it. Records may come out of order (a
+lost one is sent again behind later ones): those passed over are missing until they come, and then
+must have the hash their successor named.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ REMEMBERED = 256  # hashes kept to tell a replay from a fork
 class Chain:
     next: int = 0
     head: bytes = FIRST_PREVIOUS
-    missing: dict[int, bytes] = field(default_factory=dict)  # counter -> the hash it must have, b"" if not known yet
+    # counter -> the hash it must have, b"" if not known yet
+    missing: dict[int, bytes] = field(default_factory=dict)
     recent: dict[int, bytes] = field(default_factory=dict)  # counter -> hash, the newest ones
 
     def add(self, stamp: Stamp, hash: bytes) -> str:
@@ -49,7 +52,9 @@ class Chain:
         before = stamp.counter - 1
         if before in self.missing:
             self.missing[before] = stamp.previous
-        elif (self.recent.get(before, stamp.previous) if before >= 0 else FIRST_PREVIOUS) != stamp.previous:
+        elif (
+            self.recent.get(before, stamp.previous) if before >= 0 else FIRST_PREVIOUS
+        ) != stamp.previous:
             return "fork"
         del self.missing[stamp.counter]
         self._remember(stamp.counter, hash)
@@ -66,9 +71,19 @@ class Chain:
 
     def state(self) -> dict[str, Any]:
         named = lambda hashes: [[counter, hash.hex()] for counter, hash in sorted(hashes.items())]
-        return {"next": self.next, "head": self.head.hex(), "missing": named(self.missing), "recent": named(self.recent)}
+        return {
+            "next": self.next,
+            "head": self.head.hex(),
+            "missing": named(self.missing),
+            "recent": named(self.recent),
+        }
 
     @staticmethod
     def from_state(state: dict[str, Any]) -> Chain:
         known = lambda pairs: {counter: bytes.fromhex(hash) for counter, hash in pairs}
-        return Chain(state["next"], bytes.fromhex(state["head"]), known(state["missing"]), known(state["recent"]))
+        return Chain(
+            state["next"],
+            bytes.fromhex(state["head"]),
+            known(state["missing"]),
+            known(state["recent"]),
+        )

@@ -1,6 +1,9 @@
-"""Identity: an ed25519 key that logs a peer in to the hub's server and signs its records. The secret never leaves its file.
+"""Identity: an ed25519 key that logs a peer in to the hub's server and signs its records.
 
-Text forms are NATS nkeys (SU... for the secret, U... for the public key), so that one key serves both.
+The secret never leaves its file.
+
+Text forms are NATS nkeys (SU... for the secret, U... for the public key), so that one key serves
+both.
 """
 
 from __future__ import annotations
@@ -46,7 +49,8 @@ class Identity:
             return found
         except (nkeys.NkeysError, ValueError) as error:
             raise ValueError(
-                f"{where} holds no nkey seed ({error or type(error).__name__}); expected one line that begins with SU"
+                f"{where} holds no nkey seed ({error or type(error).__name__}); expected one line "
+                "that begins with SU"
             ) from None
 
     @property

@@ -1,4 +1,7 @@
-"""Invitation: one line that lets one peer bring its key to a hub, once. And that key's enrolment, signed by both."""
+"""Invitation: one line that lets one peer bring its key to a hub, once.
+
+And that key's enrolment, signed by both.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,9 @@ class Invitation(msgspec.Struct, frozen=True, array_like=True):
                 raise ValueError("its check does not fit")
             return msgspec.msgpack.decode(content[_CHECK_BYTES:], type=Invitation)
         except (ValueError, binascii.Error, msgspec.DecodeError) as error:
-            raise ValueError(f"the invitation is damaged ({error}); copy the whole line that the hub printed") from None
+            raise ValueError(
+                f"the invitation is damaged ({error}); copy the whole line that the hub printed"
+            ) from None
 
 
 class Enrolment(msgspec.Struct, frozen=True):
@@ -52,11 +57,15 @@ class Enrolment(msgspec.Struct, frozen=True):
     def ask(crew: str, invitation: Invitation, own: Identity) -> Enrolment:
         plain = Enrolment(crew, invitation.peer, own.public)
         invited = Identity.of(invitation.secret)
-        return msgspec.structs.replace(plain, by_invitation=invited.sign(plain._signed), by_key=own.sign(plain._signed))
+        return msgspec.structs.replace(
+            plain, by_invitation=invited.sign(plain._signed), by_key=own.sign(plain._signed)
+        )
 
     def is_of(self, invited: bytes) -> bool:
         """Whether the holder of an invitation's key, and of the new key, asks."""
-        return verifies(invited, self.by_invitation, self._signed) and verifies(self.key, self.by_key, self._signed)
+        return verifies(invited, self.by_invitation, self._signed) and verifies(
+            self.key, self.by_key, self._signed
+        )
 
 
 def _check(content: bytes) -> bytes:
