@@ -30,18 +30,18 @@ sys.path.insert(0, str(Path(__file__).parent))
 from fakes import spread_crew, write_task
 from motley.config import CrewConfig, read_config, write_config
 from motley.crew import LocalCrew
+from motley.distributed.hub import Hub, Place, hub_login, read_state
+from motley.distributed.learner import join
 from motley.exchange import Entry, decode, unpack
 from motley.exchange.connection import Connection
 from motley.exchange.nats import NatsLog
 from motley.exchange.server import Server, free_port
-from motley.hub import Hub, Place, hub_login, read_state
-from motley.member import join
 from motley.records import Group
 from motley.run import newest_checkpoint, read_metrics
 from motley.trust.chain import Chain
 
 processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["motley.member", "motley.hub"])
+processes.set_forkserver_preload(["motley.distributed.learner", "motley.distributed.hub"])
 
 TRAINS = ("full", "lora", "last")
 

@@ -40,12 +40,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from chaos import faults_of, undisturbed_run, wait_until
 from fakes import spread_crew, write_task
 from motley.config import CrewConfig, read_config, write_config
+from motley.distributed.hub import Hub, Place
+from motley.distributed.learner import join
 from motley.exchange.server import Server, free_port
-from motley.hub import Hub, Place
-from motley.member import join
 
 processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["motley.member", "motley.hub"])
+processes.set_forkserver_preload(["motley.distributed.learner", "motley.distributed.hub"])
 
 ADDRESSES = ("10.213.77.1", "10.213.77.2")  # near, far
 PORT = 4222

@@ -30,10 +30,10 @@ from motley.archive import (
 )
 from motley.cli import app
 from motley.crew import LocalCrew
+from motley.distributed.enrolment import Membership
+from motley.distributed.hub import Hub, Place
 from motley.exchange import Entry, MemoryLog, Outbox, Signer, encode
 from motley.exchange.server import Server, free_port
-from motley.hub import Hub, Place
-from motley.membership import Membership
 from motley.policies.tiny import tiny_vocabulary
 from motley.records import HUB, Group, Roster, Sampling, Stamp
 from motley.run import read_metrics

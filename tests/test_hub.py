@@ -17,14 +17,14 @@ import pytest
 from exchange.contract import admission, rounds_of
 from exchange.nats_server import eventually, open_server, settle
 from fakes import identity
-from motley import hub as module
 from motley.config import CrewConfig, parse_config
+from motley.distributed import hub as module
+from motley.distributed.hub import Answer, Hub, Order, Place, order, read_state
 from motley.exchange import LogError, Outbox, Signer
 from motley.exchange.connection import Connection, Login, NotAdmittedError
 from motley.exchange.nats import Names, NatsLog
 from motley.exchange.presence import Beat, Presence, Voice
 from motley.exchange.server import Server, _binary, fingerprint, free_port, self_signed
-from motley.hub import Answer, Hub, Order, Place, order, read_state
 from motley.records import HUB, Charter, Roster
 from motley.tasks import load_task
 from motley.trust import Identity, known, read_hub
@@ -485,7 +485,7 @@ import sys
 from pathlib import Path
 import msgspec
 from motley.config import read_config
-from motley.hub import Hub, Place
+from motley.distributed.hub import Hub, Place
 place = msgspec.json.decode(sys.argv[3], type=Place)
 hub = Hub.open(read_config(Path(sys.argv[1])), Path(sys.argv[2]), place)
 hub.start()

@@ -10,7 +10,7 @@ Its sampler half puts groups in the outbox (`sampler.py`), its learner half take
 
 The role `learner` runs the second half only, and publishes its versions for the samplers that
 follow it. Who delivers the outbox, waits, closes rounds and saves is up to whoever drives the peer:
-`crew.py`, `member.py` or `sim/`.
+`crew.py`, `distributed/` or `sim/`.
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ import pytest
 from chaos import TRAINS, disturbed_run, faults_of, metrics_faults, undisturbed_run
 from fakes import spread_crew, write_task
 from motley.config import CrewConfig
+from motley.distributed.hub import Hub, Place
 from motley.exchange import Entry, MemoryLog
 from motley.exchange.server import free_port
-from motley.hub import Hub, Place
 from motley.run import MetricsLine, newest_checkpoint, read_metrics
 
 SEED = 19  # kills the server, a peer, the hub, and the two other peers

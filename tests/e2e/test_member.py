@@ -19,15 +19,18 @@ import msgspec
 import pytest
 import torch
 
+import motley.distributed.enrolment
+import motley.distributed.learner
+import motley.distributed.participant
 import motley.exchange.connection
-import motley.member
-import motley.membership
 import motley.run
-import motley.seat
 from architectures import text_tokenizer, write_model
 from fakes import FixedClock, entry, spread_crew, write_task
 from motley.config import CrewConfig, EnginePart, OpenAI, config_text
 from motley.crew import LocalCrew
+from motley.distributed.enrolment import read_membership
+from motley.distributed.hub import Hub, Order, Place, order
+from motley.distributed.learner import Brings, Member, join
 from motley.engines import TorchEngine
 from motley.engines.engine import Completion
 from motley.exchange import Entry, LogError, decode, presence, unpack
@@ -35,11 +38,8 @@ from motley.exchange.connection import Connection
 from motley.exchange.nats import Names
 from motley.exchange.server import free_port
 from motley.exchange.wire import MAX_RECORD_BYTES
-from motley.hub import Hub, Order, Place, order
 from motley.learning.checkpoint import checkpoints
 from motley.learning.journal import Step
-from motley.member import Brings, Member, join
-from motley.membership import read_membership
 from motley.records import FIRST_PREVIOUS, Group, Sampling
 from motley.run import MetricsLine, read_metrics
 from motley.trust import Identity
@@ -212,7 +212,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """By which deadlines and outages are measured."""
     found = Clock()
-    monkeypatch.setattr(motley.member, "time", found)
+    monkeypatch.setattr(motley.distributed.learner, "time", found)
     monkeypatch.setattr(motley.exchange.connection, "time", found)
     return found
 
@@ -221,8 +221,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     # so that groups equal those of another run
     monkeypatch.setattr(motley.run, "RealClock", FixedClock)
-    monkeypatch.setattr(motley.membership, "RETRY_S", 0.05)
-    monkeypatch.setattr(motley.seat, "WAIT_S", 0.05)
+    monkeypatch.setattr(motley.distributed.enrolment, "RETRY_S", 0.05)
+    monkeypatch.setattr(motley.distributed.participant, "WAIT_S", 0.05)
 
 
 @pytest.fixture
@@ -730,7 +730,7 @@ def test_a_member_shut_out_ends_with_the_reason_and_the_others_go_on(
         assert [line["round"] for line in house.lines[name]] == [1, 2, 3, 4]
         assert set(house.lines[name][-1]["senders"]) == {"full0", "full1"}
     house.leave("last2")
-    monkeypatch.setattr(motley.membership, "ADMISSION_S", 0.5)
+    monkeypatch.setattr(motley.distributed.enrolment, "ADMISSION_S", 0.5)
     with pytest.raises(
         ValueError,
         match=(
@@ -848,7 +848,7 @@ def test_a_mixed_up_line_is_refused_with_what_to_do(
     house = house_of(pair(task))
     house.join("full0")
     house.leave("full0")
-    monkeypatch.setattr(motley.membership, "ADMISSION_S", 0.5)
+    monkeypatch.setattr(motley.distributed.enrolment, "ADMISSION_S", 0.5)
     invitation = house.invitations["full0"]
     strange = msgspec.structs.replace(Invitation.read(invitation), hub=Identity.new().public).text
     with pytest.raises(

@@ -19,8 +19,8 @@ import pytest
 import torch
 
 import chaos
-import motley.membership
-import motley.overlap
+import motley.distributed.enrolment
+import motley.distributed.overlap
 import motley.run
 from chaos import disturbed_run, log_faults, read_log, weights
 from e2e.test_member import (
@@ -34,6 +34,7 @@ from e2e.test_member import (
 from fakes import FixedClock, reference_logp, spread_crew, write_task
 from motley.config import CrewConfig
 from motley.crew import LocalCrew
+from motley.distributed.overlap import Overlap
 from motley.engines import TorchEngine
 from motley.engines.engine import Completion
 from motley.exchange import MemoryLog, Outbox, Signer
@@ -41,7 +42,6 @@ from motley.learning.checkpoint import save_training
 from motley.learning.journal import Journal
 from motley.learning.learner import StepReport
 from motley.learning.select import Candidate
-from motley.overlap import Overlap
 from motley.peer import Peer
 from motley.policies import Policy, initial_policy
 from motley.records import Sampling
@@ -88,8 +88,8 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(autouse=True)
 def overlapping(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(motley.run, "RealClock", FixedClock)
-    monkeypatch.setattr(motley.membership, "RETRY_S", 0.05)
-    monkeypatch.setattr(motley.overlap, "pays", lambda half: True)
+    monkeypatch.setattr(motley.distributed.enrolment, "RETRY_S", 0.05)
+    monkeypatch.setattr(motley.distributed.overlap, "pays", lambda half: True)
     monkeypatch.setattr(motley.run, "open_engine", lambda policy, part, folder: Watched(policy))
     monkeypatch.setattr(Watched, "rounds", [])
     monkeypatch.setattr(Watched, "fails", None)
@@ -382,7 +382,7 @@ def test_whoever_stops_between_two_events_leaves_no_thread(task: Path, house_of:
 
 def run_peer(folder: Path, port: int, name: str) -> None:
     """A peer's process that samples beside its steps."""
-    motley.overlap.pays = lambda half: True
+    motley.distributed.overlap.pays = lambda half: True
     run_peer_in_turn(folder, port, name)
 
 

@@ -16,7 +16,7 @@ import pytest
 from fakes import spread_crew, write_task
 from motley.config import CrewConfig, config_text
 from motley.crew import LocalCrew
-from motley.processes import ProcessCrew
+from motley.distributed.processes import ProcessCrew
 from motley.run import MetricsLine, newest_checkpoint, peer_folder, read_metrics, trained_policies
 
 NAMES = ("full0", "lora1")

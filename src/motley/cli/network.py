@@ -17,10 +17,10 @@ from motley.cli.common import CrewFile, app, console, plain_errors, say, stop_on
 from motley.config import EnginePart, OpenAI, Vllm, read_config
 
 if TYPE_CHECKING:
+    from motley.distributed.hub import Hub, Place
+    from motley.distributed.learner import Brings, Member
+    from motley.distributed.sampler import SamplerMember
     from motley.exchange.presence import Heard
-    from motley.hub import Hub, Place
-    from motley.member import Brings, Member
-    from motley.sampler_member import SamplerMember
 
 
 @app.command()
@@ -52,7 +52,7 @@ def hub(
 
     Ctrl-C stops it, the same line goes on.
     """
-    from motley.hub import Hub, Order, order
+    from motley.distributed.hub import Hub, Order, order
     from motley.run import NOBODY, check_config
 
     with plain_errors():
@@ -75,8 +75,8 @@ def hub(
 
 
 def _place(folder: Path, host: str, port: int, public: str, tls: str, nats: str) -> Place:
+    from motley.distributed.hub import Place
     from motley.exchange.server import self_signed
-    from motley.hub import Place
 
     if nats:
         return Place(url=nats)
@@ -183,7 +183,7 @@ def join(
     Ctrl-C leaves; the same line comes back and goes on where it was.
     """
     with plain_errors():
-        from motley.member import Brings
+        from motley.distributed.learner import Brings
         from motley.trust.invitation import Invitation
 
         folder = out or Path("runs") / f"{crew}-{Invitation.read(invite).peer}"
@@ -210,7 +210,7 @@ def _engine(vllm: str, openai: str) -> EnginePart | None:
 
 
 def _join(url: str, crew: str, invite: str, folder: Path, brings: Brings) -> Member | SamplerMember:
-    from motley.member import join as join_crew
+    from motley.distributed.learner import join as join_crew
 
     columns = (
         TextColumn("{task.description}"),

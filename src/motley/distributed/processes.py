@@ -17,13 +17,13 @@ from types import FrameType
 import msgspec
 
 from motley.config import CrewConfig, read_config
+from motley.distributed.hub import Hub, Place, Say, read_state
+from motley.distributed.learner import Brings, join
 from motley.exchange.server import free_port
-from motley.hub import Hub, Place, Say, read_state
-from motley.member import Brings, join
 from motley.run import MetricsLine, append_lines, check_config, new_folder
 
 _processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["motley.member"])  # torch is imported once for all
+_processes.set_forkserver_preload(["motley.distributed.learner"])  # torch is imported once for all
 
 
 class ProcessCrew:

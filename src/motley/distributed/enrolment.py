@@ -14,11 +14,11 @@ from typing import TypeVar
 
 import msgspec
 
+from motley.distributed.hub import Answer, Say
 from motley.exchange import LogError
 from motley.exchange.connection import Connection, Login, NotAdmittedError
 from motley.exchange.nats import Names
 from motley.files import replace
-from motley.hub import Answer, Say
 from motley.trust import Identity
 from motley.trust.invitation import Enrolment, Invitation
 

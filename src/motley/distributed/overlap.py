@@ -27,8 +27,8 @@ from typing import NamedTuple
 import torch
 
 from motley.config import CrewConfig, EnginePart
+from motley.distributed.hub import Say
 from motley.engines import Completion
-from motley.hub import Say
 from motley.learning.learner import StepReport
 from motley.policies.hardware import is_out_of_memory
 from motley.run import Timing, timed

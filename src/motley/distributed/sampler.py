@@ -14,12 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 from motley.config import CrewConfig
+from motley.distributed.enrolment import Joining
+from motley.distributed.participant import Seat
 from motley.exchange import LogError
 from motley.exchange.nats import NatsLog
-from motley.membership import Joining
 from motley.records import Group
 from motley.run import MetricsLine, timed
-from motley.seat import Seat
 from motley.trust import known
 
 

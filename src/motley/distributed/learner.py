@@ -34,22 +34,22 @@ from motley.config import (
     with_files_in,
     write_config,
 )
+from motley.distributed.enrolment import ADMISSION_S, Joining, patiently
+from motley.distributed.hub import Say
+from motley.distributed.overlap import Overlap, TakeStep
+from motley.distributed.participant import WAIT_S, Seat
+from motley.distributed.sampler import SamplerMember
 from motley.exchange import LogError
 from motley.exchange.arriving import ArrivingLog
 from motley.exchange.connection import NotAdmittedError
 from motley.exchange.nats import NatsLog
 from motley.files import hold, replace, sync
-from motley.hub import Say
 from motley.learning.checkpoint import checkpoints, load_manifest, save_checkpoint, save_training
 from motley.learning.journal import Journal, Step
 from motley.learning.learner import StepReport
-from motley.membership import ADMISSION_S, Joining, patiently
-from motley.overlap import Overlap, TakeStep
 from motley.records import HUB, Charter, Weights
 from motley.run import MetricsLine, Timing, WarmProgress, by_sender, check_config, timed
 from motley.sampler import Sampled
-from motley.sampler_member import SamplerMember
-from motley.seat import WAIT_S, Seat
 from motley.tasks import load_task
 from motley.trust import known, read_hub
 from motley.trust.invitation import Invitation

@@ -11,13 +11,13 @@ from contextlib import ExitStack
 
 from motley.config import CrewConfig
 from motley.conformance import check_engine
+from motley.distributed.enrolment import Joining, patiently
 from motley.exchange import Entry, Head, LogError, Outbox, Signer, WireError, unpack
 from motley.exchange.blobs import Blobs
 from motley.exchange.courier import Courier
 from motley.exchange.nats import NatsLog
 from motley.exchange.objects import NatsBlobs
 from motley.exchange.presence import Beat, Presence, State, Voice
-from motley.membership import Joining, patiently
 from motley.run import MetricsLine, Run
 from motley.sampler import SamplerHalf
 from motley.trust import Admission, stamp_of, verifies
