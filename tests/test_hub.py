@@ -20,7 +20,7 @@ from fakes import identity
 from motley.config import CrewConfig, parse_config
 from motley.distributed import hub as module
 from motley.distributed.hub import Answer, Hub, Order, Place, order, read_state
-from motley.exchange import LogError, Outbox, Signer
+from motley.exchange import LogError, Mark, Outbox, Signer
 from motley.exchange.connection import Connection, Login, NotAdmittedError
 from motley.exchange.nats import Names, NatsLog
 from motley.exchange.presence import Beat, Presence, Voice
@@ -570,7 +570,9 @@ def test_a_crash_between_keeping_the_state_and_publishing_the_roster_is_repaired
     del hub.state.invited["a"]
     hub._keep()
     if put:
-        hub._outbox.put([Roster(crew="crew", number=1, keys=dict(hub.state.keys))], round=1)
+        hub._outbox.put(
+            [Roster(crew="crew", number=1, keys=dict(hub.state.keys))], Mark("roster", 1)
+        )
     home.stop(hub)
     home.start()
     assert [(roster.number, list(roster.keys)) for roster in home.rosters()] == [
@@ -585,7 +587,7 @@ def test_a_crash_before_the_charter_was_sent_is_repaired(home: Household) -> Non
     outbox = Outbox(home.folder / "outbox.sqlite", Signer(hub.identity.public, hub.identity.sign))
     outbox.put(
         [Charter(crew="crew", config=hub.state.config, task=load_task("digits", {}).fingerprint)],
-        round=-1,
+        Mark("charter"),
     )
     outbox.close()
     hub.start()

@@ -20,7 +20,7 @@ from motley.config import EnginePart, OpenAI, Vllm
 from motley.distributed.overlap import Overlap, is_right, pays, shortage
 from motley.engines import TorchEngine, torch_engine
 from motley.engines.engine import Completion
-from motley.exchange import MemoryLog
+from motley.exchange import Mark, MemoryLog
 from motley.learning.learner import StepReport
 from motley.learning.select import Candidate
 from motley.peer import Peer
@@ -312,7 +312,7 @@ def test_a_failure_of_sampling_is_raised_when_the_step_is_taken(
         stage.overlap.both(stage.step)
     assert stage.engine.events == ["stepped"]
     assert stage.peer.learner.policy.version == 1
-    assert (stage.peer.sampled_rounds, stage.peer.outbox.note_of(1)) == (1, None)
+    assert (stage.peer.sampled_rounds, stage.peer.outbox.note_of(Mark("round", 1))) == (1, None)
     assert stage.peer.half.version == 0  # what the engine still has
 
 
@@ -375,7 +375,7 @@ def test_a_step_that_fails_waits_for_sampling_and_keeps_nothing(stage: Stage) ->
     with pytest.raises(FloatingPointError, match="gradient"):
         stage.overlap.both(fail_with(FloatingPointError("gradient norm is nan")))
     assert stage.engine.events == ["sampled in sampling"]
-    assert (stage.peer.sampled_rounds, stage.peer.outbox.note_of(1)) == (1, None)
+    assert (stage.peer.sampled_rounds, stage.peer.outbox.note_of(Mark("round", 1))) == (1, None)
 
 
 # On a GPU

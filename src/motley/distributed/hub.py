@@ -24,7 +24,7 @@ import msgspec
 from nats.aio.msg import Msg
 
 from motley.config import CrewConfig, config_text, parse_config
-from motley.exchange import LogError, Outbox, Signer
+from motley.exchange import LogError, Mark, Outbox, Signer
 from motley.exchange.connection import Connection, Login
 from motley.exchange.nats import Names, NatsLog, create_stream
 from motley.exchange.objects import create_bucket
@@ -152,11 +152,12 @@ class Hub:
             except LogError:  # a server just taken over may be dying
                 if time.monotonic() > stop:
                     raise
-        if self._outbox.note_of(-1) is None:
+        if self._outbox.note_of(Mark("charter")) is None:
             config = parse_config(self.state.config)
             task = load_task(config.crew.task, config.task).fingerprint
             self._outbox.put(
-                [Charter(crew=self.state.crew, config=self.state.config, task=task)], round=-1
+                [Charter(crew=self.state.crew, config=self.state.config, task=task)],
+                Mark("charter"),
             )
         self._settle()
 
@@ -294,21 +295,24 @@ class Hub:
     @property
     def _settled(self) -> bool:
         """Whether everyone can know the present roster."""
-        return self._outbox.note_of(self.state.number) is not None and len(self._outbox) == 0
+        return (
+            self._outbox.note_of(Mark("roster", self.state.number)) is not None
+            and len(self._outbox) == 0
+        )
 
     def _settle(self) -> None:
         """Publish the roster, once per number, and only then let the server follow it: a record
         ahead of its roster is lost for good.
         """
         state = self.state
-        if self._outbox.note_of(state.number) is None:
+        if self._outbox.note_of(Mark("roster", state.number)) is None:
             roster = Roster(
                 crew=state.crew,
                 number=state.number,
                 keys=dict(state.keys),
                 revoked=tuple(state.revoked),
             )
-            self._outbox.put([roster], round=state.number)
+            self._outbox.put([roster], Mark("roster", state.number))
         try:
             self._outbox.deliver(self.log)
         except LogError as error:

@@ -39,7 +39,7 @@ from motley.distributed.hub import Say
 from motley.distributed.overlap import Overlap, TakeStep
 from motley.distributed.participant import WAIT_S, Seat
 from motley.distributed.sampler import SamplerMember
-from motley.exchange import LogError
+from motley.exchange import LogError, Mark
 from motley.exchange.arriving import ArrivingLog
 from motley.exchange.connection import NotAdmittedError
 from motley.exchange.nats import NatsLog
@@ -435,7 +435,7 @@ class Member(Seat):
         without this peer.
         """
         peer = self.peer
-        if peer.outbox.note_of(round) is not None:
+        if peer.outbox.note_of(Mark("round", round)) is not None:
             return False
         if peer.complete[peer.me.name] > round:
             return True
