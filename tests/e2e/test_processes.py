@@ -4,6 +4,7 @@ on the way.
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
 import signal
@@ -16,7 +17,7 @@ import pytest
 from fakes import spread_crew, write_task
 from motley.config import CrewConfig, config_text
 from motley.crew import LocalCrew
-from motley.distributed.processes import ProcessCrew
+from motley.distributed.processes import GrowingFile, ProcessCrew
 from motley.run import MetricsLine, newest_checkpoint, peer_folder, read_metrics, trained_policies
 
 NAMES = ("full0", "lora1")
@@ -146,3 +147,64 @@ def test_an_error_of_a_peer_ends_the_crew_and_is_shown(config: CrewConfig, tmp_p
     ):
         gather(crew)
     assert children() == {}
+
+
+# Metrics as they are written
+
+
+@pytest.fixture
+def growing(tmp_path: Path) -> tuple[Path, GrowingFile]:
+    path = tmp_path / "metrics.jsonl"
+    return path, GrowingFile(path)
+
+
+def append(path: Path, content: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(content)
+
+
+def test_lines_are_read_once_and_when_they_are_whole(growing: tuple[Path, GrowingFile]) -> None:
+    path, file = growing
+    assert file.new_lines() == []  # before there is one
+    append(path, b"one\ntwo\nthr")
+    assert file.new_lines() == [b"one\n", b"two\n"]
+    assert file.new_lines() == []
+    append(path, b"ee\n")
+    assert file.new_lines() == [b"three\n"]
+    append(path, b"four\nfive\n")
+    assert file.new_lines() == [b"four\n", b"five\n"]
+
+
+def test_only_what_is_new_is_read(
+    growing: tuple[Path, GrowingFile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, file = growing
+    append(path, b"a line\n" * 10_000)
+    assert len(file.new_lines()) == 10_000
+    num_read: list[int] = []
+
+    class Counted(io.BufferedReader):
+        def read(self, *size: int) -> bytes:
+            content = super().read(*size)
+            num_read.append(len(content))
+            return content
+
+    monkeypatch.setattr(Path, "open", lambda path, mode: Counted(io.FileIO(path, mode)))
+    assert file.new_lines() == []
+    assert sum(num_read) == len(b"a line\n")  # by which it is known that nothing was cut
+
+
+@pytest.mark.parametrize(
+    "again", [b"", b"one\n", b"one\nTWO\n", b"one\nTWO\nTHREE\nFOUR\n", b"one\nlonger\nx"]
+)
+def test_a_file_that_was_cut_and_written_again_is_read_from_the_start(
+    growing: tuple[Path, GrowingFile], again: bytes
+) -> None:
+    path, file = growing
+    append(path, b"one\ntwo\nthree\n")
+    file.new_lines()
+    path.write_bytes(again)
+    whole = again[: again.rfind(b"\n") + 1].splitlines(keepends=True)
+    assert file.new_lines() == whole
+    append(path, b"\n")
+    assert b"".join(file.new_lines()) == (again + b"\n")[len(b"".join(whole)) :]

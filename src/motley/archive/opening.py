@@ -18,7 +18,7 @@ from motley.records import Charter
 from motley.trust import Identity
 
 if TYPE_CHECKING:
-    from motley.distributed.hub import HubState
+    from motley.distributed.register import HubState
     from motley.exchange.connection import Login
 
 # what tells that a folder has a log
@@ -103,7 +103,7 @@ def _of_member(folder: Path) -> Iterator[Archive]:
 @contextmanager
 def _of_hub(hub: Path, folder: Path) -> Iterator[Archive]:
     """`folder` is the hub's, or that of the run whose hub it is."""
-    from motley.distributed.hub import hub_login, read_state
+    from motley.distributed.register import hub_login, read_state
 
     state = read_state(hub)
     key = _must_exist(

@@ -1,10 +1,6 @@
-"""Member: a peer or a learner in a process of its own, in a crew whose log is on a hub.
+"""The role of a peer or a learner in a process of its own, in a crew whose log is on a hub.
 
-Owns joining, the journal and checkpoints.
-
-It can be killed at any moment. What was sampled is in the outbox, what was learned from is in the
-journal, the rest is in the newest checkpoint; the log has everything else, and the same steps are
-taken again from the same groups.
+Owns the order in which it receives, samples, learns, publishes and saves.
 
 | it waits for | in | until |
 |---|---|---|
@@ -16,205 +12,66 @@ taken again from the same groups.
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
 from functools import partial
-from pathlib import Path
-from typing import Literal, NamedTuple
 
-import msgspec
-
-from motley.config import (
-    CrewConfig,
-    EnginePart,
-    parse_config,
-    read_config,
-    with_files_in,
-    write_config,
-)
-from motley.distributed.enrolment import ADMISSION_S, Joining, patiently
-from motley.distributed.hub import Say
+from motley.clock import timed
 from motley.distributed.overlap import Overlap, TakeStep
-from motley.distributed.participant import WAIT_S, Seat
-from motley.distributed.sampler import SamplerMember
-from motley.exchange import LogError, Mark
+from motley.distributed.participant import Station
+from motley.distributed.patience import Patience
+from motley.distributed.recovery import Recovery
+from motley.exchange import Log, LogError, Mark
 from motley.exchange.arriving import ArrivingLog
-from motley.exchange.connection import NotAdmittedError
-from motley.exchange.nats import NatsLog
-from motley.files import hold, replace, sync
-from motley.learning.checkpoint import checkpoints, load_manifest, save_checkpoint, save_training
 from motley.learning.journal import Journal, Step
 from motley.learning.learner import StepReport
-from motley.records import HUB, Charter, Weights
-from motley.run import MetricsLine, Timing, WarmProgress, by_sender, check_config, timed
+from motley.peer import Peer
+from motley.run import MetricsLine, Timing, WarmProgress
 from motley.sampler import Sampled
-from motley.tasks import load_task
-from motley.trust import known, read_hub
-from motley.trust.invitation import Invitation
-
-# Joining
 
 
-class Brings(NamedTuple):
-    """What a peer has of its own, where the crew file's word for it does not hold on this machine.
+def begin_learning(station: Station, progress: WarmProgress | None) -> LearnerRole:
+    """A peer as its folder and the log have it, with its present version in the outbox.
 
-    Its engine is never the crew file's: that names programs and servers, and who wrote it is
-    another.
+    The engine is checked before anything is restored, and the outbox mended before anything is put
+    in it.
     """
-
-    data: Path | None = None  # the folder with the crew's problem files
-    model: str = ""
-    device: str = ""
-    # None: the one it came with before, or torch
-    engine: Literal["torch"] | EnginePart | None = None
-
-
-def join(
-    url: str,
-    crew: str,
-    invite: str,
-    folder: Path,
-    say: Say = lambda text: None,
-    brings: Brings = Brings(),
-    progress: WarmProgress | None = None,
-) -> Member | SamplerMember:
-    """Take part in a crew, or take part again: enrol if need be, agree on the rules, check the
-    engine, go on where it was left.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as held:
-        lock = hold(folder / "member.lock")
-        if lock is None:
-            raise ValueError(
-                f"{Invitation.read(invite).peer} is already running in {folder}; stop it first"
-            )
-        held.callback(os.close, lock)
-        joining = Joining.begin(url, crew, invite, folder, say)
-        # then the address is right, and the hub is only away
-        came_before = (folder / "config.toml").exists()
-        connection = patiently(joining.enter, say) if came_before else joining.enter()
-        held.callback(connection.close)
-        joining.keep()
-        log = patiently(lambda: NatsLog(connection, crew), say)
-        config = _agree(joining, log, brings)
-        if config.named(joining.membership.peer).role == "sampler":
-            return SamplerMember(joining, config, log, held)
-        return Member(joining, config, log, progress, held)
+    hub = station.joining.membership.hub
+    peer = station.run.build(station.me, _seen_log(station), station.outbox, hub, progress)
+    station.witness.rely_on(peer.admission)
+    station.check_engine(peer.half)
+    recovery = Recovery(station, peer, Journal(station.folder / "journal.jsonl"))
+    over = recovery.start_or_restore()
+    recovery.mend()
+    peer.publish_weights()
+    return LearnerRole(station, peer, recovery, over)
 
 
-def _listed(joining: Joining, log: NatsLog) -> Charter:
-    """The charter of a crew whose roster has this peer.
-
-    On a server without users of its own nobody has asked for that yet.
-    """
-    member, stop = joining.membership, time.monotonic() + ADMISSION_S
-    while True:
-        charter, roster = read_hub(
-            patiently(lambda: log.records_of(HUB), joining.say), member.crew, member.hub
-        )
-        if roster.keys.get(member.peer) == joining.identity.public:
-            return charter
-        try:
-            patiently(joining.enrol, joining.say)
-        except (
-            NotAdmittedError
-        ):  # the invitation is used up: the hub knows the key, and its roster is on the way
-            if time.monotonic() > stop:
-                raise
-        time.sleep(WAIT_S)
+def _seen_log(station: Station) -> Log:
+    """The log as it is seen at this end of the link."""
+    weather = station.config.weather(station.me.name, station.joining.membership.joined_s)
+    return station.log if weather.link.instant else ArrivingLog(station.log, weather, station.clock)
 
 
-def _agree(joining: Joining, log: NatsLog, brings: Brings) -> CrewConfig:
-    """The crew's rules, as its hub signed them, a task on this machine that asks the same, and what
-    this peer brings.
-    """
-    folder, me = joining.folder, joining.membership.peer
-    charter = _listed(joining, log)
-    config = with_files_in(parse_config(charter.config, source="the crew's charter"), brings.data)
-    path = folder / "config.toml"
-    config = _with_own(config, read_config(path) if path.exists() else None, me, brings)
-    check_config(config, mine=config.student_of(me))
-    if load_task(config.crew.task, config.task).fingerprint != charter.task:
-        raise ValueError(
-            f"task {config.crew.task} asks other problems here than at the hub; "
-            "give the folder with the crew's own problem files with --data, or use the same "
-            "version of Motley"
-        )
-    if not path.exists():
-        write_config(config, path)
-    elif read_config(path) != config:
-        raise ValueError(
-            f"{folder} holds a run of other settings; choose another folder with --out, or delete "
-            "it"
-        )
-    return config
+def _sampled_before(peer: Peer) -> Sampled | None:
+    """What was sampled of a lockstep round that was not learned from before the stop."""
+    if peer.config.crew.pace == "async" or peer.sampled_rounds == peer.learned_rounds:
+        return None
+    return peer.sampled_in(peer.learned_rounds)
 
 
-def _with_own(config: CrewConfig, before: CrewConfig | None, me: str, brings: Brings) -> CrewConfig:
-    """The crew with this peer's model, device and engine as it brings them; where it does not say,
-    as it said when it came first.
-    """
-    if brings.model and config.named(me).role == "sampler":
-        raise ValueError(
-            f"{me} is a sampler and has the model of {config.named(me).follows}; remove --model"
-        )
-    known = (
-        msgspec.structs.replace(config.named(me), engine="torch")
-        if before is None
-        else before.named(me)
-    )
-    own = {
-        "model": brings.model or known.model,
-        "device": brings.device or known.device,
-        "engine": brings.engine or known.engine,
-    }
-    return msgspec.structs.replace(
-        config,
-        peer=tuple(msgspec.structs.replace(p, **own) if p.name == me else p for p in config.peer),
-    )
-
-
-# Taking part
-
-
-class Member(Seat):
-    def __init__(
-        self,
-        joining: Joining,
-        config: CrewConfig,
-        log: NatsLog,
-        progress: WarmProgress | None,
-        held: ExitStack,
-    ) -> None:
-        super().__init__(joining, config, log, held)
-        weather = config.weather(self.me.name, joining.membership.joined_s)
-        self._seen = log if weather.link.instant else ArrivingLog(log, weather, self._run.clock)
-        self.peer = self._run.build(
-            self.me, self._seen, self.outbox, joining.membership.hub, progress
-        )
-        self._admission = self.peer.admission
-        self._blobs = self._blobs_of(self.me.name) if self.peer.publisher else None
-        self._check_engine(self.peer.half)
+class LearnerRole:
+    def __init__(self, station: Station, peer: Peer, recovery: Recovery, over: bool) -> None:
+        self.station, self.peer = station, peer
+        self.overlap = Overlap(station.config, peer.half, station.say)
+        self._recovery, self._journal = recovery, recovery.journal
+        self._patience = Patience(station, peer)
         # async: there is nothing more to come, though fewer steps were taken than there are rounds
-        self._over = False
-        self._journal = Journal(self.folder / "journal.jsonl")
-        self._start_or_restore()
-        last = self._mend_outbox()
-        if last and isinstance(content := known(last)[0], Weights):
-            self._check_reach(content.version)
-            self.peer.published = content.version
-        self.peer.publish_weights()
-        self._start_courier(self._blobs)
-        self._sampled = self._sampled_before()
+        self._over = over
+        self._sampled = _sampled_before(peer)
         self._sample_s = 0.0
-        self._overlap = Overlap(config, self.peer.half, self._say)
         self._ahead = False  # the next turn's round was sampled beside the last step
         self._idle = False  # nothing on the log could be learned from
         self._without: list[str] = []  # who was not waited for
-        self._waits_since = time.monotonic()  # for crewmates, while connected
-        self._held = held.pop_all()
 
     @property
     def finished_rounds(self) -> int:
@@ -222,101 +79,24 @@ class Member(Seat):
 
     @property
     def finished(self) -> bool:
-        peer, rounds = self.peer, self.config.crew.rounds
-        if peer.learned_rounds >= rounds or self._over:
+        peer, crew = self.peer, self.station.config.crew
+        if peer.learned_rounds >= crew.rounds or self._over:
             return True
-        if self.me.role == "learner":
+        if self.station.me.role == "learner":
             return not peer.crewmates  # everyone was shut out; others go on for as long as it does
-        if self.config.crew.pace == "lockstep" or peer.sampled_rounds < rounds or not self._idle:
+        if crew.pace == "lockstep" or peer.sampled_rounds < crew.rounds or not self._idle:
             return False
-        return self._closed() or all(
-            peer.complete[name] >= rounds or self._has_ended(name) for name in peer.crewmates
-        )
+        return self._patience.is_all_there()
 
-    def _has_ended(self, name: str) -> bool:
-        """A sampler makes as many rounds as its learner's steps take, and then says so."""
-        heard = self.presence.heard.get(name)
-        return (
-            self.config.named(name).role == "sampler"
-            and heard is not None
-            and heard.state == "finished"
-        )
-
-    def _waits_for(self) -> str:
-        if self.config.crew.pace == "async":
-            return f"waiting for groups: {len(self.peer.waiting)} are there"
-        awaited, refused = self.peer.awaited(), by_sender(self.peer.admission.refused)
-        said = [
-            f"round {self.peer.learned_rounds + 1}: waiting for {', '.join(awaited)} for "
-            f"{time.monotonic() - self._waits_since:.0f} s"
-        ]
-        why = {
-            name: f"{sum(counts.values())} records of {name} were refused: {', '.join(counts)}"
-            for name, counts in refused.items()
-        }
-        return "; ".join(said + [why[name] for name in awaited if name in why])
+    def waits_for(self) -> str:
+        return self._patience.words()
 
     def save(self) -> None:
-        sync(self._run.metrics)
-        peer = self.peer
-        state = {
-            "metrics_bytes": self._run.metrics.stat().st_size,
-            "over": self._over,
-            "peer": peer.state(),
-        }
-        root = self.folder / "checkpoints"
-        save_checkpoint(
-            root,
-            peer.learned_rounds,
-            state,
-            lambda f: save_training(peer.learner.policy, peer.learner.optimiser, f / peer.me.name),
-        )
-        self._journal.forget_before(int(checkpoints(root)[0].name.removeprefix("round-")))
-        self._keep_refusals()
-        self._tidy_blobs()
-
-    # Starting
-
-    def _check_reach(self, version: int) -> None:
-        """Versions are published once for ever: a learner that lost its folder cannot make them
-        again, other than they were.
-        """
-        reach = max(self.peer.learner.policy.version, self._journal.reach)
-        if version > reach:
-            raise ValueError(
-                f"the log has version {version} of {self.me.name}, and {self.folder} reaches "
-                f"{reach} only; "
-                "come back with the folder it learned in (--out), or begin the crew anew under "
-                "another name"
-            )
-
-    def _start_or_restore(self) -> None:
-        found = checkpoints(self.folder / "checkpoints")
-        if not found:
-            self._run.cut_metrics(0, self.folder)
-            self._run.write(
-                [{"round": 0, "peer": self.peer.me.name, **self._run.accuracies(self.peer)}]
-            )
-            self.save()
-            return
-        state = load_manifest(found[-1])
-        self._run.cut_metrics(state["metrics_bytes"], found[-1])
-        if isinstance(self._seen, ArrivingLog):
-            self._seen.here = max(state["peer"]["cursor"], self._journal.cursor)
-        patiently(lambda: self._run.restore(self.peer, found[-1], state["peer"]), self._say)
-        self._over = state["over"]
-        self._say(f"going on after round {self.peer.learned_rounds}")
-
-    def _sampled_before(self) -> Sampled | None:
-        """What was sampled of a lockstep round that was not learned from before the stop."""
-        peer = self.peer
-        if self.config.crew.pace == "async" or peer.sampled_rounds == peer.learned_rounds:
-            return None
-        return peer.sampled_in(peer.learned_rounds)
+        self._recovery.save(self._over)
 
     # One turn
 
-    def _turn(self) -> MetricsLine | None:
+    def turn(self) -> MetricsLine | None:
         """Sample if it is time to, learn if it can; where they overlap, the other way round.
 
         The metrics line of a finished round.
@@ -334,17 +114,17 @@ class Member(Seat):
             step = self._choose(done)
         if step is None:
             peer.publish_weights()
-            self._courier.wake()
+            self.station.courier.wake()
             if done:
                 raise ValueError(
                     f"the log does not hold what round {peer.learned_rounds + 1} was learned from "
                     "before the restart"
                 )
             return None
-        self._beat("learning")
+        self.station.tell("learning", self.finished_rounds)
         report, timing = self._learn(step, beside)
         peer.publish_weights()
-        self._courier.wake()
+        self.station.courier.wake()
         return self._round_is_over(report, timing)
 
     def _choose(self, done: Step | None) -> TakeStep | None:
@@ -353,8 +133,10 @@ class Member(Seat):
         `done`: the same as before a crash.
         """
         peer = self.peer
-        closed = done.closed if done else self._closed()
-        self._without = peer.awaited() if closed and self.config.crew.pace == "lockstep" else []
+        closed = done.closed if done else self._patience.is_closed()
+        self._without = (
+            peer.awaited() if closed and self.station.config.crew.pace == "lockstep" else []
+        )
         chosen = peer.choose(closed, again=done.positions if done else ())
         self._idle = chosen is None
         if chosen is None:
@@ -365,12 +147,12 @@ class Member(Seat):
     def _learn(self, step: TakeStep, beside: bool) -> tuple[StepReport | None, Timing]:
         """Take the step, and sample beside it if asked to."""
         if beside:
-            both = self._overlap.both(partial(step, refresh=False))
+            both = self.overlap.both(partial(step, refresh=False))
             self._sampled, self._ahead = both.sampled, both.sampled is not None
             return both.report, both.timing
-        report, learn_s = timed(step)
+        report, learn_s = timed(step, self.station.clock)
         if self._sampled and self._sampled.fresh:
-            self._overlap.observe()
+            self.overlap.observe()
         return report, Timing(self._sample_s, learn_s)
 
     def _try_to_receive(self) -> bool:
@@ -380,8 +162,8 @@ class Member(Seat):
         try:
             self.peer.receive()
         except LogError:
-            self._waits_since = time.monotonic()  # who cannot be heard is not late
-            if not self._may_sample_unheard():
+            self._patience.begin_anew()
+            if not self.station.may_sample_unheard():
                 raise
             return False
         return True
@@ -407,14 +189,14 @@ class Member(Seat):
             peer.sampled_rounds += 1
             self._sampled = None
             return False
-        self._beat("sampling")
-        self._sampled, self._sample_s = timed(peer.sample)
-        self._courier.wake()
-        self._waits_since = time.monotonic()
+        self.station.tell("sampling", self.finished_rounds)
+        self._sampled, self._sample_s = timed(peer.sample, self.station.clock)
+        self.station.courier.wake()
+        self._patience.begin_anew()
         return True
 
     def _may_sample(self, replayed: bool) -> bool:
-        peer, crew = self.peer, self.config.crew
+        peer, crew = self.peer, self.station.config.crew
         if crew.pace == "lockstep":
             return peer.sampled_rounds < crew.rounds and peer.sampled_rounds <= peer.learned_rounds
         return peer.sampled_rounds < crew.rounds and not replayed and peer.may_sample()
@@ -425,7 +207,7 @@ class Member(Seat):
         What is to be learned from in that step counts as waiting, as it does in turn.
         """
         round = self.peer.sampled_rounds
-        may = self._overlap.on and self._may_sample(replayed=False)
+        may = self.overlap.on and self._may_sample(replayed=False)
         return (
             may and self.peer.sampled_in(round) is None and not self._is_past(round, replayed=False)
         )
@@ -439,76 +221,35 @@ class Member(Seat):
             return False
         if peer.complete[peer.me.name] > round:
             return True
-        return self.config.crew.deadline_s > 0 and (
+        return self.station.config.crew.deadline_s > 0 and (
             replayed or any(c.group.round > round for c in peer.waiting)
-        )
-
-    def _closed(self) -> bool:
-        """Whether to go on with what is there.
-
-        Never while the hub cannot be reached: then it is we who are missing.
-        """
-        deadline_s = self.config.crew.deadline_s
-        if deadline_s == 0 or self.log.connection.trouble:
-            return False
-        if time.monotonic() - self._waits_since >= deadline_s:
-            return True
-        if self.config.crew.pace == "async":
-            return False
-        awaited = self.peer.awaited()
-        if any(
-            c.group.round > self.peer.learned_rounds
-            for c in self.peer.waiting
-            if c.group.origin.peer not in awaited
-        ):
-            return True  # the crew has closed this round long ago
-        heard = self.presence.heard
-        return self.peer.me.name not in awaited and all(
-            name in heard and heard[name].gone for name in awaited
         )
 
     def _round_is_over(self, report: StepReport | None, timing: Timing) -> MetricsLine:
         peer = self.peer
-        line = self._run.line(peer, peer.learned_rounds, self._sampled, report, timing)
+        line = self.station.run.line(peer, peer.learned_rounds, self._sampled, report, timing)
         if self._without:
             line["without"] = self._without
         self._sampled, self._sample_s = None, 0.0
-        self._waits_since = time.monotonic()
-        self._run.write([line])
+        self._patience.begin_anew()
+        self.station.run.write([line])
         if (
-            peer.learned_rounds == self.config.crew.rounds
-            or peer.learned_rounds % self.config.learning.checkpoint_every == 0
+            peer.learned_rounds == self.station.config.crew.rounds
+            or peer.learned_rounds % self.station.config.learning.checkpoint_every == 0
         ):
             self.save()
         return line
 
-    def _last_lines(self) -> Iterator[MetricsLine]:
-        if self.finished_rounds >= self.config.crew.rounds or self._over:
+    def last_lines(self) -> Iterator[MetricsLine]:
+        if self.finished_rounds >= self.station.config.crew.rounds or self._over:
             return
         line = {
-            "round": self.config.crew.rounds,
+            "round": self.station.config.crew.rounds,
             "peer": self.peer.me.name,
             "version": self.peer.learner.policy.version,
         }
-        line |= self._run.accuracies(self.peer)
-        self._run.write([line])
+        line |= self.station.run.accuracies(self.peer)
+        self.station.run.write([line])
         self._over = True
         self.save()
         yield line
-
-    def _keep_refusals(self) -> None:
-        """The newest refusals, for people to look at; their records are on the log."""
-        content = b"".join(
-            msgspec.json.encode(refusal) + b"\n" for refusal in self.peer.admission.kept
-        )
-        replace(self.folder / "refused.jsonl", content)
-
-    def _tidy_blobs(self) -> None:
-        """Have the store forget versions that no sampler can need, once this process knows what
-        they are.
-        """
-        publisher = self.peer.publisher
-        # the first of this process may never have been stored
-        if publisher and self._blobs and publisher.num_anchors > 2:
-            with suppress(LogError):  # at the next checkpoint, then
-                self._blobs.keep_only(publisher.needed())

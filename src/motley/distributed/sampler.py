@@ -1,4 +1,4 @@
-"""SamplerMember: a sampler in a process of its own, at a hub.
+"""The role of a sampler in a process of its own, at a hub.
 
 It never waits for anyone once it has weights.
 
@@ -13,36 +13,45 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
-from motley.config import CrewConfig
-from motley.distributed.enrolment import Joining
-from motley.distributed.participant import Seat
+from motley.clock import timed
+from motley.distributed.participant import Station
 from motley.exchange import LogError
-from motley.exchange.nats import NatsLog
+from motley.exchange.objects import NatsBlobs
 from motley.records import Group
-from motley.run import MetricsLine, timed
+from motley.run import MetricsLine
+from motley.sampler import Sampler
 from motley.trust import known
 
 
-class SamplerMember(Seat):
-    def __init__(self, joining: Joining, config: CrewConfig, log: NatsLog, held: ExitStack) -> None:
-        super().__init__(joining, config, log, held)
-        blobs = self._blobs_of(self.me.follows)
-        self.sampler = self._run.build_sampler(
-            self.me, log, self.outbox, blobs, joining.membership.hub
-        )
-        self._admission = self.sampler.admission
-        beside = ThreadPoolExecutor(1, thread_name_prefix="weights")
-        held.callback(beside.shutdown, wait=False, cancel_futures=True)
-        self.sampler.submit = beside.submit
-        self.sampler.half.sampled_rounds = self.outbox.last_round + 1
-        last = self._mend_outbox()
-        # with a lost outbox, what the log has is not sampled again
-        if last and isinstance(group := known(last)[0], Group):
-            self.sampler.half.sampled_rounds = max(self.finished_rounds, group.round + 1)
-        if self.finished_rounds:
-            self._say(f"going on after round {self.finished_rounds}")
-        self._start_courier()
-        self._held = held.pop_all()
+def begin_sampling(station: Station, held: ExitStack) -> SamplerRole:
+    """A sampler without weights, whose next round is the first that nobody has of it."""
+    sampler = _build(station, held)
+    station.witness.rely_on(sampler.admission)
+    sampler.half.sampled_rounds = station.outbox.last_round + 1
+    last = station.mend_outbox()
+    # with a lost outbox, what the log has is not sampled again
+    if last and isinstance(group := known(last)[0], Group):
+        sampler.half.sampled_rounds = max(sampler.half.sampled_rounds, group.round + 1)
+    if sampler.half.sampled_rounds:
+        station.say(f"going on after round {sampler.half.sampled_rounds}")
+    return SamplerRole(station, sampler)
+
+
+def _build(station: Station, held: ExitStack) -> Sampler:
+    """One that fetches weights in a thread of its own."""
+    me, log = station.me, station.log
+    blobs = NatsBlobs(log.connection, station.config.crew.name, me.follows)
+    hub = station.joining.membership.hub
+    sampler = station.run.build_sampler(me, log, station.outbox, blobs, hub)
+    beside = ThreadPoolExecutor(1, thread_name_prefix="weights")
+    held.callback(beside.shutdown, wait=False, cancel_futures=True)
+    sampler.submit = beside.submit
+    return sampler
+
+
+class SamplerRole:
+    def __init__(self, station: Station, sampler: Sampler) -> None:
+        self.station, self.sampler = station, sampler
 
     @property
     def finished(self) -> bool:
@@ -55,20 +64,20 @@ class SamplerMember(Seat):
     def save(self) -> None:
         """Everything that must last is in the outbox already."""
 
-    def _turn(self) -> MetricsLine | None:
-        sampler = self.sampler
+    def turn(self) -> MetricsLine | None:
+        sampler, station = self.sampler, self.station
         self._look()
         if self.finished or not sampler.may_sample():
             return None
-        self._beat("sampling")
-        sampled, sample_s = timed(sampler.half.sample)
-        self._courier.wake()
-        line = self._run.sampler_line(sampler, sampled)
+        station.tell("sampling", self.finished_rounds)
+        sampled, sample_s = timed(sampler.half.sample, station.clock)
+        station.courier.wake()
+        line = station.run.sampler_line(sampler, sampled)
         line["timing"] = {
             "sample_s": sample_s,
             "sampled_tokens_per_s": sampled.num_tokens / sample_s,
         }
-        self._run.write([line])
+        station.run.write([line])
         return line
 
     def _look(self) -> None:
@@ -82,16 +91,18 @@ class SamplerMember(Seat):
             self.sampler.receive()
             self.sampler.renew()
         except LogError:
-            if first or not self._may_sample_unheard():
+            if first or not self.station.may_sample_unheard():
                 raise
         if first and self.sampler.follower.version >= 0:
-            self._check_engine(self.sampler.half)
+            self.station.check_engine(self.sampler.half)
 
-    def _last_lines(self) -> Iterator[MetricsLine]:
-        self._say(f"{self.me.follows} has taken its last step, or was shut out")
+    def last_lines(self) -> Iterator[MetricsLine]:
+        follows = self.station.me.follows
+        self.station.say(f"{follows} has taken its last step, or was shut out")
         yield from ()
 
-    def _waits_for(self) -> str:
+    def waits_for(self) -> str:
+        follows = self.station.me.follows
         if self.sampler.follower.version < 0:
-            return f"waiting for the first weights of {self.me.follows}"
-        return f"waiting for {self.me.follows} to catch up"
+            return f"waiting for the first weights of {follows}"
+        return f"waiting for {follows} to catch up"
