@@ -48,6 +48,8 @@ from motley.records import Sampling
 from motley.run import Run, read_metrics
 from motley.trust import Identity
 
+MOST_RUNS = 20  # until enough were killed
+
 # of the NATS client, when the server refuses to take it back
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <StreamWriter")
 
@@ -422,6 +424,7 @@ def test_members_killed_at_any_moment_lose_nothing_and_learn_from_everything_onc
     monkeypatch.setattr(chaos, "run_peer", run_peer)
     rng, killed, num_runs, overlapped = random.Random(3), Counter[str](), 0, 0
     while killed["full0"] + killed["last1"] < 4 or not overlapped:
+        assert num_runs < MOST_RUNS, f"killed {dict(killed)}, {overlapped} rounds beside a step"
         config = spread_crew(
             task,
             ("full", "last"),

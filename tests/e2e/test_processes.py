@@ -10,16 +10,20 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import pytest
 
 from fakes import spread_crew, write_task
+from hubs import PATIENCE_S
+from motley.clock import Deadline, RealClock
 from motley.config import CrewConfig, config_text
 from motley.crew import LocalCrew
 from motley.distributed.processes import GrowingFile, ProcessCrew
 from motley.run import MetricsLine, newest_checkpoint, peer_folder, read_metrics, trained_policies
 
+T = TypeVar("T")
 NAMES = ("full0", "lora1")
 
 
@@ -62,17 +66,25 @@ def children() -> dict[str, int]:
 
 def gather(crew: ProcessCrew) -> Iterator[list[MetricsLine]]:
     """Start everyone; the crew's rounds."""
-    assert list(crew.gather())[-1] == len(NAMES)
+    assert list(bounded(crew.gather()))[-1] == len(NAMES)
     return crew.rounds()
 
 
+def bounded(events: Iterator[T]) -> Iterator[T]:
+    """All there are, or a failure if they do not end."""
+    deadline = Deadline(RealClock(), 5 * PATIENCE_S)
+    for event in events:
+        assert not deadline.passed
+        yield event
+
+
 def finish(rounds: Iterator[list[MetricsLine]]) -> None:
-    for _ in rounds:
+    for _ in bounded(rounds):
         pass
 
 
 def until_round(rounds: Iterator[list[MetricsLine]], number: int) -> None:
-    for lines in rounds:
+    for lines in bounded(rounds):
         if lines and lines[0]["round"] == number:
             return
     raise AssertionError(f"there is no round {number}")
@@ -99,7 +111,7 @@ def test_a_crew_of_processes_ends_as_one_in_a_single_process(
 ) -> None:
     crew = ProcessCrew.start(config, tmp_path / "run")
     rounds = gather(crew)
-    yielded = [line for lines in rounds for line in lines]
+    yielded = [line for lines in bounded(rounds) for line in lines]
     assert yielded == read_metrics(crew.folder)
     assert crew.finished_rounds == 8
     assert_ended_as(local, crew.folder)

@@ -73,8 +73,8 @@ class FileSource:
         self._copy = MemoryLog.copy_of(self._path)
 
     def _state(self) -> tuple[int, int]:
-        found = self._path.stat()
-        return found.st_size, found.st_mtime_ns
+        status = self._path.stat()
+        return status.st_size, status.st_mtime_ns
 
 
 class StreamSource:

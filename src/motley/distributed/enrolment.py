@@ -128,12 +128,12 @@ class Joining:
 
     def enrol(self) -> None:
         """Bring the own key to the hub, with the invitation as the only credential."""
-        member, invited = self.membership, Identity.of(self.invitation.secret)
-        name = f"invited-{member.peer}"
-        login = Login(member.url, name, invited.nkey_seed, member.certificate)
+        membership, invited = self.membership, Identity.of(self.invitation.secret)
+        crew, peer = membership.crew, membership.peer
+        login = Login(membership.url, f"invited-{peer}", invited.nkey_seed, membership.certificate)
         connection = Connection(login, clock=self.clock)
-        asked = msgspec.msgpack.encode(Enrolment.ask(member.crew, self.invitation, self.identity))
-        subject = Names(member.crew).enrolment(member.peer)
+        asked = msgspec.msgpack.encode(Enrolment.ask(crew, self.invitation, self.identity))
+        subject = Names(crew).enrolment(peer)
         try:
             reply = connection.call(lambda client: client.request(subject, asked, 3), 4)
         finally:

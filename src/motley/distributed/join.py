@@ -37,8 +37,7 @@ from motley.trust.invitation import Invitation
 class Brings(NamedTuple):
     """What a peer has of its own, where the crew file's word for it does not hold on this machine.
 
-    Its engine is never the crew file's: that names programs and servers, and who wrote it is
-    another.
+    Its engine is never the crew file's, which names programs and servers and is another's.
     """
 
     data: Path | None = None  # the folder with the crew's problem files
@@ -100,11 +99,11 @@ def _listed(joining: Joining, log: NatsLog) -> Charter:
 
     On a server without users of its own nobody has asked for that yet.
     """
-    member, deadline = joining.membership, Deadline(joining.clock, enrolment.ADMISSION_S)
+    membership, deadline = joining.membership, Deadline(joining.clock, enrolment.ADMISSION_S)
     while True:
         entries = joining.patiently(lambda: log.records_of(HUB))
-        charter, roster = read_hub(entries, member.crew, member.hub)
-        if roster.keys.get(member.peer) == joining.identity.public:
+        charter, roster = read_hub(entries, membership.crew, membership.hub)
+        if roster.keys.get(membership.peer) == joining.identity.public:
             return charter
         try:
             joining.patiently(joining.enrol)

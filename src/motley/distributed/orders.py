@@ -23,9 +23,7 @@ from motley.trust import Identity
 
 
 def give_order(folder: Path, order: Order, clock: Clock = RealClock()) -> str:
-    """Have a hub revoke or invite: the running one, or else the one in the folder for when it runs
-    next.
-    """
+    """Have a hub revoke or invite: the running one, or the stopped one for when it runs next."""
     state = read_state(folder)
     try:
         answer = _ask_running_hub(folder, state, order, clock)

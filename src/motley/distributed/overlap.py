@@ -2,11 +2,11 @@
 
 Owns when it does, and the thread beside.
 
-Only a member of a crew whose pace is "async" does. In lockstep the next round is sampled with the
-weights that the step makes; crews in one process and simulations are to be the same every time. And
-only where the two do not fight for the same cores: on a CUDA GPU, or with a server that someone
-else runs. On a CPU, or with a vLLM server beside the peer on the same CPU, each would only slow the
-other down.
+Only who takes part in an async crew from a process of its own does. In lockstep the next round is
+sampled with the weights that the step makes; crews in one process and simulations are to be the
+same every time. And only where the two do not fight for the same cores: on a CUDA GPU, or with a
+server that someone else runs. On a CPU, or with a vLLM server beside the peer on the same CPU, each
+would only slow the other down.
 
 | thread | does | touches |
 |---|---|---|
@@ -142,9 +142,7 @@ def is_right(config: CrewConfig, half: SamplerHalf) -> bool:
 
 
 def pays(half: SamplerHalf) -> bool:
-    """Whether sampling and learning compute on different things, or on a GPU, which has room for
-    both.
-    """
+    """Whether the two compute on different things, or on a GPU, which has room for both."""
     engine = half.me.engine
     return half.policy.device.type == "cuda" or (
         isinstance(engine, EnginePart) and engine.openai is not None

@@ -123,8 +123,9 @@ class Station:
             )
 
     def mend_outbox(self) -> Entry | None:
-        """A lost outbox must not begin the chain anew: go on behind the last record the log has of
-        this peer, which is returned.
+        """Go on behind the last record the log has of this peer, which is returned.
+
+        A lost outbox must not begin the chain anew.
         """
         patiently, name = self.joining.patiently, self.me.name
         last = patiently(lambda: self.log.last_of(name))
@@ -156,14 +157,11 @@ class Station:
 
 def take_station(joining: Joining, config: CrewConfig, log: NatsLog, held: ExitStack) -> Station:
     """Be there, and have an outbox. `held`: what to give back in the end, or if this fails."""
-    member, identity, clock = joining.membership, joining.identity, joining.clock
-    me, crew, signer = (
-        config.named(member.peer),
-        config.crew,
-        Signer(identity.public, identity.sign),
-    )
-    run = Run(config, joining.folder, clock, started_s=member.joined_s)
-    witness, voice = Witness(), Voice(me.name, identity.sign)
+    membership, identity, clock = joining.membership, joining.identity, joining.clock
+    me, crew = config.named(membership.peer), config.crew
+    signer, voice = Signer(identity.public, identity.sign), Voice(me.name, identity.sign)
+    run = Run(config, joining.folder, clock, started_s=membership.joined_s)
+    witness = Witness()
     presence = joining.patiently(lambda: Presence(log.connection, crew.name, witness.verify, voice))
     held.callback(presence.stop)
     open_outbox: Callable[[], Outbox] = lambda: Outbox(
@@ -177,9 +175,7 @@ def take_station(joining: Joining, config: CrewConfig, log: NatsLog, held: ExitS
 
 
 class Participant:
-    """`rounds()` takes part: it yields a metrics line per round, and in between, whenever it waits,
-    a line of text that says for what.
-    """
+    """`rounds()` takes part: it yields a metrics line per round, and words whenever it waits."""
 
     def __init__(self, station: Station, role: Role, held: ExitStack) -> None:
         self.station, self.role, self._held = station, role, held

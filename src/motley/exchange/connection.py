@@ -69,9 +69,7 @@ class Login:
 
 class Connection:
     def __init__(self, login: Login, patience_s: float = 10.0, clock: Clock = RealClock()) -> None:
-        """Connect within `patience_s`, or LogError; later losses are repaired for ever in the
-        background.
-        """
+        """Connect within `patience_s`, or LogError; later losses are repaired by themselves."""
         self.login, self.clock = login, clock
         self._client = SturdyClient()
         self._lost_at_s: float | None = None
@@ -109,9 +107,7 @@ class Connection:
         return "authorization violation" in self._said.lower()
 
     def call(self, work: Callable[[Client], Coroutine[Any, Any, T]], timeout_s: float = 10.0) -> T:
-        """Run a coroutine with the client; any failure of the network is a LogError that says
-        what.
-        """
+        """Run a coroutine with the client; a failure of the network is a LogError in words."""
         if self._client.is_closed:
             raise LogError(
                 f"the connection of {self.login.name} to {self.login.url} is closed "
@@ -130,9 +126,7 @@ class Connection:
             ) from None
 
     def subscribe(self, subject: str, receive: Callable[[Msg], None]) -> None:
-        """Call `receive` with every message, on the connection's thread; lasts across
-        reconnects.
-        """
+        """Call `receive` with every message, on the connection's thread; outlasts reconnects."""
 
         async def work(client: Client) -> None:
             async def receive_soon(message: Msg) -> None:

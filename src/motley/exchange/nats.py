@@ -65,9 +65,7 @@ class Names:
         return f"{self._root}.enrol.{peer}"
 
     def id_of(self, subject: str) -> str:
-        """The id of a subject; a subject that no id has stands for itself, and no record will fit
-        it.
-        """
+        """The id of a subject; one that no id has stands for itself, and fits no record."""
         escaped = subject.removeprefix(f"{self._root}.log.")
         id = _unescaped(escaped)
         return id if _escaped(id) == escaped else f"={escaped}"
@@ -81,9 +79,7 @@ class Names:
 
 
 class Bucket:
-    """Every subject of a learner's blobs, in the layout of NATS's own Object Store, and their
-    stream.
-    """
+    """Every subject of a learner's blobs, as NATS's own Object Store has them, and their stream."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -151,8 +147,9 @@ class Stream:
     def read(
         self, subject: str, after: int = 0, limit: int = 1024, max_bytes: int = MAX_FETCH_BYTES
     ) -> list[Stored]:
-        """The first messages behind a sequence whose subject fits; the last of them may go beyond
-        `max_bytes`.
+        """The first messages behind a sequence whose subject fits.
+
+        The last of them may go beyond `max_bytes`.
         """
         wanted = {"seq": after + 1, "batch": limit, "max_bytes": max_bytes, "next_by_subj": subject}
         return self.connection.call(partial(self._fetch, wanted), FLIGHT_S)
@@ -221,8 +218,7 @@ class Stream:
     async def _asked(self, client: Client, wanted: dict[str, Any]) -> AsyncIterator[Subscription]:
         """The replies to a direct get.
 
-        Not a request of the client's, which takes a record's own Status header for the server's
-        word.
+        A request of the client's would take a record's own Status header for the server's word.
         """
         self._check_connected(client)
         inbox = client.new_inbox()

@@ -104,9 +104,7 @@ class Server:
         replace(self.folder / "server.json", json.dumps(content, indent=2).encode(), mode=0o600)
 
     def start(self) -> bool:
-        """Start the server, or take over the one that a hub before us left running; True if it was
-        taken over.
-        """
+        """Start the server, or take over the one that a hub before us left; True if taken over."""
         lock = hold(self.folder / "server.lock")
         if lock is None:
             self.reload()
@@ -273,9 +271,7 @@ def _last_line(path: Path) -> str:
 
 
 def free_port() -> int:
-    """A port that nobody uses at this moment, from below those that outgoing connections are
-    given.
-    """
+    """A port that nobody uses now, from below those that outgoing connections are given."""
     while True:
         port = random.randrange(10_000, 32_000)
         with socket.socket() as probe, suppress(OSError):
