@@ -16,7 +16,7 @@ from fakes import FixedClock, identity, spread_crew, write_task
 from motley.config import CrewConfig, config_text
 from motley.engines import Engine, TorchEngine
 from motley.engines.engine import Completion
-from motley.exchange import Entry, Log, LogError, MemoryLog, Outbox, Signer, decode, unpack
+from motley.exchange import Entry, Log, LogError, Mark, MemoryLog, Outbox, Signer, decode, unpack
 from motley.exchange.sections import STEPS_PER_NAT
 from motley.learning.learner import Learner, StepReport
 from motley.learning.select import Candidate
@@ -1092,7 +1092,12 @@ def test_a_round_whose_sampling_was_cut_short_is_sampled_as_a_whole(
     first.half.outbox = Outbox(outboxes / "full0.db", Signer(identity("full0").public, sign_once))
     with pytest.raises(KeyboardInterrupt):
         first.sample()
-    assert (len(whole), whole.head.counter, whole.note_of(0), first.sampled_rounds) == (
+    assert (
+        len(whole),
+        whole.head.counter,
+        whole.note_of(Mark("round", 0)),
+        first.sampled_rounds,
+    ) == (
         0,
         0,
         None,

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+from motley.clock import timed
 from motley.config import CrewConfig, config_text, read_config
 from motley.exchange import MemoryLog, Outbox, Signer, cut_log
 from motley.files import sync
@@ -25,7 +26,6 @@ from motley.run import (
     check_config,
     new_folder,
     newest_checkpoint,
-    timed,
 )
 from motley.tasks import Task
 from motley.trust import Identity
@@ -129,10 +129,11 @@ class LocalCrew:
         save_checkpoint(self.folder / "checkpoints", self.finished_rounds, state, write)
 
     def _lockstep_round(self) -> list[MetricsLine]:
-        sampled = [timed(peer.sample) for peer in self.peers]
+        clock = self._run.clock
+        sampled = [timed(peer.sample, clock) for peer in self.peers]
         for peer in self.peers:
             peer.publish()
-        learned = [timed(partial(_receive_and_learn, peer)) for peer in self.peers]
+        learned = [timed(partial(_receive_and_learn, peer), clock) for peer in self.peers]
         for peer in self.peers:
             if peer.learned_rounds == self.finished_rounds:
                 raise ValueError(
@@ -148,11 +149,11 @@ class LocalCrew:
         ]
 
     def _async_round(self) -> list[MetricsLine]:
-        lines = []
+        lines, clock = [], self._run.clock
         for peer in self.peers:
-            sampled, sample_s = timed(peer.sample) if peer.may_sample() else (None, 0.0)
+            sampled, sample_s = timed(peer.sample, clock) if peer.may_sample() else (None, 0.0)
             peer.publish()
-            report, learn_s = timed(partial(_receive_and_learn, peer))
+            report, learn_s = timed(partial(_receive_and_learn, peer), clock)
             lines.append(
                 self._run.line(
                     peer, self.finished_rounds + 1, sampled, report, Timing(sample_s, learn_s)

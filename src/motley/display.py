@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import html
 import io
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
+from motley.clock import Clock, RealClock
 from motley.config import CrewConfig
 from motley.run import MetricsLine
 
@@ -30,10 +30,14 @@ class LiveTable:
     """
 
     config: CrewConfig
-    started_s: float = field(default_factory=time.perf_counter)
     first_round: int = 0
+    clock: Clock = RealClock()
     lines: dict[str, MetricsLine] = field(default_factory=dict)
     seen: Skills = field(default_factory=dict)
+    started_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.started_s = self.clock.elapsed_s()
 
     def update(self, lines: Sequence[MetricsLine]) -> None:
         for line in lines:
@@ -45,7 +49,7 @@ class LiveTable:
         done = max((line["round"] for line in self.lines.values()), default=0)
         if done <= self.first_round:
             return "?"
-        per_round_s = (time.perf_counter() - self.started_s) / (done - self.first_round)
+        per_round_s = (self.clock.elapsed_s() - self.started_s) / (done - self.first_round)
         return duration(per_round_s * (self.config.crew.rounds - done))
 
     def __rich__(self) -> Table:

@@ -10,7 +10,7 @@ Its sampler half puts groups in the outbox (`sampler.py`), its learner half take
 
 The role `learner` runs the second half only, and publishes its versions for the samplers that
 follow it. Who delivers the outbox, waits, closes rounds and saves is up to whoever drives the peer:
-`crew.py`, `member.py` or `sim/`.
+`crew.py`, `distributed/` or `sim/`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 from motley.clock import Clock
 from motley.config import CrewConfig, PeerConfig
 from motley.engines import Engine
-from motley.exchange import Entry, Head, Log, Outbox, WireError
+from motley.exchange import Entry, Head, Log, Mark, Outbox, WireError
 from motley.learning.learner import Learner, StepReport
 from motley.learning.select import Candidate, select, stale_families
 from motley.network import Weather
@@ -335,7 +335,7 @@ class Peer:
             return
         # also of one that is out already: the next change is against it
         made = self.publisher.make()
-        if self.outbox.note_of(version) is not None or version <= self.published:
+        if self.outbox.note_of(Mark("version", version)) is not None or version <= self.published:
             return
         now_s = self.clock.now_s()
         record = made.record(
@@ -348,7 +348,7 @@ class Peer:
         )
         self.outbox.put(
             [record],
-            version,
+            Mark("version", version),
             due_s=self.weather.sent(f"weights.{version}", now_s),
             blobs=made.contents(),
         )

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -242,8 +241,8 @@ class Run:
         measure = lambda problems: greedy_by_kind(
             peer.engine, peer.learner.policy.prompts, self.task, problems, self.config.sampling
         )
-        found = {"heldout": measure(self._heldout)}
-        return found | ({"ood": measure(self._ood)} if self._ood else {})
+        heldout = {"heldout": measure(self._heldout)}
+        return heldout | ({"ood": measure(self._ood)} if self._ood else {})
 
     def write(self, lines: list[MetricsLine]) -> None:
         append_lines(self.metrics, lines)
@@ -346,11 +345,6 @@ def read_metrics(folder: Path) -> list[MetricsLine]:
     return [
         msgspec.json.decode(line) for line in (folder / "metrics.jsonl").read_bytes().splitlines()
     ]
-
-
-def timed(work: Callable[[], Any]) -> tuple[Any, float]:
-    start = time.perf_counter()
-    return work(), time.perf_counter() - start
 
 
 def by_sender(counts: dict[tuple[str, str], int]) -> dict[str, dict[str, int]]:

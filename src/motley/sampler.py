@@ -22,7 +22,7 @@ import msgspec
 from motley.clock import Clock
 from motley.config import CrewConfig, PeerConfig
 from motley.engines import Completion, Engine
-from motley.exchange import Entry, Log, LogError, Outbox
+from motley.exchange import Entry, Log, LogError, Mark, Outbox
 from motley.exchange.blobs import Blobs
 from motley.network import Weather
 from motley.policies import Policy
@@ -102,7 +102,7 @@ class SamplerHalf:
 
     def sampled_in(self, round: int) -> Sampled | None:
         """What the outbox knows of a round that was sampled before."""
-        note = self.outbox.note_of(round)
+        note = self.outbox.note_of(Mark("round", round))
         return (
             None
             if note is None
@@ -152,7 +152,8 @@ class SamplerHalf:
         """Put a round's groups in the outbox; from here on they cannot be lost."""
         unknown = [group for group in drawn.groups if not self.on_log(group)]
         due_s = self.weather.sent(str(drawn.round), self.clock.now_s())
-        self.outbox.put(unknown, drawn.round, msgspec.msgpack.encode(drawn.sampled), due_s=due_s)
+        note = msgspec.msgpack.encode(drawn.sampled)
+        self.outbox.put(unknown, Mark("round", drawn.round), note, due_s=due_s)
         self.sampled_rounds = drawn.round + 1
         return drawn.sampled
 

@@ -16,10 +16,10 @@ import pytest
 
 from chaos import TRAINS, disturbed_run, faults_of, metrics_faults, undisturbed_run
 from fakes import spread_crew, write_task
+from hubs import local_place
 from motley.config import CrewConfig
+from motley.distributed.hub import Hub
 from motley.exchange import Entry, MemoryLog
-from motley.exchange.server import free_port
-from motley.hub import Hub, Place
 from motley.run import MetricsLine, newest_checkpoint, read_metrics
 
 SEED = 19  # kills the server, a peer, the hub, and the two other peers
@@ -79,15 +79,10 @@ def disturbed(config: CrewConfig, reference: Path, tmp_path: Path) -> Callable[.
                 tmp_path / peer.name,
                 [line for line in read_metrics(reference) if line["peer"] == peer.name],
             )
-        port = free_port()
-        hub = Hub.open(
-            config,
-            tmp_path / "hub",
-            Place(url=f"nats://127.0.0.1:{port}", host="127.0.0.1", port=port),
-        )
+        hub = Hub.open(config, tmp_path / "hub", local_place())
         hub.start()
         entries: list[Entry] = MemoryLog.copy_of(reference / "groups" / "log.bin").read(0)
-        hub.log.append(
+        hub.office.log.append(
             change(
                 [(entry.id, entry.record) for entry in entries if not entry.id.startswith("hub.")]
             )

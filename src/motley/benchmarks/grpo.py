@@ -26,6 +26,7 @@ import torch
 from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
 
 from motley.benchmarks.timing import LEARNER_WARMS, Cost, cost, peak_gib, start_peak, wait
+from motley.clock import RealClock
 from motley.config import Learning
 from motley.engines import Completion, torch_engine
 from motley.learning.learner import Learner
@@ -130,7 +131,7 @@ def candidates(
             slot=slot,
             origin=origin,
             rollouts=rollouts,
-            created_s=time.time(),
+            created_s=RealClock().now_s(),
         )
         found.append(
             Candidate(

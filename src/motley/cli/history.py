@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -108,7 +107,7 @@ def _summarise(archive: Archive, after: int, peer: str, as_json: bool) -> None:
     for seen in _read(archive, after, peer):
         tallies.setdefault(seen.sender, Tally()).add(seen)
         total.add(seen)
-    now_s = time.time()
+    now_s = archive.clock.now_s()
     rows = [_tally_row(sender, tallies[sender], now_s) for sender in sorted(tallies)]
     whole = _tally_row("all", total, now_s)
     if as_json:
@@ -122,7 +121,7 @@ def _summarise(archive: Archive, after: int, peer: str, as_json: bool) -> None:
 def _list(archive: Archive, newest: int, after: int, peer: str, as_json: bool) -> None:
     if not peer:  # then the newest N are the last N positions, or fewer
         after = max(after, archive.source.last() - newest)
-    now_s = time.time()
+    now_s = archive.clock.now_s()
     rows = [_record_row(seen, now_s) for seen in deque(_read(archive, after, peer), maxlen=newest)]
     if as_json:
         _print_json({"crew": archive.crew, "folder": str(archive.folder), "records": rows})
@@ -139,7 +138,7 @@ def _follow(archive: Archive, after: int | None, peer: str, as_json: bool) -> No
     with suppress(KeyboardInterrupt):  # the way to end it
         for seen in archive.follow(after, say):
             if peer in ("", seen.sender):
-                row = _record_row(seen, time.time())
+                row = _record_row(seen, archive.clock.now_s())
                 if as_json:
                     _print_json(row)
                 else:

@@ -41,7 +41,7 @@ from motley.config import CrewConfig, read_config
 if TYPE_CHECKING:
     from motley.crew import LocalCrew
     from motley.display import Skills
-    from motley.processes import ProcessCrew
+    from motley.distributed.processes import ProcessCrew
 
 
 def _run(crew: LocalCrew | ProcessCrew) -> bool:
@@ -228,7 +228,7 @@ def _starting(config: CrewConfig, folder: Path) -> Callable[[], LocalCrew | Proc
     check_reporters(config)
     if not config.needs_processes:
         return lambda: _start(config, folder)
-    from motley.processes import ProcessCrew
+    from motley.distributed.processes import ProcessCrew
 
     return lambda: _start_processes(lambda say: ProcessCrew.start(config, folder, say))
 
@@ -238,7 +238,7 @@ def _resuming(folder: Path) -> Callable[[], LocalCrew | ProcessCrew]:
 
     if not (folder / "peers").exists():
         return lambda: LocalCrew.resume(folder)
-    from motley.processes import ProcessCrew
+    from motley.distributed.processes import ProcessCrew
 
     return lambda: _start_processes(lambda say: ProcessCrew.resume(folder, say))
 

@@ -13,7 +13,6 @@ import os
 import random
 import secrets
 import shutil
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -25,6 +24,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
+from motley.clock import RealClock
 from motley.config.peers import OpenAI
 from motley.engines.engine import Completion
 from motley.policies.policy import Policy
@@ -123,7 +123,7 @@ class Client:
     url: str
     key: str = ""
     timeout_s: float = 600.0
-    pause: Callable[[float], None] = time.sleep
+    pause: Callable[[float], None] = RealClock().sleep_s
 
     def ask(self, path: str, body: dict[str, Any] | None = None) -> bytes:
         """POST a body, or GET without one."""
@@ -179,7 +179,7 @@ class OpenAIEngine:
         policy: Policy,
         config: OpenAI,
         folder: Path,
-        pause: Callable[[float], None] = time.sleep,
+        pause: Callable[[float], None] = RealClock().sleep_s,
     ) -> None:
         """`folder`: for adapters; the server must see it too."""
         self._policy = policy
