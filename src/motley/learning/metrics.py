@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from motley.objectives.ratios import MAX_LOG_RATIO
+
 Floats = NDArray[np.float64]
 SenderMetrics = dict[str, float | int | dict[str, float] | None]
 
@@ -87,7 +89,7 @@ def _of_sender(rows: list[Row]) -> SenderMetrics:
 def _of_scored(scored: list[tuple[Row, ScoredRow]]) -> SenderMetrics:
     log_ratio = np.concatenate([s.log_ratio for _, s in scored])
     weight = np.concatenate([s.used_weight for _, s in scored])
-    ratio = np.exp(np.minimum(log_ratio, 60))
+    ratio = np.exp(np.minimum(log_ratio, MAX_LOG_RATIO))
     free = np.concatenate([s.free for _, s in scored])
     weight_had_it_been_kept = np.concatenate([s.weight for _, s in scored])
     groups = _by_group(scored)
