@@ -27,7 +27,8 @@ from motley.cli import exporting as exporting
 from motley.config import CrewConfig, parse_config
 from motley.crew import LocalCrew
 from motley.export import export_model, learners_of
-from motley.run import read_metrics, trained_policies
+from motley.metrics import read_metrics
+from motley.run import trained_policies
 
 CREW = """
 [crew]
@@ -283,10 +284,11 @@ def test_the_card_says_how_it_was_trained_and_with_whom(run: Path, tmp_path: Pat
 
 
 def test_the_card_counts_what_was_learned_from_whom(run: Path, tmp_path: Path) -> None:
-    lines = [line for line in read_metrics(run) if line["peer"] == "whole" and "senders" in line]
+    lines = [
+        line for line in read_metrics(run) if line.peer == "whole" and line.senders is not None
+    ]
     counted = {
-        name: sum(line["senders"][name]["groups"] for line in lines)
-        for name in ("whole", "thin", "top")
+        name: sum(line.senders[name].groups for line in lines) for name in ("whole", "thin", "top")
     }
     rows = {
         row[1].strip("* "): row
@@ -304,11 +306,13 @@ def test_the_card_counts_what_was_learned_from_whom(run: Path, tmp_path: Path) -
 
 
 def test_the_card_compares_before_after_and_a_constant_answer(run: Path, tmp_path: Path) -> None:
-    measured = [line for line in read_metrics(run) if line["peer"] == "whole" and "heldout" in line]
+    measured = [
+        line for line in read_metrics(run) if line.peer == "whole" and line.heldout is not None
+    ]
     text = text_of(run, "whole", tmp_path / "out")
     for split in ("heldout", "ood"):
         for kind in ("reverse", "sort"):
-            before, after = measured[0][split][kind], measured[-1][split][kind]
+            before, after = (getattr(line, split)[kind] for line in (measured[0], measured[-1]))
             assert re.search(
                 rf"\| {split} \| {kind} \| {before:.0%} \| {after:.0%} \| \d+% \|", text
             )

@@ -15,8 +15,9 @@ import msgspec
 
 import motley
 from motley.config import CrewConfig, PeerConfig, config_text
+from motley.learning.senders import SenderMetrics
+from motley.metrics import Counts, LearnerLine
 from motley.policies.sources import NAMED
-from motley.run import MetricsLine
 from motley.tasks import Split, best_constant, evaluation_set, load_task
 
 _SPLITS: tuple[Split, ...] = ("heldout", "ood")
@@ -29,7 +30,7 @@ class Exported:
     folder: str  # its name
     config: CrewConfig
     me: PeerConfig
-    lines: Sequence[MetricsLine]
+    lines: Sequence[LearnerLine]
     adapter: bool  # a PEFT folder; a whole model otherwise
     own_base: bool  # the adapter's base is in the folder, as base/
     dtype: str
@@ -37,10 +38,20 @@ class Exported:
     @property
     def trained(self) -> int:
         """The newest round that is in the weights."""
-        return max((line["round"] for line in self.lines), default=0)
+        return max((line.round for line in self.lines), default=0)
 
-    def newest(self, key: str) -> Any:
-        return next((line[key] for line in reversed(self.lines) if key in line), None)
+    @property
+    def version(self) -> int:
+        """Optimiser steps behind the weights."""
+        return next((line.version for line in reversed(self.lines) if line.version), 0)
+
+    @property
+    def refused(self) -> Counts:
+        return next((line.refused for line in reversed(self.lines) if line.refused is not None), {})
+
+    @property
+    def dropped(self) -> Counts:
+        return next((line.dropped for line in reversed(self.lines) if line.dropped is not None), {})
 
 
 def hub_id(model: str) -> str:
@@ -146,27 +157,22 @@ def _loading(e: Exported) -> str:
 
 
 def _skills(e: Exported) -> str:
-    measured = [line for line in e.lines if "heldout" in line]
+    measured = [line for line in e.lines if line.heldout]
     if not measured:
         return ""
     before, after, rows = measured[0], measured[-1], []
     for split in _SPLITS:
-        constants = _constants(e.config, split) if split in after else {}
-        for kind, value in after.get(split, {}).items():
+        first, last = _accuracies(before, split), _accuracies(after, split)
+        constants = _constants(e.config, split) if last else {}
+        for kind, value in last.items():
             rows.append(
-                (
-                    split,
-                    kind,
-                    _percent(before.get(split, {}).get(kind)),
-                    _percent(value),
-                    constants.get(kind, ""),
-                )
+                (split, kind, _percent(first.get(kind)), _percent(value), constants.get(kind, ""))
             )
     head = (
         "problems",
         "kind",
-        f"round {before['round']}",
-        f"round {after['round']}",
+        f"round {before.round}",
+        f"round {after.round}",
         "best constant answer",
     )
     return (
@@ -184,7 +190,7 @@ def _training(e: Exported) -> str:
         "task": f"{_public(crew.task)}{_settings(_public(e.config.task))}",
         "prompt": f"{e.config.prompt.style}{_settings(_said(e.config.prompt))}",
         "objective": f"{objective}{_settings(e.config.objective)}",
-        "rounds": f"{e.trained} of {crew.rounds}; {e.newest('version') or 0} optimiser steps",
+        "rounds": f"{e.trained} of {crew.rounds}; {e.version} optimiser steps",
         "groups": (
             f"{crew.problems_per_round} problems a round over the crew, {crew.group_size} answers "
             f"each; {crew.layout}, {crew.pace}"
@@ -199,15 +205,15 @@ def _training(e: Exported) -> str:
 
 
 def _crewmates(e: Exported) -> str:
-    senders = [line["senders"] for line in e.lines if "senders" in line]
-    total = sum(found["groups"] for s in senders for found in s.values())
+    senders = [line.senders for line in e.lines if line.senders]
+    total = sum(sender.groups for step in senders for sender in step.values())
     rows = []
     for peer in e.config.peer:
         seen = [s[peer.name] for s in senders if peer.name in s]
         model = (
             public_name(peer.model) + _changes(peer) if peer.model else f"that of {peer.follows}"
         )
-        groups = sum(found["groups"] for found in seen)
+        groups = sum(sender.groups for sender in seen)
         means = [_mean(seen, key) for key in ("reward", "weight", "ess", "kl_k3")]
         name = f"**{peer.name}**" if peer.name == e.me.name else peer.name
         rows.append(
@@ -233,8 +239,8 @@ def _refusals(e: Exported) -> str:
     words = [
         f"- {what} of {sender}: "
         + ", ".join(f"{count} {reason}" for reason, count in reasons.items())
-        for what in ("refused", "dropped")
-        for sender, reasons in (e.newest(what) or {}).items()
+        for what, counts in (("refused", e.refused), ("dropped", e.dropped))
+        for sender, reasons in counts.items()
     ]
     return "\n".join(words) or "No record was refused and no group dropped."
 
@@ -289,14 +295,13 @@ def _constants(config: CrewConfig, split: Split) -> dict[str, str]:
     }
 
 
-def _mean(seen: Sequence[dict[str, Any]], key: str) -> str:
-    """Over steps, each counting with its groups; of a distribution, its mean; nothing where nothing
-    was measured.
-    """
-    found = [(s[key], s["groups"]) for s in seen if s.get(key) is not None]
-    values = [
-        ((value["mean"] if isinstance(value, dict) else value), groups) for value, groups in found
-    ]
+def _accuracies(line: LearnerLine, split: Split) -> dict[str, float]:
+    return (line.heldout if split == "heldout" else line.ood) or {}
+
+
+def _mean(seen: Sequence[SenderMetrics], key: str) -> str:
+    """Over steps, each counting with its groups; nothing where nothing was measured."""
+    values = [(value, s.groups) for s in seen if (value := s.number(key)) is not None]
     total = sum(groups for _, groups in values)
     return f"{sum(value * groups for value, groups in values) / total:.3f}" if total else ""
 

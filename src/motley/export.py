@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
 import torch
 from peft import PeftModel
 from safetensors import SafetensorError
@@ -21,10 +20,11 @@ from motley.card import Exported, card, hub_id
 from motley.config import PeerConfig, read_config
 from motley.files import whole
 from motley.learning.checkpoint import load_manifest
+from motley.metrics import LearnerLine, decode_lines, learner_lines
 from motley.policies.policy import load_tensors, save_tensors
 from motley.policies.sources import NO_CODE, find, keep_layers, read_model
 from motley.records import Sampling
-from motley.run import MetricsLine, newest_checkpoint, peer_folder
+from motley.run import newest_checkpoint, peer_folder
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -108,12 +108,12 @@ def _public_base(me: PeerConfig) -> bool:
     return bool(hub_id(me.model)) and not me.warm and not me.keep_layers
 
 
-def _lines_until(own: Path, peer: str, state: dict[str, Any]) -> list[MetricsLine]:
+def _lines_until(own: Path, peer: str, state: dict[str, Any]) -> list[LearnerLine]:
     """The peer's metrics that the checkpoint counts on; what was written after it is not in its
     weights.
     """
     content = (own / "metrics.jsonl").read_bytes()[: state.get("metrics_bytes")]
-    return [line for line in map(msgspec.json.decode, content.splitlines()) if line["peer"] == peer]
+    return [line for line in learner_lines(decode_lines(content)) if line.peer == peer]
 
 
 # Writing

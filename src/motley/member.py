@@ -44,9 +44,10 @@ from motley.learning.checkpoint import checkpoints, load_manifest, save_checkpoi
 from motley.learning.journal import Journal, Step
 from motley.learning.learner import StepReport
 from motley.membership import ADMISSION_S, Joining, patiently
+from motley.metrics import LearnerLine, Timing
 from motley.overlap import Overlap, TakeStep
 from motley.records import HUB, Charter, Weights
-from motley.run import MetricsLine, Timing, WarmProgress, by_sender, check_config, timed
+from motley.run import WarmProgress, by_sender, check_config, timed
 from motley.sampler import Sampled
 from motley.sampler_member import SamplerMember
 from motley.seat import WAIT_S, Seat
@@ -294,9 +295,7 @@ class Member(Seat):
         found = checkpoints(self.folder / "checkpoints")
         if not found:
             self._run.cut_metrics(0, self.folder)
-            self._run.write(
-                [{"round": 0, "peer": self.peer.me.name, **self._run.accuracies(self.peer)}]
-            )
+            self._run.write([self._run.first_line(self.peer)])
             self.save()
             return
         state = load_manifest(found[-1])
@@ -316,7 +315,7 @@ class Member(Seat):
 
     # One turn
 
-    def _turn(self) -> MetricsLine | None:
+    def _turn(self) -> LearnerLine | None:
         """Sample if it is time to, learn if it can; where they overlap, the other way round.
 
         The metrics line of a finished round.
@@ -467,11 +466,11 @@ class Member(Seat):
             name in heard and heard[name].gone for name in awaited
         )
 
-    def _round_is_over(self, report: StepReport | None, timing: Timing) -> MetricsLine:
+    def _round_is_over(self, report: StepReport | None, timing: Timing) -> LearnerLine:
         peer = self.peer
         line = self._run.line(peer, peer.learned_rounds, self._sampled, report, timing)
         if self._without:
-            line["without"] = self._without
+            line = msgspec.structs.replace(line, without=self._without)
         self._sampled, self._sample_s = None, 0.0
         self._waits_since = time.monotonic()
         self._run.write([line])
@@ -482,15 +481,10 @@ class Member(Seat):
             self.save()
         return line
 
-    def _last_lines(self) -> Iterator[MetricsLine]:
+    def _last_lines(self) -> Iterator[LearnerLine]:
         if self.finished_rounds >= self.config.crew.rounds or self._over:
             return
-        line = {
-            "round": self.config.crew.rounds,
-            "peer": self.peer.me.name,
-            "version": self.peer.learner.policy.version,
-        }
-        line |= self._run.accuracies(self.peer)
+        line = self._run.last_line(self.peer)
         self._run.write([line])
         self._over = True
         self.save()

@@ -30,8 +30,9 @@ from motley.config import CrewConfig, EnginePart
 from motley.engines import Completion
 from motley.hub import Say
 from motley.learning.learner import StepReport
+from motley.metrics import Timing
 from motley.policies.hardware import is_out_of_memory
-from motley.run import Timing, timed
+from motley.run import timed
 from motley.sampler import Sampled, SamplerHalf
 
 Answers = list[list[Completion]]
@@ -98,9 +99,8 @@ class Overlap:
         answers, sample_s = (None, 0.0) if error else sampling.result()
         sampled, keep_s = timed(lambda: half.keep(half.drawn(asked, answers)) if answers else None)
         _, refresh_s = timed(half.refresh)
-        return Both(
-            report, sampled, Timing(sample_s + keep_s, learn_s + refresh_s, min(sample_s, learn_s))
-        )
+        timing = Timing(sample_s + keep_s, learn_s + refresh_s, overlap_s=min(sample_s, learn_s))
+        return Both(report, sampled, timing)
 
     def _on_own_stream(self, sample: Callable[[], Answers]) -> Callable[[], Answers]:
         """On a GPU work of two threads goes on at once in two streams only.

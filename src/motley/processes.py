@@ -14,13 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-import msgspec
-
 from motley.config import CrewConfig, read_config
 from motley.exchange.server import free_port
 from motley.hub import Hub, Place, Say, read_state
 from motley.member import Brings, join
-from motley.run import MetricsLine, append_lines, check_config, new_folder
+from motley.metrics import LearnerLine, append_lines, decode_lines, learner_lines
+from motley.run import check_config, new_folder
 
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(["motley.member"])  # torch is imported once for all
@@ -33,7 +32,7 @@ class ProcessCrew:
         self.config, self.folder, self._say = config, folder, say
         self.finished_rounds = 0
         self._sizes: dict[str, int] = {}  # of the metrics, as far as they were read
-        self._lines: dict[str, dict[int, MetricsLine]] = {peer.name: {} for peer in config.students}
+        self._lines: dict[str, dict[int, LearnerLine]] = {peer.name: {} for peer in config.students}
         self._children: dict[str, multiprocessing.process.BaseProcess] = {}
         (folder / "peers").mkdir(exist_ok=True)
         self._hub = Hub.open(config, folder / "hub", self._place(), say)
@@ -63,7 +62,7 @@ class ProcessCrew:
             self.close()
             raise
 
-    def rounds(self) -> Iterator[list[MetricsLine]]:
+    def rounds(self) -> Iterator[list[LearnerLine]]:
         """Train to the last round; yields the lines of a round when every peer has finished it, and
         in between nothing.
 
@@ -154,11 +153,8 @@ class ProcessCrew:
             content = path.read_bytes() if path.exists() else b""
             if len(content) != self._sizes.get(name, 0):
                 self._sizes[name] = len(content)
-                found = (
-                    msgspec.json.decode(line)
-                    for line in content[: content.rfind(b"\n") + 1].splitlines()
-                )
-                known |= {line["round"]: line for line in found}
+                lines = learner_lines(decode_lines(content[: content.rfind(b"\n") + 1]))
+                known |= {line.round: line for line in lines}
 
 
 def _take_part(url: str, crew: str, folder: Path, num_threads: int, brings: Brings) -> None:

@@ -13,12 +13,15 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
+import msgspec
+
 from motley.config import CrewConfig
 from motley.exchange import LogError
 from motley.exchange.nats import NatsLog
 from motley.membership import Joining
+from motley.metrics import SamplerLine, Timing
 from motley.records import Group
-from motley.run import MetricsLine, timed
+from motley.run import timed
 from motley.seat import Seat
 from motley.trust import known
 
@@ -55,7 +58,7 @@ class SamplerMember(Seat):
     def save(self) -> None:
         """Everything that must last is in the outbox already."""
 
-    def _turn(self) -> MetricsLine | None:
+    def _turn(self) -> SamplerLine | None:
         sampler = self.sampler
         self._look()
         if self.finished or not sampler.may_sample():
@@ -63,11 +66,8 @@ class SamplerMember(Seat):
         self._beat("sampling")
         sampled, sample_s = timed(sampler.half.sample)
         self._courier.wake()
-        line = self._run.sampler_line(sampler, sampled)
-        line["timing"] = {
-            "sample_s": sample_s,
-            "sampled_tokens_per_s": sampled.num_tokens / sample_s,
-        }
+        timing = Timing(sample_s, sampled_tokens_per_s=sampled.num_tokens / sample_s)
+        line = msgspec.structs.replace(self._run.sampler_line(sampler, sampled), timing=timing)
         self._run.write([line])
         return line
 
@@ -87,7 +87,7 @@ class SamplerMember(Seat):
         if first and self.sampler.follower.version >= 0:
             self._check_engine(self.sampler.half)
 
-    def _last_lines(self) -> Iterator[MetricsLine]:
+    def _last_lines(self) -> Iterator[SamplerLine]:
         self._say(f"{self.me.follows} has taken its last step, or was shut out")
         yield from ()
 

@@ -83,7 +83,7 @@ def sim(
                 progress.update(
                     bar,
                     completed=crew.finished_rounds,
-                    description=f"{duration(lines[-1]['time_s'])} simulated",
+                    description=f"{duration(lines[-1].time_s or 0.0)} simulated",
                 )
                 if stop_asked():
                     say(

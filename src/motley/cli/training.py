@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -41,6 +41,7 @@ from motley.config import CrewConfig, read_config
 if TYPE_CHECKING:
     from motley.crew import LocalCrew
     from motley.display import Skills
+    from motley.metrics import LearnerLine
     from motley.processes import ProcessCrew
 
 
@@ -50,18 +51,18 @@ def _run(crew: LocalCrew | ProcessCrew) -> bool:
     The crew is saved either way.
     """
     from motley.display import LiveTable
+    from motley.metrics import learner_lines, read_metrics
     from motley.reporting import Reports
-    from motley.run import read_metrics
 
     reports = Reports(crew.config, crew.folder)
     table = LiveTable(crew.config, first_round=crew.finished_rounds)
-    table.update(read_metrics(crew.folder))
+    table.update(learner_lines(read_metrics(crew.folder)))
     live = Live(table, console=console, refresh_per_second=4, transient=not console.is_terminal)
     with stop_on_interrupt() as stop_asked, live, closing(reports):
         for lines in crew.rounds():
             table.update(lines)
             reports.log(lines)
-            if lines and not console.is_terminal and "heldout" in lines[0]:
+            if lines and not console.is_terminal and lines[0].heldout:
                 console.print(
                     _plain_progress(lines, crew.config.crew.rounds, table.time_left()),
                     highlight=False,
@@ -73,14 +74,12 @@ def _run(crew: LocalCrew | ProcessCrew) -> bool:
         return stop_asked()
 
 
-def _plain_progress(lines: list[dict[str, Any]], rounds: int, left: str) -> str:
+def _plain_progress(lines: Sequence[LearnerLine], rounds: int, left: str) -> str:
     """A line where there is no terminal to redraw."""
     from motley.display import mean
 
-    peers = ", ".join(
-        f"{line['peer']} {mean(line['heldout']):.0%}" for line in lines if "heldout" in line
-    )
-    return f"round {lines[0]['round']} of {rounds}: held-out accuracy {peers}; {left} left"
+    peers = ", ".join(f"{line.peer} {mean(line.heldout):.0%}" for line in lines if line.heldout)
+    return f"round {lines[0].round} of {rounds}: held-out accuracy {peers}; {left} left"
 
 
 def _start_processes(begin: Callable[[Callable[[str], None]], ProcessCrew]) -> ProcessCrew:
@@ -127,9 +126,9 @@ def _start(config: CrewConfig, folder: Path, may_resume: bool = False) -> LocalC
 
 def _finish(crew: LocalCrew | ProcessCrew, alone: Skills) -> None:
     from motley.display import draw_curves, skill_matrix, skills_at
-    from motley.run import read_metrics
+    from motley.metrics import learner_lines, read_metrics
 
-    lines = read_metrics(crew.folder)
+    lines = learner_lines(read_metrics(crew.folder))
     console.print(skill_matrix(skills_at(lines, last=False), skills_at(lines, last=True), alone))
     png, page = draw_curves(lines, alone, crew.folder)
     console.print(f"curves: {png} and {page}", soft_wrap=True)
@@ -142,9 +141,9 @@ def _train_alone(config: CrewConfig, folder: Path) -> bool:
     True if a stop was asked for.
     """
     from motley.display import skills_at
-    from motley.run import read_metrics
+    from motley.metrics import learner_lines, read_metrics
 
-    found: Skills = {}
+    skills: Skills = {}
     for peer in config.students:
         own = folder / "alone" / peer.name
         crew = _start(config.alone(peer.name), own, may_resume=True)
@@ -153,8 +152,8 @@ def _train_alone(config: CrewConfig, folder: Path) -> bool:
             stop_asked and peer is not config.students[-1]
         ):
             return True
-        found |= skills_at(read_metrics(own), last=True)
-    _write_alone(folder, " ".join(["motley", *sys.argv[1:]]), found)
+        skills |= skills_at(learner_lines(read_metrics(own)), last=True)
+    _write_alone(folder, " ".join(["motley", *sys.argv[1:]]), skills)
     return False
 
 

@@ -20,7 +20,8 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from motley.config import CrewConfig
-from motley.run import MetricsLine, check_config, read_metrics
+from motley.metrics import LearnerLine, learner_lines, read_metrics
+from motley.run import check_config
 from motley.sim.crew import SimCrew
 from motley.sim.report import ages_of, num_dropped
 from motley.study.arms import Arm, crews_of
@@ -97,9 +98,9 @@ def run_sweep(
         first,
         [partial(_run, config, arm, seed, folder / "runs") for config, arm, seed in todo],
     )
-    for number, found in enumerate(runs, total - len(todo) + 1):
-        keep(path, found)
-        trials += found
+    for number, made in enumerate(runs, total - len(todo) + 1):
+        keep(path, made)
+        trials += made
         progress(number, total)
     wanted = {(c, arm.label, seed) for c in names for arm in arms for seed in seeds}
     return [t for t in trials if (t.crew, t.arm, t.seed) in wanted]
@@ -125,33 +126,35 @@ def _simulate(crew: CrewConfig, name: str, arm: str, folder: Path) -> list[Trial
     shutil.rmtree(run, ignore_errors=True)  # a run that was stopped is made anew
     for _ in SimCrew(crew, run).rounds():
         pass
-    lines = read_metrics(run)
+    lines = learner_lines(read_metrics(run))
     shutil.rmtree(run)
     return [
-        _trial(name, arm, crew.crew.seed, [line for line in lines if line["peer"] == p.name])
+        _trial(name, arm, crew.crew.seed, [line for line in lines if line.peer == p.name])
         for p in crew.students
     ]
 
 
-def _trial(crew: str, arm: str, seed: int, lines: list[MetricsLine]) -> Trial:
+def _trial(crew: str, arm: str, seed: int, lines: list[LearnerLine]) -> Trial:
     ages = ages_of(lines)
-    senders = [sender for line in lines for sender in line.get("senders", {}).values()]
-    known = {key: [s[key] for s in senders if s.get(key) is not None] for key in DIAGNOSTICS}
+    senders = [sender for line in lines for sender in (line.senders or {}).values()]
+    known = {
+        key: [value for s in senders if (value := s.number(key)) is not None] for key in DIAGNOSTICS
+    }
     return Trial(
         crew=crew,
         arm=arm,
         seed=seed,
-        peer=lines[0]["peer"],
+        peer=lines[0].peer,
         curve={
-            line["round"]: float(np.mean(list(line["heldout"].values())))
+            line.round: float(np.mean(list(line.heldout.values())))
             for line in lines
-            if "heldout" in line
+            if line.heldout
         },
-        hours=lines[-1]["time_s"] / 3600,
+        hours=(lines[-1].time_s or 0.0) / 3600,
         mean_age=sum(age * count for age, count in ages) / max(1, sum(count for _, count in ages)),
         max_age=max((age for age, _ in ages), default=0),
         dropped=num_dropped(lines),
-        grad_norm=float(np.mean([line["grad_norm"] for line in lines if "grad_norm" in line])),
+        grad_norm=float(np.mean([line.grad_norm for line in lines if line.grad_norm is not None])),
         diagnostics={key: float(np.mean(values)) for key, values in known.items() if values},
     )
 
