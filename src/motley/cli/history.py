@@ -14,18 +14,12 @@ import msgspec
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import TaskProgressColumn
 from rich.table import Table
 from rich.text import Text
 
 from motley.cli.common import AsJson, app, console, plain_errors
+from motley.cli.progress import timed_bars
 
 if TYPE_CHECKING:
     from motley.archive import Archive, Seen, Tally
@@ -176,16 +170,14 @@ def _export(archive: Archive, path: Path, after: int, peer: str, as_json: bool) 
 
 def _read(archive: Archive, after: int, peer: str) -> Iterator[Seen]:
     """The records that are wanted, with a bar on stderr for how far the reading has come."""
-    columns = (
-        TextColumn("reading"),
-        BarColumn(),
+    console = Console(stderr=True)
+    with timed_bars(
+        "reading",
         TaskProgressColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    bars = Console(stderr=True)
-    with Progress(*columns, console=bars, transient=True, disable=not bars.is_terminal) as progress:
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as progress:
         bar = progress.add_task("", total=max(0, archive.source.last() - after))
         for seen in archive.records(after):
             if peer in ("", seen.sender):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -17,9 +17,9 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 
 from motley.cli.common import (
@@ -36,6 +36,7 @@ from motley.cli.common import (
     say,
     stop_on_interrupt,
 )
+from motley.cli.progress import skills_text, timed_bars
 from motley.config import CrewConfig, read_config
 
 if TYPE_CHECKING:
@@ -100,16 +101,10 @@ def _start_processes(begin: Callable[[Callable[[str], None]], ProcessCrew]) -> P
 def _start(config: CrewConfig, folder: Path, may_resume: bool = False) -> LocalCrew:
     from motley.crew import LocalCrew
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[skill]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as progress:
-        tasks: dict[str, Any] = {}
+    skill = TextColumn("{task.fields[skill]}")
+    bars = timed_bars("{task.description}", skill, console=console, transient=True)
+    with bars as progress:
+        tasks: dict[str, TaskID] = {}
 
         def show(peer: str, steps: int, accuracy: dict[str, float]) -> None:
             warm = next(p.warm for p in config.peer if p.name == peer and p.warm)
@@ -118,7 +113,7 @@ def _start(config: CrewConfig, folder: Path, may_resume: bool = False) -> LocalC
             progress.update(
                 tasks[peer],
                 completed=warm.share(steps, accuracy),
-                skill=" ".join(f"{k} {v:.0%}" for k, v in accuracy.items()),
+                skill=skills_text(accuracy),
             )
 
         return (LocalCrew.start_or_resume if may_resume else LocalCrew.start)(config, folder, show)
@@ -153,27 +148,37 @@ def _train_alone(config: CrewConfig, folder: Path) -> bool:
         ):
             return True
         skills |= skills_at(learner_lines(read_metrics(own)), last=True)
-    _write_alone(folder, " ".join(["motley", *sys.argv[1:]]), skills)
+    _write_alone(folder, _Alone(" ".join(["motley", *sys.argv[1:]]), skills))
     return False
 
 
-def _write_alone(folder: Path, command: str, skills: Skills) -> None:
-    (folder / "alone.json").write_text(
-        json.dumps({"command": command, "skills": skills}, indent=2) + "\n"
-    )
+class _Alone(msgspec.Struct, frozen=True):
+    """What every peer reaches by itself, and by which command: RUN/alone.json."""
+
+    command: str
+    skills: dict[str, dict[str, float]]
+
+
+def _write_alone(folder: Path, alone: _Alone) -> None:
+    (folder / "alone.json").write_text(json.dumps(msgspec.to_builtins(alone), indent=2) + "\n")
+
+
+def _read_alone(folder: Path) -> Skills:
+    path = folder / "alone.json"
+    return msgspec.json.decode(path.read_bytes(), type=_Alone).skills if path.exists() else {}
 
 
 def _train(
     begin: Callable[[], LocalCrew | ProcessCrew],
     folder: Path,
     alone: bool,
-    recorded: dict[str, Any] | None = None,
+    recorded: _Alone | None = None,
 ) -> None:
     """Run a crew to its end, or until it is stopped; then say how to go on."""
     try:
         crew = begin()
         if recorded:
-            _write_alone(folder, recorded["command"], recorded["skills"])
+            _write_alone(folder, recorded)
         stop_asked = _run(crew)
         unfinished = crew.finished_rounds < crew.config.crew.rounds
         stopped = (stop_asked and (unfinished or alone)) or (
@@ -190,8 +195,7 @@ def _train(
         )
         console.print(f"stopped; go on with: {again}", soft_wrap=True)
         raise typer.Exit(130)
-    path = folder / "alone.json"
-    _finish(crew, json.loads(path.read_text())["skills"] if path.exists() else {})
+    _finish(crew, _read_alone(folder))
 
 
 @app.command()
@@ -256,7 +260,9 @@ def demo(
     with plain_errors():
         with as_file(files("motley") / "crews" / "demo.toml") as path:
             config = read_config(path)
-        recorded = json.loads((files("motley") / "crews" / "demo_alone.json").read_text())
+        recorded = msgspec.json.decode(
+            (files("motley") / "crews" / "demo_alone.json").read_bytes(), type=_Alone
+        )
         config_now = changed(config, objective, rounds, seed)
         same_but_objective = msgspec.structs.replace(
             config.crew, objective=config_now.crew.objective, variant=config_now.crew.variant
