@@ -21,13 +21,13 @@ from typer.testing import CliRunner
 
 import motley.export
 from fakes import write_task
-from motley.card import Exported, card, hub_id, public_config
+from motley.card import ExportedModel, card, hub_id, public_config
 from motley.cli import app
 from motley.cli import exporting as exporting
 from motley.config import CrewConfig, parse_config
 from motley.crew import LocalCrew
 from motley.export import export_model, learners_of
-from motley.metrics import read_metrics
+from motley.metrics import LearnerLine, read_metrics
 from motley.run import trained_policies
 
 CREW = """
@@ -370,7 +370,7 @@ engine = { vllm = { python = "/opt/vllm/bin/python" } }
 """
 
 
-def exported(config: CrewConfig, peer: str, **changes: Any) -> Exported:
+def exported(config: CrewConfig, peer: str, **changes: Any) -> ExportedModel:
     facts = {
         "folder": "out",
         "config": config,
@@ -380,7 +380,7 @@ def exported(config: CrewConfig, peer: str, **changes: Any) -> Exported:
         "own_base": False,
         "dtype": "float32",
     }
-    return Exported(**(facts | changes))
+    return ExportedModel(**(facts | changes))
 
 
 def test_no_place_of_this_machine_is_in_a_card() -> None:
@@ -399,8 +399,8 @@ def test_no_place_of_this_machine_is_in_a_card() -> None:
 
 def test_a_card_can_be_written_when_the_problems_are_gone() -> None:
     lines = [
-        {"round": 0, "peer": "a", "heldout": {"all": 0.5}},
-        {"round": 1, "peer": "a", "heldout": {"all": 0.75}},
+        LearnerLine(round=0, peer="a", heldout={"all": 0.5}),
+        LearnerLine(round=1, peer="a", heldout={"all": 0.75}),
     ]
     assert "| heldout | all | 50% | 75% |  |" in card(
         exported(parse_config(PLACES), "a", lines=lines)
@@ -408,12 +408,12 @@ def test_a_card_can_be_written_when_the_problems_are_gone() -> None:
 
 
 def test_refused_and_dropped_are_said() -> None:
-    line = {
-        "round": 1,
-        "peer": "a",
-        "refused": {"unknown": {"corrupt": 2}},
-        "dropped": {"b": {"stale": 1, "late": 3}},
-    }
+    line = LearnerLine(
+        round=1,
+        peer="a",
+        refused={"unknown": {"corrupt": 2}},
+        dropped={"b": {"stale": 1, "late": 3}},
+    )
     text = card(exported(parse_config(PLACES), "a", lines=[line]))
     assert "- refused of unknown: 2 corrupt\n- dropped of b: 1 stale, 3 late" in text
 
@@ -448,7 +448,7 @@ def test_what_is_there_is_not_overwritten(run: Path, tmp_path: Path) -> None:
 def test_a_full_disk_leaves_nothing(
     existing: bool, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(facts: Exported, folder: Path) -> None:
+    def full(facts: ExportedModel, folder: Path) -> None:
         assert (folder / "model.safetensors").exists()
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -24,7 +24,7 @@ _SPLITS: tuple[Split, ...] = ("heldout", "ood")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exported:
+class ExportedModel:
     """What is in the folder. `lines`: the peer's metrics up to the checkpoint it was made from."""
 
     folder: str  # its name
@@ -70,8 +70,8 @@ def public_name(model: str) -> str:
     return model if hub_id(model) or model.startswith("tiny:") else Path(model).name
 
 
-def card(exported: Exported) -> str:
-    sections: tuple[Callable[[Exported], str], ...] = (
+def card(exported: ExportedModel) -> str:
+    sections: tuple[Callable[[ExportedModel], str], ...] = (
         _front,
         _opening,
         _loading,
@@ -87,7 +87,7 @@ def card(exported: Exported) -> str:
 # Sections
 
 
-def _front(e: Exported) -> str:
+def _front(e: ExportedModel) -> str:
     facts = {
         "base_model": public_name(e.me.model),
         "library_name": "peft" if e.adapter else "transformers",
@@ -99,7 +99,7 @@ def _front(e: Exported) -> str:
     )
 
 
-def _opening(e: Exported) -> str:
+def _opening(e: ExportedModel) -> str:
     others = [f"`{p.name}`" for p in e.config.peer if p.name != e.me.name]
     with_whom = f"with {', '.join(others)}" if others else "alone"
     kind = "A LoRA adapter" if e.adapter else "A model"
@@ -116,7 +116,7 @@ def _opening(e: Exported) -> str:
     )
 
 
-def _loading(e: Exported) -> str:
+def _loading(e: ExportedModel) -> str:
     base = f"{e.folder}/base" if e.own_base else public_name(e.me.model) if e.adapter else e.folder
     chat = (
         "tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True, "
@@ -156,7 +156,7 @@ def _loading(e: Exported) -> str:
     )
 
 
-def _skills(e: Exported) -> str:
+def _skills(e: ExportedModel) -> str:
     measured = [line for line in e.lines if line.heldout]
     if not measured:
         return ""
@@ -183,7 +183,7 @@ def _skills(e: Exported) -> str:
     )
 
 
-def _training(e: Exported) -> str:
+def _training(e: ExportedModel) -> str:
     crew, sampling, learning = e.config.crew, e.config.sampling, e.config.learning
     objective = f"{crew.objective}/{crew.variant}" if crew.variant else crew.objective
     facts = {
@@ -204,7 +204,7 @@ def _training(e: Exported) -> str:
     return "## Training\n\n" + "\n".join(f"- {key}: {value}" for key, value in facts.items())
 
 
-def _crewmates(e: Exported) -> str:
+def _crewmates(e: ExportedModel) -> str:
     senders = [line.senders for line in e.lines if line.senders]
     total = sum(sender.groups for step in senders for sender in step.values())
     rows = []
@@ -235,7 +235,7 @@ def _crewmates(e: Exported) -> str:
     )
 
 
-def _refusals(e: Exported) -> str:
+def _refusals(e: ExportedModel) -> str:
     words = [
         f"- {what} of {sender}: "
         + ", ".join(f"{count} {reason}" for reason, count in reasons.items())
@@ -245,7 +245,7 @@ def _refusals(e: Exported) -> str:
     return "\n".join(words) or "No record was refused and no group dropped."
 
 
-def _crew_file(e: Exported) -> str:
+def _crew_file(e: ExportedModel) -> str:
     return (
         "## Crew file\n\nTrain it again with `motley train "
         f"crew.toml`.\n\n```toml\n{public_config(e.config)}```"

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
-from motley.card import Exported, card, hub_id
+from motley.card import ExportedModel, card, hub_id
 from motley.config import PeerConfig, read_config
 from motley.files import whole
 from motley.learning.checkpoint import load_manifest
@@ -70,7 +70,7 @@ def export_model(
         raise ValueError(
             f"peer {peer} trains no adapter, so that there is nothing to merge; leave --merge out"
         )
-    facts = Exported(
+    facts = ExportedModel(
         folder=out.resolve().name,
         config=config,
         me=me,
@@ -133,7 +133,7 @@ def _write_whole(out: Path, writers: Sequence[Callable[[Path], None]]) -> None:
         ) from error
 
 
-def _model_writer(facts: Exported, saved: Path, start: Path) -> Callable[[Path], None]:
+def _model_writer(facts: ExportedModel, saved: Path, start: Path) -> Callable[[Path], None]:
     """A whole model: as it trained, or an adapter added into its base in float32. Rounded last."""
     if (saved / ADAPTER).exists():
         model = PeftModel.from_pretrained(
@@ -146,7 +146,7 @@ def _model_writer(facts: Exported, saved: Path, start: Path) -> Callable[[Path],
     return lambda folder: model.save_pretrained(folder)
 
 
-def _adapter_writer(facts: Exported, saved: Path, start: Path) -> Callable[[Path], None]:
+def _adapter_writer(facts: ExportedModel, saved: Path, start: Path) -> Callable[[Path], None]:
     dtype = getattr(torch, facts.dtype)
     tensors = {name: tensor.to(dtype) for name, tensor in load_tensors(saved / ADAPTER).items()}
     rules = json.loads((saved / "adapter_config.json").read_text())
@@ -167,7 +167,7 @@ def _adapter_writer(facts: Exported, saved: Path, start: Path) -> Callable[[Path
     return write
 
 
-def _write_card(facts: Exported, folder: Path) -> None:
+def _write_card(facts: ExportedModel, folder: Path) -> None:
     (folder / "README.md").write_text(card(facts), encoding="utf-8")
 
 
@@ -204,7 +204,7 @@ def _base_model(me: PeerConfig, start: Path) -> PreTrainedModel:
     return model
 
 
-def _as_sampled(found: GenerationConfig, sampling: Sampling) -> GenerationConfig:
+def _as_sampled(generation: GenerationConfig, sampling: Sampling) -> GenerationConfig:
     """Answers are made as they were in training."""
     settings = {
         "do_sample": True,
@@ -212,5 +212,5 @@ def _as_sampled(found: GenerationConfig, sampling: Sampling) -> GenerationConfig
         "top_k": sampling.top_k,
         "top_p": sampling.top_p,
     }
-    found.update(**settings, max_new_tokens=sampling.max_tokens)
-    return found
+    generation.update(**settings, max_new_tokens=sampling.max_tokens)
+    return generation

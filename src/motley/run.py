@@ -298,8 +298,8 @@ def _discard_unfinished(folder: Path) -> None:
     else in it is not touched.
     """
     ours = {"config.toml", "start", "groups", "checkpoints", "metrics.jsonl", "engine", *REPORTERS}
-    found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    if "config.toml" not in found or not found <= ours or checkpoints(folder / "checkpoints"):
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if "config.toml" not in names or not names <= ours or checkpoints(folder / "checkpoints"):
         return
     try:
         read_config(folder / "config.toml")
@@ -353,10 +353,10 @@ def newest_checkpoint(folder: Path) -> Path:
             f"{folder} is not a run folder: it has no config.toml; give the folder that motley "
             "train printed"
         )
-    found = checkpoints(folder / "checkpoints")
-    if not found:
+    saved = checkpoints(folder / "checkpoints")
+    if not saved:
         raise ValueError(f"{folder} has no checkpoint; start the crew anew")
-    return found[-1]
+    return saved[-1]
 
 
 def timed(work: Callable[[], Made]) -> tuple[Made, float]:

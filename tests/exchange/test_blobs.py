@@ -14,7 +14,7 @@ from nats.aio.client import Client
 
 from motley.exchange import LogError
 from motley.exchange.blobs import Blobs, MemoryBlobs
-from motley.exchange.nats import Answer, Outgoing, Stream
+from motley.exchange.nats import Outgoing, ServerReply, Stream
 from motley.exchange.objects import CHUNK_BYTES, NatsBlobs
 
 from .nats_server import Net, eventually
@@ -281,7 +281,7 @@ def test_a_put_whose_learner_died_anywhere_is_made_whole_by_another(
 
         def write(
             messages: list[Outgoing], usual=usual, writes=writes, survived=survived
-        ) -> list[Answer]:
+        ) -> list[ServerReply]:
             if len(writes) == survived:
                 raise Died
             writes.append(messages)
@@ -401,7 +401,7 @@ def test_bytes_of_a_dead_process_that_arrive_late_are_noticed(
     for before in (1, 2, 3):
         writes: list[list[Outgoing]] = []
 
-        def write(messages: list[Outgoing], writes=writes, before=before) -> list[Answer]:
+        def write(messages: list[Outgoing], writes=writes, before=before) -> list[ServerReply]:
             if len(writes) == before:
                 write_chunks(late, name_of(content), content[:CHUNK_BYTES])
             writes.append(messages)

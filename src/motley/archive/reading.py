@@ -26,7 +26,7 @@ POLL_S = 0.1  # between looks at a file
 Say = Callable[[str], None]
 
 
-class Source(Protocol):
+class RecordSource(Protocol):
     def read(self, after: int, limit: int = PAGE) -> list[Entry]: ...
 
     def last(self) -> int:
@@ -73,8 +73,8 @@ class FileSource:
         self._copy = MemoryLog.copy_of(self._path)
 
     def _state(self) -> tuple[int, int]:
-        found = self._path.stat()
-        return found.st_size, found.st_mtime_ns
+        status = self._path.stat()
+        return status.st_size, status.st_mtime_ns
 
 
 class StreamSource:
@@ -113,7 +113,7 @@ class Archive:
     folder: Path
     crew: str
     hub: bytes  # the key whose charter and rosters count
-    source: Source
+    source: RecordSource
 
     def charter(self) -> Charter | None:
         return self._examiner(self.source.last()).charter

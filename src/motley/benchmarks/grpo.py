@@ -112,7 +112,7 @@ def candidates(
     texts = iter(
         policy.vocabulary.decode_all(c.tokens for completions in made for c in completions)
     )
-    found = []
+    measured = []
     for slot, (problem, completions) in enumerate(zip(problems, made, strict=True)):
         rollouts = tuple(
             Rollout(
@@ -132,7 +132,7 @@ def candidates(
             rollouts=rollouts,
             created_s=time.time(),
         )
-        found.append(
+        measured.append(
             Candidate(
                 group=group,
                 problem=problem,
@@ -142,7 +142,7 @@ def candidates(
                 position=slot,
             )
         )
-    return found
+    return measured
 
 
 @dataclass(frozen=True, slots=True)

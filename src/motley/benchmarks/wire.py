@@ -91,8 +91,8 @@ def size_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
 
 
 def _mean_logprob(groups: Sequence[Group]) -> float:
-    found = [logprob for g in groups for r in g.rollouts for logprob in r.logprobs]
-    return sum(found) / len(found)
+    logprobs = [logprob for g in groups for r in g.rollouts for logprob in r.logprobs]
+    return sum(logprobs) / len(logprobs)
 
 
 def _size(groups: Sequence[Group], lossless: bool = False) -> int:
@@ -173,7 +173,7 @@ def _admission(
 def _digits_groups() -> list[Group]:
     """Answers as a tiny model gives them: half of 8 are right."""
     task, vocabulary = load_task("digits", {}), tiny_vocabulary()
-    found = []
+    rows = []
     for round in range(200):
         (problem,) = assign(task, 0, PEER, round, 1)
         answers = [
@@ -192,7 +192,7 @@ def _digits_groups() -> list[Group]:
             version=round,
             sampling=Sampling(max_tokens=16),
         )
-        found.append(
+        rows.append(
             Group(
                 crew=CREW,
                 problem=problem.id,
@@ -203,7 +203,7 @@ def _digits_groups() -> list[Group]:
                 created_s=0.0,
             )
         )
-    return found
+    return rows
 
 
 def stream_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
@@ -257,10 +257,10 @@ def _append_s(log: NatsLog, records: Sequence[tuple[str, bytes]], in_flight: int
 
 def _read_s(log: NatsLog) -> float:
     start = time.perf_counter()
-    found: list[Entry] = []
-    while page := log.read(found[-1].position if found else 0):
-        found += page
-    assert len(found) == NUM_RECORDS
+    entries: list[Entry] = []
+    while page := log.read(entries[-1].position if entries else 0):
+        entries += page
+    assert len(entries) == NUM_RECORDS
     return time.perf_counter() - start
 
 

@@ -255,15 +255,15 @@ def merged_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
     """What the model acts with under its ordinary names: LoRA adapters are added to the weights
     they stand beside.
     """
-    found = {
+    weights = {
         name.replace(".base_layer.", "."): t
         for name, t in model.state_dict().items()
         if ".lora_" not in name
     }
     for name, module in model.named_modules():
         if hasattr(module, "base_layer"):
-            found[f"{name}.weight"] = merged_weight(module)
-    return found
+            weights[f"{name}.weight"] = merged_weight(module)
+    return weights
 
 
 def server_environment(policy: Policy, config: Vllm, ours: Mapping[str, str]) -> dict[str, str]:

@@ -120,16 +120,16 @@ class Stored(NamedTuple):
     content: bytes
 
 
-class Refusal(msgspec.Struct, frozen=True):
+class ServerFault(msgspec.Struct, frozen=True):
     err_code: int = 0
     description: str = ""
 
 
-class Answer(msgspec.Struct, frozen=True):
+class ServerReply(msgspec.Struct, frozen=True):
     """What the server says to a message or a command."""
 
     seq: int = 0  # where the message stands
-    error: Refusal | None = None
+    error: ServerFault | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class Stream:
     max_bytes: int  # of a message's content
     silence_s: float = SILENCE_S
 
-    def write(self, messages: Sequence[Outgoing]) -> list[Answer]:
+    def write(self, messages: Sequence[Outgoing]) -> list[ServerReply]:
         """Publish all at once, in this order, and wait for every answer. A refusal is an answer."""
         return self.connection.call(partial(self._publish_all, messages), FLIGHT_S)
 
@@ -159,7 +159,7 @@ class Stream:
         """The newest message whose subject fits."""
         return self.connection.call(partial(self._fetch_last, subject), self.silence_s)
 
-    async def _publish_all(self, messages: Sequence[Outgoing], client: Client) -> list[Answer]:
+    async def _publish_all(self, messages: Sequence[Outgoing], client: Client) -> list[ServerReply]:
         self._check_connected(client)  # the client would buffer it, and time would run out here
         for message in messages:
             self._check_size(message, client)
@@ -247,11 +247,11 @@ class Stream:
         return None
 
 
-def _answer(message: Msg) -> Answer:
+def _answer(message: Msg) -> ServerReply:
     return (
-        msgspec.json.decode(message.data, type=Answer)
+        msgspec.json.decode(message.data, type=ServerReply)
         if message.data
-        else Answer(error=Refusal(description="no stream took it"))
+        else ServerReply(error=ServerFault(description="no stream took it"))
     )
 
 

@@ -25,9 +25,9 @@ from motley.exchange.log import LogError
 from motley.exchange.nats import (
     MAX_FETCH_BYTES,
     MAX_FLIGHT_BYTES,
-    Answer,
     Names,
     Outgoing,
+    ServerReply,
     Stored,
     Stream,
     make_stream,
@@ -210,7 +210,7 @@ class NatsBlobs:
                 self._bucket.chunks_of(name), after, max_bytes=self._down.num_bytes
             )
 
-    def _write(self, messages: Sequence[Outgoing]) -> list[Answer]:
+    def _write(self, messages: Sequence[Outgoing]) -> list[ServerReply]:
         answers = self._stream.write(messages)
         for message, answer in zip(messages, answers, strict=True):
             if answer.error:

@@ -181,10 +181,10 @@ def _checks(task: Task, warm: Warm) -> list[Problem]:
 
 def _start_hash(policy: Policy) -> str:
     """Of the values a warm start begins with."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for _, parameter in policy.model.named_parameters():
-        found.update(parameter.detach().cpu().flatten().view(torch.uint8).numpy().data)
-    return found.hexdigest()
+        digest.update(parameter.detach().cpu().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _cache_path(recipe: list[Any]) -> Path:

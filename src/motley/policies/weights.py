@@ -146,13 +146,13 @@ def _some(names: Sequence[str]) -> str:
 
 def state_hash(state: State) -> bytes:
     """sha256 over names, dtypes, shapes and values: the same on every machine."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, value in _sorted(state).items():
-        found.update(
+        digest.update(
             msgspec.json.encode([name, _dtype_name(name, value), list(value.shape)]) + b"\n"
         )
-        found.update(np.ascontiguousarray(_bytes(value)).data)
-    return found.digest()
+        digest.update(np.ascontiguousarray(_bytes(value)).data)
+    return digest.digest()
 
 
 def _dtype_name(name: str, value: Tensor) -> str:

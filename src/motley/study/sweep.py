@@ -160,7 +160,7 @@ def _trial(crew: str, arm: str, seed: int, lines: list[LearnerLine]) -> Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class SweepRow:
     """One arm in one crew."""
 
     arm: str
@@ -175,19 +175,19 @@ class Line:
     diagnostics: dict[str, float]
 
 
-def table(trials: Sequence[Trial], crews: Sequence[str], arms: Sequence[str]) -> list[Line]:
+def table(trials: Sequence[Trial], crews: Sequence[str], arms: Sequence[str]) -> list[SweepRow]:
     """A line per arm and crew, over all seeds and, where there are several, learners."""
     return [_line(trials, arm, crew, crews[0]) for arm in arms for crew in crews]
 
 
-def _line(trials: Sequence[Trial], arm: str, crew: str, first: str) -> Line:
+def _line(trials: Sequence[Trial], arm: str, crew: str, first: str) -> SweepRow:
     own = [t for t in trials if t.arm == arm and t.crew == crew]
     before = {(t.seed, t.peer): _last(t) for t in trials if t.arm == arm and t.crew == first}
     rounds = sorted(set.intersection(*(set(t.curve) for t in own)))
     best_round = max(rounds, key=lambda number: float(np.mean([t.curve[number] for t in own])))
     differences = [_last(t) - before[t.seed, t.peer] for t in own if (t.seed, t.peer) in before]
     spread = has_spread(differences)
-    return Line(
+    return SweepRow(
         arm=arm,
         crew=crew,
         last=interval([_last(t) for t in own]),
@@ -210,7 +210,7 @@ def _last(trial: Trial) -> float:
     return trial.curve[max(trial.curve)]
 
 
-def markdown(lines: Sequence[Line]) -> str:
+def markdown(lines: Sequence[SweepRow]) -> str:
     head = [
         "arm",
         "crew",
@@ -246,7 +246,7 @@ def markdown(lines: Sequence[Line]) -> str:
     return markdown_table(head, rows)
 
 
-def glance(lines: Sequence[Line]) -> str:
+def glance(lines: Sequence[SweepRow]) -> str:
     """A row per arm: accuracy after the last round in the first crew, then in each other one with
     the paired difference.
     """
@@ -266,7 +266,7 @@ def glance(lines: Sequence[Line]) -> str:
     )
 
 
-def draw(lines: Sequence[Line], path: Path) -> None:
+def draw(lines: Sequence[SweepRow], path: Path) -> None:
     """Accuracy after the last round against the crew, a curve per arm, with 95 % intervals."""
     crews = list(dict.fromkeys(line.crew for line in lines))
     arms = list(dict.fromkeys(line.arm for line in lines))

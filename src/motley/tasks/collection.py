@@ -33,8 +33,8 @@ class Collection:
             for split in sets
             for kind in self._kinds[split]
         }
-        for (split, kind), found in self._by_kind.items():
-            if not found:
+        for (split, kind), problems in self._by_kind.items():
+            if not problems:
                 raise ValueError(
                     f"{source}: no {split} problem of kind {kind!r}; add some, or name a {split} "
                     "file that has them"
