@@ -6,7 +6,7 @@ Names no place of this machine.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -310,7 +310,7 @@ def _percent(value: float | None) -> str:
     return "" if value is None else f"{value:.0%}"
 
 
-def _said(table: msgspec.Struct) -> dict[str, Any]:
+def _said(table: msgspec.Struct) -> dict[str, object]:
     """What differs from the defaults."""
     defaults = msgspec.to_builtins(type(table)())
     return {
@@ -318,7 +318,7 @@ def _said(table: msgspec.Struct) -> dict[str, Any]:
     }
 
 
-def _settings(settings: dict[str, Any]) -> str:
+def _settings(settings: Mapping[str, object]) -> str:
     return (
         " with " + ", ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
         if settings

@@ -8,7 +8,7 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from peft import PeftModel
@@ -74,7 +74,7 @@ def export_model(
         folder=out.resolve().name,
         config=config,
         me=me,
-        lines=_lines_until(own, peer, state),
+        lines=_lines_until(own, peer, state.get("metrics_bytes")),
         adapter=adapter and not merge,
         own_base=adapter and not merge and not _public_base(me),
         dtype=dtype,
@@ -108,11 +108,9 @@ def _public_base(me: PeerConfig) -> bool:
     return bool(hub_id(me.model)) and not me.warm and not me.keep_layers
 
 
-def _lines_until(own: Path, peer: str, state: dict[str, Any]) -> list[LearnerLine]:
-    """The peer's metrics that the checkpoint counts on; what was written after it is not in its
-    weights.
-    """
-    content = (own / "metrics.jsonl").read_bytes()[: state.get("metrics_bytes")]
+def _lines_until(own: Path, peer: str, num_bytes: int | None) -> list[LearnerLine]:
+    """The peer's metrics that a checkpoint counts on: what comes later is not in its weights."""
+    content = (own / "metrics.jsonl").read_bytes()[:num_bytes]
     return [line for line in learner_lines(decode_lines(content)) if line.peer == peer]
 
 

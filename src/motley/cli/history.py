@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -29,7 +29,7 @@ PIPED_WIDTH = 240  # where there is no terminal
 LONGEST_CELL = 48
 _WORDS = ("sender", "id", "kind", "problem", "fault", "faults")  # columns of text
 
-Row = dict[str, Any]
+Row = dict[str, object]
 
 
 @app.command("log")
@@ -223,11 +223,11 @@ def _record_row(seen: Seen, now_s: float) -> Row:
 
 def _line(row: Row) -> str:
     """A record as one line of text: `12 a.0.3 group, round 0, ...`."""
-    parts = [f"{row['position']} {_printable(row['id'])} {row['kind'] or 'unreadable'}"]
+    parts = [f"{row['position']} {_printable(str(row['id']))} {row['kind'] or 'unreadable'}"]
     if row["kind"] == "group":
         parts += [
             f"round {row['round']}",
-            f"problem {_printable(row['problem'])}",
+            f"problem {_printable(str(row['problem']))}",
             f"{row['rollouts']} rollouts of {row['tokens']} tokens",
             f"reward {_cell('reward', row['reward'])}",
         ]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 import typer
@@ -28,6 +28,7 @@ from motley.records import Sampling
 from motley.tasks import Split, Task
 
 if TYPE_CHECKING:
+    from motley.benchmarks.bench import Row
     from motley.policies import Policy
 
 
@@ -254,7 +255,7 @@ def bench_weights(as_json: AsJson = False) -> None:
 
 
 def _bench(
-    measure: Callable[[Callable[[str], None]], list[dict[str, Any]]],
+    measure: Callable[[Callable[[str], None]], list[Row]],
     takes: str,
     title: str,
     as_json: bool,

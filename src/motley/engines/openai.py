@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -30,6 +30,7 @@ from motley.engines.engine import Completion
 from motley.policies.policy import Policy
 from motley.records import Convention, Sampling
 
+Body = dict[str, object]  # of a request, as JSON has it
 TRIES = 4
 FIRST_PAUSE_S = 0.5  # doubled after every try
 MAX_REQUESTS = 64  # at a time; a server queues what it cannot take
@@ -125,7 +126,7 @@ class Client:
     timeout_s: float = 600.0
     pause: Callable[[float], None] = time.sleep
 
-    def ask(self, path: str, body: dict[str, Any] | None = None) -> bytes:
+    def ask(self, path: str, body: Body | None = None) -> bytes:
         """POST a body, or GET without one."""
         for attempt in range(TRIES - 1):
             try:
@@ -134,7 +135,7 @@ class Client:
                 self.pause(FIRST_PAUSE_S * 2**attempt)
         return self.ask_once(path, body)
 
-    def ask_once(self, path: str, body: dict[str, Any] | None = None) -> bytes:
+    def ask_once(self, path: str, body: Body | None = None) -> bytes:
         """ConnectionError: it may work later."""
         address = f"{self.url.rstrip('/')}/{path}"
         headers = {"Content-Type": "application/json"} | (
@@ -270,8 +271,8 @@ class OpenAIEngine:
 
     def _request(
         self, prompt: Sequence[int], num_samples: int, sampling: Sampling, seed: int
-    ) -> dict[str, Any]:
-        body = {
+    ) -> Body:
+        body: Body = {
             "model": self._model,
             "prompt": list(prompt),
             "n": num_samples,
@@ -295,7 +296,7 @@ class OpenAIEngine:
             )
         return body
 
-    def _complete(self, body: dict[str, Any]) -> list[Completion]:
+    def _complete(self, body: Body) -> list[Completion]:
         reply = _decode(self._client.ask("completions", body), _Reply, self._client.url)
         drawn = [
             _exact(choice) for choice in sorted(reply.choices, key=lambda choice: choice.index)

@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO
 
 import msgspec
 import torch
@@ -31,7 +31,7 @@ from transformers import PreTrainedModel
 
 from motley.config.peers import OpenAI, Vllm
 from motley.engines.engine import Completion
-from motley.engines.openai import Client, OpenAIEngine
+from motley.engines.openai import Body, Client, OpenAIEngine
 from motley.policies.policy import Policy, merged_weight
 from motley.records import Sampling
 
@@ -191,7 +191,7 @@ class VllmEngine:
             f"{self._last_words()}"
         )
 
-    def _control(self, path: str, body: dict[str, Any]) -> bytes:
+    def _control(self, path: str, body: Body) -> bytes:
         try:
             return Client(self.url).ask_once(path, body)
         except ConnectionError as error:

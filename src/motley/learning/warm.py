@@ -13,7 +13,7 @@ import math
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -187,6 +187,6 @@ def _start_hash(policy: Policy) -> str:
     return digest.hexdigest()
 
 
-def _cache_path(recipe: list[Any]) -> Path:
+def _cache_path(recipe: list[object]) -> Path:
     name = hashlib.sha256(msgspec.json.encode(recipe, order="sorted")).hexdigest()[:24]
     return cache_folder() / "warm" / f"{name}.safetensors"

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from tokenizers.processors import TemplateProcessing
@@ -93,7 +92,7 @@ class ModelSource:
     gguf: str = ""  # a file in the folder
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, str]:
         return {"gguf_file": self.gguf} if self.gguf else {}
 
 
