@@ -27,6 +27,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import msgspec
+
 from fakes import spread_crew, write_task
 from hubs import PATIENCE_S, local_place, run_hub
 from motley.config import CrewConfig, write_config
@@ -37,8 +39,9 @@ from motley.exchange import Entry, decode, unpack
 from motley.exchange.connection import Connection
 from motley.exchange.nats import NatsLog
 from motley.exchange.server import Server
+from motley.metrics import LearnerLine, read_metrics
 from motley.records import Group
-from motley.run import newest_checkpoint, read_metrics
+from motley.run import newest_checkpoint
 from motley.trust.chain import Chain
 
 processes = multiprocessing.get_context("forkserver")
@@ -177,35 +180,35 @@ def faults_of(config: CrewConfig, folder: Path, reference: Path) -> list[str]:
 
 
 def metrics_faults(
-    config: CrewConfig, peer: str, found: list[dict], expected: list[dict]
+    config: CrewConfig, peer: str, found: list[LearnerLine], expected: list[LearnerLine]
 ) -> list[str]:
     """Every round once, learned from every group of everyone, and equal to the undisturbed line but
     for what depends on time.
     """
     faults = []
-    if [line["round"] for line in found] != list(range(config.crew.rounds + 1)):
-        faults.append(f"{peer} has rounds {[line['round'] for line in found]}")
+    if [line.round for line in found] != list(range(config.crew.rounds + 1)):
+        faults.append(f"{peer} has rounds {[line.round for line in found]}")
     for line in found[1:]:
-        groups = {name: sender["groups"] for name, sender in line["senders"].items()}
+        groups = {name: sender.groups for name, sender in line.senders.items()}
         if (
             groups != {p.name: config.problems_per_peer for p in config.peer}
-            or line["refused"]
-            or line["dropped"]
+            or line.refused
+            or line.dropped
         ):
             faults.append(
-                f"{peer} learned in round {line['round']} from {groups}, refused "
-                f"{line['refused']}, dropped {line['dropped']}"
+                f"{peer} learned in round {line.round} from {groups}, refused "
+                f"{line.refused}, dropped {line.dropped}"
             )
     if untimed(found, peer) != untimed(expected, peer):
         faults.append(f"metrics of {peer} differ")
     return faults
 
 
-def untimed(lines: list[dict], peer: str) -> list[dict]:
+def untimed(lines: list[LearnerLine], peer: str) -> list[LearnerLine]:
     return [
-        {key: line[key] for key in line.keys() - {"timing", "waiting"}}
+        msgspec.structs.replace(line, timing=None, waiting=None)
         for line in lines
-        if line["peer"] == peer
+        if line.peer == peer
     ]
 
 

@@ -27,8 +27,9 @@ from motley.config import CrewConfig, parse_config
 from motley.exchange import Entry, MemoryLog, Outbox, Signer, decode, unpack
 from motley.learning.checkpoint import save_training
 from motley.learning.journal import Journal
+from motley.metrics import read_metrics
 from motley.records import Group, Weights
-from motley.run import Run, read_metrics
+from motley.run import Run
 from motley.trust import Identity
 from motley.trust.chain import Chain
 
@@ -92,7 +93,7 @@ def faults_of(config: CrewConfig, folder: Path) -> list[str]:
     faults = log_faults(config, entries)
     for name in SAMPLERS:
         faults += outbox_faults(config, folder, name, {entry.id for entry in entries})
-    rounds = [line["round"] for line in read_metrics(folder / "learner")]
+    rounds = [line.round for line in read_metrics(folder / "learner")]
     if rounds != list(range(config.crew.rounds + 1)):
         faults.append(f"the learner has rounds {rounds}")
     return faults + learner_faults(config, folder, entries)

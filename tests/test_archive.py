@@ -35,9 +35,9 @@ from motley.distributed.enrolment import Membership
 from motley.distributed.hub import Hub
 from motley.exchange import Entry, MemoryLog, Outbox, Signer, encode
 from motley.exchange.server import Server
+from motley.metrics import read_metrics
 from motley.policies.tiny import tiny_vocabulary
 from motley.records import HUB, Group, Roster, Sampling, Stamp
-from motley.run import read_metrics
 from motley.trust import nkey_of
 
 GARBAGE = b"\x02" + bytes(64) + b"not a group"
@@ -101,9 +101,9 @@ def test_the_table_says_who_sent_what(trained: Path) -> None:
         )
         assert row["bytes"] == sum(size for id, size in sizes.items() if id.startswith(peer))
         rewards = [
-            line["reward"]
+            line.reward
             for line in read_metrics(trained)
-            if line["peer"] == peer and "reward" in line
+            if line.peer == peer and line.reward is not None
         ]
         assert row["reward"] == pytest.approx(sum(rewards) / 2, abs=1e-6)
         assert 0 < row["age_s"] < 600

@@ -21,7 +21,7 @@ LAYERS = [
     {"records", "clock", "network", "config", "files"},
     {"tasks", "objectives", "exchange", "policies"},
     {"engines", "trust", "learning"},
-    {"sampler", "peer", "evaluation", "reporting"},
+    {"sampler", "peer", "evaluation", "metrics", "reporting"},
     {"run"},
     {
         "crew",

@@ -261,7 +261,7 @@ def test_parts_of_a_horizontal_group_wait_for_each_other(folder: Path) -> None:
     share(second)
     report = learn(first)
     assert report is not None
-    assert {name: m["groups"] for name, m in report.senders.items()} == {"full0": 4, "full1": 4}
+    assert {name: m.groups for name, m in report.senders.items()} == {"full0": 4, "full1": 4}
 
 
 def test_the_order_of_arrival_does_not_change_the_step(folder: Path) -> None:
@@ -325,7 +325,7 @@ def test_a_closed_round_is_learned_with_what_is_there_of_it(folder: Path) -> Non
     carry(side, log, "full2.0.1")
     report = learn(first, closed=True)
     assert report is not None
-    assert {name: m["groups"] for name, m in report.senders.items()} == {
+    assert {name: m.groups for name, m in report.senders.items()} == {
         "full0": 2,
         "full1": 2,
         "full2": 1,
@@ -389,7 +389,7 @@ def test_a_horizontal_crew_goes_on_without_who_was_shut_out(folder: Path) -> Non
     begin(config, log, "full2")
     report = learn(first)
     assert report is not None
-    assert {name: m["groups"] for name, m in report.senders.items()} == {"full0": 6, "full1": 6}
+    assert {name: m.groups for name, m in report.senders.items()} == {"full0": 6, "full1": 6}
 
 
 def test_a_closed_horizontal_round_is_learned_without_the_parts_that_are_missing(

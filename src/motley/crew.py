@@ -15,12 +15,11 @@ from motley.exchange import MemoryLog, Outbox, Signer, cut_log
 from motley.files import sync
 from motley.learning.checkpoint import checkpoints, load_manifest, save_checkpoint, save_training
 from motley.learning.learner import StepReport
+from motley.metrics import LearnerLine, Timing
 from motley.peer import Peer
 from motley.records import HUB, Charter, Roster
 from motley.run import (
-    MetricsLine,
     Run,
-    Timing,
     WarmProgress,
     by_sender,
     check_config,
@@ -56,9 +55,7 @@ class LocalCrew:
         check_config(config)
         new_folder(folder, config, f"go on with: motley train --resume {folder}")
         crew = cls(config, folder, warm_progress)
-        crew._run.write(
-            [{"round": 0, "peer": p.me.name, **crew._run.accuracies(p)} for p in crew.peers]
-        )
+        crew._run.write([crew._run.first_line(peer) for peer in crew.peers])
         crew.save()
         return crew
 
@@ -93,7 +90,7 @@ class LocalCrew:
             crew._run.restore(peer, newest, state["peers"][peer.me.name])
         return crew
 
-    def rounds(self) -> Iterator[list[MetricsLine]]:
+    def rounds(self) -> Iterator[list[LearnerLine]]:
         """Train to the last round.
 
         Stopping between two yields loses nothing once `save` is called.
@@ -128,7 +125,7 @@ class LocalCrew:
 
         save_checkpoint(self.folder / "checkpoints", self.finished_rounds, state, write)
 
-    def _lockstep_round(self) -> list[MetricsLine]:
+    def _lockstep_round(self) -> list[LearnerLine]:
         clock = self._run.clock
         sampled = [timed(peer.sample, clock) for peer in self.peers]
         for peer in self.peers:
@@ -148,7 +145,7 @@ class LocalCrew:
             for p, (s, s_s), (r, r_s) in zip(self.peers, sampled, learned, strict=True)
         ]
 
-    def _async_round(self) -> list[MetricsLine]:
+    def _async_round(self) -> list[LearnerLine]:
         lines, clock = [], self._run.clock
         for peer in self.peers:
             sampled, sample_s = timed(peer.sample, clock) if peer.may_sample() else (None, 0.0)

@@ -20,7 +20,8 @@ from hubs import local_place
 from motley.config import CrewConfig
 from motley.distributed.hub import Hub
 from motley.exchange import Entry, MemoryLog
-from motley.run import MetricsLine, newest_checkpoint, read_metrics
+from motley.metrics import MetricsLine, read_metrics
+from motley.run import newest_checkpoint
 
 SEED = 19  # kills the server, a peer, the hub, and the two other peers
 KILLS = 5
@@ -77,7 +78,7 @@ def disturbed(config: CrewConfig, reference: Path, tmp_path: Path) -> Callable[.
             shutil.copytree(reference, tmp_path / peer.name)
             write_metrics(
                 tmp_path / peer.name,
-                [line for line in read_metrics(reference) if line["peer"] == peer.name],
+                [line for line in read_metrics(reference) if line.peer == peer.name],
             )
         hub = Hub.open(config, tmp_path / "hub", local_place())
         hub.start()
@@ -144,7 +145,7 @@ def test_a_group_twice_on_the_log_is_noticed(
 
 
 def without_a_sender(line: MetricsLine) -> MetricsLine:
-    return line | {"senders": {"last1": line["senders"]["last1"]}}
+    return msgspec.structs.replace(line, senders={"last1": line.senders["last1"]})
 
 
 @pytest.mark.parametrize(
@@ -153,7 +154,10 @@ def without_a_sender(line: MetricsLine) -> MetricsLine:
         (lambda lines: [*lines, lines[-1]], "last1 has rounds [0, 1, 2, 2]"),
         (lambda lines: lines[:-1], "last1 has rounds [0, 1]"),
         (
-            lambda lines: [*lines[:-1], lines[-1] | {"loss": lines[-1]["loss"] + 1e-9}],
+            lambda lines: [
+                *lines[:-1],
+                msgspec.structs.replace(lines[-1], loss=lines[-1].loss + 1e-9),
+            ],
             "metrics of last1 differ",
         ),
         (
@@ -161,7 +165,10 @@ def without_a_sender(line: MetricsLine) -> MetricsLine:
             "last1 learned in round 2 from {'last1': 2}, refused {}, dropped {}",
         ),
         (
-            lambda lines: [*lines[:-1], lines[-1] | {"dropped": {"full0": {"late": 1}}}],
+            lambda lines: [
+                *lines[:-1],
+                msgspec.structs.replace(lines[-1], dropped={"full0": {"late": 1}}),
+            ],
             "last1 learned in round 2 from {'full0': 2, 'last1': 2}, refused {}, dropped "
             "{'full0': {'late': 1}}",
         ),
@@ -175,6 +182,6 @@ def test_metrics_that_differ_are_noticed(
     reference: Path,
 ) -> None:
     expected = read_metrics(reference)
-    lines = [line for line in expected if line["peer"] == "last1"]
+    lines = [line for line in expected if line.peer == "last1"]
     assert metrics_faults(config, "last1", lines, expected) == []
     assert words in metrics_faults(config, "last1", change(lines), expected)

@@ -41,9 +41,9 @@ from motley.exchange.nats import Names
 from motley.exchange.wire import MAX_RECORD_BYTES
 from motley.learning.checkpoint import checkpoints
 from motley.learning.journal import Step
+from motley.metrics import MetricsLine, read_metrics
 from motley.peer import Peer
 from motley.records import FIRST_PREVIOUS, Group, Sampling
-from motley.run import MetricsLine, read_metrics
 from motley.trust import Identity
 from motley.trust.chain import Chain
 from motley.trust.invitation import Invitation
@@ -240,9 +240,9 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Callable[[CrewConfig], Lo
 
 def untimed(lines: Sequence[MetricsLine], peer: str) -> list[MetricsLine]:
     return [
-        {key: line[key] for key in line.keys() - {"timing", "waiting"}}
+        msgspec.structs.replace(line, timing=None, waiting=None)
         for line in lines
-        if line["peer"] == peer
+        if line.peer == peer
     ]
 
 
@@ -303,12 +303,10 @@ def assert_learned_once(house: House) -> None:
     assert_whole_chains(house.entries())
     for name in house.names:
         peer, lines = house.peer(name), read_metrics(house.folder / name)
-        assert [line["version"] for line in lines if "senders" in line] == list(
+        assert [line.version for line in lines if line.senders is not None] == list(
             range(1, house.learned(name) + 1)
         )
-        learned = sum(
-            sender["groups"] for line in lines for sender in line.get("senders", {}).values()
-        )
+        learned = sum(sender.groups for line in lines for sender in (line.senders or {}).values())
         assert peer.complete == dict.fromkeys(house.names, len(rounds))
         assert learned + len(peer.waiting) + peer.dropped.total() == len(house.groups())
         journal = Counter(position for step in steps_of(house, name) for position in step.positions)
@@ -334,7 +332,7 @@ def test_members_on_a_hub_end_as_a_crew_in_one_process(
     house.join()
     house.finish()
     assert_ends_as(house, local(config))
-    assert all(line["grad_norm"] > 0 for lines in house.lines.values() for line in lines)
+    assert all(line.grad_norm > 0 for lines in house.lines.values() for line in lines)
 
 
 # Leaving and coming back
@@ -446,7 +444,7 @@ def test_a_lost_outbox_goes_on_behind_its_last_record(
     )
     stopped.finish()
     assert_same_weights(stopped, local(stopped.config))
-    assert [line["round"] for line in read_metrics(stopped.folder / "last1")] == list(range(6))
+    assert [line.round for line in read_metrics(stopped.folder / "last1")] == list(range(6))
     assert_whole_chains(stopped.entries())
 
 
@@ -488,7 +486,7 @@ def test_an_async_member_that_was_killed_takes_the_same_steps_again(
     house.until(lambda: house.learned("last1") == 3, "last1")
     after = weights_of(house.members["last1"])
     assert all(torch.equal(after[name], value) for name, value in before.items())
-    assert house.lines["last1"][-1]["senders"] == line["senders"]
+    assert house.lines["last1"][-1].senders == line.senders
     assert steps_of(house, "last1") == steps
     house.finish()
     assert_learned_once(house)
@@ -597,7 +595,7 @@ def trio(task: Path, **settings: Any) -> CrewConfig:
 
 
 def rounds_without(house: House, name: str) -> dict[int, list[str]]:
-    return {line["round"]: line["without"] for line in house.lines[name] if "without" in line}
+    return {line.round: line.without for line in house.lines[name] if line.without is not None}
 
 
 def test_after_the_deadline_a_round_goes_on_without_who_is_absent(
@@ -619,7 +617,7 @@ def test_after_the_deadline_a_round_goes_on_without_who_is_absent(
         == rounds_without(house, "full1")
         == {1: ["last2"], 2: ["last2"]}
     )
-    assert all(set(line["senders"]) == present for line in house.lines["full0"])
+    assert all(set(line.senders) == present for line in house.lines["full0"])
 
 
 def test_with_fewer_than_the_quorum_it_waits_past_every_deadline(
@@ -641,7 +639,7 @@ def test_who_has_left_is_not_waited_for(task: Path, house_of: HouseOf) -> None:
     house.leave("last2")
     house.finish()
     for name in ("full0", "full1"):
-        assert [line["round"] for line in house.lines[name]] == [1, 2, 3, 4]
+        assert [line.round for line in house.lines[name]] == [1, 2, 3, 4]
         missed = rounds_without(house, name)
         assert set(missed) >= {3, 4}
         assert all(who == ["last2"] for who in missed.values())
@@ -667,7 +665,7 @@ def test_who_fell_silent_is_not_waited_for_and_catches_up_when_it_is_back(
     assert sampled >= {0, 1, 2}
     assert sampled.isdisjoint({3, 4}), "rounds that the crew had passed"
     for name in ("full0", "full1"):
-        assert house.lines[name][-1]["dropped"]["last2"]["late"] == 2
+        assert house.lines[name][-1].dropped["last2"]["late"] == 2
         assert house.peer(name).learner.policy.version == 8
     # Its own groups of round 3 are its own, and of rounds 4 and 5 there are none.
     assert rounds_without(house, "last2").keys() >= {4, 5}
@@ -690,9 +688,9 @@ def test_who_has_caught_up_is_waited_for_again(task: Path, house_of: HouseOf) ->
         "last2",
     )
     house.finish()
-    assert "without" not in house.lines["full0"][-1]
-    assert "without" not in house.lines["full1"][-1]
-    assert set(house.lines["full0"][-1]["senders"]) == set(house.names)
+    assert house.lines["full0"][-1].without is None
+    assert house.lines["full1"][-1].without is None
+    assert set(house.lines["full0"][-1].senders) == set(house.names)
 
 
 def test_a_member_shut_out_ends_with_the_reason_and_the_others_go_on(
@@ -709,8 +707,8 @@ def test_a_member_shut_out_ends_with_the_reason_and_the_others_go_on(
         house.finish("last2")
     house.finish("full0", "full1")
     for name in ("full0", "full1"):
-        assert [line["round"] for line in house.lines[name]] == [1, 2, 3, 4]
-        assert set(house.lines[name][-1]["senders"]) == {"full0", "full1"}
+        assert [line.round for line in house.lines[name]] == [1, 2, 3, 4]
+        assert set(house.lines[name][-1].senders) == {"full0", "full1"}
     house.leave("last2")
     monkeypatch.setattr(enrolment, "ADMISSION_S", 0.5)
     with pytest.raises(
@@ -751,8 +749,8 @@ def test_an_async_member_whose_last_groups_are_too_few_ends_and_stays_ended(
     house.finish()
     assert house.learned("full0") == 2
     lines = read_metrics(house.folder / "full0")
-    assert [line["round"] for line in lines] == [0, 1, 2, 4]
-    assert lines[-1]["heldout"]
+    assert [line.round for line in lines] == [0, 1, 2, 4]
+    assert lines[-1].heldout
     house.leave("full0")
     house.join("full0")
     house.finish()
@@ -937,7 +935,7 @@ def test_the_crews_problems_are_found_in_the_folder_of_data_and_must_be_the_same
         house.join("full0", data=other)
     house.join(data=tmp_path)
     house.finish()
-    assert [line["round"] for line in house.lines["full0"]] == [1]
+    assert [line.round for line in house.lines["full0"]] == [1]
 
 
 def test_each_brings_a_model_of_its_own_that_nobody_else_has(
@@ -961,11 +959,12 @@ def test_each_brings_a_model_of_its_own_that_nobody_else_has(
     house.leave("full0")
     house.join("full0")  # it has said once what it brings
     house.finish()
-    assert {
-        name: len({line["round"] for line in lines}) for name, lines in house.lines.items()
-    } == {"full0": 2, "last1": 2}
+    assert {name: len({line.round for line in lines}) for name, lines in house.lines.items()} == {
+        "full0": 2,
+        "last1": 2,
+    }
     assert len({group.origin.model for group in house.groups()}) == 2
-    assert all(not line["refused"] for lines in house.lines.values() for line in lines)
+    assert all(not line.refused for lines in house.lines.values() for line in lines)
 
 
 def test_nobody_samples_with_a_server_that_the_crew_file_names_for_it(
@@ -1086,10 +1085,10 @@ def test_what_a_cheat_puts_on_the_log_is_refused_by_name_and_training_goes_on(
         "fork": 1,
     }
     for name in ("full0", "full1"):
-        assert [line["round"] for line in house.lines[name]] == [1, 2, 3, 4]
+        assert [line.round for line in house.lines[name]] == [1, 2, 3, 4]
         assert rounds_without(house, name) == {round: ["last2"] for round in (1, 2, 3, 4)}
-        assert house.lines[name][-1]["refused"] == {"last2": refused}
-        assert set(house.lines[name][-1]["senders"]) == {"full0", "full1"}
+        assert house.lines[name][-1].refused == {"last2": refused}
+        assert set(house.lines[name][-1].senders) == {"full0", "full1"}
         kept = [
             msgspec.json.decode(line)
             for line in (house.folder / name / "refused.jsonl").read_bytes().splitlines()

@@ -42,10 +42,11 @@ from motley.learning.checkpoint import save_training
 from motley.learning.journal import Journal
 from motley.learning.learner import StepReport
 from motley.learning.select import Candidate
+from motley.metrics import read_metrics
 from motley.peer import Peer
 from motley.policies import Policy, initial_policy
 from motley.records import Sampling
-from motley.run import Run, read_metrics
+from motley.run import Run
 from motley.trust import Identity
 
 MOST_RUNS = 20  # until enough were killed
@@ -160,7 +161,7 @@ def test_every_group_has_the_version_of_the_weights_it_was_sampled_with(
         line
         for lines in house.lines.values()
         for line in lines
-        if "overlap_s" in line.get("timing", {})
+        if line.timing and line.timing.overlap_s
     ]
     assert Watched.rounds.count("beside") == len(beside) >= 2
     behind = 0
@@ -187,17 +188,17 @@ def test_a_round_per_step_is_sampled_beside_it_once_the_first_have_been_in_turn(
     house.finish()
     assert_learned_once(house)
     lines = house.lines["full0"]
-    assert [line["round"] for line in lines] == list(range(1, 13))
-    assert not any("overlap_s" in line["timing"] for line in lines[:2])  # by which memory is judged
-    beside = [line for line in lines if "overlap_s" in line["timing"]]
+    assert [line.round for line in lines] == list(range(1, 13))
+    assert not any(line.timing.overlap_s for line in lines[:2])  # by which memory is judged
+    beside = [line for line in lines if line.timing.overlap_s]
     assert len(beside) == Watched.rounds.count("beside") >= 3
     for line in beside:
-        timing = line["timing"]
-        assert 0 < timing["overlap_s"] <= min(timing["sample_s"], timing["learn_s"])
-        assert timing["sampled_tokens_per_s"] > 0
-        assert "reward" in line
+        timing = line.timing
+        assert 0 < timing.overlap_s <= min(timing.sample_s, timing.learn_s)
+        assert timing.sampled_tokens_per_s > 0
+        assert line.reward is not None
     # a version old, from being sampled beside the step before
-    assert any(line["ages"] == {1: 2} for line in lines[1:])
+    assert any(line.ages == {1: 2} for line in lines[1:])
 
 
 def test_what_a_step_is_to_use_up_counts_as_waiting_when_pace_is_asked(
@@ -214,7 +215,7 @@ def test_what_a_step_is_to_use_up_counts_as_waiting_when_pace_is_asked(
     beside = Watched.rounds.count("beside")
     assert beside >= 3
     assert sum(count >= house.config.crew.problems_per_round for count in waiting) >= beside
-    assert not any(line["dropped"] for line in house.lines["full0"])
+    assert not any(line.dropped for line in house.lines["full0"])
 
 
 def test_who_is_to_wait_for_its_learner_samples_nothing_beside_a_step(
@@ -340,16 +341,14 @@ def test_a_failure_beside_a_step_ends_the_member_and_the_step_is_taken_again(
     with pytest.raises(ValueError, match="the server gives no log-probs"):
         house.finish()
     outbox, lines = house.members["full0"].station.outbox, house.lines["full0"]
-    assert (
-        house.learned("full0") == lines[-1]["round"] + 1 == steps_of(house, "full0")[-1].round + 1
-    )
+    assert house.learned("full0") == lines[-1].round + 1 == steps_of(house, "full0")[-1].round + 1
     assert len(outbox) == 0 or outbox.last_round == house.peer("full0").sampled_rounds - 1
     Watched.fails = None
     house.leave("full0")
     house.join()
     house.finish()
     assert_learned_once(house)
-    assert [line["round"] for line in read_metrics(house.folder / "full0")] == list(range(21))
+    assert [line.round for line in read_metrics(house.folder / "full0")] == list(range(21))
 
 
 def test_without_memory_for_both_a_member_goes_on_in_turn(task: Path, house_of: HouseOf) -> None:
@@ -363,7 +362,7 @@ def test_without_memory_for_both_a_member_goes_on_in_turn(task: Path, house_of: 
         "sampling and learning at once: memory ran out; they take turns from here on"
     ]
     assert_learned_once(house)
-    assert [line["round"] for line in house.lines["full0"]] == list(range(1, 21))
+    assert [line.round for line in house.lines["full0"]] == list(range(1, 21))
 
 
 def test_whoever_stops_between_two_events_leaves_no_thread(task: Path, house_of: HouseOf) -> None:
@@ -444,9 +443,9 @@ def test_members_killed_at_any_moment_lose_nothing_and_learn_from_everything_onc
         ] == []
         for peer in config.peer:
             lines = read_metrics(folder / peer.name)
-            overlapped += sum("overlap_s" in line.get("timing", {}) for line in lines)
-            versions = [line["version"] for line in lines if "senders" in line]
+            overlapped += sum(bool(line.timing and line.timing.overlap_s) for line in lines)
+            versions = [line.version for line in lines if line.senders is not None]
             assert versions == list(range(1, len(versions) + 1))
-            assert not any(line.get("refused") for line in lines)
+            assert not any(line.refused for line in lines)
         num_runs += 1
     print(f"killed {dict(killed)} in {num_runs} runs, {overlapped} rounds sampled beside a step")

@@ -21,7 +21,8 @@ from motley.clock import Deadline, RealClock
 from motley.config import CrewConfig, config_text
 from motley.crew import LocalCrew
 from motley.distributed.processes import GrowingFile, ProcessCrew
-from motley.run import MetricsLine, newest_checkpoint, peer_folder, read_metrics, trained_policies
+from motley.metrics import MetricsLine, read_metrics
+from motley.run import newest_checkpoint, peer_folder, trained_policies
 
 T = TypeVar("T")
 NAMES = ("full0", "lora1")
@@ -85,13 +86,13 @@ def finish(rounds: Iterator[list[MetricsLine]]) -> None:
 
 def until_round(rounds: Iterator[list[MetricsLine]], number: int) -> None:
     for lines in bounded(rounds):
-        if lines and lines[0]["round"] == number:
+        if lines and lines[0].round == number:
             return
     raise AssertionError(f"there is no round {number}")
 
 
 def untimed(lines: list[MetricsLine]) -> list[MetricsLine]:
-    return [{key: line[key] for key in line.keys() - {"timing", "waiting"}} for line in lines]
+    return [msgspec.structs.replace(line, timing=None, waiting=None) for line in lines]
 
 
 def weights(folder: Path, name: str) -> dict[str, bytes]:
@@ -115,7 +116,7 @@ def test_a_crew_of_processes_ends_as_one_in_a_single_process(
     assert yielded == read_metrics(crew.folder)
     assert crew.finished_rounds == 8
     assert_ended_as(local, crew.folder)
-    assert all(line["grad_norm"] > 0 for line in yielded if line["round"])
+    assert all(line.grad_norm > 0 for line in yielded if line.round)
     assert set(trained_policies(crew.folder)) == set(NAMES)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from chaos import disturbed_run
 from fakes import write_task
-from motley.run import read_metrics
+from motley.metrics import read_metrics
 from samplers import SAMPLERS, faults_of, roles_crew
 
 SEED = 5
@@ -53,6 +53,4 @@ def test_a_learner_with_checkpoints_on_the_way_and_a_window_in_seconds(
     disturbed_run(config, tmp_path / "run", random.Random(SEED), kills=3, timeout_s=600)
     assert faults_of(config, tmp_path / "run") == []
     lines = read_metrics(tmp_path / "run" / "learner")
-    assert (
-        sum(sum(line["ages"].values()) for line in lines[1:]) == 10 * config.crew.problems_per_round
-    )
+    assert sum(sum(line.ages.values()) for line in lines[1:]) == 10 * config.crew.problems_per_round

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -55,9 +55,15 @@ def _folders_of(crew: str, runs: Path) -> list[Path]:
     return [runs / f"{crew}-hub", *ours, *(runs / f"{crew}-{number}" for number in numbered)]
 
 
+class _Named(msgspec.Struct):
+    """What tells whose member.json it is."""
+
+    crew: str = ""
+
+
 def _crew_of(path: Path) -> str:
     with suppress(msgspec.DecodeError, UnicodeDecodeError):
-        return str(msgspec.json.decode(path.read_bytes(), type=dict[str, Any]).get("crew"))
+        return msgspec.json.decode(path.read_bytes(), type=_Named).crew
     return ""
 
 

@@ -26,7 +26,7 @@ POLL_S = 0.1  # between looks at a file
 Say = Callable[[str], None]
 
 
-class Source(Protocol):
+class RecordSource(Protocol):
     def read(self, after: int, limit: int = PAGE) -> list[Entry]: ...
 
     def last(self) -> int:
@@ -113,7 +113,7 @@ class Archive:
     folder: Path
     crew: str
     hub: bytes  # the key whose charter and rosters count
-    source: Source
+    source: RecordSource
     clock: Clock = RealClock()
 
     def charter(self) -> Charter | None:

@@ -113,7 +113,7 @@ def candidates(
     texts = iter(
         policy.vocabulary.decode_all(c.tokens for completions in made for c in completions)
     )
-    found = []
+    measured = []
     for slot, (problem, completions) in enumerate(zip(problems, made, strict=True)):
         rollouts = tuple(
             Rollout(
@@ -133,7 +133,7 @@ def candidates(
             rollouts=rollouts,
             created_s=RealClock().now_s(),
         )
-        found.append(
+        measured.append(
             Candidate(
                 group=group,
                 problem=problem,
@@ -143,7 +143,7 @@ def candidates(
                 position=slot,
             )
         )
-    return found
+    return measured
 
 
 @dataclass(frozen=True, slots=True)

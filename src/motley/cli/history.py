@@ -7,24 +7,18 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import TaskProgressColumn
 from rich.table import Table
 from rich.text import Text
 
 from motley.cli.common import AsJson, app, console, plain_errors
+from motley.cli.progress import timed_bars
 
 if TYPE_CHECKING:
     from motley.archive import Archive, Seen, Tally
@@ -34,7 +28,7 @@ PIPED_WIDTH = 240  # where there is no terminal
 LONGEST_CELL = 48
 _WORDS = ("sender", "id", "kind", "problem", "fault", "faults")  # columns of text
 
-Row = dict[str, Any]
+Row = dict[str, object]
 
 
 @app.command("log")
@@ -175,16 +169,14 @@ def _export(archive: Archive, path: Path, after: int, peer: str, as_json: bool) 
 
 def _read(archive: Archive, after: int, peer: str) -> Iterator[Seen]:
     """The records that are wanted, with a bar on stderr for how far the reading has come."""
-    columns = (
-        TextColumn("reading"),
-        BarColumn(),
+    console = Console(stderr=True)
+    with timed_bars(
+        "reading",
         TaskProgressColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    bars = Console(stderr=True)
-    with Progress(*columns, console=bars, transient=True, disable=not bars.is_terminal) as progress:
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as progress:
         bar = progress.add_task("", total=max(0, archive.source.last() - after))
         for seen in archive.records(after):
             if peer in ("", seen.sender):
@@ -230,11 +222,11 @@ def _record_row(seen: Seen, now_s: float) -> Row:
 
 def _line(row: Row) -> str:
     """A record as one line of text: `12 a.0.3 group, round 0, ...`."""
-    parts = [f"{row['position']} {_printable(row['id'])} {row['kind'] or 'unreadable'}"]
+    parts = [f"{row['position']} {_printable(str(row['id']))} {row['kind'] or 'unreadable'}"]
     if row["kind"] == "group":
         parts += [
             f"round {row['round']}",
-            f"problem {_printable(row['problem'])}",
+            f"problem {_printable(str(row['problem']))}",
             f"{row['rollouts']} rollouts of {row['tokens']} tokens",
             f"reward {_cell('reward', row['reward'])}",
         ]

@@ -6,7 +6,7 @@ import math
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.live import Live
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from motley.distributed.participant import Participant
     from motley.distributed.register import Place
     from motley.exchange.presence import Heard
+    from motley.metrics import LearnerLine, SamplerLine
 
 
 @app.command()
@@ -238,10 +239,11 @@ def _join(url: str, crew: str, invite: str, folder: Path, brings: Brings) -> Par
 
 def _take_part(participant: Participant, stop_asked: Callable[[], bool]) -> None:
     """Take part, and say what it waits for whenever that changes; long waits once a minute."""
+    from motley.metrics import LearnerLine
+
     station, first = participant.station, participant.finished_rounds
     rounds, elapsed_s = station.config.crew.rounds, station.clock.elapsed_s
     started_s, said_s, said = elapsed_s(), -math.inf, ""
-    say_round = _sampled if station.me.role == "sampler" else _learned
     for event in participant.rounds():
         if stop_asked():
             participant.save()
@@ -253,36 +255,40 @@ def _take_part(participant: Participant, stop_asked: Callable[[], bool]) -> None
                 said_s, said = elapsed_s(), what
             continue
         said_s, said = elapsed_s(), ""
-        per_round_s = (elapsed_s() - started_s) / max(1, event["round"] - first)
-        line = say_round(event, rounds, per_round_s)
+        per_round_s = (elapsed_s() - started_s) / max(1, event.round - first)
+        line = (
+            _learned(event, rounds, per_round_s)
+            if isinstance(event, LearnerLine)
+            else _sampled(event, rounds)
+        )
         if line:
             say(line)
 
 
-def _learned(event: dict[str, Any], rounds: int, per_round_s: float) -> str:
+def _learned(line: LearnerLine, rounds: int, per_round_s: float) -> str:
     from motley.display import mean
 
-    skill = f", held-out accuracy {mean(event['heldout']):.0%}" if "heldout" in event else ""
-    gone = f", without {', '.join(event['without'])}" if "without" in event else ""
-    refused = sum(sum(reasons.values()) for reasons in event.get("refused", {}).values())
+    skill = f", held-out accuracy {mean(line.heldout):.0%}" if line.heldout else ""
+    gone = f", without {', '.join(line.without)}" if line.without else ""
+    refused = sum(sum(reasons.values()) for reasons in (line.refused or {}).values())
     bad = f", {refused} records refused" if refused else ""
-    if not (skill or gone or event["round"] % 10 == 1):
+    if not (skill or gone or line.round % 10 == 1):
         return ""
-    reward = f" reward {event['reward']:.2f}" if "reward" in event else ""
+    reward = "" if line.reward is None else f" reward {line.reward:.2f}"
     return (
-        f"round {event['round']} of {rounds}:{reward}{skill}{gone}{bad}; "
-        f"{per_round_s * (rounds - event['round']):.0f} s left"
+        f"round {line.round} of {rounds}:{reward}{skill}{gone}{bad}; "
+        f"{per_round_s * (rounds - line.round):.0f} s left"
     )
 
 
-def _sampled(event: dict[str, Any], rounds: int, per_round_s: float) -> str:
+def _sampled(line: SamplerLine, rounds: int) -> str:
     """A sampler does not know how many rounds it will make: its learner's versions say how far the
     crew is.
     """
-    if event["round"] % 10 != 1:
+    if line.round % 10 != 1:
         return ""
-    newest = event["version"] + event["behind"]
+    newest = line.version + (line.behind or 0)
     return (
-        f"batch {event['round']}: reward {event['reward']:.2f}, with version {event['version']}; "
+        f"batch {line.round}: reward {line.reward:.2f}, with version {line.version}; "
         f"its learner is at {newest} of {rounds}"
     )

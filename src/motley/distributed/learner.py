@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
+import msgspec
+
 from motley.clock import timed
 from motley.distributed.overlap import Overlap, TakeStep
 from motley.distributed.participant import Station
@@ -24,8 +26,9 @@ from motley.exchange import Log, LogError, Mark
 from motley.exchange.arriving import ArrivingLog
 from motley.learning.journal import Journal, Step
 from motley.learning.learner import StepReport
+from motley.metrics import LearnerLine, Timing
 from motley.peer import Peer
-from motley.run import MetricsLine, Timing, WarmProgress
+from motley.run import WarmProgress
 from motley.sampler import Sampled
 
 
@@ -96,7 +99,7 @@ class LearnerRole:
 
     # One turn
 
-    def turn(self) -> MetricsLine | None:
+    def turn(self) -> LearnerLine | None:
         """Sample if it is time to, learn if it can; where they overlap, the other way round.
 
         The metrics line of a finished round.
@@ -225,11 +228,11 @@ class LearnerRole:
             replayed or any(c.group.round > round for c in peer.waiting)
         )
 
-    def _round_is_over(self, report: StepReport | None, timing: Timing) -> MetricsLine:
+    def _round_is_over(self, report: StepReport | None, timing: Timing) -> LearnerLine:
         peer = self.peer
         line = self.station.run.line(peer, peer.learned_rounds, self._sampled, report, timing)
         if self._without:
-            line["without"] = self._without
+            line = msgspec.structs.replace(line, without=self._without)
         self._sampled, self._sample_s = None, 0.0
         self._patience.begin_anew()
         self.station.run.write([line])
@@ -240,15 +243,10 @@ class LearnerRole:
             self.save()
         return line
 
-    def last_lines(self) -> Iterator[MetricsLine]:
+    def last_lines(self) -> Iterator[LearnerLine]:
         if self.finished_rounds >= self.station.config.crew.rounds or self._over:
             return
-        line = {
-            "round": self.station.config.crew.rounds,
-            "peer": self.peer.me.name,
-            "version": self.peer.learner.policy.version,
-        }
-        line |= self.station.run.accuracies(self.peer)
+        line = self.station.run.last_line(self.peer)
         self.station.run.write([line])
         self._over = True
         self.save()

@@ -30,8 +30,8 @@ from motley.clock import timed
 from motley.config import CrewConfig, EnginePart
 from motley.engines import Completion
 from motley.learning.learner import StepReport
+from motley.metrics import Timing
 from motley.policies.hardware import is_out_of_memory
-from motley.run import Timing
 from motley.sampler import Sampled, SamplerHalf
 
 Answers = list[list[Completion]]
@@ -100,9 +100,8 @@ class Overlap:
             lambda: half.keep(half.drawn(asked, answers)) if answers else None, clock
         )
         _, refresh_s = timed(half.refresh, clock)
-        return Both(
-            report, sampled, Timing(sample_s + keep_s, learn_s + refresh_s, min(sample_s, learn_s))
-        )
+        timing = Timing(sample_s + keep_s, learn_s + refresh_s, overlap_s=min(sample_s, learn_s))
+        return Both(report, sampled, timing)
 
     def _on_own_stream(self, sample: Callable[[], Answers]) -> Callable[[], Answers]:
         """On a GPU work of two threads goes on at once in two streams only.

@@ -26,7 +26,8 @@ from motley.exchange.courier import Courier
 from motley.exchange.nats import NatsLog
 from motley.exchange.objects import NatsBlobs
 from motley.exchange.presence import Beat, Presence, State, Voice
-from motley.run import MetricsLine, Run
+from motley.metrics import MetricsLine
+from motley.run import Run
 from motley.sampler import SamplerHalf
 from motley.trust import Admission, stamp_of, verifies
 

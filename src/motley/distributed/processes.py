@@ -15,14 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-import msgspec
-
 from motley.config import CrewConfig, read_config
 from motley.distributed.hub import Hub
 from motley.distributed.join import Brings, join
 from motley.distributed.register import Place, Say, read_state
 from motley.exchange.server import free_port
-from motley.run import MetricsLine, append_lines, check_config, new_folder
+from motley.metrics import LearnerLine, append_lines, decode_lines, learner_lines
+from motley.run import check_config, new_folder
 
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(["motley.distributed.join"])  # torch is imported once for all
@@ -39,7 +38,7 @@ class ProcessCrew:
             for peer in config.students
         }
         # per peer, by round
-        self._lines: dict[str, dict[int, MetricsLine]] = {name: {} for name in self._metrics}
+        self._lines: dict[str, dict[int, LearnerLine]] = {name: {} for name in self._metrics}
         self._children: dict[str, multiprocessing.process.BaseProcess] = {}
         (folder / "peers").mkdir(exist_ok=True)
         self._hub = Hub.open(config, folder / "hub", self._place(), say)
@@ -69,7 +68,7 @@ class ProcessCrew:
             self.close()
             raise
 
-    def rounds(self) -> Iterator[list[MetricsLine]]:
+    def rounds(self) -> Iterator[list[LearnerLine]]:
         """Train to the last round; yields the lines of a round when every peer has finished it, and
         in between nothing.
 
@@ -162,8 +161,8 @@ class ProcessCrew:
         One that was killed writes its last rounds again, equal but for the times.
         """
         for name, file in self._metrics.items():
-            lines = map(msgspec.json.decode, file.new_lines())
-            self._lines[name] |= {line["round"]: line for line in lines}
+            lines = learner_lines(decode_lines(b"".join(file.new_lines())))
+            self._lines[name] |= {line.round: line for line in lines}
 
 
 class GrowingFile:

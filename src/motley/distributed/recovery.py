@@ -55,7 +55,7 @@ class Recovery:
         kept = checkpoints(station.folder / "checkpoints")
         if not kept:
             run.cut_metrics(0, station.folder)
-            run.write([{"round": 0, "peer": peer.me.name, **run.accuracies(peer)}])
+            run.write([run.first_line(peer)])
             self.save(over=False)
             return False
         state = load_manifest(kept[-1])

@@ -13,12 +13,14 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
+import msgspec
+
 from motley.clock import timed
 from motley.distributed.participant import Station
 from motley.exchange import LogError
 from motley.exchange.objects import NatsBlobs
+from motley.metrics import SamplerLine, Timing
 from motley.records import Group
-from motley.run import MetricsLine
 from motley.sampler import Sampler
 from motley.trust import known
 
@@ -64,7 +66,7 @@ class SamplerRole:
     def save(self) -> None:
         """Everything that must last is in the outbox already."""
 
-    def turn(self) -> MetricsLine | None:
+    def turn(self) -> SamplerLine | None:
         sampler, station = self.sampler, self.station
         self._look()
         if self.finished or not sampler.may_sample():
@@ -72,11 +74,8 @@ class SamplerRole:
         station.tell("sampling", self.finished_rounds)
         sampled, sample_s = timed(sampler.half.sample, station.clock)
         station.courier.wake()
-        line = station.run.sampler_line(sampler, sampled)
-        line["timing"] = {
-            "sample_s": sample_s,
-            "sampled_tokens_per_s": sampled.num_tokens / sample_s,
-        }
+        timing = Timing(sample_s, sampled_tokens_per_s=sampled.num_tokens / sample_s)
+        line = msgspec.structs.replace(station.run.sampler_line(sampler, sampled), timing=timing)
         station.run.write([line])
         return line
 
@@ -96,7 +95,7 @@ class SamplerRole:
         if first and self.sampler.follower.version >= 0:
             self.station.check_engine(self.sampler.half)
 
-    def last_lines(self) -> Iterator[MetricsLine]:
+    def last_lines(self) -> Iterator[SamplerLine]:
         follows = self.station.me.follows
         self.station.say(f"{follows} has taken its last step, or was shut out")
         yield from ()

@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO
 
 import msgspec
 import torch
@@ -31,7 +31,7 @@ from transformers import PreTrainedModel
 from motley.clock import Clock, Deadline, RealClock
 from motley.config.peers import OpenAI, Vllm
 from motley.engines.engine import Completion
-from motley.engines.openai import Client, OpenAIEngine
+from motley.engines.openai import Body, Client, OpenAIEngine
 from motley.policies.policy import Policy, merged_weight
 from motley.records import Sampling
 
@@ -195,7 +195,7 @@ class VllmEngine:
             f"{self._last_words()}"
         )
 
-    def _control(self, path: str, body: dict[str, Any]) -> bytes:
+    def _control(self, path: str, body: Body) -> bytes:
         try:
             return Client(self.url).ask_once(path, body)
         except ConnectionError as error:
@@ -259,15 +259,15 @@ def merged_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
     """What the model acts with under its ordinary names: LoRA adapters are added to the weights
     they stand beside.
     """
-    found = {
+    weights = {
         name.replace(".base_layer.", "."): t
         for name, t in model.state_dict().items()
         if ".lora_" not in name
     }
     for name, module in model.named_modules():
         if hasattr(module, "base_layer"):
-            found[f"{name}.weight"] = merged_weight(module)
-    return found
+            weights[f"{name}.weight"] = merged_weight(module)
+    return weights
 
 
 def server_environment(policy: Policy, config: Vllm, ours: Mapping[str, str]) -> dict[str, str]:

@@ -20,8 +20,9 @@ from motley.config import Learning
 from motley.learning.batches import MicroBatch, ToScore, micro_batches
 from motley.learning.descent import LossScale, adam, descend
 from motley.learning.fitting import explained_memory, fitting_budget, halved, too_large
-from motley.learning.metrics import Row, ScoredRow, SenderMetrics, sender_metrics
+from motley.learning.metrics import Row, ScoredRow, sender_metrics
 from motley.learning.select import Candidate
+from motley.learning.senders import SenderMetrics
 from motley.objectives import LossBatch, LossOutput, Objective, Samples, Terms
 from motley.policies import Policy
 from motley.policies.captured import scorer

@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 from motley.config import CrewConfig
 from motley.crew import found_log, one_process_outbox
 from motley.exchange import MemoryLog
@@ -14,8 +16,9 @@ from motley.exchange.arriving import ArrivingLog
 from motley.exchange.blobs import Blobs, MemoryBlobs
 from motley.learning.checkpoint import save_checkpoint, save_training
 from motley.learning.learner import StepReport
+from motley.metrics import MetricsLine
 from motley.peer import Peer
-from motley.run import MetricsLine, Run, WarmProgress, by_sender, check_config, new_folder
+from motley.run import Run, WarmProgress, by_sender, check_config, new_folder
 from motley.sampler import Sampled, Sampler
 from motley.sim.events import Events
 from motley.sim.peers import SimSampler, SimStudent
@@ -50,12 +53,7 @@ class SimCrew:
         self.samplers = [
             SimSampler(self, self._sampler(p.name, hub)) for p in config.peer if p.role == "sampler"
         ]
-        self._run.write(
-            [
-                {"round": 0, "peer": s.peer.me.name, "time_s": 0.0, **self._run.accuracies(s.peer)}
-                for s in self.students
-            ]
-        )
+        self._run.write([self._run.first_line(s.peer, time_s=0.0) for s in self.students])
 
     def _student(self, name: str, hub: bytes, progress: WarmProgress | None) -> Peer:
         weather = self.config.weather(name)
@@ -105,16 +103,15 @@ class SimCrew:
 
     def sampled(self, author: Sampler, sampled: Sampled) -> None:
         line = self._run.sampler_line(author, sampled)
-        self._lines.append(line | {"time_s": self.events.clock.now_s()})
+        self._lines.append(msgspec.structs.replace(line, time_s=self.events.clock.now_s()))
 
     def learned(
         self, student: Peer, sampled: Sampled | None, report: StepReport | None, without: list[str]
     ) -> None:
         self._unlearned = 0
         line = self._run.line(student, student.learned_rounds, sampled, report)
-        self._lines.append(
-            line | {"time_s": self.events.clock.now_s()} | ({"without": without} if without else {})
-        )
+        now_s = self.events.clock.now_s()
+        self._lines.append(msgspec.structs.replace(line, time_s=now_s, without=without or None))
 
     # Life
 
@@ -149,8 +146,11 @@ class SimCrew:
                 f"is not finished: {words}; "
                 "did everyone who samples leave, or is everything dropped as stale?"
             )
-        now = {"time_s": self.events.clock.now_s()}
-        lines = [self._run.line(s.peer, self.config.crew.rounds, None, None) | now for s in stuck]
+        now_s, rounds = self.events.clock.now_s(), self.config.crew.rounds
+        lines: list[MetricsLine] = [
+            msgspec.structs.replace(self._run.line(s.peer, rounds, None, None), time_s=now_s)
+            for s in stuck
+        ]
         self._run.write(lines)
         return lines
 
