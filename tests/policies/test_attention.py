@@ -218,6 +218,19 @@ def test_flash_is_used_where_it_computes_the_same(
     assert bool(asked) == by_flash
 
 
+def test_layers_of_one_window_share_a_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for each part of the rows; a window as long as the longest row is none."""
+    packed, windows, made = packed_of("ragged"), (3, None, 3, 5, 11, 5, 3), list[int | None]()
+    heads = heads_of(packed, torch.float32)
+    expected = [PackedAttention(packed)(*heads, None, window) for window in windows]
+    bias = attention._bias
+    monkeypatch.setattr(attention, "_bias", lambda *given: made.append(given[2]) or bias(*given))
+    attend = PackedAttention(packed)
+    found = [attend(*heads, None, window) for window in windows]
+    assert all(map(torch.equal, found, expected))
+    assert made == [3, 3, None, None, 5, 5]
+
+
 # On a GPU
 
 
