@@ -279,7 +279,7 @@ def out_of_memory(patch: pytest.MonkeyPatch, most_tokens: int) -> list[int]:
     """Have memory hold micro-batches of so many packed tokens; the sizes that were tried."""
     tried: list[int] = []
 
-    def limited(policy: Policy, packed: Packed) -> Scores:
+    def limited(policy: Policy, packed: Packed, *_: object) -> Scores:
         tried.append(len(packed.token_N))
         if len(packed.token_N) > most_tokens:
             raise torch.OutOfMemoryError("CUDA out of memory")
@@ -329,7 +329,7 @@ def test_memory_that_runs_out_after_some_micro_batches_leaves_nothing_of_them_in
     a_learner(from_the_start, 10).step(candidates)
     calls = []
 
-    def second_fails(policy: Policy, packed: Packed) -> Scores:
+    def second_fails(policy: Policy, packed: Packed, *_: object) -> Scores:
         calls.append(packed)
         if len(calls) == 2:
             raise RuntimeError(
@@ -380,7 +380,7 @@ def test_out_of_memory_in_a_later_step_is_not_halved_again(monkeypatch: pytest.M
 def test_an_error_that_is_not_about_memory_is_not_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def broken(policy: Policy, packed: Packed) -> Scores:
+    def broken(policy: Policy, packed: Packed, *_: object) -> Scores:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
     monkeypatch.setattr(captured, "score", broken)
@@ -415,7 +415,7 @@ def rounding_gradients(patch: pytest.MonkeyPatch, factor: float) -> list[Packed]
     """Have gradients pass through float16; what was scored."""
     scored: list[Packed] = []
 
-    def rounded(policy: Policy, packed: Packed) -> Scores:
+    def rounded(policy: Policy, packed: Packed, *_: object) -> Scores:
         scored.append(packed)
         scores = score(aged(policy, dtype=torch.float32), packed)
         return aged(scores, logp_M=InFloat16.apply(scores.logp_M, factor))
