@@ -21,7 +21,15 @@ LAYERS = [
     {"records", "clock", "network", "config", "files"},
     {"tasks", "objectives", "exchange", "policies"},
     {"engines", "trust", "learning"},
-    {"sampler", "peer", "evaluation", "reporting"},
+    {
+        "evaluation",
+        "peer",
+        "peer_state",
+        "publications",
+        "reporting",
+        "sampler",
+        "sampler_follower",
+    },
     {"run"},
     {
         "crew",

@@ -8,7 +8,7 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import torch
@@ -20,7 +20,7 @@ from transformers.utils.logging import disable_progress_bar
 from motley.card import Exported, card, hub_id
 from motley.config import PeerConfig, read_config
 from motley.files import whole
-from motley.learning.checkpoint import load_manifest
+from motley.learning.checkpoint import AnyState, load_manifest
 from motley.policies.policy import load_tensors, save_tensors
 from motley.policies.sources import NO_CODE, find, keep_layers, read_model
 from motley.records import Sampling
@@ -63,7 +63,7 @@ def export_model(
         )
     config, own = read_config(run / "config.toml"), peer_folder(run, peer)
     newest = newest_checkpoint(own)
-    state = load_manifest(newest)
+    state = load_manifest(newest, AnyState)
     saved, me = newest / peer / "model", config.named(peer)
     adapter = (saved / ADAPTER).exists()
     if merge and not adapter:
@@ -108,11 +108,11 @@ def _public_base(me: PeerConfig) -> bool:
     return bool(hub_id(me.model)) and not me.warm and not me.keep_layers
 
 
-def _lines_until(own: Path, peer: str, state: dict[str, Any]) -> list[MetricsLine]:
+def _lines_until(own: Path, peer: str, state: AnyState) -> list[MetricsLine]:
     """The peer's metrics that the checkpoint counts on; what was written after it is not in its
     weights.
     """
-    content = (own / "metrics.jsonl").read_bytes()[: state.get("metrics_bytes")]
+    content = (own / "metrics.jsonl").read_bytes()[: state.metrics_bytes]
     return [line for line in map(msgspec.json.decode, content.splitlines()) if line["peer"] == peer]
 
 

@@ -41,10 +41,13 @@ from motley.exchange.nats import NatsLog
 from motley.files import hold, replace, sync
 from motley.hub import Say
 from motley.learning.checkpoint import checkpoints, load_manifest, save_checkpoint, save_training
-from motley.learning.journal import Journal, Step
+from motley.learning.journal import Journal, WrittenStep
 from motley.learning.learner import StepReport
+from motley.learning.pace import Turns
+from motley.learning.waiting import Wait
 from motley.membership import ADMISSION_S, Joining, patiently
 from motley.overlap import Overlap, TakeStep
+from motley.peer_state import PeerState
 from motley.records import HUB, Charter, Weights
 from motley.run import MetricsLine, Timing, WarmProgress, by_sender, check_config, timed
 from motley.sampler import Sampled
@@ -179,6 +182,14 @@ def _with_own(config: CrewConfig, before: CrewConfig | None, me: str, brings: Br
 # Taking part
 
 
+class MemberState(msgspec.Struct, frozen=True, kw_only=True):
+    """A member in a checkpoint."""
+
+    metrics_bytes: int
+    over: bool
+    peer: PeerState
+
+
 class Member(Seat):
     def __init__(
         self,
@@ -195,7 +206,7 @@ class Member(Seat):
             self.me, self._seen, self.outbox, joining.membership.hub, progress
         )
         self._admission = self.peer.admission
-        self._blobs = self._blobs_of(self.me.name) if self.peer.publisher else None
+        self._blobs = self._blobs_of(self.me.name) if self.peer.weights else None
         self._check_engine(self.peer.half)
         # async: there is nothing more to come, though fewer steps were taken than there are rounds
         self._over = False
@@ -204,7 +215,8 @@ class Member(Seat):
         last = self._mend_outbox()
         if last and isinstance(content := known(last)[0], Weights):
             self._check_reach(content.version)
-            self.peer.published = content.version
+            if self.peer.weights:
+                self.peer.weights.published = content.version
         self.peer.publish_weights()
         self._start_courier(self._blobs)
         self._sampled = self._sampled_before()
@@ -227,10 +239,11 @@ class Member(Seat):
             return True
         if self.me.role == "learner":
             return not peer.crewmates  # everyone was shut out; others go on for as long as it does
-        if self.config.crew.pace == "lockstep" or peer.sampled_rounds < rounds or not self._idle:
+        if not peer.pace.may_run_dry or peer.half.sampled_rounds < rounds or not self._idle:
             return False
         return self._closed() or all(
-            peer.complete[name] >= rounds or self._has_ended(name) for name in peer.crewmates
+            peer.admitted.complete[name] >= rounds or self._has_ended(name)
+            for name in peer.crewmates
         )
 
     def _has_ended(self, name: str) -> bool:
@@ -243,7 +256,7 @@ class Member(Seat):
         )
 
     def _waits_for(self) -> str:
-        if self.config.crew.pace == "async":
+        if not self.peer.pace.awaits_others:
             return f"waiting for groups: {len(self.peer.waiting)} are there"
         awaited, refused = self.peer.awaited(), by_sender(self.peer.admission.refused)
         said = [
@@ -259,11 +272,9 @@ class Member(Seat):
     def save(self) -> None:
         sync(self._run.metrics)
         peer = self.peer
-        state = {
-            "metrics_bytes": self._run.metrics.stat().st_size,
-            "over": self._over,
-            "peer": peer.state(),
-        }
+        state = MemberState(
+            metrics_bytes=self._run.metrics.stat().st_size, over=self._over, peer=peer.state()
+        )
         root = self.folder / "checkpoints"
         save_checkpoint(
             root,
@@ -299,20 +310,20 @@ class Member(Seat):
             )
             self.save()
             return
-        state = load_manifest(found[-1])
-        self._run.cut_metrics(state["metrics_bytes"], found[-1])
+        state = load_manifest(found[-1], MemberState)
+        self._run.cut_metrics(state.metrics_bytes, found[-1])
         if isinstance(self._seen, ArrivingLog):
-            self._seen.here = max(state["peer"]["cursor"], self._journal.cursor)
-        patiently(lambda: self._run.restore(self.peer, found[-1], state["peer"]), self._say)
-        self._over = state["over"]
+            self._seen.here = max(state.peer.cursor, self._journal.cursor)
+        patiently(lambda: self._run.restore(self.peer, found[-1], state.peer), self._say)
+        self._over = state.over
         self._say(f"going on after round {self.peer.learned_rounds}")
 
     def _sampled_before(self) -> Sampled | None:
         """What was sampled of a lockstep round that was not learned from before the stop."""
         peer = self.peer
-        if self.config.crew.pace == "async" or peer.sampled_rounds == peer.learned_rounds:
+        if not peer.pace.has_sampled(Turns(peer.half.sampled_rounds, peer.learned_rounds)):
             return None
-        return peer.sampled_in(peer.learned_rounds)
+        return peer.half.sampled_in(peer.learned_rounds)
 
     # One turn
 
@@ -347,19 +358,20 @@ class Member(Seat):
         self._courier.wake()
         return self._round_is_over(report, timing)
 
-    def _choose(self, done: Step | None) -> TakeStep | None:
+    def _choose(self, done: WrittenStep | None) -> TakeStep | None:
         """The next step, written down, if there is enough for it.
 
         `done`: the same as before a crash.
         """
         peer = self.peer
         closed = done.closed if done else self._closed()
-        self._without = peer.awaited() if closed and self.config.crew.pace == "lockstep" else []
+        self._without = peer.awaited() if closed else []
         chosen = peer.choose(closed, again=done.positions if done else ())
-        self._idle = chosen is None
-        if chosen is None:
+        self._idle = isinstance(chosen, Wait)
+        if isinstance(chosen, Wait):
             return None
-        self._journal.add(Step.of(peer.learned_rounds, peer.cursor, closed, chosen))
+        written = WrittenStep.of(peer.learned_rounds, peer.cursor, closed, chosen.groups)
+        self._journal.add(written)
         return partial(peer.step, chosen, done is not None)
 
     def _learn(self, step: TakeStep, beside: bool) -> tuple[StepReport | None, Timing]:
@@ -400,44 +412,36 @@ class Member(Seat):
     def _sample(self, replayed: bool) -> bool:
         """Sample the next round if it is time to; whether something was sampled."""
         peer = self.peer
-        if self._ahead or not self._may_sample(replayed):
+        if self._ahead or not peer.may_sample(replayed):
             self._ahead = False
             return False
-        if self._is_past(peer.sampled_rounds, replayed):
-            peer.sampled_rounds += 1
+        if self._is_past(peer.half.sampled_rounds, replayed):
+            peer.half.sampled_rounds += 1
             self._sampled = None
             return False
         self._beat("sampling")
-        self._sampled, self._sample_s = timed(peer.sample)
+        self._sampled, self._sample_s = timed(peer.half.sample)
         self._courier.wake()
         self._waits_since = time.monotonic()
         return True
-
-    def _may_sample(self, replayed: bool) -> bool:
-        peer, crew = self.peer, self.config.crew
-        if crew.pace == "lockstep":
-            return peer.sampled_rounds < crew.rounds and peer.sampled_rounds <= peer.learned_rounds
-        return peer.sampled_rounds < crew.rounds and not replayed and peer.may_sample()
 
     def _may_sample_beside(self) -> bool:
         """Whether to sample the next round beside a step.
 
         What is to be learned from in that step counts as waiting, as it does in turn.
         """
-        round = self.peer.sampled_rounds
-        may = self._overlap.on and self._may_sample(replayed=False)
-        return (
-            may and self.peer.sampled_in(round) is None and not self._is_past(round, replayed=False)
-        )
+        half = self.peer.half
+        round, may = half.sampled_rounds, self._overlap.on and self.peer.may_sample()
+        return may and half.sampled_in(round) is None and not self._is_past(round, replayed=False)
 
     def _is_past(self, round: int, replayed: bool) -> bool:
         """Nobody would use what is sampled now: it is on the log already, or the crew went on
         without this peer.
         """
         peer = self.peer
-        if peer.outbox.note_of(round) is not None:
+        if peer.half.outbox.note_of(round) is not None:
             return False
-        if peer.complete[peer.me.name] > round:
+        if peer.admitted.complete[peer.me.name] > round:
             return True
         return self.config.crew.deadline_s > 0 and (
             replayed or any(c.group.round > round for c in peer.waiting)
@@ -453,7 +457,7 @@ class Member(Seat):
             return False
         if time.monotonic() - self._waits_since >= deadline_s:
             return True
-        if self.config.crew.pace == "async":
+        if not self.peer.pace.awaits_others:
             return False
         awaited = self.peer.awaited()
         if any(
@@ -507,7 +511,7 @@ class Member(Seat):
         """Have the store forget versions that no sampler can need, once this process knows what
         they are.
         """
-        publisher = self.peer.publisher
+        publisher = self.peer.weights.publisher if self.peer.weights else None
         # the first of this process may never have been stored
         if publisher and self._blobs and publisher.num_anchors > 2:
             with suppress(LogError):  # at the next checkpoint, then

@@ -29,12 +29,13 @@ from motley.evaluation import greedy_by_kind
 from motley.exchange import Log, Outbox
 from motley.exchange.blobs import Blobs
 from motley.files import whole
-from motley.learning.checkpoint import checkpoints, load_manifest, load_training
+from motley.learning.checkpoint import AnyState, checkpoints, load_manifest, load_training
 from motley.learning.fitting import check_supported
 from motley.learning.learner import Learner, StepReport
 from motley.learning.warm import check_warm, warm_start
 from motley.objectives import objective
 from motley.peer import Peer
+from motley.peer_state import PeerState
 from motley.policies import (
     Policy,
     check_peer,
@@ -46,7 +47,8 @@ from motley.policies import (
 from motley.policies.hardware import choose_device
 from motley.policies.vocabulary import Vocabulary
 from motley.reporting import REPORTERS
-from motley.sampler import Sampled, Sampler, SamplerHalf
+from motley.sampler import Sampled, SamplerHalf
+from motley.sampler_follower import Sampler
 from motley.tasks import Task, evaluation_set, load_task
 
 MetricsLine = dict[str, Any]
@@ -152,18 +154,7 @@ class Run:
         check_supported(policy)
         row = objective(config.crew.objective, config.crew.variant, config.objective)
         learner = Learner(policy, row, config.learning, me.lr or config.learning.lr)
-        return Peer(
-            config=config,
-            me=me,
-            task=self.task,
-            learner=learner,
-            engine=open_engine(policy, me.engine, self.folder / "engine" / me.name),
-            log=log,
-            outbox=outbox,
-            hub=hub,
-            clock=self.clock,
-            weather=self.config.weather(me.name, self.started_s),
-        )
+        return Peer(self._half(me, policy, outbox), learner, log, hub)
 
     def build_sampler(
         self, me: PeerConfig, log: Log, outbox: Outbox, blobs: Blobs, hub: bytes
@@ -176,12 +167,14 @@ class Run:
         policy = with_trained_part(
             policy, followed.train, peer_seed(followed.name, self.config.crew.seed)
         )
+        return Sampler(self._half(me, policy, outbox), log, blobs, hub)
+
+    def _half(self, me: PeerConfig, policy: Policy, outbox: Outbox) -> SamplerHalf:
         weather = self.config.weather(me.name, self.started_s)
         engine = open_engine(policy, me.engine, self.folder / "engine" / me.name)
-        half = SamplerHalf(self.config, me, self.task, policy, engine, outbox, self.clock, weather)
-        return Sampler(half, log, blobs, hub)
+        return SamplerHalf(self.config, me, self.task, policy, engine, outbox, self.clock, weather)
 
-    def restore(self, peer: Peer, checkpoint: Path, state: dict[str, Any]) -> None:
+    def restore(self, peer: Peer, checkpoint: Path, state: PeerState) -> None:
         load_training(peer.learner.policy, peer.learner.optimiser, checkpoint / peer.me.name)
         peer.load_state(state)
 
@@ -206,7 +199,7 @@ class Run:
             line |= {name: getattr(report, name) for name in StepReport.__slots__}
         line["waiting"] = len(peer.waiting)
         line["refused"] = by_sender(peer.admission.refused)
-        line["dropped"] = by_sender(peer.dropped)
+        line["dropped"] = by_sender(peer.waiting.dropped)
         if peer.admission.missing:
             line["missing"] = peer.admission.missing
         if number % self.config.evaluate.every == 0 or number == self.config.crew.rounds:
@@ -240,7 +233,7 @@ class Run:
 
     def accuracies(self, peer: Peer) -> MetricsLine:
         measure = lambda problems: greedy_by_kind(
-            peer.engine, peer.learner.policy.prompts, self.task, problems, self.config.sampling
+            peer.half.engine, peer.learner.policy.prompts, self.task, problems, self.config.sampling
         )
         found = {"heldout": measure(self._heldout)}
         return found | ({"ood": measure(self._ood)} if self._ood else {})
@@ -319,7 +312,7 @@ def trained_policies(
         newest = newest_checkpoint(own)
         if not (newest / me.name).exists():  # a peer's own folder holds that peer alone
             continue
-        load_manifest(newest)
+        load_manifest(newest, AnyState)
         policies[me.name] = _starting_policy(config, me, own / "start" / me.name, task)
         policies[me.name].load(newest / me.name / "model")
     return policies

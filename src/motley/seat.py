@@ -17,6 +17,7 @@ from motley.exchange.courier import Courier
 from motley.exchange.nats import NatsLog
 from motley.exchange.objects import NatsBlobs
 from motley.exchange.presence import Beat, Presence, State, Voice
+from motley.learning.pace import pace_of
 from motley.membership import Joining, patiently
 from motley.run import MetricsLine, Run
 from motley.sampler import SamplerHalf
@@ -109,7 +110,7 @@ class Seat:
         """Without the hub sampling goes on into the outbox, as far as the staleness window will
         still take it.
         """
-        rounds = 1 if self.config.crew.pace == "lockstep" else max(1, self.config.learning.max_age)
+        rounds = pace_of(self.config).rounds_unheard
         return len(self.outbox) < self.config.problems_per_peer * rounds
 
     def _check_engine(self, half: SamplerHalf) -> None:
