@@ -27,6 +27,7 @@ from motley.config import CrewConfig, parse_config
 from motley.exchange import Entry, MemoryLog, Outbox, Signer, decode, unpack
 from motley.learning.checkpoint import save_training
 from motley.learning.journal import Journal
+from motley.learning.waiting import Wait
 from motley.metrics import read_metrics
 from motley.records import Group, Weights
 from motley.run import Run
@@ -169,8 +170,8 @@ def learner_faults(config: CrewConfig, folder: Path, entries: list[Entry]) -> li
         )
         for step in steps:
             peer.receive(until=step.cursor)
-            chosen = peer.choose(step.closed) or []
-            if tuple(c.position for c in chosen) != step.positions:
+            chosen = peer.choose(step.closed)
+            if isinstance(chosen, Wait) or chosen.positions != step.positions:
                 return [*faults, f"step {step.round} would be taken from other groups"]
             peer.step(chosen)
         save_training(

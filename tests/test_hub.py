@@ -32,7 +32,7 @@ from motley.exchange.presence import Beat, Presence, Voice
 from motley.exchange.server import Server, _binary, fingerprint, free_port, self_signed
 from motley.records import HUB, Charter, Roster
 from motley.tasks import load_task
-from motley.trust import Identity, known, read_hub
+from motley.trust import Admitted, Identity, known, read_hub
 from motley.trust.invitation import Enrolment, Invitation
 
 NAME = "crew"
@@ -387,7 +387,8 @@ def test_peers_admit_records_of_who_is_on_the_roster_and_refuse_them_after_it_wa
     give_order(home.folder, Order("revoke", "a"))
     outbox.put([second])
     outbox.deliver(hub.office.log)  # as if it had come through at the last moment
-    admitted = [found.group.id for entry in hub.office.log.read(0) if (found := gate.admit(entry))]
+    verdicts = [gate.admit(entry) for entry in hub.office.log.read(0)]
+    admitted = [verdict.group.id for verdict in verdicts if isinstance(verdict, Admitted)]
     assert admitted == [first.id]
     assert gate.refused == {("a", "revoked"): 1}
     assert gate.kept[-1].id == second.id

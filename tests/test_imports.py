@@ -21,7 +21,16 @@ LAYERS = [
     {"records", "clock", "network", "config", "files"},
     {"tasks", "objectives", "exchange", "policies"},
     {"engines", "trust", "learning"},
-    {"sampler", "peer", "evaluation", "metrics", "reporting"},
+    {
+        "evaluation",
+        "metrics",
+        "peer",
+        "peer_state",
+        "publications",
+        "reporting",
+        "sampler",
+        "sampler_follower",
+    },
     {"run"},
     {
         "crew",

@@ -22,7 +22,7 @@ from motley.engines import TorchEngine, torch_engine
 from motley.engines.engine import Completion
 from motley.exchange import Mark, MemoryLog
 from motley.learning.learner import StepReport
-from motley.learning.select import Candidate
+from motley.learning.waiting import Take
 from motley.peer import Peer
 from motley.policies import Policy
 from motley.records import Group, Sampling
@@ -72,18 +72,19 @@ class Stage:
             config, peer=(msgspec.structs.replace(config.peer[0], device=device),)
         )
         (self.peer,) = peers_of(config, self.log)
-        self.peer.engine = self.peer.half.engine = self.engine = engine(self.peer.learner.policy)
+        self.peer.half.engine = self.engine = engine(self.peer.learner.policy)
         self.overlap = Overlap(config, self.peer.half, self.said.append)
-        self.peer.sample()
+        self.peer.half.sample()
         self.chosen = self.next_step()
         if isinstance(self.engine, Scripted):
             self.engine.events.clear()
 
-    def next_step(self) -> list[Candidate]:
+    def next_step(self) -> Take:
         self.peer.publish()
         self.peer.receive()
         chosen = self.peer.choose()
-        assert chosen
+        assert isinstance(chosen, Take)
+        assert chosen.groups
         return chosen
 
     def step(self, refresh: bool = False) -> StepReport | None:
@@ -139,7 +140,7 @@ def test_a_step_and_sampling_go_on_at_once(stage: Stage) -> None:
     both = stage.overlap.both(step)
     assert both.report is not None
     assert both.sampled is not None
-    assert stage.peer.sampled_rounds == 2
+    assert stage.peer.half.sampled_rounds == 2
 
 
 @pytest.mark.parametrize("first", ["the step", "sampling"])
@@ -167,7 +168,7 @@ def test_what_is_sampled_has_the_version_and_the_weights_of_before_the_step(
     assert stage.sampled(1) == as_made
     stage.engine.before = lambda: None
     assert half.draw().sampled.version == 1
-    stage.peer.sample()
+    stage.peer.half.sample()
     assert [version for version, _, _ in stage.sampled(2)] == [1, 1]
 
 
@@ -200,15 +201,15 @@ def test_rewards_are_computed_and_groups_kept_in_the_main_thread(
     """A reward function may be one that works nowhere else, such as one that sets an alarm; and it
     is not beside another of its calls.
     """
-    threads, score = [], stage.peer.task.score
+    threads, score = [], stage.peer.half.task.score
     monkeypatch.setattr(
-        stage.peer.task,
+        stage.peer.half.task,
         "score",
         lambda *given: threads.append(threading.current_thread()) or score(*given),
     )
-    put = stage.peer.outbox.put
+    put = stage.peer.half.outbox.put
     monkeypatch.setattr(
-        stage.peer.outbox,
+        stage.peer.half.outbox,
         "put",
         lambda *given, **named: threads.append(threading.current_thread()) or put(*given, **named),
     )
@@ -257,7 +258,7 @@ def test_round_after_round_beside_steps_is_as_it_would_be_alone(
     for _ in range(2):
         stage.peer.step(stage.chosen)
         stage.overlap.observe()
-        stage.peer.sample()
+        stage.peer.half.sample()
         stage.chosen = stage.next_step()
     assert stage.overlap.on
     for version in range(2, 11):
@@ -312,7 +313,8 @@ def test_a_failure_of_sampling_is_raised_when_the_step_is_taken(
         stage.overlap.both(stage.step)
     assert stage.engine.events == ["stepped"]
     assert stage.peer.learner.policy.version == 1
-    assert (stage.peer.sampled_rounds, stage.peer.outbox.note_of(Mark("round", 1))) == (1, None)
+    half = stage.peer.half
+    assert (half.sampled_rounds, half.outbox.note_of(Mark("round", 1))) == (1, None)
     assert stage.peer.half.version == 0  # what the engine still has
 
 
@@ -326,7 +328,7 @@ def test_logprobs_that_are_no_numbers_are_an_error_that_names_the_version_that_s
         FloatingPointError, match=r"full0 samples with log-probs that are no numbers at version 0"
     ):
         stage.overlap.both(stage.step)
-    assert stage.peer.sampled_rounds == 1
+    assert stage.peer.half.sampled_rounds == 1
 
 
 @pytest.mark.parametrize(
@@ -353,7 +355,7 @@ def test_without_memory_for_both_they_take_turns_for_good_and_nothing_is_lost(
     assert not stage.overlap.on
     assert stage.engine.events == ["stepped", "refreshed"]
     stage.engine.before = lambda: None
-    assert stage.peer.sample().version == 1  # the round of before, in turn
+    assert stage.peer.half.sample().version == 1  # the round of before, in turn
     assert [version for version, _, _ in stage.sampled(1)] == [1, 1]
 
 
@@ -375,7 +377,8 @@ def test_a_step_that_fails_waits_for_sampling_and_keeps_nothing(stage: Stage) ->
     with pytest.raises(FloatingPointError, match="gradient"):
         stage.overlap.both(fail_with(FloatingPointError("gradient norm is nan")))
     assert stage.engine.events == ["sampled in sampling"]
-    assert (stage.peer.sampled_rounds, stage.peer.outbox.note_of(Mark("round", 1))) == (1, None)
+    half = stage.peer.half
+    assert (half.sampled_rounds, half.outbox.note_of(Mark("round", 1))) == (1, None)
 
 
 # On a GPU
@@ -503,7 +506,7 @@ def test_it_is_not_right_with_the_learners_own_weights_or_without_a_learner_or_a
     stage: Stage, tmp_path: Path
 ) -> None:
     peer = peer_of(tmp_path)
-    live = TorchEngine(peer.learner.policy)
+    me, live = peer.me, TorchEngine(peer.learner.policy)
     live.keeps_snapshot = False  # type: ignore[attr-defined]
     assert is_right(peer.config, peer.half)
     for engine, role in (
@@ -513,7 +516,7 @@ def test_it_is_not_right_with_the_learners_own_weights_or_without_a_learner_or_a
     ):
         peer.half.engine = engine
         peer.half.me = msgspec.structs.replace(
-            peer.me, role=role, **({"model": "", "follows": "x"} if role == "sampler" else {})
+            me, role=role, **({"model": "", "follows": "x"} if role == "sampler" else {})
         )
         assert not is_right(peer.config, peer.half)
 

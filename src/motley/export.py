@@ -19,7 +19,7 @@ from transformers.utils.logging import disable_progress_bar
 from motley.card import ExportedModel, card, hub_id
 from motley.config import PeerConfig, read_config
 from motley.files import whole
-from motley.learning.checkpoint import load_manifest
+from motley.learning.checkpoint import AnyState, load_manifest
 from motley.metrics import LearnerLine, decode_lines, learner_lines
 from motley.policies.policy import load_tensors, save_tensors
 from motley.policies.sources import NO_CODE, find, keep_layers, read_model
@@ -63,7 +63,7 @@ def export_model(
         )
     config, own = read_config(run / "config.toml"), peer_folder(run, peer)
     newest = newest_checkpoint(own)
-    state = load_manifest(newest)
+    state = load_manifest(newest, AnyState)
     saved, me = newest / peer / "model", config.named(peer)
     adapter = (saved / ADAPTER).exists()
     if merge and not adapter:
@@ -74,7 +74,7 @@ def export_model(
         folder=out.resolve().name,
         config=config,
         me=me,
-        lines=_lines_until(own, peer, state.get("metrics_bytes")),
+        lines=_lines_until(own, peer, state),
         adapter=adapter and not merge,
         own_base=adapter and not merge and not _public_base(me),
         dtype=dtype,
@@ -108,9 +108,9 @@ def _public_base(me: PeerConfig) -> bool:
     return bool(hub_id(me.model)) and not me.warm and not me.keep_layers
 
 
-def _lines_until(own: Path, peer: str, num_bytes: int | None) -> list[LearnerLine]:
+def _lines_until(own: Path, peer: str, state: AnyState) -> list[LearnerLine]:
     """The peer's metrics that a checkpoint counts on: what comes later is not in its weights."""
-    content = (own / "metrics.jsonl").read_bytes()[:num_bytes]
+    content = (own / "metrics.jsonl").read_bytes()[: state.metrics_bytes]
     return [line for line in learner_lines(decode_lines(content)) if line.peer == peer]
 
 

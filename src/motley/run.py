@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -36,7 +36,7 @@ from motley.evaluation import greedy_by_kind
 from motley.exchange import Log, Outbox
 from motley.exchange.blobs import Blobs
 from motley.files import whole
-from motley.learning.checkpoint import checkpoints, load_manifest, load_training
+from motley.learning.checkpoint import AnyState, checkpoints, load_manifest, load_training
 from motley.learning.fitting import check_supported
 from motley.learning.learner import Learner, StepReport
 from motley.learning.warm import check_warm, warm_start
@@ -51,6 +51,7 @@ from motley.metrics import (
 )
 from motley.objectives import objective
 from motley.peer import Peer
+from motley.peer_state import PeerState
 from motley.policies import (
     Policy,
     check_peer,
@@ -61,7 +62,8 @@ from motley.policies import (
 )
 from motley.policies.hardware import choose_device
 from motley.policies.vocabulary import Vocabulary
-from motley.sampler import Sampled, Sampler, SamplerHalf
+from motley.sampler import Sampled, SamplerHalf
+from motley.sampler_follower import Sampler
 from motley.tasks import Task, evaluation_set, load_task
 
 Made = TypeVar("Made")
@@ -168,18 +170,7 @@ class Run:
         check_supported(policy)
         row = objective(config.crew.objective, config.crew.variant, config.objective)
         learner = Learner(policy, row, config.learning, me.lr or config.learning.lr)
-        return Peer(
-            config=config,
-            me=me,
-            task=self.task,
-            learner=learner,
-            engine=open_engine(policy, me.engine, self.folder / "engine" / me.name),
-            log=log,
-            outbox=outbox,
-            hub=hub,
-            clock=self.clock,
-            weather=self.config.weather(me.name, self.started_s),
-        )
+        return Peer(self._half(me, policy, outbox), learner, log, hub)
 
     def build_sampler(
         self, me: PeerConfig, log: Log, outbox: Outbox, blobs: Blobs, hub: bytes
@@ -192,12 +183,14 @@ class Run:
         policy = with_trained_part(
             policy, followed.train, peer_seed(followed.name, self.config.crew.seed)
         )
+        return Sampler(self._half(me, policy, outbox), log, blobs, hub)
+
+    def _half(self, me: PeerConfig, policy: Policy, outbox: Outbox) -> SamplerHalf:
         weather = self.config.weather(me.name, self.started_s)
         engine = open_engine(policy, me.engine, self.folder / "engine" / me.name)
-        half = SamplerHalf(self.config, me, self.task, policy, engine, outbox, self.clock, weather)
-        return Sampler(half, log, blobs, hub)
+        return SamplerHalf(self.config, me, self.task, policy, engine, outbox, self.clock, weather)
 
-    def restore(self, peer: Peer, checkpoint: Path, state: dict[str, Any]) -> None:
+    def restore(self, peer: Peer, checkpoint: Path, state: PeerState) -> None:
         load_training(peer.learner.policy, peer.learner.optimiser, checkpoint / peer.me.name)
         peer.load_state(state)
 
@@ -226,7 +219,7 @@ class Run:
             reward=sampled.reward if sampled else None,
             waiting=len(peer.waiting),
             refused=by_sender(peer.admission.refused),
-            dropped=by_sender(peer.dropped),
+            dropped=by_sender(peer.waiting.dropped),
             missing=peer.admission.missing or None,
             timing=_with_rates(timing, sampled, report) if timing else None,
         )
@@ -262,7 +255,7 @@ class Run:
 
     def accuracies(self, peer: Peer) -> Accuracies:
         measure = lambda problems: greedy_by_kind(
-            peer.engine, peer.learner.policy.prompts, self.task, problems, self.config.sampling
+            peer.half.engine, peer.learner.policy.prompts, self.task, problems, self.config.sampling
         )
         return Accuracies(measure(self._heldout), measure(self._ood) if self._ood else None)
 
@@ -340,7 +333,7 @@ def trained_policies(
         newest = newest_checkpoint(own)
         if not (newest / me.name).exists():  # a peer's own folder holds that peer alone
             continue
-        load_manifest(newest)
+        load_manifest(newest, AnyState)
         policies[me.name] = _starting_policy(config, me, own / "start" / me.name, task)
         policies[me.name].load(newest / me.name / "model")
     return policies

@@ -40,7 +40,7 @@ from motley.exchange.connection import Connection
 from motley.exchange.nats import Names
 from motley.exchange.wire import MAX_RECORD_BYTES
 from motley.learning.checkpoint import checkpoints
-from motley.learning.journal import Step
+from motley.learning.journal import WrittenStep
 from motley.metrics import MetricsLine, read_metrics
 from motley.peer import Peer
 from motley.records import FIRST_PREVIOUS, Group, Sampling
@@ -287,9 +287,9 @@ def assert_whole_chains(entries: Sequence[Entry]) -> None:
     assert not any(chain.missing for chain in chains.values())
 
 
-def steps_of(house: House, name: str) -> list[Step]:
+def steps_of(house: House, name: str) -> list[WrittenStep]:
     return [
-        msgspec.json.decode(line, type=Step)
+        msgspec.json.decode(line, type=WrittenStep)
         for line in (house.folder / name / "journal.jsonl").read_bytes().splitlines()
     ]
 
@@ -307,8 +307,8 @@ def assert_learned_once(house: House) -> None:
             range(1, house.learned(name) + 1)
         )
         learned = sum(sender.groups for line in lines for sender in (line.senders or {}).values())
-        assert peer.complete == dict.fromkeys(house.names, len(rounds))
-        assert learned + len(peer.waiting) + peer.dropped.total() == len(house.groups())
+        assert peer.admitted.complete == dict.fromkeys(house.names, len(rounds))
+        assert learned + len(peer.waiting) + peer.waiting.dropped.total() == len(house.groups())
         journal = Counter(position for step in steps_of(house, name) for position in step.positions)
         assert max(journal.values()) == 1
 
@@ -360,7 +360,7 @@ def test_a_member_that_comes_back_with_the_same_line_ends_the_same(
     house.join()
     house.until(lambda: house.learned("last1") == 3)
     if lost == "nothing, in the middle of a round":
-        house.until(lambda: house.peer("last1").sampled_rounds == 4, "last1")
+        house.until(lambda: house.peer("last1").half.sampled_rounds == 4, "last1")
     if lost.startswith("nothing"):
         house.members["last1"].save()
     house.leave("last1")
@@ -480,7 +480,7 @@ def test_an_async_member_that_was_killed_takes_the_same_steps_again(
     )
     house.leave("last1")
     # there is more to learn from by now
-    house.until(lambda: house.peer("full0").sampled_rounds == 6, "full0")
+    house.until(lambda: house.peer("full0").half.sampled_rounds == 6, "full0")
     house.join("last1")
     assert house.learned("last1") == 2
     house.until(lambda: house.learned("last1") == 3, "last1")
@@ -520,7 +520,7 @@ def test_without_the_server_an_async_member_samples_within_the_window_and_says_w
     house.join()
     house.until(lambda: house.learned("full0") >= 1 and house.learned("last1") >= 1)
     house.lose_server()
-    outbox = house.peer("full0").outbox
+    outbox = house.peer("full0").half.outbox
     house.until(lambda: is_cut_off(house) and len(outbox) >= 2 * config.problems_per_peer, "full0")
     house.clock.skip()
     house.turn(*["full0"] * 5)
@@ -655,7 +655,7 @@ def test_who_fell_silent_is_not_waited_for_and_catches_up_when_it_is_back(
     house.until(lambda: all(house.learned(name) == 2 for name in house.names))
     house.cut_off("last2")
     house.turn("last2")  # samples round 3 into its outbox
-    assert len(house.peer("last2").outbox) == 2
+    assert len(house.peer("last2").half.outbox) == 2
     house.until(lambda: sum(group.round == 5 for group in house.groups()) == 4, "full0", "full1")
     house.leave("last2")
     house.join("last2")
@@ -684,7 +684,10 @@ def test_who_has_caught_up_is_waited_for_again(task: Path, house_of: HouseOf) ->
     house.join("last2")
     others = max(house.learned("full0"), house.learned("full1"))
     house.until(
-        lambda: house.peer("last2").sampled_rounds > others and not len(house.peer("last2").outbox),
+        lambda: (
+            house.peer("last2").half.sampled_rounds > others
+            and not len(house.peer("last2").half.outbox)
+        ),
         "last2",
     )
     house.finish()
@@ -763,7 +766,7 @@ def test_an_async_crew_with_a_deadline_ends_without_who_never_came(
     house = house_of(spread_crew(task, ("full", "last"), rounds=3, pace="async", deadline_s=60.0))
     house.join()
     house.leave("last1")
-    house.until(lambda: house.peer("full0").sampled_rounds == 3, "full0")
+    house.until(lambda: house.peer("full0").half.sampled_rounds == 3, "full0")
     house.until(lambda: len(house.groups("full0")) == 6, "full0")
     house.turn(*["full0"] * 3)
     house.clock.skip()
@@ -981,7 +984,7 @@ def test_nobody_samples_with_a_server_that_the_crew_file_names_for_it(
     )
     house.join()
     assert all(
-        isinstance(member.role.peer.engine, TorchEngine) for member in house.members.values()
+        isinstance(member.role.peer.half.engine, TorchEngine) for member in house.members.values()
     )
     house.finish()
 
@@ -1015,7 +1018,7 @@ class Cheat:
 
     def __init__(self, house: House, name: str) -> None:
         house.cut_off(name)
-        house.until(lambda: len(house.peer(name).outbox) > 0, name)
+        house.until(lambda: len(house.peer(name).half.outbox) > 0, name)
         house.leave(name)
         with closing(sqlite3.connect(house.folder / name / "groups" / "outbox.sqlite")) as database:
             unsent = database.execute("SELECT id, record FROM unsent ORDER BY counter").fetchall()

@@ -41,7 +41,7 @@ from motley.exchange import MemoryLog, Outbox, Signer
 from motley.learning.checkpoint import save_training
 from motley.learning.journal import Journal
 from motley.learning.learner import StepReport
-from motley.learning.select import Candidate
+from motley.learning.waiting import Wait
 from motley.metrics import read_metrics
 from motley.peer import Peer
 from motley.policies import Policy, initial_policy
@@ -167,7 +167,7 @@ def test_every_group_has_the_version_of_the_weights_it_was_sampled_with(
     behind = 0
     for group in house.groups():
         name, version = group.origin.peer, group.origin.version
-        problem = house.peer(name).problems(name, group.round)[group.slot]
+        problem = house.peer(name).half.problems(name, group.round)[group.slot]
         prompt = made[name, version].prompts.ids(problem)
         logp_of = lambda at: torch.cat(
             [reference_logp(made[name, at], prompt, r.tokens) for r in group.rollouts]  # noqa: B023
@@ -342,7 +342,7 @@ def test_a_failure_beside_a_step_ends_the_member_and_the_step_is_taken_again(
         house.finish()
     outbox, lines = house.members["full0"].station.outbox, house.lines["full0"]
     assert house.learned("full0") == lines[-1].round + 1 == steps_of(house, "full0")[-1].round + 1
-    assert len(outbox) == 0 or outbox.last_round == house.peer("full0").sampled_rounds - 1
+    assert len(outbox) == 0 or outbox.last_round == house.peer("full0").half.sampled_rounds - 1
     Watched.fails = None
     house.leave("full0")
     house.join()
@@ -403,8 +403,8 @@ def taken_again(config: CrewConfig, folder: Path, name: str, log: MemoryLog) -> 
     while step := journal.of(peer.learned_rounds):
         used.update(step.positions)
         peer.receive(until=step.cursor)
-        chosen: list[Candidate] = peer.choose(step.closed) or []
-        if tuple(c.position for c in chosen) != step.positions:
+        chosen = peer.choose(step.closed)
+        if isinstance(chosen, Wait) or chosen.positions != step.positions:
             return [f"{name} would take step {step.round} from other groups"]
         peer.step(chosen)
     save_training(

@@ -134,7 +134,7 @@ def test_a_simulation_leaves_the_weights_it_reached(folder: Path) -> None:
     assert not same_weights(
         policy,
         crew._run.build(
-            crew.config.named("l"), crew.log, crew.students[0].peer.outbox, b""
+            crew.config.named("l"), crew.log, crew.students[0].peer.half.outbox, b""
         ).learner.policy,
     )
 
@@ -470,7 +470,7 @@ def test_a_learner_that_crashes_in_its_step_takes_the_same_step_again(folder: Pa
     peer = crew.students[0].peer
     taken = sum(count for line in steps_of(crew) for count in line.ages.values())
     read = [g for name in ("s0", "s1") for g in groups_of(crew, name)]
-    assert taken + len(peer.waiting) + peer.dropped.total() == len(read)
+    assert taken + len(peer.waiting) + peer.waiting.dropped.total() == len(read)
 
 
 def test_samplers_go_on_while_their_learner_is_away(folder: Path) -> None:

@@ -24,7 +24,7 @@ from motley.exchange.server import Server, free_port, peer_user
 from motley.policies.tiny import tiny_vocabulary
 from motley.records import Group, Origin, Problem, Rollout, Sampling
 from motley.tasks import assign, load_task
-from motley.trust import Admission, Identity, Rules
+from motley.trust import Admission, Admitted, Identity, Rules
 from motley.trust.admission import Score
 
 FTIS_BYTES = 8  # per token: the paper's 4-byte id and 4-byte log-prob
@@ -155,9 +155,9 @@ def _rollouts_per_s(groups: Sequence[Group], fresh: Callable[[], Admission]) -> 
     while took < MEASURED_S:
         admission = fresh()
         start = time.perf_counter()
-        admitted = [admission.admit(entry) for entry in entries]
+        verdicts = [admission.admit(entry) for entry in entries]
         took += time.perf_counter() - start
-        if not all(admitted):
+        if not all(isinstance(verdict, Admitted) for verdict in verdicts):
             raise ValueError(f"the benchmark's own records were refused: {dict(admission.refused)}")
         num_rollouts += sum(len(g.rollouts) for g in groups)
     return num_rollouts / took

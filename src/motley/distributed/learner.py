@@ -24,8 +24,10 @@ from motley.distributed.patience import Patience
 from motley.distributed.recovery import Recovery
 from motley.exchange import Log, LogError, Mark
 from motley.exchange.arriving import ArrivingLog
-from motley.learning.journal import Journal, Step
+from motley.learning.journal import Journal, WrittenStep
 from motley.learning.learner import StepReport
+from motley.learning.pace import Turns
+from motley.learning.waiting import Wait
 from motley.metrics import LearnerLine, Timing
 from motley.peer import Peer
 from motley.run import WarmProgress
@@ -57,9 +59,9 @@ def _seen_log(station: Station) -> Log:
 
 def _sampled_before(peer: Peer) -> Sampled | None:
     """What was sampled of a lockstep round that was not learned from before the stop."""
-    if peer.config.crew.pace == "async" or peer.sampled_rounds == peer.learned_rounds:
+    if not peer.pace.has_sampled(Turns(peer.half.sampled_rounds, peer.learned_rounds)):
         return None
-    return peer.sampled_in(peer.learned_rounds)
+    return peer.half.sampled_in(peer.learned_rounds)
 
 
 class LearnerRole:
@@ -87,7 +89,7 @@ class LearnerRole:
             return True
         if self.station.me.role == "learner":
             return not peer.crewmates  # everyone was shut out; others go on for as long as it does
-        if crew.pace == "lockstep" or peer.sampled_rounds < crew.rounds or not self._idle:
+        if not peer.pace.may_run_dry or peer.half.sampled_rounds < crew.rounds or not self._idle:
             return False
         return self._patience.is_all_there()
 
@@ -130,21 +132,20 @@ class LearnerRole:
         self.station.courier.wake()
         return self._round_is_over(report, timing)
 
-    def _choose(self, done: Step | None) -> TakeStep | None:
+    def _choose(self, done: WrittenStep | None) -> TakeStep | None:
         """The next step, written down, if there is enough for it.
 
         `done`: the same as before a crash.
         """
         peer = self.peer
         closed = done.closed if done else self._patience.is_closed()
-        self._without = (
-            peer.awaited() if closed and self.station.config.crew.pace == "lockstep" else []
-        )
+        self._without = peer.awaited() if closed else []
         chosen = peer.choose(closed, again=done.positions if done else ())
-        self._idle = chosen is None
-        if chosen is None:
+        self._idle = isinstance(chosen, Wait)
+        if isinstance(chosen, Wait):
             return None
-        self._journal.add(Step.of(peer.learned_rounds, peer.cursor, closed, chosen))
+        written = WrittenStep.of(peer.learned_rounds, peer.cursor, closed, chosen.groups)
+        self._journal.add(written)
         return partial(peer.step, chosen, done is not None)
 
     def _learn(self, step: TakeStep, beside: bool) -> tuple[StepReport | None, Timing]:
@@ -185,44 +186,36 @@ class LearnerRole:
     def _sample(self, replayed: bool) -> bool:
         """Sample the next round if it is time to; whether something was sampled."""
         peer = self.peer
-        if self._ahead or not self._may_sample(replayed):
+        if self._ahead or not peer.may_sample(replayed):
             self._ahead = False
             return False
-        if self._is_past(peer.sampled_rounds, replayed):
-            peer.sampled_rounds += 1
+        if self._is_past(peer.half.sampled_rounds, replayed):
+            peer.half.sampled_rounds += 1
             self._sampled = None
             return False
         self.station.tell("sampling", self.finished_rounds)
-        self._sampled, self._sample_s = timed(peer.sample, self.station.clock)
+        self._sampled, self._sample_s = timed(peer.half.sample, self.station.clock)
         self.station.courier.wake()
         self._patience.begin_anew()
         return True
-
-    def _may_sample(self, replayed: bool) -> bool:
-        peer, crew = self.peer, self.station.config.crew
-        if crew.pace == "lockstep":
-            return peer.sampled_rounds < crew.rounds and peer.sampled_rounds <= peer.learned_rounds
-        return peer.sampled_rounds < crew.rounds and not replayed and peer.may_sample()
 
     def _may_sample_beside(self) -> bool:
         """Whether to sample the next round beside a step.
 
         What is to be learned from in that step counts as waiting, as it does in turn.
         """
-        round = self.peer.sampled_rounds
-        may = self.overlap.on and self._may_sample(replayed=False)
-        return (
-            may and self.peer.sampled_in(round) is None and not self._is_past(round, replayed=False)
-        )
+        half = self.peer.half
+        round, may = half.sampled_rounds, self.overlap.on and self.peer.may_sample()
+        return may and half.sampled_in(round) is None and not self._is_past(round, replayed=False)
 
     def _is_past(self, round: int, replayed: bool) -> bool:
         """Nobody would use what is sampled now: it is on the log already, or the crew went on
         without this peer.
         """
         peer = self.peer
-        if peer.outbox.note_of(Mark("round", round)) is not None:
+        if peer.half.outbox.note_of(Mark("round", round)) is not None:
             return False
-        if peer.complete[peer.me.name] > round:
+        if peer.admitted.complete[peer.me.name] > round:
             return True
         return self.station.config.crew.deadline_s > 0 and (
             replayed or any(c.group.round > round for c in peer.waiting)

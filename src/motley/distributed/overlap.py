@@ -30,6 +30,7 @@ from motley.clock import timed
 from motley.config import CrewConfig, EnginePart
 from motley.engines import Completion
 from motley.learning.learner import StepReport
+from motley.learning.pace import pace_of
 from motley.metrics import Timing
 from motley.policies.hardware import is_out_of_memory
 from motley.sampler import Sampled, SamplerHalf
@@ -130,14 +131,7 @@ def is_right(config: CrewConfig, half: SamplerHalf) -> bool:
     With the learner's own weights, which the step changes under way, it would be of no version.
     Where nothing older than the present version is learned from, it would all be dropped.
     """
-    rules = config.learning
-    lasts = rules.stale == "pace" or rules.max_age > 0 or rules.max_age_s > 0
-    return (
-        config.crew.pace == "async"
-        and half.me.role == "peer"
-        and lasts
-        and half.engine.keeps_snapshot
-    )
+    return pace_of(config).samples_beside and half.me.role == "peer" and half.engine.keeps_snapshot
 
 
 def pays(half: SamplerHalf) -> bool:

@@ -26,6 +26,7 @@ from motley.exchange.courier import Courier
 from motley.exchange.nats import NatsLog
 from motley.exchange.objects import NatsBlobs
 from motley.exchange.presence import Beat, Presence, State, Voice
+from motley.learning.pace import pace_of
 from motley.metrics import MetricsLine
 from motley.run import Run
 from motley.sampler import SamplerHalf
@@ -106,7 +107,7 @@ class Station:
         """Without the hub sampling goes on into the outbox, as far as the staleness window will
         still take it.
         """
-        rounds = 1 if self.config.crew.pace == "lockstep" else max(1, self.config.learning.max_age)
+        rounds = pace_of(self.config).rounds_unheard
         return len(self.outbox) < self.config.problems_per_peer * rounds
 
     def check_engine(self, half: SamplerHalf) -> None:

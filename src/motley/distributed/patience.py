@@ -31,7 +31,7 @@ class Patience:
             return False
         if self.waited_s >= crew.deadline_s:
             return True
-        if crew.pace == "async":
+        if not peer.pace.awaits_others:
             return False
         awaited = peer.awaited()
         if any(
@@ -46,7 +46,8 @@ class Patience:
         """Whether no crewmate has anything to come, in an async crew."""
         rounds, peer = self._station.config.crew.rounds, self._peer
         return self.is_closed() or all(
-            peer.complete[name] >= rounds or self._has_ended(name) for name in peer.crewmates
+            peer.admitted.complete[name] >= rounds or self._has_ended(name)
+            for name in peer.crewmates
         )
 
     def _is_gone(self, name: str) -> bool:
@@ -65,7 +66,7 @@ class Patience:
     def words(self) -> str:
         """What it waits for."""
         peer = self._peer
-        if self._station.config.crew.pace == "async":
+        if not peer.pace.awaits_others:
             return f"waiting for groups: {len(peer.waiting)} are there"
         awaited, refused = peer.awaited(), by_sender(peer.admission.refused)
         waiting = (

@@ -19,8 +19,17 @@ from motley.files import replace, sync
 from motley.learning.checkpoint import checkpoints, load_manifest, save_checkpoint, save_training
 from motley.learning.journal import Journal
 from motley.peer import Peer
+from motley.peer_state import PeerState
 from motley.records import Weights
 from motley.trust import known
+
+
+class LearnerState(msgspec.Struct, frozen=True, kw_only=True):
+    """A learner in a checkpoint."""
+
+    metrics_bytes: int
+    over: bool  # there is nothing more to come, whatever the round
+    peer: PeerState
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +42,7 @@ class Recovery:
         """`over`: there is nothing more to come, whatever the round."""
         peer, run = self.peer, self.station.run
         sync(run.metrics)
-        state = {
-            "metrics_bytes": run.metrics.stat().st_size,
-            "over": over,
-            "peer": peer.state(),
-        }
+        state = LearnerState(metrics_bytes=run.metrics.stat().st_size, over=over, peer=peer.state())
         root = self.station.folder / "checkpoints"
         save_checkpoint(
             root,
@@ -58,20 +63,21 @@ class Recovery:
             run.write([run.first_line(peer)])
             self.save(over=False)
             return False
-        state = load_manifest(kept[-1])
-        run.cut_metrics(state["metrics_bytes"], kept[-1])
+        state = load_manifest(kept[-1], LearnerState)
+        run.cut_metrics(state.metrics_bytes, kept[-1])
         if isinstance(peer.log, ArrivingLog):
-            peer.log.here = max(state["peer"]["cursor"], self.journal.cursor)
-        station.joining.patiently(lambda: run.restore(peer, kept[-1], state["peer"]))
+            peer.log.here = max(state.peer.cursor, self.journal.cursor)
+        station.joining.patiently(lambda: run.restore(peer, kept[-1], state.peer))
         station.say(f"going on after round {peer.learned_rounds}")
-        return bool(state["over"])
+        return state.over
 
     def mend(self) -> None:
         """Go on behind what the log has of this peer, its newest version included."""
         last = self.station.mend_outbox()
         if last and isinstance(content := known(last)[0], Weights):
             self._check_reach(content.version)
-            self.peer.published = content.version
+            if self.peer.weights:
+                self.peer.weights.published = content.version
 
     def _check_reach(self, version: int) -> None:
         """Versions are published once for ever: a learner that lost its folder cannot make them
@@ -96,7 +102,8 @@ class Recovery:
         """Have the store forget versions that no sampler can need, once this process knows what
         they are.
         """
-        publisher, blobs = self.peer.publisher, self.station.blobs
+        publisher = self.peer.weights.publisher if self.peer.weights else None
+        blobs = self.station.blobs
         # the first of this process may never have been stored
         if publisher and blobs and publisher.num_anchors > 2:
             with suppress(LogError):  # at the next checkpoint, then

@@ -21,7 +21,7 @@ from motley.exchange import LogError
 from motley.exchange.objects import NatsBlobs
 from motley.metrics import SamplerLine, Timing
 from motley.records import Group
-from motley.sampler import Sampler
+from motley.sampler_follower import Sampler
 from motley.trust import known
 
 

@@ -16,15 +16,24 @@ from motley.exchange.arriving import ArrivingLog
 from motley.exchange.blobs import Blobs, MemoryBlobs
 from motley.learning.checkpoint import save_checkpoint, save_training
 from motley.learning.learner import StepReport
+from motley.learning.pace import pace_of
 from motley.metrics import MetricsLine
 from motley.peer import Peer
 from motley.run import Run, WarmProgress, by_sender, check_config, new_folder
-from motley.sampler import Sampled, Sampler
+from motley.sampler import Sampled
+from motley.sampler_follower import Sampler
 from motley.sim.events import Events
 from motley.sim.peers import SimSampler, SimStudent
 
 # steps' worth of groups that came while everyone could have learned, and nobody did
 MAX_UNLEARNED = 50
+
+
+class SimState(msgspec.Struct, frozen=True, kw_only=True):
+    """A simulation in its only checkpoint."""
+
+    round: int
+    time_s: float
 
 
 class SimCrew:
@@ -92,7 +101,7 @@ class SimCrew:
             self._unlearned
             > MAX_UNLEARNED * self.config.crew.problems_per_round * self.config.authors_per_group
         ):
-            dropped = {s.me.name: by_sender(s.peer.dropped) for s in self.students}
+            dropped = {s.me.name: by_sender(s.peer.waiting.dropped) for s in self.students}
             refused = {s.me.name: by_sender(s.peer.admission.refused) for s in self.students}
             raise ValueError(
                 f"nobody has learned anything from the last {self._unlearned} records, after "
@@ -136,7 +145,8 @@ class SimCrew:
         """Nothing more can happen: asynchronous peers have used up what was sampled, or somebody
         waits for ever.
         """
-        if self.config.crew.pace == "lockstep" or any(s.me.role == "learner" for s in stuck):
+        runs_dry = pace_of(self.config).may_run_dry
+        if not runs_dry or any(s.me.role == "learner" for s in stuck):
             words = ", ".join(
                 f"{s.me.name} has {len(s.peer.waiting)} groups after round {s.peer.learned_rounds}"
                 for s in stuck
@@ -168,5 +178,5 @@ class SimCrew:
                     folder / student.me.name,
                 )
 
-        state = {"round": self.finished_rounds, "time_s": self.events.clock.now_s()}
+        state = SimState(round=self.finished_rounds, time_s=self.events.clock.now_s())
         save_checkpoint(self.folder / "checkpoints", self.finished_rounds, state, write)
