@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from motley.crew import CrewState
+from motley.distributed.recovery import LearnerState
 from motley.learning.checkpoint import load_manifest, save_checkpoint
-from motley.member import MemberState
 from motley.peer_state import Arrival, PeerState, check_dtype
 from motley.sim.crew import SimState
 from motley.trust import Place, ReasonCount
@@ -61,7 +61,7 @@ def test_a_crews_state_is_written_as_version_0_5_wrote_it(
 def test_a_members_and_a_simulations_state_have_the_fields_of_version_0_5(
     released: CrewState,
 ) -> None:
-    member = MemberState(metrics_bytes=7, over=False, peer=released.peers["full0"])
+    member = LearnerState(metrics_bytes=7, over=False, peer=released.peers["full0"])
     fields = msgspec.json.decode(msgspec.json.encode(member))
     peer = msgspec.json.decode(RELEASED.read_bytes())["state"]["peers"]["full0"]
     assert fields == {"metrics_bytes": 7, "over": False, "peer": peer}
