@@ -41,7 +41,7 @@ class Snapshot:
         sees the new ones.
         """
         for old, new in zip(self.layers, decoder.layers, strict=True):
-            for (kept,), linears in zip(_projections(old), _projections(new), strict=True):
+            for (kept,), linears in zip(old.projections, new.projections, strict=True):
                 _refresh(kept, linears)
             for kept_norm, norm in zip(_norms(old), _norms(new), strict=True):
                 kept_norm.weight.copy_(norm.scale)
@@ -50,11 +50,6 @@ class Snapshot:
             self.embedding.mul_(decoder.embed_scale)
         self.norm.weight.copy_(decoder.norm.scale)
         self.head.copy_(decoder.head)
-
-
-def _projections(layer: Layer) -> tuple[tuple[Projection, ...], ...]:
-    """Those of one input together."""
-    return layer.qkv, (layer.out,), layer.gate_up, (layer.down,)
 
 
 def _norms(layer: Layer) -> list[Norm]:
@@ -91,7 +86,7 @@ def _tensors(projection: Projection) -> Iterator[Tensor]:
 
 def _kept_layer(layer: Layer, dtype: torch.dtype) -> Layer:
     optional = lambda norm: None if norm is None else _kept_norm(norm)
-    qkv, out, gate_up, down = (_fused(linears, dtype) for linears in _projections(layer))
+    qkv, out, gate_up, down = (_fused(linears, dtype) for linears in layer.projections)
     return replace(
         layer,
         attention_norm=_kept_norm(layer.attention_norm),

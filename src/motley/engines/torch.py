@@ -1,5 +1,4 @@
-"""The built-in engine where there are no CUDA graphs: batched sampling from a known decoder with a
-key-value cache.
+"""The built-in engine where there are no CUDA graphs: sampling from a known decoder with a cache.
 
 Differs from transformers' `generate`: samples of one prompt that agree so far are one *branch*,
 computed once, so that a prompt costs nothing per sample and sure answers hardly anything; a branch

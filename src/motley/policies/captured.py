@@ -2,8 +2,8 @@
 a GPU does not wait for Python.
 
 Graphs are of fixed sizes, so a micro-batch is filled up to the next of a few sizes with tokens that
-nothing looks at and that look at nothing else. A size is captured once it has come for the second
-time.
+nothing looks at and that look at nothing else. A size is captured when it has come twice. Owns
+which sizes there are; how a graph is captured is in `capture`.
 """
 
 from __future__ import annotations

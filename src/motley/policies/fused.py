@@ -1,9 +1,8 @@
-"""The forward of a known decoder in a half type, with gradient, for GPUs: the same numbers as the
-plain one in `forward`, in few kernels.
+"""The forward of a known decoder in a half type, with gradient, for GPUs: by few kernels.
 
-Differs from it in this: dtypes are explicit instead of chosen by autocast; a forward casts its
-weights once, all together, and those that multiply the same input are stacked; what lies between
-two products is one kernel each way. The hidden state between layers stays float32. Needs Triton.
+Differs from the plain one in `forward`: dtypes are explicit instead of chosen by autocast; a pass
+casts its weights once, all together, and those that multiply the same input are stacked; what lies
+between two products is one kernel each way. Hidden states stay float32. Needs Triton.
 """
 
 from __future__ import annotations
@@ -21,15 +20,7 @@ from motley.policies import kernels
 from motley.policies.attention import PackedAttention, flashes
 from motley.policies.decoder import Decoder
 from motley.policies.flash import TurnedHeads, attend_turned
-from motley.policies.layers import (
-    Adapter,
-    Deferred,
-    Layer,
-    Norm,
-    Projection,
-    Rotation,
-    walk,
-)
+from motley.policies.layers import Adapter, Deferred, Layer, Norm, Projection, Rotation, walk
 from motley.policies.packed import Packed
 
 
@@ -104,7 +95,7 @@ def cast_layers(decoder: Decoder, dtype: torch.dtype) -> list[Layer]:
     Those of one input are stacked, unless they have the dtype already and need no copy (under
     adapters).
     """
-    joined = [(layer.qkv, (layer.out,), layer.gate_up, (layer.down,)) for layer in decoder.layers]
+    joined = [layer.projections for layer in decoder.layers]
     groups = [group for four in joined for linears in four for group in _groups(linears, dtype)]
     cast = iter(_stacked(groups, dtype))
     layers = []

@@ -141,6 +141,11 @@ class Layer:
     window: int | None  # how many positions back a token sees, itself included
     rotation: str  # which of the decoder's rotations
 
+    @property
+    def projections(self) -> tuple[tuple[Projection, ...], ...]:
+        """Those of one input together."""
+        return self.qkv, (self.out,), self.gate_up, (self.down,)
+
 
 class Deferred(NamedTuple):
     """Hidden states, and after(x) still to be added to them: a kernel does it with the norm that
