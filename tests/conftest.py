@@ -12,8 +12,11 @@ import pytest
 import torch
 
 from motley.files import cache_folder
+from motley.policies.hardware import spare_onednn
 
 torch.set_num_threads(1)
+# tests make bfloat16 policies by hand, past the measurement that does this for users
+spare_onednn(torch.bfloat16, "cpu")
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
 USERS_CACHE = cache_folder()

@@ -113,15 +113,15 @@ class Seat:
         return len(self.outbox) < self.config.problems_per_peer * rounds
 
     def _check_engine(self, half: SamplerHalf) -> None:
-        found = check_engine(half)
+        away = check_engine(half)
         self._say(
-            f"engine against trainer: log-probs differ by {found.largest:.1e} at most, "
-            f"{found.mean:.1e} on average"
+            f"engine against trainer: log-probs differ by {away.mean:.1e} on average, by "
+            f"{away.rare:.1e} in one token of a hundred"
         )
-        if found.fault:
+        if away.fault:
             raise ValueError(
-                f"the engine of {self.me.name} {found.fault} from its trainer (largest "
-                f"{found.largest:.1e}, mean {found.mean:.1e}): "
+                f"the engine of {self.me.name} {away.fault} from its trainer (mean "
+                f"{away.mean:.1e}, 99th percentile {away.rare:.1e}): "
                 "its importance ratios would be wrong for everyone, so it does not join; see "
                 "motley check"
             )
