@@ -197,6 +197,7 @@ def test_a_path_with_brackets_can_stand_in_an_error(tmp_path: Path) -> None:
     assert "none.toml" in error("check", "runs[/x]/none.toml")
 
 
+@pytest.mark.slow
 def test_study_prints_a_table_and_does_not_run_twice(crew_file: Path) -> None:
     out = crew_file.parent / "study"
     crew_file.write_text(CREW.replace("rounds = 2", "rounds = 1"))
@@ -324,6 +325,7 @@ def test_eval_of_a_saved_model_folder(trained: Path) -> None:
     assert "is no model folder" in error("eval", trained / "groups")
 
 
+@pytest.mark.slow
 def test_a_study_folder_belongs_to_one_crew(crew_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "study"
     motley("study", crew_file, "--arms", "ftis", "--seeds", 1, "--jobs", 1, "--out", out)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import motley.run
-from fakes import identity, reference_logp, spread_crew, write_task
+from fakes import identity, reference_logp, spread_crew
 from motley.conformance import (
     Bound,
     Difference,
@@ -28,13 +28,6 @@ from motley.peer import Peer
 from motley.policies import Policy
 from motley.records import HUB, Sampling
 from motley.run import Run
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    write_task(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    return tmp_path
 
 
 def peer_of(folder: Path, train: str, sampling: str = "") -> Peer:

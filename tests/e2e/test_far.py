@@ -13,6 +13,8 @@ from chaos import faults_of, undisturbed_run
 from fakes import spread_crew, write_task
 from far import Quality, far_link, far_run, refusal
 
+pytestmark = pytest.mark.slow  # a process per peer
+
 LINK = Quality(delay_s=0.15, loss=0.01, seed=0)
 
 
@@ -38,7 +40,7 @@ def test_a_crew_far_apart_ends_as_one_in_a_single_process(
     monkeypatch.syspath_prepend(str(tmp_path))
     config = spread_crew(tmp_path, ("full", "last"), rounds=3)
     before = namespaces()
-    report = far_run(config, tmp_path / "run", LINK, timeout_s=120)
+    report = far_run(config, tmp_path / "run", LINK, timeout_s=600)
     print(report)
     assert faults_of(config, tmp_path / "run", undisturbed_run(config, tmp_path / "local")) == []
     assert report.round_trip_s == pytest.approx(0.3, abs=0.1)

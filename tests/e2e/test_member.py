@@ -47,7 +47,10 @@ from motley.trust.chain import Chain
 from motley.trust.invitation import Invitation
 
 # of the NATS client, when the server refuses to take it back
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed <StreamWriter")
+pytestmark = [
+    pytest.mark.slow,  # whole crews, each with a server
+    pytest.mark.filterwarnings("ignore:unclosed <StreamWriter"),
+]
 
 PATIENCE_S = 30.0  # for what must happen
 
@@ -180,16 +183,6 @@ class House:
 
 
 HouseOf = Callable[[CrewConfig], House]
-
-
-@pytest.fixture(scope="module")
-def task(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of the crew's problems and reward."""
-    folder = tmp_path_factory.mktemp("task")
-    write_task(folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(folder))
-        yield folder
 
 
 class Clock:
@@ -807,6 +800,7 @@ class Overconfident(TorchEngine):
         ]
 
 
+@pytest.mark.quick
 def test_an_engine_that_reports_other_logprobs_is_refused_with_figures(
     task: Path, house_of: HouseOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -835,6 +829,7 @@ def test_a_member_that_was_refused_lets_go_of_its_folder(
     house.join("full0")
 
 
+@pytest.mark.quick
 def test_two_members_in_one_folder_are_refused(task: Path, house_of: HouseOf) -> None:
     house = house_of(pair(task))
     house.join("full0")
@@ -842,6 +837,7 @@ def test_two_members_in_one_folder_are_refused(task: Path, house_of: HouseOf) ->
         join(house.url, "spread", house.invitations["full0"], house.folder / "full0")
 
 
+@pytest.mark.quick
 def test_a_mixed_up_line_is_refused_with_what_to_do(
     task: Path, house_of: HouseOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -884,6 +880,7 @@ def test_a_mixed_up_line_is_refused_with_what_to_do(
     house.join("full0")
 
 
+@pytest.mark.quick
 def test_a_folder_with_a_run_of_other_settings_is_refused(task: Path, house_of: HouseOf) -> None:
     house = house_of(pair(task))
     (house.folder / "full0").mkdir()
@@ -1068,6 +1065,7 @@ class Cheat:
         assert "error" not in msgspec.json.decode(answer.data)
 
 
+@pytest.mark.quick
 def test_what_a_cheat_puts_on_the_log_is_refused_by_name_and_training_goes_on(
     task: Path, house_of: HouseOf
 ) -> None:
