@@ -1,20 +1,25 @@
-.PHONY: demo test setup lint mutants
+.PHONY: demo test test-slow test-all lint setup mutants
 
 PYTHON ?= python3
 BIN := .venv/bin
+INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt --editable
+# A thread per worker: as many workers as cores are busy already.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist worksteal
 
-setup: .venv/.ready
-
-.venv/.ready: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	touch $@
-
-demo: setup
+demo: .venv/.demo
 	$(BIN)/motley demo
 
-test: setup lint
-	$(BIN)/pytest
+# For the one who edits: minutes on two cores.
+QUICK := (quick or not slow) and not models
+test: lint
+	$(PYTEST) -m "$(QUICK)"
+
+# What `make test` leaves out: whole crews, many processes, interpreted kernels, real models.
+test-slow: setup
+	$(PYTEST) -m "not ($(QUICK))"
+
+test-all: lint
+	$(PYTEST)
 
 lint: setup
 	$(BIN)/ruff format --check .
@@ -23,3 +28,15 @@ lint: setup
 
 mutants: setup
 	OMP_NUM_THREADS=1 $(BIN)/python tests/mutate.py --jobs 2
+
+setup: .venv/.dev
+
+# What `motley` itself needs, and on top of it the developers' tools.
+.venv/.demo: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(INSTALL) .
+	touch $@
+
+.venv/.dev: .venv/.demo
+	$(INSTALL) '.[dev]'
+	touch $@

@@ -24,36 +24,18 @@ from transformers import (
     Qwen3Config,
 )
 
+from fakes import small_sizes
 from motley.config import Lora, TrainPart
 from motley.policies import Policy, with_trained_part
 from motley.policies.tiny import tiny_vocabulary
 
-
-def _sizes(**others: object) -> dict[str, object]:
-    vocabulary = tiny_vocabulary()
-    common = {
-        "vocab_size": vocabulary.size,
-        "hidden_size": 32,
-        "intermediate_size": 40,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 64,
-        "bos_token_id": None,
-        "eos_token_id": vocabulary.end_id,
-        "pad_token_id": vocabulary.pad_id,
-        "initializer_range": 0.2,
-    }
-    return common | others
-
-
 WINDOW = 4  # shorter than most of the ragged sequences
 ARCHITECTURES: dict[str, Callable[..., PretrainedConfig]] = {  # called with what is to be otherwise
-    "llama with biases": lambda **others: LlamaConfig(**_sizes(attention_bias=True) | others),
-    "qwen2": lambda **others: Qwen2Config(**_sizes() | others),
-    "qwen3": lambda **others: Qwen3Config(**_sizes(head_dim=8) | others),
+    "llama with biases": lambda **others: LlamaConfig(**small_sizes(attention_bias=True) | others),
+    "qwen2": lambda **others: Qwen2Config(**small_sizes() | others),
+    "qwen3": lambda **others: Qwen3Config(**small_sizes(head_dim=8) | others),
     "gemma3": lambda **others: Gemma3TextConfig(
-        **_sizes(
+        **small_sizes(
             head_dim=8,
             query_pre_attn_scalar=16,
             sliding_window=WINDOW,
@@ -61,7 +43,7 @@ ARCHITECTURES: dict[str, Callable[..., PretrainedConfig]] = {  # called with wha
         )
         | others
     ),
-    "mistral": lambda **others: MistralConfig(**_sizes(sliding_window=WINDOW) | others),
+    "mistral": lambda **others: MistralConfig(**small_sizes(sliding_window=WINDOW) | others),
     "gpt2": lambda **others: GPT2Config(
         **{
             "vocab_size": tiny_vocabulary().size,
@@ -75,7 +57,7 @@ ARCHITECTURES: dict[str, Callable[..., PretrainedConfig]] = {  # called with wha
         | {name.replace("num_hidden_layers", "n_layer"): value for name, value in others.items()}
     ),
     "opt": lambda **others: OPTConfig(
-        **_sizes(ffn_dim=40, word_embed_proj_dim=32, dropout=0.1) | others
+        **small_sizes(ffn_dim=40, word_embed_proj_dim=32, dropout=0.1) | others
     ),
 }
 

@@ -13,10 +13,21 @@ import torch
 
 from motley.files import cache_folder
 
+# here, and in the processes that tests start
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
 if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
+    # read when a kernel is defined: those of Triton itself with the first import of transformers
+    os.environ["TRITON_INTERPRET"] = "1"
 USERS_CACHE = cache_folder()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quiet_bfloat16() -> None:
+    from motley.policies.hardware import spare_onednn
+
+    # tests make bfloat16 policies by hand, past the measurement that does this for users
+    spare_onednn(torch.bfloat16, "cpu")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -46,3 +57,25 @@ def smollm2(motley_cache: Path) -> str:
     if not (motley_cache / "models" / name).exists():
         (motley_cache / "models" / name).symlink_to(folder)
     return name
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the dense task of `fakes.spread_crew`, whose module is found."""
+    from fakes import write_task
+
+    write_task(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The same for all tests of a module, apart from what they write."""
+    from fakes import write_task
+
+    made = tmp_path_factory.mktemp("task")
+    write_task(made)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(made))
+        yield made

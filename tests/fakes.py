@@ -47,31 +47,47 @@ def lora_policy(rank: int = 4, seed: int = 0) -> Policy:
     return policy
 
 
-def grouped_query_policy(seed: int = 0) -> Policy:
-    """Four heads over two key-value heads, an untied head, norm scales that are not one."""
+def small_sizes(**others: object) -> dict[str, object]:
+    """Of a small model's configuration: four heads over two key-value heads, two layers."""
     vocabulary = tiny_vocabulary()
-    config = LlamaConfig(
-        vocab_size=vocabulary.size,
-        hidden_size=32,
-        intermediate_size=40,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=vocabulary.end_id,
-        pad_token_id=vocabulary.pad_id,
-        initializer_range=0.2,
-    )
+    common = {
+        "vocab_size": vocabulary.size,
+        "hidden_size": 32,
+        "intermediate_size": 40,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "bos_token_id": None,
+        "eos_token_id": vocabulary.end_id,
+        "pad_token_id": vocabulary.pad_id,
+        "initializer_range": 0.2,
+    }
+    return common | others
+
+
+def small_llama(seed: int = 0, **others: object) -> LlamaForCausalLM:
+    """With an untied head, in float32; `others` are of its configuration."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(config).float()
+        return _llama(**others)
+
+
+def _llama(**others: object) -> LlamaForCausalLM:
+    sizes = small_sizes(tie_word_embeddings=False) | others
+    return LlamaForCausalLM(LlamaConfig(**sizes)).float()
+
+
+def grouped_query_policy(seed: int = 0) -> Policy:
+    """Four heads over two key-value heads, an untied head, norm scales that are not one."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = _llama()
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if "norm" in name:
                     parameter.copy_(1 + 0.2 * torch.randn_like(parameter))
-    return Policy(model, vocabulary)
+    return Policy(model, tiny_vocabulary())
 
 
 POLICIES = {"full": tiny_policy, "lora": lora_policy, "grouped": grouped_query_policy}

@@ -113,11 +113,9 @@ def groups_in(peer: Peer) -> list[Group]:
 
 
 @pytest.fixture
-def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+def stage(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     monkeypatch.setattr(overlap, "pays", lambda half: True)
-    write_task(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    made = Stage(tmp_path)
+    made = Stage(folder)
     made.overlap.observe()
     assert not made.overlap.on
     made.overlap.observe()

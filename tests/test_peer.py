@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fakes import FixedClock, identity, spread_crew, write_task
+from fakes import FixedClock, identity, spread_crew
 from motley.config import CrewConfig, config_text
 from motley.engines import Engine, TorchEngine
 from motley.engines.engine import Completion
@@ -28,13 +28,6 @@ from motley.policies import initial_policy
 from motley.records import HUB, Charter, Content, Group, Problem, Roster, Sampling
 from motley.sampler import SamplerHalf
 from motley.tasks import Task, load_task
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    write_task(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    return tmp_path
 
 
 class NotingEngine:

@@ -331,7 +331,7 @@ def in_a_process(code: str, folder: Path, **environment: str) -> subprocess.Comp
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
 

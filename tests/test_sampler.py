@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import torch
 
-from fakes import candidate, group, write_task
+from fakes import candidate, group
 from motley.clock import VirtualClock
 from motley.config import CrewConfig
 from motley.crew import found_log, one_process_outbox
@@ -31,13 +31,6 @@ from motley.run import Run
 from motley.sampler_follower import Sampler
 from motley.trust import stamp_of
 from sim.crews import far_crew
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    write_task(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    return tmp_path
 
 
 class CountingLog(MemoryLog):

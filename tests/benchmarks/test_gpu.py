@@ -66,6 +66,7 @@ def rows() -> list[dict[str, Any]]:
     return made
 
 
+@pytest.mark.slow
 def test_every_section_has_its_columns_and_models(rows: list[dict[str, Any]]) -> None:
     assert list(dict.fromkeys(row["section"] for row in rows)) == list(COLUMNS) == list(SECTIONS)
     for row in rows:

@@ -61,6 +61,7 @@ def test_rewards_differ_so_that_nothing_is_silent() -> None:
     assert all(0 <= r.reward < 1 for r in candidate.group.rollouts)
 
 
+@pytest.mark.slow
 def test_trl_does_the_same_work(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("trl")
     scored: list[dict[str, Any]] = []
@@ -95,6 +96,7 @@ def test_trl_does_the_same_work(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.seconds > 0
 
 
+@pytest.mark.slow
 def test_completions_of_trl_may_end_where_ours_may(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("trl")
     lengths: set[int] = set()

@@ -33,6 +33,7 @@ def steps() -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.slow
 def test_a_row_for_each_half_and_for_whole_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     def trl_cost(
         policy: object, work: grpo.Step, repeats: int, between: Callable[[], None]
@@ -79,6 +80,7 @@ def test_what_is_not_measured_says_how_to_have_it_measured(monkeypatch: pytest.M
     assert real["motley"] is real["rival"] is real["ratio"] is None
 
 
+@pytest.mark.slow
 def test_a_real_step_runs_beside_trls(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("trl")
     _, tiny, _ = steps()

@@ -18,7 +18,8 @@ from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM
 
 import motley.run
-from fakes import FixedClock, spread_crew, write_task
+from fakes import FixedClock, spread_crew
+from marks import quick
 from motley.clock import RealClock
 from motley.config import ConfigError, CrewConfig, Warm, parse_config
 from motley.crew import LocalCrew
@@ -31,14 +32,14 @@ from motley.records import Charter, Content, Group, Roster
 from motley.run import newest_checkpoint, trained_policies
 from motley.tasks import load_task
 
+pytestmark = pytest.mark.slow  # whole crews
+
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    write_task(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+def folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     # the time is all that two equal runs differ in
     monkeypatch.setattr(motley.run, "RealClock", FixedClock)
-    return tmp_path
+    return folder
 
 
 def finish(crew: LocalCrew) -> LocalCrew:
@@ -107,7 +108,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", [quick("lockstep"), *list(LAYOUTS)[1:]])
 def test_the_same_seed_gives_the_same_run(layout: str, folder: Path) -> None:
     config = spread_crew(folder, rounds=3, **LAYOUTS[layout])
     first, second = run(config, folder / "one"), run(config, folder / "two")
@@ -139,6 +140,7 @@ def test_a_crew_stopped_after_any_round_and_resumed_ends_the_same(
         assert_same_run(finish(LocalCrew.resume(crew.folder)), whole)
 
 
+@pytest.mark.quick
 def test_a_crew_stopped_before_its_first_round_can_be_resumed(folder: Path) -> None:
     config = spread_crew(folder, rounds=1)
     whole = run(config, folder / "whole")
@@ -163,6 +165,7 @@ def test_what_was_done_after_the_last_checkpoint_is_done_again_the_same(folder: 
     assert_same_run(finish(resumed), whole)
 
 
+@pytest.mark.quick
 def test_a_finished_crew_resumed_has_nothing_to_do(folder: Path) -> None:
     crew = run(spread_crew(folder, rounds=1), folder / "run")
     before = (crew.folder / "metrics.jsonl").read_bytes()
@@ -206,6 +209,7 @@ def learned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[Candidate]]
     return steps
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("layout", ["vertical", "horizontal"])
 def test_in_lockstep_every_published_group_is_learned_exactly_once_by_every_peer(
     layout: str, folder: Path, learned: list[tuple[int, list[Candidate]]]
@@ -224,6 +228,7 @@ def test_in_lockstep_every_published_group_is_learned_exactly_once_by_every_peer
         )
 
 
+@pytest.mark.quick
 def test_in_async_no_group_is_learned_twice_and_none_is_lost(
     folder: Path, learned: list[tuple[int, list[Candidate]]]
 ) -> None:
@@ -253,6 +258,7 @@ def test_in_async_no_group_is_learned_twice_and_none_is_lost(
         assert len(given) + len(peer.waiting) + peer.waiting.dropped.total() == len(read) >= 26
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("lossless", [False, True])
 @pytest.mark.parametrize("sampling", ["", "temperature = 0.7"])
 def test_own_rollouts_have_ratio_one(sampling: str, lossless: bool, folder: Path) -> None:
@@ -280,6 +286,7 @@ def test_own_rollouts_have_ratio_one(sampling: str, lossless: bool, folder: Path
     assert seen >= 6
 
 
+@pytest.mark.quick
 def test_a_corrupted_record_on_the_log_is_counted_and_training_goes_on(folder: Path) -> None:
     crew = LocalCrew.start(spread_crew(folder, rounds=3), folder / "run")
     rounds = crew.rounds()
@@ -297,6 +304,7 @@ def test_a_corrupted_record_on_the_log_is_counted_and_training_goes_on(folder: P
     assert all(line.num_sequences == 16 for line in lines)
 
 
+@pytest.mark.quick
 def test_the_log_begins_with_what_the_crew_agreed_to(folder: Path) -> None:
     config = spread_crew(folder, rounds=1)
     crew = run(config, folder / "run")
@@ -342,6 +350,7 @@ def test_a_lockstep_crew_whose_rewards_cannot_be_computed_again_says_so_at_once(
     assert all(peer.learner.policy.version == 3 for peer in trusting.peers)
 
 
+@pytest.mark.quick
 def test_what_is_frozen_does_not_change_and_what_trains_does(folder: Path) -> None:
     crew = LocalCrew.start(spread_crew(folder, ("full", "lora", "last"), rounds=2), folder / "run")
     before = weights(crew)
@@ -380,6 +389,7 @@ def test_checkpoints_are_ordinary_folders_of_transformers_and_peft(folder: Path)
             assert torch.equal(policies[peer].model(input_ids=ids).logits, expected)
 
 
+@pytest.mark.quick
 def test_the_metrics_begin_with_the_skills_before_training(folder: Path) -> None:
     crew = run(spread_crew(folder, rounds=3), folder / "run")
     lines = read_metrics(crew.folder)
@@ -391,12 +401,14 @@ def test_the_metrics_begin_with_the_skills_before_training(folder: Path) -> None
     assert set(lines[0].heldout) == {"reverse", "sort"}
 
 
+@pytest.mark.quick
 def test_training_raises_the_reward(folder: Path) -> None:
     crew = run(spread_crew(folder, ("full", "full"), rounds=15, group_size=8), folder / "run")
     rewards = [line.reward for line in read_metrics(crew.folder) if line.reward is not None]
     assert sum(rewards[-6:]) > 1.3 * sum(rewards[:6])
 
 
+@pytest.mark.quick
 def test_a_folder_that_holds_something_is_not_overwritten(folder: Path) -> None:
     (folder / "run").mkdir()
     (folder / "run" / "thesis.txt").write_text("years of work")
@@ -407,11 +419,13 @@ def test_a_folder_that_holds_something_is_not_overwritten(folder: Path) -> None:
         LocalCrew.start(spread_crew(folder), folder / "run")
 
 
+@pytest.mark.quick
 def test_a_folder_that_is_no_run_cannot_be_resumed(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"is not a run folder: it has no config\.toml"):
         LocalCrew.resume(folder / "none")
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -454,6 +468,7 @@ def test_a_paced_crew_with_an_own_share_is_refused_or_goes_on(folder: Path) -> N
     assert all(p.learner.policy.version == 6 for p in crew.peers)
 
 
+@pytest.mark.quick
 def test_a_crew_lets_go_of_its_files(folder: Path) -> None:
     crew = run(spread_crew(folder, rounds=1), folder / "run")
     with warnings.catch_warnings(record=True) as seen:

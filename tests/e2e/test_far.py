@@ -13,6 +13,8 @@ from chaos import faults_of, undisturbed_run
 from fakes import spread_crew, write_task
 from far import Quality, far_link, far_run, refusal
 
+pytestmark = pytest.mark.slow  # a process per peer
+
 LINK = Quality(delay_s=0.15, loss=0.01, seed=0)
 
 

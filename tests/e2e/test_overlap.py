@@ -29,7 +29,7 @@ from e2e.test_member import (
     steps_of,
     weights_of,
 )
-from fakes import reference_logp, spread_crew, write_task
+from fakes import reference_logp, spread_crew
 from hubs import PATIENCE_S
 from motley.config import CrewConfig
 from motley.crew import LocalCrew
@@ -52,7 +52,10 @@ from motley.trust import Identity
 MOST_RUNS = 20  # until enough were killed
 
 # of the NATS client, when the server refuses to take it back
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed <StreamWriter")
+pytestmark = [
+    pytest.mark.slow,  # whole crews, each with a server
+    pytest.mark.filterwarnings("ignore:unclosed <StreamWriter"),
+]
 
 
 class Watched(TorchEngine):
@@ -77,15 +80,6 @@ class Watched(TorchEngine):
                     raise self.fails
                 assert self.stepped.wait(PATIENCE_S)
         return super().sample(prompts, num_samples, sampling, seed)
-
-
-@pytest.fixture(scope="module")
-def task(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("task")
-    write_task(folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(folder))
-        yield folder
 
 
 @pytest.fixture(autouse=True)

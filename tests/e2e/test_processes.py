@@ -15,7 +15,7 @@ from typing import TypeVar
 import msgspec
 import pytest
 
-from fakes import spread_crew, write_task
+from fakes import spread_crew
 from hubs import PATIENCE_S
 from motley.clock import Deadline, RealClock
 from motley.config import CrewConfig, config_text
@@ -25,20 +25,18 @@ from motley.metrics import MetricsLine, read_metrics
 from motley.run import newest_checkpoint, peer_folder, trained_policies
 
 T = TypeVar("T")
+
+pytestmark = pytest.mark.slow  # a process per peer
+
 NAMES = ("full0", "lora1")
 
 
 @pytest.fixture(scope="module")
-def task(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of the crew's problems and reward; children look for modules where their parent
-    does.
-    """
-    folder = tmp_path_factory.mktemp("task")
-    write_task(folder)
+def task(task: Path) -> Iterator[Path]:
+    """Children look for modules where their parent does."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(folder))
         patch.setattr(os, "cpu_count", lambda: 1)  # one thread for every child, as here
-        yield folder
+        yield task
 
 
 @pytest.fixture(scope="module")

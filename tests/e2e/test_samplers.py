@@ -6,28 +6,18 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from chaos import disturbed_run
-from fakes import write_task
 from motley.metrics import read_metrics
 from samplers import SAMPLERS, faults_of, roles_crew
 
+pytestmark = pytest.mark.slow  # a process per peer
+
 SEED = 5
 MOST_RUNS = 20
-
-
-@pytest.fixture
-def task(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "task"
-    folder.mkdir()
-    write_task(folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(folder))
-        yield folder
 
 
 def test_far_samplers_and_their_learner_survive_kills_and_lose_nothing_that_was_published(

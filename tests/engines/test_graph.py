@@ -15,6 +15,7 @@ import torch
 
 from architectures import ARCHITECTURES, TRAINS, own_code_policy
 from fakes import POLICIES, grouped_query_policy, lora_policy, tiny_policy
+from marks import slow
 from motley.engines import Completion, TorchEngine, kernels, torch_engine
 from motley.engines.drawing import draw, truncate
 from motley.engines.graph import BUCKETS, GraphEngine
@@ -52,7 +53,7 @@ def policy_of(kind: str) -> Policy:
     return POLICIES[kind](seed=3) if kind in POLICIES else own_code_policy(kind)
 
 
-@pytest.mark.parametrize("kind", ["grouped", *KNOWN, "qwen3 lora"])
+@pytest.mark.parametrize("kind", ["grouped", *map(slow, [*KNOWN, "qwen3 lora"])])
 def test_it_draws_what_the_engine_for_cpus_draws(kind: str) -> None:
     policy = policy_of(kind)
     assert_alike(
@@ -64,10 +65,10 @@ def test_it_draws_what_the_engine_for_cpus_draws(kind: str) -> None:
 @pytest.mark.parametrize(
     "sampling",
     [
-        Sampling(max_tokens=3, temperature=0.0),
-        Sampling(max_tokens=3, temperature=0.6),
+        slow(Sampling(max_tokens=3, temperature=0.0)),
+        slow(Sampling(max_tokens=3, temperature=0.6)),
         Sampling(max_tokens=3, temperature=0.8, top_k=9, top_p=0.9),
-        Sampling(max_tokens=3, top_p=0.7, logprobs="full"),
+        slow(Sampling(max_tokens=3, top_p=0.7, logprobs="full")),
     ],
     ids=["greedy", "sharper", "top k and top p", "full"],
 )
@@ -79,6 +80,7 @@ def test_every_way_of_sampling_is_that_of_the_engine_for_cpus(sampling: Sampling
     )
 
 
+@pytest.mark.slow
 def test_rows_that_end_leave_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = grouped_query_policy(seed=3)
     ends = (policy.vocabulary.end_id, 9, 17, 20, 21, 22, 23)
@@ -99,6 +101,7 @@ def test_rows_that_end_leave_and_the_others_go_on(monkeypatch: pytest.MonkeyPatc
     assert lanes == sorted(lanes, reverse=True)
 
 
+@pytest.mark.slow
 def test_room_is_used_again_and_holds_nothing_of_what_was_there_before() -> None:
     policy = grouped_query_policy(seed=3)
     engine, reference = GraphEngine(policy), TorchEngine(policy)
@@ -118,6 +121,7 @@ def test_room_is_used_again_and_holds_nothing_of_what_was_there_before() -> None
     assert engine._room.size.holds(room.size)
 
 
+@pytest.mark.slow
 def test_weights_are_taken_at_refresh_and_only_then_and_in_their_old_place() -> None:
     policy, sampling = lora_policy(), Sampling(max_tokens=3)
     engine = GraphEngine(policy)
@@ -154,6 +158,7 @@ class Replayed:
         self.replay = work
 
 
+@pytest.mark.slow
 def test_prompts_of_a_shape_that_came_before_are_read_by_a_graph(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -197,7 +202,7 @@ def test_buckets_waste_no_more_than_a_third() -> None:
 
 
 # one block; several; several, the last one nearly empty
-@pytest.mark.parametrize("size", [28, 5000, 9001])
+@pytest.mark.parametrize("size", [28, 5000, slow(9001)])
 @pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (20, 1.0), (0, 0.8), (1, 0.5), (20, 0.6)])
 def test_tokens_are_those_of_the_inverse_distribution(size: int, top_k: int, top_p: float) -> None:
     """Where the uniform number falls within rounding of a token's edge, the neighbour may come;

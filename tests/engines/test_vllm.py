@@ -17,10 +17,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from engines import servers
-from fakes import POLICIES, grouped_query_policy, lora_policy, reference_distribution, tiny_policy
+from fakes import (
+    POLICIES,
+    grouped_query_policy,
+    lora_policy,
+    reference_distribution,
+    small_llama,
+    tiny_policy,
+)
 from motley.config.peers import OpenAI, Vllm
 from motley.engines.engine import Completion
 from motley.engines.openai import OpenAIEngine
@@ -165,6 +172,7 @@ def test_a_log_is_quoted_with_what_went_wrong_first() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for the processes in /proc")
 def test_the_server_ends_with_us_even_if_we_are_killed(stand_in: str, tmp_path: Path) -> None:
     script = (
@@ -183,7 +191,7 @@ def test_the_server_ends_with_us_even_if_we_are_killed(stand_in: str, tmp_path: 
         group = int(child.stdout.readline())
         assert members(group) >= 2
         child.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while members(group) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert members(group) == 0
@@ -218,23 +226,16 @@ def medium_policy(tied: bool) -> Policy:
     """Larger than the others, with grouped heads, of a size that vLLM can do on a CPU: multiples of
     32.
     """
-    vocabulary = tiny_policy().vocabulary
-    config = LlamaConfig(
-        vocab_size=vocabulary.size,
+    model = small_llama(
         hidden_size=128,
         intermediate_size=320,
         num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
         max_position_embeddings=128,
         tie_word_embeddings=tied,
-        bos_token_id=None,
-        eos_token_id=vocabulary.end_id,
+        pad_token_id=None,
         initializer_range=0.1,
     )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return Policy(LlamaForCausalLM(config).float(), vocabulary)
+    return Policy(model, tiny_policy().vocabulary)
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ pytest.importorskip("triton")
 
 from architectures import ARCHITECTURES, TRAINS, own_code_policy
 from fakes import POLICIES, ragged_sequences
+from marks import slow
 from motley.config import TrainPart
 from motley.learning.batches import ToScore, micro_batches
 from motley.policies import Policy, forward, fused, with_trained_part
@@ -74,12 +75,13 @@ def gradients(policy: Policy, total: Tensor) -> dict[str, Tensor | None]:
 @pytest.mark.parametrize(
     ("kind", "train", "checkpointed"),
     [
-        *((kind, train, False) for kind in KNOWN for train in TRAINS),
-        ("grouped", "full", False),
-        ("qwen2", "layers", False),
-        ("qwen2", "queries", False),
+        *(slow(kind, train, False) for kind in KNOWN for train in TRAINS if kind != "qwen2"),
+        *(("qwen2", train, False) for train in TRAINS),
+        slow("grouped", "full", False),
+        slow("qwen2", "layers", False),
+        slow("qwen2", "queries", False),
         ("qwen2", "full", True),
-        ("gemma3", "lora", True),
+        slow("gemma3", "lora", True),
     ],
 )
 def test_in_float32_it_gives_the_plain_states_and_gradients(
@@ -142,7 +144,7 @@ def test_weights_of_one_input_are_stacked_unless_they_need_no_copy() -> None:
 
 @interpreted
 @pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("kind", ["llama with biases", "qwen3", "gemma3"])
+@pytest.mark.parametrize("kind", ["qwen3", *map(slow, ["llama with biases", "gemma3"])])
 def test_in_a_half_type_it_stays_near_float32(
     kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

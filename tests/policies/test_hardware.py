@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import platform
 import warnings
 from collections.abc import Iterator
 
@@ -8,7 +9,7 @@ import torch
 
 from motley.config import PeerConfig
 from motley.policies import hardware, initial_policy
-from motley.policies.hardware import choose_device, choose_dtype, is_faster
+from motley.policies.hardware import choose_device, choose_dtype, is_faster, spare_onednn
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -162,7 +163,53 @@ def test_bfloat16_that_is_faster_is_used_without_a_word(monkeypatch: pytest.Monk
 
 
 def test_the_measurement_measures() -> None:
-    assert 0 < hardware._seconds(torch.float32, "cpu") < 1
+    assert hardware._seconds(torch.float32, "cpu") > 0
+
+
+def test_bfloat16_is_measured_without_a_word_from_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an Arm CPU without bfloat16, torch's first product would warn with a page of frames."""
+    monkeypatch.setattr(hardware, "CPU_SIZE", 64)
+    was_on, *_ = torch.backends.mkldnn.set_flags(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            is_faster(torch.bfloat16, "cpu")
+    finally:
+        torch.backends.mkldnn.set_flags(was_on)
+
+
+@pytest.mark.parametrize(
+    ("machine", "has_bfloat16", "dtype", "device", "stays_on"),
+    [
+        ("aarch64", False, torch.bfloat16, "cpu", False),
+        ("arm64", False, torch.bfloat16, "cpu", False),
+        ("aarch64", True, torch.bfloat16, "cpu", True),
+        ("x86_64", False, torch.bfloat16, "cpu", True),
+        ("aarch64", False, torch.float16, "cpu", True),
+        ("aarch64", False, torch.bfloat16, "cuda:0", True),
+    ],
+)
+def test_onednn_is_switched_off_only_where_torch_would_do_it_itself(
+    machine: str,
+    has_bfloat16: bool,
+    dtype: torch.dtype,
+    device: str,
+    stays_on: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("this torch has no oneDNN")
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(
+        torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has_bfloat16, raising=False
+    )
+    was_on, *_ = torch.backends.mkldnn.set_flags(True)
+    try:
+        spare_onednn(dtype, device)
+        is_on, *_ = torch.backends.mkldnn.set_flags(was_on)
+    finally:
+        torch.backends.mkldnn.set_flags(was_on)
+    assert is_on == stays_on
 
 
 def test_a_policy_has_the_device_and_dtype_chosen_for_its_peer(

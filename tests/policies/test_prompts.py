@@ -147,9 +147,9 @@ def test_problems_of_different_kinds_with_the_same_words_are_not_confused() -> N
 def test_more_shots_than_there_are_problems_are_refused() -> None:
     with pytest.raises(
         ValueError,
-        match=r"shots=5000, and kind 'sort' has only \d+ different problems to show; use fewer",
+        match=r"shots=100, and kind 'sort' has only \d+ different problems to show; use fewer",
     ):
-        prompts(Prompt(shots=5000))
+        prompts(Prompt(shots=100))
 
 
 def test_the_tasks_own_way_holds_where_the_crew_file_is_silent() -> None:

@@ -7,7 +7,6 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from fakes import write_task
 from motley.cli import app
 from motley.display import duration
 from motley.metrics import read_metrics
@@ -15,13 +14,11 @@ from sim.crews import crew_text
 
 
 @pytest.fixture
-def crew_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    write_task(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "crew.toml").write_text(
-        crew_text(tmp_path, rounds=2, network="delay = 0.05", learning="max_age = 99")
+def crew_file(folder: Path) -> Path:
+    (folder / "crew.toml").write_text(
+        crew_text(folder, rounds=2, network="delay = 0.05", learning="max_age = 99")
     )
-    return tmp_path / "crew.toml"
+    return folder / "crew.toml"
 
 
 def motley(*arguments: object, code: int = 0) -> Result:

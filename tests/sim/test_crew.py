@@ -29,14 +29,9 @@ from motley.sim.crew import SimCrew
 from motley.sim.events import Events
 from sim.crews import far_crew, lines_of, simulated
 
+pytestmark = pytest.mark.slow  # whole crews
+
 LOGNORMAL = '{ shape = "lognormal", low_s = 0.02, high_s = 0.4 }'
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    write_task(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    return tmp_path
 
 
 def run(folder: Path, out: str = "run", **settings: Any) -> SimCrew:
@@ -112,6 +107,7 @@ STORMY: dict[str, Any] = {
 }
 
 
+@pytest.mark.quick
 def test_the_same_seed_gives_the_same_lines_and_the_same_weights_and_another_gives_others(
     folder: Path,
 ) -> None:
@@ -127,6 +123,7 @@ def test_the_same_seed_gives_the_same_lines_and_the_same_weights_and_another_giv
     assert not same_weights(policies[0], policies[2])
 
 
+@pytest.mark.quick
 def test_a_simulation_leaves_the_weights_it_reached(folder: Path) -> None:
     crew = run(folder, rounds=2)
     (policy,) = trained_policies(crew.folder).values()
@@ -139,6 +136,7 @@ def test_a_simulation_leaves_the_weights_it_reached(folder: Path) -> None:
     )
 
 
+@pytest.mark.quick
 def test_a_folder_with_something_in_it_is_not_written_to(folder: Path) -> None:
     (folder / "run").mkdir()
     (folder / "run" / "notes.txt").write_text("mine")
@@ -224,6 +222,7 @@ def test_a_step_that_is_taken_again_misses_nobody_who_was_there(folder: Path) ->
     assert [line.without for line in steps_of(crew, "full1")] == [None, None]
 
 
+@pytest.mark.quick
 def test_a_round_goes_on_without_who_is_late(folder: Path) -> None:
     config = changed(
         spread_crew(folder, ("full", "full", "full"), rounds=3, deadline_s=3.0),
@@ -246,6 +245,7 @@ def test_a_peer_that_leaves_for_good_does_not_keep_the_others_from_finishing(fol
     assert [len(steps_of(crew, name)) for name in ("full0", "full1")] == [3, 3]
 
 
+@pytest.mark.quick
 def test_a_lockstep_crew_that_somebody_left_says_so_instead_of_hanging(folder: Path) -> None:
     config = changed(spread_crew(folder, rounds=3), full1={"leave_s": 0.05})
     with pytest.raises(
@@ -277,6 +277,7 @@ def test_async_peers_learn_from_each_other_far_away(folder: Path) -> None:
 # One learner, far samplers
 
 
+@pytest.mark.quick
 def test_the_first_step_is_over_when_it_should_be(folder: Path) -> None:
     network = (
         "[network.link.l]\nup = 1\ndown = 2\n[network.link.s0]\ndelay = "
@@ -334,6 +335,7 @@ def test_ages_grow_with_the_delay(folder: Path) -> None:
     assert behind[0] < behind[2]
 
 
+@pytest.mark.quick
 def test_old_groups_are_dropped_where_the_window_is_short(folder: Path) -> None:
     crew = run(folder, rounds=5, learning="max_age = 1", network="delay = 0.05")
     assert max(int(age) for line in steps_of(crew) for age in line.ages) == 1
@@ -348,6 +350,7 @@ def test_a_faster_sampler_makes_more_of_what_is_learned(folder: Path) -> None:
     assert is_sound(crew)
 
 
+@pytest.mark.quick
 def test_losses_delay_and_lose_nothing(folder: Path) -> None:
     crew = run(folder, rounds=6, learning="max_age = 99", network="delay = 0.03\nloss = 0.6")
     assert is_sound(crew)
@@ -507,6 +510,7 @@ def test_a_sampler_that_leaves_is_done_without(folder: Path) -> None:
     assert set(steps_of(crew)[-1].senders) == {"s0"}
 
 
+@pytest.mark.quick
 def test_where_every_sampler_leaves_the_error_says_so(folder: Path) -> None:
     leaving = dict.fromkeys(("s0", "s1"), "churn = { leave_s = 0.05 }")
     with pytest.raises(
@@ -530,6 +534,7 @@ def test_what_a_leaver_sent_still_arrives(folder: Path) -> None:
     assert {name: len(groups_of(crew, name)) for name in ("s0", "s1")} == {"s0": 2, "s1": 2}
 
 
+@pytest.mark.quick
 def test_what_can_never_be_learned_from_is_an_error_and_no_endless_loop(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -605,6 +610,7 @@ def test_a_paced_crew_drops_nothing_and_finishes(folder: Path, learning: str, ne
     assert len(lines_of(crew, "s0")) < 0.8 * could_have_made  # it really waited
 
 
+@pytest.mark.quick
 def test_a_paced_crew_that_publishes_seldom_would_stand_still_and_is_refused(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"stale = 'pace' with weights.every = 4 stands still"):
         run(folder, rounds=12, learning='stale = "pace"', weights="every = 4\nanchor_every = 4")

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 import motley.study.sweep
-from fakes import spread_crew, write_task
+from fakes import spread_crew
 from motley.cli import app
 from motley.config import CrewConfig
 from motley.network import Network
@@ -248,10 +248,8 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Here:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: Here) -> Path:
-    write_task(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    return tmp_path
+def folder(folder: Path, here: Here) -> Path:
+    return folder
 
 
 SETTINGS: dict[str, Any] = {"rounds": 2, "learning": "max_age = 99"}
@@ -279,6 +277,7 @@ def swept(
     return found, progress
 
 
+@pytest.mark.slow
 def test_a_sweep_runs_every_crew_arm_and_seed_and_goes_on_where_it_stopped(
     folder: Path, here: Here
 ) -> None:

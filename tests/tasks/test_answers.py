@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import importlib.util
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
-from motley.tasks import load_task
+from motley.tasks import limited, load_task
 from motley.tasks.answers import INSTRUCTIONS, Form, find_answer, math_equal, wrap
-from motley.tasks.limited import CPU_S, call
+from motley.tasks.limited import WALL_S, call
 
 
 @pytest.mark.parametrize(
@@ -113,6 +112,7 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.slow
 def test_hostile_answers_hold_nobody_up_in_any_thread() -> None:
     verdicts: list[bool] = []
 
@@ -120,18 +120,18 @@ def test_hostile_answers_hold_nobody_up_in_any_thread() -> None:
         verdicts.extend(math_equal(answer, "x+1") for answer in HOSTILE)
         verdicts.append(math_equal("1+x", "x+1"))
 
-    started = time.monotonic()
     thread = threading.Thread(target=judge, daemon=True)
     thread.start()
-    thread.join(timeout=120)
+    thread.join(timeout=len(HOSTILE) * WALL_S)
+    assert not thread.is_alive(), f"held up after {len(verdicts)} answers"
     assert verdicts == [False] * len(HOSTILE) + [True]
-    assert time.monotonic() - started < 100
 
 
-def test_towers_are_refused_without_computing() -> None:
-    started = time.process_time()
-    assert not any(math_equal(answer, "x+2") for answer in HOSTILE[:5])
-    assert time.process_time() - started < CPU_S / 4
+def test_towers_are_refused_without_computing(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[str] = []
+    monkeypatch.setattr(limited, "call", lambda name, answer, gold: computed.append(answer))
+    assert not any(math_equal(answer, "gold") for answer in HOSTILE[:6])
+    assert computed == HOSTILE[5:6]
 
 
 def test_a_call_that_fails_leaves_the_process_working() -> None:

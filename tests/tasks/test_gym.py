@@ -197,6 +197,7 @@ def test_datasets_that_differ_between_processes_need_a_fixed_hash_seed(
             gym(name)
 
 
+@pytest.mark.slow
 def test_every_process_makes_the_same_problems() -> None:
     code = (
         "import json, random\nfrom motley.tasks import load_task\n"
@@ -241,6 +242,7 @@ def test_an_answer_that_is_a_program_is_not_run(
     assert not os.path.exists(trace)
 
 
+@pytest.mark.slow
 def test_an_answer_that_cannot_be_simplified_holds_nobody_up() -> None:
     task = gym("simple_integration")
     problem = draws(task, "train", 1)[0]

@@ -111,15 +111,15 @@ class Station:
         return len(self.outbox) < self.config.problems_per_peer * rounds
 
     def check_engine(self, half: SamplerHalf) -> None:
-        difference = check_engine(half)
+        away = check_engine(half)
         self.say(
-            f"engine against trainer: log-probs differ by {difference.largest:.1e} at most, "
-            f"{difference.mean:.1e} on average"
+            f"engine against trainer: log-probs differ by {away.mean:.1e} on average, by "
+            f"{away.rare:.1e} in one token of a hundred"
         )
-        if difference.fault:
+        if away.fault:
             raise ValueError(
-                f"the engine of {self.me.name} {difference.fault} from its trainer (largest "
-                f"{difference.largest:.1e}, mean {difference.mean:.1e}): "
+                f"the engine of {self.me.name} {away.fault} from its trainer (mean "
+                f"{away.mean:.1e}, 99th percentile {away.rare:.1e}): "
                 "its importance ratios would be wrong for everyone, so it does not join; see "
                 "motley check"
             )

@@ -4,6 +4,7 @@ is full. Knows no model, and nothing of how one is computed.
 
 from __future__ import annotations
 
+import platform
 import time
 import warnings
 from collections.abc import Callable
@@ -86,10 +87,25 @@ def choose_dtype(
 
 @lru_cache
 def is_faster(half: torch.dtype, device: str) -> bool:
-    """Whether products in a half type are clearly faster than in float32, measured once per
-    process.
-    """
+    """Whether products in a half type are clearly faster than in float32; measured once."""
+    spare_onednn(half, device)
     return _seconds(half, device) * WORTH < _seconds(torch.float32, device)
+
+
+def spare_onednn(dtype: torch.dtype, device: str) -> None:
+    """Keep torch from trying oneDNN for bfloat16 on an Arm CPU that has no such arithmetic.
+
+    There the first product fails, torch warns with a page of C++ frames, and switches oneDNN off
+    for the process. This switches it off before, without the page. An x86 CPU is not tried.
+    """
+    if (
+        dtype == torch.bfloat16
+        and device == "cpu"
+        and platform.machine() in ("aarch64", "arm64")
+        and torch.backends.mkldnn.is_available()
+        and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    ):
+        torch.backends.mkldnn.set_flags(False)
 
 
 def _seconds(dtype: torch.dtype, device: str) -> float:
