@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from motley.policies.tiny import tiny_model, tiny_vocabulary
+from motley.models.tiny import tiny_model, tiny_vocabulary
 from motley.records import Problem
 from motley.tasks import Split
 from motley.tasks.digits import Digits, DigitsConfig

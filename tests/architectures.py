@@ -26,8 +26,8 @@ from transformers import (
 
 from fakes import small_sizes
 from motley.config import Lora, TrainPart
-from motley.policies import Policy, with_trained_part
-from motley.policies.tiny import tiny_vocabulary
+from motley.models.policy import Policy, with_trained_part
+from motley.models.tiny import tiny_vocabulary
 
 WINDOW = 4  # shorter than most of the ragged sequences
 ARCHITECTURES: dict[str, Callable[..., PretrainedConfig]] = {  # called with what is to be otherwise

@@ -32,16 +32,16 @@ import msgspec
 from fakes import spread_crew, write_task
 from hubs import PATIENCE_S, local_place, run_hub
 from motley.config import CrewConfig, write_config
-from motley.crew import LocalCrew
 from motley.distributed.join import join
 from motley.distributed.register import Place, hub_login, read_state
 from motley.exchange import Entry, decode, unpack
-from motley.exchange.connection import Connection
-from motley.exchange.nats import NatsLog
-from motley.exchange.server import Server
-from motley.metrics import LearnerLine, read_metrics
+from motley.exchange.nats.connection import Connection
+from motley.exchange.nats.log import NatsLog
+from motley.exchange.nats.server import Server
 from motley.records import Group
-from motley.run import newest_checkpoint
+from motley.runs.folder import newest_checkpoint
+from motley.runs.local import LocalCrew
+from motley.runs.metrics import LearnerLine, read_metrics
 from motley.trust.chain import Chain
 
 processes = multiprocessing.get_context("forkserver")

@@ -24,7 +24,7 @@ USERS_CACHE = cache_folder()
 
 @pytest.fixture(scope="session", autouse=True)
 def quiet_bfloat16() -> None:
-    from motley.policies.hardware import spare_onednn
+    from motley.models.devices import spare_onednn
 
     # tests make bfloat16 policies by hand, past the measurement that does this for users
     spare_onednn(torch.bfloat16, "cpu")
@@ -44,7 +44,7 @@ def smollm2(motley_cache: Path) -> str:
     """SmolLM2-135M, from the user's cache, fetched into it if need be; without it the test is
     skipped.
     """
-    from motley.policies import sources
+    from motley.models import sources
 
     name = "smollm2-135m"
     with pytest.MonkeyPatch.context() as patch:

@@ -18,8 +18,9 @@ from motley.config import CrewConfig, Lora, PeerConfig, TrainPart, parse_config
 from motley.exchange import Entry, Sealed, encode, pack, unpack
 from motley.learning.batches import ToScore
 from motley.learning.select import Candidate
-from motley.policies import Policy, initial_policy, with_trained_part
-from motley.policies.tiny import tiny_vocabulary
+from motley.models.opening import initial_policy
+from motley.models.policy import Policy, with_trained_part
+from motley.models.tiny import tiny_vocabulary
 from motley.records import FIRST_PREVIOUS, Content, Group, Origin, Problem, Rollout, Sampling, Stamp
 from motley.trust import Identity
 

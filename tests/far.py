@@ -44,7 +44,7 @@ from motley.config import CrewConfig, write_config
 from motley.distributed.hub import Hub
 from motley.distributed.join import join
 from motley.distributed.register import Place
-from motley.exchange.server import Server
+from motley.exchange.nats.server import Server
 
 processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(["motley.distributed.join", "hubs"])

@@ -8,7 +8,7 @@ from pathlib import Path
 from motley.config import read_config
 from motley.distributed.hub import Hub
 from motley.distributed.register import Place
-from motley.exchange.server import free_port
+from motley.exchange.nats.server import free_port
 
 PATIENCE_S = 120.0  # for what must happen, on a machine that is busy with something else
 

@@ -28,9 +28,9 @@ from motley.exchange import Entry, MemoryLog, Outbox, Signer, decode, unpack
 from motley.learning.checkpoint import save_training
 from motley.learning.journal import Journal
 from motley.learning.waiting import Wait
-from motley.metrics import read_metrics
 from motley.records import Group, Weights
-from motley.run import Run
+from motley.runs.folder import Run
+from motley.runs.metrics import read_metrics
 from motley.trust import Identity
 from motley.trust.chain import Chain
 

@@ -30,14 +30,14 @@ from motley.archive import (
     problems_of,
 )
 from motley.cli import app
-from motley.crew import LocalCrew
 from motley.distributed.enrolment import Membership
 from motley.distributed.hub import Hub
 from motley.exchange import Entry, MemoryLog, Outbox, Signer, encode
-from motley.exchange.server import Server
-from motley.metrics import read_metrics
-from motley.policies.tiny import tiny_vocabulary
+from motley.exchange.nats.server import Server
+from motley.models.tiny import tiny_vocabulary
 from motley.records import HUB, Group, Roster, Sampling, Stamp
+from motley.runs.local import LocalCrew
+from motley.runs.metrics import read_metrics
 from motley.trust import nkey_of
 
 GARBAGE = b"\x02" + bytes(64) + b"not a group"

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from benchmarks.small import SMALL
 from motley.benchmarks import gpu, local
 from motley.cli import app
-from motley.crew import LocalCrew
-from motley.metrics import LearnerLine, read_metrics
+from motley.runs.local import LocalCrew
+from motley.runs.metrics import LearnerLine, read_metrics
 
 CREW = """
 [crew]

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from architectures import TURN_END, text_tokenizer, write_model
-from motley import policies
 from motley.config import ConfigError, CrewConfig, parse_config, read_config, write_config
-from motley.run import check_config
+from motley.models import opening
+from motley.runs.folder import check_config
 
 CREW = """
 [crew]
@@ -724,7 +724,7 @@ DIGITS = '[task]\nkinds = ["sort", "reverse"]\nlevels = [2]\n[sampling]\nmax_tok
 @pytest.fixture
 def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails where a model's values are read."""
-    monkeypatch.setattr(policies, "read_model", lambda source: pytest.fail("weights were read"))
+    monkeypatch.setattr(opening, "read_model", lambda source: pytest.fail("weights were read"))
 
 
 def of_models(*models: Path | str, extra: str = "", prompt: str = "") -> CrewConfig:
@@ -855,7 +855,7 @@ def test_tiny_models_too_can_lose_layers(extra: str, words: str) -> None:
         assert words in unfit(config)
     else:
         check_config(config)
-        assert policies.initial_policy(config.peer[0], seed=0).config.num_hidden_layers == 2
+        assert opening.initial_policy(config.peer[0], seed=0).config.num_hidden_layers == 2
 
 
 def test_tiny_models_have_no_chat_and_no_stop() -> None:

@@ -10,9 +10,15 @@ import msgspec
 import pytest
 import torch
 
-import motley.run
+import motley.runs.folder
 from fakes import identity, reference_logp, spread_crew
-from motley.conformance import (
+from motley.engines import TorchEngine
+from motley.engines.engine import Completion
+from motley.exchange import MemoryLog, Outbox, Signer
+from motley.models.policy import Policy
+from motley.peers.peer import Peer
+from motley.records import HUB, Sampling
+from motley.runs.conformance import (
     Bound,
     Difference,
     _summary,
@@ -21,13 +27,7 @@ from motley.conformance import (
     differences,
     float32_bound,
 )
-from motley.engines import TorchEngine
-from motley.engines.engine import Completion
-from motley.exchange import MemoryLog, Outbox, Signer
-from motley.peer import Peer
-from motley.policies import Policy
-from motley.records import HUB, Sampling
-from motley.run import Run
+from motley.runs.folder import Run
 
 
 def peer_of(folder: Path, train: str, sampling: str = "") -> Peer:
@@ -303,7 +303,7 @@ def test_an_engine_that_fails_leaves_the_adapters_as_they_were(folder: Path) -> 
 
 
 def test_a_crew_is_checked_task_and_peers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "exact.py").write_text("from motley.tasks.files import exact_match\n")
+    (folder / "exact.py").write_text("from motley.tasks.jsonl import exact_match\n")
     config = spread_crew(folder, ("full", "lora"), task="exact:exact_match")
     rows = check_crew(config)
     assert {(row["what"], row["result"]) for row in rows} == {

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from motley.engines import Completion
-from motley.evaluation import evaluate, greedy_by_kind
-from motley.policies.prompts import Prompts
-from motley.policies.tiny import tiny_vocabulary
+from motley.models.prompts import Prompts
+from motley.models.tiny import tiny_vocabulary
 from motley.records import Sampling
+from motley.runs.evaluation import evaluate, greedy_by_kind
 from motley.tasks import best_constant, evaluation_set, load_task
 
 VOCABULARY = tiny_vocabulary()

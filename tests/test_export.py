@@ -19,16 +19,15 @@ from peft import AutoPeftModelForCausalLM, PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from typer.testing import CliRunner
 
-import motley.export
+import motley.reports.export
 from fakes import write_task
-from motley.card import ExportedModel, card, hub_id, public_config
 from motley.cli import app
-from motley.cli import exporting as exporting
 from motley.config import CrewConfig, parse_config
-from motley.crew import LocalCrew
-from motley.export import export_model, learners_of
-from motley.metrics import LearnerLine, read_metrics
-from motley.run import trained_policies
+from motley.reports.card import ExportedModel, card, hub_id, public_config
+from motley.reports.export import export_model, learners_of
+from motley.runs.folder import trained_policies
+from motley.runs.local import LocalCrew
+from motley.runs.metrics import LearnerLine, read_metrics
 
 CREW = """
 [crew]

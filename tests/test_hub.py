@@ -26,10 +26,10 @@ from motley.distributed.hub import Hub
 from motley.distributed.orders import give_order
 from motley.distributed.register import Answer, Order, Place, read_state
 from motley.exchange import LogError, Mark, Outbox, Signer
-from motley.exchange.connection import Connection, Login, NotAdmittedError
-from motley.exchange.nats import Names, NatsLog
-from motley.exchange.presence import Beat, Presence, Voice
-from motley.exchange.server import Server, _binary, fingerprint, free_port, self_signed
+from motley.exchange.nats.connection import Connection, Login, NotAdmittedError
+from motley.exchange.nats.log import Names, NatsLog
+from motley.exchange.nats.presence import Beat, Presence, Voice
+from motley.exchange.nats.server import Server, _binary, fingerprint, free_port, self_signed
 from motley.records import HUB, Charter, Roster
 from motley.tasks import load_task
 from motley.trust import Admitted, Identity, known, read_hub

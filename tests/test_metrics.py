@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from motley.learning.senders import Distribution, SenderMetrics, Spread
-from motley.metrics import (
+from motley.runs.metrics import (
     FirstLine,
     LearnerLine,
     MetricsLine,

@@ -12,8 +12,9 @@ from transformers import AutoModelForCausalLM
 from architectures import text_tokenizer, write_model
 from motley.config import PeerConfig
 from motley.learning.warm import expected_accuracy
-from motley.policies import initial_policy, sources
-from motley.policies.sources import Named, Wheel
+from motley.models import sources
+from motley.models.opening import initial_policy
+from motley.models.sources import Named, Wheel
 from motley.tasks import draw_problems, load_task
 from test_cli import as_json, error, motley
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from motley.config import ConfigError, CrewConfig, config_text, parse_config
-from motley.network import BETWEEN, Delay, Link, Network, Weather
+from motley.links import BETWEEN, Delay, Link, Network, Weather
 
 LOW, MIDDLE, HIGH = (1 - BETWEEN) / 2, 0.5, (1 + BETWEEN) / 2
 LOGNORMAL = Delay(shape="lognormal", low_s=60, high_s=1920)

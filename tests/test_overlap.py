@@ -23,8 +23,8 @@ from motley.engines.engine import Completion
 from motley.exchange import Mark, MemoryLog
 from motley.learning.learner import StepReport
 from motley.learning.waiting import Take
-from motley.peer import Peer
-from motley.policies import Policy
+from motley.models.policy import Policy
+from motley.peers.peer import Peer
 from motley.records import Group, Sampling
 from test_peer import groups_on, peers_of
 

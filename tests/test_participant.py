@@ -14,8 +14,8 @@ from motley.clock import VirtualClock
 from motley.distributed.enrolment import RETRY_S, SAID_AGAIN_S, Joining
 from motley.distributed.participant import WAIT_S, Participant
 from motley.exchange import LogError
-from motley.exchange.connection import NotAdmittedError
-from motley.exchange.presence import Beat
+from motley.exchange.nats.connection import NotAdmittedError
+from motley.exchange.nats.presence import Beat
 
 
 class FakeStation:

@@ -21,12 +21,12 @@ from motley.exchange.sections import STEPS_PER_NAT
 from motley.learning.learner import Learner, StepReport
 from motley.learning.select import Candidate
 from motley.learning.waiting import Take, Wait
+from motley.models.opening import initial_policy
 from motley.objectives import objective
-from motley.peer import Peer
-from motley.peer_state import PeerState
-from motley.policies import initial_policy
+from motley.peers.peer import Peer
+from motley.peers.sampling import SamplerHalf
+from motley.peers.state import PeerState
 from motley.records import HUB, Charter, Content, Group, Problem, Roster, Sampling
-from motley.sampler import SamplerHalf
 from motley.tasks import Task, load_task
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from motley.crew import CrewState
 from motley.distributed.recovery import LearnerState
 from motley.learning.checkpoint import load_manifest, save_checkpoint
-from motley.peer_state import Arrival, PeerState, check_dtype
-from motley.sim.crew import SimState
+from motley.peers.state import Arrival, PeerState, check_dtype
+from motley.runs.local import CrewState
+from motley.sim.simulation import SimState
 from motley.trust import Place, ReasonCount
 
 RELEASED = Path(__file__).parent / "checkpoints" / "crew-0.5.json"

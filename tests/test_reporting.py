@@ -15,11 +15,10 @@ from typing import Any
 import msgspec
 import pytest
 
-import motley.reporting
+import motley.reports.trackers
 from motley.config import REPORTERS, CrewConfig, parse_config
 from motley.learning.senders import Distribution, SenderMetrics
-from motley.metrics import LearnerLine, MetricsLine, append_lines
-from motley.reporting import (
+from motley.reports.trackers import (
     OPENERS,
     Reports,
     check_reporters,
@@ -27,6 +26,7 @@ from motley.reporting import (
     scalars_of,
     steps_of,
 )
+from motley.runs.metrics import LearnerLine, MetricsLine, append_lines
 
 CREW = """
 [crew]
@@ -46,7 +46,7 @@ model = "tiny:deep"
 """
 
 needs = lambda package: pytest.mark.skipif(
-    not motley.reporting._installed(package),
+    not motley.reports.trackers._installed(package),
     reason=f"{package} is not installed; pip install 'motley-rl[report]'",
 )
 

@@ -16,20 +16,20 @@ import torch
 from fakes import candidate, group
 from motley.clock import VirtualClock
 from motley.config import CrewConfig
-from motley.crew import found_log, one_process_outbox
 from motley.exchange import Entry, Head, LogError, MemoryLog, Outbox, decode, unpack
 from motley.exchange.blobs import MemoryBlobs
 from motley.learning.journal import WrittenStep
 from motley.learning.pace import holds_up
 from motley.learning.waiting import Round, Take, Wait
-from motley.peer import Learned, Peer
-from motley.peer_state import PeerState
-from motley.policies.following import MAX_MISSES
-from motley.policies.weights import state_hash, trained_state
+from motley.peers.follower import Sampler
+from motley.peers.peer import Learned, Peer
+from motley.peers.state import PeerState
 from motley.records import HUB, Backlog, Group, Roster, Weights
-from motley.run import Run
-from motley.sampler_follower import Sampler
+from motley.runs.folder import Run
+from motley.runs.local import found_log, one_process_outbox
 from motley.trust import stamp_of
+from motley.weights.encoding import state_hash, trained_state
+from motley.weights.follower import MAX_MISSES
 from sim.crews import far_crew
 
 

@@ -17,20 +17,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from motley.config import CrewConfig as CrewConfig
     from motley.config import read_config as read_config
-    from motley.crew import LocalCrew as LocalCrew
-    from motley.export import export_model as export_model
-    from motley.metrics import LearnerLine as LearnerLine
-    from motley.metrics import SamplerLine as SamplerLine
-    from motley.metrics import read_metrics as read_metrics
+    from motley.models.policy import Policy as Policy
     from motley.objectives import Objective as Objective
     from motley.objectives import objective as objective
-    from motley.policies import Policy as Policy
     from motley.records import Group as Group
     from motley.records import Problem as Problem
     from motley.records import Rollout as Rollout
     from motley.records import Sampling as Sampling
-    from motley.run import trained_policies as trained_policies
-    from motley.sim.crew import SimCrew as SimCrew
+    from motley.reports.export import export_model as export_model
+    from motley.runs.folder import trained_policies as trained_policies
+    from motley.runs.local import LocalCrew as LocalCrew
+    from motley.runs.metrics import LearnerLine as LearnerLine
+    from motley.runs.metrics import SamplerLine as SamplerLine
+    from motley.runs.metrics import read_metrics as read_metrics
+    from motley.sim.simulation import SimCrew as SimCrew
     from motley.tasks import Task as Task
     from motley.tasks import load_task as load_task
 
@@ -40,22 +40,22 @@ __version__ = "0.5.0"
 _HOMES = {
     "CrewConfig": "motley.config",
     "Group": "motley.records",
-    "LearnerLine": "motley.metrics",
-    "LocalCrew": "motley.crew",
+    "LearnerLine": "motley.runs.metrics",
+    "LocalCrew": "motley.runs.local",
     "Objective": "motley.objectives",
-    "Policy": "motley.policies",
+    "Policy": "motley.models.policy",
     "Problem": "motley.records",
     "Rollout": "motley.records",
-    "SamplerLine": "motley.metrics",
+    "SamplerLine": "motley.runs.metrics",
     "Sampling": "motley.records",
-    "SimCrew": "motley.sim.crew",
+    "SimCrew": "motley.sim.simulation",
     "Task": "motley.tasks",
-    "export_model": "motley.export",
+    "export_model": "motley.reports.export",
     "load_task": "motley.tasks",
     "objective": "motley.objectives",
     "read_config": "motley.config",
-    "read_metrics": "motley.metrics",
-    "trained_policies": "motley.run",
+    "read_metrics": "motley.runs.metrics",
+    "trained_policies": "motley.runs.folder",
 }
 
 

@@ -15,9 +15,9 @@ from motley.benchmarks.bench import Bench
 from motley.benchmarks.gpu import SECTIONS, gpu_benchmark, measure
 from motley.benchmarks.models import build
 from motley.benchmarks.timing import Cost, Machine
+from motley.compute.scoring import score
 from motley.engines import Completion, torch_engine
-from motley.policies import Policy
-from motley.policies.forward import score
+from motley.models.policy import Policy
 from motley.records import Sampling
 
 MODEL = "tiny:0.3m"

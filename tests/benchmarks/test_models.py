@@ -9,8 +9,8 @@ from transformers import AutoTokenizer
 from motley.benchmarks.models import SMOLLM2, Texts, build, cache_bytes, num_parameters
 from motley.config import PeerConfig
 from motley.engines import torch_engine
-from motley.policies import initial_policy
-from motley.policies.vocabulary import Vocabulary
+from motley.models.opening import initial_policy
+from motley.models.vocabulary import Vocabulary
 from motley.records import Problem, Sampling
 
 

@@ -20,8 +20,8 @@ from hubs import local_place
 from motley.config import CrewConfig
 from motley.distributed.hub import Hub
 from motley.exchange import Entry, MemoryLog
-from motley.metrics import MetricsLine, read_metrics
-from motley.run import newest_checkpoint
+from motley.runs.folder import newest_checkpoint
+from motley.runs.metrics import MetricsLine, read_metrics
 
 SEED = 19  # kills the server, a peer, the hub, and the two other peers
 KILLS = 5

@@ -17,19 +17,19 @@ import torch
 from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM
 
-import motley.run
+import motley.runs.folder
 from fakes import FixedClock, spread_crew
 from marks import quick
 from motley.clock import RealClock
 from motley.config import ConfigError, CrewConfig, Warm, parse_config
-from motley.crew import LocalCrew
 from motley.exchange import Entry, decode, unpack
 from motley.exchange.sections import STEPS_PER_NAT
 from motley.learning.learner import Learner, StepReport
 from motley.learning.select import Candidate
-from motley.metrics import read_metrics
 from motley.records import Charter, Content, Group, Roster
-from motley.run import newest_checkpoint, trained_policies
+from motley.runs.folder import newest_checkpoint, trained_policies
+from motley.runs.local import LocalCrew
+from motley.runs.metrics import read_metrics
 from motley.tasks import load_task
 
 pytestmark = pytest.mark.slow  # whole crews

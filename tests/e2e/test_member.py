@@ -18,13 +18,12 @@ import msgspec
 import pytest
 import torch
 
-import motley.run
+import motley.runs.folder
 from architectures import text_tokenizer, write_model
 from fakes import entry, spread_crew, write_task
 from hubs import PATIENCE_S, AtWork, local_place
 from motley.clock import Deadline, RealClock
 from motley.config import CrewConfig, EnginePart, OpenAI, config_text
-from motley.crew import LocalCrew
 from motley.distributed import enrolment, participant
 from motley.distributed.enrolment import read_membership
 from motley.distributed.hub import Hub
@@ -35,15 +34,17 @@ from motley.distributed.participant import Participant
 from motley.distributed.register import Order
 from motley.engines import TorchEngine
 from motley.engines.engine import Completion
-from motley.exchange import Entry, LogError, decode, presence, unpack
-from motley.exchange.connection import Connection
-from motley.exchange.nats import Names
+from motley.exchange import Entry, LogError, decode, unpack
+from motley.exchange.nats import presence
+from motley.exchange.nats.connection import Connection
+from motley.exchange.nats.log import Names
 from motley.exchange.wire import MAX_RECORD_BYTES
 from motley.learning.checkpoint import checkpoints
 from motley.learning.journal import WrittenStep
-from motley.metrics import MetricsLine, read_metrics
-from motley.peer import Peer
+from motley.peers.peer import Peer
 from motley.records import FIRST_PREVIOUS, Group, Sampling
+from motley.runs.local import LocalCrew
+from motley.runs.metrics import MetricsLine, read_metrics
 from motley.trust import Identity
 from motley.trust.chain import Chain
 from motley.trust.invitation import Invitation

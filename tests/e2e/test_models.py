@@ -8,11 +8,11 @@ from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from motley.config import CrewConfig, parse_config
-from motley.conformance import check_crew
-from motley.crew import LocalCrew
-from motley.evaluation import greedy_by_kind
-from motley.metrics import read_metrics
-from motley.run import newest_checkpoint, trained_policies
+from motley.runs.conformance import check_crew
+from motley.runs.evaluation import greedy_by_kind
+from motley.runs.folder import newest_checkpoint, trained_policies
+from motley.runs.local import LocalCrew
+from motley.runs.metrics import read_metrics
 
 pytestmark = [pytest.mark.models, pytest.mark.slow]
 
@@ -102,7 +102,7 @@ def test_a_whole_model_and_an_adapter_learn_from_each_other(crew: LocalCrew) -> 
 
 
 def test_what_trains_has_changed_and_nothing_else(crew: LocalCrew, smollm2: str) -> None:
-    from motley.policies.sources import find, read_model
+    from motley.models.sources import find, read_model
 
     before = dict(read_model(find(smollm2)).named_parameters())
     whole, adapter = (p.learner.policy for p in crew.peers)

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import chaos
-import motley.run
+import motley.runs.folder
 from chaos import disturbed_run, log_faults, read_log, weights
 from e2e.test_member import (
     House,
@@ -32,7 +32,6 @@ from e2e.test_member import (
 from fakes import reference_logp, spread_crew
 from hubs import PATIENCE_S
 from motley.config import CrewConfig
-from motley.crew import LocalCrew
 from motley.distributed import enrolment, overlap
 from motley.distributed.overlap import Overlap
 from motley.engines import TorchEngine
@@ -42,11 +41,13 @@ from motley.learning.checkpoint import save_training
 from motley.learning.journal import Journal
 from motley.learning.learner import StepReport
 from motley.learning.waiting import Wait
-from motley.metrics import read_metrics
-from motley.peer import Peer
-from motley.policies import Policy, initial_policy
+from motley.models.opening import initial_policy
+from motley.models.policy import Policy
+from motley.peers.peer import Peer
 from motley.records import Sampling
-from motley.run import Run
+from motley.runs.folder import Run
+from motley.runs.local import LocalCrew
+from motley.runs.metrics import read_metrics
 from motley.trust import Identity
 
 MOST_RUNS = 20  # until enough were killed

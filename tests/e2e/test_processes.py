@@ -19,10 +19,10 @@ from fakes import spread_crew
 from hubs import PATIENCE_S
 from motley.clock import Deadline, RealClock
 from motley.config import CrewConfig, config_text
-from motley.crew import LocalCrew
 from motley.distributed.processes import GrowingFile, ProcessCrew
-from motley.metrics import MetricsLine, read_metrics
-from motley.run import newest_checkpoint, peer_folder, trained_policies
+from motley.runs.folder import newest_checkpoint, peer_folder, trained_policies
+from motley.runs.local import LocalCrew
+from motley.runs.metrics import MetricsLine, read_metrics
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from chaos import disturbed_run
-from motley.metrics import read_metrics
+from motley.runs.metrics import read_metrics
 from samplers import SAMPLERS, faults_of, roles_crew
 
 pytestmark = pytest.mark.slow  # a process per peer

@@ -16,14 +16,14 @@ import torch
 from architectures import ARCHITECTURES, TRAINS, own_code_policy
 from fakes import POLICIES, grouped_query_policy, lora_policy, tiny_policy
 from marks import slow
+from motley.compute.scoring import score
 from motley.engines import Completion, TorchEngine, kernels, torch_engine
-from motley.engines.drawing import draw, truncate
-from motley.engines.graph import BUCKETS, GraphEngine
-from motley.engines.torch import TorchEngine as Reference
+from motley.engines.branches import TorchEngine as Reference
+from motley.engines.graphs import BUCKETS, GraphEngine
+from motley.engines.sampling import draw, truncate
 from motley.learning.batches import ToScore, micro_batches
-from motley.policies import Policy
-from motley.policies.forward import score
-from motley.policies.vocabulary import Vocabulary
+from motley.models.policy import Policy
+from motley.models.vocabulary import Vocabulary
 from motley.records import Sampling
 
 # longer, and after a few tokens all, than the windows of the architectures
@@ -143,7 +143,7 @@ def test_weights_are_taken_at_refresh_and_only_then_and_in_their_old_place() -> 
 @pytest.mark.parametrize("most", [16, 32])  # one prompt at a time, two
 def test_prompts_may_be_run_in_parts(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = grouped_query_policy()
-    monkeypatch.setattr("motley.engines.graph.PREFILL_TOKENS", most)
+    monkeypatch.setattr("motley.engines.graphs.PREFILL_TOKENS", most)
     sampling = Sampling(max_tokens=2)
     assert_alike(
         GraphEngine(policy).sample(PROMPTS, 2, sampling, seed=4),
@@ -164,7 +164,7 @@ def test_prompts_of_a_shape_that_came_before_are_read_by_a_graph(
 ) -> None:
     policy, sampling = grouped_query_policy(), Sampling(max_tokens=1)
     engine, reference, captured = GraphEngine(policy), TorchEngine(policy), list[torch.Size]()
-    monkeypatch.setattr("motley.engines.graph.MOST_READERS", 2)
+    monkeypatch.setattr("motley.engines.graphs.MOST_READERS", 2)
     engine._graphs.reads = True
     engine._graphs.record = lambda given, work: captured.append(given[0].shape) or Replayed(work)
     engine.sample([(5,) * 2] * 4, 2, sampling, seed=0)  # makes room for all

@@ -16,7 +16,7 @@ from engines.servers import END, Behaviour, FakeServer, distribution
 from fakes import lora_policy, tiny_policy
 from motley.config.peers import OpenAI
 from motley.engines.openai import Client, OpenAIEngine
-from motley.policies import Policy
+from motley.models.policy import Policy
 from motley.records import Sampling
 
 PROMPTS = [(5, 12, 13, 14), (6, 20), (9,), (6, 20)]

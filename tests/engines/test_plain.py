@@ -18,12 +18,12 @@ from fakes import (
     reference_logp,
     tiny_policy,
 )
+from motley.compute.scoring import score
 from motley.engines import Completion, PlainEngine, TorchEngine, torch_engine
-from motley.engines.drawing import SampledRows
+from motley.engines.sampling import SampledRows
 from motley.learning.batches import ToScore, micro_batches
-from motley.policies import Policy
-from motley.policies.forward import score
-from motley.policies.vocabulary import Vocabulary
+from motley.models.policy import Policy
+from motley.models.vocabulary import Vocabulary
 from motley.records import Sampling
 
 KINDS: dict[str, Callable[[], Policy]] = {

@@ -15,12 +15,12 @@ from fakes import (
     reference_logp,
     tiny_policy,
 )
+from motley.compute.scoring import score
 from motley.config import Lora, TrainPart
 from motley.engines import Completion, TorchEngine
-from motley.engines.drawing import draw
+from motley.engines.sampling import draw
 from motley.learning.batches import ToScore, micro_batches
-from motley.policies import Policy
-from motley.policies.forward import score
+from motley.models.policy import Policy
 from motley.records import Sampling
 
 PROMPTS = [(5, 12, 13, 14), (6, 20), (9,), (7, 15, 15, 16, 17, 27)]

@@ -32,7 +32,7 @@ from motley.config.peers import OpenAI, Vllm
 from motley.engines.engine import Completion
 from motley.engines.openai import OpenAIEngine
 from motley.engines.vllm import VllmEngine, can_reload, quote, server_environment, write_model
-from motley.policies import Policy
+from motley.models.policy import Policy
 from motley.records import Sampling
 
 PROMPTS = [(5, 12, 13, 14), (6, 20), (9,), (7, 15, 15, 16, 17, 27)]

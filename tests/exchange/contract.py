@@ -14,7 +14,7 @@ import pytest
 
 from fakes import PROBLEM, group, identity
 from motley.exchange import Entry, Log, LogError, Outbox, Signer
-from motley.policies.tiny import tiny_vocabulary
+from motley.models.tiny import tiny_vocabulary
 from motley.records import HUB, Group, Roster
 from motley.trust import Admission, Admitted, Rules
 

@@ -17,10 +17,10 @@ from nats.aio.client import Client
 
 from fakes import identity
 from hubs import PATIENCE_S
-from motley.exchange.connection import Connection, Login
-from motley.exchange.nats import NatsLog, create_stream
-from motley.exchange.objects import NatsBlobs, create_bucket
-from motley.exchange.server import Server, User, _binary, free_port, peer_user
+from motley.exchange.nats.blobs import NatsBlobs, create_bucket
+from motley.exchange.nats.connection import Connection, Login
+from motley.exchange.nats.log import NatsLog, create_stream
+from motley.exchange.nats.server import Server, User, _binary, free_port, peer_user
 from motley.records import HUB
 from motley.trust import Identity
 

@@ -9,7 +9,7 @@ import pytest
 from motley.clock import VirtualClock
 from motley.exchange import MemoryLog
 from motley.exchange.arriving import ArrivingLog
-from motley.network import Delay, Link, Weather
+from motley.links import Delay, Link, Weather
 
 LOGNORMAL = Delay(shape="lognormal", low_s=60, high_s=1920)
 

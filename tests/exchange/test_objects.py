@@ -14,10 +14,17 @@ from fakes import identity
 from hubs import PATIENCE_S
 from motley.clock import Deadline, RealClock, VirtualClock
 from motley.exchange import LogError
-from motley.exchange.connection import Connection, Login
-from motley.exchange.nats import MAX_FLIGHT_BYTES, Names
-from motley.exchange.objects import CHUNK_BYTES, QUICK_S, SLOW_S, NatsBlobs, Window, create_bucket
-from motley.exchange.server import peer_user
+from motley.exchange.nats.blobs import (
+    CHUNK_BYTES,
+    QUICK_S,
+    SLOW_S,
+    NatsBlobs,
+    Window,
+    create_bucket,
+)
+from motley.exchange.nats.connection import Connection, Login
+from motley.exchange.nats.log import MAX_FLIGHT_BYTES, Names
+from motley.exchange.nats.server import peer_user
 from motley.records import HUB
 
 from .nats_server import CREW, Net, eventually, open_server
@@ -256,11 +263,11 @@ def test_nothing_can_be_done_by_having_the_server_answer_to_a_forbidden_subject(
         *(other.chunks_of(name_of(b"of c")), other.meta_of(name_of(b"of c")), other.direct_get),
         *(BUCKET.chunks_of(name_of(PURGE)), BUCKET.meta_of(name_of(PURGE)), BUCKET.direct_get),
         *(
-            "motley.crew.log.c.0.0",
-            "motley.crew.log.hub.roster.9",
-            "motley.crew.presence.c",
-            "motley.crew.control",
-            "motley.crew.enrol.x",
+            "motley.runs.local.log.c.0.0",
+            "motley.runs.local.log.hub.roster.9",
+            "motley.runs.local.presence.c",
+            "motley.runs.local.control",
+            "motley.runs.local.enrol.x",
         ),
     ]
     eventually(lambda: [stream[2] for stream in watch()] == [4, 2, 0])
@@ -287,8 +294,11 @@ def test_nothing_can_be_done_by_having_the_server_answer_to_a_forbidden_subject(
 ACTING_HEADERS = [
     {"Nats-Rollup": "all"},
     {"Nats-TTL": "1s"},
-    {"Nats-Schedule": "@at 2020-01-01T00:00:00Z", "Nats-Schedule-Target": "motley.crew.log.b.9.9"},
-    {"Nats-Trace-Dest": "motley.crew.log.b.9.9"},
+    {
+        "Nats-Schedule": "@at 2020-01-01T00:00:00Z",
+        "Nats-Schedule-Target": "motley.runs.local.log.b.9.9",
+    },
+    {"Nats-Trace-Dest": "motley.runs.local.log.b.9.9"},
     {"Nats-Trace-Dest": f"$JS.API.STREAM.DELETE.{BUCKET.stream}"},
 ]
 

@@ -8,10 +8,10 @@ import pytest
 
 from fakes import identity
 from motley.clock import VirtualClock
-from motley.exchange import presence as module
-from motley.exchange.connection import Connection, Login
-from motley.exchange.nats import Names
-from motley.exchange.presence import SILENT_S, Beat, Heard, Presence, Voice
+from motley.exchange.nats import presence as module
+from motley.exchange.nats.connection import Connection, Login
+from motley.exchange.nats.log import Names
+from motley.exchange.nats.presence import SILENT_S, Beat, Heard, Presence, Voice
 from motley.records import HUB
 from motley.trust import Identity, verifies
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from fakes import POLICIES, ragged_sequences
+from motley.compute.scoring import score
 from motley.learning import batches
 from motley.learning.batches import MicroBatch, ToScore, micro_batches
-from motley.policies.forward import score
 
 CPU = torch.device("cpu")
 

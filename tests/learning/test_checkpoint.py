@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fakes import lora_policy, ragged_sequences, tiny_policy
+from motley.compute.scoring import score
 from motley.config import TrainPart
 from motley.learning.batches import micro_batches
 from motley.learning.checkpoint import (
@@ -20,8 +21,7 @@ from motley.learning.checkpoint import (
     save_training,
 )
 from motley.learning.descent import adam
-from motley.policies import Policy
-from motley.policies.forward import score
+from motley.models.policy import Policy
 
 
 def last_layer_policy(seed: int = 0) -> Policy:

@@ -19,6 +19,9 @@ from transformers import (
 
 from architectures import ARCHITECTURES, TRAINS, own_code_policy
 from fakes import tiny_policy
+from motley.compute.logprobs import Scores
+from motley.compute.packed import Packed
+from motley.compute.scoring import score
 from motley.learning import fitting
 from motley.learning.batches import ToScore
 from motley.learning.fitting import (
@@ -30,11 +33,8 @@ from motley.learning.fitting import (
     is_out_of_memory,
     too_large,
 )
-from motley.policies import Policy, with_trained_part
-from motley.policies.forward import score
-from motley.policies.logprobs import Scores
-from motley.policies.packed import Packed
-from motley.policies.tiny import SHAPES, tiny_model, tiny_vocabulary
+from motley.models.policy import Policy, with_trained_part
+from motley.models.tiny import SHAPES, tiny_model, tiny_vocabulary
 
 GIB = 2**30
 LARGE = {

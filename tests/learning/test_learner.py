@@ -9,6 +9,10 @@ import torch
 from msgspec.structs import replace
 
 from fakes import candidate, group, lora_policy, reference_logp, rollout, tiny_policy
+from motley.compute import graphs
+from motley.compute.logprobs import Scores
+from motley.compute.packed import Packed
+from motley.compute.scoring import score
 from motley.config import Learning
 from motley.learning import learner as learner_module
 from motley.learning.batches import micro_batches
@@ -16,11 +20,8 @@ from motley.learning.descent import FIRST_SCALE
 from motley.learning.fitting import fitting_budget
 from motley.learning.learner import Learner, StepReport, Success
 from motley.learning.select import Candidate
+from motley.models.policy import Policy
 from motley.objectives import Objective, Terms, objective
-from motley.policies import Policy, captured
-from motley.policies.forward import score
-from motley.policies.logprobs import Scores
-from motley.policies.packed import Packed
 from motley.records import Problem, Sampling
 
 
@@ -285,7 +286,7 @@ def out_of_memory(patch: pytest.MonkeyPatch, most_tokens: int) -> list[int]:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return score(policy, packed)
 
-    patch.setattr(captured, "score", limited)
+    patch.setattr(graphs, "score", limited)
     return tried
 
 
@@ -337,7 +338,7 @@ def test_memory_that_runs_out_after_some_micro_batches_leaves_nothing_of_them_in
             )
         return score(policy, packed)
 
-    monkeypatch.setattr(captured, "score", second_fails)
+    monkeypatch.setattr(graphs, "score", second_fails)
     with pytest.warns(UserWarning, match="going on with 10"):
         a_learner(policy, 20).step(candidates)
     torch.testing.assert_close(weights(policy), weights(from_the_start), rtol=0, atol=1e-7)
@@ -383,7 +384,7 @@ def test_an_error_that_is_not_about_memory_is_not_tried_again(
     def broken(policy: Policy, packed: Packed, *_: object) -> Scores:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
-    monkeypatch.setattr(captured, "score", broken)
+    monkeypatch.setattr(graphs, "score", broken)
     learner = a_learner(tiny_policy(), 80)
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         learner.step(groups(MIXED))
@@ -420,7 +421,7 @@ def rounding_gradients(patch: pytest.MonkeyPatch, factor: float) -> list[Packed]
         scores = score(aged(policy, dtype=torch.float32), packed)
         return aged(scores, logp_M=InFloat16.apply(scores.logp_M, factor))
 
-    patch.setattr(captured, "score", rounded)
+    patch.setattr(graphs, "score", rounded)
     return scored
 
 

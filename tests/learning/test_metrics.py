@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from motley.learning.metrics import (
+from motley.learning.diagnostics import (
     Row,
     ScoredRow,
     effective_sample_size,

@@ -9,12 +9,13 @@ import torch
 
 from architectures import write_model
 from fakes import tiny_policy
+from motley.compute.graphs import scorer
 from motley.config import PeerConfig, Prompt, Warm
 from motley.learning import warm as warm_module
 from motley.learning.descent import LossScale, adam
 from motley.learning.warm import expected_accuracy, warm_start
-from motley.policies import Policy, initial_policy
-from motley.policies.captured import scorer
+from motley.models.opening import initial_policy
+from motley.models.policy import Policy
 from motley.tasks import Task, draw_problems, load_task
 
 WARM = Warm(accuracy={"compare": 0.3}, batch=16, lr=3e-3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from motley.objectives import OBJECTIVES, VARIANTS, Objective, objective
-from motley.objectives.weights import Truncated
+from motley.objectives.importance import Truncated
 
 from .cases import ROW_IDS, ROWS
 

@@ -12,12 +12,12 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from fakes import ragged_sequences
+from motley.compute import attention, flash
+from motley.compute.attention import PackedAttention
+from motley.compute.fused import rotate
+from motley.compute.layers import Heads, Rotation
+from motley.compute.packed import Packed, Spans
 from motley.learning.batches import ToScore, micro_batches
-from motley.policies import attention, flash
-from motley.policies.attention import PackedAttention
-from motley.policies.fused import rotate
-from motley.policies.layers import Heads, Rotation
-from motley.policies.packed import Packed, Spans
 from policies.devices import needs_gpu
 
 CPU = torch.device("cpu")

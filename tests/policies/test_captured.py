@@ -14,13 +14,14 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from fakes import POLICIES, ragged_sequences, tiny_policy
+from motley.compute import attention, fused, graphs
+from motley.compute.decoder import Decoder
+from motley.compute.graphs import CapturedScore, Size, padded, scorer
+from motley.compute.logprobs import score_hidden
+from motley.compute.packed import Packed
+from motley.compute.scoring import score
 from motley.learning.batches import ToScore, micro_batches
-from motley.policies import Policy, attention, captured, fused
-from motley.policies.captured import CapturedScore, Size, padded, scorer
-from motley.policies.decoder import Decoder
-from motley.policies.forward import score
-from motley.policies.logprobs import score_hidden
-from motley.policies.packed import Packed
+from motley.models.policy import Policy
 from policies.devices import INTERPRETED, needs_gpu
 from policies.test_attention import BATCHES, exact, packed_of  # noqa: F401
 
@@ -56,11 +57,9 @@ def test_filling_up_leaves_tokens_and_targets_where_they_can_be_found(kind: str)
 
 
 def test_sizes_are_few_and_hold_little_more() -> None:
-    found = {captured._up(number) for number in range(1000, 70_000)}
+    found = {graphs._up(number) for number in range(1000, 70_000)}
     assert len(found) < 60
-    assert all(
-        number <= captured._up(number) <= number * 1.13 for number in range(1000, 70_000, 37)
-    )
+    assert all(number <= graphs._up(number) <= number * 1.13 for number in range(1000, 70_000, 37))
 
 
 @pytest.mark.skipif(
@@ -70,8 +69,8 @@ def test_sizes_are_few_and_hold_little_more() -> None:
 def test_filling_up_changes_neither_logprobs_nor_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "HALF", (torch.float32,))
     monkeypatch.setattr(attention, "runs_flash", lambda device: True)
-    monkeypatch.setattr(captured, "FILLER", 3)
-    monkeypatch.setattr(captured, "_up", lambda number: -(-number // 11) * 11)
+    monkeypatch.setattr(graphs, "FILLER", 3)
+    monkeypatch.setattr(graphs, "_up", lambda number: -(-number // 11) * 11)
     policy = POLICIES["grouped"]()
     sequences = [s for s in ragged_sequences(temperatures=(1.0, 0.7)) if len(s.prompt) != 3][:3]
     (micro,) = micro_batches(

@@ -12,9 +12,9 @@ from safetensors.torch import save
 
 from fakes import grouped_query_policy, lora_policy, reference_logp, tiny_policy
 from motley.config import TrainPart
-from motley.policies import Policy
-from motley.policies.following import MAX_MISSES, Follower, Made, Publisher
-from motley.policies.weights import (
+from motley.models.policy import Policy
+from motley.records import NO_BASE, Backlog, Blob, Weights
+from motley.weights.encoding import (
     State,
     describe,
     encode_whole,
@@ -23,7 +23,8 @@ from motley.policies.weights import (
     take_state,
     trained_state,
 )
-from motley.records import NO_BASE, Backlog, Blob, Weights
+from motley.weights.follower import MAX_MISSES, Follower
+from motley.weights.publisher import Made, Publisher
 
 POLICIES = {
     "full": tiny_policy,

@@ -11,9 +11,10 @@ from transformers import AutoModelForCausalLM
 
 from architectures import ARCHITECTURES, TRAINS, WINDOW, own_code_policy, reference_policy
 from fakes import POLICIES, ragged_sequences, reference_distribution, reference_logp, tiny_policy
+from motley.compute import layers, logprobs, scoring
+from motley.compute.scoring import score
 from motley.learning.batches import ToScore, micro_batches
-from motley.policies import Policy, forward, layers, logprobs, with_trained_part
-from motley.policies.forward import score
+from motley.models.policy import Policy, with_trained_part
 
 CPU = torch.device("cpu")
 EVERYTHING = 10**6
@@ -258,7 +259,7 @@ def test_scoring_leaves_nothing_of_ours_in_a_saved_model(tmp_path: Path) -> None
     policy.gradient_checkpointing = True
     before = packed_logp(policy, ragged_sequences(), EVERYTHING)
     policy.save(tmp_path)
-    assert forward.ATTENTION not in (tmp_path / "config.json").read_text()
+    assert scoring.ATTENTION not in (tmp_path / "config.json").read_text()
     loaded = Policy(AutoModelForCausalLM.from_pretrained(tmp_path), policy.vocabulary)
     for ours, theirs in zip(
         packed_logp(loaded, ragged_sequences(), EVERYTHING), before, strict=True

@@ -16,12 +16,13 @@ pytest.importorskip("triton")
 from architectures import ARCHITECTURES, TRAINS, own_code_policy
 from fakes import POLICIES, ragged_sequences
 from marks import slow
+from motley.compute import fused, scoring
+from motley.compute.decoder import Decoder
+from motley.compute.scoring import score
+from motley.compute.support import why_unknown
 from motley.config import TrainPart
 from motley.learning.batches import ToScore, micro_batches
-from motley.policies import Policy, forward, fused, with_trained_part
-from motley.policies.decoder import Decoder
-from motley.policies.forward import score
-from motley.policies.support import why_unknown
+from motley.models.policy import Policy, with_trained_part
 from policies.devices import INTERPRETED, needs_gpu
 
 KNOWN = [kind for kind in ARCHITECTURES if not why_unknown(own_code_policy(kind).base)]
@@ -62,7 +63,7 @@ def packed_states(policy: Policy, by_kernels: bool, checkpointed: bool = False) 
         return fused.fused_states(
             decoder, micro.packed.to(policy.device), torch.float32, checkpointed
         )
-    return forward.plain_states(decoder, micro.packed.to(policy.device), checkpointed)
+    return scoring.plain_states(decoder, micro.packed.to(policy.device), checkpointed)
 
 
 def gradients(policy: Policy, total: Tensor) -> dict[str, Tensor | None]:
@@ -148,7 +149,7 @@ def test_weights_of_one_input_are_stacked_unless_they_need_no_copy() -> None:
 def test_in_a_half_type_it_stays_near_float32(
     kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forward, "runs_kernels", lambda device: True)
+    monkeypatch.setattr(scoring, "runs_kernels", lambda device: True)
     policy = own_code_policy(kind, TRAINS["lora"])
     (micro,) = micro_batches(few_sequences(), 10**6, policy.device)
     expected = score(policy, micro.packed).logp_M
@@ -243,7 +244,7 @@ def test_on_a_gpu_it_is_as_near_to_float32_as_the_plain_step(
     for way, arithmetic in (("exact", torch.float32), ("plain", dtype), ("fused", dtype)):
         with monkeypatch.context() as patch:
             if way != "fused":
-                patch.setattr(forward, "runs_kernels", lambda device: False)
+                patch.setattr(scoring, "runs_kernels", lambda device: False)
             chosen = dataclasses.replace(
                 policy, dtype=arithmetic, model=copy.deepcopy(policy.model)
             )

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from motley.config import PeerConfig
-from motley.policies import hardware, initial_policy
-from motley.policies.hardware import choose_device, choose_dtype, is_faster, spare_onednn
+from motley.models import devices
+from motley.models.devices import choose_device, choose_dtype, is_faster, spare_onednn
+from motley.models.opening import initial_policy
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -31,7 +32,7 @@ def speeds(
         asked.append((dtype, device))
         return {torch.float32: full, torch.bfloat16: half, torch.float16: float16}[dtype]
 
-    patch.setattr(hardware, "_seconds", seconds)
+    patch.setattr(devices, "_seconds", seconds)
     return asked
 
 
@@ -163,12 +164,12 @@ def test_bfloat16_that_is_faster_is_used_without_a_word(monkeypatch: pytest.Monk
 
 
 def test_the_measurement_measures() -> None:
-    assert hardware._seconds(torch.float32, "cpu") > 0
+    assert devices._seconds(torch.float32, "cpu") > 0
 
 
 def test_bfloat16_is_measured_without_a_word_from_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """On an Arm CPU without bfloat16, torch's first product would warn with a page of frames."""
-    monkeypatch.setattr(hardware, "CPU_SIZE", 64)
+    monkeypatch.setattr(devices, "CPU_SIZE", 64)
     was_on, *_ = torch.backends.mkldnn.set_flags(True)
     try:
         with warnings.catch_warnings():

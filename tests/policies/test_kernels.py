@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 pytest.importorskip("triton")
 
-from motley.policies import fused, kernels
-from motley.policies.layers import Norm, Rotation
+from motley.compute import fused, kernels
+from motley.compute.layers import Norm, Rotation
 from policies.devices import DEVICES
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

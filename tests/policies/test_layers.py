@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from architectures import own_code_policy
-from motley.policies.decoder import Decoder
-from motley.policies.layers import Adapter, Layer, Norm, Projection, walk
+from motley.compute.decoder import Decoder
+from motley.compute.layers import Adapter, Layer, Norm, Projection, walk
 
 
 class Told:

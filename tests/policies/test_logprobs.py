@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 pytest.importorskip("triton")
 
-from motley.policies import logprobs
-from motley.policies.logprobs import score_hidden
+from motley.compute import logprobs
+from motley.compute.logprobs import score_hidden
 from policies.devices import DEVICES
 
 ROWS, SIZE, VOCABULARY = 11, 16, 40

@@ -7,10 +7,11 @@ import torch
 
 from architectures import ARCHITECTURES, own_code_policy
 from fakes import POLICIES, ragged_sequences
+from motley.compute import scoring, shared_prefixes
+from motley.compute.packed import Packed
+from motley.compute.shared_prefixes import Merged
 from motley.learning.batches import ToScore, micro_batches
-from motley.policies import Policy, forward, merged
-from motley.policies.merged import Merged
-from motley.policies.packed import Packed
+from motley.models.policy import Policy
 
 CPU = torch.device("cpu")
 EVERYTHING = 10**6
@@ -35,7 +36,7 @@ def alike(seed: int = 0) -> list[ToScore]:
 
 def scored(policy: Policy, batch: Packed) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     policy.model.zero_grad()
-    logp_M = forward.score(policy, batch).logp_M
+    logp_M = scoring.score(policy, batch).logp_M
     (logp_M * torch.linspace(-1, 1, len(logp_M))).sum().backward()
     return logp_M.detach(), {
         name: p.grad.clone() for name, p in policy.trained() if p.grad is not None
@@ -79,10 +80,10 @@ def test_merging_changes_neither_logprobs_nor_gradients(
 ) -> None:
     policy = POLICIES[kind]()
     (micro,) = micro_batches(alike() + ragged_sequences(), EVERYTHING, CPU)
-    monkeypatch.setattr(merged, "ROW_TOKENS", row_tokens)
+    monkeypatch.setattr(shared_prefixes, "ROW_TOKENS", row_tokens)
     assert len(Merged.of(micro.packed).token_N) < len(micro.packed.token_N) or row_tokens == 1
     logp_M, gradient = scored(policy, micro.packed)
-    monkeypatch.setattr(forward.Merged, "of", lambda packed: packed)
+    monkeypatch.setattr(scoring.Merged, "of", lambda packed: packed)
     expected_M, expected = scored(policy, micro.packed)
     torch.testing.assert_close(logp_M, expected_M, rtol=0, atol=1e-5)
     for name, value in expected.items():
@@ -98,7 +99,7 @@ def test_merging_changes_no_logprobs_of_other_architectures(
     policy = own_code_policy(kind, "full")
     (micro,) = micro_batches(alike(), EVERYTHING, CPU)
     logp_M, _ = scored(policy, micro.packed)
-    monkeypatch.setattr(forward.Merged, "of", lambda packed: packed)
+    monkeypatch.setattr(scoring.Merged, "of", lambda packed: packed)
     torch.testing.assert_close(logp_M, scored(policy, micro.packed)[0], rtol=0, atol=1e-4)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from motley.policies.parts import rms_norm, rotate
+from motley.compute.parts import rms_norm, rotate
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:

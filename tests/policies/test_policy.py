@@ -9,8 +9,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fakes import POLICIES, lora_policy, reference_logp, tiny_policy
 from motley.config import Lora, PeerConfig, Prompt, TrainPart
-from motley.policies import Policy, check_peer, initial_policy
-from motley.policies.tiny import SHAPES, tiny_model, tiny_vocabulary
+from motley.models.opening import check_peer, initial_policy
+from motley.models.policy import Policy
+from motley.models.tiny import SHAPES, tiny_model, tiny_vocabulary
 from motley.records import Problem
 from motley.tasks import load_task
 

@@ -5,8 +5,8 @@ import torch
 
 from architectures import own_code_policy
 from fakes import grouped_query_policy
-from motley.policies import Policy
-from motley.policies.precision import fits_float16
+from motley.models.policy import Policy
+from motley.models.precision import fits_float16
 
 
 def grown(policy: Policy, factor: float) -> Policy:

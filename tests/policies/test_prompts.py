@@ -4,9 +4,9 @@ import pytest
 
 from architectures import BEGIN, TURN_END, text_tokenizer
 from motley.config import Prompt
-from motley.policies.prompts import Prompts
-from motley.policies.tiny import tiny_vocabulary
-from motley.policies.vocabulary import Vocabulary
+from motley.models.prompts import Prompts
+from motley.models.tiny import tiny_vocabulary
+from motley.models.vocabulary import Vocabulary
 from motley.records import Problem
 from motley.tasks import Task, load_task
 

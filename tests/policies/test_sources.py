@@ -32,8 +32,10 @@ from architectures import BEGIN, END, TURN_END, text_tokenizer, write_model
 from fakes import small_llama
 from motley.config import PeerConfig, TrainPart
 from motley.engines import torch_engine
-from motley.policies import choose_trained, initial_policy, sources
-from motley.policies.sources import (
+from motley.models import sources
+from motley.models.opening import initial_policy
+from motley.models.policy import choose_trained
+from motley.models.sources import (
     ModelSource,
     Named,
     Wheel,
@@ -47,7 +49,7 @@ from motley.policies.sources import (
     read_shape,
     read_tokenizer,
 )
-from motley.policies.vocabulary import Vocabulary
+from motley.models.vocabulary import Vocabulary
 from motley.records import Sampling
 
 IDS = [5, 9, 40, 41, 70]
@@ -232,7 +234,7 @@ def test_a_hub_that_cannot_be_reached_is_one_line_with_what_needs_none(
 
 @pytest.mark.slow
 def test_offline_by_the_environment_does_not_wait_for_the_hub(tmp_path: Path) -> None:
-    code = "from motley.policies.sources import *\nread_shape(find('nobody/nothing'))"
+    code = "from motley.models.sources import *\nread_shape(find('nobody/nothing'))"
     environment = {
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": str(tmp_path),

@@ -1,23 +1,14 @@
-"""Which models our own forward computes, and which way imports point: how a model is computed knows
-what a model is, never the reverse.
-"""
+"""Which models our own forward computes."""
 
 from __future__ import annotations
-
-import ast
-from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-import motley.policies
 from architectures import ARCHITECTURES, own_code_policy
-from motley.policies.decoder import known_decoder
-from motley.policies.support import runs_flash, runs_kernels, why_unknown
-
-FOLDER = Path(motley.policies.__file__).parent
-MODELS = ("__init__", "policy", "sources", "tiny", "vocabulary", "prompts", "precision", "hardware")
+from motley.compute.decoder import known_decoder
+from motley.compute.support import runs_flash, runs_kernels, why_unknown
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
@@ -49,18 +40,3 @@ def test_the_reason_is_told(kind: str, sizes: dict[str, object], reason: str) ->
 def test_a_cpu_runs_neither_kernels_nor_flash() -> None:
     assert not runs_kernels(torch.device("cpu"))
     assert not runs_flash(torch.device("cpu"))
-
-
-@pytest.mark.parametrize("module", MODELS)
-def test_what_a_model_is_does_not_know_how_it_is_computed(module: str) -> None:
-    imported = {
-        name
-        for node in ast.walk(ast.parse((FOLDER / f"{module}.py").read_text()))
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("motley.policies")
-        for name in (
-            [node.module.removeprefix("motley.policies.")]
-            if node.module != "motley.policies"
-            else [alias.name for alias in node.names]
-        )
-    }
-    assert imported <= set(MODELS)

@@ -10,8 +10,8 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from architectures import BEGIN, CHATML, END, TURN_END, text_tokenizer
-from motley.policies.tiny import tiny_vocabulary
-from motley.policies.vocabulary import Vocabulary, word_vocabulary
+from motley.models.tiny import tiny_vocabulary
+from motley.models.vocabulary import Vocabulary, word_vocabulary
 from motley.tasks import load_task
 
 KINDS = ["reverse", "sort", "increment", "sum", "difference", "product", "chain", "compare"]

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from fakes import grouped_query_policy, lora_policy, reference_logp, tiny_policy
 from motley.config import TrainPart
-from motley.policies import weights
-from motley.policies.weights import (
+from motley.records import Blob
+from motley.weights import encoding
+from motley.weights.encoding import (
     State,
     WeightsError,
     apply_change,
@@ -31,7 +32,6 @@ from motley.policies.weights import (
     take_state,
     trained_state,
 )
-from motley.records import Blob
 
 POLICIES = {
     "full": tiny_policy,
@@ -209,7 +209,7 @@ def test_a_decompressed_blob_is_an_ordinary_safetensors_file() -> None:
 def test_blobs_keep_to_their_size_and_to_the_order_of_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(weights, "BLOB_BYTES", 4096)
+    monkeypatch.setattr(encoding, "BLOB_BYTES", 4096)
     state = {f"layer.{number:03d}": normal((number % 7, 20), number) for number in range(200)}
     state["layer.100"] = normal((9000,))
     blobs = encode_whole(state)
@@ -235,7 +235,7 @@ def test_blobs_keep_to_their_size_and_to_the_order_of_names(
 def test_the_same_state_makes_the_same_bytes_whatever_the_order_of_its_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(weights, "BLOB_BYTES", 2000)
+    monkeypatch.setattr(encoding, "BLOB_BYTES", 2000)
     state = {f"n{number:02d}": normal((50,), number) for number in range(20)}
     turned = dict(reversed(state.items()))
     new = moved(state, 0.1, 1)
@@ -256,7 +256,7 @@ def test_nothing_takes_no_blob() -> None:
 def test_what_a_reader_would_not_take_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(WeightsError, match=r"a is torch.int64; expected one of torch.bfloat16"):
         encode_whole({"a": torch.zeros(2, dtype=torch.int64)})
-    monkeypatch.setattr(weights, "MAX_RAW_BYTES", 1000)
+    monkeypatch.setattr(encoding, "MAX_RAW_BYTES", 1000)
     with pytest.raises(WeightsError, match="a has 2000 bytes; expected at most 1000"):
         encode_whole({"a": normal((1000,))})
 
@@ -510,7 +510,7 @@ def test_a_file_that_holds_no_weights_is_refused(raw: bytes) -> None:
 def test_a_blob_is_not_decompressed_beyond_its_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     bomb = zstandard.ZstdCompressor().compress(bytes(2**20))
     undeclared = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(2**20))
-    monkeypatch.setattr(weights, "MAX_RAW_BYTES", 2**20 - 1)
+    monkeypatch.setattr(encoding, "MAX_RAW_BYTES", 2**20 - 1)
     monkeypatch.setattr(zstandard, "ZstdDecompressor", None)  # must not come so far
     for blob, words in [
         (bomb, "declares 1048576 bytes uncompressed; expected at most 1048575"),

@@ -9,8 +9,8 @@ from typing import Any
 
 from fakes import TRAIN
 from motley.config import CrewConfig, parse_config
-from motley.metrics import MetricsLine, read_metrics
-from motley.sim.crew import SimCrew
+from motley.runs.metrics import MetricsLine, read_metrics
+from motley.sim.simulation import SimCrew
 
 SAMPLERS = {"s0": "l", "s1": "l"}
 

@@ -8,8 +8,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from motley.cli import app
-from motley.display import duration
-from motley.metrics import read_metrics
+from motley.reports.display import duration
+from motley.runs.metrics import read_metrics
 from sim.crews import crew_text
 
 

@@ -14,19 +14,19 @@ import msgspec
 import pytest
 import torch
 
-import motley.sim.crew
+import motley.sim.simulation
 from fakes import spread_crew, write_task
 from motley.config import Churn, CrewConfig
-from motley.crew import LocalCrew
 from motley.exchange import decode, unpack
-from motley.metrics import MetricsLine, read_metrics
-from motley.network import Network
-from motley.peer import Peer
-from motley.policies import Policy
+from motley.links import Network
+from motley.models.policy import Policy
+from motley.peers.peer import Peer
 from motley.records import Group, Weights
-from motley.run import trained_policies
-from motley.sim.crew import SimCrew
+from motley.runs.folder import trained_policies
+from motley.runs.local import LocalCrew
+from motley.runs.metrics import MetricsLine, read_metrics
 from motley.sim.events import Events
+from motley.sim.simulation import SimCrew
 from sim.crews import far_crew, lines_of, simulated
 
 pytestmark = pytest.mark.slow  # whole crews

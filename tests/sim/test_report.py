@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from motley.metrics import LearnerLine, SamplerLine, append_lines
+from motley.runs.metrics import LearnerLine, SamplerLine, append_lines
 from motley.sim.report import summary
 
 

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from motley.study.report import Estimate, StudyRow, glance, interval, markdown, table
-from motley.study.run import Outcome
+from motley.study.running import Outcome
 
 
 @pytest.mark.parametrize(

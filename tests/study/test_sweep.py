@@ -16,7 +16,7 @@ import motley.study.sweep
 from fakes import spread_crew
 from motley.cli import app
 from motley.config import CrewConfig
-from motley.network import Network
+from motley.links import Network
 from motley.study.arms import parse_arms
 from motley.study.sweep import (
     DIAGNOSTICS,

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from motley.tasks import limited, load_task
+from motley.tasks import load_task, sandbox
 from motley.tasks.answers import INSTRUCTIONS, Form, find_answer, math_equal, wrap
-from motley.tasks.limited import WALL_S, call
+from motley.tasks.sandbox import WALL_S, call
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_hostile_answers_hold_nobody_up_in_any_thread() -> None:
 
 def test_towers_are_refused_without_computing(monkeypatch: pytest.MonkeyPatch) -> None:
     computed: list[str] = []
-    monkeypatch.setattr(limited, "call", lambda name, answer, gold: computed.append(answer))
+    monkeypatch.setattr(sandbox, "call", lambda name, answer, gold: computed.append(answer))
     assert not any(math_equal(answer, "gold") for answer in HOSTILE[:6])
     assert computed == HOSTILE[5:6]
 

@@ -17,7 +17,7 @@ from fakes import group as any_group
 from fuzz import FIELDS, put_together, take_apart
 from motley.exchange import Entry, encode, unpack
 from motley.exchange.wire import MAX_BODY_BYTES, MAX_RECORD_BYTES
-from motley.policies.tiny import tiny_vocabulary
+from motley.models.tiny import tiny_vocabulary
 from motley.records import (
     HUB,
     NO_BASE,

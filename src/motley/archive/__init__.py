@@ -6,9 +6,9 @@ reading is stopped again.
 """
 
 from motley.archive.examine import UNKNOWN, Examiner, Seen, Tally
-from motley.archive.export import ExportCount, export, problems_of
 from motley.archive.opening import find_log, open_log
 from motley.archive.reading import Archive
+from motley.archive.tables import ExportCount, export, problems_of
 
 __all__ = [
     "UNKNOWN",

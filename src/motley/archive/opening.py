@@ -19,7 +19,7 @@ from motley.trust import Identity
 
 if TYPE_CHECKING:
     from motley.distributed.register import HubState
-    from motley.exchange.connection import Login
+    from motley.exchange.nats.connection import Login
 
 # what tells that a folder has a log
 _HOLDERS = ("hub.json", "member.json", "hub/hub.json", "groups/log.bin")
@@ -123,7 +123,7 @@ def _of_hub(hub: Path, folder: Path) -> Iterator[Archive]:
 def _served(folder: Path, state: HubState) -> Iterator[None]:
     """A server for the time of reading, if the hub has one of its own and that is not running."""
     from motley.distributed.hub import Hub
-    from motley.exchange.server import Server
+    from motley.exchange.nats.server import Server
 
     place = state.place
     if place.host:
@@ -151,8 +151,8 @@ def _served(folder: Path, state: HubState) -> Iterator[None]:
 
 @contextmanager
 def _connected(login: Login, crew: str) -> Iterator[StreamSource]:
-    from motley.exchange.connection import Connection
-    from motley.exchange.nats import NatsLog
+    from motley.exchange.nats.connection import Connection
+    from motley.exchange.nats.log import NatsLog
 
     with closing(Connection(login)) as connection:
         yield StreamSource(NatsLog(connection, crew))

@@ -17,7 +17,7 @@ from motley.exchange import Entry, LogError, MemoryLog
 from motley.records import HUB, Charter
 
 if TYPE_CHECKING:
-    from motley.exchange.nats import NatsLog
+    from motley.exchange.nats.log import NatsLog
 
 PAGE = 1024  # records of one read
 WAIT_S = 0.5

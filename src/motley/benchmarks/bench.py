@@ -9,7 +9,7 @@ import torch
 
 from motley.benchmarks.models import build
 from motley.benchmarks.timing import Machine
-from motley.policies import Policy
+from motley.models.policy import Policy
 
 Cell = str | int | float | None
 Row = dict[str, Cell]  # column -> what stands there

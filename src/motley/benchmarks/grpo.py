@@ -31,8 +31,8 @@ from motley.config import Learning
 from motley.engines import Completion, torch_engine
 from motley.learning.learner import Learner
 from motley.learning.select import Candidate
+from motley.models.policy import Policy
 from motley.objectives import objective
-from motley.policies import Policy
 from motley.records import Group, Origin, Problem, Rollout, Sampling
 
 LR = 1e-6

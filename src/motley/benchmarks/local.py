@@ -20,14 +20,15 @@ from motley.benchmarks import grpo, rivals
 from motley.benchmarks.bench import Row
 from motley.benchmarks.models import SMOLLM2, Texts, build, flat
 from motley.benchmarks.timing import seconds
+from motley.compute.scoring import score
 from motley.config import PeerConfig, Warm
 from motley.engines import Completion, Engine, torch_engine
 from motley.learning.batches import ToScore, micro_batches
 from motley.learning.warm import warm_start
-from motley.policies import Policy, initial_policy
-from motley.policies.forward import score
-from motley.policies.sources import find
-from motley.policies.tiny import SHAPES
+from motley.models.opening import initial_policy
+from motley.models.policy import Policy
+from motley.models.sources import find
+from motley.models.tiny import SHAPES
 from motley.records import Sampling
 from motley.tasks import draw_problems, load_task
 

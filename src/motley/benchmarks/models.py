@@ -12,10 +12,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from motley.config import PeerConfig
-from motley.policies import Policy, initial_policy, is_tiny
-from motley.policies.hardware import choose_device, choose_dtype
-from motley.policies.precision import fits_float16
-from motley.policies.vocabulary import Vocabulary
+from motley.models.devices import choose_device, choose_dtype
+from motley.models.opening import initial_policy, is_tiny
+from motley.models.policy import Policy
+from motley.models.precision import fits_float16
+from motley.models.vocabulary import Vocabulary
 
 SMOLLM2 = "smollm2-135m"
 RANDOM_360M = "random-360m"  # SmolLM2-360M's shape and vocabulary with random weights

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from motley.learning.batches import ToScore
-from motley.policies import Policy
+from motley.models.policy import Policy
 
 
 def generator(policy: Policy) -> PreTrainedModel:

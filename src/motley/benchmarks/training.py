@@ -14,13 +14,13 @@ from motley.benchmarks import grpo, rivals
 from motley.benchmarks.bench import Bench, Job, Row
 from motley.benchmarks.models import Texts, num_parameters
 from motley.benchmarks.timing import LEARNER_WARMS, Cost, clear, cost
+from motley.compute.scoring import score
 from motley.config import Learning
 from motley.engines import Completion, torch_engine
 from motley.learning.batches import ToScore, micro_batches
 from motley.learning.learner import Learner
+from motley.models.policy import Policy
 from motley.objectives import objective
-from motley.policies import Policy
-from motley.policies.forward import score
 from motley.records import Problem, Sampling
 
 SCORED_AT_ONCE = 2**14  # tokens, where no gradient is wanted

@@ -19,11 +19,13 @@ import torch
 
 from motley.benchmarks.bench import Row
 from motley.config import Crew, CrewConfig, Evaluate, Learning, Lora, PeerConfig, TrainPart, Warm
-from motley.crew import LocalCrew
-from motley.policies import Policy, initial_policy, with_trained_part
-from motley.policies.following import Follower, Publisher
-from motley.policies.weights import State, encode_change, encode_whole, state_hash, trained_state
+from motley.models.opening import initial_policy
+from motley.models.policy import Policy, with_trained_part
 from motley.records import Backlog, Blob, Sampling, Weights
+from motley.runs.local import LocalCrew
+from motley.weights.encoding import State, encode_change, encode_whole, state_hash, trained_state
+from motley.weights.follower import Follower
+from motley.weights.publisher import Publisher
 
 MODEL = "tiny:1m"
 NAME = "bench"

@@ -1,15 +1,15 @@
 """The command line. Owns words and exit codes; every piece of work belongs to a module it calls."""
 
-from motley.cli import exporting, history, measuring, models, network, simulating, training
+from motley.cli import exporting, history, joining, measuring, models, simulating, training
 from motley.cli.common import app
 
 __all__ = [
     "app",
     "exporting",
     "history",
+    "joining",
     "measuring",
     "models",
-    "network",
     "simulating",
     "training",
 ]

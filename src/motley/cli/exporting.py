@@ -43,7 +43,7 @@ def export_command(
     how it was trained.
     """
     with plain_errors():
-        from motley.export import export_model, learners_of
+        from motley.reports.export import export_model, learners_of
 
         known = learners_of(run)
         if not peer and len(known) != 1:

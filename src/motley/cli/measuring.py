@@ -14,14 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-from motley.cli.common import (
-    AsJson,
-    CrewFile,
-    app,
-    bench_app,
-    plain_errors,
-    print_rows,
-)
+from motley.cli.common import AsJson, CrewFile, app, bench_app, plain_errors, print_rows
 from motley.cli.progress import counted_runs, timed_bars
 from motley.config import PeerConfig, Prompt, read_config
 from motley.records import Sampling
@@ -29,7 +22,7 @@ from motley.tasks import Split, Task
 
 if TYPE_CHECKING:
     from motley.benchmarks.bench import Row
-    from motley.policies import Policy
+    from motley.models.policy import Policy
 
 
 @app.command("eval")
@@ -56,7 +49,7 @@ def evaluate_command(
     them.
     """
     from motley.engines import torch_engine
-    from motley.evaluation import evaluate
+    from motley.runs.evaluation import evaluate
 
     with plain_errors():
         settings = _settings(target, task, crew_file)
@@ -108,8 +101,8 @@ def _settings(target: str, task: str, crew_file: Path | None) -> _Settings:
 
 def _policies(target: str, settings: _Settings) -> dict[str, Policy]:
     """By name: every peer of a run, or a model."""
-    from motley.policies import initial_policy, saved_policy
-    from motley.run import trained_policies
+    from motley.models.opening import initial_policy, saved_policy
+    from motley.runs.folder import trained_policies
 
     folder = Path(target)
     if (folder / "config.toml").exists():
@@ -139,7 +132,7 @@ def study(
     """Run a crew under several arms and seeds; mean, interval and paired difference from alone."""
     from motley.study.arms import parse_arms
     from motley.study.report import glance, glance_markdown, markdown, table
-    from motley.study.run import run_study
+    from motley.study.running import run_study
 
     with plain_errors():
         config = read_config(crew_file)
@@ -158,7 +151,7 @@ def study(
 @app.command()
 def check(crew_file: CrewFile, as_json: AsJson = False) -> None:
     """Check a crew file, its task and, per peer, the engine's log-probs against the trainer's."""
-    from motley.conformance import check_crew
+    from motley.runs.conformance import check_crew
 
     with plain_errors():
         rows = check_crew(read_config(crew_file))

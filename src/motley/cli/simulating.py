@@ -43,8 +43,8 @@ def sim(
     """Train a crew on virtual time: real training, simulated delays, losses, outages, speeds and
     churn.
     """
-    from motley.display import duration
-    from motley.reporting import check_reporters
+    from motley.reports.display import duration
+    from motley.reports.trackers import check_reporters
     from motley.sim.report import summary
 
     with plain_errors():
@@ -60,9 +60,9 @@ def sim(
 
 def _simulate(config: CrewConfig, folder: Path, console: Console) -> float:
     """Train to the end with a bar, or to a Ctrl-C; the seconds that were simulated."""
-    from motley.display import duration
-    from motley.reporting import Reports
-    from motley.sim.crew import SimCrew
+    from motley.reports.display import duration
+    from motley.reports.trackers import Reports
+    from motley.sim.simulation import SimCrew
 
     columns = (MofNCompleteColumn(), TextColumn("{task.description}"))
     progress, reports = timed_bars("round", *columns, console=console), Reports(config, folder)

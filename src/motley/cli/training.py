@@ -40,10 +40,10 @@ from motley.cli.progress import skills_text, timed_bars
 from motley.config import CrewConfig, read_config
 
 if TYPE_CHECKING:
-    from motley.crew import LocalCrew
-    from motley.display import Skills
     from motley.distributed.processes import ProcessCrew
-    from motley.metrics import LearnerLine
+    from motley.reports.display import Skills
+    from motley.runs.local import LocalCrew
+    from motley.runs.metrics import LearnerLine
 
 
 def _run(crew: LocalCrew | ProcessCrew) -> bool:
@@ -51,9 +51,9 @@ def _run(crew: LocalCrew | ProcessCrew) -> bool:
 
     The crew is saved either way.
     """
-    from motley.display import LiveTable
-    from motley.metrics import learner_lines, read_metrics
-    from motley.reporting import Reports
+    from motley.reports.display import LiveTable
+    from motley.reports.trackers import Reports
+    from motley.runs.metrics import learner_lines, read_metrics
 
     reports = Reports(crew.config, crew.folder)
     table = LiveTable(crew.config, first_round=crew.finished_rounds)
@@ -77,7 +77,7 @@ def _run(crew: LocalCrew | ProcessCrew) -> bool:
 
 def _plain_progress(lines: Sequence[LearnerLine], rounds: int, left: str) -> str:
     """A line where there is no terminal to redraw."""
-    from motley.display import mean
+    from motley.reports.display import mean
 
     peers = ", ".join(f"{line.peer} {mean(line.heldout):.0%}" for line in lines if line.heldout)
     return f"round {lines[0].round} of {rounds}: held-out accuracy {peers}; {left} left"
@@ -99,7 +99,7 @@ def _start_processes(begin: Callable[[Callable[[str], None]], ProcessCrew]) -> P
 
 
 def _start(config: CrewConfig, folder: Path, may_resume: bool = False) -> LocalCrew:
-    from motley.crew import LocalCrew
+    from motley.runs.local import LocalCrew
 
     skill = TextColumn("{task.fields[skill]}")
     bars = timed_bars("{task.description}", skill, console=console, transient=True)
@@ -120,8 +120,8 @@ def _start(config: CrewConfig, folder: Path, may_resume: bool = False) -> LocalC
 
 
 def _finish(crew: LocalCrew | ProcessCrew, alone: Skills) -> None:
-    from motley.display import draw_curves, skill_matrix, skills_at
-    from motley.metrics import learner_lines, read_metrics
+    from motley.reports.display import draw_curves, skill_matrix, skills_at
+    from motley.runs.metrics import learner_lines, read_metrics
 
     lines = learner_lines(read_metrics(crew.folder))
     console.print(skill_matrix(skills_at(lines, last=False), skills_at(lines, last=True), alone))
@@ -135,8 +135,8 @@ def _train_alone(config: CrewConfig, folder: Path) -> bool:
 
     True if a stop was asked for.
     """
-    from motley.display import skills_at
-    from motley.metrics import learner_lines, read_metrics
+    from motley.reports.display import skills_at
+    from motley.runs.metrics import learner_lines, read_metrics
 
     skills: Skills = {}
     for peer in config.students:
@@ -226,7 +226,7 @@ def train(
 
 
 def _starting(config: CrewConfig, folder: Path) -> Callable[[], LocalCrew | ProcessCrew]:
-    from motley.reporting import check_reporters
+    from motley.reports.trackers import check_reporters
 
     check_reporters(config)
     if not config.needs_processes:
@@ -237,7 +237,7 @@ def _starting(config: CrewConfig, folder: Path) -> Callable[[], LocalCrew | Proc
 
 
 def _resuming(folder: Path) -> Callable[[], LocalCrew | ProcessCrew]:
-    from motley.crew import LocalCrew
+    from motley.runs.local import LocalCrew
 
     if not (folder / "peers").exists():
         return lambda: LocalCrew.resume(folder)

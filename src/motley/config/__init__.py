@@ -6,14 +6,6 @@ any model loads.
 """
 
 from motley.config.crew import CrewConfig
-from motley.config.files import (
-    ConfigError,
-    config_text,
-    parse_config,
-    read_config,
-    with_files_in,
-    write_config,
-)
 from motley.config.peers import (
     Churn,
     EnginePart,
@@ -24,6 +16,14 @@ from motley.config.peers import (
     TrainPart,
     Vllm,
     Warm,
+)
+from motley.config.reading import (
+    ConfigError,
+    config_text,
+    parse_config,
+    read_config,
+    with_files_in,
+    write_config,
 )
 from motley.config.rules import (
     REPORTERS,

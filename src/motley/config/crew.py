@@ -8,7 +8,7 @@ import msgspec
 
 from motley.config.peers import PeerConfig
 from motley.config.rules import Crew, Evaluate, Learning, Prompt, WeightsChannel
-from motley.network import Network, Weather
+from motley.links import Network, Weather
 from motley.records import Sampling
 
 

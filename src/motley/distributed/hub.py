@@ -34,11 +34,11 @@ from motley.distributed.register import (
     read_state,
 )
 from motley.exchange import LogError, Mark, Outbox, Signer
-from motley.exchange.connection import Connection
-from motley.exchange.nats import Names, NatsLog, create_stream
-from motley.exchange.objects import create_bucket
-from motley.exchange.presence import Presence
-from motley.exchange.server import Server
+from motley.exchange.nats.blobs import create_bucket
+from motley.exchange.nats.connection import Connection
+from motley.exchange.nats.log import Names, NatsLog, create_stream
+from motley.exchange.nats.presence import Presence
+from motley.exchange.nats.server import Server
 from motley.files import hold
 from motley.trust import nkey_of
 from motley.trust.invitation import Enrolment

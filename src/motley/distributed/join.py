@@ -24,11 +24,11 @@ from motley.distributed.learner import begin_learning
 from motley.distributed.participant import WAIT_S, Participant, Role, take_station
 from motley.distributed.register import Say
 from motley.distributed.sampler import begin_sampling
-from motley.exchange.connection import NotAdmittedError
-from motley.exchange.nats import NatsLog
+from motley.exchange.nats.connection import NotAdmittedError
+from motley.exchange.nats.log import NatsLog
 from motley.files import hold
 from motley.records import HUB, Charter
-from motley.run import WarmProgress, check_config
+from motley.runs.folder import WarmProgress, check_config
 from motley.tasks import load_task
 from motley.trust import read_hub
 from motley.trust.invitation import Invitation

@@ -28,10 +28,10 @@ from motley.learning.journal import Journal, WrittenStep
 from motley.learning.learner import StepReport
 from motley.learning.pace import Turns
 from motley.learning.waiting import Wait
-from motley.metrics import LearnerLine, Timing
-from motley.peer import Peer
-from motley.run import WarmProgress
-from motley.sampler import Sampled
+from motley.peers.peer import Peer
+from motley.peers.sampling import Sampled
+from motley.runs.folder import WarmProgress
+from motley.runs.metrics import LearnerLine, Timing
 
 
 def begin_learning(station: Station, progress: WarmProgress | None) -> LearnerRole:

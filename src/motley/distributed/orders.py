@@ -8,17 +8,10 @@ import msgspec
 
 from motley.clock import Clock, RealClock
 from motley.distributed.hub import Hub
-from motley.distributed.register import (
-    Answer,
-    HubState,
-    Order,
-    hub_login,
-    invitations,
-    read_state,
-)
+from motley.distributed.register import Answer, HubState, Order, hub_login, invitations, read_state
 from motley.exchange import LogError
-from motley.exchange.connection import Connection
-from motley.exchange.nats import Names
+from motley.exchange.nats.connection import Connection
+from motley.exchange.nats.log import Names
 from motley.trust import Identity
 
 

@@ -31,9 +31,9 @@ from motley.config import CrewConfig, EnginePart
 from motley.engines import Completion
 from motley.learning.learner import StepReport
 from motley.learning.pace import pace_of
-from motley.metrics import Timing
-from motley.policies.hardware import is_out_of_memory
-from motley.sampler import Sampled, SamplerHalf
+from motley.models.devices import is_out_of_memory
+from motley.peers.sampling import Sampled, SamplerHalf
+from motley.runs.metrics import Timing
 
 Answers = list[list[Completion]]
 TakeStep = Callable[..., StepReport | None]

@@ -17,19 +17,19 @@ from typing import Protocol
 
 from motley.clock import Clock
 from motley.config import CrewConfig, PeerConfig
-from motley.conformance import check_engine
 from motley.distributed.enrolment import Joining
 from motley.distributed.register import Say
 from motley.exchange import Entry, Head, LogError, Outbox, Signer, WireError, unpack
 from motley.exchange.blobs import Blobs
 from motley.exchange.courier import Courier
-from motley.exchange.nats import NatsLog
-from motley.exchange.objects import NatsBlobs
-from motley.exchange.presence import Beat, Presence, State, Voice
+from motley.exchange.nats.blobs import NatsBlobs
+from motley.exchange.nats.log import NatsLog
+from motley.exchange.nats.presence import Beat, Presence, State, Voice
 from motley.learning.pace import pace_of
-from motley.metrics import MetricsLine
-from motley.run import Run
-from motley.sampler import SamplerHalf
+from motley.peers.sampling import SamplerHalf
+from motley.runs.conformance import check_engine
+from motley.runs.folder import Run
+from motley.runs.metrics import MetricsLine
 from motley.trust import Admission, stamp_of, verifies
 
 WAIT_S = 0.25  # at most, before looking again

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from motley.distributed.participant import Station
-from motley.peer import Peer
-from motley.run import by_sender
+from motley.peers.peer import Peer
+from motley.runs.folder import by_sender
 
 
 class Patience:

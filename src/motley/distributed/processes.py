@@ -19,9 +19,9 @@ from motley.config import CrewConfig, read_config
 from motley.distributed.hub import Hub
 from motley.distributed.join import Brings, join
 from motley.distributed.register import Place, Say, read_state
-from motley.exchange.server import free_port
-from motley.metrics import LearnerLine, append_lines, decode_lines, learner_lines
-from motley.run import check_config, new_folder
+from motley.exchange.nats.server import free_port
+from motley.runs.folder import check_config, new_folder
+from motley.runs.metrics import LearnerLine, append_lines, decode_lines, learner_lines
 
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(["motley.distributed.join"])  # torch is imported once for all

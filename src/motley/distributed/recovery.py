@@ -18,8 +18,8 @@ from motley.exchange.arriving import ArrivingLog
 from motley.files import replace, sync
 from motley.learning.checkpoint import checkpoints, load_manifest, save_checkpoint, save_training
 from motley.learning.journal import Journal
-from motley.peer import Peer
-from motley.peer_state import PeerState
+from motley.peers.peer import Peer
+from motley.peers.state import PeerState
 from motley.records import Weights
 from motley.trust import known
 

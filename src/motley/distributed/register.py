@@ -13,8 +13,8 @@ import msgspec
 
 from motley.clock import Clock
 from motley.config import CrewConfig, config_text, parse_config
-from motley.exchange.connection import Login
-from motley.exchange.server import User, fingerprint, invited_user, peer_user
+from motley.exchange.nats.connection import Login
+from motley.exchange.nats.server import User, fingerprint, invited_user, peer_user
 from motley.files import replace
 from motley.records import HUB, Charter, Roster
 from motley.tasks import load_task

@@ -18,10 +18,10 @@ import msgspec
 from motley.clock import timed
 from motley.distributed.participant import Station
 from motley.exchange import LogError
-from motley.exchange.objects import NatsBlobs
-from motley.metrics import SamplerLine, Timing
+from motley.exchange.nats.blobs import NatsBlobs
+from motley.peers.follower import Sampler
 from motley.records import Group
-from motley.sampler_follower import Sampler
+from motley.runs.metrics import SamplerLine, Timing
 from motley.trust import known
 
 

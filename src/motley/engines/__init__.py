@@ -5,12 +5,12 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
+from motley.compute.support import runs_kernels, why_unknown
 from motley.config import EnginePart
+from motley.engines.branches import TorchEngine
 from motley.engines.engine import Completion, Engine
 from motley.engines.plain import PlainEngine
-from motley.engines.torch import TorchEngine
-from motley.policies.policy import Policy
-from motley.policies.support import runs_kernels, why_unknown
+from motley.models.policy import Policy
 
 __all__ = ["Completion", "Engine", "PlainEngine", "TorchEngine", "open_engine", "torch_engine"]
 
@@ -26,7 +26,7 @@ def torch_engine(policy: Policy) -> Engine:
             )
         return PlainEngine(policy)
     if runs_kernels(policy.device):
-        from motley.engines.graph import GraphEngine
+        from motley.engines.graphs import GraphEngine
 
         return GraphEngine(policy)
     return TorchEngine(policy)

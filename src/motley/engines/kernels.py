@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from motley.compute.layers import Layer
 from motley.engines.room import Room
-from motley.policies.layers import Layer
 from motley.records import Sampling
 
 KEYS_AT_ONCE = 32

@@ -27,7 +27,7 @@ import msgspec
 from motley.clock import RealClock
 from motley.config.peers import OpenAI
 from motley.engines.engine import Completion
-from motley.policies.policy import Policy
+from motley.models.policy import Policy
 from motley.records import Convention, Sampling
 
 Body = dict[str, object]  # of a request, as JSON has it

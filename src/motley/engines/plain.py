@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from motley.engines.drawing import PromptIds, SampledRows, draw, sample_rows
+from motley.compute.scoring import prepare
 from motley.engines.engine import Completion
-from motley.policies.forward import prepare
-from motley.policies.policy import Policy
+from motley.engines.sampling import PromptIds, SampledRows, draw, sample_rows
+from motley.models.policy import Policy
 from motley.records import Sampling
 
 

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from motley.engines.drawing import PromptIds
-from motley.policies.decoder import Decoder
-from motley.policies.layers import Rotation
+from motley.compute.decoder import Decoder
+from motley.compute.layers import Rotation
+from motley.engines.sampling import PromptIds
 
 
 class RoomSize(NamedTuple):

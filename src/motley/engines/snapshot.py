@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from motley.policies.decoder import Decoder
-from motley.policies.layers import Adapter, Layer, Norm, Projection
+from motley.compute.decoder import Decoder
+from motley.compute.layers import Adapter, Layer, Norm, Projection
 
 
 @dataclass(frozen=True, slots=True)

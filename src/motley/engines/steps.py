@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from motley.compute.decoder import Decoder
+from motley.compute.kernels import add_norm, gated, rotate
+from motley.compute.layers import Deferred, Layer, Norm, Projection, Rotation, walk
 from motley.engines import kernels
 from motley.engines.room import Room
 from motley.engines.snapshot import Snapshot
-from motley.policies.decoder import Decoder
-from motley.policies.kernels import add_norm, gated, rotate
-from motley.policies.layers import Deferred, Layer, Norm, Projection, Rotation, walk
-from motley.policies.policy import Policy
+from motley.models.policy import Policy
 from motley.records import Sampling
 
 

@@ -32,7 +32,7 @@ from motley.clock import Clock, Deadline, RealClock
 from motley.config.peers import OpenAI, Vllm
 from motley.engines.engine import Completion
 from motley.engines.openai import Body, Client, OpenAIEngine
-from motley.policies.policy import Policy, merged_weight
+from motley.models.policy import Policy, merged_weight
 from motley.records import Sampling
 
 WEIGHTS = "model.safetensors"

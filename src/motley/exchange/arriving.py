@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from motley.clock import Clock
 from motley.exchange.log import Entry, Log
-from motley.network import Weather
+from motley.links import Weather
 
 
 class ArrivingLog:

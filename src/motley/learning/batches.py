@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from motley.policies.packed import Packed, Spans
+from motley.compute.packed import Packed, Spans
 
 Ids = NDArray[np.int64]
 

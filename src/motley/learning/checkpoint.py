@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 
 from motley.files import sync
 from motley.learning.fitting import check_finite
-from motley.policies.policy import Policy, load_tensors, save_tensors
+from motley.models.policy import Policy, load_tensors, save_tensors
 
 KEPT = 2
 _NAME = re.compile(r"round-(\d{6,})")

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 
+from motley.compute.scoring import score
 from motley.learning.batches import ToScore, micro_batches
-from motley.policies import Policy
-from motley.policies.forward import score
-from motley.policies.hardware import is_out_of_memory
+from motley.models.devices import is_out_of_memory
+from motley.models.policy import Policy
 
 MOST_TOKENS = 1 << 16
 LEAST_TOKENS = 1 << 10

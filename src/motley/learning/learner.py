@@ -16,18 +16,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from motley.compute.graphs import scorer
+from motley.compute.logprobs import Scores
 from motley.config import Learning
 from motley.learning.batches import MicroBatch, ToScore, micro_batches
 from motley.learning.descent import LossScale, adam, descend
+from motley.learning.diagnostics import Row, ScoredRow, sender_metrics
 from motley.learning.fitting import explained_memory, fitting_budget, halved, too_large
-from motley.learning.metrics import Row, ScoredRow, sender_metrics
 from motley.learning.select import Candidate
 from motley.learning.senders import SenderMetrics
+from motley.models.devices import is_out_of_memory
+from motley.models.policy import Policy
 from motley.objectives import LossBatch, LossOutput, Objective, Samples, Terms
-from motley.policies import Policy
-from motley.policies.captured import scorer
-from motley.policies.hardware import is_out_of_memory
-from motley.policies.logprobs import Scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

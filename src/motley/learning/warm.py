@@ -19,15 +19,14 @@ import msgspec
 import torch
 from safetensors import SafetensorError
 
+from motley.compute.graphs import Score, scorer
+from motley.compute.scoring import score
 from motley.config import Warm
 from motley.files import cache_folder, whole
 from motley.learning.batches import ToScore, micro_batches
 from motley.learning.descent import LossScale, adam
 from motley.learning.fitting import explained_memory, fitting_budget
-from motley.policies import Policy
-from motley.policies.captured import Score, scorer
-from motley.policies.forward import score
-from motley.policies.policy import load_tensors, save_tensors
+from motley.models.policy import Policy, load_tensors, save_tensors
 from motley.records import Problem
 from motley.tasks import Task
 

@@ -14,6 +14,7 @@ import torch
 
 from motley.objectives.advantages import Adjustment, Advantage, Standardised, group_sum
 from motley.objectives.batch import LossBatch, LossOutput, Samples, Terms
+from motley.objectives.importance import Filter, KeepAll, Unweighted, Weight
 from motley.objectives.ratios import (
     k3_learner_over_sampler,
     k3_sampler_over_learner,
@@ -21,7 +22,6 @@ from motley.objectives.ratios import (
 )
 from motley.objectives.reductions import PairSurvivors, Reduction, SequenceMean
 from motley.objectives.surrogates import Reinforce, Surrogate
-from motley.objectives.weights import Filter, KeepAll, Unweighted, Weight
 
 Setting = float | str
 # settings are 0 or more, but for this one: a k1 estimate of KL can be negative

@@ -14,6 +14,13 @@ from motley.objectives.advantages import (
     ReceiverRelative,
     Rehearsal,
 )
+from motley.objectives.importance import (
+    ClippedAbove,
+    DropUnlikelyNegatives,
+    TaperedNegatives,
+    Truncated,
+    Uplifting,
+)
 from motley.objectives.objective import Objective, Penalty, Setting
 from motley.objectives.ratios import (
     GroupOrSequenceRatio,
@@ -23,13 +30,6 @@ from motley.objectives.ratios import (
 )
 from motley.objectives.reductions import ConstantLength, PairSurvivors, SequenceSum, TokenMean
 from motley.objectives.surrogates import ClippedRatio, LogProb, RatioTimesAdvantage
-from motley.objectives.weights import (
-    ClippedAbove,
-    DropUnlikelyNegatives,
-    TaperedNegatives,
-    Truncated,
-    Uplifting,
-)
 
 _ftis_filter = DropUnlikelyNegatives()
 

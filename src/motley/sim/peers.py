@@ -16,9 +16,9 @@ from motley.exchange.arriving import ArrivingLog
 from motley.exchange.blobs import Blobs
 from motley.learning.learner import StepReport
 from motley.learning.waiting import Take, Wait
-from motley.peer import Peer
-from motley.sampler import DrawnRound, Sampled
-from motley.sampler_follower import Sampler
+from motley.peers.follower import Sampler
+from motley.peers.peer import Peer
+from motley.peers.sampling import DrawnRound, Sampled
 from motley.sim.events import Events
 
 

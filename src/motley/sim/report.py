@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from motley.metrics import LearnerLine, MetricsLine, SamplerLine, learner_lines, read_metrics
+from motley.runs.metrics import LearnerLine, MetricsLine, SamplerLine, learner_lines, read_metrics
 
 Cells = dict[str, str | int | float | None]  # column -> value
 

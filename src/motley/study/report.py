@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from motley.study.run import Outcome
+from motley.study.running import Outcome
 
 
 @dataclass(frozen=True, slots=True)

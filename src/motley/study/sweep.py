@@ -20,13 +20,13 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from motley.config import CrewConfig
-from motley.metrics import LearnerLine, learner_lines, read_metrics
-from motley.run import check_config
-from motley.sim.crew import SimCrew
+from motley.runs.folder import check_config
+from motley.runs.metrics import LearnerLine, learner_lines, read_metrics
 from motley.sim.report import ages_of, num_dropped
+from motley.sim.simulation import SimCrew
 from motley.study.arms import Arm, crews_of
 from motley.study.report import Estimate, has_spread, interval, markdown_table
-from motley.study.run import claim, in_processes, keep, warm
+from motley.study.running import claim, in_processes, keep, warm
 
 DIAGNOSTICS = (
     "weight_var",

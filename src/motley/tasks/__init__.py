@@ -8,8 +8,8 @@ import msgspec
 
 from motley.tasks.datasets import DATASETS, DatasetConfig, DatasetTask
 from motley.tasks.digits import Digits, DigitsConfig
-from motley.tasks.files import FileConfig, FileTask, load_reward
 from motley.tasks.gym import GymConfig, GymTask
+from motley.tasks.jsonl import FileConfig, FileTask, load_reward
 from motley.tasks.mixture import Mixture
 from motley.tasks.task import (
     Split,

@@ -13,7 +13,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Literal
 
-from motley.tasks import limited
+from motley.tasks import sandbox
 
 Form = Literal["line", "tags", "boxed", "text"]
 
@@ -158,7 +158,7 @@ def _spelt(text: str) -> str:
 # the answers of a group are often the same, and admission asks again what the sampler asked
 @lru_cache(maxsize=1 << 16)
 def _verified(answer: str, gold: str) -> bool:
-    return limited.call("motley.tasks.answers:verify", answer, gold) is True
+    return sandbox.call("motley.tasks.answers:verify", answer, gold) is True
 
 
 def verify(answer: str, gold: str) -> bool:
@@ -167,6 +167,6 @@ def verify(answer: str, gold: str) -> bool:
     Only for a limited process: on a stranger's text it may never end.
     """
     math_verify = importlib.import_module("math_verify")
-    limited.limit()
+    sandbox.limit()
     parsed = [math_verify.parse(f"${text}$", parsing_timeout=None) for text in (gold, answer)]
     return bool(math_verify.verify(*parsed, timeout_seconds=None))

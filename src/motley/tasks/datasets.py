@@ -15,7 +15,7 @@ from motley.records import Problem
 from motley.tasks.answers import INSTRUCTIONS, Form, find_answer, math_equal, wrap
 from motley.tasks.collection import Collection, split_sets
 from motley.tasks.extras import load, need
-from motley.tasks.files import Fields, read_problems
+from motley.tasks.jsonl import Fields, read_problems
 from motley.tasks.task import QUESTION
 
 

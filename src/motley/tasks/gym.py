@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from motley.records import Problem
-from motley.tasks import limited
+from motley.tasks import sandbox
 from motley.tasks.answers import INSTRUCTIONS, Form, find_answer, wrap
 from motley.tasks.extras import load
 from motley.tasks.harmless import evaluates, is_harmless
@@ -169,7 +169,7 @@ class _Source:
         if self._evaluates == "sympy":
             parameters = msgspec.json.encode(self._parameters, order="sorted").decode()
             return (
-                limited.call(
+                sandbox.call(
                     "motley.tasks.gym:score_limited", self._name, parameters, index, answer
                 )
                 or 0.0
@@ -192,7 +192,7 @@ def score_limited(name: str, parameters: str, index: int, answer: str) -> float:
     """Only for a limited process: sympy may never end to simplify what a stranger wrote."""
     source = _source(name, parameters)
     source.entry(index)  # made before the limit: some take longer than their scoring
-    limited.limit()
+    sandbox.limit()
     return source.score_harmless(answer, index)
 
 

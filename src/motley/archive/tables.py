@@ -1,0 +1,291 @@
+"""Export: every sound group of a log as JSON lines or Parquet, with its problem and its text where
+they are known here.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from motley.archive.examine import Seen
+from motley.archive.reading import Archive
+from motley.config import parse_config, read_config
+from motley.files import sync
+from motley.records import Ending, Group, Problem, Rollout, Sampling
+from motley.tasks import assign, load_task
+from motley.trust import nkey_of
+
+BATCH_TOKENS = 2**18  # held in memory at a time; a row group of Parquet
+
+ProblemOf = Callable[[Group], Problem | None]
+TextOf = Callable[[Group, Rollout], str | None]
+
+
+class RolloutRow(msgspec.Struct, frozen=True, kw_only=True):
+    tokens: tuple[int, ...]
+    logprobs: tuple[float | None, ...]  # None: not a finite number
+    reward: float | None  # the same
+    ending: Ending
+    text: str | None  # None: the vocabulary is not known here
+
+
+class GroupRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of JSON, or a row of Parquet."""
+
+    position: int
+    id: str
+    crew: str
+    peer: str
+    key: str  # the peer's, as an nkey
+    counter: int  # place in the peer's chain
+    round: int
+    slot: int
+    problem: str
+    # with answer and kind: None where the task cannot be loaded, or does not give the peer this
+    # problem
+    prompt: str | None
+    answer: str | None
+    kind: str | None
+    model: str
+    vocabulary: str
+    version: int
+    sampling: Sampling
+    created_s: float
+    rollouts: tuple[RolloutRow, ...]
+
+    @staticmethod
+    def of(seen: Seen, problem_of: ProblemOf, text_of: TextOf) -> GroupRow:
+        group, stamp = seen.group, seen.stamp
+        assert group
+        assert stamp
+        problem, origin = problem_of(group), group.origin
+        return GroupRow(
+            position=seen.position,
+            id=seen.id,
+            crew=group.crew,
+            peer=origin.peer,
+            key=nkey_of(stamp.key),
+            counter=stamp.counter,
+            round=group.round,
+            slot=group.slot,
+            problem=group.problem,
+            prompt=problem.prompt if problem else None,
+            answer=problem.answer if problem else None,
+            kind=problem.kind if problem else None,
+            model=origin.model,
+            vocabulary=origin.vocabulary,
+            version=origin.version,
+            sampling=origin.sampling,
+            created_s=group.created_s,
+            rollouts=tuple(
+                _rollout_row(rollout, text_of(group, rollout)) for rollout in group.rollouts
+            ),
+        )
+
+
+def _rollout_row(rollout: Rollout, text: str | None) -> RolloutRow:
+    return RolloutRow(
+        tokens=rollout.tokens,
+        logprobs=tuple(map(_finite, rollout.logprobs)),
+        reward=_finite(rollout.reward),
+        ending=rollout.ending,
+        text=text,
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+@dataclass(slots=True)
+class ExportCount:
+    """How many groups were written, and what was left out, by fault."""
+
+    num_groups: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+
+
+def export(records: Iterable[Seen], path: Path, problem_of: ProblemOf) -> ExportCount:
+    """Write every group without a fault to a new file, which is there only when it is whole."""
+    if path.suffix not in _WRITERS:
+        raise ValueError(
+            f"cannot export to {path}: the name ends in {path.suffix or 'nothing'}; expected "
+            f"{' or '.join(_WRITERS)}"
+        )
+    if path.exists():
+        raise ValueError(
+            f"{path} is there already and is not overwritten; choose another name, or delete it"
+        )
+    if not path.parent.is_dir():
+        raise ValueError(
+            f"there is no folder {path.parent} to export {path.name} to; make it, or choose another"
+        )
+    done = ExportCount()
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with partial.open("wb") as file:
+            with _WRITERS[path.suffix](file) as write:
+                for rows in _batches(records, problem_of, done):
+                    write(rows)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.rename(path)
+        sync(path.parent)
+    finally:
+        partial.unlink(missing_ok=True)
+    return done
+
+
+def _batches(
+    records: Iterable[Seen], problem_of: ProblemOf, done: ExportCount
+) -> Iterator[list[GroupRow]]:
+    text_of = _text_of()
+    rows: list[GroupRow] = []
+    num_tokens = 0
+    for seen in records:
+        if seen.fault:
+            done.left_out[seen.fault] += 1
+        if seen.fault or not seen.group:
+            continue
+        done.num_groups += 1
+        rows.append(GroupRow.of(seen, problem_of, text_of))
+        num_tokens += seen.num_tokens
+        if num_tokens >= BATCH_TOKENS:
+            yield rows
+            rows, num_tokens = [], 0
+    yield rows
+
+
+# What a group is about
+
+
+def problems_of(archive: Archive) -> ProblemOf:
+    """The problem each group answers, by the crew's assignment.
+
+    ValueError says why the task cannot be had here.
+    """
+    charter = archive.charter()
+    if charter is None:
+        raise ValueError("the log has no charter")
+    # names the problem files as they are called on this machine
+    own = archive.folder / "config.toml"
+    config = (
+        read_config(own)
+        if own.is_file()
+        else parse_config(charter.config, source="the crew's charter")
+    )
+    # A reward module is not needed, and whoever exports a log should not have to run it: its
+    # problems come from a file.
+    name = config.crew.task
+    task = load_task(name if name == "digits" or name.startswith("file:") else "file:", config.task)
+    if task.fingerprint != charter.task:
+        raise ValueError(f"task {name} asks other problems here than in the crew's charter")
+
+    @lru_cache(maxsize=256)
+    def assigned(peer: str, round: int) -> list[Problem]:
+        name = "" if config.crew.layout == "horizontal" else peer
+        return assign(task, config.crew.seed, name, round, config.problems_per_peer)
+
+    def problem_of(group: Group) -> Problem | None:
+        problems = assigned(group.origin.peer, group.round)
+        problem = problems[group.slot] if 0 <= group.slot < len(problems) else None
+        return problem if problem and problem.id == group.problem else None
+
+    return problem_of
+
+
+def _text_of() -> TextOf:
+    from motley.models.tiny import tiny_vocabulary
+
+    known = tiny_vocabulary()
+
+    def text_of(group: Group, rollout: Rollout) -> str | None:
+        if (
+            group.origin.vocabulary != known.fingerprint
+            or max(rollout.tokens, default=0) >= known.size
+        ):
+            return None
+        return known.decode(rollout.tokens)
+
+    return text_of
+
+
+# Files
+
+Write = Callable[[list[GroupRow]], None]
+
+
+@contextmanager
+def _json_lines(file: BinaryIO) -> Iterator[Write]:
+    yield lambda rows: file.writelines(msgspec.json.encode(row) + b"\n" for row in rows)
+
+
+@contextmanager
+def _parquet(file: BinaryIO) -> Iterator[Write]:
+    try:
+        import pyarrow  # type: ignore[import-untyped]
+        from pyarrow import parquet
+    except ImportError:
+        raise ValueError(
+            'Parquet is written by pyarrow; install it: pip install "motley-rl[parquet]", or '
+            "export to .jsonl"
+        ) from None
+    schema = _schema(pyarrow)
+    with parquet.ParquetWriter(file, schema, compression="zstd") as writer:
+        yield lambda rows: writer.write_batch(
+            pyarrow.RecordBatch.from_pylist(msgspec.to_builtins(rows), schema=schema)
+        )
+
+
+_WRITERS: dict[str, Callable[[BinaryIO], AbstractContextManager[Write]]] = {
+    ".jsonl": _json_lines,
+    ".parquet": _parquet,
+}
+
+
+def _schema(arrow: Any) -> Any:
+    """GroupRow in Parquet's types. Rewards are float32 on the wire already."""
+    text, whole, real = arrow.string(), arrow.int64(), arrow.float32()
+    must = lambda name, kind: arrow.field(name, kind, nullable=False)
+    may = lambda name, kind: arrow.field(name, kind)
+    sampling = arrow.struct(
+        [
+            must("temperature", arrow.float64()),
+            must("top_k", whole),
+            must("top_p", arrow.float64()),
+            must("max_tokens", whole),
+            must("logprobs", text),
+        ]
+    )
+    rollout = arrow.struct(
+        [
+            must("tokens", arrow.list_(must("element", whole))),
+            must("logprobs", arrow.list_(may("element", arrow.float64()))),
+            may("reward", real),
+            must("ending", text),
+            may("text", text),
+        ]
+    )
+    return arrow.schema(
+        [
+            must("position", whole),
+            *(must(name, text) for name in ("id", "crew", "peer", "key")),
+            *(must(name, whole) for name in ("counter", "round", "slot")),
+            must("problem", text),
+            *(may(name, text) for name in ("prompt", "answer", "kind")),
+            *(must(name, text) for name in ("model", "vocabulary")),
+            must("version", whole),
+            must("sampling", sampling),
+            must("created_s", arrow.float64()),
+            must("rollouts", arrow.list_(must("element", rollout))),
+        ]
+    )

@@ -1,0 +1,294 @@
+"""motley hub and join: a crew on several machines."""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from motley.cli.common import CrewFile, app, console, plain_errors, say, stop_on_interrupt
+from motley.config import EnginePart, OpenAI, Vllm, read_config
+
+if TYPE_CHECKING:
+    from motley.distributed.hub import Hub
+    from motley.distributed.join import Brings
+    from motley.distributed.participant import Participant
+    from motley.distributed.register import Place
+    from motley.exchange.nats.presence import Heard
+    from motley.runs.metrics import LearnerLine, SamplerLine
+
+
+@app.command()
+def hub(
+    crew_file: CrewFile,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0 is every network of this machine.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 4222,
+    public: Annotated[
+        str,
+        typer.Option(
+            help="Name or address under which peers reach this machine, if it is not --host."
+        ),
+    ] = "",
+    tls: Annotated[
+        str, typer.Option(help="'self' makes a certificate; or CERTIFICATE.pem,KEY.pem.")
+    ] = "",
+    nats: Annotated[
+        str, typer.Option(help="Use this NATS server (nats://...) instead of starting one.")
+    ] = "",
+    revoke: Annotated[str, typer.Option(help="Shut this peer out, and end.")] = "",
+    invite: Annotated[str, typer.Option(help="Make a new invitation for this peer, and end.")] = "",
+    out: Annotated[
+        Path | None, typer.Option(help="The hub's folder; runs/CREW-hub otherwise.")
+    ] = None,
+) -> None:
+    """Run the log of a crew for peers on other machines; prints one line for each to paste.
+
+    Ctrl-C stops it, the same line goes on.
+    """
+    from motley.distributed.hub import Hub
+    from motley.distributed.orders import give_order
+    from motley.distributed.register import Order
+    from motley.runs.folder import NOBODY, check_config
+
+    with plain_errors():
+        config = read_config(crew_file)
+        folder = out or Path("runs") / f"{config.crew.name}-hub"
+        if revoke or invite:
+            order = Order("revoke", revoke) if revoke else Order("invite", invite)
+            say(give_order(folder, order))
+            return
+        check_config(config, mine=NOBODY)
+        running = Hub.open(config, folder, _place(folder, host, port, public, tls, nats), say)
+        try:
+            running.start()
+            url = running.register.state.place.url
+            say(f"hub of crew {config.crew.name} at {url}, folder {folder}")
+            for peer, line in running.register.invitations().items():
+                say(f"\n{peer}:\n{line}")
+            say("")
+            _serve(running)
+        finally:
+            running.close()
+
+
+def _place(folder: Path, host: str, port: int, public: str, tls: str, nats: str) -> Place:
+    from motley.distributed.register import Place
+    from motley.exchange.nats.server import self_signed
+
+    if nats:
+        return Place(url=nats)
+    name = public or (_own_address() if host == "0.0.0.0" else host)
+    if not tls:
+        return Place(url=f"nats://{name}:{port}", host=host, port=port)
+    if tls == "self":
+        certificate, key = self_signed(folder / "server", name)
+    else:
+        paths = [Path(part).resolve() for part in tls.split(",")]
+        if len(paths) != 2 or not all(path.is_file() for path in paths):
+            raise ValueError(
+                f"--tls {tls} is neither 'self' nor two files; give CERTIFICATE.pem,KEY.pem"
+            )
+        certificate, key = paths
+    pair = (str(certificate.resolve()), str(key.resolve()))
+    return Place(
+        url=f"tls://{name}:{port}", host=host, port=port, certificate=pair, pinned=tls == "self"
+    )
+
+
+def _own_address() -> str:
+    """The address of this machine on the network it would leave by; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("198.51.100.1", 9))
+            address: str = probe.getsockname()[0]
+        except OSError:
+            return socket.gethostname()
+        return address
+
+
+def _serve(running: Hub) -> None:
+    states: dict[str, str] = {}
+    with (
+        stop_on_interrupt("stopping") as stop_asked,
+        Live(console=console, auto_refresh=False, transient=True) as live,
+    ):
+        while not stop_asked():
+            running.tick()
+            heard = dict(running.office.presence.heard)
+            if console.is_terminal:
+                live.update(_crew_table(running, heard), refresh=True)
+            else:
+                for peer, h in heard.items():
+                    if h.gone and h.state != states.get(peer):
+                        say(
+                            f"{peer} {'has' if h.state == 'left' else 'is'} {h.state} after round "
+                            f"{h.beat.round}"
+                        )
+            states = {peer: h.state for peer, h in heard.items()}
+
+
+def _crew_table(running: Hub, heard: dict[str, Heard]) -> Table:
+    state = running.register.state
+    table = Table(title=f"crew {state.crew}")
+    for column in ("peer", "", "round", "heard", "to be sent"):
+        table.add_column(column)
+    for peer in [*state.keys, *state.invited, *state.revoked]:
+        if peer in heard:
+            h = heard[peer]
+            table.add_row(
+                peer,
+                h.state,
+                str(h.beat.round),
+                f"{h.ago_s:.0f} s ago",
+                str(h.beat.buffered),
+            )
+        else:
+            table.add_row(
+                peer,
+                "invited"
+                if peer in state.invited
+                else "shut out"
+                if peer in state.revoked
+                else "not here",
+            )
+    return table
+
+
+@app.command()
+def join(
+    url: Annotated[str, typer.Argument(help="The hub's address, from the line it printed.")],
+    crew: Annotated[str, typer.Option(help="The crew's name.")],
+    invite: Annotated[str, typer.Option(help="The invitation, from the line the hub printed.")],
+    data: Annotated[
+        Path | None, typer.Option(help="Folder with the crew's problem files, if it has any.")
+    ] = None,
+    model: Annotated[
+        str, typer.Option(help="This peer's model, instead of the one its crew file names for it.")
+    ] = "",
+    device: Annotated[
+        str, typer.Option(help="cpu, cuda, cuda:1 or mps, instead of what the crew file says.")
+    ] = "",
+    vllm: Annotated[str, typer.Option(help="Sample with vLLM: the interpreter that has it.")] = "",
+    openai: Annotated[
+        str, typer.Option(help="Sample with the completions server at this address.")
+    ] = "",
+    out: Annotated[
+        Path | None, typer.Option(help="This peer's run folder; runs/CREW-PEER otherwise.")
+    ] = None,
+) -> None:
+    """Take part in a crew from this machine.
+
+    Ctrl-C leaves; the same line comes back and goes on where it was.
+    """
+    with plain_errors():
+        from motley.distributed.join import Brings
+        from motley.trust.invitation import Invitation
+
+        folder = out or Path("runs") / f"{crew}-{Invitation.read(invite).peer}"
+        with stop_on_interrupt() as stop_asked:
+            brings = Brings(data, model, device, _engine(vllm, openai))
+            participant = _join(url, crew, invite, folder, brings)
+            try:
+                _take_part(participant, stop_asked)
+            finally:
+                participant.close()
+        if not participant.finished:
+            say(f"left after round {participant.finished_rounds}; come back with the same line")
+            raise typer.Exit(130)
+        say(f"finished; run folder: {folder}")
+
+
+def _engine(vllm: str, openai: str) -> EnginePart | None:
+    if not (vllm or openai):
+        return None
+    return EnginePart(
+        vllm=Vllm(python=vllm) if vllm else None, openai=OpenAI(url=openai) if openai else None
+    )
+
+
+def _join(url: str, crew: str, invite: str, folder: Path, brings: Brings) -> Participant:
+    from motley.distributed.join import join as join_crew
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[skill]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task("joining", total=None, skill="")
+
+        def show(peer: str, steps: int, accuracy: dict[str, float]) -> None:
+            progress.update(
+                bar,
+                description=f"warm start of {peer}",
+                skill=" ".join(f"{k} {v:.0%}" for k, v in accuracy.items()),
+            )
+
+        return join_crew(url, crew, invite, folder, say, brings, show)
+
+
+def _take_part(participant: Participant, stop_asked: Callable[[], bool]) -> None:
+    """Take part, and say what it waits for whenever that changes; long waits once a minute."""
+    from motley.runs.metrics import LearnerLine
+
+    station, first = participant.station, participant.finished_rounds
+    rounds, elapsed_s = station.config.crew.rounds, station.clock.elapsed_s
+    started_s, said_s, said = elapsed_s(), -math.inf, ""
+    for event in participant.rounds():
+        if stop_asked():
+            participant.save()
+            return
+        if isinstance(event, str):
+            what, since_s = event.split(" for ")[0], elapsed_s() - said_s
+            if (what != said and since_s > 5) or since_s > 60:
+                say(event)
+                said_s, said = elapsed_s(), what
+            continue
+        said_s, said = elapsed_s(), ""
+        per_round_s = (elapsed_s() - started_s) / max(1, event.round - first)
+        line = (
+            _learned(event, rounds, per_round_s)
+            if isinstance(event, LearnerLine)
+            else _sampled(event, rounds)
+        )
+        if line:
+            say(line)
+
+
+def _learned(line: LearnerLine, rounds: int, per_round_s: float) -> str:
+    from motley.reports.display import mean
+
+    skill = f", held-out accuracy {mean(line.heldout):.0%}" if line.heldout else ""
+    gone = f", without {', '.join(line.without)}" if line.without else ""
+    refused = sum(sum(reasons.values()) for reasons in (line.refused or {}).values())
+    bad = f", {refused} records refused" if refused else ""
+    if not (skill or gone or line.round % 10 == 1):
+        return ""
+    reward = "" if line.reward is None else f" reward {line.reward:.2f}"
+    return (
+        f"round {line.round} of {rounds}:{reward}{skill}{gone}{bad}; "
+        f"{per_round_s * (rounds - line.round):.0f} s left"
+    )
+
+
+def _sampled(line: SamplerLine, rounds: int) -> str:
+    """A sampler does not know how many rounds it will make: its learner's versions say how far the
+    crew is.
+    """
+    if line.round % 10 != 1:
+        return ""
+    newest = line.version + (line.behind or 0)
+    return (
+        f"batch {line.round}: reward {line.reward:.2f}, with version {line.version}; "
+        f"its learner is at {newest} of {rounds}"
+    )

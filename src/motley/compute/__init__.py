@@ -1,0 +1,1 @@
+"""How a model computes: log-probs with gradient, plain anywhere, in few kernels on a GPU."""

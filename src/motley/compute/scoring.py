@@ -1,0 +1,193 @@
+"""Log-probs of completion tokens, with gradient.
+
+Differs from calling the transformers model on padded rows: a prompt shared by a group is computed
+once (on a CPU also what its short completions begin with alike), linear layers see no padding, and
+the vocabulary projection sees only the positions that predict a completion token. Owns no batching:
+`Packed` is built by learning.batches.
+
+Models that `support` knows have a forward of our own: a plain one here, and the same in a GPU's
+half types in `fused`. Any other runs its own code, with only the attention replaced by ours.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from motley.compute.attention import PackedAttention
+from motley.compute.decoder import Decoder, known_decoder
+from motley.compute.layers import Layer, Norm, Projection, walk
+from motley.compute.logprobs import Scores, score_hidden
+from motley.compute.packed import Packed
+from motley.compute.parts import rotate
+from motley.compute.shared_prefixes import Merged
+from motley.compute.support import runs_kernels
+from motley.models.policy import Policy
+
+ATTENTION = "motley"  # what transformers knows our attention by
+# what some layers ask of attention, and neither torch's nor ours does
+UNUSUAL = ("softcap", "s_aux", "position_bias")
+
+
+def score(policy: Policy, packed: Packed, decoder: Decoder | None = None) -> Scores:
+    """Score every completion token of a packed batch.
+
+    `decoder`: the policy's, for whoever scores again and again; otherwise it is read anew.
+    """
+    packed = packed.to(policy.device)
+    with torch.cuda.device_of(packed.token_N):  # where Triton starts its kernels
+        return score_hidden(
+            predicting_states(policy, packed, decoder), policy.base.get_output_embeddings(), packed
+        )
+
+
+def predicting_states(policy: Policy, packed: Packed, decoder: Decoder | None = None) -> Tensor:
+    """[M, D], the hidden state that predicts each target, in the dtype that it is projected to the
+    vocabulary in.
+    """
+    decoder = decoder or known_decoder(policy.base)
+    if policy.device.type == "cpu" and not is_fused(policy):
+        merged = Merged.of(packed)
+        return _hidden_states(policy, merged, decoder).index_select(0, merged.predictor_M).float()
+    # index_select would add up its gradient on a GPU in any order
+    hidden_MD = _hidden_states(policy, packed, decoder)[packed.predictor_M]
+    return hidden_MD.to(policy.dtype) if is_fused(policy) else hidden_MD.float()
+
+
+def is_fused(policy: Policy) -> bool:
+    """Whether it computes in a half type by our kernels."""
+    return policy.dtype != torch.float32 and runs_kernels(policy.device)
+
+
+def _hidden_states(policy: Policy, packed: Packed | Merged, decoder: Decoder | None) -> Tensor:
+    """Final hidden state of every packed token.
+
+    Products in the policy's dtype, sums and norms in float32.
+    """
+    checkpointed = policy.gradient_checkpointing and torch.is_grad_enabled()
+    if decoder is not None and isinstance(packed, Packed) and is_fused(policy):
+        from motley.compute.fused import fused_states
+
+        return fused_states(decoder, packed, policy.dtype, checkpointed)
+    with torch.autocast(
+        policy.device.type, dtype=policy.dtype, enabled=policy.dtype != torch.float32
+    ):
+        if decoder is None:
+            return _by_its_own_code(policy.base, packed, policy.gradient_checkpointing)
+        return plain_states(decoder, packed, checkpointed)
+
+
+def plain_states(decoder: Decoder, packed: Packed | Merged, checkpointed: bool) -> Tensor:
+    hidden_ND = decoder.embed(packed.token_N)
+    hidden_ND = walk(_PlainPass(decoder, packed), decoder.layers, hidden_ND, checkpointed)
+    return decoder.norm(hidden_ND)
+
+
+class _PlainPass:
+    """By torch's own operations, one after the other."""
+
+    def __init__(self, decoder: Decoder, packed: Packed | Merged) -> None:
+        self._decoder = decoder
+        self._rotations = decoder.rotations(packed.position_N)
+        self._attend = PackedAttention(packed)
+
+    def norm(self, state: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+        return state, norm(state)
+
+    def attend(self, layer: Layer, products: list[Tensor]) -> Tensor:
+        query, key, value = (one.view(len(one), -1, self._decoder.heads.size) for one in products)
+        query = query if layer.query_norm is None else layer.query_norm(query)
+        key = key if layer.key_norm is None else layer.key_norm(key)
+        cos_N1d, sin_N1d = (table[:, None] for table in self._rotations[layer.rotation])
+        query, key = (
+            rotate(heads.float(), cos_N1d, sin_N1d).to(value.dtype) for heads in (query, key)
+        )
+        return self._attend(query, key, value, layer.scaling, layer.window).flatten(1)
+
+    def gate(self, products: list[Tensor]) -> Tensor:
+        gate, up = products
+        return self._decoder.act(gate) * up
+
+    def add(self, state: Tensor, projection: Projection, x: Tensor, after: Norm | None) -> Tensor:
+        made = projection(x)
+        return state + (made if after is None else after(made))
+
+
+def _by_its_own_code(model: PreTrainedModel, packed: Packed | Merged, checkpointed: bool) -> Tensor:
+    """The model's forward on one row of all packed tokens.
+
+    A mask of one element keeps transformers from making one of N x N.
+    """
+    prepare(model)
+    if checkpointed != bool(model.is_gradient_checkpointing):
+        model.gradient_checkpointing_enable(
+            {"use_reentrant": False}
+        ) if checkpointed else model.gradient_checkpointing_disable()
+    model.train(checkpointed)  # transformers checkpoints in training mode only
+    output = model.base_model(
+        input_ids=packed.token_N[None],
+        position_ids=packed.position_N[None],
+        attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=packed.token_N.device),
+        use_cache=False,
+        packed_attention=PackedAttention(packed),
+    )
+    hidden_ND: Tensor = output[0][0]
+    return hidden_ND
+
+
+def prepare(model: PreTrainedModel) -> None:
+    """Give a model our attention, and take its dropout: log-probs must be those of the policy that
+    samples.
+    """
+    if model.config._attn_implementation == ATTENTION:
+        return
+    AttentionInterface.register(ATTENTION, _attention)
+    AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+    model.set_attn_implementation(ATTENTION)
+    model.eval()
+    for part in model.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0
+        for name in [
+            name
+            for name, value in vars(part).items()
+            if "dropout" in name and isinstance(value, float)
+        ]:
+            setattr(part, name, 0.0)
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    packed_attention: PackedAttention | None = None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **others: object,
+) -> tuple[Tensor, None]:
+    """What a transformers layer calls: torch's own attention, or over packed tokens ours.
+
+    Heads come as [1, H, N, d].
+    """
+    unusual = [name for name in UNUSUAL if others.get(name) is not None]
+    if unusual:
+        raise ValueError(f"its attention needs {' and '.join(unusual)}, which is not computed here")
+    if packed_attention is None:
+        return sdpa_attention_forward(
+            module,
+            query,
+            key,
+            value,
+            attention_mask,
+            scaling=scaling,
+            sliding_window=sliding_window,
+            **others,
+        )
+    query_NHd, key_NHd, value_NHd = (heads[0].transpose(0, 1) for heads in (query, key, value))
+    mixed_NHd = packed_attention(query_NHd, key_NHd, value_NHd, scaling, sliding_window)
+    return mixed_NHd[None], None

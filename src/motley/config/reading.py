@@ -1,0 +1,159 @@
+"""Crew files: reading, writing, and one line with a remedy for what is wrong in one."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from motley.config import peers, rules
+from motley.config.crew import CrewConfig
+from motley.links import Delay, Link
+from motley.records import Sampling
+
+
+class ConfigError(ValueError):
+    """One line that says what is wrong in a crew file, and the remedy."""
+
+
+def read_config(path: Path) -> CrewConfig:
+    """Read and check a crew file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read crew file {path}: {error.strerror}; give the path of a TOML file, such "
+            "as crews/specialists.toml"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"crew file {path} is not UTF-8 text: {error.reason} at byte {error.start}; give a "
+            "TOML file"
+        ) from None
+    return _with_absolute_paths(parse_config(text, source=str(path)), path.resolve().parent)
+
+
+_FILES = ("file", "heldout", "ood")  # keys of [task] that name files
+
+
+def _with_absolute_paths(config: CrewConfig, folder: Path) -> CrewConfig:
+    """Files of problems are named relative to the crew file; a run must find them from anywhere."""
+    return _with_files(config, lambda name: folder / name)
+
+
+def with_files_in(config: CrewConfig, folder: Path | None) -> CrewConfig:
+    """The crew with its files of problems looked for in a folder of this machine, by their
+    names.
+    """
+    return (
+        config
+        if folder is None
+        else _with_files(config, lambda name: folder.resolve() / Path(name).name)
+    )
+
+
+def _with_files(config: CrewConfig, place: Callable[[str], Path]) -> CrewConfig:
+    task = _placed(config.task, place)
+    crew = msgspec.structs.replace(config.crew, task=_placed_spec(config.crew.task, place))
+    placed = tuple(
+        msgspec.structs.replace(peer, model=_placed_model(peer.model, place))
+        for peer in config.peer
+    )
+    return msgspec.structs.replace(config, task=task, crew=crew, peer=placed)
+
+
+def _placed(table: dict[str, Any], place: Callable[[str], Path]) -> dict[str, Any]:
+    """A [task], and the tables in it, which are tasks themselves in a mixture."""
+    placed: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, dict):
+            placed[key] = _placed(value, place)
+        elif isinstance(value, str) and key in _FILES:
+            placed[key] = str(place(value))
+        else:
+            placed[key] = (
+                _placed_spec(value, place) if key == "task" and isinstance(value, str) else value
+            )
+    return placed
+
+
+def _placed_spec(spec: str, place: Callable[[str], Path]) -> str:
+    return f"file:{place(spec.removeprefix('file:'))}" if spec.startswith("file:") else spec
+
+
+def _placed_model(model: str, place: Callable[[str], Path]) -> str:
+    """A folder or GGUF file beside the crew file; ids, names and folders elsewhere stay."""
+    written_as_path = model.startswith(("./", "../")) or (
+        model.endswith(".gguf") and not Path(model).is_absolute()
+    )
+    return str(place(model)) if written_as_path else model
+
+
+def parse_config(text: str, source: str = "crew file") -> CrewConfig:
+    try:
+        return msgspec.toml.decode(text, type=CrewConfig)
+    except msgspec.DecodeError as error:  # also ValidationError
+        raise ConfigError(f"{source}: {_explain(str(error))}") from None
+
+
+def write_config(config: CrewConfig, path: Path) -> None:
+    path.write_text(config_text(config), encoding="utf-8")
+
+
+def config_text(config: CrewConfig) -> str:
+    """The crew as TOML."""
+    return msgspec.toml.encode(_without_none(msgspec.to_builtins(config))).decode()
+
+
+def _without_none(value: Any) -> Any:
+    """TOML has no null: an absent key says the same."""
+    if isinstance(value, dict):
+        return {k: _without_none(v) for k, v in value.items() if v is not None and v != ""}
+    if isinstance(value, list | tuple):
+        return [_without_none(v) for v in value]
+    return value
+
+
+_TABLES: dict[str, type[msgspec.Struct]] = {
+    "warm": peers.Warm,
+    "lora": peers.Lora,
+    "train": peers.TrainPart,
+    "vllm": peers.Vllm,
+    "openai": peers.OpenAI,
+    "engine": peers.EnginePart,
+    "[peer.speed]": peers.Speed,
+    "[peer.churn]": peers.Churn,
+    "[[peer]]": peers.PeerConfig,
+    "delay": Delay,
+    "[network]": Link,
+    "[weights]": rules.WeightsChannel,
+    "[evaluate]": rules.Evaluate,
+    "[prompt]": rules.Prompt,
+    "[learning]": rules.Learning,
+    "[sampling]": Sampling,
+    "[crew]": rules.Crew,
+}
+
+
+def _explain(message: str) -> str:
+    """msgspec's words, with the place named as in the file and a suggestion for a misspelt key."""
+    message = re.sub(r" - at `\$\.?(.*)`", lambda m: f" (in {m[1] or 'the file'})", message)
+    unknown = re.search(r"unknown field `([^`]*)`", message)
+    if unknown:
+        home = {field: name for name, table in _TABLES.items() for field in table.__struct_fields__}
+        close = difflib.get_close_matches(unknown[1], home, n=1)
+        if unknown[1] in home:
+            message += f"; it belongs under {home[unknown[1]]}"
+        else:
+            message += (
+                f"; did you mean {close[0]}?"
+                if close
+                else "; remove it, or see docs/architecture.md for the keys"
+            )
+    if "Invalid enum value 'lora'" in message:
+        message += "; write train = { lora = { rank = 8 } }"
+    return message

@@ -1,0 +1,1 @@
+"""The log, the blobs and presence on a NATS server, and the server itself."""

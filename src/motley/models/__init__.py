@@ -1,0 +1,1 @@
+"""A model: where it comes from, its vocabulary and prompts, and what of it trains."""

@@ -1,0 +1,192 @@
+"""A model and what of it trains."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import lru_cache
+from operator import itemgetter
+from pathlib import Path
+
+from peft import PeftModel
+from transformers import GenerationConfig, PretrainedConfig
+
+from motley.config import PeerConfig, Prompt
+from motley.models.devices import check_dtype, choose_device, choose_dtype
+from motley.models.policy import Policy, choose_trained
+from motley.models.precision import fits_float16
+from motley.models.prompts import Prompts
+from motley.models.sources import (
+    ModelSource,
+    empty_model,
+    find,
+    keep_layers,
+    read_model,
+    read_shape,
+    read_tokenizer,
+)
+from motley.models.tiny import MAX_POSITIONS, check_tiny, tiny_model, tiny_vocabulary
+from motley.models.vocabulary import Vocabulary
+from motley.records import Problem
+from motley.tasks import Task
+
+TINY = "tiny:"
+
+
+def is_tiny(model: str) -> bool:
+    return model.startswith(TINY)
+
+
+def check_peer(
+    peer: PeerConfig, rules: Prompt, task: Task, problems: Sequence[Problem], max_tokens: int = 0
+) -> Vocabulary:
+    """Refuse, before any weights load, a model that is not there, a part of it that it has not, or
+    problems it cannot hold.
+
+    `max_tokens`: of a sampled answer; 0: nothing is sampled, and the problems' own answers must
+    fit.
+    """
+    vocabulary, max_positions = (
+        _check_tiny(peer, rules) if is_tiny(peer.model) else _check_pretrained(peer, rules)
+    )
+    prompts = Prompts.of(vocabulary, rules, task)
+    answers = [(len(prompts.answer_ids(p)), p) for p in problems if p.answer]
+    longest, room = (
+        max(len(prompts.ids(p)) for p in problems),
+        max_tokens or max((size for size, _ in answers), default=0),
+    )
+    if longest + room > max_positions:
+        raise ValueError(
+            f"peer {peer.name}: prompts of {longest} tokens and "
+            f"{f'max_tokens={max_tokens}' if max_tokens else f'answers of {room}'} "
+            f"do not fit the {max_positions} positions of {peer.model}; lower max_tokens or "
+            "shorten the prompts"
+        )
+    # Every bare answer must fit; of those with reasoning around them, which a model may keep
+    # shorter, the shortest.
+    bare = [(size, p) for size, p in answers if task.target(p) == p.answer]
+    size, problem = (
+        max(bare, key=itemgetter(0))
+        if bare
+        else min(answers, key=itemgetter(0), default=(0, problems[0]))
+    )
+    if max_tokens and size > max_tokens:
+        raise ValueError(
+            f"max_tokens={max_tokens} is too short for answers such as {problem.answer!r}; use at "
+            f"least {size}, "
+            f"{'' if bare else 'its shortest solution and '}the end token included"
+        )
+    return vocabulary
+
+
+def _check_tiny(peer: PeerConfig, rules: Prompt) -> tuple[Vocabulary, int]:
+    check_tiny(peer.model.removeprefix(TINY))
+    if peer.keep_layers or not isinstance(peer.train, str):
+        choose_trained(initial_policy(peer, seed=0).base, peer.train, seed=0)
+    return _vocabulary(peer.model, rules.stop), MAX_POSITIONS
+
+
+def _check_pretrained(peer: PeerConfig, rules: Prompt) -> tuple[Vocabulary, int]:
+    config = read_shape(find(peer.model))
+    vocabulary = _vocabulary(peer.model, rules.stop)
+    if rules.style == "chat" and not vocabulary.has_chat:
+        raise ValueError(
+            f'peer {peer.name}: {peer.model} has no chat template; write style = "plain" under '
+            "[prompt], or use an instruct model"
+        )
+    if peer.keep_layers or not isinstance(peer.train, str):
+        model = empty_model(config)
+        if peer.keep_layers:
+            keep_layers(model, peer.keep_layers)
+        choose_trained(model, peer.train, seed=0)
+    return vocabulary, getattr(config.get_text_config(), "max_position_embeddings", None) or 2**31
+
+
+def initial_policy(
+    peer: PeerConfig, seed: int, rules: Prompt = Prompt(), task: Task | None = None
+) -> Policy:
+    """The untrained policy of a peer, whole model trainable; `with_trained_part` comes after its
+    warm start.
+    """
+    small = is_tiny(peer.model)
+    device = choose_device(peer.device, small)
+    check_dtype(peer.dtype, device)
+    vocabulary = _vocabulary(peer.model, rules.stop)
+    model = (
+        tiny_model(peer.model.removeprefix(TINY), peer_seed(peer.name, seed))
+        if small
+        else read_model(find(peer.model))
+    )
+    if peer.keep_layers:
+        keep_layers(model, peer.keep_layers)
+    model = model.to(device)
+    return Policy(
+        model,
+        vocabulary,
+        prompts=Prompts.of(vocabulary, rules, task) if task else Prompts(vocabulary),
+        dtype=choose_dtype(peer.dtype, device, small, lambda: fits_float16(model)),
+        gradient_checkpointing=peer.gradient_checkpointing,
+    )
+
+
+def saved_policy(folder: Path, rules: Prompt = Prompt(), task: Task | None = None) -> Policy:
+    """A policy from an ordinary model folder: a whole model, or an adapter that names its base."""
+    if not (folder / "tokenizer_config.json").exists():
+        raise ValueError(
+            f"{folder} is no model folder: it has no tokenizer; give a run folder, or "
+            "RUN/checkpoints/round-N/PEER/model"
+        )
+    if (folder / "config.json").exists():
+        return initial_policy(PeerConfig(name="model", model=str(folder)), 0, rules, task)
+    if not (folder / "adapter_config.json").exists():
+        raise ValueError(
+            f"{folder} is no model folder: it has neither config.json nor adapter_config.json; "
+            "give one that save_pretrained wrote"
+        )
+    base = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
+    beside = folder / base  # an exported adapter has its base in its own folder
+    policy = initial_policy(
+        PeerConfig(name="model", model=str(beside) if beside.exists() else base), 0, rules, task
+    )
+    policy.model = PeftModel.from_pretrained(policy.base, folder)
+    return policy
+
+
+@lru_cache(maxsize=8)
+def _vocabulary(model: str, stop: str) -> Vocabulary:
+    """A model's vocabulary; peers of one process with the same model share it."""
+    if is_tiny(model):
+        if stop:
+            raise ValueError(
+                f"stop={stop!r} is for models that write text; tiny models end their answers "
+                "themselves: remove it"
+            )
+        return tiny_vocabulary()
+    source = find(model)
+    config = read_shape(source).get_text_config()
+    return Vocabulary(
+        read_tokenizer(source), ends=_ends(source, config), stop=stop, size=config.vocab_size
+    )
+
+
+def _ends(source: ModelSource, config: PretrainedConfig) -> list[int]:
+    """What ends an answer by the model's own word; chat models often name several tokens."""
+    named = [config.eos_token_id]
+    with suppress(OSError):  # a folder without generation_config.json
+        if not source.gguf:
+            named.append(GenerationConfig.from_pretrained(source.place).eos_token_id)
+    return [
+        end
+        for ends in named
+        for end in (ends if isinstance(ends, list) else [ends])
+        if end is not None
+    ]
+
+
+def peer_seed(name: str, seed: int) -> int:
+    """A peer's own number from the crew's seed: the same on every machine, different for every
+    peer.
+    """
+    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:4], "big")

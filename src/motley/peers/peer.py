@@ -1,0 +1,230 @@
+"""Peer: a participant that learns.
+
+Its sampler half puts groups in the outbox (`sampler.py`), its learner half takes them from the log.
+
+| half | consumes | produces | waits for |
+|---|---|---|---|
+| sampler | problems, own weights | groups for the log | as the crew's pace says |
+| learner | what is admitted, by that pace | a version, a report | the same (`learning/pace.py`) |
+
+The role `learner` runs the second half only, and publishes its versions for the samplers that
+follow it. Who delivers the outbox, waits, closes rounds and saves is up to whoever drives the peer:
+`crew.py`, `distributed/` or `sim/`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import InitVar, dataclass, field
+from functools import lru_cache
+
+from motley.config import CrewConfig, PeerConfig
+from motley.exchange import Entry, Head, Log
+from motley.learning.learner import Learner, StepReport
+from motley.learning.pace import Pace, Turns, pace_of
+from motley.learning.waiting import Round, Take, Wait, Waiting, Window
+from motley.peers.publications import Publications
+from motley.peers.sampling import SamplerHalf, rules_of
+from motley.peers.state import Arrival, PeerState, candidate_of, check_dtype, is_own, waiting_again
+from motley.records import Problem, Rollout
+from motley.trust import Admission, Admitted, AdmittedGroups, ReasonCount
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """A round is over."""
+
+    report: StepReport | None  # None: there was nothing to take
+
+
+@dataclass(slots=True)
+class Peer:
+    half: SamplerHalf
+    learner: Learner
+    log: Log
+    hub: InitVar[bytes]  # the key whose rosters count
+    learned_rounds: int = 0
+    cursor: int = 0
+    pace: Pace = field(init=False)
+    waiting: Waiting = field(init=False)
+    admission: Admission = field(init=False)
+    admitted: AdmittedGroups = field(init=False)
+    weights: Publications | None = None  # of a learner, for its samplers
+
+    def __post_init__(self, hub: bytes) -> None:
+        half, policy = self.half, self.learner.policy
+        self.pace = pace_of(self.config)
+        window = Window(self.config.learning, half.clock, policy.version)
+        window.made(policy.version)
+        self.waiting = Waiting(self.config, window)
+        self.admitted = AdmittedGroups(self.config.problems_per_peer)
+        half.on_log = self.admitted.__contains__
+        problems = lru_cache(maxsize=256)(half.problems)
+        score = self._score if self.config.crew.check_rewards else None
+        self.admission = Admission(rules_of(self.config, policy), hub, problems, score)
+        if self.me.role == "learner":
+            self.weights = Publications(half, self.waiting)
+
+    @property
+    def config(self) -> CrewConfig:
+        return self.half.config
+
+    @property
+    def me(self) -> PeerConfig:
+        return self.half.me
+
+    def _score(self, problem: Problem, rollouts: Sequence[Rollout]) -> list[float]:
+        return self.half.task.score(
+            [problem] * len(rollouts),
+            self.learner.policy.vocabulary.decode_all(r.tokens for r in rollouts),
+        )
+
+    # Publishing
+
+    def may_sample(self, replayed: bool = False) -> bool:
+        """Whether it is time to sample the next round.
+
+        `replayed`: the next step was taken before a crash.
+        """
+        turns = Turns(self.half.sampled_rounds, self.learned_rounds, replayed)
+        return (
+            self.me.role != "learner"
+            and turns.sampled < self.config.crew.rounds
+            and self.pace.may_sample(self.me.name, turns, self.waiting)
+        )
+
+    def publish(self) -> None:
+        """Bring the outbox to the log."""
+        self.half.outbox.deliver(self.log)
+
+    def publish_weights(self) -> None:
+        """Put the present version in the outbox, if this is a learner and it is due."""
+        if self.weights:
+            self.weights.publish()
+
+    # Receiving
+
+    def receive(self, until: int | None = None) -> None:
+        """Read the log from where this peer left off, at most to a position.
+
+        Admitted groups wait; others are counted.
+        """
+        while entries := self.log.read(self.cursor):
+            for entry in entries:
+                if until is not None and entry.position > until:
+                    return
+                verdict = self.admission.admit(entry)
+                if isinstance(verdict, Admitted):
+                    self._take_in(entry, verdict)
+                self.cursor = entry.position
+
+    def _take_in(self, entry: Entry, admitted: Admitted) -> None:
+        group, version = admitted.group, self.learner.policy.version
+        made_with, own = group.origin.version, is_own(group, self.half)
+        if not self.admitted.add(group):
+            self.admission.refuse(entry, "duplicate", f"{group.id} was admitted before")
+        elif own and made_with > version:
+            self.admission.refuse(
+                entry,
+                "version",
+                f"sampled with version {made_with} of this learner, which has not made it",
+            )
+        elif not self.pace.wants(group, self.learned_rounds):
+            self.waiting.drop_late(group.origin.peer)
+        else:
+            now_s = self.half.clock.now_s()
+            arrival = Arrival(entry.position, made_with if own else version, now_s)
+            self.waiting.add(candidate_of(admitted, arrival, self.half))
+
+    # Learning
+
+    @property
+    def crewmates(self) -> list[str]:
+        """Everyone who samples and whose groups count."""
+        return [name for name in self.config.authors if name not in self.admission.revoked]
+
+    def awaited(self) -> list[str]:
+        """Whose groups of the present round are not all there; in async, nobody's."""
+        return self.pace.awaited(self.waiting, self._round())
+
+    def _round(self, closed: bool = False) -> Round:
+        crewmates = self.crewmates
+        quorum = min(self.config.quorum, len(crewmates))
+        return Round(self.learned_rounds, crewmates, quorum, closed)
+
+    def learn(self, closed: bool = False) -> Learned | Wait:
+        """Take one step if what it waits for is there."""
+        chosen = self.choose(closed)
+        return chosen if isinstance(chosen, Wait) else Learned(self.step(chosen))
+
+    def choose(self, closed: bool = False, again: Sequence[int] = ()) -> Take | Wait:
+        """What the next step learns from.
+
+        `closed`: do with what is there of the round, or of a horizontal group, if it comes from a
+        quorum of peers. `again`: positions that the same step took before a crash. They decide
+        where the window is in seconds, which have passed since.
+        """
+        if again and self.config.learning.max_age_s:
+            return self.waiting.take_again(again)
+        return self.pace.choose(self.waiting, self._round(closed))
+
+    def step(self, chosen: Take, again: bool = False, refresh: bool = True) -> StepReport | None:
+        """Learn from what was chosen; the round is over. None: nothing was to be taken of it.
+
+        `again`: as before a crash, which says nothing of what has become stale since. `refresh`
+        False: the engine keeps the weights of before, because it samples with them; `half.refresh`
+        is then to follow.
+        """
+        self.learned_rounds += 1
+        if not chosen.groups:
+            return None
+        report = self.learner.step(chosen.groups)
+        if refresh:
+            self.half.refresh()
+        self.waiting.window.made(self.learner.policy.version)
+        self.pace.settle(self.waiting, self._round(), replayed=again)
+        return report
+
+    # State, for checkpoints
+
+    def state(self) -> PeerState:
+        learner, head, window = self.learner, self.half.outbox.head, self.waiting.window
+        return PeerState(
+            version=learner.policy.version,
+            token_budget=learner.token_budget,
+            dtype=str(learner.policy.dtype),
+            sampled_rounds=self.half.sampled_rounds,
+            learned_rounds=self.learned_rounds,
+            cursor=self.cursor,
+            waiting=[Arrival(c.position, c.since, c.came_s) for c in self.waiting],
+            made_s=sorted(window.made_s.items()),
+            complete=dict(self.admitted.complete),
+            seen=sorted(self.admitted.beyond),
+            success=learner.success.by_kind,
+            dropped=ReasonCount.rows(self.waiting.dropped),
+            admission=self.admission.state(),
+            head=(head.counter, head.previous.hex()),
+        )
+
+    def load_state(self, state: PeerState) -> None:
+        learner, half, window = self.learner, self.half, self.waiting.window
+        check_dtype(state, self.me.name, str(learner.policy.dtype))
+        learner.policy.version = state.version
+        if not self.config.learning.token_budget:
+            learner.token_budget = state.token_budget
+        learner.success.by_kind = dict(state.success)
+        half.sampled_rounds, self.learned_rounds = state.sampled_rounds, state.learned_rounds
+        self.cursor = state.cursor
+        window.version, window.made_s = state.version, dict(state.made_s)
+        self.waiting.restore(
+            waiting_again(state.waiting, self.log, half), ReasonCount.counter(state.dropped)
+        )
+        self.admitted.complete = Counter(state.complete)
+        self.admitted.beyond = set(state.seen)
+        self.admission.load_state(state.admission)
+        counter, previous = state.head
+        # an outbox that outlived the checkpoint is further; one without a file begins here
+        if counter > half.outbox.head.counter:
+            half.outbox.head = Head(counter, bytes.fromhex(previous))
+        half.refresh()

@@ -1,0 +1,217 @@
+"""SamplerHalf: what every peer that samples has: a round's problems in, groups in the outbox out.
+
+Owns which problems a peer answers and how groups are made of the answers. It waits for nothing, and
+knows neither who learns from the groups nor where the weights come from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
+
+from motley.clock import Clock
+from motley.config import CrewConfig, PeerConfig
+from motley.engines import Completion, Engine
+from motley.exchange import Mark, Outbox
+from motley.links import Weather
+from motley.models.policy import Policy
+from motley.records import Group, Origin, Problem, Rollout
+from motley.tasks import Task, assign
+from motley.trust import MAX_REWARD, Rules
+
+
+class Sampled(msgspec.Struct, frozen=True):
+    """What the sampler half did in one round."""
+
+    num_tokens: int
+    reward: float  # mean
+    version: int = 0  # of the weights
+    fresh: bool = True  # not found in the outbox after a crash
+
+
+class Asked(NamedTuple):
+    """A round's problems, as they are put to the engine."""
+
+    round: int
+    problems: list[Problem]
+    prompts: list[tuple[int, ...]]
+    version: int  # of the weights that answer
+
+
+class DrawnRound(NamedTuple):
+    """A round's groups, not yet in the outbox."""
+
+    round: int
+    groups: list[Group]
+    sampled: Sampled
+
+
+@dataclass(slots=True)
+class SamplerHalf:
+    config: CrewConfig
+    me: PeerConfig
+    task: Task
+    policy: Policy
+    engine: Engine
+    outbox: Outbox
+    clock: Clock
+    weather: Weather
+    sampled_rounds: int = 0
+    # whether a group is known to be there, of an outbox that was lost
+    on_log: Callable[[Group], bool] = lambda group: False
+    # of the weights the engine has, which the policy's may be ahead of
+    version: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.version = self.policy.version
+
+    def refresh(self) -> None:
+        """Have the engine take the policy's present weights."""
+        self.engine.refresh()
+        self.version = self.policy.version
+
+    def problems(self, peer: str, round: int) -> list[Problem]:
+        """What a peer must answer in a round."""
+        if peer not in self.config.authors:
+            return []
+        name = "" if self.config.crew.layout == "horizontal" else peer
+        return assign(self.task, self.config.crew.seed, name, round, self.config.problems_per_peer)
+
+    def sample(self) -> Sampled:
+        """Answer the next round's problems and put the groups in the outbox.
+
+        What was sampled before a crash is not sampled again.
+        """
+        known = self.sampled_in(self.sampled_rounds)
+        if known:
+            self.sampled_rounds += 1
+            return known
+        return self.keep(self.draw())
+
+    def sampled_in(self, round: int) -> Sampled | None:
+        """What the outbox knows of a round that was sampled before."""
+        note = self.outbox.note_of(Mark("round", round))
+        return (
+            None
+            if note is None
+            else msgspec.structs.replace(msgspec.msgpack.decode(note, type=Sampled), fresh=False)
+        )
+
+    def draw(self) -> DrawnRound:
+        """Sample the next round. Nothing is kept yet."""
+        asked = self.ask()
+        return self.drawn(asked, self.answers(asked))
+
+    def ask(self) -> Asked:
+        """The next round."""
+        problems = self.problems(self.me.name, self.sampled_rounds)
+        return Asked(
+            self.sampled_rounds,
+            problems,
+            [self.policy.prompts.ids(p) for p in problems],
+            self.version,
+        )
+
+    def answers(self, asked: Asked) -> list[list[Completion]]:
+        """What the engine says.
+
+        The one part of a round that may run in another thread: it touches nothing but the engine.
+        """
+        seed = _seed(self.config.crew.seed, self.me.name, asked.round)
+        return self.engine.sample(
+            asked.prompts, self.config.rollouts_per_group, self.config.sampling, seed
+        )
+
+    def drawn(self, asked: Asked, answers: Sequence[Sequence[Completion]]) -> DrawnRound:
+        """The answers with their rewards, as groups."""
+        size, rollouts = self.config.rollouts_per_group, self._rollouts(asked, answers)
+        groups = [
+            self._group(asked, slot, rollouts[slot * size : (slot + 1) * size])
+            for slot in range(len(asked.problems))
+        ]
+        reward = sum(r.reward for r in rollouts) / len(rollouts)
+        return DrawnRound(
+            asked.round,
+            groups,
+            Sampled(sum(len(r.tokens) for r in rollouts), reward, asked.version),
+        )
+
+    def keep(self, drawn: DrawnRound) -> Sampled:
+        """Put a round's groups in the outbox; from here on they cannot be lost."""
+        unknown = [group for group in drawn.groups if not self.on_log(group)]
+        due_s = self.weather.sent(str(drawn.round), self.clock.now_s())
+        note = msgspec.msgpack.encode(drawn.sampled)
+        self.outbox.put(unknown, Mark("round", drawn.round), note, due_s=due_s)
+        self.sampled_rounds = drawn.round + 1
+        return drawn.sampled
+
+    def _rollouts(self, asked: Asked, answers: Sequence[Sequence[Completion]]) -> list[Rollout]:
+        flat = [
+            (problem, c)
+            for problem, samples in zip(asked.problems, answers, strict=True)
+            for c in samples
+        ]
+        if not all(math.isfinite(logprob) for _, c in flat for logprob in c.logprobs):
+            raise FloatingPointError(
+                f"{self.me.name} samples with log-probs that are no numbers at version "
+                f"{asked.version}: its lr was too high for "
+                "its weights. Lower it; if the newest checkpoint has them already, delete it, and "
+                "go on from the one before"
+            )
+        rewards = self.task.score(
+            [p for p, _ in flat], self.policy.vocabulary.decode_all(c.tokens for _, c in flat)
+        )
+        strange = [r for r in rewards if not abs(r) <= MAX_REWARD]
+        if strange:
+            raise ValueError(
+                f"the task gave a reward of {strange[0]} in round {asked.round}; expected a "
+                f"number of at most {MAX_REWARD:g} in size"
+            )
+        return [
+            Rollout(tokens=c.tokens, logprobs=c.logprobs, reward=reward, ending=c.ending)
+            for (_, c), reward in zip(flat, rewards, strict=True)
+        ]
+
+    def _group(self, asked: Asked, slot: int, rollouts: Sequence[Rollout]) -> Group:
+        policy = self.policy
+        return Group(
+            crew=self.config.crew.name,
+            problem=asked.problems[slot].id,
+            round=asked.round,
+            slot=slot,
+            origin=Origin(
+                peer=self.me.name,
+                model=policy.fingerprint,
+                vocabulary=policy.vocabulary.fingerprint,
+                version=asked.version,
+                sampling=self.config.sampling,
+            ),
+            rollouts=tuple(rollouts),
+            created_s=self.clock.now_s(),
+        )
+
+
+def rules_of(config: CrewConfig, policy: Policy) -> Rules:
+    """What every record of the crew must meet, for a reader with this model's vocabulary."""
+    vocabulary = policy.vocabulary
+    return Rules(
+        crew=config.crew.name,
+        vocabulary=vocabulary.fingerprint,
+        vocabulary_size=vocabulary.size,
+        end_ids=vocabulary.end_ids,
+        rollouts_per_group=config.rollouts_per_group,
+        max_tokens=config.sampling.max_tokens,
+        rounds=None if config.has_roles else config.crew.rounds,
+        learners=frozenset(p.name for p in config.peer if p.role == "learner"),
+    )
+
+
+def _seed(crew_seed: int, peer: str, round: int) -> int:
+    return int.from_bytes(
+        hashlib.sha256(f"sample/{crew_seed}/{peer}/{round}".encode()).digest()[:7], "big"
+    )

@@ -1,0 +1,119 @@
+"""How good a policy is on a split of a task: greedy and sampled accuracy, with standard errors and
+the best constant answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from motley.engines import Engine
+from motley.models.prompts import Prompts
+from motley.records import Problem, Sampling
+from motley.tasks import Split, Task, best_constant, evaluation_set
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accuracy:
+    """Of one kind, or of all. avg@k is the mean over k samples of each problem, pass@k the share
+    with at least one right.
+    """
+
+    kind: str
+    num_problems: int
+    greedy: float
+    greedy_error: float
+    average: float  # avg@k, the estimate of pass@1 when sampling
+    average_error: float
+    passed: float  # pass@k
+    samples: int  # k
+    # accuracy of the best constant answer; None where problems have no answers to compare with
+    constant: float | None
+
+    def row(self) -> dict[str, str | int | float | None]:
+        """One line of a table. avg@k, the estimate of pass@1, and pass@k are of k samples; the
+        errors are standard errors.
+        """
+        return {
+            "kind": self.kind,
+            "problems": self.num_problems,
+            "greedy": self.greedy,
+            "error": self.greedy_error,
+            f"avg@{self.samples}": self.average,
+            f"error@{self.samples}": self.average_error,
+            f"pass@{self.samples}": self.passed,
+            "constant": self.constant,
+        }
+
+
+def rewards_of(
+    engine: Engine,
+    prompts: Prompts,
+    task: Task,
+    problems: Sequence[Problem],
+    sampling: Sampling,
+    samples: int = 1,
+) -> np.ndarray:
+    """Rewards [P, samples] on fixed problems."""
+    completions = engine.sample([prompts.ids(p) for p in problems], samples, sampling, seed=0)
+    texts = prompts.vocabulary.decode_all(c.tokens for row in completions for c in row)
+    asked = [problem for problem, row in zip(problems, completions, strict=True) for _ in row]
+    return np.array(task.score(asked, texts)).reshape(len(problems), samples)
+
+
+def greedy_by_kind(
+    engine: Engine, prompts: Prompts, task: Task, problems: Sequence[Problem], sampling: Sampling
+) -> dict[str, float]:
+    """Greedy mean reward per kind."""
+    greedy = msgspec.structs.replace(sampling, temperature=0.0)
+    reward_P = rewards_of(engine, prompts, task, problems, greedy)[:, 0]
+    kinds = dict.fromkeys(p.kind for p in problems)
+    return {
+        kind: float(np.mean([r for p, r in zip(problems, reward_P, strict=True) if p.kind == kind]))
+        for kind in kinds
+    }
+
+
+def evaluate(
+    engine: Engine,
+    prompts: Prompts,
+    task: Task,
+    split: Split,
+    sampling: Sampling,
+    per_kind: int,
+    samples: int,
+) -> list[Accuracy]:
+    """One line per kind, then one over all kinds."""
+    problems = evaluation_set(task, split, per_kind)
+    greedy_P = rewards_of(
+        engine, prompts, task, problems, msgspec.structs.replace(sampling, temperature=0.0)
+    )[:, 0]
+    sampled_PS = rewards_of(engine, prompts, task, problems, sampling, samples)
+    kinds = list(dict.fromkeys(p.kind for p in problems))
+    if len(kinds) > 1:
+        kinds.append("all")
+    lines = []
+    for kind in kinds:
+        chosen = [i for i, p in enumerate(problems) if kind in ("all", p.kind)]
+        greedy, average = greedy_P[chosen], sampled_PS[chosen].mean(1)
+        lines.append(
+            Accuracy(
+                kind=kind,
+                num_problems=len(chosen),
+                greedy=float(greedy.mean()),
+                greedy_error=_standard_error(greedy),
+                average=float(average.mean()),
+                average_error=_standard_error(average),
+                passed=float((sampled_PS[chosen] >= 1).any(1).mean()),
+                samples=samples,
+                constant=best_constant([problems[i] for i in chosen]),
+            )
+        )
+    return lines
+
+
+def _standard_error(values: np.ndarray) -> float:
+    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0

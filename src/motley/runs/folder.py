@@ -1,0 +1,377 @@
+"""A run folder, the contract with people and tools: who builds a peer from it, measures it, and
+writes its metrics.
+
+RUN/config.toml            the crew as it ran RUN/start/PEER/            a peer's model before the
+first round, where it was made here: a tiny one, or one with a warm start RUN/metrics.jsonl
+a line per peer and round (docs/metrics.md) RUN/groups/                the log of a crew in one
+process; the outbox of a peer in its own RUN/checkpoints/round-N/   PEER/model is an ordinary
+Hugging Face or PEFT folder RUN/engine/PEER/           what an engine of its own needs: the weights
+and the log of its server RUN/tensorboard/, wandb/   what reporters write, where the crew file asks
+for them RUN/peers/PEER/            a crew of several processes: a run folder for each
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from motley.clock import Clock, RealClock
+from motley.config import (
+    REPORTERS,
+    ConfigError,
+    CrewConfig,
+    PeerConfig,
+    Prompt,
+    read_config,
+    write_config,
+)
+from motley.engines import open_engine
+from motley.exchange import Log, Outbox
+from motley.exchange.blobs import Blobs
+from motley.files import whole
+from motley.learning.checkpoint import AnyState, checkpoints, load_manifest, load_training
+from motley.learning.fitting import check_supported
+from motley.learning.learner import Learner, StepReport
+from motley.learning.warm import check_warm, warm_start
+from motley.models.devices import choose_device
+from motley.models.opening import check_peer, initial_policy, is_tiny, peer_seed
+from motley.models.policy import Policy, with_trained_part
+from motley.models.vocabulary import Vocabulary
+from motley.objectives import objective
+from motley.peers.follower import Sampler
+from motley.peers.peer import Peer
+from motley.peers.sampling import Sampled, SamplerHalf
+from motley.peers.state import PeerState
+from motley.runs.evaluation import greedy_by_kind
+from motley.runs.metrics import (
+    Counts,
+    FirstLine,
+    LearnerLine,
+    MetricsLine,
+    SamplerLine,
+    Timing,
+    append_lines,
+)
+from motley.tasks import Task, evaluation_set, load_task
+
+Made = TypeVar("Made")
+NOBODY = ""  # a peer no crew has
+WarmProgress = Callable[[str, int, dict[str, float]], None]  # (peer, steps, accuracy per kind)
+
+
+def check_config(config: CrewConfig, mine: str | None = None) -> None:
+    """Look up every name a crew file uses, so that a mistake shows before any model loads.
+
+    `mine`: the only peer whose model must be on this machine; what others bring is theirs. None:
+    all of them.
+    """
+    task = load_task(config.crew.task, config.task)
+    objective(config.crew.objective, config.crew.variant, config.objective)
+    problems = [p for split in task.splits for p in evaluation_set(task, split, per_kind=8)]
+    vocabularies = {}
+    for peer in config.students:
+        if mine in (None, peer.name) or is_tiny(peer.model):
+            vocabularies[peer.name] = check_peer(
+                peer, config.prompt, task, problems, config.sampling.max_tokens
+            )
+        if mine in (None, peer.name):
+            choose_device(peer.device, small=False)
+        if peer.warm:
+            check_warm(task, peer.warm)
+    _check_vocabularies(vocabularies)
+
+
+def _check_vocabularies(vocabularies: dict[str, Vocabulary]) -> None:
+    if not vocabularies:
+        return
+    (first, own), *others = vocabularies.items()
+    for name, vocabulary in others:
+        if vocabulary.fingerprint != own.fingerprint:
+            raise ValueError(
+                f"peers {first} and {name} have different vocabularies ({own.size} and "
+                f"{vocabulary.size} tokens), so that neither could "
+                "score the other's tokens; use models that share a tokenizer, such as sizes of "
+                "one family"
+            )
+        if set(vocabulary.end_ids) != set(own.end_ids):
+            raise ValueError(
+                f"peers {first} and {name} end their answers with different tokens, {own.end_ids} "
+                f"and {vocabulary.end_ids}; "
+                "give both models' generation_config.json the same eos_token_id"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracies:
+    """Of greedy answers, by kind; `ood` is None for a task without such problems."""
+
+    heldout: dict[str, float]
+    ood: dict[str, float] | None
+
+
+class Run:
+    def __init__(
+        self, config: CrewConfig, folder: Path, clock: Clock | None = None, started_s: float = 0.0
+    ) -> None:
+        """`started_s`: when on this clock the seconds of the crew file's network begin."""
+        self.config = config
+        self.folder = folder
+        self.clock = clock or RealClock()
+        self.started_s = started_s
+        self.task = load_task(config.crew.task, config.task)
+        self._heldout = evaluation_set(self.task, "heldout", config.evaluate.problems)
+        self._ood = (
+            evaluation_set(self.task, "ood", config.evaluate.problems)
+            if "ood" in self.task.splits
+            else []
+        )
+        for part in ("start", "groups", "checkpoints"):
+            (folder / part).mkdir(parents=True, exist_ok=True)
+        self.metrics = folder / "metrics.jsonl"
+        self.metrics.touch()
+
+    def build(
+        self,
+        me: PeerConfig,
+        log: Log,
+        outbox: Outbox,
+        hub: bytes,
+        warm_progress: WarmProgress | None = None,
+    ) -> Peer:
+        """A peer with the model of start/, which is made and warmed first if it is not there."""
+        config = self.config
+        start = self.folder / "start" / me.name
+        if not start.exists() and (me.warm or is_tiny(me.model)):
+            policy = initial_policy(me, config.crew.seed, config.prompt, self.task)
+            if me.warm:
+                progress = (
+                    (lambda steps, accuracy: warm_progress(me.name, steps, accuracy))
+                    if warm_progress
+                    else None
+                )
+                warm_start(
+                    policy, self.task, me.warm, peer_seed(me.name, config.crew.seed), progress
+                )
+            with whole(start) as partial:
+                policy.save(partial)
+        policy = _starting_policy(config, me, start, self.task)
+        check_supported(policy)
+        row = objective(config.crew.objective, config.crew.variant, config.objective)
+        learner = Learner(policy, row, config.learning, me.lr or config.learning.lr)
+        return Peer(self._half(me, policy, outbox), learner, log, hub)
+
+    def build_sampler(
+        self, me: PeerConfig, log: Log, outbox: Outbox, blobs: Blobs, hub: bytes
+    ) -> Sampler:
+        """A sampler with its learner's model, whose weights are still to come."""
+        followed = self.config.named(me.follows)
+        # the learner's model on the sampler's machine
+        here = msgspec.structs.replace(followed, device=me.device, dtype=me.dtype)
+        policy = initial_policy(here, self.config.crew.seed, self.config.prompt, self.task)
+        policy = with_trained_part(
+            policy, followed.train, peer_seed(followed.name, self.config.crew.seed)
+        )
+        return Sampler(self._half(me, policy, outbox), log, blobs, hub)
+
+    def _half(self, me: PeerConfig, policy: Policy, outbox: Outbox) -> SamplerHalf:
+        weather = self.config.weather(me.name, self.started_s)
+        engine = open_engine(policy, me.engine, self.folder / "engine" / me.name)
+        return SamplerHalf(self.config, me, self.task, policy, engine, outbox, self.clock, weather)
+
+    def restore(self, peer: Peer, checkpoint: Path, state: PeerState) -> None:
+        load_training(peer.learner.policy, peer.learner.optimiser, checkpoint / peer.me.name)
+        peer.load_state(state)
+
+    # Metrics
+
+    def first_line(self, peer: Peer, time_s: float | None = None) -> FirstLine:
+        """What a peer can before training."""
+        skills = self.accuracies(peer)
+        return FirstLine(
+            round=0, peer=peer.me.name, time_s=time_s, heldout=skills.heldout, ood=skills.ood
+        )
+
+    def line(
+        self,
+        peer: Peer,
+        number: int,
+        sampled: Sampled | None,
+        report: StepReport | None,
+        timing: Timing | None = None,
+    ) -> LearnerLine:
+        """What a peer has to say of a round."""
+        line = LearnerLine(
+            round=number,
+            peer=peer.me.name,
+            version=peer.learner.policy.version,
+            reward=sampled.reward if sampled else None,
+            waiting=len(peer.waiting),
+            refused=by_sender(peer.admission.refused),
+            dropped=by_sender(peer.waiting.dropped),
+            missing=peer.admission.missing or None,
+            timing=_with_rates(timing, sampled, report) if timing else None,
+        )
+        if report:
+            line = _with_step(line, report)
+        if number % self.config.evaluate.every == 0 or number == self.config.crew.rounds:
+            skills = self.accuracies(peer)
+            line = msgspec.structs.replace(line, heldout=skills.heldout, ood=skills.ood)
+        return line
+
+    def last_line(self, peer: Peer) -> LearnerLine:
+        """What closes the file of a peer that ends with fewer steps than rounds."""
+        skills = self.accuracies(peer)
+        return LearnerLine(
+            round=self.config.crew.rounds,
+            peer=peer.me.name,
+            version=peer.learner.policy.version,
+            heldout=skills.heldout,
+            ood=skills.ood,
+        )
+
+    def sampler_line(self, sampler: Sampler, sampled: Sampled) -> SamplerLine:
+        """What a sampler has to say of a round."""
+        return SamplerLine(
+            round=sampler.half.sampled_rounds,
+            peer=sampler.me.name,
+            version=sampled.version,
+            reward=sampled.reward,
+            sampled_tokens=sampled.num_tokens,
+            behind=sampler.newest.version - sampled.version if sampler.newest else None,
+            failed_transfers=sampler.failed or None,
+        )
+
+    def accuracies(self, peer: Peer) -> Accuracies:
+        measure = lambda problems: greedy_by_kind(
+            peer.half.engine, peer.learner.policy.prompts, self.task, problems, self.config.sampling
+        )
+        return Accuracies(measure(self._heldout), measure(self._ood) if self._ood else None)
+
+    def write(self, lines: Sequence[MetricsLine | FirstLine]) -> None:
+        append_lines(self.metrics, lines)
+
+    def cut_metrics(self, num_bytes: int, checkpoint: Path) -> None:
+        """Take back the lines written after a checkpoint: they are written again."""
+        if self.metrics.stat().st_size < num_bytes:
+            raise ValueError(
+                f"{self.metrics} is shorter than when {checkpoint} was saved; delete {checkpoint} "
+                "to resume from the checkpoint before it"
+            )
+        os.truncate(self.metrics, num_bytes)
+
+
+def new_folder(folder: Path, config: CrewConfig, otherwise: str) -> None:
+    """Make a run folder with the crew in it; what an unfinished start left there is cleared,
+    anything else is not touched.
+    """
+    _discard_unfinished(folder)
+    if folder.exists() and any(folder.iterdir()):
+        raise ValueError(
+            f"run folder {folder} is not empty; choose another with --out, or {otherwise}"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    write_config(config, folder / "config.toml")
+
+
+def _discard_unfinished(folder: Path) -> None:
+    """Clear what a start left that was stopped before its first checkpoint; a folder with anything
+    else in it is not touched.
+    """
+    ours = {"config.toml", "start", "groups", "checkpoints", "metrics.jsonl", "engine", *REPORTERS}
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if "config.toml" not in names or not names <= ours or checkpoints(folder / "checkpoints"):
+        return
+    try:
+        read_config(folder / "config.toml")
+    except ConfigError:
+        return
+    shutil.rmtree(folder)
+
+
+def _starting_policy(config: CrewConfig, me: PeerConfig, start: Path, task: Task) -> Policy:
+    """The policy a peer begins with, from its saved folder where there is one, with what trains
+    chosen.
+    """
+    policy = initial_policy(me, config.crew.seed, config.prompt, task)
+    if start.exists():
+        policy.load(start)
+        # where an adapter's folder says its base is
+        policy.base.name_or_path = str(start.resolve())
+    return with_trained_part(policy, me.train, peer_seed(me.name, config.crew.seed))
+
+
+def peer_folder(folder: Path, name: str) -> Path:
+    """Where a peer's own run folder is: in the crew's, or it is the crew's."""
+    own = folder / "peers" / name
+    return own if own.exists() else folder
+
+
+def trained_policies(
+    folder: Path, task: Task | None = None, rules: Prompt | None = None
+) -> dict[str, Policy]:
+    """Every peer's policy at the newest checkpoint of a run, which is only read; for another task,
+    or asked in another way.
+    """
+    config = read_config(folder / "config.toml")
+    config = msgspec.structs.replace(config, prompt=rules or config.prompt)
+    task = task or load_task(config.crew.task, config.task)
+    policies = {}
+    for me in config.students:
+        own = peer_folder(folder, me.name)
+        newest = newest_checkpoint(own)
+        if not (newest / me.name).exists():  # a peer's own folder holds that peer alone
+            continue
+        load_manifest(newest, AnyState)
+        policies[me.name] = _starting_policy(config, me, own / "start" / me.name, task)
+        policies[me.name].load(newest / me.name / "model")
+    return policies
+
+
+def newest_checkpoint(folder: Path) -> Path:
+    if not (folder / "config.toml").exists():
+        raise ValueError(
+            f"{folder} is not a run folder: it has no config.toml; give the folder that motley "
+            "train printed"
+        )
+    saved = checkpoints(folder / "checkpoints")
+    if not saved:
+        raise ValueError(f"{folder} has no checkpoint; start the crew anew")
+    return saved[-1]
+
+
+def by_sender(counts: dict[tuple[str, str], int]) -> Counts:
+    table: Counts = {}
+    for (sender, reason), count in sorted(counts.items()):
+        table.setdefault(sender, {})[reason] = count
+    return table
+
+
+def _with_step(line: LearnerLine, report: StepReport) -> LearnerLine:
+    return msgspec.structs.replace(
+        line,
+        loss=report.loss,
+        grad_norm=report.grad_norm,
+        num_sequences=report.num_sequences,
+        num_scored=report.num_scored,
+        num_tokens=report.num_tokens,
+        ages=report.ages,
+        senders=report.senders,
+    )
+
+
+def _with_rates(took: Timing, sampled: Sampled | None, report: StepReport | None) -> Timing:
+    """Tokens per second; 0 of what was not done, or was found in the outbox after a crash."""
+    fresh = sampled.num_tokens / took.sample_s if sampled and sampled.fresh else 0.0
+    learned = report.num_tokens / took.learn_s if report and took.learn_s else 0.0
+    return msgspec.structs.replace(
+        took,
+        sampled_tokens_per_s=fresh,
+        learned_tokens_per_s=learned,
+        overlap_s=took.overlap_s or None,
+    )

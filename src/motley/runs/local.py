@@ -1,0 +1,215 @@
+"""A crew whose peers live in one process and take turns, with a log in memory and its file in the
+run folder (see run.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from motley.clock import timed
+from motley.config import CrewConfig, config_text, read_config
+from motley.exchange import MemoryLog, Outbox, Signer, cut_log
+from motley.files import sync
+from motley.learning.checkpoint import (
+    AnyState,
+    OtherStateError,
+    checkpoints,
+    load_manifest,
+    save_checkpoint,
+    save_training,
+)
+from motley.learning.pace import pace_of
+from motley.learning.waiting import Wait
+from motley.peers.peer import Learned, Peer
+from motley.peers.state import PeerState
+from motley.records import HUB, Charter, Roster
+from motley.runs.folder import (
+    Run,
+    WarmProgress,
+    by_sender,
+    check_config,
+    new_folder,
+    newest_checkpoint,
+)
+from motley.runs.metrics import LearnerLine, Timing
+from motley.tasks import Task
+from motley.trust import Identity
+
+
+class CrewState(msgspec.Struct, frozen=True, kw_only=True):
+    """A crew in one process, in a checkpoint."""
+
+    round: int
+    log_records: int
+    metrics_bytes: int
+    peers: dict[str, PeerState]
+
+
+class LocalCrew:
+    """Peers in turn. `rounds()` trains; every yielded list has one metrics line per peer."""
+
+    def __init__(
+        self, config: CrewConfig, folder: Path, warm_progress: WarmProgress | None = None
+    ) -> None:
+        self.config = config
+        self.folder = folder
+        self.finished_rounds = 0
+        self._pace = pace_of(config)
+        self._run = Run(config, folder)
+        self._log = MemoryLog(folder / "groups" / "log.bin")
+        hub = found_log(config, self._log, self._run.task)
+        self.peers = [
+            self._run.build(me, self._log, one_process_outbox(config, me.name), hub, warm_progress)
+            for me in config.peer
+        ]
+
+    @classmethod
+    def start(
+        cls, config: CrewConfig, folder: Path, warm_progress: WarmProgress | None = None
+    ) -> LocalCrew:
+        """A new run in a new folder, with the skills before training as its first metrics lines."""
+        check_config(config)
+        new_folder(folder, config, f"go on with: motley train --resume {folder}")
+        crew = cls(config, folder, warm_progress)
+        crew._run.write([crew._run.first_line(peer) for peer in crew.peers])
+        crew.save()
+        return crew
+
+    @classmethod
+    def start_or_resume(
+        cls, config: CrewConfig, folder: Path, warm_progress: WarmProgress | None = None
+    ) -> LocalCrew:
+        """Go on with a run of this folder, or begin it."""
+        if not checkpoints(folder / "checkpoints"):
+            return cls.start(config, folder, warm_progress)
+        if read_config(folder / "config.toml") != config:
+            raise ValueError(
+                f"{folder} holds a run of other settings; choose another folder, or delete it"
+            )
+        return cls.resume(folder)
+
+    @classmethod
+    def resume(cls, folder: Path) -> LocalCrew:
+        """Go on from the newest checkpoint. What was written after it is cut off and done again."""
+        newest = newest_checkpoint(folder)
+        try:
+            state = load_manifest(newest, CrewState)
+        except OtherStateError:
+            load_manifest(newest, AnyState)  # is whole, then
+            raise ValueError(
+                f"{folder} is a simulated run, which is not resumed; run motley sim again, with "
+                "another --out"
+            ) from None
+        cut_log(folder / "groups" / "log.bin", state.log_records)
+        crew = cls(read_config(folder / "config.toml"), folder)
+        crew._run.cut_metrics(state.metrics_bytes, newest)
+        crew.finished_rounds = state.round
+        for peer in crew.peers:
+            crew._run.restore(peer, newest, state.peers[peer.me.name])
+        return crew
+
+    def rounds(self) -> Iterator[list[LearnerLine]]:
+        """Train to the last round.
+
+        Stopping between two yields loses nothing once `save` is called.
+        """
+        while self.finished_rounds < self.config.crew.rounds:
+            # where a step awaits everyone, everyone samples before anyone learns
+            lines = self._round_together() if self._pace.awaits_others else self._round_in_turn()
+            self.finished_rounds += 1
+            self._run.write(lines)
+            last = self.finished_rounds == self.config.crew.rounds
+            if last or self.finished_rounds % self.config.learning.checkpoint_every == 0:
+                self.save()
+            yield lines
+
+    def save(self) -> None:
+        # the checkpoint counts on what they hold
+        for path in (self._run.metrics, self.folder / "groups" / "log.bin"):
+            sync(path)
+        state = CrewState(
+            round=self.finished_rounds,
+            log_records=len(self._log),
+            metrics_bytes=self._run.metrics.stat().st_size,
+            peers={p.me.name: p.state() for p in self.peers},
+        )
+
+        def write(folder: Path) -> None:
+            for peer in self.peers:
+                save_training(peer.learner.policy, peer.learner.optimiser, folder / peer.me.name)
+
+        save_checkpoint(self.folder / "checkpoints", self.finished_rounds, state, write)
+
+    def _round_together(self) -> list[LearnerLine]:
+        clock = self._run.clock
+        sampled = [timed(peer.half.sample, clock) for peer in self.peers]
+        for peer in self.peers:
+            peer.publish()
+        learned = [timed(partial(_receive_and_learn, peer), clock) for peer in self.peers]
+        number, lines = self.finished_rounds + 1, []
+        for peer, (batch, sample_s), (result, learn_s) in zip(
+            self.peers, sampled, learned, strict=True
+        ):
+            if isinstance(result, Wait):
+                raise ValueError(
+                    f"peer {peer.me.name} has only {len(peer.waiting)} groups of round "
+                    f"{number} and cannot go on: "
+                    f"refused so far {by_sender(peer.admission.refused)}; a lockstep crew needs "
+                    "every peer's groups"
+                )
+            timing = Timing(sample_s, learn_s)
+            lines.append(self._run.line(peer, number, batch, result.report, timing))
+        return lines
+
+    def _round_in_turn(self) -> list[LearnerLine]:
+        lines, clock = [], self._run.clock
+        for peer in self.peers:
+            sampled, sample_s = timed(peer.half.sample, clock) if peer.may_sample() else (None, 0.0)
+            peer.publish()
+            result, learn_s = timed(partial(_receive_and_learn, peer), clock)
+            report = result.report if isinstance(result, Learned) else None
+            lines.append(
+                self._run.line(
+                    peer, self.finished_rounds + 1, sampled, report, Timing(sample_s, learn_s)
+                )
+            )
+        return lines
+
+
+def _receive_and_learn(peer: Peer) -> Learned | Wait:
+    peer.receive()
+    return peer.learn()
+
+
+def one_process_identity(config: CrewConfig, name: str) -> Identity:
+    """Peers of one process have nothing to hide from each other: their keys come from the seed, and
+    records are the same every time.
+    """
+    return Identity.of(
+        hashlib.sha256(
+            f"one process/{config.crew.name}/{config.crew.seed}/{name}".encode()
+        ).digest()
+    )
+
+
+def one_process_outbox(config: CrewConfig, name: str) -> Outbox:
+    identity = one_process_identity(config, name)
+    return Outbox(None, Signer(identity.public, identity.sign), config.crew.lossless)
+
+
+def found_log(config: CrewConfig, log: MemoryLog, task: Task) -> bytes:
+    """Begin the log of a crew in one process as a hub does; the hub's key.
+
+    On a log that has begun, nothing changes.
+    """
+    name, outbox = config.crew.name, one_process_outbox(config, HUB)
+    charter = Charter(crew=name, config=config_text(config), task=task.fingerprint)
+    keys = {me.name: one_process_identity(config, me.name).public for me in config.peer}
+    outbox.put([charter, Roster(crew=name, number=0, keys=keys)])
+    outbox.deliver(log)
+    return outbox.key

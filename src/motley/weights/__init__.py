@@ -1,0 +1,1 @@
+"""Versions of weights on their way from a learner to its samplers."""
