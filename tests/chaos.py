@@ -27,54 +27,39 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import msgspec
+
 from fakes import spread_crew, write_task
-from motley.config import CrewConfig, read_config, write_config
+from hubs import PATIENCE_S, local_place, run_hub
+from motley.config import CrewConfig, write_config
 from motley.crew import LocalCrew
+from motley.distributed.join import join
+from motley.distributed.register import Place, hub_login, read_state
 from motley.exchange import Entry, decode, unpack
 from motley.exchange.connection import Connection
 from motley.exchange.nats import NatsLog
-from motley.exchange.server import Server, free_port
-from motley.hub import Hub, Place, hub_login, read_state
-from motley.member import join
+from motley.exchange.server import Server
+from motley.metrics import LearnerLine, read_metrics
 from motley.records import Group
-from motley.run import newest_checkpoint, read_metrics
+from motley.run import newest_checkpoint
 from motley.trust.chain import Chain
 
 processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["motley.member", "motley.hub"])
+processes.set_forkserver_preload(["motley.distributed.join", "hubs"])
 
 TRAINS = ("full", "lora", "last")
 
 
-def run_hub(folder: Path, port: int) -> None:
-    config = read_config(folder / "crew.toml")
-    hub = Hub.open(
-        config, folder / "hub", Place(url=f"nats://127.0.0.1:{port}", host="127.0.0.1", port=port)
-    )
-    hub.start()
-    lines = hub.invitations()
-    for peer, line in lines.items():
-        (folder / f"{peer}.invitation").write_text(line.split()[-1])
-    (folder / "open").touch()
-    while not (folder / "over").exists():
-        hub.tick(0.05)
-    hub.close()
-
-
-def run_peer(folder: Path, port: int, name: str) -> None:
+def run_peer(folder: Path, url: str, name: str) -> None:
     import torch
 
     torch.set_num_threads(1)
     sys.path.insert(0, str(folder))  # the reward module
-    member = join(
-        f"nats://127.0.0.1:{port}",
-        "spread",
-        (folder / f"{name}.invitation").read_text(),
-        folder / name,
-    )
-    for _ in member.rounds():
+    invitation = (folder / f"{name}.invitation").read_text()
+    participant = join(url, "spread", invitation, folder / name)
+    for _ in participant.rounds():
         pass
-    member.close()
+    participant.close()
 
 
 @dataclass
@@ -82,16 +67,16 @@ class Household:
     """The processes of one run, each started again when it is dead."""
 
     folder: Path
-    port: int
+    place: Place
     names: list[str]
     children: dict[str, multiprocessing.process.BaseProcess] = field(default_factory=dict)
     finished: set[str] = field(default_factory=set)
 
     def start(self) -> None:
-        self._spawn("hub", run_hub, self.folder, self.port)
-        wait_until(lambda: (self.folder / "open").exists(), 60, "the hub did not open")
+        self._begin("hub")
+        wait_until(lambda: (self.folder / "open").exists(), PATIENCE_S, "the hub did not open")
         for name in self.names:
-            self._spawn(name, run_peer, self.folder, self.port, name)
+            self._begin(name)
 
     def revive(self) -> None:
         for name, child in list(self.children.items()):
@@ -100,8 +85,7 @@ class Household:
             elif child.exitcode is not None:
                 if child.exitcode > 0:
                     raise SystemExit(f"{name} ended with an error (exit code {child.exitcode})")
-                work = run_hub if name == "hub" else run_peer
-                self._spawn(name, work, self.folder, self.port, *(() if name == "hub" else (name,)))
+                self._begin(name)
 
     def kill(self, victim: str) -> bool:
         """kill -9; False if there is nothing to kill just now."""
@@ -116,18 +100,23 @@ class Household:
         if child.exitcode is not None or child.pid is None:
             return False
         os.kill(child.pid, signal.SIGKILL)
-        child.join(10)
+        child.join(PATIENCE_S)
         return True
 
     def end(self) -> None:
         (self.folder / "over").touch()
-        self.children["hub"].join(30)
+        self.children["hub"].join(PATIENCE_S)
         for child in self.children.values():
             if child.is_alive():
                 child.kill()
 
-    def _spawn(self, name: str, work: Callable[..., None], *arguments: object) -> None:
-        self.children[name] = processes.Process(target=work, args=arguments, name=name)
+    def _begin(self, name: str) -> None:
+        work, given = (
+            (run_hub, (self.folder, self.place))
+            if name == "hub"
+            else (run_peer, (self.folder, self.place.url, name))
+        )
+        self.children[name] = processes.Process(target=work, args=given, name=name)
         self.children[name].start()
 
 
@@ -146,7 +135,7 @@ def disturbed_run(
     folder.mkdir()
     write_config(config, folder / "crew.toml")
     write_task(folder)
-    house = Household(folder, free_port(), [peer.name for peer in config.peer])
+    house = Household(folder, local_place(), [peer.name for peer in config.peer])
     killed: Counter[str] = Counter()
     stop = time.monotonic() + timeout_s
     house.start()
@@ -191,35 +180,35 @@ def faults_of(config: CrewConfig, folder: Path, reference: Path) -> list[str]:
 
 
 def metrics_faults(
-    config: CrewConfig, peer: str, found: list[dict], expected: list[dict]
+    config: CrewConfig, peer: str, found: list[LearnerLine], expected: list[LearnerLine]
 ) -> list[str]:
     """Every round once, learned from every group of everyone, and equal to the undisturbed line but
     for what depends on time.
     """
     faults = []
-    if [line["round"] for line in found] != list(range(config.crew.rounds + 1)):
-        faults.append(f"{peer} has rounds {[line['round'] for line in found]}")
+    if [line.round for line in found] != list(range(config.crew.rounds + 1)):
+        faults.append(f"{peer} has rounds {[line.round for line in found]}")
     for line in found[1:]:
-        groups = {name: sender["groups"] for name, sender in line["senders"].items()}
+        groups = {name: sender.groups for name, sender in line.senders.items()}
         if (
             groups != {p.name: config.problems_per_peer for p in config.peer}
-            or line["refused"]
-            or line["dropped"]
+            or line.refused
+            or line.dropped
         ):
             faults.append(
-                f"{peer} learned in round {line['round']} from {groups}, refused "
-                f"{line['refused']}, dropped {line['dropped']}"
+                f"{peer} learned in round {line.round} from {groups}, refused "
+                f"{line.refused}, dropped {line.dropped}"
             )
     if untimed(found, peer) != untimed(expected, peer):
         faults.append(f"metrics of {peer} differ")
     return faults
 
 
-def untimed(lines: list[dict], peer: str) -> list[dict]:
+def untimed(lines: list[LearnerLine], peer: str) -> list[LearnerLine]:
     return [
-        {key: line[key] for key in line.keys() - {"timing", "waiting"}}
+        msgspec.structs.replace(line, timing=None, waiting=None)
         for line in lines
-        if line["peer"] == peer
+        if line.peer == peer
     ]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from motley.clock import RealClock
 from motley.config import CrewConfig, Lora, PeerConfig, TrainPart, parse_config
 from motley.exchange import Entry, Sealed, encode, pack, unpack
 from motley.learning.batches import ToScore
@@ -23,8 +24,8 @@ from motley.records import FIRST_PREVIOUS, Content, Group, Origin, Problem, Roll
 from motley.trust import Identity
 
 
-class FixedClock:
-    """Always the same moment."""
+class FixedClock(RealClock):
+    """Stamps are always of the same moment; durations are real."""
 
     def now_s(self) -> float:
         return 1000.0

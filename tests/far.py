@@ -39,16 +39,19 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from chaos import faults_of, undisturbed_run, wait_until
 from fakes import spread_crew, write_task
-from motley.config import CrewConfig, read_config, write_config
-from motley.exchange.server import Server, free_port
-from motley.hub import Hub, Place
-from motley.member import join
+from hubs import PATIENCE_S, local_place, run_hub
+from motley.config import CrewConfig, write_config
+from motley.distributed.hub import Hub
+from motley.distributed.join import join
+from motley.distributed.register import Place
+from motley.exchange.server import Server
 
 processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["motley.member", "motley.hub"])
+processes.set_forkserver_preload(["motley.distributed.join", "hubs"])
 
 ADDRESSES = ("10.213.77.1", "10.213.77.2")  # near, far
 PORT = 4222
+URL = f"nats://{ADDRESSES[0]}:{PORT}"
 DEVICE = "motley"
 
 
@@ -155,7 +158,9 @@ def _by_forwarder(near: str, far: str, quality: Quality) -> Iterator[Link]:
     child.start()
     try:
         wait_until(
-            lambda: bool(shared[2]) or child.exitcode is not None, 30, "the link did not come up"
+            lambda: bool(shared[2]) or child.exitcode is not None,
+            PATIENCE_S,
+            "the link did not come up",
         )
         yield Link(near, far, "TUN devices and our forwarder", lambda: (shared[0], shared[1]))
     finally:
@@ -209,17 +214,9 @@ def forward(tuns: Sequence[int], quality: Quality, counts: Sequence[int]) -> Non
 # The crew
 
 
-def run_hub(namespace: str, folder: Path) -> None:
+def run_near_hub(namespace: str, folder: Path) -> None:
     enter(namespace)
-    place = Place(url=f"nats://{ADDRESSES[0]}:{PORT}", host=ADDRESSES[0], port=PORT)
-    hub = Hub.open(read_config(folder / "crew.toml"), folder / "hub", place)
-    hub.start()
-    for peer, line in hub.invitations().items():
-        (folder / f"{peer}.invitation").write_text(line.split()[-1])
-    (folder / "open").touch()
-    while not (folder / "over").exists():
-        hub.tick(0.05)
-    hub.close()
+    run_hub(folder, Place(url=URL, host=ADDRESSES[0], port=PORT))
 
 
 def run_member(namespace: str, folder: Path, name: str) -> None:
@@ -228,15 +225,11 @@ def run_member(namespace: str, folder: Path, name: str) -> None:
     torch.set_num_threads(1)
     enter(namespace)
     times = [time.monotonic()]
-    member = join(
-        f"nats://{ADDRESSES[0]}:{PORT}",
-        "spread",
-        (folder / f"{name}.invitation").read_text(),
-        folder / name,
-    )
+    invitation = (folder / f"{name}.invitation").read_text()
+    participant = join(URL, "spread", invitation, folder / name)
     times.append(time.monotonic())
-    times += [time.monotonic() for event in member.rounds() if not isinstance(event, str)]
-    member.close()
+    times += [time.monotonic() for event in participant.rounds() if not isinstance(event, str)]
+    participant.close()
     (folder / f"{name}.times").write_text(json.dumps(times))
 
 
@@ -274,12 +267,12 @@ def far_run(config: CrewConfig, folder: Path, quality: Quality, timeout_s: float
     folder.mkdir()
     write_config(config, folder / "crew.toml")
     with far_link(quality) as link, ExitStack() as undo:
-        hub = processes.Process(target=run_hub, args=(link.near, folder), name="hub")
+        hub = processes.Process(target=run_near_hub, args=(link.near, folder), name="hub")
         hub.start()
         undo.callback(end, hub, folder)
         wait_until(
             lambda: (folder / "open").exists() or hub.exitcode is not None,
-            60,
+            PATIENCE_S,
             "the hub did not open",
         )
         trip_s = round_trip_s(link.far)
@@ -314,7 +307,7 @@ def far_run(config: CrewConfig, folder: Path, quality: Quality, timeout_s: float
 def end(hub: multiprocessing.process.BaseProcess, folder: Path) -> None:
     """Stop the hub and its server, whatever happened."""
     (folder / "over").touch()
-    hub.join(20)
+    hub.join(PATIENCE_S)
     hub.kill()
     server = Server("spread", folder / "hub" / "server", ADDRESSES[0], PORT)
     if server.folder.exists() and server.alive():
@@ -323,10 +316,7 @@ def end(hub: multiprocessing.process.BaseProcess, folder: Path) -> None:
 
 def bring_home(config: CrewConfig, folder: Path) -> None:
     """Have the hub of a run listen on this machine, for who looks at its log."""
-    port = free_port()
-    hub = Hub.open(
-        config, folder / "hub", Place(url=f"nats://127.0.0.1:{port}", host="127.0.0.1", port=port)
-    )
+    hub = Hub.open(config, folder / "hub", local_place())
     hub.start()
     hub.close()
 

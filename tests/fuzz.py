@@ -532,12 +532,13 @@ def fuzz(
         mutant = fuzzer.mutant()
         before = gate.refused.total()
         try:
-            found = gate.admit(mutant.entry)
+            verdict = gate.admit(mutant.entry)
         except Exception as error:  # noqa: BLE001 - which is what is looked for
             result.fail(f"{number} ({mutant.kind}) raised {error!r}: {shown(mutant.entry)}")
             gate = admission()
             continue
         counted = gate.refused.total() - before
+        found = verdict if isinstance(verdict, Admitted) else None
         outcome = "admitted" if found else gate.kept[-1].reason if counted else "hub"
         result.outcomes[outcome] += 1
         result.kinds[mutant.kind] += 1

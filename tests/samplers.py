@@ -27,8 +27,10 @@ from motley.config import CrewConfig, parse_config
 from motley.exchange import Entry, MemoryLog, Outbox, Signer, decode, unpack
 from motley.learning.checkpoint import save_training
 from motley.learning.journal import Journal
+from motley.learning.waiting import Wait
+from motley.metrics import read_metrics
 from motley.records import Group, Weights
-from motley.run import Run, read_metrics
+from motley.run import Run
 from motley.trust import Identity
 from motley.trust.chain import Chain
 
@@ -92,7 +94,7 @@ def faults_of(config: CrewConfig, folder: Path) -> list[str]:
     faults = log_faults(config, entries)
     for name in SAMPLERS:
         faults += outbox_faults(config, folder, name, {entry.id for entry in entries})
-    rounds = [line["round"] for line in read_metrics(folder / "learner")]
+    rounds = [line.round for line in read_metrics(folder / "learner")]
     if rounds != list(range(config.crew.rounds + 1)):
         faults.append(f"the learner has rounds {rounds}")
     return faults + learner_faults(config, folder, entries)
@@ -168,8 +170,8 @@ def learner_faults(config: CrewConfig, folder: Path, entries: list[Entry]) -> li
         )
         for step in steps:
             peer.receive(until=step.cursor)
-            chosen = peer.choose(step.closed) or []
-            if tuple(c.position for c in chosen) != step.positions:
+            chosen = peer.choose(step.closed)
+            if isinstance(chosen, Wait) or chosen.positions != step.positions:
                 return [*faults, f"step {step.round} would be taken from other groups"]
             peer.step(chosen)
         save_training(

@@ -17,6 +17,7 @@ from pyarrow import parquet
 from typer.testing import CliRunner
 
 from fakes import entry, group, identity, rollout, sealed_record, spread_crew, write_task
+from hubs import local_place
 from motley.archive import (
     UNKNOWN,
     Archive,
@@ -30,13 +31,13 @@ from motley.archive import (
 )
 from motley.cli import app
 from motley.crew import LocalCrew
+from motley.distributed.enrolment import Membership
+from motley.distributed.hub import Hub
 from motley.exchange import Entry, MemoryLog, Outbox, Signer, encode
-from motley.exchange.server import Server, free_port
-from motley.hub import Hub, Place
-from motley.membership import Membership
+from motley.exchange.server import Server
+from motley.metrics import read_metrics
 from motley.policies.tiny import tiny_vocabulary
 from motley.records import HUB, Group, Roster, Sampling, Stamp
-from motley.run import read_metrics
 from motley.trust import nkey_of
 
 GARBAGE = b"\x02" + bytes(64) + b"not a group"
@@ -100,9 +101,9 @@ def test_the_table_says_who_sent_what(trained: Path) -> None:
         )
         assert row["bytes"] == sum(size for id, size in sizes.items() if id.startswith(peer))
         rewards = [
-            line["reward"]
+            line.reward
             for line in read_metrics(trained)
-            if line["peer"] == peer and "reward" in line
+            if line.peer == peer and line.reward is not None
         ]
         assert row["reward"] == pytest.approx(sum(rewards) / 2, abs=1e-6)
         assert 0 < row["age_s"] < 600
@@ -510,10 +511,6 @@ def closed_pipes() -> Iterator[None]:
         yield
 
 
-def place(port: int) -> Place:
-    return Place(url=f"nats://127.0.0.1:{port}", host="127.0.0.1", port=port)
-
-
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory, closed_pipes: None) -> Iterator[Hub]:
     """A hub whose two peers have sent three groups and some noise."""
@@ -522,13 +519,13 @@ def hub(tmp_path_factory: pytest.TempPathFactory, closed_pipes: None) -> Iterato
     hub = Hub.open(
         spread_crew(folder, task=f"file:{folder / 'problems.jsonl'}"),
         folder / "runs" / "spread-hub",
-        place(free_port()),
+        local_place(),
     )
     hub.start()
     enrol(hub, "full0", "full1")
     send(hub, "full0", group("full0", crew="spread"), group("full0", slot=1, crew="spread"))
     send(hub, "full1", group("full1", crew="spread", rollouts=[rollout(reward=0.25)]))
-    hub.log.append(
+    hub.office.log.append(
         [
             ("full1.0.1", GARBAGE),
             ("full0.5.0", entry(group("full0", round=5, crew="spread"), identity("full1")).record),
@@ -539,21 +536,22 @@ def hub(tmp_path_factory: pytest.TempPathFactory, closed_pipes: None) -> Iterato
 
 
 def enrol(hub: Hub, *peers: str) -> None:
-    hub.state.keys = {peer: identity(peer).public for peer in peers}
-    hub._changed()
+    hub.register.state.keys = {peer: identity(peer).public for peer in peers}
+    hub.register.turn_page()
+    hub.tick(0)  # tells everyone
 
 
 def send(hub: Hub, peer: str, *groups: Group) -> None:
     outbox = Outbox(None, Signer(identity(peer).public, identity(peer).sign))
     outbox.put(groups)
-    outbox.deliver(hub.log)
+    outbox.deliver(hub.office.log)
     outbox.close()
 
 
 def peer_folder(hub: Hub, peer: str, folder: Path) -> Path:
     folder.mkdir(parents=True)
     membership = Membership(
-        url=hub.state.place.url, crew="spread", peer=peer, hub=hub.identity.public
+        url=hub.register.state.place.url, crew="spread", peer=peer, hub=hub.register.identity.public
     )
     (folder / "member.json").write_bytes(msgspec.json.encode(membership))
     (folder / "peer.key").write_text(identity(peer).nkey_seed)
@@ -578,14 +576,14 @@ def test_a_running_hub_is_read_and_left_running(hub: Hub) -> None:
         assert faults(archive) == EXPECTED
     assert hub.server
     assert hub.server.alive()
-    assert hub.log.read(0)
+    assert hub.office.log.read(0)
 
 
 def test_a_peer_reads_with_its_own_key(hub: Hub, tmp_path: Path) -> None:
     folder = peer_folder(hub, "full0", tmp_path / "runs" / "spread-full0")
     with open_log(folder) as archive:
         assert faults(archive) == EXPECTED
-        assert archive.source.last() == hub.log.read(0)[-1].position
+        assert archive.source.last() == hub.office.log.read(0)[-1].position
     rows = as_json(folder, "--list", 9, "--peer", "full1")["records"]
     assert [(row["id"], row["fault"]) for row in rows] == [
         e for e in EXPECTED if e[0].startswith("full1")
@@ -605,14 +603,14 @@ def test_a_log_on_a_server_is_exported_with_the_charters_task(hub: Hub, tmp_path
 def test_follow_shows_what_comes_to_a_server(hub: Hub, tmp_path: Path) -> None:
     with open_log(peer_folder(hub, "full1", tmp_path / "peer")) as archive:
         following = archive.follow()
-        hub.log.append([("full1.3.3", GARBAGE)])
+        hub.office.log.append([("full1.3.3", GARBAGE)])
         assert next(following).id == "full1.3.3"
         enrol(hub, "full0", "full1", "late")
         send(hub, "late", group("late", crew="spread"))
         assert [
             (seen.id, seen.sender, seen.fault) for seen in (next(following), next(following))
         ] == [
-            (f"hub.roster.{hub.state.number}", HUB, ""),
+            (f"hub.roster.{hub.register.state.number}", HUB, ""),
             ("late.0.0", "late", ""),
         ]
 
@@ -637,7 +635,7 @@ def test_a_record_dressed_as_the_servers_word_does_not_hide_the_end_of_the_log(h
     async def publish(client: Client) -> None:
         await client.request("motley.spread.log.full0.6.6", GARBAGE, 3, headers={"Status": "503"})
 
-    hub.connection.call(publish)
+    hub.office.connection.call(publish)
     with open_log(hub.folder) as archive:
         assert [seen.id for seen in archive.records()][-1] == "full0.6.6"
 
@@ -647,7 +645,7 @@ def test_a_stopped_hub_is_started_for_reading_and_stopped_again(tmp_path: Path) 
     hub = Hub.open(
         spread_crew(tmp_path, task=f"file:{tmp_path / 'problems.jsonl'}"),
         tmp_path / "run" / "hub",
-        place(free_port()),
+        local_place(),
     )
     assert "this hub has never run" in error(tmp_path / "run")
     hub.start()
@@ -671,7 +669,7 @@ def test_a_stopped_hub_is_started_for_reading_and_stopped_again(tmp_path: Path) 
                 "--out",
                 hub.folder,
                 "--port",
-                hub.state.place.port,
+                hub.register.state.place.port,
                 code=2,
             ).stderr
         )
@@ -679,7 +677,7 @@ def test_a_stopped_hub_is_started_for_reading_and_stopped_again(tmp_path: Path) 
 
 
 def config_of(hub: Hub, folder: Path) -> Path:
-    (folder / "crew.toml").write_text(hub.state.config)
+    (folder / "crew.toml").write_text(hub.register.state.config)
     return folder / "crew.toml"
 
 

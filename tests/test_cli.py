@@ -17,7 +17,7 @@ from benchmarks.small import SMALL
 from motley.benchmarks import gpu, local
 from motley.cli import app
 from motley.crew import LocalCrew
-from motley.run import read_metrics
+from motley.metrics import LearnerLine, read_metrics
 
 CREW = """
 [crew]
@@ -82,8 +82,8 @@ def test_train_leaves_a_run_and_says_where(trained: Path, crew_file: Path) -> No
     out = motley("train", crew_file, "--rounds", 1, "--out", crew_file.parent / "run").stdout
     assert "held-out accuracy: before → after" in out
     assert f"run folder: {crew_file.parent / 'run'}" in out
-    assert [line["round"] for line in read_metrics(crew_file.parent / "run")] == [0, 0, 1, 1]
-    assert [line["round"] for line in read_metrics(trained)] == [0, 0, 1, 1, 2, 2]
+    assert [line.round for line in read_metrics(crew_file.parent / "run")] == [0, 0, 1, 1]
+    assert [line.round for line in read_metrics(trained)] == [0, 0, 1, 1, 2, 2]
     assert (trained / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (trained / "curves.html").read_text()
     assert "seed = 3" in (trained / "config.toml").read_text()
@@ -110,9 +110,9 @@ def test_alone_also_trains_every_peer_by_itself(crew_file: Path) -> None:
     out = motley("train", crew_file, "--rounds", 1, "--alone", "--out", run).stdout
     assert "(alone)" in out
     assert [
-        line["num_sequences"]
+        line.num_sequences
         for line in read_metrics(run / "alone" / "b")
-        if "num_sequences" in line
+        if line.num_sequences is not None
     ] == [16]
 
 
@@ -274,7 +274,7 @@ def test_ctrl_c_finishes_the_round_saves_and_says_how_to_go_on(
 ) -> None:
     whole = LocalCrew.rounds
 
-    def interrupted(crew: LocalCrew) -> Iterator[list[dict[str, Any]]]:
+    def interrupted(crew: LocalCrew) -> Iterator[list[LearnerLine]]:
         for lines in whole(crew):
             os.kill(os.getpid(), signal.SIGINT)
             yield lines
@@ -284,19 +284,19 @@ def test_ctrl_c_finishes_the_round_saves_and_says_how_to_go_on(
     out = motley("train", crew_file, "--rounds", 3, "--out", run, code=130).stdout
     assert "stopping after this round" in out
     assert f"go on with: motley train --resume {run}" in out
-    assert max(line["round"] for line in read_metrics(run)) == 1
+    assert max(line.round for line in read_metrics(run)) == 1
     monkeypatch.undo()
     assert "--resume goes on with the run's own settings" in error(
         "train", "--resume", run, "--rounds", 5
     )
     assert "before → after" in motley("train", "--resume", run).stdout
-    assert max(line["round"] for line in read_metrics(run)) == 3
+    assert max(line.round for line in read_metrics(run)) == 3
 
 
 def test_a_second_ctrl_c_says_how_to_go_on_too(
     crew_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def torn(crew: LocalCrew) -> Iterator[list[dict[str, Any]]]:
+    def torn(crew: LocalCrew) -> Iterator[list[LearnerLine]]:
         raise KeyboardInterrupt
         yield []
 

@@ -284,15 +284,15 @@ def test_the_check_leaves_a_peer_as_it_was(train: str, folder: Path) -> None:
         name: parameter.detach().clone() for name, parameter in policy.model.named_parameters()
     }
     prompts = [policy.vocabulary.encode("sort 31=")]
-    sampled = peer.engine.sample(prompts, 4, Sampling(max_tokens=5), seed=1)
+    sampled = peer.half.engine.sample(prompts, 4, Sampling(max_tokens=5), seed=1)
     random = torch.get_rng_state()
     check_engine(peer.half)
     assert all(
         torch.equal(parameter, before[name]) for name, parameter in policy.model.named_parameters()
     )
-    assert peer.engine.sample(prompts, 4, Sampling(max_tokens=5), seed=1) == sampled
+    assert peer.half.engine.sample(prompts, 4, Sampling(max_tokens=5), seed=1) == sampled
     assert torch.equal(torch.get_rng_state(), random)
-    assert (peer.sampled_rounds, policy.version, len(peer.outbox)) == (0, 0, 0)
+    assert (peer.half.sampled_rounds, policy.version, len(peer.half.outbox)) == (0, 0, 0)
 
 
 def test_an_engine_that_fails_leaves_the_adapters_as_they_were(folder: Path) -> None:

@@ -21,13 +21,14 @@ from typer.testing import CliRunner
 
 import motley.export
 from fakes import write_task
-from motley.card import Exported, card, hub_id, public_config
+from motley.card import ExportedModel, card, hub_id, public_config
 from motley.cli import app
 from motley.cli import exporting as exporting
 from motley.config import CrewConfig, parse_config
 from motley.crew import LocalCrew
 from motley.export import export_model, learners_of
-from motley.run import read_metrics, trained_policies
+from motley.metrics import LearnerLine, read_metrics
+from motley.run import trained_policies
 
 CREW = """
 [crew]
@@ -283,10 +284,11 @@ def test_the_card_says_how_it_was_trained_and_with_whom(run: Path, tmp_path: Pat
 
 
 def test_the_card_counts_what_was_learned_from_whom(run: Path, tmp_path: Path) -> None:
-    lines = [line for line in read_metrics(run) if line["peer"] == "whole" and "senders" in line]
+    lines = [
+        line for line in read_metrics(run) if line.peer == "whole" and line.senders is not None
+    ]
     counted = {
-        name: sum(line["senders"][name]["groups"] for line in lines)
-        for name in ("whole", "thin", "top")
+        name: sum(line.senders[name].groups for line in lines) for name in ("whole", "thin", "top")
     }
     rows = {
         row[1].strip("* "): row
@@ -304,11 +306,13 @@ def test_the_card_counts_what_was_learned_from_whom(run: Path, tmp_path: Path) -
 
 
 def test_the_card_compares_before_after_and_a_constant_answer(run: Path, tmp_path: Path) -> None:
-    measured = [line for line in read_metrics(run) if line["peer"] == "whole" and "heldout" in line]
+    measured = [
+        line for line in read_metrics(run) if line.peer == "whole" and line.heldout is not None
+    ]
     text = text_of(run, "whole", tmp_path / "out")
     for split in ("heldout", "ood"):
         for kind in ("reverse", "sort"):
-            before, after = measured[0][split][kind], measured[-1][split][kind]
+            before, after = (getattr(line, split)[kind] for line in (measured[0], measured[-1]))
             assert re.search(
                 rf"\| {split} \| {kind} \| {before:.0%} \| {after:.0%} \| \d+% \|", text
             )
@@ -366,7 +370,7 @@ engine = { vllm = { python = "/opt/vllm/bin/python" } }
 """
 
 
-def exported(config: CrewConfig, peer: str, **changes: Any) -> Exported:
+def exported(config: CrewConfig, peer: str, **changes: Any) -> ExportedModel:
     facts = {
         "folder": "out",
         "config": config,
@@ -376,7 +380,7 @@ def exported(config: CrewConfig, peer: str, **changes: Any) -> Exported:
         "own_base": False,
         "dtype": "float32",
     }
-    return Exported(**(facts | changes))
+    return ExportedModel(**(facts | changes))
 
 
 def test_no_place_of_this_machine_is_in_a_card() -> None:
@@ -395,8 +399,8 @@ def test_no_place_of_this_machine_is_in_a_card() -> None:
 
 def test_a_card_can_be_written_when_the_problems_are_gone() -> None:
     lines = [
-        {"round": 0, "peer": "a", "heldout": {"all": 0.5}},
-        {"round": 1, "peer": "a", "heldout": {"all": 0.75}},
+        LearnerLine(round=0, peer="a", heldout={"all": 0.5}),
+        LearnerLine(round=1, peer="a", heldout={"all": 0.75}),
     ]
     assert "| heldout | all | 50% | 75% |  |" in card(
         exported(parse_config(PLACES), "a", lines=lines)
@@ -404,12 +408,12 @@ def test_a_card_can_be_written_when_the_problems_are_gone() -> None:
 
 
 def test_refused_and_dropped_are_said() -> None:
-    line = {
-        "round": 1,
-        "peer": "a",
-        "refused": {"unknown": {"corrupt": 2}},
-        "dropped": {"b": {"stale": 1, "late": 3}},
-    }
+    line = LearnerLine(
+        round=1,
+        peer="a",
+        refused={"unknown": {"corrupt": 2}},
+        dropped={"b": {"stale": 1, "late": 3}},
+    )
     text = card(exported(parse_config(PLACES), "a", lines=[line]))
     assert "- refused of unknown: 2 corrupt\n- dropped of b: 1 stale, 3 late" in text
 
@@ -444,7 +448,7 @@ def test_what_is_there_is_not_overwritten(run: Path, tmp_path: Path) -> None:
 def test_a_full_disk_leaves_nothing(
     existing: bool, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(facts: Exported, folder: Path) -> None:
+    def full(facts: ExportedModel, folder: Path) -> None:
         assert (folder / "model.safetensors").exists()
         raise OSError(errno.ENOSPC, "No space left on device")
 

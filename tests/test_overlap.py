@@ -14,21 +14,21 @@ import msgspec
 import pytest
 import torch
 
-import motley.overlap
 from fakes import spread_crew, write_task
 from motley.config import EnginePart, OpenAI, Vllm
+from motley.distributed import overlap
+from motley.distributed.overlap import Overlap, is_right, pays, shortage
 from motley.engines import TorchEngine, torch_engine
 from motley.engines.engine import Completion
-from motley.exchange import MemoryLog
+from motley.exchange import Mark, MemoryLog
 from motley.learning.learner import StepReport
-from motley.learning.select import Candidate
-from motley.overlap import Overlap, is_right, pays, shortage
+from motley.learning.waiting import Take
 from motley.peer import Peer
 from motley.policies import Policy
 from motley.records import Group, Sampling
 from test_peer import groups_on, peers_of
 
-PATIENCE_S = 10.0
+PATIENCE_S = 120.0
 GIB = 2**30
 
 
@@ -72,18 +72,19 @@ class Stage:
             config, peer=(msgspec.structs.replace(config.peer[0], device=device),)
         )
         (self.peer,) = peers_of(config, self.log)
-        self.peer.engine = self.peer.half.engine = self.engine = engine(self.peer.learner.policy)
+        self.peer.half.engine = self.engine = engine(self.peer.learner.policy)
         self.overlap = Overlap(config, self.peer.half, self.said.append)
-        self.peer.sample()
+        self.peer.half.sample()
         self.chosen = self.next_step()
         if isinstance(self.engine, Scripted):
             self.engine.events.clear()
 
-    def next_step(self) -> list[Candidate]:
+    def next_step(self) -> Take:
         self.peer.publish()
         self.peer.receive()
         chosen = self.peer.choose()
-        assert chosen
+        assert isinstance(chosen, Take)
+        assert chosen.groups
         return chosen
 
     def step(self, refresh: bool = False) -> StepReport | None:
@@ -113,7 +114,7 @@ def groups_in(peer: Peer) -> list[Group]:
 
 @pytest.fixture
 def stage(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
-    monkeypatch.setattr(motley.overlap, "pays", lambda half: True)
+    monkeypatch.setattr(overlap, "pays", lambda half: True)
     made = Stage(folder)
     made.overlap.observe()
     assert not made.overlap.on
@@ -137,7 +138,7 @@ def test_a_step_and_sampling_go_on_at_once(stage: Stage) -> None:
     both = stage.overlap.both(step)
     assert both.report is not None
     assert both.sampled is not None
-    assert stage.peer.sampled_rounds == 2
+    assert stage.peer.half.sampled_rounds == 2
 
 
 @pytest.mark.parametrize("first", ["the step", "sampling"])
@@ -165,7 +166,7 @@ def test_what_is_sampled_has_the_version_and_the_weights_of_before_the_step(
     assert stage.sampled(1) == as_made
     stage.engine.before = lambda: None
     assert half.draw().sampled.version == 1
-    stage.peer.sample()
+    stage.peer.half.sample()
     assert [version for version, _, _ in stage.sampled(2)] == [1, 1]
 
 
@@ -198,15 +199,15 @@ def test_rewards_are_computed_and_groups_kept_in_the_main_thread(
     """A reward function may be one that works nowhere else, such as one that sets an alarm; and it
     is not beside another of its calls.
     """
-    threads, score = [], stage.peer.task.score
+    threads, score = [], stage.peer.half.task.score
     monkeypatch.setattr(
-        stage.peer.task,
+        stage.peer.half.task,
         "score",
         lambda *given: threads.append(threading.current_thread()) or score(*given),
     )
-    put = stage.peer.outbox.put
+    put = stage.peer.half.outbox.put
     monkeypatch.setattr(
-        stage.peer.outbox,
+        stage.peer.half.outbox,
         "put",
         lambda *given, **named: threads.append(threading.current_thread()) or put(*given, **named),
     )
@@ -220,10 +221,10 @@ def test_the_seconds_of_both_less_those_at_once_are_those_that_passed(
     """The step takes 2 s, sampling beside it 3, rewards and outbox 0.5, refreshing 0.25."""
     took = iter([2.0, 0.5, 0.25])
     in_main = lambda work: (work(), next(took))
-    in_either = lambda work: (
+    in_either = lambda work, clock: (
         in_main(work) if threading.current_thread() is threading.main_thread() else (work(), 3.0)
     )
-    monkeypatch.setattr(motley.overlap, "timed", in_either)
+    monkeypatch.setattr(overlap, "timed", in_either)
     timing = stage.overlap.both(stage.step).timing
     assert (timing.sample_s, timing.learn_s, timing.overlap_s) == (3.5, 2.25, 2.0)
     assert timing.sample_s + timing.learn_s - timing.overlap_s == max(2.0, 3.0) + 0.5 + 0.25
@@ -247,7 +248,7 @@ def test_round_after_round_beside_steps_is_as_it_would_be_alone(
     On a GPU this also shows that what is kept between rounds is safe to use in two streams.
     """
     if device == "cpu":
-        monkeypatch.setattr(motley.overlap, "pays", lambda half: True)
+        monkeypatch.setattr(overlap, "pays", lambda half: True)
     write_task(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     stage = Stage(tmp_path, device, torch_engine, rounds=20)
@@ -255,7 +256,7 @@ def test_round_after_round_beside_steps_is_as_it_would_be_alone(
     for _ in range(2):
         stage.peer.step(stage.chosen)
         stage.overlap.observe()
-        stage.peer.sample()
+        stage.peer.half.sample()
         stage.chosen = stage.next_step()
     assert stage.overlap.on
     for version in range(2, 11):
@@ -310,7 +311,8 @@ def test_a_failure_of_sampling_is_raised_when_the_step_is_taken(
         stage.overlap.both(stage.step)
     assert stage.engine.events == ["stepped"]
     assert stage.peer.learner.policy.version == 1
-    assert (stage.peer.sampled_rounds, stage.peer.outbox.note_of(1)) == (1, None)
+    half = stage.peer.half
+    assert (half.sampled_rounds, half.outbox.note_of(Mark("round", 1))) == (1, None)
     assert stage.peer.half.version == 0  # what the engine still has
 
 
@@ -324,7 +326,7 @@ def test_logprobs_that_are_no_numbers_are_an_error_that_names_the_version_that_s
         FloatingPointError, match=r"full0 samples with log-probs that are no numbers at version 0"
     ):
         stage.overlap.both(stage.step)
-    assert stage.peer.sampled_rounds == 1
+    assert stage.peer.half.sampled_rounds == 1
 
 
 @pytest.mark.parametrize(
@@ -351,7 +353,7 @@ def test_without_memory_for_both_they_take_turns_for_good_and_nothing_is_lost(
     assert not stage.overlap.on
     assert stage.engine.events == ["stepped", "refreshed"]
     stage.engine.before = lambda: None
-    assert stage.peer.sample().version == 1  # the round of before, in turn
+    assert stage.peer.half.sample().version == 1  # the round of before, in turn
     assert [version for version, _, _ in stage.sampled(1)] == [1, 1]
 
 
@@ -362,7 +364,7 @@ def test_memory_that_ran_out_and_was_made_do_with_ends_it_too(
     anyone.
     """
     counts = iter([3, 4])
-    monkeypatch.setattr(motley.overlap, "_times_full", lambda device: next(counts))
+    monkeypatch.setattr(overlap, "_times_full", lambda device: next(counts))
     both = stage.overlap.both(stage.step)
     assert both.sampled is not None
     assert not stage.overlap.on
@@ -373,7 +375,8 @@ def test_a_step_that_fails_waits_for_sampling_and_keeps_nothing(stage: Stage) ->
     with pytest.raises(FloatingPointError, match="gradient"):
         stage.overlap.both(fail_with(FloatingPointError("gradient norm is nan")))
     assert stage.engine.events == ["sampled in sampling"]
-    assert (stage.peer.sampled_rounds, stage.peer.outbox.note_of(1)) == (1, None)
+    half = stage.peer.half
+    assert (half.sampled_rounds, half.outbox.note_of(Mark("round", 1))) == (1, None)
 
 
 # On a GPU
@@ -426,7 +429,7 @@ def test_memory_is_judged_by_what_a_turn_takes_when_the_optimiser_has_its_own(
         torch.cuda, "reset_peak_memory_stats", lambda device: events.append("from here on")
     )
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: events.append("stream"))
-    monkeypatch.setattr(motley.overlap, "shortage", lambda device: events.append("judged") or "")
+    monkeypatch.setattr(overlap, "shortage", lambda device: events.append("judged") or "")
     fresh = Stage(tmp_path)
     fresh.overlap._device = torch.device("cuda")
     assert events == []
@@ -460,7 +463,7 @@ def test_memory_must_hold_three_times_what_the_larger_of_the_two_took(
 def test_where_memory_holds_no_two_it_never_begins_and_says_so_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: Stage
 ) -> None:
-    monkeypatch.setattr(motley.overlap, "shortage", lambda device: "would need more")
+    monkeypatch.setattr(overlap, "shortage", lambda device: "would need more")
     fresh = Stage(tmp_path)
     for _ in range(3):
         fresh.overlap.observe()
@@ -501,7 +504,7 @@ def test_it_is_not_right_with_the_learners_own_weights_or_without_a_learner_or_a
     stage: Stage, tmp_path: Path
 ) -> None:
     peer = peer_of(tmp_path)
-    live = TorchEngine(peer.learner.policy)
+    me, live = peer.me, TorchEngine(peer.learner.policy)
     live.keeps_snapshot = False  # type: ignore[attr-defined]
     assert is_right(peer.config, peer.half)
     for engine, role in (
@@ -511,7 +514,7 @@ def test_it_is_not_right_with_the_learners_own_weights_or_without_a_learner_or_a
     ):
         peer.half.engine = engine
         peer.half.me = msgspec.structs.replace(
-            peer.me, role=role, **({"model": "", "follows": "x"} if role == "sampler" else {})
+            me, role=role, **({"model": "", "follows": "x"} if role == "sampler" else {})
         )
         assert not is_right(peer.config, peer.half)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,17 @@ from fakes import FixedClock, identity, spread_crew
 from motley.config import CrewConfig, config_text
 from motley.engines import Engine, TorchEngine
 from motley.engines.engine import Completion
-from motley.exchange import Entry, Log, LogError, MemoryLog, Outbox, Signer, decode, unpack
+from motley.exchange import Entry, Log, LogError, Mark, MemoryLog, Outbox, Signer, decode, unpack
 from motley.exchange.sections import STEPS_PER_NAT
 from motley.learning.learner import Learner, StepReport
 from motley.learning.select import Candidate
+from motley.learning.waiting import Take, Wait
 from motley.objectives import objective
 from motley.peer import Peer
+from motley.peer_state import PeerState
 from motley.policies import initial_policy
 from motley.records import HUB, Charter, Content, Group, Problem, Roster, Sampling
+from motley.sampler import SamplerHalf
 from motley.tasks import Task, load_task
 
 
@@ -56,26 +59,22 @@ def peers_of(config: CrewConfig, log: Log, outboxes: Path | None = None) -> list
     """The peers of a crew whose hub has begun the log."""
     begin(config, log)
     task = load_task(config.crew.task, config.task)
-    found = []
+    peers = []
     for me in config.peer:
         policy = initial_policy(me, config.crew.seed)
-        found.append(
-            Peer(
-                config=config,
-                me=me,
-                task=task,
-                learner=Learner(
-                    policy, objective(config.crew.objective), config.learning, config.learning.lr
-                ),
-                engine=NotingEngine(TorchEngine(policy)),
-                log=log,
-                outbox=outbox_of(me.name, outboxes, config.crew.lossless),
-                hub=identity(HUB).public,
-                clock=FixedClock(),
-                weather=config.weather(me.name),
-            )
+        row, rules = objective(config.crew.objective), config.learning
+        half = SamplerHalf(
+            config=config,
+            me=me,
+            task=task,
+            policy=policy,
+            engine=NotingEngine(TorchEngine(policy)),
+            outbox=outbox_of(me.name, outboxes, config.crew.lossless),
+            clock=FixedClock(),
+            weather=config.weather(me.name),
         )
-    return found
+        peers.append(Peer(half, Learner(policy, row, rules, rules.lr), log, identity(HUB).public))
+    return peers
 
 
 def begin(config: CrewConfig, log: Log, *revoked: str) -> None:
@@ -102,13 +101,22 @@ def begin(config: CrewConfig, log: Log, *revoked: str) -> None:
 def share(*peers: Peer) -> None:
     """Every peer's next round, in turn."""
     for peer in peers:
-        peer.sample()
+        peer.half.sample()
         peer.publish()
 
 
-def learn(peer: Peer, closed: bool = False) -> StepReport | None:
+def learn(peer: Peer, closed: bool = False) -> StepReport | Wait:
     peer.receive()
-    return peer.learn(closed)
+    result = peer.learn(closed)
+    if isinstance(result, Wait):
+        return result
+    assert result.report is not None
+    return result.report
+
+
+def taken(chosen: Take | Wait) -> tuple[Candidate, ...]:
+    assert isinstance(chosen, Take)
+    return chosen.groups
 
 
 def groups_on(log: Log) -> list[Group]:
@@ -122,8 +130,7 @@ def carry(side: Log, log: Log, *ids: str) -> None:
     log.append([(id, records[id]) for id in ids])
 
 
-def ids(candidates: Sequence[Candidate] | None) -> list[str]:
-    assert candidates is not None
+def ids(candidates: Iterable[Candidate]) -> list[str]:
     return sorted(c.group.id for c in candidates)
 
 
@@ -133,7 +140,7 @@ def ids(candidates: Sequence[Candidate] | None) -> list[str]:
 def test_a_published_group_says_who_made_it_how_and_when(folder: Path) -> None:
     log = MemoryLog()
     first, _ = peers_of(spread_crew(folder, sampling="temperature = 0.8"), log)
-    sampled = first.sample()
+    sampled = first.half.sample()
     assert groups_on(log) == []
     first.publish()
     groups = groups_on(log)
@@ -142,14 +149,14 @@ def test_a_published_group_says_who_made_it_how_and_when(folder: Path) -> None:
         == ["full0.0.0", "full0.0.1"]
         == [entry.id for entry in log.read(0)[2:]]
     )
-    assert [g.problem for g in groups] == [p.id for p in first.problems("full0", 0)]
+    assert [g.problem for g in groups] == [p.id for p in first.half.problems("full0", 0)]
     for made in groups:
         assert (made.crew, made.created_s, made.origin.version) == ("spread", 1000.0, 0)
         assert made.origin.sampling == first.config.sampling
         assert made.origin.model == first.learner.policy.fingerprint
         assert [r.reward for r in made.rollouts] == pytest.approx(
-            first.task.score(
-                [first.problems("full0", 0)[made.slot]] * 4,
+            first.half.task.score(
+                [first.half.problems("full0", 0)[made.slot]] * 4,
                 [first.learner.policy.vocabulary.decode(r.tokens) for r in made.rollouts],
             ),
             rel=1e-6,  # float32
@@ -166,8 +173,8 @@ def test_an_own_reward_that_is_not_a_number_is_an_error_at_once(folder: Path) ->
     )
     first, _ = peers_of(spread_crew(folder, task="nan_reward:nan"), MemoryLog())
     with pytest.raises(ValueError, match="reward"):
-        first.sample()
-    assert len(first.outbox) == 0
+        first.half.sample()
+    assert len(first.half.outbox) == 0
 
 
 def test_with_pace_the_sampler_waits_while_too_much_is_waiting(folder: Path) -> None:
@@ -179,7 +186,7 @@ def test_with_pace_the_sampler_waits_while_too_much_is_waiting(folder: Path) -> 
     first.receive()
     assert len(first.waiting) == 6
     assert not first.may_sample()
-    assert first.learn() is not None
+    assert isinstance(learn(first), StepReport)
     assert first.may_sample()
 
 
@@ -191,7 +198,7 @@ def test_log_probs_arrive_rounded_or_to_the_last_bit(lossless: bool, folder: Pat
     arrived = [x for c in first.waiting for r in c.group.rollouts for x in r.logprobs]
     made = [
         x
-        for call in second.engine.made
+        for call in second.half.engine.made
         for completions in call
         for c in completions
         for x in c.logprobs
@@ -214,10 +221,10 @@ def test_log_probs_arrive_rounded_or_to_the_last_bit(lossless: bool, folder: Pat
 def test_lockstep_waits_for_every_peers_groups(folder: Path) -> None:
     first, second = peers_of(spread_crew(folder), MemoryLog())
     share(first)
-    assert learn(first) is None
+    assert isinstance(learn(first), Wait)
     share(second)
     report = learn(first)
-    assert report is not None
+    assert isinstance(report, StepReport)
     assert report.num_sequences == 16
     assert first.learner.policy.version == 1
 
@@ -225,9 +232,9 @@ def test_lockstep_waits_for_every_peers_groups(folder: Path) -> None:
 def test_lockstep_leaves_the_next_rounds_groups_for_the_next_round(folder: Path) -> None:
     first, second = peers_of(spread_crew(folder), MemoryLog())
     share(second, second, first)
-    assert learn(first) is not None
+    assert isinstance(learn(first), StepReport)
     assert {c.group.round for c in first.waiting} == {1}
-    assert learn(first) is None
+    assert isinstance(learn(first), Wait)
     assert first.awaited() == ["full0"]
 
 
@@ -235,26 +242,26 @@ def test_groups_of_the_next_round_do_not_stand_for_those_of_this(folder: Path) -
     log, side = MemoryLog(), MemoryLog()
     first, second = peers_of(spread_crew(folder), log)
     for _ in range(2):
-        second.sample()
-        second.outbox.deliver(side)
+        second.half.sample()
+        second.half.outbox.deliver(side)
     share(first)
     carry(side, log, "full1.1.0", "full1.1.1")
     first.receive()
     assert first.awaited() == ["full1"]
-    assert (first.choose(), first.choose(closed=True)) == (None, None)
+    assert (first.choose(), first.choose(closed=True)) == (Wait(), Wait())
     carry(side, log, "full1.0.0", "full1.0.1")
-    assert learn(first) is not None
+    assert isinstance(learn(first), StepReport)
     assert first.admission.refused == Counter()
 
 
 def test_parts_of_a_horizontal_group_wait_for_each_other(folder: Path) -> None:
     first, second = peers_of(spread_crew(folder, layout="horizontal"), MemoryLog())
     share(first)
-    assert learn(first) is None
+    assert isinstance(learn(first), Wait)
     share(second)
     report = learn(first)
-    assert report is not None
-    assert {name: m["groups"] for name, m in report.senders.items()} == {"full0": 4, "full1": 4}
+    assert isinstance(report, StepReport)
+    assert {name: m.groups for name, m in report.senders.items()} == {"full0": 4, "full1": 4}
 
 
 def test_the_order_of_arrival_does_not_change_the_step(folder: Path) -> None:
@@ -276,16 +283,16 @@ def test_an_open_round_waits_and_says_for_whom(folder: Path) -> None:
     assert first.awaited() == ["full0", "full1", "full2"]
     share(first, second)
     first.receive()
-    assert (first.choose(), first.awaited()) == (None, ["full2"])
-    third.sample()
-    third.outbox.deliver(side)
+    assert (first.choose(), first.awaited()) == (Wait(), ["full2"])
+    third.half.sample()
+    third.half.outbox.deliver(side)
     carry(side, log, "full2.0.0")  # the first of two
     first.receive()
-    assert (first.choose(), first.awaited()) == (None, ["full2"])
+    assert (first.choose(), first.awaited()) == (Wait(), ["full2"])
     carry(side, log, "full2.0.1")
     first.receive()
     assert first.awaited() == []
-    assert len(first.choose() or ()) == 6
+    assert len(taken(first.choose())) == 6
 
 
 @pytest.mark.parametrize(("quorum", "needed"), [(0, 2), (1, 1), (2, 2), (3, 3)])
@@ -298,14 +305,14 @@ def test_a_closed_round_goes_on_with_a_quorum_and_not_with_fewer(
         first.receive()
         assert len(first.waiting) == 2 * there  # what was there is still there
         assert first.awaited() == [p.me.name for p in peers[there:]]
-        assert there == 3 or first.choose() is None
+        assert there == 3 or first.choose() == Wait()
         chosen = first.choose(closed=True)
         if there == needed:
-            assert ids(chosen) == [
+            assert ids(taken(chosen)) == [
                 f"full{peer}.0.{slot}" for peer in range(there) for slot in range(2)
             ]
             return
-        assert chosen is None
+        assert chosen == Wait()
         share(peers[there])
 
 
@@ -313,37 +320,37 @@ def test_a_closed_round_is_learned_with_what_is_there_of_it(folder: Path) -> Non
     log, side = MemoryLog(), MemoryLog()
     first, second, third = peers_of(spread_crew(folder, THREE), log)
     share(first, second, second)
-    third.sample()
-    third.outbox.deliver(side)
+    third.half.sample()
+    third.half.outbox.deliver(side)
     carry(side, log, "full2.0.1")
     report = learn(first, closed=True)
-    assert report is not None
-    assert {name: m["groups"] for name, m in report.senders.items()} == {
+    assert isinstance(report, StepReport)
+    assert {name: m.groups for name, m in report.senders.items()} == {
         "full0": 2,
         "full1": 2,
         "full2": 1,
     }
     assert (first.learned_rounds, first.learner.policy.version) == (1, 1)
     assert ids(first.waiting) == ["full1.1.0", "full1.1.1"]
-    assert first.choose(closed=True) is None  # of round 1 there is one peer's
+    assert first.choose(closed=True) == Wait()  # of round 1 there is one peer's
 
 
 def test_groups_of_a_round_that_is_over_are_late(folder: Path) -> None:
     first, second, third = peers_of(spread_crew(folder, THREE), MemoryLog())
     share(first, second)
-    assert learn(first, closed=True) is not None
+    assert isinstance(learn(first, closed=True), StepReport)
     share(first, second, third)
     first.receive()
-    assert first.dropped == Counter({("full2", "late"): 2})
+    assert first.waiting.dropped == Counter({("full2", "late"): 2})
     assert first.admission.refused == Counter()
     assert first.awaited() == ["full2"]
     assert {c.group.round for c in first.waiting} == {1}
     share(third)  # is with the others again
-    assert learn(first) is not None
-    assert first.dropped == Counter({("full2", "late"): 2})
+    assert isinstance(learn(first), StepReport)
+    assert first.waiting.dropped == Counter({("full2", "late"): 2})
     # Those who waited for it learned from it.
-    assert learn(second) is not None
-    assert second.dropped == Counter()
+    assert isinstance(learn(second), StepReport)
+    assert second.waiting.dropped == Counter()
 
 
 def test_who_was_shut_out_is_not_awaited(folder: Path) -> None:
@@ -351,13 +358,13 @@ def test_who_was_shut_out_is_not_awaited(folder: Path) -> None:
     first, second, third = peers_of(config, log)
     share(first, second)
     first.receive()
-    assert (first.choose(), first.awaited()) == (None, ["full2"])
+    assert (first.choose(), first.awaited()) == (Wait(), ["full2"])
     begin(config, log, "full2")
     share(third)
     first.receive()
     assert first.crewmates == ["full0", "full1"]
     assert first.awaited() == []
-    assert ids(first.choose()) == ["full0.0.0", "full0.0.1", "full1.0.0", "full1.0.1"]
+    assert ids(taken(first.choose())) == ["full0.0.0", "full0.0.1", "full1.0.0", "full1.0.1"]
     assert first.admission.refused == Counter({("full2", "revoked"): 2})
     again = peers_of(config, log)[0]
     again.load_state(json_copy(first.state()))
@@ -367,7 +374,7 @@ def test_who_was_shut_out_is_not_awaited(folder: Path) -> None:
 def test_only_the_hub_can_shut_a_peer_out(folder: Path) -> None:
     config, log = spread_crew(folder), MemoryLog()
     first, second = peers_of(config, log)
-    second.outbox.put([Roster(crew="spread", number=1, keys={}, revoked=("full0",))])
+    second.half.outbox.put([Roster(crew="spread", number=1, keys={}, revoked=("full0",))])
     second.publish()
     first.receive()
     assert first.crewmates == ["full0", "full1"]
@@ -378,11 +385,11 @@ def test_a_horizontal_crew_goes_on_without_who_was_shut_out(folder: Path) -> Non
     config, log = spread_crew(folder, THREE, layout="horizontal", group_size=6), MemoryLog()
     first, second, _ = peers_of(config, log)
     share(first, second)
-    assert learn(first) is None
+    assert isinstance(learn(first), Wait)
     begin(config, log, "full2")
     report = learn(first)
-    assert report is not None
-    assert {name: m["groups"] for name, m in report.senders.items()} == {"full0": 6, "full1": 6}
+    assert isinstance(report, StepReport)
+    assert {name: m.groups for name, m in report.senders.items()} == {"full0": 6, "full1": 6}
 
 
 def test_a_closed_horizontal_round_is_learned_without_the_parts_that_are_missing(
@@ -392,32 +399,31 @@ def test_a_closed_horizontal_round_is_learned_without_the_parts_that_are_missing
     log, side = MemoryLog(), MemoryLog()
     first, second, third = peers_of(config, log)
     share(first)
-    assert learn(first, closed=True) is None
+    assert isinstance(learn(first, closed=True), Wait)
     share(second)
-    third.sample()
-    third.outbox.deliver(side)
+    third.half.sample()
+    third.half.outbox.deliver(side)
     carry(side, log, "full2.0.1")
     first.receive()
-    assert (first.choose(), first.awaited()) == (None, ["full2"])
+    assert (first.choose(), first.awaited()) == (Wait(), ["full2"])
     chosen = first.choose(closed=True)
-    assert chosen is not None
-    assert Counter(c.family for c in chosen) == Counter({"0.0": 2, "0.1": 3})
+    assert Counter(c.family for c in taken(chosen)) == Counter({"0.0": 2, "0.1": 3})
     report = first.step(chosen)
     assert report is not None
     assert report.num_sequences == 5 * 2
-    assert first.waiting == []
+    assert list(first.waiting) == []
     carry(side, log, "full2.0.0")
     first.receive()
-    assert first.dropped == Counter({("full2", "late"): 1})
+    assert first.waiting.dropped == Counter({("full2", "late"): 1})
 
 
 def test_a_closed_horizontal_round_needs_its_quorum_too(folder: Path) -> None:
     config = spread_crew(folder, THREE, layout="horizontal", group_size=6, quorum=3)
     first, second, third = peers_of(config, MemoryLog())
     share(first, second)
-    assert learn(first, closed=True) is None
+    assert isinstance(learn(first, closed=True), Wait)
     share(third)
-    assert learn(first, closed=True) is not None
+    assert isinstance(learn(first, closed=True), StepReport)
 
 
 # Learning in async
@@ -427,11 +433,11 @@ def test_with_drop_what_is_too_old_is_dropped_and_counted(folder: Path) -> None:
     first, second = peers_of(spread_crew(folder, pace="async", learning="max_age = 0"), MemoryLog())
     share(second, second, second)
     first.receive()
-    assert first.learn() is not None  # takes 4 of the 6 that wait
+    assert isinstance(learn(first), StepReport)  # takes 4 of the 6 that wait
     share(first, first)
-    assert learn(first) is not None
-    assert first.dropped == Counter({("full1", "stale"): 2})
-    assert first.waiting == []
+    assert isinstance(learn(first), StepReport)
+    assert first.waiting.dropped == Counter({("full1", "stale"): 2})
+    assert list(first.waiting) == []
 
 
 def test_a_peer_that_may_take_nothing_yet_waits(folder: Path) -> None:
@@ -439,7 +445,7 @@ def test_a_peer_that_may_take_nothing_yet_waits(folder: Path) -> None:
         spread_crew(folder, pace="async", learning="own_share = 1.0"), MemoryLog()
     )
     share(second, second)
-    assert learn(first) is None
+    assert isinstance(learn(first), Wait)
 
 
 def async_horizontal(
@@ -461,15 +467,15 @@ def test_a_horizontal_group_that_stays_incomplete_is_dropped_after_the_staleness
 ) -> None:
     first, second = peers_of(async_horizontal(folder, max_age=2), MemoryLog())
     share(first)
-    second.sample()
-    second.outbox.deliver(MemoryLog())  # lost on the way
+    second.half.sample()
+    second.half.outbox.deliver(MemoryLog())  # lost on the way
     for version in (1, 2, 3):
-        assert ("full0", "incomplete") not in first.dropped
+        assert ("full0", "incomplete") not in first.waiting.dropped
         share(first, second)
-        assert learn(first) is not None
+        assert isinstance(learn(first), StepReport)
         assert first.learner.policy.version == version
         assert ids(first.waiting) == (["full0.0.0"] if version <= 2 else [])
-    assert first.dropped == Counter({("full0", "incomplete"): 1})
+    assert first.waiting.dropped == Counter({("full0", "incomplete"): 1})
     assert first.admission.missing == {"full1": 1}
 
 
@@ -478,17 +484,17 @@ def test_a_horizontal_group_made_whole_within_the_window_is_learned(folder: Path
     first, second = peers_of(async_horizontal(folder, max_age=2), log)
     share(first)
     for round in range(3):
-        second.sample()
-        second.outbox.deliver(side)
+        second.half.sample()
+        second.half.outbox.deliver(side)
         if round:
             share(first)
             carry(side, log, f"full1.{round}.0")
-            assert learn(first) is not None
+            assert isinstance(learn(first), StepReport)
     carry(side, log, "full1.0.0")
     assert first.learner.policy.version == 2
     first.receive()
-    assert ids(first.choose()) == ["full0.0.0", "full1.0.0"]
-    assert first.dropped == Counter()
+    assert ids(taken(first.choose())) == ["full0.0.0", "full1.0.0"]
+    assert first.waiting.dropped == Counter()
     assert first.admission.missing == {}
 
 
@@ -497,33 +503,32 @@ def test_an_incomplete_group_is_as_old_as_its_newest_part(folder: Path) -> None:
     first, second, third = peers_of(async_horizontal(folder, THREE, max_age=1), log)
     share(first)
     for peer in (second, third):
-        peer.sample()
-        peer.outbox.deliver(side)
+        peer.half.sample()
+        peer.half.outbox.deliver(side)
     for version in (1, 2, 3):
         share(first, second, third)
-        assert learn(first) is not None
+        assert isinstance(learn(first), StepReport)
         assert first.learner.policy.version == version
         if version == 1:
             carry(side, log, "full1.0.0")
-        assert first.dropped == (
+        assert first.waiting.dropped == (
             Counter()
             if version < 3
             else Counter({("full0", "incomplete"): 1, ("full1", "incomplete"): 1})
         )
-    assert first.waiting == []
+    assert list(first.waiting) == []
 
 
 def test_closing_an_async_horizontal_crew_takes_what_a_quorum_has_made(folder: Path) -> None:
     first, second, _ = peers_of(async_horizontal(folder, THREE, problems=2), MemoryLog())
     share(first)
     first.receive()
-    assert first.choose(closed=True) is None
+    assert first.choose(closed=True) == Wait()
     share(second, first)
     first.receive()
-    assert first.choose() is None
+    assert first.choose() == Wait()
     chosen = first.choose(closed=True)
-    assert chosen is not None
-    assert Counter(c.family for c in chosen) == Counter({"0.0": 2, "0.1": 2})
+    assert Counter(c.family for c in taken(chosen)) == Counter({"0.0": 2, "0.1": 2})
     assert ids(first.waiting) == ["full0.1.0", "full0.1.1"]
 
 
@@ -536,12 +541,14 @@ def test_parts_of_a_closed_horizontal_round_do_not_wait_for_ever(folder: Path) -
         spread_crew(folder, THREE, layout="horizontal", group_size=6, problems_per_round=2), log
     )
     share(first)
-    second.sample()
-    second.outbox.deliver(side)
+    second.half.sample()
+    second.half.outbox.deliver(side)
     carry(side, log, "full1.0.0")
-    assert learn(first, closed=True) is not None  # slot 0 has a quorum, slot 1 only the own part
+    assert isinstance(
+        learn(first, closed=True), StepReport
+    )  # slot 0 has a quorum, slot 1 only the own part
     assert first.learned_rounds == 1
-    assert first.waiting == []
+    assert list(first.waiting) == []
 
 
 def test_closing_is_never_stricter_than_waiting(folder: Path) -> None:
@@ -551,7 +558,7 @@ def test_closing_is_never_stricter_than_waiting(folder: Path) -> None:
     begin(config, log, "full1")
     first.receive()
     assert first.awaited() == []
-    assert first.choose(closed=True) is not None
+    assert len(taken(first.choose(closed=True))) == 2
 
 
 @pytest.mark.parametrize("revoke", [False, True])
@@ -562,25 +569,25 @@ def test_parts_of_one_group_are_never_torn_apart(revoke: bool, folder: Path) -> 
     if revoke:
         begin(config, log, "full2")
     first.receive()
-    chosen = first.choose(closed=not revoke)
-    assert set(Counter(c.family for c in chosen or ()).values()) == {2}, ids(chosen)
+    chosen = taken(first.choose(closed=not revoke))
+    assert set(Counter(c.family for c in chosen).values()) == {2}, ids(chosen)
 
 
 def test_lockstep_does_not_depend_on_when_groups_came(folder: Path) -> None:
     first, second = peers_of(spread_crew(folder, learning="max_age = 0"), MemoryLog())
     # the other is a round ahead, as in processes of their own it may be
     share(second, second, first)
-    assert learn(first) is not None
+    assert isinstance(learn(first), StepReport)
     share(first)
     report = learn(first)
-    assert report is not None
-    assert (report.num_sequences, first.dropped) == (16, Counter())
+    assert isinstance(report, StepReport)
+    assert (report.num_sequences, first.waiting.dropped) == (16, Counter())
 
 
 def test_lockstep_that_catches_up_learns_from_every_round(folder: Path) -> None:
     first, second = peers_of(spread_crew(folder, rounds=4, learning="max_age = 2"), MemoryLog())
     share(*[first, second] * 4)
-    assert [learn(first) is not None for _ in range(4)] == [True] * 4
+    assert all(isinstance(learn(first), StepReport) for _ in range(4))
 
 
 def test_with_pace_no_part_is_dropped(folder: Path) -> None:
@@ -593,8 +600,8 @@ def test_with_pace_no_part_is_dropped(folder: Path) -> None:
         first.receive()
     for _ in range(2):  # the other is only slow
         share(second)
-        assert learn(first) is not None
-    assert first.dropped == Counter()
+        assert isinstance(learn(first), StepReport)
+    assert first.waiting.dropped == Counter()
 
 
 def test_parts_of_who_was_shut_out_do_not_stand_for_those_of_others(folder: Path) -> None:
@@ -603,7 +610,7 @@ def test_parts_of_who_was_shut_out_do_not_stand_for_those_of_others(folder: Path
     share(first, third, first, third)
     begin(config, log, "full2")
     first.receive()
-    assert first.choose() is None
+    assert first.choose() == Wait()
 
 
 def test_another_log_is_an_error_in_words(folder: Path) -> None:
@@ -636,31 +643,31 @@ class Generous:
 
 def test_a_reward_that_is_claimed_and_not_earned_is_refused(folder: Path) -> None:
     first, second = peers_of(spread_crew(folder), MemoryLog())
-    second.task = second.half.task = Generous(second.task)
+    second.half.task = Generous(second.half.task)
     share(first, second)
-    assert learn(first) is None
+    assert isinstance(learn(first), Wait)
     assert first.admission.refused == Counter({("full1", "reward"): 2})
     assert first.awaited() == ["full1"]
     assert "computed here it is" in first.admission.kept[0].detail
-    assert learn(second) is None
+    assert isinstance(learn(second), Wait)
     # to the liar, the others lie
     assert second.admission.refused == Counter({("full0", "reward"): 2})
 
 
 def test_rewards_that_are_not_checked_are_taken_on_trust(folder: Path) -> None:
     first, second = peers_of(spread_crew(folder, check_rewards=False), MemoryLog())
-    second.task = second.half.task = Generous(second.task)
+    second.half.task = Generous(second.half.task)
     share(first, second)
     first.receive()
-    chosen = first.choose()
-    assert len(chosen or ()) == 4
-    assert min(r.reward for c in chosen or () if not c.own for r in c.group.rollouts) >= 0.5
+    chosen = taken(first.choose())
+    assert len(chosen) == 4
+    assert min(r.reward for c in chosen if not c.own for r in c.group.rollouts) >= 0.5
     assert first.admission.refused == Counter()
 
 
 def test_a_round_the_crew_does_not_have_is_refused(folder: Path) -> None:
     first, second = peers_of(spread_crew(folder, rounds=3), MemoryLog())
-    second.sampled_rounds = 2
+    second.half.sampled_rounds = 2
     share(second, second)
     first.receive()
     assert ids(first.waiting) == ["full1.2.0", "full1.2.1"]
@@ -674,11 +681,11 @@ def test_foreign_noise_on_the_log_is_counted_and_learning_goes_on(folder: Path) 
     share(second)
     forged = decode(unpack(log.read(4)[0].record).body)[1]
     assert isinstance(forged, Group)
-    second.outbox.put([msgspec.structs.replace(forged, round=1, problem="another")])
+    second.half.outbox.put([msgspec.structs.replace(forged, round=1, problem="another")])
     second.publish()
     log.append([("full1.2.0", log.read(4)[0].record)])
     share(first)
-    assert learn(first) is not None
+    assert isinstance(learn(first), StepReport)
     assert first.admission.refused == Counter(
         {
             ("unknown", "schema"): 1,
@@ -712,21 +719,21 @@ def test_a_group_that_stands_twice_on_the_log_does_not_stop_the_crew(
     share(second)
     published = groups_on(log)
     log.append([(published[0].id, log.read(2)[0].record)])  # the same record
-    second.outbox.put([published[0]])  # the same group, published anew
+    second.half.outbox.put([published[0]])  # the same group, published anew
     second.publish()
     share(first)
     first.receive()
     chosen = first.choose()
-    assert ids(chosen) == sorted(
+    assert ids(taken(chosen)) == sorted(
         f"full{peer}.0.{slot}" for peer in range(2) for slot in range(len(published))
     )
     assert first.admission.refused == Counter({("full1", "replay"): 1, ("full1", "duplicate"): 1})
-    assert first.step(chosen or []) is not None
-    second.outbox.put([published[1]])
+    assert first.step(chosen) is not None
+    second.half.outbox.put([published[1]])
     second.publish()
     first.receive()  # also when it was learned from
     assert first.admission.refused["full1", "duplicate"] == 2
-    assert first.waiting == []
+    assert list(first.waiting) == []
 
 
 def test_reading_can_stop_at_a_position(folder: Path) -> None:
@@ -766,11 +773,11 @@ def everything(log: Log) -> list[Entry]:
     return found
 
 
-def json_copy(state: dict[str, Any]) -> dict[str, Any]:
-    return msgspec.json.decode(msgspec.json.encode(state))
+def json_copy(state: PeerState) -> PeerState:
+    return msgspec.json.decode(msgspec.json.encode(state), type=PeerState)
 
 
-def revived(peer: Peer, state: dict[str, Any] | None = None) -> Peer:
+def revived(peer: Peer, state: PeerState | None = None) -> Peer:
     """The peer in a new process: with the weights it has, and the rest from a state."""
     again = next(p for p in peers_of(peer.config, peer.log) if p.me == peer.me)
     again.learner.policy.model.load_state_dict(peer.learner.policy.model.state_dict())
@@ -790,11 +797,15 @@ def test_state_that_is_loaded_goes_on_as_the_peer_did(
     learn(first)
     again = revived(first)
     assert again.state() == first.state()
-    assert again.waiting == first.waiting
+    assert list(again.waiting) == list(first.waiting)
     assert [c.group.round for c in again.waiting] == [1, 1]
     share(first)
-    assert learn(again) == learn(first) is not None
-    assert again.state() == first.state() | {"head": again.state()["head"], "sampled_rounds": 1}
+    report = learn(first)
+    assert isinstance(report, StepReport)
+    assert learn(again) == report
+    assert again.state() == msgspec.structs.replace(
+        first.state(), head=again.state().head, sampled_rounds=1
+    )
 
 
 @pytest.mark.parametrize("make_log", [MemoryLog, GappyLog])
@@ -804,7 +815,7 @@ def test_waiting_groups_come_back_with_position_hash_and_time_of_arrival(
     log = make_log()
     first, second = peers_of(spread_crew(folder, pace="async", rounds=9), log)
     share(second, second, second)
-    assert learn(first) is not None
+    assert isinstance(learn(first), StepReport)
     share(second, first)
     log.append([("noise", b"noise")])
     first.receive()
@@ -814,7 +825,7 @@ def test_waiting_groups_come_back_with_position_hash_and_time_of_arrival(
     ]  # fmt: skip
     again = revived(first)
     records = {entry.position: entry.record for entry in everything(log)}
-    assert again.waiting == first.waiting
+    assert list(again.waiting) == list(first.waiting)
     assert [c.hash for c in again.waiting] == [
         unpack(records[c.position]).hash for c in again.waiting
     ]
@@ -822,8 +833,10 @@ def test_waiting_groups_come_back_with_position_hash_and_time_of_arrival(
     assert again.cursor == max(records)
     assert again.admission.state() == first.admission.state()
     again.receive()
-    assert again.waiting == first.waiting  # none comes twice
-    assert learn(again) == learn(first) is not None
+    assert list(again.waiting) == list(first.waiting)  # none comes twice
+    report = learn(first)
+    assert isinstance(report, StepReport)
+    assert learn(again) == report
 
 
 def test_a_waiting_group_that_is_gone_from_the_log_is_an_error(folder: Path) -> None:
@@ -831,7 +844,7 @@ def test_a_waiting_group_that_is_gone_from_the_log_is_an_error(folder: Path) -> 
     first, second = peers_of(spread_crew(folder), log)
     share(second, second)
     first.receive()
-    log.lost = first.waiting[1].position
+    log.lost = list(first.waiting)[1].position
     with pytest.raises(ValueError, match="is it another log"):
         revived(first)
 
@@ -875,7 +888,7 @@ def test_steps_repeated_up_to_the_same_positions_are_the_same_steps(
             share(peer)
     records = [(entry.id, entry.record) for entry in side.read(2)]
     first, again = peers_of(config, MemoryLog())[:2]
-    again.me = first.me
+    again.half.me = first.half.me
     start = json_copy(first.state())
 
     # what is learned does not matter here
@@ -890,14 +903,14 @@ def test_steps_repeated_up_to_the_same_positions_are_the_same_steps(
         begin(config, log)
         first.load_state(start)
         again.load_state(start)
-        journal: list[tuple[int, bool, list[Candidate]]] = []
+        journal: list[tuple[int, bool, Take]] = []
         when = {id: int(id.split(".")[1]) + 3 * rng.random() for id, _ in records}
         for id, record in sorted(records, key=lambda item: when[item[0]]):
             if rng.random() < 0.9:
                 log.append([(id, record)])
             first.receive()
             closed = rng.random() < 0.2
-            while (chosen := first.choose(closed)) is not None:
+            while isinstance(chosen := first.choose(closed), Take):
                 journal.append((first.cursor, closed, chosen))
                 first.step(chosen)
                 seen["closed" if closed else "open"] += 1
@@ -906,13 +919,13 @@ def test_steps_repeated_up_to_the_same_positions_are_the_same_steps(
             assert again.choose(closed) == chosen
             again.step(chosen)
         again.receive()
-        assert again.choose() is None
+        assert again.choose() == Wait()
         assert again.state() == first.state()
-        learned = Counter(c.position for _, _, chosen in journal for c in chosen)
+        learned = Counter(c.position for _, _, chosen in journal for c in chosen.groups)
         assert max(learned.values()) == 1
         # every group is somewhere
-        assert len(learned) + len(first.waiting) + first.dropped.total() == len(log) - 2
-        seen += Counter(reason for _, reason in first.dropped.elements())
+        assert len(learned) + len(first.waiting) + first.waiting.dropped.total() == len(log) - 2
+        seen += Counter(reason for _, reason in first.waiting.dropped.elements())
         assert first.admission.refused == Counter()
     expected = {"lockstep": {"open", "closed", "late"}, "async": {"open", "closed"}}[pace]
     assert expected <= set(seen), seen
@@ -935,20 +948,20 @@ def outboxes(folder: Path) -> Path:
 def test_what_was_sampled_before_a_crash_is_not_sampled_again(outboxes: Path, folder: Path) -> None:
     config, log = spread_crew(folder), MemoryLog()
     first, _ = peers_of(config, log, outboxes)
-    sampled = first.sample()
+    sampled = first.half.sample()
     assert sampled.fresh
     first.publish()
     before = log.read(0)
     again, _ = peers_of(config, log, crash(outboxes))
-    found = again.sample()
-    assert again.engine.made == []
+    found = again.half.sample()
+    assert again.half.engine.made == []
     assert found == msgspec.structs.replace(sampled, fresh=False)
-    assert len(again.outbox) == 0
+    assert len(again.half.outbox) == 0
     again.publish()
     assert log.read(0) == before
-    assert again.sampled_rounds == 1
-    assert again.sample().fresh  # the next round goes on, and so does the chain
-    assert len(again.engine.made) == 1
+    assert again.half.sampled_rounds == 1
+    assert again.half.sample().fresh  # the next round goes on, and so does the chain
+    assert len(again.half.engine.made) == 1
     again.publish()
     assert [entry.id for entry in log.read(len(before))] == ["full0.1.0", "full0.1.1"]
     again.receive()
@@ -962,20 +975,20 @@ def test_what_was_not_delivered_before_a_crash_is_delivered_after_it(
     config, log = spread_crew(folder), MemoryLog()
     first, second = peers_of(config, log, outboxes)
     share(first)
-    first.sample()
+    first.half.sample()
     copy = crash(outboxes)
     published = len(log)
     again, _ = peers_of(config, log, copy)
-    assert len(again.outbox) == 2
+    assert len(again.half.outbox) == 2
     again.publish()  # at once, before anything is sampled
     after = log.read(published)
     assert [entry.id for entry in after] == ["full0.1.0", "full0.1.1"]
     would_have_been = MemoryLog()
-    first.outbox.deliver(would_have_been)
+    first.half.outbox.deliver(would_have_been)
     assert [entry.record for entry in after] == [entry.record for entry in would_have_been.read(0)]
-    assert [again.sample().fresh for _ in range(2)] == [False, False]
+    assert [again.half.sample().fresh for _ in range(2)] == [False, False]
     again.publish()
-    assert (len(log), again.engine.made) == (published + 2, [])
+    assert (len(log), again.half.engine.made) == (published + 2, [])
     second.receive()
     assert second.admission.refused == Counter()
     assert len(second.waiting) == 4
@@ -987,31 +1000,31 @@ def test_rounds_sampled_after_the_last_checkpoint_are_not_sampled_again(
     config, log = spread_crew(folder, rounds=4), MemoryLog()
     first, second = peers_of(config, log, outboxes)
     share(first, second)
-    assert learn(first) is not None
+    assert isinstance(learn(first), StepReport)
     checkpoint, weights = (
         json_copy(first.state()),
         {k: v.clone() for k, v in first.learner.policy.model.state_dict().items()},
     )
     share(first, second)
-    assert learn(first) is not None
-    first.sample()
+    assert isinstance(learn(first), StepReport)
+    first.half.sample()
     published = log.read(0)
     again, _ = peers_of(config, log, crash(outboxes))
     again.learner.policy.model.load_state_dict(weights)
     again.load_state(checkpoint)
-    assert not again.sample().fresh
-    assert learn(again) is not None
-    assert not again.sample().fresh
-    assert again.engine.made == []
+    assert not again.half.sample().fresh
+    assert isinstance(learn(again), StepReport)
+    assert not again.half.sample().fresh
+    assert again.half.engine.made == []
     again.publish()
     share(second)
     # its place in the chain is behind what the outbox has, not behind the checkpoint
-    assert again.sample().fresh
+    assert again.half.sample().fresh
     again.publish()
     assert log.read(0)[: len(published)] == published
     assert Counter(entry.id for entry in log.read(0)).most_common(1)[0][1] == 1
     for peer in (again, second):
-        assert learn(peer) is not None
+        assert isinstance(learn(peer), StepReport)
         peer.receive()
         assert peer.admission.refused == Counter()
         assert peer.admission.missing == {}
@@ -1046,16 +1059,16 @@ def test_what_the_log_took_and_did_not_confirm_is_not_there_twice(
 ) -> None:
     config, log = spread_crew(folder), BreakingLog()
     first, second = peers_of(config, log, outboxes)
-    first.sample()
+    first.half.sample()
     log.left = taken
     with pytest.raises(LogError):
         first.publish()
-    assert (len(first.outbox), len(log)) == (2, 2 + taken)
+    assert (len(first.half.outbox), len(log)) == (2, 2 + taken)
     before = log.read(0)
     log.left = 10**6
     again, _ = peers_of(config, log, crash(outboxes))
     again.publish()
-    assert len(again.outbox) == 0
+    assert len(again.half.outbox) == 0
     assert log.read(0)[: len(before)] == before
     assert [entry.id for entry in log.read(2)] == ["full0.0.0", "full0.0.1"]
     first.publish()  # the same line, if it was not a crash
@@ -1081,18 +1094,23 @@ def test_a_round_whose_sampling_was_cut_short_is_sampled_as_a_whole(
         signed.append(message)
         return identity("full0").sign(message)
 
-    whole = first.outbox
+    whole = first.half.outbox
     first.half.outbox = Outbox(outboxes / "full0.db", Signer(identity("full0").public, sign_once))
     with pytest.raises(KeyboardInterrupt):
-        first.sample()
-    assert (len(whole), whole.head.counter, whole.note_of(0), first.sampled_rounds) == (
+        first.half.sample()
+    assert (
+        len(whole),
+        whole.head.counter,
+        whole.note_of(Mark("round", 0)),
+        first.half.sampled_rounds,
+    ) == (
         0,
         0,
         None,
         0,
     )
     again, _ = peers_of(config, log, crash(outboxes))
-    assert again.sample().fresh
+    assert again.half.sample().fresh
     again.publish()
     second.receive()
     assert ids(second.waiting) == ["full0.0.0", "full0.0.1"]

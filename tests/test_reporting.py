@@ -16,10 +16,11 @@ import msgspec
 import pytest
 
 import motley.reporting
-from motley.config import CrewConfig, parse_config
+from motley.config import REPORTERS, CrewConfig, parse_config
+from motley.learning.senders import Distribution, SenderMetrics
+from motley.metrics import LearnerLine, MetricsLine, append_lines
 from motley.reporting import (
-    REPORTERS,
-    MetricsLine,
+    OPENERS,
     Reports,
     check_reporters,
     open_reporters,
@@ -54,8 +55,23 @@ def crew(*reporters: str) -> CrewConfig:
     return parse_config(CREW.replace("REPORT", msgspec.json.encode(reporters).decode()))
 
 
-def line(round: int, peer: str = "small", **more: Any) -> MetricsLine:
-    return {"round": round, "peer": peer, **more}
+def line(round: int, peer: str = "small", **more: Any) -> LearnerLine:
+    return LearnerLine(round=round, peer=peer, **more)
+
+
+SENDER_KEYS: dict[str, Any] = {
+    "groups": 2,
+    "reward": 0.5,
+    "accuracy": 0.5,
+    "tokens": 4.0,
+    "truncated": 0.0,
+    "age": 0.0,
+    "silent_groups": 0,
+}
+
+
+def sender(**more: Any) -> SenderMetrics:
+    return SenderMetrics(**SENDER_KEYS, **more)
 
 
 class Run:
@@ -68,8 +84,7 @@ class Run:
         self.reports = Reports(crew(*reporters), folder)
 
     def write(self, *lines: MetricsLine) -> None:
-        with self.path.open("ab") as file:
-            file.write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+        append_lines(self.path, lines)
         self.reports.log(lines)
 
     def cut(self, num_lines: int) -> None:
@@ -87,18 +102,24 @@ def test_numbers_are_named_by_their_path() -> None:
         version=3,
         reward=0.5,
         heldout={"sort": 0.25},
-        senders={"deep": {"kl_k3": 0.1, "weight": {"mean": 1.0}, "tau_after": None}},
+        senders={
+            "deep": sender(kl_k3=0.1, weight=Distribution(1.0, 2.0, 0.5, 0.9, 1.9), tau_after=None)
+        },
         refused={"unknown": {"corrupt": 2}},
-        ages={"0": 4},
+        ages={0: 4},
         without=["deep"],
-        note="text",
     )
     assert scalars_of(told) == {
         "small/version": 3,
         "small/reward": 0.5,
         "small/heldout/sort": 0.25,
+        **{f"small/senders/deep/{key}": value for key, value in SENDER_KEYS.items()},
         "small/senders/deep/kl_k3": 0.1,
         "small/senders/deep/weight/mean": 1.0,
+        "small/senders/deep/weight/max": 2.0,
+        "small/senders/deep/weight/q05": 0.5,
+        "small/senders/deep/weight/q50": 0.9,
+        "small/senders/deep/weight/q95": 1.9,
         "small/refused/unknown/corrupt": 2,
         "small/ages/0": 4,
     }
@@ -106,12 +127,15 @@ def test_numbers_are_named_by_their_path() -> None:
 
 def test_the_lines_of_a_round_are_one_step() -> None:
     lines = [
-        line(0, "small", a=1),
-        line(0, "deep", a=2),
-        line(1, "small", a=3),
-        line(2, "small", note="no number"),
+        line(0, "small", version=1),
+        line(0, "deep", version=2),
+        line(1, "small", version=3),
+        line(2, "small", without=["deep"]),  # no number
     ]
-    assert list(steps_of(lines)) == [(0, {"small/a": 1, "deep/a": 2}), (1, {"small/a": 3})]
+    assert list(steps_of(lines)) == [
+        (0, {"small/version": 1, "deep/version": 2}),
+        (1, {"small/version": 3}),
+    ]
     assert list(steps_of([])) == []
 
 
@@ -143,7 +167,7 @@ def test_a_folder_of_the_same_name_is_not_the_package(
 
 
 def test_every_reporter_of_a_crew_file_is_known() -> None:
-    assert set(crew("trackio", "wandb", "tensorboard").crew.report) == REPORTERS.keys()
+    assert crew("trackio", "wandb", "tensorboard").crew.report == REPORTERS == tuple(OPENERS)
 
 
 def test_checking_imports_no_reporter() -> None:
@@ -196,8 +220,8 @@ def test_a_reporter_that_fails_says_so_once_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad, good = Fake(fails_at=2), Fake()
-    monkeypatch.setitem(REPORTERS, "wandb", lambda config, folder: bad)
-    monkeypatch.setitem(REPORTERS, "tensorboard", lambda config, folder: good)
+    monkeypatch.setitem(OPENERS, "wandb", lambda config, folder: bad)
+    monkeypatch.setitem(OPENERS, "tensorboard", lambda config, folder: good)
     run = Run(tmp_path, "wandb", "tensorboard")
     run.write(line(0))
     with pytest.warns(
@@ -211,7 +235,7 @@ def test_a_reporter_that_fails_says_so_once_and_the_others_go_on(
     run.write(line(2))  # a second warning would be an error here
     run.reports.close()
     assert (bad.calls, bad.closed) == (2, 0)
-    assert [told["round"] for told in good.lines] == [0, 1, 2]
+    assert [told.round for told in good.lines] == [0, 1, 2]
     assert good.closed == 1
 
 
@@ -222,7 +246,7 @@ def test_a_reporter_that_cannot_be_opened_does_not_stop_a_run(
     def refuse(config: CrewConfig, folder: Path) -> Fake:
         raise OSError("no such account")
 
-    monkeypatch.setitem(REPORTERS, "wandb", refuse)
+    monkeypatch.setitem(OPENERS, "wandb", refuse)
     run = Run(tmp_path, "wandb")
     with pytest.warns(UserWarning, match="no such account"):
         run.write(line(0))
@@ -236,7 +260,7 @@ def test_a_run_that_goes_on_is_told_from_the_beginning(
 ) -> None:
     opened: list[Fake] = []
     monkeypatch.setitem(
-        REPORTERS, "wandb", lambda config, folder: opened.append(Fake()) or opened[-1]
+        OPENERS, "wandb", lambda config, folder: opened.append(Fake()) or opened[-1]
     )
     first = Run(tmp_path, "wandb")
     for number in range(4):
@@ -245,8 +269,8 @@ def test_a_run_that_goes_on_is_told_from_the_beginning(
     again.cut(2)  # to the newest checkpoint
     again.write(line(2, reward=1.0))
     again.write(line(3, reward=1.0))
-    assert [told["round"] for told in opened[1].lines] == [0, 1, 2, 3]
-    assert [told["reward"] for told in opened[1].lines] == [0.0, 0.0, 1.0, 1.0]
+    assert [told.round for told in opened[1].lines] == [0, 1, 2, 3]
+    assert [told.reward for told in opened[1].lines] == [0.0, 0.0, 1.0, 1.0]
 
 
 # Real ones
@@ -257,7 +281,7 @@ def write_twice(folder: Path, reporter: str) -> None:
     first = Run(folder, reporter)
     for number in range(4):
         first.write(
-            line(number, reward=0.5, senders={"deep": {"kl_k3": 0.1, "tau_after": None}}),
+            line(number, reward=0.5, senders={"deep": sender(kl_k3=0.1, tau_after=None)}),
             line(number, "deep", reward=0.25),
         )
     first.reports.close()
@@ -282,6 +306,7 @@ def test_tensorboard_files_have_every_number_once(tmp_path: Path) -> None:
     assert set(found.Tags()["scalars"]) == {
         "small/reward",
         "deep/reward",
+        *(f"small/senders/deep/{key}" for key in SENDER_KEYS),
         "small/senders/deep/kl_k3",
     }
     assert [(event.step, event.value) for event in found.Scalars("small/reward")] == list(
@@ -414,6 +439,6 @@ def test_open_reporters_opens_each_name_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: None
 ) -> None:
     opened: list[Path] = []
-    monkeypatch.setitem(REPORTERS, "wandb", lambda config, folder: opened.append(folder) or Fake())
+    monkeypatch.setitem(OPENERS, "wandb", lambda config, folder: opened.append(folder) or Fake())
     assert len(open_reporters(crew("wandb", "wandb"), tmp_path)) == 1
     assert opened == [tmp_path]

@@ -19,13 +19,16 @@ from motley.config import CrewConfig
 from motley.crew import found_log, one_process_outbox
 from motley.exchange import Entry, Head, LogError, MemoryLog, Outbox, decode, unpack
 from motley.exchange.blobs import MemoryBlobs
-from motley.learning.journal import Step
-from motley.peer import Peer
+from motley.learning.journal import WrittenStep
+from motley.learning.pace import holds_up
+from motley.learning.waiting import Round, Take, Wait
+from motley.peer import Learned, Peer
+from motley.peer_state import PeerState
 from motley.policies.following import MAX_MISSES
 from motley.policies.weights import state_hash, trained_state
 from motley.records import HUB, Backlog, Group, Roster, Weights
 from motley.run import Run
-from motley.sampler import Sampler, holds_up
+from motley.sampler_follower import Sampler
 from motley.trust import stamp_of
 from sim.crews import far_crew
 
@@ -95,7 +98,7 @@ class Crew:
         peer = self.learner
         before = len(self.log)
         peer.publish_weights()
-        peer.outbox.deliver(self.log, self.clock.now_s(), self.blobs["l"])
+        peer.half.outbox.deliver(self.log, self.clock.now_s(), self.blobs["l"])
         version = peer.learner.policy.version
         self.published[version] = state_hash(
             trained_state(peer.learner.policy, self.config.weights.precision)
@@ -112,7 +115,7 @@ class Crew:
                 parameter.add_(0.01 * torch.randn(parameter.shape, generator=generator))
         policy.version += 1
         self.learner.half.refresh()
-        self.learner.made_s[policy.version] = self.clock.now_s()
+        self.learner.waiting.window.made(policy.version)
 
     def next_version(self) -> Weights:
         self.learn()
@@ -235,7 +238,7 @@ def test_a_learners_weights_are_on_the_log_when_its_link_has_brought_them_there(
 ) -> None:
     crew = Crew(far_crew(folder, network="[network.link.l]\nup = 5"), folder)
     assert crew.publish() is None
-    assert crew.learner.outbox.due_s == 5.0
+    assert crew.learner.half.outbox.due_s == 5.0
     assert not look(crew.samplers["s0"])
     crew.clock.advance(5.0)
     crew.publish()
@@ -278,7 +281,7 @@ def test_a_sampler_samples_with_the_learners_weights_of_that_version(
         ("s0.1.1", 2),
     ]
     assert {g.origin.model for g in groups} == {crew.learner.learner.policy.fingerprint}
-    found = crew.learner.engine.sample([[5, 6]], 4, crew.config.sampling, 3)
+    found = crew.learner.half.engine.sample([[5, 6]], 4, crew.config.sampling, 3)
     theirs = sampler.half.engine.sample([[5, 6]], 4, crew.config.sampling, 3)
     same = [
         a.logprobs == pytest.approx(b.logprobs, abs=1e-5)
@@ -367,7 +370,7 @@ def test_a_plan_that_fails_in_the_middle_changes_nothing(folder: Path) -> None:
 
 def test_weights_on_their_way_arrive_though_their_learner_has_tidied_up_since(folder: Path) -> None:
     crew = Crew(far_crew(folder, rounds=20, network=FAR, weights="anchor_every = 2"), folder)
-    sampler, publisher = crew.samplers["s0"], crew.learner.publisher
+    sampler, publisher = crew.samplers["s0"], crew.learner.weights.publisher
     assert publisher is not None
     crew.publish()
     look(sampler)
@@ -481,7 +484,7 @@ def test_a_sampler_reads_what_the_hub_and_its_learner_wrote_and_nothing_else(fol
     crew.publish()
     other = crew.learners["k"]
     other.publish_weights()
-    other.outbox.deliver(crew.log, blobs=crew.blobs["k"])
+    other.half.outbox.deliver(crew.log, blobs=crew.blobs["k"])
     for name in ("s0", "s1"):
         look(crew.samplers[name])
         sample(crew, name)
@@ -542,15 +545,14 @@ def test_a_version_is_published_once(folder: Path) -> None:
     assert crew.publish() is not None
     assert crew.publish() is None
     crew.learner.publish_weights()
-    assert len(crew.learner.outbox) == 0
+    assert len(crew.learner.half.outbox) == 0
 
 
 def test_weights_say_how_much_waits_and_for_how_long(folder: Path) -> None:
     crew = Crew(far_crew(folder), folder)
     crew.clock.advance(5.0)
-    crew.learner.waiting = [
-        replace(candidate(group()), came_s=came_s) for came_s in (4.0, 1.5, 3.0)
-    ]
+    for came_s in (4.0, 1.5, 3.0):
+        crew.learner.waiting.add(replace(candidate(group()), came_s=came_s))
     made = crew.publish()
     assert made is not None
     assert (made.backlog, made.created_s, made.crew, made.peer) == (
@@ -559,7 +561,7 @@ def test_weights_say_how_much_waits_and_for_how_long(folder: Path) -> None:
         "far",
         "l",
     )
-    crew.learner.waiting = []
+    crew.learner.waiting.restore([], Counter())
     made = crew.next_version()
     assert made.backlog == Backlog(waiting=(), oldest_s=0.0)
 
@@ -568,7 +570,7 @@ def test_neither_a_peer_nor_a_sampler_publishes_weights(folder: Path) -> None:
     crew = Crew(far_crew(folder, peers={"p": ""}), folder)
     plain = crew.learners["p"]
     plain.publish_weights()
-    assert (plain.publisher, len(plain.outbox)) == (None, 0)
+    assert (plain.weights, len(plain.half.outbox)) == (None, 0)
     assert plain.may_sample()
     assert not crew.learner.may_sample()
 
@@ -579,7 +581,9 @@ def test_neither_a_peer_nor_a_sampler_publishes_weights(folder: Path) -> None:
 def published_by(crew: Crew, name: str, content: Any) -> None:
     """Put a record on the log under a peer's key, whatever it is."""
     outbox: Outbox = (
-        crew.samplers[name].half.outbox if name in crew.samplers else crew.learners[name].outbox
+        crew.samplers[name].half.outbox
+        if name in crew.samplers
+        else crew.learners[name].half.outbox
     )
     outbox.put([content])
     outbox.deliver(crew.log, blobs=MemoryBlobs())
@@ -647,7 +651,7 @@ def test_followers_groups_age_from_their_version_and_foreign_ones_from_their_arr
     for at_s in (10.0, 20.0, 30.0):
         crew.clock.advance(at_s)
         crew.learn()
-    crew.learners["p"].sample()
+    crew.learners["p"].half.sample()
     crew.learners["p"].publish()
     crew.clock.advance(45.0)
     for peer in crew.learners.values():
@@ -664,7 +668,7 @@ def test_followers_groups_age_from_their_version_and_foreign_ones_from_their_arr
         (3, 60.0)
     ] * 2
     ages = {
-        (c.group.origin.peer, c.group.round): crew.learners["l"]._age_s(c)
+        (c.group.origin.peer, c.group.round): crew.learners["l"].waiting.window.age_s(c)
         for c in crew.learners["l"].waiting
     }
     # version 0 was superseded at 10 s; 3 is the newest
@@ -683,14 +687,16 @@ def test_ages_survive_a_checkpoint(folder: Path) -> None:
     crew.clock.advance(10.0)
     crew.learn()
     crew.learner.receive()
-    state = msgspec.json.decode(msgspec.json.encode(crew.learner.state()))
+    state = msgspec.json.decode(msgspec.json.encode(crew.learner.state()), type=PeerState)
     again = crew.run.build(
         crew.config.named("l"), crew.log, one_process_outbox(crew.config, "l"), crew.hub
     )
     again.load_state(state)
     assert since(again) == since(crew.learner) == {"s0": (True, 0, 10.0)}
-    assert again.made_s == crew.learner.made_s == {0: 0.0, 1: 10.0}
-    assert [again._age_s(c) for c in again.waiting] == [0.0] * 2  # it has just been superseded
+    assert again.waiting.window.made_s == crew.learner.waiting.window.made_s == {0: 0.0, 1: 10.0}
+    assert [again.waiting.window.age_s(c) for c in again.waiting] == [
+        0.0
+    ] * 2  # it has just been superseded
 
 
 def mixed_ages(folder: Path, learning: str, **settings: Any) -> Crew:
@@ -711,11 +717,11 @@ def mixed_ages(folder: Path, learning: str, **settings: Any) -> Crew:
 
 def test_the_freshest_go_first_and_under_pace_the_oldest(folder: Path) -> None:
     fresh = mixed_ages(folder, "").learner.choose()
-    assert fresh is not None
-    assert [c.group.id for c in fresh] == ["s1.0.0", "s1.0.1", "s1.1.0", "s1.1.1"]
+    assert isinstance(fresh, Take)
+    assert [c.group.id for c in fresh.groups] == ["s1.0.0", "s1.0.1", "s1.1.0", "s1.1.1"]
     paced = mixed_ages(folder, 'stale = "pace"').learner.choose()
-    assert paced is not None
-    assert [c.group.id for c in paced] == ["s0.0.0", "s0.0.1", "s1.0.0", "s1.0.1"]
+    assert isinstance(paced, Take)
+    assert [c.group.id for c in paced.groups] == ["s0.0.0", "s0.0.1", "s1.0.0", "s1.0.1"]
 
 
 def two_versions_in_a_step(folder: Path, learning: str) -> Crew:
@@ -747,14 +753,14 @@ def test_the_same_step_is_chosen_again_however_long_after_a_crash(
     crew = make(folder, learning)
     peer, waiting = crew.learner, list(crew.learner.waiting)
     chosen = peer.choose()
-    assert chosen is not None
-    journalled, left = Step.of(0, peer.cursor, False, chosen), peer.waiting
-    peer.waiting = waiting
+    assert isinstance(chosen, Take)
+    journalled, left = WrittenStep.of(0, peer.cursor, False, chosen.groups), list(peer.waiting)
+    peer.waiting.restore(waiting, Counter())
     crew.clock.advance(1e6)
     again = peer.choose(again=journalled.positions)
-    assert again is not None
-    assert Step.of(0, peer.cursor, False, again) == journalled
-    assert peer.waiting == left
+    assert isinstance(again, Take)
+    assert WrittenStep.of(0, peer.cursor, False, again.groups) == journalled
+    assert list(peer.waiting) == left
 
 
 def test_steps_are_replayed_with_the_parts_they_had_however_late(folder: Path) -> None:
@@ -762,15 +768,15 @@ def test_steps_are_replayed_with_the_parts_they_had_however_late(folder: Path) -
     crew.publish()
     for sampler in crew.samplers.values():
         look(sampler)
-    steps: list[Step] = []
+    steps: list[WrittenStep] = []
     # at the first step the second round of s0 has no counterpart yet
     for names in (("s0", "s0", "s1"), ("s1",)):
         for name in names:
             sample(crew, name)
         crew.learner.receive()
         chosen = crew.learner.choose()
-        assert chosen is not None
-        steps.append(Step.of(len(steps), crew.learner.cursor, False, chosen))
+        assert isinstance(chosen, Take)
+        steps.append(WrittenStep.of(len(steps), crew.learner.cursor, False, chosen.groups))
         crew.learner.step(chosen)
     again = crew.run.build(
         crew.config.named("l"), crew.log, one_process_outbox(crew.config, "l"), crew.hub
@@ -779,25 +785,25 @@ def test_steps_are_replayed_with_the_parts_they_had_however_late(folder: Path) -
     for step in steps:
         again.receive(until=step.cursor)
         chosen = again.choose(again=step.positions)
-        assert chosen is not None
-        assert Step.of(step.round, again.cursor, False, chosen) == step
+        assert isinstance(chosen, Take)
+        assert WrittenStep.of(step.round, again.cursor, False, chosen.groups) == step
         again.step(chosen, again=True)
 
 
 def test_where_the_log_has_less_than_the_journal_nothing_is_chosen(folder: Path) -> None:
     crew = mixed_ages(folder, "max_age_s = 60")
-    assert crew.learner.choose(again=[999]) is None
+    assert crew.learner.choose(again=[999]) == Wait()
 
 
 def test_a_window_in_seconds_drops_what_is_older_than_it(folder: Path) -> None:
     crew = mixed_ages(folder, "max_age_s = 60")
     crew.clock.advance(60.9)  # version 0 was superseded at 1 s, version 1 is the newest
-    crew.learner._drop_stale(closed=False)
-    assert crew.learner.dropped == Counter()
+    crew.learner.waiting.drop_stale(Round(0, crew.learner.crewmates, quorum=2))
+    assert crew.learner.waiting.dropped == Counter()
     crew.clock.advance(61.1)
-    assert crew.learner.choose() is not None
-    assert crew.learner.dropped == Counter({("s0", "stale"): 2})
-    assert crew.learner.waiting == []
+    assert isinstance(crew.learner.choose(), Take)
+    assert crew.learner.waiting.dropped == Counter({("s0", "stale"): 2})
+    assert list(crew.learner.waiting) == []
 
 
 # Pace
@@ -814,9 +820,8 @@ def paced(folder: Path, learning: str, **settings: Any) -> Crew:
 
 def waits(crew: Crew, waiting: int, oldest_s: float = 0.0) -> bool:
     """Whether a sampler waits once it has heard from a learner that has so much left."""
-    crew.learner.waiting = [
-        replace(candidate(group()), came_s=crew.clock.now_s() - oldest_s)
-    ] * waiting
+    one = replace(candidate(group()), came_s=crew.clock.now_s() - oldest_s)
+    crew.learner.waiting.restore([one] * waiting, Counter())
     crew.next_version()
     look(crew.samplers["s0"])
     return not crew.samplers["s0"].may_sample()
@@ -890,13 +895,13 @@ def test_a_paced_learner_and_its_samplers_go_on_for_ever(folder: Path, learning:
                 sample(crew, name)
         if turn % 4 == 3 or not any(s.may_sample() for s in crew.samplers.values()):
             learner.receive()
-            if learner.learn() is not None:
+            if isinstance(learner.learn(), Learned):
                 crew.publish()
                 for sampler in crew.samplers.values():
                     look(sampler)
         assert (learner.learned_rounds, len(crew.log)) != before, f"stands still at turn {turn}"
     assert ever_waited
-    assert learner.dropped == Counter()
+    assert learner.waiting.dropped == Counter()
 
 
 # What is on its way
@@ -913,14 +918,14 @@ def test_while_a_version_is_on_its_way_up_the_next_are_left_out_but_for_the_last
         crew.clock.advance(at_s)
         crew.publish()
         crew.learn()
-    assert (len(crew.learner.outbox), versions()) == (1, [])
+    assert (len(crew.learner.half.outbox), versions()) == (1, [])
     crew.clock.advance(100.0)
-    crew.learner.outbox.deliver(crew.log, crew.clock.now_s(), crew.blobs["l"])
+    crew.learner.half.outbox.deliver(crew.log, crew.clock.now_s(), crew.blobs["l"])
     crew.publish()  # version 3: the way is free
     crew.learn()
     crew.publish()  # version 4 is the last, and is sent whatever is on its way
     crew.clock.advance(200.0)
-    crew.learner.outbox.deliver(crew.log, crew.clock.now_s(), crew.blobs["l"])
+    crew.learner.half.outbox.deliver(crew.log, crew.clock.now_s(), crew.blobs["l"])
     assert versions() == [0, 3, 4]
     sampler = crew.samplers["s0"]
     assert look(sampler)
@@ -947,7 +952,7 @@ def test_a_roster_and_the_first_weights_that_land_between_two_reads_are_both_tak
             hub.put([msgspec.structs.replace(roster, number=1)])
             hub.deliver(bare)
             crew.learner.publish_weights()
-            crew.learner.outbox.deliver(bare, blobs=crew.blobs["l"])
+            crew.learner.half.outbox.deliver(bare, blobs=crew.blobs["l"])
         return found
 
     bare.read = read_and_then  # type: ignore[method-assign]

@@ -6,7 +6,7 @@ Names no place of this machine.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,21 +15,22 @@ import msgspec
 
 import motley
 from motley.config import CrewConfig, PeerConfig, config_text
+from motley.learning.senders import SenderMetrics
+from motley.metrics import Counts, LearnerLine
 from motley.policies.sources import NAMED
-from motley.run import MetricsLine
 from motley.tasks import Split, best_constant, evaluation_set, load_task
 
 _SPLITS: tuple[Split, ...] = ("heldout", "ood")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exported:
+class ExportedModel:
     """What is in the folder. `lines`: the peer's metrics up to the checkpoint it was made from."""
 
     folder: str  # its name
     config: CrewConfig
     me: PeerConfig
-    lines: Sequence[MetricsLine]
+    lines: Sequence[LearnerLine]
     adapter: bool  # a PEFT folder; a whole model otherwise
     own_base: bool  # the adapter's base is in the folder, as base/
     dtype: str
@@ -37,10 +38,20 @@ class Exported:
     @property
     def trained(self) -> int:
         """The newest round that is in the weights."""
-        return max((line["round"] for line in self.lines), default=0)
+        return max((line.round for line in self.lines), default=0)
 
-    def newest(self, key: str) -> Any:
-        return next((line[key] for line in reversed(self.lines) if key in line), None)
+    @property
+    def version(self) -> int:
+        """Optimiser steps behind the weights."""
+        return next((line.version for line in reversed(self.lines) if line.version), 0)
+
+    @property
+    def refused(self) -> Counts:
+        return next((line.refused for line in reversed(self.lines) if line.refused is not None), {})
+
+    @property
+    def dropped(self) -> Counts:
+        return next((line.dropped for line in reversed(self.lines) if line.dropped is not None), {})
 
 
 def hub_id(model: str) -> str:
@@ -59,8 +70,8 @@ def public_name(model: str) -> str:
     return model if hub_id(model) or model.startswith("tiny:") else Path(model).name
 
 
-def card(exported: Exported) -> str:
-    sections: tuple[Callable[[Exported], str], ...] = (
+def card(exported: ExportedModel) -> str:
+    sections: tuple[Callable[[ExportedModel], str], ...] = (
         _front,
         _opening,
         _loading,
@@ -76,7 +87,7 @@ def card(exported: Exported) -> str:
 # Sections
 
 
-def _front(e: Exported) -> str:
+def _front(e: ExportedModel) -> str:
     facts = {
         "base_model": public_name(e.me.model),
         "library_name": "peft" if e.adapter else "transformers",
@@ -88,7 +99,7 @@ def _front(e: Exported) -> str:
     )
 
 
-def _opening(e: Exported) -> str:
+def _opening(e: ExportedModel) -> str:
     others = [f"`{p.name}`" for p in e.config.peer if p.name != e.me.name]
     with_whom = f"with {', '.join(others)}" if others else "alone"
     kind = "A LoRA adapter" if e.adapter else "A model"
@@ -105,7 +116,7 @@ def _opening(e: Exported) -> str:
     )
 
 
-def _loading(e: Exported) -> str:
+def _loading(e: ExportedModel) -> str:
     base = f"{e.folder}/base" if e.own_base else public_name(e.me.model) if e.adapter else e.folder
     chat = (
         "tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True, "
@@ -145,28 +156,23 @@ def _loading(e: Exported) -> str:
     )
 
 
-def _skills(e: Exported) -> str:
-    measured = [line for line in e.lines if "heldout" in line]
+def _skills(e: ExportedModel) -> str:
+    measured = [line for line in e.lines if line.heldout]
     if not measured:
         return ""
     before, after, rows = measured[0], measured[-1], []
     for split in _SPLITS:
-        constants = _constants(e.config, split) if split in after else {}
-        for kind, value in after.get(split, {}).items():
+        first, last = _accuracies(before, split), _accuracies(after, split)
+        constants = _constants(e.config, split) if last else {}
+        for kind, value in last.items():
             rows.append(
-                (
-                    split,
-                    kind,
-                    _percent(before.get(split, {}).get(kind)),
-                    _percent(value),
-                    constants.get(kind, ""),
-                )
+                (split, kind, _percent(first.get(kind)), _percent(value), constants.get(kind, ""))
             )
     head = (
         "problems",
         "kind",
-        f"round {before['round']}",
-        f"round {after['round']}",
+        f"round {before.round}",
+        f"round {after.round}",
         "best constant answer",
     )
     return (
@@ -177,14 +183,14 @@ def _skills(e: Exported) -> str:
     )
 
 
-def _training(e: Exported) -> str:
+def _training(e: ExportedModel) -> str:
     crew, sampling, learning = e.config.crew, e.config.sampling, e.config.learning
     objective = f"{crew.objective}/{crew.variant}" if crew.variant else crew.objective
     facts = {
         "task": f"{_public(crew.task)}{_settings(_public(e.config.task))}",
         "prompt": f"{e.config.prompt.style}{_settings(_said(e.config.prompt))}",
         "objective": f"{objective}{_settings(e.config.objective)}",
-        "rounds": f"{e.trained} of {crew.rounds}; {e.newest('version') or 0} optimiser steps",
+        "rounds": f"{e.trained} of {crew.rounds}; {e.version} optimiser steps",
         "groups": (
             f"{crew.problems_per_round} problems a round over the crew, {crew.group_size} answers "
             f"each; {crew.layout}, {crew.pace}"
@@ -198,16 +204,16 @@ def _training(e: Exported) -> str:
     return "## Training\n\n" + "\n".join(f"- {key}: {value}" for key, value in facts.items())
 
 
-def _crewmates(e: Exported) -> str:
-    senders = [line["senders"] for line in e.lines if "senders" in line]
-    total = sum(found["groups"] for s in senders for found in s.values())
+def _crewmates(e: ExportedModel) -> str:
+    senders = [line.senders for line in e.lines if line.senders]
+    total = sum(sender.groups for step in senders for sender in step.values())
     rows = []
     for peer in e.config.peer:
         seen = [s[peer.name] for s in senders if peer.name in s]
         model = (
             public_name(peer.model) + _changes(peer) if peer.model else f"that of {peer.follows}"
         )
-        groups = sum(found["groups"] for found in seen)
+        groups = sum(sender.groups for sender in seen)
         means = [_mean(seen, key) for key in ("reward", "weight", "ess", "kl_k3")]
         name = f"**{peer.name}**" if peer.name == e.me.name else peer.name
         rows.append(
@@ -229,17 +235,17 @@ def _crewmates(e: Exported) -> str:
     )
 
 
-def _refusals(e: Exported) -> str:
+def _refusals(e: ExportedModel) -> str:
     words = [
         f"- {what} of {sender}: "
         + ", ".join(f"{count} {reason}" for reason, count in reasons.items())
-        for what in ("refused", "dropped")
-        for sender, reasons in (e.newest(what) or {}).items()
+        for what, counts in (("refused", e.refused), ("dropped", e.dropped))
+        for sender, reasons in counts.items()
     ]
     return "\n".join(words) or "No record was refused and no group dropped."
 
 
-def _crew_file(e: Exported) -> str:
+def _crew_file(e: ExportedModel) -> str:
     return (
         "## Crew file\n\nTrain it again with `motley train "
         f"crew.toml`.\n\n```toml\n{public_config(e.config)}```"
@@ -289,14 +295,13 @@ def _constants(config: CrewConfig, split: Split) -> dict[str, str]:
     }
 
 
-def _mean(seen: Sequence[dict[str, Any]], key: str) -> str:
-    """Over steps, each counting with its groups; of a distribution, its mean; nothing where nothing
-    was measured.
-    """
-    found = [(s[key], s["groups"]) for s in seen if s.get(key) is not None]
-    values = [
-        ((value["mean"] if isinstance(value, dict) else value), groups) for value, groups in found
-    ]
+def _accuracies(line: LearnerLine, split: Split) -> dict[str, float]:
+    return (line.heldout if split == "heldout" else line.ood) or {}
+
+
+def _mean(seen: Sequence[SenderMetrics], key: str) -> str:
+    """Over steps, each counting with its groups; nothing where nothing was measured."""
+    values = [(value, s.groups) for s in seen if (value := s.number(key)) is not None]
     total = sum(groups for _, groups in values)
     return f"{sum(value * groups for value, groups in values) / total:.3f}" if total else ""
 
@@ -305,7 +310,7 @@ def _percent(value: float | None) -> str:
     return "" if value is None else f"{value:.0%}"
 
 
-def _said(table: msgspec.Struct) -> dict[str, Any]:
+def _said(table: msgspec.Struct) -> dict[str, object]:
     """What differs from the defaults."""
     defaults = msgspec.to_builtins(type(table)())
     return {
@@ -313,7 +318,7 @@ def _said(table: msgspec.Struct) -> dict[str, Any]:
     }
 
 
-def _settings(settings: dict[str, Any]) -> str:
+def _settings(settings: Mapping[str, object]) -> str:
     return (
         " with " + ", ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
         if settings

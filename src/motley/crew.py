@@ -9,26 +9,45 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
+from motley.clock import timed
 from motley.config import CrewConfig, config_text, read_config
 from motley.exchange import MemoryLog, Outbox, Signer, cut_log
 from motley.files import sync
-from motley.learning.checkpoint import checkpoints, load_manifest, save_checkpoint, save_training
-from motley.learning.learner import StepReport
-from motley.peer import Peer
+from motley.learning.checkpoint import (
+    AnyState,
+    OtherStateError,
+    checkpoints,
+    load_manifest,
+    save_checkpoint,
+    save_training,
+)
+from motley.learning.pace import pace_of
+from motley.learning.waiting import Wait
+from motley.metrics import LearnerLine, Timing
+from motley.peer import Learned, Peer
+from motley.peer_state import PeerState
 from motley.records import HUB, Charter, Roster
 from motley.run import (
-    MetricsLine,
     Run,
-    Timing,
     WarmProgress,
     by_sender,
     check_config,
     new_folder,
     newest_checkpoint,
-    timed,
 )
 from motley.tasks import Task
 from motley.trust import Identity
+
+
+class CrewState(msgspec.Struct, frozen=True, kw_only=True):
+    """A crew in one process, in a checkpoint."""
+
+    round: int
+    log_records: int
+    metrics_bytes: int
+    peers: dict[str, PeerState]
 
 
 class LocalCrew:
@@ -40,6 +59,7 @@ class LocalCrew:
         self.config = config
         self.folder = folder
         self.finished_rounds = 0
+        self._pace = pace_of(config)
         self._run = Run(config, folder)
         self._log = MemoryLog(folder / "groups" / "log.bin")
         hub = found_log(config, self._log, self._run.task)
@@ -56,9 +76,7 @@ class LocalCrew:
         check_config(config)
         new_folder(folder, config, f"go on with: motley train --resume {folder}")
         crew = cls(config, folder, warm_progress)
-        crew._run.write(
-            [{"round": 0, "peer": p.me.name, **crew._run.accuracies(p)} for p in crew.peers]
-        )
+        crew._run.write([crew._run.first_line(peer) for peer in crew.peers])
         crew.save()
         return crew
 
@@ -79,31 +97,30 @@ class LocalCrew:
     def resume(cls, folder: Path) -> LocalCrew:
         """Go on from the newest checkpoint. What was written after it is cut off and done again."""
         newest = newest_checkpoint(folder)
-        state = load_manifest(newest)
-        if "log_records" not in state:
+        try:
+            state = load_manifest(newest, CrewState)
+        except OtherStateError:
+            load_manifest(newest, AnyState)  # is whole, then
             raise ValueError(
                 f"{folder} is a simulated run, which is not resumed; run motley sim again, with "
                 "another --out"
-            )
-        cut_log(folder / "groups" / "log.bin", state["log_records"])
+            ) from None
+        cut_log(folder / "groups" / "log.bin", state.log_records)
         crew = cls(read_config(folder / "config.toml"), folder)
-        crew._run.cut_metrics(state["metrics_bytes"], newest)
-        crew.finished_rounds = state["round"]
+        crew._run.cut_metrics(state.metrics_bytes, newest)
+        crew.finished_rounds = state.round
         for peer in crew.peers:
-            crew._run.restore(peer, newest, state["peers"][peer.me.name])
+            crew._run.restore(peer, newest, state.peers[peer.me.name])
         return crew
 
-    def rounds(self) -> Iterator[list[MetricsLine]]:
+    def rounds(self) -> Iterator[list[LearnerLine]]:
         """Train to the last round.
 
         Stopping between two yields loses nothing once `save` is called.
         """
         while self.finished_rounds < self.config.crew.rounds:
-            lines = (
-                self._lockstep_round()
-                if self.config.crew.pace == "lockstep"
-                else self._async_round()
-            )
+            # where a step awaits everyone, everyone samples before anyone learns
+            lines = self._round_together() if self._pace.awaits_others else self._round_in_turn()
             self.finished_rounds += 1
             self._run.write(lines)
             last = self.finished_rounds == self.config.crew.rounds
@@ -115,12 +132,12 @@ class LocalCrew:
         # the checkpoint counts on what they hold
         for path in (self._run.metrics, self.folder / "groups" / "log.bin"):
             sync(path)
-        state = {
-            "round": self.finished_rounds,
-            "log_records": len(self._log),
-            "metrics_bytes": self._run.metrics.stat().st_size,
-            "peers": {p.me.name: p.state() for p in self.peers},
-        }
+        state = CrewState(
+            round=self.finished_rounds,
+            log_records=len(self._log),
+            metrics_bytes=self._run.metrics.stat().st_size,
+            peers={p.me.name: p.state() for p in self.peers},
+        )
 
         def write(folder: Path) -> None:
             for peer in self.peers:
@@ -128,31 +145,34 @@ class LocalCrew:
 
         save_checkpoint(self.folder / "checkpoints", self.finished_rounds, state, write)
 
-    def _lockstep_round(self) -> list[MetricsLine]:
-        sampled = [timed(peer.sample) for peer in self.peers]
+    def _round_together(self) -> list[LearnerLine]:
+        clock = self._run.clock
+        sampled = [timed(peer.half.sample, clock) for peer in self.peers]
         for peer in self.peers:
             peer.publish()
-        learned = [timed(partial(_receive_and_learn, peer)) for peer in self.peers]
-        for peer in self.peers:
-            if peer.learned_rounds == self.finished_rounds:
+        learned = [timed(partial(_receive_and_learn, peer), clock) for peer in self.peers]
+        number, lines = self.finished_rounds + 1, []
+        for peer, (batch, sample_s), (result, learn_s) in zip(
+            self.peers, sampled, learned, strict=True
+        ):
+            if isinstance(result, Wait):
                 raise ValueError(
                     f"peer {peer.me.name} has only {len(peer.waiting)} groups of round "
-                    f"{self.finished_rounds + 1} and cannot go on: "
+                    f"{number} and cannot go on: "
                     f"refused so far {by_sender(peer.admission.refused)}; a lockstep crew needs "
                     "every peer's groups"
                 )
-        number = self.finished_rounds + 1
-        return [
-            self._run.line(p, number, s, r, Timing(s_s, r_s))
-            for p, (s, s_s), (r, r_s) in zip(self.peers, sampled, learned, strict=True)
-        ]
+            timing = Timing(sample_s, learn_s)
+            lines.append(self._run.line(peer, number, batch, result.report, timing))
+        return lines
 
-    def _async_round(self) -> list[MetricsLine]:
-        lines = []
+    def _round_in_turn(self) -> list[LearnerLine]:
+        lines, clock = [], self._run.clock
         for peer in self.peers:
-            sampled, sample_s = timed(peer.sample) if peer.may_sample() else (None, 0.0)
+            sampled, sample_s = timed(peer.half.sample, clock) if peer.may_sample() else (None, 0.0)
             peer.publish()
-            report, learn_s = timed(partial(_receive_and_learn, peer))
+            result, learn_s = timed(partial(_receive_and_learn, peer), clock)
+            report = result.report if isinstance(result, Learned) else None
             lines.append(
                 self._run.line(
                     peer, self.finished_rounds + 1, sampled, report, Timing(sample_s, learn_s)
@@ -161,7 +181,7 @@ class LocalCrew:
         return lines
 
 
-def _receive_and_learn(peer: Peer) -> StepReport | None:
+def _receive_and_learn(peer: Peer) -> Learned | Wait:
     peer.receive()
     return peer.learn()
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import html
 import io
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +15,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
+from motley.clock import Clock, RealClock
 from motley.config import CrewConfig
-from motley.run import MetricsLine
+from motley.metrics import LearnerLine
 
 Skills = dict[str, dict[str, float]]  # peer -> kind -> held-out accuracy
 
@@ -30,27 +30,31 @@ class LiveTable:
     """
 
     config: CrewConfig
-    started_s: float = field(default_factory=time.perf_counter)
     first_round: int = 0
-    lines: dict[str, MetricsLine] = field(default_factory=dict)
+    clock: Clock = RealClock()
+    lines: dict[str, LearnerLine] = field(default_factory=dict)
     seen: Skills = field(default_factory=dict)
+    started_s: float = field(init=False)
 
-    def update(self, lines: Sequence[MetricsLine]) -> None:
+    def __post_init__(self) -> None:
+        self.started_s = self.clock.elapsed_s()
+
+    def update(self, lines: Sequence[LearnerLine]) -> None:
         for line in lines:
-            self.lines[line["peer"]] = line
-            if "heldout" in line:
-                self.seen[line["peer"]] = line["heldout"]
+            self.lines[line.peer] = line
+            if line.heldout:
+                self.seen[line.peer] = line.heldout
 
     def time_left(self) -> str:
-        done = max((line["round"] for line in self.lines.values()), default=0)
+        done = max((line.round for line in self.lines.values()), default=0)
         if done <= self.first_round:
             return "?"
-        per_round_s = (time.perf_counter() - self.started_s) / (done - self.first_round)
+        per_round_s = (self.clock.elapsed_s() - self.started_s) / (done - self.first_round)
         return duration(per_round_s * (self.config.crew.rounds - done))
 
     def __rich__(self) -> Table:
         crew = self.config.crew
-        done = max((line["round"] for line in self.lines.values()), default=0)
+        done = max((line.round for line in self.lines.values()), default=0)
         table = Table(
             title=(
                 f"{crew.name}: {crew.objective}, round {done} of {crew.rounds}, "
@@ -73,15 +77,17 @@ class LiveTable:
         return table
 
     def _cells(self, peer: str) -> list[str]:
-        line = self.lines.get(peer, {})
-        senders = line.get("senders", {})
+        line = self.lines.get(peer)
+        if line is None:
+            return [""] * 7
+        senders = line.senders or {}
         refused = {
-            sender: sum(reasons.values()) for sender, reasons in line.get("refused", {}).items()
+            sender: sum(reasons.values()) for sender, reasons in (line.refused or {}).items()
         }
         accuracy = " ".join(
             f"{kind} {value:.0%}" for kind, value in self.seen.get(peer, {}).items()
         )
-        taken = {name: str(s["groups"]) for name, s in senders.items()} | {
+        taken = {name: str(s.groups) for name, s in senders.items()} | {
             name: "0" for name in refused if name not in senders
         }
         groups = " ".join(
@@ -89,19 +95,23 @@ class LiveTable:
             for name, number in taken.items()
         )
         filtered = " ".join(
-            f"{name} {s['filtered_negative']:.0%}"
+            f"{name} {share:.0%}"
             for name, s in senders.items()
-            if s.get("filtered_negative") is not None
+            if (share := s.number("filtered_negative")) is not None
         )
-        ess = " ".join(f"{name} {s['ess']:.2f}" for name, s in senders.items() if "ess" in s)
-        timing = line.get("timing")
+        ess = " ".join(
+            f"{name} {size:.2f}"
+            for name, s in senders.items()
+            if (size := s.number("ess")) is not None
+        )
+        took = line.timing
         speed = (
-            f"{timing['sampled_tokens_per_s']:,.0f}, {timing['learned_tokens_per_s']:,.0f}"
-            if timing
+            f"{took.sampled_tokens_per_s or 0:,.0f}, {took.learned_tokens_per_s or 0:,.0f}"
+            if took
             else ""
         )
-        reward = f"{line['reward']:.2f}" if "reward" in line else ""
-        return [str(line.get("round", "")), reward, accuracy, groups, filtered, ess, speed]
+        reward = "" if line.reward is None else f"{line.reward:.2f}"
+        return [str(line.round), reward, accuracy, groups, filtered, ess, speed]
 
 
 def duration(seconds: float) -> str:
@@ -112,13 +122,13 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"
 
 
-def skills_at(lines: Sequence[MetricsLine], last: bool) -> Skills:
+def skills_at(lines: Sequence[LearnerLine], last: bool) -> Skills:
     """Every peer's first or last measured accuracies."""
-    found: Skills = {}
+    skills: Skills = {}
     for line in lines:
-        if "heldout" in line and (last or line["peer"] not in found):
-            found[line["peer"]] = line["heldout"]
-    return found
+        if line.heldout and (last or line.peer not in skills):
+            skills[line.peer] = line.heldout
+    return skills
 
 
 def mean(by_kind: dict[str, float]) -> float:
@@ -146,7 +156,7 @@ def skill_matrix(before: Skills, after: Skills, alone: Skills) -> Table:
     return table
 
 
-def draw_curves(lines: Sequence[MetricsLine], alone: Skills, folder: Path) -> list[Path]:
+def draw_curves(lines: Sequence[LearnerLine], alone: Skills, folder: Path) -> list[Path]:
     """Write curves.png and a self-contained curves.html into a run folder."""
     figure = _figure(lines, alone)
     png, page = folder / "curves.png", folder / "curves.html"
@@ -167,18 +177,20 @@ def draw_curves(lines: Sequence[MetricsLine], alone: Skills, folder: Path) -> li
     return [png, page]
 
 
-def _figure(lines: Sequence[MetricsLine], alone: Skills) -> Figure:
-    peers = list(dict.fromkeys(line["peer"] for line in lines))
+def _figure(lines: Sequence[LearnerLine], alone: Skills) -> Figure:
+    peers = list(dict.fromkeys(line.peer for line in lines))
     figure = Figure(figsize=(4.2 * len(peers), 3.6), layout="constrained")
     axes: list[Axes] = list(figure.subplots(1, len(peers), sharey=True, squeeze=False)[0])
     for axis, peer in zip(axes, peers, strict=True):
-        measured = [line for line in lines if line["peer"] == peer and "heldout" in line]
-        rounds = [line["round"] for line in measured]
-        for kind in measured[0]["heldout"]:
-            axis.plot(rounds, [line["heldout"][kind] for line in measured], linewidth=1, label=kind)
+        measured = {
+            line.round: line.heldout for line in lines if line.peer == peer and line.heldout
+        }
+        rounds, accuracies = list(measured), list(measured.values())
+        for kind in accuracies[0]:
+            axis.plot(rounds, [by_kind[kind] for by_kind in accuracies], linewidth=1, label=kind)
         axis.plot(
             rounds,
-            [mean(line["heldout"]) for line in measured],
+            [mean(by_kind) for by_kind in accuracies],
             color="black",
             linewidth=2,
             label="mean over kinds",

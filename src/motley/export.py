@@ -8,23 +8,23 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import msgspec
 import torch
 from peft import PeftModel
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
-from motley.card import Exported, card, hub_id
+from motley.card import ExportedModel, card, hub_id
 from motley.config import PeerConfig, read_config
 from motley.files import whole
-from motley.learning.checkpoint import load_manifest
+from motley.learning.checkpoint import AnyState, load_manifest
+from motley.metrics import LearnerLine, decode_lines, learner_lines
 from motley.policies.policy import load_tensors, save_tensors
 from motley.policies.sources import NO_CODE, find, keep_layers, read_model
 from motley.records import Sampling
-from motley.run import MetricsLine, newest_checkpoint, peer_folder
+from motley.run import newest_checkpoint, peer_folder
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -63,14 +63,14 @@ def export_model(
         )
     config, own = read_config(run / "config.toml"), peer_folder(run, peer)
     newest = newest_checkpoint(own)
-    state = load_manifest(newest)
+    state = load_manifest(newest, AnyState)
     saved, me = newest / peer / "model", config.named(peer)
     adapter = (saved / ADAPTER).exists()
     if merge and not adapter:
         raise ValueError(
             f"peer {peer} trains no adapter, so that there is nothing to merge; leave --merge out"
         )
-    facts = Exported(
+    facts = ExportedModel(
         folder=out.resolve().name,
         config=config,
         me=me,
@@ -108,12 +108,10 @@ def _public_base(me: PeerConfig) -> bool:
     return bool(hub_id(me.model)) and not me.warm and not me.keep_layers
 
 
-def _lines_until(own: Path, peer: str, state: dict[str, Any]) -> list[MetricsLine]:
-    """The peer's metrics that the checkpoint counts on; what was written after it is not in its
-    weights.
-    """
-    content = (own / "metrics.jsonl").read_bytes()[: state.get("metrics_bytes")]
-    return [line for line in map(msgspec.json.decode, content.splitlines()) if line["peer"] == peer]
+def _lines_until(own: Path, peer: str, state: AnyState) -> list[LearnerLine]:
+    """The peer's metrics that a checkpoint counts on: what comes later is not in its weights."""
+    content = (own / "metrics.jsonl").read_bytes()[: state.metrics_bytes]
+    return [line for line in learner_lines(decode_lines(content)) if line.peer == peer]
 
 
 # Writing
@@ -133,7 +131,7 @@ def _write_whole(out: Path, writers: Sequence[Callable[[Path], None]]) -> None:
         ) from error
 
 
-def _model_writer(facts: Exported, saved: Path, start: Path) -> Callable[[Path], None]:
+def _model_writer(facts: ExportedModel, saved: Path, start: Path) -> Callable[[Path], None]:
     """A whole model: as it trained, or an adapter added into its base in float32. Rounded last."""
     if (saved / ADAPTER).exists():
         model = PeftModel.from_pretrained(
@@ -146,7 +144,7 @@ def _model_writer(facts: Exported, saved: Path, start: Path) -> Callable[[Path],
     return lambda folder: model.save_pretrained(folder)
 
 
-def _adapter_writer(facts: Exported, saved: Path, start: Path) -> Callable[[Path], None]:
+def _adapter_writer(facts: ExportedModel, saved: Path, start: Path) -> Callable[[Path], None]:
     dtype = getattr(torch, facts.dtype)
     tensors = {name: tensor.to(dtype) for name, tensor in load_tensors(saved / ADAPTER).items()}
     rules = json.loads((saved / "adapter_config.json").read_text())
@@ -167,7 +165,7 @@ def _adapter_writer(facts: Exported, saved: Path, start: Path) -> Callable[[Path
     return write
 
 
-def _write_card(facts: Exported, folder: Path) -> None:
+def _write_card(facts: ExportedModel, folder: Path) -> None:
     (folder / "README.md").write_text(card(facts), encoding="utf-8")
 
 
@@ -204,7 +202,7 @@ def _base_model(me: PeerConfig, start: Path) -> PreTrainedModel:
     return model
 
 
-def _as_sampled(found: GenerationConfig, sampling: Sampling) -> GenerationConfig:
+def _as_sampled(generation: GenerationConfig, sampling: Sampling) -> GenerationConfig:
     """Answers are made as they were in training."""
     settings = {
         "do_sample": True,
@@ -212,5 +210,5 @@ def _as_sampled(found: GenerationConfig, sampling: Sampling) -> GenerationConfig
         "top_k": sampling.top_k,
         "top_p": sampling.top_p,
     }
-    found.update(**settings, max_new_tokens=sampling.max_tokens)
-    return found
+    generation.update(**settings, max_new_tokens=sampling.max_tokens)
+    return generation

@@ -27,9 +27,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from motley.config import CrewConfig
+from motley.config import REPORTERS, CrewConfig
+from motley.metrics import MetricsLine, read_metrics
 
-MetricsLine = dict[str, Any]
 Scalars = dict[str, float]
 
 PROJECT = "motley"
@@ -56,10 +56,7 @@ class Reports:
             return
         if self._open is None:
             self._open = open_reporters(self._config, self._folder)
-            lines = [
-                msgspec.json.decode(line)
-                for line in (self._folder / "metrics.jsonl").read_bytes().splitlines()
-            ]
+            lines = read_metrics(self._folder)
         for reporter in self._open:
             reporter.log(lines)
 
@@ -98,11 +95,14 @@ def _installed(name: str) -> bool:
 
 
 def scalars_of(line: MetricsLine) -> Scalars:
-    """The numbers of a line by their path: {"peer": "small", "heldout": {"sort": 0.5}} ->
-    {"small/heldout/sort": 0.5}.
+    """The numbers of a line by their path.
+
+    >>> scalars_of(LearnerLine(round=1, peer="small", heldout={"sort": 0.5}))
+    {'small/heldout/sort': 0.5}
     """
-    rest = {key: value for key, value in line.items() if key not in ("round", "peer")}
-    return dict(_numbers(line["peer"], rest))
+    plain: dict[str, object] = msgspec.to_builtins(line)
+    rest = {key: value for key, value in plain.items() if key not in ("round", "peer")}
+    return dict(_numbers(line.peer, rest))
 
 
 def _numbers(path: str, value: object) -> Iterator[tuple[str, float]]:
@@ -117,15 +117,15 @@ def steps_of(lines: Sequence[MetricsLine]) -> Iterator[tuple[int, Scalars]]:
     """Round and numbers; neighbouring lines of the same round, which are different peers', are one
     step.
     """
-    number, found = -1, Scalars()
+    number, scalars = -1, Scalars()
     for line in lines:
-        if line["round"] != number and found:
-            yield number, found
-            found = Scalars()
-        number = line["round"]
-        found |= scalars_of(line)
-    if found:
-        yield number, found
+        if line.round != number and scalars:
+            yield number, scalars
+            scalars = Scalars()
+        number = line.round
+        scalars |= scalars_of(line)
+    if scalars:
+        yield number, scalars
 
 
 # Reporters
@@ -137,7 +137,7 @@ class _Guarded:
     def __init__(self, name: str, config: CrewConfig, folder: Path) -> None:
         self._name = name
         self._reporter: Reporter | None = None
-        self._try(lambda: setattr(self, "_reporter", REPORTERS[name](config, folder)))
+        self._try(lambda: setattr(self, "_reporter", OPENERS[name](config, folder)))
 
     def log(self, lines: Sequence[MetricsLine]) -> None:
         if self._reporter:
@@ -287,8 +287,9 @@ def _asking_nobody(unless: bool) -> Iterator[None]:
 
 
 # Each writes to the folder of its name in the run's.
-REPORTERS: dict[str, Callable[[CrewConfig, Path], Reporter]] = {
-    "tensorboard": _TensorBoard,
-    "wandb": _Wandb,
+OPENERS: dict[str, Callable[[CrewConfig, Path], Reporter]] = {
     "trackio": _Trackio,
+    "wandb": _Wandb,
+    "tensorboard": _TensorBoard,
 }
+assert tuple(OPENERS) == REPORTERS, "a crew file may name exactly these"

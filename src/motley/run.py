@@ -14,27 +14,44 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 
 from motley.clock import Clock, RealClock
-from motley.config import ConfigError, CrewConfig, PeerConfig, Prompt, read_config, write_config
+from motley.config import (
+    REPORTERS,
+    ConfigError,
+    CrewConfig,
+    PeerConfig,
+    Prompt,
+    read_config,
+    write_config,
+)
 from motley.engines import open_engine
 from motley.evaluation import greedy_by_kind
 from motley.exchange import Log, Outbox
 from motley.exchange.blobs import Blobs
 from motley.files import whole
-from motley.learning.checkpoint import checkpoints, load_manifest, load_training
+from motley.learning.checkpoint import AnyState, checkpoints, load_manifest, load_training
 from motley.learning.fitting import check_supported
 from motley.learning.learner import Learner, StepReport
 from motley.learning.warm import check_warm, warm_start
+from motley.metrics import (
+    Counts,
+    FirstLine,
+    LearnerLine,
+    MetricsLine,
+    SamplerLine,
+    Timing,
+    append_lines,
+)
 from motley.objectives import objective
 from motley.peer import Peer
+from motley.peer_state import PeerState
 from motley.policies import (
     Policy,
     check_peer,
@@ -45,11 +62,11 @@ from motley.policies import (
 )
 from motley.policies.hardware import choose_device
 from motley.policies.vocabulary import Vocabulary
-from motley.reporting import REPORTERS
-from motley.sampler import Sampled, Sampler, SamplerHalf
+from motley.sampler import Sampled, SamplerHalf
+from motley.sampler_follower import Sampler
 from motley.tasks import Task, evaluation_set, load_task
 
-MetricsLine = dict[str, Any]
+Made = TypeVar("Made")
 NOBODY = ""  # a peer no crew has
 WarmProgress = Callable[[str, int, dict[str, float]], None]  # (peer, steps, accuracy per kind)
 
@@ -97,10 +114,11 @@ def _check_vocabularies(vocabularies: dict[str, Vocabulary]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
-    sample_s: float
-    learn_s: float
-    overlap_s: float = 0.0  # in which both went on
+class Accuracies:
+    """Of greedy answers, by kind; `ood` is None for a task without such problems."""
+
+    heldout: dict[str, float]
+    ood: dict[str, float] | None
 
 
 class Run:
@@ -152,18 +170,7 @@ class Run:
         check_supported(policy)
         row = objective(config.crew.objective, config.crew.variant, config.objective)
         learner = Learner(policy, row, config.learning, me.lr or config.learning.lr)
-        return Peer(
-            config=config,
-            me=me,
-            task=self.task,
-            learner=learner,
-            engine=open_engine(policy, me.engine, self.folder / "engine" / me.name),
-            log=log,
-            outbox=outbox,
-            hub=hub,
-            clock=self.clock,
-            weather=self.config.weather(me.name, self.started_s),
-        )
+        return Peer(self._half(me, policy, outbox), learner, log, hub)
 
     def build_sampler(
         self, me: PeerConfig, log: Log, outbox: Outbox, blobs: Blobs, hub: bytes
@@ -176,16 +183,25 @@ class Run:
         policy = with_trained_part(
             policy, followed.train, peer_seed(followed.name, self.config.crew.seed)
         )
+        return Sampler(self._half(me, policy, outbox), log, blobs, hub)
+
+    def _half(self, me: PeerConfig, policy: Policy, outbox: Outbox) -> SamplerHalf:
         weather = self.config.weather(me.name, self.started_s)
         engine = open_engine(policy, me.engine, self.folder / "engine" / me.name)
-        half = SamplerHalf(self.config, me, self.task, policy, engine, outbox, self.clock, weather)
-        return Sampler(half, log, blobs, hub)
+        return SamplerHalf(self.config, me, self.task, policy, engine, outbox, self.clock, weather)
 
-    def restore(self, peer: Peer, checkpoint: Path, state: dict[str, Any]) -> None:
+    def restore(self, peer: Peer, checkpoint: Path, state: PeerState) -> None:
         load_training(peer.learner.policy, peer.learner.optimiser, checkpoint / peer.me.name)
         peer.load_state(state)
 
     # Metrics
+
+    def first_line(self, peer: Peer, time_s: float | None = None) -> FirstLine:
+        """What a peer can before training."""
+        skills = self.accuracies(peer)
+        return FirstLine(
+            round=0, peer=peer.me.name, time_s=time_s, heldout=skills.heldout, ood=skills.ood
+        )
 
     def line(
         self,
@@ -194,58 +210,56 @@ class Run:
         sampled: Sampled | None,
         report: StepReport | None,
         timing: Timing | None = None,
-    ) -> MetricsLine:
-        line: MetricsLine = {
-            "round": number,
-            "peer": peer.me.name,
-            "version": peer.learner.policy.version,
-        }
-        if sampled:
-            line["reward"] = sampled.reward
-        if report:
-            line |= {name: getattr(report, name) for name in StepReport.__slots__}
-        line["waiting"] = len(peer.waiting)
-        line["refused"] = by_sender(peer.admission.refused)
-        line["dropped"] = by_sender(peer.dropped)
-        if peer.admission.missing:
-            line["missing"] = peer.admission.missing
-        if number % self.config.evaluate.every == 0 or number == self.config.crew.rounds:
-            line |= self.accuracies(peer)
-        if timing:
-            line["timing"] = {
-                "sample_s": timing.sample_s,
-                "learn_s": timing.learn_s,
-                "sampled_tokens_per_s": sampled.num_tokens / timing.sample_s
-                if sampled and sampled.fresh
-                else 0.0,
-                "learned_tokens_per_s": report.num_tokens / timing.learn_s if report else 0.0,
-            }
-            if timing.overlap_s:
-                line["timing"]["overlap_s"] = timing.overlap_s
-        return line
-
-    def sampler_line(self, sampler: Sampler, sampled: Sampled) -> MetricsLine:
-        """What a sampler has to say of a round."""
-        line: MetricsLine = {
-            "round": sampler.half.sampled_rounds,
-            "peer": sampler.me.name,
-            "version": sampled.version,
-        }
-        line |= {"reward": sampled.reward, "sampled_tokens": sampled.num_tokens}
-        if sampler.newest:
-            line["behind"] = sampler.newest.version - sampled.version
-        if sampler.failed:
-            line["failed_transfers"] = sampler.failed
-        return line
-
-    def accuracies(self, peer: Peer) -> MetricsLine:
-        measure = lambda problems: greedy_by_kind(
-            peer.engine, peer.learner.policy.prompts, self.task, problems, self.config.sampling
+    ) -> LearnerLine:
+        """What a peer has to say of a round."""
+        line = LearnerLine(
+            round=number,
+            peer=peer.me.name,
+            version=peer.learner.policy.version,
+            reward=sampled.reward if sampled else None,
+            waiting=len(peer.waiting),
+            refused=by_sender(peer.admission.refused),
+            dropped=by_sender(peer.waiting.dropped),
+            missing=peer.admission.missing or None,
+            timing=_with_rates(timing, sampled, report) if timing else None,
         )
-        found = {"heldout": measure(self._heldout)}
-        return found | ({"ood": measure(self._ood)} if self._ood else {})
+        if report:
+            line = _with_step(line, report)
+        if number % self.config.evaluate.every == 0 or number == self.config.crew.rounds:
+            skills = self.accuracies(peer)
+            line = msgspec.structs.replace(line, heldout=skills.heldout, ood=skills.ood)
+        return line
 
-    def write(self, lines: list[MetricsLine]) -> None:
+    def last_line(self, peer: Peer) -> LearnerLine:
+        """What closes the file of a peer that ends with fewer steps than rounds."""
+        skills = self.accuracies(peer)
+        return LearnerLine(
+            round=self.config.crew.rounds,
+            peer=peer.me.name,
+            version=peer.learner.policy.version,
+            heldout=skills.heldout,
+            ood=skills.ood,
+        )
+
+    def sampler_line(self, sampler: Sampler, sampled: Sampled) -> SamplerLine:
+        """What a sampler has to say of a round."""
+        return SamplerLine(
+            round=sampler.half.sampled_rounds,
+            peer=sampler.me.name,
+            version=sampled.version,
+            reward=sampled.reward,
+            sampled_tokens=sampled.num_tokens,
+            behind=sampler.newest.version - sampled.version if sampler.newest else None,
+            failed_transfers=sampler.failed or None,
+        )
+
+    def accuracies(self, peer: Peer) -> Accuracies:
+        measure = lambda problems: greedy_by_kind(
+            peer.half.engine, peer.learner.policy.prompts, self.task, problems, self.config.sampling
+        )
+        return Accuracies(measure(self._heldout), measure(self._ood) if self._ood else None)
+
+    def write(self, lines: Sequence[MetricsLine | FirstLine]) -> None:
         append_lines(self.metrics, lines)
 
     def cut_metrics(self, num_bytes: int, checkpoint: Path) -> None:
@@ -276,8 +290,8 @@ def _discard_unfinished(folder: Path) -> None:
     else in it is not touched.
     """
     ours = {"config.toml", "start", "groups", "checkpoints", "metrics.jsonl", "engine", *REPORTERS}
-    found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    if "config.toml" not in found or not found <= ours or checkpoints(folder / "checkpoints"):
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if "config.toml" not in names or not names <= ours or checkpoints(folder / "checkpoints"):
         return
     try:
         read_config(folder / "config.toml")
@@ -319,7 +333,7 @@ def trained_policies(
         newest = newest_checkpoint(own)
         if not (newest / me.name).exists():  # a peer's own folder holds that peer alone
             continue
-        load_manifest(newest)
+        load_manifest(newest, AnyState)
         policies[me.name] = _starting_policy(config, me, own / "start" / me.name, task)
         policies[me.name].load(newest / me.name / "model")
     return policies
@@ -331,30 +345,39 @@ def newest_checkpoint(folder: Path) -> Path:
             f"{folder} is not a run folder: it has no config.toml; give the folder that motley "
             "train printed"
         )
-    found = checkpoints(folder / "checkpoints")
-    if not found:
+    saved = checkpoints(folder / "checkpoints")
+    if not saved:
         raise ValueError(f"{folder} has no checkpoint; start the crew anew")
-    return found[-1]
+    return saved[-1]
 
 
-def append_lines(path: Path, lines: list[MetricsLine]) -> None:
-    with path.open("ab") as file:
-        file.write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
-
-
-def read_metrics(folder: Path) -> list[MetricsLine]:
-    return [
-        msgspec.json.decode(line) for line in (folder / "metrics.jsonl").read_bytes().splitlines()
-    ]
-
-
-def timed(work: Callable[[], Any]) -> tuple[Any, float]:
-    start = time.perf_counter()
-    return work(), time.perf_counter() - start
-
-
-def by_sender(counts: dict[tuple[str, str], int]) -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = {}
+def by_sender(counts: dict[tuple[str, str], int]) -> Counts:
+    table: Counts = {}
     for (sender, reason), count in sorted(counts.items()):
-        found.setdefault(sender, {})[reason] = count
-    return found
+        table.setdefault(sender, {})[reason] = count
+    return table
+
+
+def _with_step(line: LearnerLine, report: StepReport) -> LearnerLine:
+    return msgspec.structs.replace(
+        line,
+        loss=report.loss,
+        grad_norm=report.grad_norm,
+        num_sequences=report.num_sequences,
+        num_scored=report.num_scored,
+        num_tokens=report.num_tokens,
+        ages=report.ages,
+        senders=report.senders,
+    )
+
+
+def _with_rates(took: Timing, sampled: Sampled | None, report: StepReport | None) -> Timing:
+    """Tokens per second; 0 of what was not done, or was found in the outbox after a crash."""
+    fresh = sampled.num_tokens / took.sample_s if sampled and sampled.fresh else 0.0
+    learned = report.num_tokens / took.learn_s if report and took.learn_s else 0.0
+    return msgspec.structs.replace(
+        took,
+        sampled_tokens_per_s=fresh,
+        learned_tokens_per_s=learned,
+        overlap_s=took.overlap_s or None,
+    )

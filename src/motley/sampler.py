@@ -1,10 +1,7 @@
-"""The sampler half of every peer, and Sampler, a participant that has no other: it samples with a
-learner's newest weights that reached it.
+"""SamplerHalf: what every peer that samples has: a round's problems in, groups in the outbox out.
 
-| half | consumes | produces | waits for |
-|---|---|---|---|
-| `SamplerHalf` | a round's problems, an engine | groups in the outbox | nothing |
-| `Sampler` | its learner's weights | the same | the first weights; under "pace", its learner |
+Owns which problems a peer answers and how groups are made of the answers. It waits for nothing, and
+knows neither who learns from the groups nor where the weights come from.
 """
 
 from __future__ import annotations
@@ -12,9 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -22,14 +17,12 @@ import msgspec
 from motley.clock import Clock
 from motley.config import CrewConfig, PeerConfig
 from motley.engines import Completion, Engine
-from motley.exchange import Entry, Log, LogError, Outbox
-from motley.exchange.blobs import Blobs
+from motley.exchange import Mark, Outbox
 from motley.network import Weather
 from motley.policies import Policy
-from motley.policies.following import Follower
-from motley.records import HUB, Backlog, Group, Origin, Problem, Rollout, Weights
+from motley.records import Group, Origin, Problem, Rollout
 from motley.tasks import Task, assign
-from motley.trust import MAX_REWARD, Admission, Rules
+from motley.trust import MAX_REWARD, Rules
 
 
 class Sampled(msgspec.Struct, frozen=True):
@@ -50,7 +43,7 @@ class Asked(NamedTuple):
     version: int  # of the weights that answer
 
 
-class Drawn(NamedTuple):
+class DrawnRound(NamedTuple):
     """A round's groups, not yet in the outbox."""
 
     round: int
@@ -102,14 +95,14 @@ class SamplerHalf:
 
     def sampled_in(self, round: int) -> Sampled | None:
         """What the outbox knows of a round that was sampled before."""
-        note = self.outbox.note_of(round)
+        note = self.outbox.note_of(Mark("round", round))
         return (
             None
             if note is None
             else msgspec.structs.replace(msgspec.msgpack.decode(note, type=Sampled), fresh=False)
         )
 
-    def draw(self) -> Drawn:
+    def draw(self) -> DrawnRound:
         """Sample the next round. Nothing is kept yet."""
         asked = self.ask()
         return self.drawn(asked, self.answers(asked))
@@ -134,7 +127,7 @@ class SamplerHalf:
             asked.prompts, self.config.rollouts_per_group, self.config.sampling, seed
         )
 
-    def drawn(self, asked: Asked, answers: Sequence[Sequence[Completion]]) -> Drawn:
+    def drawn(self, asked: Asked, answers: Sequence[Sequence[Completion]]) -> DrawnRound:
         """The answers with their rewards, as groups."""
         size, rollouts = self.config.rollouts_per_group, self._rollouts(asked, answers)
         groups = [
@@ -142,17 +135,18 @@ class SamplerHalf:
             for slot in range(len(asked.problems))
         ]
         reward = sum(r.reward for r in rollouts) / len(rollouts)
-        return Drawn(
+        return DrawnRound(
             asked.round,
             groups,
             Sampled(sum(len(r.tokens) for r in rollouts), reward, asked.version),
         )
 
-    def keep(self, drawn: Drawn) -> Sampled:
+    def keep(self, drawn: DrawnRound) -> Sampled:
         """Put a round's groups in the outbox; from here on they cannot be lost."""
         unknown = [group for group in drawn.groups if not self.on_log(group)]
         due_s = self.weather.sent(str(drawn.round), self.clock.now_s())
-        self.outbox.put(unknown, drawn.round, msgspec.msgpack.encode(drawn.sampled), due_s=due_s)
+        note = msgspec.msgpack.encode(drawn.sampled)
+        self.outbox.put(unknown, Mark("round", drawn.round), note, due_s=due_s)
         self.sampled_rounds = drawn.round + 1
         return drawn.sampled
 
@@ -215,162 +209,6 @@ def rules_of(config: CrewConfig, policy: Policy) -> Rules:
         rounds=None if config.has_roles else config.crew.rounds,
         learners=frozenset(p.name for p in config.peer if p.role == "learner"),
     )
-
-
-Fetch = Callable[[], dict[str, bytes | None]]
-
-
-def done(fetch: Fetch) -> Future[dict[str, bytes | None]]:
-    """Fetch at once."""
-    future: Future[dict[str, bytes | None]] = Future()
-    try:
-        future.set_result(fetch())
-    except LogError as error:
-        future.set_exception(error)
-    return future
-
-
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """Weights on their way to a sampler."""
-
-    plan: list[Weights]
-    arrives_s: float
-    # of the blobs, by their hashes: the store may forget them before they arrive
-    contents: Future[dict[str, bytes | None]]
-
-
-@dataclass(slots=True)
-class Sampler:
-    """Reads of the log what its hub and its learner wrote, and nothing else."""
-
-    half: SamplerHalf
-    log: Log
-    blobs: Blobs  # its learner's
-    hub: bytes
-    # who fetches, at once or beside the sampling
-    submit: Callable[[Fetch], Future[dict[str, bytes | None]]] = done
-    cursors: dict[str, int] = field(init=False)  # per publisher that it reads
-    known: dict[int, Weights] = field(init=False)  # by version, as far as they may still be loaded
-    newest: Weights | None = field(init=False)
-    transfer: Transfer | None = field(init=False)
-    failed: int = 0  # transfers whose blobs were missing, corrupt or wrong
-    admission: Admission = field(init=False)
-    follower: Follower = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.forget()
-
-    @property
-    def me(self) -> PeerConfig:
-        return self.half.me
-
-    def receive(self) -> None:
-        """Take in what the learner and the hub have written since, in the log's order.
-
-        The learner is read first: a roster that stands before one of its records is then there when
-        the hub is read.
-        """
-        while found := [entry for publisher in self.cursors for entry in self._read(publisher)]:
-            for entry in sorted(found):
-                admitted = self.admission.admit(entry)
-                if isinstance(admitted, Weights):
-                    self._note(admitted)
-
-    def _read(self, publisher: str) -> list[Entry]:
-        entries = self.log.read(self.cursors[publisher], sender=publisher)
-        if entries:
-            self.cursors[publisher] = entries[-1].position
-        return entries
-
-    def _note(self, found: Weights) -> None:
-        self.known[found.version] = found
-        if self.newest is None or found.version > self.newest.version:
-            self.newest = found
-
-    def renew(self) -> bool:
-        """Load what has arrived, and send for what is newer; whether weights were loaded.
-
-        One transfer at a time, always of the newest version there is when it begins.
-        """
-        now_s = self.half.clock.now_s()
-        loaded = self._land(now_s)
-        if self.transfer is None and (plan := self.follower.plan(list(self.known.values()))):
-            arrives_s = self.half.weather.fetched(f"weights.{plan[-1].version}", now_s)
-            self.transfer = Transfer(plan, arrives_s, self.submit(partial(self._fetched, plan)))
-            loaded = self._land(now_s) or loaded
-        return loaded
-
-    def _land(self, now_s: float) -> bool:
-        if (
-            self.transfer is None
-            or self.transfer.arrives_s > now_s
-            or not self.transfer.contents.done()
-        ):
-            return False
-        plan, fetched, self.transfer = self.transfer.plan, self.transfer.contents, None
-        contents = fetched.result()
-        if self.follower.apply(plan, lambda blob: contents.get(blob.sha256)) is not None:
-            self.failed += 1
-            return False
-        self.known = {
-            version: weights
-            for version, weights in self.known.items()
-            if version > self.follower.version
-        }
-        self.half.refresh()
-        return True
-
-    def _fetched(self, plan: Sequence[Weights]) -> dict[str, bytes | None]:
-        return {
-            blob.sha256: self.blobs.get(blob.sha256, blob.num_bytes)
-            for blob in self.follower.blobs_of(plan)
-        }
-
-    def forget(self) -> None:
-        """What a crash takes: the weights in memory and those on their way.
-
-        The log and the blobs have them again.
-        """
-        self.cursors = dict.fromkeys((self.me.follows, HUB), 0)  # in this order: see `receive`
-        self.known, self.newest, self.transfer = {}, None, None
-        self.admission = Admission(
-            rules_of(self.half.config, self.half.policy), self.hub, self.half.problems, None
-        )
-        self.follower = Follower(self.half.policy)
-
-    def may_sample(self) -> bool:
-        """Once it has weights, always; with stale = "pace", not while its learner has more to learn
-        from than the window can use up.
-        """
-        if self.follower.version < 0 or self.newest is None:
-            return False
-        return self.half.config.learning.stale == "drop" or not holds_up(
-            self.newest.backlog, self.me.name, self.half.config
-        )
-
-    @property
-    def finished(self) -> bool:
-        """Its learner has taken its last step, or was shut out."""
-        if self.me.follows in self.admission.revoked:
-            return True
-        return self.newest is not None and self.newest.version >= self.half.config.crew.rounds
-
-
-def holds_up(backlog: Backlog, author: str, config: CrewConfig) -> bool:
-    """Whether so much waits for a learner that an author should.
-
-    Never while the learner lacks a full step: that would be for ever.
-
-    In a horizontal crew the author's own parts count: others may wait for those of a slower one,
-    which must go on.
-    """
-    horizontal = config.crew.layout == "horizontal"
-    waiting = sum(count for name, count in backlog.waiting if name == author or not horizontal)
-    rules, per_step = config.learning, config.crew.problems_per_round
-    if rules.max_age_s:
-        return waiting >= per_step and backlog.oldest_s > rules.max_age_s
-    return waiting > max(1, rules.max_age) * per_step
 
 
 def _seed(crew_seed: int, peer: str, round: int) -> int:

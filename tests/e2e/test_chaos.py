@@ -16,11 +16,12 @@ import pytest
 
 from chaos import TRAINS, disturbed_run, faults_of, metrics_faults, undisturbed_run
 from fakes import spread_crew
+from hubs import local_place
 from motley.config import CrewConfig
+from motley.distributed.hub import Hub
 from motley.exchange import Entry, MemoryLog
-from motley.exchange.server import free_port
-from motley.hub import Hub, Place
-from motley.run import MetricsLine, newest_checkpoint, read_metrics
+from motley.metrics import MetricsLine, read_metrics
+from motley.run import newest_checkpoint
 
 SEED = 19  # kills the server, a peer, the hub, and the two other peers
 KILLS = 5
@@ -71,17 +72,12 @@ def disturbed(config: CrewConfig, reference: Path, tmp_path: Path) -> Callable[.
             shutil.copytree(reference, tmp_path / peer.name)
             write_metrics(
                 tmp_path / peer.name,
-                [line for line in read_metrics(reference) if line["peer"] == peer.name],
+                [line for line in read_metrics(reference) if line.peer == peer.name],
             )
-        port = free_port()
-        hub = Hub.open(
-            config,
-            tmp_path / "hub",
-            Place(url=f"nats://127.0.0.1:{port}", host="127.0.0.1", port=port),
-        )
+        hub = Hub.open(config, tmp_path / "hub", local_place())
         hub.start()
         entries: list[Entry] = MemoryLog.copy_of(reference / "groups" / "log.bin").read(0)
-        hub.log.append(
+        hub.office.log.append(
             change(
                 [(entry.id, entry.record) for entry in entries if not entry.id.startswith("hub.")]
             )
@@ -143,7 +139,7 @@ def test_a_group_twice_on_the_log_is_noticed(
 
 
 def without_a_sender(line: MetricsLine) -> MetricsLine:
-    return line | {"senders": {"last1": line["senders"]["last1"]}}
+    return msgspec.structs.replace(line, senders={"last1": line.senders["last1"]})
 
 
 @pytest.mark.parametrize(
@@ -152,7 +148,10 @@ def without_a_sender(line: MetricsLine) -> MetricsLine:
         (lambda lines: [*lines, lines[-1]], "last1 has rounds [0, 1, 2, 2]"),
         (lambda lines: lines[:-1], "last1 has rounds [0, 1]"),
         (
-            lambda lines: [*lines[:-1], lines[-1] | {"loss": lines[-1]["loss"] + 1e-9}],
+            lambda lines: [
+                *lines[:-1],
+                msgspec.structs.replace(lines[-1], loss=lines[-1].loss + 1e-9),
+            ],
             "metrics of last1 differ",
         ),
         (
@@ -160,7 +159,10 @@ def without_a_sender(line: MetricsLine) -> MetricsLine:
             "last1 learned in round 2 from {'last1': 2}, refused {}, dropped {}",
         ),
         (
-            lambda lines: [*lines[:-1], lines[-1] | {"dropped": {"full0": {"late": 1}}}],
+            lambda lines: [
+                *lines[:-1],
+                msgspec.structs.replace(lines[-1], dropped={"full0": {"late": 1}}),
+            ],
             "last1 learned in round 2 from {'full0': 2, 'last1': 2}, refused {}, dropped "
             "{'full0': {'late': 1}}",
         ),
@@ -174,6 +176,6 @@ def test_metrics_that_differ_are_noticed(
     reference: Path,
 ) -> None:
     expected = read_metrics(reference)
-    lines = [line for line in expected if line["peer"] == "last1"]
+    lines = [line for line in expected if line.peer == "last1"]
     assert metrics_faults(config, "last1", lines, expected) == []
     assert words in metrics_faults(config, "last1", change(lines), expected)

@@ -27,8 +27,9 @@ from motley.exchange import Entry, decode, unpack
 from motley.exchange.sections import STEPS_PER_NAT
 from motley.learning.learner import Learner, StepReport
 from motley.learning.select import Candidate
+from motley.metrics import read_metrics
 from motley.records import Charter, Content, Group, Roster
-from motley.run import newest_checkpoint, read_metrics, trained_policies
+from motley.run import newest_checkpoint, trained_policies
 from motley.tasks import load_task
 
 pytestmark = pytest.mark.slow  # whole crews
@@ -52,12 +53,12 @@ def run(config: CrewConfig, folder: Path) -> LocalCrew:
 
 
 def metrics(folder: Path) -> bytes:
-    """metrics.jsonl without what a clock decides."""
-    lines = [
-        {key: value for key, value in line.items() if key != "timing"}
-        for line in read_metrics(folder)
-    ]
-    return b"\n".join(msgspec.json.encode(line) for line in lines)
+    """metrics.jsonl without what a clock decides, its keys in the order in which they stand."""
+    lines = map(msgspec.json.decode, (folder / "metrics.jsonl").read_bytes().splitlines())
+    return b"\n".join(
+        msgspec.json.encode({key: value for key, value in line.items() if key != "timing"})
+        for line in lines
+    )
 
 
 def weights(crew: LocalCrew) -> dict[str, dict[str, torch.Tensor]]:
@@ -112,7 +113,7 @@ def test_the_same_seed_gives_the_same_run(layout: str, folder: Path) -> None:
     config = spread_crew(folder, rounds=3, **LAYOUTS[layout])
     first, second = run(config, folder / "one"), run(config, folder / "two")
     assert_same_run(first, second)
-    learned = [line for line in read_metrics(first.folder) if line.get("grad_norm", 0) > 0]
+    learned = [line for line in read_metrics(first.folder) if (line.grad_norm or 0) > 0]
     assert len(learned) >= 3, "a run that learns nothing would pass every test of sameness"
 
 
@@ -252,7 +253,7 @@ def test_in_async_no_group_is_learned_twice_and_none_is_lost(
             for entry, group in zip(entries(crew)[2:], groups(crew), strict=True)
             if entry.position <= peer.cursor
         ]
-        assert len(given) + len(peer.waiting) + peer.dropped.total() == len(read) >= 26
+        assert len(given) + len(peer.waiting) + peer.waiting.dropped.total() == len(read) >= 26
 
 
 @pytest.mark.quick
@@ -268,18 +269,18 @@ def test_own_rollouts_have_ratio_one(sampling: str, lossless: bool, folder: Path
     rounding = 0.0 if lossless else 0.5 / STEPS_PER_NAT  # of a log-prob on the wire
     seen = 0
     for line in read_metrics(crew.folder):
-        for sender, found in line.get("senders", {}).items():
-            if "ratio" not in found:
+        for sender, found in (line.senders or {}).items():
+            if found.ratio is msgspec.UNSET:
                 continue
-            if sender == line["peer"]:
+            if sender == line.peer:
                 seen += 1
                 assert all(
                     value == pytest.approx(1, abs=1e-4 + rounding)
-                    for value in found["ratio"].values()
+                    for value in msgspec.structs.astuple(found.ratio)
                 )
-                assert found["kl_k3"] == pytest.approx(0, abs=1e-6)
+                assert found.kl_k3 == pytest.approx(0, abs=1e-6)
             else:
-                assert found["ratio"]["max"] > 1.01  # another model's: or this would test nothing
+                assert found.ratio.max > 1.01  # another model's: or this would test nothing
     assert seen >= 6
 
 
@@ -293,12 +294,12 @@ def test_a_corrupted_record_on_the_log_is_counted_and_training_goes_on(folder: P
     )
     crew._log.append([("full1.9.9", entries(crew)[2].record)])
     lines = [line for round in rounds for line in round]
-    assert [line["version"] for line in lines] == [2, 2, 3, 3]
+    assert [line.version for line in lines] == [2, 2, 3, 3]
     assert all(
-        line["refused"] == {"full1": {"subject": 1}, "unknown": {"corrupt": 1, "schema": 1}}
+        line.refused == {"full1": {"subject": 1}, "unknown": {"corrupt": 1, "schema": 1}}
         for line in lines
     )
-    assert all(line["num_sequences"] == 16 for line in lines)
+    assert all(line.num_sequences == 16 for line in lines)
 
 
 @pytest.mark.quick
@@ -389,18 +390,18 @@ def test_checkpoints_are_ordinary_folders_of_transformers_and_peft(folder: Path)
 def test_the_metrics_begin_with_the_skills_before_training(folder: Path) -> None:
     crew = run(spread_crew(folder, rounds=3), folder / "run")
     lines = read_metrics(crew.folder)
-    assert [(line["round"], line["peer"]) for line in lines] == [
+    assert [(line.round, line.peer) for line in lines] == [
         (r, p) for r in range(4) for p in ("full0", "full1")
     ]
     # Every second round, and the last.
-    assert [line["round"] for line in lines if "heldout" in line] == [0, 0, 2, 2, 3, 3]
-    assert set(lines[0]["heldout"]) == {"reverse", "sort"}
+    assert [line.round for line in lines if line.heldout is not None] == [0, 0, 2, 2, 3, 3]
+    assert set(lines[0].heldout) == {"reverse", "sort"}
 
 
 @pytest.mark.quick
 def test_training_raises_the_reward(folder: Path) -> None:
     crew = run(spread_crew(folder, ("full", "full"), rounds=15, group_size=8), folder / "run")
-    rewards = [line["reward"] for line in read_metrics(crew.folder) if "reward" in line]
+    rewards = [line.reward for line in read_metrics(crew.folder) if line.reward is not None]
     assert sum(rewards[-6:]) > 1.3 * sum(rewards[:6])
 
 

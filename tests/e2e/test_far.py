@@ -43,7 +43,7 @@ def test_a_crew_far_apart_ends_as_one_in_a_single_process(
     report = far_run(config, tmp_path / "run", LINK, timeout_s=600)
     print(report)
     assert faults_of(config, tmp_path / "run", undisturbed_run(config, tmp_path / "local")) == []
-    assert report.round_trip_s == pytest.approx(0.3, abs=0.1)
+    assert report.round_trip_s >= 2 * LINK.delay_s  # twice the way
     assert report.dropped >= 1
     assert namespaces() == before
 

@@ -11,7 +11,8 @@ from motley.config import CrewConfig, parse_config
 from motley.conformance import check_crew
 from motley.crew import LocalCrew
 from motley.evaluation import greedy_by_kind
-from motley.run import newest_checkpoint, read_metrics, trained_policies
+from motley.metrics import read_metrics
+from motley.run import newest_checkpoint, trained_policies
 
 pytestmark = [pytest.mark.models, pytest.mark.slow]
 
@@ -84,22 +85,20 @@ def crew(config: CrewConfig, tmp_path_factory: pytest.TempPathFactory) -> LocalC
 
 
 def test_a_whole_model_and_an_adapter_learn_from_each_other(crew: LocalCrew) -> None:
-    lines = [line for line in read_metrics(crew.folder) if line["round"]]
-    assert [(line["round"], line["peer"]) for line in lines] == [
+    lines = [line for line in read_metrics(crew.folder) if line.round]
+    assert [(line.round, line.peer) for line in lines] == [
         (1, "whole"),
         (1, "adapter"),
         (2, "whole"),
         (2, "adapter"),
     ]
-    assert all(
-        set(line["senders"]) == {"whole", "adapter"} and not line["refused"] for line in lines
-    )
-    assert all(line["num_scored"] > 0 and line["grad_norm"] > 0 for line in lines)
-    first_round = lines[0]["senders"]["whole"]
+    assert all(set(line.senders) == {"whole", "adapter"} and not line.refused for line in lines)
+    assert all(line.num_scored > 0 and line.grad_norm > 0 for line in lines)
+    first_round = lines[0].senders["whole"]
     # own rollouts, with the weights that made them
-    assert first_round["ratio"]["mean"] == pytest.approx(1, abs=1e-3)
-    assert set(lines[-1]["heldout"]) == {"sums", "common"}
-    assert set(lines[-1]["ood"]) == {"sums"}
+    assert first_round.ratio.mean == pytest.approx(1, abs=1e-3)
+    assert set(lines[-1].heldout) == {"sums", "common"}
+    assert set(lines[-1].ood) == {"sums"}
 
 
 def test_what_trains_has_changed_and_nothing_else(crew: LocalCrew, smollm2: str) -> None:
@@ -140,9 +139,7 @@ def test_a_run_is_read_again_with_the_same_skills(crew: LocalCrew) -> None:
 
     task = crew.peers[0].task
     problems = evaluation_set(task, "heldout", crew.config.evaluate.problems)
-    last = {
-        line["peer"]: line["heldout"] for line in read_metrics(crew.folder) if line["round"] == 2
-    }
+    last = {line.peer: line.heldout for line in read_metrics(crew.folder) if line.round == 2}
     for name, policy in trained_policies(crew.folder).items():
         assert (
             greedy_by_kind(

@@ -19,8 +19,6 @@ import pytest
 import torch
 
 import chaos
-import motley.membership
-import motley.overlap
 import motley.run
 from chaos import disturbed_run, log_faults, read_log, weights
 from e2e.test_member import (
@@ -31,22 +29,27 @@ from e2e.test_member import (
     steps_of,
     weights_of,
 )
-from fakes import FixedClock, reference_logp, spread_crew
+from fakes import reference_logp, spread_crew
+from hubs import PATIENCE_S
 from motley.config import CrewConfig
 from motley.crew import LocalCrew
+from motley.distributed import enrolment, overlap
+from motley.distributed.overlap import Overlap
 from motley.engines import TorchEngine
 from motley.engines.engine import Completion
 from motley.exchange import MemoryLog, Outbox, Signer
 from motley.learning.checkpoint import save_training
 from motley.learning.journal import Journal
 from motley.learning.learner import StepReport
-from motley.learning.select import Candidate
-from motley.overlap import Overlap
+from motley.learning.waiting import Wait
+from motley.metrics import read_metrics
 from motley.peer import Peer
 from motley.policies import Policy, initial_policy
 from motley.records import Sampling
-from motley.run import Run, read_metrics
+from motley.run import Run
 from motley.trust import Identity
+
+MOST_RUNS = 20  # until enough were killed
 
 # of the NATS client, when the server refuses to take it back
 pytestmark = [
@@ -75,15 +78,14 @@ class Watched(TorchEngine):
             if self.rounds[-1] == "beside":
                 if self.fails:
                     raise self.fails
-                assert self.stepped.wait(10)
+                assert self.stepped.wait(PATIENCE_S)
         return super().sample(prompts, num_samples, sampling, seed)
 
 
 @pytest.fixture(autouse=True)
 def overlapping(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(motley.run, "RealClock", FixedClock)
-    monkeypatch.setattr(motley.membership, "RETRY_S", 0.05)
-    monkeypatch.setattr(motley.overlap, "pays", lambda half: True)
+    monkeypatch.setattr(enrolment, "RETRY_S", 0.05)
+    monkeypatch.setattr(overlap, "pays", lambda half: True)
     monkeypatch.setattr(motley.run, "open_engine", lambda policy, part, folder: Watched(policy))
     monkeypatch.setattr(Watched, "rounds", [])
     monkeypatch.setattr(Watched, "fails", None)
@@ -142,7 +144,7 @@ def test_every_group_has_the_version_of_the_weights_it_was_sampled_with(
 
     def note() -> bool:
         for name, member in house.members.items():
-            version = member.peer.learner.policy.version
+            version = member.role.peer.learner.policy.version
             if (name, version) not in made:
                 made[name, version] = policy_with(config, name, weights_of(member))
         return len(house._runs) == 0
@@ -153,13 +155,13 @@ def test_every_group_has_the_version_of_the_weights_it_was_sampled_with(
         line
         for lines in house.lines.values()
         for line in lines
-        if "overlap_s" in line.get("timing", {})
+        if line.timing and line.timing.overlap_s
     ]
     assert Watched.rounds.count("beside") == len(beside) >= 2
     behind = 0
     for group in house.groups():
         name, version = group.origin.peer, group.origin.version
-        problem = house.members[name].peer.problems(name, group.round)[group.slot]
+        problem = house.peer(name).half.problems(name, group.round)[group.slot]
         prompt = made[name, version].prompts.ids(problem)
         logp_of = lambda at: torch.cat(
             [reference_logp(made[name, at], prompt, r.tokens) for r in group.rollouts]  # noqa: B023
@@ -180,17 +182,17 @@ def test_a_round_per_step_is_sampled_beside_it_once_the_first_have_been_in_turn(
     house.finish()
     assert_learned_once(house)
     lines = house.lines["full0"]
-    assert [line["round"] for line in lines] == list(range(1, 13))
-    assert not any("overlap_s" in line["timing"] for line in lines[:2])  # by which memory is judged
-    beside = [line for line in lines if "overlap_s" in line["timing"]]
+    assert [line.round for line in lines] == list(range(1, 13))
+    assert not any(line.timing.overlap_s for line in lines[:2])  # by which memory is judged
+    beside = [line for line in lines if line.timing.overlap_s]
     assert len(beside) == Watched.rounds.count("beside") >= 3
     for line in beside:
-        timing = line["timing"]
-        assert 0 < timing["overlap_s"] <= min(timing["sample_s"], timing["learn_s"])
-        assert timing["sampled_tokens_per_s"] > 0
-        assert "reward" in line
+        timing = line.timing
+        assert 0 < timing.overlap_s <= min(timing.sample_s, timing.learn_s)
+        assert timing.sampled_tokens_per_s > 0
+        assert line.reward is not None
     # a version old, from being sampled beside the step before
-    assert any(line["ages"] == {1: 2} for line in lines[1:])
+    assert any(line.ages == {1: 2} for line in lines[1:])
 
 
 def test_what_a_step_is_to_use_up_counts_as_waiting_when_pace_is_asked(
@@ -207,7 +209,7 @@ def test_what_a_step_is_to_use_up_counts_as_waiting_when_pace_is_asked(
     beside = Watched.rounds.count("beside")
     assert beside >= 3
     assert sum(count >= house.config.crew.problems_per_round for count in waiting) >= beside
-    assert not any(line["dropped"] for line in house.lines["full0"])
+    assert not any(line.dropped for line in house.lines["full0"])
 
 
 def test_who_is_to_wait_for_its_learner_samples_nothing_beside_a_step(
@@ -228,9 +230,9 @@ def test_what_was_sampled_beside_a_step_is_awaited_for_a_turn_and_then_sampling_
     house.join()
     house.until(lambda: "beside" in Watched.rounds)
     member = house.members["full0"]
-    member._courier.close()  # what is sampled from here on does not arrive
+    member.station.courier.close()  # what is sampled from here on does not arrive
     house.turn()
-    house.until(lambda: Watched.rounds[-1] == "beside" and not member.peer.waiting)
+    house.until(lambda: Watched.rounds[-1] == "beside" and not member.role.peer.waiting)
     before = list(Watched.rounds)
     house.turn()
     assert Watched.rounds == before
@@ -278,7 +280,7 @@ def come_back(house: House) -> None:
     """Ready to sample beside a step from the first on."""
     Watched.rounds.clear()
     house.join()
-    house.members["full0"]._overlap.on = True
+    house.role("full0").overlap.on = True
 
 
 def test_steps_that_are_taken_again_have_nothing_beside_them(killed: House) -> None:
@@ -300,7 +302,7 @@ def test_steps_before_which_nothing_was_sampled_do_not_show_what_memory_both_tak
     killed.join()
     assert killed.learned("full0") < 4
     killed.until(lambda: killed.learned("full0") == 5)
-    assert not killed.members["full0"]._overlap.on
+    assert not killed.role("full0").overlap.on
 
 
 def test_a_round_that_the_outbox_has_is_not_sampled_again(killed: House) -> None:
@@ -332,17 +334,15 @@ def test_a_failure_beside_a_step_ends_the_member_and_the_step_is_taken_again(
     Watched.fails = ValueError("the server gives no log-probs")
     with pytest.raises(ValueError, match="the server gives no log-probs"):
         house.finish()
-    member, lines = house.members["full0"], house.lines["full0"]
-    assert (
-        house.learned("full0") == lines[-1]["round"] + 1 == steps_of(house, "full0")[-1].round + 1
-    )
-    assert len(member.outbox) == 0 or member.outbox.last_round == member.peer.sampled_rounds - 1
+    outbox, lines = house.members["full0"].station.outbox, house.lines["full0"]
+    assert house.learned("full0") == lines[-1].round + 1 == steps_of(house, "full0")[-1].round + 1
+    assert len(outbox) == 0 or outbox.last_round == house.peer("full0").half.sampled_rounds - 1
     Watched.fails = None
     house.leave("full0")
     house.join()
     house.finish()
     assert_learned_once(house)
-    assert [line["round"] for line in read_metrics(house.folder / "full0")] == list(range(21))
+    assert [line.round for line in read_metrics(house.folder / "full0")] == list(range(21))
 
 
 def test_without_memory_for_both_a_member_goes_on_in_turn(task: Path, house_of: HouseOf) -> None:
@@ -356,7 +356,7 @@ def test_without_memory_for_both_a_member_goes_on_in_turn(task: Path, house_of: 
         "sampling and learning at once: memory ran out; they take turns from here on"
     ]
     assert_learned_once(house)
-    assert [line["round"] for line in house.lines["full0"]] == list(range(1, 21))
+    assert [line.round for line in house.lines["full0"]] == list(range(1, 21))
 
 
 def test_whoever_stops_between_two_events_leaves_no_thread(task: Path, house_of: HouseOf) -> None:
@@ -374,10 +374,10 @@ def test_whoever_stops_between_two_events_leaves_no_thread(task: Path, house_of:
 # Kill -9
 
 
-def run_peer(folder: Path, port: int, name: str) -> None:
+def run_peer(folder: Path, url: str, name: str) -> None:
     """A peer's process that samples beside its steps."""
-    motley.overlap.pays = lambda half: True
-    run_peer_in_turn(folder, port, name)
+    overlap.pays = lambda half: True
+    run_peer_in_turn(folder, url, name)
 
 
 run_peer_in_turn = chaos.run_peer
@@ -397,8 +397,8 @@ def taken_again(config: CrewConfig, folder: Path, name: str, log: MemoryLog) -> 
     while step := journal.of(peer.learned_rounds):
         used.update(step.positions)
         peer.receive(until=step.cursor)
-        chosen: list[Candidate] = peer.choose(step.closed) or []
-        if tuple(c.position for c in chosen) != step.positions:
+        chosen = peer.choose(step.closed)
+        if isinstance(chosen, Wait) or chosen.positions != step.positions:
             return [f"{name} would take step {step.round} from other groups"]
         peer.step(chosen)
     save_training(
@@ -417,7 +417,7 @@ def test_members_killed_at_any_moment_lose_nothing_and_learn_from_everything_onc
     monkeypatch.setattr(chaos, "run_peer", run_peer)
     rng, killed, num_runs, overlapped = random.Random(3), Counter[str](), 0, 0
     while killed["full0"] + killed["last1"] < 4 or not overlapped:
-        assert num_runs < 20, f"in {num_runs} runs: killed {dict(killed)}, {overlapped} overlapped"
+        assert num_runs < MOST_RUNS, f"killed {dict(killed)}, {overlapped} rounds beside a step"
         config = spread_crew(
             task,
             ("full", "last"),
@@ -437,9 +437,9 @@ def test_members_killed_at_any_moment_lose_nothing_and_learn_from_everything_onc
         ] == []
         for peer in config.peer:
             lines = read_metrics(folder / peer.name)
-            overlapped += sum("overlap_s" in line.get("timing", {}) for line in lines)
-            versions = [line["version"] for line in lines if "senders" in line]
+            overlapped += sum(bool(line.timing and line.timing.overlap_s) for line in lines)
+            versions = [line.version for line in lines if line.senders is not None]
             assert versions == list(range(1, len(versions) + 1))
-            assert not any(line.get("refused") for line in lines)
+            assert not any(line.refused for line in lines)
         num_runs += 1
     print(f"killed {dict(killed)} in {num_runs} runs, {overlapped} rounds sampled beside a step")

@@ -4,20 +4,27 @@ on the way.
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import pytest
 
 from fakes import spread_crew
+from hubs import PATIENCE_S
+from motley.clock import Deadline, RealClock
 from motley.config import CrewConfig, config_text
 from motley.crew import LocalCrew
-from motley.processes import ProcessCrew
-from motley.run import MetricsLine, newest_checkpoint, peer_folder, read_metrics, trained_policies
+from motley.distributed.processes import GrowingFile, ProcessCrew
+from motley.metrics import MetricsLine, read_metrics
+from motley.run import newest_checkpoint, peer_folder, trained_policies
+
+T = TypeVar("T")
 
 pytestmark = pytest.mark.slow  # a process per peer
 
@@ -58,24 +65,32 @@ def children() -> dict[str, int]:
 
 def gather(crew: ProcessCrew) -> Iterator[list[MetricsLine]]:
     """Start everyone; the crew's rounds."""
-    assert list(crew.gather())[-1] == len(NAMES)
+    assert list(bounded(crew.gather()))[-1] == len(NAMES)
     return crew.rounds()
 
 
+def bounded(events: Iterator[T]) -> Iterator[T]:
+    """All there are, or a failure if they do not end."""
+    deadline = Deadline(RealClock(), 5 * PATIENCE_S)
+    for event in events:
+        assert not deadline.passed
+        yield event
+
+
 def finish(rounds: Iterator[list[MetricsLine]]) -> None:
-    for _ in rounds:
+    for _ in bounded(rounds):
         pass
 
 
 def until_round(rounds: Iterator[list[MetricsLine]], number: int) -> None:
-    for lines in rounds:
-        if lines and lines[0]["round"] == number:
+    for lines in bounded(rounds):
+        if lines and lines[0].round == number:
             return
     raise AssertionError(f"there is no round {number}")
 
 
 def untimed(lines: list[MetricsLine]) -> list[MetricsLine]:
-    return [{key: line[key] for key in line.keys() - {"timing", "waiting"}} for line in lines]
+    return [msgspec.structs.replace(line, timing=None, waiting=None) for line in lines]
 
 
 def weights(folder: Path, name: str) -> dict[str, bytes]:
@@ -95,11 +110,11 @@ def test_a_crew_of_processes_ends_as_one_in_a_single_process(
 ) -> None:
     crew = ProcessCrew.start(config, tmp_path / "run")
     rounds = gather(crew)
-    yielded = [line for lines in rounds for line in lines]
+    yielded = [line for lines in bounded(rounds) for line in lines]
     assert yielded == read_metrics(crew.folder)
     assert crew.finished_rounds == 8
     assert_ended_as(local, crew.folder)
-    assert all(line["grad_norm"] > 0 for line in yielded if line["round"])
+    assert all(line.grad_norm > 0 for line in yielded if line.round)
     assert set(trained_policies(crew.folder)) == set(NAMES)
 
 
@@ -143,3 +158,64 @@ def test_an_error_of_a_peer_ends_the_crew_and_is_shown(config: CrewConfig, tmp_p
     ):
         gather(crew)
     assert children() == {}
+
+
+# Metrics as they are written
+
+
+@pytest.fixture
+def growing(tmp_path: Path) -> tuple[Path, GrowingFile]:
+    path = tmp_path / "metrics.jsonl"
+    return path, GrowingFile(path)
+
+
+def append(path: Path, content: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(content)
+
+
+def test_lines_are_read_once_and_when_they_are_whole(growing: tuple[Path, GrowingFile]) -> None:
+    path, file = growing
+    assert file.new_lines() == []  # before there is one
+    append(path, b"one\ntwo\nthr")
+    assert file.new_lines() == [b"one\n", b"two\n"]
+    assert file.new_lines() == []
+    append(path, b"ee\n")
+    assert file.new_lines() == [b"three\n"]
+    append(path, b"four\nfive\n")
+    assert file.new_lines() == [b"four\n", b"five\n"]
+
+
+def test_only_what_is_new_is_read(
+    growing: tuple[Path, GrowingFile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, file = growing
+    append(path, b"a line\n" * 10_000)
+    assert len(file.new_lines()) == 10_000
+    num_read: list[int] = []
+
+    class Counted(io.BufferedReader):
+        def read(self, *size: int) -> bytes:
+            content = super().read(*size)
+            num_read.append(len(content))
+            return content
+
+    monkeypatch.setattr(Path, "open", lambda path, mode: Counted(io.FileIO(path, mode)))
+    assert file.new_lines() == []
+    assert sum(num_read) == len(b"a line\n")  # by which it is known that nothing was cut
+
+
+@pytest.mark.parametrize(
+    "again", [b"", b"one\n", b"one\nTWO\n", b"one\nTWO\nTHREE\nFOUR\n", b"one\nlonger\nx"]
+)
+def test_a_file_that_was_cut_and_written_again_is_read_from_the_start(
+    growing: tuple[Path, GrowingFile], again: bytes
+) -> None:
+    path, file = growing
+    append(path, b"one\ntwo\nthree\n")
+    file.new_lines()
+    path.write_bytes(again)
+    whole = again[: again.rfind(b"\n") + 1].splitlines(keepends=True)
+    assert file.new_lines() == whole
+    append(path, b"\n")
+    assert b"".join(file.new_lines()) == (again + b"\n")[len(b"".join(whole)) :]

@@ -88,10 +88,10 @@ def test_rows_that_end_leave_and_the_others_go_on(monkeypatch: pytest.MonkeyPatc
         policy, vocabulary=Vocabulary(policy.vocabulary._tokenizer, ends=ends), prompts=None
     )
     engine, sampling, lanes = GraphEngine(policy), Sampling(max_tokens=13), list[int]()
-    step = engine._step
+    step = engine._steps.step
     monkeypatch.setattr(
-        engine,
-        "_step",
+        engine._steps,
+        "step",
         lambda room, row_B, sampling: lanes.append(len(row_B)) or step(room, row_B, sampling),
     )
     made = engine.sample(PROMPTS, 4, sampling, seed=0)
@@ -127,14 +127,14 @@ def test_weights_are_taken_at_refresh_and_only_then_and_in_their_old_place() -> 
     engine = GraphEngine(policy)
     before, place = (
         engine.sample(PROMPTS, 1, sampling, seed=0),
-        engine._weights.layers[0].qkv.weight.data_ptr(),
+        engine._steps.weights.layers[0].qkv[0].weight.data_ptr(),
     )
     with torch.no_grad():
         for _, parameter in policy.trained():
             parameter.add_(0.05)
     assert engine.sample(PROMPTS, 1, sampling, seed=0) == before
     engine.refresh()
-    assert engine._weights.layers[0].qkv.weight.data_ptr() == place
+    assert engine._steps.weights.layers[0].qkv[0].weight.data_ptr() == place
     after = engine.sample(PROMPTS, 1, sampling, seed=0)
     assert after != before
     assert_alike(after, TorchEngine(policy).sample(PROMPTS, 1, sampling, seed=0))
@@ -165,8 +165,8 @@ def test_prompts_of_a_shape_that_came_before_are_read_by_a_graph(
     policy, sampling = grouped_query_policy(), Sampling(max_tokens=1)
     engine, reference, captured = GraphEngine(policy), TorchEngine(policy), list[torch.Size]()
     monkeypatch.setattr("motley.engines.graph.MOST_READERS", 2)
-    engine._reads_by_graph = True
-    engine._capture = lambda given, work: captured.append(given[0].shape) or Replayed(work)
+    engine._graphs.reads = True
+    engine._graphs.record = lambda given, work: captured.append(given[0].shape) or Replayed(work)
     engine.sample([(5,) * 2] * 4, 2, sampling, seed=0)  # makes room for all
     for times in range(3):
         for prompts in ([(5, 6), (7,) * 9], [(5, 6, 7)], [(8,)] * 3):
@@ -186,7 +186,7 @@ def test_prompts_are_read_without_a_graph_where_memory_holds_none() -> None:
         raise torch.OutOfMemoryError("out of memory")
 
     engine = GraphEngine(policy)
-    engine._reads_by_graph, engine._capture = True, fails
+    engine._graphs.reads, engine._graphs.record = True, fails
     expected = TorchEngine(policy).sample(PROMPTS, 2, sampling, seed=1)
     for _ in range(4):
         assert_alike(engine.sample(PROMPTS, 2, sampling, seed=1), expected)
@@ -282,15 +282,15 @@ def test_graphs_see_refreshed_weights() -> None:
     policy, sampling = cuda(tiny_policy(), torch.float32), Sampling(max_tokens=8)
     engine = GraphEngine(policy)
     before = engine.sample(PROMPTS, 4, sampling, seed=0)
-    graphs = dict(engine._graphs)
+    graphs = dict(engine._graphs.steps)
     for _ in range(2):  # prompts are read by a graph from the second time on
         with torch.no_grad():
             for _, parameter in policy.trained():
                 parameter.mul_(1.05)
         engine.refresh()
         after = engine.sample(PROMPTS, 4, sampling, seed=0)
-        assert engine._readers
-        assert all(engine._graphs[key] is graph for key, graph in graphs.items())
+        assert engine._graphs.readers
+        assert all(engine._graphs.steps[key] is graph for key, graph in graphs.items())
         assert [c.logprobs for c in flat(after)] != [c.logprobs for c in flat(before)]
         assert_alike(after, GraphEngine(policy).sample(PROMPTS, 4, sampling, seed=0))
 

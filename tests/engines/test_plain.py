@@ -19,7 +19,7 @@ from fakes import (
     tiny_policy,
 )
 from motley.engines import Completion, PlainEngine, TorchEngine, torch_engine
-from motley.engines.drawing import Drawn
+from motley.engines.drawing import SampledRows
 from motley.learning.batches import ToScore, micro_batches
 from motley.policies import Policy
 from motley.policies.forward import score
@@ -264,7 +264,7 @@ def test_what_memory_does_not_hold_at_once_is_sampled_in_parts(
 
     def small(
         sampling: Sampling, prompts: Sequence[Sequence[int]], uniform_BT: torch.Tensor
-    ) -> Drawn:
+    ) -> SampledRows:
         if len(prompts) > most or len(uniform_BT) > most_rows:
             raise torch.OutOfMemoryError("CUDA out of memory")
         sizes.append((len(prompts), len(uniform_BT)))

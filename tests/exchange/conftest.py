@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from hubs import PATIENCE_S
+
 from .nats_server import Net
 
 
@@ -16,3 +18,10 @@ def net(tmp_path: Path) -> Iterator[Net]:
         yield made.start()
     finally:
         made.close()
+
+
+@pytest.fixture
+def endless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for an answer to all it sends waits longer than any test does."""
+    for name in ("FLIGHT_S", "SILENCE_S"):
+        monkeypatch.setattr(f"motley.exchange.nats.{name}", 10 * PATIENCE_S)

@@ -16,7 +16,7 @@ from fakes import PROBLEM, group, identity
 from motley.exchange import Entry, Log, LogError, Outbox, Signer
 from motley.policies.tiny import tiny_vocabulary
 from motley.records import HUB, Group, Roster
-from motley.trust import Admission, Rules
+from motley.trust import Admission, Admitted, Rules
 
 LogFactory = Callable[[], Log]
 
@@ -154,10 +154,10 @@ def admit_all(log: Log, gate: Admission, last: int) -> list[str]:
     for _ in range(1000):
         for entry in log.read(cursor, limit=3):
             refused = gate.refused.total()
-            found = gate.admit(entry)
+            verdict = gate.admit(entry)
             if gate.refused.total() > refused:
                 break
-            admitted += [found.group.id] if found else []
+            admitted += [verdict.group.id] if isinstance(verdict, Admitted) else []
             cursor = entry.position
         if cursor == last:
             return admitted

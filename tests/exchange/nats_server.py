@@ -8,6 +8,7 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -15,6 +16,7 @@ from typing import TypeVar
 from nats.aio.client import Client
 
 from fakes import identity
+from hubs import PATIENCE_S
 from motley.exchange.connection import Connection, Login
 from motley.exchange.nats import NatsLog, create_stream
 from motley.exchange.objects import NatsBlobs, create_bucket
@@ -26,13 +28,19 @@ CREW = "crew"
 T = TypeVar("T")
 
 
-def eventually(find: Callable[[], T], within_s: float = 10.0) -> T:
+def eventually(find: Callable[[], T], within_s: float = PATIENCE_S) -> T:
     """The first answer that is true."""
     stop = time.monotonic() + within_s
     while not (found := find()):
         assert time.monotonic() < stop, f"not within {within_s} s"
         time.sleep(0.005)
     return found
+
+
+def in_time(work: Callable[[], T]) -> T:
+    """Do it in another thread, and see that it ends."""
+    with ThreadPoolExecutor(1) as beside:
+        return beside.submit(work).result(PATIENCE_S)
 
 
 def let_go(server: Server) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +11,8 @@ from nats.aio.client import Client
 from nats.js.errors import NotFoundError
 
 from fakes import identity
+from hubs import PATIENCE_S
+from motley.clock import Deadline, RealClock, VirtualClock
 from motley.exchange import LogError
 from motley.exchange.connection import Connection, Login
 from motley.exchange.nats import MAX_FLIGHT_BYTES, Names
@@ -336,12 +337,12 @@ def came_in(net: Net, name: str) -> NatsBlobs | None:
 
 def again(work: Callable[[], Any]) -> Any:
     """An answer may be lost while the server takes in a configuration."""
-    stop = time.monotonic() + 60
+    deadline = Deadline(RealClock(), PATIENCE_S)
     while True:
         try:
             return work()
         except LogError:
-            if time.monotonic() > stop:
+            if deadline.passed:
                 raise
 
 
@@ -409,12 +410,9 @@ def test_a_server_of_somebody_elses_with_its_usual_settings_will_do(tmp_path: Pa
             connection.close()
 
 
-def test_what_is_under_way_grows_on_a_quick_link_and_shrinks_on_a_slow_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now_s = [0.0]
-    monkeypatch.setattr("motley.exchange.objects.time.monotonic", lambda: now_s[0])
-    window, seen = Window(MAX_FLIGHT_BYTES), []
+def test_what_is_under_way_grows_on_a_quick_link_and_shrinks_on_a_slow_one() -> None:
+    clock = VirtualClock()
+    window, seen = Window(MAX_FLIGHT_BYTES, clock), []
     for took_s in (
         0.1,
         0.1,
@@ -428,7 +426,7 @@ def test_what_is_under_way_grows_on_a_quick_link_and_shrinks_on_a_slow_one(
         0.1,
     ):
         with window.measured():
-            now_s[0] += took_s
+            clock.sleep_s(took_s)
         seen.append(window.num_bytes // CHUNK_BYTES)
     assert seen == [2, 4, 8, 8, 8, 4, 2, 1, 1, 2]
     with pytest.raises(LogError), window.measured():

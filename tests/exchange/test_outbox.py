@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fakes import group, identity, rollout
-from motley.exchange import Entry, Head, LogError, MemoryLog, Outbox, Signer, decode, unpack
+from motley.exchange import Entry, Head, LogError, Mark, MemoryLog, Outbox, Signer, decode, unpack
 from motley.exchange.blobs import MemoryBlobs
 from motley.exchange.outbox import BATCH
 from motley.exchange.sections import STEPS_PER_NAT
@@ -127,9 +127,9 @@ def outbox_head(path: Path) -> Head:
 
 def test_a_crash_between_putting_and_delivering_loses_nothing(path: Path) -> None:
     before, log = Outbox(path, SIGNER), MemoryLog()
-    before.put(groups(0, 3), round=0, note=b"noted")
+    before.put(groups(0, 3), Mark("round", 0), note=b"noted")
     after = Outbox(path, SIGNER)  # the one before was not closed: its process is dead
-    assert (len(after), after.note_of(0)) == (3, b"noted")
+    assert (len(after), after.note_of(Mark("round", 0))) == (3, b"noted")
     after.deliver(log)
     assert contents_of(log) == groups(0, 3)
 
@@ -177,9 +177,9 @@ def test_putting_is_all_or_nothing(path: Path) -> None:
     head = outbox.head
     unwritable = group(round=2, rollouts=[rollout([-1])])
     with pytest.raises(ValueError, match="byte"):
-        outbox.put([group(round=1), unwritable, group(round=3)], round=1, note=b"noted")
-    assert (len(outbox), outbox.head, outbox.note_of(1)) == (1, head, None)
-    outbox.put(groups(1, 3), round=1)
+        outbox.put([group(round=1), unwritable, group(round=3)], Mark("round", 1), note=b"noted")
+    assert (len(outbox), outbox.head, outbox.note_of(Mark("round", 1))) == (1, head, None)
+    outbox.put(groups(1, 3), Mark("round", 1))
     outbox.deliver(log)
     assert contents_of(log) == groups(0, 3)
 
@@ -195,20 +195,20 @@ def test_the_same_record_cannot_wait_twice() -> None:
 
 def test_a_round_has_the_note_it_was_put_with(path: Path) -> None:
     outbox = Outbox(path, SIGNER)
-    outbox.put(groups(0, 1), round=0, note=b"first\x00")
-    outbox.put([], round=1)
+    outbox.put(groups(0, 1), Mark("round", 0), note=b"first\x00")
+    outbox.put([], Mark("round", 1))
     outbox.put(groups(1, 2))
-    assert [outbox.note_of(round) for round in range(3)] == [b"first\x00", b"", None]
+    assert [outbox.note_of(Mark("round", round)) for round in range(3)] == [b"first\x00", b"", None]
     outbox.deliver(MemoryLog())
-    assert Outbox(path, SIGNER).note_of(0) == b"first\x00"
+    assert Outbox(path, SIGNER).note_of(Mark("round", 0)) == b"first\x00"
 
 
 def test_a_round_is_put_once() -> None:
     outbox, log = Outbox(None, SIGNER), MemoryLog()
-    outbox.put(groups(0, 1), round=0, note=b"first")
+    outbox.put(groups(0, 1), Mark("round", 0), note=b"first")
     with pytest.raises(sqlite3.IntegrityError):
-        outbox.put(groups(1, 2), round=0, note=b"second")
-    assert (len(outbox), outbox.note_of(0)) == (1, b"first")
+        outbox.put(groups(1, 2), Mark("round", 0), note=b"second")
+    assert (len(outbox), outbox.note_of(Mark("round", 0))) == (1, b"first")
     outbox.deliver(log)
     assert contents_of(log) == groups(0, 1)
 
@@ -324,7 +324,7 @@ def test_when_a_record_is_due_survives_reopening(path: Path) -> None:
 def test_the_last_round_is_the_highest_that_was_marked(path: Path, marked: list[int]) -> None:
     outbox = Outbox(path, SIGNER)
     for number in marked:
-        outbox.put(groups(number, number + 1), round=number)
+        outbox.put(groups(number, number + 1), Mark("round", number))
     outbox.put(groups(2000, 2001))
     outbox.deliver(MemoryLog())
     assert outbox.last_round == Outbox(path, SIGNER).last_round == max(marked, default=-1)
@@ -425,9 +425,9 @@ def test_two_records_may_need_the_same_blob(path: Path) -> None:
 
 def test_putting_blobs_is_all_or_nothing_too(path: Path) -> None:
     outbox = Outbox(path, SIGNER)
-    outbox.put(groups(0, 1), round=0)
+    outbox.put(groups(0, 1), Mark("round", 0))
     with pytest.raises(sqlite3.IntegrityError):
-        outbox.put(groups(1, 2), round=0, blobs=dict([blob("one")]))
+        outbox.put(groups(1, 2), Mark("round", 0), blobs=dict([blob("one")]))
     assert (len(outbox), waiting_blobs(path), outbox.head.counter) == (1, 0, 1)
 
 
@@ -450,3 +450,81 @@ def test_an_outbox_of_the_release_before_is_gone_on_with(path: Path) -> None:
     outbox.put(groups(0, 1))
     outbox.deliver(log)
     assert contents_of(log) == groups(0, 1)
+
+
+# Files of version 0.5
+
+OLD_TABLES = """
+CREATE TABLE head (
+    one INTEGER PRIMARY KEY CHECK (one = 1), counter INTEGER NOT NULL, previous BLOB NOT NULL
+);
+CREATE TABLE unsent (
+    counter INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, record BLOB NOT NULL, due_s REAL NOT NULL
+);
+CREATE TABLE blobs (
+    counter INTEGER NOT NULL, name TEXT NOT NULL, content BLOB NOT NULL, PRIMARY KEY (counter, name)
+);
+CREATE TABLE rounds (round INTEGER PRIMARY KEY, note BLOB NOT NULL);
+"""
+KINDS = ("round", "version", "roster", "charter")
+
+
+def write_old(path: Path, numbers: dict[int, bytes]) -> None:
+    """The file of an outbox that has put one record, and noted these numbers."""
+    first = Outbox(None, SIGNER)
+    first.put(groups(0, 1))
+    unsent = first._database.execute("SELECT * FROM unsent").fetchall()
+    database = sqlite3.connect(path)
+    database.executescript(OLD_TABLES)
+    database.executemany("INSERT INTO unsent VALUES (?, ?, ?, ?)", unsent)
+    database.execute("INSERT INTO head VALUES (1, ?, ?)", first.head)
+    database.executemany("INSERT INTO rounds VALUES (?, ?)", numbers.items())
+    database.commit()
+    database.close()
+
+
+def marks_in(outbox: Outbox) -> dict[Mark, bytes]:
+    marks = [Mark(kind, number) for kind in KINDS for number in range(10)]
+    return {mark: note for mark in marks if (note := outbox.note_of(mark)) is not None}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "marks", "last_round"),
+    [
+        ({}, {}, -1),
+        (
+            {0: b"noted", 3: b"too"},
+            {Mark("round", 0): b"noted", Mark("round", 3): b"too"},
+            3,
+        ),
+        ({0: b"", 4: b""}, {Mark("version", 0): b"", Mark("version", 4): b""}, -1),
+        (
+            {-1: b"", 0: b"", 1: b""},
+            {Mark("roster", 0): b"", Mark("roster", 1): b"", Mark("charter"): b""},
+            -1,
+        ),
+    ],
+    ids=["nobody", "a peer", "a learner", "a hub"],
+)
+def test_what_a_number_of_version_0_5_was_is_known_by_who_made_the_file(
+    path: Path, numbers: dict[int, bytes], marks: dict[Mark, bytes], last_round: int
+) -> None:
+    write_old(path, numbers)
+    for _ in range(2):  # the second time there is nothing left to name
+        outbox = Outbox(path, SIGNER)
+        assert marks_in(outbox) == marks
+        assert outbox.last_round == last_round
+        outbox.close()
+    outbox, log = Outbox(path, SIGNER), MemoryLog()
+    outbox.put(groups(1, 2), Mark("round", 9))
+    outbox.deliver(log)
+    assert contents_of(log) == groups(0, 2)
+    assert outbox.last_round == 9
+
+
+def test_marks_of_different_kinds_have_numbers_of_their_own(path: Path) -> None:
+    outbox = Outbox(path, SIGNER)
+    for number, kind in enumerate(KINDS):
+        outbox.put(groups(number, number + 1), Mark(kind, 1), note=kind.encode())
+    assert marks_in(outbox) == {Mark(kind, 1): kind.encode() for kind in KINDS}
+    assert outbox.last_round == 1

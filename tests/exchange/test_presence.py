@@ -1,12 +1,13 @@
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import msgspec
 import pytest
 
 from fakes import identity
+from motley.clock import VirtualClock
 from motley.exchange import presence as module
 from motley.exchange.connection import Connection, Login
 from motley.exchange.nats import Names
@@ -76,7 +77,7 @@ def test_a_peer_is_heard_again_and_again_with_what_it_said_last(
     a.say(Beat("sampling", 1))
     a.say(Beat("sampling", 2))  # not a new state: with the next beat
     first = eventually(lambda: hub.heard["a"] if hub.heard["a"].beat.round == 2 else None)
-    eventually(lambda: hub.heard["a"].at > first.at)
+    eventually(lambda: hub.heard["a"].at_s > first.at_s)
     assert hub.heard["a"].beat.at_s > first.beat.at_s
     a.close(Beat("left", 2))
 
@@ -101,17 +102,33 @@ def test_saying_something_without_a_connection_is_no_error(net: Net) -> None:
 
 @pytest.mark.parametrize("state", ["starting", "sampling", "learning", "waiting"])
 def test_a_peer_not_heard_for_long_is_silent_and_gone(state: module.State) -> None:
-    beat = Beat(state, 1)
-    assert (Heard(beat).state, Heard(beat).gone) == (state, False)
-    recent, old = time.monotonic() - SILENT_S / 2, time.monotonic() - SILENT_S - 1
-    assert (Heard(beat, recent).state, Heard(beat, recent).gone) == (state, False)
-    assert (Heard(beat, old).state, Heard(beat, old).gone) == ("silent", True)
+    clock = VirtualClock()
+    heard = Heard(Beat(state, 1), 0.0, clock)
+    for now_s in (0.0, SILENT_S / 2, SILENT_S):
+        clock.advance(now_s)
+        assert (heard.state, heard.gone, heard.ago_s) == (state, False, now_s)
+    clock.advance(SILENT_S + 0.1)
+    assert (heard.state, heard.gone) == ("silent", True)
 
 
 @pytest.mark.parametrize("state", ["left", "finished"])
 def test_who_left_or_finished_is_gone_and_never_silent(state: module.State) -> None:
-    for at in (time.monotonic(), time.monotonic() - 100 * SILENT_S):
-        assert (Heard(Beat(state, 1), at).state, Heard(Beat(state, 1), at).gone) == (state, True)
+    clock = VirtualClock()
+    heard = Heard(Beat(state, 1), 0.0, clock)
+    for now_s in (0.0, 100 * SILENT_S):
+        clock.advance(now_s)
+        assert (heard.state, heard.gone) == (state, True)
+
+
+def test_who_could_not_be_heard_while_we_were_away_was_not_silent(net: Net) -> None:
+    hub, a = presence_of(net.connect(HUB)), presence_of(net.connect("a"), "a")
+    heard = eventually(lambda: hub.heard.get("a"))
+    a.stop()
+    hub.heard["a"] = replace(heard, at_s=heard.at_s - SILENT_S - 1)
+    assert hub.heard["a"].gone
+    net.kill()
+    net.restart()
+    assert (hub.heard["a"].state, hub.heard["a"].beat) == ("starting", heard.beat)
 
 
 # What is not believed: a server where everybody may send everything

@@ -57,6 +57,34 @@ def test_unpack_puts_every_value_at_its_sequence_and_token() -> None:
             assert micro.mask_BT[place].sum() == len(tokens)
 
 
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_batch_is_laid_as_the_example_says(joined: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "joins_alone", lambda device: joined)
+    sequences = [
+        ToScore(row=0, prompt=(5, 6), tokens=(7, 8, 1)),
+        ToScore(row=1, prompt=(4,), tokens=(2, 1)),
+        ToScore(row=2, prompt=(5, 6), tokens=(9, 1)),
+    ]
+    (micro,) = micro_batches(sequences, 1000, CPU)
+    packed = micro.packed
+    assert micro.row_B.tolist() == [1, 0, 2]
+    assert packed.target_M.tolist() == [2, 1, 7, 8, 1, 9, 1]
+    assert micro.place_M.tolist() == [0, 1, 3, 4, 5, 6, 7]
+    assert micro.mask_BT.shape == (3, 3)
+    assert packed.of_prompt_B.tolist() == [0, 1, 1]
+    assert packed.longest == 4
+    if joined:
+        assert packed.token_N.tolist() == [4, 2, 5, 6, 7, 8, 9]
+        assert packed.position_N.tolist() == [0, 1, 0, 1, 2, 3, 2]
+        assert packed.predictor_M.tolist() == [0, 1, 3, 4, 5, 3, 6]
+        assert packed.own.start_S.tolist() == [0, 2, 4, 4, 6, 7]
+    else:
+        assert packed.token_N.tolist() == [4, 5, 6, 2, 7, 8, 9]
+        assert packed.position_N.tolist() == [0, 0, 1, 1, 2, 3, 2]
+        assert packed.predictor_M.tolist() == [0, 3, 2, 4, 5, 2, 6]
+        assert packed.own.start_S.tolist() == [0, 1, 3, 4, 6, 7]
+
+
 def test_no_sequences_make_no_micro_batch() -> None:
     assert micro_batches([], 100, CPU) == []
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -9,7 +10,9 @@ from fakes import lora_policy, ragged_sequences, tiny_policy
 from motley.config import TrainPart
 from motley.learning.batches import micro_batches
 from motley.learning.checkpoint import (
+    AnyState,
     CheckpointError,
+    OtherStateError,
     checkpoints,
     load_manifest,
     load_training,
@@ -30,14 +33,19 @@ def write_text(folder: Path) -> None:
     (folder / "a" / "text").write_text("content")
 
 
+class Progress(msgspec.Struct):
+    round: int | str
+    peers: dict[str, dict[str, int]] = {}
+
+
 def save(root: Path, round: int) -> Path:
-    return save_checkpoint(root, round, {"round": round}, write_text)
+    return save_checkpoint(root, round, Progress(round=round), write_text)
 
 
 def test_the_state_comes_back(tmp_path: Path) -> None:
-    folder = save_checkpoint(tmp_path, 3, {"round": 3, "peers": {"a": {"cursor": 7}}}, write_text)
+    folder = save_checkpoint(tmp_path, 3, Progress(3, {"a": {"cursor": 7}}), write_text)
     assert checkpoints(tmp_path) == [folder]
-    assert load_manifest(folder) == {"round": 3, "peers": {"a": {"cursor": 7}}}
+    assert load_manifest(folder, Progress) == Progress(3, {"a": {"cursor": 7}})
     assert (folder / "a" / "text").read_text() == "content"
 
 
@@ -49,9 +57,9 @@ def test_two_are_kept(tmp_path: Path) -> None:
 
 def test_saving_a_round_again_replaces_it(tmp_path: Path) -> None:
     save(tmp_path, 1)
-    folder = save_checkpoint(tmp_path, 1, {"round": "again"}, write_text)
+    folder = save_checkpoint(tmp_path, 1, Progress("again"), write_text)
     assert checkpoints(tmp_path) == [folder]
-    assert load_manifest(folder) == {"round": "again"}
+    assert load_manifest(folder, Progress) == Progress("again")
 
 
 def test_a_crash_while_writing_leaves_the_checkpoint_before(tmp_path: Path) -> None:
@@ -69,14 +77,14 @@ def test_a_crash_while_writing_leaves_the_checkpoint_before(tmp_path: Path) -> N
                 r"is whole. Make room"
             ),
         ):
-            save_checkpoint(tmp_path, round, {}, crash)
+            save_checkpoint(tmp_path, round, Progress(round=round), crash)
         assert checkpoints(tmp_path) == [before]
-        assert load_manifest(before) == {"round": 1}
+        assert load_manifest(before, Progress) == Progress(1)
         # what was half written takes no room
         assert [path.name for path in tmp_path.iterdir()] == ["round-000001"]
     # What the crash left behind is in nobody's way.
     assert checkpoints(tmp_path) != [save(tmp_path, 2)]
-    assert load_manifest(checkpoints(tmp_path)[-1]) == {"round": 2}
+    assert load_manifest(checkpoints(tmp_path)[-1], Progress) == Progress(2)
 
 
 def test_a_changed_byte_is_noticed(tmp_path: Path) -> None:
@@ -89,19 +97,34 @@ def test_a_changed_byte_is_noticed(tmp_path: Path) -> None:
             r"checkpoint before it"
         ),
     ):
-        load_manifest(folder)
+        load_manifest(folder, Progress)
 
 
 def test_a_missing_file_or_manifest_is_noticed(tmp_path: Path) -> None:
     folder = save(tmp_path, 1)
     (folder / "a" / "text").unlink()
     with pytest.raises(CheckpointError, match="a/text is missing"):
-        load_manifest(folder)
+        load_manifest(folder, Progress)
     (folder / "state.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"no readable state\.json"):
-        load_manifest(folder)
+        load_manifest(folder, Progress)
     with pytest.raises(CheckpointError, match=r"no readable state\.json"):
-        load_manifest(tmp_path / "none")
+        load_manifest(tmp_path / "none", Progress)
+
+
+class Other(msgspec.Struct):
+    time_s: float
+
+
+def test_the_state_of_another_kind_of_run_is_told_from_a_spoilt_one(tmp_path: Path) -> None:
+    folder = save(tmp_path, 1)
+    with pytest.raises(OtherStateError, match=r"missing required field `time_s`"):
+        load_manifest(folder, Other)
+    assert load_manifest(folder, AnyState) == AnyState(metrics_bytes=None)
+    (folder / "state.json").write_text("{")
+    with pytest.raises(CheckpointError) as spoilt:
+        load_manifest(folder, Other)
+    assert not isinstance(spoilt.value, OtherStateError)
 
 
 def train(policy: Policy, optimiser: torch.optim.Optimizer, steps: int) -> None:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from fakes import candidate, group
-from motley.learning.journal import Journal, Step
+from motley.learning.journal import Journal, WrittenStep
 
 
 @pytest.fixture
@@ -16,8 +16,8 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "journal.jsonl"
 
 
-def step(round: int, *positions: int, closed: bool = False) -> Step:
-    return Step(
+def step(round: int, *positions: int, closed: bool = False) -> WrittenStep:
+    return WrittenStep(
         round=round,
         cursor=10 * round + 9,
         closed=closed,
@@ -26,7 +26,7 @@ def step(round: int, *positions: int, closed: bool = False) -> Step:
     )
 
 
-def written(path: Path, *steps: Step) -> Journal:
+def written(path: Path, *steps: WrittenStep) -> Journal:
     journal = Journal(path)
     for one in steps:
         journal.add(one)
@@ -38,15 +38,15 @@ def test_a_step_names_the_records_it_was_taken_from_in_their_order() -> None:
         replace(candidate(group(slot=slot), position=7 + slot), hash=bytes([slot]) * 32)
         for slot in range(2)
     )
-    found = Step.of(3, 20, True, [second, first])
-    assert found == Step(
+    found = WrittenStep.of(3, 20, True, [second, first])
+    assert found == WrittenStep(
         round=3,
         cursor=20,
         closed=True,
         positions=(8, 7),
         sha256=hashlib.sha256(bytes([1]) * 32 + bytes(32)).hexdigest(),
     )
-    assert Step.of(3, 20, True, []).positions == ()
+    assert WrittenStep.of(3, 20, True, []).positions == ()
 
 
 def test_what_is_added_survives_reopening(path: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from math import exp, isclose
 
+import msgspec
 import numpy as np
 import pytest
 from scipy import stats
@@ -89,17 +90,17 @@ ROWS = [
 def test_counts_and_means_are_over_every_row_of_a_sender() -> None:
     metrics = sender_metrics(ROWS)
     assert list(metrics) == ["a", "b"]
-    assert metrics["a"]["groups"] == 2
-    assert metrics["a"]["silent_groups"] == 1
-    assert metrics["a"]["reward"] == pytest.approx(1.3 / 3)
-    assert metrics["a"]["accuracy"] == pytest.approx(1 / 3)
-    assert metrics["a"]["tokens"] == pytest.approx((2 + 1 + 3) / 3)
-    assert metrics["a"]["truncated"] == pytest.approx(2 / 3)
-    assert metrics["a"]["age"] == pytest.approx(4 / 3)
+    assert metrics["a"].groups == 2
+    assert metrics["a"].silent_groups == 1
+    assert metrics["a"].reward == pytest.approx(1.3 / 3)
+    assert metrics["a"].accuracy == pytest.approx(1 / 3)
+    assert metrics["a"].tokens == pytest.approx((2 + 1 + 3) / 3)
+    assert metrics["a"].truncated == pytest.approx(2 / 3)
+    assert metrics["a"].age == pytest.approx(4 / 3)
 
 
 def test_a_sender_of_silent_groups_has_no_ratios() -> None:
-    assert sender_metrics(ROWS)["b"] == {
+    assert msgspec.to_builtins(sender_metrics(ROWS)["b"]) == {
         "groups": 1, "reward": 0.0, "accuracy": 0.0, "tokens": 3.0, "truncated": 1.0, "age": 0.0,
         "silent_groups": 1
     }  # fmt: skip
@@ -108,20 +109,20 @@ def test_a_sender_of_silent_groups_has_no_ratios() -> None:
 def test_ratios_and_weights_are_over_the_scored_tokens() -> None:
     a = sender_metrics(ROWS)["a"]
     log_ratio = np.array([0.0, 0.2, -1.0])
-    assert a["kl_k1"] == pytest.approx(0.8 / 3)
-    assert a["kl_k3"] == pytest.approx(np.mean(np.exp(log_ratio) - 1 - log_ratio))
-    assert a["kl_reverse"] == pytest.approx(
+    assert a.kl_k1 == pytest.approx(0.8 / 3)
+    assert a.kl_k3 == pytest.approx(np.mean(np.exp(log_ratio) - 1 - log_ratio))
+    assert a.kl_reverse == pytest.approx(
         np.mean(np.exp(log_ratio) * log_ratio - np.exp(log_ratio) + 1)
     )
-    assert a["weight_var"] == pytest.approx(np.var([1.0, 1.0, 0.0]))
-    assert isclose(a["ratio"]["mean"], (1 + exp(0.2) + exp(-1)) / 3)
-    assert isclose(a["ratio"]["max"], exp(0.2))
-    assert isclose(a["ratio"]["q50"], 1.0)
+    assert a.weight_var == pytest.approx(np.var([1.0, 1.0, 0.0]))
+    assert isclose(a.ratio.mean, (1 + exp(0.2) + exp(-1)) / 3)
+    assert isclose(a.ratio.max, exp(0.2))
+    assert isclose(a.ratio.q50, 1.0)
     # A filtered sequence has weight zero in what was used.
-    assert a["weight"]["mean"] == pytest.approx(2 / 3)
-    assert a["ess"] == pytest.approx(4 / (3 * 2))
-    assert (a["filtered_positive"], a["filtered_negative"]) == (0.0, 1.0)
-    assert a["entropy"] == pytest.approx(0.5)
+    assert a.weight.mean == pytest.approx(2 / 3)
+    assert a.ess == pytest.approx(4 / (3 * 2))
+    assert (a.filtered_positive, a.filtered_negative) == (0.0, 1.0)
+    assert a.entropy == pytest.approx(0.5)
 
 
 def test_rank_agreement_is_seen_before_and_after_the_filter() -> None:
@@ -132,11 +133,9 @@ def test_rank_agreement_is_seen_before_and_after_the_filter() -> None:
     ]
     a = sender_metrics(rows)["a"]
     # A·w: 1, -0.2, -0.08 before; 1, -0.2, 0 after: the lower two change places either way.
-    assert a["tau_before"] == pytest.approx(
-        stats.kendalltau([1, 0.5, 0], [1, -0.2, -0.08]).statistic
-    )
-    assert a["tau_after"] == pytest.approx(stats.kendalltau([1, 0.5, 0], [1, -0.2, 0]).statistic)
-    assert a["tau_after"] == pytest.approx(1 / 3)
+    assert a.tau_before == pytest.approx(stats.kendalltau([1, 0.5, 0], [1, -0.2, -0.08]).statistic)
+    assert a.tau_after == pytest.approx(stats.kendalltau([1, 0.5, 0], [1, -0.2, 0]).statistic)
+    assert a.tau_after == pytest.approx(1 / 3)
 
 
 def test_what_a_bound_did_is_seen_against_the_free_weight() -> None:
@@ -145,9 +144,9 @@ def test_what_a_bound_did_is_seen_against_the_free_weight() -> None:
         row("a", 0, 0.0, -1.0, scored(False, [-1.0], [0.4], free=[0.4])),  # filtered, not clipped
     ]
     a = sender_metrics(rows)["a"]
-    assert a["clipped"] == pytest.approx(1 / 3)
-    assert a["free_weight"]["mean"] == pytest.approx(4.2 / 3)
-    assert a["free_weight"]["var"] == pytest.approx(np.var([2.7, 1.1, 0.4]))
+    assert a.clipped == pytest.approx(1 / 3)
+    assert a.free_weight.mean == pytest.approx(4.2 / 3)
+    assert a.free_weight.var == pytest.approx(np.var([2.7, 1.1, 0.4]))
 
 
 def test_the_estimation_error_compares_the_weights_used_with_the_learners_own_scores() -> None:
@@ -160,7 +159,7 @@ def test_the_estimation_error_compares_the_weights_used_with_the_learners_own_sc
     share = exp(0.7) / (exp(0.7) + exp(-0.2))
     first = abs((1.5 * 1 - 0.5) / 2 - (2 * share - 1))
     second = abs(0.5 / 2 - 0.0)  # without the filter it would be exact
-    assert sender_metrics(rows)["a"]["estimation_error"] == pytest.approx((first + second) / 2)
+    assert sender_metrics(rows)["a"].estimation_error == pytest.approx((first + second) / 2)
 
 
 def test_flatness_is_one_over_one_plus_the_squared_variation_of_q() -> None:

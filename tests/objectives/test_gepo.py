@@ -46,6 +46,13 @@ def test_expectation_of_vanishing_probabilities_stays_exact() -> None:
     assert log_e_B.tolist() == pytest.approx([log(5 / 12) - 690.0] * 2)
 
 
+def test_expectation_of_a_vanishing_group_stays_exact_beside_a_likely_one() -> None:
+    # The hand-worked pair, and the same 1e-300 times less likely, in one batch.
+    likely = torch.tensor([log(0.5), log(0.25)])
+    log_e_B = log_expectation(torch.cat([likely, likely - 690.0]), torch.tensor([0, 0, 1, 1]))
+    assert log_e_B.tolist() == pytest.approx([log(5 / 12)] * 2 + [log(5 / 12) - 690.0] * 2)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_expectation_is_mean_times_one_plus_squared_variation(seed: int) -> None:
     q = np.random.default_rng(seed).beta(0.5, 2.0, size=12)

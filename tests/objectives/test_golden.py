@@ -11,7 +11,7 @@ are +0.5 and -0.5. There are 2 sequences of 2 and 3 tokens, 5 tokens in all; the
 
 from __future__ import annotations
 
-from math import log, sqrt
+from math import exp, log, sqrt
 
 import pytest
 
@@ -267,3 +267,15 @@ def test_penalty_of_sapo_swarm_is_a_mean_over_the_sequences_it_sums() -> None:
     case = tiny([1.0, 0.0, 1.0, 1.0], lp=[[log(0.5)]] * 4, lq=lq, group=[0, 0, 1, 1])
     got = run(objective("sapo_swarm", settings={"beta": 1.0}), case)
     assert got.loss == pytest.approx(1 - log(2), rel=1e-5)
+
+
+def test_a_sequence_that_the_filter_drops_still_pays_its_penalty() -> None:
+    # KL of log ratio -2 is e^2 - 3 = 4.389 >= g = 4: the filter drops the failure. Its gradient is
+    # that of the penalty alone, (exp(d) - 1)/2. The penalty of both is (e^-2 + 1)/2.
+    case = tiny([1.0, 0.0], lp=[[-1.0], [-3.0]], lq=[[-1.0], [-1.0]])
+    plain = run(objective("fnois", settings={"g": 4.0}), case)
+    got = run(objective("fnois", settings={"g": 4.0, "beta": 1.0}), case)
+    assert got.output.keep_B.tolist() == [True, False]
+    assert plain.gradient[1] == pytest.approx([0.0])
+    assert got.gradient[1] == pytest.approx([(exp(-2) - 1) / 2], rel=1e-5)
+    assert got.loss - plain.loss == pytest.approx((exp(-2) + 1) / 2, rel=1e-5)

@@ -132,6 +132,14 @@ def test_silent_marks_exactly_the_zero_advantages(name: str, variant: str) -> No
 
 
 @pytest.mark.parametrize(("name", "variant"), ROWS, ids=ROW_IDS)
+def test_the_smallest_advantage_is_not_silent(name: str, variant: str) -> None:
+    row = objective(name, variant)
+    terms = row.prepare(samples_of(tiny([0.0] * 6, lp=[[-1.0]] * 6, lq=[[-1.0]] * 6)))
+    faint = replace(terms, advantage_B=torch.tensor([1e-7, -1e-7, 1e-30, -1e-30, 0.0, 0.0]))
+    assert row.silent(faint).tolist() == [False] * 4 + [True] * 2
+
+
+@pytest.mark.parametrize(("name", "variant"), ROWS, ids=ROW_IDS)
 def test_nothing_is_silent_under_a_penalty(name: str, variant: str) -> None:
     row = objective(name, variant, {"beta": 0.005})
     terms = row.prepare(samples_of(make_case("apart", 8)))

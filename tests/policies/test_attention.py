@@ -14,8 +14,9 @@ pytest.importorskip("triton")
 from fakes import ragged_sequences
 from motley.learning.batches import ToScore, micro_batches
 from motley.policies import attention, flash
-from motley.policies.attention import attend, attend_by_rows
+from motley.policies.attention import PackedAttention
 from motley.policies.fused import rotate
+from motley.policies.layers import Heads, Rotation
 from motley.policies.packed import Packed, Spans
 from policies.devices import needs_gpu
 
@@ -147,7 +148,7 @@ def test_two_parts_merged_are_the_attention_over_rows_with_masks(
 ) -> None:
     packed = packed_of(kind)
     heads = heads_of(packed, torch.float32)
-    expected = attend_by_rows(*heads, packed, scaling, None)
+    expected = PackedAttention(packed).by_rows(*heads, scaling, None)
     found = flash.attend_by_flash(*heads, packed, scaling)
     assert found.is_contiguous()
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
@@ -161,10 +162,11 @@ def test_with_the_rotation_in_it_it_is_the_same(kind: str) -> None:
     packed = packed_of(kind)
     whole = torch.cat(heads_of(packed, torch.float32), 1).detach().requires_grad_()
     angle = packed.position_N[:, None] / torch.logspace(0, 2, SIZE // 2)
-    cos, sin = (table(torch.cat([angle, angle], 1)) for table in (torch.cos, torch.sin))
-    turned = rotate(whole, cos, sin, HEADS + KV_HEADS, torch.float32)
+    rotation = Rotation(*(table(torch.cat([angle, angle], 1)) for table in (torch.cos, torch.sin)))
+    turned = rotate(whole, rotation, HEADS + KV_HEADS, torch.float32)
     expected = flash.attend_by_flash(*turned.split((HEADS, KV_HEADS, KV_HEADS), 1), packed, 0.4)
-    found = flash.attend_turned(whole, cos, sin, HEADS, packed, 0.4, torch.float32)
+    heads = flash.TurnedHeads(Heads(HEADS, KV_HEADS, SIZE), rotation, torch.float32)
+    found = flash.attend_turned(whole, heads, packed, 0.4)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
     torch.testing.assert_close(
         *(gradients(out, [whole])[0] for out in (found, expected)), rtol=0, atol=1e-5
@@ -212,8 +214,21 @@ def test_flash_is_used_where_it_computes_the_same(
     monkeypatch.setattr(attention, "runs_flash", lambda device: runs)
     asked = []
     monkeypatch.setattr(flash, "attend_by_flash", lambda *given: asked.append(given) or given[0])
-    attend(*heads_of(packed, dtype, size), packed, None, window)
+    PackedAttention(packed)(*heads_of(packed, dtype, size), None, window)
     assert bool(asked) == by_flash
+
+
+def test_layers_of_one_window_share_a_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for each part of the rows; a window as long as the longest row is none."""
+    packed, windows, made = packed_of("ragged"), (3, None, 3, 5, 11, 5, 3), list[int | None]()
+    heads = heads_of(packed, torch.float32)
+    expected = [PackedAttention(packed)(*heads, None, window) for window in windows]
+    bias = attention._bias
+    monkeypatch.setattr(attention, "_bias", lambda *given: made.append(given[2]) or bias(*given))
+    attend = PackedAttention(packed)
+    found = [attend(*heads, None, window) for window in windows]
+    assert all(map(torch.equal, found, expected))
+    assert made == [3, 3, None, None, 5, 5]
 
 
 # On a GPU
@@ -228,8 +243,8 @@ def test_flash_kernels_agree_with_exact_attention(kind: str, dtype: torch.dtype,
     packed = packed_of(kind, torch.device("cuda"))
     heads = heads_of(packed, dtype, size)
     wide = [one.detach().float().requires_grad_() for one in heads]
-    expected = attend_by_rows(*wide, packed, None, None)
-    found = attend(*heads, packed)
+    expected = PackedAttention(packed).by_rows(*wide, None, None)
+    found = PackedAttention(packed)(*heads)
     assert found.grad_fn.name() == "_FlashBackward"
     close = 4e-3 if dtype == torch.float16 else 3e-2
     torch.testing.assert_close(found.float(), expected, rtol=0, atol=close)

@@ -17,6 +17,7 @@ from fakes import POLICIES, ragged_sequences, tiny_policy
 from motley.learning.batches import ToScore, micro_batches
 from motley.policies import Policy, attention, captured, fused
 from motley.policies.captured import CapturedScore, Size, padded, scorer
+from motley.policies.decoder import Decoder
 from motley.policies.forward import score
 from motley.policies.logprobs import score_hidden
 from motley.policies.packed import Packed
@@ -80,7 +81,7 @@ def test_filling_up_changes_neither_logprobs_nor_gradients(monkeypatch: pytest.M
 
     def result(packed: Packed) -> tuple[Tensor, list[Tensor]]:
         policy.model.zero_grad()
-        hidden_ND = fused.fused_states(policy.decoder, packed, torch.float32, False)
+        hidden_ND = fused.fused_states(Decoder.of(policy.base), packed, torch.float32, False)
         logp_M = score_hidden(
             hidden_ND[packed.predictor_M], policy.base.get_output_embeddings(), packed
         ).logp_M[:count]

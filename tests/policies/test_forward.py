@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from architectures import ARCHITECTURES, TRAINS, WINDOW, own_code_policy, reference_policy
 from fakes import POLICIES, ragged_sequences, reference_distribution, reference_logp, tiny_policy
 from motley.learning.batches import ToScore, micro_batches
-from motley.policies import Policy, forward, logprobs, with_trained_part
+from motley.policies import Policy, forward, layers, logprobs, with_trained_part
 from motley.policies.forward import score
 
 CPU = torch.device("cpu")
@@ -206,10 +206,10 @@ def test_gradient_checkpointing_changes_nothing_of_a_llama(
     policy.gradient_checkpointing = True
     recomputed = []
     monkeypatch.setattr(
-        forward, "checkpoint", lambda f, *given, **named: recomputed.append(f) or f(*given)
+        layers, "checkpoint", lambda f, *given, **named: recomputed.append(f) or f(*given)
     )
     packed_logp(policy, sequences, EVERYTHING)
-    assert recomputed == [forward._layer] * policy.config.num_hidden_layers
+    assert recomputed == [layers.walk_layer] * policy.config.num_hidden_layers
     monkeypatch.undo()
     found = packed_logp(policy, sequences, EVERYTHING)
     for ours, theirs in zip(found, expected, strict=True):

@@ -19,8 +19,9 @@ from marks import slow
 from motley.config import TrainPart
 from motley.learning.batches import ToScore, micro_batches
 from motley.policies import Policy, forward, fused, with_trained_part
-from motley.policies.decoder import Decoder, why_unknown
+from motley.policies.decoder import Decoder
 from motley.policies.forward import score
+from motley.policies.support import why_unknown
 from policies.devices import INTERPRETED, needs_gpu
 
 KNOWN = [kind for kind in ARCHITECTURES if not why_unknown(own_code_policy(kind).base)]
@@ -61,7 +62,7 @@ def packed_states(policy: Policy, by_kernels: bool, checkpointed: bool = False) 
         return fused.fused_states(
             decoder, micro.packed.to(policy.device), torch.float32, checkpointed
         )
-    return forward._by_blocks(decoder, micro.packed.to(policy.device), checkpointed)
+    return forward.plain_states(decoder, micro.packed.to(policy.device), checkpointed)
 
 
 def gradients(policy: Policy, total: Tensor) -> dict[str, Tensor | None]:
@@ -110,7 +111,7 @@ def test_in_float32_it_gives_the_plain_states_and_gradients(
 def test_a_forward_casts_its_weights_once_and_together(monkeypatch: pytest.MonkeyPatch) -> None:
     policy, casts = own_code_policy("qwen2"), []
     monkeypatch.setattr(torch, "_foreach_copy_", lambda to, given: casts.append(len(given)))
-    fused.cast_blocks(Decoder.of(policy.base).blocks, torch.float16)
+    fused.cast_layers(Decoder.of(policy.base), torch.float16)
     assert casts == [2 * (7 + 3)]  # seven projections and three biases of two layers
 
 
@@ -126,19 +127,19 @@ def test_weights_of_one_input_are_stacked_unless_they_need_no_copy() -> None:
         (torch.float32, lora, 3),
         (torch.float16, lora, 1),
     ):
-        block = Decoder.of(policy.base).blocks[0]
-        cast = fused.cast_blocks([block], dtype)[0]
-        assert len(cast.qkv.weights) == weights
+        decoder = Decoder.of(policy.base)
+        layer, cast = decoder.layers[0], fused.cast_layers(decoder, dtype)[0]
+        (qkv,) = cast.qkv
+        assert len(qkv.weights) == weights
         assert torch.equal(
-            torch.cat(cast.qkv.weights), torch.cat([one.weight for one in block.qkv]).to(dtype)
+            torch.cat(qkv.weights), torch.cat([one.weight for one in layer.qkv]).to(dtype)
         )
-        assert torch.equal(cast.qkv.bias, torch.cat([one.bias for one in block.qkv]).to(dtype))
+        assert torch.equal(qkv.bias, torch.cat([one.bias for one in layer.qkv]).to(dtype))
         assert {
-            one.dtype
-            for one in (cast.qkv.bias, *(a.A for each in cast.down.adapters for a in each))
+            one.dtype for one in (qkv.bias, *(a.A for each in cast.down.adapters for a in each))
         } == {dtype}
-        assert cast.qkv.weights[0] is block.qkv[0].weight or weights == 1
-        assert cast.qkv.weights[0].requires_grad == (policy is full)
+        assert qkv.weights[0] is layer.qkv[0].weight or weights == 1
+        assert qkv.weights[0].requires_grad == (policy is full)
 
 
 @interpreted
@@ -279,8 +280,7 @@ def test_on_a_gpu_windows_shorter_than_the_sequences_are_kept(dtype: torch.dtype
         expected = score(policy, micro.packed).logp_M
         found = score(dataclasses.replace(policy, dtype=dtype), micro.packed).logp_M
         policy.base.config.sliding_window = 512
-        # a policy reads its decoder once
-        unlike = score(dataclasses.replace(policy), micro.packed).logp_M
+        unlike = score(policy, micro.packed).logp_M
     assert float((found - expected).abs().mean()) < (0.01 if dtype == torch.float16 else 0.06)
     assert float((unlike - expected).abs().mean()) > 0.1
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 pytest.importorskip("triton")
 
 from motley.policies import fused, kernels
-from motley.policies.decoder import Norm
+from motley.policies.layers import Norm, Rotation
 from policies.devices import DEVICES
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -187,12 +187,12 @@ def test_rotate(
 
     values = random(5, heads, size, dtype=given, device=device)
     assert_same(
-        lambda values: [fused.rotate(values, cos, sin, rotated, dtype)],
+        lambda values: [fused.rotate(values, Rotation(cos, sin), rotated, dtype)],
         theirs,
         values,
         close=max(CLOSE[dtype], CLOSE[given]),
     )
-    assert fused.rotate(values, cos, sin, rotated, dtype).dtype == dtype
+    assert fused.rotate(values, Rotation(cos, sin), rotated, dtype).dtype == dtype
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -34,8 +34,8 @@ from motley.config import PeerConfig, TrainPart
 from motley.engines import torch_engine
 from motley.policies import choose_trained, initial_policy, sources
 from motley.policies.sources import (
+    ModelSource,
     Named,
-    Source,
     Wheel,
     convert,
     empty_model,
@@ -98,7 +98,7 @@ def test_a_folder_may_be_named_from_home_or_from_here(
     monkeypatch.setenv("HOME", str(good.parent))
     monkeypatch.chdir(good.parent)
     for name in ("~/good", "./good", "good", str(good)):
-        assert find(name) == Source(name, str(good.resolve()))
+        assert find(name) == ModelSource(name, str(good.resolve()))
 
 
 @pytest.mark.parametrize("name", ["./none", "/none/of/these", "~/none", "a/b/c"])
@@ -220,7 +220,7 @@ def test_a_hub_that_cannot_be_reached_is_one_line_with_what_needs_none(
 ) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    assert find(name) == Source(name, name)
+    assert find(name) == ModelSource(name, name)
     for read in (read_shape, read_tokenizer, read_model):
         said = refusal(lambda read=read: read(find(name)))
         assert said.startswith(f"model '{name}': its ")
@@ -323,7 +323,7 @@ def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_gguf_file_is_the_model_it_was_made_from(gguf_file: Path) -> None:
     source = find(str(gguf_file))
-    assert source == Source(str(gguf_file), str(gguf_file.parent.resolve()), "small.gguf")
+    assert source == ModelSource(str(gguf_file), str(gguf_file.parent.resolve()), "small.gguf")
     model = read_model(source)
     torch.testing.assert_close(logits(model), logits(texting_llama()), rtol=0, atol=1e-4)
     assert {p.dtype for p in model.parameters()} == {torch.float32}

@@ -9,7 +9,7 @@ from typing import Any
 
 from fakes import TRAIN
 from motley.config import CrewConfig, parse_config
-from motley.run import MetricsLine, read_metrics
+from motley.metrics import MetricsLine, read_metrics
 from motley.sim.crew import SimCrew
 
 SAMPLERS = {"s0": "l", "s1": "l"}
@@ -83,4 +83,4 @@ def simulated(config: CrewConfig, folder: Path) -> SimCrew:
 
 
 def lines_of(crew: SimCrew, peer: str) -> list[MetricsLine]:
-    return [line for line in read_metrics(crew.folder) if line["peer"] == peer]
+    return [line for line in read_metrics(crew.folder) if line.peer == peer]

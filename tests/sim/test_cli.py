@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from motley.cli import app
 from motley.display import duration
-from motley.run import read_metrics
+from motley.metrics import read_metrics
 from sim.crews import crew_text
 
 
@@ -34,7 +34,7 @@ def test_sim_prints_a_table_and_where_the_run_is(crew_file: Path) -> None:
     for name in ("l", "s0", "s1"):
         assert any(line.split()[:2] == ["│", name] for line in shown.splitlines())
     assert shown.replace("\n", "").endswith(f"run folder: {out}")
-    assert max(line["round"] for line in read_metrics(out) if line["peer"] == "l") == 1
+    assert max(line.round for line in read_metrics(out) if line.peer == "l") == 1
 
 
 def test_with_json_sim_prints_one_object_and_nothing_else(crew_file: Path) -> None:
@@ -46,7 +46,7 @@ def test_with_json_sim_prints_one_object_and_nothing_else(crew_file: Path) -> No
     assert [row["peer"] for row in found["rows"]] == ["l", "s0", "s1"]
     learner = found["rows"][0]
     assert (learner["rounds"], learner["groups"], learner["behind"]) == (2, 8, None)
-    assert learner["hours"] * 3600 == read_metrics(out)[-1]["time_s"] > 0.2
+    assert learner["hours"] * 3600 == read_metrics(out)[-1].time_s > 0.2
     assert "seed = 3" in (out / "config.toml").read_text()
 
 

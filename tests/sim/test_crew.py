@@ -19,11 +19,12 @@ from fakes import spread_crew, write_task
 from motley.config import Churn, CrewConfig
 from motley.crew import LocalCrew
 from motley.exchange import decode, unpack
+from motley.metrics import MetricsLine, read_metrics
 from motley.network import Network
 from motley.peer import Peer
 from motley.policies import Policy
 from motley.records import Group, Weights
-from motley.run import MetricsLine, read_metrics, trained_policies
+from motley.run import trained_policies
 from motley.sim.crew import SimCrew
 from motley.sim.events import Events
 from sim.crews import far_crew, lines_of, simulated
@@ -61,11 +62,11 @@ def groups_of(crew: SimCrew, peer: str) -> list[Group]:
 
 
 def steps_of(crew: SimCrew, peer: str = "l") -> list[MetricsLine]:
-    return [line for line in lines_of(crew, peer) if "ages" in line]
+    return [line for line in lines_of(crew, peer) if line.ages is not None]
 
 
 def mean_age(crew: SimCrew) -> float:
-    ages = [(int(age), count) for line in steps_of(crew) for age, count in line["ages"].items()]
+    ages = [(int(age), count) for line in steps_of(crew) for age, count in line.ages.items()]
     return sum(age * count for age, count in ages) / sum(count for _, count in ages)
 
 
@@ -73,23 +74,23 @@ def is_sound(crew: SimCrew) -> bool:
     """Time goes forward, every step has its version, nobody was refused, and no record of anyone is
     missing in between.
     """
-    times = [line["time_s"] for line in read_metrics(crew.folder)]
+    times = [line.time_s for line in read_metrics(crew.folder)]
     assert times == sorted(times)
     for student in crew.students:
         assert student.peer.admission.refused == Counter()
         steps = steps_of(crew, student.me.name)
         assert (
-            [line["version"] for line in steps]
+            [line.version for line in steps]
             == list(range(1, len(steps) + 1))
-            == [line["round"] for line in steps]
+            == [line.round for line in steps]
         )
     for sampler in crew.samplers:
         assert sampler.sampler.admission.refused == Counter()
         assert sampler.sampler.failed == 0
         lines = lines_of(crew, sampler.me.name)
-        assert [line["round"] for line in lines] == list(range(1, len(lines) + 1))
+        assert [line.round for line in lines] == list(range(1, len(lines) + 1))
         for line in lines:
-            assert line["behind"] >= 0
+            assert line.behind >= 0
     return True
 
 
@@ -130,7 +131,7 @@ def test_a_simulation_leaves_the_weights_it_reached(folder: Path) -> None:
     assert not same_weights(
         policy,
         crew._run.build(
-            crew.config.named("l"), crew.log, crew.students[0].peer.outbox, b""
+            crew.config.named("l"), crew.log, crew.students[0].peer.half.outbox, b""
         ).learner.policy,
     )
 
@@ -148,9 +149,9 @@ def test_a_folder_with_something_in_it_is_not_written_to(folder: Path) -> None:
 
 def comparable(folder: Path, *of_time: str) -> dict[tuple[int, str], MetricsLine]:
     """What a run's lines say, but for what is about time."""
-    ignored = {"timing", "time_s", *of_time}
+    ignored = dict.fromkeys(("timing", "time_s", *of_time))
     return {
-        (line["round"], line["peer"]): {key: line[key] for key in line.keys() - ignored}
+        (line.round, line.peer): msgspec.structs.replace(line, **ignored)
         for line in read_metrics(folder)
     }
 
@@ -218,7 +219,7 @@ def test_a_step_that_is_taken_again_misses_nobody_who_was_there(folder: Path) ->
     )
     crew = simulated(config, folder / "run")
     assert crew.events.clock.now_s() > 10
-    assert [line.get("without") for line in steps_of(crew, "full1")] == [None, None]
+    assert [line.without for line in steps_of(crew, "full1")] == [None, None]
 
 
 @pytest.mark.quick
@@ -230,9 +231,9 @@ def test_a_round_goes_on_without_who_is_late(folder: Path) -> None:
     crew = simulated(config, folder / "run")
     early = [steps_of(crew, name) for name in ("full0", "full1")]
     for lines in early:
-        assert [line["without"] for line in lines] == [["full2"]] * 3
-        assert 3 < lines[0]["time_s"] < 4 < 9 < lines[2]["time_s"] < 10
-    assert all(line["time_s"] > 100 for line in steps_of(crew, "full2"))
+        assert [line.without for line in lines] == [["full2"]] * 3
+        assert 3 < lines[0].time_s < 4 < 9 < lines[2].time_s < 10
+    assert all(line.time_s > 100 for line in steps_of(crew, "full2"))
 
 
 def test_a_peer_that_leaves_for_good_does_not_keep_the_others_from_finishing(folder: Path) -> None:
@@ -264,10 +265,10 @@ def test_async_peers_learn_from_each_other_far_away(folder: Path) -> None:
     )
     far = simulated(config, folder / "far")
     for crew in (near, far):
-        assert all(set(line["senders"]) <= {"full0", "full1"} for line in steps_of(crew, "full0"))
+        assert all(set(line.senders) <= {"full0", "full1"} for line in steps_of(crew, "full0"))
     assert far.events.clock.now_s() > near.events.clock.now_s() + 0.9
     ages = [
-        max(int(age) for line in steps_of(crew, "full0") for age in line["ages"])
+        max(int(age) for line in steps_of(crew, "full0") for age in line.ages)
         for crew in (near, far)
     ]
     assert ages[0] < ages[1]
@@ -298,12 +299,12 @@ def test_the_first_step_is_over_when_it_should_be(folder: Path) -> None:
         "s1": 1 + 9.9 + tokens["s1"] / 20 + 9.9 + 2,
     }
     (line,) = steps_of(crew)
-    assert line["time_s"] == pytest.approx(max(arrives_s.values()) + sum(tokens.values()) / 10)
-    assert {name: sender["groups"] for name, sender in line["senders"].items()} == {
+    assert line.time_s == pytest.approx(max(arrives_s.values()) + sum(tokens.values()) / 10)
+    assert {name: sender.groups for name, sender in line.senders.items()} == {
         "s0": 2,
         "s1": 2,
     }
-    first = {name: lines_of(crew, name)[0]["time_s"] for name in ("s0", "s1")}
+    first = {name: lines_of(crew, name)[0].time_s for name in ("s0", "s1")}
     assert first == pytest.approx({"s0": 11 + tokens["s0"] / 20, "s1": 10.9 + tokens["s1"] / 20})
     assert groups_of(crew, "s0")[0].created_s == 11.0
     # the last is still on its way
@@ -316,7 +317,7 @@ def test_without_delays_a_sampler_is_at_most_the_versions_behind_that_a_round_ta
     crew = run(folder, rounds=6)
     assert is_sound(crew)
     assert mean_age(crew) <= 1
-    assert steps_of(crew)[0]["ages"] == {"0": 4}
+    assert steps_of(crew)[0].ages == {0: 4}
     assert len(contents(crew)) == len({c.id for c in contents(crew)})
 
 
@@ -329,8 +330,7 @@ def test_ages_grow_with_the_delay(folder: Path) -> None:
     ages = [mean_age(crew) for crew in crews]
     assert ages[0] < ages[1] < ages[2]
     behind = [
-        max(line["behind"] for name in ("s0", "s1") for line in lines_of(crew, name))
-        for crew in crews
+        max(line.behind for name in ("s0", "s1") for line in lines_of(crew, name)) for crew in crews
     ]
     assert behind[0] < behind[2]
 
@@ -338,8 +338,8 @@ def test_ages_grow_with_the_delay(folder: Path) -> None:
 @pytest.mark.quick
 def test_old_groups_are_dropped_where_the_window_is_short(folder: Path) -> None:
     crew = run(folder, rounds=5, learning="max_age = 1", network="delay = 0.05")
-    assert max(int(age) for line in steps_of(crew) for age in line["ages"]) == 1
-    dropped = steps_of(crew)[-1]["dropped"]
+    assert max(int(age) for line in steps_of(crew) for age in line.ages) == 1
+    dropped = steps_of(crew)[-1].dropped
     assert sum(dropped[name]["stale"] for name in ("s0", "s1")) > 0
 
 
@@ -379,7 +379,7 @@ def test_every_round_is_on_the_log_at_the_moment_its_link_says_whatever_was_sent
     for _ in crew.rounds():
         pass
     for name in ("s0", "s1"):
-        sent_s = {line["round"] - 1: line["time_s"] for line in lines_of(crew, name)}
+        sent_s = {line.round - 1: line.time_s for line in lines_of(crew, name)}
         due_s = {
             f"{name}.{round}.{slot}": config.weather(name).sent(str(round), sent_s[round])
             for round in sent_s
@@ -403,11 +403,11 @@ def test_an_outage_keeps_a_samplers_groups_back_until_it_is_over(folder: Path) -
         network="[network.link.s0]\noutages = [[0.05, 0.3]]",
     )
     assert is_sound(crew)
-    senders = {line["time_s"]: set(line["senders"]) for line in steps_of(crew)}
+    senders = {line.time_s: set(line.senders) for line in steps_of(crew)}
     assert {"s1"} in [found for at_s, found in senders.items() if 0.15 < at_s < 0.3]
     assert all("s0" not in found for at_s, found in senders.items() if 0.15 < at_s < 0.3)
     # it goes on sampling
-    assert [line["round"] for line in lines_of(crew, "s0") if 0.05 < line["time_s"] < 0.3]
+    assert [line.round for line in lines_of(crew, "s0") if 0.05 < line.time_s < 0.3]
     kept = [g.origin.version for g in groups_of(crew, "s0") if 0.1 < g.created_s < 0.3]
     assert len(set(kept)) <= 1  # with weights that do not get there either
 
@@ -424,7 +424,7 @@ def test_a_sampler_that_crashes_loses_the_batch_it_was_making_and_nothing_else(
     assert [(g.round, g.slot) for g in groups] == [
         (round, slot) for round in range(len(groups) // 2) for slot in range(2)
     ]
-    times = [line["time_s"] for line in lines_of(crew, "s0")]
+    times = [line.time_s for line in lines_of(crew, "s0")]
     assert times[0] < 0.06
     assert times[1] > 0.2  # the batch that was begun at 0.04 s
     assert {g.created_s for g in groups if g.round == 1} == {0.2}
@@ -458,7 +458,7 @@ def test_a_learner_that_crashes_in_its_step_takes_the_same_step_again(folder: Pa
         for r in g.rollouts
     )
     undisturbed = steps_of(plain)[0]
-    crash_s = undisturbed["time_s"] - tokens / 4000 / 2
+    crash_s = undisturbed.time_s - tokens / 4000 / 2
     crew = run(
         folder,
         rounds=4,
@@ -467,13 +467,13 @@ def test_a_learner_that_crashes_in_its_step_takes_the_same_step_again(folder: Pa
     )
     assert is_sound(crew)
     first = steps_of(crew)[0]
-    assert first["time_s"] == pytest.approx(0.3 + tokens / 4000)
+    assert first.time_s == pytest.approx(0.3 + tokens / 4000)
     for key in ("loss", "grad_norm", "ages", "senders"):
-        assert first[key] == undisturbed[key]
+        assert getattr(first, key) == getattr(undisturbed, key)
     peer = crew.students[0].peer
-    taken = sum(count for line in steps_of(crew) for count in line["ages"].values())
+    taken = sum(count for line in steps_of(crew) for count in line.ages.values())
     read = [g for name in ("s0", "s1") for g in groups_of(crew, name)]
-    assert taken + len(peer.waiting) + peer.dropped.total() == len(read)
+    assert taken + len(peer.waiting) + peer.waiting.dropped.total() == len(read)
 
 
 def test_samplers_go_on_while_their_learner_is_away(folder: Path) -> None:
@@ -484,8 +484,8 @@ def test_samplers_go_on_while_their_learner_is_away(folder: Path) -> None:
         per_peer={"l": "churn = { crashes = [[0.1, 0.4]] }"},
     )
     assert is_sound(crew)
-    assert not [line for line in steps_of(crew) if 0.1 < line["time_s"] <= 0.4]
-    assert len([line for line in lines_of(crew, "s0") if 0.1 < line["time_s"] < 0.4]) > 5
+    assert not [line for line in steps_of(crew) if 0.1 < line.time_s <= 0.4]
+    assert len([line for line in lines_of(crew, "s0") if 0.1 < line.time_s < 0.4]) > 5
 
 
 def test_a_sampler_that_joins_late_begins_with_the_newest_weights(folder: Path) -> None:
@@ -506,8 +506,8 @@ def test_a_sampler_that_leaves_is_done_without(folder: Path) -> None:
     crew = run(folder, rounds=6, per_peer={"s1": "churn = { leave_s = 0.1 }"})
     assert is_sound(crew)
     assert max(g.created_s for g in groups_of(crew, "s1")) < 0.1
-    assert max(line["time_s"] for line in lines_of(crew, "s1")) < 0.1
-    assert set(steps_of(crew)[-1]["senders"]) == {"s0"}
+    assert max(line.time_s for line in lines_of(crew, "s1")) < 0.1
+    assert set(steps_of(crew)[-1].senders) == {"s0"}
 
 
 @pytest.mark.quick
@@ -574,8 +574,8 @@ def test_a_window_in_seconds_takes_what_is_inside_it(folder: Path) -> None:
     assert is_sound(crew)
     made_s = {c.version: c.created_s for c in contents(crew) if isinstance(c, Weights)}
     for line in steps_of(crew):
-        oldest = line["version"] - 1 - max(int(age) for age in line["ages"])
-        assert line["time_s"] - 0.03 - made_s[oldest] <= 0.5  # less the step itself
+        oldest = line.version - 1 - max(int(age) for age in line.ages)
+        assert line.time_s - 0.03 - made_s[oldest] <= 0.5  # less the step itself
 
 
 def test_a_window_in_seconds_survives_a_silence_longer_than_itself(
@@ -604,9 +604,9 @@ def test_a_paced_crew_drops_nothing_and_finishes(folder: Path, learning: str, ne
         folder, rounds=4, learning=f'stale = "pace"\n{learning}', network=network, per_peer=slow
     )
     assert is_sound(crew)
-    assert steps_of(crew)[-1]["dropped"] == {}
+    assert steps_of(crew)[-1].dropped == {}
     # 40 tokens at most
-    could_have_made = (crew.events.clock.now_s() - lines_of(crew, "s0")[0]["time_s"]) / 0.04
+    could_have_made = (crew.events.clock.now_s() - lines_of(crew, "s0")[0].time_s) / 0.04
     assert len(lines_of(crew, "s0")) < 0.8 * could_have_made  # it really waited
 
 
@@ -644,8 +644,7 @@ def test_a_horizontal_crew_learns_from_groups_of_all_its_samplers(folder: Path) 
     crew = run(folder, rounds=3, layout="horizontal", per_peer={"s1": "speed = { sample = 500 }"})
     assert is_sound(crew)
     assert all(
-        line["senders"]["s0"]["groups"] == line["senders"]["s1"]["groups"] == 4
-        for line in steps_of(crew)
+        line.senders["s0"].groups == line.senders["s1"].groups == 4 for line in steps_of(crew)
     )
 
 
@@ -668,8 +667,7 @@ def test_two_learners_with_samplers_and_a_plain_peer_make_one_crew(folder: Path)
     assert len({origin.peer for origin in models.values()}) == 3
     assert {c.peer for c in contents(crew) if isinstance(c, Weights)} == {"l", "k"}
     senders = {
-        name: {s for line in steps_of(crew, name) for s in line["senders"]}
-        for name in ("l", "k", "p")
+        name: {s for line in steps_of(crew, name) for s in line.senders} for name in ("l", "k", "p")
     }
     assert set.union(*senders.values()) == {"s0", "s1", "t0", "p"}
     assert all(len(found) >= 2 for found in senders.values())
@@ -680,7 +678,7 @@ def test_a_slow_plain_peer_beside_learners_ends_early_like_in_a_crew_without_rol
 ) -> None:
     slow = {"p": "speed = { learn = 10, sample = 10 }"}
     crew = run(folder, **MIXED | {"rounds": 4}, learning="max_age = 1", per_peer=slow)
-    assert {line["round"] for line in lines_of(crew, "p")} >= {0, 4}
+    assert {line.round for line in lines_of(crew, "p")} >= {0, 4}
 
 
 def test_a_lora_learner_moves_little_and_its_samplers_follow(folder: Path) -> None:
@@ -693,7 +691,11 @@ def test_a_lora_learner_moves_little_and_its_samplers_follow(folder: Path) -> No
             b.num_bytes for b in record.frozen
         )
         assert record.frozen == records[0].frozen
-    kl = [sender["kl_k3"] for sender in steps_of(crew)[0]["senders"].values() if "kl_k3" in sender]
+    kl = [
+        sender.kl_k3
+        for sender in steps_of(crew)[0].senders.values()
+        if sender.kl_k3 is not msgspec.UNSET
+    ]
     assert max(kl) < 1e-3  # the base arrived whole: sampler and learner agree before the first step
 
 
@@ -701,7 +703,7 @@ def test_weights_are_sent_as_precisely_as_asked_for(folder: Path) -> None:
     kl, sizes = {}, {}
     for precision in ("float32", "bfloat16"):
         crew = run(folder, precision, rounds=1, weights=f'precision = "{precision}"', lossless=True)
-        kl[precision] = max(sender["kl_k3"] for sender in steps_of(crew)[0]["senders"].values())
+        kl[precision] = max(sender.kl_k3 for sender in steps_of(crew)[0].senders.values())
         sizes[precision] = next(
             sum(b.raw_bytes for b in c.blobs) for c in contents(crew) if isinstance(c, Weights)
         )

@@ -5,25 +5,37 @@ from typing import Any
 
 import pytest
 
-from motley.run import append_lines
+from motley.metrics import LearnerLine, SamplerLine, append_lines
 from motley.sim.report import summary
 
 
-def line(peer: str, round: int, time_s: float, **fields: Any) -> dict[str, Any]:
-    return {"peer": peer, "round": round, "time_s": time_s, **fields}
+def line(peer: str, round: int, time_s: float, **fields: Any) -> LearnerLine:
+    return LearnerLine(peer=peer, round=round, time_s=time_s, **fields)
+
+
+def batch(round: int, time_s: float, behind: int) -> SamplerLine:
+    return SamplerLine(
+        peer="s",
+        round=round,
+        time_s=time_s,
+        behind=behind,
+        version=7,
+        reward=0.5,
+        sampled_tokens=9,
+    )
 
 
 def test_a_row_sums_up_what_a_peer_did(tmp_path: Path) -> None:
     lines = [
         line("l", 0, 0.0, heldout={"sort": 0.25, "reverse": 0.75}),
-        line("s", 1, 30.0, behind=0, reward=0.5),
-        line("l", 1, 60.0, ages={"0": 3, "2": 1}, dropped={}),
-        line("s", 2, 1800.0, behind=3, reward=0.5),
+        batch(1, 30.0, behind=0),
+        line("l", 1, 60.0, ages={0: 3, 2: 1}, dropped={}),
+        batch(2, 1800.0, behind=3),
         line(
             "l",
             2,
             7200.0,
-            ages={"10": 4},
+            ages={10: 4},
             dropped={"s": {"stale": 2, "late": 1}, "t": {"stale": 4}},
             heldout={"sort": 0.5, "reverse": 1.0},
         ),
@@ -66,7 +78,7 @@ def test_a_peer_that_never_learned_has_a_row_too(tmp_path: Path) -> None:
 def test_what_was_dropped_is_told_also_where_a_peer_ended_early(tmp_path: Path) -> None:
     lines = [
         line("l", 0, 0.0, heldout={"sort": 0.5}),
-        line("l", 1, 60.0, ages={"0": 4}, dropped={"s": {"stale": 2}}),
+        line("l", 1, 60.0, ages={0: 4}, dropped={"s": {"stale": 2}}),
         line("l", 9, 61.0, heldout={"sort": 0.5}, version=1),  # as SimCrew._end_early writes it
     ]
     append_lines(tmp_path / "metrics.jsonl", lines)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from motley.study.report import Estimate, Line, glance, interval, markdown, table
+from motley.study.report import Estimate, StudyRow, glance, interval, markdown, table
 from motley.study.run import Outcome
 
 
@@ -55,7 +55,7 @@ OUTCOMES = [outcome("alone", seed, end) for seed, end in enumerate(ALONE)] + [
 ]
 
 
-def line(lines: list[Line], arm: str) -> Line:
+def line(lines: list[StudyRow], arm: str) -> StudyRow:
     return next(found for found in lines if found.arm == arm)
 
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -32,7 +31,7 @@ from motley.records import (
     Stamp,
     Weights,
 )
-from motley.trust import Admission, Rules, known
+from motley.trust import Admission, AdmissionState, Admitted, RefusedRecord, Rules, known
 from motley.trust.admission import MAX_KEPT
 from motley.trust.chain import MAX_MISSING
 
@@ -92,7 +91,7 @@ FIRST_ROSTER = entry(roster(), HUB_KEY)
 def admission() -> Admission:
     """After the first record of the log, a roster: a and b are on it, c is shut out."""
     gate = Admission(RULES, HUB_KEY.public, assigned, score)
-    assert gate.admit(FIRST_ROSTER) is None
+    assert gate.admit(FIRST_ROSTER) == roster()
     assert gate.refused == Counter()
     return gate
 
@@ -102,13 +101,22 @@ def refusal(gate: Admission, *entries: Entry) -> tuple[str, str]:
     for one in entries[:-1]:
         gate.admit(one)
         assert gate.refused == Counter()
-    assert gate.admit(entries[-1]) is None
+    refused = gate.admit(entries[-1])
+    assert isinstance(refused, RefusedRecord)
     assert gate.refused.total() == 1
     ((sender, reason),) = gate.refused
-    kept = gate.kept[-1]
-    assert (kept.position, kept.sender, kept.reason) == (entries[-1].position, sender, reason)
-    assert kept.detail
+    assert refused is gate.kept[-1]
+    assert (refused.position, refused.sender, refused.reason) == (
+        entries[-1].position,
+        sender,
+        reason,
+    )
+    assert refused.detail
     return sender, reason
+
+
+def json_copy(state: AdmissionState) -> AdmissionState:
+    return msgspec.json.decode(msgspec.json.encode(state), type=AdmissionState)
 
 
 def under(id: str, record: bytes) -> Entry:
@@ -151,9 +159,9 @@ def test_a_good_group_is_admitted_with_its_problem_and_hash() -> None:
 def test_a_charter_is_taken_in_and_changes_nobodys_standing() -> None:
     gate = Admission(RULES, HUB_KEY.public, assigned, score)
     charter = entry(Charter(crew="crew", config="", task="t"), HUB_KEY)
-    assert gate.admit(charter) is None
-    assert gate.admit(entry(roster(), HUB_KEY, 1, charter)) is None
-    assert gate.admit(entry(group(), A)) is not None
+    assert gate.admit(charter) == Charter(crew="crew", config="", task="t")
+    assert gate.admit(entry(roster(), HUB_KEY, 1, charter)) == roster()
+    assert isinstance(gate.admit(entry(group(), A)), Admitted)
     assert gate.refused == Counter()
 
 
@@ -165,22 +173,22 @@ def test_before_any_roster_nobody_is_admitted() -> None:
 def test_without_a_score_rewards_are_taken_on_trust() -> None:
     gate = admission()
     gate.score = None
-    assert gate.admit(entry(with_rollout(reward=0.5, tokens=(UNSCORABLE, 1)), A)) is not None
+    assert isinstance(
+        gate.admit(entry(with_rollout(reward=0.5, tokens=(UNSCORABLE, 1)), A)), Admitted
+    )
 
 
 def test_a_reward_may_differ_by_the_rounding_of_float32() -> None:
     gate = admission()
     gate.score = lambda problem, rollouts: [0.1, 123456.789]
-    assert (
-        gate.admit(entry(group(rollouts=[rollout(reward=0.1), rollout(reward=123456.789)]), A))
-        is not None
-    )
+    rounded = entry(group(rollouts=[rollout(reward=0.1), rollout(reward=123456.789)]), A)
+    assert isinstance(gate.admit(rounded), Admitted)
 
 
 def test_lossless_groups_are_held_to_the_same_rules() -> None:
     gate = admission()
     first = entry(with_rollout(logprobs=(-63.9, 0.0009)), A)
-    assert gate.admit(first) is not None
+    assert isinstance(gate.admit(first), Admitted)
     assert refusal(
         gate, entry(with_rollout(logprobs=(-64.1, 0.0)), A, 1, first, lossless=True)
     ) == ("a", "logprob")
@@ -291,7 +299,7 @@ def test_who_says_it_is_checked_and_a_refusal_is_counted_under_the_subjects_name
     gate = admission()
     assert refusal(gate, one) == (sender, reason)
     # nothing of it stays, in the chain of a least of all
-    assert gate.admit(entry(group(), A)) is not None
+    assert isinstance(gate.admit(entry(group(), A)), Admitted)
 
 
 @pytest.mark.parametrize("peer", ["a.b", "a.0", "a."])
@@ -333,7 +341,7 @@ def test_records_out_of_order_are_admitted_and_what_is_missing_is_known_meanwhil
     for round in range(1, 4):
         chain.append(entry(group(round=2 * round), A, round, chain[-1]))
     for number, missing in ((0, {}), (3, {"a": 2}), (1, {"a": 1}), (2, {})):
-        assert gate.admit(chain[number]) is not None
+        assert isinstance(gate.admit(chain[number]), Admitted)
         assert gate.missing == missing
     assert gate.refused == Counter()
 
@@ -342,15 +350,15 @@ def test_the_chain_advances_over_an_authentic_record_that_is_refused() -> None:
     gate = admission()
     bad = entry(group(vocabulary="other"), A)
     assert refusal(gate, bad) == ("a", "vocabulary")
-    assert gate.admit(entry(group(round=2), A, 1, bad)) is not None
+    assert isinstance(gate.admit(entry(group(round=2), A, 1, bad)), Admitted)
     assert gate.missing == {}
 
 
 def test_chains_of_two_peers_have_nothing_to_do_with_each_other() -> None:
     gate = admission()
     first, second = entry(group(), A), entry(group(peer="b"), B)
-    assert gate.admit(first) is not None
-    assert gate.admit(second) is not None
+    assert isinstance(gate.admit(first), Admitted)
+    assert isinstance(gate.admit(second), Admitted)
     assert refusal(gate, entry(group(peer="b", round=2), B, 1, first)) == ("b", "fork")
 
 
@@ -450,9 +458,9 @@ def test_a_roster_changes_who_is_admitted_from_there_on() -> None:
     mine = entry(group(peer="d"), identity("d"))
     assert refusal(gate, mine) == ("unknown", "sender")
     (added,) = hub_says(roster(1, d=identity("d")))
-    assert gate.admit(added) is None
-    assert gate.admit(mine) is not None
-    assert gate.admit(entry(group(), A)) is not None
+    assert gate.admit(added) == roster(1, d=identity("d"))
+    assert isinstance(gate.admit(mine), Admitted)
+    assert isinstance(gate.admit(entry(group(), A)), Admitted)
     assert gate.refused.total() == 1
 
 
@@ -468,15 +476,15 @@ def test_a_peer_shut_out_comes_back_with_a_new_key_and_a_new_chain_only() -> Non
     new = identity("a's new key")
     out, back = hub_says(roster(1, revoked=("c", "a")), roster(2, a=new))
     first = entry(group(), A)
-    assert gate.admit(first) is not None
-    assert gate.admit(out) is None
+    assert isinstance(gate.admit(first), Admitted)
+    assert gate.admit(out) == roster(1, revoked=("c", "a"))
     second = entry(group(round=2), A, 1, first)
-    assert gate.admit(second) is None
+    assert isinstance(gate.admit(second), RefusedRecord)
     assert gate.refused == Counter({("a", "revoked"): 1})
-    assert gate.admit(back) is None
-    assert gate.admit(second) is None
+    assert gate.admit(back) == roster(2, a=new)
+    assert isinstance(gate.admit(second), RefusedRecord)
     assert gate.refused == Counter({("a", "revoked"): 1, ("a", "key"): 1})
-    assert gate.admit(entry(group(round=2), new)) is not None
+    assert isinstance(gate.admit(entry(group(round=2), new)), Admitted)
     assert gate.refused.total() == 2
 
 
@@ -492,7 +500,7 @@ def test_an_older_roster_that_comes_late_does_not_undo_a_newer_one() -> None:
     gate = admission()
     older, newer = hub_says(roster(1), roster(2, revoked=("a",)))
     for one in (newer, older):
-        assert gate.admit(one) is None
+        assert isinstance(gate.admit(one), Roster)
     assert gate.refused == Counter()
     assert refusal(gate, entry(group(), A)) == ("a", "revoked")
 
@@ -503,7 +511,7 @@ def test_a_roster_that_cannot_be_read_changes_nothing() -> None:
     header[FIELDS.index("crew") + 2] = {"a": b"short"}
     bad = Entry(3, "hub.roster.1", sealed_record(put_together(header, sections), HUB_KEY))
     assert refusal(gate, bad) == (HUB, "malformed")
-    assert gate.admit(entry(group(), A)) is not None
+    assert isinstance(gate.admit(entry(group(), A)), Admitted)
 
 
 # Counts
@@ -512,7 +520,7 @@ def test_a_roster_that_cannot_be_read_changes_nothing() -> None:
 def test_a_refusal_does_not_touch_the_next_record() -> None:
     gate = admission()
     gate.admit(under("a.0.0", b"noise"))
-    assert gate.admit(entry(group(), A)) is not None
+    assert isinstance(gate.admit(entry(group(), A)), Admitted)
     assert gate.refused.total() == 1
 
 
@@ -581,13 +589,13 @@ def test_an_admission_goes_on_from_its_state_as_if_nothing_had_been(stop: int) -
     first = admission()
     found = [first.admit(one) for one in entries[:stop]]
     second = Admission(RULES, HUB_KEY.public, assigned, score)
-    second.load_state(json.loads(json.dumps(first.state())))
+    second.load_state(json_copy(first.state()))
     assert second.state() == first.state()
     found += [second.admit(one) for one in entries[stop:]]
     assert found == expected
     assert second.state() == whole.state()
     assert (second.refused, list(second.kept)) == (whole.refused, list(whole.kept))
-    assert sum(one is not None for one in found) == 8
+    assert sum(isinstance(one, Admitted) for one in found) == 8
     assert set(whole.refused) == {
         ("a", "schema"),
         ("a", "replay"),
@@ -608,7 +616,7 @@ def test_an_admission_goes_on_from_its_state_as_if_nothing_had_been(stop: int) -
 )
 def test_random_bytes_are_refused_and_never_raise(noise: bytes, start: bytes, id: str) -> None:
     gate = admission()
-    assert gate.admit(under(id, start + noise)) is None
+    assert isinstance(gate.admit(under(id, start + noise)), RefusedRecord)
     assert gate.refused.total() == 1
 
 
@@ -633,8 +641,8 @@ def test_a_signed_group_with_any_value_anywhere_never_raises(
     header[FIELDS.index(first)], header[FIELDS.index(second)] = value, other
     id = "{}.{}.{}".format(*(header[FIELDS.index(name)] for name in ("peer", "round", "slot")))
     gate = admission()
-    admitted = gate.admit(signed(put_together(header, sections), id))
-    assert (admitted is None) == (gate.refused.total() == 1)
+    verdict = gate.admit(signed(put_together(header, sections), id))
+    assert isinstance(verdict, Admitted if gate.refused.total() == 0 else RefusedRecord)
 
 
 @settings(max_examples=200, deadline=None)
@@ -643,8 +651,8 @@ def test_a_signed_body_with_any_byte_changed_never_raises(data: st.DataObject) -
     body = bytearray(encode(group(), Stamp(key=A.public)))
     body[data.draw(st.integers(0, len(body) - 1))] ^= data.draw(st.integers(1, 255))
     gate = admission()
-    admitted = gate.admit(signed(bytes(body)))
-    assert (admitted is None) == (gate.refused.total() == 1)
+    verdict = gate.admit(signed(bytes(body)))
+    assert isinstance(verdict, Admitted if gate.refused.total() == 0 else RefusedRecord)
 
 
 # Learners' weights
@@ -679,7 +687,7 @@ def learners_admission() -> Admission:
         lambda peer, round: [] if peer == "b" else assigned(peer, round),
         score,
     )
-    assert gate.admit(FIRST_ROSTER) is None
+    assert gate.admit(FIRST_ROSTER) == roster()
     return gate
 
 
@@ -740,7 +748,7 @@ def test_the_chain_goes_on_behind_weights_that_are_refused() -> None:
     gate = learners_admission()
     bad = entry(weights("a"), A)
     assert refusal(gate, bad) == ("a", "role")
-    assert gate.admit(entry(group(), A, 1, bad)) is not None
+    assert isinstance(gate.admit(entry(group(), A, 1, bad)), Admitted)
     assert gate.missing == {}
 
 
@@ -754,14 +762,14 @@ def test_a_learner_that_was_given_no_problems_has_no_groups() -> None:
 )
 def test_samplers_go_on_for_as_long_as_their_learner_does(round: int, taken: bool) -> None:
     gate = learners_admission()
-    assert (gate.admit(entry(group(round=round), A)) is not None) == taken
+    assert isinstance(gate.admit(entry(group(round=round), A)), Admitted) == taken
     assert gate.refused == (Counter() if taken else Counter({("a", "assignment"): 1}))
 
 
 def test_refused_weights_survive_a_checkpoint() -> None:
     gate = learners_admission()
-    assert gate.admit(entry(weights("a"), A)) is None
+    assert isinstance(gate.admit(entry(weights("a"), A)), RefusedRecord)
     again = learners_admission()
-    again.load_state(json.loads(json.dumps(gate.state())))
+    again.load_state(json_copy(gate.state()))
     assert again.refused == Counter({("a", "role"): 1})
     assert (again.kept[-1].id, again.kept[-1].reason) == ("a.weights.3", "role")

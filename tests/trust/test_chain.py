@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motley.records import FIRST_PREVIOUS, Stamp
-from motley.trust.chain import MAX_MISSING, REMEMBERED, Chain
+from motley.trust.chain import MAX_MISSING, REMEMBERED, Chain, ChainState
 
 Link = tuple[Stamp, bytes]  # a record as a chain sees it: its stamp and its hash
 
@@ -151,7 +151,9 @@ def test_a_chain_goes_on_from_its_state_as_if_nothing_had_been(passed_over: int)
     )
     chain = Chain()
     taken(begun, chain)
-    again = Chain.from_state(json.loads(json.dumps(chain.state())))
+    again = Chain.from_state(
+        msgspec.json.decode(msgspec.json.encode(chain.state()), type=ChainState)
+    )
     assert again == chain
     assert taken(rest, again) == taken(rest, chain)
     assert again == chain

@@ -6,7 +6,7 @@ reading is stopped again.
 """
 
 from motley.archive.examine import UNKNOWN, Examiner, Seen, Tally
-from motley.archive.export import Exported, export, problems_of
+from motley.archive.export import ExportCount, export, problems_of
 from motley.archive.opening import find_log, open_log
 from motley.archive.reading import Archive
 
@@ -14,7 +14,7 @@ __all__ = [
     "UNKNOWN",
     "Archive",
     "Examiner",
-    "Exported",
+    "ExportCount",
     "Seen",
     "Tally",
     "export",

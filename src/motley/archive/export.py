@@ -107,14 +107,14 @@ def _finite(value: float) -> float | None:
 
 
 @dataclass(slots=True)
-class Exported:
+class ExportCount:
     """How many groups were written, and what was left out, by fault."""
 
     num_groups: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
 
 
-def export(records: Iterable[Seen], path: Path, problem_of: ProblemOf) -> Exported:
+def export(records: Iterable[Seen], path: Path, problem_of: ProblemOf) -> ExportCount:
     """Write every group without a fault to a new file, which is there only when it is whole."""
     if path.suffix not in _WRITERS:
         raise ValueError(
@@ -129,7 +129,7 @@ def export(records: Iterable[Seen], path: Path, problem_of: ProblemOf) -> Export
         raise ValueError(
             f"there is no folder {path.parent} to export {path.name} to; make it, or choose another"
         )
-    done = Exported()
+    done = ExportCount()
     partial = path.with_name(f".{path.name}.partial")
     try:
         with partial.open("wb") as file:
@@ -146,7 +146,7 @@ def export(records: Iterable[Seen], path: Path, problem_of: ProblemOf) -> Export
 
 
 def _batches(
-    records: Iterable[Seen], problem_of: ProblemOf, done: Exported
+    records: Iterable[Seen], problem_of: ProblemOf, done: ExportCount
 ) -> Iterator[list[GroupRow]]:
     text_of = _text_of()
     rows: list[GroupRow] = []
@@ -197,8 +197,8 @@ def problems_of(archive: Archive) -> ProblemOf:
 
     def problem_of(group: Group) -> Problem | None:
         problems = assigned(group.origin.peer, group.round)
-        found = problems[group.slot] if 0 <= group.slot < len(problems) else None
-        return found if found and found.id == group.problem else None
+        problem = problems[group.slot] if 0 <= group.slot < len(problems) else None
+        return problem if problem and problem.id == group.problem else None
 
     return problem_of
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,8 +18,8 @@ from motley.records import Charter
 from motley.trust import Identity
 
 if TYPE_CHECKING:
+    from motley.distributed.register import HubState
     from motley.exchange.connection import Login
-    from motley.hub import HubState
 
 # what tells that a folder has a log
 _HOLDERS = ("hub.json", "member.json", "hub/hub.json", "groups/log.bin")
@@ -55,9 +55,15 @@ def _folders_of(crew: str, runs: Path) -> list[Path]:
     return [runs / f"{crew}-hub", *ours, *(runs / f"{crew}-{number}" for number in numbered)]
 
 
+class _Named(msgspec.Struct):
+    """What tells whose member.json it is."""
+
+    crew: str = ""
+
+
 def _crew_of(path: Path) -> str:
     with suppress(msgspec.DecodeError, UnicodeDecodeError):
-        return str(msgspec.json.decode(path.read_bytes(), type=dict[str, Any]).get("crew"))
+        return msgspec.json.decode(path.read_bytes(), type=_Named).crew
     return ""
 
 
@@ -86,7 +92,7 @@ def _of_file(folder: Path) -> Iterator[Archive]:
 
 @contextmanager
 def _of_member(folder: Path) -> Iterator[Archive]:
-    from motley.membership import read_membership
+    from motley.distributed.enrolment import read_membership
 
     try:
         membership = read_membership(folder)
@@ -103,7 +109,7 @@ def _of_member(folder: Path) -> Iterator[Archive]:
 @contextmanager
 def _of_hub(hub: Path, folder: Path) -> Iterator[Archive]:
     """`folder` is the hub's, or that of the run whose hub it is."""
-    from motley.hub import hub_login, read_state
+    from motley.distributed.register import hub_login, read_state
 
     state = read_state(hub)
     key = _must_exist(
@@ -116,8 +122,8 @@ def _of_hub(hub: Path, folder: Path) -> Iterator[Archive]:
 @contextmanager
 def _served(folder: Path, state: HubState) -> Iterator[None]:
     """A server for the time of reading, if the hub has one of its own and that is not running."""
+    from motley.distributed.hub import Hub
     from motley.exchange.server import Server
-    from motley.hub import Hub
 
     place = state.place
     if place.host:

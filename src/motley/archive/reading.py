@@ -5,7 +5,6 @@ Knows whose key counts, not who asks.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from motley.archive.examine import Examiner, Seen
+from motley.clock import Clock, Deadline, RealClock
 from motley.exchange import Entry, LogError, MemoryLog
 from motley.records import HUB, Charter
 
@@ -26,7 +26,7 @@ POLL_S = 0.1  # between looks at a file
 Say = Callable[[str], None]
 
 
-class Source(Protocol):
+class RecordSource(Protocol):
     def read(self, after: int, limit: int = PAGE) -> list[Entry]: ...
 
     def last(self) -> int:
@@ -45,8 +45,8 @@ class Source(Protocol):
 class FileSource:
     """The file of a memory log, read again when it has changed."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, clock: Clock = RealClock()) -> None:
+        self._path, self._clock = path, clock
         self._load()
 
     def read(self, after: int, limit: int = PAGE) -> list[Entry]:
@@ -61,20 +61,20 @@ class FileSource:
         ]
 
     def wait(self, after: int) -> None:
-        stop = time.monotonic() + WAIT_S
-        while time.monotonic() < stop:
+        deadline = Deadline(self._clock, WAIT_S)
+        while not deadline.passed:
             if self._state() != self._loaded:
                 self._load()
                 return
-            time.sleep(POLL_S)
+            self._clock.sleep_s(POLL_S)
 
     def _load(self) -> None:
         self._loaded = self._state()  # before reading: what is written meanwhile shows as a change
         self._copy = MemoryLog.copy_of(self._path)
 
     def _state(self) -> tuple[int, int]:
-        found = self._path.stat()
-        return found.st_size, found.st_mtime_ns
+        status = self._path.stat()
+        return status.st_size, status.st_mtime_ns
 
 
 class StreamSource:
@@ -113,7 +113,8 @@ class Archive:
     folder: Path
     crew: str
     hub: bytes  # the key whose charter and rosters count
-    source: Source
+    source: RecordSource
+    clock: Clock = RealClock()
 
     def charter(self) -> Charter | None:
         return self._examiner(self.source.last()).charter
@@ -146,7 +147,8 @@ class Archive:
                 if not said:
                     say(f"the log is out of reach ({error}); waiting for it")
                 said = True
-                time.sleep(WAIT_S)  # a bell that rang before would end the log's own wait at once
+                # a bell that rang before would end the log's own wait at once
+                self.clock.sleep_s(WAIT_S)
             yield from map(examiner.look, page)
             if page:
                 after = page[-1].position

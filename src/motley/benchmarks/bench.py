@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -12,7 +11,8 @@ from motley.benchmarks.models import build
 from motley.benchmarks.timing import Machine
 from motley.policies import Policy
 
-Row = dict[str, Any]
+Cell = str | int | float | None
+Row = dict[str, Cell]  # column -> what stands there
 Job = Callable[[], list[Row]]
 
 

@@ -26,6 +26,7 @@ import torch
 from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
 
 from motley.benchmarks.timing import LEARNER_WARMS, Cost, cost, peak_gib, start_peak, wait
+from motley.clock import RealClock
 from motley.config import Learning
 from motley.engines import Completion, torch_engine
 from motley.learning.learner import Learner
@@ -112,7 +113,7 @@ def candidates(
     texts = iter(
         policy.vocabulary.decode_all(c.tokens for completions in made for c in completions)
     )
-    found = []
+    measured = []
     for slot, (problem, completions) in enumerate(zip(problems, made, strict=True)):
         rollouts = tuple(
             Rollout(
@@ -130,9 +131,9 @@ def candidates(
             slot=slot,
             origin=origin,
             rollouts=rollouts,
-            created_s=time.time(),
+            created_s=RealClock().now_s(),
         )
-        found.append(
+        measured.append(
             Candidate(
                 group=group,
                 problem=problem,
@@ -142,7 +143,7 @@ def candidates(
                 position=slot,
             )
         )
-    return found
+    return measured
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 
 from motley.benchmarks import grpo, rivals
+from motley.benchmarks.bench import Row
 from motley.benchmarks.models import SMOLLM2, Texts, build, flat
 from motley.benchmarks.timing import seconds
 from motley.config import PeerConfig, Warm
@@ -38,7 +38,6 @@ TOKEN_BUDGET = 16384
 STEP_SHAPES = ("0.3m", "4m")  # the tiny models whose whole step is measured
 NOT_HERE = f"not measured: motley models fetch {SMOLLM2}"
 
-Row = dict[str, Any]
 Show = Callable[[str, int, int], None]  # (what, done, total)
 Job = Callable[[int], int]  # seed -> tokens done
 

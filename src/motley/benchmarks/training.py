@@ -140,14 +140,14 @@ def _logp_of_engine(bench: Bench, model: str) -> list[Row]:
 
 def _our_logp(policy: Policy, sequences: Sequence[ToScore]) -> Tensor:
     """[M], in the order of the sequences."""
-    found: dict[int, Tensor] = {}
+    logp: dict[int, Tensor] = {}
     for micro in micro_batches(sequences, SCORED_AT_ONCE, policy.device):
         logp_BT = micro.unpack(score(policy, micro.packed).logp_M).cpu()
-        found |= {
+        logp |= {
             row: logp_BT[i, : len(sequences[row].tokens)]
             for i, row in enumerate(micro.row_B.tolist())
         }
-    return torch.cat([found[row] for row in range(len(sequences))])
+    return torch.cat([logp[row] for row in range(len(sequences))])
 
 
 def _name(dtype: torch.dtype) -> str:

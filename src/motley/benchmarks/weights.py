@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 import torch
 
+from motley.benchmarks.bench import Row
 from motley.config import Crew, CrewConfig, Evaluate, Learning, Lora, PeerConfig, TrainPart, Warm
 from motley.crew import LocalCrew
 from motley.policies import Policy, initial_policy, with_trained_part
@@ -69,7 +69,7 @@ TRAININGS = (
 )
 
 
-def weights_benchmark(progress: Show) -> list[dict[str, Any]]:
+def weights_benchmark(progress: Show) -> list[Row]:
     """A row per training: mean bytes of a version, whole and as a change, and the share of bfloat16
     values that a step changed.
     """
@@ -99,7 +99,7 @@ def _crew(training: Training) -> CrewConfig:
     )
 
 
-def _row(training: Training, crew: LocalCrew) -> dict[str, Any]:
+def _row(training: Training, crew: LocalCrew) -> Row:
     steps = list(_steps(training, crew))
     whole_bytes, delta_bytes = (
         mean(s.whole_bytes for s in steps),

@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
+from motley.benchmarks.bench import Row
 from motley.exchange import Entry, MemoryLog, Outbox, Signer, decode, unpack
 from motley.exchange.connection import Connection, Login
 from motley.exchange.nats import NatsLog, create_stream
@@ -24,7 +24,8 @@ from motley.exchange.server import Server, free_port, peer_user
 from motley.policies.tiny import tiny_vocabulary
 from motley.records import Group, Origin, Problem, Rollout, Sampling
 from motley.tasks import assign, load_task
-from motley.trust import Admission, Identity, Rules
+from motley.trust import Admission, Admitted, Identity, Rules
+from motley.trust.admission import Score
 
 FTIS_BYTES = 8  # per token: the paper's 4-byte id and 4-byte log-prob
 CREW = "bench"
@@ -35,7 +36,7 @@ MEASURED_S = 3.0
 Show = Callable[[str], None]
 
 
-def wire_benchmark(show: Show) -> list[dict[str, Any]]:
+def wire_benchmark(show: Show) -> list[Row]:
     """A row per figure: what, value, unit, and what it must reach."""
     groups = real_groups()
     show("size and rounding")
@@ -54,10 +55,11 @@ def real_groups() -> list[Group]:
     return [content for content in contents if isinstance(content, Group)]
 
 
-def size_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
+def size_rows(groups: Sequence[Group]) -> list[Row]:
     num_tokens = sum(len(r.tokens) for g in groups for r in g.rollouts)
     sizes = {lossless: _size(groups, lossless) for lossless in (False, True)}
-    read = [decode(unpack(entry.record).body)[1] for entry in log_of(groups).read(0)]
+    contents = (decode(unpack(entry.record).body)[1] for entry in log_of(groups).read(0))
+    read = [content for content in contents if isinstance(content, Group)]
     return [
         _row(
             "real rollouts",
@@ -91,8 +93,8 @@ def size_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
 
 
 def _mean_logprob(groups: Sequence[Group]) -> float:
-    found = [logprob for g in groups for r in g.rollouts for logprob in r.logprobs]
-    return sum(found) / len(found)
+    logprobs = [logprob for g in groups for r in g.rollouts for logprob in r.logprobs]
+    return sum(logprobs) / len(logprobs)
 
 
 def _size(groups: Sequence[Group], lossless: bool = False) -> int:
@@ -109,7 +111,7 @@ def _halves(groups: Sequence[Group]) -> list[Group]:
     ]
 
 
-def _largest_ratio_error(sent: Sequence[Group], received: Sequence[Any]) -> float:
+def _largest_ratio_error(sent: Sequence[Group], received: Sequence[Group]) -> float:
     pairs = [
         (a, b)
         for before, after in zip(sent, received, strict=True)
@@ -119,7 +121,7 @@ def _largest_ratio_error(sent: Sequence[Group], received: Sequence[Any]) -> floa
     return max(math.expm1(abs(a - b)) for a, b in pairs)
 
 
-def admission_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
+def admission_rows(groups: Sequence[Group]) -> list[Row]:
     """One core, from bytes to an admitted group.
 
     Digits: a whole round's groups of a tiny model, their rewards computed again.
@@ -153,16 +155,16 @@ def _rollouts_per_s(groups: Sequence[Group], fresh: Callable[[], Admission]) -> 
     while took < MEASURED_S:
         admission = fresh()
         start = time.perf_counter()
-        admitted = [admission.admit(entry) for entry in entries]
+        verdicts = [admission.admit(entry) for entry in entries]
         took += time.perf_counter() - start
-        if not all(admitted):
+        if not all(isinstance(verdict, Admitted) for verdict in verdicts):
             raise ValueError(f"the benchmark's own records were refused: {dict(admission.refused)}")
         num_rollouts += sum(len(g.rollouts) for g in groups)
     return num_rollouts / took
 
 
 def _admission(
-    rules: Rules, assignment: Callable[[str, int], list[Problem]], score: Any = None
+    rules: Rules, assignment: Callable[[str, int], list[Problem]], score: Score | None = None
 ) -> Admission:
     identity = _identity()
     admission = Admission(rules, bytes(32), assignment, score)
@@ -173,7 +175,7 @@ def _admission(
 def _digits_groups() -> list[Group]:
     """Answers as a tiny model gives them: half of 8 are right."""
     task, vocabulary = load_task("digits", {}), tiny_vocabulary()
-    found = []
+    groups = []
     for round in range(200):
         (problem,) = assign(task, 0, PEER, round, 1)
         answers = [
@@ -192,7 +194,7 @@ def _digits_groups() -> list[Group]:
             version=round,
             sampling=Sampling(max_tokens=16),
         )
-        found.append(
+        groups.append(
             Group(
                 crew=CREW,
                 problem=problem.id,
@@ -203,10 +205,10 @@ def _digits_groups() -> list[Group]:
                 created_s=0.0,
             )
         )
-    return found
+    return groups
 
 
-def stream_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
+def stream_rows(groups: Sequence[Group]) -> list[Row]:
     """A real server on loopback that syncs every record to the disk before it confirms."""
     records = [entry.record for entry in log_of(groups).read(0)]
     numbered = [
@@ -257,10 +259,10 @@ def _append_s(log: NatsLog, records: Sequence[tuple[str, bytes]], in_flight: int
 
 def _read_s(log: NatsLog) -> float:
     start = time.perf_counter()
-    found: list[Entry] = []
-    while page := log.read(found[-1].position if found else 0):
-        found += page
-    assert len(found) == NUM_RECORDS
+    entries: list[Entry] = []
+    while page := log.read(entries[-1].position if entries else 0):
+        entries += page
+    assert len(entries) == NUM_RECORDS
     return time.perf_counter() - start
 
 
@@ -293,5 +295,5 @@ def _end_id(groups: Sequence[Group]) -> int:
     return next(r.tokens[-1] for g in groups for r in g.rollouts if r.ending == "stop")
 
 
-def _row(what: str, value: float, unit: str, target: str = "") -> dict[str, Any]:
+def _row(what: str, value: float, unit: str, target: str = "") -> Row:
     return {"what": what, "value": value, "unit": unit, "target": target}

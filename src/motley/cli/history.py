@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import TaskProgressColumn
 from rich.table import Table
 from rich.text import Text
 
 from motley.cli.common import AsJson, app, console, plain_errors
+from motley.cli.progress import timed_bars
 
 if TYPE_CHECKING:
     from motley.archive import Archive, Seen, Tally
@@ -35,7 +28,7 @@ PIPED_WIDTH = 240  # where there is no terminal
 LONGEST_CELL = 48
 _WORDS = ("sender", "id", "kind", "problem", "fault", "faults")  # columns of text
 
-Row = dict[str, Any]
+Row = dict[str, object]
 
 
 @app.command("log")
@@ -108,7 +101,7 @@ def _summarise(archive: Archive, after: int, peer: str, as_json: bool) -> None:
     for seen in _read(archive, after, peer):
         tallies.setdefault(seen.sender, Tally()).add(seen)
         total.add(seen)
-    now_s = time.time()
+    now_s = archive.clock.now_s()
     rows = [_tally_row(sender, tallies[sender], now_s) for sender in sorted(tallies)]
     whole = _tally_row("all", total, now_s)
     if as_json:
@@ -122,7 +115,7 @@ def _summarise(archive: Archive, after: int, peer: str, as_json: bool) -> None:
 def _list(archive: Archive, newest: int, after: int, peer: str, as_json: bool) -> None:
     if not peer:  # then the newest N are the last N positions, or fewer
         after = max(after, archive.source.last() - newest)
-    now_s = time.time()
+    now_s = archive.clock.now_s()
     rows = [_record_row(seen, now_s) for seen in deque(_read(archive, after, peer), maxlen=newest)]
     if as_json:
         _print_json({"crew": archive.crew, "folder": str(archive.folder), "records": rows})
@@ -139,7 +132,7 @@ def _follow(archive: Archive, after: int | None, peer: str, as_json: bool) -> No
     with suppress(KeyboardInterrupt):  # the way to end it
         for seen in archive.follow(after, say):
             if peer in ("", seen.sender):
-                row = _record_row(seen, time.time())
+                row = _record_row(seen, archive.clock.now_s())
                 if as_json:
                     _print_json(row)
                 else:
@@ -176,16 +169,14 @@ def _export(archive: Archive, path: Path, after: int, peer: str, as_json: bool) 
 
 def _read(archive: Archive, after: int, peer: str) -> Iterator[Seen]:
     """The records that are wanted, with a bar on stderr for how far the reading has come."""
-    columns = (
-        TextColumn("reading"),
-        BarColumn(),
+    console = Console(stderr=True)
+    with timed_bars(
+        "reading",
         TaskProgressColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    bars = Console(stderr=True)
-    with Progress(*columns, console=bars, transient=True, disable=not bars.is_terminal) as progress:
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as progress:
         bar = progress.add_task("", total=max(0, archive.source.last() - after))
         for seen in archive.records(after):
             if peer in ("", seen.sender):
@@ -231,11 +222,11 @@ def _record_row(seen: Seen, now_s: float) -> Row:
 
 def _line(row: Row) -> str:
     """A record as one line of text: `12 a.0.3 group, round 0, ...`."""
-    parts = [f"{row['position']} {_printable(row['id'])} {row['kind'] or 'unreadable'}"]
+    parts = [f"{row['position']} {_printable(str(row['id']))} {row['kind'] or 'unreadable'}"]
     if row["kind"] == "group":
         parts += [
             f"round {row['round']}",
-            f"problem {_printable(row['problem'])}",
+            f"problem {_printable(str(row['problem']))}",
             f"{row['rollouts']} rollouts of {row['tokens']} tokens",
             f"reward {_cell('reward', row['reward'])}",
         ]

@@ -5,20 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from motley.cli.common import (
     AsJson,
@@ -28,9 +22,14 @@ from motley.cli.common import (
     plain_errors,
     print_rows,
 )
+from motley.cli.progress import counted_runs, timed_bars
 from motley.config import PeerConfig, Prompt, read_config
 from motley.records import Sampling
-from motley.tasks import Split
+from motley.tasks import Split, Task
+
+if TYPE_CHECKING:
+    from motley.benchmarks.bench import Row
+    from motley.policies import Policy
 
 
 @app.command("eval")
@@ -58,40 +57,16 @@ def evaluate_command(
     """
     from motley.engines import torch_engine
     from motley.evaluation import evaluate
-    from motley.policies import initial_policy, saved_policy
-    from motley.run import trained_policies
-    from motley.tasks import load_task
 
     with plain_errors():
-        folder = Path(target)
-        run = read_config(folder / "config.toml") if (folder / "config.toml").exists() else None
-        settings = read_config(crew_file) if crew_file else run
-        if task and settings and task != settings.crew.task:
-            settings = None
-        chosen_task = (
-            load_task(settings.crew.task, settings.task)
-            if settings
-            else load_task(task or "digits", {})
-        )
-        sampling, rules = (
-            (settings.sampling, settings.prompt) if settings else (Sampling(), Prompt())
-        )
-        if run:
-            policies = trained_policies(folder, chosen_task, rules)
-        elif folder.is_dir():
-            policies = {folder.name: saved_policy(folder, rules, chosen_task)}
-        else:
-            policies = {
-                target: initial_policy(
-                    PeerConfig(name="model", model=target), 0, rules, chosen_task
-                )
-            }
+        settings = _settings(target, task, crew_file)
+        if split not in settings.task.splits:
+            raise ValueError(
+                f"split {split!r} is not in this task; it has {', '.join(settings.task.splits)}"
+            )
+        policies = _policies(target, settings)
         if peer and peer not in policies:
             raise ValueError(f"{target} has no peer {peer!r}; it has {', '.join(policies)}")
-        if split not in chosen_task.splits:
-            raise ValueError(
-                f"split {split!r} is not in this task; it has {', '.join(chosen_task.splits)}"
-            )
         rows = [
             {"peer": name, **line.row()}
             for name, policy in policies.items()
@@ -99,14 +74,50 @@ def evaluate_command(
             for line in evaluate(
                 torch_engine(policy),
                 policy.prompts,
-                chosen_task,
+                settings.task,
                 split,
-                sampling,
+                settings.sampling,
                 problems,
                 samples,
             )
         ]
         print_rows(rows, f"{target} on {split}", as_json)
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """How a model is asked."""
+
+    task: Task
+    sampling: Sampling
+    prompt: Prompt
+
+
+def _settings(target: str, task: str, crew_file: Path | None) -> _Settings:
+    """Those of a crew file, else of the run; those that are usual for another task than theirs."""
+    from motley.tasks import load_task
+
+    own = Path(target) / "config.toml"
+    path = crew_file or (own if own.exists() else None)
+    config = read_config(path) if path else None
+    if config and task in ("", config.crew.task):
+        chosen = load_task(config.crew.task, config.task)
+        return _Settings(chosen, config.sampling, config.prompt)
+    return _Settings(load_task(task or "digits", {}), Sampling(), Prompt())
+
+
+def _policies(target: str, settings: _Settings) -> dict[str, Policy]:
+    """By name: every peer of a run, or a model."""
+    from motley.policies import initial_policy, saved_policy
+    from motley.run import trained_policies
+
+    folder = Path(target)
+    if (folder / "config.toml").exists():
+        return trained_policies(folder, settings.task, settings.prompt)
+    if folder.is_dir():
+        return {folder.name: saved_policy(folder, settings.prompt, settings.task)}
+    peer = PeerConfig(name="model", model=target)
+    return {target: initial_policy(peer, 0, settings.prompt, settings.task)}
 
 
 @app.command()
@@ -134,24 +145,8 @@ def study(
         config = read_config(crew_file)
         chosen = parse_arms(arms)
         folder = out or Path("runs") / f"study-{config.crew.name}"
-        columns = (
-            TextColumn("runs"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-        )
-        with Progress(*columns, console=Console(stderr=True)) as progress:
-            bar = progress.add_task("runs")
-            outcomes = run_study(
-                config,
-                chosen,
-                range(seeds),
-                folder,
-                jobs,
-                lambda done, total: progress.update(bar, completed=done, total=total),
-            )
+        with counted_runs() as count:
+            outcomes = run_study(config, chosen, range(seeds), folder, jobs, count)
         labels = [arm.label for arm in chosen]
         lines, short = table(outcomes, labels), glance(outcomes, labels)
         if as_json:
@@ -217,28 +212,21 @@ def bench_gpu(
         print_rows(rows, "speed, this GPU", as_json)
         return
     for name, section in SECTIONS.items():
-        found = [
+        measured = [
             {key: value for key, value in row.items() if key != "section"}
             for row in rows
             if row["section"] == name
         ]
-        if found:
-            print_rows(found, section.title, as_json)
+        if measured:
+            print_rows(measured, section.title, as_json)
 
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int], None]]:
     """A bar of what is being measured (what, done, total), with the time that is left."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
     console = Console(stderr=True)
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
+    with timed_bars(
+        "{task.description}", console=console, transient=True, disable=not console.is_terminal
     ) as progress:
         bar = progress.add_task("measuring", total=None)
         yield lambda what, done, total: progress.update(
@@ -267,7 +255,7 @@ def bench_weights(as_json: AsJson = False) -> None:
 
 
 def _bench(
-    measure: Callable[[Callable[[str], None]], list[dict[str, Any]]],
+    measure: Callable[[Callable[[str], None]], list[Row]],
     takes: str,
     title: str,
     as_json: bool,

@@ -5,13 +5,17 @@ made from them.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from motley.cli.common import AsJson, app, console, plain_errors, print_rows, say
+from motley.cli.progress import skills_text, timed_bars
 from motley.config import PeerConfig, Prompt, Warm, read_config
+
+if TYPE_CHECKING:
+    from motley.policies import Policy
+    from motley.tasks import Task
 
 models_app = typer.Typer(
     no_args_is_help=True, help="Models that need no hub; GGUF files as ordinary folders."
@@ -99,7 +103,6 @@ def warm(
     cached and written as a folder.
     """
     from motley.files import whole
-    from motley.learning.warm import warm_start
     from motley.policies import check_peer, initial_policy
     from motley.tasks import evaluation_set, load_task
 
@@ -120,40 +123,38 @@ def warm(
         peer = PeerConfig(name="model", model=model, keep_layers=keep_layers)
         check_peer(peer, rules, chosen, evaluation_set(chosen, "heldout", 8))
         policy = initial_policy(peer, seed, rules, chosen)
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-        )
-        with Progress(*columns, console=console, transient=True) as progress:
-            bar = progress.add_task("warm start", total=1.0)
-
-            def show(done: int, reached: dict[str, float]) -> None:
-                skills = " ".join(f"{name} {value:.0%}" for name, value in reached.items())
-                progress.update(
-                    bar,
-                    completed=wanted.share(done, reached),
-                    description=f"warm start, step {done}: {skills}",
-                )
-
-            warm_start(policy, chosen, wanted, seed, show)
+        _warm_with_bar(policy, chosen, wanted, seed)
         with whole(out) as partial:
             policy.save(partial)
         say(f"{model}, warmed, is in {out}")
 
 
+def _warm_with_bar(policy: Policy, task: Task, wanted: Warm, seed: int) -> None:
+    from motley.learning.warm import warm_start
+
+    with timed_bars("{task.description}", console=console, transient=True) as progress:
+        bar = progress.add_task("warm start", total=1.0)
+
+        def show(done: int, reached: dict[str, float]) -> None:
+            progress.update(
+                bar,
+                completed=wanted.share(done, reached),
+                description=f"warm start, step {done}: {skills_text(reached)}",
+            )
+
+        warm_start(policy, task, wanted, seed, show)
+
+
 def _targets(pairs: list[str]) -> dict[str, float]:
-    found = {}
+    targets = {}
     for pair in pairs:
         name, equals, value = pair.rpartition("=")
         try:
-            found[name] = float(value)
+            targets[name] = float(value)
         except ValueError:
             equals = ""
         if not equals:
             raise ValueError(
                 f"--accuracy {pair!r} is not KIND=NUMBER; write such as --accuracy sum=0.5"
             )
-    return found
+    return targets

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import socket
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.live import Live
@@ -17,10 +17,12 @@ from motley.cli.common import CrewFile, app, console, plain_errors, say, stop_on
 from motley.config import EnginePart, OpenAI, Vllm, read_config
 
 if TYPE_CHECKING:
+    from motley.distributed.hub import Hub
+    from motley.distributed.join import Brings
+    from motley.distributed.participant import Participant
+    from motley.distributed.register import Place
     from motley.exchange.presence import Heard
-    from motley.hub import Hub, Place
-    from motley.member import Brings, Member
-    from motley.sampler_member import SamplerMember
+    from motley.metrics import LearnerLine, SamplerLine
 
 
 @app.command()
@@ -52,21 +54,25 @@ def hub(
 
     Ctrl-C stops it, the same line goes on.
     """
-    from motley.hub import Hub, Order, order
+    from motley.distributed.hub import Hub
+    from motley.distributed.orders import give_order
+    from motley.distributed.register import Order
     from motley.run import NOBODY, check_config
 
     with plain_errors():
         config = read_config(crew_file)
         folder = out or Path("runs") / f"{config.crew.name}-hub"
         if revoke or invite:
-            say(order(folder, Order("revoke", revoke) if revoke else Order("invite", invite)))
+            order = Order("revoke", revoke) if revoke else Order("invite", invite)
+            say(give_order(folder, order))
             return
         check_config(config, mine=NOBODY)
         running = Hub.open(config, folder, _place(folder, host, port, public, tls, nats), say)
         try:
             running.start()
-            say(f"hub of crew {config.crew.name} at {running.state.place.url}, folder {folder}")
-            for peer, line in running.invitations().items():
+            url = running.register.state.place.url
+            say(f"hub of crew {config.crew.name} at {url}, folder {folder}")
+            for peer, line in running.register.invitations().items():
                 say(f"\n{peer}:\n{line}")
             say("")
             _serve(running)
@@ -75,8 +81,8 @@ def hub(
 
 
 def _place(folder: Path, host: str, port: int, public: str, tls: str, nats: str) -> Place:
+    from motley.distributed.register import Place
     from motley.exchange.server import self_signed
-    from motley.hub import Place
 
     if nats:
         return Place(url=nats)
@@ -117,7 +123,7 @@ def _serve(running: Hub) -> None:
     ):
         while not stop_asked():
             running.tick()
-            heard = dict(running.presence.heard)
+            heard = dict(running.office.presence.heard)
             if console.is_terminal:
                 live.update(_crew_table(running, heard), refresh=True)
             else:
@@ -131,26 +137,27 @@ def _serve(running: Hub) -> None:
 
 
 def _crew_table(running: Hub, heard: dict[str, Heard]) -> Table:
-    table = Table(title=f"crew {running.state.crew}")
+    state = running.register.state
+    table = Table(title=f"crew {state.crew}")
     for column in ("peer", "", "round", "heard", "to be sent"):
         table.add_column(column)
-    for peer in [*running.state.keys, *running.state.invited, *running.state.revoked]:
+    for peer in [*state.keys, *state.invited, *state.revoked]:
         if peer in heard:
             h = heard[peer]
             table.add_row(
                 peer,
                 h.state,
                 str(h.beat.round),
-                f"{time.monotonic() - h.at:.0f} s ago",
+                f"{h.ago_s:.0f} s ago",
                 str(h.beat.buffered),
             )
         else:
             table.add_row(
                 peer,
                 "invited"
-                if peer in running.state.invited
+                if peer in state.invited
                 else "shut out"
-                if peer in running.state.revoked
+                if peer in state.revoked
                 else "not here",
             )
     return table
@@ -183,20 +190,19 @@ def join(
     Ctrl-C leaves; the same line comes back and goes on where it was.
     """
     with plain_errors():
-        from motley.member import Brings
+        from motley.distributed.join import Brings
         from motley.trust.invitation import Invitation
 
         folder = out or Path("runs") / f"{crew}-{Invitation.read(invite).peer}"
         with stop_on_interrupt() as stop_asked:
-            member = _join(
-                url, crew, invite, folder, Brings(data, model, device, _engine(vllm, openai))
-            )
+            brings = Brings(data, model, device, _engine(vllm, openai))
+            participant = _join(url, crew, invite, folder, brings)
             try:
-                _take_part(member, stop_asked)
+                _take_part(participant, stop_asked)
             finally:
-                member.close()
-        if not member.finished:
-            say(f"left after round {member.finished_rounds}; come back with the same line")
+                participant.close()
+        if not participant.finished:
+            say(f"left after round {participant.finished_rounds}; come back with the same line")
             raise typer.Exit(130)
         say(f"finished; run folder: {folder}")
 
@@ -209,8 +215,8 @@ def _engine(vllm: str, openai: str) -> EnginePart | None:
     )
 
 
-def _join(url: str, crew: str, invite: str, folder: Path, brings: Brings) -> Member | SamplerMember:
-    from motley.member import join as join_crew
+def _join(url: str, crew: str, invite: str, folder: Path, brings: Brings) -> Participant:
+    from motley.distributed.join import join as join_crew
 
     columns = (
         TextColumn("{task.description}"),
@@ -231,54 +237,58 @@ def _join(url: str, crew: str, invite: str, folder: Path, brings: Brings) -> Mem
         return join_crew(url, crew, invite, folder, say, brings, show)
 
 
-def _take_part(member: Member | SamplerMember, stop_asked: Callable[[], bool]) -> None:
+def _take_part(participant: Participant, stop_asked: Callable[[], bool]) -> None:
     """Take part, and say what it waits for whenever that changes; long waits once a minute."""
-    rounds = member.config.crew.rounds
-    started, first = time.monotonic(), member.finished_rounds
-    said_at, said = 0.0, ""
-    say_round = _sampled if member.me.role == "sampler" else _learned
-    for event in member.rounds():
+    from motley.metrics import LearnerLine
+
+    station, first = participant.station, participant.finished_rounds
+    rounds, elapsed_s = station.config.crew.rounds, station.clock.elapsed_s
+    started_s, said_s, said = elapsed_s(), -math.inf, ""
+    for event in participant.rounds():
         if stop_asked():
-            member.save()
+            participant.save()
             return
         if isinstance(event, str):
-            what = event.split(" for ")[0]
-            if (what != said and time.monotonic() - said_at > 5) or time.monotonic() - said_at > 60:
+            what, since_s = event.split(" for ")[0], elapsed_s() - said_s
+            if (what != said and since_s > 5) or since_s > 60:
                 say(event)
-                said_at, said = time.monotonic(), what
+                said_s, said = elapsed_s(), what
             continue
-        said_at, said = time.monotonic(), ""
-        line = say_round(
-            event, rounds, (time.monotonic() - started) / max(1, event["round"] - first)
+        said_s, said = elapsed_s(), ""
+        per_round_s = (elapsed_s() - started_s) / max(1, event.round - first)
+        line = (
+            _learned(event, rounds, per_round_s)
+            if isinstance(event, LearnerLine)
+            else _sampled(event, rounds)
         )
         if line:
             say(line)
 
 
-def _learned(event: dict[str, Any], rounds: int, per_round_s: float) -> str:
+def _learned(line: LearnerLine, rounds: int, per_round_s: float) -> str:
     from motley.display import mean
 
-    skill = f", held-out accuracy {mean(event['heldout']):.0%}" if "heldout" in event else ""
-    gone = f", without {', '.join(event['without'])}" if "without" in event else ""
-    refused = sum(sum(reasons.values()) for reasons in event.get("refused", {}).values())
+    skill = f", held-out accuracy {mean(line.heldout):.0%}" if line.heldout else ""
+    gone = f", without {', '.join(line.without)}" if line.without else ""
+    refused = sum(sum(reasons.values()) for reasons in (line.refused or {}).values())
     bad = f", {refused} records refused" if refused else ""
-    if not (skill or gone or event["round"] % 10 == 1):
+    if not (skill or gone or line.round % 10 == 1):
         return ""
-    reward = f" reward {event['reward']:.2f}" if "reward" in event else ""
+    reward = "" if line.reward is None else f" reward {line.reward:.2f}"
     return (
-        f"round {event['round']} of {rounds}:{reward}{skill}{gone}{bad}; "
-        f"{per_round_s * (rounds - event['round']):.0f} s left"
+        f"round {line.round} of {rounds}:{reward}{skill}{gone}{bad}; "
+        f"{per_round_s * (rounds - line.round):.0f} s left"
     )
 
 
-def _sampled(event: dict[str, Any], rounds: int, per_round_s: float) -> str:
+def _sampled(line: SamplerLine, rounds: int) -> str:
     """A sampler does not know how many rounds it will make: its learner's versions say how far the
     crew is.
     """
-    if event["round"] % 10 != 1:
+    if line.round % 10 != 1:
         return ""
-    newest = event["version"] + event["behind"]
+    newest = line.version + (line.behind or 0)
     return (
-        f"batch {event['round']}: reward {event['reward']:.2f}, with version {event['version']}; "
+        f"batch {line.round}: reward {line.reward:.2f}, with version {line.version}; "
         f"its learner is at {newest} of {rounds}"
     )

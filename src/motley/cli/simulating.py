@@ -10,14 +10,7 @@ from typing import Annotated
 import msgspec
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import MofNCompleteColumn, TextColumn
 
 from motley.cli.common import (
     AsJson,
@@ -34,6 +27,7 @@ from motley.cli.common import (
     say,
     stop_on_interrupt,
 )
+from motley.cli.progress import counted_runs, timed_bars
 from motley.config import CrewConfig, read_config
 
 
@@ -50,55 +44,45 @@ def sim(
     churn.
     """
     from motley.display import duration
-    from motley.reporting import Reports, check_reporters
-    from motley.sim.crew import SimCrew
+    from motley.reporting import check_reporters
     from motley.sim.report import summary
 
     with plain_errors():
         config = changed(read_config(crew_file), objective, rounds, seed)
         check_reporters(config)
         folder = out or new_run_folder(config.crew.name)
-        console = Console(stderr=as_json)
-        columns = (
-            TextColumn("round"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.description}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-        )
-        progress, reports = Progress(*columns, console=console), Reports(config, folder)
-        with progress, stop_on_interrupt("stopping") as stop_asked, closing(reports):
-            bar = progress.add_task("warm start", total=config.crew.rounds)
-            crew = SimCrew(
-                config,
-                folder,
-                lambda peer, steps, accuracy: progress.update(
-                    bar, description=f"warm start of {peer}"
-                ),
-            )
-            for lines in crew.rounds():
-                reports.log(lines)
-                progress.update(
-                    bar,
-                    completed=crew.finished_rounds,
-                    description=f"{duration(lines[-1]['time_s'])} simulated",
-                )
-                if stop_asked():
-                    say(
-                        f"stopped at round {crew.finished_rounds}; a simulation is not resumed: "
-                        f"its metrics so far are in {folder}"
-                    )
-                    raise typer.Exit(130)
-        print_rows(
-            summary(folder),
-            f"{config.crew.name}: {config.crew.objective}, {duration(crew.events.clock.now_s())} "
-            "simulated",
-            as_json,
-        )
+        took_s = _simulate(config, folder, Console(stderr=as_json))
+        title = f"{config.crew.name}: {config.crew.objective}, {duration(took_s)} simulated"
+        print_rows(summary(folder), title, as_json)
         if not as_json:
             say(f"run folder: {folder}")
+
+
+def _simulate(config: CrewConfig, folder: Path, console: Console) -> float:
+    """Train to the end with a bar, or to a Ctrl-C; the seconds that were simulated."""
+    from motley.display import duration
+    from motley.reporting import Reports
+    from motley.sim.crew import SimCrew
+
+    columns = (MofNCompleteColumn(), TextColumn("{task.description}"))
+    progress, reports = timed_bars("round", *columns, console=console), Reports(config, folder)
+    with progress, stop_on_interrupt("stopping") as stop_asked, closing(reports):
+        bar = progress.add_task("warm start", total=config.crew.rounds)
+
+        def show(text: str, completed: int = 0) -> None:
+            progress.update(bar, description=text, completed=completed)
+
+        crew = SimCrew(config, folder, lambda peer, *_: show(f"warm start of {peer}"))
+        for lines in crew.rounds():
+            reports.log(lines)
+            show(f"{duration(lines[-1].time_s or 0.0)} simulated", crew.finished_rounds)
+            if stop_asked():
+                say(
+                    f"stopped at round {crew.finished_rounds}; a simulation is not resumed: "
+                    f"its metrics so far are in {folder}"
+                )
+                raise typer.Exit(130)
+    return crew.events.clock.now_s()
 
 
 def _with_lr(config: CrewConfig, lr: float) -> CrewConfig:
@@ -138,24 +122,8 @@ def sweep(
         configs = [_with_lr(read_config(path), lr) for path in crew_files]
         chosen = parse_arms(arms)
         folder = out or Path("runs") / "sweep"
-        columns = (
-            TextColumn("runs"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-        )
-        with Progress(*columns, console=Console(stderr=True)) as progress:
-            bar = progress.add_task("runs")
-            trials = run_sweep(
-                configs,
-                chosen,
-                range(seeds),
-                folder,
-                jobs,
-                lambda done, total: progress.update(bar, completed=done, total=total),
-            )
+        with counted_runs() as count:
+            trials = run_sweep(configs, chosen, range(seeds), folder, jobs, count)
         lines = table(trials, [c.crew.name for c in configs], [arm.label for arm in chosen])
         text = f"{glance(lines)}\n{markdown(lines)}"
         (folder / "table.md").write_text(text)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -17,9 +17,9 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 
 from motley.cli.common import (
@@ -36,12 +36,14 @@ from motley.cli.common import (
     say,
     stop_on_interrupt,
 )
+from motley.cli.progress import skills_text, timed_bars
 from motley.config import CrewConfig, read_config
 
 if TYPE_CHECKING:
     from motley.crew import LocalCrew
     from motley.display import Skills
-    from motley.processes import ProcessCrew
+    from motley.distributed.processes import ProcessCrew
+    from motley.metrics import LearnerLine
 
 
 def _run(crew: LocalCrew | ProcessCrew) -> bool:
@@ -50,18 +52,18 @@ def _run(crew: LocalCrew | ProcessCrew) -> bool:
     The crew is saved either way.
     """
     from motley.display import LiveTable
+    from motley.metrics import learner_lines, read_metrics
     from motley.reporting import Reports
-    from motley.run import read_metrics
 
     reports = Reports(crew.config, crew.folder)
     table = LiveTable(crew.config, first_round=crew.finished_rounds)
-    table.update(read_metrics(crew.folder))
+    table.update(learner_lines(read_metrics(crew.folder)))
     live = Live(table, console=console, refresh_per_second=4, transient=not console.is_terminal)
     with stop_on_interrupt() as stop_asked, live, closing(reports):
         for lines in crew.rounds():
             table.update(lines)
             reports.log(lines)
-            if lines and not console.is_terminal and "heldout" in lines[0]:
+            if lines and not console.is_terminal and lines[0].heldout:
                 console.print(
                     _plain_progress(lines, crew.config.crew.rounds, table.time_left()),
                     highlight=False,
@@ -73,14 +75,12 @@ def _run(crew: LocalCrew | ProcessCrew) -> bool:
         return stop_asked()
 
 
-def _plain_progress(lines: list[dict[str, Any]], rounds: int, left: str) -> str:
+def _plain_progress(lines: Sequence[LearnerLine], rounds: int, left: str) -> str:
     """A line where there is no terminal to redraw."""
     from motley.display import mean
 
-    peers = ", ".join(
-        f"{line['peer']} {mean(line['heldout']):.0%}" for line in lines if "heldout" in line
-    )
-    return f"round {lines[0]['round']} of {rounds}: held-out accuracy {peers}; {left} left"
+    peers = ", ".join(f"{line.peer} {mean(line.heldout):.0%}" for line in lines if line.heldout)
+    return f"round {lines[0].round} of {rounds}: held-out accuracy {peers}; {left} left"
 
 
 def _start_processes(begin: Callable[[Callable[[str], None]], ProcessCrew]) -> ProcessCrew:
@@ -101,16 +101,10 @@ def _start_processes(begin: Callable[[Callable[[str], None]], ProcessCrew]) -> P
 def _start(config: CrewConfig, folder: Path, may_resume: bool = False) -> LocalCrew:
     from motley.crew import LocalCrew
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[skill]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as progress:
-        tasks: dict[str, Any] = {}
+    skill = TextColumn("{task.fields[skill]}")
+    bars = timed_bars("{task.description}", skill, console=console, transient=True)
+    with bars as progress:
+        tasks: dict[str, TaskID] = {}
 
         def show(peer: str, steps: int, accuracy: dict[str, float]) -> None:
             warm = next(p.warm for p in config.peer if p.name == peer and p.warm)
@@ -119,7 +113,7 @@ def _start(config: CrewConfig, folder: Path, may_resume: bool = False) -> LocalC
             progress.update(
                 tasks[peer],
                 completed=warm.share(steps, accuracy),
-                skill=" ".join(f"{k} {v:.0%}" for k, v in accuracy.items()),
+                skill=skills_text(accuracy),
             )
 
         return (LocalCrew.start_or_resume if may_resume else LocalCrew.start)(config, folder, show)
@@ -127,9 +121,9 @@ def _start(config: CrewConfig, folder: Path, may_resume: bool = False) -> LocalC
 
 def _finish(crew: LocalCrew | ProcessCrew, alone: Skills) -> None:
     from motley.display import draw_curves, skill_matrix, skills_at
-    from motley.run import read_metrics
+    from motley.metrics import learner_lines, read_metrics
 
-    lines = read_metrics(crew.folder)
+    lines = learner_lines(read_metrics(crew.folder))
     console.print(skill_matrix(skills_at(lines, last=False), skills_at(lines, last=True), alone))
     png, page = draw_curves(lines, alone, crew.folder)
     console.print(f"curves: {png} and {page}", soft_wrap=True)
@@ -142,9 +136,9 @@ def _train_alone(config: CrewConfig, folder: Path) -> bool:
     True if a stop was asked for.
     """
     from motley.display import skills_at
-    from motley.run import read_metrics
+    from motley.metrics import learner_lines, read_metrics
 
-    found: Skills = {}
+    skills: Skills = {}
     for peer in config.students:
         own = folder / "alone" / peer.name
         crew = _start(config.alone(peer.name), own, may_resume=True)
@@ -153,28 +147,38 @@ def _train_alone(config: CrewConfig, folder: Path) -> bool:
             stop_asked and peer is not config.students[-1]
         ):
             return True
-        found |= skills_at(read_metrics(own), last=True)
-    _write_alone(folder, " ".join(["motley", *sys.argv[1:]]), found)
+        skills |= skills_at(learner_lines(read_metrics(own)), last=True)
+    _write_alone(folder, _Alone(" ".join(["motley", *sys.argv[1:]]), skills))
     return False
 
 
-def _write_alone(folder: Path, command: str, skills: Skills) -> None:
-    (folder / "alone.json").write_text(
-        json.dumps({"command": command, "skills": skills}, indent=2) + "\n"
-    )
+class _Alone(msgspec.Struct, frozen=True):
+    """What every peer reaches by itself, and by which command: RUN/alone.json."""
+
+    command: str
+    skills: dict[str, dict[str, float]]
+
+
+def _write_alone(folder: Path, alone: _Alone) -> None:
+    (folder / "alone.json").write_text(json.dumps(msgspec.to_builtins(alone), indent=2) + "\n")
+
+
+def _read_alone(folder: Path) -> Skills:
+    path = folder / "alone.json"
+    return msgspec.json.decode(path.read_bytes(), type=_Alone).skills if path.exists() else {}
 
 
 def _train(
     begin: Callable[[], LocalCrew | ProcessCrew],
     folder: Path,
     alone: bool,
-    recorded: dict[str, Any] | None = None,
+    recorded: _Alone | None = None,
 ) -> None:
     """Run a crew to its end, or until it is stopped; then say how to go on."""
     try:
         crew = begin()
         if recorded:
-            _write_alone(folder, recorded["command"], recorded["skills"])
+            _write_alone(folder, recorded)
         stop_asked = _run(crew)
         unfinished = crew.finished_rounds < crew.config.crew.rounds
         stopped = (stop_asked and (unfinished or alone)) or (
@@ -191,8 +195,7 @@ def _train(
         )
         console.print(f"stopped; go on with: {again}", soft_wrap=True)
         raise typer.Exit(130)
-    path = folder / "alone.json"
-    _finish(crew, json.loads(path.read_text())["skills"] if path.exists() else {})
+    _finish(crew, _read_alone(folder))
 
 
 @app.command()
@@ -228,7 +231,7 @@ def _starting(config: CrewConfig, folder: Path) -> Callable[[], LocalCrew | Proc
     check_reporters(config)
     if not config.needs_processes:
         return lambda: _start(config, folder)
-    from motley.processes import ProcessCrew
+    from motley.distributed.processes import ProcessCrew
 
     return lambda: _start_processes(lambda say: ProcessCrew.start(config, folder, say))
 
@@ -238,7 +241,7 @@ def _resuming(folder: Path) -> Callable[[], LocalCrew | ProcessCrew]:
 
     if not (folder / "peers").exists():
         return lambda: LocalCrew.resume(folder)
-    from motley.processes import ProcessCrew
+    from motley.distributed.processes import ProcessCrew
 
     return lambda: _start_processes(lambda say: ProcessCrew.resume(folder, say))
 
@@ -257,7 +260,9 @@ def demo(
     with plain_errors():
         with as_file(files("motley") / "crews" / "demo.toml") as path:
             config = read_config(path)
-        recorded = json.loads((files("motley") / "crews" / "demo_alone.json").read_text())
+        recorded = msgspec.json.decode(
+            (files("motley") / "crews" / "demo_alone.json").read_bytes(), type=_Alone
+        )
         config_now = changed(config, objective, rounds, seed)
         same_but_objective = msgspec.structs.replace(
             config.crew, objective=config_now.crew.objective, variant=config_now.crew.variant

@@ -25,9 +25,18 @@ from motley.config.peers import (
     Vllm,
     Warm,
 )
-from motley.config.rules import Crew, Evaluate, Learning, Prompt, Reporter, WeightsChannel
+from motley.config.rules import (
+    REPORTERS,
+    Crew,
+    Evaluate,
+    Learning,
+    Prompt,
+    Reporter,
+    WeightsChannel,
+)
 
 __all__ = [
+    "REPORTERS",
     "Churn",
     "ConfigError",
     "Crew",

@@ -10,19 +10,8 @@ from typing import Any
 
 import msgspec
 
+from motley.config import peers, rules
 from motley.config.crew import CrewConfig
-from motley.config.peers import (
-    Churn,
-    EnginePart,
-    Lora,
-    OpenAI,
-    PeerConfig,
-    Speed,
-    TrainPart,
-    Vllm,
-    Warm,
-)
-from motley.config.rules import Crew, Evaluate, Learning, Prompt, WeightsChannel
 from motley.network import Delay, Link
 from motley.records import Sampling
 
@@ -70,26 +59,26 @@ def with_files_in(config: CrewConfig, folder: Path | None) -> CrewConfig:
 def _with_files(config: CrewConfig, place: Callable[[str], Path]) -> CrewConfig:
     task = _placed(config.task, place)
     crew = msgspec.structs.replace(config.crew, task=_placed_spec(config.crew.task, place))
-    peers = tuple(
+    placed = tuple(
         msgspec.structs.replace(peer, model=_placed_model(peer.model, place))
         for peer in config.peer
     )
-    return msgspec.structs.replace(config, task=task, crew=crew, peer=peers)
+    return msgspec.structs.replace(config, task=task, crew=crew, peer=placed)
 
 
 def _placed(table: dict[str, Any], place: Callable[[str], Path]) -> dict[str, Any]:
     """A [task], and the tables in it, which are tasks themselves in a mixture."""
-    found: dict[str, Any] = {}
+    placed: dict[str, Any] = {}
     for key, value in table.items():
         if isinstance(value, dict):
-            found[key] = _placed(value, place)
+            placed[key] = _placed(value, place)
         elif isinstance(value, str) and key in _FILES:
-            found[key] = str(place(value))
+            placed[key] = str(place(value))
         else:
-            found[key] = (
+            placed[key] = (
                 _placed_spec(value, place) if key == "task" and isinstance(value, str) else value
             )
-    return found
+    return placed
 
 
 def _placed_spec(spec: str, place: Callable[[str], Path]) -> str:
@@ -130,23 +119,23 @@ def _without_none(value: Any) -> Any:
 
 
 _TABLES: dict[str, type[msgspec.Struct]] = {
-    "warm": Warm,
-    "lora": Lora,
-    "train": TrainPart,
-    "vllm": Vllm,
-    "openai": OpenAI,
-    "engine": EnginePart,
-    "[peer.speed]": Speed,
-    "[peer.churn]": Churn,
-    "[[peer]]": PeerConfig,
+    "warm": peers.Warm,
+    "lora": peers.Lora,
+    "train": peers.TrainPart,
+    "vllm": peers.Vllm,
+    "openai": peers.OpenAI,
+    "engine": peers.EnginePart,
+    "[peer.speed]": peers.Speed,
+    "[peer.churn]": peers.Churn,
+    "[[peer]]": peers.PeerConfig,
     "delay": Delay,
     "[network]": Link,
-    "[weights]": WeightsChannel,
-    "[evaluate]": Evaluate,
-    "[prompt]": Prompt,
-    "[learning]": Learning,
+    "[weights]": rules.WeightsChannel,
+    "[evaluate]": rules.Evaluate,
+    "[prompt]": rules.Prompt,
+    "[learning]": rules.Learning,
     "[sampling]": Sampling,
-    "[crew]": Crew,
+    "[crew]": rules.Crew,
 }
 
 

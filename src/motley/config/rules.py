@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
 from motley.records import Precision
 
 Reporter = Literal["trackio", "wandb", "tensorboard"]
+REPORTERS: tuple[Reporter, ...] = get_args(Reporter)
 
 
 class Crew(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -9,9 +9,8 @@ from motley.config import EnginePart
 from motley.engines.engine import Completion, Engine
 from motley.engines.plain import PlainEngine
 from motley.engines.torch import TorchEngine
-from motley.policies.decoder import why_unknown
-from motley.policies.hardware import runs_kernels
 from motley.policies.policy import Policy
+from motley.policies.support import runs_kernels, why_unknown
 
 __all__ = ["Completion", "Engine", "PlainEngine", "TorchEngine", "open_engine", "torch_engine"]
 

@@ -1,5 +1,7 @@
-"""Drawing a token from logits, and the log-prob that is reported for it: what every engine of torch
-must do alike.
+"""Drawing a token from logits, and the log-prob that is reported for it.
+
+Owns what every engine of torch must do alike, random numbers and running out of memory included.
+Knows no model: an engine hands in how it samples rows.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from motley.records import Sampling
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class SampledRows:
     """What was sampled, one row per sample; columns at or behind `length_B` mean nothing."""
 
     token_BT: Tensor
@@ -26,17 +28,16 @@ class Drawn:
     length_B: Tensor
 
     def completions(self, end_ids: tuple[int, ...]) -> list[Completion]:
-        found = []
-        for tokens, logprobs, length in zip(
-            self.token_BT.tolist(), self.logp_BT.tolist(), self.length_B.tolist(), strict=True
-        ):
-            ended = tokens[length - 1] in end_ids
-            found.append(
-                Completion(
-                    tuple(tokens[:length]), tuple(logprobs[:length]), "stop" if ended else "length"
-                )
+        return [
+            Completion(
+                tokens=tuple(tokens[:length]),
+                logprobs=tuple(logprobs[:length]),
+                ending="stop" if tokens[length - 1] in end_ids else "length",
             )
-        return found
+            for tokens, logprobs, length in zip(
+                self.token_BT.tolist(), self.logp_BT.tolist(), self.length_B.tolist(), strict=True
+            )
+        ]
 
 
 def _uniforms(num_rows: int, max_tokens: int, seed: int, device: torch.device) -> Tensor:
@@ -49,13 +50,18 @@ def _uniforms(num_rows: int, max_tokens: int, seed: int, device: torch.device) -
     return (drawn.float().clamp(max=1 - 2**-24) if device.type == "mps" else drawn).to(device)
 
 
-Prompts = Sequence[Sequence[int]]
+PromptIds = Sequence[Sequence[int]]
 # completions of prompts from their rows of random numbers, equally many of each
-Rows = Callable[[Prompts, Tensor], Drawn]
+SampleRows = Callable[[PromptIds, Tensor], SampledRows]
 
 
 def sample_rows(
-    rows: Rows, policy: Policy, prompts: Prompts, num_samples: int, sampling: Sampling, seed: int
+    rows: SampleRows,
+    policy: Policy,
+    prompts: PromptIds,
+    num_samples: int,
+    sampling: Sampling,
+    seed: int,
 ) -> list[list[Completion]]:
     """What `Engine.sample` must do, for an engine that can do `rows`."""
     longest = max(len(p) for p in prompts)
@@ -74,7 +80,7 @@ def sample_rows(
     return [made[i : i + num_samples] for i in range(0, len(made), num_samples)]
 
 
-def _in_parts(rows: Rows, prompts: Prompts, uniform_BT: Tensor) -> list[Drawn]:
+def _in_parts(rows: SampleRows, prompts: PromptIds, uniform_BT: Tensor) -> list[SampledRows]:
     """Sample all prompts at once; where memory does not hold them, in halves, which changes no
     completion.
 

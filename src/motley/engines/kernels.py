@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from motley.engines.room import Room
+from motley.policies.layers import Layer
 from motley.records import Sampling
 
 KEYS_AT_ONCE = 32
@@ -21,55 +23,41 @@ LOGITS_AT_ONCE = 4096
 CUTS = 26  # halvings of the interval of a row's logits: as fine as float32 tells them apart
 
 
-def attend(
-    qkv_BE: Tensor,
-    out_BE: Tensor,
-    prompt_2PHTd: Tensor,
-    own_2RHTd: Tensor,
-    row_B: Tensor,
-    count_R: Tensor,
-    prompt_R: Tensor,
-    length_P: Tensor,
-    cos_Td: Tensor,
-    sin_Td: Tensor,
-    query_norm_d: Tensor | None,
-    key_norm_d: Tensor | None,
-    heads: int,
-    scaling: float,
-    window: int | None,
-    eps: float,
-) -> None:
+def attend(qkv_BE: Tensor, row_B: Tensor, layer: Layer, room: Room) -> Tensor:
     """Rotate the new queries and keys, keep the new keys and values, and attend over the prompt's
     and the row's own.
 
     Lane b works for row `row_B[b]`, whose newest token is number `count_R[row]`, the first being 1.
     """
-    lanes = len(qkv_BE)
+    prompt_2PHTd, own_2RHTd = room.prompt_L2PHTd[layer.index], room.own_L2RHTd[layer.index]
     kv_heads, head_dim = prompt_2PHTd.shape[2], prompt_2PHTd.shape[4]
-    _attend[(lanes, kv_heads)](
+    heads = qkv_BE.shape[1] // head_dim - 2 * kv_heads
+    cos_Td, sin_Td = room.rotations[layer.rotation]
+    out_BE = qkv_BE.new_empty(len(qkv_BE), heads * head_dim)
+    _attend[(len(qkv_BE), kv_heads)](
         qkv_BE,
         out_BE,
         prompt_2PHTd,
         own_2RHTd,
         row_B,
-        count_R,
-        prompt_R,
-        length_P,
+        room.count_R,
+        room.prompt_R,
+        room.length_P,
         cos_Td,
         sin_Td,
-        cos_Td if query_norm_d is None else query_norm_d,
-        cos_Td if key_norm_d is None else key_norm_d,
+        cos_Td if layer.query_norm is None else layer.query_norm.weight,
+        cos_Td if layer.key_norm is None else layer.key_norm.weight,
         prompt_2PHTd.stride(0),
         prompt_2PHTd.shape[3],
         own_2RHTd.stride(0),
         own_2RHTd.shape[3],
-        scaling,
-        2**30 if window is None else window,
-        eps,
+        layer.scaling,
+        2**30 if layer.window is None else layer.window,
+        0.0 if layer.query_norm is None else layer.query_norm.eps,
         HEADS=heads,
         KV_HEADS=kv_heads,
         SIZE=head_dim,
-        NORMED=query_norm_d is not None,
+        NORMED=layer.query_norm is not None,
         GROUP=max(SMALLEST_PRODUCT, triton.next_power_of_2(heads // kv_heads)),
         BLOCK=max(SMALLEST_PRODUCT, triton.next_power_of_2(head_dim)),
         KEYS=KEYS_AT_ONCE,
@@ -77,6 +65,7 @@ def attend(
         # what shared memory holds of keys and values
         num_stages=3 if qkv_BE.element_size() * head_dim <= 512 else 1,
     )
+    return out_BE
 
 
 @triton.jit

@@ -13,7 +13,6 @@ import os
 import random
 import secrets
 import shutil
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -21,15 +20,17 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
+from motley.clock import RealClock
 from motley.config.peers import OpenAI
 from motley.engines.engine import Completion
 from motley.policies.policy import Policy
 from motley.records import Convention, Sampling
 
+Body = dict[str, object]  # of a request, as JSON has it
 TRIES = 4
 FIRST_PAUSE_S = 0.5  # doubled after every try
 MAX_REQUESTS = 64  # at a time; a server queues what it cannot take
@@ -123,9 +124,9 @@ class Client:
     url: str
     key: str = ""
     timeout_s: float = 600.0
-    pause: Callable[[float], None] = time.sleep
+    pause: Callable[[float], None] = RealClock().sleep_s
 
-    def ask(self, path: str, body: dict[str, Any] | None = None) -> bytes:
+    def ask(self, path: str, body: Body | None = None) -> bytes:
         """POST a body, or GET without one."""
         for attempt in range(TRIES - 1):
             try:
@@ -134,7 +135,7 @@ class Client:
                 self.pause(FIRST_PAUSE_S * 2**attempt)
         return self.ask_once(path, body)
 
-    def ask_once(self, path: str, body: dict[str, Any] | None = None) -> bytes:
+    def ask_once(self, path: str, body: Body | None = None) -> bytes:
         """ConnectionError: it may work later."""
         address = f"{self.url.rstrip('/')}/{path}"
         headers = {"Content-Type": "application/json"} | (
@@ -179,7 +180,7 @@ class OpenAIEngine:
         policy: Policy,
         config: OpenAI,
         folder: Path,
-        pause: Callable[[float], None] = time.sleep,
+        pause: Callable[[float], None] = RealClock().sleep_s,
     ) -> None:
         """`folder`: for adapters; the server must see it too."""
         self._policy = policy
@@ -270,8 +271,8 @@ class OpenAIEngine:
 
     def _request(
         self, prompt: Sequence[int], num_samples: int, sampling: Sampling, seed: int
-    ) -> dict[str, Any]:
-        body = {
+    ) -> Body:
+        body: Body = {
             "model": self._model,
             "prompt": list(prompt),
             "n": num_samples,
@@ -295,13 +296,13 @@ class OpenAIEngine:
             )
         return body
 
-    def _complete(self, body: dict[str, Any]) -> list[Completion]:
+    def _complete(self, body: Body) -> list[Completion]:
         reply = _decode(self._client.ask("completions", body), _Reply, self._client.url)
         drawn = [
             _exact(choice) for choice in sorted(reply.choices, key=lambda choice: choice.index)
         ]
-        _check_count(sum(len(found.ids) for found in drawn), reply.usage)
-        return [_completion(found, self._policy.vocabulary.end_ids) for found in drawn]
+        _check_count(sum(len(choice.ids) for choice in drawn), reply.usage)
+        return [_completion(choice, self._policy.vocabulary.end_ids) for choice in drawn]
 
 
 def _key(config: OpenAI) -> str:
@@ -315,13 +316,13 @@ def _key(config: OpenAI) -> str:
 
 def _choose_model(client: Client, config: OpenAI) -> _Model:
     offered = _decode(client.ask("models"), _Models, client.url).data
-    found = [model for model in offered if config.model in ("", model.id)]
-    if not found:
+    served = [model for model in offered if config.model in ("", model.id)]
+    if not served:
         names = ", ".join(model.id for model in offered) or "none"
         raise ValueError(
             f"the server at {client.url} has no model {config.model!r}; it offers {names}"
         )
-    return found[0]
+    return served[0]
 
 
 def _decode(content: bytes, wanted: type[T], url: str) -> T:
@@ -380,20 +381,20 @@ def _are_copies(rows: Sequence[Sequence[Completion]]) -> bool:
 
 def _exact(choice: _Choice) -> _Drawn:
     """Ids and log-probs of a choice, in whichever of three ways its server writes them."""
-    found = choice.logprobs
-    if found is None or (found.content is None and found.token_logprobs is None):
+    given = choice.logprobs
+    if given is None or (given.content is None and given.token_logprobs is None):
         raise ValueError(
             "the server gives no log-probs, and without them its samples teach nothing; use vLLM "
             "or llama.cpp's llama-server"
         )
-    if found.content is not None:
-        ids = [token.id for token in found.content if token.id is not None]
+    if given.content is not None:
+        ids = [token.id for token in given.content if token.id is not None]
         logprobs = [
-            math.log(token.prob) if token.prob else token.logprob for token in found.content
+            math.log(token.prob) if token.prob else token.logprob for token in given.content
         ]
     else:
-        logprobs = found.token_logprobs or []
-        spelled = [token for token in found.tokens or [] if token.startswith("token_id:")]
+        logprobs = given.token_logprobs or []
+        spelled = [token for token in given.tokens or [] if token.startswith("token_id:")]
         ids = (
             choice.token_ids
             if choice.token_ids is not None

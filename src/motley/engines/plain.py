@@ -1,8 +1,8 @@
 """The engine for any transformers model: its own forward and its own cache, one row per sample, our
 way of drawing.
 
-Slower than `TorchEngine`, which knows Llama's insides; samples that have ended are taken out of the
-batch as they do.
+Slower than `TorchEngine`, which has a forward of our own. Samples that have ended are taken out of
+the batch at once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from motley.engines.drawing import Drawn, Prompts, draw, sample_rows
+from motley.engines.drawing import PromptIds, SampledRows, draw, sample_rows
 from motley.engines.engine import Completion
 from motley.policies.forward import prepare
 from motley.policies.policy import Policy
@@ -44,7 +44,7 @@ class PlainEngine:
                 partial(self._rows, sampling), policy, prompts, num_samples, sampling, seed
             )
 
-    def _rows(self, sampling: Sampling, prompts: Prompts, uniform_BT: Tensor) -> Drawn:
+    def _rows(self, sampling: Sampling, prompts: PromptIds, uniform_BT: Tensor) -> SampledRows:
         """Draw tokens until every sample has ended; `row_b` says which of them are still
         running.
         """
@@ -86,7 +86,7 @@ class PlainEngine:
                 cache.batch_select_indices(runs_b.nonzero().squeeze(1))
             real_bT = torch.cat([real_bT, torch.ones_like(real_bT[:, :1])], 1)
             logits_bV = self._forward(token_b[:, None], real_bT, cache)
-        return Drawn(token_BT, logp_BT, length_B)
+        return SampledRows(token_BT, logp_BT, length_B)
 
     def _forward(self, token_bT: Tensor, real_bK: Tensor, cache: DynamicCache) -> Tensor:
         """Logits [b, V] after the last token; `real_bK` says which of all positions so far are no

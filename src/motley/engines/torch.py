@@ -1,5 +1,4 @@
-"""The built-in engine where there are no CUDA graphs: batched sampling from a known decoder with a
-key-value cache.
+"""The built-in engine where there are no CUDA graphs: sampling from a known decoder with a cache.
 
 Differs from transformers' `generate`: samples of one prompt that agree so far are one *branch*,
 computed once, so that a prompt costs nothing per sample and sure answers hardly anything; a branch
@@ -18,9 +17,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from motley.engines.drawing import Drawn, Prompts, draw, sample_rows
+from motley.engines.drawing import PromptIds, SampledRows, draw, sample_rows
 from motley.engines.engine import Completion
-from motley.engines.snapshot import Projection, Snapshot
+from motley.engines.snapshot import Snapshot
+from motley.policies.decoder import Decoder
+from motley.policies.layers import Layer, Norm, Projection, Rotation, walk
 from motley.policies.policy import Policy
 from motley.records import Sampling
 
@@ -33,7 +34,7 @@ class _Cache:
 
     layers: list[Tensor]
     padding_R: Tensor  # how many positions on the left of a branch are padding
-    rotations: dict[str, tuple[Tensor, Tensor]]  # of every position
+    rotations: dict[str, Rotation]  # of every position
 
     def follow(self, parent_R: Tensor, filled: int) -> None:
         """Make the branches anew, each with its parent's past of `filled` positions."""
@@ -50,17 +51,12 @@ class TorchEngine:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._decoder = decoder = policy.decoder
         self._dtype = policy.dtype
-        self._weights = Snapshot.of(decoder, self._dtype, torch.float32)
-        self._heads, self._kv_heads, self._head_dim = (
-            decoder.heads,
-            decoder.kv_heads,
-            decoder.head_dim,
-        )
+        self._decoder = Decoder.of(policy.base)
+        self._weights = Snapshot.of(self._decoder, self._dtype, torch.float32)
 
     def refresh(self) -> None:
-        self._weights.refresh(self._policy.decoder)
+        self._weights.refresh(self._decoder)
 
     @torch.no_grad()
     def sample(
@@ -70,11 +66,11 @@ class TorchEngine:
             partial(self._rows, sampling), self._policy, prompts, num_samples, sampling, seed
         )
 
-    def _rows(self, sampling: Sampling, prompts: Prompts, uniform_BT: Tensor) -> Drawn:
+    def _rows(self, sampling: Sampling, prompts: PromptIds, uniform_BT: Tensor) -> SampledRows:
         logits_RV, cache = self._prefill(prompts, sampling.max_tokens)
         return self._decode(logits_RV, cache, max(len(p) for p in prompts), sampling, uniform_BT)
 
-    def _prefill(self, prompts: Prompts, room: int) -> tuple[Tensor, _Cache]:
+    def _prefill(self, prompts: PromptIds, room: int) -> tuple[Tensor, _Cache]:
         """Run the prompts, one branch each, and leave room for `room` more positions."""
         device, longest = self._policy.device, max(len(p) for p in prompts)
         pad = self._policy.vocabulary.pad_id
@@ -82,21 +78,19 @@ class TorchEngine:
             [[pad] * (longest - len(p)) + list(p) for p in prompts], device=device
         )
         padding_R = torch.tensor([longest - len(p) for p in prompts], device=device)
-        shape = (len(prompts), longest + room, 2, self._kv_heads, self._head_dim)
-        layers = [
-            torch.empty(shape, dtype=self._dtype, device=device) for _ in self._weights.layers
-        ]
-        found = self._decoder.rotations(torch.arange(longest + room, device=device))
+        heads, dtype = self._decoder.heads, self._dtype
+        shape = (len(prompts), longest + room, 2, heads.keys, heads.size)
+        rotations = self._decoder.rotations(torch.arange(longest + room, device=device))
         cache = _Cache(
-            layers,
+            [torch.empty(shape, dtype=dtype, device=device) for _ in self._weights.layers],
             padding_R,
-            {name: self._rotation(cos, sin) for name, (cos, sin) in found.items()},
+            {name: _swapping(rotation) for name, rotation in rotations.items()},
         )
         return self._forward(token_RT, 0, cache), cache
 
     def _decode(
         self, logits_RV: Tensor, cache: _Cache, start: int, sampling: Sampling, uniform_BT: Tensor
-    ) -> Drawn:
+    ) -> SampledRows:
         """Draw tokens until every sample has ended.
 
         Of those still running, `row_b` says which they are, `branch_b` where they stand.
@@ -123,82 +117,98 @@ class TorchEngine:
             )
             cache.follow(fork_R // vocabulary_size, start + step)
             logits_RV = self._forward((fork_R % vocabulary_size)[:, None], start + step, cache)
-        return Drawn(token_BT, logp_BT, length_B)
+        return SampledRows(token_BT, logp_BT, length_B)
 
     def _forward(self, token_RT: Tensor, start: int, cache: _Cache) -> Tensor:
         """Logits [R, V] after the last of T tokens that stand at cache positions start..start+T."""
-        rows, steps = token_RT.shape
-        stop = start + steps
-        place_T = torch.arange(start, stop, device=token_RT.device)
-        position = (place_T - cache.padding_R[:, None]).clamp(min=0).flatten()
-        rotations = {
-            name: (cos.index_select(0, position), sin.index_select(0, position))
-            for name, (cos, sin) in cache.rotations.items()
+        weights, (rows, steps) = self._weights, token_RT.shape
+        hidden_ND = F.embedding(token_RT.flatten(), weights.embedding)
+        place_T = torch.arange(start, start + steps, device=token_RT.device)
+        forward = _CachedPass(self._decoder, self._dtype, cache, place_T, start)
+        hidden_ND = walk(forward, weights.layers, hidden_ND)
+        last_RD = hidden_ND.view(rows, steps, -1)[:, -1]
+        return F.linear(_normed(last_RD, weights.norm), weights.head)
+
+
+class _CachedPass:
+    """New tokens of every branch, at the same places of the cache, over it and themselves."""
+
+    def __init__(
+        self, decoder: Decoder, dtype: torch.dtype, cache: _Cache, place_T: Tensor, start: int
+    ) -> None:
+        self._decoder, self._dtype, self._cache = decoder, dtype, cache
+        self._shape = (len(cache.padding_R), len(place_T))
+        self._start, self._stop = start, start + len(place_T)
+        position_N = (place_T - cache.padding_R[:, None]).clamp(min=0).flatten()
+        self._rotations = {
+            name: Rotation(*(table.index_select(0, position_N) for table in rotation))
+            for name, rotation in cache.rotations.items()
         }
-        masks = {
-            window: _mask(place_T, stop, cache.padding_R, window)
-            for window in {layer.window for layer in self._weights.layers}
+        self._masks = {
+            window: _mask(place_T, self._stop, cache.padding_R, window)
+            for window in decoder.windows
         }
-        heads, rotated, half = self._heads, self._heads + self._kv_heads, self._head_dim // 2
-        hidden = F.embedding(token_RT.flatten(), self._weights.embedding)
-        for layer, kv in zip(self._weights.layers, cache.layers, strict=True):
-            qkv = layer.qkv(self._rms(hidden, layer.attention_norm).to(self._dtype)).view(
-                rows * steps, -1, self._head_dim
-            )
-            query_key = qkv[:, :rotated]
-            if layer.query_norm is not None and layer.key_norm is not None:
-                query, key = (
-                    self._rms(qkv[:, :heads].float(), layer.query_norm),
-                    self._rms(qkv[:, heads:rotated].float(), layer.key_norm),
-                )
-                query_key = torch.cat([query, key], 1)
-            swapped = torch.cat([query_key[..., half:], query_key[..., :half]], -1)
-            cos, sin = rotations[layer.rotation]
-            query_key = torch.addcmul(query_key * cos, swapped, sin).to(self._dtype)
-            query_key, value = (
-                part.unflatten(0, (rows, steps)) for part in (query_key, qkv[:, rotated:])
-            )
-            kv[:, start:stop, 0] = query_key[:, :, heads:]
-            kv[:, start:stop, 1] = value
-            mixed = F.scaled_dot_product_attention(
-                query_key[:, :, :heads].transpose(1, 2),
-                kv[:, :stop, 0].transpose(1, 2),
-                kv[:, :stop, 1].transpose(1, 2),
-                attn_mask=masks[layer.window],
-                enable_gqa=heads != self._kv_heads,
-                scale=layer.scaling,
-            )
-            hidden = self._add(
-                hidden,
-                layer.out,
-                mixed.transpose(1, 2).reshape(rows * steps, -1),
-                layer.after_attention,
-            )
-            gate, up = layer.gate_up(self._rms(hidden, layer.mlp_norm).to(self._dtype)).chunk(2, -1)
-            hidden = self._add(
-                hidden, layer.down, self._decoder.act(gate).mul_(up), layer.after_mlp
-            )
-        last = hidden.view(rows, steps, -1)[:, -1]
-        return F.linear(self._rms(last, self._weights.norm), self._weights.head)
 
-    def _rotation(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin for x·cos + swap(x)·sin, where swap exchanges the halves: the first half of
-        sin is negative.
-        """
-        half = self._head_dim // 2
-        return cos, torch.cat([-sin[..., :half], sin[..., half:]], -1)
+    def norm(self, state: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+        return state, _normed(state, norm).to(self._dtype)
 
-    def _rms(self, hidden: Tensor, scale: Tensor) -> Tensor:
-        return F.rms_norm(hidden, hidden.shape[-1:], scale, self._weights.eps)
-
-    def _add(
-        self, hidden: Tensor, projection: Projection, x: Tensor, norm: Tensor | None
-    ) -> Tensor:
-        return (
-            projection.add(hidden, x)
-            if norm is None
-            else hidden + self._rms(projection(x).float(), norm)
+    def attend(self, layer: Layer, products: list[Tensor]) -> Tensor:
+        heads, start, stop = self._decoder.heads, self._start, self._stop
+        qkv_NHd = products[0].view(len(products[0]), -1, heads.size)
+        query_key, value = (
+            part.unflatten(0, self._shape)
+            for part in (self._rotated(layer, qkv_NHd), qkv_NHd[:, heads.rotated :])
         )
+        kv = self._cache.layers[layer.index]
+        kv[:, start:stop, 0] = query_key[:, :, heads.queries :]
+        kv[:, start:stop, 1] = value
+        mixed_RHTd = F.scaled_dot_product_attention(
+            query_key[:, :, : heads.queries].transpose(1, 2),
+            kv[:, :stop, 0].transpose(1, 2),
+            kv[:, :stop, 1].transpose(1, 2),
+            attn_mask=self._masks[layer.window],
+            enable_gqa=heads.queries != heads.keys,
+            scale=layer.scaling,
+        )
+        return mixed_RHTd.transpose(1, 2).reshape(len(qkv_NHd), -1)
+
+    def _rotated(self, layer: Layer, qkv_NHd: Tensor) -> Tensor:
+        """Queries and keys, normed where a layer does, at their positions."""
+        heads, half = self._decoder.heads, self._decoder.heads.size // 2
+        query_key = qkv_NHd[:, : heads.rotated]
+        if layer.query_norm is not None and layer.key_norm is not None:
+            query, key = query_key.float().split(heads.counts[:2], 1)
+            query_key = torch.cat(
+                [_normed(query, layer.query_norm), _normed(key, layer.key_norm)], 1
+            )
+        swapped = torch.cat([query_key[..., half:], query_key[..., :half]], -1)
+        cos, sin = self._rotations[layer.rotation]
+        return torch.addcmul(query_key * cos, swapped, sin).to(self._dtype)
+
+    def gate(self, products: list[Tensor]) -> Tensor:
+        gate, up = products[0].chunk(2, -1)
+        return self._decoder.act(gate).mul_(up)
+
+    def add(self, state: Tensor, projection: Projection, x: Tensor, after: Norm | None) -> Tensor:
+        """The sum in float32 whatever the product is made in."""
+        if after is not None:
+            return state + _normed(projection(x).float(), after)
+        if projection.is_bare and state.dtype == projection.weight.dtype:
+            return torch.addmm(state, x, projection.weight.T)
+        return state + projection(x)
+
+
+def _normed(hidden: Tensor, norm: Norm) -> Tensor:
+    return F.rms_norm(hidden, hidden.shape[-1:], norm.weight, norm.eps)
+
+
+def _swapping(rotation: Rotation) -> Rotation:
+    """cos and sin [T, 1, d] for x·cos + swap(x)·sin, where swap exchanges the halves: the first
+    half of sin is negative.
+    """
+    cos, sin = (table[:, None] for table in rotation)
+    half = sin.shape[-1] // 2
+    return Rotation(cos, torch.cat([-sin[..., :half], sin[..., half:]], -1))
 
 
 def _gather(layer: Tensor, parent_R: Tensor, filled: int) -> Tensor:

@@ -16,12 +16,11 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO
 
 import msgspec
 import torch
@@ -29,9 +28,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from motley.clock import Clock, Deadline, RealClock
 from motley.config.peers import OpenAI, Vllm
 from motley.engines.engine import Completion
-from motley.engines.openai import Client, OpenAIEngine
+from motley.engines.openai import Body, Client, OpenAIEngine
 from motley.policies.policy import Policy, merged_weight
 from motley.records import Sampling
 
@@ -74,10 +74,13 @@ class VllmEngine:
     follows = True
     keeps_snapshot = True
 
-    def __init__(self, policy: Policy, config: Vllm, folder: Path) -> None:
+    def __init__(
+        self, policy: Policy, config: Vllm, folder: Path, clock: Clock = RealClock()
+    ) -> None:
         """`folder`: for the weights, as large as the model, and the server's log."""
         self._policy = policy
         self._config = config
+        self._clock = clock
         self._folder = folder.absolute() / "vllm"
         self._python = config.python or sys.executable
         self._reloads = can_reload(policy)
@@ -174,8 +177,9 @@ class VllmEngine:
         ]
 
     def _wait(self) -> None:
-        client, deadline = Client(self.url, timeout_s=5.0), time.monotonic() + self._config.start_s
-        while time.monotonic() < deadline:
+        client = Client(self.url, timeout_s=5.0)
+        deadline = Deadline(self._clock, self._config.start_s)
+        while not deadline.passed:
             if self._process.poll() is not None:
                 raise ValueError(
                     "vLLM ended before it was ready; change what it dislikes, see engine.vllm "
@@ -185,13 +189,13 @@ class VllmEngine:
                 client.ask_once("health")
                 return
             except OSError:  # not yet
-                time.sleep(POLL_S)
+                self._clock.sleep_s(POLL_S)
         raise TimeoutError(
             f"vLLM was not ready within start_s={self._config.start_s:g}; raise it. "
             f"{self._last_words()}"
         )
 
-    def _control(self, path: str, body: dict[str, Any]) -> bytes:
+    def _control(self, path: str, body: Body) -> bytes:
         try:
             return Client(self.url).ask_once(path, body)
         except ConnectionError as error:
@@ -255,15 +259,15 @@ def merged_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
     """What the model acts with under its ordinary names: LoRA adapters are added to the weights
     they stand beside.
     """
-    found = {
+    weights = {
         name.replace(".base_layer.", "."): t
         for name, t in model.state_dict().items()
         if ".lora_" not in name
     }
     for name, module in model.named_modules():
         if hasattr(module, "base_layer"):
-            found[f"{name}.weight"] = merged_weight(module)
-    return found
+            weights[f"{name}.weight"] = merged_weight(module)
+    return weights
 
 
 def server_environment(policy: Policy, config: Vllm, ours: Mapping[str, str]) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from motley.exchange.log import Entry, Log, LogError
 from motley.exchange.memory import MemoryLog, cut_log
-from motley.exchange.outbox import Head, Outbox, Signer
+from motley.exchange.outbox import Head, Mark, Outbox, Signer
 from motley.exchange.sections import WireError
 from motley.exchange.wire import Header, Sealed, decode, encode, pack, unpack
 
@@ -12,6 +12,7 @@ __all__ = [
     "Header",
     "Log",
     "LogError",
+    "Mark",
     "MemoryLog",
     "Outbox",
     "Sealed",

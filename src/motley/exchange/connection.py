@@ -10,7 +10,6 @@ import hashlib
 import logging
 import ssl
 import threading
-import time
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import CancelledError
 from contextlib import suppress
@@ -22,6 +21,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from motley.clock import Clock, Deadline, RealClock
 from motley.exchange.log import LogError
 
 # Said at every end of a TLS connection, about a return value of asyncio's own that has no effect.
@@ -68,13 +68,11 @@ class Login:
 
 
 class Connection:
-    def __init__(self, login: Login, patience_s: float = 10.0) -> None:
-        """Connect within `patience_s`, or LogError; later losses are repaired for ever in the
-        background.
-        """
-        self.login = login
+    def __init__(self, login: Login, patience_s: float = 10.0, clock: Clock = RealClock()) -> None:
+        """Connect within `patience_s`, or LogError; later losses are repaired by themselves."""
+        self.login, self.clock = login, clock
         self._client = SturdyClient()
-        self._lost_at: float | None = None
+        self._lost_at_s: float | None = None
         self._said = ""
         self._loop = asyncio.new_event_loop()
         # each hears of what the server refuses
@@ -95,10 +93,11 @@ class Connection:
     @property
     def trouble(self) -> str:
         """What is wrong with the connection, and since when; nothing if it is well."""
-        if self._lost_at is None:
+        if self._lost_at_s is None:
             return ""
+        lost_s = self.clock.elapsed_s() - self._lost_at_s
         return (
-            f"no connection to {self.login.url} for {time.monotonic() - self._lost_at:.0f} s "
+            f"no connection to {self.login.url} for {lost_s:.0f} s "
             f"({self._said or 'closed by the server'})"
         )
 
@@ -108,9 +107,7 @@ class Connection:
         return "authorization violation" in self._said.lower()
 
     def call(self, work: Callable[[Client], Coroutine[Any, Any, T]], timeout_s: float = 10.0) -> T:
-        """Run a coroutine with the client; any failure of the network is a LogError that says
-        what.
-        """
+        """Run a coroutine with the client; a failure of the network is a LogError in words."""
         if self._client.is_closed:
             raise LogError(
                 f"the connection of {self.login.name} to {self.login.url} is closed "
@@ -129,9 +126,7 @@ class Connection:
             ) from None
 
     def subscribe(self, subject: str, receive: Callable[[Msg], None]) -> None:
-        """Call `receive` with every message, on the connection's thread; lasts across
-        reconnects.
-        """
+        """Call `receive` with every message, on the connection's thread; outlasts reconnects."""
 
         async def work(client: Client) -> None:
             async def receive_soon(message: Msg) -> None:
@@ -199,7 +194,7 @@ class Connection:
         raise refused.result()
 
     async def _connect(self, patience_s: float) -> None:
-        stop = time.monotonic() + patience_s
+        deadline = Deadline(self.clock, patience_s)
         while True:
             try:
                 await self._unless_refused(self._connect_once())
@@ -207,7 +202,7 @@ class Connection:
             except (nats.errors.Error, OSError, TimeoutError) as error:
                 if isinstance(error, LogError):
                     raise
-                if time.monotonic() > stop:
+                if deadline.passed:
                     why = (
                         self._said
                         if isinstance(error, nats.errors.NoServersError) and self._said
@@ -255,15 +250,15 @@ class Connection:
         if not self.login.certificate:
             return ssl.create_default_context()
         place = urlparse(self.login.url)
-        found = ssl.get_server_certificate((place.hostname or "", place.port or 4222), timeout=5)
-        fingerprint = hashlib.sha256(ssl.PEM_cert_to_DER_cert(found)).hexdigest()
+        shown = ssl.get_server_certificate((place.hostname or "", place.port or 4222), timeout=5)
+        fingerprint = hashlib.sha256(ssl.PEM_cert_to_DER_cert(shown)).hexdigest()
         if fingerprint != self.login.certificate:
             raise LogError(
                 f"{self.login.url} shows a certificate with sha256 {fingerprint}, and the "
                 f"invitation names {self.login.certificate}; "
                 "somebody else may be answering: ask the hub's owner"
             )
-        context = ssl.create_default_context(cadata=found)
+        context = ssl.create_default_context(cadata=shown)
         # an issued one is enough by itself, too
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         context.check_hostname = False  # the fingerprint names the very certificate
@@ -287,14 +282,14 @@ class Connection:
                 waiting.set_result(error)
 
     async def _on_disconnect(self) -> None:
-        if self._lost_at is None:
-            self._lost_at = time.monotonic()
+        if self._lost_at_s is None:
+            self._lost_at_s = self.clock.elapsed_s()
         self._end_under_way(LogError(self.trouble))  # its answers will not come any more
 
     async def _on_reconnect(self) -> None:
-        self._lost_at, self._said = None, ""
         for tell in self.on_reconnect:
             tell()
+        self._lost_at_s, self._said = None, ""
 
 
 def _words(error: BaseException) -> str:

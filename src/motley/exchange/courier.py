@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections.abc import Callable
 
+from motley.clock import Clock, RealClock
 from motley.exchange.blobs import Blobs
 from motley.exchange.log import Log, LogError
 from motley.exchange.outbox import Outbox
@@ -19,15 +19,23 @@ RETRY_S = 0.25
 
 class Courier:
     def __init__(
-        self, open_outbox: Callable[[], Outbox], log: Log, blobs: Blobs | None = None
+        self,
+        open_outbox: Callable[[], Outbox],
+        log: Log,
+        blobs: Blobs | None = None,
+        clock: Clock = RealClock(),
     ) -> None:
         """`open_outbox` gives the courier its own handle to the file: transactions of two threads
         do not mix.
         """
         self.trouble = ""
-        self._open_outbox, self._log, self._blobs = open_outbox, log, blobs
+        self._open_outbox, self._log, self._blobs, self._clock = open_outbox, log, blobs, clock
         self._wanted, self._stop = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._work, name="courier", daemon=True)
+
+    def start(self) -> None:
+        """Begin with what a run before this one may have left."""
+        self._wanted.set()
         self._thread.start()
 
     def wake(self) -> None:
@@ -38,13 +46,13 @@ class Courier:
         """Send what can still be sent in time; the rest stays in the file."""
         self._stop.set()
         self._wanted.set()
-        self._thread.join(patience_s)
+        if self._thread.ident is not None:  # it was started
+            self._thread.join(patience_s)
 
     def _work(self) -> None:
         outbox = self._open_outbox()
-        self._wanted.set()  # a run before this one may have left something
         while True:
-            self._wanted.wait(_patience(outbox.due_s))
+            self._wanted.wait(self._until_s(outbox.due_s))
             self._wanted.clear()
             while not self._deliver(outbox):
                 if self._stop.wait(RETRY_S):
@@ -55,14 +63,13 @@ class Courier:
 
     def _deliver(self, outbox: Outbox) -> bool:
         try:
-            outbox.deliver(self._log, time.time(), self._blobs)
+            outbox.deliver(self._log, self._clock.now_s(), self._blobs)
         except LogError as error:
             self.trouble = str(error)
             return False
         self.trouble = ""
         return True
 
-
-def _patience(due_s: float) -> float | None:
-    """How long to wait for the next record to be due; for ever if there is none."""
-    return None if due_s == math.inf else max(0.0, due_s - time.time())
+    def _until_s(self, due_s: float) -> float | None:
+        """How long to wait for the next record to be due; for ever if there is none."""
+        return None if due_s == math.inf else max(0.0, due_s - self._clock.now_s())

@@ -65,9 +65,7 @@ class Names:
         return f"{self._root}.enrol.{peer}"
 
     def id_of(self, subject: str) -> str:
-        """The id of a subject; a subject that no id has stands for itself, and no record will fit
-        it.
-        """
+        """The id of a subject; one that no id has stands for itself, and fits no record."""
         escaped = subject.removeprefix(f"{self._root}.log.")
         id = _unescaped(escaped)
         return id if _escaped(id) == escaped else f"={escaped}"
@@ -81,9 +79,7 @@ class Names:
 
 
 class Bucket:
-    """Every subject of a learner's blobs, in the layout of NATS's own Object Store, and their
-    stream.
-    """
+    """Every subject of a learner's blobs, as NATS's own Object Store has them, and their stream."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -120,16 +116,18 @@ class Stored(NamedTuple):
     content: bytes
 
 
-class Refusal(msgspec.Struct, frozen=True):
+class ApiError(msgspec.Struct, frozen=True):
+    """Why the server refuses, in its own words."""
+
     err_code: int = 0
     description: str = ""
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """What the server says to a message or a command."""
+class Receipt(msgspec.Struct, frozen=True):
+    """What the server says to a message."""
 
     seq: int = 0  # where the message stands
-    error: Refusal | None = None
+    error: ApiError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,15 +140,16 @@ class Stream:
     max_bytes: int  # of a message's content
     silence_s: float = SILENCE_S
 
-    def write(self, messages: Sequence[Outgoing]) -> list[Answer]:
-        """Publish all at once, in this order, and wait for every answer. A refusal is an answer."""
+    def write(self, messages: Sequence[Outgoing]) -> list[Receipt]:
+        """Publish all at once, in this order, and wait for every receipt, be it a refusal."""
         return self.connection.call(partial(self._publish_all, messages), FLIGHT_S)
 
     def read(
         self, subject: str, after: int = 0, limit: int = 1024, max_bytes: int = MAX_FETCH_BYTES
     ) -> list[Stored]:
-        """The first messages behind a sequence whose subject fits; the last of them may go beyond
-        `max_bytes`.
+        """The first messages behind a sequence whose subject fits.
+
+        The last of them may go beyond `max_bytes`.
         """
         wanted = {"seq": after + 1, "batch": limit, "max_bytes": max_bytes, "next_by_subj": subject}
         return self.connection.call(partial(self._fetch, wanted), FLIGHT_S)
@@ -159,7 +158,7 @@ class Stream:
         """The newest message whose subject fits."""
         return self.connection.call(partial(self._fetch_last, subject), self.silence_s)
 
-    async def _publish_all(self, messages: Sequence[Outgoing], client: Client) -> list[Answer]:
+    async def _publish_all(self, messages: Sequence[Outgoing], client: Client) -> list[Receipt]:
         self._check_connected(client)  # the client would buffer it, and time would run out here
         for message in messages:
             self._check_size(message, client)
@@ -182,7 +181,7 @@ class Stream:
         finally:
             for request in due:
                 request.cancel()
-        return [_answer(request.result()) for request in sent]
+        return [_receipt(request.result()) for request in sent]
 
     def _check_connected(self, client: Client) -> None:
         if not client.is_connected:
@@ -205,22 +204,21 @@ class Stream:
             return self._stored(await replies.next_msg(self.silence_s))
 
     async def _fetch(self, wanted: dict[str, Any], client: Client) -> list[Stored]:
-        found: list[Stored] = []
+        page: list[Stored] = []
         async with self._asked(client, wanted) as replies:
             try:
                 while stored := self._stored(await replies.next_msg(self.silence_s)):
-                    found.append(stored)
+                    page.append(stored)
             except nats.errors.TimeoutError:
-                if not found:
+                if not page:
                     raise
-        return found  # in order and without gaps, so far
+        return page  # in order and without gaps, so far
 
     @asynccontextmanager
     async def _asked(self, client: Client, wanted: dict[str, Any]) -> AsyncIterator[Subscription]:
         """The replies to a direct get.
 
-        Not a request of the client's, which takes a record's own Status header for the server's
-        word.
+        A request of the client's would take a record's own Status header for the server's word.
         """
         self._check_connected(client)
         inbox = client.new_inbox()
@@ -247,11 +245,11 @@ class Stream:
         return None
 
 
-def _answer(message: Msg) -> Answer:
+def _receipt(message: Msg) -> Receipt:
     return (
-        msgspec.json.decode(message.data, type=Answer)
+        msgspec.json.decode(message.data, type=Receipt)
         if message.data
-        else Answer(error=Refusal(description="no stream took it"))
+        else Receipt(error=ApiError(description="no stream took it"))
     )
 
 
@@ -267,12 +265,12 @@ class NatsLog:
     def append(self, records: Sequence[tuple[str, bytes]]) -> None:
         for flight in _flights(records):
             headers = {"Nats-Expected-Last-Subject-Sequence": "0"}
-            answers = self._stream.write(
+            receipts = self._stream.write(
                 [Outgoing(self._names.record(id), record, id, headers) for id, record in flight]
             )
-            for (id, _), answer in zip(flight, answers, strict=True):
-                if answer.error and answer.error.err_code not in _EXISTS:
-                    raise LogError(f"the log refuses {id}: {answer.error.description}")
+            for (id, _), receipt in zip(flight, receipts, strict=True):
+                if receipt.error and receipt.error.err_code not in _EXISTS:
+                    raise LogError(f"the log refuses {id}: {receipt.error.description}")
 
     def read(self, after: int, limit: int = 1024, sender: str = "") -> list[Entry]:
         subject = self._names.records_of(sender) if sender else self._names.everything
@@ -280,10 +278,10 @@ class NatsLog:
 
     def records_of(self, sender: str) -> list[Entry]:
         """Everything one sender has on the log."""
-        found: list[Entry] = []
-        while page := self.read(found[-1].position if found else 0, sender=sender):
-            found += page
-        return found
+        entries: list[Entry] = []
+        while page := self.read(entries[-1].position if entries else 0, sender=sender):
+            entries += page
+        return entries
 
     def last_of(self, sender: str) -> Entry | None:
         """The newest record of one sender."""

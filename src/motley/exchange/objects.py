@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import base64
 import threading
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -19,15 +18,16 @@ from datetime import UTC, datetime
 import msgspec
 from nats.js.api import DiscardPolicy, StorageType, StreamConfig
 
+from motley.clock import Clock
 from motley.exchange.blobs import is_content, is_name
 from motley.exchange.connection import Connection
 from motley.exchange.log import LogError
 from motley.exchange.nats import (
     MAX_FETCH_BYTES,
     MAX_FLIGHT_BYTES,
-    Answer,
     Names,
     Outgoing,
+    Receipt,
     Stored,
     Stream,
     make_stream,
@@ -63,19 +63,19 @@ class Info(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Window:
     """How many bytes are under way together: as many as the link moves in a few seconds."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, clock: Clock) -> None:
         self.num_bytes = CHUNK_BYTES
-        self._most = most
+        self._most, self._clock = most, clock
 
     @contextmanager
     def measured(self) -> Iterator[None]:
-        started = time.monotonic()
+        started_s = self._clock.elapsed_s()
         try:
             yield
         except LogError:
             self.num_bytes = CHUNK_BYTES
             raise
-        took_s = time.monotonic() - started
+        took_s = self._clock.elapsed_s() - started_s
         if took_s < QUICK_S:
             self.num_bytes = min(2 * self.num_bytes, self._most)
         elif took_s > SLOW_S:
@@ -87,7 +87,8 @@ class NatsBlobs:
         self.connection = connection
         self._bucket = Names(crew).bucket(learner)
         self._stream = Stream(connection, self._bucket.stream, "the store", CHUNK_BYTES, SILENCE_S)
-        self._up, self._down = Window(MAX_FLIGHT_BYTES), Window(MAX_FETCH_BYTES)
+        self._up = Window(MAX_FLIGHT_BYTES, connection.clock)
+        self._down = Window(MAX_FETCH_BYTES, connection.clock)
         self._writing = threading.Lock()
 
     def put(self, name: str, content: bytes) -> None:
@@ -131,24 +132,25 @@ class NatsBlobs:
 
     def _names(self) -> set[str]:
         """Of all blobs that may have chunks, those half put or half deleted among them."""
-        found: set[str] = set()
+        names: set[str] = set()
         after = 0
         while page := self._stream.read(self._bucket.metas, after):
-            found |= {
+            names |= {
                 info.nuid
                 for info in (_decoded(stored.content) for stored in page)
                 if info and is_name(info.nuid)
             }
             after = page[-1].sequence
-        return found
+        return names
 
     def _whole(self, name: str, num_bytes: int) -> Info:
+        changed = datetime.fromtimestamp(self.connection.clock.now_s(), UTC)
         return Info(
             name=name,
             bucket=self._bucket.name,
             nuid=name,
             size=num_bytes,
-            mtime=datetime.now(UTC).isoformat(),
+            mtime=changed.isoformat(),
             chunks=-(-num_bytes // CHUNK_BYTES),
             digest=f"SHA-256={base64.urlsafe_b64encode(bytes.fromhex(name)).decode()}",
             options=Options(),
@@ -175,27 +177,27 @@ class NatsBlobs:
         while offset < len(content):
             flight = range(offset, min(offset + self._up.num_bytes, len(content)), CHUNK_BYTES)
             with self._up.measured():
-                answers = self._write(
+                receipts = self._write(
                     [
                         Outgoing(self._bucket.chunks_of(name), content[o : o + CHUNK_BYTES], name)
                         for o in flight
                     ]
                 )
-            if [answer.seq for answer in answers] != list(
+            if [receipt.seq for receipt in receipts] != list(
                 range(sequence + 1, sequence + 1 + len(flight))
             ):
                 raise LogError(
                     f"the store has something else between the chunks of {name}; put it again"
                 )
-            offset, sequence = flight[-1] + CHUNK_BYTES, answers[-1].seq
+            offset, sequence = flight[-1] + CHUNK_BYTES, receipts[-1].seq
 
     def _read_chunks(self, name: str, num_bytes: int) -> bytes:
         """As many as make up the bytes, or as there are; what is behind them is not looked at."""
-        chunks, found, missing = self._chunks(name), list[bytes](), num_bytes
+        chunks, parts, missing = self._chunks(name), list[bytes](), num_bytes
         while missing > 0 and (chunk := next(chunks, None)) is not None:
-            found.append(chunk)
+            parts.append(chunk)
             missing -= len(chunk)
-        return b"".join(found)
+        return b"".join(parts)
 
     def _chunks(self, name: str) -> Iterator[bytes]:
         """Until a page has not one byte: a learner must not keep its samplers busy with nothing."""
@@ -210,12 +212,12 @@ class NatsBlobs:
                 self._bucket.chunks_of(name), after, max_bytes=self._down.num_bytes
             )
 
-    def _write(self, messages: Sequence[Outgoing]) -> list[Answer]:
-        answers = self._stream.write(messages)
-        for message, answer in zip(messages, answers, strict=True):
-            if answer.error:
-                raise LogError(f"the store refuses {message.name}: {answer.error.description}")
-        return answers
+    def _write(self, messages: Sequence[Outgoing]) -> list[Receipt]:
+        receipts = self._stream.write(messages)
+        for message, receipt in zip(messages, receipts, strict=True):
+            if receipt.error:
+                raise LogError(f"the store refuses {message.name}: {receipt.error.description}")
+        return receipts
 
 
 def create_bucket(connection: Connection, crew: str, learner: str) -> None:

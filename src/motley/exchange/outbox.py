@@ -12,7 +12,7 @@ import math
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from motley.exchange.blobs import Blobs
 from motley.exchange.log import Log
@@ -31,7 +31,22 @@ CREATE TABLE IF NOT EXISTS unsent (
 CREATE TABLE IF NOT EXISTS blobs (
     counter INTEGER NOT NULL, name TEXT NOT NULL, content BLOB NOT NULL, PRIMARY KEY (counter, name)
 );
-CREATE TABLE IF NOT EXISTS rounds (round INTEGER PRIMARY KEY, note BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS marks (
+    kind TEXT NOT NULL, number INTEGER NOT NULL, note BLOB NOT NULL, PRIMARY KEY (kind, number)
+);
+"""
+
+# A file of version 0.5 has bare numbers. The file itself says what they count: only a hub has a
+# negative one, of its charter; only a round was put with a note that is not empty.
+_NAME_NUMBERS = """
+INSERT INTO marks SELECT
+    CASE
+        WHEN round < 0 THEN 'charter'
+        WHEN (SELECT min(round) FROM rounds) < 0 THEN 'roster'
+        WHEN length(note) = 0 THEN 'version'
+        ELSE 'round'
+    END,
+    max(round, 0), note FROM rounds
 """
 
 
@@ -40,6 +55,16 @@ class Signer(NamedTuple):
 
     public: bytes
     sign: Callable[[bytes], bytes]
+
+
+class Mark(NamedTuple):
+    """What records were put for, once: a sampled round, a learner's version, a hub's word.
+
+    >>> Mark("round", 3), Mark("version", 12), Mark("roster", 0), Mark("charter")
+    """
+
+    kind: Literal["round", "version", "roster", "charter"]
+    number: int = 0
 
 
 class Head(NamedTuple):
@@ -56,19 +81,23 @@ class Outbox:
         self._database = self._open()
         with self._database:
             self._database.executescript(_TABLES)
-            # a file of version 0.2
-            if "due_s" not in {
-                row[1] for row in self._database.execute("PRAGMA table_info(unsent)")
-            }:
+            if "due_s" not in self._columns("unsent"):  # a file of version 0.2
                 self._database.execute(
                     "ALTER TABLE unsent ADD COLUMN due_s REAL NOT NULL DEFAULT 0"
                 )
+            if self._columns("rounds"):
+                self._database.execute(_NAME_NUMBERS)
+                self._database.execute("DROP TABLE rounds")
 
     def _open(self) -> sqlite3.Connection:
         database = sqlite3.connect(self._path or ":memory:", check_same_thread=False, timeout=60)
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
         return database
+
+    def _columns(self, table: str) -> set[str]:
+        """Of a table; none if the file does not have it."""
+        return {row[1] for row in self._database.execute(f"PRAGMA table_info({table})")}
 
     @property
     def key(self) -> bytes:
@@ -77,8 +106,8 @@ class Outbox:
 
     def __len__(self) -> int:
         """How many records wait to be sent."""
-        found: int = self._database.execute("SELECT count(*) FROM unsent").fetchone()[0]
-        return found
+        num_unsent: int = self._database.execute("SELECT count(*) FROM unsent").fetchone()[0]
+        return num_unsent
 
     @property
     def head(self) -> Head:
@@ -96,12 +125,12 @@ class Outbox:
     def put(
         self,
         contents: Sequence[Content],
-        round: int | None = None,
+        mark: Mark | None = None,
         note: bytes = b"",
         due_s: float = 0.0,
         blobs: Mapping[str, bytes] | None = None,
     ) -> None:
-        """Chain, sign and keep records; with `round`, mark it as sampled. All or nothing.
+        """Chain, sign and keep records; with `mark`, once for it. All or nothing.
 
         `due_s`: not to be sent before. `blobs`: what must be in the store before the first of the
         records is on the log.
@@ -126,18 +155,22 @@ class Outbox:
                 "INSERT INTO blobs VALUES (?, ?, ?)",
                 [(first.counter, *blob) for blob in (blobs or {}).items()],
             )
-            if round is not None:
-                self._database.execute("INSERT INTO rounds VALUES (?, ?)", (round, note))
+            if mark is not None:
+                self._database.execute("INSERT INTO marks VALUES (?, ?, ?)", (*mark, note))
 
-    def note_of(self, round: int) -> bytes | None:
-        """What was noted when the round was sampled; None if it was not."""
-        row = self._database.execute("SELECT note FROM rounds WHERE round = ?", (round,)).fetchone()
+    def note_of(self, mark: Mark) -> bytes | None:
+        """What was noted when the mark was made; None if it was not."""
+        row = self._database.execute(
+            "SELECT note FROM marks WHERE kind = ? AND number = ?", mark
+        ).fetchone()
         return row[0] if row else None
 
     @property
     def last_round(self) -> int:
         """The highest round that was marked; -1 before the first."""
-        row = self._database.execute("SELECT max(round) FROM rounds").fetchone()
+        row = self._database.execute(
+            "SELECT max(number) FROM marks WHERE kind = 'round'"
+        ).fetchone()
         return -1 if row[0] is None else row[0]
 
     @property

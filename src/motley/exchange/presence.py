@@ -6,15 +6,15 @@ Small signed messages that are not kept, each newer than the one before.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import msgspec
 from nats.aio.msg import Msg
 
+from motley.clock import Clock
 from motley.exchange.connection import Connection
 from motley.exchange.log import LogError
 from motley.exchange.nats import Names
@@ -45,7 +45,12 @@ Verify = Callable[[str, bytes, bytes], bool]  # (peer, signature, message)
 @dataclass(frozen=True, slots=True)
 class Heard:
     beat: Beat
-    at: float = field(default_factory=time.monotonic)
+    at_s: float  # of what has elapsed on the listener's clock
+    clock: Clock
+
+    @property
+    def ago_s(self) -> float:
+        return self.clock.elapsed_s() - self.at_s
 
     @property
     def gone(self) -> bool:
@@ -54,7 +59,7 @@ class Heard:
     @property
     def state(self) -> State | Literal["silent"]:
         over = self.beat.state in ("left", "finished")
-        return self.beat.state if over or time.monotonic() - self.at <= SILENT_S else "silent"
+        return self.beat.state if over or self.ago_s <= SILENT_S else "silent"
 
 
 class Presence:
@@ -67,9 +72,11 @@ class Presence:
     ) -> None:
         self.heard: dict[str, Heard] = {}
         self._connection, self._names, self._verify, self._me = connection, Names(crew), verify, me
+        self._clock = connection.clock
         self._beat = Beat("starting", 0)
         self._stop = threading.Event()
         connection.subscribe(self._names.presences, self._on_message)
+        connection.on_reconnect.append(self._listen_anew)
         self._thread = threading.Thread(target=self._tell, name="presence", daemon=True)
         if me:
             self._send()
@@ -98,7 +105,7 @@ class Presence:
 
     def _send(self) -> None:
         assert self._me
-        content = msgspec.json.encode(msgspec.structs.replace(self._beat, at_s=time.time()))
+        content = msgspec.json.encode(msgspec.structs.replace(self._beat, at_s=self._clock.now_s()))
         with suppress(LogError):  # not being heard is what silence is for
             self._connection.publish(
                 self._names.presence(self._me.name),
@@ -118,7 +125,12 @@ class Presence:
         except (msgspec.DecodeError, UnicodeDecodeError):
             return
         if peer not in self.heard or beat.at_s > self.heard[peer].beat.at_s:
-            self.heard[peer] = Heard(beat)
+            self.heard[peer] = Heard(beat, self._clock.elapsed_s(), self._clock)
+
+    def _listen_anew(self) -> None:
+        """Who could not be heard while we were away was not silent."""
+        for peer, heard in self.heard.items():
+            self.heard[peer] = replace(heard, at_s=self._clock.elapsed_s())
 
     def _signed(self, peer: str, content: bytes) -> bytes:
         return f"motley presence\n{self._names.presence(peer)}\n".encode() + content

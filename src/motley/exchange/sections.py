@@ -87,10 +87,10 @@ def decode_sections(sections: bytes, num_rollouts: int, lossless: bool) -> tuple
         if lossless
         else _rounded_logprobs(sections[start:], total)
     )
-    found, at = [], 0
+    rollouts, at = [], 0
     for length, reward, ending in zip(lengths, rewards, endings, strict=True):
         part = slice(at, at + length)
-        found.append(
+        rollouts.append(
             Rollout(
                 tokens=tuple(tokens[part]),
                 logprobs=tuple(logprobs[part]),
@@ -99,7 +99,7 @@ def decode_sections(sections: bytes, num_rollouts: int, lossless: bool) -> tuple
             )
         )
         at += length
-    return tuple(found)
+    return tuple(rollouts)
 
 
 def _must_have(content: bytes, size: int, exactly: bool = False) -> None:
@@ -132,19 +132,19 @@ def _steps_bytes(steps: list[int]) -> list[bytes]:
     The lengths of confident tokens are short and alike, and compress; the bits below do not, and
     are not rounded up to bytes.
     """
-    found, held, num_held = bytearray(), 0, 0
+    packed, held, num_held = bytearray(), 0, 0
     for step in steps:
         width = step.bit_length() - 1
         if width > 0:
             held |= (step ^ 1 << width) << num_held
             num_held += width
             while num_held >= 8:
-                found.append(held & 255)
+                packed.append(held & 255)
                 held >>= 8
                 num_held -= 8
     if num_held:
-        found.append(held)
-    return [bytes(step.bit_length() for step in steps), bytes(found)]
+        packed.append(held)
+    return [bytes(step.bit_length() for step in steps), bytes(packed)]
 
 
 def _rounded_logprobs(section: bytes, count: int) -> list[float]:
@@ -155,20 +155,20 @@ def _rounded_logprobs(section: bytes, count: int) -> list[float]:
     # a number without a leading one has none below it either
     num_bits = sum(lengths) - count + lengths.count(0)
     _must_have(section, count + (num_bits + 7) // 8, exactly=True)
-    found, at, held, num_held = [], count, 0, 0
+    logprobs, at, held, num_held = [], count, 0, 0
     for length in lengths:
         width = length - 1
         if width <= 0:
-            found.append(-length / STEPS_PER_NAT)
+            logprobs.append(-length / STEPS_PER_NAT)
             continue
         while num_held < width:
             held |= section[at] << num_held
             at += 1
             num_held += 8
-        found.append(-(held & (1 << width) - 1 | 1 << width) / STEPS_PER_NAT)
+        logprobs.append(-(held & (1 << width) - 1 | 1 << width) / STEPS_PER_NAT)
         held >>= width
         num_held -= width
-    return found
+    return logprobs
 
 
 def _little_endian(values: array[float]) -> array[float]:
@@ -178,13 +178,13 @@ def _little_endian(values: array[float]) -> array[float]:
 
 
 def varint_bytes(numbers: Iterable[int]) -> bytes:
-    found = bytearray()
+    encoded = bytearray()
     for number in numbers:
         while number >= 128:
-            found.append(number & 127 | 128)
+            encoded.append(number & 127 | 128)
             number >>= 7
-        found.append(number)
-    return bytes(found)
+        encoded.append(number)
+    return bytes(encoded)
 
 
 def varints(content: bytes, start: int, count: int) -> tuple[list[int], int]:

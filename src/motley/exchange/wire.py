@@ -11,11 +11,12 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import zstandard
 
+from motley.exchange.frames import FrameError, decompressed
 from motley.exchange.sections import (
     WireError,
     decode_sections,
@@ -136,29 +137,10 @@ def unpack(record: bytes) -> Sealed:
         raise WireError(
             "truncated", f"record has {len(record)} bytes, too few for a signature and a body"
         )
-    return Sealed(record[1:_HEAD_BYTES], _decompress(record[_HEAD_BYTES:]))
-
-
-def _decompress(frame: bytes) -> bytes:
-    # A frame that declares its size is decompressed to that size whatever max_output_size says: the
-    # declaration is checked first.
     try:
-        declared = zstandard.get_frame_parameters(frame).content_size
-    except zstandard.ZstdError as error:
-        raise WireError("corrupt", f"body is not a zstd frame: {error}") from None
-    if declared == zstandard.CONTENTSIZE_UNKNOWN:
-        raise WireError("undeclared", "body does not declare its uncompressed size; a writer must")
-    if declared > MAX_BODY_BYTES:
-        raise WireError(
-            "inflated",
-            f"body declares {declared} bytes uncompressed; at most {MAX_BODY_BYTES} are read",
-        )
-    try:
-        return zstandard.ZstdDecompressor(max_window_size=MAX_BODY_BYTES).decompress(
-            frame, allow_extra_data=False
-        )
-    except zstandard.ZstdError as error:
-        raise WireError("corrupt", f"body does not decompress: {error}") from None
+        return Sealed(record[1:_HEAD_BYTES], decompressed(record[_HEAD_BYTES:], MAX_BODY_BYTES))
+    except FrameError as error:
+        raise WireError(error.fault, f"body {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +199,10 @@ def decode(body: bytes) -> tuple[Stamp, Content]:
 # Headers: MessagePack arrays, in this order of fields
 
 
+_Filled = TypeVar("_Filled", bound=msgspec.Struct)
+_BlobTable = tuple[tuple[bytes, int, int], ...]  # hash, compressed and uncompressed size
+
+
 class _Head(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
     key: bytes
     counter: int
@@ -252,28 +238,9 @@ class _GroupHeader(_Head, frozen=True, kw_only=True, tag="group"):
     def content(self, sections: bytes) -> Group:
         if not math.isfinite(self.created_s):
             raise WireError("malformed", f"created_s is {self.created_s}")
-        sampling = Sampling(
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            max_tokens=self.max_tokens,
-            logprobs=self.logprobs,
-        )
-        return Group(
-            crew=self.crew,
-            problem=self.problem,
-            round=self.round,
-            slot=self.slot,
-            origin=Origin(
-                peer=self.peer,
-                model=self.model,
-                vocabulary=self.vocabulary,
-                version=self.version,
-                sampling=sampling,
-            ),
-            rollouts=decode_sections(sections, self.num_rollouts, self.lossless),
-            created_s=self.created_s,
-        )
+        origin = _filled(Origin, self, sampling=_filled(Sampling, self))
+        rollouts = decode_sections(sections, self.num_rollouts, self.lossless)
+        return _filled(Group, self, origin=origin, rollouts=rollouts)
 
 
 class _WeightsHeader(_Head, frozen=True, kw_only=True, tag="weights"):
@@ -283,8 +250,8 @@ class _WeightsHeader(_Head, frozen=True, kw_only=True, tag="weights"):
     base: int
     base_state: bytes
     state: bytes
-    blobs: tuple[tuple[bytes, int, int], ...]
-    frozen: tuple[tuple[bytes, int, int], ...]
+    blobs: _BlobTable
+    frozen: _BlobTable
     waiting: tuple[tuple[str, int], ...]
     oldest_s: float
     created_s: float
@@ -308,32 +275,26 @@ class _WeightsHeader(_Head, frozen=True, kw_only=True, tag="weights"):
             raise WireError(
                 "malformed", f"created_s is {self.created_s} and oldest_s {self.oldest_s}"
             )
-        return Weights(
-            crew=self.crew,
-            peer=self.peer,
-            version=self.version,
-            precision=self.precision,
-            base=self.base,
-            base_state=self.base_state,
-            state=self.state,
+        return _filled(
+            Weights,
+            self,
             blobs=_blobs(self.blobs),
             frozen=_blobs(self.frozen),
-            backlog=Backlog(waiting=self.waiting, oldest_s=self.oldest_s),
-            created_s=self.created_s,
+            backlog=_filled(Backlog, self),
         )
 
 
-def _blobs(found: tuple[tuple[bytes, int, int], ...]) -> tuple[Blob, ...]:
-    if len(found) > MAX_BLOBS or any(
-        len(name) != 32 or not (0 <= size < 2**40 and 0 <= raw < 2**40) for name, size, raw in found
+def _blobs(table: _BlobTable) -> tuple[Blob, ...]:
+    if len(table) > MAX_BLOBS or any(
+        len(name) != 32 or not (0 <= size < 2**40 and 0 <= raw < 2**40) for name, size, raw in table
     ):
         raise WireError(
             "malformed",
-            f"{len(found)} blobs; at most {MAX_BLOBS}, each with a hash of 32 bytes and two "
+            f"{len(table)} blobs; at most {MAX_BLOBS}, each with a hash of 32 bytes and two "
             "sizes, are read",
         )
     return tuple(
-        Blob(sha256=name.hex(), num_bytes=size, raw_bytes=raw) for name, size, raw in found
+        Blob(sha256=name.hex(), num_bytes=size, raw_bytes=raw) for name, size, raw in table
     )
 
 
@@ -347,7 +308,7 @@ class _CharterHeader(_Head, frozen=True, kw_only=True, tag="charter"):
 
     def content(self, sections: bytes) -> Charter:
         _check_nothing_behind(sections)
-        return Charter(crew=self.crew, config=self.config, task=self.task)
+        return _filled(Charter, self)
 
 
 class _RosterHeader(_Head, frozen=True, kw_only=True, tag="roster"):
@@ -363,7 +324,7 @@ class _RosterHeader(_Head, frozen=True, kw_only=True, tag="roster"):
         _check_nothing_behind(sections)
         if any(len(key) != 32 for key in self.keys.values()):
             raise WireError("malformed", "a key of the roster does not have 32 bytes")
-        return Roster(crew=self.crew, number=self.number, keys=self.keys, revoked=self.revoked)
+        return _filled(Roster, self)
 
 
 def _check_nothing_behind(sections: bytes) -> None:
@@ -381,21 +342,12 @@ _header_decoder = msgspec.msgpack.Decoder(
 
 def _group_header(group: Group, stamp: Stamp, lossless: bool) -> _GroupHeader:
     origin, sampling = group.origin, group.origin.sampling
-    return _GroupHeader(
-        **_head(stamp, group.crew),
-        peer=origin.peer,
-        round=group.round,
-        slot=group.slot,
-        problem=group.problem,
-        created_s=group.created_s,
-        model=origin.model,
-        vocabulary=origin.vocabulary,
-        version=origin.version,
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        max_tokens=sampling.max_tokens,
-        logprobs=sampling.logprobs,
+    return _filled(
+        _GroupHeader,
+        stamp,
+        group,
+        origin,
+        sampling,
         num_rollouts=len(group.rollouts),
         lossless=lossless,
     )
@@ -405,36 +357,35 @@ def _plain_header(
     content: Weights | Charter | Roster, stamp: Stamp
 ) -> _WeightsHeader | _CharterHeader | _RosterHeader:
     if isinstance(content, Weights):
-        fields: dict[str, Any] = {
-            name: getattr(content, name)
-            for name in content.__struct_fields__
-            if name not in ("crew", "backlog")
-        }
-        fields |= {
-            name: tuple((bytes.fromhex(b.sha256), b.num_bytes, b.raw_bytes) for b in fields[name])
-            for name in ("blobs", "frozen")
-        }
-        backlog = content.backlog
-        return _WeightsHeader(
-            **_head(stamp, content.crew),
-            **fields,
-            waiting=backlog.waiting,
-            oldest_s=backlog.oldest_s,
+        return _filled(
+            _WeightsHeader,
+            stamp,
+            content,
+            content.backlog,
+            blobs=_table(content.blobs),
+            frozen=_table(content.frozen),
         )
     if isinstance(content, Charter):
-        return _CharterHeader(
-            **_head(stamp, content.crew), config=content.config, task=content.task
-        )
-    return _RosterHeader(
-        **_head(stamp, content.crew),
-        number=content.number,
-        keys=content.keys,
-        revoked=content.revoked,
-    )
+        return _filled(_CharterHeader, stamp, content)
+    return _filled(_RosterHeader, stamp, content)
 
 
-def _head(stamp: Stamp, crew: str) -> dict[str, Any]:
-    return {"key": stamp.key, "counter": stamp.counter, "previous": stamp.previous, "crew": crew}
+def _table(blobs: tuple[Blob, ...]) -> _BlobTable:
+    return tuple((bytes.fromhex(b.sha256), b.num_bytes, b.raw_bytes) for b in blobs)
+
+
+def _filled(kind: type[_Filled], *sources: msgspec.Struct, **others: object) -> _Filled:
+    """A struct whose fields are those of the same name of the sources, but for `others`.
+
+    So a header names its fields once, where their order on the wire is.
+    """
+    fields = {
+        name: getattr(source, name)
+        for source in sources
+        for name in source.__struct_fields__
+        if name in kind.__struct_fields__
+    }
+    return kind(**fields | others)
 
 
 def _with_length(header: bytes) -> bytes:

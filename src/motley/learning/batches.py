@@ -92,10 +92,10 @@ def _taken_in_turn(units: Sequence[Unit], token_budget: int, share: float) -> li
 
 
 def _by_prompt(sequences: Sequence[ToScore]) -> list[Unit]:
-    found: dict[tuple[int, tuple[int, ...]], Unit] = {}
+    units: dict[tuple[int, tuple[int, ...]], Unit] = {}
     for sequence in sequences:
-        found.setdefault((sequence.group, sequence.prompt), []).append(sequence)
-    return list(found.values())
+        units.setdefault((sequence.group, sequence.prompt), []).append(sequence)
+    return list(units.values())
 
 
 def _packed_tokens(unit: Sequence[ToScore]) -> int:
@@ -111,13 +111,22 @@ def _split(unit: Unit, token_budget: int) -> list[Unit]:
 
 
 def _pack(units: list[Unit], device: torch.device) -> MicroBatch:
-    """In numpy, whose small operations are quicker than torch's."""
+    """Lay prompts end to end, then the inputs of their completions.
+
+    Prompt 4 with completion (2, 1), and prompt (5, 6) with completions (7, 8, 1) and (9, 1):
+
+        token_N      4 | 5 6 | 2 | 7 8 | 9   a completion's last token is no input
+        position_N   0 | 0 1 | 1 | 2 3 | 2
+        of_prompt_B              0   1   1
+        target_M     2 1 | 7 8 1 | 9 1
+        predictor_M  0 3 | 2 4 5 | 2 6       token 6, at place 2, predicts 7 and 9
+        place_M      0 1 | 3 4 5 | 6 7       in a table of 3 rows and 3 columns
+
+    On a GPU 4 and 2 are one stretch, and that completion has no inputs: 4 2 | 5 6 | 7 8 | 9.
+    In numpy, whose small operations are quicker than torch's.
+    """
     if joins_alone(device):
-        units = [
-            part
-            for unit in units
-            for part in (_each_alone(unit) if _is_hardly_shared(unit) else [unit])
-        ]
+        units = [part for unit in units for part in _each_alone_if_cheap(unit)]
     alone = [joins_alone(device) and len(unit) == 1 for unit in units]
     prompts = [
         unit[0].prompt + unit[0].tokens[:-1] if joined else unit[0].prompt
@@ -125,50 +134,30 @@ def _pack(units: list[Unit], device: torch.device) -> MicroBatch:
     ]
     rows = [sequence for unit in units for sequence in unit]
     prompt_length_P = np.array([len(p) for p in prompts])
-    target_length_B = np.array([len(s.tokens) for s in rows])
+    length_B = np.array([len(s.tokens) for s in rows])
     of_prompt_B = np.arange(len(units)).repeat([len(unit) for unit in units])
     joined_B = np.array(alone)[of_prompt_B]
-    input_length_B = np.where(joined_B, 0, target_length_B - 1)
-    own = Spans.of(torch.from_numpy(np.concatenate([prompt_length_P, input_length_B])))
+    input_length_B = np.where(joined_B, 0, length_B - 1)
+    own = _spans(np.concatenate([prompt_length_P, input_length_B]))
     start_S = own.start_S.numpy().astype(np.int64)
-
-    # The first target is predicted by the prompt's last token, each later one by the completion
-    # token before it.
     first_B = start_S[of_prompt_B] + np.array([len(s.prompt) for s in rows]) - 1
     second_B = np.where(joined_B, first_B + 1, start_S[len(units) : -1])
-    target_M, step_M = _flat([s.tokens for s in rows]), _count_up(target_length_B)
-    is_input_M = (step_M < (target_length_B - 1).repeat(target_length_B)) & ~joined_B.repeat(
-        target_length_B
-    )
-    mask_BT = np.arange(target_length_B.max()) < target_length_B[:, None]
+    target_M = _flat([s.tokens for s in rows])
+    is_input_M = _count_up(length_B) < input_length_B.repeat(length_B)
+    before_B = prompt_length_P[of_prompt_B]
+    temperature_B = np.array([s.temperature for s in rows], np.float32)
+    mask_BT = np.arange(length_B.max()) < length_B[:, None]
     packed = Packed(
         token_N=torch.from_numpy(np.concatenate([_flat(prompts), target_M[is_input_M]])),
-        position_N=torch.from_numpy(
-            np.concatenate(
-                [
-                    _count_up(prompt_length_P),
-                    _count_up(input_length_B) + prompt_length_P[of_prompt_B].repeat(input_length_B),
-                ]
-            )
-        ),
+        position_N=torch.from_numpy(_positions(prompt_length_P, before_B, input_length_B)),
         own=own,
-        prompts=Spans.of(torch.from_numpy(prompt_length_P)),
-        answers=Spans.of(
-            torch.from_numpy(np.bincount(of_prompt_B, input_length_B).astype(np.int64))
-        ),
-        longest=int((prompt_length_P[of_prompt_B] + input_length_B).max()),
+        prompts=_spans(prompt_length_P),
+        answers=_spans(np.bincount(of_prompt_B, input_length_B).astype(np.int64)),
+        longest=int((before_B + input_length_B).max()),
         of_prompt_B=torch.from_numpy(of_prompt_B),
-        predictor_M=torch.from_numpy(
-            np.where(
-                step_M == 0,
-                first_B.repeat(target_length_B),
-                second_B.repeat(target_length_B) + step_M - 1,
-            )
-        ),
+        predictor_M=torch.from_numpy(_predictors(first_B, second_B, length_B)),
         target_M=torch.from_numpy(target_M),
-        temperature_M=torch.from_numpy(
-            np.array([s.temperature for s in rows], np.float32).repeat(target_length_B)
-        ),
+        temperature_M=torch.from_numpy(temperature_B.repeat(length_B)),
     )
     return MicroBatch(
         packed=packed,
@@ -178,6 +167,25 @@ def _pack(units: list[Unit], device: torch.device) -> MicroBatch:
     )
 
 
+def _spans(length_S: Ids) -> Spans:
+    return Spans.of(torch.from_numpy(length_S))
+
+
+def _positions(prompt_length_P: Ids, before_B: Ids, input_length_B: Ids) -> Ids:
+    """Of prompts' tokens, then of completions', which count on from the prompt before them."""
+    after_N = _count_up(input_length_B) + before_B.repeat(input_length_B)
+    return np.concatenate([_count_up(prompt_length_P), after_N])
+
+
+def _predictors(first_B: Ids, second_B: Ids, length_B: Ids) -> Ids:
+    """Where each target is predicted: the first by the prompt's last token, every later one by the
+    completion token before it.
+    """
+    step_M = _count_up(length_B)
+    later_M = second_B.repeat(length_B) + step_M - 1
+    return np.where(step_M == 0, first_B.repeat(length_B), later_M)
+
+
 def joins_alone(device: torch.device) -> bool:
     """Whether a prompt and its only completion are laid down as one stretch: flash attention then
     has one piece to attend to, not two.
@@ -185,13 +193,11 @@ def joins_alone(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def _is_hardly_shared(unit: Unit) -> bool:
-    """Whether a prompt of its own for every completion would cost next to nothing."""
-    return (len(unit) - 1) * len(unit[0].prompt) < HARDLY * sum(len(s.tokens) for s in unit)
-
-
-def _each_alone(unit: Unit) -> list[Unit]:
-    return [[sequence] for sequence in unit]
+def _each_alone_if_cheap(unit: Unit) -> list[Unit]:
+    """Completions apart, where a prompt of its own for each would cost next to nothing."""
+    added = (len(unit) - 1) * len(unit[0].prompt)
+    cheap = added < HARDLY * sum(len(s.tokens) for s in unit)
+    return [[sequence] for sequence in unit] if cheap else [unit]
 
 
 def _flat(tokens: Sequence[tuple[int, ...]]) -> Ids:
@@ -201,5 +207,5 @@ def _flat(tokens: Sequence[tuple[int, ...]]) -> Ids:
 def _count_up(length_B: Ids) -> Ids:
     """0..length-1 for each row, end to end."""
     start_B = length_B.cumsum() - length_B
-    found: Ids = np.arange(length_B.sum()) - start_B.repeat(length_B)
-    return found
+    count_N: Ids = np.arange(length_B.sum()) - start_B.repeat(length_B)
+    return count_N

@@ -1,5 +1,6 @@
-"""Checkpoints: a folder written aside, synced, then renamed into place; two are kept; hashes are
-checked on load.
+"""Checkpoints: folders that are written aside, synced, then renamed into place.
+
+Two are kept. Hashes are checked on load. What the state says is up to whoever saves it.
 
 A folder per peer holds an ordinary Hugging Face or PEFT folder (`model/`) and
 `optimiser.safetensors`; `state.json` holds everything else and the sha256 of every file. No pickle
@@ -13,7 +14,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Generic, TypeVar
 
 import msgspec
 import torch
@@ -31,17 +32,28 @@ class CheckpointError(ValueError):
     """A checkpoint that is missing or does not have the content it was written with."""
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    state: dict[str, Any]
+class OtherStateError(CheckpointError):
+    """A checkpoint of another kind of run than the one that would go on from it."""
+
+
+State = TypeVar("State", bound=msgspec.Struct)
+
+
+class Manifest(msgspec.Struct, Generic[State], frozen=True, kw_only=True):
+    state: State
     sha256: dict[str, str]  # path in the folder -> hash
 
 
+class AnyState(msgspec.Struct, frozen=True):
+    """The state of any run, for those who want the files beside it."""
+
+    metrics_bytes: int | None = None  # of metrics.jsonl at that moment; None: of a simulation
+
+
 def save_checkpoint(
-    root: Path, round: int, state: dict[str, Any], write: Callable[[Path], None]
+    root: Path, round: int, state: msgspec.Struct, write: Callable[[Path], None]
 ) -> Path:
-    """Let `write` fill a new folder, add the manifest, and make it the newest checkpoint in one
-    rename.
-    """
+    """Let `write` fill a new folder, and make it the newest checkpoint in one rename."""
     final, partial = root / f"round-{round:06d}", root / f".round-{round:06d}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -64,7 +76,7 @@ def save_checkpoint(
     return final
 
 
-def _write_and_sync(partial: Path, state: dict[str, Any], write: Callable[[Path], None]) -> None:
+def _write_and_sync(partial: Path, state: msgspec.Struct, write: Callable[[Path], None]) -> None:
     partial.mkdir(parents=True)
     write(partial)
     files = sorted(p for p in partial.rglob("*") if p.is_file())
@@ -85,20 +97,24 @@ def _write_and_sync(partial: Path, state: dict[str, Any], write: Callable[[Path]
 
 def checkpoints(root: Path) -> list[Path]:
     """Complete checkpoints, oldest first."""
-    found = {
+    by_round = {
         int(match[1]): path
         for path in root.glob("round-*")
         if (match := _NAME.fullmatch(path.name))
     }
-    return [found[round] for round in sorted(found)]
+    return [by_round[round] for round in sorted(by_round)]
 
 
-def load_manifest(folder: Path) -> dict[str, Any]:
-    """The state of a checkpoint whose files all have their hashes."""
+def load_manifest(folder: Path, kind: type[State]) -> State:
+    """Give the state of a checkpoint whose files all have their hashes."""
     try:
-        manifest = msgspec.json.decode((folder / "state.json").read_bytes(), type=Manifest)
+        manifest = msgspec.json.decode(
+            (folder / "state.json").read_bytes(),
+            type=Manifest[kind],  # type: ignore[valid-type]
+        )
     except (OSError, msgspec.DecodeError) as error:
-        raise CheckpointError(
+        other = isinstance(error, msgspec.ValidationError)
+        raise (OtherStateError if other else CheckpointError)(
             f"{folder} has no readable state.json: {error}; delete it to resume from the "
             "checkpoint before it"
         ) from None
@@ -109,11 +125,12 @@ def load_manifest(folder: Path) -> dict[str, Any]:
                 f"{path} is missing or changed since it was saved; delete {folder} to resume from "
                 "the checkpoint before it"
             )
-    return manifest.state
+    state: State = manifest.state
+    return state
 
 
 def save_training(policy: Policy, optimiser: torch.optim.Optimizer, folder: Path) -> None:
-    """Write weights as an ordinary model folder, and the optimiser's moments by parameter name."""
+    """Write weights as an ordinary model folder, and the optimiser's moments by name."""
     check_finite(policy)
     folder.mkdir(parents=True)
     policy.save(folder / "model")

@@ -19,7 +19,9 @@ from motley.files import replace
 from motley.learning.select import Candidate
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class WrittenStep(msgspec.Struct, frozen=True, kw_only=True):
+    """A step as it is written down before it is taken."""
+
     round: int  # learned rounds before it
     cursor: int
     closed: bool
@@ -27,9 +29,9 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str  # of the hashes of the records, in the order they were used
 
     @staticmethod
-    def of(round: int, cursor: int, closed: bool, chosen: Sequence[Candidate]) -> Step:
+    def of(round: int, cursor: int, closed: bool, chosen: Sequence[Candidate]) -> WrittenStep:
         digest = hashlib.sha256(b"".join(c.hash for c in chosen)).hexdigest()
-        return Step(
+        return WrittenStep(
             round=round,
             cursor=cursor,
             closed=closed,
@@ -45,11 +47,11 @@ class Journal:
         self._steps = {
             step.round: step
             for line in lines[:-1]
-            if (step := msgspec.json.decode(line, type=Step))
+            if (step := msgspec.json.decode(line, type=WrittenStep))
         }  # a torn line was never acted on
         self._rewrite()
 
-    def of(self, round: int) -> Step | None:
+    def of(self, round: int) -> WrittenStep | None:
         return self._steps.get(round)
 
     @property
@@ -62,7 +64,7 @@ class Journal:
         """How far the log had been read when the last step was written down."""
         return max((step.cursor for step in self._steps.values()), default=0)
 
-    def add(self, step: Step) -> None:
+    def add(self, step: WrittenStep) -> None:
         """Write a step down for good.
 
         The same step again changes nothing; another for its round is an error.

@@ -20,8 +20,9 @@ from motley.config import Learning
 from motley.learning.batches import MicroBatch, ToScore, micro_batches
 from motley.learning.descent import LossScale, adam, descend
 from motley.learning.fitting import explained_memory, fitting_budget, halved, too_large
-from motley.learning.metrics import Row, ScoredRow, SenderMetrics, sender_metrics
+from motley.learning.metrics import Row, ScoredRow, sender_metrics
 from motley.learning.select import Candidate
+from motley.learning.senders import SenderMetrics
 from motley.objectives import LossBatch, LossOutput, Objective, Samples, Terms
 from motley.policies import Policy
 from motley.policies.captured import scorer
@@ -126,6 +127,10 @@ class Learner:
         rows = _rows(batch, terms, self.policy.version)
         made = self._backward(batch, terms, todo)
         if todo:
+            # Nobody knows yet whether this gradient is finite, and nobody has to: where its norm is
+            # no number, `descend` changes nothing, and on a GPU the optimiser sees that by itself.
+            # So nothing waits for the GPU here. `_settle` reads the norm once all else is done; it
+            # makes the gradient again or raises, and only after it is there a new version.
             self._descend(made.norm)
         for note in made.notes:
             _note_scores(rows, note)

@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from motley.learning.senders import Distribution, SenderMetrics, Spread
+from motley.objectives.ratios import MAX_LOG_RATIO
+
 Floats = NDArray[np.float64]
-SenderMetrics = dict[str, float | int | dict[str, float] | None]
 
 TIE = 1e-5  # relative: the rounding of float32 log-probs is below it
 BOUND = 1e-3  # relative: what the wire's rounding of log-probs can do to a ratio is below it
@@ -69,55 +72,54 @@ def sender_metrics(rows: Sequence[Row]) -> dict[str, SenderMetrics]:
 
 
 def _of_sender(rows: list[Row]) -> SenderMetrics:
-    metrics: SenderMetrics = {
-        "groups": len({r.group for r in rows}),
-        "reward": _mean([r.reward for r in rows]),
-        "accuracy": _mean([float(r.reward >= 1) for r in rows]),
-        "tokens": _mean([r.num_tokens for r in rows]),
-        "truncated": _mean([float(r.truncated) for r in rows]),
-        "age": _mean([r.age for r in rows]),
-        "silent_groups": len({r.group for r in rows} - {r.group for r in rows if r.scored}),
-    }
+    metrics = SenderMetrics(
+        groups=len({r.group for r in rows}),
+        reward=_mean([r.reward for r in rows]),
+        accuracy=_mean([float(r.reward >= 1) for r in rows]),
+        tokens=_mean([r.num_tokens for r in rows]),
+        truncated=_mean([float(r.truncated) for r in rows]),
+        age=_mean([r.age for r in rows]),
+        silent_groups=len({r.group for r in rows} - {r.group for r in rows if r.scored}),
+    )
     scored = [(r, r.scored) for r in rows if r.scored]
-    if scored:
-        metrics |= _of_scored(scored)
-    return metrics
+    return _with_scored(metrics, scored) if scored else metrics
 
 
-def _of_scored(scored: list[tuple[Row, ScoredRow]]) -> SenderMetrics:
+def _with_scored(metrics: SenderMetrics, scored: list[tuple[Row, ScoredRow]]) -> SenderMetrics:
     log_ratio = np.concatenate([s.log_ratio for _, s in scored])
     weight = np.concatenate([s.used_weight for _, s in scored])
-    ratio = np.exp(np.minimum(log_ratio, 60))
+    ratio = np.exp(np.minimum(log_ratio, MAX_LOG_RATIO))
     free = np.concatenate([s.free for _, s in scored])
     weight_had_it_been_kept = np.concatenate([s.weight for _, s in scored])
     groups = _by_group(scored)
     before, after = _rank_agreement(groups)
-    return {
-        "kl_k1": float(-log_ratio.mean()),
-        "kl_k3": float((ratio - 1 - log_ratio).mean()),
-        "kl_reverse": float((ratio * log_ratio - ratio + 1).mean()),
-        "ratio": _distribution(ratio),
-        "weight": _distribution(weight),
-        "weight_var": float(weight.var()),
-        "free_weight": _distribution(free) | {"var": float(free.var())},
-        "clipped": float((np.abs(weight_had_it_been_kept - free) > BOUND * free).mean()),
-        "estimation_error": _mean([_estimation_error(members) for members in groups]),
-        "flatness": _mean([flatness(np.array([s.logq for _, s in members])) for members in groups]),
-        "ess": effective_sample_size(weight),
-        "filter_kl": _distribution(np.array([s.kl for _, s in scored])),
-        "filtered_positive": _mean([float(not s.keep) for r, s in scored if r.advantage > 0]),
-        "filtered_negative": _mean([float(not s.keep) for r, s in scored if r.advantage <= 0]),
-        "tau_before": before,
-        "tau_after": after,
-        "entropy": float(np.concatenate([s.entropy for _, s in scored]).mean()),
-    }
+    return msgspec.structs.replace(
+        metrics,
+        kl_k1=float(-log_ratio.mean()),
+        kl_k3=float((ratio - 1 - log_ratio).mean()),
+        kl_reverse=float((ratio * log_ratio - ratio + 1).mean()),
+        ratio=Distribution(**_described(ratio)),
+        weight=Distribution(**_described(weight)),
+        weight_var=float(weight.var()),
+        free_weight=Spread(**_described(free), var=float(free.var())),
+        clipped=float((np.abs(weight_had_it_been_kept - free) > BOUND * free).mean()),
+        estimation_error=_mean([_estimation_error(members) for members in groups]),
+        flatness=_mean([flatness(np.array([s.logq for _, s in members])) for members in groups]),
+        ess=effective_sample_size(weight),
+        filter_kl=Distribution(**_described(np.array([s.kl for _, s in scored]))),
+        filtered_positive=_mean([float(not s.keep) for r, s in scored if r.advantage > 0]),
+        filtered_negative=_mean([float(not s.keep) for r, s in scored if r.advantage <= 0]),
+        tau_before=before,
+        tau_after=after,
+        entropy=float(np.concatenate([s.entropy for _, s in scored]).mean()),
+    )
 
 
 def _by_group(scored: list[tuple[Row, ScoredRow]]) -> list[list[tuple[Row, ScoredRow]]]:
-    found: dict[int, list[tuple[Row, ScoredRow]]] = {}
+    groups: dict[int, list[tuple[Row, ScoredRow]]] = {}
     for row, its in scored:
-        found.setdefault(row.group, []).append((row, its))
-    return [found[group] for group in sorted(found)]
+        groups.setdefault(row.group, []).append((row, its))
+    return [groups[group] for group in sorted(groups)]
 
 
 def effective_sample_size(weight: Floats) -> float:
@@ -182,7 +184,7 @@ def _rank_agreement(groups: list[list[tuple[Row, ScoredRow]]]) -> tuple[float | 
     return _mean([t for t in before if t is not None]), _mean([t for t in after if t is not None])
 
 
-def _distribution(value: Floats) -> dict[str, float]:
+def _described(value: Floats) -> dict[str, float]:
     return {"mean": float(value.mean()), "max": float(value.max())} | {
         name: float(q)
         for name, q in zip(QUANTILES, np.quantile(value, list(QUANTILES.values())), strict=True)

@@ -13,7 +13,7 @@ import math
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -181,12 +181,12 @@ def _checks(task: Task, warm: Warm) -> list[Problem]:
 
 def _start_hash(policy: Policy) -> str:
     """Of the values a warm start begins with."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for _, parameter in policy.model.named_parameters():
-        found.update(parameter.detach().cpu().flatten().view(torch.uint8).numpy().data)
-    return found.hexdigest()
+        digest.update(parameter.detach().cpu().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
-def _cache_path(recipe: list[Any]) -> Path:
+def _cache_path(recipe: list[object]) -> Path:
     name = hashlib.sha256(msgspec.json.encode(recipe, order="sorted")).hexdigest()[:24]
     return cache_folder() / "warm" / f"{name}.safetensors"

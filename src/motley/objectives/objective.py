@@ -189,11 +189,11 @@ def _group_longest(samples: Samples) -> torch.Tensor:
 
 
 def _settings_of(part: Any) -> dict[str, Setting]:
-    found: dict[str, Setting] = {}
+    settings: dict[str, Setting] = {}
     for field in dataclasses.fields(part):
         value = getattr(part, field.name)
-        found |= _settings_of(value) if dataclasses.is_dataclass(value) else {field.name: value}
-    return found
+        settings |= _settings_of(value) if dataclasses.is_dataclass(value) else {field.name: value}
+    return settings
 
 
 def _replace(part: Any, settings: dict[str, Setting]) -> Any:

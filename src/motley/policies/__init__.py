@@ -19,7 +19,7 @@ from motley.policies.policy import Policy, choose_trained, with_trained_part
 from motley.policies.precision import fits_float16
 from motley.policies.prompts import Prompts
 from motley.policies.sources import (
-    Source,
+    ModelSource,
     empty_model,
     find,
     keep_layers,
@@ -182,7 +182,7 @@ def _vocabulary(model: str, stop: str) -> Vocabulary:
     )
 
 
-def _ends(source: Source, config: PretrainedConfig) -> list[int]:
+def _ends(source: ModelSource, config: PretrainedConfig) -> list[int]:
     """What ends an answer by the model's own word; chat models often name several tokens."""
     named = [config.eos_token_id]
     with suppress(OSError):  # a folder without generation_config.json

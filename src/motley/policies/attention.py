@@ -10,46 +10,72 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from motley.policies.hardware import runs_flash
 from motley.policies.merged import Merged
 from motley.policies.packed import Packed, Rows, bias_of
+from motley.policies.support import runs_flash
 
 HALF = (torch.float16, torch.bfloat16)
 LARGEST_HEAD = 256  # that the flash kernels take; in eights
 
 
-def attend(
-    query_NHd: Tensor,
-    key_NHd: Tensor,
-    value_NHd: Tensor,
-    packed: Packed | Merged,
-    scaling: float | None = None,
-    window: int | None = None,
-) -> Tensor:
-    """Prompts among themselves, causally; completions over their prompt and themselves.
+class PackedAttention:
+    """Attention over one micro-batch. It keeps the masks that layers of one window share."""
 
-    Back in packed order, [N, H, d].
+    def __init__(self, packed: Packed | Merged) -> None:
+        self._packed = packed
+        self._biases: dict[int | None, tuple[Tensor | None, ...]] = {}
 
-    `window`: how many positions back a token sees, itself included; None: all.
-    """
-    if (
-        isinstance(packed, Packed)
-        and query_NHd.shape[-1] == value_NHd.shape[-1]
-        and flashes(value_NHd.dtype, value_NHd.shape[-1], value_NHd.device, packed, window)
-    ):
-        from motley.policies.flash import attend_by_flash
+    def __call__(
+        self,
+        query_NHd: Tensor,
+        key_NHd: Tensor,
+        value_NHd: Tensor,
+        scaling: float | None = None,
+        window: int | None = None,
+    ) -> Tensor:
+        """Prompts among themselves, causally; completions over their prompt and themselves.
 
-        return attend_by_flash(
-            query_NHd.to(value_NHd.dtype), key_NHd.to(value_NHd.dtype), value_NHd, packed, scaling
+        Back in packed order, [N, H, d].
+
+        `window`: how many positions back a token sees, itself included; None: all.
+        """
+        packed = self._packed
+        if (
+            isinstance(packed, Packed)
+            and query_NHd.shape[-1] == value_NHd.shape[-1]
+            and flashes(value_NHd.dtype, value_NHd.shape[-1], value_NHd.device, packed, window)
+        ):
+            from motley.policies.flash import attend_by_flash
+
+            query_NHd, key_NHd = (heads.to(value_NHd.dtype) for heads in (query_NHd, key_NHd))
+            return attend_by_flash(query_NHd, key_NHd, value_NHd, packed, scaling)
+        return self.by_rows(query_NHd, key_NHd, value_NHd, scaling, window)
+
+    def by_rows(
+        self,
+        query_NHd: Tensor,
+        key_NHd: Tensor,
+        value_NHd: Tensor,
+        scaling: float | None,
+        window: int | None,
+    ) -> Tensor:
+        """Over padded rows, with masks."""
+        return torch.cat(
+            [
+                _attend(query_NHd, key_NHd, value_NHd, rows, bias_B1TK, scaling)
+                for rows, bias_B1TK in zip(self._packed.rows, self._masks(window), strict=True)
+            ]
         )
-    return attend_by_rows(
-        query_NHd,
-        key_NHd,
-        value_NHd,
-        packed,
-        scaling,
-        None if _sees_all(packed, window) else window,
-    )
+
+    def _masks(self, window: int | None) -> tuple[Tensor | None, ...]:
+        """Of each part of the rows, made once for each window."""
+        if _sees_all(self._packed, window):
+            window = None
+        if window not in self._biases:
+            self._biases[window] = tuple(
+                _bias(self._packed, rows, window) for rows in self._packed.rows
+            )
+        return self._biases[window]
 
 
 def flashes(
@@ -67,22 +93,6 @@ def flashes(
 
 def _sees_all(packed: Packed | Merged, window: int | None) -> bool:
     return window is None or packed.longest <= window
-
-
-def attend_by_rows(
-    query_NHd: Tensor,
-    key_NHd: Tensor,
-    value_NHd: Tensor,
-    packed: Packed | Merged,
-    scaling: float | None,
-    window: int | None,
-) -> Tensor:
-    return torch.cat(
-        [
-            _attend(query_NHd, key_NHd, value_NHd, rows, _bias(packed, rows, window), scaling)
-            for rows in packed.rows
-        ]
-    )
 
 
 def _attend(

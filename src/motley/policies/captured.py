@@ -2,8 +2,8 @@
 a GPU does not wait for Python.
 
 Graphs are of fixed sizes, so a micro-batch is filled up to the next of a few sizes with tokens that
-nothing looks at and that look at nothing else. A size is captured once it has come for the second
-time.
+nothing looks at and that look at nothing else. A size is captured when it has come twice. Owns
+which sizes there are; how a graph is captured is in `capture`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from motley.policies.attention import flashes
-from motley.policies.decoder import why_unknown
+from motley.policies.capture import GraphMemory, lacks_memory_to_capture
+from motley.policies.decoder import Decoder, known_decoder
 from motley.policies.forward import is_fused, score
-from motley.policies.hardware import CAPTURING, lacks_memory_to_capture
 from motley.policies.logprobs import Scores
 from motley.policies.packed import Packed, Spans, send
 from motley.policies.policy import Policy
@@ -156,17 +156,17 @@ def scorer(policy: Policy) -> Score:
     """`forward.score` for whoever takes one micro-batch after the other, forward and backward: with
     graphs where they run.
     """
-    captures = (
-        is_fused(policy) and not why_unknown(policy.base) and not policy.gradient_checkpointing
-    )
-    return CapturedScore(policy) if captures else PlainScore(policy)
+    decoder = known_decoder(policy.base)
+    if decoder is not None and is_fused(policy) and not policy.gradient_checkpointing:
+        return CapturedScore(policy, decoder)
+    return PlainScore(policy, decoder)
 
 
 class PlainScore:
     holds = False
 
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
+    def __init__(self, policy: Policy, decoder: Decoder | None) -> None:
+        self._policy, self._decoder = policy, decoder
 
     def begin(self) -> None:
         """Nothing to prepare."""
@@ -175,7 +175,7 @@ class PlainScore:
         return False
 
     def __call__(self, packed: Packed) -> Scores:
-        return score(self._policy, packed)
+        return score(self._policy, packed, self._decoder)
 
 
 class CapturedScore:
@@ -183,17 +183,17 @@ class CapturedScore:
     lies between the two.
     """
 
-    def __init__(self, policy: Policy) -> None:
-        self._policy, self._plain = policy, PlainScore(policy)
+    def __init__(self, policy: Policy, decoder: Decoder) -> None:
+        self._policy, self._decoder = policy, decoder
+        self._plain = PlainScore(policy, decoder)
         self._parameters = [p for _, p in policy.trained()]
         self._sums: list[Tensor] = []  # where graphs add up gradients
         # what autograd thinks the scores come from
         self._anchor = torch.zeros((), device=policy.device, requires_grad=True)
         # sizes that came, and a batch of those that came again
         self._seen: dict[Size, Packed | None] = {}
-        self._graphs: dict[Size, _Graph] = {}
-        self._pool: Any = None
-        self._side = torch.cuda.Stream(policy.device)  # whose workspaces no other graph uses
+        self._graphs: dict[Size, _GraphPair] = {}
+        self._memory = GraphMemory(policy.device)
         self._gave_up = False
         self.number = 0  # of the last forward pass
 
@@ -205,7 +205,7 @@ class CapturedScore:
         held, self._gave_up = self.holds, self._gave_up or self.holds
         self._graphs.clear()
         self._seen.clear()
-        self._pool = None
+        self._memory.forget()
         torch.cuda.empty_cache()
         return held
 
@@ -234,22 +234,21 @@ class CapturedScore:
 
     def _fits(self, packed: Packed, size: Size) -> bool:
         filled = replace(packed, longest=size.longest)
-        head_dim, dtype = self._policy.decoder.head_dim, self._policy.dtype
-        windows = {block.window for block in self._policy.decoder.blocks}
         return all(
-            flashes(dtype, head_dim, self._policy.device, filled, window) for window in windows
+            flashes(
+                self._policy.dtype, self._decoder.heads.size, self._policy.device, filled, window
+            )
+            for window in self._decoder.windows
         )
 
     def _try_to_capture(self, packed: Packed, size: Size) -> None:
         if len(self._graphs) >= MOST_GRAPHS:
             self._graphs.clear()
-            self._pool = None
-        here = torch.cuda.current_stream(self._policy.device)
+            self._memory.forget()
         try:
             with torch.cuda.device(self._policy.device):
                 self._graphs[size] = self._capture(padded(packed, size).to(self._policy.device))
         except RuntimeError as error:
-            torch.cuda.set_stream(here)  # a capture that failed does not leave its own
             if not lacks_memory_to_capture(error):
                 raise
             self._gave_up = True
@@ -260,27 +259,23 @@ class CapturedScore:
                 stacklevel=2,
             )
 
-    def _capture(self, packed: Packed) -> _Graph:
-        device = self._policy.device
+    def _capture(self, packed: Packed) -> _GraphPair:
         self._sums = self._sums or [torch.zeros_like(p) for p in self._parameters]
         forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
-        capturing = partial(
-            torch.cuda.graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"
-        )
-        with CAPTURING:
-            self._side.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(self._side):  # for nothing: kernels are compiled
-                logp_M = self._plain(packed).logp_M
-                self._add_gradients(logp_M, torch.zeros_like(logp_M))
-                del logp_M
-            torch.cuda.synchronize(device)
-            with capturing(forward):
+        with self._memory.capturing(partial(self._both_ways, packed)) as capture:
+            with capture(forward):
                 scores = self._plain(packed)
             dlogp_M = torch.zeros_like(scores.logp_M)
-            with capturing(backward):
+            with capture(backward):
                 self._add_gradients(scores.logp_M, dlogp_M)
-        return _Graph(packed, scores.logp_M.detach(), scores.entropy_M, dlogp_M, forward, backward)
+        return _GraphPair(
+            packed, scores.logp_M.detach(), scores.entropy_M, dlogp_M, forward, backward
+        )
+
+    def _both_ways(self, packed: Packed) -> None:
+        """Forward and backward, adding nothing to the gradients."""
+        logp_M = self._plain(packed).logp_M
+        self._add_gradients(logp_M, torch.zeros_like(logp_M))
 
     def _add_gradients(self, logp_M: Tensor, dlogp_M: Tensor) -> None:
         made = torch.autograd.grad(logp_M, self._parameters, dlogp_M, allow_unused=True)
@@ -302,7 +297,9 @@ class CapturedScore:
             parameter.grad = total
 
 
-class _Graph(NamedTuple):
+class _GraphPair(NamedTuple):
+    """A micro-batch's forward and backward pass, and where they read and write."""
+
     packed: Packed
     logp_M: Tensor
     entropy_M: Tensor
@@ -320,7 +317,12 @@ class _Graph(NamedTuple):
 class _Replay(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, owner: CapturedScore, graph: _Graph, packed: Packed, targets: int
+        ctx: Any,
+        anchor: Tensor,
+        owner: CapturedScore,
+        graph: _GraphPair,
+        packed: Packed,
+        targets: int,
     ) -> tuple[Tensor, Tensor]:
         ctx.owner, ctx.graph, ctx.number = owner, graph, owner.number
         graph.load(packed)
@@ -336,7 +338,7 @@ class _Replay(torch.autograd.Function):
                 "these scores' memory was used for later ones; differentiate scores before asking "
                 "for the next"
             )
-        graph: _Graph = ctx.graph
+        graph: _GraphPair = ctx.graph
         graph.dlogp_M.zero_()
         graph.dlogp_M[: len(dlogp_M)] = dlogp_M
         ctx.owner.take_gradients()

@@ -7,12 +7,13 @@ those.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from motley.policies import kernels
+from motley.policies.layers import Heads, Rotation
 from motley.policies.packed import Packed, Spans
 
 
@@ -27,19 +28,25 @@ def attend_by_flash(
     return out_NHd
 
 
-def attend_turned(
-    qkv_NHd: Tensor,
-    cos_Nd: Tensor,
-    sin_Nd: Tensor,
-    heads: int,
-    packed: Packed,
-    scaling: float,
-    dtype: torch.dtype,
-) -> Tensor:
+class TurnedHeads(NamedTuple):
+    """How heads side by side are turned to their positions, and into which dtype."""
+
+    heads: Heads
+    rotation: Rotation
+    dtype: torch.dtype
+
+    def __call__(self, qkv_NHd: Tensor) -> Tensor:
+        return kernels.rotate(qkv_NHd, *self.rotation, self.heads.rotated, self.dtype)
+
+    def back(self, dturned_NHd: Tensor, dtype: torch.dtype) -> Tensor:
+        return kernels.rotate(dturned_NHd, *self.rotation, self.heads.rotated, dtype, back=True)
+
+
+def attend_turned(qkv_NHd: Tensor, turned: TurnedHeads, packed: Packed, scaling: float) -> Tensor:
     """The same from the heads of queries, keys and values side by side, before queries and keys are
     rotated to their positions.
     """
-    out_NHd: Tensor = _TurnedFlash.apply(qkv_NHd, cos_Nd, sin_Nd, heads, packed, scaling, dtype)
+    out_NHd: Tensor = _TurnedFlash.apply(qkv_NHd, turned, packed, scaling)
     return out_NHd
 
 
@@ -81,39 +88,23 @@ class _TurnedFlash(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        qkv_NHd: Tensor,
-        cos_Nd: Tensor,
-        sin_Nd: Tensor,
-        heads: int,
-        packed: Packed,
-        scaling: float,
-        dtype: torch.dtype,
+        ctx: Any, qkv_NHd: Tensor, turned: TurnedHeads, packed: Packed, scaling: float
     ) -> Tensor:
-        kv_heads = (qkv_NHd.shape[1] - heads) // 2
-        turned_NHd = kernels.rotate(qkv_NHd.contiguous(), cos_Nd, sin_Nd, heads + kv_heads, dtype)
-        query, key, value = turned_NHd.split((heads, kv_heads, kv_heads), 1)
+        turned_NHd = turned(qkv_NHd.contiguous())
+        query, key, value = turned_NHd.split(turned.heads.counts, 1)
         out_NHd, lse_HN = _both(query, key, value, packed, scaling)
-        ctx.save_for_backward(turned_NHd, cos_Nd, sin_Nd, out_NHd, lse_HN)
-        ctx.heads, ctx.packed, ctx.scaling, ctx.dtype = (
-            (heads, kv_heads, kv_heads),
-            packed,
-            scaling,
-            qkv_NHd.dtype,
-        )
+        ctx.save_for_backward(turned_NHd, out_NHd, lse_HN)
+        ctx.turned, ctx.packed, ctx.scaling, ctx.dtype = turned, packed, scaling, qkv_NHd.dtype
         return out_NHd
 
     @staticmethod
     def backward(ctx: Any, dout_NHd: Tensor) -> tuple[Tensor | None, ...]:
-        turned_NHd, cos_Nd, sin_Nd, out_NHd, lse_HN = ctx.saved_tensors
-        query, key, value = turned_NHd.split(ctx.heads, 1)
+        turned_NHd, out_NHd, lse_HN = ctx.saved_tensors
+        query, key, value = turned_NHd.split(ctx.turned.heads.counts, 1)
         parts = _both_backward(
             dout_NHd.contiguous(), query, key, value, out_NHd, lse_HN, ctx.packed, ctx.scaling
         )
-        dqkv_NHd = kernels.rotate(
-            torch.cat(parts, 1), cos_Nd, sin_Nd, ctx.heads[0] + ctx.heads[1], ctx.dtype, back=True
-        )
-        return dqkv_NHd, None, None, None, None, None, None
+        return ctx.turned.back(torch.cat(parts, 1), ctx.dtype), None, None, None
 
 
 def _both(
@@ -224,7 +215,7 @@ def varlen_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of queries, keys and values."""
     no_dropout = torch.empty(2, dtype=torch.uint64, device=query_NHd.device)
-    found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
+    gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
         dout_NHd,
         _dense(query_NHd),
         _dense(key_KHd),
@@ -241,7 +232,7 @@ def varlen_backward(
         no_dropout,
         scale=scaling,
     )
-    return found
+    return gradients
 
 
 def _dense(heads_NHd: Tensor) -> Tensor:

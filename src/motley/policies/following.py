@@ -310,9 +310,9 @@ class _Path(NamedTuple):
         return self.num_manifests, self.num_bytes
 
     def manifests(self) -> list[Weights]:
-        found = []
+        records = []
         path: _Path | None = self
         while path is not None and path.last is not None:
-            found.append(path.last)
+            records.append(path.last)
             path = path.before
-        return found[::-1]
+        return records[::-1]

@@ -5,7 +5,7 @@ once (on a CPU also what its short completions begin with alike), linear layers 
 the vocabulary projection sees only the positions that predict a completion token. Owns no batching:
 `Packed` is built by learning.batches.
 
-Models that `decoder` knows have a forward of their own: a plain one here, and the same in a GPU's
+Models that `support` knows have a forward of our own: a plain one here, and the same in a GPU's
 half types in `fused`. Any other runs its own code, with only the attention replaced by ours.
 """
 
@@ -13,69 +13,48 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from motley.policies.attention import attend
-from motley.policies.decoder import Block, Decoder, why_unknown
-from motley.policies.hardware import runs_kernels
+from motley.policies.attention import PackedAttention
+from motley.policies.decoder import Decoder, known_decoder
+from motley.policies.layers import Layer, Norm, Projection, walk
 from motley.policies.logprobs import Scores, score_hidden
 from motley.policies.merged import Merged
 from motley.policies.packed import Packed
 from motley.policies.parts import rotate
 from motley.policies.policy import Policy
+from motley.policies.support import runs_kernels
 
 ATTENTION = "motley"  # what transformers knows our attention by
 # what some layers ask of attention, and neither torch's nor ours does
 UNUSUAL = ("softcap", "s_aux", "position_bias")
 
 
-def score(policy: Policy, packed: Packed) -> Scores:
-    """Score every completion token of a packed batch."""
+def score(policy: Policy, packed: Packed, decoder: Decoder | None = None) -> Scores:
+    """Score every completion token of a packed batch.
+
+    `decoder`: the policy's, for whoever scores again and again; otherwise it is read anew.
+    """
     packed = packed.to(policy.device)
     with torch.cuda.device_of(packed.token_N):  # where Triton starts its kernels
         return score_hidden(
-            predicting_states(policy, packed), policy.base.get_output_embeddings(), packed
+            predicting_states(policy, packed, decoder), policy.base.get_output_embeddings(), packed
         )
 
 
-def predicting_states(policy: Policy, packed: Packed) -> Tensor:
+def predicting_states(policy: Policy, packed: Packed, decoder: Decoder | None = None) -> Tensor:
     """[M, D], the hidden state that predicts each target, in the dtype that it is projected to the
     vocabulary in.
     """
+    decoder = decoder or known_decoder(policy.base)
     if policy.device.type == "cpu" and not is_fused(policy):
         merged = Merged.of(packed)
-        return hidden_states(policy, merged).index_select(0, merged.predictor_M).float()
+        return _hidden_states(policy, merged, decoder).index_select(0, merged.predictor_M).float()
     # index_select would add up its gradient on a GPU in any order
-    hidden_MD = hidden_states(policy, packed)[packed.predictor_M]
+    hidden_MD = _hidden_states(policy, packed, decoder)[packed.predictor_M]
     return hidden_MD.to(policy.dtype) if is_fused(policy) else hidden_MD.float()
-
-
-def hidden_states(policy: Policy, packed: Packed | Merged) -> Tensor:
-    """Final hidden state of every packed token.
-
-    Products in the policy's dtype, sums and norms in float32.
-    """
-    model = policy.base
-    if isinstance(packed, Packed) and is_fused(policy) and not why_unknown(model):
-        from motley.policies.fused import fused_states
-
-        return fused_states(
-            policy.decoder,
-            packed,
-            policy.dtype,
-            policy.gradient_checkpointing and torch.is_grad_enabled(),
-        )
-    with torch.autocast(
-        policy.device.type, dtype=policy.dtype, enabled=policy.dtype != torch.float32
-    ):
-        if why_unknown(model):
-            return _by_its_own_code(model, packed, policy.gradient_checkpointing)
-        return _by_blocks(
-            policy.decoder, packed, policy.gradient_checkpointing and torch.is_grad_enabled()
-        )
 
 
 def is_fused(policy: Policy) -> bool:
@@ -83,38 +62,58 @@ def is_fused(policy: Policy) -> bool:
     return policy.dtype != torch.float32 and runs_kernels(policy.device)
 
 
-def _by_blocks(decoder: Decoder, packed: Packed | Merged, checkpointed: bool) -> Tensor:
+def _hidden_states(policy: Policy, packed: Packed | Merged, decoder: Decoder | None) -> Tensor:
+    """Final hidden state of every packed token.
+
+    Products in the policy's dtype, sums and norms in float32.
+    """
+    checkpointed = policy.gradient_checkpointing and torch.is_grad_enabled()
+    if decoder is not None and isinstance(packed, Packed) and is_fused(policy):
+        from motley.policies.fused import fused_states
+
+        return fused_states(decoder, packed, policy.dtype, checkpointed)
+    with torch.autocast(
+        policy.device.type, dtype=policy.dtype, enabled=policy.dtype != torch.float32
+    ):
+        if decoder is None:
+            return _by_its_own_code(policy.base, packed, policy.gradient_checkpointing)
+        return plain_states(decoder, packed, checkpointed)
+
+
+def plain_states(decoder: Decoder, packed: Packed | Merged, checkpointed: bool) -> Tensor:
     hidden_ND = decoder.embed(packed.token_N)
-    rotations = decoder.rotations(packed.position_N)
-    for block in decoder.blocks:
-        given = (decoder, block, hidden_ND, *rotations[block.rotation], packed)
-        hidden_ND = (
-            checkpoint(_layer, *given, use_reentrant=False) if checkpointed else _layer(*given)
-        )
+    hidden_ND = walk(_PlainPass(decoder, packed), decoder.layers, hidden_ND, checkpointed)
     return decoder.norm(hidden_ND)
 
 
-def _layer(
-    decoder: Decoder,
-    block: Block,
-    hidden_ND: Tensor,
-    cos_N1d: Tensor,
-    sin_N1d: Tensor,
-    packed: Packed | Merged,
-) -> Tensor:
-    normed_ND = block.attention_norm(hidden_ND)
-    query, key, value = (_heads(linear(normed_ND), decoder.head_dim) for linear in block.qkv)
-    query = query if block.query_norm is None else block.query_norm(query)
-    key = key if block.key_norm is None else block.key_norm(key)
-    query, key = (rotate(heads.float(), cos_N1d, sin_N1d).to(value.dtype) for heads in (query, key))
-    mixed_ND = block.out(attend(query, key, value, packed, block.scaling, block.window).flatten(1))
-    hidden_ND = hidden_ND + (
-        mixed_ND if block.after_attention is None else block.after_attention(mixed_ND)
-    )
-    normed_ND = block.mlp_norm(hidden_ND)
-    gate, up = (linear(normed_ND) for linear in block.gate_up)
-    made_ND = block.down(decoder.act(gate) * up)
-    return hidden_ND + (made_ND if block.after_mlp is None else block.after_mlp(made_ND))
+class _PlainPass:
+    """By torch's own operations, one after the other."""
+
+    def __init__(self, decoder: Decoder, packed: Packed | Merged) -> None:
+        self._decoder = decoder
+        self._rotations = decoder.rotations(packed.position_N)
+        self._attend = PackedAttention(packed)
+
+    def norm(self, state: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+        return state, norm(state)
+
+    def attend(self, layer: Layer, products: list[Tensor]) -> Tensor:
+        query, key, value = (one.view(len(one), -1, self._decoder.heads.size) for one in products)
+        query = query if layer.query_norm is None else layer.query_norm(query)
+        key = key if layer.key_norm is None else layer.key_norm(key)
+        cos_N1d, sin_N1d = (table[:, None] for table in self._rotations[layer.rotation])
+        query, key = (
+            rotate(heads.float(), cos_N1d, sin_N1d).to(value.dtype) for heads in (query, key)
+        )
+        return self._attend(query, key, value, layer.scaling, layer.window).flatten(1)
+
+    def gate(self, products: list[Tensor]) -> Tensor:
+        gate, up = products
+        return self._decoder.act(gate) * up
+
+    def add(self, state: Tensor, projection: Projection, x: Tensor, after: Norm | None) -> Tensor:
+        made = projection(x)
+        return state + (made if after is None else after(made))
 
 
 def _by_its_own_code(model: PreTrainedModel, packed: Packed | Merged, checkpointed: bool) -> Tensor:
@@ -133,7 +132,7 @@ def _by_its_own_code(model: PreTrainedModel, packed: Packed | Merged, checkpoint
         position_ids=packed.position_N[None],
         attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=packed.token_N.device),
         use_cache=False,
-        packed=packed,
+        packed_attention=PackedAttention(packed),
     )
     hidden_ND: Tensor = output[0][0]
     return hidden_ND
@@ -166,7 +165,7 @@ def _attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    packed: Packed | Merged | None = None,
+    packed_attention: PackedAttention | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     **others: object,
@@ -178,7 +177,7 @@ def _attention(
     unusual = [name for name in UNUSUAL if others.get(name) is not None]
     if unusual:
         raise ValueError(f"its attention needs {' and '.join(unusual)}, which is not computed here")
-    if packed is None:
+    if packed_attention is None:
         return sdpa_attention_forward(
             module,
             query,
@@ -190,9 +189,5 @@ def _attention(
             **others,
         )
     query_NHd, key_NHd, value_NHd = (heads[0].transpose(0, 1) for heads in (query, key, value))
-    mixed_NHd = attend(query_NHd, key_NHd, value_NHd, packed, scaling, sliding_window)
+    mixed_NHd = packed_attention(query_NHd, key_NHd, value_NHd, scaling, sliding_window)
     return mixed_NHd[None], None
-
-
-def _heads(flat_N: Tensor, head_dim: int) -> Tensor:
-    return flat_N.view(len(flat_N), -1, head_dim)

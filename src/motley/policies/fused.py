@@ -1,26 +1,26 @@
-"""The forward of a known decoder in a half type, with gradient, for GPUs: the same numbers as the
-plain one in `forward`, in few kernels.
+"""The forward of a known decoder in a half type, with gradient, for GPUs: by few kernels.
 
-Differs from it in this: dtypes are explicit instead of chosen by autocast; a forward casts its
-weights once, all together, and those that multiply the same input are stacked; what lies between
-two products is one kernel each way. The hidden state between layers stays float32. Needs Triton.
+Differs from the plain one in `forward`: dtypes are explicit instead of chosen by autocast; a pass
+casts its weights once, all together, and those that multiply the same input are stacked; what lies
+between two products is one kernel each way. Hidden states stay float32. Needs Triton.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from motley.policies import kernels
-from motley.policies.attention import attend, flashes
-from motley.policies.decoder import Adapter, Block, Decoder, Linear, Norm
-from motley.policies.flash import attend_turned
+from motley.policies.attention import PackedAttention, flashes
+from motley.policies.decoder import Decoder
+from motley.policies.flash import TurnedHeads, attend_turned
+from motley.policies.layers import Adapter, Deferred, Layer, Norm, Projection, Rotation, walk
 from motley.policies.packed import Packed
 
 
@@ -28,144 +28,99 @@ def fused_states(
     decoder: Decoder, packed: Packed, dtype: torch.dtype, checkpointed: bool
 ) -> Tensor:
     """Final hidden state of every packed token, in the dtype."""
-    hidden_ND = decoder.embed(packed.token_N)
-    rotations = {
-        name: (cos[:, 0], sin[:, 0])
-        for name, (cos, sin) in decoder.rotations(packed.position_N).items()
-    }
-    norms = [*(block.attention_norm for block in decoder.blocks), decoder.norm]
-    normed_ND = norms[0](hidden_ND).to(dtype)
-    for block, cast, following in zip(
-        decoder.blocks, cast_blocks(decoder.blocks, dtype), norms[1:], strict=True
-    ):
-        given = (
-            decoder,
-            block,
-            cast,
-            following,
-            hidden_ND,
-            normed_ND,
-            *rotations[block.rotation],
-            packed,
-        )
-        hidden_ND, normed_ND = (
-            checkpoint(fused_layer, *given, use_reentrant=False, preserve_rng_state=False)
-            if checkpointed
-            else fused_layer(*given)
-        )
-    return normed_ND
+    forward = _FusedPass(decoder, packed, dtype)
+    state = Deferred(decoder.embed(packed.token_N))
+    state = walk(forward, cast_layers(decoder, dtype), state, checkpointed)
+    return forward.norm(state, decoder.norm)[1]
 
 
-def fused_layer(
-    decoder: Decoder,
-    block: Block,
-    cast: CastBlock,
-    following: Norm,
-    hidden_ND: Tensor,
-    normed_ND: Tensor,
-    cos_Nd: Tensor,
-    sin_Nd: Tensor,
-    packed: Packed,
-) -> tuple[Tensor, Tensor]:
-    """From the hidden state and its norm to those behind the layer; `following` is the norm that
-    comes next.
-    """
-    heads, kv_heads = decoder.heads, decoder.kv_heads
-    qkv_NHd = cast.qkv(normed_ND).unflatten(1, (-1, decoder.head_dim))
-    if block.query_norm is not None and block.key_norm is not None:
-        query, key, value = qkv_NHd.split((heads, kv_heads, kv_heads), 1)
-        qkv_NHd = torch.cat([block.query_norm(query), block.key_norm(key), value.float()], 1)
-    if flashes(normed_ND.dtype, decoder.head_dim, normed_ND.device, packed, block.window):
-        mixed_NHd = attend_turned(
-            qkv_NHd, cos_Nd, sin_Nd, heads, packed, block.scaling, normed_ND.dtype
-        )
-    else:
-        rotated_NHd = rotate(qkv_NHd, cos_Nd, sin_Nd, heads + kv_heads, normed_ND.dtype)
-        query, key, value = rotated_NHd.split((heads, kv_heads, kv_heads), 1)
-        mixed_NHd = attend(query, key, value, packed, block.scaling, block.window)
-    mixed_ND = cast.out(mixed_NHd.flatten(1))
-    hidden_ND, normed_ND = add_norm(hidden_ND, mixed_ND, block.after_attention, block.mlp_norm)
-    made_ND = _gated_down(cast.gate_up(normed_ND), cast.down, decoder.activation)
-    return add_norm(hidden_ND, made_ND, block.after_mlp, following)
+class _FusedPass:
+    """By kernels: a sum and the norm behind it are one, so a sum waits for its norm."""
+
+    def __init__(self, decoder: Decoder, packed: Packed, dtype: torch.dtype) -> None:
+        self._heads, self._packed, self._dtype = decoder.heads, packed, dtype
+        self._rotations = decoder.rotations(packed.position_N)
+        self._attend = PackedAttention(packed)
+
+    def norm(self, state: Deferred, norm: Norm) -> tuple[Deferred, Tensor]:
+        if state.x_ND is None:
+            return state, norm(state.hidden_ND).to(self._dtype)
+        hidden_ND, normed_ND = add_norm(state.hidden_ND, state.x_ND, state.after, norm)
+        return Deferred(hidden_ND), normed_ND
+
+    def attend(self, layer: Layer, products: list[Tensor]) -> Tensor:
+        (qkv_NE,) = products
+        heads, dtype, rotation = self._heads, self._dtype, self._rotations[layer.rotation]
+        qkv_NHd = qkv_NE.unflatten(1, (-1, heads.size))
+        if layer.query_norm is not None and layer.key_norm is not None:
+            query, key, value = qkv_NHd.split(heads.counts, 1)
+            qkv_NHd = torch.cat([layer.query_norm(query), layer.key_norm(key), value.float()], 1)
+        if flashes(dtype, heads.size, qkv_NHd.device, self._packed, layer.window):
+            turned = TurnedHeads(heads, rotation, dtype)
+            return attend_turned(qkv_NHd, turned, self._packed, layer.scaling).flatten(1)
+        rotated_NHd = rotate(qkv_NHd, rotation, heads.rotated, dtype)
+        query, key, value = rotated_NHd.split(heads.counts, 1)
+        return self._attend(query, key, value, layer.scaling, layer.window).flatten(1)
+
+    def gate(self, products: list[Tensor]) -> Tensor:
+        """As they are: the gate is in the product behind it."""
+        (gate_up_NI,) = products
+        return gate_up_NI
+
+    def add(
+        self, state: Deferred, projection: Projection, x: Tensor, after: Norm | None
+    ) -> Deferred:
+        return Deferred(state.hidden_ND, projection(x), after)
 
 
-def _gated_down(gate_up_NI: Tensor, down: Projection, activation: str) -> Tensor:
-    if down.bias is None and not any(down.adapters):
-        made_ND: Tensor = _GatedLinear.apply(gate_up_NI, down.weights[0], activation)
-        return made_ND
-    return down(gated(gate_up_NI, activation))
+@dataclass(frozen=True, slots=True)
+class GatedProjection(Projection):
+    """A projection of act(gate)·up, which takes the gates and then the ups of a row."""
+
+    activation: str
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.is_bare:
+            made: Tensor = _GatedLinear.apply(x, self.weight, self.activation)
+            return made
+        return Projection.__call__(self, gated(x, self.activation))
 
 
 # Weights
 
 
-class Projection(NamedTuple):
-    """Linear layers of one input as one: their outputs side by side."""
-
-    weights: tuple[Tensor, ...]  # one for all, or one for each
-    bias: Tensor | None
-    sizes: tuple[int, ...]  # of each one's output
-    adapters: tuple[tuple[Adapter, ...], ...]  # of each
-
-    def __call__(self, x_ND: Tensor) -> Tensor:
-        if len(self.weights) == 1:
-            y_NE = F.linear(x_ND, self.weights[0], self.bias)
-        else:
-            y_NE = torch.cat([F.linear(x_ND, weight) for weight in self.weights], 1)
-            y_NE = y_NE if self.bias is None else y_NE + self.bias
-        if any(self.adapters):
-            y_NE = y_NE + torch.cat(
-                [
-                    _adapted(x_ND, each, size)
-                    for each, size in zip(self.adapters, self.sizes, strict=True)
-                ],
-                1,
-            )
-        return y_NE
-
-
-def _adapted(x_ND: Tensor, adapters: tuple[Adapter, ...], size: int) -> Tensor:
-    parts = [
-        F.linear(F.linear(x_ND, adapter.A), adapter.B) * adapter.scaling for adapter in adapters
-    ]
-    return sum(parts[1:], parts[0]) if parts else x_ND.new_zeros(len(x_ND), size)
-
-
-class CastBlock(NamedTuple):
-    """The projections of a block, in the dtype."""
-
-    qkv: Projection
-    out: Projection
-    gate_up: Projection
-    down: Projection
-
-
-def cast_blocks(blocks: Sequence[Block], dtype: torch.dtype) -> list[CastBlock]:
-    """All weights in the dtype.
+def cast_layers(decoder: Decoder, dtype: torch.dtype) -> list[Layer]:
+    """The layers with all weights in the dtype.
 
     Those of one input are stacked, unless they have the dtype already and need no copy (under
     adapters).
     """
-    joined = [(block.qkv, (block.out,), block.gate_up, (block.down,)) for block in blocks]
+    joined = [layer.projections for layer in decoder.layers]
     groups = [group for four in joined for linears in four for group in _groups(linears, dtype)]
     cast = iter(_stacked(groups, dtype))
-    return [CastBlock(*(_projection(linears, cast, dtype) for linears in four)) for four in joined]
+    layers = []
+    for layer, four in zip(decoder.layers, joined, strict=True):
+        qkv, out, gate_up, down = (_projection(linears, cast, dtype) for linears in four)
+        gated_down = GatedProjection(
+            down.weights, down.bias, down.sizes, down.adapters, decoder.activation
+        )
+        layers.append(replace(layer, qkv=(qkv,), out=out, gate_up=(gate_up,), down=gated_down))
+    return layers
 
 
-def _groups(linears: Sequence[Linear], dtype: torch.dtype) -> Iterator[list[Tensor]]:
+def _groups(linears: Sequence[Projection], dtype: torch.dtype) -> Iterator[list[Tensor]]:
     """What is cast of these, in the order in which `_projection` takes it back."""
     if not _is_cast(linears, dtype):
         yield [linear.weight for linear in linears]
     biases = [linear.bias for linear in linears if linear.bias is not None]
     if biases:
         yield biases
-    for linear in linears:
-        for adapter in linear.adapters:
-            yield from ([adapter.A], [adapter.B])
+    for adapter in chain.from_iterable(each for linear in linears for each in linear.adapters):
+        yield from ([adapter.A], [adapter.B])
 
 
 def _projection(
-    linears: Sequence[Linear], cast: Iterator[Tensor], dtype: torch.dtype
+    linears: Sequence[Projection], cast: Iterator[Tensor], dtype: torch.dtype
 ) -> Projection:
     return Projection(
         weights=tuple(linear.weight for linear in linears)
@@ -174,13 +129,14 @@ def _projection(
         bias=next(cast) if any(linear.bias is not None for linear in linears) else None,
         sizes=tuple(len(linear.weight) for linear in linears),
         adapters=tuple(
-            tuple(Adapter(next(cast), next(cast), one.scaling) for one in linear.adapters)
+            tuple(Adapter(next(cast), next(cast), one.scaling) for one in adapters)
             for linear in linears
+            for adapters in linear.adapters
         ),
     )
 
 
-def _is_cast(linears: Sequence[Linear], dtype: torch.dtype) -> bool:
+def _is_cast(linears: Sequence[Projection], dtype: torch.dtype) -> bool:
     return all(linear.weight.dtype == dtype for linear in linears)
 
 
@@ -188,10 +144,10 @@ def _stacked(groups: Sequence[Sequence[Tensor]], dtype: torch.dtype) -> tuple[Te
     """Each group's tensors in the dtype, stacked along their first axis."""
     if not groups:
         return ()
-    found: tuple[Tensor, ...] = _Stacked.apply(
+    stacked: tuple[Tensor, ...] = _Stacked.apply(
         dtype, tuple(map(len, groups)), *(one for group in groups for one in group)
     )
-    return found
+    return stacked
 
 
 class _Stacked(torch.autograd.Function):
@@ -248,10 +204,10 @@ def add_norm(
     hidden_ND: Tensor, x_ND: Tensor, behind: Norm | None, norm: Norm
 ) -> tuple[Tensor, Tensor]:
     """hidden + x, or + behind(x), in float32; and its norm in the dtype of x."""
-    found: tuple[Tensor, Tensor] = _AddNorm.apply(
+    sum_and_normed: tuple[Tensor, Tensor] = _AddNorm.apply(
         hidden_ND, x_ND, None if behind is None else behind.weight, norm.weight, behind, norm
     )
-    return found
+    return sum_and_normed
 
 
 class _AddNorm(torch.autograd.Function):
@@ -269,41 +225,30 @@ class _AddNorm(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         ctx.behind, ctx.norm = behind, norm
-        behind_scale = None if behind is None else behind.scale
-        found = kernels.add_norm(
-            hidden_ND,
-            x_ND,
-            behind_scale,
-            0.0 if behind is None else behind.eps,
-            norm.scale,
-            norm.eps,
-        )
+        made = kernels.add_norm(hidden_ND, x_ND, behind, norm)
         ctx.save_for_backward(
-            found.sum_ND, found.inverse_N, found.behind_N, None if behind is None else x_ND
+            made.sum_ND, made.inverse_N, made.behind_N, None if behind is None else x_ND
         )
-        return found.sum_ND, found.normed_ND
+        return made.sum_ND, made.normed_ND
 
     @staticmethod
     def backward(ctx: Any, dsum_ND: Tensor | None, dnormed_ND: Tensor) -> tuple[Tensor | None, ...]:
         sum_ND, inverse_N, behind_N, x_ND = ctx.saved_tensors
-        found = kernels.Normed(sum_ND, dnormed_ND, inverse_N, behind_N)
-        behind_D = None if ctx.behind is None else ctx.behind.scale
+        made = kernels.Normed(sum_ND, dnormed_ND, inverse_N, behind_N)
         dsum_ND = None if dsum_ND is None else dsum_ND.contiguous()
         gradient = kernels.add_norm_backward(
-            dsum_ND, dnormed_ND.contiguous(), found, ctx.norm.scale, x_ND, behind_D
+            dsum_ND, dnormed_ND.contiguous(), made, x_ND, ctx.behind, ctx.norm
         )
         return gradient.hidden_ND, gradient.x_ND, gradient.behind_D, gradient.scale_D, None, None
 
 
-def rotate(
-    heads_NHd: Tensor, cos_Nd: Tensor, sin_Nd: Tensor, rotated: int, dtype: torch.dtype
-) -> Tensor:
+def rotate(heads_NHd: Tensor, rotation: Rotation, rotated: int, dtype: torch.dtype) -> Tensor:
     """Rotary position embedding of the first `rotated` heads; the others are only cast."""
-    found: Tensor = _Rotate.apply(heads_NHd, cos_Nd, sin_Nd, rotated, dtype)
-    return found
+    rotated_NHd: Tensor = _FusedRotate.apply(heads_NHd, *rotation, rotated, dtype)
+    return rotated_NHd
 
 
-class _Rotate(torch.autograd.Function):
+class _FusedRotate(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -333,8 +278,8 @@ class _Rotate(torch.autograd.Function):
 
 def gated(gate_up_NI: Tensor, activation: str) -> Tensor:
     """act(gate)·up of rows that hold the gates and then the ups."""
-    found: Tensor = _Gated.apply(gate_up_NI, activation)
-    return found
+    gated_NI: Tensor = _Gated.apply(gate_up_NI, activation)
+    return gated_NI
 
 
 class _Gated(torch.autograd.Function):

@@ -1,5 +1,5 @@
-"""What a policy computes on: the device, its arithmetic by a quick measurement, which kernels; when
-memory is full. Knows no model.
+"""What a policy computes on: the device, its arithmetic by a quick measurement, and when its memory
+is full. Knows no model, and nothing of how one is computed.
 """
 
 from __future__ import annotations
@@ -9,9 +9,6 @@ import time
 import warnings
 from collections.abc import Callable
 from functools import lru_cache
-from importlib.util import find_spec
-from subprocess import SubprocessError
-from threading import Lock
 
 import torch
 
@@ -21,8 +18,6 @@ REPEATS = 8
 HOPELESS_S = 0.05
 WORTH = 1.3  # half types round more, so they must be this much faster
 
-# one thread at a time may capture a CUDA graph, and nobody may wait for the device meanwhile
-CAPTURING = Lock()
 # of Apple's GPUs, and of CPUs
 OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
 
@@ -134,46 +129,7 @@ def _product_s(matrix: torch.Tensor) -> float:
     return time.perf_counter() - start
 
 
-@lru_cache
-def runs_kernels(device: torch.device) -> bool:
-    """Whether our Triton kernels run there: tried out, since Triton also needs a C compiler."""
-    if (
-        device.type != "cuda"
-        or find_spec("triton") is None
-        or torch.cuda.get_device_capability(device) < (7, 0)
-    ):
-        return False
-    from motley.policies.kernels import gated
-
-    try:
-        with torch.cuda.device(device):
-            gated(torch.zeros(1, 2, device=device), "silu")
-    except (RuntimeError, OSError, SubprocessError) as error:
-        said, *_ = str(error).splitlines() or [type(error).__name__]
-        warnings.warn(
-            f"Triton does not work here, so sampling and training are several times slower: {said}",
-            stacklevel=2,
-        )
-        return False
-    return True
-
-
-@lru_cache
-def runs_flash(device: torch.device) -> bool:
-    """Whether torch's flash attention runs there too: NVIDIA's from Ampere on."""
-    return (
-        runs_kernels(device)
-        and torch.version.hip is None
-        and torch.cuda.get_device_capability(device) >= (8, 0)
-    )
-
-
 def is_out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or any(
         words in str(error) for words in OUT_OF_MEMORY
     )
-
-
-def lacks_memory_to_capture(error: RuntimeError) -> bool:
-    """Running out of memory also makes a capture fail, which then is what is said."""
-    return is_out_of_memory(error) or "captur" in str(error)

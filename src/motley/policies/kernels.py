@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from motley.policies.layers import Norm
+
 PROGRAMS = 2048  # of a backward norm: each adds up the scale's gradient over its rows
 HEADS_AT_ONCE = 16
 COLUMNS_AT_ONCE = 1024
@@ -29,44 +31,34 @@ class Normed(NamedTuple):
     behind_N: Tensor | None  # 1 / rms of a row of what was added
 
 
-def add_norm(
-    hidden_ND: Tensor,
-    x_ND: Tensor,
-    behind_D: Tensor | None,
-    behind_eps: float,
-    scale_D: Tensor,
-    eps: float,
-) -> Normed:
-    """sum = hidden + x, or hidden + rms_norm(x)·behind; normed = rms_norm(sum)·scale, in the dtype
-    of x.
-    """
+def add_norm(hidden_ND: Tensor, x_ND: Tensor, behind: Norm | None, norm: Norm) -> Normed:
+    """sum = hidden + x, or hidden + behind(x); normed = norm(sum), in the dtype of x."""
     rows, size = hidden_ND.shape
-    behind_N = (
-        None if behind_D is None else torch.empty(rows, dtype=torch.float32, device=x_ND.device)
-    )
-    found = Normed(
+    per_row = lambda: torch.empty(rows, dtype=torch.float32, device=x_ND.device)
+    made = Normed(
         torch.empty_like(hidden_ND),
         torch.empty_like(x_ND),
-        torch.empty(rows, dtype=torch.float32, device=x_ND.device),
-        behind_N,
+        per_row(),
+        None if behind is None else per_row(),
     )
+    scale_D = norm.scale
     _add_norm[(rows,)](
         hidden_ND,
         x_ND,
-        scale_D if behind_D is None else behind_D,
+        scale_D if behind is None else behind.scale,
         scale_D,
-        found.sum_ND,
-        found.normed_ND,
-        found.inverse_N,
-        found.inverse_N if behind_N is None else behind_N,
+        made.sum_ND,
+        made.normed_ND,
+        made.inverse_N,
+        made.inverse_N if made.behind_N is None else made.behind_N,
         size,
-        behind_eps,
-        eps,
-        BEHIND=behind_D is not None,
+        0.0 if behind is None else behind.eps,
+        norm.eps,
+        BEHIND=behind is not None,
         BLOCK=triton.next_power_of_2(size),
         num_warps=_warps(size),
     )
-    return found
+    return made
 
 
 @triton.jit
@@ -113,10 +105,10 @@ class NormGradients(NamedTuple):
 def add_norm_backward(
     dsum_ND: Tensor | None,
     dnormed_ND: Tensor,
-    found: Normed,
-    scale_D: Tensor,
+    made: Normed,
     x_ND: Tensor | None,
-    behind_D: Tensor | None,
+    behind: Norm | None,
+    norm: Norm,
 ) -> NormGradients:
     """From the gradients of the sum (None: zero) and of what was normed.
 
@@ -124,18 +116,19 @@ def add_norm_backward(
     """
     rows, size = dnormed_ND.shape
     programs = min(rows, PROGRAMS)
-    dhidden_ND, dx_ND = torch.empty_like(found.sum_ND), torch.empty_like(dnormed_ND)
+    dhidden_ND, dx_ND = torch.empty_like(made.sum_ND), torch.empty_like(dnormed_ND)
     dscale_PD = torch.empty(programs, size, dtype=torch.float32, device=dx_ND.device)
-    dbehind_PD = None if behind_D is None else torch.empty_like(dscale_PD)
+    dbehind_PD = None if behind is None else torch.empty_like(dscale_PD)
+    scale_D = norm.scale
     _add_norm_backward[(programs,)](
-        found.sum_ND if dsum_ND is None else dsum_ND,
+        made.sum_ND if dsum_ND is None else dsum_ND,
         dnormed_ND,
-        found.sum_ND,
-        found.inverse_N,
+        made.sum_ND,
+        made.inverse_N,
         scale_D,
         dnormed_ND if x_ND is None else x_ND,
-        found.inverse_N if found.behind_N is None else found.behind_N,
-        scale_D if behind_D is None else behind_D,
+        made.inverse_N if made.behind_N is None else made.behind_N,
+        scale_D if behind is None else behind.scale,
         dhidden_ND,
         dx_ND,
         dscale_PD,
@@ -144,7 +137,7 @@ def add_norm_backward(
         triton.cdiv(rows, programs),
         size,
         ADDS=dsum_ND is not None,
-        BEHIND=behind_D is not None,
+        BEHIND=behind is not None,
         BLOCK=triton.next_power_of_2(size),
         num_warps=_warps(size),
     )
@@ -216,10 +209,8 @@ def gated(gate_up_NI: Tensor, activation: str) -> Tensor:
     """
     rows, size = len(gate_up_NI), gate_up_NI.shape[1] // 2
     out_NI = gate_up_NI.new_empty(rows, size)
-    block = min(COLUMNS_AT_ONCE, triton.next_power_of_2(size))
-    _gated[(rows, triton.cdiv(size, block))](
-        gate_up_NI, out_NI, size, SILU=activation == "silu", BLOCK=block, num_warps=4
-    )
+    block, grid = _cut(rows, size, COLUMNS_AT_ONCE)
+    _gated[grid](gate_up_NI, out_NI, size, SILU=activation == "silu", BLOCK=block, num_warps=4)
     return out_NI
 
 
@@ -247,8 +238,7 @@ def gated_backward(gate_up_NI: Tensor, dout_NI: Tensor, activation: str) -> tupl
     """The gradient of gate_up, and act(gate)·up once more."""
     rows, size = dout_NI.shape
     dgate_up_NI, out_NI = torch.empty_like(gate_up_NI), torch.empty_like(dout_NI)
-    block = min(COLUMNS_AT_ONCE, triton.next_power_of_2(size))
-    grid = (rows, triton.cdiv(size, block))
+    block, grid = _cut(rows, size, COLUMNS_AT_ONCE)
     _gated_backward[grid](
         gate_up_NI,
         dout_NI,
@@ -414,10 +404,10 @@ class TokenScores(NamedTuple):
 def score(logits_MV: Tensor, target_M: Tensor, temperature_M: Tensor) -> TokenScores:
     """In one pass over float32 logits."""
     rows, size = logits_MV.shape
-    found = TokenScores(*torch.empty(3, rows, dtype=torch.float32, device=logits_MV.device))
-    block = min(LOGITS_AT_ONCE, triton.next_power_of_2(size))
-    _score[(rows,)](logits_MV, target_M, temperature_M, *found, size, BLOCK=block, num_warps=8)
-    return found
+    scores = TokenScores(*torch.empty(3, rows, dtype=torch.float32, device=logits_MV.device))
+    block, _ = _cut(rows, size, LOGITS_AT_ONCE)
+    _score[(rows,)](logits_MV, target_M, temperature_M, *scores, size, BLOCK=block, num_warps=8)
+    return scores
 
 
 @triton.jit
@@ -455,8 +445,7 @@ def score_backward(
     """The gradient of the logits: dlogp·(onehot - p) / temperature."""
     rows, size = logits_MV.shape
     dlogits_MV = torch.empty(rows, size, dtype=dtype, device=logits_MV.device)
-    block = min(LOGITS_AT_ONCE, triton.next_power_of_2(size))
-    grid = (rows, triton.cdiv(size, block))
+    block, grid = _cut(rows, size, LOGITS_AT_ONCE)
     _score_backward[grid](
         logits_MV,
         target_M,
@@ -485,6 +474,12 @@ def _score_backward(logits, target, temperature, lse, dlogp, dlogits, size, BLOC
         (tl.load(dlogp + row) * (hit - share) / heat).to(dlogits.dtype.element_ty),
         mask=real,
     )
+
+
+def _cut(rows: int, size: int, most: int) -> tuple[int, tuple[int, int]]:
+    """Columns of a block, at most so many, and the grid of all blocks of all rows."""
+    block = min(most, triton.next_power_of_2(size))
+    return block, (rows, triton.cdiv(size, block))
 
 
 def _warps(size: int) -> int:

@@ -1,5 +1,6 @@
-"""Merged: the tokens of a packed micro-batch, those that stand behind the same tokens computed
-once. For attention over padded rows.
+"""Merged: the tokens of a packed micro-batch, those behind the same tokens computed once.
+
+Owns which tokens are one, and the padded rows that attention sees them in. Knows no model.
 
 Short stretches (completions of one prompt, and prompts) share a row, and within it what they begin
 with alike. Samples of a sure model hardly differ, so that most of their tokens are merged.
@@ -35,7 +36,7 @@ class Merged:
         device, token_N = packed.token_N.device, packed.token_N.tolist()
         start_S, count = packed.own.start_S.tolist(), len(packed.prompts.start_S) - 1
         stretches = [token_N[first:last] for first, last in pairwise(start_S)]
-        prompts, answers = _Rows(), _Rows()
+        prompts, answers = _Trees(), _Trees()
         # since one mask for all would be as wide as the longest
         alone = packed.prompts.longest > ROW_TOKENS
         prompts.fill(
@@ -68,7 +69,7 @@ class Merged:
 
 
 @dataclass(slots=True)
-class _Row:
+class _Tree:
     """A tree of tokens: -1 is what stands before all of them."""
 
     of: int
@@ -79,13 +80,13 @@ class _Row:
 
     def path(self, stretch: list[int]) -> list[int]:
         """As far as the stretch is in the row already."""
-        found, last = [], -1
+        path, last = [], -1
         for token in stretch:
             if (last, token) not in self.follows:
                 break
             last = self.follows[last, token]
-            found.append(last)
-        return found
+            path.append(last)
+        return path
 
     def add(self, last: int, token: int) -> int:
         where = self.follows[last, token] = len(self.parents)
@@ -94,20 +95,20 @@ class _Row:
 
 
 @dataclass(slots=True)
-class _Rows:
-    rows: list[_Row] = field(default_factory=list)
+class _Trees:
+    rows: list[_Tree] = field(default_factory=list)
     place: list[int] = field(default_factory=list)  # of each token, among the merged ones
     # of each merged token, the first of those it stands for
     kept: list[int] = field(default_factory=list)
 
     def fill(self, stretches: Iterable[tuple[int, list[int]]]) -> None:
         """`stretches`: with whom each may share a row, and its tokens."""
-        row = _Row(-1, 0)
+        row = _Tree(-1, 0)
         for of, stretch in stretches:
             path = row.path(stretch)
             more = len(stretch) - len(path)
             if of != row.of or (row.parents and more and len(row.parents) + more > ROW_TOKENS):
-                row, path = _Row(of, len(self.kept)), []
+                row, path = _Tree(of, len(self.kept)), []
                 self.rows.append(row)
             for token in stretch[len(path) :]:
                 self.kept.append(len(self.place) + len(path))

@@ -1,5 +1,6 @@
 """Packed: the tokens of a micro-batch laid end to end, without padding.
 
+Owns where prompts and completions stand, and the padded rows for an attention that needs them.
 Built on the CPU by learning.batches, read by the forward pass.
 """
 

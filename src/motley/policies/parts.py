@@ -1,5 +1,6 @@
-"""Parts of a decoder whose gradient is written out: autograd makes many more passes over memory of
-them.
+"""The norm and the rotation of a layer with their gradients written out.
+
+Autograd would make many more passes over memory. Knows no layer and no model.
 """
 
 from __future__ import annotations
@@ -17,9 +18,7 @@ def rms_norm(x: Tensor, scale: Tensor, eps: float) -> Tensor:
 
 
 def rotate(heads_NHd: Tensor, cos_N1d: Tensor, sin_N1d: Tensor) -> Tensor:
-    """Rotary position embedding, halves convention: (x1, x2) -> (x1·cos - x2·sin, x2·cos +
-    x1·sin).
-    """
+    """Rotary position embedding: of halves (x1, x2), (x1·cos - x2·sin, x2·cos + x1·sin)."""
     rotated_NHd: Tensor = _Rotate.apply(heads_NHd, cos_N1d, sin_N1d)
     return rotated_NHd
 

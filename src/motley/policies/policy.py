@@ -1,6 +1,6 @@
 """Policy: a model, its vocabulary, and what of it trains.
 
-Owns loading and saving; knows no sampling, objective or log.
+Owns loading and saving; knows no sampling, objective or log, and not how a model is computed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils.logging import disable_progress_bar
 
 from motley.config import Lora, TrainPart
-from motley.policies.decoder import Decoder
 from motley.policies.prompts import Prompts
 from motley.policies.vocabulary import Vocabulary
 
@@ -36,7 +35,6 @@ class Policy:
     dtype: torch.dtype = torch.float32  # of the arithmetic; what trains is kept in float32
     gradient_checkpointing: bool = False
     fingerprint: str = field(init=False)
-    _decoder: tuple[nn.Module, Decoder] | None = field(init=False, default=None, repr=False)
 
     def __post_init__(self) -> None:
         self.fingerprint = _fingerprint(self.base)
@@ -47,13 +45,6 @@ class Policy:
         """The transformers model itself, adapters still inside its layers."""
         get_base_model = getattr(self.model, "get_base_model", None)
         return get_base_model() if get_base_model else self.model
-
-    @property
-    def decoder(self) -> Decoder:
-        """Of a model that `why_unknown` finds nothing wrong with; read once."""
-        if self._decoder is None or self._decoder[0] is not self.model:
-            self._decoder = (self.model, Decoder.of(self.base))
-        return self._decoder[1]
 
     @property
     def device(self) -> torch.device:
@@ -86,12 +77,12 @@ class Policy:
         if adapter.exists():
             set_peft_model_state_dict(self.model, load_tensors(adapter))
         else:
-            found = self.base.load_state_dict(_saved_tensors(folder), strict=False)
-            missing = set(found.missing_keys) - {"lm_head.weight"}  # a tied head is stored once
-            if missing or found.unexpected_keys:
+            loaded = self.base.load_state_dict(_saved_tensors(folder), strict=False)
+            missing = set(loaded.missing_keys) - {"lm_head.weight"}  # a tied head is stored once
+            if missing or loaded.unexpected_keys:
                 raise ValueError(
                     f"{folder} holds another model: it lacks {sorted(missing)[:3]} and adds "
-                    f"{found.unexpected_keys[:3]}"
+                    f"{loaded.unexpected_keys[:3]}"
                 )
 
 

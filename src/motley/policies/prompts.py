@@ -128,19 +128,19 @@ class Prompts:
         """
         if not self.shots:
             return []
-        found = self.shots.get(problem.kind) or next(iter(self.shots.values()))
-        return [shot for shot in found if shot.prompt != problem.prompt]
+        shots = self.shots.get(problem.kind) or next(iter(self.shots.values()))
+        return [shot for shot in shots if shot.prompt != problem.prompt]
 
 
 def _shots(task: Task, kind: str, count: int) -> list[Shot]:
     """Different training problems, the same for every peer and in every run."""
-    found: dict[str, Shot] = {}
+    shots: dict[str, Shot] = {}
     for number in range(100 * count):
         problem = task.draw(random.Random(f"shot/{number}"), "train", kind)
-        found.setdefault(problem.prompt, Shot(problem.prompt, task.target(problem)))
-        if len(found) == count:
-            return list(found.values())
+        shots.setdefault(problem.prompt, Shot(problem.prompt, task.target(problem)))
+        if len(shots) == count:
+            return list(shots.values())
     raise ValueError(
-        f"shots={count}, and kind {kind!r} has only {len(found)} different problems to show; use "
+        f"shots={count}, and kind {kind!r} has only {len(shots)} different problems to show; use "
         "fewer"
     )

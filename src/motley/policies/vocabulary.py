@@ -167,14 +167,14 @@ class Vocabulary:
 
 
 def _beginning_with(tokenizer: PreTrainedTokenizerBase, stop: str) -> list[int]:
-    found = [i for i in range(len(tokenizer)) if tokenizer.decode([i]).startswith(stop)]
-    if not found:
+    ids = [i for i in range(len(tokenizer)) if tokenizer.decode([i]).startswith(stop)]
+    if not ids:
         raise ValueError(
             f"no token of the vocabulary begins with stop={stop!r}; use a shorter text, such as a "
             "newline"
         )
-    exact = [i for i in found if tokenizer.decode([i]) == stop]
-    return exact + [i for i in found if i not in exact]
+    exact = [i for i in ids if tokenizer.decode([i]) == stop]
+    return exact + [i for i in ids if i not in exact]
 
 
 def word_vocabulary(words: Sequence[str], symbols: str) -> Vocabulary:

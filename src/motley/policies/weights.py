@@ -40,6 +40,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
+from motley.exchange.frames import FrameError, declared_bytes, decompressed
 from motley.policies.policy import Policy
 from motley.records import Blob, Precision
 
@@ -145,13 +146,13 @@ def _some(names: Sequence[str]) -> str:
 
 def state_hash(state: State) -> bytes:
     """sha256 over names, dtypes, shapes and values: the same on every machine."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, value in _sorted(state).items():
-        found.update(
+        digest.update(
             msgspec.json.encode([name, _dtype_name(name, value), list(value.shape)]) + b"\n"
         )
-        found.update(np.ascontiguousarray(_bytes(value)).data)
-    return found.digest()
+        digest.update(np.ascontiguousarray(_bytes(value)).data)
+    return digest.digest()
 
 
 def _dtype_name(name: str, value: Tensor) -> str:
@@ -283,27 +284,16 @@ def most_bytes(parameters: Iterable[Tensor]) -> int:
 
 def _raw_bytes(content: bytes) -> int:
     try:
-        declared = zstandard.get_frame_parameters(content).content_size
-    except zstandard.ZstdError as error:
-        raise WeightsError(f"blob is not a zstd frame: {error}") from None
-    # also a size that is not declared, which is the largest number there is
-    if declared > MAX_RAW_BYTES:
-        raise WeightsError(
-            f"blob declares {declared} bytes uncompressed; expected at most {MAX_RAW_BYTES}"
-        )
-    return declared
+        return declared_bytes(content, MAX_RAW_BYTES)
+    except FrameError as error:
+        raise WeightsError(f"blob {error}") from None
 
 
-def _decompress(content: bytes) -> bytes:
-    # A frame that declares its size is decompressed to that size whatever max_output_size says: the
-    # declaration is checked first.
-    _raw_bytes(content)
+def _raw(content: bytes) -> bytes:
     try:
-        return zstandard.ZstdDecompressor(max_window_size=MAX_RAW_BYTES).decompress(
-            content, allow_extra_data=False
-        )
-    except zstandard.ZstdError as error:
-        raise WeightsError(f"blob does not decompress: {error}") from None
+        return decompressed(content, MAX_RAW_BYTES)
+    except FrameError as error:
+        raise WeightsError(f"blob {error}") from None
 
 
 # Decoding
@@ -331,7 +321,7 @@ def apply_change(base: State, blobs: Sequence[bytes]) -> State:
 def _entries(blobs: Sequence[bytes]) -> dict[str, Tensor]:
     entries: dict[str, Tensor] = {}
     for blob in blobs:
-        file = _file(_decompress(blob))
+        file = _file(_raw(blob))
         twice = sorted(entries.keys() & file.keys())
         if twice:
             raise WeightsError(f"blobs hold {_some(twice)} twice; expected every name once")

@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 from motley.config import CrewConfig
 from motley.crew import found_log, one_process_outbox
 from motley.exchange import MemoryLog
@@ -14,14 +16,24 @@ from motley.exchange.arriving import ArrivingLog
 from motley.exchange.blobs import Blobs, MemoryBlobs
 from motley.learning.checkpoint import save_checkpoint, save_training
 from motley.learning.learner import StepReport
+from motley.learning.pace import pace_of
+from motley.metrics import MetricsLine
 from motley.peer import Peer
-from motley.run import MetricsLine, Run, WarmProgress, by_sender, check_config, new_folder
-from motley.sampler import Sampled, Sampler
+from motley.run import Run, WarmProgress, by_sender, check_config, new_folder
+from motley.sampler import Sampled
+from motley.sampler_follower import Sampler
 from motley.sim.events import Events
 from motley.sim.peers import SimSampler, SimStudent
 
 # steps' worth of groups that came while everyone could have learned, and nobody did
 MAX_UNLEARNED = 50
+
+
+class SimState(msgspec.Struct, frozen=True, kw_only=True):
+    """A simulation in its only checkpoint."""
+
+    round: int
+    time_s: float
 
 
 class SimCrew:
@@ -50,12 +62,7 @@ class SimCrew:
         self.samplers = [
             SimSampler(self, self._sampler(p.name, hub)) for p in config.peer if p.role == "sampler"
         ]
-        self._run.write(
-            [
-                {"round": 0, "peer": s.peer.me.name, "time_s": 0.0, **self._run.accuracies(s.peer)}
-                for s in self.students
-            ]
-        )
+        self._run.write([self._run.first_line(s.peer, time_s=0.0) for s in self.students])
 
     def _student(self, name: str, hub: bytes, progress: WarmProgress | None) -> Peer:
         weather = self.config.weather(name)
@@ -94,7 +101,7 @@ class SimCrew:
             self._unlearned
             > MAX_UNLEARNED * self.config.crew.problems_per_round * self.config.authors_per_group
         ):
-            dropped = {s.me.name: by_sender(s.peer.dropped) for s in self.students}
+            dropped = {s.me.name: by_sender(s.peer.waiting.dropped) for s in self.students}
             refused = {s.me.name: by_sender(s.peer.admission.refused) for s in self.students}
             raise ValueError(
                 f"nobody has learned anything from the last {self._unlearned} records, after "
@@ -105,16 +112,15 @@ class SimCrew:
 
     def sampled(self, author: Sampler, sampled: Sampled) -> None:
         line = self._run.sampler_line(author, sampled)
-        self._lines.append(line | {"time_s": self.events.clock.now_s()})
+        self._lines.append(msgspec.structs.replace(line, time_s=self.events.clock.now_s()))
 
     def learned(
         self, student: Peer, sampled: Sampled | None, report: StepReport | None, without: list[str]
     ) -> None:
         self._unlearned = 0
         line = self._run.line(student, student.learned_rounds, sampled, report)
-        self._lines.append(
-            line | {"time_s": self.events.clock.now_s()} | ({"without": without} if without else {})
-        )
+        now_s = self.events.clock.now_s()
+        self._lines.append(msgspec.structs.replace(line, time_s=now_s, without=without or None))
 
     # Life
 
@@ -139,7 +145,8 @@ class SimCrew:
         """Nothing more can happen: asynchronous peers have used up what was sampled, or somebody
         waits for ever.
         """
-        if self.config.crew.pace == "lockstep" or any(s.me.role == "learner" for s in stuck):
+        runs_dry = pace_of(self.config).may_run_dry
+        if not runs_dry or any(s.me.role == "learner" for s in stuck):
             words = ", ".join(
                 f"{s.me.name} has {len(s.peer.waiting)} groups after round {s.peer.learned_rounds}"
                 for s in stuck
@@ -149,8 +156,11 @@ class SimCrew:
                 f"is not finished: {words}; "
                 "did everyone who samples leave, or is everything dropped as stale?"
             )
-        now = {"time_s": self.events.clock.now_s()}
-        lines = [self._run.line(s.peer, self.config.crew.rounds, None, None) | now for s in stuck]
+        now_s, rounds = self.events.clock.now_s(), self.config.crew.rounds
+        lines: list[MetricsLine] = [
+            msgspec.structs.replace(self._run.line(s.peer, rounds, None, None), time_s=now_s)
+            for s in stuck
+        ]
         self._run.write(lines)
         return lines
 
@@ -168,5 +178,5 @@ class SimCrew:
                     folder / student.me.name,
                 )
 
-        state = {"round": self.finished_rounds, "time_s": self.events.clock.now_s()}
+        state = SimState(round=self.finished_rounds, time_s=self.events.clock.now_s())
         save_checkpoint(self.folder / "checkpoints", self.finished_rounds, state, write)

@@ -15,9 +15,10 @@ from motley.exchange import MemoryLog, Outbox
 from motley.exchange.arriving import ArrivingLog
 from motley.exchange.blobs import Blobs
 from motley.learning.learner import StepReport
-from motley.learning.select import Candidate
+from motley.learning.waiting import Take, Wait
 from motley.peer import Peer
-from motley.sampler import Drawn, Sampled, Sampler
+from motley.sampler import DrawnRound, Sampled
+from motley.sampler_follower import Sampler
 from motley.sim.events import Events
 
 
@@ -134,7 +135,7 @@ class SimSampler(_Life):
         drawn = self.sampler.half.draw()
         self.takes(drawn.sampled.num_tokens / self.me.speed.sample, partial(self._keep, drawn))
 
-    def _keep(self, drawn: Drawn) -> None:
+    def _keep(self, drawn: DrawnRound) -> None:
         self.world.sampled(self.sampler, self.sampler.half.keep(drawn))
         self.send()
         self._next()
@@ -148,13 +149,16 @@ class SimStudent(_Life):
 
     def __init__(self, world: World, peer: Peer) -> None:
         self.peer = peer
-        self._chosen: list[Candidate] | None = None
+        self._chosen: Take | Wait = Wait()
         self._sampled: Sampled | None = None
         self._waits_since_s = 0.0
         self._without: list[str] = []  # who was late for what was chosen
         self._looks: set[float] = set()  # when something arrives
         super().__init__(
-            world, peer.me, peer.outbox, world.blobs_of(peer.me.name) if peer.publisher else None
+            world,
+            peer.me,
+            peer.half.outbox,
+            world.blobs_of(peer.me.name) if peer.weights else None,
         )
 
     def come(self) -> None:
@@ -191,20 +195,20 @@ class SimStudent(_Life):
     def _next(self) -> None:
         if self.busy or self.finished or not self.here:
             return
-        if self._chosen is None:
+        if isinstance(self._chosen, Wait):
             self._without = self._late()
             self._chosen = self.peer.choose(closed=bool(self._without))
-        if self._chosen is not None:
-            tokens = sum(len(r.tokens) for c in self._chosen for r in c.group.rollouts)
+        if isinstance(self._chosen, Take):
+            tokens = sum(len(r.tokens) for c in self._chosen.groups for r in c.group.rollouts)
             self.takes(tokens / self.me.speed.learn, self._learn)
-        elif self._wants_to_sample():
+        elif self.peer.may_sample():
             drawn = self.peer.half.draw()
             self.takes(drawn.sampled.num_tokens / self.me.speed.sample, partial(self._keep, drawn))
 
     def _late(self) -> list[str]:
         """Who is late for the round by more than the deadline."""
         crew = self.peer.config.crew
-        if crew.pace == "async" or not crew.deadline_s or not self._sampled:
+        if not self.peer.pace.awaits_others or not crew.deadline_s or not self._sampled:
             return []
         late_s = self._waits_since_s + crew.deadline_s
         if self.world.events.clock.now_s() >= late_s:
@@ -212,21 +216,16 @@ class SimStudent(_Life):
         self.world.events.at(late_s, self._next)
         return []
 
-    def _wants_to_sample(self) -> bool:
-        peer = self.peer
-        ahead = peer.config.crew.pace == "lockstep" and peer.sampled_rounds > peer.learned_rounds
-        return peer.may_sample() and not ahead and peer.sampled_rounds < peer.config.crew.rounds
-
-    def _keep(self, drawn: Drawn) -> None:
+    def _keep(self, drawn: DrawnRound) -> None:
         self._sampled = self.peer.half.keep(drawn)
         self._waits_since_s = self.world.events.clock.now_s()
         self.send()
         self._next()
 
     def _learn(self) -> None:
-        assert self._chosen is not None
+        assert isinstance(self._chosen, Take)
         report = self.peer.step(self._chosen)
-        self._chosen = None
+        self._chosen = Wait()
         self.peer.publish_weights()
         self.world.learned(self.peer, self._sampled, report, self._without)
         self._sampled = None

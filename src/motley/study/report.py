@@ -30,7 +30,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class StudyRow:
     """One row of the table: an arm and a peer; one estimate per kind, then over the kinds."""
 
     arm: str
@@ -57,7 +57,9 @@ def has_spread(values: Sequence[float]) -> bool:
     return len(values) > 1 and float(np.std(values)) > 1e-9
 
 
-def table(outcomes: Sequence[Outcome], arms: Sequence[str], baseline: str = "alone") -> list[Line]:
+def table(
+    outcomes: Sequence[Outcome], arms: Sequence[str], baseline: str = "alone"
+) -> list[StudyRow]:
     """Rows in the order start, arms; peers in the order met."""
     peers = list(dict.fromkeys(o.peer for o in outcomes))
     alone = {(o.peer, o.seed): _mean(o.end) for o in outcomes if o.arm == baseline}
@@ -88,10 +90,10 @@ def table(outcomes: Sequence[Outcome], arms: Sequence[str], baseline: str = "alo
 
 def _line(
     arm: str, peer: str, accuracies: list[dict[str, float]], gains: list[float], ood: list[float]
-) -> Line:
+) -> StudyRow:
     known = [g for g in gains if not np.isnan(g)]
     spread = has_spread(known)
-    return Line(
+    return StudyRow(
         arm=arm,
         peer=peer,
         by_kind={kind: interval([a[kind] for a in accuracies]) for kind in accuracies[0]},
@@ -168,7 +170,7 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def markdown(lines: Sequence[Line]) -> str:
+def markdown(lines: Sequence[StudyRow]) -> str:
     kinds = list(lines[0].by_kind)
     head = ["peer", "arm", *kinds, "mean", "against alone", "p", "out of distribution"]
     rows = [
@@ -185,7 +187,7 @@ def markdown(lines: Sequence[Line]) -> str:
     return markdown_table(head, rows)
 
 
-def _gain(line: Line) -> tuple[str, str]:
+def _gain(line: StudyRow) -> tuple[str, str]:
     if line.arm == "alone" or np.isnan(line.gain.mean):
         return "", ""
     return f"{line.gain.mean:+.2f} ± {line.gain.half_width:.2f}", "" if np.isnan(

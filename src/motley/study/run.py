@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 import torch
 
 from motley.config import CrewConfig, read_config, write_config
 from motley.crew import LocalCrew
-from motley.run import check_config, read_metrics
+from motley.metrics import LearnerLine, learner_lines, read_metrics
+from motley.run import check_config
 from motley.study.arms import Arm, crews_of
 
 T = TypeVar("T")
@@ -68,16 +69,16 @@ def run_study(
     runs = in_processes(
         jobs, first, [partial(_run, config, arm, seed, folder) for arm, seed in todo]
     )
-    for number, found in enumerate(runs, total - len(todo) + 1):
-        keep(path, found)
-        outcomes += found
+    for number, made in enumerate(runs, total - len(todo) + 1):
+        keep(path, made)
+        outcomes += made
         progress(number, total)
     wanted = {(arm.label, seed) for arm in arms for seed in seeds}
     return [o for o in outcomes if (o.arm, o.seed) in wanted]
 
 
 def in_processes(
-    jobs: int, first: Sequence[Callable[[], Any]], then: Sequence[Callable[[], T]]
+    jobs: int, first: Sequence[Callable[[], None]], then: Sequence[Callable[[], T]]
 ) -> Iterator[T]:
     """Call everything in processes of their own, several at a time; the results of `then` as they
     come, after all of `first`.
@@ -94,10 +95,10 @@ def in_processes(
             raise
 
 
-def keep(path: Path, found: Sequence[msgspec.Struct]) -> None:
+def keep(path: Path, results: Sequence[msgspec.Struct]) -> None:
     """Add results to a file of JSON lines."""
     with path.open("ab") as file:
-        file.write(b"".join(msgspec.json.encode(one) + b"\n" for one in found))
+        file.write(b"".join(msgspec.json.encode(one) + b"\n" for one in results))
 
 
 def claim(folder: Path, config: CrewConfig) -> None:
@@ -132,29 +133,30 @@ def warm(config: CrewConfig, seed: int, peer: str) -> None:
 
 def _run(config: CrewConfig, arm: Arm, seed: int, folder: Path) -> list[Outcome]:
     torch.set_num_threads(1)
-    found = []
+    outcomes = []
     for crew_config in crews_of(config, arm, seed):
         name = f"{arm.label.replace('/', '-').replace(':', '-')}-{seed}"
         run = folder / "runs" / name / crew_config.crew.name
         crew = LocalCrew.start_or_resume(crew_config, run)
         for _ in crew.rounds():
             pass
-        lines = [line for line in read_metrics(run) if "heldout" in line]
-        for peer in crew_config.students:
-            own = [line for line in lines if line["peer"] == peer.name]
-            kinds = own[0]["heldout"]
-            found.append(
-                Outcome(
-                    arm=arm.label,
-                    seed=seed,
-                    peer=peer.name,
-                    start=own[0]["heldout"],
-                    end=own[-1]["heldout"],
-                    lowest={kind: min(line["heldout"][kind] for line in own) for kind in kinds},
-                    ood=own[-1].get("ood", {}),
-                )
-            )
+        lines = learner_lines(read_metrics(run))
+        outcomes += [_outcome(arm, seed, peer.name, lines) for peer in crew_config.students]
         # the numbers are what a study is for, and models are large
         for weights in ("start", "checkpoints"):
             shutil.rmtree(run / weights)
-    return found
+    return outcomes
+
+
+def _outcome(arm: Arm, seed: int, peer: str, lines: Sequence[LearnerLine]) -> Outcome:
+    own = [line for line in lines if line.peer == peer and line.heldout]
+    heldout = [line.heldout or {} for line in own]
+    return Outcome(
+        arm=arm.label,
+        seed=seed,
+        peer=peer,
+        start=heldout[0],
+        end=heldout[-1],
+        lowest={kind: min(measured[kind] for measured in heldout) for kind in heldout[0]},
+        ood=own[-1].ood or {},
+    )

@@ -20,7 +20,8 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from motley.config import CrewConfig
-from motley.run import MetricsLine, check_config, read_metrics
+from motley.metrics import LearnerLine, learner_lines, read_metrics
+from motley.run import check_config
 from motley.sim.crew import SimCrew
 from motley.sim.report import ages_of, num_dropped
 from motley.study.arms import Arm, crews_of
@@ -97,9 +98,9 @@ def run_sweep(
         first,
         [partial(_run, config, arm, seed, folder / "runs") for config, arm, seed in todo],
     )
-    for number, found in enumerate(runs, total - len(todo) + 1):
-        keep(path, found)
-        trials += found
+    for number, made in enumerate(runs, total - len(todo) + 1):
+        keep(path, made)
+        trials += made
         progress(number, total)
     wanted = {(c, arm.label, seed) for c in names for arm in arms for seed in seeds}
     return [t for t in trials if (t.crew, t.arm, t.seed) in wanted]
@@ -125,39 +126,41 @@ def _simulate(crew: CrewConfig, name: str, arm: str, folder: Path) -> list[Trial
     shutil.rmtree(run, ignore_errors=True)  # a run that was stopped is made anew
     for _ in SimCrew(crew, run).rounds():
         pass
-    lines = read_metrics(run)
+    lines = learner_lines(read_metrics(run))
     shutil.rmtree(run)
     return [
-        _trial(name, arm, crew.crew.seed, [line for line in lines if line["peer"] == p.name])
+        _trial(name, arm, crew.crew.seed, [line for line in lines if line.peer == p.name])
         for p in crew.students
     ]
 
 
-def _trial(crew: str, arm: str, seed: int, lines: list[MetricsLine]) -> Trial:
+def _trial(crew: str, arm: str, seed: int, lines: list[LearnerLine]) -> Trial:
     ages = ages_of(lines)
-    senders = [sender for line in lines for sender in line.get("senders", {}).values()]
-    known = {key: [s[key] for s in senders if s.get(key) is not None] for key in DIAGNOSTICS}
+    senders = [sender for line in lines for sender in (line.senders or {}).values()]
+    known = {
+        key: [value for s in senders if (value := s.number(key)) is not None] for key in DIAGNOSTICS
+    }
     return Trial(
         crew=crew,
         arm=arm,
         seed=seed,
-        peer=lines[0]["peer"],
+        peer=lines[0].peer,
         curve={
-            line["round"]: float(np.mean(list(line["heldout"].values())))
+            line.round: float(np.mean(list(line.heldout.values())))
             for line in lines
-            if "heldout" in line
+            if line.heldout
         },
-        hours=lines[-1]["time_s"] / 3600,
+        hours=(lines[-1].time_s or 0.0) / 3600,
         mean_age=sum(age * count for age, count in ages) / max(1, sum(count for _, count in ages)),
         max_age=max((age for age, _ in ages), default=0),
         dropped=num_dropped(lines),
-        grad_norm=float(np.mean([line["grad_norm"] for line in lines if "grad_norm" in line])),
+        grad_norm=float(np.mean([line.grad_norm for line in lines if line.grad_norm is not None])),
         diagnostics={key: float(np.mean(values)) for key, values in known.items() if values},
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class SweepRow:
     """One arm in one crew."""
 
     arm: str
@@ -172,19 +175,19 @@ class Line:
     diagnostics: dict[str, float]
 
 
-def table(trials: Sequence[Trial], crews: Sequence[str], arms: Sequence[str]) -> list[Line]:
+def table(trials: Sequence[Trial], crews: Sequence[str], arms: Sequence[str]) -> list[SweepRow]:
     """A line per arm and crew, over all seeds and, where there are several, learners."""
     return [_line(trials, arm, crew, crews[0]) for arm in arms for crew in crews]
 
 
-def _line(trials: Sequence[Trial], arm: str, crew: str, first: str) -> Line:
+def _line(trials: Sequence[Trial], arm: str, crew: str, first: str) -> SweepRow:
     own = [t for t in trials if t.arm == arm and t.crew == crew]
     before = {(t.seed, t.peer): _last(t) for t in trials if t.arm == arm and t.crew == first}
     rounds = sorted(set.intersection(*(set(t.curve) for t in own)))
     best_round = max(rounds, key=lambda number: float(np.mean([t.curve[number] for t in own])))
     differences = [_last(t) - before[t.seed, t.peer] for t in own if (t.seed, t.peer) in before]
     spread = has_spread(differences)
-    return Line(
+    return SweepRow(
         arm=arm,
         crew=crew,
         last=interval([_last(t) for t in own]),
@@ -207,7 +210,7 @@ def _last(trial: Trial) -> float:
     return trial.curve[max(trial.curve)]
 
 
-def markdown(lines: Sequence[Line]) -> str:
+def markdown(lines: Sequence[SweepRow]) -> str:
     head = [
         "arm",
         "crew",
@@ -243,7 +246,7 @@ def markdown(lines: Sequence[Line]) -> str:
     return markdown_table(head, rows)
 
 
-def glance(lines: Sequence[Line]) -> str:
+def glance(lines: Sequence[SweepRow]) -> str:
     """A row per arm: accuracy after the last round in the first crew, then in each other one with
     the paired difference.
     """
@@ -263,7 +266,7 @@ def glance(lines: Sequence[Line]) -> str:
     )
 
 
-def draw(lines: Sequence[Line], path: Path) -> None:
+def draw(lines: Sequence[SweepRow], path: Path) -> None:
     """Accuracy after the last round against the crew, a curve per arm, with 95 % intervals."""
     crews = list(dict.fromkeys(line.crew for line in lines))
     arms = list(dict.fromkeys(line.arm for line in lines))

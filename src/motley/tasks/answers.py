@@ -66,8 +66,8 @@ def wrap(answer: str, form: Form, reasoning: str = "") -> str:
 def _tagged(completion: str) -> str | None:
     if any(completion.count(tag) != 1 for tag in _TAGS):
         return None
-    found = _TAGGED.fullmatch(completion)
-    return found[1].strip() if found else None
+    tagged = _TAGGED.fullmatch(completion)
+    return tagged[1].strip() if tagged else None
 
 
 def _last_boxed(completion: str) -> str | None:

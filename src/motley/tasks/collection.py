@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 
 from motley.records import Problem
-from motley.tasks.task import Split
+from motley.tasks.task import Split, is_heldout
 
 HELDOUT_ONE_IN = 10
 
@@ -33,8 +33,8 @@ class Collection:
             for split in sets
             for kind in self._kinds[split]
         }
-        for (split, kind), found in self._by_kind.items():
-            if not found:
+        for (split, kind), problems in self._by_kind.items():
+            if not problems:
                 raise ValueError(
                     f"{source}: no {split} problem of kind {kind!r}; add some, or name a {split} "
                     "file that has them"
@@ -57,7 +57,9 @@ def split_sets(
     """The splits; without problems to hold out, one prompt in ten is held out by its hash."""
     sets: dict[Split, list[Problem]] = {"train": problems, "heldout": list(heldout)}
     if not heldout:
-        sets["heldout"] = [p for p in problems if _is_heldout(p)] or problems[:1]
+        sets["heldout"] = [p for p in problems if is_heldout(p.prompt, HELDOUT_ONE_IN)] or problems[
+            :1
+        ]
         prompts = {p.prompt for p in sets["heldout"]}
         sets["train"] = [p for p in problems if p.prompt not in prompts]
     if ood:
@@ -68,7 +70,3 @@ def split_sets(
             "heldout file"
         )
     return sets
-
-
-def _is_heldout(problem: Problem) -> bool:
-    return hashlib.sha256(problem.prompt.encode()).digest()[0] % HELDOUT_ONE_IN == 0

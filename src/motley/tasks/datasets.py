@@ -27,7 +27,7 @@ class DatasetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     form: Form = "tags"
 
 
-class Source(msgspec.Struct, frozen=True, kw_only=True):
+class PublishedDataset(msgspec.Struct, frozen=True, kw_only=True):
     """A published dataset: where it is, and how a problem is made of one of its rows."""
 
     hub: str
@@ -65,26 +65,26 @@ class DatasetTask(Collection):
         return wrap(problem.answer, self._form, problem.columns.get("solution", ""))
 
     def score(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[float]:
-        found = [find_answer(completion, self._form) for completion in completions]
+        answers = [find_answer(completion, self._form) for completion in completions]
         return [
             float(answer is not None and math_equal(answer, p.answer))
-            for p, answer in zip(problems, found, strict=True)
+            for p, answer in zip(problems, answers, strict=True)
         ]
 
 
-def _ood(source: Source, config: DatasetConfig) -> list[Problem]:
+def _ood(source: PublishedDataset, config: DatasetConfig) -> list[Problem]:
     if config.ood:
         return read_problems(Path(config.ood), source.make)
     return _from_hub(source, source.heldout or source.train) if config.ood_task else []
 
 
-def _source(name: str) -> Source:
+def _source(name: str) -> PublishedDataset:
     if name not in DATASETS:
         raise ValueError(f"ood_task={name!r} is not known; use one of {', '.join(DATASETS)}")
     return DATASETS[name]
 
 
-def _from_hub(source: Source, split: str) -> list[Problem]:
+def _from_hub(source: PublishedDataset, split: str) -> list[Problem]:
     package = load("datasets", f"reading {source.hub} from the hub")
     try:
         rows: Iterable[Fields] = package.load_dataset(source.hub, source.part, split=split)
@@ -151,8 +151,8 @@ def _svamp(fields: Fields, place: str) -> Problem:
     )
 
 
-DATASETS: dict[str, Source] = {
-    "gsm8k": Source(hub="openai/gsm8k", part="main", heldout="test", make=_gsm8k),
-    "math500": Source(hub="HuggingFaceH4/MATH-500", train="test", make=_math500),
-    "svamp": Source(hub="ChilleD/SVAMP", heldout="test", make=_svamp),
+DATASETS: dict[str, PublishedDataset] = {
+    "gsm8k": PublishedDataset(hub="openai/gsm8k", part="main", heldout="test", make=_gsm8k),
+    "math500": PublishedDataset(hub="HuggingFaceH4/MATH-500", train="test", make=_math500),
+    "svamp": PublishedDataset(hub="ChilleD/SVAMP", heldout="test", make=_svamp),
 }

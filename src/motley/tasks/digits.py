@@ -9,7 +9,6 @@ is one level above the highest trained.
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -17,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from motley.records import Problem
-from motley.tasks.task import AS_IT_IS, Split
+from motley.tasks.task import AS_IT_IS, Split, is_heldout
 
 HELDOUT_ONE_IN = 8
 MAX_LEVEL = 9
@@ -108,10 +107,6 @@ WORDS = tuple(f"{kind} " for kind in _MAKE)
 SYMBOLS = "0123456789+-*,<>="
 
 
-def _is_heldout(prompt: str) -> bool:
-    return hashlib.sha256(prompt.encode()).digest()[0] % HELDOUT_ONE_IN == 0
-
-
 class Digits:
     """>>> Digits(DigitsConfig()).draw(random.Random(0), "train", "reverse")  # prompt "reverse
     6604=", answer "4066"
@@ -134,7 +129,7 @@ class Digits:
         while True:
             text, answer = _MAKE[kind](rng, level)
             prompt = f"{kind} {text}="
-            if split == "ood" or _is_heldout(prompt) == (split == "heldout"):
+            if split == "ood" or is_heldout(prompt, HELDOUT_ONE_IN) == (split == "heldout"):
                 return Problem(kind=kind, prompt=prompt, answer=answer)
 
     def target(self, problem: Problem) -> str:

@@ -110,9 +110,9 @@ def _comparing(config: FileConfig) -> Reward:
     """1 where the answer found in the completion is the right one."""
 
     def right(completion: str, gold: str) -> bool:
-        found = find_answer(completion, config.form)
-        return found is not None and (
-            math_equal(found, gold) if config.equal == "math" else found == gold.strip()
+        answer = find_answer(completion, config.form)
+        return answer is not None and (
+            math_equal(answer, gold) if config.equal == "math" else answer == gold.strip()
         )
 
     def reward(

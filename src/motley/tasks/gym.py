@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import hashlib
 import importlib.metadata
 import os
 import random
@@ -27,7 +26,7 @@ from motley.tasks import limited
 from motley.tasks.answers import INSTRUCTIONS, Form, find_answer, wrap
 from motley.tasks.extras import load
 from motley.tasks.harmless import evaluates, is_harmless
-from motley.tasks.task import QUESTION, Split
+from motley.tasks.task import QUESTION, Split, is_heldout
 
 HELDOUT_ONE_IN = 8
 MAX_DRAWS = 10_000
@@ -86,7 +85,9 @@ class GymTask:
         for _ in range(MAX_DRAWS):
             index = rng.randrange(source.span)
             entry = source.entry(index)
-            if split == "ood" or _is_heldout(entry["question"]) == (split == "heldout"):
+            if split == "ood" or is_heldout(entry["question"], HELDOUT_ONE_IN) == (
+                split == "heldout"
+            ):
                 self._check_form(entry)
                 answer = "" if entry["answer"] is None else str(entry["answer"])
                 return Problem(
@@ -224,7 +225,3 @@ def _create(name: str, parameters: dict[str, Any]) -> Any:
         return factory.create_dataset(name, **parameters)
     except (AssertionError, TypeError, ValueError) as error:
         raise ValueError(f"[task] of 'reasoning_gym:{name}': {error}; {known}") from None
-
-
-def _is_heldout(question: str) -> bool:
-    return hashlib.sha256(question.encode()).digest()[0] % HELDOUT_ONE_IN == 0

@@ -5,6 +5,7 @@ Owns who is given which problem; knows no model and no torch.
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -63,6 +64,11 @@ class Task(Protocol):
     def score(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[float]:
         """The reward of each completion, which answers the problem at the same place."""
         ...
+
+
+def is_heldout(prompt: str, one_in: int) -> bool:
+    """Whether a prompt is among the one in so many that are held out, which its hash decides."""
+    return hashlib.sha256(prompt.encode()).digest()[0] % one_in == 0
 
 
 def draw_problems(task: Task, seed: str, split: Split, count: int) -> list[Problem]:

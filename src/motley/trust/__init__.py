@@ -3,22 +3,31 @@
 from motley.trust.admission import (
     MAX_REWARD,
     Admission,
+    AdmissionState,
     Admitted,
-    Refusal,
+    ReasonCount,
+    RefusedRecord,
     Rules,
+    Verdict,
     known,
     read_hub,
     stamp_of,
 )
+from motley.trust.admitted import AdmittedGroups, Place
 from motley.trust.identity import Identity, nkey_of, verifies
 
 __all__ = [
     "MAX_REWARD",
     "Admission",
+    "AdmissionState",
     "Admitted",
+    "AdmittedGroups",
     "Identity",
-    "Refusal",
+    "Place",
+    "ReasonCount",
+    "RefusedRecord",
     "Rules",
+    "Verdict",
     "known",
     "nkey_of",
     "read_hub",

@@ -1,5 +1,6 @@
-"""Admission: the one boundary where a peer's bad record becomes a named, counted refusal instead of
-an exception.
+"""Admission: the one boundary where a bad record becomes a named, counted refusal.
+
+It is never an exception beyond here.
 
 Cheap checks first: size and decompression, header, sender, signature, chain, values, assignment,
 and last the reward, computed again here. Knows records, rosters and assignments; knows no model.
@@ -10,13 +11,13 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from motley.exchange import Entry, Header, Sealed, WireError, unpack
 from motley.records import HUB, Charter, Content, Group, Problem, Rollout, Roster, Stamp, Weights
-from motley.trust.chain import Chain
+from motley.trust.chain import Chain, ChainState
 from motley.trust.identity import verifies
 
 LOGPROB_RANGE = (-64.0, 1e-3)
@@ -42,7 +43,7 @@ class Rules:
     learners: frozenset[str] = frozenset()  # who may publish weights
 
 
-class Refusal(msgspec.Struct, frozen=True):
+class RefusedRecord(msgspec.Struct, frozen=True):
     """Why the record at a position of the log was not admitted.
 
     The record itself is still there to look at.
@@ -56,9 +57,44 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class Admitted(NamedTuple):
+    """A group that may be learned from, with the problem that it answers."""
+
     group: Group
     problem: Problem
-    hash: bytes
+    hash: bytes  # of its record
+
+
+# What became of a record: a group, a learner's weights, a word of the hub's, or a refusal.
+Verdict = Admitted | Weights | Charter | Roster | RefusedRecord
+
+
+class ReasonCount(NamedTuple):
+    """How often something of a sender's was not taken, in a checkpoint."""
+
+    sender: str
+    reason: str
+    times: int
+
+    @staticmethod
+    def rows(counts: Counter[tuple[str, str]]) -> list[ReasonCount]:
+        return [
+            ReasonCount(sender, reason, times) for (sender, reason), times in sorted(counts.items())
+        ]
+
+    @staticmethod
+    def counter(rows: Sequence[ReasonCount]) -> Counter[tuple[str, str]]:
+        return Counter({(row.sender, row.reason): row.times for row in rows})
+
+
+class AdmissionState(msgspec.Struct, frozen=True, kw_only=True):
+    """An admission in a checkpoint; keys are hexadecimal."""
+
+    keys: dict[str, str]
+    revoked: list[str]
+    roster: int
+    chains: dict[str, ChainState]  # by key
+    refused: list[ReasonCount]
+    kept: list[RefusedRecord]
 
 
 class _Refused(Exception):  # noqa: N818 - the way out of a check, seen by `admit` alone
@@ -78,34 +114,39 @@ class Admission:
     roster: int = 0  # its number
     chains: dict[bytes, Chain] = field(default_factory=dict)  # by key
     refused: Counter[tuple[str, str]] = field(default_factory=Counter)  # (sender, reason) -> count
-    kept: deque[Refusal] = field(default_factory=lambda: deque(maxlen=MAX_KEPT))  # the newest
+    kept: deque[RefusedRecord] = field(default_factory=lambda: deque(maxlen=MAX_KEPT))  # the newest
 
-    def admit(self, entry: Entry) -> Admitted | Weights | None:
-        """The group, or a learner's weights, or None: a record of the hub's, which is taken in, or
-        a refusal, which is counted and kept.
-        """
+    def admit(self, entry: Entry) -> Verdict:
+        """Judge a record. What the hub says is taken in; a refusal is counted and kept."""
         try:
             sealed = unpack(entry.record)
             header = Header.of(sealed.body)
             self._check_sender(entry, header, sealed)
-            content = header.content()
-            if isinstance(content, Roster) and content.number >= self.roster:
+            return self._judged(header.content(), sealed.hash)
+        except (WireError, _Refused) as error:
+            return self.refuse(entry, error.reason, str(error))
+
+    def _judged(self, content: Content, hash: bytes) -> Verdict:
+        match content:
+            case Group():
+                return self._admitted(content, hash)
+            case Weights():
+                return self._weights(content)
+            case Roster() if content.number >= self.roster:
                 self.roster = content.number
                 self.keys, self.revoked = dict(content.keys), frozenset(content.revoked)
-            if isinstance(content, Weights):
-                return self._weights(content)
-            return self._admitted(content, sealed.hash) if isinstance(content, Group) else None
-        except (WireError, _Refused) as error:
-            self.refuse(entry, error.reason, str(error))
-            return None
+        return content
 
-    def refuse(self, entry: Entry, reason: str, detail: str) -> None:
+    def refuse(self, entry: Entry, reason: str, detail: str) -> RefusedRecord:
+        """Count a record under its sender, and keep why it is refused."""
         # The log lets a peer write under its own name only, so that the name is right even where
         # the record cannot be read.
         name = entry.id.split(".", 1)[0]
         sender = name if name in self.keys or name in self.revoked or name == HUB else "unknown"
         self.refused[sender, reason] += 1
-        self.kept.append(Refusal(entry.position, entry.id[:200], sender, reason, detail[:500]))
+        refused = RefusedRecord(entry.position, entry.id[:200], sender, reason, detail[:500])
+        self.kept.append(refused)
+        return refused
 
     def _check_sender(self, entry: Entry, header: Header, sealed: Sealed) -> None:
         if header.crew != self.rules.crew:
@@ -217,29 +258,25 @@ class Admission:
 
     # For checkpoints
 
-    def state(self) -> dict[str, Any]:
-        return {
-            "keys": {peer: key.hex() for peer, key in self.keys.items()},
-            "revoked": sorted(self.revoked),
-            "roster": self.roster,
-            "chains": {key.hex(): chain.state() for key, chain in sorted(self.chains.items())},
-            "refused": [
-                [sender, reason, count] for (sender, reason), count in sorted(self.refused.items())
-            ],
-            "kept": msgspec.to_builtins(list(self.kept)),
-        }
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        self.keys = {peer: bytes.fromhex(key) for peer, key in state["keys"].items()}
-        self.revoked = frozenset(state["revoked"])
-        self.roster = state["roster"]
-        self.chains = {
-            bytes.fromhex(key): Chain.from_state(chain) for key, chain in state["chains"].items()
-        }
-        self.refused = Counter(
-            {(sender, reason): count for sender, reason, count in state["refused"]}
+    def state(self) -> AdmissionState:
+        return AdmissionState(
+            keys={peer: key.hex() for peer, key in self.keys.items()},
+            revoked=sorted(self.revoked),
+            roster=self.roster,
+            chains={key.hex(): chain.state() for key, chain in sorted(self.chains.items())},
+            refused=ReasonCount.rows(self.refused),
+            kept=list(self.kept),
         )
-        self.kept = deque(msgspec.convert(state["kept"], list[Refusal]), maxlen=MAX_KEPT)
+
+    def load_state(self, state: AdmissionState) -> None:
+        self.keys = {peer: bytes.fromhex(key) for peer, key in state.keys.items()}
+        self.revoked = frozenset(state.revoked)
+        self.roster = state.roster
+        self.chains = {
+            bytes.fromhex(key): Chain.from_state(chain) for key, chain in state.chains.items()
+        }
+        self.refused = ReasonCount.counter(state.refused)
+        self.kept = deque(state.kept, maxlen=MAX_KEPT)
 
 
 def stamp_of(entry: Entry) -> tuple[Stamp, bytes]:

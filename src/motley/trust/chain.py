@@ -9,12 +9,22 @@ must have the hash their successor named.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+
+import msgspec
 
 from motley.records import FIRST_PREVIOUS, Stamp
 
 MAX_MISSING = 4096
 REMEMBERED = 256  # hashes kept to tell a replay from a fork
+
+
+class ChainState(msgspec.Struct, frozen=True, kw_only=True):
+    """A chain in a checkpoint; hashes are hexadecimal."""
+
+    next: int
+    head: str
+    missing: list[tuple[int, str]]  # counter, hash
+    recent: list[tuple[int, str]]
 
 
 @dataclass(slots=True)
@@ -69,21 +79,23 @@ class Chain:
 
     # For checkpoints
 
-    def state(self) -> dict[str, Any]:
-        named = lambda hashes: [[counter, hash.hex()] for counter, hash in sorted(hashes.items())]
-        return {
-            "next": self.next,
-            "head": self.head.hex(),
-            "missing": named(self.missing),
-            "recent": named(self.recent),
-        }
+    def state(self) -> ChainState:
+        return ChainState(
+            next=self.next,
+            head=self.head.hex(),
+            missing=_hexadecimal(self.missing),
+            recent=_hexadecimal(self.recent),
+        )
 
     @staticmethod
-    def from_state(state: dict[str, Any]) -> Chain:
-        known = lambda pairs: {counter: bytes.fromhex(hash) for counter, hash in pairs}
+    def from_state(state: ChainState) -> Chain:
         return Chain(
-            state["next"],
-            bytes.fromhex(state["head"]),
-            known(state["missing"]),
-            known(state["recent"]),
+            state.next,
+            bytes.fromhex(state.head),
+            {counter: bytes.fromhex(hash) for counter, hash in state.missing},
+            {counter: bytes.fromhex(hash) for counter, hash in state.recent},
         )
+
+
+def _hexadecimal(hashes: dict[int, bytes]) -> list[tuple[int, str]]:
+    return [(counter, hash.hex()) for counter, hash in sorted(hashes.items())]

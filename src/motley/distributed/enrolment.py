@@ -1,11 +1,11 @@
-"""Membership: which crew a folder's peer belongs to, and how it is let in with its own key.
+"""Enrolment: which crew a folder's peer belongs to, and how it is let in with its own key.
 
 Needs no model.
 """
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,11 +14,12 @@ from typing import TypeVar
 
 import msgspec
 
+from motley.clock import Clock, Deadline
+from motley.distributed.register import Answer, Say
 from motley.exchange import LogError
 from motley.exchange.connection import Connection, Login, NotAdmittedError
 from motley.exchange.nats import Names
 from motley.files import replace
-from motley.hub import Answer, Say
 from motley.trust import Identity
 from motley.trust.invitation import Enrolment, Invitation
 
@@ -64,9 +65,10 @@ class Joining:
     identity: Identity
     folder: Path
     say: Say
+    clock: Clock
 
     @staticmethod
-    def begin(url: str, crew: str, invite: str, folder: Path, say: Say) -> Joining:
+    def begin(url: str, crew: str, invite: str, folder: Path, say: Say, clock: Clock) -> Joining:
         """Read the invitation, make the key, and see that the folder is this peer's."""
         invitation = Invitation.read(invite)
         membership = Membership(
@@ -75,10 +77,9 @@ class Joining:
             peer=invitation.peer,
             hub=invitation.hub,
             certificate=invitation.certificate,
-            joined_s=time.time(),
+            joined_s=clock.now_s(),
         )
-        path = folder / "member.json"
-        if path.exists():
+        if (folder / "member.json").exists():
             known = read_membership(folder)
             membership = msgspec.structs.replace(membership, joined_s=known.joined_s)
             if (known.crew, known.peer, known.hub) != (crew, membership.peer, membership.hub):
@@ -86,7 +87,8 @@ class Joining:
                     f"{folder} is the folder of {known.peer} in crew {known.crew} of another hub "
                     "or name; choose another folder with --out"
                 )
-        return Joining(membership, invitation, Identity.kept_at(folder / "peer.key"), folder, say)
+        identity = Identity.kept_at(folder / "peer.key")
+        return Joining(membership, invitation, identity, folder, say, clock)
 
     def keep(self) -> None:
         """Keep in the folder whose it is."""
@@ -97,11 +99,11 @@ class Joining:
 
         Answers can get lost while the hub lets others in.
         """
-        peer, stop = self.membership.peer, time.monotonic() + ADMISSION_S
+        peer, deadline = self.membership.peer, Deadline(self.clock, ADMISSION_S)
         while True:
             with suppress(NotAdmittedError):
-                return Connection(self.membership.login(self.identity))
-            late = time.monotonic() > stop
+                return Connection(self.membership.login(self.identity), clock=self.clock)
+            late = deadline.passed
             try:
                 self.enrol()
                 self.say(f"enrolled as {peer} with key {self.identity.nkey}")
@@ -122,16 +124,16 @@ class Joining:
                         f"the hub has put {peer} on its roster, and its server does not let it "
                         "in; is it stuck?"
                     )
-            time.sleep(RETRY_S)
+            self.clock.sleep_s(RETRY_S)
 
     def enrol(self) -> None:
         """Bring the own key to the hub, with the invitation as the only credential."""
-        member, invited = self.membership, Identity.of(self.invitation.secret)
-        connection = Connection(
-            Login(member.url, f"invited-{member.peer}", invited.nkey_seed, member.certificate)
-        )
-        asked = msgspec.msgpack.encode(Enrolment.ask(member.crew, self.invitation, self.identity))
-        subject = Names(member.crew).enrolment(member.peer)
+        membership, invited = self.membership, Identity.of(self.invitation.secret)
+        crew, peer = membership.crew, membership.peer
+        login = Login(membership.url, f"invited-{peer}", invited.nkey_seed, membership.certificate)
+        connection = Connection(login, clock=self.clock)
+        asked = msgspec.msgpack.encode(Enrolment.ask(crew, self.invitation, self.identity))
+        subject = Names(crew).enrolment(peer)
         try:
             reply = connection.call(lambda client: client.request(subject, asked, 3), 4)
         finally:
@@ -140,17 +142,16 @@ class Joining:
         if answer.error:
             raise ValueError(f"the hub refuses: {answer.error}")
 
-
-def patiently(work: Callable[[], T], say: Say) -> T:
-    """Do what needs the hub, as often as it takes; say so when it is away."""
-    said = 0.0
-    while True:
-        try:
-            return work()
-        except NotAdmittedError:
-            raise
-        except LogError as error:
-            if time.monotonic() - said > SAID_AGAIN_S:
-                say(f"{error}; trying again")
-                said = time.monotonic()
-            time.sleep(RETRY_S)
+    def patiently(self, work: Callable[[], T]) -> T:
+        """Do what needs the hub, as often as it takes; say so when it is away."""
+        said_s = -math.inf
+        while True:
+            try:
+                return work()
+            except NotAdmittedError:
+                raise
+            except LogError as error:
+                if self.clock.elapsed_s() - said_s > SAID_AGAIN_S:
+                    self.say(f"{error}; trying again")
+                    said_s = self.clock.elapsed_s()
+                self.clock.sleep_s(RETRY_S)

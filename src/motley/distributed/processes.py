@@ -1,8 +1,9 @@
 """A crew with a process for every peer on this machine, and a NATS server on loopback between them:
 `processes = true`.
 
-RUN/hub/           the hub's folder RUN/peers/PEER/    each peer's own run folder; RUN/metrics.jsonl
-has the lines of all who learn together, in the order of rounds
+RUN/hub/            the hub's folder
+RUN/peers/PEER/     each peer's own run folder
+RUN/metrics.jsonl   the lines of all who learn, in the order of rounds
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-import msgspec
-
 from motley.config import CrewConfig, read_config
+from motley.distributed.hub import Hub
+from motley.distributed.join import Brings, join
+from motley.distributed.register import Place, Say, read_state
 from motley.exchange.server import free_port
-from motley.hub import Hub, Place, Say, read_state
-from motley.member import Brings, join
-from motley.run import MetricsLine, append_lines, check_config, new_folder
+from motley.metrics import LearnerLine, append_lines, decode_lines, learner_lines
+from motley.run import check_config, new_folder
 
 _processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["motley.member"])  # torch is imported once for all
+_processes.set_forkserver_preload(["motley.distributed.join"])  # torch is imported once for all
 
 
 class ProcessCrew:
@@ -32,8 +33,12 @@ class ProcessCrew:
     def __init__(self, config: CrewConfig, folder: Path, say: Say) -> None:
         self.config, self.folder, self._say = config, folder, say
         self.finished_rounds = 0
-        self._sizes: dict[str, int] = {}  # of the metrics, as far as they were read
-        self._lines: dict[str, dict[int, MetricsLine]] = {peer.name: {} for peer in config.students}
+        self._metrics = {
+            peer.name: GrowingFile(folder / "peers" / peer.name / "metrics.jsonl")
+            for peer in config.students
+        }
+        # per peer, by round
+        self._lines: dict[str, dict[int, LearnerLine]] = {name: {} for name in self._metrics}
         self._children: dict[str, multiprocessing.process.BaseProcess] = {}
         (folder / "peers").mkdir(exist_ok=True)
         self._hub = Hub.open(config, folder / "hub", self._place(), say)
@@ -52,7 +57,7 @@ class ProcessCrew:
         """Start everyone; yields how many have joined, until all have."""
         self._hub.start()
         (self.folder / "metrics.jsonl").write_bytes(b"")  # put together anew from the peers' own
-        invitations = self._hub.invitations()
+        invitations = self._hub.register.invitations()
         try:
             for peer in self.config.peer:
                 self._spawn(peer.name, invitations.get(peer.name, ""))
@@ -63,7 +68,7 @@ class ProcessCrew:
             self.close()
             raise
 
-    def rounds(self) -> Iterator[list[MetricsLine]]:
+    def rounds(self) -> Iterator[list[LearnerLine]]:
         """Train to the last round; yields the lines of a round when every peer has finished it, and
         in between nothing.
 
@@ -121,7 +126,13 @@ class ProcessCrew:
         threads = max(1, (os.cpu_count() or 1) // len(self.config.peer))
         # the crew file is this machine's own
         brings = Brings(engine=self.config.named(name).engine)
-        arguments = (self._hub.state.place.url, self.config.crew.name, folder, threads, brings)
+        arguments = (
+            self._hub.register.state.place.url,
+            self.config.crew.name,
+            folder,
+            threads,
+            brings,
+        )
         self._children[name] = _processes.Process(
             target=_take_part, args=arguments, name=f"motley {name}"
         )
@@ -145,20 +156,36 @@ class ProcessCrew:
             self._spawn(name, "")
 
     def _read_lines(self) -> None:
-        """New whole lines of every peer's metrics.
+        """New lines of every peer's metrics.
 
         One that was killed writes its last rounds again, equal but for the times.
         """
-        for name, known in self._lines.items():
-            path = self.folder / "peers" / name / "metrics.jsonl"
-            content = path.read_bytes() if path.exists() else b""
-            if len(content) != self._sizes.get(name, 0):
-                self._sizes[name] = len(content)
-                found = (
-                    msgspec.json.decode(line)
-                    for line in content[: content.rfind(b"\n") + 1].splitlines()
-                )
-                known |= {line["round"]: line for line in found}
+        for name, file in self._metrics.items():
+            lines = learner_lines(decode_lines(b"".join(file.new_lines())))
+            self._lines[name] |= {line.round: line for line in lines}
+
+
+class GrowingFile:
+    """A file that somebody appends lines to, and may cut to write its end again."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._num_read = 0  # bytes
+        self._last = b""  # the line that ends there
+
+    def new_lines(self) -> list[bytes]:
+        """Whole lines that were not read before; all of them, if those read are not there."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._num_read - len(self._last))
+            if file.read(len(self._last)) != self._last:
+                self._num_read, self._last = file.seek(0), b""
+            content = file.read()
+        lines = content[: content.rfind(b"\n") + 1].splitlines(keepends=True)
+        if lines:
+            self._num_read, self._last = self._num_read + sum(map(len, lines)), lines[-1]
+        return lines
 
 
 def _take_part(url: str, crew: str, folder: Path, num_threads: int, brings: Brings) -> None:
@@ -175,14 +202,15 @@ def _take_part(url: str, crew: str, folder: Path, num_threads: int, brings: Brin
     signal.signal(signal.SIGINT, ask)
     parent = multiprocessing.parent_process()
     try:
-        member = join(url, crew, (folder / "invitation").read_text(), folder, brings=brings)
-        for _ in member.rounds():
+        invitation = (folder / "invitation").read_text()
+        participant = join(url, crew, invitation, folder, brings=brings)
+        for _ in participant.rounds():
             stop = stop or not (parent and parent.is_alive())
             if stop:
                 break
         if stop:
-            member.save()
-        member.close()
+            participant.save()
+        participant.close()
     except (ValueError, OSError, FloatingPointError) as error:
         (folder / "error.txt").write_text(str(error))
         raise SystemExit(2) from None

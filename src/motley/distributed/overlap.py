@@ -2,11 +2,11 @@
 
 Owns when it does, and the thread beside.
 
-Only a member of a crew whose pace is "async" does. In lockstep the next round is sampled with the
-weights that the step makes; crews in one process and simulations are to be the same every time. And
-only where the two do not fight for the same cores: on a CUDA GPU, or with a server that someone
-else runs. On a CPU, or with a vLLM server beside the peer on the same CPU, each would only slow the
-other down.
+Only who takes part in an async crew from a process of its own does. In lockstep the next round is
+sampled with the weights that the step makes; crews in one process and simulations are to be the
+same every time. And only where the two do not fight for the same cores: on a CUDA GPU, or with a
+server that someone else runs. On a CPU, or with a vLLM server beside the peer on the same CPU, each
+would only slow the other down.
 
 | thread | does | touches |
 |---|---|---|
@@ -26,12 +26,13 @@ from typing import NamedTuple
 
 import torch
 
+from motley.clock import timed
 from motley.config import CrewConfig, EnginePart
 from motley.engines import Completion
-from motley.hub import Say
 from motley.learning.learner import StepReport
+from motley.learning.pace import pace_of
+from motley.metrics import Timing
 from motley.policies.hardware import is_out_of_memory
-from motley.run import Timing, timed
 from motley.sampler import Sampled, SamplerHalf
 
 Answers = list[list[Completion]]
@@ -47,11 +48,9 @@ class Both(NamedTuple):
 
 
 class Overlap:
-    """Begins when turns have shown what memory sampling and learning take; ends for good when it
-    runs out.
-    """
+    """Begins when turns have shown what memory both take; ends for good when it runs out."""
 
-    def __init__(self, config: CrewConfig, half: SamplerHalf, say: Say) -> None:
+    def __init__(self, config: CrewConfig, half: SamplerHalf, say: Callable[[str], None]) -> None:
         self.on = False
         self._half, self._device, self._say = half, half.policy.device, say
         self._wanted = is_right(config, half) and pays(half)
@@ -85,9 +84,11 @@ class Overlap:
         fail: the round is sampled in turn.
         """
         half, asked, before = self._half, self._half.ask(), _times_full(self._device)
+        clock = half.clock
         with ThreadPoolExecutor(1, thread_name_prefix="sampling") as beside:
-            sampling = beside.submit(timed, self._on_own_stream(lambda: half.answers(asked)))
-            report, learn_s = timed(step)
+            sample = self._on_own_stream(lambda: half.answers(asked))
+            sampling = beside.submit(timed, sample, clock)
+            report, learn_s = timed(step, clock)
         if self._stream:
             self._stream.synchronize()  # the engine's weights may change from here on
         error = sampling.exception()
@@ -96,11 +97,12 @@ class Overlap:
         if error or _times_full(self._device) > before:
             self._end("memory ran out")
         answers, sample_s = (None, 0.0) if error else sampling.result()
-        sampled, keep_s = timed(lambda: half.keep(half.drawn(asked, answers)) if answers else None)
-        _, refresh_s = timed(half.refresh)
-        return Both(
-            report, sampled, Timing(sample_s + keep_s, learn_s + refresh_s, min(sample_s, learn_s))
+        sampled, keep_s = timed(
+            lambda: half.keep(half.drawn(asked, answers)) if answers else None, clock
         )
+        _, refresh_s = timed(half.refresh, clock)
+        timing = Timing(sample_s + keep_s, learn_s + refresh_s, overlap_s=min(sample_s, learn_s))
+        return Both(report, sampled, timing)
 
     def _on_own_stream(self, sample: Callable[[], Answers]) -> Callable[[], Answers]:
         """On a GPU work of two threads goes on at once in two streams only.
@@ -129,20 +131,11 @@ def is_right(config: CrewConfig, half: SamplerHalf) -> bool:
     With the learner's own weights, which the step changes under way, it would be of no version.
     Where nothing older than the present version is learned from, it would all be dropped.
     """
-    rules = config.learning
-    lasts = rules.stale == "pace" or rules.max_age > 0 or rules.max_age_s > 0
-    return (
-        config.crew.pace == "async"
-        and half.me.role == "peer"
-        and lasts
-        and half.engine.keeps_snapshot
-    )
+    return pace_of(config).samples_beside and half.me.role == "peer" and half.engine.keeps_snapshot
 
 
 def pays(half: SamplerHalf) -> bool:
-    """Whether sampling and learning compute on different things, or on a GPU, which has room for
-    both.
-    """
+    """Whether the two compute on different things, or on a GPU, which has room for both."""
     engine = half.me.engine
     return half.policy.device.type == "cuda" or (
         isinstance(engine, EnginePart) and engine.openai is not None

@@ -1,0 +1,49 @@
+"""Bars: how far something has come, and the time that is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+
+def timed_bars(
+    words: str,
+    *columns: ProgressColumn,
+    console: Console,
+    transient: bool = False,
+    disable: bool = False,
+) -> Progress:
+    """Bars behind words, then columns of one's own, the time that has passed and what is left."""
+    times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    return Progress(
+        TextColumn(words),
+        BarColumn(),
+        *columns,
+        *times,
+        console=console,
+        transient=transient,
+        disable=disable,
+    )
+
+
+@contextmanager
+def counted_runs() -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr to tell how many runs of how many are done."""
+    with timed_bars("runs", MofNCompleteColumn(), console=Console(stderr=True)) as progress:
+        bar = progress.add_task("runs")
+        yield lambda done, total: progress.update(bar, completed=done, total=total)
+
+
+def skills_text(accuracy: dict[str, float]) -> str:
+    return " ".join(f"{kind} {value:.0%}" for kind, value in accuracy.items())

@@ -1,0 +1,1 @@
+"""Participants in processes of their own, on one machine or many, and the hub between them."""

@@ -1,0 +1,165 @@
+"""Joining a crew from a folder of one's own: be let in, agree on the rules, take up a role."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from motley.clock import Clock, Deadline, RealClock
+from motley.config import (
+    CrewConfig,
+    EnginePart,
+    parse_config,
+    read_config,
+    with_files_in,
+    write_config,
+)
+from motley.distributed import enrolment
+from motley.distributed.enrolment import Joining
+from motley.distributed.learner import begin_learning
+from motley.distributed.participant import WAIT_S, Participant, Role, take_station
+from motley.distributed.register import Say
+from motley.distributed.sampler import begin_sampling
+from motley.exchange.connection import NotAdmittedError
+from motley.exchange.nats import NatsLog
+from motley.files import hold
+from motley.records import HUB, Charter
+from motley.run import WarmProgress, check_config
+from motley.tasks import load_task
+from motley.trust import read_hub
+from motley.trust.invitation import Invitation
+
+
+class Brings(NamedTuple):
+    """What a peer has of its own, where the crew file's word for it does not hold on this machine.
+
+    Its engine is never the crew file's, which names programs and servers and is another's.
+    """
+
+    data: Path | None = None  # the folder with the crew's problem files
+    model: str = ""
+    device: str = ""
+    # None: the one it came with before, or torch
+    engine: Literal["torch"] | EnginePart | None = None
+
+
+def join(
+    url: str,
+    crew: str,
+    invite: str,
+    folder: Path,
+    say: Say = lambda text: None,
+    brings: Brings = Brings(),
+    progress: WarmProgress | None = None,
+    clock: Clock = RealClock(),
+) -> Participant:
+    """Take part in a crew, or take part again: enrol if need be, agree on the rules, check the
+    engine, go on where it was left.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as held:
+        held.callback(os.close, _hold(folder, invite))
+        joining = Joining.begin(url, crew, invite, folder, say, clock)
+        # then the address is right, and the hub is only away
+        came_before = (folder / "config.toml").exists()
+        connection = joining.patiently(joining.enter) if came_before else joining.enter()
+        held.callback(connection.close)
+        joining.keep()
+        log = joining.patiently(lambda: NatsLog(connection, crew))
+        config = _agree(joining, log, brings)
+        station = take_station(joining, config, log, held)
+        role: Role = (
+            begin_sampling(station, held)
+            if station.me.role == "sampler"
+            else begin_learning(station, progress)
+        )
+        # Not before: what the log has of this peer must be known before anything is sent.
+        station.courier.start()
+        return Participant(station, role, held.pop_all())
+
+
+def _hold(folder: Path, invite: str) -> int:
+    lock = hold(folder / "member.lock")
+    if lock is None:
+        raise ValueError(
+            f"{Invitation.read(invite).peer} is already running in {folder}; stop it first"
+        )
+    return lock
+
+
+# Agreeing on the rules
+
+
+def _listed(joining: Joining, log: NatsLog) -> Charter:
+    """The charter of a crew whose roster has this peer.
+
+    On a server without users of its own nobody has asked for that yet.
+    """
+    membership, deadline = joining.membership, Deadline(joining.clock, enrolment.ADMISSION_S)
+    while True:
+        entries = joining.patiently(lambda: log.records_of(HUB))
+        charter, roster = read_hub(entries, membership.crew, membership.hub)
+        if roster.keys.get(membership.peer) == joining.identity.public:
+            return charter
+        try:
+            joining.patiently(joining.enrol)
+        except NotAdmittedError:
+            # the invitation is used up: the hub knows the key, and its roster is on the way
+            if deadline.passed:
+                raise
+        joining.clock.sleep_s(WAIT_S)
+
+
+def _agree(joining: Joining, log: NatsLog, brings: Brings) -> CrewConfig:
+    """The crew's rules as its hub signed them, with what this peer brings.
+
+    The task on this machine must ask the same as at the hub.
+    """
+    folder, me = joining.folder, joining.membership.peer
+    charter = _listed(joining, log)
+    config = with_files_in(parse_config(charter.config, source="the crew's charter"), brings.data)
+    path = folder / "config.toml"
+    config = _with_own(config, read_config(path) if path.exists() else None, me, brings)
+    check_config(config, mine=config.student_of(me))
+    if load_task(config.crew.task, config.task).fingerprint != charter.task:
+        raise ValueError(
+            f"task {config.crew.task} asks other problems here than at the hub; "
+            "give the folder with the crew's own problem files with --data, or use the same "
+            "version of Motley"
+        )
+    if not path.exists():
+        write_config(config, path)
+    elif read_config(path) != config:
+        raise ValueError(
+            f"{folder} holds a run of other settings; choose another folder with --out, or delete "
+            "it"
+        )
+    return config
+
+
+def _with_own(config: CrewConfig, before: CrewConfig | None, me: str, brings: Brings) -> CrewConfig:
+    """The crew with this peer's model, device and engine as it brings them; where it does not say,
+    as it said when it came first.
+    """
+    if brings.model and config.named(me).role == "sampler":
+        raise ValueError(
+            f"{me} is a sampler and has the model of {config.named(me).follows}; remove --model"
+        )
+    known = (
+        msgspec.structs.replace(config.named(me), engine="torch")
+        if before is None
+        else before.named(me)
+    )
+    own = {
+        "model": brings.model or known.model,
+        "device": brings.device or known.device,
+        "engine": brings.engine or known.engine,
+    }
+    return msgspec.structs.replace(
+        config,
+        peer=tuple(msgspec.structs.replace(p, **own) if p.name == me else p for p in config.peer),
+    )

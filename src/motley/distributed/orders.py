@@ -1,0 +1,66 @@
+"""Orders of a hub's owner, from another process: to the running hub, or to one that is stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from motley.clock import Clock, RealClock
+from motley.distributed.hub import Hub
+from motley.distributed.register import (
+    Answer,
+    HubState,
+    Order,
+    hub_login,
+    invitations,
+    read_state,
+)
+from motley.exchange import LogError
+from motley.exchange.connection import Connection
+from motley.exchange.nats import Names
+from motley.trust import Identity
+
+
+def give_order(folder: Path, order: Order, clock: Clock = RealClock()) -> str:
+    """Have a hub revoke or invite: the running one, or the stopped one for when it runs next."""
+    state = read_state(folder)
+    try:
+        answer = _ask_running_hub(folder, state, order, clock)
+    except LogError:
+        return _order_while_stopped(folder, state, order, clock)
+    if answer.error:
+        raise ValueError(answer.error)
+    return _outcome(folder, read_state(folder), order.peer)
+
+
+def _outcome(folder: Path, state: HubState, peer: str) -> str:
+    """What came of an order; an invitation is read from the folder, and never travels."""
+    if peer in state.invited:
+        return invitations(state, Identity.kept_at(folder / "hub.key").public)[peer]
+    return f"{peer} is shut out; invite it anew with: motley hub ... --invite {peer}"
+
+
+def _ask_running_hub(folder: Path, state: HubState, order: Order, clock: Clock) -> Answer:
+    identity = Identity.kept_at(folder / "hub.key")
+    order = msgspec.structs.replace(order, at_s=clock.now_s())
+    order = msgspec.structs.replace(order, signature=identity.sign(order.signed(state.crew)))
+    connection = Connection(hub_login(folder, state), patience_s=1, clock=clock)
+    try:
+        subject, content = Names(state.crew).control, msgspec.msgpack.encode(order)
+        reply = connection.call(lambda client: client.request(subject, content, 10))
+    finally:
+        connection.close()
+    return msgspec.msgpack.decode(reply.data, type=Answer)
+
+
+def _order_while_stopped(folder: Path, state: HubState, order: Order, clock: Clock) -> str:
+    hub = Hub(folder, state, lambda text: None, clock)
+    # a server that outlived its hub has peers on it
+    runs_on = hub.server is not None and hub.server.alive()
+    try:
+        hub.start()
+        hub.carry_out(order)
+        return _outcome(folder, hub.register.state, order.peer)
+    finally:
+        hub.close(stop_server=not runs_on)

@@ -1,0 +1,237 @@
+"""Participant: who takes part from a process of its own. Its role says what it does with its turns.
+
+| part | is |
+|---|---|
+| `Station` | what everyone has at a hub: outbox and courier, presence, run folder |
+| `Role` | who learns (`learner.py`), or only samples (`sampler.py`) |
+| `Participant` | the two together, turn after turn; knows neither model nor engine |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from motley.clock import Clock
+from motley.config import CrewConfig, PeerConfig
+from motley.conformance import check_engine
+from motley.distributed.enrolment import Joining
+from motley.distributed.register import Say
+from motley.exchange import Entry, Head, LogError, Outbox, Signer, WireError, unpack
+from motley.exchange.blobs import Blobs
+from motley.exchange.courier import Courier
+from motley.exchange.nats import NatsLog
+from motley.exchange.objects import NatsBlobs
+from motley.exchange.presence import Beat, Presence, State, Voice
+from motley.learning.pace import pace_of
+from motley.metrics import MetricsLine
+from motley.run import Run
+from motley.sampler import SamplerHalf
+from motley.trust import Admission, stamp_of, verifies
+
+WAIT_S = 0.25  # at most, before looking again
+
+
+class Role(Protocol):
+    @property
+    def finished(self) -> bool: ...
+
+    @property
+    def finished_rounds(self) -> int: ...
+
+    def turn(self) -> MetricsLine | None:
+        """Do what there is to do; the metrics line of a round that was finished."""
+        ...
+
+    def waits_for(self) -> str:
+        """In words."""
+        ...
+
+    def last_lines(self) -> Iterator[MetricsLine]:
+        """What there is to say when everything is over."""
+        ...
+
+    def save(self) -> None: ...
+
+
+class Witness:
+    """Tells whether a beat of presence is its peer's, once there is somebody who reads rosters."""
+
+    def __init__(self) -> None:
+        self._admission: Admission | None = None
+
+    def rely_on(self, admission: Admission) -> None:
+        self._admission = admission
+
+    def verify(self, peer: str, signature: bytes, message: bytes) -> bool:
+        keys = self._admission.keys if self._admission else {}
+        return peer in keys and verifies(keys[peer], signature, message)
+
+
+@dataclass(frozen=True, slots=True)
+class Station:
+    joining: Joining
+    config: CrewConfig
+    me: PeerConfig
+    log: NatsLog
+    run: Run
+    witness: Witness
+    presence: Presence
+    outbox: Outbox
+    blobs: Blobs | None  # a learner's own
+    courier: Courier  # who is started when there is a role
+
+    @property
+    def folder(self) -> Path:
+        return self.joining.folder
+
+    @property
+    def say(self) -> Say:
+        return self.joining.say
+
+    @property
+    def clock(self) -> Clock:
+        return self.joining.clock
+
+    def tell(self, state: State, rounds: int) -> None:
+        """Have everyone know what this participant does, after so many rounds."""
+        self.presence.say(self.beat(state, rounds))
+
+    def beat(self, state: State, rounds: int) -> Beat:
+        return Beat(state, rounds, len(self.outbox))
+
+    def may_sample_unheard(self) -> bool:
+        """Without the hub sampling goes on into the outbox, as far as the staleness window will
+        still take it.
+        """
+        rounds = pace_of(self.config).rounds_unheard
+        return len(self.outbox) < self.config.problems_per_peer * rounds
+
+    def check_engine(self, half: SamplerHalf) -> None:
+        away = check_engine(half)
+        self.say(
+            f"engine against trainer: log-probs differ by {away.mean:.1e} on average, by "
+            f"{away.rare:.1e} in one token of a hundred"
+        )
+        if away.fault:
+            raise ValueError(
+                f"the engine of {self.me.name} {away.fault} from its trainer (mean "
+                f"{away.mean:.1e}, 99th percentile {away.rare:.1e}): "
+                "its importance ratios would be wrong for everyone, so it does not join; see "
+                "motley check"
+            )
+
+    def mend_outbox(self) -> Entry | None:
+        """Go on behind the last record the log has of this peer, which is returned.
+
+        A lost outbox must not begin the chain anew.
+        """
+        patiently, name = self.joining.patiently, self.me.name
+        last = patiently(lambda: self.log.last_of(name))
+        if last is None or not self._is_mine(last):
+            return None
+        if stamp_of(last)[0].counter < self.outbox.head.counter:
+            return last
+        # Delayed deliveries overtake each other: the newest on the log need not be the last of the
+        # chain.
+        mine = filter(self._is_mine, patiently(lambda: self.log.records_of(name)))
+        last = max(mine, key=lambda entry: stamp_of(entry)[0].counter)
+        stamp, hash = stamp_of(last)
+        self.say(f"the outbox was lost; going on behind record {stamp.counter} of the log")
+        self.outbox.head = Head(stamp.counter + 1, hash)
+        return last
+
+    def _is_mine(self, entry: Entry) -> bool:
+        """Signed with the present key.
+
+        Under another, or on a server that lets anybody write, it says nothing of this outbox.
+        """
+        try:
+            stamp, _ = stamp_of(entry)
+            sealed = unpack(entry.record)
+        except WireError:
+            return False
+        return stamp.key == self.outbox.key and verifies(stamp.key, sealed.signature, sealed.signed)
+
+
+def take_station(joining: Joining, config: CrewConfig, log: NatsLog, held: ExitStack) -> Station:
+    """Be there, and have an outbox. `held`: what to give back in the end, or if this fails."""
+    membership, identity, clock = joining.membership, joining.identity, joining.clock
+    me, crew = config.named(membership.peer), config.crew
+    signer, voice = Signer(identity.public, identity.sign), Voice(me.name, identity.sign)
+    run = Run(config, joining.folder, clock, started_s=membership.joined_s)
+    witness = Witness()
+    presence = joining.patiently(lambda: Presence(log.connection, crew.name, witness.verify, voice))
+    held.callback(presence.stop)
+    open_outbox: Callable[[], Outbox] = lambda: Outbox(
+        joining.folder / "groups" / "outbox.sqlite", signer, crew.lossless
+    )
+    outbox = open_outbox()
+    held.callback(outbox.close)
+    blobs = NatsBlobs(log.connection, crew.name, me.name) if me.role == "learner" else None
+    courier = Courier(open_outbox, log, blobs, clock)
+    return Station(joining, config, me, log, run, witness, presence, outbox, blobs, courier)
+
+
+class Participant:
+    """`rounds()` takes part: it yields a metrics line per round, and words whenever it waits."""
+
+    def __init__(self, station: Station, role: Role, held: ExitStack) -> None:
+        self.station, self.role, self._held = station, role, held
+        self._trouble = ""
+
+    @property
+    def finished(self) -> bool:
+        return self.role.finished
+
+    @property
+    def finished_rounds(self) -> int:
+        return self.role.finished_rounds
+
+    def rounds(self) -> Iterator[MetricsLine | str]:
+        role, station = self.role, self.station
+        while not role.finished:
+            try:
+                line = role.turn()
+                self._trouble = ""
+            except LogError as error:
+                line, self._trouble = None, str(error)
+            if line is None:
+                station.tell("waiting", role.finished_rounds)
+                yield self.status
+                station.log.wait(WAIT_S)
+            else:
+                yield line
+        yield from role.last_lines()
+        while len(station.outbox):  # others wait for these
+            yield self.status
+            station.clock.sleep_s(WAIT_S)
+
+    @property
+    def status(self) -> str:
+        """What it waits for, in words."""
+        connection, buffered = self.station.log.connection, len(self.station.outbox)
+        kept = f"; {buffered} records wait to be sent" if buffered else ""
+        if connection.shut_out:
+            raise ValueError(
+                "the hub has shut this peer out; what it has is saved, and the hub's owner can "
+                "invite it anew"
+            )
+        return (
+            connection.trouble
+            or self.station.courier.trouble
+            or self._trouble
+            or self.role.waits_for()
+        ) + kept
+
+    def save(self) -> None:
+        self.role.save()
+
+    def close(self) -> None:
+        self.station.courier.close()
+        state: State = "finished" if self.role.finished else "left"
+        self.station.presence.close(self.station.beat(state, self.role.finished_rounds))
+        self._held.close()

@@ -1,0 +1,214 @@
+"""Register: who of a crew is invited, enrolled or shut out, and by which rules that changes.
+
+Kept in HUB/hub.json, and written before anybody hears of a change. Knows no server and no log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from motley.clock import Clock
+from motley.config import CrewConfig, config_text, parse_config
+from motley.exchange.connection import Login
+from motley.exchange.server import User, fingerprint, invited_user, peer_user
+from motley.files import replace
+from motley.records import HUB, Charter, Roster
+from motley.tasks import load_task
+from motley.trust import Identity, nkey_of, verifies
+from motley.trust.invitation import Enrolment, Invitation
+
+Say = Callable[[str], None]
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the crew's server is."""
+
+    url: str  # what peers dial
+    host: str = ""  # where our own server listens; nothing: the server is somebody else's
+    port: int = 0
+    certificate: tuple[str, str] | None = None
+    pinned: bool = False  # peers trust this very certificate, not the public authorities
+
+
+class HubState(msgspec.Struct, kw_only=True):
+    crew: str
+    config: str
+    place: Place
+    invited: dict[str, bytes] = {}  # peer -> secret of the invitation's key
+    keys: dict[str, bytes] = {}  # peer -> its public key
+    revoked: list[str] = []
+    number: int = 0  # of the newest roster
+
+    @staticmethod
+    def new(config: CrewConfig, place: Place) -> HubState:
+        """With an invitation for every peer."""
+        invited = {peer.name: Identity.new().secret for peer in config.peer}
+        return HubState(
+            crew=config.crew.name, config=config_text(config), place=place, invited=invited
+        )
+
+
+class Order(msgspec.Struct, frozen=True):
+    """What `motley hub --revoke` and `--invite` ask of the running hub, signed with its key."""
+
+    what: Literal["revoke", "invite"]
+    peer: str
+    at_s: float = 0.0  # only ever grows, so that none is carried out twice
+    signature: bytes = b""
+
+    def signed(self, crew: str) -> bytes:
+        return b"motley order\n" + msgspec.msgpack.encode([crew, self.what, self.peer, self.at_s])
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """A hub's to an order or an enrolment."""
+
+    error: str = ""
+
+
+class Register:
+    def __init__(self, folder: Path, state: HubState, clock: Clock) -> None:
+        self.state, self._folder = state, folder
+        self.identity = Identity.kept_at(folder / "hub.key")
+        self._config = parse_config(state.config)
+        self._ordered_at_s = clock.now_s()  # older orders are somebody's copies
+
+    def keep(self) -> None:
+        replace(self._folder / "hub.json", msgspec.json.encode(self.state), mode=0o600)
+
+    # Changes
+
+    def enrol(self, asked: Enrolment) -> bool:
+        """Exchange an invitation for the key that its peer brings; whether that is news."""
+        state = self.state
+        if state.keys.get(asked.peer) == asked.key:
+            return False  # asked again, because our first answer was lost
+        secret = state.invited.get(asked.peer)
+        if secret is None or not asked.is_of(Identity.of(secret).public):
+            raise ValueError(
+                f"the invitation of {asked.peer} is not open: it was used, or replaced by a newer "
+                "one"
+            )
+        invited = [Identity.of(secret).public for secret in state.invited.values()]
+        if asked.key in [*state.keys.values(), *invited, self.identity.public]:
+            raise ValueError(
+                f"the key that {asked.peer} brings is in use already; each peer needs its own"
+            )
+        del state.invited[asked.peer]
+        state.keys[asked.peer] = asked.key
+        state.revoked = [peer for peer in state.revoked if peer != asked.peer]
+        self.turn_page()
+        return True
+
+    def revoke(self, peer: str) -> None:
+        """Shut a peer out."""
+        self._must_know(peer)
+        state = self.state
+        if peer not in state.keys and peer not in state.invited:
+            raise ValueError(f"{peer} is shut out already")
+        state.keys.pop(peer, None)
+        state.invited.pop(peer, None)
+        state.revoked = sorted({*state.revoked, peer})
+        self.turn_page()
+
+    def invite(self, peer: str) -> None:
+        """Invite a peer anew. Its old key counts until a new one is brought."""
+        self._must_know(peer)
+        self.state.invited[peer] = Identity.new().secret
+        self.keep()
+
+    def check(self, order: Order) -> None:
+        """Let an order of the hub's owner pass, once."""
+        signed = order.signed(self.state.crew)
+        own = verifies(self.identity.public, order.signature, signed)
+        if not own or order.at_s <= self._ordered_at_s:
+            raise ValueError("an order that the hub's owner did not give, or gave before")
+        self._ordered_at_s = order.at_s
+
+    def turn_page(self) -> None:
+        """Keep a change that everyone must hear of: there is a new roster from here on."""
+        self.state.number += 1
+        self.keep()
+
+    def _must_know(self, peer: str) -> None:
+        known = [p.name for p in self._config.peer]
+        if peer not in known:
+            raise ValueError(f"the crew has no peer {peer!r}; it has {', '.join(known)}")
+
+    # What it says
+
+    def charter(self) -> Charter:
+        task = load_task(self._config.crew.task, self._config.task).fingerprint
+        return Charter(crew=self.state.crew, config=self.state.config, task=task)
+
+    def roster(self) -> Roster:
+        state = self.state
+        return Roster(
+            crew=state.crew,
+            number=state.number,
+            keys=dict(state.keys),
+            revoked=tuple(state.revoked),
+        )
+
+    def invitations(self) -> dict[str, str]:
+        return invitations(self.state, self.identity.public)
+
+    def verify(self, peer: str, signature: bytes, message: bytes) -> bool:
+        """Whether an enrolled peer has signed this."""
+        keys = self.state.keys
+        return peer in keys and verifies(keys[peer], signature, message)
+
+    @property
+    def learners(self) -> list[str]:
+        return [peer.name for peer in self._config.peer if peer.role == "learner"]
+
+    def users(self) -> list[User]:
+        """Who may do what on the server."""
+        crew, learners = self.state.crew, self.learners
+        follows = {peer.name: peer.follows for peer in self._config.peer}
+        invited = [
+            invited_user(crew, peer, Identity.of(secret).nkey)
+            for peer, secret in self.state.invited.items()
+        ]
+        enrolled = [
+            peer_user(
+                crew, peer, nkey_of(key), learner=peer in learners, follows=follows.get(peer, "")
+            )
+            for peer, key in self.state.keys.items()
+        ]
+        return [*invited, *enrolled]
+
+
+def read_state(folder: Path) -> HubState:
+    try:
+        return msgspec.json.decode((folder / "hub.json").read_bytes(), type=HubState)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ValueError(
+            f"{folder} is not the folder of a hub: {error}; give the one that motley hub printed"
+        ) from None
+
+
+def invitations(state: HubState, hub: bytes) -> dict[str, str]:
+    """Per peer with an open invitation, the line to paste on its machine."""
+    pinned = state.place.pinned and state.place.certificate
+    certificate = fingerprint(Path(pinned[0])) if pinned else ""
+    start = f"motley join {state.place.url} --crew {state.crew} --invite "
+    return {
+        peer: start + Invitation(peer, secret, hub, certificate).text
+        for peer, secret in state.invited.items()
+    }
+
+
+def hub_login(folder: Path, state: HubState) -> Login:
+    """How the hub's owner dials its server, from the same machine."""
+    identity = Identity.kept_at(folder / "hub.key")
+    certificate = fingerprint(Path(state.place.certificate[0])) if state.place.certificate else ""
+    url = state.place.url
+    if state.place.host:
+        near = "127.0.0.1" if state.place.host == "0.0.0.0" else state.place.host
+        url = f"{'tls' if certificate else 'nats'}://{near}:{state.place.port}"
+    return Login(url, HUB, identity.nkey_seed, certificate)

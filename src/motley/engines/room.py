@@ -1,0 +1,84 @@
+"""Room: keys and values of prompts and of rows, and where each row stands.
+
+Owns the tensors that an engine's graphs read and write, so graphs live as long as it does. Knows
+neither how tokens are computed nor how they are drawn.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from motley.engines.drawing import PromptIds
+from motley.policies.decoder import Decoder
+from motley.policies.layers import Rotation
+
+
+class RoomSize(NamedTuple):
+    """What there must be room for."""
+
+    prompts: int
+    prompt_tokens: int
+    rows: int
+    tokens: int
+
+    def holds(self, other: RoomSize) -> bool:
+        return all(mine >= its for mine, its in zip(self, other, strict=True))
+
+
+class Room:
+    """The last row is nobody's: idle lanes work for it."""
+
+    def __init__(
+        self, size: RoomSize, decoder: Decoder, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.size = size
+        layers, heads, head_dim = len(decoder.layers), decoder.heads.keys, decoder.heads.size
+        rows = size.rows + 1
+        empty = partial(torch.empty, device=device)
+        self.prompt_L2PHTd = empty(
+            layers, 2, size.prompts, heads, size.prompt_tokens, head_dim, dtype=dtype
+        )
+        self.own_L2RHTd = empty(layers, 2, rows, heads, size.tokens, head_dim, dtype=dtype)
+        self.length_P = torch.ones(size.prompts, dtype=torch.int64, device=device)
+        self.prompt_R = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.count_R = torch.ones(rows, dtype=torch.int64, device=device)  # tokens drawn
+        self.ended_R = torch.ones(rows, dtype=torch.bool, device=device)
+        self.last_R = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.uniform_RT = torch.zeros(rows, size.tokens, dtype=torch.float64, device=device)
+        self.token_RT = torch.zeros(rows, size.tokens, dtype=torch.int64, device=device)
+        self.logp_RT = torch.zeros(rows, size.tokens, device=device)
+        with torch.no_grad():
+            rotations = decoder.rotations(
+                torch.arange(size.prompt_tokens + size.tokens, device=device)
+            )
+        self.rotations = {
+            name: Rotation(cos.contiguous(), sin.contiguous())
+            for name, (cos, sin) in rotations.items()
+        }
+
+    @property
+    def nbytes(self) -> int:
+        return self.own_L2RHTd.nbytes + self.prompt_L2PHTd.nbytes
+
+    def place(self, prompts: PromptIds, uniform_BT: Tensor) -> None:
+        """Rows of new prompts, equally many of each, before their first token."""
+        device, rows = uniform_BT.device, len(uniform_BT)
+        self.length_P[: len(prompts)] = torch.tensor([len(p) for p in prompts], device=device)
+        self.prompt_R[:rows] = torch.arange(rows, device=device) // (rows // len(prompts))
+        self.count_R[:rows] = 0
+        self.ended_R[:rows] = False
+        self.uniform_RT[:rows, : uniform_BT.shape[1]] = uniform_BT
+
+    def note(self, row_B: Tensor, token_B: Tensor, logp_B: Tensor, is_end_V: Tensor) -> None:
+        """Write down what was drawn for these rows; one that has ended stays as it is."""
+        count_B, ended_B = self.count_R[row_B], self.ended_R[row_B]
+        place_B = count_B.clamp(max=self.size.tokens - 1)
+        self.token_RT[row_B, place_B] = torch.where(ended_B, self.token_RT[row_B, place_B], token_B)
+        self.logp_RT[row_B, place_B] = torch.where(ended_B, self.logp_RT[row_B, place_B], logp_B)
+        self.last_R[row_B] = token_B
+        self.count_R[row_B] = torch.where(ended_B, count_B, count_B + 1)
+        self.ended_R[row_B] = ended_B | is_end_V[token_B]

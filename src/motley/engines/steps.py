@@ -1,0 +1,166 @@
+"""What a GPU computes to sample: reading prompts, and one more token for rows.
+
+Owns the weights it samples with. Knows no graph: the same work runs captured and as it is, on a CPU
+under Triton's interpreter too.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from motley.engines import kernels
+from motley.engines.room import Room
+from motley.engines.snapshot import Snapshot
+from motley.policies.decoder import Decoder
+from motley.policies.kernels import add_norm, gated, rotate
+from motley.policies.layers import Deferred, Layer, Norm, Projection, Rotation, walk
+from motley.policies.policy import Policy
+from motley.records import Sampling
+
+
+class Steps:
+    def __init__(self, policy: Policy) -> None:
+        self.decoder, self.dtype, self.device = Decoder.of(policy.base), policy.dtype, policy.device
+        self.weights = Snapshot.of(self.decoder, self.dtype, self.dtype)
+        size = len(self.weights.head)
+        self._is_end_V = torch.zeros(size, dtype=torch.bool, device=self.device)
+        self._is_end_V[[end for end in policy.vocabulary.end_ids if end < size]] = True
+
+    def refresh(self) -> None:
+        self.weights.refresh(self.decoder)
+
+    def read(self, room: Room, token_PT: Tensor, place_P: Tensor, last_P: Tensor) -> Tensor:
+        """The normed state [P, D] behind each prompt; keys and values go to its place."""
+        weights, prompts = self.weights, len(token_PT)
+        state = Deferred(F.embedding(token_PT.flatten(), weights.embedding))
+        forward = _PromptPass(self.decoder, self.dtype, room, token_PT.shape, place_P)
+        _, normed_ND = forward.norm(walk(forward, weights.layers, state), weights.norm)
+        normed_PTD = normed_ND.view(*token_PT.shape, -1)
+        return normed_PTD[torch.arange(prompts, device=self.device), last_P]
+
+    def step(self, room: Room, row_B: Tensor, sampling: Sampling) -> None:
+        """One token more for each of these rows."""
+        weights = self.weights
+        state = Deferred(F.embedding(room.last_R[row_B], weights.embedding))
+        forward = _StepPass(self.decoder, self.dtype, room, row_B)
+        _, normed_BD = forward.norm(walk(forward, weights.layers, state), weights.norm)
+        lane_B = torch.arange(len(row_B), device=self.device)
+        self.draw(room, self.logits(normed_BD), lane_B, row_B, sampling)
+
+    def logits(self, normed_BD: Tensor) -> Tensor:
+        head = self.weights.head
+        if head.dtype == torch.float32 or not head.is_cuda:
+            return F.linear(normed_BD.float(), head.float())
+        return torch.mm(normed_BD, head.T, out_dtype=torch.float32)
+
+    def draw(
+        self, room: Room, logits_RV: Tensor, source_B: Tensor, row_B: Tensor, sampling: Sampling
+    ) -> None:
+        uniform_B = room.uniform_RT[row_B, room.count_R[row_B].clamp(max=room.size.tokens - 1)]
+        token_B, logp_B = kernels.draw(logits_RV, source_B, sampling, uniform_B)
+        room.note(row_B, token_B, logp_B, self._is_end_V)
+
+
+class _KernelPass:
+    """By kernels, with weights of a snapshot: a sum waits for the norm that follows."""
+
+    def __init__(self, decoder: Decoder, dtype: torch.dtype, room: Room) -> None:
+        self._heads, self._activation = decoder.heads, decoder.activation
+        self._dtype, self._room = dtype, room
+
+    def norm(self, state: Deferred, norm: Norm) -> tuple[Deferred, Tensor]:
+        if state.x_ND is None:
+            normed_ND = F.rms_norm(state.hidden_ND, norm.weight.shape, norm.weight, norm.eps)
+            return state, normed_ND.to(self._dtype)
+        made = add_norm(state.hidden_ND, state.x_ND, state.after, norm)
+        return Deferred(made.sum_ND), made.normed_ND
+
+    def gate(self, products: list[Tensor]) -> Tensor:
+        return gated(products[0], self._activation)
+
+    def add(
+        self, state: Deferred, projection: Projection, x: Tensor, after: Norm | None
+    ) -> Deferred:
+        return Deferred(state.hidden_ND, projection(x), after)
+
+
+class _StepPass(_KernelPass):
+    """One token of each row, over its prompt and its own."""
+
+    def __init__(self, decoder: Decoder, dtype: torch.dtype, room: Room, row_B: Tensor) -> None:
+        super().__init__(decoder, dtype, room)
+        self._row_B = row_B
+
+    def attend(self, layer: Layer, products: list[Tensor]) -> Tensor:
+        return kernels.attend(products[0], self._row_B, layer, self._room)
+
+
+class _PromptPass(_KernelPass):
+    """Prompts, all padded to one length on the right, each over itself."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        dtype: torch.dtype,
+        room: Room,
+        shape: torch.Size,
+        place_P: Tensor,
+    ) -> None:
+        super().__init__(decoder, dtype, room)
+        prompts, longest = shape
+        self._shape, self._place_P, self._longest = shape, place_P, longest
+        self._visible = {
+            window: _visible(longest, window, place_P.device) for window in decoder.windows
+        }
+        self._rotations = {
+            name: Rotation(*(table[:longest].repeat(prompts, 1) for table in rotation))
+            for name, rotation in room.rotations.items()
+        }
+
+    def attend(self, layer: Layer, products: list[Tensor]) -> Tensor:
+        heads, kept = self._heads, self._room.prompt_L2PHTd[layer.index]
+        qkv_NHd = self._normed(layer, products[0].unflatten(1, (-1, heads.size)))
+        rotated_NHd = rotate(qkv_NHd, *self._rotations[layer.rotation], heads.rotated, self._dtype)
+        parts = rotated_NHd.unflatten(0, self._shape).split(heads.counts, 2)
+        query, key, value = (part.transpose(1, 2) for part in parts)
+        kept[0, self._place_P, :, : self._longest] = key
+        kept[1, self._place_P, :, : self._longest] = value
+        mask = self._visible[layer.window]
+        mixed_PHTd = F.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            is_causal=mask is None,
+            enable_gqa=heads.queries != heads.keys,
+            scale=layer.scaling,
+        )
+        return mixed_PHTd.transpose(1, 2).reshape(len(qkv_NHd), -1)
+
+    def _normed(self, layer: Layer, qkv_NHd: Tensor) -> Tensor:
+        """With the norms of queries and keys, where a layer has them."""
+        if layer.query_norm is None or layer.key_norm is None:
+            return qkv_NHd
+        query, key, value = qkv_NHd.float().split(self._heads.counts, 1)
+        norm = partial(F.rms_norm, normalized_shape=(self._heads.size,), eps=layer.query_norm.eps)
+        return torch.cat(
+            [
+                norm(query, weight=layer.query_norm.weight),
+                norm(key, weight=layer.key_norm.weight),
+                value,
+            ],
+            1,
+        )
+
+
+def _visible(length: int, window: int | None, device: torch.device) -> Tensor | None:
+    """[T, K] of a prompt, where a window leaves something out; None: everything behind."""
+    if window is None or length <= window:
+        return None
+    place_T = torch.arange(length, device=device)
+    back_TK = place_T[:, None] - place_T
+    return (back_TK >= 0) & (back_TK < window)

@@ -1,0 +1,226 @@
+"""Pace: who waits for whom. A crew is in lockstep or asynchronous, and `pace_of` says which.
+
+The two objects here answer every question that depends on it; nobody else looks at the crew file's
+word. They own no state: what waits is in `Waiting`.
+
+| pace | a step takes | it waits for | what is too old |
+|---|---|---|---|
+| `Lockstep` | one round | all crewmates' groups of it, or its close | nothing |
+| `Async` | a round's worth, of any age | enough groups | is dropped, or samplers wait |
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from motley.config import CrewConfig
+from motley.learning.select import Candidate
+from motley.learning.waiting import Round, Take, Wait, Waiting
+from motley.records import Backlog, Group
+
+
+class Pace(Protocol):
+    """The questions, answered by `Lockstep` and `Async`."""
+
+    @property
+    def awaits_others(self) -> bool:
+        """Whether a step waits for named crewmates, so that one can be late."""
+        ...
+
+    @property
+    def may_run_dry(self) -> bool:
+        """Whether a crew may end with fewer steps than rounds, because nothing more comes."""
+        ...
+
+    @property
+    def samples_beside(self) -> bool:
+        """Whether what is sampled beside a step, with the weights of before, is of use."""
+        ...
+
+    @property
+    def rounds_unheard(self) -> int:
+        """How many rounds to sample at most while the log cannot be read."""
+        ...
+
+    def may_sample(self, author: str, turns: Turns, waiting: Waiting) -> bool:
+        """Whether it is time to sample the next round."""
+        ...
+
+    def has_sampled(self, turns: Turns) -> bool:
+        """Whether the round that the next step learns from was sampled here already."""
+        ...
+
+    def wants(self, group: Group, learned_rounds: int) -> bool:
+        """Whether a group that comes now can still be learned from."""
+        ...
+
+    def awaited(self, waiting: Waiting, round: Round) -> list[str]:
+        """Whose groups the next step waits for, by name."""
+        ...
+
+    def choose(self, waiting: Waiting, round: Round) -> Wait | Take:
+        """What the next step learns from."""
+        ...
+
+    def settle(self, waiting: Waiting, round: Round, replayed: bool) -> None:
+        """Let go of what can no longer be learned from, after a step.
+
+        `replayed`: as before a crash, which says nothing of what has become stale since.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """How far a peer is."""
+
+    sampled: int  # rounds
+    learned: int
+    replayed: bool = False  # the next step was taken before a crash
+
+
+@dataclass(frozen=True, slots=True)
+class Lockstep:
+    """Everyone samples a round, then everyone learns from it."""
+
+    config: CrewConfig
+
+    @property
+    def awaits_others(self) -> bool:
+        return True
+
+    @property
+    def may_run_dry(self) -> bool:
+        return False
+
+    @property
+    def samples_beside(self) -> bool:
+        return False  # the next round is sampled with the weights that the step makes
+
+    @property
+    def rounds_unheard(self) -> int:
+        return 1
+
+    def may_sample(self, author: str, turns: Turns, waiting: Waiting) -> bool:
+        return turns.sampled <= turns.learned
+
+    def has_sampled(self, turns: Turns) -> bool:
+        return turns.sampled != turns.learned
+
+    def wants(self, group: Group, learned_rounds: int) -> bool:
+        return group.round >= learned_rounds
+
+    def awaited(self, waiting: Waiting, round: Round) -> list[str]:
+        there = Counter(c.group.origin.peer for c in waiting if c.group.round == round.number)
+        return [name for name in round.crewmates if there[name] < self.config.problems_per_peer]
+
+    def choose(self, waiting: Waiting, round: Round) -> Wait | Take:
+        # Nothing is stale: how early a crewmate's groups came must not matter.
+        ready = [
+            replace(c, since=waiting.window.version)
+            for c in waiting.whole_families(round)
+            if c.group.round == round.number
+        ]
+        authors = {c.group.origin.peer for c in ready}
+        enough = not self.awaited(waiting, round) or (round.closed and len(authors) >= round.quorum)
+        if not ready or not enough:
+            return Wait()
+        taken = waiting.take(ready)
+        # a round is over once learned from: what was not taken is not wanted later
+        waiting.drop(lambda c: c.group.round <= round.number, "not selected")
+        return Take(taken)
+
+    def settle(self, waiting: Waiting, round: Round, replayed: bool) -> None:
+        """Nothing is left of a round that is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Async:
+    """A step takes whatever is there and fresh, once there is a round's worth of it."""
+
+    config: CrewConfig
+
+    @property
+    def awaits_others(self) -> bool:
+        return False
+
+    @property
+    def may_run_dry(self) -> bool:
+        return True
+
+    @property
+    def samples_beside(self) -> bool:
+        # Where nothing older than the present version is learned from, it would all be dropped.
+        rules = self.config.learning
+        return not self._drops or rules.max_age > 0 or rules.max_age_s > 0
+
+    @property
+    def rounds_unheard(self) -> int:
+        return max(1, self.config.learning.max_age)
+
+    @property
+    def _drops(self) -> bool:
+        return self.config.learning.stale == "drop"
+
+    def may_sample(self, author: str, turns: Turns, waiting: Waiting) -> bool:
+        if turns.replayed:
+            return False
+        return self._drops or not holds_up(waiting.backlog, author, self.config)
+
+    def has_sampled(self, turns: Turns) -> bool:
+        return False
+
+    def wants(self, group: Group, learned_rounds: int) -> bool:
+        return True
+
+    def awaited(self, waiting: Waiting, round: Round) -> list[str]:
+        return []
+
+    def choose(self, waiting: Waiting, round: Round) -> Wait | Take:
+        if self._drops:
+            waiting.drop_stale(round)
+        whole = waiting.whole_families(round)
+        if len({c.family for c in whole}) < self.config.crew.problems_per_round:
+            return Wait()
+        taken = waiting.take(self._in_order(whole))
+        # none: there is no own group yet to go with the foreign ones
+        return Take(taken) if taken else Wait()
+
+    def _in_order(self, whole: list[Candidate]) -> list[Candidate]:
+        """Put the freshest first: what is left over ages and is dropped.
+
+        With "pace" nothing is dropped, and the oldest go first.
+        """
+        if not self._drops:
+            return whole
+        newest: dict[str, int] = {}
+        for c in whole:
+            newest[c.family] = max(c.since, newest.get(c.family, c.since))
+        return sorted(whole, key=lambda c: -newest[c.family])
+
+    def settle(self, waiting: Waiting, round: Round, replayed: bool) -> None:
+        if self._drops and not (replayed and self.config.learning.max_age_s):
+            waiting.drop_incomplete(round)
+
+
+def pace_of(config: CrewConfig) -> Pace:
+    """The pace that the crew file asks for."""
+    return Lockstep(config) if config.crew.pace == "lockstep" else Async(config)
+
+
+def holds_up(backlog: Backlog, author: str, config: CrewConfig) -> bool:
+    """Whether so much waits for a learner that an author should wait too.
+
+    Never while the learner lacks a full step: that would be for ever.
+
+    In a horizontal crew the author's own parts count: others may wait for those of a slower one,
+    which must go on.
+    """
+    horizontal = config.crew.layout == "horizontal"
+    waiting = sum(count for name, count in backlog.waiting if name == author or not horizontal)
+    rules, per_step = config.learning, config.crew.problems_per_round
+    if rules.max_age_s:
+        return waiting >= per_step and backlog.oldest_s > rules.max_age_s
+    return waiting > max(1, rules.max_age) * per_step

@@ -1,0 +1,181 @@
+"""Waiting: the admitted groups that no step has taken yet.
+
+Owns how old they are, which belong together, and which are dropped as too old or never whole. When
+a step may take some of them is up to the crew's pace (`pace.py`). Knows no log and no model.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from motley.clock import Clock
+from motley.config import CrewConfig, Learning
+from motley.learning.select import Candidate, select, stale_families
+from motley.records import Backlog
+
+MADE_KEPT = 4096  # versions
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """There is not enough for a step yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """What the next step learns from; empty: a round of which nothing may be taken."""
+
+    groups: tuple[Candidate, ...]
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """Where the groups stand in the log."""
+        return tuple(c.position for c in self.groups)
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The turn for which a step is looked for."""
+
+    number: int  # rounds learned from before it
+    crewmates: Sequence[str]  # everyone who samples and whose groups count
+    quorum: int  # peers without whose groups it does not go on
+    closed: bool = False  # do with what is there, if it comes from a quorum
+
+
+@dataclass(slots=True)
+class Window:
+    """The staleness window: how old a group is on this learner's clock, and which are too old.
+
+    In versions, or in seconds where the crew file says so.
+    """
+
+    rules: Learning
+    clock: Clock
+    version: int  # the newest made here
+    # version -> when it was made, as far back as may be asked
+    made_s: dict[int, float] = field(default_factory=dict)
+
+    def made(self, version: int) -> None:
+        """There is a new version from now on."""
+        self.version = version
+        self.made_s[version] = self.clock.now_s()
+        if len(self.made_s) > MADE_KEPT:
+            del self.made_s[min(self.made_s)]
+
+    def stale_families(self, candidates: Sequence[Candidate]) -> set[str]:
+        if self.rules.max_age_s:
+            return stale_families(candidates, self.rules.max_age_s, self.age_s)
+        return stale_families(candidates, self.rules.max_age, lambda c: c.age(self.version))
+
+    def age_s(self, candidate: Candidate) -> float:
+        """Count seconds: since own weights were superseded, since a foreign group came.
+
+        Weights that nothing newer has replaced do not age: a crew that was silent for long must be
+        able to go on.
+        """
+        if not candidate.own:
+            return self.clock.now_s() - candidate.came_s
+        if candidate.since >= self.version:
+            return 0.0
+        return self.clock.now_s() - self.made_s.get(candidate.since + 1, min(self.made_s.values()))
+
+
+@dataclass(slots=True)
+class Waiting:
+    """Iterates over what waits, in the order it was added."""
+
+    config: CrewConfig
+    window: Window
+    dropped: Counter[tuple[str, str]] = field(default_factory=Counter)  # (sender, reason) -> count
+    _candidates: list[Candidate] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[Candidate]:
+        return iter(self._candidates)
+
+    def __len__(self) -> int:
+        return len(self._candidates)
+
+    def add(self, candidate: Candidate) -> None:
+        self._candidates.append(candidate)
+
+    def restore(self, candidates: Sequence[Candidate], dropped: Counter[tuple[str, str]]) -> None:
+        """Go on from a checkpoint."""
+        self._candidates, self.dropped = list(candidates), dropped
+
+    @property
+    def backlog(self) -> Backlog:
+        """What samplers are told of how much waits."""
+        return Backlog(
+            waiting=tuple(sorted(Counter(c.group.origin.peer for c in self).items())),
+            oldest_s=max(0.0, max(map(self.window.age_s, self), default=0.0)),
+        )
+
+    # Taking
+
+    def take(self, ready: Sequence[Candidate]) -> tuple[Candidate, ...]:
+        """Select from what is ready by the crew's rules; what is selected waits no longer."""
+        selection = select(ready, self.config.learning, self.config.crew.problems_per_round)
+        used = {c.position for c in ready} - {c.position for c in selection.wait}
+        self._keep(lambda c: c.position not in used)
+        return tuple(selection.take)
+
+    def take_again(self, positions: Sequence[int]) -> Wait | Take:
+        """Take what the same step took before a crash, as far as it is there."""
+        wanted = set(positions)
+        there = {c.position: c for c in self if c.position in wanted}
+        self._keep(lambda c: c.position not in there)
+        taken = tuple(there[position] for position in positions if position in there)
+        return Take(taken) if taken else Wait()
+
+    def whole_families(self, round: Round) -> list[Candidate]:
+        """Give the groups that have all their parts, ordered by group, not by arrival.
+
+        In a horizontal crew a group waits until every author's part is there, or, once the round is
+        closed, those of a quorum.
+        """
+        whole = self._candidates
+        if self.config.crew.layout == "horizontal":
+            authors: dict[str, set[str]] = {}
+            for c in self:
+                authors.setdefault(c.family, set()).add(c.group.origin.peer)
+            enough = (
+                (lambda there: len(there) >= round.quorum)
+                if round.closed
+                else set(round.crewmates).issubset
+            )
+            whole = [c for c in self if enough(authors[c.family])]
+        return sorted(whole, key=lambda c: (c.group.round, c.family, c.group.origin.peer))
+
+    # Dropping
+
+    def drop(self, unwanted: Callable[[Candidate], bool], reason: str) -> None:
+        """Let go of groups, and count them under a reason."""
+        self.dropped += Counter((c.group.origin.peer, reason) for c in self if unwanted(c))
+        self._keep(lambda c: not unwanted(c))
+
+    def drop_late(self, sender: str) -> None:
+        """Count a group that came when its round was over; it does not wait at all."""
+        self.dropped[sender, "late"] += 1
+
+    def drop_stale(self, round: Round) -> None:
+        """Let go of whole families that are past the staleness window."""
+        whole = self.whole_families(round)
+        stale = self.window.stale_families(whole)
+        if stale:
+            positions = {c.position for c in whole if c.family in stale}
+            self.drop(lambda c: c.position in positions, "stale")
+
+    def drop_incomplete(self, round: Round) -> None:
+        """Let go of horizontal groups that will not be whole any more.
+
+        They stayed without some of their parts for the staleness window.
+        """
+        whole = {c.position for c in self.whole_families(round)}
+        stale = self.window.stale_families([c for c in self if c.position not in whole])
+        self.drop(lambda c: c.position not in whole and c.family in stale, "incomplete")
+
+    def _keep(self, wanted: Callable[[Candidate], bool]) -> None:
+        self._candidates = [c for c in self if wanted(c)]

@@ -1,0 +1,121 @@
+"""A line of metrics.jsonl, and the file: what a run says of itself. docs/metrics.md has every key.
+
+Fields stand in the order of the keys; a field that is None is no key. Knows nobody who writes a
+line and nobody who shows one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from motley.learning.senders import SenderMetrics
+
+ByKind = dict[str, float]  # kind of problem -> accuracy
+Counts = dict[str, dict[str, int]]  # sender -> reason -> how many
+
+
+class Timing(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a round took. A sampler has no part in learning."""
+
+    sample_s: float
+    learn_s: float | None = None
+    sampled_tokens_per_s: float | None = None
+    learned_tokens_per_s: float | None = None
+    overlap_s: float | None = None  # in which both went on
+
+
+class LearnerLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A round of who learns.
+
+    >>> LearnerLine(round=20, peer="small", version=20, reward=0.61, loss=-0.031, grad_norm=0.84)
+    """
+
+    round: int
+    peer: str
+    version: int | None = None
+    reward: float | None = None
+    # of the step
+    loss: float | None = None
+    grad_norm: float | None = None
+    num_sequences: int | None = None
+    num_scored: int | None = None
+    num_tokens: int | None = None
+    ages: dict[int, int] | None = None
+    senders: dict[str, SenderMetrics] | None = None
+    # of the exchange
+    waiting: int | None = None
+    refused: Counts | None = None
+    dropped: Counts | None = None
+    missing: dict[str, int] | None = None
+    # of what it can
+    heldout: ByKind | None = None
+    ood: ByKind | None = None
+    timing: Timing | None = None
+    time_s: float | None = None
+    without: list[str] | None = None
+
+
+class FirstLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a peer can before it is trained. Only written: it is read as a LearnerLine."""
+
+    round: int
+    peer: str
+    time_s: float | None = None
+    heldout: ByKind
+    ood: ByKind | None = None
+
+
+class SamplerLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A batch of a sampler."""
+
+    round: int
+    peer: str
+    version: int
+    reward: float | None
+    sampled_tokens: int
+    behind: int | None = None
+    failed_transfers: int | None = None
+    timing: Timing | None = None
+    time_s: float | None = None
+
+
+MetricsLine = LearnerLine | SamplerLine
+
+
+class _Mark(msgspec.Struct):
+    """What tells a sampler's line."""
+
+    sampled_tokens: int | None = None
+
+
+_mark_decoder = msgspec.json.Decoder(_Mark)
+_learner_decoder = msgspec.json.Decoder(LearnerLine)
+_sampler_decoder = msgspec.json.Decoder(SamplerLine)
+
+
+def append_lines(path: Path, lines: Sequence[MetricsLine | FirstLine]) -> None:
+    with path.open("ab") as file:
+        file.write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+
+
+def decode_lines(content: bytes) -> list[MetricsLine]:
+    return [_decoded(line) for line in content.splitlines()]
+
+
+def read_metrics(folder: Path) -> list[MetricsLine]:
+    """The lines of a run folder."""
+    return decode_lines((folder / "metrics.jsonl").read_bytes())
+
+
+def learner_lines(lines: Iterable[MetricsLine]) -> list[LearnerLine]:
+    """Those of who learns."""
+    return [line for line in lines if isinstance(line, LearnerLine)]
+
+
+def _decoded(line: bytes) -> MetricsLine:
+    if _mark_decoder.decode(line).sampled_tokens is None:
+        return _learner_decoder.decode(line)
+    return _sampler_decoder.decode(line)

@@ -1,0 +1,121 @@
+"""What a checkpoint holds of a peer beside its weights, and how what waited is read again.
+
+Groups themselves are not in a checkpoint: the log has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from typing import NamedTuple
+
+import msgspec
+
+from motley.exchange import Entry, Log, WireError
+from motley.learning.select import Candidate
+from motley.records import Group
+from motley.sampler import SamplerHalf
+from motley.trust import AdmissionState, Admitted, Place, ReasonCount, known
+
+
+class Arrival(NamedTuple):
+    """When a group that waits came, by this peer's own count."""
+
+    position: int  # in the log
+    since: int  # see `Candidate`
+    came_s: float
+
+
+class PeerState(msgspec.Struct, frozen=True, kw_only=True):
+    """A peer in a checkpoint, beside its weights.
+
+    Random numbers need no state: every draw is seeded by (crew seed, peer, round).
+    """
+
+    version: int
+    token_budget: int
+    dtype: str
+    sampled_rounds: int
+    learned_rounds: int
+    cursor: int
+    waiting: list[Arrival]
+    made_s: list[tuple[int, float]]  # version, when
+    complete: dict[str, int]
+    seen: list[Place]
+    success: dict[str, float]
+    dropped: list[ReasonCount]
+    admission: AdmissionState
+    head: tuple[int, str]  # of the outbox; hexadecimal
+
+
+def check_dtype(state: PeerState, name: str, dtype: str) -> None:
+    """Refuse to go on in another arithmetic than the checkpoint's."""
+    if state.dtype != dtype:
+        raise ValueError(
+            f"peer {name} computed in {state.dtype} and now would in {dtype}; "
+            f"set dtype = {state.dtype.removeprefix('torch.')!r} for it in the run's config.toml"
+        )
+
+
+# Groups that wait
+
+
+def is_own(group: Group, half: SamplerHalf) -> bool:
+    """Whether a group was sampled with this peer's weights, of whatever version.
+
+    By itself, or by a sampler that follows it.
+    """
+    return half.config.student_of(group.origin.peer) == half.me.name
+
+
+def candidate_of(admitted: Admitted, arrival: Arrival, half: SamplerHalf) -> Candidate:
+    """An admitted group, as it waits at this peer."""
+    group = admitted.group
+    horizontal = half.config.crew.layout == "horizontal"
+    return Candidate(
+        group=group,
+        problem=admitted.problem,
+        own=is_own(group, half),
+        family=f"{group.round}.{group.slot}" if horizontal else group.id,
+        since=arrival.since,
+        came_s=arrival.came_s,
+        position=arrival.position,
+        hash=admitted.hash,
+    )
+
+
+def waiting_again(arrivals: Sequence[Arrival], log: Log, half: SamplerHalf) -> list[Candidate]:
+    """Read the groups that waited when a checkpoint was saved."""
+    by_position = {arrival.position: arrival for arrival in arrivals}
+    return [
+        candidate_of(_admitted_before(entry, half), by_position[entry.position], half)
+        for entry in _read_again(log, by_position.keys())
+    ]
+
+
+def _read_again(log: Log, positions: Set[int]) -> list[Entry]:
+    entries: list[Entry] = []
+    after = min(positions, default=1) - 1
+    while len(entries) < len(positions):
+        read = log.read(after)
+        if not read:
+            raise ValueError(
+                f"the log ends before position {max(positions)}, which this peer had read; is it "
+                "another log?"
+            )
+        entries += [entry for entry in read if entry.position in positions]
+        after = read[-1].position
+    return entries
+
+
+def _admitted_before(entry: Entry, half: SamplerHalf) -> Admitted:
+    try:
+        group, hash = known(entry)
+        if isinstance(group, Group):
+            problems = half.problems(group.origin.peer, group.round)
+            return Admitted(group, problems[group.slot], hash)
+    except (WireError, IndexError):
+        pass
+    raise ValueError(
+        f"the log has no group at position {entry.position}, where this peer had read one; is "
+        "it another log?"
+    )

@@ -1,0 +1,65 @@
+"""Hubs for tests: on this machine, on free ports, at work in a thread or a process of their own."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from motley.config import read_config
+from motley.distributed.hub import Hub
+from motley.distributed.register import Place
+from motley.exchange.server import free_port
+
+PATIENCE_S = 120.0  # for what must happen, on a machine that is busy with something else
+
+
+def local_place() -> Place:
+    """A server of the hub's own on a free port of this machine."""
+    port = free_port()
+    return Place(url=f"nats://127.0.0.1:{port}", host="127.0.0.1", port=port)
+
+
+class AtWork:
+    """A hub that ticks on another thread, from now until `pause` or the end of a `with`."""
+
+    def __init__(self, hub: Hub) -> None:
+        self.hub = hub
+        self._stop = threading.Event()
+        self._failures: list[BaseException] = []
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        try:
+            while not self._stop.is_set():
+                self.hub.tick(0.01)
+        except BaseException as error:  # noqa: BLE001 - raised again where it can be seen
+            self._failures.append(error)
+
+    def pause(self) -> None:
+        """Answer nobody, and start no server again, until there is another at work."""
+        self._stop.set()
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive(), "the hub hangs"
+        if self._failures:
+            raise self._failures.pop()
+
+    def __enter__(self) -> AtWork:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.pause()
+
+
+def run_hub(folder: Path, place: Place) -> None:
+    """The life of a hub's process: FOLDER/PEER.invitation for everyone, until there is
+    FOLDER/over.
+    """
+    hub = Hub.open(read_config(folder / "crew.toml"), folder / "hub", place)
+    hub.start()
+    for peer, line in hub.register.invitations().items():
+        (folder / f"{peer}.invitation").write_text(line.split()[-1])
+    (folder / "open").touch()
+    while not (folder / "over").exists():
+        hub.tick(0.05)
+    hub.close()

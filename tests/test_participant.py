@@ -1,0 +1,154 @@
+"""A participant's turns, with a role and a station that are made up: no hub, no model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes import identity
+from motley.clock import VirtualClock
+from motley.distributed.enrolment import RETRY_S, SAID_AGAIN_S, Joining
+from motley.distributed.participant import WAIT_S, Participant
+from motley.exchange import LogError
+from motley.exchange.connection import NotAdmittedError
+from motley.exchange.presence import Beat
+
+
+class FakeStation:
+    """Everything a participant asks of its station, and what was asked."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        self.outbox: list[str] = []
+        self.told: list[tuple[str, int]] = []
+        self.waits: list[float] = []
+        self.trouble, self.shut_out, self.last_word = "", False, Beat("starting", 0)
+        self.events: list[str] = []
+        self.log = self.connection = self.courier = self.presence = self
+
+    def wait(self, seconds: float) -> None:
+        self.waits.append(seconds)
+
+    def tell(self, state: Any, rounds: int) -> None:
+        self.told.append((state, rounds))
+
+    def beat(self, state: Any, rounds: int) -> Beat:
+        return Beat(state, rounds, len(self.outbox))
+
+    def close(self, beat: Beat | None = None) -> None:
+        self.events.append("the courier" if beat is None else f"said {beat.state}")
+
+
+class FakeRole:
+    """Takes the turns of a list: a line, nothing, or an error of the log."""
+
+    def __init__(self, turns: list[int | LogError | None]) -> None:
+        self.turns, self.finished_rounds = turns, 0
+
+    @property
+    def finished(self) -> bool:
+        return not self.turns
+
+    def turn(self) -> dict[str, int] | None:
+        made = self.turns.pop(0)
+        if isinstance(made, LogError):
+            raise made
+        if made is None:
+            return None
+        self.finished_rounds = made
+        return {"round": made}
+
+    def waits_for(self) -> str:
+        return "waiting for others"
+
+    def last_lines(self) -> Iterator[dict[str, int]]:
+        yield {"round": -1}
+
+    def save(self) -> None: ...
+
+
+def participant(*turns: int | LogError | None) -> tuple[Participant, FakeStation, ExitStack]:
+    station, held = FakeStation(), ExitStack()
+    held.callback(station.events.append, "gave back")
+    return Participant(station, FakeRole(list(turns)), held), station, held  # type: ignore[arg-type]
+
+
+def test_it_yields_lines_and_words_and_waits_between_them() -> None:
+    one, station, _ = participant(1, None, LogError("no answer"), None, 2)
+    assert list(one.rounds()) == [
+        {"round": 1},
+        "waiting for others",
+        "no answer",
+        "waiting for others",
+        {"round": 2},
+        {"round": -1},
+    ]
+    assert station.told == [("waiting", 1)] * 3
+    assert station.waits == [WAIT_S] * 3
+
+
+def test_words_say_what_is_wrong_first_and_what_is_kept_last() -> None:
+    one, station, _ = participant(None)
+    station.outbox = ["a", "b"]
+    station.trouble = "no connection"
+    assert one.status == "no connection; 2 records wait to be sent"
+    station.shut_out = True
+    with pytest.raises(ValueError, match="the hub has shut this peer out"):
+        one.status  # noqa: B018
+
+
+def test_it_stays_until_all_it_made_is_sent() -> None:
+    one, station, _ = participant(1)
+    station.outbox = ["a"]
+    rounds = one.rounds()
+    assert [next(rounds), next(rounds)] == [{"round": 1}, {"round": -1}]
+    for _ in range(3):
+        assert next(rounds) == "waiting for others; 1 records wait to be sent"
+    assert station.clock.now_s() == 2 * WAIT_S
+    station.outbox.clear()
+    assert next(rounds, "over") == "over"
+
+
+@pytest.mark.parametrize(("turns", "word"), [((), "finished"), ((1,), "left")])
+def test_it_leaves_with_a_last_word_and_gives_back_what_it_holds(
+    turns: tuple[int, ...], word: str
+) -> None:
+    one, station, _ = participant(*turns)
+    one.close()
+    assert station.events == ["the courier", f"said {word}", "gave back"]
+
+
+# Waiting for a hub that is away
+
+
+def joining(tmp_path: Path, said: list[str], clock: VirtualClock) -> Joining:
+    return Joining(None, None, identity("a"), tmp_path, said.append, clock)  # type: ignore[arg-type]
+
+
+def test_what_needs_the_hub_is_tried_again_and_again_and_said_once_a_minute(
+    tmp_path: Path,
+) -> None:
+    said, clock = list[str](), VirtualClock()
+
+    def work() -> str:
+        if clock.now_s() < 2.5 * SAID_AGAIN_S:
+            raise LogError(f"away at {clock.now_s():.0f}")
+        return "there"
+
+    assert joining(tmp_path, said, clock).patiently(work) == "there"
+    times = [0, SAID_AGAIN_S + RETRY_S, 2 * (SAID_AGAIN_S + RETRY_S)]
+    assert said == [f"away at {at_s:.0f}; trying again" for at_s in times]
+
+
+def test_who_is_not_admitted_is_not_patient(tmp_path: Path) -> None:
+    def work() -> None:
+        raise NotAdmittedError("unknown key")
+
+    clock = VirtualClock()
+    with pytest.raises(NotAdmittedError):
+        joining(tmp_path, [], clock).patiently(work)
+    assert clock.now_s() == 0.0

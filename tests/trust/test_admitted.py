@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+from fakes import group
+from motley.trust import AdmittedGroups, Place
+
+
+def test_a_group_is_new_once() -> None:
+    admitted = AdmittedGroups(num_slots=2)
+    for made in (group(), group(slot=1), group(peer="b"), group(round=3)):
+        assert made not in admitted
+        assert admitted.add(made)
+        assert made in admitted
+        assert not admitted.add(made)
+
+
+def test_another_group_in_the_same_place_is_not_new() -> None:
+    admitted = AdmittedGroups(num_slots=2)
+    assert admitted.add(group(crew="one"))
+    assert not admitted.add(group(crew="two"))
+
+
+def test_whole_rounds_are_remembered_by_their_number_alone() -> None:
+    admitted = AdmittedGroups(num_slots=2)
+    for made in (group(), group(slot=1), group(round=1, slot=1), group(round=2)):
+        admitted.add(made)
+    assert admitted.complete == Counter({"a": 1})
+    assert admitted.beyond == {Place("a", 1, 1), Place("a", 2, 0)}
+    admitted.add(group(round=1))
+    assert (admitted.complete, admitted.beyond) == (Counter({"a": 2}), {Place("a", 2, 0)})
+
+
+def test_in_whatever_order_groups_come_nothing_is_left_to_remember_in_the_end() -> None:
+    rng = random.Random(0)
+    groups = [
+        group(peer=peer, round=round, slot=slot)
+        for peer in "ab"
+        for round in range(5)
+        for slot in range(3)
+    ]
+    rng.shuffle(groups)
+    admitted = AdmittedGroups(num_slots=3)
+    assert all(admitted.add(made) for made in groups)
+    assert not any(admitted.add(made) for made in groups)
+    assert (admitted.complete, admitted.beyond) == (Counter({"a": 5, "b": 5}), set())
