@@ -18,6 +18,7 @@ from motley.exchange import MemoryLog, Outbox, Signer
 from motley.models.policy import Policy
 from motley.peers.peer import Peer
 from motley.records import HUB, Sampling
+from motley.runs import conformance
 from motley.runs.conformance import (
     Bound,
     Difference,
@@ -91,6 +92,12 @@ class Raw(TorchEngine):
             ]
             for p, row in zip(prompts, made, strict=True)
         ]
+
+
+@pytest.fixture
+def few_problems(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where each token takes long, as with bfloat16 on a processor that has none."""
+    monkeypatch.setattr(conformance, "NUM_PROBLEMS", 4)
 
 
 BOUND = float32_bound(num_layers=3, temperature=1.0)  # of tiny:0.3m in most of these tests
@@ -237,6 +244,7 @@ def test_an_engine_that_missed_a_step_is_found_out(folder: Path) -> None:
     assert check_engine(peer.half).fault == ON_AVERAGE
 
 
+@pytest.mark.usefixtures("few_problems")
 def test_a_bfloat16_engine_of_a_float32_trainer_is_found_out(folder: Path) -> None:
     peer = peer_of(folder, "full")
     rounded = dataclasses.replace(peer.learner.policy, dtype=torch.bfloat16)
@@ -246,6 +254,7 @@ def test_a_bfloat16_engine_of_a_float32_trainer_is_found_out(folder: Path) -> No
     assert away.mean > 50 * BOUND.mean
 
 
+@pytest.mark.usefixtures("few_problems")
 def test_a_bfloat16_engine_of_a_bfloat16_trainer_may_round_as_that_does(folder: Path) -> None:
     peer = peer_of(folder, "full")
     peer.half.policy.dtype = torch.bfloat16
@@ -325,6 +334,7 @@ def test_a_crew_is_checked_task_and_peers(folder: Path, monkeypatch: pytest.Monk
     assert doctored_row["99 %"] == pytest.approx(0.25, rel=0.01)
 
 
+@pytest.mark.usefixtures("few_problems")
 def test_an_engine_of_another_convention_is_found_out_and_its_own_is_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

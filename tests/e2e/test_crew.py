@@ -140,7 +140,6 @@ def test_a_crew_stopped_after_any_round_and_resumed_ends_the_same(
         assert_same_run(finish(LocalCrew.resume(crew.folder)), whole)
 
 
-@pytest.mark.quick
 def test_a_crew_stopped_before_its_first_round_can_be_resumed(folder: Path) -> None:
     config = spread_crew(folder, rounds=1)
     whole = run(config, folder / "whole")
@@ -228,7 +227,6 @@ def test_in_lockstep_every_published_group_is_learned_exactly_once_by_every_peer
         )
 
 
-@pytest.mark.quick
 def test_in_async_no_group_is_learned_twice_and_none_is_lost(
     folder: Path, learned: list[tuple[int, list[Candidate]]]
 ) -> None:
@@ -350,7 +348,6 @@ def test_a_lockstep_crew_whose_rewards_cannot_be_computed_again_says_so_at_once(
     assert all(peer.learner.policy.version == 3 for peer in trusting.peers)
 
 
-@pytest.mark.quick
 def test_what_is_frozen_does_not_change_and_what_trains_does(folder: Path) -> None:
     crew = LocalCrew.start(spread_crew(folder, ("full", "lora", "last"), rounds=2), folder / "run")
     before = weights(crew)

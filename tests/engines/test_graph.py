@@ -177,6 +177,7 @@ def test_prompts_of_a_shape_that_came_before_are_read_by_a_graph(
         assert captured == ([(2, 16), (1, 16)] if times else [])  # no more than two
 
 
+@pytest.mark.slow
 def test_prompts_are_read_without_a_graph_where_memory_holds_none() -> None:
     policy, sampling, tried = grouped_query_policy(), Sampling(max_tokens=1), list[int]()
 
@@ -202,7 +203,7 @@ def test_buckets_waste_no_more_than_a_third() -> None:
 
 
 # one block; several; several, the last one nearly empty
-@pytest.mark.parametrize("size", [28, 5000, slow(9001)])
+@pytest.mark.parametrize("size", [28, slow(5000), slow(9001)])
 @pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (20, 1.0), (0, 0.8), (1, 0.5), (20, 0.6)])
 def test_tokens_are_those_of_the_inverse_distribution(size: int, top_k: int, top_p: float) -> None:
     """Where the uniform number falls within rounding of a token's edge, the neighbour may come;
