@@ -67,6 +67,9 @@ ENDS = {0: "passed", 1: "failed a test", 2: "failed to import", -signal.SIGPROF:
 # "file: statement | before -> after" of changes that leave every promised behaviour as it was, and
 # why. The statement is written as ast.unparse writes it, whatever lines it covers in its file.
 EQUIVALENT: dict[str, str] = {
+    "advantages.py: k = mu * (1 - mu) / variance - 1 if variance > MIN_BETA_VARIANCE else "
+    "torch.zeros_like(mu) | variance > MIN_BETA_VARIANCE -> "
+    "variance >= MIN_BETA_VARIANCE": "between rounding and means that differ, where none is",
     "advantages.py: total_P = torch.zeros(int(group_B.max()) + 1, dtype=value_B.dtype, "
     "device=value_B.device) | 1 -> 2": ("one more row that no index reads"),
     "objective.py: longest_P = torch.zeros(int(samples.group_B.max()) + 1, "
