@@ -93,6 +93,12 @@ EQUIVALENT: dict[str, str] = {
     "objective.py: return torch.tensor(numbers, dtype=torch.int64, device=group_B.device) | "
     "torch.tensor(numbers, dtype=torch.int64, device=group_B.device) -> torch.tensor(numbers, "
     "device=group_B.device)": ("int64 is what torch makes of ints"),
+    "objective.py: return group_sum((~silent_B).float(), terms.pair_B) == 0 | "
+    "(~silent_B).float() -> ~silent_B": "a sum of bools is whether there is one",
+    "ratios.py: largest_P = logq_mean_B.new_full((int(group_B.max()) + 1,), -torch.inf) | "
+    "1 -> 2": "one more row that no index reads",
+    "surrogates.py: logp_BT = torch.where(batch.mask_BT, batch.logp_learner_BT, 0.0) | "
+    "0.0 -> 1.0": "outside the mask x - sg(x) is 0 for every finite x",
     "ratios.py: together_B = torch.zeros_like(batch.terms.pair_B) | "
     "torch.zeros_like(batch.terms.pair_B) -> "
     "torch.ones_like(batch.terms.pair_B)": "one group, whatever its number",
