@@ -67,6 +67,9 @@ ENDS = {0: "passed", 1: "failed a test", 2: "failed to import", -signal.SIGPROF:
 # "file: statement | before -> after" of changes that leave every promised behaviour as it was, and
 # why. The statement is written as ast.unparse writes it, whatever lines it covers in its file.
 EQUIVALENT: dict[str, str] = {
+    "advantages.py: k = mu * (1 - mu) / variance - 1 if variance > MIN_BETA_VARIANCE else "
+    "torch.zeros_like(mu) | variance > MIN_BETA_VARIANCE -> "
+    "variance >= MIN_BETA_VARIANCE": "between rounding and means that differ, where none is",
     "advantages.py: total_P = torch.zeros(int(group_B.max()) + 1, dtype=value_B.dtype, "
     "device=value_B.device) | 1 -> 2": ("one more row that no index reads"),
     "objective.py: longest_P = torch.zeros(int(samples.group_B.max()) + 1, "
@@ -90,6 +93,12 @@ EQUIVALENT: dict[str, str] = {
     "objective.py: return torch.tensor(numbers, dtype=torch.int64, device=group_B.device) | "
     "torch.tensor(numbers, dtype=torch.int64, device=group_B.device) -> torch.tensor(numbers, "
     "device=group_B.device)": ("int64 is what torch makes of ints"),
+    "objective.py: return group_sum((~silent_B).float(), terms.pair_B) == 0 | "
+    "(~silent_B).float() -> ~silent_B": "a sum of bools is whether there is one",
+    "ratios.py: largest_P = logq_mean_B.new_full((int(group_B.max()) + 1,), -torch.inf) | "
+    "1 -> 2": "one more row that no index reads",
+    "surrogates.py: logp_BT = torch.where(batch.mask_BT, batch.logp_learner_BT, 0.0) | "
+    "0.0 -> 1.0": "outside the mask x - sg(x) is 0 for every finite x",
     "ratios.py: together_B = torch.zeros_like(batch.terms.pair_B) | "
     "torch.zeros_like(batch.terms.pair_B) -> "
     "torch.ones_like(batch.terms.pair_B)": "one group, whatever its number",

@@ -108,6 +108,16 @@ def test_beta_normalised_of_means_spread_wider_than_any_beta_is_centred() -> Non
     assert got.tolist() == pytest.approx([0.125, -0.125, -0.125, 0.125], rel=1e-9)
 
 
+def test_beta_normalised_fits_means_whose_variance_is_over_its_bound_only() -> None:
+    # Means 1/2 and 1/2 + d, variance d^2/2: 1.1e-10 is fitted, with a narrow and tall density at
+    # both means; 0.8e-10 is taken for rounding.
+    reward = lambda apart: [1.0, 0.0, 1.0, 2 * apart]
+    fitted = BetaNormalised()(samples(reward(1.5e-5), [0, 0, 1, 1]))
+    assert fitted.abs().max() < 1e-3
+    flat = BetaNormalised()(samples(reward(1.3e-5), [0, 0, 1, 1]))
+    assert flat.tolist() == pytest.approx([0.5, -0.5, 0.5, -0.5], abs=1e-4)
+
+
 def test_beta_normalised_factor_is_capped() -> None:
     # 20 groups of mean 1/2 and one of mean 0.0005, where the fitted density is under 1e-6.
     reward = [1.0, 0.0] * 20 + [0.001, 0.0]
