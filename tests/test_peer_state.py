@@ -12,7 +12,7 @@ from motley.learning.checkpoint import load_manifest, save_checkpoint
 from motley.peers.state import Arrival, PeerState, check_dtype
 from motley.runs.local import CrewState
 from motley.sim.simulation import SimState
-from motley.trust import Place, ReasonCount
+from motley.trust import GroupPlace, ReasonCount
 
 RELEASED = Path(__file__).parent / "checkpoints" / "crew-0.5.json"
 
@@ -37,7 +37,7 @@ def test_a_crews_checkpoint_of_version_0_5_is_read_with_all_that_it_holds(
     peer = released.peers["full0"]
     assert (released.round, released.log_records, released.metrics_bytes) == (2, 16, 1234)
     assert peer.waiting == [Arrival(15, 2, 1000.0), Arrival(16, 2, 1000.0)]
-    assert peer.seen == [Place("full1", 3, 0), Place("full1", 4, 1)]
+    assert peer.seen == [GroupPlace("full1", 3, 0), GroupPlace("full1", 4, 1)]
     assert peer.complete == {"full0": 2, "full1": 3}
     assert peer.dropped == [ReasonCount("full1", "stale", 2)]
     assert (peer.head[0], peer.cursor, peer.version, peer.learned_rounds) == (4, 16, 2, 2)

@@ -40,7 +40,8 @@ from motley.exchange import MemoryLog, Outbox, Signer
 from motley.learning.checkpoint import save_training
 from motley.learning.journal import Journal
 from motley.learning.learner import StepReport
-from motley.learning.waiting import Wait
+from motley.learning.pace import Async, Turns
+from motley.learning.waiting import Wait, Waiting
 from motley.models.opening import initial_policy
 from motley.models.policy import Policy
 from motley.peers.peer import Peer
@@ -200,10 +201,14 @@ def test_what_a_step_is_to_use_up_counts_as_waiting_when_pace_is_asked(
     task: Path, house_of: HouseOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     house = house_of(async_crew(task, learning='stale = "pace"\nmax_age = 1', rounds=12))
-    waiting, may_sample = [], Peer.may_sample
-    monkeypatch.setattr(
-        Peer, "may_sample", lambda self: waiting.append(len(self.waiting)) or may_sample(self)
-    )
+    waiting: list[int] = []
+    may_sample = Async.may_sample
+
+    def noting(self: Async, author: str, turns: Turns, there: Waiting) -> bool:
+        waiting.append(len(there))
+        return may_sample(self, author, turns, there)
+
+    monkeypatch.setattr(Async, "may_sample", noting)
     house.join()
     house.finish()
     assert_learned_once(house)
@@ -217,7 +222,7 @@ def test_who_is_to_wait_for_its_learner_samples_nothing_beside_a_step(
     task: Path, house_of: HouseOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     house = house_of(async_crew(task, rounds=12))
-    monkeypatch.setattr(Peer, "may_sample", lambda self: len(Watched.rounds) < 9)
+    monkeypatch.setattr(Async, "may_sample", lambda *asked: len(Watched.rounds) < 9)
     house.join()
     house.until(lambda: house.learned("full0") == 9)
     assert len(Watched.rounds) == 9

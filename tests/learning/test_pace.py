@@ -8,7 +8,7 @@ from fakes import FixedClock, candidate, group, spread_crew
 from motley.config import CrewConfig
 from motley.learning.pace import Async, Lockstep, Pace, Turns, pace_of
 from motley.learning.select import Candidate
-from motley.learning.waiting import Round, Take, Wait, Waiting, Window
+from motley.learning.waiting import Round, StalenessWindow, Take, Wait, Waiting
 
 TWO = ("full0", "full1")
 
@@ -19,7 +19,7 @@ def crew(folder: Path, pace: str, learning: str = "") -> CrewConfig:
 
 
 def waiting(config: CrewConfig, *candidates: Candidate, version: int = 0) -> Waiting:
-    made = Waiting(config, Window(config.learning, FixedClock(), version))
+    made = Waiting(config, StalenessWindow(config.learning, FixedClock(), version))
     made.window.made(version)
     for one in candidates:
         made.add(one)

@@ -12,16 +12,16 @@ from fakes import candidate, group, spread_crew
 from motley.clock import VirtualClock
 from motley.config import Learning
 from motley.learning.select import Candidate
-from motley.learning.waiting import MADE_KEPT, Round, Take, Wait, Waiting, Window
+from motley.learning.waiting import MADE_KEPT, Round, StalenessWindow, Take, Wait, Waiting
 from motley.records import Backlog
 
 THREE = ("a", "b", "c")
 
 
-def window(learning: Learning = Learning(), **at_s: float) -> Window:
+def window(learning: Learning = Learning(), **at_s: float) -> StalenessWindow:
     """After versions 0, 1, ... made at these seconds."""
     clock = VirtualClock()
-    made = Window(learning, clock, version=-1)
+    made = StalenessWindow(learning, clock, version=-1)
     for version, now_s in enumerate(at_s.values()):
         clock.advance(now_s)
         made.made(version)

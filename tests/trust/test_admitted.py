@@ -4,7 +4,7 @@ import random
 from collections import Counter
 
 from fakes import group
-from motley.trust import AdmittedGroups, Place
+from motley.trust import AdmittedGroups, GroupPlace
 
 
 def test_a_group_is_new_once() -> None:
@@ -27,9 +27,9 @@ def test_whole_rounds_are_remembered_by_their_number_alone() -> None:
     for made in (group(), group(slot=1), group(round=1, slot=1), group(round=2)):
         admitted.add(made)
     assert admitted.complete == Counter({"a": 1})
-    assert admitted.beyond == {Place("a", 1, 1), Place("a", 2, 0)}
+    assert admitted.beyond == {GroupPlace("a", 1, 1), GroupPlace("a", 2, 0)}
     admitted.add(group(round=1))
-    assert (admitted.complete, admitted.beyond) == (Counter({"a": 2}), {Place("a", 2, 0)})
+    assert (admitted.complete, admitted.beyond) == (Counter({"a": 2}), {GroupPlace("a", 2, 0)})
 
 
 def test_in_whatever_order_groups_come_nothing_is_left_to_remember_in_the_end() -> None:

@@ -36,11 +36,11 @@ class OtherStateError(CheckpointError):
     """A checkpoint of another kind of run than the one that would go on from it."""
 
 
-State = TypeVar("State", bound=msgspec.Struct)
+RunState = TypeVar("RunState", bound=msgspec.Struct)
 
 
-class Manifest(msgspec.Struct, Generic[State], frozen=True, kw_only=True):
-    state: State
+class Manifest(msgspec.Struct, Generic[RunState], frozen=True, kw_only=True):
+    state: RunState
     sha256: dict[str, str]  # path in the folder -> hash
 
 
@@ -105,7 +105,7 @@ def checkpoints(root: Path) -> list[Path]:
     return [by_round[round] for round in sorted(by_round)]
 
 
-def load_manifest(folder: Path, kind: type[State]) -> State:
+def load_manifest(folder: Path, kind: type[RunState]) -> RunState:
     """Give the state of a checkpoint whose files all have their hashes."""
     try:
         manifest = msgspec.json.decode(
@@ -125,7 +125,7 @@ def load_manifest(folder: Path, kind: type[State]) -> State:
                 f"{path} is missing or changed since it was saved; delete {folder} to resume from "
                 "the checkpoint before it"
             )
-    state: State = manifest.state
+    state: RunState = manifest.state
     return state
 
 

@@ -61,9 +61,7 @@ def stale_families(
 
 
 def select(waiting: Sequence[Candidate], rules: Learning, most: int) -> Selection:
-    """Take the first `most` families, within the quota of each sender and the share kept for own
-    groups.
-    """
+    """Take the first `most` families, by each sender's quota and the share of own groups."""
     own = [c for c in waiting if c.own]
     foreign = _within_quota([c for c in waiting if not c.own], rules.quota)
     if rules.own_share:

@@ -46,7 +46,7 @@ class Round:
 
 
 @dataclass(slots=True)
-class Window:
+class StalenessWindow:
     """The staleness window: how old a group is on this learner's clock, and which are too old.
 
     In versions, or in seconds where the crew file says so.
@@ -88,7 +88,7 @@ class Waiting:
     """Iterates over what waits, in the order it was added."""
 
     config: CrewConfig
-    window: Window
+    window: StalenessWindow
     dropped: Counter[tuple[str, str]] = field(default_factory=Counter)  # (sender, reason) -> count
     _candidates: list[Candidate] = field(default_factory=list)
 

@@ -23,7 +23,7 @@ from motley.config import CrewConfig, PeerConfig
 from motley.exchange import Entry, Head, Log
 from motley.learning.learner import Learner, StepReport
 from motley.learning.pace import Pace, Turns, pace_of
-from motley.learning.waiting import Round, Take, Wait, Waiting, Window
+from motley.learning.waiting import Round, StalenessWindow, Take, Wait, Waiting
 from motley.peers.publications import Publications
 from motley.peers.sampling import SamplerHalf, rules_of
 from motley.peers.state import Arrival, PeerState, candidate_of, check_dtype, is_own, waiting_again
@@ -55,7 +55,7 @@ class Peer:
     def __post_init__(self, hub: bytes) -> None:
         half, policy = self.half, self.learner.policy
         self.pace = pace_of(self.config)
-        window = Window(self.config.learning, half.clock, policy.version)
+        window = StalenessWindow(self.config.learning, half.clock, policy.version)
         window.made(policy.version)
         self.waiting = Waiting(self.config, window)
         self.admitted = AdmittedGroups(self.config.problems_per_peer)

@@ -14,7 +14,7 @@ from motley.exchange import Entry, Log, WireError
 from motley.learning.select import Candidate
 from motley.peers.sampling import SamplerHalf
 from motley.records import Group
-from motley.trust import AdmissionState, Admitted, Place, ReasonCount, known
+from motley.trust import AdmissionState, Admitted, GroupPlace, ReasonCount, known
 
 
 class Arrival(NamedTuple):
@@ -40,7 +40,7 @@ class PeerState(msgspec.Struct, frozen=True, kw_only=True):
     waiting: list[Arrival]
     made_s: list[tuple[int, float]]  # version, when
     complete: dict[str, int]
-    seen: list[Place]
+    seen: list[GroupPlace]
     success: dict[str, float]
     dropped: list[ReasonCount]
     admission: AdmissionState

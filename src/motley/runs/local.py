@@ -1,5 +1,6 @@
-"""A crew whose peers live in one process and take turns, with a log in memory and its file in the
-run folder (see run.py).
+"""A crew whose peers live in one process and take turns.
+
+Its log is in memory, with a file in the run folder (see run.py).
 """
 
 from __future__ import annotations
@@ -187,8 +188,9 @@ def _receive_and_learn(peer: Peer) -> Learned | Wait:
 
 
 def one_process_identity(config: CrewConfig, name: str) -> Identity:
-    """Peers of one process have nothing to hide from each other: their keys come from the seed, and
-    records are the same every time.
+    """Make a key from the crew's seed, so that records are the same every time.
+
+    Peers of one process have nothing to hide from each other.
     """
     return Identity.of(
         hashlib.sha256(

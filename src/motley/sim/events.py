@@ -19,8 +19,9 @@ class Events:
         self._number = itertools.count()
 
     def at(self, when_s: float, what: Callable[[], None]) -> None:
-        """Plan something; what is already due happens at once, behind what was planned before
-        it.
+        """Plan something.
+
+        What is already due happens at once, behind what was planned before it.
         """
         heapq.heappush(self._planned, (max(when_s, self.clock.now_s()), next(self._number), what))
 

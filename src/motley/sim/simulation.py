@@ -1,5 +1,6 @@
-"""A crew on virtual time: one log in memory, the network between everyone and it, and the run
-folder of an ordinary crew.
+"""A crew on virtual time.
+
+It has one log in memory, the network between everyone and it, and an ordinary run folder.
 """
 
 from __future__ import annotations
@@ -90,8 +91,9 @@ class SimCrew:
         self._notice_standstill()
 
     def _notice_standstill(self) -> None:
-        """Samplers never stop: if nothing of what they send can ever be learned from, the
-        simulation would not either.
+        """Stop where nothing of what samplers send can ever be learned from.
+
+        They would never stop by themselves.
         """
         read = max(s.peer.cursor for s in self.students)
         came, self._came = read - self._came, read
@@ -142,8 +144,9 @@ class SimCrew:
         self.save()
 
     def _end_early(self, stuck: list[SimStudent]) -> list[MetricsLine]:
-        """Nothing more can happen: asynchronous peers have used up what was sampled, or somebody
-        waits for ever.
+        """End where nothing more can happen.
+
+        Asynchronous peers have used up what was sampled, or somebody waits for ever.
         """
         runs_dry = pace_of(self.config).may_run_dry
         if not runs_dry or any(s.me.role == "learner" for s in stuck):

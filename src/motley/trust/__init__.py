@@ -13,7 +13,7 @@ from motley.trust.admission import (
     read_hub,
     stamp_of,
 )
-from motley.trust.admitted import AdmittedGroups, Place
+from motley.trust.admitted import AdmittedGroups, GroupPlace
 from motley.trust.identity import Identity, nkey_of, verifies
 
 __all__ = [
@@ -22,8 +22,8 @@ __all__ = [
     "AdmissionState",
     "Admitted",
     "AdmittedGroups",
+    "GroupPlace",
     "Identity",
-    "Place",
     "ReasonCount",
     "RefusedRecord",
     "Rules",

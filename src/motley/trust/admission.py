@@ -286,9 +286,7 @@ def stamp_of(entry: Entry) -> tuple[Stamp, bytes]:
 
 
 def read_hub(entries: Sequence[Entry], crew: str, hub: bytes) -> tuple[Charter, Roster]:
-    """The charter and the newest roster among a hub's records; everything must bear its
-    signature.
-    """
+    """Read the charter and the newest roster; every record must bear the hub's signature."""
     charter: Charter | None = None
     roster: Roster | None = None
     for entry in entries:

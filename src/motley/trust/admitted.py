@@ -12,7 +12,7 @@ from typing import NamedTuple
 from motley.records import Group
 
 
-class Place(NamedTuple):
+class GroupPlace(NamedTuple):
     """Where a group belongs. There is one group in a place."""
 
     sender: str
@@ -20,8 +20,8 @@ class Place(NamedTuple):
     slot: int
 
     @staticmethod
-    def of(group: Group) -> Place:
-        return Place(group.origin.peer, group.round, group.slot)
+    def of(group: Group) -> GroupPlace:
+        return GroupPlace(group.origin.peer, group.round, group.slot)
 
 
 @dataclass(slots=True)
@@ -35,13 +35,13 @@ class AdmittedGroups:
     num_slots: int  # groups of a peer in a round
     # per sender: every group of the rounds below has been admitted
     complete: Counter[str] = field(default_factory=Counter)
-    beyond: set[Place] = field(default_factory=set)  # admitted of later rounds
+    beyond: set[GroupPlace] = field(default_factory=set)  # admitted of later rounds
 
     def add(self, group: Group) -> bool:
         """Take in a group, unless it is there; whether it is new."""
         if group in self:
             return False
-        place = Place.of(group)
+        place = GroupPlace.of(group)
         self.beyond.add(place)
         while (whole := self._round(place.sender, self.complete[place.sender])) <= self.beyond:
             self.beyond -= whole
@@ -50,8 +50,8 @@ class AdmittedGroups:
 
     def __contains__(self, group: Group) -> bool:
         """Whether this very group, or another under its id, was admitted."""
-        place = Place.of(group)
+        place = GroupPlace.of(group)
         return place.round < self.complete[place.sender] or place in self.beyond
 
-    def _round(self, sender: str, round: int) -> set[Place]:
-        return {Place(sender, round, slot) for slot in range(self.num_slots)}
+    def _round(self, sender: str, round: int) -> set[GroupPlace]:
+        return {GroupPlace(sender, round, slot) for slot in range(self.num_slots)}

@@ -1,5 +1,4 @@
-"""Chain: what one publisher's records say about their order, so that a fork, a gap or a replay is
-seen.
+"""Chain: what a publisher's records say of their order. A fork, a gap or a replay shows.
 
 Every record has a counter and the hash of the record before it. Records may come out of order (a
 lost one is sent again behind later ones): those passed over are missing until they come, and then
