@@ -21,7 +21,7 @@ import torch
 import chaos
 import motley.runs.folder
 from chaos import disturbed_run, log_faults, read_log, weights
-from e2e.test_member import (
+from e2e.test_participants import (
     House,
     HouseOf,
     assert_ends_as,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from architectures import ARCHITECTURES, TRAINS, own_code_policy, reference_policy, text_tokenizer
-from engines.test_torch import LONG, PROMPTS, truncated
+from engines.test_branches import LONG, PROMPTS, truncated
 from fakes import (
     POLICIES,
     grouped_query_policy,

@@ -11,9 +11,9 @@ from torch.nn import functional as F
 
 pytest.importorskip("triton")
 
+from compute.devices import DEVICES
 from motley.compute import fused, kernels
 from motley.compute.layers import Norm, Rotation
-from policies.devices import DEVICES
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 CLOSE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}

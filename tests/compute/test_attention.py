@@ -11,6 +11,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from compute.devices import needs_gpu
 from fakes import ragged_sequences
 from motley.compute import attention, flash
 from motley.compute.attention import PackedAttention
@@ -18,7 +19,6 @@ from motley.compute.fused import rotate
 from motley.compute.layers import Heads, Rotation
 from motley.compute.packed import Packed, Spans
 from motley.learning.batches import ToScore, micro_batches
-from policies.devices import needs_gpu
 
 CPU = torch.device("cpu")
 HEADS, KV_HEADS, SIZE = 4, 2, 8

@@ -38,7 +38,7 @@ from motley.exchange.nats.server import (
 )
 from motley.records import HUB
 
-from .nats_server import CREW, Net, eventually, in_time, let_go, settle
+from ..nats_server import CREW, Net, eventually, in_time, let_go, settle
 
 NAMES = Names(CREW)
 

@@ -27,8 +27,8 @@ from motley.exchange.nats.log import MAX_FLIGHT_BYTES, Names
 from motley.exchange.nats.server import peer_user
 from motley.records import HUB
 
-from .nats_server import CREW, Net, eventually, open_server
-from .test_blobs import BIG, SIZES, content_of, got, name_of, put
+from ..nats_server import CREW, Net, eventually, open_server
+from ..test_blobs import BIG, SIZES, content_of, got, name_of, put
 from .test_server import publish, refused, subscribe
 
 BUCKET = Names(CREW).bucket("a")

@@ -13,6 +13,8 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from compute.devices import INTERPRETED, needs_gpu
+from compute.test_attention import BATCHES, exact, packed_of  # noqa: F401
 from fakes import POLICIES, ragged_sequences, tiny_policy
 from motley.compute import attention, fused, graphs
 from motley.compute.decoder import Decoder
@@ -22,8 +24,6 @@ from motley.compute.packed import Packed
 from motley.compute.scoring import score
 from motley.learning.batches import ToScore, micro_batches
 from motley.models.policy import Policy
-from policies.devices import INTERPRETED, needs_gpu
-from policies.test_attention import BATCHES, exact, packed_of  # noqa: F401
 
 CPU = torch.device("cpu")
 

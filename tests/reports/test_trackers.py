@@ -322,7 +322,7 @@ def in_a_process(code: str, folder: Path, **environment: str) -> subprocess.Comp
         for key, value in os.environ.items()
         if not key.startswith(("WANDB", "TRACKIO", "HF_"))
     }
-    places = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    places = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     plain |= {"HOME": str(folder), "PYTHONPATH": places, **environment}
     command = [sys.executable, "-W", "error::UserWarning", "-c", code, str(folder / "run")]
     return subprocess.run(
@@ -350,7 +350,7 @@ def told(name, real):
 
 socket.socket.connect = told("connect", socket.socket.connect)
 socket.getaddrinfo = told("getaddrinfo", socket.getaddrinfo)
-from test_reporting import write_twice
+from reports.test_trackers import write_twice
 write_twice(Path(sys.argv[1]), "REPORTER")
 """
 

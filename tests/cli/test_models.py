@@ -10,13 +10,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from architectures import text_tokenizer, write_model
+from cli.test_cli import as_json, error, motley
 from motley.config import PeerConfig
 from motley.learning.warm import expected_accuracy
 from motley.models import sources
 from motley.models.opening import initial_policy
 from motley.models.sources import Named, Wheel
 from motley.tasks import draw_problems, load_task
-from test_cli import as_json, error, motley
 
 CREW = """
 [crew]

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 pytest.importorskip("triton")
 
+from compute.devices import DEVICES
 from motley.compute import logprobs
 from motley.compute.logprobs import score_hidden
-from policies.devices import DEVICES
 
 ROWS, SIZE, VOCABULARY = 11, 16, 40
 CLOSE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}

@@ -14,6 +14,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from architectures import ARCHITECTURES, TRAINS, own_code_policy
+from compute.devices import INTERPRETED, needs_gpu
 from fakes import POLICIES, ragged_sequences
 from marks import slow
 from motley.compute import fused, scoring
@@ -23,7 +24,6 @@ from motley.compute.support import why_unknown
 from motley.config import TrainPart
 from motley.learning.batches import ToScore, micro_batches
 from motley.models.policy import Policy, with_trained_part
-from policies.devices import INTERPRETED, needs_gpu
 
 KNOWN = [kind for kind in ARCHITECTURES if not why_unknown(own_code_policy(kind).base)]
 TRAINED = {

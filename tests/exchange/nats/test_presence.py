@@ -15,7 +15,7 @@ from motley.exchange.nats.presence import SILENT_S, Beat, Heard, Presence, Voice
 from motley.records import HUB
 from motley.trust import Identity, verifies
 
-from .nats_server import CREW, Net, eventually, open_server, settle
+from ..nats_server import CREW, Net, eventually, open_server, settle
 
 PEERS = ("a", "b")
 

@@ -21,7 +21,7 @@ from motley.runs.metrics import (
     read_metrics,
 )
 
-DOCUMENT = Path(__file__).parent.parent / "docs" / "metrics.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 SILENT = SenderMetrics(
     groups=1, reward=0.0, accuracy=0.0, tokens=3.0, truncated=1.0, age=0.0, silent_groups=1
 )

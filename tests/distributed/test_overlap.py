@@ -26,7 +26,7 @@ from motley.learning.waiting import Take
 from motley.models.policy import Policy
 from motley.peers.peer import Peer
 from motley.records import Group, Sampling
-from test_peer import groups_on, peers_of
+from peers.test_peer import groups_on, peers_of
 
 PATIENCE_S = 120.0
 GIB = 2**30

@@ -15,8 +15,8 @@ from motley.exchange.nats.log import HEADERS_BYTES, MAX_FETCH_BYTES, Names, Nats
 from motley.exchange.wire import MAX_RECORD_BYTES
 from motley.records import HUB
 
-from .contract import LogContract, LogFactory
-from .nats_server import CREW, Net, eventually, in_time, open_server, raw_message, send_raw
+from ..contract import LogContract, LogFactory
+from ..nats_server import CREW, Net, eventually, in_time, open_server, raw_message, send_raw
 
 
 @pytest.fixture(scope="module")
