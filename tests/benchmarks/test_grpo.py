@@ -8,7 +8,7 @@ import torch
 
 from fakes import tiny_policy
 from motley.benchmarks import grpo
-from motley.benchmarks.grpo import OurStep, Step, candidates, checksum, our_cost, trl_cost
+from motley.benchmarks.grpo import OurStep, StepWork, candidates, checksum, our_cost, trl_cost
 from motley.benchmarks.models import Texts, build
 from motley.benchmarks.timing import LEARNER_WARMS
 from motley.engines import Completion
@@ -17,8 +17,8 @@ from motley.records import Problem, Sampling
 MODEL = "tiny:0.3m"
 
 
-def work(max_tokens: int = 5, trl_rows: int = 0) -> Step:
-    return Step(
+def work(max_tokens: int = 5, trl_rows: int = 0) -> StepWork:
+    return StepWork(
         texts=Texts.draw(build(MODEL).vocabulary, 3, 6).texts,
         num_samples=4,
         max_tokens=max_tokens,
@@ -109,7 +109,9 @@ def test_completions_of_trl_may_end_where_ours_may(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(grpo, "_reward_of_all", lambda reward: noted)
     texts = Texts.draw(build(MODEL).vocabulary, 30, 6).texts
-    trl_cost(tiny_policy(), Step(texts=texts, num_samples=8, max_tokens=8, may_end=True), repeats=1)
+    trl_cost(
+        tiny_policy(), StepWork(texts=texts, num_samples=8, max_tokens=8, may_end=True), repeats=1
+    )
     assert max(lengths) == 8
     assert min(lengths) < 8
 

@@ -36,7 +36,7 @@ def steps() -> list[dict[str, Any]]:
 @pytest.mark.slow
 def test_a_row_for_each_half_and_for_whole_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     def trl_cost(
-        policy: object, work: grpo.Step, repeats: int, between: Callable[[], None]
+        policy: object, work: grpo.StepWork, repeats: int, between: Callable[[], None]
     ) -> Cost:
         for _ in range(1 + repeats):
             between()

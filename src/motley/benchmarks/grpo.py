@@ -52,7 +52,7 @@ def checksum(prompt: str, text: str) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class StepWork:
     """The work of one step."""
 
     texts: list[str]  # a prompt each
@@ -70,7 +70,7 @@ class Step:
 class OurStep:
     """What a peer alone does in a round, without its log."""
 
-    def __init__(self, policy: Policy, work: Step) -> None:
+    def __init__(self, policy: Policy, work: StepWork) -> None:
         self._policy, self._work = policy, work
         self._problems = [Problem(prompt=text) for text in work.texts]
         self._prompts = [policy.prompts.ids(problem) for problem in self._problems]
@@ -153,7 +153,7 @@ class OurCost:
     num_trained: int  # sequences
 
 
-def our_cost(policy: Policy, work: Step, repeats: int) -> OurCost:
+def our_cost(policy: Policy, work: StepWork, repeats: int) -> OurCost:
     step = OurStep(policy, work)
     measured = cost(step, policy.device, repeats, warming=LEARNER_WARMS)
     return OurCost(measured, statistics.median(step.sampling_s[LEARNER_WARMS:]), step.num_trained)
@@ -165,7 +165,7 @@ def has_trl() -> bool:
 
 def trl_cost(
     policy: Policy,
-    work: Step,
+    work: StepWork,
     repeats: int,
     weights: torch.dtype = torch.float32,
     between: Callable[[], object] = lambda: None,
@@ -193,7 +193,7 @@ def trl_cost(
     return Cost(statistics.median(clock.seconds[1:]), clock.peak_gib)
 
 
-def _trl_settings(policy: Policy, work: Step, repeats: int, folder: str) -> dict[str, Any]:
+def _trl_settings(policy: Policy, work: StepWork, repeats: int, folder: str) -> dict[str, Any]:
     rows = work.trl_rows or work.num_sequences
     if work.num_sequences % rows:
         raise ValueError(

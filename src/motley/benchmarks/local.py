@@ -125,7 +125,7 @@ def _tiny_step(model: str, repeats: int) -> list[Row]:
     task = load_task("digits", {})
     problems = {p.prompt: p for p in draw_problems(task, "bench", "train", NUM_PROBLEMS)}
     own: grpo.Reward = lambda prompt, text: task.score([problems[prompt]], [text])[0]
-    work = grpo.Step(
+    work = grpo.StepWork(
         texts=list(problems),
         num_samples=NUM_SAMPLES,
         max_tokens=MAX_TOKENS,
@@ -147,14 +147,14 @@ def _real_step(repeats: int) -> list[Row]:
         find(SMOLLM2)
     except ValueError:
         return [_row(SMOLLM2, "whole step, all train", "TRL", None, None, NOT_HERE)]
-    work = grpo.Step(
+    work = grpo.StepWork(
         texts=Texts.draw(build(SMOLLM2).vocabulary, 2, 96).texts, num_samples=8, max_tokens=32
     )
     return [_step(SMOLLM2, "whole step, all train", work, lambda: build(SMOLLM2), min(repeats, 3))]
 
 
 def _step(
-    model: str, half: str, work: grpo.Step, policy: Callable[[], Policy], repeats: int
+    model: str, half: str, work: grpo.StepWork, policy: Callable[[], Policy], repeats: int
 ) -> Row:
     """In turn, as all else here. `policy`: gives one that shares nothing with the last."""
     step = grpo.OurStep(policy(), work)

@@ -183,7 +183,7 @@ def _grpo(bench: Bench, model: str) -> list[Row]:
     )
     dtypes = (torch.float32, torch.bfloat16) if rounded else (torch.float32,)
     del policy
-    work = grpo.Step(
+    work = grpo.StepWork(
         texts=texts, num_samples=sizes.samples, max_tokens=sizes.new_tokens, trl_rows=sizes.trl_rows
     )
     ours = grpo.our_cost(bench.build(model), work, sizes.repeats)
@@ -191,7 +191,7 @@ def _grpo(bench: Bench, model: str) -> list[Row]:
 
 
 def _grpo_row(
-    bench: Bench, model: str, work: grpo.Step, ours: grpo.OurCost, weights: torch.dtype
+    bench: Bench, model: str, work: grpo.StepWork, ours: grpo.OurCost, weights: torch.dtype
 ) -> Row:
     clear(bench.device)
     rival, note = _try_trl(bench, model, work, weights)
@@ -212,7 +212,7 @@ def _grpo_row(
 
 
 def _try_trl(
-    bench: Bench, model: str, work: grpo.Step, weights: torch.dtype
+    bench: Bench, model: str, work: grpo.StepWork, weights: torch.dtype
 ) -> tuple[Cost | None, str]:
     """What TRL takes, or why it was not measured: it may refuse a machine, or run out of memory,
     and the rest still counts.

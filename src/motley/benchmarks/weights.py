@@ -53,7 +53,7 @@ class Training:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class VersionStep:
     """From one version to the next."""
 
     whole_bytes: int
@@ -120,7 +120,7 @@ def _row(training: Training, crew: LocalCrew) -> Row:
     }
 
 
-def _steps(training: Training, crew: LocalCrew) -> Iterator[Step]:
+def _steps(training: Training, crew: LocalCrew) -> Iterator[VersionStep]:
     policy = crew.peers[0].learner.policy
     wire = _Wire(policy, _untrained(training))
     wire.is_exact_after_publishing()
@@ -130,7 +130,7 @@ def _steps(training: Training, crew: LocalCrew) -> Iterator[Step]:
         whole, delta = (
             sum(map(len, blobs)) for blobs in (encode_whole(after), encode_change(before, after))
         )
-        yield Step(whole, delta, _changed(before, after), wire.is_exact_after_publishing())
+        yield VersionStep(whole, delta, _changed(before, after), wire.is_exact_after_publishing())
         before = after
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from motley.config import CrewConfig
 from motley.learning.select import Candidate
@@ -86,22 +86,11 @@ class Lockstep:
     """Everyone samples a round, then everyone learns from it."""
 
     config: CrewConfig
-
-    @property
-    def awaits_others(self) -> bool:
-        return True
-
-    @property
-    def may_run_dry(self) -> bool:
-        return False
-
-    @property
-    def samples_beside(self) -> bool:
-        return False  # the next round is sampled with the weights that the step makes
-
-    @property
-    def rounds_unheard(self) -> int:
-        return 1
+    awaits_others: ClassVar[bool] = True
+    may_run_dry: ClassVar[bool] = False
+    # the next round is sampled with the weights that the step makes
+    samples_beside: ClassVar[bool] = False
+    rounds_unheard: ClassVar[int] = 1
 
     def may_sample(self, author: str, turns: Turns, waiting: Waiting) -> bool:
         return turns.sampled <= turns.learned
@@ -141,14 +130,8 @@ class Async:
     """A step takes whatever is there and fresh, once there is a round's worth of it."""
 
     config: CrewConfig
-
-    @property
-    def awaits_others(self) -> bool:
-        return False
-
-    @property
-    def may_run_dry(self) -> bool:
-        return True
+    awaits_others: ClassVar[bool] = False
+    may_run_dry: ClassVar[bool] = True
 
     @property
     def samples_beside(self) -> bool:

@@ -1,0 +1,48 @@
+"""The house stays one that can be read: sizes, and names that mean one thing."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import motley
+
+ROOT = Path(motley.__file__).parent
+MOST_LINES_OF_A_FUNCTION = 60
+MOST_LINES_OF_A_CLASS = 250
+
+
+def definitions() -> Iterator[tuple[Path, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]]:
+    for path in sorted(ROOT.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                yield path.relative_to(ROOT), node
+
+
+def num_lines(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> int:
+    assert node.end_lineno is not None
+    return node.end_lineno - node.lineno + 1
+
+
+def is_kernel(node: ast.AST) -> bool:
+    """Compiled by Triton: a part of one cannot be a kernel of its own."""
+    decorators = getattr(node, "decorator_list", [])
+    return any("triton" in ast.unparse(decorator) for decorator in decorators)
+
+
+def test_functions_and_classes_are_short_enough_to_read() -> None:
+    long = [
+        f"{path}: {node.name} has {num_lines(node)} lines"
+        for path, node in definitions()
+        if not is_kernel(node)
+        and num_lines(node)
+        > (MOST_LINES_OF_A_CLASS if isinstance(node, ast.ClassDef) else MOST_LINES_OF_A_FUNCTION)
+    ]
+    assert long == []
+
+
+def test_no_two_classes_share_a_name() -> None:
+    names = Counter(node.name for _, node in definitions() if isinstance(node, ast.ClassDef))
+    assert [name for name, count in names.items() if count > 1] == []
