@@ -1,6 +1,6 @@
 """Peer: a participant that learns.
 
-Its sampler half puts groups in the outbox (`sampler.py`), its learner half takes them from the log.
+Its sampler half puts groups in the outbox (`sampling.py`), its learner half takes them from the log.
 
 | half | consumes | produces | waits for |
 |---|---|---|---|
@@ -9,7 +9,7 @@ Its sampler half puts groups in the outbox (`sampler.py`), its learner half take
 
 The role `learner` runs the second half only, and publishes its versions for the samplers that
 follow it. Who delivers the outbox, waits, closes rounds and saves is up to whoever drives the peer:
-`crew.py`, `distributed/` or `sim/`.
+`runs/local.py`, `distributed/` or `sim/`.
 """
 
 from __future__ import annotations

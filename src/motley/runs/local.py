@@ -1,6 +1,6 @@
 """A crew whose peers live in one process and take turns.
 
-Its log is in memory, with a file in the run folder (see run.py).
+Its log is in memory, with a file in the run folder (see runs/folder.py).
 """
 
 from __future__ import annotations
