@@ -38,7 +38,7 @@ pytestmark = pytest.mark.slow  # whole crews
 @pytest.fixture
 def folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     # the time is all that two equal runs differ in
-    monkeypatch.setattr(motley.run, "RealClock", FixedClock)
+    monkeypatch.setattr(motley.runs.folder, "RealClock", FixedClock)
     return folder
 
 
@@ -319,7 +319,7 @@ def test_the_log_begins_with_what_the_crew_agreed_to(folder: Path) -> None:
 def test_the_time_a_group_was_made_is_on_the_log(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(motley.run, "RealClock", RealClock)
+    monkeypatch.setattr(motley.runs.folder, "RealClock", RealClock)
     before = time.time()
     crew = run(spread_crew(folder, rounds=1), folder / "run")
     assert all(before <= group.created_s <= time.time() for group in groups(crew))

@@ -19,7 +19,6 @@ import pytest
 import torch
 
 import chaos
-import motley.runs.folder
 from chaos import disturbed_run, log_faults, read_log, weights
 from e2e.test_participants import (
     House,
@@ -46,6 +45,7 @@ from motley.models.opening import initial_policy
 from motley.models.policy import Policy
 from motley.peers.peer import Peer
 from motley.records import Sampling
+from motley.runs import folder as folder_module
 from motley.runs.folder import Run
 from motley.runs.local import LocalCrew
 from motley.runs.metrics import read_metrics
@@ -88,7 +88,7 @@ class Watched(TorchEngine):
 def overlapping(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(enrolment, "RETRY_S", 0.05)
     monkeypatch.setattr(overlap, "pays", lambda half: True)
-    monkeypatch.setattr(motley.run, "open_engine", lambda policy, part, folder: Watched(policy))
+    monkeypatch.setattr(folder_module, "open_engine", lambda policy, part, folder: Watched(policy))
     monkeypatch.setattr(Watched, "rounds", [])
     monkeypatch.setattr(Watched, "fails", None)
     monkeypatch.setattr(Watched, "stepped", threading.Event(), raising=False)

@@ -18,7 +18,6 @@ import msgspec
 import pytest
 import torch
 
-import motley.runs.folder
 from architectures import text_tokenizer, write_model
 from fakes import entry, spread_crew, write_task
 from hubs import PATIENCE_S, AtWork, local_place
@@ -43,6 +42,7 @@ from motley.learning.checkpoint import checkpoints
 from motley.learning.journal import WrittenStep
 from motley.peers.peer import Peer
 from motley.records import FIRST_PREVIOUS, Group, Sampling
+from motley.runs import folder as folder_module
 from motley.runs.local import LocalCrew
 from motley.runs.metrics import MetricsLine, read_metrics
 from motley.trust import Identity
@@ -794,7 +794,7 @@ def test_an_engine_that_reports_other_logprobs_is_refused_with_figures(
         r"\(mean 1\.0e-03, 99th percentile 1\.0e-03\): .*; see motley check"
     )
     monkeypatch.setattr(
-        motley.run, "open_engine", lambda policy, part, folder: Overconfident(policy)
+        folder_module, "open_engine", lambda policy, part, folder: Overconfident(policy)
     )
     with pytest.raises(ValueError, match=words):
         house.join("full0")
@@ -807,7 +807,9 @@ def test_a_member_that_was_refused_lets_go_of_its_folder(
 ) -> None:
     house = house_of(pair(task))
     with monkeypatch.context() as patch:
-        patch.setattr(motley.run, "open_engine", lambda policy, part, folder: Overconfident(policy))
+        patch.setattr(
+            folder_module, "open_engine", lambda policy, part, folder: Overconfident(policy)
+        )
         with pytest.raises(ValueError, match="the engine of full0 differs"):
             house.join("full0")
     house.join("full0")

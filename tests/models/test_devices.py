@@ -137,7 +137,7 @@ def test_float16_is_refused_without_a_cuda_gpu_before_anything_loads(
         "dtype='float16' is for CUDA GPUs, and this peer computes on cpu; use auto, float32 or "
         "bfloat16"
     )
-    monkeypatch.setattr("motley.policies.read_model", None)
+    monkeypatch.setattr("motley.models.opening.read_model", None)
     for model in ("tiny:0.3m", "nowhere"):
         with pytest.raises(ValueError, match=words):
             initial_policy(PeerConfig(name="a", model=model, device="cpu", dtype="float16"), seed=0)

@@ -453,7 +453,7 @@ def test_a_full_disk_leaves_nothing(
 
     if existing:
         (tmp_path / "out").mkdir()
-    monkeypatch.setattr(motley.export, "_write_card", full)
+    monkeypatch.setattr(motley.reports.export, "_write_card", full)
     with pytest.raises(
         ValueError,
         match=r"out could not be written: No space left on device; nothing was left there",

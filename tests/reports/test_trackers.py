@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 import pytest
 
-import motley.reports.trackers
 from motley.config import REPORTERS, CrewConfig, parse_config
 from motley.learning.senders import Distribution, SenderMetrics
+from motley.reports import trackers
 from motley.reports.trackers import (
     OPENERS,
     Reports,
@@ -46,7 +46,7 @@ model = "tiny:deep"
 """
 
 needs = lambda package: pytest.mark.skipif(
-    not motley.reports.trackers._installed(package),
+    not trackers._installed(package),
     reason=f"{package} is not installed; pip install 'motley-rl[report]'",
 )
 
@@ -172,7 +172,7 @@ def test_every_reporter_of_a_crew_file_is_known() -> None:
 
 def test_checking_imports_no_reporter() -> None:
     code = (
-        "import sys, motley.reporting\nprint([n for n in ('torch', 'tensorboard', 'wandb', "
+        "import sys, motley.reports.trackers\nprint([n for n in ('torch', 'tensorboard', 'wandb', "
         "'trackio') if n in sys.modules])"
     )
     assert (
@@ -212,7 +212,7 @@ class Fake:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(motley.reporting, "_installed", lambda name: True)
+    monkeypatch.setattr(trackers, "_installed", lambda name: True)
 
 
 @pytest.mark.usefixtures("installed")

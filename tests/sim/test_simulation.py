@@ -538,7 +538,7 @@ def test_what_a_leaver_sent_still_arrives(folder: Path) -> None:
 def test_what_can_never_be_learned_from_is_an_error_and_no_endless_loop(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(motley.sim.crew, "MAX_UNLEARNED", 5)
+    monkeypatch.setattr(motley.sim.simulation, "MAX_UNLEARNED", 5)
     monkeypatch.setattr(
         Peer, "_take_in", lambda self, entry, admitted: self.admission.refuse(entry, "mood", "")
     )
@@ -559,7 +559,7 @@ def test_a_window_in_seconds_shorter_than_the_delays_slows_a_crew_and_does_not_s
 def test_groups_on_their_way_are_no_reason_to_give_up(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(motley.sim.crew, "MAX_UNLEARNED", 2)
+    monkeypatch.setattr(motley.sim.simulation, "MAX_UNLEARNED", 2)
     crew = run(folder, rounds=2, learning="max_age = 99", network="delay = 0.5")
     assert is_sound(crew)
 
@@ -581,7 +581,7 @@ def test_a_window_in_seconds_takes_what_is_inside_it(folder: Path) -> None:
 def test_a_window_in_seconds_survives_a_silence_longer_than_itself(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(motley.sim.crew, "MAX_UNLEARNED", 100)
+    monkeypatch.setattr(motley.sim.simulation, "MAX_UNLEARNED", 100)
     away = dict.fromkeys(("s0", "s1"), "churn = { crashes = [[0.1, 1.5]] }")
     crew = run(folder, rounds=4, learning="max_age_s = 1", per_peer=away)
     assert is_sound(crew)

@@ -263,11 +263,11 @@ def test_nothing_can_be_done_by_having_the_server_answer_to_a_forbidden_subject(
         *(other.chunks_of(name_of(b"of c")), other.meta_of(name_of(b"of c")), other.direct_get),
         *(BUCKET.chunks_of(name_of(PURGE)), BUCKET.meta_of(name_of(PURGE)), BUCKET.direct_get),
         *(
-            "motley.runs.local.log.c.0.0",
-            "motley.runs.local.log.hub.roster.9",
-            "motley.runs.local.presence.c",
-            "motley.runs.local.control",
-            "motley.runs.local.enrol.x",
+            "motley.crew.log.c.0.0",
+            "motley.crew.log.hub.roster.9",
+            "motley.crew.presence.c",
+            "motley.crew.control",
+            "motley.crew.enrol.x",
         ),
     ]
     eventually(lambda: [stream[2] for stream in watch()] == [4, 2, 0])
@@ -296,9 +296,9 @@ ACTING_HEADERS = [
     {"Nats-TTL": "1s"},
     {
         "Nats-Schedule": "@at 2020-01-01T00:00:00Z",
-        "Nats-Schedule-Target": "motley.runs.local.log.b.9.9",
+        "Nats-Schedule-Target": "motley.crew.log.b.9.9",
     },
-    {"Nats-Trace-Dest": "motley.runs.local.log.b.9.9"},
+    {"Nats-Trace-Dest": "motley.crew.log.b.9.9"},
     {"Nats-Trace-Dest": f"$JS.API.STREAM.DELETE.{BUCKET.stream}"},
 ]
 

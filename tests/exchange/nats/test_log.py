@@ -323,16 +323,16 @@ def test_odd_ids_come_back_exactly(net: Net) -> None:
 
 def test_an_id_is_a_subject_of_plain_characters() -> None:
     names = Names(CREW)
-    assert names.record("a.0.12") == "motley.runs.local.log.a.0.12"
-    assert names.record("a b..é") == "motley.runs.local.log.a=20b.=.=C3=A9"
-    assert names.record("") == "motley.runs.local.log.="
-    assert names.id_of("motley.runs.local.log.a=20b.=.=C3=A9") == "a b..é"
+    assert names.record("a.0.12") == "motley.crew.log.a.0.12"
+    assert names.record("a b..é") == "motley.crew.log.a=20b.=.=C3=A9"
+    assert names.record("") == "motley.crew.log.="
+    assert names.id_of("motley.crew.log.a=20b.=.=C3=A9") == "a b..é"
 
 
 def test_no_other_subject_passes_for_an_id(net: Net) -> None:
     send_raw(
         net.connect("a"),
-        b"PUB motley.runs.local.log.a.0.0 1\r\nx\r\nPUB motley.runs.local.log.a.=30.0 1\r\ny\r\n",
+        b"PUB motley.crew.log.a.0.0 1\r\nx\r\nPUB motley.crew.log.a.=30.0 1\r\ny\r\n",
     )
     log = net.log("b")
     eventually(lambda: len(log.read(0)) == 2)
@@ -351,7 +351,7 @@ HEADERS = {
     "sequence": b"NATS/1.0\r\nNats-Sequence: 99999\r\n\r\n",
     "sequence in words": b"NATS/1.0\r\nNats-Sequence: many\r\n\r\n",
     "subject": (
-        b"NATS/1.0\r\nNats-Subject: motley.runs.local.log.hub.charter\r\nNats-Stream: other\r\n\r\n"
+        b"NATS/1.0\r\nNats-Subject: motley.crew.log.hub.charter\r\nNats-Stream: other\r\n\r\n"
     ),
     "not utf-8": b"NATS/1.0\r\nX: \xff\xfe\r\n\r\n",
     "first line only": b"NATS/1.0\r\n\r\n",
@@ -366,7 +366,7 @@ def test_a_record_with_any_headers_is_read_as_a_record(net: Net) -> None:
     for number, headers in enumerate(HEADERS.values()):
         send_raw(
             writer,
-            raw_message(f"motley.runs.local.log.a.0.{number}", headers, f"a {number}".encode()),
+            raw_message(f"motley.crew.log.a.0.{number}", headers, f"a {number}".encode()),
         )
     eventually(lambda: len(log.read(0)) == len(HEADERS))
     expected = [
@@ -382,17 +382,15 @@ def test_a_record_with_any_headers_is_read_as_a_record(net: Net) -> None:
 
 DEAFENING = {
     "presence with a status not utf-8": raw_message(
-        "motley.runs.local.presence.a", b"NATS/1.0 \xff\xfe\xfd\r\n\r\n"
+        "motley.crew.presence.a", b"NATS/1.0 \xff\xfe\xfd\r\n\r\n"
     ),
-    "presence without a header line": raw_message("motley.runs.local.presence.a", b"X"),
+    "presence without a header line": raw_message("motley.crew.presence.a", b"X"),
     "presence with a reply not utf-8": raw_message(
-        "motley.runs.local.presence.a", b"NATS/1.0\r\n\r\n", reply=b"\xff"
+        "motley.crew.presence.a", b"NATS/1.0\r\n\r\n", reply=b"\xff"
     ),
-    "record under a subject not utf-8": raw_message(
-        b"motley.runs.local.log.a.\xff", b"NATS/1.0\r\n\r\n"
-    ),
+    "record under a subject not utf-8": raw_message(b"motley.crew.log.a.\xff", b"NATS/1.0\r\n\r\n"),
     "confirmation under a subject not utf-8": raw_message(
-        "motley.runs.local.log.a.0", b"NATS/1.0\r\n\r\n", reply=b"motley.runs.local.bell.\xff"
+        "motley.crew.log.a.0", b"NATS/1.0\r\n\r\n", reply=b"motley.crew.bell.\xff"
     ),
 }
 
@@ -406,5 +404,5 @@ def test_no_peer_can_deafen_others_with_a_message_that_cannot_be_decoded(
     connection.subscribe(Names(CREW).bells, lambda message: bells.append(message.subject))
     send_raw(net.connect("a"), message)
     net.log(HUB).append([("hub.0", b"after it")])
-    eventually(lambda: "motley.runs.local.bell.hub.0" in bells)
+    eventually(lambda: "motley.crew.bell.hub.0" in bells)
     assert connection._client.stats["reconnects"] == 0

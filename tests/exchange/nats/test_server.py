@@ -93,7 +93,7 @@ def test_a_second_start_takes_the_running_server_over(server: Server) -> None:
 START = """
 import sys, time
 from pathlib import Path
-from motley.exchange.server import Server
+from motley.exchange.nats.server import Server
 server = Server(sys.argv[1], Path(sys.argv[2]), "127.0.0.1", int(sys.argv[3]))
 print(server.start(), flush=True)
 time.sleep(600)
@@ -283,7 +283,7 @@ COMMANDS = {
     "$JS.API.STREAM.MSG.DELETE.motley-crew": {"seq": 1},
     "$JS.API.STREAM.UPDATE.motley-crew": {
         "name": "motley-crew",
-        "subjects": ["motley.runs.local.log.>"],
+        "subjects": ["motley.crew.log.>"],
         "storage": "file",
         "max_msgs_per_subject": 1,
         "discard": "new",
@@ -298,31 +298,31 @@ COMMANDS = {
     },
     "$JS.API.CONSUMER.CREATE.motley-crew": {
         "stream_name": "motley-crew",
-        "config": {"deliver_subject": "motley.runs.local.bell.spy", "ack_policy": "none"},
+        "config": {"deliver_subject": "motley.crew.bell.spy", "ack_policy": "none"},
     },
     "$JS.API.CONSUMER.DURABLE.CREATE.motley-crew.spy": {
         "stream_name": "motley-crew",
         "config": {"durable_name": "spy", "ack_policy": "explicit"},
     },
-    "$JS.API.STREAM.SNAPSHOT.motley-crew": {"deliver_subject": "motley.runs.local.bell.spy"},
+    "$JS.API.STREAM.SNAPSHOT.motley-crew": {"deliver_subject": "motley.crew.bell.spy"},
     "$JS.API.STREAM.INFO.motley-crew": {},
     "$JS.API.INFO": {},
     "$SYS.REQ.SERVER.PING": {},
     "$SYS.REQ.USER.INFO": {},
 }
 OTHERS_SUBJECTS = [
-    "motley.runs.local.log.b.0.0",
-    "motley.runs.local.log.hub.roster.9",
-    "motley.runs.local.log.ab.0",
-    "motley.runs.local.log.a",
-    "motley.runs.local.log",
+    "motley.crew.log.b.0.0",
+    "motley.crew.log.hub.roster.9",
+    "motley.crew.log.ab.0",
+    "motley.crew.log.a",
+    "motley.crew.log",
     "motley.other.log.a.0",
-    "motley.runs.local.bell.a.0",
-    "motley.runs.local.presence.b",
-    "motley.runs.local.presence.hub",
-    "motley.runs.local.enrol.a",
-    "motley.runs.local.enrol.b",
-    "motley.runs.local.control",
+    "motley.crew.bell.a.0",
+    "motley.crew.presence.b",
+    "motley.crew.presence.hub",
+    "motley.crew.enrol.a",
+    "motley.crew.enrol.b",
+    "motley.crew.control",
     "_INBOX.b.guess",
     "_INBOX.hub.guess",
     "_R_.guess",
@@ -331,12 +331,12 @@ NOT_TO_BE_HEARD = [
     ">",
     "*.>",
     "motley.>",
-    "motley.runs.local.>",
-    "motley.runs.local.log.>",
-    "motley.runs.local.log.a.>",
-    "motley.runs.local.log.b.>",
-    "motley.runs.local.enrol.*",
-    "motley.runs.local.control",
+    "motley.crew.>",
+    "motley.crew.log.>",
+    "motley.crew.log.a.>",
+    "motley.crew.log.b.>",
+    "motley.crew.enrol.*",
+    "motley.crew.control",
     "_INBOX.>",
     "_INBOX.*.>",
     "_INBOX.b.>",
@@ -411,10 +411,10 @@ def test_a_peer_hears_its_own_answers_the_bells_and_presences_and_nothing_else(n
             assert "permissions violation for subscription" in subscribe(a, subject, queue), subject
     for subject in (
         "_INBOX.a.>",
-        "motley.runs.local.bell.>",
-        "motley.runs.local.bell.b.>",
-        "motley.runs.local.presence.*",
-        "motley.runs.local.presence.b",
+        "motley.crew.bell.>",
+        "motley.crew.bell.b.>",
+        "motley.crew.presence.*",
+        "motley.crew.presence.b",
     ):
         assert subscribe(a, subject) == "", subject
 
@@ -478,15 +478,15 @@ ACTING_HEADERS = {
     "vanish": {"Nats-TTL": "1s"},
     "write later": {
         "Nats-Schedule": "@at 2020-01-01T00:00:00Z",
-        "Nats-Schedule-Target": "motley.runs.local.log.b.9.9",
+        "Nats-Schedule-Target": "motley.crew.log.b.9.9",
     },
     "count": {"Nats-Incr": "+1"},
     "batch": {"Nats-Batch-Id": "x", "Nats-Batch-Sequence": "1", "Nats-Batch-Commit": "1"},
     **{
         f"trace to {target}": {"Nats-Trace-Dest": target}
-        for target in ("motley.runs.local.log.b.9.9", "motley.runs.local.control", *COMMANDS)
+        for target in ("motley.crew.log.b.9.9", "motley.crew.control", *COMMANDS)
     },
-    "trace only": {"Nats-Trace-Dest": "motley.runs.local.log.b.9.9", "Nats-Trace-Only": "true"},
+    "trace only": {"Nats-Trace-Dest": "motley.crew.log.b.9.9", "Nats-Trace-Only": "true"},
 }
 
 
@@ -498,10 +498,10 @@ def test_no_header_of_a_record_does_more_than_write_it(net: Net, watch: Watch) -
         refused(
             a.connection,
             lambda client, headers=headers: client.publish(
-                "motley.runs.local.log.a.0.0", b"again", headers=headers
+                "motley.crew.log.a.0.0", b"again", headers=headers
             ),
         )
-        record = f"motley.runs.local.log.a.1.{number}"
+        record = f"motley.crew.log.a.1.{number}"
         refused(
             a.connection,
             lambda client, record=record, headers=headers: client.publish(
@@ -526,14 +526,14 @@ def test_an_invitations_key_can_enrol_and_nothing_else(net: Net, watch: Watch) -
         *OTHERS_SUBJECTS,
         *COMMANDS,
         NAMES.direct_get,
-        "motley.runs.local.log.c.0.0",
-        "motley.runs.local.presence.c",
+        "motley.crew.log.c.0.0",
+        "motley.crew.presence.c",
     ]:
         assert "permissions violation for publish" in publish(guest, subject), subject
     for subject in [
         *NOT_TO_BE_HEARD,
-        "motley.runs.local.bell.>",
-        "motley.runs.local.presence.*",
+        "motley.crew.bell.>",
+        "motley.crew.presence.*",
         "_INBOX.a.>",
         "_INBOX.c.>",
     ]:
@@ -557,7 +557,7 @@ def test_an_invitations_key_can_enrol_and_nothing_else(net: Net, watch: Watch) -
     assert eventually(asked) == b"answer to c"
     eventually(lambda: len(watch.heard) > 0)
     asked_before = len(watch.heard)
-    for target in ("motley.runs.local.control", "motley.runs.local.log.c.0.0", *COMMANDS):
+    for target in ("motley.crew.control", "motley.crew.log.c.0.0", *COMMANDS):
         publish(guest, NAMES.enrolment("c"), b"{}", reply=target)
     eventually(lambda: len(watch.heard) == asked_before + 2 + len(COMMANDS))
     assert watch.all()[:2] == before[:2]
