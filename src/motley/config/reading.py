@@ -152,7 +152,7 @@ def _explain(message: str) -> str:
             message += (
                 f"; did you mean {close[0]}?"
                 if close
-                else "; remove it, or see docs/architecture.md for the keys"
+                else "; remove it, or see docs/crew_file.md for the keys"
             )
     if "Invalid enum value 'lora'" in message:
         message += "; write train = { lora = { rank = 8 } }"

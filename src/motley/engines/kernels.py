@@ -191,7 +191,7 @@ def _attend(
 def draw(
     logits_RV: Tensor, source_B: Tensor, sampling: Sampling, uniform_B: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """As `drawing.draw`, but for tokens that are equally likely at the edge of a truncation: here
+    """As `sampling.draw`, but for tokens that are equally likely at the edge of a truncation: here
     all of them stay.
     """
     lanes, size = len(source_B), logits_RV.shape[1]
