@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from test_imports import FLOORS
 
 import motley
+from test_imports import FLOORS
 
 ROOT = Path(motley.__file__).parent
 PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
+README = PAGE.parents[1] / "README.md"
 HEADS = {
     "way": "| arrow | function | file | lines |",
     "rooms": "| floor | room | owns |",
@@ -84,3 +86,11 @@ def test_the_rooms_of_the_page_are_those_that_imports_are_held_to() -> None:
 def test_the_modules_whose_cut_is_explained_are_there() -> None:
     modules = [module for module, _ in rows_below(HEADS["cuts"])]
     assert [module for module in modules if not (ROOT / module).is_file()] == []
+
+
+def test_the_readme_has_every_room_and_nothing_else() -> None:
+    house = README.read_text().split("## The house\n", 1)[1]
+    named = re.findall(r"^      ([\w/]+(?:\.py)?/?) ", house, re.MULTILINE)
+    rooms = {name.removesuffix(".py").strip("/").replace("/", ".") for name in named}
+    assert rooms == set().union(*FLOORS)
+    assert [name for name in named if not (ROOT / name).exists()] == []
