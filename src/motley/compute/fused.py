@@ -298,9 +298,7 @@ class _Gated(torch.autograd.Function):
 
 
 class _GatedLinear(torch.autograd.Function):
-    """The product that follows too: so that act(gate)·up, its input, need not be kept for the
-    backward pass.
-    """
+    """With the product that follows: act(gate)·up is not kept for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, gate_up_NI: Tensor, weight_DI: Tensor, activation: str) -> Tensor:

@@ -49,9 +49,7 @@ def check_warm(task: Task, warm: Warm) -> None:
 def warm_start(
     policy: Policy, task: Task, warm: Warm, seed: int, progress: Progress | None = None
 ) -> None:
-    """Train until every kind named has its accuracy, or for the steps named, or take the cached
-    result of the same recipe.
-    """
+    """Train to the accuracy or the steps named, or take the same recipe's cached result."""
     check_warm(task, warm)
     path = _cache_path(
         [
