@@ -270,7 +270,10 @@ def merged_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def server_environment(policy: Policy, config: Vllm, ours: Mapping[str, str]) -> dict[str, str]:
-    """Ours, with what vLLM needs, on the policy's own GPU, and without our packages."""
+    """Ours, with what vLLM needs, on the policy's own GPU.
+
+    Our packages are not for another interpreter.
+    """
     own = {
         name: value
         for name, value in ours.items()
