@@ -1,7 +1,6 @@
 """Peer: a participant that learns.
 
-Its sampler half puts groups in the outbox (`sampling.py`). Its learner half takes them from the
-log.
+Its sampler half puts groups in the outbox (`sampling.py`), its learner half takes them off the log.
 
 | half | consumes | produces | waits for |
 |---|---|---|---|
