@@ -4,8 +4,8 @@
 
 Two network namespaces on this machine, joined by a link that holds every packet for the delay (one
 way: a round trip takes it twice) and drops some: `tc netem` on a veth pair where the kernel has it,
-else two TUN devices and a process that moves packets between them. The hub and one member are in
-one namespace, another member in the other. Needs root. Exits with 1 if anything differs.
+else two TUN devices and a process that moves packets between them. The hub and one peer are in
+one namespace, another peer in the other. Needs root. Exits with 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -254,8 +254,8 @@ def round_trip_s(namespace: str) -> float:
 class Report:
     link: str
     round_trip_s: float
-    join_s: float  # of the far member
-    round_s: float  # median, of the far member
+    join_s: float  # of the far peer
+    round_s: float  # median, of the far peer
     packets: int
     dropped: int
     faults: list[str] = field(default_factory=list)

@@ -19,8 +19,9 @@ def cache_folder() -> Path:
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """A place to write a file or folder at; it gets its name when all of it is written, and is gone
-    if that fails.
+    """A place to write a file or folder at.
+
+    It gets its name when all of it is written, and is gone if that fails.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as there:
@@ -53,8 +54,9 @@ def replace(path: Path, content: bytes, mode: int = 0o644) -> None:
 
 
 def hold(path: Path) -> int | None:
-    """Hold a file until the descriptor is closed, by this process or by one that inherits it; None
-    if another holds it.
+    """Hold a file until the descriptor is closed; None if another process holds it.
+
+    It may be closed by this process or by one that inherits it.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:

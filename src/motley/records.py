@@ -83,9 +83,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """All rollouts of one problem by one policy version: what is shared, admitted and learned
-    from.
-    """
+    """All rollouts of one problem by one policy version: what is shared and learned from."""
 
     crew: str
     problem: str  # Problem.id
@@ -179,9 +177,7 @@ Content = Group | Weights | Charter | Roster
 
 
 class Stamp(msgspec.Struct, frozen=True, kw_only=True):
-    """Who publishes a record, and its place in the chain of everything that publisher ever
-    published.
-    """
+    """Who publishes a record, and its place in the chain of all that publisher's records."""
 
     key: bytes  # public, ed25519
     counter: int = 0

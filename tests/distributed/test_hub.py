@@ -100,7 +100,7 @@ class Household:
             return None
 
     def join(self, peer: str, key: Identity) -> NatsLog:
-        """Enrol and log in, as a member does.
+        """Enrol and log in, as a participant does.
 
         The hub's answer may be lost while the server lets the key in.
         """

@@ -490,7 +490,7 @@ def test_an_async_member_that_was_killed_takes_the_same_steps_again(
 
 
 def cut_off_text(house: House, kept: int) -> str:
-    """What a member says that was cut off, hours later."""
+    """What a participant says that was cut off, hours later."""
     return rf"no connection to {house.url} for 1\d{{4}} s \(.+\)" + (
         f"; {kept} records wait to be sent" if kept else ""
     )

@@ -375,7 +375,7 @@ def test_weights_on_their_way_arrive_though_their_learner_has_tidied_up_since(fo
     crew.publish()
     look(sampler)
     deltas(crew, 6)
-    crew.blobs["l"].keep_only(publisher.needed())  # as a member does at a checkpoint
+    crew.blobs["l"].keep_only(publisher.needed())  # as a participant does at a checkpoint
     crew.clock.advance(10.0)
     assert look(sampler)
     assert crew.holds(sampler, 0)

@@ -26,9 +26,7 @@ _HOLDERS = ("hub.json", "member.json", "hub/hub.json", "groups/log.bin")
 
 
 def find_log(target: str, runs: Path = Path("runs")) -> Path:
-    """The folder of the log: `target` itself, or the hub, a peer or the newest run of the crew with
-    that name.
-    """
+    """The folder of the log: `target`, or the hub, peer or newest run of a crew so named."""
     for folder in (Path(target), *_folders_of(target, runs)):
         if any((folder / name).is_file() for name in _HOLDERS):
             return folder

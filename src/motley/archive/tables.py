@@ -1,6 +1,4 @@
-"""Export: every sound group of a log as JSON lines or Parquet, with its problem and its text where
-they are known here.
-"""
+"""Export: every sound group of a log as JSON lines or Parquet, with problem and text if known."""
 
 from __future__ import annotations
 

@@ -45,8 +45,9 @@ Reward = Callable[[str, str], float]  # of a prompt and what was answered
 
 
 def checksum(prompt: str, text: str) -> float:
-    """Hardly the same for two texts, so that every sequence has an advantage and none can be left
-    out of the training.
+    """Hardly the same for two texts, so that every sequence has an advantage.
+
+    None can be left out of the training.
     """
     return zlib.crc32(text.encode()) / 2**32
 

@@ -69,9 +69,7 @@ class Work:
 
 
 def local_benchmark(repeats: int, show: Show) -> list[Row]:
-    """A row per model and half, or whole step: tokens/s of the rival, of ours, and the ratio of the
-    medians.
-    """
+    """A row per model and half, or whole step: tokens/s of rival and ours, ratio of medians."""
     jobs: list[tuple[str, Callable[[], list[Row]]]] = [
         (f"tiny:{name}", partial(_halves, f"tiny:{name}", repeats)) for name in SHAPES
     ]
@@ -140,8 +138,9 @@ def _tiny_step(model: str, repeats: int) -> list[Row]:
 
 
 def _real_step(repeats: int) -> list[Row]:
-    """Small, since a pretrained model takes seconds for it; prompts and groups are as on a GPU,
-    completions shorter.
+    """Small, since a pretrained model takes seconds for it.
+
+    Prompts and groups are as on a GPU, completions shorter.
     """
     try:
         find(SMOLLM2)

@@ -111,9 +111,7 @@ def _single_tokens(vocabulary: Vocabulary) -> dict[str, int]:
 
 
 def num_parameters(policy: Policy) -> int:
-    """A tied head counts once: it is what is multiplied with, while embeddings are only looked
-    up.
-    """
+    """A tied head counts once: embeddings are only looked up."""
     return sum(p.numel() for p in policy.model.parameters())
 
 

@@ -65,9 +65,7 @@ class PaddedRows:
         return cls(token_BT, mask_BT, trained_BT)
 
     def logp(self, model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> Tensor:
-        """[M], of the completion tokens in the order of the rows; the logits of all tokens exist at
-        once.
-        """
+        """[M], of completion tokens in the order of the rows; all logits exist at once."""
         with torch.autocast(self.token_BT.device.type, dtype=dtype, enabled=dtype != torch.float32):
             logits_BTV = model(
                 input_ids=self.token_BT, attention_mask=self.mask_BT, use_cache=False
@@ -81,9 +79,7 @@ class PaddedRows:
 
 
 def plain_dtype(policy: Policy) -> torch.dtype:
-    """bfloat16 wherever ours rounds: float16 would need a loss scale, which a plain step has
-    not.
-    """
+    """bfloat16 wherever ours rounds: float16 would need a loss scale."""
     return torch.float32 if policy.dtype == torch.float32 else torch.bfloat16
 
 

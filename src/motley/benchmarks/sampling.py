@@ -1,6 +1,4 @@
-"""The sampling sections of the GPU benchmark: our engine against transformers' `generate` and
-against the machine.
-"""
+"""The sampling sections of the GPU benchmark: our engine, `generate`, and the machine's limits."""
 
 from __future__ import annotations
 

@@ -32,9 +32,7 @@ class Machine:
     flops_per_s: float
 
     def floor_s(self, num_bytes: float, flops: float) -> float:
-        """What no program can be quicker than that moves these bytes and computes these
-        products.
-        """
+        """What no program can beat that moves these bytes and computes these products."""
         return max(num_bytes / self.bytes_per_s, flops / self.flops_per_s)
 
 
@@ -109,16 +107,12 @@ def start_peak(device: torch.device) -> None:
 
 
 def peak_gib(device: torch.device) -> float | None:
-    """Taken from the device, not only in use: CUDA graphs keep what they need when they do not
-    run.
-    """
+    """Taken from the device, not only in use: CUDA graphs at rest keep what they need."""
     return torch.cuda.max_memory_reserved(device) / GIB if device.type == "cuda" else None
 
 
 def clear(device: torch.device) -> None:
-    """Give back what nobody uses any more, so that one side's memory is not counted to the
-    other.
-    """
+    """Give back unused memory, so that one side's is not counted to the other."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -31,9 +31,7 @@ def training_jobs(bench: Bench, model: str) -> list[Job]:
 
 
 def _training(bench: Bench, model: str) -> list[Row]:
-    """Both sides whole: forward, backward, clipped gradient, Adam; ours with its objective and its
-    metrics.
-    """
+    """Both sides whole: forward, backward, clip, Adam; ours with its objective and metrics."""
     sizes = bench.sizes
     num_tokens = sizes.rows * sizes.row_tokens
     products_s = 6.0 * num_parameters(bench.build(model)) * num_tokens / bench.machine.flops_per_s
@@ -172,9 +170,7 @@ def grpo_jobs(bench: Bench, model: str) -> list[Job]:
 
 
 def _grpo(bench: Bench, model: str) -> list[Row]:
-    """Against TRL with weights in float32, as ours are; and, where the arithmetic is rounded, with
-    rounded weights too.
-    """
+    """Against TRL with float32 weights, as ours are; where ours rounds, with rounded ones too."""
     sizes = bench.sizes
     policy = bench.build(model)
     texts, rounded = (
@@ -214,8 +210,9 @@ def _grpo_row(
 def _try_trl(
     bench: Bench, model: str, work: grpo.StepWork, weights: torch.dtype
 ) -> tuple[Cost | None, str]:
-    """What TRL takes, or why it was not measured: it may refuse a machine, or run out of memory,
-    and the rest still counts.
+    """What TRL takes, or why it was not measured.
+
+    It may refuse a machine, or run out of memory; the rest still counts.
     """
     if not grpo.has_trl():
         return None, grpo.NO_TRL

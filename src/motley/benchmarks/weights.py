@@ -161,9 +161,7 @@ class _Wire:
         self._store: dict[str, bytes] = {}
 
     def is_exact_after_publishing(self) -> bool:
-        """Publish the learner's version and follow it; whether the sampler's values are its own, to
-        the last bit.
-        """
+        """Publish a version and follow it; whether the sampler's values are the same to the bit."""
         made = self._publisher.make()
         self._store |= made.contents()
         nothing = Backlog(waiting=(), oldest_s=0.0)

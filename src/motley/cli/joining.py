@@ -282,9 +282,7 @@ def _learned(line: LearnerLine, rounds: int, per_round_s: float) -> str:
 
 
 def _sampled(line: SamplerLine, rounds: int) -> str:
-    """A sampler does not know how many rounds it will make: its learner's versions say how far the
-    crew is.
-    """
+    """A sampler counts no rounds: its learner's versions say how far the crew is."""
     if line.round % 10 != 1:
         return ""
     newest = line.version + (line.behind or 0)

@@ -1,8 +1,8 @@
 """Capturing CUDA graphs: what every capture must do, whoever replays what it captured.
 
 Owns the order of it: one capture at a time in a process, on a stream of its own, after a run for
-nothing. Knows no model; which work is worth a graph is decided by `captured` for training and by
-`engines.graph` for sampling.
+nothing. Knows no model; which work is worth a graph is decided by `graphs` for training and by
+`engines.graphs` for sampling.
 """
 
 from __future__ import annotations

@@ -20,9 +20,7 @@ from motley.compute.packed import Packed, Spans
 def attend_by_flash(
     query_NHd: Tensor, key_NHd: Tensor, value_NHd: Tensor, packed: Packed, scaling: float | None
 ) -> Tensor:
-    """Prompts among themselves, causally; completions over their prompt and themselves. [N, H, d],
-    contiguous.
-    """
+    """Prompts causally; completions over their prompt and themselves. [N, H, d], contiguous."""
     scaling = query_NHd.shape[-1] ** -0.5 if scaling is None else scaling
     out_NHd: Tensor = _Flash.apply(query_NHd, key_NHd, value_NHd, packed, scaling)
     return out_NHd
@@ -43,9 +41,7 @@ class TurnedHeads(NamedTuple):
 
 
 def attend_turned(qkv_NHd: Tensor, turned: TurnedHeads, packed: Packed, scaling: float) -> Tensor:
-    """The same from the heads of queries, keys and values side by side, before queries and keys are
-    rotated to their positions.
-    """
+    """The same from heads of queries, keys and values side by side, before the rotation."""
     out_NHd: Tensor = _TurnedFlash.apply(qkv_NHd, turned, packed, scaling)
     return out_NHd
 

@@ -1,6 +1,6 @@
 """The forward of a known decoder in a half type, with gradient, for GPUs: by few kernels.
 
-Differs from the plain one in `forward`: dtypes are explicit instead of chosen by autocast; a pass
+Differs from the plain one in `scoring`: dtypes are explicit instead of chosen by autocast; a pass
 casts its weights once, all together, and those that multiply the same input are stacked; what lies
 between two products is one kernel each way. Hidden states stay float32. Needs Triton.
 """
@@ -298,9 +298,7 @@ class _Gated(torch.autograd.Function):
 
 
 class _GatedLinear(torch.autograd.Function):
-    """The product that follows too: so that act(gate)·up, its input, need not be kept for the
-    backward pass.
-    """
+    """With the product that follows: act(gate)·up is not kept for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, gate_up_NI: Tensor, weight_DI: Tensor, activation: str) -> Tensor:

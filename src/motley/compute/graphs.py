@@ -153,9 +153,7 @@ def _filled_up(start_S: Tensor, length: int) -> Tensor:
 
 
 def scorer(policy: Policy) -> Score:
-    """`forward.score` for whoever takes one micro-batch after the other, forward and backward: with
-    graphs where they run.
-    """
+    """`scoring.score` for one micro-batch after the other: with graphs where they run."""
     decoder = known_decoder(policy.base)
     if decoder is not None and is_fused(policy) and not policy.gradient_checkpointing:
         return CapturedScore(policy, decoder)

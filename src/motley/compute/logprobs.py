@@ -1,7 +1,7 @@
 """From hidden states to log-probs of target tokens.
 
 Owns the projection to the vocabulary, in chunks: a batch's logits never exist at once. Knows no
-layer: `forward` makes the hidden states.
+layer: `scoring` makes the hidden states.
 """
 
 from __future__ import annotations

@@ -45,9 +45,7 @@ def score(policy: Policy, packed: Packed, decoder: Decoder | None = None) -> Sco
 
 
 def predicting_states(policy: Policy, packed: Packed, decoder: Decoder | None = None) -> Tensor:
-    """[M, D], the hidden state that predicts each target, in the dtype that it is projected to the
-    vocabulary in.
-    """
+    """[M, D], the state that predicts each target, in the dtype of its projection."""
     decoder = decoder or known_decoder(policy.base)
     if policy.device.type == "cpu" and not is_fused(policy):
         merged = Merged.of(packed)
@@ -139,9 +137,7 @@ def _by_its_own_code(model: PreTrainedModel, packed: Packed | Merged, checkpoint
 
 
 def prepare(model: PreTrainedModel) -> None:
-    """Give a model our attention, and take its dropout: log-probs must be those of the policy that
-    samples.
-    """
+    """Give a model our attention, and take its dropout: the policy that samples has none."""
     if model.config._attn_implementation == ATTENTION:
         return
     AttentionInterface.register(ATTENTION, _attention)

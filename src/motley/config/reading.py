@@ -46,9 +46,7 @@ def _with_absolute_paths(config: CrewConfig, folder: Path) -> CrewConfig:
 
 
 def with_files_in(config: CrewConfig, folder: Path | None) -> CrewConfig:
-    """The crew with its files of problems looked for in a folder of this machine, by their
-    names.
-    """
+    """The crew, with its files of problems looked for by name in a folder of this machine."""
     return (
         config
         if folder is None
@@ -152,7 +150,7 @@ def _explain(message: str) -> str:
             message += (
                 f"; did you mean {close[0]}?"
                 if close
-                else "; remove it, or see docs/architecture.md for the keys"
+                else "; remove it, or see docs/crew_file.md for the keys"
             )
     if "Invalid enum value 'lora'" in message:
         message += "; write train = { lora = { rank = 8 } }"

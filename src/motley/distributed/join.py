@@ -57,8 +57,9 @@ def join(
     progress: WarmProgress | None = None,
     clock: Clock = RealClock(),
 ) -> Participant:
-    """Take part in a crew, or take part again: enrol if need be, agree on the rules, check the
-    engine, go on where it was left.
+    """Take part in a crew, or take part again.
+
+    Enrol if need be, agree on the rules, check the engine, go on where it was left.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as held:
@@ -142,8 +143,9 @@ def _agree(joining: Joining, log: NatsLog, brings: Brings) -> CrewConfig:
 
 
 def _with_own(config: CrewConfig, before: CrewConfig | None, me: str, brings: Brings) -> CrewConfig:
-    """The crew with this peer's model, device and engine as it brings them; where it does not say,
-    as it said when it came first.
+    """The crew with this peer's model, device and engine as it brings them.
+
+    Where it does not say: as it said when it came first.
     """
     if brings.model and config.named(me).role == "sampler":
         raise ValueError(

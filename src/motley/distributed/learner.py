@@ -160,9 +160,7 @@ class LearnerRole:
         return report, Timing(self._sample_s, learn_s)
 
     def _try_to_receive(self) -> bool:
-        """Whether the log could be read; if not, but sampling may go on without it, that is no
-        error yet.
-        """
+        """Whether the log could be read. An error only if sampling cannot go on without it."""
         try:
             self.peer.receive()
         except LogError:
@@ -209,9 +207,7 @@ class LearnerRole:
         return may and half.sampled_in(round) is None and not self._is_past(round, replayed=False)
 
     def _is_past(self, round: int, replayed: bool) -> bool:
-        """Nobody would use what is sampled now: it is on the log already, or the crew went on
-        without this peer.
-        """
+        """Nobody would use what is sampled now: it is on the log, or the crew went on."""
         peer = self.peer
         if peer.half.outbox.note_of(Mark("round", round)) is not None:
             return False

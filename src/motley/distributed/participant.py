@@ -104,9 +104,7 @@ class Station:
         return Beat(state, rounds, len(self.outbox))
 
     def may_sample_unheard(self) -> bool:
-        """Without the hub sampling goes on into the outbox, as far as the staleness window will
-        still take it.
-        """
+        """Whether to sample without the hub: as far as the staleness window will take it."""
         rounds = pace_of(self.config).rounds_unheard
         return len(self.outbox) < self.config.problems_per_peer * rounds
 

@@ -80,9 +80,7 @@ class Recovery:
                 self.peer.weights.published = content.version
 
     def _check_reach(self, version: int) -> None:
-        """Versions are published once for ever: a learner that lost its folder cannot make them
-        again, other than they were.
-        """
+        """Versions are published once: a learner that lost its folder cannot make other ones."""
         reach = max(self.peer.learner.policy.version, self.journal.reach)
         if version > reach:
             raise ValueError(
@@ -99,8 +97,9 @@ class Recovery:
         replace(self.station.folder / "refused.jsonl", content)
 
     def _tidy_blobs(self) -> None:
-        """Have the store forget versions that no sampler can need, once this process knows what
-        they are.
+        """Have the store forget versions that no sampler can need.
+
+        Only once this process knows what they are.
         """
         publisher = self.peer.weights.publisher if self.peer.weights else None
         blobs = self.station.blobs

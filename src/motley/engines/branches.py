@@ -28,8 +28,9 @@ from motley.records import Sampling
 
 @dataclass(slots=True)
 class _Cache:
-    """Keys and values per layer [R, positions, 2, kv heads, d] of R branches; prompts are padded on
-    the left.
+    """Keys and values of R branches.
+
+    Per layer [R, positions, 2, kv heads, d]; prompts are padded on the left.
     """
 
     layers: list[Tensor]
@@ -203,8 +204,9 @@ def _normed(hidden: Tensor, norm: Norm) -> Tensor:
 
 
 def _swapping(rotation: Rotation) -> Rotation:
-    """cos and sin [T, 1, d] for x·cos + swap(x)·sin, where swap exchanges the halves: the first
-    half of sin is negative.
+    """cos and sin [T, 1, d] for x·cos + swap(x)·sin, where swap exchanges the halves.
+
+    The first half of sin is negative.
     """
     cos, sin = (table[:, None] for table in rotation)
     half = sin.shape[-1] // 2

@@ -194,9 +194,7 @@ class GraphEngine:
         )
 
     def _make_room(self, size: RoomSize) -> Room:
-        """The room there is, or one that holds what that held too, so that calls of different
-        shapes in turn share it.
-        """
+        """The room there is, or a larger one, so that calls of different shapes share it."""
         size = size._replace(prompt_tokens=_up(size.prompt_tokens, PROMPT_STEP))
         if self._room is not None and self._room.size.holds(size):
             return self._room

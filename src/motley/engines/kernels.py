@@ -191,9 +191,7 @@ def _attend(
 def draw(
     logits_RV: Tensor, source_B: Tensor, sampling: Sampling, uniform_B: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """As `drawing.draw`, but for tokens that are equally likely at the edge of a truncation: here
-    all of them stay.
-    """
+    """As `sampling.draw`, but of equally likely tokens at a truncation's edge all stay."""
     lanes, size = len(source_B), logits_RV.shape[1]
     token_B, logp_B = torch.empty_like(source_B), torch.empty(lanes, device=logits_RV.device)
     least_B = torch.empty(lanes, device=logits_RV.device)

@@ -106,8 +106,9 @@ class _Drawn(NamedTuple):
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A key is for the server it was given for: what sends us elsewhere is refused like any other
-    answer that is none.
+    """A key is for the server it was given for.
+
+    What sends us elsewhere is refused like any other answer that is none.
     """
 
     def redirect_request(self, *arguments: object) -> None:
@@ -350,9 +351,7 @@ def _refusal(address: str, status: int, content: str) -> Exception:
 
 
 def _check_convention(sampling: Sampling, meaning: Convention, owner: str) -> None:
-    """Refuse numbers that mean something else than the crew declared: nothing can convert them
-    afterwards.
-    """
+    """Refuse numbers of another meaning than declared: nothing can convert them afterwards."""
     fits = meaning == sampling.logprobs or (sampling.top_k == 0 and sampling.top_p == 1)
     # vLLM and llama.cpp then mean the softmax at temperature 1, whatever was asked
     if meaning == "full" and sampling.temperature != 1:

@@ -45,9 +45,7 @@ class PlainEngine:
             )
 
     def _rows(self, sampling: Sampling, prompts: PromptIds, uniform_BT: Tensor) -> SampledRows:
-        """Draw tokens until every sample has ended; `row_b` says which of them are still
-        running.
-        """
+        """Draw tokens until every sample has ended; `row_b` says which still run."""
         device, longest, num_samples = (
             uniform_BT.device,
             max(len(p) for p in prompts),
@@ -89,9 +87,7 @@ class PlainEngine:
         return SampledRows(token_BT, logp_BT, length_B)
 
     def _forward(self, token_bT: Tensor, real_bK: Tensor, cache: DynamicCache) -> Tensor:
-        """Logits [b, V] after the last token; `real_bK` says which of all positions so far are no
-        padding.
-        """
+        """Logits [b, V] after the last token; `real_bK` says which positions are no padding."""
         position_bK = (real_bK.cumsum(1) - 1).clamp(min=0)
         model = self._policy.base
         output = model.base_model(

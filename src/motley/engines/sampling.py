@@ -41,8 +41,9 @@ class SampledRows:
 
 
 def _uniforms(num_rows: int, max_tokens: int, seed: int, device: torch.device) -> Tensor:
-    """A row of random numbers for every sample, the same on every device, so that a completion does
-    not depend on its neighbours.
+    """A row of random numbers for every sample, the same on every device.
+
+    So a completion does not depend on its neighbours.
     """
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.rand(num_rows, max_tokens, generator=generator, dtype=torch.float64)

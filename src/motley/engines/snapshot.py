@@ -37,9 +37,7 @@ class Snapshot:
 
     @torch.no_grad()
     def refresh(self, decoder: Decoder) -> None:
-        """Take the decoder's present weights where the old ones stand: whoever holds these tensors
-        sees the new ones.
-        """
+        """Take the decoder's present weights in place: whoever holds these tensors sees them."""
         for old, new in zip(self.layers, decoder.layers, strict=True):
             for (kept,), linears in zip(old.projections, new.projections, strict=True):
                 _refresh(kept, linears)

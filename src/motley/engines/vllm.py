@@ -233,9 +233,7 @@ def _is_tied(model: PreTrainedModel) -> bool:
 
 @torch.no_grad()
 def write_model(policy: Policy, folder: Path) -> None:
-    """Write the policy as vLLM is to serve it; whoever reads the folder sees the old weights or the
-    new ones.
-    """
+    """Write the policy for vLLM; a reader of the folder sees the old weights or the new ones."""
     folder.mkdir(parents=True, exist_ok=True)
     model, config = policy.base, copy.deepcopy(policy.base.config)
     tensors = merged_tensors(model)
@@ -256,8 +254,9 @@ def write_model(policy: Policy, folder: Path) -> None:
 
 
 def merged_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
-    """What the model acts with under its ordinary names: LoRA adapters are added to the weights
-    they stand beside.
+    """What the model acts with under its ordinary names.
+
+    LoRA adapters are added to the weights they stand beside.
     """
     weights = {
         name.replace(".base_layer.", "."): t
@@ -271,8 +270,9 @@ def merged_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def server_environment(policy: Policy, config: Vllm, ours: Mapping[str, str]) -> dict[str, str]:
-    """Ours, with what vLLM needs, on the policy's own GPU; our packages are not for another
-    interpreter.
+    """Ours, with what vLLM needs, on the policy's own GPU.
+
+    Our packages are not for another interpreter.
     """
     own = {
         name: value

@@ -47,9 +47,7 @@ class ArrivingLog:
         return [entry for entry in known if entry.position < on_the_way]
 
     def _look(self, now_s: float) -> None:
-        """Give every record that is new its time of arrival, none before those that stand before
-        it.
-        """
+        """Give every new record its time of arrival, none before those that stand before it."""
         self._looked = max(self._looked, self.here)
         while found := self._log.read(self._looked):
             for entry in found:

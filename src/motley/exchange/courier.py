@@ -25,9 +25,7 @@ class Courier:
         blobs: Blobs | None = None,
         clock: Clock = RealClock(),
     ) -> None:
-        """`open_outbox` gives the courier its own handle to the file: transactions of two threads
-        do not mix.
-        """
+        """`open_outbox`: its own handle to the file, as transactions of threads do not mix."""
         self.trouble = ""
         self._open_outbox, self._log, self._blobs, self._clock = open_outbox, log, blobs, clock
         self._wanted, self._stop = threading.Event(), threading.Event()

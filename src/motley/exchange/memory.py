@@ -77,9 +77,7 @@ class MemoryLog:
 
 
 def cut_log(path: Path, num_records: int) -> None:
-    """Shorten a log's file to its first records: a run resumes from where its checkpoint was
-    taken.
-    """
+    """Shorten a log's file to its first records, to resume from a checkpoint."""
     stops = [stop for _, _, stop in _entries(path.read_bytes())] if path.exists() else []
     if len(stops) < num_records:
         raise ValueError(

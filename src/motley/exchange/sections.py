@@ -27,9 +27,7 @@ class WireError(ValueError):
 
 
 def encode_sections(id: str, rollouts: Sequence[Rollout], lossless: bool) -> list[bytes]:
-    """Rewards, endings and lengths; tokens; log-probs: cut where one kind of bytes ends and another
-    begins.
-    """
+    """Rewards, endings and lengths; tokens; log-probs: cut where the kind of bytes changes."""
     if any(len(rollout.tokens) != len(rollout.logprobs) for rollout in rollouts):
         raise ValueError(
             f"a rollout of group {id} has not as many log-probs as tokens; expected one each"
@@ -118,9 +116,7 @@ def _exact_logprobs(planes: bytes, count: int) -> list[float]:
 
 
 def _planes(values: array[float]) -> bytes:
-    """All first bytes, then all second ones, and so on: bytes of one place are alike, and compress
-    better together.
-    """
+    """All first bytes, then all second ones, and so on: alike, they compress better."""
     content = _little_endian(values).tobytes()
     return b"".join(content[byte::4] for byte in range(4))
 

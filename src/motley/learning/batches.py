@@ -69,8 +69,9 @@ def micro_batches(
 
 
 def _cut(units: Sequence[Unit], token_budget: int) -> list[list[Unit]]:
-    """As few micro-batches as taking in turn what fits makes, and of about the same size where that
-    makes no more.
+    """As few micro-batches as taking in turn what fits makes.
+
+    Of about the same size where that makes no more.
     """
     full = _taken_in_turn(units, token_budget, math.inf)
     even = _taken_in_turn(units, token_budget, sum(map(_packed_tokens, units)) / max(1, len(full)))

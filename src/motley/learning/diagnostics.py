@@ -123,9 +123,7 @@ def _by_group(scored: list[tuple[Row, ScoredRow]]) -> list[list[tuple[Row, Score
 
 
 def effective_sample_size(weight: Floats) -> float:
-    """(sum w)^2 / (n·sum w^2): the share of tokens that an equally weighted sample of the same
-    variance would have.
-    """
+    """(sum w)^2 / (n·sum w^2): the effective sample size, as a share of the tokens."""
     square = float((weight**2).sum())
     return float(weight.sum() ** 2 / (len(weight) * square)) if square else 0.0
 

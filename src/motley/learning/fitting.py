@@ -51,9 +51,7 @@ def fitting_budget(policy: Policy) -> int:
 
 
 def _bytes_per_token(policy: Policy) -> float:
-    """What a training step keeps for one token: measured on a GPU, by the model's sizes
-    elsewhere.
-    """
+    """What a training step keeps per token: measured on a GPU, by the model's sizes elsewhere."""
     layers, hidden = policy.config.num_hidden_layers, policy.config.hidden_size
     # GPT-2 names none
     layer = 10 * hidden + 4 * (getattr(policy.config, "intermediate_size", None) or 4 * hidden)
@@ -91,9 +89,7 @@ def _free_bytes(device: torch.device) -> float:
 
 
 def check_finite(policy: Policy) -> None:
-    """Refuse weights that give no log-probs or no gradient any more, before anything is kept of
-    them.
-    """
+    """Refuse weights without log-probs or gradient, before anything is kept of them."""
     end = policy.vocabulary.end_id
     (micro,) = micro_batches(
         [ToScore(row=0, prompt=(end, 1), tokens=(2, 1, end))], 8, policy.device
@@ -145,9 +141,7 @@ def too_large(budget: int) -> ValueError:
 
 
 def check_supported(policy: Policy) -> None:
-    """Refuse an architecture whose log-probs come out otherwise over packed tokens than by its own
-    forward, row by row.
-    """
+    """Refuse an architecture whose log-probs differ over packed tokens from its own forward's."""
     try:
         fault = _packing_fault(policy)
         reason = f"its log-probs differ by {fault:.2g} between packed rows and its own forward"

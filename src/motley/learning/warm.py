@@ -49,8 +49,9 @@ def check_warm(task: Task, warm: Warm) -> None:
 def warm_start(
     policy: Policy, task: Task, warm: Warm, seed: int, progress: Progress | None = None
 ) -> None:
-    """Train until every kind named has its accuracy, or for the steps named, or take the cached
-    result of the same recipe.
+    """Train until every kind has its accuracy, or for the steps named.
+
+    The cached result of the same recipe is taken instead.
     """
     check_warm(task, warm)
     path = _cache_path(

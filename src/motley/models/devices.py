@@ -23,9 +23,7 @@ OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
 
 
 def choose_device(wanted: str, small: bool) -> torch.device:
-    """`small`: a model whose steps cost more to start than to compute stays on the CPU unless told
-    otherwise.
-    """
+    """`small`: costs more to start than to compute, and stays on the CPU unless told otherwise."""
     if wanted != "auto":
         if wanted.startswith("cuda") and not torch.cuda.is_available():
             raise ValueError(

@@ -107,9 +107,7 @@ def _check_pretrained(peer: PeerConfig, rules: Prompt) -> tuple[Vocabulary, int]
 def initial_policy(
     peer: PeerConfig, seed: int, rules: Prompt = Prompt(), task: Task | None = None
 ) -> Policy:
-    """The untrained policy of a peer, whole model trainable; `with_trained_part` comes after its
-    warm start.
-    """
+    """A peer's untrained policy, all of it trainable; `with_trained_part` comes after warming."""
     small = is_tiny(peer.model)
     device = choose_device(peer.device, small)
     check_dtype(peer.dtype, device)
@@ -186,7 +184,5 @@ def _ends(source: ModelSource, config: PretrainedConfig) -> list[int]:
 
 
 def peer_seed(name: str, seed: int) -> int:
-    """A peer's own number from the crew's seed: the same on every machine, different for every
-    peer.
-    """
+    """A peer's own number from the crew's seed, the same on every machine."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:4], "big")

@@ -203,9 +203,7 @@ def merged_weight(linear: Any) -> Tensor:
 
 
 def _store_frozen(model: nn.Module, policy: Policy) -> None:
-    """Linear layers that an adapter stands beside never change, so they need no more than the
-    precision they are used with.
-    """
+    """Linear layers beside an adapter never change: they need no more precision than is used."""
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad and name.endswith("base_layer.weight"):
             parameter.data = parameter.data.to(policy.dtype)

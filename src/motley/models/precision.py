@@ -1,5 +1,6 @@
-"""Whether a model's values fit float16: it rounds eight times less than bfloat16, but holds nothing
-above 65504.
+"""Whether a model's values fit float16.
+
+It rounds eight times less than bfloat16, but holds nothing above 65504.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ HEADROOM = 2  # training moves values, and other texts have others
 
 @torch.no_grad()
 def fits_float16(model: PreTrainedModel) -> bool:
-    """Whether random tokens stay well inside its range, and get log-probs nearer to float32's than
-    with bfloat16.
+    """Whether random tokens stay well inside its range.
+
+    Their log-probs must be nearer to float32's than with bfloat16.
     """
     size = model.get_input_embeddings().num_embeddings
     token_BT = torch.randint(size, (ROWS, TOKENS), generator=torch.Generator().manual_seed(0)).to(

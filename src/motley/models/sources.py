@@ -135,9 +135,7 @@ def find(name: str) -> ModelSource:
 
 
 def read_shape(source: ModelSource) -> PretrainedConfig:
-    """The model's configuration; an architecture that does not write text left to right is
-    refused.
-    """
+    """The model's configuration; one that does not write left to right is refused."""
     with _explained(source, "its configuration"):
         config = AutoConfig.from_pretrained(source.place, **NO_CODE, **source.options)
     # BERT's and BART's kin are in the first list too, for what they would be as decoders
@@ -304,8 +302,9 @@ def _assemble(name: str, parts: list[Path]) -> Path:
 
 
 def _as_new(model: PreTrainedModel) -> PreTrainedModel:
-    """A model read from GGUF counts as quantised and would not be saved: give its values to a plain
-    one.
+    """Give the values of a model read from GGUF to a plain one.
+
+    It counts as quantised and would not be saved.
     """
     config = type(model.config).from_dict(
         {k: v for k, v in model.config.to_dict().items() if k != "quantization_config"}

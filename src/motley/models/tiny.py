@@ -1,6 +1,4 @@
-"""tiny: a family of small Llama-architecture models that share one vocabulary, for demos, tests and
-studies on a CPU.
-"""
+"""tiny: small Llama-architecture models that share one vocabulary, for work on a CPU."""
 
 from __future__ import annotations
 

@@ -86,9 +86,7 @@ class Vocabulary:
         return ids
 
     def chat(self, turns: Sequence[Turn]) -> list[int]:
-        """Ids of a conversation up to where the model's answer begins, in the model's own
-        template.
-        """
+        """Ids of a conversation up to the model's answer, in the model's own template."""
         has_system = turns[0]["role"] == "system"
         try:
             text: Any = self._rendered(turns, add_generation_prompt=True)
@@ -134,9 +132,7 @@ class Vocabulary:
 
     @cached_property
     def turn_end_id(self) -> int:
-        """What ends the model's turn in its chat template, if that is known to end an answer; the
-        usual end otherwise.
-        """
+        """What ends a turn in the chat template, if that ends an answer; else the usual end."""
         turns = [{"role": "user", "content": "xyzzy"}, {"role": "assistant", "content": "plugh"}]
         rendered: Any = self._rendered(turns)
         after = self.encode(rendered.rpartition("plugh")[2])

@@ -1,6 +1,4 @@
-"""Objective: one row of the table, made of parts; prepares a batch's terms and computes a
-micro-batch's loss.
-"""
+"""Objective: one row of the table; prepares a batch's terms, computes a micro-batch's loss."""
 
 from __future__ import annotations
 
@@ -158,9 +156,7 @@ class Objective:
         ]
 
     def silent(self, terms: Terms) -> torch.Tensor:
-        """bool_B: sequences that cannot change the gradient, so that scoring them would be wasted
-        work.
-        """
+        """bool_B: sequences that cannot change the gradient and need not be scored."""
         if self.penalty.beta:
             return torch.zeros_like(terms.advantage_B, dtype=torch.bool)
         silent_B = terms.advantage_B == 0

@@ -78,8 +78,9 @@ def check_reporters(config: CrewConfig) -> None:
 
 
 def open_reporters(config: CrewConfig, folder: Path) -> list[Reporter]:
-    """The reporters a crew names, empty and guarded: one that fails, now or later, says so once and
-    is left out.
+    """The reporters a crew names, empty and guarded.
+
+    One that fails, now or later, says so once and is left out.
     """
     check_reporters(config)
     return [_Guarded(name, config, folder) for name in dict.fromkeys(config.crew.report)]
@@ -114,9 +115,7 @@ def _numbers(path: str, value: object) -> Iterator[tuple[str, float]]:
 
 
 def steps_of(lines: Sequence[MetricsLine]) -> Iterator[tuple[int, Scalars]]:
-    """Round and numbers; neighbouring lines of the same round, which are different peers', are one
-    step.
-    """
+    """Round and numbers; neighbouring lines of one round, of different peers, are one step."""
     number, scalars = -1, Scalars()
     for line in lines:
         if line.round != number and scalars:
@@ -271,9 +270,7 @@ def _environment(**values: str) -> Iterator[None]:
 
 @contextmanager
 def _asking_nobody(unless: bool) -> Iterator[None]:
-    """trackio asks Hugging Face whose token is on this machine, even for a database that stays
-    here.
-    """
+    """trackio asks Hugging Face whose token is here, even for a database that stays here."""
     from huggingface_hub import constants
 
     before, constants.HF_HUB_OFFLINE = (

@@ -267,8 +267,9 @@ class Run:
 
 
 def new_folder(folder: Path, config: CrewConfig, otherwise: str) -> None:
-    """Make a run folder with the crew in it; what an unfinished start left there is cleared,
-    anything else is not touched.
+    """Make a run folder with the crew in it.
+
+    What an unfinished start left there is cleared; anything else is not touched.
     """
     _discard_unfinished(folder)
     if folder.exists() and any(folder.iterdir()):
@@ -280,8 +281,9 @@ def new_folder(folder: Path, config: CrewConfig, otherwise: str) -> None:
 
 
 def _discard_unfinished(folder: Path) -> None:
-    """Clear what a start left that was stopped before its first checkpoint; a folder with anything
-    else in it is not touched.
+    """Clear what a start left that was stopped before its first checkpoint.
+
+    A folder with anything else in it is not touched.
     """
     ours = {"config.toml", "start", "groups", "checkpoints", "metrics.jsonl", "engine", *REPORTERS}
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
@@ -295,9 +297,7 @@ def _discard_unfinished(folder: Path) -> None:
 
 
 def _starting_policy(config: CrewConfig, me: PeerConfig, start: Path, task: Task) -> Policy:
-    """The policy a peer begins with, from its saved folder where there is one, with what trains
-    chosen.
-    """
+    """The policy a peer begins with, from its folder if it has one, with what trains chosen."""
     policy = initial_policy(me, config.crew.seed, config.prompt, task)
     if start.exists():
         policy.load(start)

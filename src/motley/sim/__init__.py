@@ -1,3 +1,1 @@
-"""The same peers on virtual time: delays, loss, outages and churn cost nothing but the training
-itself.
-"""
+"""The same peers on virtual time: delays, outages and churn cost nothing but the training."""

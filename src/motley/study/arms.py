@@ -59,9 +59,7 @@ def parse_arms(text: str) -> list[Arm]:
 
 
 def crews_of(config: CrewConfig, arm: Arm, seed: int) -> list[CrewConfig]:
-    """The crews an arm runs: the crew itself, or for `alone` one crew per peer with all the
-    sampling.
-    """
+    """The crews an arm runs: the crew, or for `alone` one per peer with all the sampling."""
     crew = msgspec.structs.replace(config.crew, seed=seed)
     config = msgspec.structs.replace(config, crew=crew)
     if arm.objective == "alone":

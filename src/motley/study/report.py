@@ -1,6 +1,4 @@
-"""Statistics of a study: mean and 95 % interval over seeds, and the paired difference from `alone`
-on the same seeds.
-"""
+"""Statistics of a study: means, 95 % intervals over seeds, paired differences from `alone`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Run every arm with every seed, several at a time, each in a process of its own; what is done is
-not done again.
+"""Run every arm with every seed, several at a time, each in a process of its own.
+
+What is done is not done again.
 """
 
 from __future__ import annotations
@@ -102,9 +103,7 @@ def keep(path: Path, results: Sequence[msgspec.Struct]) -> None:
 
 
 def claim(folder: Path, config: CrewConfig) -> None:
-    """A study's folder belongs to one crew file: outcomes of another must not be taken for this
-    one's.
-    """
+    """A study's folder belongs to one crew file: another's outcomes must not be taken for it."""
     folder.mkdir(parents=True, exist_ok=True)
     made = folder / "crew.toml"
     if made.exists() and read_config(made) != config:

@@ -247,9 +247,7 @@ def markdown(lines: Sequence[SweepRow]) -> str:
 
 
 def glance(lines: Sequence[SweepRow]) -> str:
-    """A row per arm: accuracy after the last round in the first crew, then in each other one with
-    the paired difference.
-    """
+    """A row per arm: last accuracy in the first crew, then in each other, with the difference."""
     crews = list(dict.fromkeys(line.crew for line in lines))
     cell = {
         (line.arm, line.crew): f"{line.last:.3f}"

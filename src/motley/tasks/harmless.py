@@ -51,8 +51,9 @@ _HUGE_EXPONENT = re.compile(r"(?<![\w.])(?:\d[\d_]*(?:\.[\d_]*)?|\.\d[\d_]*)[eE]
 
 
 def evaluates(scorer: type) -> Evaluates:
-    """What the module of a scorer does with text, judged by its source; the worst is assumed where
-    there is none.
+    """What a scorer's module does with text, judged by its source.
+
+    The worst is assumed where there is none.
     """
     try:
         source = inspect.getsource(sys.modules[scorer.__module__])

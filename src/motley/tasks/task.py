@@ -22,9 +22,7 @@ QUESTION = "Question: {prompt}\nAnswer: {answer}"
 class Task(Protocol):
     @property
     def fingerprint(self) -> str:
-        """Names what the task asks and how: equal for equal problems, whatever the file is
-        called.
-        """
+        """Names what the task asks and how: equal for equal problems, under any file name."""
         ...
 
     @property
@@ -37,8 +35,9 @@ class Task(Protocol):
 
     @property
     def template(self) -> str | None:
-        """How a problem is put to a model in plain style, unless the crew file says otherwise;
-        None: it must say.
+        """How a problem is put to a model in plain style.
+
+        The crew file may say otherwise; None: it must say.
         """
         ...
 
@@ -104,8 +103,9 @@ def best_constant(problems: Sequence[Problem]) -> float | None:
 
 
 def check_task(task: Task, count: int = 20) -> list[str]:
-    """What is wrong with a task, without a model: own answers must score full, other answers less,
-    splits must not meet.
+    """What is wrong with a task, without a model.
+
+    Own answers must score full, other answers less; splits must not meet.
     """
     faults: list[str] = []
     seen: dict[str, set[str]] = {}

@@ -276,8 +276,9 @@ def check_blob(blob: Blob, content: bytes) -> None:
 
 
 def most_bytes(parameters: Iterable[Tensor]) -> int:
-    """More than any blobs of these parameters have in all, whole or as a change, compressed or
-    not.
+    """More than any blobs of these parameters have in all.
+
+    Whole or as a change, compressed or not.
     """
     return sum(8 * p.numel() + 8 * 1024 for p in parameters) + 2**16
 

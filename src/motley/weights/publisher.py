@@ -93,9 +93,7 @@ class Publisher:
         self._before_anchor: set[str] = set()
 
     def make(self) -> Made:
-        """The publication of the policy's present version; the same again if that was the last one
-        made.
-        """
+        """The publication of the policy's present version; asked again, the same."""
         version = self._policy.version
         if self._made is None or version != self.version:
             state = trained_state(self._policy, self._precision)

@@ -170,8 +170,9 @@ class NatsBlobs:
         return Outgoing(self._bucket.chunks_of(name), b"", name, _VANISHING)
 
     def _write_chunks(self, name: str, content: bytes, sequence: int) -> None:
-        """Behind a sequence, with nothing in between: a dead process's last bytes can arrive late,
-        and would spoil the blob.
+        """Behind a sequence, with nothing in between.
+
+        A dead process's last bytes can arrive late, and would spoil the blob.
         """
         offset = 0
         while offset < len(content):

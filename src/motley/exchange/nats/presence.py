@@ -63,9 +63,7 @@ class Heard:
 
 
 class Presence:
-    """Listens to everyone; with a voice of its own, also tells what `say` was last called with,
-    every few seconds.
-    """
+    """Listens to everyone; with a voice, also repeats every few seconds what `say` was given."""
 
     def __init__(
         self, connection: Connection, crew: str, verify: Verify, me: Voice | None = None
