@@ -137,7 +137,7 @@ def test_a_run_is_read_again_with_the_same_skills(crew: LocalCrew) -> None:
     from motley.engines import torch_engine
     from motley.tasks import evaluation_set
 
-    task = crew.peers[0].task
+    task = crew.peers[0].half.task
     problems = evaluation_set(task, "heldout", crew.config.evaluate.problems)
     last = {line.peer: line.heldout for line in read_metrics(crew.folder) if line.round == 2}
     for name, policy in trained_policies(crew.folder).items():
