@@ -11,7 +11,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from compute.devices import needs_gpu
+from compute.devices import needs_gpu, needs_interpreter
 from fakes import ragged_sequences
 from motley.compute import attention, flash
 from motley.compute.attention import PackedAttention
@@ -140,6 +140,7 @@ def gradients(out: Tensor, heads: list[Tensor]) -> tuple[Tensor, ...]:
     return torch.autograd.grad(out, heads, dout)
 
 
+@needs_interpreter
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("scaling", [None, 0.4])
 @pytest.mark.parametrize("kind", BATCHES)
@@ -156,6 +157,7 @@ def test_two_parts_merged_are_the_attention_over_rows_with_masks(
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-5)
 
 
+@needs_interpreter
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("kind", ["ragged", "only of one token", "single inputs"])
 def test_with_the_rotation_in_it_it_is_the_same(kind: str) -> None:

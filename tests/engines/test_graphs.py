@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from architectures import ARCHITECTURES, TRAINS, own_code_policy
+from compute.devices import needs_gpu, needs_interpreter
 from fakes import POLICIES, grouped_query_policy, lora_policy, tiny_policy
 from marks import slow
 from motley.compute.scoring import score
@@ -30,7 +31,6 @@ from motley.records import Sampling
 PROMPTS = [(5, 12, 13, 14), (9,), (7, 15, 15, 16, 17, 27)]
 SHORT = Sampling(max_tokens=5)
 KNOWN = [kind for kind in ARCHITECTURES if kind not in ("gpt2", "opt")]
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
 def flat(made: list[list[Completion]]) -> list[Completion]:
@@ -53,6 +53,7 @@ def policy_of(kind: str) -> Policy:
     return POLICIES[kind](seed=3) if kind in POLICIES else own_code_policy(kind)
 
 
+@needs_interpreter
 @pytest.mark.parametrize("kind", ["grouped", *map(slow, [*KNOWN, "qwen3 lora"])])
 def test_it_draws_what_the_engine_for_cpus_draws(kind: str) -> None:
     policy = policy_of(kind)
@@ -62,6 +63,7 @@ def test_it_draws_what_the_engine_for_cpus_draws(kind: str) -> None:
     )
 
 
+@needs_interpreter
 @pytest.mark.parametrize(
     "sampling",
     [
@@ -80,6 +82,7 @@ def test_every_way_of_sampling_is_that_of_the_engine_for_cpus(sampling: Sampling
     )
 
 
+@needs_interpreter
 @pytest.mark.slow
 def test_rows_that_end_leave_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = grouped_query_policy(seed=3)
@@ -101,6 +104,7 @@ def test_rows_that_end_leave_and_the_others_go_on(monkeypatch: pytest.MonkeyPatc
     assert lanes == sorted(lanes, reverse=True)
 
 
+@needs_interpreter
 @pytest.mark.slow
 def test_room_is_used_again_and_holds_nothing_of_what_was_there_before() -> None:
     policy = grouped_query_policy(seed=3)
@@ -121,6 +125,7 @@ def test_room_is_used_again_and_holds_nothing_of_what_was_there_before() -> None
     assert engine._room.size.holds(room.size)
 
 
+@needs_interpreter
 @pytest.mark.slow
 def test_weights_are_taken_at_refresh_and_only_then_and_in_their_old_place() -> None:
     policy, sampling = lora_policy(), Sampling(max_tokens=3)
@@ -140,6 +145,7 @@ def test_weights_are_taken_at_refresh_and_only_then_and_in_their_old_place() -> 
     assert_alike(after, TorchEngine(policy).sample(PROMPTS, 1, sampling, seed=0))
 
 
+@needs_interpreter
 @pytest.mark.parametrize("most", [16, 32])  # one prompt at a time, two
 def test_prompts_may_be_run_in_parts(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = grouped_query_policy()
@@ -158,6 +164,7 @@ class Replayed:
         self.replay = work
 
 
+@needs_interpreter
 @pytest.mark.slow
 def test_prompts_of_a_shape_that_came_before_are_read_by_a_graph(
     monkeypatch: pytest.MonkeyPatch,
@@ -177,6 +184,7 @@ def test_prompts_of_a_shape_that_came_before_are_read_by_a_graph(
         assert captured == ([(2, 16), (1, 16)] if times else [])  # no more than two
 
 
+@needs_interpreter
 @pytest.mark.slow
 def test_prompts_are_read_without_a_graph_where_memory_holds_none() -> None:
     policy, sampling, tried = grouped_query_policy(), Sampling(max_tokens=1), list[int]()
@@ -193,6 +201,7 @@ def test_prompts_are_read_without_a_graph_where_memory_holds_none() -> None:
     assert tried == [1]
 
 
+@needs_interpreter
 def test_buckets_waste_no_more_than_a_third() -> None:
     for small, large in itertools.pairwise(BUCKETS):
         assert large <= max(small + 1, 1.5 * small)
@@ -203,6 +212,7 @@ def test_buckets_waste_no_more_than_a_third() -> None:
 
 
 # one block; several; several, the last one nearly empty
+@needs_interpreter
 @pytest.mark.parametrize("size", [28, slow(5000), slow(9001)])
 @pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (20, 1.0), (0, 0.8), (1, 0.5), (20, 0.6)])
 def test_tokens_are_those_of_the_inverse_distribution(size: int, top_k: int, top_p: float) -> None:
@@ -235,6 +245,7 @@ def test_tokens_are_those_of_the_inverse_distribution(size: int, top_k: int, top
     )
 
 
+@needs_interpreter
 def test_the_best_token_is_the_first_of_the_best() -> None:
     logits_RV = torch.zeros(1, 9001)
     logits_RV[0, [4500, 4501, 8800]] = 2.0
