@@ -49,6 +49,7 @@ def test_two_rounds_are_finite_and_move_both_models(loop: ModuleType, lines: lis
         assert 0 <= line.heldout <= 1
 
 
+@pytest.mark.slow
 def test_same_seed_gives_the_same_lines(loop: ModuleType, lines: list[Any]) -> None:
     assert loop.main(rounds=2, warm_success=0.02) == lines
 

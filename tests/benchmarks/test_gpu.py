@@ -88,6 +88,7 @@ def test_every_section_has_its_columns_and_models(rows: list[dict[str, Any]]) ->
     assert json.loads(json.dumps(rows)) == rows
 
 
+@pytest.mark.slow
 def test_ratios_are_what_ours_is_faster_by(rows: list[dict[str, Any]]) -> None:
     by = lambda section: [row for row in rows if row["section"] == section]
     for row in by("decode"):
@@ -110,6 +111,7 @@ def test_ratios_are_what_ours_is_faster_by(rows: list[dict[str, Any]]) -> None:
         assert row["of_floor"] == pytest.approx(row["floor_ms"] / row["ms_per_step"])
 
 
+@pytest.mark.slow
 def test_a_missing_trl_is_said_in_the_row(rows: list[dict[str, Any]]) -> None:
     for row in (row for row in rows if row["section"] == "grpo"):
         assert row["note"] == "not measured: pip install 'motley-rl[bench]'"

@@ -70,6 +70,7 @@ def test_a_row_for_each_half_and_for_whole_steps(monkeypatch: pytest.MonkeyPatch
     assert len({tuple(row) for row in rows}) == 1
 
 
+@pytest.mark.slow
 def test_what_is_not_measured_says_how_to_have_it_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpo, "has_trl", lambda: False)
     tiny, _, real = steps()

@@ -105,6 +105,7 @@ def test_resume_goes_on_with_a_run(trained: Path) -> None:
     assert (trained / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_alone_also_trains_every_peer_by_itself(crew_file: Path) -> None:
     run = crew_file.parent / "run"
     out = motley("train", crew_file, "--rounds", 1, "--alone", "--out", run).stdout
@@ -245,6 +246,7 @@ def test_bench_prints_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(word in table for word in ("tiny:1m", "sampling", "3.000"))
 
 
+@pytest.mark.slow
 def test_bench_gpu_is_one_object_or_a_table_per_section(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "gpu_benchmark", partial(gpu.gpu_benchmark, sizes=SMALL))
     only = ("--only", "machine", "--only", "training")

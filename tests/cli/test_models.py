@@ -232,6 +232,7 @@ def test_warm_does_not_write_over_a_folder(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_crew_of_folders_trains_and_is_evaluated(tmp_path: Path) -> None:
     """Two architectures with one tokenizer, one of them with an adapter, from files to the printed
     table.

@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 
 from compute.devices import needs_gpu, needs_interpreter
 from fakes import ragged_sequences
+from marks import slow
 from motley.compute import attention, flash
 from motley.compute.attention import PackedAttention
 from motley.compute.fused import rotate
@@ -142,7 +143,7 @@ def gradients(out: Tensor, heads: list[Tensor]) -> tuple[Tensor, ...]:
 
 @needs_interpreter
 @pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize("scaling", [None, 0.4])
+@pytest.mark.parametrize("scaling", [None, slow(0.4)])
 @pytest.mark.parametrize("kind", BATCHES)
 def test_two_parts_merged_are_the_attention_over_rows_with_masks(
     kind: str, scaling: float | None

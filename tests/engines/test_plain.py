@@ -18,6 +18,7 @@ from fakes import (
     reference_logp,
     tiny_policy,
 )
+from marks import slow
 from motley.compute.scoring import score
 from motley.engines import Completion, PlainEngine, TorchEngine, torch_engine
 from motley.engines.sampling import SampledRows
@@ -57,7 +58,8 @@ def test_the_fast_engine_is_for_decoders_it_knows_and_this_one_for_the_others() 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("convention", ["sampled", "full"])
 @pytest.mark.parametrize(
-    ("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (0.7, 5, 1.0), (1.3, 0, 0.8), (1.0, 6, 0.7)]
+    ("temperature", "top_k", "top_p"),
+    [slow(1.0, 0, 1.0), (0.7, 5, 1.0), slow(1.3, 0, 0.8), (1.0, 6, 0.7)],
 )
 def test_logprobs_are_those_of_the_declared_convention(
     kind: str, convention: str, temperature: float, top_k: int, top_p: float

@@ -355,6 +355,7 @@ write_twice(Path(sys.argv[1]), "REPORTER")
 """
 
 
+@pytest.mark.slow
 @needs("wandb")
 def test_wandb_stays_on_this_machine_and_is_silent(tmp_path: Path) -> None:
     done = in_a_process(GUARDED.replace("REPORTER", "wandb"), tmp_path)
@@ -366,6 +367,7 @@ def test_wandb_stays_on_this_machine_and_is_silent(tmp_path: Path) -> None:
         assert text in content
 
 
+@pytest.mark.slow
 @needs("wandb")
 def test_wandb_history_has_every_round_once(tmp_path: Path) -> None:
     done = in_a_process(GUARDED.replace("REPORTER", "wandb"), tmp_path)

@@ -318,6 +318,7 @@ def test_what_a_stopped_run_left_is_made_anew(folder: Path) -> None:
     assert len(found) == 1
 
 
+@pytest.mark.slow
 def test_crews_that_differ_in_their_names_only_come_out_the_same(folder: Path) -> None:
     (first, second), _ = swept(crews(folder, 0.05, 0.05), "gepo", 1, folder / "sweep")
     assert msgspec.structs.replace(second, crew=first.crew) == first

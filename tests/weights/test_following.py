@@ -11,6 +11,7 @@ import zstandard
 from safetensors.torch import save
 
 from fakes import grouped_query_policy, lora_policy, reference_logp, tiny_policy
+from marks import slow
 from motley.config import TrainPart
 from motley.models.policy import Policy
 from motley.records import NO_BASE, Backlog, Blob, Weights
@@ -131,7 +132,7 @@ def holds(follower: Follower, policy: Policy, learner: Learner, version: int) ->
 # Following a training
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "float32"])
+@pytest.mark.parametrize("precision", ["bfloat16", slow("float32")])
 @pytest.mark.parametrize("kind", POLICIES)
 def test_a_follower_is_the_learner_to_the_last_bit_at_every_version(
     kind: str, precision: Any
