@@ -139,6 +139,7 @@ class _CachedPass:
     ) -> None:
         self._decoder, self._dtype, self._cache = decoder, dtype, cache
         self._shape = (len(cache.padding_R), len(place_T))
+        self._count = self._shape[0] * self._shape[1]  # of tokens; a tensor is slow to tell
         self._start, self._stop = start, start + len(place_T)
         position_N = (place_T - cache.padding_R[:, None]).clamp(min=0).flatten()
         self._rotations = {
@@ -155,7 +156,7 @@ class _CachedPass:
 
     def attend(self, layer: Layer, products: list[Tensor]) -> Tensor:
         heads, start, stop = self._decoder.heads, self._start, self._stop
-        qkv_NHd = products[0].view(len(products[0]), -1, heads.size)
+        qkv_NHd = products[0].view(self._count, -1, heads.size)
         query_key, value = (
             part.unflatten(0, self._shape)
             for part in (self._rotated(layer, qkv_NHd), qkv_NHd[:, heads.rotated :])
@@ -171,7 +172,7 @@ class _CachedPass:
             enable_gqa=heads.queries != heads.keys,
             scale=layer.scaling,
         )
-        return mixed_RHTd.transpose(1, 2).reshape(len(qkv_NHd), -1)
+        return mixed_RHTd.transpose(1, 2).reshape(self._count, -1)
 
     def _rotated(self, layer: Layer, qkv_NHd: Tensor) -> Tensor:
         """Queries and keys, normed where a layer does, at their positions."""
@@ -194,8 +195,9 @@ class _CachedPass:
         """The sum in float32 whatever the product is made in."""
         if after is not None:
             return state + _normed(projection(x).float(), after)
-        if projection.is_bare and state.dtype == projection.weight.dtype:
-            return torch.addmm(state, x, projection.weight.T)
+        weight = projection.weights[0]
+        if projection.is_bare and state.dtype == weight.dtype:
+            return torch.addmm(state, x, weight.T)
         return state + projection(x)
 
 
