@@ -62,6 +62,7 @@ def test_sizes_are_few_and_hold_little_more() -> None:
     assert all(number <= graphs._up(number) <= number * 1.13 for number in range(1000, 70_000, 37))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not INTERPRETED, reason="needs TRITON_INTERPRET=1, which a machine with a GPU does not set"
 )

@@ -256,9 +256,10 @@ def test_in_async_no_group_is_learned_twice_and_none_is_lost(
         assert len(given) + len(peer.waiting) + peer.waiting.dropped.total() == len(read) >= 26
 
 
-@pytest.mark.quick
-@pytest.mark.parametrize("lossless", [False, True])
-@pytest.mark.parametrize("sampling", ["", "temperature = 0.7"])
+@pytest.mark.parametrize(
+    ("sampling", "lossless"),
+    [("", False), ("", True), ("temperature = 0.7", False), quick("temperature = 0.7", True)],
+)
 def test_own_rollouts_have_ratio_one(sampling: str, lossless: bool, folder: Path) -> None:
     crew = run(
         spread_crew(

@@ -64,13 +64,14 @@ def test_it_draws_what_the_engine_for_cpus_draws(kind: str) -> None:
 
 
 @needs_interpreter
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sampling",
     [
-        slow(Sampling(max_tokens=3, temperature=0.0)),
-        slow(Sampling(max_tokens=3, temperature=0.6)),
+        Sampling(max_tokens=3, temperature=0.0),
+        Sampling(max_tokens=3, temperature=0.6),
         Sampling(max_tokens=3, temperature=0.8, top_k=9, top_p=0.9),
-        slow(Sampling(max_tokens=3, top_p=0.7, logprobs="full")),
+        Sampling(max_tokens=3, top_p=0.7, logprobs="full"),
     ],
     ids=["greedy", "sharper", "top k and top p", "full"],
 )

@@ -12,6 +12,7 @@ import pytest
 from nats.aio.client import Client
 
 from hubs import PATIENCE_S
+from marks import slow
 from motley.clock import Deadline, RealClock
 from motley.exchange import LogError
 from motley.exchange.blobs import Blobs, MemoryBlobs
@@ -339,7 +340,7 @@ def test_what_was_put_survives_kill_9(
     assert got(sampler, b"more") == b"more"
 
 
-@pytest.mark.parametrize("stored_chunks", [0, 3, 25])
+@pytest.mark.parametrize("stored_chunks", [slow(0), 3, slow(25)])
 def test_a_put_during_which_the_server_is_killed_is_made_whole_by_another(
     net: Net, stored_chunks: int
 ) -> None:

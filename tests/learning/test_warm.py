@@ -9,6 +9,7 @@ import torch
 
 from architectures import write_model
 from fakes import tiny_policy
+from marks import slow
 from motley.compute.graphs import scorer
 from motley.config import PeerConfig, Prompt, Warm
 from motley.learning import warm as warm_module
@@ -181,7 +182,7 @@ def test_the_cache_knows_how_problems_are_put(
     assert files(tmp_path / "cache") == len(ways)
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "gemma3", "gpt2"])
+@pytest.mark.parametrize("kind", ["qwen2", slow("gemma3"), slow("gpt2")])
 def test_a_pretrained_model_is_warmed_from_its_own_weights(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
