@@ -1,6 +1,15 @@
 """The command line. Owns words and exit codes; every piece of work belongs to a module it calls."""
 
-from motley.cli import exporting, history, joining, measuring, models, simulating, training
+from motley.cli import (
+    exporting,
+    history,
+    joining,
+    measuring,
+    models,
+    simulating,
+    training,
+    trusting,
+)
 from motley.cli.common import app
 
 __all__ = [
@@ -12,4 +21,5 @@ __all__ = [
     "models",
     "simulating",
     "training",
+    "trusting",
 ]

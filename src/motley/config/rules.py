@@ -121,6 +121,25 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise ValueError(f"{name}={getattr(self, name)} must not be negative")
 
 
+class Trust(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How far a peer goes along with what others send."""
+
+    # chance of ever taking an honest sender's log-probs for false; 0: they are believed
+    alpha: float = 1e-3
+    # what one sender alone keeps saying, whatever the problem, is not pushed up
+    habits: bool = True
+    # a sender that is caught is not learned from for so long, twice that the second time; 0: never
+    mute_rounds: int = 10
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha < 1:
+            raise ValueError(
+                f"alpha={self.alpha} is outside [0, 1); 0.001 is usual, 0 believes every log-prob"
+            )
+        if self.mute_rounds < 0:
+            raise ValueError(f"mute_rounds={self.mute_rounds} must not be negative; 0 mutes nobody")
+
+
 class WeightsChannel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a learner's weights reach its samplers."""
 

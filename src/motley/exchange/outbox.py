@@ -104,6 +104,10 @@ class Outbox:
         """Whose records these are."""
         return self._signer.public
 
+    def secret(self, purpose: bytes) -> bytes:
+        """64 bytes that only the owner of the key can make, the same every time."""
+        return self._signer.sign(b"motley secret\n" + purpose)
+
     def __len__(self) -> int:
         """How many records wait to be sent."""
         num_unsent: int = self._database.execute("SELECT count(*) FROM unsent").fetchone()[0]

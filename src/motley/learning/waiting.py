@@ -156,9 +156,9 @@ class Waiting:
         self.dropped += Counter((c.group.origin.peer, reason) for c in self if unwanted(c))
         self._keep(lambda c: not unwanted(c))
 
-    def drop_late(self, sender: str) -> None:
-        """Count a group that came when its round was over; it does not wait at all."""
-        self.dropped[sender, "late"] += 1
+    def drop_at_once(self, sender: str, reason: str) -> None:
+        """Count a group that does not wait at all: its round is over, or its sender is muted."""
+        self.dropped[sender, reason] += 1
 
     def drop_stale(self, round: Round) -> None:
         """Let go of whole families that are past the staleness window."""

@@ -26,9 +26,18 @@ from motley.learning.pace import Pace, Turns, pace_of
 from motley.learning.waiting import Round, StalenessWindow, Take, Wait, Waiting
 from motley.peers.publications import Publications
 from motley.peers.sampling import SamplerHalf, rules_of
-from motley.peers.state import Arrival, PeerState, candidate_of, check_dtype, is_own, waiting_again
+from motley.peers.scrutiny import Heard, Scrutiny, scrutiny_of
+from motley.peers.state import (
+    Arrival,
+    PeerState,
+    candidate_of,
+    check_dtype,
+    heard_again,
+    is_own,
+    waiting_again,
+)
 from motley.records import Problem, Rollout
-from motley.trust import Admission, Admitted, AdmittedGroups, ReasonCount
+from motley.trust import Admission, Admitted, AdmittedGroups, ReasonCount, RefusedRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +59,7 @@ class Peer:
     waiting: Waiting = field(init=False)
     admission: Admission = field(init=False)
     admitted: AdmittedGroups = field(init=False)
+    scrutiny: Scrutiny = field(init=False)
     weights: Publications | None = None  # of a learner, for its samplers
 
     def __post_init__(self, hub: bytes) -> None:
@@ -63,6 +73,7 @@ class Peer:
         problems = lru_cache(maxsize=256)(half.problems)
         score = self._score if self.config.crew.check_rewards else None
         self.admission = Admission(rules_of(self.config, policy), hub, problems, score)
+        self.scrutiny = scrutiny_of(half)
         if self.me.role == "learner":
             self.weights = Publications(half, self.waiting)
 
@@ -117,6 +128,8 @@ class Peer:
                 verdict = self.admission.admit(entry)
                 if isinstance(verdict, Admitted):
                     self._take_in(entry, verdict)
+                elif isinstance(verdict, RefusedRecord):
+                    self._hold_against(verdict)
                 self.cursor = entry.position
 
     def _take_in(self, entry: Entry, admitted: Admitted) -> None:
@@ -131,18 +144,40 @@ class Peer:
                 f"sampled with version {made_with} of this learner, which has not made it",
             )
         elif not self.pace.wants(group, self.learned_rounds):
-            self.waiting.drop_late(group.origin.peer)
+            self.waiting.drop_at_once(group.origin.peer, "late")
+        elif self.scrutiny.is_muted(group.origin.peer):
+            self.waiting.drop_at_once(group.origin.peer, "muted")
         else:
             now_s = self.half.clock.now_s()
             arrival = Arrival(entry.position, made_with if own else version, now_s)
             self.waiting.add(candidate_of(admitted, arrival, self.half))
+            heard = Heard(group, admitted.problem, entry.position)
+            if self.scrutiny.hear(heard, self.learned_rounds):
+                self._drop_muted([group.origin.peer])
+
+    def _hold_against(self, refused: RefusedRecord) -> None:
+        if self.scrutiny.refused(refused.sender, refused.reason, self.learned_rounds):
+            self._drop_muted([refused.sender])
+
+    def _drop_muted(self, senders: Sequence[str]) -> None:
+        """Let go of what waits of them."""
+        self.waiting.drop(lambda c: c.group.origin.peer in senders, "muted")
+
+    def leave_out(self, sender: str) -> None:
+        """Learn nothing of a sender, nor wait for it, unless it is pardoned."""
+        self.scrutiny.standing.shut_out(sender, "left out")
+        self._drop_muted([sender])
 
     # Learning
 
     @property
     def crewmates(self) -> list[str]:
         """Everyone who samples and whose groups count."""
-        return [name for name in self.config.authors if name not in self.admission.revoked]
+        return [
+            name
+            for name in self.config.authors
+            if name not in self.admission.revoked and self.scrutiny.is_awaited(name)
+        ]
 
     def awaited(self) -> list[str]:
         """Whose groups of the present round are not all there; in async, nobody's."""
@@ -177,9 +212,15 @@ class Peer:
         is then to follow.
         """
         self.learned_rounds += 1
+        self.scrutiny.begin_round(self.learned_rounds)
         if not chosen.groups:
             return None
-        report = self.learner.step(chosen.groups)
+        report = self.learner.step(
+            chosen.groups,
+            withheld=self.scrutiny.withheld(chosen.groups),
+            audited=self.scrutiny.audited(chosen.groups),
+        )
+        self._drop_muted(self.scrutiny.settle(chosen.groups, report, self.learned_rounds))
         if refresh:
             self.half.refresh()
         self.waiting.window.made(self.learner.policy.version)
@@ -205,6 +246,7 @@ class Peer:
             dropped=ReasonCount.rows(self.waiting.dropped),
             admission=self.admission.state(),
             head=(head.counter, head.previous.hex()),
+            scrutiny=self.scrutiny.state(),
         )
 
     def load_state(self, state: PeerState) -> None:
@@ -223,6 +265,8 @@ class Peer:
         self.admitted.complete = Counter(state.complete)
         self.admitted.beyond = set(state.seen)
         self.admission.load_state(state.admission)
+        heard = heard_again(state.scrutiny.heard, self.log, half)
+        self.scrutiny.load_state(state.scrutiny, heard)
         counter, previous = state.head
         # an outbox that outlived the checkpoint is further; one without a file begins here
         if counter > half.outbox.head.counter:

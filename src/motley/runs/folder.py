@@ -215,6 +215,7 @@ class Run:
             refused=by_sender(peer.admission.refused),
             dropped=by_sender(peer.waiting.dropped),
             missing=peer.admission.missing or None,
+            suspects=peer.scrutiny.suspicions() or None,
             timing=_with_rates(timing, sampled, report) if timing else None,
         )
         if report:

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from motley.learning.senders import SenderMetrics
+from motley.trust.standing import Suspicion
 
 ByKind = dict[str, float]  # kind of problem -> accuracy
 Counts = dict[str, dict[str, int]]  # sender -> reason -> how many
@@ -56,6 +57,7 @@ class LearnerLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     timing: Timing | None = None
     time_s: float | None = None
     without: list[str] | None = None
+    suspects: dict[str, Suspicion] | None = None
 
 
 class FirstLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

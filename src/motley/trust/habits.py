@@ -115,6 +115,10 @@ class SenderHabits:
     phrases: frozenset[int]
     longest: float | None  # an answer that others would give; None: not known
 
+    @property
+    def is_plain(self) -> bool:
+        return not self.phrases and self.longest is None
+
     def withheld(self, tokens: Sequence[int], familiar: Sequence[int]) -> Mask | None:
         """Which tokens of a completion are not to be pushed up; None: all may be."""
         mask = np.zeros(len(tokens), dtype=np.bool_)

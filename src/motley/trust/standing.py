@@ -15,6 +15,8 @@ import msgspec
 STRIKES_TO_MUTE = 3.0
 FADES = 0.8  # a round
 LONGEST = 10  # times that a sentence is doubled
+FOR_EVER = 2**62  # rounds
+LEAST_SHOWN = 1.0  # powers of ten of evidence
 
 # Reasons to refuse a record that its sender alone can be the cause of: they are found behind its
 # signature. On a server that lets anybody write, all else may be somebody else's doing.
@@ -32,6 +34,19 @@ class Sentence(msgspec.Struct, frozen=True):
 
     reason: str
     until: int
+
+
+class Suspicion(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is held against a sender, as a metrics line has it."""
+
+    evidence: float  # powers of ten against its log-probs; 3 is one chance in a thousand
+    strikes: float = 0.0
+    muted: str = ""  # why
+    until: int | None = None  # the round in which it is heard again
+
+    @property
+    def is_worth_showing(self) -> bool:
+        return self.evidence >= LEAST_SHOWN or self.strikes > 0 or bool(self.muted)
 
 
 class StandingState(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +81,11 @@ class Standing:
         self.times[sender] = before + 1
         self.muted[sender] = Sentence(reason, now + self.rounds * 2 ** min(before, LONGEST))
         return True
+
+    def shut_out(self, sender: str, reason: str) -> None:
+        """Never learn from a sender, nor wait for it, unless it is pardoned."""
+        self.times[sender] = self.times.get(sender, 0) + 1
+        self.muted[sender] = Sentence(reason, FOR_EVER)
 
     def begin_round(self, now: int) -> list[str]:
         """Let strikes fade and sentences end; who may be heard again."""
