@@ -15,7 +15,7 @@ import pytest
 from fakes import PROBLEM, group, identity
 from motley.exchange import Entry, Log, LogError, Outbox, Signer
 from motley.models.tiny import tiny_vocabulary
-from motley.records import HUB, Group, Roster
+from motley.records import HUB, Group, Roster, Sampling
 from motley.trust import Admission, Admitted, Rules
 
 LogFactory = Callable[[], Log]
@@ -114,7 +114,8 @@ def admission() -> Admission:
         vocabulary_size=vocabulary.size,
         end_ids=vocabulary.end_ids,
         rollouts_per_group=2,
-        max_tokens=16,
+        sampling=Sampling(),
+        slots=1,
         rounds=ROUNDS,
     )
     return Admission(rules, identity(HUB).public, lambda peer, round: [PROBLEM], None)

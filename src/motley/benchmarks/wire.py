@@ -286,8 +286,9 @@ def _rules(groups: Sequence[Group], vocabulary: str, size: int, end_id: int) -> 
         vocabulary_size=size,
         end_ids=(end_id,),
         rollouts_per_group=len(groups[0].rollouts),
-        max_tokens=groups[0].origin.sampling.max_tokens,
-        rounds=len(groups),
+        sampling=groups[0].origin.sampling,
+        slots=1,
+        rounds=max(g.round for g in groups) + 1,
     )
 
 

@@ -14,7 +14,6 @@ follow it. Who delivers the outbox, waits, closes rounds and saves is up to whoe
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import lru_cache
@@ -262,8 +261,7 @@ class Peer:
         self.waiting.restore(
             waiting_again(state.waiting, self.log, half), ReasonCount.counter(state.dropped)
         )
-        self.admitted.complete = Counter(state.complete)
-        self.admitted.beyond = set(state.seen)
+        self.admitted.restore(state.complete, state.seen)
         self.admission.load_state(state.admission)
         heard = heard_again(state.scrutiny.heard, self.log, half)
         self.scrutiny.load_state(state.scrutiny, heard)

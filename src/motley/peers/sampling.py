@@ -205,9 +205,12 @@ def rules_of(config: CrewConfig, policy: Policy) -> Rules:
         vocabulary_size=vocabulary.size,
         end_ids=vocabulary.end_ids,
         rollouts_per_group=config.rollouts_per_group,
-        max_tokens=config.sampling.max_tokens,
+        sampling=config.sampling,
+        slots=config.problems_per_peer,
         rounds=None if config.has_roles else config.crew.rounds,
+        steps=config.crew.rounds,
         learners=frozenset(p.name for p in config.peer if p.role == "learner"),
+        students={p.name: config.student_of(p.name) for p in config.peer},
     )
 
 
