@@ -29,11 +29,6 @@ def test_strikes_fade() -> None:
     assert not standing.strike("b", "reward", now=30)
 
 
-def test_what_somebody_else_may_have_written_is_no_strike() -> None:
-    assert not struck(50, "signature").strikes
-    assert not struck(50, "malformed").strikes
-
-
 def test_the_second_sentence_is_twice_as_long() -> None:
     standing = struck(3)
     standing.begin_round(15)

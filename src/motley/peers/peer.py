@@ -155,7 +155,7 @@ class Peer:
                 self._drop_muted([group.origin.peer])
 
     def _hold_against(self, refused: RefusedRecord) -> None:
-        if self.scrutiny.refused(refused.sender, refused.reason, self.learned_rounds):
+        if self.scrutiny.refused(refused, self.learned_rounds):
             self._drop_muted([refused.sender])
 
     def _drop_muted(self, senders: Sequence[str]) -> None:

@@ -28,6 +28,7 @@ from motley.learning.learner import StepReport
 from motley.learning.select import Candidate
 from motley.peers.sampling import SamplerHalf
 from motley.records import Group, Problem, Sampling
+from motley.trust import RefusedRecord
 from motley.trust.audit import Audit, AuditState
 from motley.trust.habits import WINDOW, Habits, Mask
 from motley.trust.standing import Standing, StandingState, Suspicion
@@ -73,9 +74,14 @@ class Scrutiny:
 
     # Taking in
 
-    def refused(self, sender: str, reason: str, now: int) -> bool:
-        """A record of a sender was refused in round `now`; whether that mutes it."""
-        return sender != self.me and self.standing.strike(sender, reason, now)
+    def refused(self, refused: RefusedRecord, now: int) -> bool:
+        """A record was refused in round `now`; whether that mutes its sender.
+
+        Where others may write under a sender's name, only what it signed is held against it.
+        """
+        if not refused.signed or refused.sender == self.me:
+            return False
+        return self.standing.strike(refused.sender, refused.reason, now)
 
     def hear(self, heard: Heard, now: int) -> bool:
         """A group was admitted in round `now`; whether that mutes its sender."""

@@ -47,6 +47,7 @@ class RefusedRecord(msgspec.Struct, frozen=True):
     sender: str
     reason: str
     detail: str
+    signed: bool = False  # its sender made it so: nobody else can have written it
 
 
 class Admitted(NamedTuple):
@@ -125,7 +126,7 @@ class Admission:
             verdict = self._judged(header, limits, sealed.hash)
         except (WireError, Refusal) as error:
             self.signed_in_a_row[sender] += 1
-            return self.refuse(entry, error.reason, str(error))
+            return self.refuse(entry, error.reason, str(error), signed=True)
         del self.in_a_row[sender], self.signed_in_a_row[sender]
         return verdict
 
@@ -141,7 +142,7 @@ class Admission:
         assert not isinstance(content, Group)
         return content
 
-    def refuse(self, entry: Entry, reason: str, detail: str) -> RefusedRecord:
+    def refuse(self, entry: Entry, reason: str, detail: str, signed: bool = False) -> RefusedRecord:
         """Count a record under its sender, and keep why it is refused."""
         # The log lets a peer write under its own name only, so that the name is right even where
         # the record cannot be read.
@@ -149,7 +150,9 @@ class Admission:
         sender = name if name in self.keys or name in self.revoked or name == HUB else "unknown"
         self.refused[sender, reason] += 1
         self.in_a_row[sender] += 1
-        refused = RefusedRecord(entry.position, entry.id[:200], sender, reason, detail[:500])
+        refused = RefusedRecord(
+            entry.position, entry.id[:200], sender, reason, detail[:500], signed
+        )
         if self.in_a_row[sender] <= MAX_IN_A_ROW:
             self.kept.append(refused)
         return refused

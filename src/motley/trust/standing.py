@@ -18,16 +18,6 @@ LONGEST = 10  # times that a sentence is doubled
 FOR_EVER = 2**62  # rounds
 LEAST_SHOWN = 1.0  # powers of ten of evidence
 
-# Reasons to refuse a record that its sender alone can be the cause of: they are found behind its
-# signature. On a server that lets anybody write, all else may be somebody else's doing.
-STRIKES = frozenset(
-    (
-        *("assignment", "copied", "created", "ending", "fork", "group_size", "length", "logprob"),
-        *("model", "problem", "reward", "role", "sampling", "token", "unscorable", "version"),
-        "vocabulary",
-    )
-)
-
 
 class Sentence(msgspec.Struct, frozen=True):
     """Why a sender is muted, and up to which round."""
@@ -65,9 +55,7 @@ class Standing:
     times: dict[str, int] = field(default_factory=dict)  # each was muted
 
     def strike(self, sender: str, reason: str, now: int) -> bool:
-        """Hold a refused record against its sender; whether that mutes it."""
-        if reason not in STRIKES:
-            return False
+        """Hold a refused record against the sender that signed it; whether that mutes it."""
         self.strikes[sender] = self.strikes.get(sender, 0.0) + 1
         if self.strikes[sender] < STRIKES_TO_MUTE:
             return False
