@@ -216,11 +216,15 @@ class Learner:
             index = group_index.setdefault(candidate.family, len(group_index))
             entries += [(index, candidate, rollout) for rollout in candidate.group.rollouts]
         entries.sort(key=lambda entry: entry[0])
+        peers = dict.fromkeys(c.group.origin.peer for _, c, _ in entries)
+        senders = {peer: number for number, peer in enumerate(peers)}
         prompt_ids = self.policy.prompts.ids
         samples = Samples(
             reward_B=torch.tensor([r.reward for _, _, r in entries]),
             group_B=torch.tensor([g for g, _, _ in entries]),
+            sender_B=torch.tensor([senders[c.group.origin.peer] for _, c, _ in entries]),
             own_B=torch.tensor([c.own for _, c, _ in entries]),
+            stranger_B=torch.tensor([c.stranger for _, c, _ in entries]),
             success_B=torch.tensor([self.success.of(c.problem.kind) for _, c, _ in entries]),
             length_B=torch.tensor([len(r.tokens) for _, _, r in entries]),
             logq_mean_B=torch.tensor([sum(r.logprobs) / len(r.logprobs) for _, _, r in entries]),
