@@ -1,4 +1,4 @@
-"""What holds for a whole crew: [crew], [prompt], [learning], [weights], [evaluate]."""
+"""What holds for a whole crew: [crew], [prompt], [learning], [trust], [weights], [evaluate]."""
 
 from __future__ import annotations
 
@@ -119,6 +119,27 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for name in ("token_budget", "quota", "max_age", "max_age_s"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}={getattr(self, name)} must not be negative")
+
+
+class Trust(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How far one sender may go."""
+
+    # most share of a step's sequences and tokens that one foreign sender may have; twice its even
+    # share of the crew is always allowed
+    sender_share: float = 0.5
+    # most norm of a stranger's gradient, in medians of the step's senders; 0: no limit
+    grad_share: float = 4.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.sender_share <= 1:
+            raise ValueError(
+                f"sender_share={self.sender_share} is outside 0..1; 0.5 is usual, 1 sets no limit"
+            )
+        if self.grad_share and not self.grad_share >= 1:
+            raise ValueError(
+                f"grad_share={self.grad_share} must be at least 1, since an ordinary sender has 1; "
+                "4.0 is usual, 0 sets no limit"
+            )
 
 
 class WeightsChannel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
