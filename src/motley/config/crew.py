@@ -149,6 +149,11 @@ class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return self.crew.group_size // self.authors_per_group
 
     @property
+    def sender_share(self) -> float:
+        """The most of a step that may be one foreign sender's."""
+        return min(1.0, max(self.trust.sender_share, 2 / len(self.authors)))
+
+    @property
     def quorum(self) -> int:
         return self.crew.quorum or min(2, len(self.authors))
 

@@ -132,6 +132,7 @@ _TABLES: dict[str, type[msgspec.Struct]] = {
     "[evaluate]": rules.Evaluate,
     "[prompt]": rules.Prompt,
     "[learning]": rules.Learning,
+    "[trust]": rules.Trust,
     "[sampling]": Sampling,
     "[crew]": rules.Crew,
 }

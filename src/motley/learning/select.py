@@ -26,7 +26,8 @@ class Candidate:
 
     group: Group
     problem: Problem
-    own: bool
+    own: bool  # sampled with the receiver's own weights, of whatever version
+    stranger: bool  # sampled by another than the receiver, maybe with its weights
     # groups of one family share their statistics: parts of one problem from several authors have
     # the same
     family: str

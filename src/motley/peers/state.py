@@ -77,6 +77,7 @@ def candidate_of(admitted: Admitted, arrival: Arrival, half: SamplerHalf) -> Can
         group=group,
         problem=admitted.problem,
         own=is_own(group, half),
+        stranger=group.origin.peer != half.me.name,
         family=f"{group.round}.{group.slot}" if horizontal else group.id,
         since=arrival.since,
         came_s=arrival.came_s,

@@ -163,7 +163,8 @@ class Run:
         policy = _starting_policy(config, me, start, self.task)
         check_supported(policy)
         row = objective(config.crew.objective, config.crew.variant, config.objective)
-        learner = Learner(policy, row, config.learning, me.lr or config.learning.lr)
+        lr = me.lr or config.learning.lr
+        learner = Learner(policy, row, config.learning, lr, config.trust)
         return Peer(self._half(me, policy, outbox), learner, log, hub)
 
     def build_sampler(
@@ -363,6 +364,7 @@ def _with_step(line: LearnerLine, report: StepReport) -> LearnerLine:
         num_tokens=report.num_tokens,
         ages=report.ages,
         senders=report.senders,
+        blamed=list(report.blamed) or None,
     )
 
 

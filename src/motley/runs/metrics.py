@@ -46,6 +46,7 @@ class LearnerLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     num_tokens: int | None = None
     ages: dict[int, int] | None = None
     senders: dict[str, SenderMetrics] | None = None
+    blamed: list[str] | None = None
     # of the exchange
     waiting: int | None = None
     refused: Counts | None = None
