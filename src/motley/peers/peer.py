@@ -27,7 +27,7 @@ from motley.learning.waiting import Round, StalenessWindow, Take, Wait, Waiting
 from motley.peers.publications import Publications
 from motley.peers.sampling import SamplerHalf, rules_of
 from motley.peers.state import Arrival, PeerState, candidate_of, check_dtype, is_own, waiting_again
-from motley.records import Problem, Rollout
+from motley.records import Problem, Rollout, Roster
 from motley.trust import Admission, Admitted, AdmittedGroups, ReasonCount
 
 
@@ -117,6 +117,8 @@ class Peer:
                 verdict = self.admission.admit(entry)
                 if isinstance(verdict, Admitted):
                     self._take_in(entry, verdict)
+                elif isinstance(verdict, Roster):
+                    self._drop_revoked()
                 self.cursor = entry.position
 
     def _take_in(self, entry: Entry, admitted: Admitted) -> None:
@@ -124,7 +126,7 @@ class Peer:
         made_with, own = group.origin.version, is_own(group, self.half)
         if not self.admitted.add(group):
             self.admission.refuse(entry, "duplicate", f"{group.id} was admitted before")
-        elif own and made_with > version:
+        elif own and made_with > version and group.origin.peer != self.me.name:
             self.admission.refuse(
                 entry,
                 "version",
@@ -134,8 +136,15 @@ class Peer:
             self.waiting.drop_late(group.origin.peer)
         else:
             now_s = self.half.clock.now_s()
-            arrival = Arrival(entry.position, made_with if own else version, now_s)
+            # Of versions that were lost with a folder, this peer's own groups are as a stranger's.
+            since = made_with if own and made_with <= version else version
+            arrival = Arrival(entry.position, since, now_s)
             self.waiting.add(candidate_of(admitted, arrival, self.half))
+
+    def _drop_revoked(self) -> None:
+        """Who is shut out counts no more, not with what it sent before either."""
+        revoked = self.admission.revoked
+        self.waiting.drop(lambda c: c.group.origin.peer in revoked, "revoked")
 
     # Learning
 
@@ -186,6 +195,13 @@ class Peer:
         self.pace.settle(self.waiting, self._round(), replayed=again)
         return report
 
+    def renumber(self, version: int) -> None:
+        """Go on as this version: those before it are lost, and their numbers are taken."""
+        self.learned_rounds += version - self.learner.policy.version
+        self.learner.policy.version = version
+        self.waiting.window.made(version)
+        self.half.refresh()
+
     # State, for checkpoints
 
     def state(self) -> PeerState:
@@ -223,6 +239,7 @@ class Peer:
         self.admitted.complete = Counter(state.complete)
         self.admitted.beyond = set(state.seen)
         self.admission.load_state(state.admission)
+        self._drop_revoked()
         counter, previous = state.head
         # an outbox that outlived the checkpoint is further; one without a file begins here
         if counter > half.outbox.head.counter:
