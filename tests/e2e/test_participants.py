@@ -624,7 +624,10 @@ def test_with_fewer_than_the_quorum_it_waits_past_every_deadline(
     house.clock.skip()
     house.turn(*["full0"] * 5)
     assert house.learned("full0") == 0
-    assert re.fullmatch(r"round 1: waiting for full1, last2 for 1\d{4} s", house.said["full0"][-1])
+    assert re.fullmatch(
+        r"round 1: waiting for full1, last2 for 1\d{4} s; to go on without one, .* --revoke full1",
+        house.said["full0"][-1],
+    )
 
 
 def test_who_has_left_is_not_waited_for(task: Path, house_of: HouseOf) -> None:

@@ -100,6 +100,10 @@ class Outbox:
         return {row[1] for row in self._database.execute(f"PRAGMA table_info({table})")}
 
     @property
+    def path(self) -> Path | None:
+        return self._path
+
+    @property
     def key(self) -> bytes:
         """Whose records these are."""
         return self._signer.public

@@ -35,7 +35,7 @@ from motley.peers.state import (
     is_own,
     waiting_again,
 )
-from motley.records import Problem, Rollout
+from motley.records import Problem, Rollout, Roster
 from motley.trust import Admission, Admitted, AdmittedGroups, ReasonCount, RefusedRecord
 
 
@@ -129,6 +129,8 @@ class Peer:
                     self._take_in(entry, verdict)
                 elif isinstance(verdict, RefusedRecord):
                     self._hold_against(verdict)
+                elif isinstance(verdict, Roster):
+                    self._drop_revoked()
                 self.cursor = entry.position
 
     def _take_in(self, entry: Entry, admitted: Admitted) -> None:
@@ -136,7 +138,7 @@ class Peer:
         made_with, own = group.origin.version, is_own(group, self.half)
         if not self.admitted.add(group):
             self.admission.refuse(entry, "duplicate", f"{group.id} was admitted before")
-        elif own and made_with > version:
+        elif own and made_with > version and group.origin.peer != self.me.name:
             self.admission.refuse(
                 entry,
                 "version",
@@ -148,7 +150,9 @@ class Peer:
             self.waiting.drop_at_once(group.origin.peer, "muted")
         else:
             now_s = self.half.clock.now_s()
-            arrival = Arrival(entry.position, made_with if own else version, now_s)
+            # Of versions that were lost with a folder, this peer's own groups are as a stranger's.
+            since = made_with if own and made_with <= version else version
+            arrival = Arrival(entry.position, since, now_s)
             self.waiting.add(candidate_of(admitted, arrival, self.half))
             heard = Heard(group, admitted.problem, entry.position)
             if self.scrutiny.hear(heard, self.learned_rounds):
@@ -166,6 +170,11 @@ class Peer:
         """Learn nothing of a sender, nor wait for it, unless it is pardoned."""
         self.scrutiny.standing.shut_out(sender, "left out")
         self._drop_muted([sender])
+
+    def _drop_revoked(self) -> None:
+        """Who is shut out counts no more, not with what it sent before either."""
+        revoked = self.admission.revoked
+        self.waiting.drop(lambda c: c.group.origin.peer in revoked, "revoked")
 
     # Learning
 
@@ -226,6 +235,13 @@ class Peer:
         self.pace.settle(self.waiting, self._round(), replayed=again)
         return report
 
+    def renumber(self, version: int) -> None:
+        """Go on as this version: those before it are lost, and their numbers are taken."""
+        self.learned_rounds += version - self.learner.policy.version
+        self.learner.policy.version = version
+        self.waiting.window.made(version)
+        self.half.refresh()
+
     # State, for checkpoints
 
     def state(self) -> PeerState:
@@ -265,6 +281,7 @@ class Peer:
         self.admission.load_state(state.admission)
         heard = heard_again(state.scrutiny.heard, self.log, half)
         self.scrutiny.load_state(state.scrutiny, heard)
+        self._drop_revoked()
         counter, previous = state.head
         # an outbox that outlived the checkpoint is further; one without a file begins here
         if counter > half.outbox.head.counter:

@@ -70,13 +70,17 @@ def is_own(group: Group, half: SamplerHalf) -> bool:
 
 
 def candidate_of(admitted: Admitted, arrival: Arrival, half: SamplerHalf) -> Candidate:
-    """An admitted group, as it waits at this peer."""
+    """An admitted group, as it waits at this peer.
+
+    One of a version that came after its arrival is of weights that were lost with a folder: it is
+    learned from as a stranger's.
+    """
     group = admitted.group
     horizontal = half.config.crew.layout == "horizontal"
     return Candidate(
         group=group,
         problem=admitted.problem,
-        own=is_own(group, half),
+        own=is_own(group, half) and group.origin.version <= arrival.since,
         stranger=group.origin.peer != half.me.name,
         family=f"{group.round}.{group.slot}" if horizontal else group.id,
         since=arrival.since,

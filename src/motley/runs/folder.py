@@ -258,13 +258,12 @@ class Run:
     def write(self, lines: Sequence[MetricsLine | FirstLine]) -> None:
         append_lines(self.metrics, lines)
 
-    def cut_metrics(self, num_bytes: int, checkpoint: Path) -> None:
+    def cut_metrics(self, num_bytes: int, say: Callable[[str], None]) -> None:
         """Take back the lines written after a checkpoint: they are written again."""
         if self.metrics.stat().st_size < num_bytes:
-            raise ValueError(
-                f"{self.metrics} is shorter than when {checkpoint} was saved; delete {checkpoint} "
-                "to resume from the checkpoint before it"
-            )
+            say(f"{self.metrics} has lost lines since the checkpoint; going on without them")
+            content = self.metrics.read_bytes()
+            num_bytes = content.rfind(b"\n") + 1
         os.truncate(self.metrics, num_bytes)
 
 
