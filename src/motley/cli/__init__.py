@@ -1,10 +1,20 @@
 """The command line. Owns words and exit codes; every piece of work belongs to a module it calls."""
 
-from motley.cli import exporting, history, joining, measuring, models, simulating, training
+from motley.cli import (
+    attacking,
+    exporting,
+    history,
+    joining,
+    measuring,
+    models,
+    simulating,
+    training,
+)
 from motley.cli.common import app
 
 __all__ = [
     "app",
+    "attacking",
     "exporting",
     "history",
     "joining",
