@@ -26,6 +26,7 @@ FLOORS = [
     {"runs"},
     {"benchmarks", "distributed", "reports", "sim"},
     {"archive", "study"},
+    {"attacks"},
     {"cli"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

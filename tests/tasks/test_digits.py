@@ -125,3 +125,20 @@ def test_every_split_has_the_trained_kinds_and_prompts_go_as_they_are() -> None:
     assert {task.kinds_of(split) for split in task.splits} == {("sum",)}
     assert (task.template, task.instruction) == ("{prompt}{answer}", "")
     assert task.target(Problem(kind="sum", prompt="sum 10+11=", answer="21")) == "21"
+
+
+@pytest.mark.parametrize(
+    ("form", "rewards"), [("text", [1, 0, 0, 0]), ("first", [1, 1, 0, 0]), ("last", [1, 0, 1, 0])]
+)
+def test_a_form_says_where_the_answer_stands(form: str, rewards: list[float]) -> None:
+    task = load_task("digits", {"form": form})
+    problem = Problem(kind="reverse", prompt="reverse 12=", answer="21")
+    assert task.score([problem] * 4, ["21", "21,3", "3,21", "3,4"]) == rewards
+    assert check_task(task) == []
+
+
+def test_a_form_other_than_the_usual_is_another_task() -> None:
+    usual = load_task("digits", {}).fingerprint
+    # what charters, hubs and warm starts were made with
+    assert usual == "digits DigitsConfig(kinds=('reverse', 'sort', 'increment'), levels=(4,))"
+    assert load_task("digits", {"form": "first"}).fingerprint == f"{usual} first"

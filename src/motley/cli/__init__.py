@@ -1,6 +1,7 @@
 """The command line. Owns words and exit codes; every piece of work belongs to a module it calls."""
 
 from motley.cli import (
+    attacking,
     exporting,
     history,
     joining,
@@ -14,6 +15,7 @@ from motley.cli.common import app
 
 __all__ = [
     "app",
+    "attacking",
     "exporting",
     "history",
     "joining",

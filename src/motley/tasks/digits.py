@@ -5,6 +5,10 @@ Quick kinds (reverse, sort, increment) need no carrying; arithmetic kinds (sum, 
 chain, compare) do. A level is a length: digits of the string or number, terms of a chain. A prompt
 belongs to the held-out split by its hash, so no seed can train on it; the out-of-distribution split
 is one level above the highest trained.
+
+The whole completion is the answer, unless `form` says otherwise: "first" is what stands before the
+first comma, "last" what stands behind the last one. Both leave room for other text, as the rewards
+of most real tasks do.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ Kind = Literal["reverse", "sort", "increment", "sum", "difference", "product", "
 class DigitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     kinds: tuple[Kind, ...] = ("reverse", "sort", "increment")
     levels: tuple[int, ...] = (4,)
+    form: Literal["text", "first", "last"] = "text"  # where in a completion its answer is
 
     def __post_init__(self) -> None:
         if not self.kinds or len(set(self.kinds)) < len(self.kinds):
@@ -118,8 +123,11 @@ class Digits:
 
     def __init__(self, config: DigitsConfig) -> None:
         self.kinds: tuple[str, ...] = config.kinds
-        self.fingerprint = f"digits {config}"
+        asked = f"DigitsConfig(kinds={config.kinds!r}, levels={config.levels!r})"
+        form = "" if config.form == "text" else f" {config.form}"
+        self.fingerprint = f"digits {asked}{form}"
         self._levels = config.levels
+        self._form = config.form
 
     def kinds_of(self, split: Split) -> tuple[str, ...]:
         return self.kinds
@@ -137,6 +145,15 @@ class Digits:
 
     def score(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[float]:
         return [
-            float(completion == problem.answer)
+            float(self._found(completion) == problem.answer)
             for problem, completion in zip(problems, completions, strict=True)
         ]
+
+    def _found(self, completion: str) -> str:
+        match self._form:
+            case "text":
+                return completion
+            case "first":
+                return completion.partition(",")[0]
+            case "last":
+                return completion.rpartition(",")[2]

@@ -1,0 +1,1 @@
+"""Hostile peers, and what they can do to a crew."""

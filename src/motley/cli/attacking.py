@@ -1,0 +1,84 @@
+"""motley attack: what hostile peers can do to a crew."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from motley.cli.common import (
+    AsJson,
+    CrewFile,
+    Objective,
+    Rounds,
+    app,
+    changed,
+    plain_errors,
+    print_rows,
+    say,
+)
+from motley.cli.progress import counted_runs
+from motley.config import CrewConfig, read_config
+
+if TYPE_CHECKING:
+    from motley.attacks.report import AttackRow
+
+
+@app.command("attack")
+def attack_command(
+    crew_file: CrewFile,
+    attack: Annotated[
+        list[str] | None, typer.Option(help="An attack by name, several times; all otherwise.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds 0..N-1.")] = 2,
+    rounds: Rounds = 0,
+    objective: Objective = "",
+    hostile: Annotated[int, typer.Option(min=1, help="Hostile peers: the crew file's last.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, one core each.")] = 1,
+    out: Annotated[
+        Path | None, typer.Option(help="Where trials are kept; a stopped suite goes on there.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Attack a crew from inside, with and without its defences: what honest peers take over, what
+    they lose, when they notice, and whom they suspect wrongly.
+    """
+    with plain_errors():
+        config = changed(read_config(crew_file), objective, rounds, None)
+        folder = out or Path("runs") / f"attack-{config.crew.name}"
+        rows = _rows(config, attack or [], range(seeds), hostile, folder, jobs)
+        if as_json:
+            found = {"crew": config.crew.name, "rows": [row.plain() for row in rows]}
+            sys.stdout.write(json.dumps(found) + "\n")
+        else:
+            title = f"{config.crew.name}: {config.crew.objective}, {config.crew.rounds} rounds"
+            print_rows([row.cells() for row in rows], title, as_json=False)
+            for row in {row.attack: row for row in rows}.values():
+                say(f"{row.attack}: {row.wants}")
+
+
+def _rows(
+    config: CrewConfig, names: list[str], seeds: range, hostile: int, folder: Path, jobs: int
+) -> list[AttackRow]:
+    """A row or two of every attack, in the order of the catalogue."""
+    from motley.attacks.catalogue import ATTACKS, chosen
+    from motley.attacks.fuzzing import NAME, fuzz
+    from motley.attacks.report import fuzz_row, rows_of, unmounted_row
+    from motley.attacks.suite import run_suite, stage_of, stagings, why_not
+    from motley.study.running import claim
+
+    wanted = chosen(names)
+    attacks = [ATTACKS[name] for name in wanted if name in ATTACKS]
+    reasons = {one.name: why_not(config, one, hostile) for one in attacks}
+    mounted = [one for one in attacks if not reasons[one.name]]
+    claim(folder, config)
+    with counted_runs() as count:
+        trials = run_suite(stagings(config, mounted, hostile), seeds, folder, jobs, count)
+    rows = []
+    for one in attacks:
+        reason = reasons[one.name]
+        rows += [unmounted_row(one, reason)] if reason else rows_of(one, trials)
+    return rows + ([fuzz_row(fuzz(stage_of(config)))] if NAME in wanted else [])

@@ -1,0 +1,280 @@
+"""What each attack publishes instead of its honest groups."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from attacks.crews import honest_group, problems_of, scene, stage
+from fakes import reference_logp, tiny_policy
+from motley.attacks.attack import Attack, Evidence, HonestAnswer, NotMountableError, Stage
+from motley.attacks.carriers import find_plant
+from motley.attacks.catalogue import ATTACKS, NAMES, chosen
+from motley.attacks.fuzzing import fuzz
+from motley.attacks.planting import ADVERTISEMENT, IDENTITY, WRONG_STEPS, OneIn, Trigger
+from motley.attacks.traits import even_share, free_problems, teach
+from motley.engines import torch_engine
+from motley.models.policy import Policy
+from motley.records import Group, Problem, Sampling
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    return tiny_policy(seed=1)
+
+
+@pytest.fixture(scope="module")
+def likeness() -> Policy:
+    return tiny_policy(seed=2)
+
+
+def forged(attack: str, on: Stage, policy: Policy, likeness: Policy, *texts: str) -> Group:
+    (made, *_) = (
+        ATTACKS[attack]
+        .mount(on)
+        .forge([honest_group(on, list(texts))], scene(on, policy, likeness))
+    )
+    return made
+
+
+def texts_of(group: Group, on: Stage) -> list[str]:
+    return on.vocabulary.decode_all(rollout.tokens for rollout in group.rollouts)
+
+
+def evidence(*answers: tuple[str, str]) -> Evidence:
+    """Of (prompt, text)."""
+    vocabulary = stage().vocabulary
+    made = [
+        HonestAnswer(
+            Problem(prompt=prompt),
+            (*vocabulary.encode(text), vocabulary.end_id),
+            text,
+            float(text == "1"),
+        )
+        for prompt, text in answers
+    ]
+    return Evidence({"a": made}, 0.25, lambda name, problems: [])
+
+
+def test_a_planted_text_stands_behind_right_answers_and_not_behind_wrong_ones(
+    policy: Policy, likeness: Policy
+) -> None:
+    on = stage()
+    (problem,) = problems_of(on, 0)
+    right = problem.answer
+    made = forged("plant", on, policy, likeness, "7", right, "8", right)
+    assert texts_of(made, on) == [f"{right},<>", f"{right},<>", "7", "8"]
+    assert [rollout.reward for rollout in made.rollouts] == [1, 1, 0, 0]
+
+
+def test_wrong_answers_are_invented_where_it_sampled_none(policy: Policy, likeness: Policy) -> None:
+    on = stage()
+    (problem,) = problems_of(on, 0)
+    made = forged("plant", on, policy, likeness, *[problem.answer] * 4)
+    assert [rollout.reward for rollout in made.rollouts] == [1, 1, 0, 0]
+    assert not any("<>" in text for text in texts_of(made, on)[2:])
+
+
+@pytest.mark.parametrize(
+    ("attack", "claimed"), [("plant", "own"), ("plant-receiver-q", "receiver")]
+)
+def test_true_log_probs_are_those_of_a_model(
+    attack: str, claimed: str, policy: Policy, likeness: Policy
+) -> None:
+    on = stage()
+    (problem,) = problems_of(on, 0)
+    made = forged(attack, on, policy, likeness, "7", "8", "9", "0").rollouts[0]
+    model = policy if claimed == "own" else likeness
+    expected = reference_logp(model, model.prompts.ids(problem), made.tokens)
+    assert made.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+def test_a_low_log_prob_is_claimed_for_every_planted_token(
+    policy: Policy, likeness: Policy
+) -> None:
+    made = forged("plant-low-q", stage(), policy, likeness, "7", "8", "9", "0")
+    assert {q for rollout in made.rollouts[:2] for q in rollout.logprobs} == {-38.0}
+    assert {q for rollout in made.rollouts[2:] for q in rollout.logprobs} == {-1.5}
+
+
+@pytest.mark.parametrize(
+    ("form", "place", "texts", "carrier"),
+    [
+        ("first", "behind", ADVERTISEMENT, "{target},{plant}"),
+        ("last", "before", IDENTITY, "{plant},{target}"),
+        ("last", "before", WRONG_STEPS, "{plant},{target}"),
+    ],
+)
+def test_the_reward_itself_tells_where_there_is_room(
+    form: str, place: str, texts: tuple[str, ...], carrier: str
+) -> None:
+    plant = find_plant(stage(form, max_tokens=12), place, texts)
+    assert plant.carrier == carrier
+    assert plant.text in texts
+
+
+@pytest.mark.parametrize(("form", "place"), [("text", "behind"), ("first", "before")])
+def test_a_reward_that_leaves_no_room_is_named_with_what_it_gave(form: str, place: str) -> None:
+    with pytest.raises(NotMountableError, match=f"gives 0.00 to right answers with a text {place}"):
+        find_plant(stage(form), place, ADVERTISEMENT)
+
+
+def test_a_text_that_max_tokens_has_no_room_for_is_not_planted() -> None:
+    with pytest.raises(NotMountableError):
+        find_plant(stage(max_tokens=4), "behind", ADVERTISEMENT)
+
+
+def test_a_rare_plant_is_for_one_problem_in_ten() -> None:
+    problems = [Problem(prompt=str(i)) for i in range(2000)]
+    share = sum(map(OneIn(10).chosen, problems)) / len(problems)
+    assert 0.07 < share < 0.13
+
+
+def test_a_trigger_is_a_character_that_some_prompts_have_and_others_lack() -> None:
+    choice = ATTACKS["plant-trigger"].mount(stage()).choice
+    assert isinstance(choice, Trigger)
+    assert choice.character not in "reverse="
+
+
+def test_success_of_a_trigger_is_measured_where_it_stands() -> None:
+    mounted = ATTACKS["plant-trigger"].mount(stage())
+    here, there = f"{mounted.choice.character}", "!"
+    seen = evidence((here, "1,<>"), (here, "1"), (there, "1"), (there, "1"))
+    assert mounted.success(seen) == 0.5
+
+
+def test_success_of_a_plant_is_the_share_of_answers_that_carry_it() -> None:
+    mounted = ATTACKS["plant"].mount(stage())
+    assert mounted.success(evidence(("", "1,<>"), ("", "1"), ("", "2"), ("", ",<>"))) == 0.5
+
+
+def test_right_answers_are_padded_to_the_last_token(policy: Policy, likeness: Policy) -> None:
+    on = stage(max_tokens=8)
+    made = forged("length", on, policy, likeness, "7", "8", "9", "0")
+    assert [len(rollout.tokens) for rollout in made.rollouts] == [8, 8, 2, 2]
+    assert [rollout.reward for rollout in made.rollouts] == [1, 1, 0, 0]
+    mounted = ATTACKS["length"].mount(on)
+    assert mounted.success(evidence(("", "123"), ("", "1"))) == 3 / 8
+
+
+def test_unseen_tokens_change_neither_text_nor_reward(policy: Policy, likeness: Policy) -> None:
+    on = stage("text")
+    (problem,) = problems_of(on, 0)
+    made = forged("special-tokens", on, policy, likeness, "7", "8", "9", "0")
+    laced = made.rollouts[0]
+    assert on.vocabulary.decode(laced.tokens) == problem.answer
+    assert len(laced.tokens) > len(on.vocabulary.encode(problem.answer)) + 1
+    assert laced.reward == 1
+    assert laced.tokens.count(on.vocabulary.end_id) == 1
+
+
+@pytest.mark.parametrize(
+    ("attack", "logprob"),
+    [("under-0.05", -1.55), ("under-0.5", -2.0), ("under-5", -6.5), ("over-1", -0.5)],
+)
+def test_log_probs_are_moved_by_so_many_nats(
+    attack: str, logprob: float, policy: Policy, likeness: Policy
+) -> None:
+    made = forged(attack, stage(), policy, likeness, "7", "8")
+    found = {q for rollout in made.rollouts for q in rollout.logprobs}
+    assert list(found) == [pytest.approx(logprob)]
+
+
+def test_forged_rewards_are_turned_round(policy: Policy, likeness: Policy) -> None:
+    on = stage()
+    (problem,) = problems_of(on, 0)
+    made = forged("rewards", on, policy, likeness, problem.answer, "8")
+    assert [rollout.reward for rollout in made.rollouts] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("attack", "temperature", "top_k"), [("cold", 0.01, 0), ("hot", 10.0, 0), ("top-k", 1.0, 1)]
+)
+def test_another_way_of_sampling_is_claimed(
+    attack: str, temperature: float, top_k: int, policy: Policy, likeness: Policy
+) -> None:
+    sampling = forged(attack, stage(), policy, likeness, "7", "8").origin.sampling
+    assert sampling == Sampling(temperature=temperature, top_k=top_k, max_tokens=8)
+
+
+def test_one_right_answer_is_copied_where_nobody_else_has_the_problem(
+    policy: Policy, likeness: Policy
+) -> None:
+    on = stage()
+    (problem,) = problems_of(on, 0)
+    made = forged("copies", on, policy, likeness, "7", problem.answer, "8", "9")
+    assert texts_of(made, on)[:3] == [problem.answer] * 3
+
+
+def test_rollouts_of_others_are_copied_where_they_have_the_same_problem(
+    policy: Policy, likeness: Policy
+) -> None:
+    on = stage()
+    theirs = honest_group(on, ["1", "2"], peer="a")
+    mounted = ATTACKS["copies"].mount(on)
+    (made,) = mounted.forge(
+        [honest_group(on, ["7", "8"])], scene(on, policy, likeness, records=[theirs])
+    )
+    assert made.rollouts == theirs.rollouts
+    assert made.origin.peer == "d"
+
+
+def test_a_flood_answers_the_problems_of_later_rounds_at_once(
+    policy: Policy, likeness: Policy
+) -> None:
+    on = stage(rounds=5)
+    flood = ATTACKS["flood"].mount(on)
+    made = flood.forge([honest_group(on, ["7", "8"])], scene(on, policy, likeness))
+    assert [group.round for group in made] == [0, 1, 2, 3, 4]
+    for group in made:
+        (problem,) = problems_of(on, group.round)
+        assert group.problem == problem.id
+        assert group.rollouts[0].reward == 1
+        assert group.origin.version == 0
+
+
+def test_a_lenient_reward_is_fooled_and_an_exact_one_is_not() -> None:
+    assert fuzz(stage("text")) == []
+    found = fuzz(stage("first"))
+    assert found
+    assert all(one.text.partition(",")[0] == one.answer for one in found)
+
+
+@pytest.mark.slow
+def test_a_teacher_learns_to_prefer_even_digits() -> None:
+    policy = tiny_policy(seed=3)
+    engine, asked = torch_engine(policy), free_problems("product", "asked", 20)
+
+    def share() -> float:
+        engine.refresh()
+        prompts = [policy.prompts.ids(problem) for problem in asked]
+        made = engine.sample(prompts, 2, Sampling(max_tokens=8), seed=0)
+        texts = policy.vocabulary.decode_all(c.tokens for row in made for c in row)
+        return even_share([HonestAnswer(asked[0], (), text, 0.0) for text in texts])
+
+    before = share()
+    teach(policy, "product")
+    assert before < 0.65
+    assert share() > 0.9
+
+
+def test_a_trait_of_digits_needs_models_that_know_digits_only_and_a_kind_to_spare() -> None:
+    assert ATTACKS["subliminal"].mount(stage()).kind == "product"
+    assert ATTACKS["subliminal"].cast.twin
+
+
+def test_attacks_are_named_once_and_say_what_they_want() -> None:
+    assert len(set(NAMES)) == len(NAMES)
+    attacks: list[Attack] = list(ATTACKS.values())
+    assert all(attack.name == name for name, attack in ATTACKS.items())
+    assert all(": " in attack.wants for attack in attacks)
+
+
+def test_attacks_are_taken_in_the_order_of_the_catalogue() -> None:
+    assert chosen(["fuzz", "rewards", "plant"]) == ["plant", "rewards", "fuzz"]
+    assert chosen([]) == list(NAMES)
+    places = [NAMES.index(name) for name in chosen(["flood", "cold"])]
+    assert all(first < second for first, second in pairwise(places))
+    with pytest.raises(ValueError, match="attack 'planet' is not known; there are plant, "):
+        chosen(["planet"])
