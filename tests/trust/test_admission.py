@@ -737,14 +737,15 @@ def test_copies_are_known_again_after_a_checkpoint() -> None:
 def test_what_is_remembered_for_copies_is_bounded_per_sender() -> None:
     copies = Copies()
     marked = lambda number: Marked((number.to_bytes(8, "big"),) * 2, (100.0, 0.0))
-    copies.add("a", marked(10**9), num_senders=2)
+    copies.add("a", "a.0.0", marked(10**9), num_senders=2)
     for number in range(3000):
-        copies.add("b", marked(number), num_senders=2)
+        copies.add("b", f"b.{number}.0", marked(number), num_senders=2)
     assert len(copies.state()) == 1 + 512
     anyone = lambda sender: False
-    assert copies.source_of(marked(10**9), anyone) == "a"  # whatever b wrote since
-    assert copies.source_of(marked(2999), anyone) == "b"
-    assert copies.source_of(marked(2999 - 512), anyone) == ""
+    assert copies.source_of("c.0.0", marked(10**9), anyone) == "a.0.0"  # whatever b wrote since
+    assert copies.source_of("c.0.0", marked(2999), anyone) == "b.2999.0"
+    assert copies.source_of("b.2999.0", marked(2999), anyone) == ""  # it is the same group
+    assert copies.source_of("c.0.0", marked(2999 - 512), anyone) == ""
 
 
 # Rosters

@@ -24,6 +24,7 @@ from motley.learning.learner import Learner, StepReport
 from motley.learning.pace import Pace, Turns, pace_of
 from motley.learning.waiting import Round, StalenessWindow, Take, Wait, Waiting
 from motley.peers.publications import Publications
+from motley.peers.reading import ReadingBudget
 from motley.peers.sampling import SamplerHalf, rules_of
 from motley.peers.scrutiny import Heard, Scrutiny, scrutiny_of
 from motley.peers.state import (
@@ -115,15 +116,17 @@ class Peer:
 
     # Receiving
 
-    def receive(self, until: int | None = None) -> None:
-        """Read the log from where this peer left off, at most to a position.
+    def receive(self, until: int | None = None) -> bool:
+        """Read the log from where this peer left off, at most to a position; whether to its end.
 
-        Admitted groups wait; others are counted.
+        Admitted groups wait; others are counted. Only so much is read at a time: whoever writes
+        faster than this peer reads does not keep it from learning.
         """
+        budget = ReadingBudget()
         while entries := self.log.read(self.cursor):
             for entry in entries:
                 if until is not None and entry.position > until:
-                    return
+                    return True
                 verdict = self.admission.admit(entry)
                 if isinstance(verdict, Admitted):
                     self._take_in(entry, verdict)
@@ -132,6 +135,14 @@ class Peer:
                 elif isinstance(verdict, Roster):
                     self._drop_revoked()
                 self.cursor = entry.position
+                if budget.is_spent_on(entry):
+                    return False
+        return True
+
+    def receive_all(self) -> None:
+        """Read to the end of a log that nobody writes to meanwhile."""
+        while not self.receive():
+            pass
 
     def _take_in(self, entry: Entry, admitted: Admitted) -> None:
         group, version = admitted.group, self.learner.policy.version

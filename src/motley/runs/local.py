@@ -186,7 +186,7 @@ class LocalCrew:
 
 
 def _receive_and_learn(peer: Peer) -> Learned | Wait:
-    peer.receive()
+    peer.receive_all()
     return peer.learn()
 
 

@@ -80,7 +80,7 @@ class ReasonCount(NamedTuple):
         return Counter({(row.sender, row.reason): row.times for row in rows})
 
 
-class AdmissionState(msgspec.Struct, frozen=True, kw_only=True):
+class AdmissionState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An admission in a checkpoint; keys are hexadecimal."""
 
     keys: dict[str, str]
@@ -214,10 +214,10 @@ class Admission:
         check_rollouts(self.rules, arrays)
         problem = self._problem_of(fields)
         marked = Marked.of(fields.problem, arrays)
-        self._check_copies(fields.peer, marked)
+        self._check_copies(fields, marked)
         group = fields.group(origin, arrays)
         self._check_rewards(problem, group.rollouts)
-        self.copies.add(fields.peer, marked, len(self.keys))
+        self.copies.add(fields.peer, fields.id, marked, len(self.keys))
         return Admitted(group, problem, hash)
 
     def _problem_of(self, fields: GroupHeader) -> Problem:
@@ -230,20 +230,21 @@ class Admission:
             )
         return problems[fields.slot]
 
-    def _check_copies(self, sender: str, marked: Marked) -> None:
+    def _check_copies(self, fields: GroupHeader, marked: Marked) -> None:
         """Samplers with the same weights can foresee each other's rollouts, since seeds are public:
         one could have another's refused as copies. So they are not compared.
         """
         if not self.rules.reports_what_was_drawn:
             return
-        students = self.rules.students
+        sender, students = fields.peer, self.rules.students
         student = students.get(sender, sender)
         source = self.copies.source_of(
+            fields.id,
             marked,
             lambda other: other != sender and students.get(other, other) == student,
         )
         if source:
-            raise Refusal("copied", f"its rollouts were published before, by {source}")
+            raise Refusal("copied", f"it repeats rollouts of {source}")
 
     def _check_rewards(self, problem: Problem, rollouts: Sequence[Rollout]) -> None:
         if self.score is None:

@@ -30,12 +30,14 @@ class GroupMarks(NamedTuple):
     """A group that was admitted, in a checkpoint: the marks of its rollouts, hexadecimal."""
 
     sender: str
+    id: str
     marks: str
 
 
 class _Remembered(NamedTuple):
     number: int  # in the order they were admitted
     sender: str
+    id: str
     marks: tuple[bytes, ...]
 
 
@@ -81,31 +83,32 @@ class Copies:
     _holders: dict[bytes, list[_Remembered]] = field(default_factory=dict)  # by mark
     _number: int = 0
 
-    def source_of(self, marked: Marked, passed_over: Callable[[str], bool]) -> str:
-        """Who published first what no chance can have drawn again; nobody: an empty name.
+    def source_of(self, id: str, marked: Marked, passed_over: Callable[[str], bool]) -> str:
+        """Which group had first what no chance can have drawn again; none: an empty id.
 
-        `passed_over`: senders whose groups this one is not compared with.
+        `passed_over`: senders whose groups this one is not compared with. Nor is it with itself,
+        should it come again.
         """
         if sum(marked.repeated_nats()) > MOST_COINCIDENCE_NATS:
-            return "itself"
+            return id
         shared: defaultdict[_Remembered, float] = defaultdict(float)
         for mark, nats in zip(marked.marks, marked.nats, strict=True):
             for holder in self._holders.get(mark, ()):
                 shared[holder] += nats
         for holder, total in shared.items():
-            if total > MOST_COINCIDENCE_NATS and not passed_over(holder.sender):
-                return holder.sender
+            if total > MOST_COINCIDENCE_NATS and holder.id != id and not passed_over(holder.sender):
+                return holder.id
         return ""
 
-    def add(self, sender: str, marked: Marked, num_senders: int) -> None:
+    def add(self, sender: str, id: str, marked: Marked, num_senders: int) -> None:
         """Remember a group; of this sender's, only the newest."""
-        self._remember(sender, tuple(dict.fromkeys(marked.marks)))
+        self._remember(sender, id, tuple(dict.fromkeys(marked.marks)))
         own = self._groups[sender]
         while len(own) > max(LEAST_GROUPS, MOST_GROUPS // max(1, num_senders)):
             self._forget(own.popleft())
 
-    def _remember(self, sender: str, marks: tuple[bytes, ...]) -> None:
-        remembered = _Remembered(self._number, sender, marks)
+    def _remember(self, sender: str, id: str, marks: tuple[bytes, ...]) -> None:
+        remembered = _Remembered(self._number, sender, id, marks)
         self._number += 1
         self._groups[sender].append(remembered)
         for mark in marks:
@@ -122,7 +125,9 @@ class Copies:
 
     def state(self) -> list[GroupMarks]:
         everything = sorted(group for own in self._groups.values() for group in own)
-        return [GroupMarks(group.sender, b"".join(group.marks).hex()) for group in everything]
+        return [
+            GroupMarks(group.sender, group.id, b"".join(group.marks).hex()) for group in everything
+        ]
 
     @staticmethod
     def from_state(state: Sequence[GroupMarks]) -> Copies:
@@ -130,5 +135,7 @@ class Copies:
         for group in state:
             joined = bytes.fromhex(group.marks)
             places = range(0, len(joined), _MARK_BYTES)
-            copies._remember(group.sender, tuple(joined[at : at + _MARK_BYTES] for at in places))
+            copies._remember(
+                group.sender, group.id, tuple(joined[at : at + _MARK_BYTES] for at in places)
+            )
         return copies
