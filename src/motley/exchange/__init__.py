@@ -1,6 +1,6 @@
 """The crew's log and the bytes on it. Imports without torch."""
 
-from motley.exchange.log import Entry, Log, LogError
+from motley.exchange.log import Entry, Log, LogError, stands_under
 from motley.exchange.memory import MemoryLog, cut_log
 from motley.exchange.outbox import Head, Mark, Outbox, Signer
 from motley.exchange.sections import WireError
@@ -22,5 +22,6 @@ __all__ = [
     "decode",
     "encode",
     "pack",
+    "stands_under",
     "unpack",
 ]
