@@ -36,7 +36,7 @@ from motley.engines.engine import Completion
 from motley.exchange import Entry, LogError, decode, unpack
 from motley.exchange.nats import presence
 from motley.exchange.nats.connection import Connection
-from motley.exchange.nats.log import Names
+from motley.exchange.nats.names import Names
 from motley.exchange.wire import MAX_RECORD_BYTES
 from motley.learning.checkpoint import checkpoints
 from motley.learning.journal import WrittenStep

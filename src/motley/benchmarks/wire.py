@@ -18,9 +18,10 @@ import msgspec
 
 from motley.benchmarks.bench import Row
 from motley.exchange import Entry, MemoryLog, Outbox, Signer, decode, unpack
+from motley.exchange.nats.accounts import peer_user
 from motley.exchange.nats.connection import Connection, Login
 from motley.exchange.nats.log import NatsLog, create_stream
-from motley.exchange.nats.server import Server, free_port, peer_user
+from motley.exchange.nats.server import Server, free_port
 from motley.models.tiny import tiny_vocabulary
 from motley.records import Group, Origin, Problem, Rollout, Sampling
 from motley.tasks import assign, load_task

@@ -18,7 +18,7 @@ from motley.clock import Clock, Deadline
 from motley.distributed.register import Answer, Say
 from motley.exchange import LogError
 from motley.exchange.nats.connection import Connection, Login, NotAdmittedError
-from motley.exchange.nats.log import Names
+from motley.exchange.nats.names import Names
 from motley.files import read_json, replace
 from motley.trust import Identity
 from motley.trust.invitation import Enrolment, Invitation

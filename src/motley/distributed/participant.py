@@ -26,7 +26,7 @@ from motley.exchange.blobs import Blobs
 from motley.exchange.courier import Courier
 from motley.exchange.nats.blobs import NatsBlobs
 from motley.exchange.nats.log import NatsLog
-from motley.exchange.nats.presence import Beat, Presence, State, Voice
+from motley.exchange.nats.presence import Beat, Presence, State, Voice, begin_session
 from motley.learning.pace import pace_of
 from motley.peers.sampling import SamplerHalf
 from motley.runs.conformance import check_engine
@@ -168,10 +168,12 @@ def take_station(joining: Joining, config: CrewConfig, log: NatsLog, held: ExitS
     """Be there, and have an outbox. `held`: what to give back in the end, or if this fails."""
     membership, identity, clock = joining.membership, joining.identity, joining.clock
     me, crew = config.named(membership.peer), config.crew
-    signer, voice = Signer(identity.public, identity.sign), Voice(me.name, identity.sign)
+    signer = Signer(identity.public, identity.sign)
+    session = begin_session(joining.folder / "session", clock)
+    voice = Voice(me.name, identity.sign, session)
     run = Run(config, joining.folder, clock, started_s=membership.joined_s)
     witness = Witness()
-    presence = joining.patiently(lambda: Presence(log.connection, crew.name, witness.verify, voice))
+    presence = Presence(log.connection, crew.name, witness.verify, voice)
     held.callback(presence.stop)
     open_outbox = partial(_open_outbox, joining.folder / "groups", signer, crew.lossless)
     outbox = open_outbox()

@@ -1,7 +1,7 @@
 """The crew's log and the bytes on it. Imports without torch."""
 
 from motley.exchange.headers import GroupHeader
-from motley.exchange.log import Entry, Log, LogError
+from motley.exchange.log import Entry, Log, LogError, stands_under
 from motley.exchange.memory import MemoryLog, cut_log
 from motley.exchange.outbox import Head, Mark, Outbox, Signer
 from motley.exchange.sections import RolloutArrays, WireError
@@ -26,5 +26,6 @@ __all__ = [
     "decode",
     "encode",
     "pack",
+    "stands_under",
     "unpack",
 ]

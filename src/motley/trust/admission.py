@@ -17,7 +17,16 @@ from typing import NamedTuple
 
 import msgspec
 
-from motley.exchange import Entry, GroupHeader, Header, Limits, Sealed, WireError, unpack
+from motley.exchange import (
+    Entry,
+    GroupHeader,
+    Header,
+    Limits,
+    Sealed,
+    WireError,
+    stands_under,
+    unpack,
+)
 from motley.records import HUB, Charter, Content, Group, Problem, Rollout, Roster, Stamp, Weights
 from motley.trust.chain import Chain, ChainState
 from motley.trust.copies import Copies, GroupMarks, Marked
@@ -171,7 +180,7 @@ class Admission:
             raise Refusal(
                 "crew", f"record is of crew {header.crew[:80]!r}, not {self.rules.crew!r}"
             )
-        if header.id != entry.id:
+        if not stands_under(entry.id, header.id, entry.record):
             raise Refusal("subject", f"record {header.id[:80]!r} stands under {entry.id[:80]!r}")
         key = self.hub if header.sender == HUB else self.keys.get(header.sender)
         if key is None or (header.sender == HUB) != header.is_of_hub:
@@ -302,30 +311,40 @@ def stamp_of(entry: Entry) -> tuple[Stamp, bytes]:
 
 
 def read_hub(entries: Sequence[Entry], crew: str, hub: bytes) -> tuple[Charter, Roster]:
-    """Read the charter and the newest roster; every record must bear the hub's signature."""
+    """Read the charter and the newest roster; what the hub did not sign is passed over."""
     charter: Charter | None = None
     roster: Roster | None = None
+    strange = ""  # who may write there can have been first
     for entry in entries:
-        sealed = unpack(entry.record)
-        header = Header.of(sealed.body)
-        if (
-            header.stamp.key != hub
-            or header.crew != crew
-            or not verifies(hub, sealed.signature, sealed.signed)
-        ):
-            raise ValueError(
-                f"record {entry.id} of the log is not signed by the hub of the invitation; is it "
-                f"another crew {crew!r}?"
-            )
+        header = _header_by_hub(entry, crew, hub)
+        if header is None:
+            strange = entry.id
+            continue
         content = header.content()
         charter = content if isinstance(content, Charter) else charter
         if isinstance(content, Roster) and (roster is None or content.number >= roster.number):
             roster = content
+    if strange and (charter is None or roster is None):
+        raise ValueError(
+            f"record {strange[:80]} of the log is not signed by the hub of the invitation; is it "
+            f"another crew {crew!r}?"
+        )
     if charter is None or roster is None:
         raise ValueError(
             f"the log has no charter of crew {crew!r}; is --crew right, and the hub started?"
         )
     return charter, roster
+
+
+def _header_by_hub(entry: Entry, crew: str, hub: bytes) -> Header | None:
+    """The header of what the hub of a crew wrote; None for a stranger's record."""
+    try:
+        sealed = unpack(entry.record)
+        header = Header.of(sealed.body)
+    except WireError:
+        return None
+    own = header.stamp.key == hub and header.crew == crew and header.is_of_hub
+    return header if own and verifies(hub, sealed.signature, sealed.signed) else None
 
 
 def known(entry: Entry) -> tuple[Content, bytes]:

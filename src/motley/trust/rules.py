@@ -28,9 +28,10 @@ _HEADER_BYTES = 4096
 _WEIGHTS_BYTES = 2**20
 
 _NUMBER = r"(-?(?:0|[1-9][0-9]{0,18}))"
-_GROUP = re.compile(rf"{_NUMBER}\.{_NUMBER}", re.ASCII)
-_WEIGHTS = re.compile(rf"weights\.{_NUMBER}", re.ASCII)
-_OF_HUB = re.compile(rf"charter|roster\.{_NUMBER}", re.ASCII)
+_TAG = r"(?:\.[0-9a-f]{16})?"  # where somebody else took the id first
+_GROUP = re.compile(rf"{_NUMBER}\.{_NUMBER}{_TAG}", re.ASCII)
+_WEIGHTS = re.compile(rf"weights\.{_NUMBER}{_TAG}", re.ASCII)
+_OF_HUB = re.compile(rf"(?:charter|roster\.{_NUMBER}){_TAG}", re.ASCII)
 
 
 class Refusal(Exception):  # noqa: N818 - the way out of a check, seen by `Admission.admit` alone
