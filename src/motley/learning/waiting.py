@@ -117,7 +117,10 @@ class Waiting:
 
     def take(self, ready: Sequence[Candidate]) -> tuple[Candidate, ...]:
         """Select from what is ready by the crew's rules; what is selected waits no longer."""
-        selection = select(ready, self.config.learning, self.config.crew.problems_per_round)
+        crew = self.config.crew
+        # a horizontal crew shares every group evenly
+        share = 1.0 if crew.layout == "horizontal" else self.config.sender_share
+        selection = select(ready, self.config.learning, crew.problems_per_round, share)
         used = {c.position for c in ready} - {c.position for c in selection.wait}
         self._keep(lambda c: c.position not in used)
         return tuple(selection.take)
