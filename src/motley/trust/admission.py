@@ -116,13 +116,14 @@ class Admission:
             limits = self._limits_of(entry.id)
             sealed = unpack(entry.record, limits)
             header = Header.of(sealed.body, limits)
-            self._check_sender(entry, header, sealed)
+            hash = sealed.hash
+            self._check_sender(entry, header, sealed, hash)
         except (WireError, Refusal) as error:
             return self.refuse(entry, error.reason, str(error))
         sender = header.sender
         try:
             self._check_flood(sender)
-            verdict = self._judged(header, limits, sealed.hash)
+            verdict = self._judged(header, limits, hash)
         except (WireError, Refusal) as error:
             self.signed_in_a_row[sender] += 1
             return self.refuse(entry, error.reason, str(error))
@@ -163,7 +164,7 @@ class Admission:
             raise Refusal("sender", f"no peer {name[:80]!r} is on the roster")
         return self.rules.limits_of(name, place)
 
-    def _check_sender(self, entry: Entry, header: Header, sealed: Sealed) -> None:
+    def _check_sender(self, entry: Entry, header: Header, sealed: Sealed, hash: bytes) -> None:
         if header.crew != self.rules.crew:
             raise Refusal(
                 "crew", f"record is of crew {header.crew[:80]!r}, not {self.rules.crew!r}"
@@ -179,7 +180,7 @@ class Admission:
             )
         if not verifies(key, sealed.signature, sealed.signed):
             raise Refusal("signature", "signature does not fit the record")
-        fault = self.chains.setdefault(key, Chain()).add(header.stamp, sealed.hash)
+        fault = self.chains.setdefault(key, Chain()).add(header.stamp, hash)
         if fault:
             raise Refusal(
                 fault, f"record {header.stamp.counter} of {header.sender} is a {fault} in its chain"
