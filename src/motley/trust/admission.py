@@ -137,10 +137,16 @@ class Admission:
         if isinstance(content, Weights):
             check_time(content.created_s)
         if isinstance(content, Roster) and content.number >= self.roster:
-            self.roster = content.number
-            self.keys, self.revoked = dict(content.keys), frozenset(content.revoked)
+            self._take_in(content)
         assert not isinstance(content, Group)
         return content
+
+    def _take_in(self, roster: Roster) -> None:
+        for name, key in roster.keys.items():
+            if self.keys.get(name) != key:  # whoever has it now begins anew
+                del self.in_a_row[name], self.signed_in_a_row[name]
+        self.roster = roster.number
+        self.keys, self.revoked = dict(roster.keys), frozenset(roster.revoked)
 
     def refuse(self, entry: Entry, reason: str, detail: str) -> RefusedRecord:
         """Count a record under its sender, and keep why it is refused."""
