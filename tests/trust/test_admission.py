@@ -891,6 +891,14 @@ def test_of_a_sender_refused_a_thousand_times_in_a_row_one_record_in_sixteen_is_
     assert found.index(True) <= READ_ONE_IN
 
 
+def test_a_new_key_is_not_answerable_for_what_the_old_one_signed() -> None:
+    gate = admission()
+    gate.in_a_row["a"] = gate.signed_in_a_row["a"] = MAX_IN_A_ROW + 1
+    new = identity("a's new key")
+    assert isinstance(gate.admit(hub_says(roster(1, a=new))[0]), Roster)
+    assert isinstance(gate.admit(entry(group(), new)), Admitted)
+
+
 def test_what_others_write_under_a_name_does_not_count_against_it() -> None:
     gate = admission()
     for position in range(2 * MAX_IN_A_ROW):
