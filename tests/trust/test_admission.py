@@ -178,6 +178,24 @@ def test_before_any_roster_nobody_is_admitted() -> None:
     assert refusal(gate, entry(group(), A)) == ("unknown", "sender")
 
 
+def test_where_a_reward_cannot_be_found_out_here_the_senders_counts() -> None:
+    gate = admission()
+    gate.score = lambda problem, rollouts: [1.0, math.nan]
+    for counter, reward in enumerate((0.0, 1.0)):
+        made = entry(group(round=2 * counter, rollouts=[RIGHT, rewarded(reward)]), A, counter)
+        gate.chains.clear()
+        assert isinstance(gate.admit(made), Admitted)
+    assert gate.undecided == 2
+    # but one that can is looked at
+    gate.score = lambda problem, rollouts: [0.0, math.nan]
+    gate.chains.clear()
+    assert refusal(gate, entry(group(round=4), A)) == ("a", "reward")
+
+
+def rewarded(reward: float) -> Rollout:
+    return msgspec.structs.replace(WRONG, reward=reward)
+
+
 def test_without_a_score_rewards_are_taken_on_trust() -> None:
     gate = admission()
     gate.score = None
@@ -551,12 +569,6 @@ def test_a_reward_function_that_answers_too_few_times_is_unscorable() -> None:
     gate = admission()
     gate.score = lambda problem, rollouts: [1.0]
     assert refusal(gate, entry(group(), A)) == ("a", "unscorable")
-
-
-def test_a_reward_that_the_crew_computes_as_nan_is_nobodys() -> None:
-    gate = admission()
-    gate.score = lambda problem, rollouts: [math.nan] * 2
-    assert refusal(gate, entry(group(), A)) == ("a", "reward")
 
 
 @pytest.mark.parametrize("answer", [None, "1", [], 1j])
