@@ -72,7 +72,7 @@ def candidate_of(admitted: Admitted, arrival: Arrival, half: SamplerHalf) -> Can
     group = admitted.group
     horizontal = half.config.crew.layout == "horizontal"
     return Candidate(
-        group=group,
+        group=half.judged(admitted.problem, group),
         problem=admitted.problem,
         own=is_own(group, half),
         family=f"{group.round}.{group.slot}" if horizontal else group.id,
