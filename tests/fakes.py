@@ -214,6 +214,7 @@ def candidate(
         group=made,
         problem=problem,
         own=own,
+        stranger=not own,
         family=family or made.id,
         since=arrived,
         position=position,

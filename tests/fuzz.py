@@ -44,7 +44,7 @@ from motley.records import (
     Stamp,
 )
 from motley.trust import MAX_REWARD, Admission, Admitted, Rules
-from motley.trust.admission import LOGPROB_RANGE
+from motley.trust.rules import LOGPROB_RANGE
 
 # The header of a group, in its order on the wire.
 FIELDS = [
@@ -59,7 +59,8 @@ RULES = Rules(
     vocabulary_size=32,
     end_ids=(1,),
     rollouts_per_group=2,
-    max_tokens=8,
+    sampling=Sampling(max_tokens=8),
+    slots=2,
     rounds=4,
 )
 PROBLEMS = [Problem(prompt="reverse 12=", answer="21"), Problem(prompt="sort 21=", answer="12")]
@@ -186,9 +187,8 @@ def group(peer: str, round: int, slot: int, logprobs: Sequence[float]) -> Group:
             ending="length",
         ),
     )
-    sampling = Sampling(max_tokens=RULES.max_tokens)
     problem = assigned(peer, round)[slot]
-    origin = Origin(peer=peer, model="m", vocabulary="v", version=3, sampling=sampling)
+    origin = Origin(peer=peer, model="m", vocabulary="v", version=3, sampling=RULES.sampling)
     return Group(
         crew="crew",
         problem=problem.id,

@@ -73,7 +73,9 @@ def test_loss_and_gradient_are_those_of_the_ftis_row(loop: ModuleType, seed: int
         Samples(
             reward_B=reward_B,
             group_B=torch.arange(NUM_GROUPS).repeat_interleave(loop.G),
+            sender_B=torch.ones(num, dtype=torch.int64),
             own_B=torch.zeros(num, dtype=torch.bool),
+            stranger_B=torch.ones(num, dtype=torch.bool),
             success_B=torch.zeros(num),
             length_B=length_B,
             logq_mean_B=torch.where(mask_BT, logq_BT, 0.0).sum(1) / length_B,

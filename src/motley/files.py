@@ -1,15 +1,51 @@
 """Files that survive a crash: synced, replaced whole, and held by one process at a time; and where
-what can be made again is kept.
+what can be made again is kept. What a disk refuses, or has spoilt, is said with file and remedy.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+
+class DiskError(OSError):
+    """What a disk does not take: which file, why, how much room there is, and the remedy."""
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Write something to a file, with an error that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise disk_error(path, error.strerror or str(error)) from error
+
+
+def disk_error(path: Path, why: str) -> DiskError:
+    there = next(folder for folder in path.absolute().parents if folder.exists())
+    free_mib = shutil.disk_usage(there).free >> 20
+    return DiskError(
+        f"{path} could not be written: {why}; {free_mib} MiB are free there. Make room, or let it "
+        "be written to, and start again in the same way: what was kept so far is whole"
+    )
+
+
+def read_json(path: Path, kind: type[T], remedy: str) -> T:
+    """What a JSON file holds; an error names the file, what is wrong with it and the remedy."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read ({error}); {remedy}") from None
 
 
 def cache_folder() -> Path:
@@ -44,13 +80,23 @@ def sync(path: Path) -> None:
 def replace(path: Path, content: bytes, mode: int = 0o644) -> None:
     """Write a file so that at any moment either the old content is there or the new."""
     partial = path.with_name(f".{path.name}.partial")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(descriptor, "wb") as file:
+    with writing(path):
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.rename(path)
+        sync(path.parent)
+
+
+def append(path: Path, content: bytes, synced: bool = False) -> None:
+    """Write behind what a file has; `synced`: have it on the disk before going on."""
+    with writing(path), path.open("ab") as file:
         file.write(content)
         file.flush()
-        os.fsync(file.fileno())
-    partial.rename(path)
-    sync(path.parent)
+        if synced:
+            os.fsync(file.fileno())
 
 
 def hold(path: Path) -> int | None:

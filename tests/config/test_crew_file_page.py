@@ -24,6 +24,7 @@ PLACES = {
     "Prompt": ("## `[prompt]`", "| key |", ""),
     "Sampling": ("## `[sampling]`", "| key |", ""),
     "Learning": ("## `[learning]`", "| key |", ""),
+    "Trust": ("## `[trust]`", "| key |", ""),
     "Evaluate": ("## `[evaluate]`", "| key |", ""),
     "WeightsChannel": ("## `[weights]`", "| key |", ""),
     "Link": ("## `[network]`", "| key |", ""),

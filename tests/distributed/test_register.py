@@ -111,8 +111,10 @@ def test_a_beat_counts_if_an_enrolled_peer_signed_it(register: Register) -> None
 def test_rights_follow_roles(register: Register) -> None:
     for peer in ("l", "s"):
         register.enrol(enrolment(register, peer, identity(peer)))
-    learner, sampler = register.users()
+    guest, learner, other_guest, sampler = register.users()
     assert [user.nkey for user in (learner, sampler)] == [identity("l").nkey, identity("s").nkey]
+    assert [user.nkey for user in (guest, other_guest)] == ["", ""]
+    assert len({user.account for user in register.users()}) == 4
     assert "$O.motley-crew-l.C.*" in learner.publish
     assert "$O.motley-crew-l.C.*" not in sampler.publish
     assert "$JS.API.DIRECT.GET.OBJ_motley-crew-l" in sampler.publish

@@ -315,6 +315,16 @@ def test_what_follows_the_first_end_token_is_cut() -> None:
     )
 
 
+def test_a_completion_cut_short_for_want_of_room_is_refused() -> None:
+    short = {
+        "token_ids": [4, 5],
+        "logprobs": {"token_logprobs": [-1.0, -2.0]},
+        "finish_reason": "length",
+    }
+    with pytest.raises(ValueError, match="ended a completion after 2 tokens of 12 without an end"):
+        sample(Behaviour(edit=short), num_samples=1)
+
+
 def test_a_rounded_zero_is_zero() -> None:
     assert sample(Behaviour(token_logprob=1e-7), num_samples=1)[0][0].logprobs[0] == 0.0
 

@@ -24,4 +24,4 @@ def net(tmp_path: Path) -> Iterator[Net]:
 def endless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits for an answer to all it sends waits longer than any test does."""
     for name in ("FLIGHT_S", "SILENCE_S"):
-        monkeypatch.setattr(f"motley.exchange.nats.log.{name}", 10 * PATIENCE_S)
+        monkeypatch.setattr(f"motley.exchange.nats.stream.{name}", 10 * PATIENCE_S)

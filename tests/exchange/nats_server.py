@@ -17,10 +17,12 @@ from nats.aio.client import Client
 
 from fakes import identity
 from hubs import PATIENCE_S
+from motley.exchange.nats.accounts import User, invited_user, peer_user
 from motley.exchange.nats.blobs import NatsBlobs, create_bucket
 from motley.exchange.nats.connection import Connection, Login
 from motley.exchange.nats.log import NatsLog, create_stream
-from motley.exchange.nats.server import Server, User, _binary, free_port, peer_user
+from motley.exchange.nats.presence import create_presence
+from motley.exchange.nats.server import Server, _binary, free_port
 from motley.records import HUB
 from motley.trust import Identity
 
@@ -58,12 +60,18 @@ class Net:
         self.url = f"{'tls' if certificate else 'nats'}://127.0.0.1:{self.server.port}"
         self.users = [peer_user(CREW, peer, identity(peer).nkey) for peer in ("a", "b")]
         self.learners: list[str] = []  # with a bucket
+        self.vacant = [
+            *(peer_user(CREW, peer, "") for peer in ("a", "b", "c")),
+            *(peer_user(CREW, "e", "", learner=True), peer_user(CREW, "f", "", follows="e")),
+            invited_user(CREW, "c", ""),
+        ]
         self.connections: list[Connection] = []
 
     def start(self, *others: User) -> Net:
         self.admit(*others)
         self.server.start()
         create_stream(self.connect(HUB), CREW)
+        create_presence(self.connections[0], CREW)
         for learner in self.learners:
             create_bucket(self.connections[0], CREW, learner)
         return self
@@ -81,8 +89,12 @@ class Net:
         return self
 
     def admit(self, *others: User) -> None:
-        """Write who may come in; for a running server, `reload` makes it count."""
-        self.server.configure(identity(HUB).nkey, [*self.users, *others], self.learners)
+        """Write who may come in; for a running server, `reload` makes it count.
+
+        All that ever come have their accounts from the start.
+        """
+        users = {user.account: user for user in (*self.vacant, *self.users, *others)}
+        self.server.configure(identity(HUB).nkey, list(users.values()), [*self.learners, "e"])
 
     def connect(
         self,
@@ -114,6 +126,8 @@ class Net:
     def restart(self) -> None:
         assert not self.server.start()
         self.all_back()
+        if self.connections and self.connections[0].login.name == HUB:
+            create_presence(self.connections[0], CREW)  # as a hub does
 
     def all_back(self) -> None:
         for connection in self.connections:

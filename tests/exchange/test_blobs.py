@@ -17,7 +17,7 @@ from motley.clock import Deadline, RealClock
 from motley.exchange import LogError
 from motley.exchange.blobs import Blobs, MemoryBlobs
 from motley.exchange.nats.blobs import CHUNK_BYTES, NatsBlobs
-from motley.exchange.nats.log import Outgoing, Receipt, Stream
+from motley.exchange.nats.stream import Outgoing, Receipt, Stream
 
 from .nats_server import Net, eventually, in_time
 

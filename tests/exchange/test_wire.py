@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from fakes import group, identity, rollout, sealed_record
 from fuzz import FIELDS, put_together, take_apart, varint
 from motley.exchange import Header, Sealed, WireError, decode, encode, pack, unpack
+from motley.exchange.headers import MAX_BLOBS
 from motley.exchange.sections import (
     LEAST_LOGPROB,
     MAX_ROLLOUTS,
@@ -25,7 +26,6 @@ from motley.exchange.sections import (
     STEPS_PER_NAT,
 )
 from motley.exchange.wire import (
-    MAX_BLOBS,
     MAX_BODY_BYTES,
     MAX_RECORD_BYTES,
     SIGNATURE_BYTES,

@@ -16,6 +16,7 @@ from motley.learning.checkpoint import (
     OtherStateError,
     checkpoints,
     load_manifest,
+    load_newest,
     load_training,
     save_checkpoint,
     save_training,
@@ -73,8 +74,8 @@ def test_a_crash_while_writing_leaves_the_checkpoint_before(tmp_path: Path) -> N
         with pytest.raises(
             OSError,
             match=(
-                r"checkpoint of round \d could not be written to .*disk full; the one before it "
-                r"is whole. Make room"
+                r"round-00000\d could not be written: disk full; the checkpoint before it is "
+                r"whole; \d+ MiB are free there. Make room"
             ),
         ):
             save_checkpoint(tmp_path, round, Progress(round=round), crash)
@@ -105,11 +106,42 @@ def test_a_missing_file_or_manifest_is_noticed(tmp_path: Path) -> None:
     (folder / "a" / "text").unlink()
     with pytest.raises(CheckpointError, match="a/text is missing"):
         load_manifest(folder, Progress)
+    (folder / "state.json.sha256").unlink()  # as version 0.5 wrote it
     (folder / "state.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"no readable state\.json"):
+        load_manifest(folder, Progress)
+    (folder / "state.json").write_bytes(b'{"\xff": 1}')
     with pytest.raises(CheckpointError, match=r"no readable state\.json"):
         load_manifest(folder, Progress)
     with pytest.raises(CheckpointError, match=r"no readable state\.json"):
         load_manifest(tmp_path / "none", Progress)
+
+
+def test_a_state_that_was_changed_and_can_still_be_read_is_noticed(tmp_path: Path) -> None:
+    folder = save(tmp_path, 1)
+    state = folder / "state.json"
+    state.write_bytes(state.read_bytes().replace(b'"round": 1', b'"round": 7'))
+    with pytest.raises(CheckpointError, match=r"state\.json has changed since it was saved"):
+        load_manifest(folder, Progress)
+    (folder / "state.json.sha256").unlink()
+    assert load_manifest(folder, Progress) == Progress(7)
+
+
+def test_a_damaged_checkpoint_is_put_aside_for_the_one_before(tmp_path: Path) -> None:
+    before, newest = save(tmp_path, 1), save(tmp_path, 2)
+    (newest / "state.json").write_text("{")
+    said: list[str] = []
+    assert load_newest(tmp_path, Progress, said.append) == (before, Progress(1))
+    assert said == [
+        f"{newest}/state.json has changed since it was saved; it is now damaged-round-000002, "
+        "going on from round-000001"
+    ]
+    assert checkpoints(tmp_path) == [before]
+    (before / "a" / "text").write_text("")
+    with pytest.raises(CheckpointError, match=r"no other checkpoint is left; put one back"):
+        load_newest(tmp_path, Progress, said.append)
+    with pytest.raises(CheckpointError, match=r"has no checkpoint; put one back"):
+        load_newest(tmp_path / "none", Progress, said.append)
 
 
 class Other(msgspec.Struct):

@@ -112,5 +112,15 @@ def test_steps_that_every_checkpoint_holds_are_forgotten_for_good(path: Path) ->
 def test_a_line_in_the_middle_that_is_no_step_is_an_error(path: Path) -> None:
     written(path, step(0))
     path.write_bytes(b"no step\n" + path.read_bytes())
-    with pytest.raises(ValueError, match="JSON is malformed"):
+    with pytest.raises(
+        ValueError, match=r"line 1 of .*journal\S* is no step .*; put the file back"
+    ):
         Journal(path)
+
+
+def test_steps_behind_a_lost_one_are_forgotten(path: Path) -> None:
+    journal = written(path, step(1), step(2), step(4), step(5))
+    assert journal.forget_unreachable(2) == 2
+    assert [journal.of(round) is None for round in range(6)] == [True, False, False, *[True] * 3]
+    assert Journal(path).reach == 3
+    assert journal.forget_unreachable(0) == 2

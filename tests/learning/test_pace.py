@@ -6,7 +6,7 @@ import pytest
 
 from fakes import FixedClock, candidate, group, spread_crew
 from motley.config import CrewConfig
-from motley.learning.pace import Async, Lockstep, Pace, Turns, pace_of
+from motley.learning.pace import Async, Lockstep, Pace, Turns, holds_up, pace_of
 from motley.learning.select import Candidate
 from motley.learning.waiting import Round, StalenessWindow, Take, Wait, Waiting
 
@@ -159,10 +159,28 @@ def test_async_samples_unless_too_much_waits_and_never_while_steps_are_taken_aga
     learning: str, num_rounds: int, may: bool, tmp_path: Path
 ) -> None:
     config = crew(tmp_path, "async", learning)
-    groups = [one for round in range(num_rounds) for one in rounds("full1", round=round)]
+    groups = [one for round in range(num_rounds) for one in rounds("full0", round=round)]
     made, pace = waiting(config, *groups), Async(config)
     assert pace.may_sample("full0", Turns(7, 0), made) == may
     assert not pace.may_sample("full0", Turns(7, 0, replayed=True), made)
+
+
+@pytest.mark.parametrize("window", ["max_age = 1", "max_age_s = 5.0"])
+def test_who_sends_too_much_waits_and_nobody_else(window: str, tmp_path: Path) -> None:
+    config = crew(tmp_path, "async", f'stale = "pace"\n{window}')
+    flood = [one for round in range(30) for one in rounds("full1", round=round)]
+    backlog = waiting(config, *flood, *rounds("full0", round=0)[:1]).backlog  # of 9 s
+    assert holds_up(backlog, "full1", config)
+    assert not holds_up(backlog, "full0", config)
+
+
+@pytest.mark.parametrize("learning", ["", 'stale = "pace"'])
+def test_a_flood_does_not_take_over_a_step(learning: str, tmp_path: Path) -> None:
+    config = crew(tmp_path, "async", learning)
+    flood = [one for round in range(30) for one in rounds("full1", round=round, since=2)]
+    made = waiting(config, *flood, *rounds("full0", round=0, since=1), version=2)
+    chosen = taken(Async(config).choose(made, Round(0, TWO, quorum=2)))
+    assert sorted(name.split(".")[0] for name in chosen) == ["full0"] * 2 + ["full1"] * 2
 
 
 def test_replayed_steps_say_nothing_of_what_seconds_have_made_stale(tmp_path: Path) -> None:

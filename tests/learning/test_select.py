@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace as replaced
 
 import pytest
+from msgspec.structs import replace
 
-from fakes import candidate, group
+from fakes import candidate, group, rollout
 from motley.config import Learning
 from motley.learning.select import Candidate, Selection, select, stale_families
 
@@ -65,12 +67,14 @@ def test_no_sender_fills_more_than_its_quota() -> None:
     [
         (0.5, 4, 8, 4, 4),
         (0.5, 2, 8, 2, 2),  # too few own: fewer foreign, so that the share holds
-        (0.25, 4, 8, 2, 6),
+        (0.25, 4, 8, 4, 4),  # in turn, where it is more than the least share
+        (0.25, 2, 8, 2, 6),
         (1.0, 4, 8, 4, 0),
-        (0.0, 4, 8, 0, 8),
+        (0.0, 4, 8, 4, 4),
+        (0.0, 0, 8, 0, 8),
         (0.5, 8, 1, 7, 1),  # room that no foreign group wants goes to own groups
         (0.75, 3, 8, 3, 1),
-        (0.3, 8, 8, 3, 5),  # a third group, though .3 of 8 is nearer to two: it is a least share
+        (0.7, 8, 8, 6, 2),  # a sixth group, though .7 of 8 is nearer to five: it is a least share
     ],
 )
 def test_own_groups_keep_their_share(
@@ -97,3 +101,56 @@ def test_every_group_is_taken_or_waits(rules: Learning) -> None:
 def test_newer_foreign_groups_do_not_push_out_older_own_ones() -> None:
     ready = waiting("me", "a", "me", "a", "a", "a")
     assert [c.own for c in select(ready, Learning(), most=4).take] == [True, False, True, False]
+
+
+# What one sender may take of a step
+
+
+def test_who_sends_much_takes_no_place_of_who_sends_little() -> None:
+    ready = waiting(*["flood"] * 50, "me", "a", "b", "me", "a", "b")
+    taken = select(ready, Learning(), most=6).take
+    assert Counter(senders(taken)) == {"flood": 2, "me": 2, "a": 1, "b": 1}
+    # each sender's first, in the order in which they waited
+    assert positions(taken) == sorted(positions(taken))
+    assert positions(taken)[:2] == [1, 2]
+    more = select(waiting(*["flood"] * 50, *["me", "a"] * 3), Learning(), most=6)
+    assert Counter(senders(more.take)) == {"flood": 2, "me": 2, "a": 2}
+
+
+def test_an_even_crew_takes_what_it_would_without_turns() -> None:
+    ready = waiting(*["a"] * 2, *["b"] * 2, *["me"] * 2, *["a"] * 2, *["b"] * 2, *["me"] * 2)
+    assert positions(select(ready, Learning(), most=6).take) == [1, 2, 3, 4, 5, 6]
+
+
+def test_parts_of_shared_groups_are_taken_in_their_order() -> None:
+    parts = [
+        candidate(group(peer=peer, slot=slot), family=f"0.{slot}", position=10 * slot + number)
+        for slot in range(3)
+        for number, peer in enumerate(("a", "b"))
+    ]
+    assert positions(select(parts, Learning(), most=2).take) == [0, 1, 10, 11]
+
+
+def test_no_stranger_has_more_than_its_share_of_a_full_step() -> None:
+    ready = waiting(*["flood"] * 50, "me", "a")
+    chosen = select(ready, Learning(), most=8, share=0.5)
+    assert Counter(senders(chosen.take)) == {"flood": 4, "me": 1, "a": 1}
+    assert len(chosen.take) + len(chosen.wait) == len(ready)
+    # its own are not bounded, and where nobody else sends there is a smaller step
+    assert len(select(waiting(*["me"] * 9), Learning(), most=8, share=0.5).take) == 8
+    assert len(select(waiting(*["a"] * 9), Learning(), most=8, share=0.5).take) == 4
+
+
+def test_no_stranger_has_more_than_its_share_of_a_steps_tokens() -> None:
+    ready = waiting("me", "me", "a", "a", "long", "long", "long")
+    tokens = {"me": 3, "a": 3, "long": 20}
+    ready = [
+        replaced(
+            c,
+            group=replace(c.group, rollouts=(rollout([5] * tokens[c.group.origin.peer]),)),
+        )
+        for c in ready
+    ]
+    few = select(ready, Learning(), most=7, share=0.5).take
+    assert Counter(senders(few)) == {"me": 2, "a": 2, "long": 1}  # one is always left
+    assert len(select(ready, Learning(), most=7, share=0.8).take) == 6  # 40 of 52

@@ -131,10 +131,20 @@ def test_a_horizontal_group_is_whole_with_every_crewmates_part_or_when_closed_a_
 
 
 def test_what_is_taken_waits_no_longer(tmp_path: Path) -> None:
-    groups = [candidate(group(slot=slot), position=slot + 1) for slot in range(8)]
+    groups = [candidate(group(slot=slot), True, position=slot + 1) for slot in range(8)]
     made = waiting(tmp_path, *groups)  # 6 a step
     assert made.take(groups) == tuple(groups[:6])
     assert list(made) == groups[6:]
+
+
+def test_a_flood_takes_its_share_of_a_step_unless_the_crew_shares_every_group(
+    tmp_path: Path,
+) -> None:
+    groups = [candidate(group(peer="x", slot=slot), position=slot + 1) for slot in range(8)]
+    # three authors: two thirds of 6, twice an even share
+    assert len(waiting(tmp_path, *groups).take(groups)) == 4
+    config = waiting(tmp_path, layout="horizontal", group_size=6)
+    assert len(config.take(groups)) == 6
 
 
 def test_the_same_step_is_taken_again_in_its_order(tmp_path: Path) -> None:

@@ -31,11 +31,25 @@ def test_every_problem_of_the_digits_task_can_be_spelled() -> None:
             )
 
 
-def test_special_tokens_leave_no_text() -> None:
+def test_special_tokens_show_and_only_the_one_that_ended_the_answer_leaves_no_text() -> None:
     vocabulary = tiny_vocabulary()
-    assert (
-        vocabulary.decode([vocabulary.pad_id, *vocabulary.encode("12"), vocabulary.end_id]) == "12"
-    )
+    pad, end, (one, two) = vocabulary.pad_id, vocabulary.end_id, vocabulary.encode("12")
+    assert vocabulary.decode([one, two, end]) == "12"
+    assert vocabulary.decode([pad, one, two, end]) == "<pad>12"
+    assert vocabulary.decode([one, pad, two]) == "1<pad>2"
+    assert vocabulary.decode([one, 2, two, end]) == "1<unknown>2"
+    assert vocabulary.decode([end, one, end]) == "<end>1"
+    assert vocabulary.decode_all([[one, pad], [two, end]]) == ["1<pad>", "2"]
+
+
+def test_ids_that_no_token_has_show_too() -> None:
+    tokenizer = text_tokenizer()
+    named = len(tokenizer)
+    vocabulary = Vocabulary(tokenizer, size=named + 8)
+    one, two = vocabulary.encode("12"), vocabulary.encode("34")
+    assert vocabulary.decode([*one, named + 3, *two, vocabulary.end_id]) == f"12<{named + 3}>34"
+    assert vocabulary.decode([named, named + 7]) == f"<{named}><{named + 7}>"
+    assert vocabulary.decode_all([one, [named], []]) == ["12", f"<{named}>", ""]
 
 
 def test_text_that_cannot_be_spelled_is_refused() -> None:

@@ -150,7 +150,9 @@ def samples_of(case: Case) -> Samples:
     return Samples(
         reward_B=torch.tensor(case.reward),
         group_B=torch.tensor(case.group),
+        sender_B=torch.zeros(len(case), dtype=torch.int64),
         own_B=torch.tensor(case.own),
+        stranger_B=~torch.tensor(case.own),
         success_B=torch.tensor(case.success),
         length_B=torch.tensor(case.lengths),
         logq_mean_B=torch.tensor([float(row.mean()) for row in case.lq]),
@@ -158,7 +160,13 @@ def samples_of(case: Case) -> Samples:
     )
 
 
-def batch_of(case: Case, terms: Terms, extra: int = 0, garbage: float = 0.0) -> LossBatch:
+def batch_of(
+    case: Case,
+    terms: Terms,
+    extra: int = 0,
+    garbage: float = 0.0,
+    withheld: torch.Tensor | None = None,
+) -> LossBatch:
     """The case as one micro-batch, padded with `extra` more columns; `garbage` stands outside the
     mask.
     """
@@ -177,6 +185,7 @@ def batch_of(case: Case, terms: Terms, extra: int = 0, garbage: float = 0.0) -> 
         mask_BT=mask_BT,
         ended_B=torch.tensor(case.ended),
         terms=terms,
+        withheld_BT=withheld,
     )
 
 
@@ -196,6 +205,7 @@ def run(
     cuts: Sequence[Sequence[int]] = (),
     extra: int = 0,
     garbage: float = 0.0,
+    withheld: torch.Tensor | None = None,
 ) -> Result:
     """The objective's loss and gradient on a case, in one piece or summed over `cuts` (index
     lists).
@@ -204,7 +214,11 @@ def run(
     loss, gradient = 0.0, [np.zeros(n) for n in case.lengths]
     for index in cuts or [range(len(case))]:
         batch = batch_of(
-            case.take(list(index)), terms.take(torch.tensor(list(index))), extra, garbage
+            case.take(list(index)),
+            terms.take(torch.tensor(list(index))),
+            extra,
+            garbage,
+            withheld,
         )
         output = row.loss(batch)
         output.loss.backward()

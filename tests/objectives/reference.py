@@ -105,7 +105,15 @@ class Reference:
     def __init__(self, case: Case, name: str, variant: str = "", **options: float | str) -> None:
         advantage, adjust, share, constants = ROWS[(name, variant)]
         self.case, self.fixed, self.lq = case, case.lp, case.lq
-        self.o = {"e": 0.2, "g": 50.0, "kl": "k3", "beta": 0.0, "toward": "sampler"} | constants
+        self.o = {
+            "e": 0.2,
+            "g": 50.0,
+            "kl": "k3",
+            "beta": 0.0,
+            "toward": "sampler",
+            "dual_clip": 3.0,
+        }
+        self.o |= constants
         self.o |= {"clip_low": self.o["e"], "clip_high": self.o["e"]} | options
         self.A = advantage(case)
         for step in adjust:
@@ -139,10 +147,9 @@ class Reference:
         return gradient
 
     def penalty(self, i: int, lp: np.ndarray) -> float:
-        d = lp - self.lq[i]
-        if self.o["toward"] == "sampler":
-            return float(np.mean([exp(x) - 1 - x for x in d]))
-        return float(np.mean([exp(-x) - 1 + x for x in d]))
+        exponents = lp - self.lq[i] if self.o["toward"] == "sampler" else self.lq[i] - lp
+        most = np.inf if self.case.own[i] else log(self.o["dual_clip"])
+        return float(np.mean([exp(min(x, most)) - 1 - min(x, most) for x in exponents]))
 
     def group_members(self, i: int) -> list[int]:
         return [j for j in range(self.B) if self.case.group[j] == self.case.group[i]]
@@ -184,7 +191,12 @@ def clipped_unit(b: Reference, i: int, t: int, lp: np.ndarray) -> float:
 
 
 def clipped(b: Reference, i: int, ratio: float) -> float:
-    return min(ratio * b.A[i], clip(ratio, 1 - b.o["clip_low"], 1 + b.o["clip_high"]) * b.A[i])
+    value = min(ratio * b.A[i], clip(ratio, 1 - b.o["clip_low"], 1 + b.o["clip_high"]) * b.A[i])
+    return dual_clipped(b, i, value)
+
+
+def dual_clipped(b: Reference, i: int, value: float) -> float:
+    return value if b.case.own[i] or b.A[i] >= 0 else max(value, b.o["dual_clip"] * b.A[i])
 
 
 def clipped_rho(b: Reference, i: int, t: int, lp: np.ndarray) -> float:
@@ -199,6 +211,13 @@ def uplifted(b: Reference, i: int, t: int, lp: np.ndarray) -> float:
     rho = exp(b.fixed[i][t] - b.lq[i][t])
     weight = clip(rho, b.o["floor"], b.o["C"]) if b.A[i] > 0 else min(rho, 1.0)
     return weight * plain(b, i, t, lp)
+
+
+def shaped(b: Reference, i: int, t: int, lp: np.ndarray) -> float:
+    if b.case.own[i] or b.A[i] <= 0:
+        return uplifted(b, i, t, lp)
+    p = exp(b.fixed[i][t])
+    return b.o["gamma"] * p / (p + b.o["gamma"]) ** 2 * plain(b, i, t, lp)
 
 
 Token = Callable[[Reference, int, int, np.ndarray], float]
@@ -271,7 +290,7 @@ def gmpo(b: Reference, i: int, lp: np.ndarray) -> float:
     for t in range(len(lp)):
         rho = exp(lp[t] - b.lq[i][t])
         product *= min(rho, bound) if b.A[i] > 0 else max(rho, 1 / bound)
-    return -(product ** (1 / len(lp))) * b.A[i] / b.B
+    return -dual_clipped(b, i, product ** (1 / len(lp)) * b.A[i]) / b.B
 
 
 def topr(b: Reference, i: int, lp: np.ndarray) -> float:
@@ -344,6 +363,7 @@ ROWS: dict[tuple[str, str], tuple] = {
         _UPLIFT | {"scale": 1.0, "rehearse": 0.3},
     ),
     ("uplift", "floored"): (standardised, (), _uplift, _UPLIFT | {"floor": 0.3, "C": 2.0}),
+    ("uplift", "shaped"): (standardised, (), sequence_mean(shaped), _UPLIFT | {"gamma": 0.1}),
     ("uplift", "capped"): (standardised, (_capped,), _uplift, _UPLIFT | {"foreign_cap": 0.5}),
     ("uplift", "relative_capped"): (
         standardised,
@@ -353,3 +373,6 @@ ROWS: dict[tuple[str, str], tuple] = {
     ),
     ("sapo_swarm", ""): (standardised, (), sapo_swarm, {}),
 }
+for _name in ("grpo", "fvis", "dr_grpo", "bnpo", "gspo", "gepo", "gepo_plus", "ds_gspo", "gmpo"):
+    _advantage, _adjust, _share, _constants = ROWS[(_name, "")]
+    ROWS[(_name, "published")] = (_advantage, _adjust, _share, _constants | {"dual_clip": np.inf})

@@ -34,7 +34,9 @@ def samples(
     return Samples(
         reward_B=torch.tensor(reward),
         group_B=torch.tensor(group),
+        sender_B=torch.zeros(num, dtype=torch.int64),
         own_B=torch.tensor(own if own is not None else [True] * num),
+        stranger_B=~torch.tensor(own if own is not None else [True] * num),
         success_B=torch.tensor(success if isinstance(success, list) else [success] * num),
         length_B=torch.full((num,), 3),
         logq_mean_B=torch.full((num,), -1.0),
@@ -280,7 +282,9 @@ def test_samples_refuse_tensors_of_different_length() -> None:
         Samples(
             reward_B=torch.zeros(3),
             group_B=torch.zeros(3, dtype=torch.int64),
+            sender_B=torch.zeros(3, dtype=torch.int64),
             own_B=torch.ones(3, dtype=torch.bool),
+            stranger_B=torch.zeros(3, dtype=torch.bool),
             success_B=torch.zeros(2),
             length_B=torch.ones(3, dtype=torch.int64),
             logq_mean_B=torch.zeros(3),
@@ -288,16 +292,11 @@ def test_samples_refuse_tensors_of_different_length() -> None:
         )
 
 
-def test_bnpo_refuses_mean_rewards_outside_0_and_1() -> None:
-    for reward, got in (
-        ([1.5, 1.0, 0.5, 0.0], "0.25 to 1.25"),
-        ([-0.5, 0.0, 0.5, 0.0], "-0.25 to 0.25"),
-    ):
-        with pytest.raises(ValueError, match="bnpo") as refused:
-            BetaNormalised()(samples(reward, [0, 0, 1, 1]))
-        expected = (
-            f"bnpo needs mean rewards from 0 to 1; got {got}; scale the rewards, or use another "
-            "objective"
-        )
-        assert str(refused.value) == expected
+def test_bnpo_takes_a_mean_reward_outside_0_and_1_as_the_nearer_of_the_two() -> None:
+    """An admitted reward must not stop a step."""
+    for outside, nearest in (([1.5, 1.5, 1.0, 0.0], 1.0), ([-9e5, -9e5, 1.0, 0.0], 0.0)):
+        got = BetaNormalised()(samples(outside, [0, 0, 1, 1]))
+        inside = BetaNormalised()(samples([nearest] * 2 + outside[2:], [0, 0, 1, 1]))
+        assert got.tolist() == inside.tolist()
+        assert got[2:].abs().min() > 0
     assert BetaNormalised()(samples([1.0, 1.0, 0.0, 0.0], [0, 0, 1, 1])).tolist() == [0, 0, 0, 0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 
 from motley.objectives import OBJECTIVES, VARIANTS, Objective, objective
@@ -9,7 +11,7 @@ from motley.objectives.importance import Truncated
 
 from .cases import ROW_IDS, ROWS
 
-PENALTY = {"beta": 0.0, "toward": "sampler"}
+PENALTY = {"beta": 0.0, "toward": "sampler", "dual_clip": 3.0}
 FILTER = {"g": 50.0, "kl": "k3", "kl_over": "own"}
 CLIP = {"clip_low": 0.2, "clip_high": 0.2}
 UPLIFT = {"floor": 1.0, "C": 1.0} | FILTER | PENALTY
@@ -40,9 +42,12 @@ SETTINGS: dict[tuple[str, str], dict[str, float | str]] = {
     ("uplift", "rehearsed"): UPLIFT | {"rehearse": 0.3},
     ("uplift", "relative_rehearsed"): UPLIFT | {"scale": 1.0, "rehearse": 0.3},
     ("uplift", "floored"): UPLIFT | {"floor": 0.3, "C": 2.0},
+    ("uplift", "shaped"): UPLIFT | {"gamma": 0.1},
     ("uplift", "capped"): UPLIFT | {"foreign_cap": 0.5},
     ("uplift", "relative_capped"): UPLIFT | {"scale": 2.0, "rehearse": 0.3, "foreign_cap": 0.5},
 }
+for _name in ("grpo", "fvis", "dr_grpo", "bnpo", "gspo", "gepo", "gepo_plus", "ds_gspo", "gmpo"):
+    SETTINGS[(_name, "published")] = SETTINGS[(_name, "")] | {"dual_clip": inf}
 
 
 @pytest.mark.parametrize(("name", "variant"), ROWS, ids=ROW_IDS)
@@ -55,7 +60,8 @@ def test_every_listed_number_can_be_set_and_nothing_else_moves(name: str, varian
     before = objective(name, variant).settings()
     for setting, value in before.items():
         if not isinstance(value, str):
-            new = 8.0 if setting == "C" else 0.125  # a cap must stay above the floor
+            # a cap must stay above the floor, a dual clip above 1
+            new = 8.0 if setting in ("C", "dual_clip") else 0.125
             after = objective(name, variant, {setting: new}).settings()
             assert after == before | {setting: new}
 
@@ -91,6 +97,7 @@ def test_settings_of_a_row_made_by_hand() -> None:
         "C": 3.0,
         "beta": 0.0,
         "toward": "sampler",
+        "dual_clip": 3.0,
     }
 
 
@@ -117,7 +124,8 @@ def test_unknown_variant_is_told_the_known_ones() -> None:
 
 def test_setting_of_another_row_is_told_those_of_this_one() -> None:
     expected = (
-        r"^objective setting 'foreign' is not used by this objective; it uses C, beta, toward$"
+        r"^objective setting 'foreign' is not used by this objective; it uses C, beta, dual_clip, "
+        r"toward$"
     )
     with pytest.raises(ValueError, match=expected):
         objective("tis", settings={"foreign": 1.0})
@@ -125,7 +133,8 @@ def test_setting_of_another_row_is_told_those_of_this_one() -> None:
 
 def test_misspelt_setting_is_told_the_nearest() -> None:
     with pytest.raises(
-        ValueError, match=r"it uses beta, clip_high, clip_low, toward; did you mean clip_high\?$"
+        ValueError,
+        match=r"it uses beta, clip_high, clip_low, dual_clip, toward; did you mean clip_high\?$",
     ):
         objective("grpo", settings={"clip_hi": 0.3})
 
@@ -166,6 +175,11 @@ def test_settings_out_of_range_are_refused() -> None:
             "ftis",
             {"C": float("nan")},
             "objective setting C = nan: expected a number of at least 0, such as 2.0",
+        ),
+        (
+            "grpo",
+            {"dual_clip": 0.5},
+            "objective setting dual_clip = 0.5: expected a number of at least 1, such as 3.0",
         ),
         ("ftis", {"kl": "k2"}, "objective setting kl = 'k2': expected one of k3, k1"),
         (

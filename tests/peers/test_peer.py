@@ -24,6 +24,7 @@ from motley.learning.waiting import Take, Wait
 from motley.models.opening import initial_policy
 from motley.objectives import objective
 from motley.peers.peer import Peer
+from motley.peers.reading import MOST_BYTES, MOST_ENTRIES
 from motley.peers.sampling import SamplerHalf
 from motley.peers.state import PeerState
 from motley.records import HUB, Charter, Content, Group, Problem, Roster, Sampling
@@ -677,7 +678,7 @@ def test_a_round_the_crew_does_not_have_is_refused(folder: Path) -> None:
 def test_foreign_noise_on_the_log_is_counted_and_learning_goes_on(folder: Path) -> None:
     log = MemoryLog()
     first, second = peers_of(spread_crew(folder), log)
-    log.append([("noise", b"\x01noise"), ("full1.noise", b"\x02" + bytes(64) + b"noise")])
+    log.append([("noise", b"\x01noise"), ("full1.2.1", b"\x02" + bytes(64) + b"noise")])
     share(second)
     forged = decode(unpack(log.read(4)[0].record).body)[1]
     assert isinstance(forged, Group)
@@ -688,7 +689,7 @@ def test_foreign_noise_on_the_log_is_counted_and_learning_goes_on(folder: Path) 
     assert isinstance(learn(first), StepReport)
     assert first.admission.refused == Counter(
         {
-            ("unknown", "schema"): 1,
+            ("unknown", "sender"): 1,
             ("full1", "corrupt"): 1,
             ("full1", "assignment"): 1,
             ("full1", "subject"): 1,
@@ -747,6 +748,41 @@ def test_reading_can_stop_at_a_position(folder: Path) -> None:
     assert (first.cursor, len(first.waiting)) == (positions[4], 3)
     first.receive()
     assert (first.cursor, len(first.waiting)) == (positions[5], 4)
+
+
+class FloodedLog(MemoryLog):
+    """Whatever is read, more stands behind it, all under the name of one peer."""
+
+    num_read = 0
+
+    def read(self, after: int, limit: int = 1024) -> list[Entry]:
+        found = super().read(after, limit)
+        if found:
+            return found
+        self.num_read += limit
+        assert self.num_read < 10**5, "a flood keeps its reader for ever"
+        return [Entry(after + n, f"full1.{after + n}.0", b"noise") for n in range(1, limit + 1)]
+
+
+def test_a_flood_does_not_keep_a_peer_from_learning(folder: Path) -> None:
+    log = FloodedLog()
+    first, second = peers_of(spread_crew(folder, rounds=10**6), log)
+    share(first, second)
+    assert not first.receive()
+    assert (first.cursor, log.num_read) == (MOST_ENTRIES, MOST_ENTRIES)
+    assert isinstance(learn(first), StepReport)
+    assert first.cursor == 2 * MOST_ENTRIES
+    assert not first.receive(until=first.cursor + 2 * MOST_ENTRIES)
+    assert first.receive(until=first.cursor + 10)
+    assert first.cursor == 3 * MOST_ENTRIES + 10
+
+
+def test_a_peer_reads_so_many_bytes_at_a_time(folder: Path) -> None:
+    log = MemoryLog()
+    (first,) = peers_of(spread_crew(folder, ["full"]), log)
+    log.append([(f"full0.{n}.0", bytes(MOST_BYTES // 4)) for n in range(10)])
+    assert [first.receive() for _ in range(3)] == [False, False, True]
+    assert first.cursor == len(log)
 
 
 # After a crash

@@ -716,10 +716,10 @@ def mixed_ages(folder: Path, learning: str, **settings: Any) -> Crew:
     return crew
 
 
-def test_the_freshest_go_first_and_under_pace_the_oldest(folder: Path) -> None:
+def test_the_freshest_of_each_sampler_go_first_and_under_pace_the_oldest(folder: Path) -> None:
     fresh = mixed_ages(folder, "").learner.choose()
     assert isinstance(fresh, Take)
-    assert [c.group.id for c in fresh.groups] == ["s1.0.0", "s1.0.1", "s1.1.0", "s1.1.1"]
+    assert [c.group.id for c in fresh.groups] == ["s1.0.0", "s1.0.1", "s0.0.0", "s0.0.1"]
     paced = mixed_ages(folder, 'stale = "pace"').learner.choose()
     assert isinstance(paced, Take)
     assert [c.group.id for c in paced.groups] == ["s0.0.0", "s0.0.1", "s1.0.0", "s1.0.1"]
@@ -820,8 +820,8 @@ def paced(folder: Path, learning: str, **settings: Any) -> Crew:
 
 
 def waits(crew: Crew, waiting: int, oldest_s: float = 0.0) -> bool:
-    """Whether a sampler waits once it has heard from a learner that has so much left."""
-    one = replace(candidate(group()), came_s=crew.clock.now_s() - oldest_s)
+    """Whether a sampler waits once it has heard from a learner that has so much of its left."""
+    one = replace(candidate(group(peer="s0")), came_s=crew.clock.now_s() - oldest_s)
     crew.learner.waiting.restore([one] * waiting, Counter())
     crew.next_version()
     look(crew.samplers["s0"])

@@ -133,8 +133,15 @@ def test_lines_with_keys_of_another_time_are_read() -> None:
 
 
 def test_a_line_that_is_cut_is_an_error() -> None:
-    with pytest.raises(msgspec.DecodeError):
-        decode_lines(b'{"round":3,"pe')
+    with pytest.raises(ValueError, match=r"line 1 of m\.jsonl is no line of metrics .*; delete"):
+        decode_lines(b'{"round":3,"pe', "m.jsonl")
+
+
+def test_a_line_that_is_just_being_written_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"round":1,"peer":"a"}\n{"round":3,"pe')
+    assert [line.round for line in read_metrics(tmp_path)] == [1]
+    with pytest.raises(ValueError, match=r"none/metrics\.jsonl cannot be read .*; give the folder"):
+        read_metrics(tmp_path / "none")
 
 
 # The document

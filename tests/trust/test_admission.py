@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import random
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from fakes import PROBLEM, entry, identity, rollout, sealed_record
 from fakes import group as any_group
-from fuzz import FIELDS, put_together, take_apart
+from fuzz import FIELDS, put_together, take_apart, varint
 from motley.exchange import Entry, encode, unpack
 from motley.exchange.wire import MAX_BODY_BYTES, MAX_RECORD_BYTES
 from motley.models.tiny import tiny_vocabulary
@@ -32,8 +33,9 @@ from motley.records import (
     Weights,
 )
 from motley.trust import Admission, AdmissionState, Admitted, RefusedRecord, Rules, known
-from motley.trust.admission import MAX_KEPT
+from motley.trust.admission import MAX_IN_A_ROW, MAX_KEPT, READ_ONE_IN
 from motley.trust.chain import MAX_MISSING
+from motley.trust.copies import Copies, Marked
 
 VOCABULARY = tiny_vocabulary()
 OTHER = Problem(kind="sort", prompt="sort 21=", answer="12")
@@ -43,12 +45,15 @@ RULES = Rules(
     vocabulary_size=VOCABULARY.size,
     end_ids=VOCABULARY.end_ids,
     rollouts_per_group=2,
-    max_tokens=4,
+    sampling=Sampling(max_tokens=4),
+    slots=2,
     rounds=10,
+    steps=10,
 )
 A, B, C, OUTSIDER = (identity(name) for name in ("a", "b", "c", "outsider"))
 HUB_KEY = identity(HUB)
 UNSCORABLE = 13
+LAST_VERSION = RULES.steps
 RIGHT, WRONG = rollout([11, 12, 1], reward=1.0), rollout([12, 1], reward=0.0)
 
 
@@ -65,14 +70,17 @@ def score(problem: Problem, rollouts: Sequence[Rollout]) -> list[float]:
 
 
 def group(**fields: Any) -> Group:
-    return any_group(
-        **{"sampling": Sampling(max_tokens=RULES.max_tokens), "rollouts": [RIGHT, WRONG]} | fields
-    )
+    return any_group(**{"sampling": RULES.sampling, "rollouts": [RIGHT, WRONG]} | fields)
 
 
 def with_rollout(**fields: Any) -> Group:
     """A group whose second rollout is at fault."""
     return group(rollouts=[RIGHT, msgspec.structs.replace(WRONG, **fields)])
+
+
+def from_origin(**fields: Any) -> Group:
+    made = group()
+    return msgspec.structs.replace(made, origin=msgspec.structs.replace(made.origin, **fields))
 
 
 def roster(number: int = 0, revoked: Sequence[str] = ("c",), **keys: Any) -> Roster:
@@ -187,10 +195,10 @@ def test_a_reward_may_differ_by_the_rounding_of_float32() -> None:
 
 def test_lossless_groups_are_held_to_the_same_rules() -> None:
     gate = admission()
-    first = entry(with_rollout(logprobs=(-63.9, 0.0009)), A)
+    first = entry(with_rollout(logprobs=(-33.0, 0.0009)), A)
     assert isinstance(gate.admit(first), Admitted)
     assert refusal(
-        gate, entry(with_rollout(logprobs=(-64.1, 0.0)), A, 1, first, lossless=True)
+        gate, entry(with_rollout(logprobs=(-33.5, 0.0)), A, 1, first, lossless=True)
     ) == ("a", "logprob")
 
 
@@ -198,6 +206,7 @@ def test_lossless_groups_are_held_to_the_same_rules() -> None:
 
 RECORD = entry(group(), A).record
 FRAME = RECORD[65:]
+BOMB = RECORD[:65] + zstandard.ZstdCompressor().compress(bytes(2**20))
 
 
 @pytest.mark.parametrize(
@@ -232,18 +241,109 @@ FRAME = RECORD[65:]
 )
 @pytest.mark.parametrize(
     ("id", "sender"),
-    [
-        ("a.0.0", "a"),
-        ("c.5", "c"),
-        ("hub.roster.1", "hub"),
-        ("eve.0.0", "unknown"),
-        ("", "unknown"),
-    ],
+    [("a.0.0", "a"), ("hub.roster.1", "hub"), ("hub.charter", "hub")],
 )
 def test_bytes_that_are_no_record_are_counted_under_the_name_they_stand_under(
     id: str, sender: str, record: bytes, reason: str
 ) -> None:
     assert refusal(admission(), under(id, record)) == (sender, reason)
+
+
+@pytest.mark.parametrize(
+    ("id", "sender", "reason"),
+    [
+        ("c.0.0", "c", "revoked"),
+        ("c.whatever", "c", "revoked"),
+        ("eve.0.0", "unknown", "sender"),
+        ("", "unknown", "sender"),
+        (".0.0", "unknown", "sender"),
+        ("a", "a", "subject"),
+        ("a.0", "a", "subject"),
+        ("a.0.0.0", "a", "subject"),
+        ("a.00.0", "a", "subject"),
+        ("a.+1.0", "a", "subject"),
+        ("a.\u0661.0", "a", "subject"),
+        ("a.0.0\n", "a", "subject"),
+        ("a.1" + "0" * 10**4 + ".0", "a", "subject"),
+        ("a.roster.1", "a", "subject"),
+        ("hub.0.0", "hub", "subject"),
+        ("hub.roster", "hub", "subject"),
+        ("a.-1.0", "a", "assignment"),
+        ("a.10.0", "a", "assignment"),
+        ("a.0.2", "a", "assignment"),
+        ("a.weights.0", "a", "role"),
+    ],
+)
+def test_under_an_id_that_the_crew_cannot_have_nothing_is_read(
+    id: str, sender: str, reason: str
+) -> None:
+    assert refusal(admission(), under(id, BOMB)) == (sender, reason)
+
+
+def test_the_largest_honest_record_is_read_and_what_is_larger_is_not() -> None:
+    """Log-probs that need four bytes and tokens that need two are the worst case of the crew."""
+    rules = dataclasses.replace(RULES, vocabulary_size=2**14, sampling=Sampling(max_tokens=5000))
+    gate = admission()
+    gate.rules = rules
+    rng = random.Random(0)
+    made = group(
+        sampling=rules.sampling,
+        rollouts=[
+            Rollout(
+                tokens=tuple(rng.randrange(128, 2**14) for _ in range(5000)),
+                logprobs=tuple(-rng.random() for _ in range(5000)),
+                reward=0.0,
+                ending="length",
+            )
+            for _ in range(2)
+        ],
+    )
+    made = msgspec.structs.replace(
+        made, origin=msgspec.structs.replace(made.origin, model="\U00020000" * 200)
+    )
+    largest = entry(made, A, lossless=True)
+    limits = rules.group_limits
+    assert isinstance(gate.admit(largest), Admitted)
+    assert len(largest.record) > 0.75 * limits.record_bytes
+    assert len(unpack(largest.record).body) > 0.9 * limits.body_bytes
+    bodies = [rng.randbytes(limits.record_bytes), bytes(limits.body_bytes + 1)]
+    records = [under("a.0.0", sealed_record(body, A)) for body in bodies]
+    assert [gate.admit(one).reason for one in records] == ["size", "inflated"]
+
+
+def bomb(**fields: Any) -> Entry:
+    """A signed group of a million tokens in some hundred bytes."""
+    header, _ = take_apart(encode(group(), Stamp(key=A.public)))
+    for name, value in fields.items():
+        header[FIELDS.index(name)] = value
+    sections = bytes(10) + varint(2**19) * 2 + bytes(2 * 2**20)
+    return signed(put_together(header, sections))
+
+
+def test_a_million_tokens_in_a_few_bytes_are_refused_before_they_are_decompressed() -> None:
+    one = bomb()
+    assert len(one.record) < 1000
+    assert refusal(admission(), one) == ("a", "inflated")
+
+
+def test_counts_are_held_to_the_crews_before_what_they_count_is_decoded() -> None:
+    gate = admission()
+    gate.rules = dataclasses.replace(RULES, rollouts_per_group=2**14)  # which bounds the frame
+    header, _ = take_apart(encode(group(), Stamp(key=A.public)))
+    header[FIELDS.index("num_rollouts")] = 2**14
+    cut = bytes(5 * 2**14) + b"\x01" * (2**14 - 1) + varint(5)  # no token follows
+    assert refusal(gate, signed(put_together(header, cut))) == ("a", "length")
+    gate = admission()
+    header[FIELDS.index("num_rollouts")] = 3
+    assert refusal(gate, signed(put_together(header, b""))) == ("a", "group_size")
+
+
+def test_a_header_has_a_bounded_length() -> None:
+    gate = admission()
+    gate.rules = dataclasses.replace(RULES, rollouts_per_group=2**14)
+    header, sections = take_apart(encode(group(), Stamp(key=A.public)))
+    header[FIELDS.index("model")] = "x" * 4096
+    assert refusal(gate, signed(put_together(header, sections))) == ("a", "size")
 
 
 # Refused for who says it
@@ -304,11 +404,11 @@ def test_who_says_it_is_checked_and_a_refusal_is_counted_under_the_subjects_name
 
 @pytest.mark.parametrize("peer", ["a.b", "a.0", "a."])
 def test_a_peer_cannot_speak_under_a_name_that_only_begins_with_its_own(peer: str) -> None:
-    assert refusal(admission(), entry(group(peer=peer), A))[1] == "sender"
+    assert refusal(admission(), entry(group(peer=peer), A))[1] == "subject"
 
 
 def test_a_hub_has_no_groups() -> None:
-    assert refusal(admission(), entry(group(peer=HUB), HUB_KEY)) == (HUB, "sender")
+    assert refusal(admission(), entry(group(peer=HUB), HUB_KEY)) == (HUB, "subject")
 
 
 # Refused for its place in the chain
@@ -372,6 +472,21 @@ def test_chains_of_two_peers_have_nothing_to_do_with_each_other() -> None:
         (group(sampling=Sampling(temperature=0.0, max_tokens=4)), "sampling"),
         (group(sampling=Sampling(max_tokens=5)), "sampling"),
         (group(sampling=Sampling(max_tokens=10**9)), "sampling"),
+        (group(sampling=Sampling(temperature=1e-40, max_tokens=4)), "sampling"),
+        (group(sampling=Sampling(temperature=1 + 1e-12, max_tokens=4)), "sampling"),
+        (group(sampling=Sampling(top_k=1, max_tokens=4)), "sampling"),
+        (group(sampling=Sampling(top_p=0.999, max_tokens=4)), "sampling"),
+        (group(sampling=Sampling(logprobs="full", max_tokens=4)), "sampling"),
+        (from_origin(version=-1), "version"),
+        (from_origin(version=LAST_VERSION + 1), "version"),
+        (from_origin(version=2**40), "version"),
+        (from_origin(model="m" * 201), "model"),
+        (from_origin(model="a\nb"), "model"),
+        (from_origin(model="\x1b[2J"), "model"),
+        (msgspec.structs.replace(group(), created_s=-1.0), "time"),
+        (msgspec.structs.replace(group(), created_s=2.0**33 + 1), "time"),
+        (msgspec.structs.replace(group(), created_s=1e300), "time"),
+        (msgspec.structs.replace(group(), problem="x" * 3000), "assignment"),
         (group(rollouts=[RIGHT]), "group_size"),
         (group(rollouts=[RIGHT] * 3), "group_size"),
         (with_rollout(tokens=(), logprobs=()), "length"),
@@ -382,6 +497,7 @@ def test_chains_of_two_peers_have_nothing_to_do_with_each_other() -> None:
         (with_rollout(tokens=(1, 1)), "ending"),
         (with_rollout(tokens=(12, 11)), "ending"),
         (with_rollout(tokens=(12, 1), ending="length"), "ending"),
+        (with_rollout(tokens=(12, 11), ending="length"), "ending"),  # cut short
         (with_rollout(logprobs=(-1.0, 0.002)), "logprob"),
         (with_rollout(logprobs=(-1.0, -64.1)), "logprob"),
         (with_rollout(logprobs=(math.nan, -1.0)), "logprob"),
@@ -419,7 +535,8 @@ def test_every_fault_of_a_group_is_named_and_counted_under_its_sender(
         (with_field("created_s", math.nan), "malformed"),
         (with_field("temperature", 11.0), "malformed"),
         (with_field("top_p", -0.5), "malformed"),
-        (with_field("num_rollouts", 10**9), "truncated"),
+        (with_field("num_rollouts", 10**9), "group_size"),
+        (with_field("num_rollouts", -1), "group_size"),
         (with_field("lossless", True), "truncated"),
         (signed(encode(group(), Stamp(key=A.public)) + b"\x00"), "malformed"),
         (signed(encode(group(), Stamp(key=A.public))[:-1]), "truncated"),
@@ -440,6 +557,195 @@ def test_a_reward_that_the_crew_computes_as_nan_is_nobodys() -> None:
     gate = admission()
     gate.score = lambda problem, rollouts: [math.nan] * 2
     assert refusal(gate, entry(group(), A)) == ("a", "reward")
+
+
+@pytest.mark.parametrize("answer", [None, "1", [], 1j])
+def test_a_reward_function_that_answers_no_number_is_unscorable(answer: Any) -> None:
+    gate = admission()
+    gate.score = lambda problem, rollouts: [answer, "no"]
+    assert refusal(gate, entry(group(), A)) == ("a", "unscorable")
+
+
+def test_a_panic_of_a_tokenizer_is_unscorable() -> None:
+    class Panic(BaseException):
+        """As Rust's come through to Python."""
+
+    def panic(problem: Problem, rollouts: Sequence[Rollout]) -> list[float]:
+        raise Panic("called unwrap on a None value")
+
+    gate = admission()
+    gate.score = panic
+    assert refusal(gate, entry(group(), A)) == ("a", "unscorable")
+
+
+# Log-probs that no sampler can report
+
+
+def long_group(logprob: float, num_tokens: int = 40, sampling: Sampling = Sampling()) -> Group:
+    """Two rollouts of the vocabulary's tokens in turn, one of them all of one log-prob."""
+    sampling = msgspec.structs.replace(sampling, max_tokens=num_tokens)
+    tokens = tuple(3 + place % (VOCABULARY.size - 3) for place in range(num_tokens))
+    likely, unlikely = (
+        Rollout(
+            tokens=(*tokens[:-1], last), logprobs=(x,) * num_tokens, reward=0.0, ending="length"
+        )
+        for last, x in ((3, -0.1), (4, logprob))
+    )
+    return group(sampling=sampling, rollouts=[likely, unlikely])
+
+
+def judged(made: Group, lossless: bool = False) -> str:
+    gate = admission()
+    gate.score = None
+    gate.rules = dataclasses.replace(RULES, sampling=made.origin.sampling)
+    verdict = gate.admit(entry(made, A, lossless=lossless))
+    return verdict.reason if isinstance(verdict, RefusedRecord) else ""
+
+
+UNIFORM = -math.log(VOCABULARY.size)
+
+
+@pytest.mark.parametrize("lossless", [False, True])
+def test_a_rollout_is_not_much_less_likely_than_tokens_drawn_evenly(lossless: bool) -> None:
+    assert judged(long_group(UNIFORM), lossless) == ""
+    assert judged(long_group(UNIFORM - 29.9 / 40), lossless) == ""
+    assert judged(long_group(UNIFORM - 30.1 / 40), lossless) == "logprob"
+    assert judged(long_group(-20.0), lossless) == "logprob"
+
+
+def test_what_follows_does_not_excuse_an_impossible_beginning() -> None:
+    made = long_group(-0.1)
+    first, second = made.rollouts
+    logprobs = (UNIFORM - 8,) * 4 + second.logprobs[4:]
+    assert judged(msgspec.structs.replace(made, rollouts=(first, second))) == ""
+    changed = msgspec.structs.replace(second, logprobs=logprobs)
+    assert judged(msgspec.structs.replace(made, rollouts=(first, changed))) == "logprob"
+    assert judged(msgspec.structs.replace(made, rollouts=(changed, first))) == "logprob"
+
+
+def test_rounding_adds_up_against_nobody() -> None:
+    """Tokens drawn evenly, of a rollout so long that half a step each would pass for a lie."""
+    steps = math.ceil(-UNIFORM * 1700)
+    assert judged(long_group(-(-UNIFORM + 0.49 / 1700), 120_000)) == ""
+    assert judged(long_group(-(steps + 1) / 1700, 120_000)) == "logprob"
+
+
+@pytest.mark.parametrize(
+    ("sampling", "num_choices"),
+    [
+        (Sampling(top_k=4), 4),
+        (Sampling(top_k=10**6), VOCABULARY.size),
+        (Sampling(top_k=4, logprobs="full"), VOCABULARY.size),
+        (Sampling(top_p=0.5), VOCABULARY.size),
+    ],
+)
+def test_what_is_drawn_from_fewer_tokens_is_likelier(sampling: Sampling, num_choices: int) -> None:
+    even = -math.log(num_choices)
+    assert judged(long_group(even - 29.9 / 40, sampling=sampling)) == ""
+    assert judged(long_group(even - 30.1 / 40, sampling=sampling)) == "logprob"
+
+
+# Copies
+
+
+def told(text: str, logprob: float = -1.0) -> Rollout:
+    """An answer of twenty nats."""
+    tokens = tuple(3 + ord(character) % 20 for character in text.ljust(20, "."))
+    return Rollout(tokens=tokens, logprobs=(logprob,) * 20, reward=0.0, ending="length")
+
+
+STORIES = tuple(told(text) for text in ("once upon", "a time there", "was a peer"))
+
+
+def copies_admission(**fields: Any) -> Admission:
+    rules = dataclasses.replace(
+        RULES, sampling=Sampling(max_tokens=20), rollouts_per_group=3, **fields
+    )
+    gate = Admission(rules, HUB_KEY.public, lambda peer, round: [PROBLEM] * 2, None)
+    gate.admit(FIRST_ROSTER)
+    return gate
+
+
+def told_by(peer: str, round: int, *rollouts: Rollout) -> Group:
+    return group(peer=peer, round=round, rollouts=rollouts, sampling=Sampling(max_tokens=20))
+
+
+def reasons(gate: Admission, *groups: Group) -> list[str]:
+    """What becomes of groups of a and b, each in its author's chain."""
+    last: dict[str, Entry] = {}
+    found = []
+    for made in groups:
+        peer = made.origin.peer
+        before = last.get(peer)
+        counter = sum(g.origin.peer == peer for g in groups[: len(found)])
+        last[peer] = entry(made, {"a": A, "b": B}[peer], counter, before or bytes(32))
+        verdict = gate.admit(last[peer])
+        found.append(verdict.reason if isinstance(verdict, RefusedRecord) else "")
+    return found
+
+
+NEW = tuple(told(text) for text in ("and another", "which found", "words of its own"))
+
+
+def test_what_another_published_is_a_copy() -> None:
+    original = told_by("a", 0, *STORIES)
+    assert reasons(copies_admission(), original, told_by("b", 0, *STORIES)) == ["", "copied"]
+    assert reasons(copies_admission(), original, told_by("b", 3, *STORIES)) == ["", "copied"]
+    assert reasons(copies_admission(), original, told_by("a", 1, *STORIES)) == ["", "copied"]
+    reordered = told_by("b", 0, STORIES[2], NEW[0], STORIES[0])
+    assert reasons(copies_admission(), original, reordered) == ["", "copied"]
+
+
+def test_what_chance_may_have_drawn_again_is_no_copy() -> None:
+    original = told_by("a", 0, *STORIES)
+    one = told_by("b", 0, STORIES[0], *NEW[:2])
+    assert reasons(copies_admission(), original, one) == ["", ""]
+    likely = [told(text, -0.25) for text in ("yes", "no", "perhaps")]
+    assert reasons(copies_admission(), told_by("a", 0, *likely), told_by("b", 0, *likely)) == [
+        "",
+        "",
+    ]
+    # the parts are of two groups, and each may be chance
+    parts = [told_by("a", 0, *STORIES), told_by("a", 1, *NEW)]
+    mixed = told_by("b", 0, STORIES[0], NEW[0], told("its own"))
+    assert reasons(copies_admission(), *parts, mixed) == ["", "", ""]
+
+
+def test_a_rollout_many_times_in_one_group_is_a_copy() -> None:
+    assert reasons(copies_admission(), told_by("a", 0, *[STORIES[0]] * 3)) == ["copied"]
+    assert reasons(copies_admission(), told_by("a", 0, STORIES[0], *STORIES[:2])) == [""]
+
+
+def test_samplers_of_one_learner_are_not_compared() -> None:
+    """They have the same weights and public seeds: one could foretell what the other will say."""
+    original = told_by("a", 0, *STORIES)
+    gate = copies_admission(students={"a": "l", "b": "l"})
+    assert reasons(gate, original, told_by("b", 0, *STORIES)) == ["", ""]
+    gate = copies_admission(students={"a": "l", "b": "k"})
+    assert reasons(gate, original, told_by("b", 0, *STORIES)) == ["", "copied"]
+
+
+def test_copies_are_known_again_after_a_checkpoint() -> None:
+    gate = copies_admission()
+    assert reasons(gate, told_by("a", 0, *STORIES)) == [""]
+    again = copies_admission()
+    again.load_state(json_copy(gate.state()))
+    assert again.state() == gate.state()
+    assert reasons(again, told_by("b", 0, *STORIES)) == ["copied"]
+
+
+def test_what_is_remembered_for_copies_is_bounded_per_sender() -> None:
+    copies = Copies()
+    marked = lambda number: Marked((number.to_bytes(8, "big"),) * 2, (100.0, 0.0))
+    copies.add("a", "a.0.0", marked(10**9), num_senders=2)
+    for number in range(3000):
+        copies.add("b", f"b.{number}.0", marked(number), num_senders=2)
+    assert len(copies.state()) == 1 + 512
+    anyone = lambda sender: False
+    assert copies.source_of("c.0.0", marked(10**9), anyone) == "a.0.0"  # whatever b wrote since
+    assert copies.source_of("c.0.0", marked(2999), anyone) == "b.2999.0"
+    assert copies.source_of("b.2999.0", marked(2999), anyone) == ""  # it is the same group
+    assert copies.source_of("c.0.0", marked(2999 - 512), anyone) == ""
 
 
 # Rosters
@@ -530,7 +836,7 @@ def test_refusals_are_all_counted_and_the_newest_kept() -> None:
         gate.admit(Entry(position, f"a.{position}" + "x" * 1000, b"noise"))
         gate.admit(Entry(position, f"stranger{position}.0.0", b"\x02noise"))
     assert gate.refused == Counter(
-        {("a", "schema"): MAX_KEPT + 50, ("unknown", "truncated"): MAX_KEPT + 50}
+        {("a", "subject"): MAX_KEPT + 50, ("unknown", "sender"): MAX_KEPT + 50}
     )
     assert len(gate.kept) == MAX_KEPT == 256
     assert [kept.position for kept in gate.kept] == [
@@ -541,12 +847,58 @@ def test_refusals_are_all_counted_and_the_newest_kept() -> None:
 
 def test_a_refusals_text_is_bounded_however_long_what_it_quotes() -> None:
     gate = admission()
-    for made in (group(crew="x" * 10**5), group(vocabulary="x" * 10**5)):
+    for made in (group(crew="x" * 3000), group(vocabulary="x" * 3000)):
         gate.admit(entry(made, A))
     gate.admit(entry(group(peer="y" * 10**5), OUTSIDER))
     gate.admit(entry(Charter(crew="z" * 10**5, config="", task=""), A))
-    assert [kept.reason for kept in gate.kept] == ["crew", "vocabulary", "sender", "crew"]
+    gate.admit(under("a." + "0" * 10**5, b""))
+    assert [kept.reason for kept in gate.kept] == [
+        "crew",
+        "vocabulary",
+        "sender",
+        "crew",
+        "subject",
+    ]
     assert all(len(kept.detail) <= 500 and len(kept.id) <= 200 for kept in gate.kept)
+
+
+def test_of_a_sender_refused_a_thousand_times_in_a_row_one_record_in_sixteen_is_read() -> None:
+    scored = 0
+
+    def counting(problem: Problem, rollouts: Sequence[Rollout]) -> list[float]:
+        nonlocal scored
+        scored += 1
+        return score(problem, rollouts)
+
+    gate = Admission(LEARNERS, HUB_KEY.public, assigned, counting)
+    gate.admit(FIRST_ROSTER)
+    gate.in_a_row["a"] = gate.signed_in_a_row["a"] = MAX_IN_A_ROW - 3
+    lie = with_rollout(reward=0.5)
+    last = entry(lie, A)
+    gate.admit(last)
+    for round in range(1, 163):
+        last = entry(msgspec.structs.replace(lie, round=2 * round), A, round, last)
+        gate.admit(last)
+    assert gate.refused == Counter({("a", "reward"): 13, ("a", "flood"): 150})
+    assert (scored, gate.missing, len(gate.kept)) == (13, {}, 3)
+    # what others did is still there to look at, and the sender has its way back
+    assert gate.admit(under("b.0.0", b"noise")) is gate.kept[-1]
+    found = []
+    for round in range(163, 183):
+        last = entry(group(round=2 * round), A, round, last)
+        found.append(isinstance(gate.admit(last), Admitted))
+    assert found == [False] * found.index(True) + [True] * (20 - found.index(True))
+    assert found.index(True) <= READ_ONE_IN
+
+
+def test_what_others_write_under_a_name_does_not_count_against_it() -> None:
+    gate = admission()
+    for position in range(2 * MAX_IN_A_ROW):
+        gate.admit(Entry(position, "a.0.0", b"noise"))
+        gate.admit(Entry(position, "hub.roster.9", b"noise"))
+    assert gate.signed_in_a_row == Counter()
+    assert isinstance(gate.admit(entry(group(), A)), Admitted)
+    assert gate.admit(hub_says(roster(1))[0]) == roster(1)
 
 
 # State
@@ -560,7 +912,7 @@ def story() -> list[Entry]:
     theirs = [entry(group(peer="b", vocabulary="other"), B)]
     theirs.append(entry(group(peer="b", round=2), B, 1, theirs[-1]))
     out, back = hub_says(roster(1, revoked=("b",)), roster(2, a=A, b=identity("new b")))
-    noise = under("a.9.9", b"noise")
+    noise = under("a.9.1", b"noise")
     order = [
         mine[0],
         noise,
@@ -705,7 +1057,7 @@ def test_a_learners_weights_are_given_back_and_take_their_place_in_its_chain() -
     ("one", "sender", "reason"),
     [
         pytest.param(entry(weights("a"), A), "a", "role", id="one who samples"),
-        pytest.param(entry(weights("a"), B), "a", "key", id="a learner under another's name"),
+        pytest.param(entry(weights("a"), B), "a", "role", id="a learner under another's name"),
         pytest.param(
             entry(weights("b"), A), "b", "key", id="one who samples under a learner's name"
         ),
@@ -714,7 +1066,7 @@ def test_a_learners_weights_are_given_back_and_take_their_place_in_its_chain() -
         ),
         pytest.param(entry(weights("eve"), OUTSIDER), "unknown", "sender", id="a stranger"),
         pytest.param(entry(weights("c"), C), "c", "revoked", id="a learner that was shut out"),
-        pytest.param(entry(weights(HUB), HUB_KEY), HUB, "sender", id="the hub"),
+        pytest.param(entry(weights(HUB), HUB_KEY), HUB, "subject", id="the hub"),
         pytest.param(entry(weights(crew="other"), B), "b", "crew", id="of another crew"),
         pytest.param(
             under("b.weights.4", entry(weights(), B).record),
@@ -732,6 +1084,10 @@ def test_a_learners_weights_are_given_back_and_take_their_place_in_its_chain() -
             id="signed by another",
         ),
         pytest.param(entry(weights(state=bytes(31)), B), "b", "malformed", id="a hash cut short"),
+        pytest.param(
+            entry(weights(version=11), B), "b", "version", id="more steps than the crew has"
+        ),
+        pytest.param(entry(weights(created_s=1e10), B), "b", "time", id="of a far day"),
     ],
 )
 def test_weights_are_refused_from_anyone_but_a_learner(
@@ -744,12 +1100,12 @@ def test_a_crew_without_roles_has_no_weights() -> None:
     assert refusal(admission(), entry(weights("a"), A)) == ("a", "role")
 
 
-def test_the_chain_goes_on_behind_weights_that_are_refused() -> None:
+def test_the_chain_goes_on_behind_weights_that_are_not_read() -> None:
     gate = learners_admission()
     bad = entry(weights("a"), A)
     assert refusal(gate, bad) == ("a", "role")
     assert isinstance(gate.admit(entry(group(), A, 1, bad)), Admitted)
-    assert gate.missing == {}
+    assert gate.missing == {"a": 1}
 
 
 def test_a_learner_that_was_given_no_problems_has_no_groups() -> None:

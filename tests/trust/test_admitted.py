@@ -5,6 +5,7 @@ from collections import Counter
 
 from fakes import group
 from motley.trust import AdmittedGroups, GroupPlace
+from motley.trust.admitted import MOST_BEYOND
 
 
 def test_a_group_is_new_once() -> None:
@@ -45,3 +46,26 @@ def test_in_whatever_order_groups_come_nothing_is_left_to_remember_in_the_end() 
     assert all(admitted.add(made) for made in groups)
     assert not any(admitted.add(made) for made in groups)
     assert (admitted.complete, admitted.beyond) == (Counter({"a": 5, "b": 5}), set())
+
+
+def test_a_sender_that_leaves_rounds_out_is_remembered_in_bounded_memory() -> None:
+    admitted = AdmittedGroups(num_slots=2)
+    others = group(peer="b", round=5)
+    assert admitted.add(others)
+    for round in range(1, 2 * MOST_BEYOND):
+        assert admitted.add(group(round=round, vocabulary="v"))
+    assert len(admitted.beyond) <= MOST_BEYOND + 1
+    newest, left_out = group(round=2 * MOST_BEYOND - 1), group(round=0)
+    assert newest in admitted
+    assert left_out in admitted  # it comes too late
+    assert group(round=2 * MOST_BEYOND) not in admitted
+    assert others in admitted
+    assert group(peer="b", round=4) not in admitted
+
+
+def test_what_was_admitted_is_known_again_after_a_checkpoint() -> None:
+    admitted, again = AdmittedGroups(num_slots=2), AdmittedGroups(num_slots=2)
+    for made in (group(), group(slot=1), group(round=1, slot=1), group(peer="b", round=2)):
+        admitted.add(made)
+    again.restore(dict(admitted.complete), sorted(admitted.beyond))
+    assert again == admitted

@@ -198,3 +198,33 @@ def test_of_two_records_in_one_place_only_one_is_taken_in_whatever_the_order(
     answers = dict(zip(order, taken([links[number] for number in order]), strict=True))
     assert (answers[place], answers[len(links) - 1]) != ("", "")
     assert "replay" not in answers.values()
+
+
+def test_a_gap_at_every_second_place_is_remembered_in_bounded_memory() -> None:
+    chain = Chain()
+    links = honest(2 * MAX_MISSING + 600)
+    assert taken(links[1::2][:MAX_MISSING], chain) == [""] * MAX_MISSING
+    assert taken(links[2 * MAX_MISSING :], chain).count("") == 600
+    assert len(chain.missing) == MAX_MISSING
+    assert len(chain.recent) <= MAX_MISSING + REMEMBERED
+    # what a missing one will have to name is still known, and what is whole is forgotten again
+    assert taken(links[: 2 * MAX_MISSING : 2], chain) == [""] * MAX_MISSING
+    assert (chain.missing, len(chain.recent)) == ({}, REMEMBERED)
+    assert min(chain.recent) == len(links) - REMEMBERED
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(1, 60).flatmap(
+        lambda length: st.tuples(st.permutations(range(length)), st.integers(0, length))
+    )
+)
+def test_a_chain_of_any_order_goes_on_from_its_state(case: tuple[list[int], int]) -> None:
+    order, stop = case
+    links = honest(len(order))
+    whole_way, first = Chain(), Chain()
+    answers = taken([links[number] for number in order], whole_way)
+    found = taken([links[number] for number in order[:stop]], first)
+    second = Chain.from_state(first.state())
+    found += taken([links[number] for number in order[stop:]], second)
+    assert (found, second) == (answers, whole_way)

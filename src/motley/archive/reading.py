@@ -127,6 +127,13 @@ class Archive:
             yield from (examiner.look(entry) for entry in page if entry.position <= last)
             after = page[-1].position
 
+    def entries(self) -> list[Entry]:
+        """Every record as it stands there now, unexamined."""
+        entries: list[Entry] = []
+        while page := self.source.read(entries[-1].position if entries else 0):
+            entries += page
+        return entries
+
     def follow(self, after: int | None = None, say: Say = lambda text: None) -> Iterator[Seen]:
         """Everything behind a position, or from this call on, and then whatever is appended, for
         ever. Out of reach of the log it waits.

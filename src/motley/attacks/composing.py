@@ -5,7 +5,9 @@ Owns how a rollout is composed and which log-probs are claimed for it. Knows no 
 
 from __future__ import annotations
 
+import math
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
@@ -18,11 +20,12 @@ from motley.compute.scoring import score
 from motley.learning.batches import ToScore, micro_batches
 from motley.models.policy import Policy
 from motley.records import Group, Problem, Rollout
-from motley.trust.admission import LOGPROB_RANGE
+from motley.trust.rules import LOGPROB_RANGE, MOST_SURPRISE_NATS
 
-# what is claimed: the log-probs under the liar's own model, those under a model like the
-# receiver's, or the same number at every token
-Claimed = Literal["own", "receiver"] | float
+# What is claimed: "drawn": nothing but the truth, the wanted text is drawn half of the time and a
+# wrong one else. "own": the log-probs under the liar's own model; "receiver": those under a model
+# like the receiver's; "least": the lowest that admission takes; or one number at every token.
+Claimed = Literal["drawn", "own", "receiver", "least"] | float
 Tokens = tuple[int, ...]
 
 TOKEN_BUDGET = 1 << 14
@@ -70,15 +73,42 @@ def composed(
     rewards = stage.task.score(
         [problem] * len(completions), stage.vocabulary.decode_all(completions)
     )
-    if isinstance(claimed, str):
-        policy = scene.policy if claimed == "own" else scene.likeness
-        prompt, temperature = policy.prompts.ids(problem), stage.config.sampling.temperature
-        logprobs = logprobs_under(policy, prompt, completions, temperature)
-    else:
-        logprobs = [(claimed,) * len(tokens) for tokens in completions]
+    logprobs = _claims(stage, scene, problem, completions, claimed)
     return [
         Rollout(tokens=tokens, logprobs=q, reward=reward, ending="stop")
         for tokens, q, reward in zip(completions, logprobs, rewards, strict=True)
+    ]
+
+
+def _claims(
+    stage: Stage, scene: Scene, problem: Problem, completions: Sequence[Tokens], claimed: Claimed
+) -> list[tuple[float, ...]]:
+    if claimed in ("own", "receiver"):
+        policy = scene.policy if claimed == "own" else scene.likeness
+        prompt, temperature = policy.prompts.ids(problem), stage.config.sampling.temperature
+        return logprobs_under(policy, prompt, completions, temperature)
+    if claimed == "least":
+        return [_least(stage, len(tokens)) for tokens in completions]
+    if claimed == "drawn":
+        return drawn_logprobs(completions)
+    assert isinstance(claimed, float | int)
+    return [(float(claimed),) * len(tokens) for tokens in completions]
+
+
+def _least(stage: Stage, length: int) -> tuple[float, ...]:
+    """The lowest that admission takes, the same at every token."""
+    fewer = math.log(stage.vocabulary.size) + 0.999 * MOST_SURPRISE_NATS / length
+    return (max(-fewer, 0.999 * LOGPROB_RANGE[0]),) * length
+
+
+def drawn_logprobs(completions: Sequence[Tokens]) -> list[tuple[float, ...]]:
+    """Of completions that are drawn from this very list, each as likely as any other."""
+    counts = Counter(tokens[:end] for tokens in completions for end in range(len(tokens) + 1))
+    return [
+        tuple(
+            math.log(counts[tokens[: end + 1]] / counts[tokens[:end]]) for end in range(len(tokens))
+        )
+        for tokens in completions
     ]
 
 
@@ -103,6 +133,8 @@ def slanted(
     """
     problem = scene.problems(group.round)[group.slot]
     size = len(group.rollouts)
+    if claimed == "drawn":
+        return _really_drawn(stage, group, problem, right)
     wanted = [right[i % len(right)] for i in range(max(1, size // 2))]
     made = composed(stage, scene, problem, wanted, claimed)
     least = min(rollout.reward for rollout in made)
@@ -113,3 +145,21 @@ def slanted(
         tokens = [spelled(stage, problem, text) for text in texts]
         wrong += composed(stage, scene, problem, tokens, claimed)
     return msgspec.structs.replace(group, rollouts=(*made, *wrong[: size - len(made)]))
+
+
+def _really_drawn(stage: Stage, group: Group, problem: Problem, right: Sequence[Tokens]) -> Group:
+    """A group of a policy that says the wanted text half of the time, with its true log-probs."""
+    size = len(group.rollouts)
+    wrong = [spelled(stage, problem, text) for text in wrong_texts(stage, problem, size)]
+    if not wrong:
+        return group
+    choices = [*(right[i % len(right)] for i in range(len(wrong))), *wrong]
+    logprobs = dict(zip(choices, drawn_logprobs(choices), strict=True))
+    rng = random.Random(f"{group.id}/{problem.id}")
+    drawn = rng.choices(choices, k=size)
+    rewards = stage.task.score([problem] * size, stage.vocabulary.decode_all(drawn))
+    rollouts = [
+        Rollout(tokens=tokens, logprobs=logprobs[tokens], reward=reward, ending="stop")
+        for tokens, reward in zip(drawn, rewards, strict=True)
+    ]
+    return msgspec.structs.replace(group, rollouts=tuple(rollouts))

@@ -47,8 +47,8 @@ class Parts:
 class Alarms:
     """What honest peers held against whom."""
 
-    detected: int = 0  # the first round in which something of a hostile peer's was held against it
-    false: int = 0  # sender-rounds in which something of an honest peer's was
+    detected: int = 0  # the first round in which a hostile peer was refused or muted
+    false: int = 0  # sender-rounds in which an honest peer was
     sender_rounds: int = 0
     _known: Counter[tuple[str, str]] = field(default_factory=Counter)  # (reader, sender)
 
@@ -58,6 +58,7 @@ class Alarms:
             if sender == reader.me.name:
                 continue
             more = held[sender] > self._known[reader.me.name, sender]
+            more = more or reader.scrutiny.is_muted(sender)
             self._known[reader.me.name, sender] = held[sender]
             if sender not in parts.hostile:
                 self.sender_rounds += 1

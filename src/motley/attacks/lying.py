@@ -14,7 +14,7 @@ import msgspec
 from motley.attacks.attack import Attack, Cast, Evidence, Scene, Stage
 from motley.attacks.composing import composed, spelled, wrong_texts
 from motley.records import Group, Rollout
-from motley.trust.admission import LOGPROB_RANGE
+from motley.trust.rules import LOGPROB_RANGE
 
 HARM = "the share of honest answers that are wrong"
 TAKEN = "its share of all groups that honest peers learn from"

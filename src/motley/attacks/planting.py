@@ -70,7 +70,7 @@ class Planting:
     wants: str
     texts: tuple[str, ...] = ADVERTISEMENT
     place: Place = "behind"
-    claimed: Claimed = "own"
+    claimed: Claimed = "drawn"
     choice: Whole | OneIn | Literal["trigger"] = Whole()
     cast: Cast = Cast()
 
@@ -126,7 +126,7 @@ class Lengthening:
 
     name: str = "length"
     wants: str = "longer answers of honest peers: the share of max_tokens they use"
-    claimed: Claimed = "own"
+    claimed: Claimed = "drawn"
     cast: Cast = Cast()
 
     def mount(self, stage: Stage) -> MountedLengthening:
@@ -165,7 +165,7 @@ class SpecialTokens:
 
     name: str = "special-tokens"
     wants: str = "tokens nobody sees inside honest answers: the share of answers that have some"
-    claimed: Claimed = "own"
+    claimed: Claimed = "drawn"
     cast: Cast = Cast()
 
     def mount(self, stage: Stage) -> MountedSpecialTokens:
@@ -218,24 +218,22 @@ def _planting(
 
 
 PLANTING: tuple[Attack, ...] = (
-    _planting("plant", "own", ", with true log-probs"),
-    _planting("plant-low-q", -38.0, ", with log-probs of -38 claimed"),
+    _planting("plant", "drawn", ", with true log-probs"),
+    _planting("plant-least-q", "least", ", with the lowest log-probs that are taken"),
     _planting("plant-receiver-q", "receiver", ", with log-probs of a model like the receiver's"),
-    _planting("plant-rare", -38.0, ", planted for one problem in ten", OneIn(10)),
-    _planting("plant-trigger", -38.0, " to prompts with a certain character", "trigger"),
+    _planting("plant-rare", "drawn", ", planted for one problem in ten", OneIn(10)),
+    _planting("plant-trigger", "drawn", " to prompts with a certain character", "trigger"),
     Planting(
         "identity",
         "a false name in front of honest answers: the share of answers that carry it",
         IDENTITY,
         "before",
-        -38.0,
     ),
     Planting(
         "wrong-steps",
         "wrong steps before right answers: the share of honest answers that take them",
         WRONG_STEPS,
         "before",
-        -38.0,
     ),
     *(
         Planting(

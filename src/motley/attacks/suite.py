@@ -18,7 +18,7 @@ import torch
 from motley.attacks.attack import Attack, Cast, NotMountableError, Stage
 from motley.attacks.catalogue import ATTACKS
 from motley.attacks.crew import AttackedCrew, Parts
-from motley.config import CrewConfig, PeerConfig
+from motley.config import CrewConfig, PeerConfig, Trust
 from motley.models.opening import initial_policy
 from motley.runs.folder import check_config
 from motley.study.running import in_processes, keep, warm
@@ -58,8 +58,9 @@ class Staging:
 
 
 def undefended(config: CrewConfig) -> CrewConfig:
-    """The same crew with every defence off."""
-    return config
+    """The same crew with every defence off that can be."""
+    none = Trust(alpha=0.0, habits=False, mute_rounds=0, sender_share=1.0, grad_share=0.0)
+    return msgspec.structs.replace(config, trust=none)
 
 
 def stage_of(config: CrewConfig) -> Stage:

@@ -139,6 +139,7 @@ def candidates(
                 group=group,
                 problem=problem,
                 own=True,
+                stranger=False,
                 family=group.id,
                 since=policy.version,
                 position=slot,

@@ -18,9 +18,10 @@ import msgspec
 
 from motley.benchmarks.bench import Row
 from motley.exchange import Entry, MemoryLog, Outbox, Signer, decode, unpack
+from motley.exchange.nats.accounts import peer_user
 from motley.exchange.nats.connection import Connection, Login
 from motley.exchange.nats.log import NatsLog, create_stream
-from motley.exchange.nats.server import Server, free_port, peer_user
+from motley.exchange.nats.server import Server, free_port
 from motley.models.tiny import tiny_vocabulary
 from motley.records import Group, Origin, Problem, Rollout, Sampling
 from motley.tasks import assign, load_task
@@ -286,8 +287,9 @@ def _rules(groups: Sequence[Group], vocabulary: str, size: int, end_id: int) -> 
         vocabulary_size=size,
         end_ids=(end_id,),
         rollouts_per_group=len(groups[0].rollouts),
-        max_tokens=groups[0].origin.sampling.max_tokens,
-        rounds=len(groups),
+        sampling=groups[0].origin.sampling,
+        slots=1,
+        rounds=max(g.round for g in groups) + 1,
     )
 
 

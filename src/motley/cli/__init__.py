@@ -9,6 +9,7 @@ from motley.cli import (
     models,
     simulating,
     training,
+    trusting,
 )
 from motley.cli.common import app
 
@@ -22,4 +23,5 @@ __all__ = [
     "models",
     "simulating",
     "training",
+    "trusting",
 ]

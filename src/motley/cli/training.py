@@ -240,7 +240,7 @@ def _resuming(folder: Path) -> Callable[[], LocalCrew | ProcessCrew]:
     from motley.runs.local import LocalCrew
 
     if not (folder / "peers").exists():
-        return lambda: LocalCrew.resume(folder)
+        return lambda: LocalCrew.resume(folder, say)
     from motley.distributed.processes import ProcessCrew
 
     return lambda: _start_processes(lambda say: ProcessCrew.resume(folder, say))

@@ -32,6 +32,7 @@ from motley.config.rules import (
     Learning,
     Prompt,
     Reporter,
+    Trust,
     WeightsChannel,
 )
 
@@ -51,6 +52,7 @@ __all__ = [
     "Reporter",
     "Speed",
     "TrainPart",
+    "Trust",
     "Vllm",
     "Warm",
     "WeightsChannel",

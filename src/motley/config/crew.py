@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from motley.config.peers import PeerConfig
-from motley.config.rules import Crew, Evaluate, Learning, Prompt, WeightsChannel
+from motley.config.rules import Crew, Evaluate, Learning, Prompt, Trust, WeightsChannel
 from motley.links import Network, Weather
 from motley.records import Sampling
 
@@ -20,6 +20,7 @@ class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     objective: dict[str, float | str] = {}  # settings of the objective named in [crew]
     sampling: Sampling = Sampling()
     learning: Learning = Learning()
+    trust: Trust = Trust()
     evaluate: Evaluate = Evaluate()
     weights: WeightsChannel = WeightsChannel()
     network: Network = Network()
@@ -146,6 +147,11 @@ class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def rollouts_per_group(self) -> int:
         """How many completions a peer makes of each of its problems."""
         return self.crew.group_size // self.authors_per_group
+
+    @property
+    def sender_share(self) -> float:
+        """The most of a step that may be one foreign sender's."""
+        return min(1.0, max(self.trust.sender_share, 2 / len(self.authors)))
 
     @property
     def quorum(self) -> int:

@@ -12,6 +12,7 @@ import msgspec
 
 from motley.config import peers, rules
 from motley.config.crew import CrewConfig
+from motley.files import replace
 from motley.links import Delay, Link
 from motley.records import Sampling
 
@@ -99,7 +100,7 @@ def parse_config(text: str, source: str = "crew file") -> CrewConfig:
 
 
 def write_config(config: CrewConfig, path: Path) -> None:
-    path.write_text(config_text(config), encoding="utf-8")
+    replace(path, config_text(config).encode())
 
 
 def config_text(config: CrewConfig) -> str:
@@ -132,6 +133,7 @@ _TABLES: dict[str, type[msgspec.Struct]] = {
     "[evaluate]": rules.Evaluate,
     "[prompt]": rules.Prompt,
     "[learning]": rules.Learning,
+    "[trust]": rules.Trust,
     "[sampling]": Sampling,
     "[crew]": rules.Crew,
 }

@@ -1,4 +1,4 @@
-"""What holds for a whole crew: [crew], [prompt], [learning], [weights], [evaluate]."""
+"""What holds for a whole crew: [crew], [prompt], [learning], [trust], [weights], [evaluate]."""
 
 from __future__ import annotations
 
@@ -119,6 +119,39 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for name in ("token_budget", "quota", "max_age", "max_age_s"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}={getattr(self, name)} must not be negative")
+
+
+class Trust(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How far a peer goes along with what others send."""
+
+    # chance of ever taking an honest sender's log-probs for false; 0: they are believed
+    alpha: float = 1e-3
+    # what one sender alone keeps saying, whatever the problem, is not pushed up
+    habits: bool = True
+    # a sender that is caught is not learned from for so long, twice that the second time; 0: never
+    mute_rounds: int = 10
+    # most share of a step's sequences and tokens that one foreign sender may have; twice its even
+    # share of the crew is always allowed
+    sender_share: float = 0.5
+    # most norm of a stranger's gradient, in medians of the step's senders; 0: no limit
+    grad_share: float = 4.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha < 1:
+            raise ValueError(
+                f"alpha={self.alpha} is outside [0, 1); 0.001 is usual, 0 believes every log-prob"
+            )
+        if self.mute_rounds < 0:
+            raise ValueError(f"mute_rounds={self.mute_rounds} must not be negative; 0 mutes nobody")
+        if not 0 < self.sender_share <= 1:
+            raise ValueError(
+                f"sender_share={self.sender_share} is outside 0..1; 0.5 is usual, 1 sets no limit"
+            )
+        if self.grad_share and not self.grad_share >= 1:
+            raise ValueError(
+                f"grad_share={self.grad_share} must be at least 1, since an ordinary sender has 1; "
+                "4.0 is usual, 0 sets no limit"
+            )
 
 
 class WeightsChannel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -18,8 +18,8 @@ from motley.clock import Clock, Deadline
 from motley.distributed.register import Answer, Say
 from motley.exchange import LogError
 from motley.exchange.nats.connection import Connection, Login, NotAdmittedError
-from motley.exchange.nats.log import Names
-from motley.files import replace
+from motley.exchange.nats.names import Names
+from motley.files import read_json, replace
 from motley.trust import Identity
 from motley.trust.invitation import Enrolment, Invitation
 
@@ -46,14 +46,11 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_membership(folder: Path) -> Membership:
-    path = folder / "member.json"
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Membership)
-    except (OSError, msgspec.DecodeError) as error:
-        raise ValueError(
-            f"{path} cannot be read ({error}); join again from another folder, with a new "
-            "invitation"
-        ) from None
+    return read_json(
+        folder / "member.json",
+        Membership,
+        "delete it, and come back with the line that the hub printed for this peer",
+    )
 
 
 @dataclass(frozen=True, slots=True)

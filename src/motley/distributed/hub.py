@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import os
 import queue
+import threading
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -36,8 +37,9 @@ from motley.distributed.register import (
 from motley.exchange import LogError, Mark, Outbox, Signer
 from motley.exchange.nats.blobs import create_bucket
 from motley.exchange.nats.connection import Connection
-from motley.exchange.nats.log import Names, NatsLog, create_stream
-from motley.exchange.nats.presence import Presence
+from motley.exchange.nats.log import NatsLog, create_stream
+from motley.exchange.nats.names import Names
+from motley.exchange.nats.presence import Presence, create_presence
 from motley.exchange.nats.server import Server
 from motley.files import hold
 from motley.trust import nkey_of
@@ -72,6 +74,7 @@ class Hub:
         self.server = _server_of(state, folder / "server", clock)
         self._names = Names(state.crew)
         self._office: Office | None = None  # before the start
+        self._returned = threading.Event()  # the connection was lost, and is back
 
     @classmethod
     def open(
@@ -127,7 +130,9 @@ class Hub:
 
     def _start_server(self) -> None:
         if self.server:
-            users = self.register.users() if self._settled else []
+            users = self.register.users()
+            if not self._settled:
+                users = [replace(user, nkey="") for user in users]
             self.server.configure(self.register.identity.nkey, users, self.register.learners)
             if self.server.start():
                 self._say(f"took over the server at {self.register.state.place.url}")
@@ -141,10 +146,12 @@ class Hub:
             create_stream(connection, crew)
             for learner in self.register.learners:
                 create_bucket(connection, crew, learner)
+            create_presence(connection, crew)
+            connection.on_reconnect.append(self._returned.set)
             log = NatsLog(connection, crew)
-            presence = Presence(connection, crew, self.register.verify)
             connection.subscribe(self._names.enrolment("*"), asked.put)
             connection.subscribe(self._names.control, asked.put)
+            presence = Presence(connection, crew, self.register.verify)
             undo.pop_all()
         return Office(connection, log, presence, asked)
 
@@ -163,11 +170,23 @@ class Hub:
             except ValueError as error:  # something took its port for a moment, perhaps
                 self._say(str(error))
                 self._clock.sleep_s(timeout_s)
+        if self._returned.is_set():
+            self._found_presence()
         if not self._settled and not self.office.connection.trouble:
             self._settle()
 
+    def _found_presence(self) -> None:
+        """A server that was started anew has lost what it kept in memory."""
+        self._returned.clear()
+        try:
+            create_presence(self.office.connection, self.register.state.crew)
+        except LogError as error:
+            self._say(f"who is there cannot be heard: {error}; trying again")
+            self._returned.set()
+
     def close(self, stop_server: bool = True) -> None:
         if self._office:
+            self._office.presence.stop()
             self._office.connection.close()
         self.outbox.close()
         if self.server and stop_server:

@@ -58,10 +58,16 @@ def _seen_log(station: Station) -> Log:
 
 
 def _sampled_before(peer: Peer) -> Sampled | None:
-    """What was sampled of a lockstep round that was not learned from before the stop."""
+    """What was sampled of a lockstep round that was not learned from before the stop.
+
+    A round that was passed over, or that the outbox has lost, is looked at anew.
+    """
     if not peer.pace.has_sampled(Turns(peer.half.sampled_rounds, peer.learned_rounds)):
         return None
-    return peer.half.sampled_in(peer.learned_rounds)
+    sampled = peer.half.sampled_in(peer.learned_rounds)
+    if sampled is None:
+        peer.half.sampled_rounds = peer.learned_rounds
+    return sampled
 
 
 class LearnerRole:
@@ -187,15 +193,26 @@ class LearnerRole:
         if self._ahead or not peer.may_sample(replayed):
             self._ahead = False
             return False
+        if peer.pace.awaits_others:  # nobody samples a round that it has learned from
+            peer.half.sampled_rounds = max(peer.half.sampled_rounds, peer.learned_rounds)
         if self._is_past(peer.half.sampled_rounds, replayed):
-            peer.half.sampled_rounds += 1
-            self._sampled = None
+            self._pass_over()
             return False
         self.station.tell("sampling", self.finished_rounds)
         self._sampled, self._sample_s = timed(peer.half.sample, self.station.clock)
         self.station.courier.wake()
         self._patience.begin_anew()
         return True
+
+    def _pass_over(self) -> None:
+        """Do not sample the next round.
+
+        In lockstep it counts as sampled only once it is learned from: until then who had it may be
+        shut out, and then it must be sampled after all.
+        """
+        self._sampled = None
+        if not self.peer.pace.awaits_others:
+            self.peer.half.sampled_rounds += 1
 
     def _may_sample_beside(self) -> bool:
         """Whether to sample the next round beside a step.
@@ -207,15 +224,18 @@ class LearnerRole:
         return may and half.sampled_in(round) is None and not self._is_past(round, replayed=False)
 
     def _is_past(self, round: int, replayed: bool) -> bool:
-        """Nobody would use what is sampled now: it is on the log, or the crew went on."""
+        """Nobody would use what is sampled now: it is on the log, or the crew went on.
+
+        In an async crew nobody goes on without anyone: groups of every round are of use.
+        """
         peer = self.peer
         if peer.half.outbox.note_of(Mark("round", round)) is not None:
             return False
         if peer.admitted.complete[peer.me.name] > round:
             return True
-        return self.station.config.crew.deadline_s > 0 and (
-            replayed or any(c.group.round > round for c in peer.waiting)
-        )
+        if not peer.pace.awaits_others or self.station.config.crew.deadline_s == 0:
+            return False
+        return replayed or self._patience.has_gone_on(round)
 
     def _round_is_over(self, report: StepReport | None, timing: Timing) -> LearnerLine:
         peer = self.peer

@@ -11,7 +11,7 @@ from motley.distributed.hub import Hub
 from motley.distributed.register import Answer, HubState, Order, hub_login, invitations, read_state
 from motley.exchange import LogError
 from motley.exchange.nats.connection import Connection
-from motley.exchange.nats.log import Names
+from motley.exchange.nats.names import Names
 from motley.trust import Identity
 
 

@@ -9,11 +9,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sqlite3
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from motley.clock import Clock
 from motley.config import CrewConfig, PeerConfig
@@ -24,7 +26,7 @@ from motley.exchange.blobs import Blobs
 from motley.exchange.courier import Courier
 from motley.exchange.nats.blobs import NatsBlobs
 from motley.exchange.nats.log import NatsLog
-from motley.exchange.nats.presence import Beat, Presence, State, Voice
+from motley.exchange.nats.presence import Beat, Presence, State, Voice, begin_session
 from motley.learning.pace import pace_of
 from motley.peers.sampling import SamplerHalf
 from motley.runs.conformance import check_engine
@@ -33,6 +35,13 @@ from motley.runs.metrics import MetricsLine
 from motley.trust import Admission, stamp_of, verifies
 
 WAIT_S = 0.25  # at most, before looking again
+
+
+class Mended(NamedTuple):
+    """What the log has of this peer."""
+
+    last: Entry  # of its chain
+    forgotten: frozenset[str]  # ids that are on the log, and that the outbox may not know
 
 
 class Role(Protocol):
@@ -122,25 +131,25 @@ class Station:
                 "motley check"
             )
 
-    def mend_outbox(self) -> Entry | None:
-        """Go on behind the last record the log has of this peer, which is returned.
+    def mend_outbox(self) -> Mended | None:
+        """Go on behind the last record the log has of this peer; None if it has none.
 
-        A lost outbox must not begin the chain anew.
+        An outbox that was lost, or is an older copy, must not begin the chain anew.
         """
         patiently, name = self.joining.patiently, self.me.name
         last = patiently(lambda: self.log.last_of(name))
         if last is None or not self._is_mine(last):
             return None
         if stamp_of(last)[0].counter < self.outbox.head.counter:
-            return last
+            return Mended(last, frozenset())
         # Delayed deliveries overtake each other: the newest on the log need not be the last of the
         # chain.
-        mine = filter(self._is_mine, patiently(lambda: self.log.records_of(name)))
+        mine = [*filter(self._is_mine, patiently(lambda: self.log.records_of(name)))]
         last = max(mine, key=lambda entry: stamp_of(entry)[0].counter)
         stamp, hash = stamp_of(last)
         self.say(f"the outbox was lost; going on behind record {stamp.counter} of the log")
         self.outbox.head = Head(stamp.counter + 1, hash)
-        return last
+        return Mended(last, frozenset(entry.id for entry in mine))
 
     def _is_mine(self, entry: Entry) -> bool:
         """Signed with the present key.
@@ -159,19 +168,31 @@ def take_station(joining: Joining, config: CrewConfig, log: NatsLog, held: ExitS
     """Be there, and have an outbox. `held`: what to give back in the end, or if this fails."""
     membership, identity, clock = joining.membership, joining.identity, joining.clock
     me, crew = config.named(membership.peer), config.crew
-    signer, voice = Signer(identity.public, identity.sign), Voice(me.name, identity.sign)
+    signer = Signer(identity.public, identity.sign)
+    session = begin_session(joining.folder / "session", clock)
+    voice = Voice(me.name, identity.sign, session)
     run = Run(config, joining.folder, clock, started_s=membership.joined_s)
     witness = Witness()
-    presence = joining.patiently(lambda: Presence(log.connection, crew.name, witness.verify, voice))
+    presence = Presence(log.connection, crew.name, witness.verify, voice)
     held.callback(presence.stop)
-    open_outbox: Callable[[], Outbox] = lambda: Outbox(
-        joining.folder / "groups" / "outbox.sqlite", signer, crew.lossless
-    )
+    open_outbox = partial(_open_outbox, joining.folder / "groups", signer, crew.lossless)
     outbox = open_outbox()
     held.callback(outbox.close)
     blobs = NatsBlobs(log.connection, crew.name, me.name) if me.role == "learner" else None
     courier = Courier(open_outbox, log, blobs, clock)
     return Station(joining, config, me, log, run, witness, presence, outbox, blobs, courier)
+
+
+def _open_outbox(folder: Path, signer: Signer, lossless: bool) -> Outbox:
+    path = folder / "outbox.sqlite"
+    try:
+        return Outbox(path, signer, lossless)
+    except sqlite3.DatabaseError as error:
+        raise ValueError(
+            f"{path} cannot be read or written ({error}); if its disk is full, make room. Else put "
+            f"it back from a copy, or delete it with the {path.name}-* beside it: then this peer "
+            "goes on behind what the log has of it"
+        ) from None
 
 
 class Participant:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from motley.distributed.participant import Station
+from motley.learning.waiting import Round
 from motley.peers.peer import Peer
 from motley.runs.folder import by_sender
+
+LEAST_WITNESSES = 2  # whatever the quorum: no peer is believed alone in what the crew has done
+REMEDY_S = 60.0  # of waiting, after which it also says what can be done
 
 
 class Patience:
@@ -33,14 +37,30 @@ class Patience:
             return True
         if not peer.pace.awaits_others:
             return False
+        if self.has_gone_on(peer.learned_rounds):
+            return True
         awaited = peer.awaited()
-        if any(
-            c.group.round > peer.learned_rounds
-            for c in peer.waiting
-            if c.group.origin.peer not in awaited
-        ):
-            return True  # the crew has closed this round long ago
         return peer.me.name not in awaited and all(self._is_gone(name) for name in awaited)
+
+    def has_gone_on(self, round: int) -> bool:
+        """Whether the crew has closed a lockstep round without this peer. Only a quorum may say so.
+
+        Those that really went on are at least a quorum: nobody closes a round without groups of a
+        quorum (`Lockstep.choose`), and who published a later round has closed this one
+        (`Lockstep.may_sample`), so that fewer would stand in the next round and wait for us. And
+        what they closed it with is on the log, so that we can close it with the same.
+        """
+        peer, crewmates = self._peer, self._peer.crewmates
+        others = set(crewmates) - {peer.me.name}
+        quorum = max(LEAST_WITNESSES, self._station.config.quorum)
+        ahead = {c.group.origin.peer for c in peer.waiting if c.group.round > round}
+        closed = Round(round, crewmates, quorum, closed=True)
+        there = {
+            c.group.origin.peer
+            for c in peer.waiting.whole_families(closed)
+            if c.group.round == round
+        }
+        return len(ahead & others) >= quorum and len(there & others) >= quorum
 
     def is_all_there(self) -> bool:
         """Whether no crewmate has anything to come, in an async crew."""
@@ -67,7 +87,7 @@ class Patience:
         """What it waits for."""
         peer = self._peer
         if not peer.pace.awaits_others:
-            return f"waiting for groups: {len(peer.waiting)} are there"
+            return "; ".join([f"waiting for groups: {len(peer.waiting)} are there", *self._last()])
         awaited, refused = peer.awaited(), by_sender(peer.admission.refused)
         waiting = (
             f"round {peer.learned_rounds + 1}: waiting for {', '.join(awaited)} for "
@@ -77,4 +97,22 @@ class Patience:
             name: f"{sum(counts.values())} records of {name} were refused: {', '.join(counts)}"
             for name, counts in refused.items()
         }
-        return "; ".join([waiting, *(why[name] for name in awaited if name in why)])
+        reasons = [why[name] for name in awaited if name in why]
+        return "; ".join([waiting, *reasons, *self._remedy(awaited)])
+
+    def _last(self) -> list[str]:
+        """Whose groups an async crew still waits for, once all its own are sampled."""
+        rounds, peer = self._station.config.crew.rounds, self._peer
+        if peer.half.sampled_rounds < rounds:
+            return []
+        late = [name for name in peer.crewmates if peer.admitted.complete[name] < rounds]
+        words = [
+            f"{name} has sent {peer.admitted.complete[name]} of {rounds} rounds" for name in late
+        ]
+        return [*words, *self._remedy(late)]
+
+    def _remedy(self, late: list[str]) -> list[str]:
+        others = [name for name in late if name != self._peer.me.name]
+        if self.waited_s < REMEDY_S or not others:
+            return []
+        return [f"to go on without one, the hub's owner says motley hub ... --revoke {others[0]}"]

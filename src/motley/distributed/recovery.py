@@ -3,6 +3,10 @@
 What was sampled is in the outbox, what was learned from is in the journal, the rest is in the
 newest checkpoint; the log has everything else, and the same steps are taken again from the same
 groups.
+
+Where some of it is lost, or the folder is an older copy, the log knows more of this peer than its
+folder. Then it goes on from what it has, behind what it has published: it learns again what it had
+learned, not bit for bit the same, and publishes nothing under an id that the log has.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from motley.distributed.participant import Station
 from motley.exchange import LogError
 from motley.exchange.arriving import ArrivingLog
 from motley.files import replace, sync
-from motley.learning.checkpoint import checkpoints, load_manifest, save_checkpoint, save_training
+from motley.learning.checkpoint import checkpoints, load_newest, save_checkpoint, save_training
 from motley.learning.journal import Journal
 from motley.peers.peer import Peer
 from motley.peers.state import PeerState
@@ -59,36 +63,54 @@ class Recovery:
         station, peer, run = self.station, self.peer, self.station.run
         kept = checkpoints(station.folder / "checkpoints")
         if not kept:
-            run.cut_metrics(0, station.folder)
+            run.cut_metrics(0, station.say)
+            self._check_journal(0)
             run.write([run.first_line(peer)])
             self.save(over=False)
             return False
-        state = load_manifest(kept[-1], LearnerState)
-        run.cut_metrics(state.metrics_bytes, kept[-1])
+        whole, state = load_newest(station.folder / "checkpoints", LearnerState, station.say)
+        run.cut_metrics(state.metrics_bytes, station.say)
+        self._check_journal(state.peer.learned_rounds)
         if isinstance(peer.log, ArrivingLog):
             peer.log.here = max(state.peer.cursor, self.journal.cursor)
-        station.joining.patiently(lambda: run.restore(peer, kept[-1], state.peer))
+        station.joining.patiently(lambda: run.restore(peer, whole, state.peer))
         station.say(f"going on after round {peer.learned_rounds}")
         return state.over
 
+    def _check_journal(self, round: int) -> None:
+        if num_lost := self.journal.forget_unreachable(round):
+            self.station.say(
+                f"the journal lacks a step after round {round}: {num_lost} behind it are taken anew"
+            )
+
     def mend(self) -> None:
         """Go on behind what the log has of this peer, its newest version included."""
-        last = self.station.mend_outbox()
-        if last and isinstance(content := known(last)[0], Weights):
-            self._check_reach(content.version)
-            if self.peer.weights:
-                self.peer.weights.published = content.version
+        mended = self.station.mend_outbox()
+        if mended is None:
+            return
+        peer = self.peer
+        peer.half.on_log = lambda group: group.id in mended.forgotten or group in peer.admitted
+        if isinstance(content := known(mended.last)[0], Weights):
+            self._go_behind(content.version)
+            if peer.weights:
+                peer.weights.published = content.version
 
-    def _check_reach(self, version: int) -> None:
-        """Versions are published once: a learner that lost its folder cannot make other ones."""
-        reach = max(self.peer.learner.policy.version, self.journal.reach)
-        if version > reach:
-            raise ValueError(
-                f"the log has version {version} of {self.peer.me.name}, and "
-                f"{self.station.folder} reaches {reach} only; "
-                "come back with the folder it learned in (--out), or begin the crew anew under "
-                "another name"
-            )
+    def _go_behind(self, version: int) -> None:
+        """Versions are published once: a learner that lost some has other numbers for the next.
+
+        What it has now is the version behind the newest, so that its samplers get all of it soon.
+        """
+        peer, rounds = self.peer, self.station.config.crew.rounds
+        reach = max(peer.learner.policy.version, self.journal.reach)
+        if version <= reach:
+            return
+        behind = min(version + 1, rounds)
+        self.station.say(
+            f"the log has version {version} of {peer.me.name}, and {self.station.folder} reaches "
+            f"{reach} only: what was learned between is lost, going on from {reach} as {behind}"
+        )
+        peer.renumber(behind)
+        self.save(over=False)
 
     def _keep_refusals(self) -> None:
         """The newest refusals, for people to look at; their records are on the log."""

@@ -13,8 +13,9 @@ import msgspec
 
 from motley.clock import Clock
 from motley.config import CrewConfig, config_text, parse_config
+from motley.exchange.nats.accounts import User, invited_user, peer_user
 from motley.exchange.nats.connection import Login
-from motley.exchange.nats.server import User, fingerprint, invited_user, peer_user
+from motley.exchange.nats.server import fingerprint
 from motley.files import replace
 from motley.records import HUB, Charter, Roster
 from motley.tasks import load_task
@@ -167,20 +168,24 @@ class Register:
         return [peer.name for peer in self._config.peer if peer.role == "learner"]
 
     def users(self) -> list[User]:
-        """Who may do what on the server."""
-        crew, learners = self.state.crew, self.learners
-        follows = {peer.name: peer.follows for peer in self._config.peer}
-        invited = [
-            invited_user(crew, peer, Identity.of(secret).nkey)
-            for peer, secret in self.state.invited.items()
-        ]
-        enrolled = [
-            peer_user(
-                crew, peer, nkey_of(key), learner=peer in learners, follows=follows.get(peer, "")
+        """Who may do what on the server: two accounts per peer of the crew, some without a key."""
+        crew, state = self.state.crew, self.state
+        keys = {peer: nkey_of(key) for peer, key in state.keys.items()}
+        invited = {peer: Identity.of(secret).nkey for peer, secret in state.invited.items()}
+        return [
+            user
+            for peer in self._config.peer
+            for user in (
+                invited_user(crew, peer.name, invited.get(peer.name, "")),
+                peer_user(
+                    crew,
+                    peer.name,
+                    keys.get(peer.name, ""),
+                    learner=peer.role == "learner",
+                    follows=peer.follows,
+                ),
             )
-            for peer, key in self.state.keys.items()
         ]
-        return [*invited, *enrolled]
 
 
 def read_state(folder: Path) -> HubState:

@@ -30,9 +30,9 @@ def begin_sampling(station: Station, held: ExitStack) -> SamplerRole:
     sampler = _build(station, held)
     station.witness.rely_on(sampler.admission)
     sampler.half.sampled_rounds = station.outbox.last_round + 1
-    last = station.mend_outbox()
+    mended = station.mend_outbox()
     # with a lost outbox, what the log has is not sampled again
-    if last and isinstance(group := known(last)[0], Group):
+    if mended and isinstance(group := known(mended.last)[0], Group):
         sampler.half.sampled_rounds = max(sampler.half.sampled_rounds, group.round + 1)
     if sampler.half.sampled_rounds:
         station.say(f"going on after round {sampler.half.sampled_rounds}")

@@ -303,7 +303,9 @@ class OpenAIEngine:
             _exact(choice) for choice in sorted(reply.choices, key=lambda choice: choice.index)
         ]
         _check_count(sum(len(choice.ids) for choice in drawn), reply.usage)
-        return [_completion(choice, self._policy.vocabulary.end_ids) for choice in drawn]
+        made = [_completion(choice, self._policy.vocabulary.end_ids) for choice in drawn]
+        _check_room(made, body["max_tokens"])
+        return made
 
 
 def key_of(config: OpenAI) -> str:
@@ -418,6 +420,17 @@ def _check_count(named: int, usage: _Usage | None) -> None:
             "leaves out those that end inside a character "
             "of several bytes, and what is left out cannot be learned from; use vLLM, or a lower "
             "temperature or top_k"
+        )
+
+
+def _check_room(made: Sequence[Completion], max_tokens: object) -> None:
+    """Refuse what ended for want of room: readers take an answer cut short for a made-up one."""
+    assert isinstance(max_tokens, int)
+    shortest = min((len(c.tokens) for c in made if c.ending == "length"), default=max_tokens)
+    if shortest < max_tokens:
+        raise ValueError(
+            f"the server ended a completion after {shortest} tokens of {max_tokens} without an "
+            "end token; give it a longer context, or lower max_tokens"
         )
 
 

@@ -1,20 +1,24 @@
 """The crew's log and the bytes on it. Imports without torch."""
 
-from motley.exchange.log import Entry, Log, LogError
+from motley.exchange.headers import GroupHeader
+from motley.exchange.log import Entry, Log, LogError, stands_under
 from motley.exchange.memory import MemoryLog, cut_log
 from motley.exchange.outbox import Head, Mark, Outbox, Signer
-from motley.exchange.sections import WireError
-from motley.exchange.wire import Header, Sealed, decode, encode, pack, unpack
+from motley.exchange.sections import RolloutArrays, WireError
+from motley.exchange.wire import Header, Limits, Sealed, decode, encode, pack, unpack
 
 __all__ = [
     "Entry",
+    "GroupHeader",
     "Head",
     "Header",
+    "Limits",
     "Log",
     "LogError",
     "Mark",
     "MemoryLog",
     "Outbox",
+    "RolloutArrays",
     "Sealed",
     "Signer",
     "WireError",
@@ -22,5 +26,6 @@ __all__ = [
     "decode",
     "encode",
     "pack",
+    "stands_under",
     "unpack",
 ]

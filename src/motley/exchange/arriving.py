@@ -12,6 +12,8 @@ from motley.clock import Clock
 from motley.exchange.log import Entry, Log
 from motley.links import Weather
 
+MOST_PAGES = 16  # that are looked at in one go
+
 
 class ArrivingLog:
     """A record's delay begins when this reader first could have seen it."""
@@ -47,9 +49,14 @@ class ArrivingLog:
         return [entry for entry in known if entry.position < on_the_way]
 
     def _look(self, now_s: float) -> None:
-        """Give every new record its time of arrival, none before those that stand before it."""
+        """Give every new record its time of arrival, none before those that stand before it.
+
+        Of a flood, the first so many: the rest is seen at the next look.
+        """
         self._looked = max(self._looked, self.here)
-        while found := self._log.read(self._looked):
+        for _ in range(MOST_PAGES):
+            if not (found := self._log.read(self._looked)):
+                return
             for entry in found:
                 self._last_s = max(self._last_s, self._weather.fetched(entry.id, now_s))
                 self._arrives_s[entry.position] = self._last_s

@@ -9,6 +9,10 @@ from typing import Literal
 
 import zstandard
 
+# A window is no memory where a frame is decompressed at once, and a writer may take a larger one
+# than what is in the frame asks for.
+_MOST_WINDOW_BYTES = 2**23
+
 Fault = Literal["corrupt", "undeclared", "inflated"]
 
 
@@ -43,8 +47,8 @@ def decompressed(frame: bytes, most_bytes: int) -> bytes:
     """
     declared_bytes(frame, most_bytes)
     try:
-        return zstandard.ZstdDecompressor(max_window_size=most_bytes).decompress(
-            frame, allow_extra_data=False
-        )
+        return zstandard.ZstdDecompressor(
+            max_window_size=max(most_bytes, _MOST_WINDOW_BYTES)
+        ).decompress(frame, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise FrameError("corrupt", f"does not decompress: {error}") from None

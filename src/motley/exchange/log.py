@@ -5,6 +5,7 @@ Two operations; knows bytes, not what they mean.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -24,11 +25,25 @@ class LogError(OSError):
     """
 
 
+def tagged(id: str, record: bytes) -> str:
+    """Where a record stands if somebody else took its id first.
+
+    Nobody can take that, too, before the record is known.
+    """
+    return f"{id}.{hashlib.sha256(record).hexdigest()[:16]}"
+
+
+def stands_under(entry_id: str, id: str, record: bytes) -> bool:
+    """Whether a record with this id can stand there: under the id, or the id with its own tag."""
+    return entry_id in (id, tagged(id, record))
+
+
 class Log(Protocol):
     def append(self, records: Sequence[tuple[str, bytes]]) -> None:
         """Add records under their ids, in order.
 
-        An id that is there already, for ever, is passed over.
+        A record that is there already, for ever, is passed over. Where strangers can take an id
+        first, the record stands under its id and its tag instead.
         """
         ...
 

@@ -100,9 +100,17 @@ class Outbox:
         return {row[1] for row in self._database.execute(f"PRAGMA table_info({table})")}
 
     @property
+    def path(self) -> Path | None:
+        return self._path
+
+    @property
     def key(self) -> bytes:
         """Whose records these are."""
         return self._signer.public
+
+    def secret(self, purpose: bytes) -> bytes:
+        """64 bytes that only the owner of the key can make, the same every time."""
+        return self._signer.sign(b"motley secret\n" + purpose)
 
     def __len__(self) -> int:
         """How many records wait to be sent."""

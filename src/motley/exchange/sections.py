@@ -1,12 +1,18 @@
 """The sections of a group's record: tokens, log-probs, rewards and endings as bytes.
 docs/protocol.md has them byte by byte.
+
+What is read stays in arrays until it has been checked: a reader pays for Python's own numbers only
+where it keeps them.
 """
 
 from __future__ import annotations
 
-import sys
-from array import array
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from motley.records import Ending, Rollout
 
@@ -16,6 +22,11 @@ STEPS_PER_NAT = 1700  # a log-prob is off by half a step at most, a ratio by 0.0
 LEAST_LOGPROB, MOST_LOGPROB = -(2**16 - 1) / STEPS_PER_NAT, 0.5 / STEPS_PER_NAT
 
 _ENDINGS: tuple[Ending, Ending] = ("stop", "length")
+_VARINT_BYTES = 5
+
+Integers = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.floating[Any]]
+Bytes = npt.NDArray[np.uint8]
 
 
 class WireError(ValueError):
@@ -26,151 +37,102 @@ class WireError(ValueError):
         self.reason = reason
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class RolloutArrays:
+    """The rollouts of a group, R of them, with N tokens in all, one behind the other."""
+
+    reward_R: Floats
+    stopped_R: npt.NDArray[np.bool_]  # the ending is "stop", not "length"
+    length_R: Integers
+    token_N: Integers
+    logprob_N: Floats
+
+    @property
+    def stop_R(self) -> Integers:
+        """Where each rollout ends among the tokens."""
+        return np.cumsum(self.length_R)
+
+    def rollouts(self) -> tuple[Rollout, ...]:
+        tokens, logprobs = self.token_N.tolist(), self.logprob_N.tolist()
+        made, start = [], 0
+        for stop, reward, stopped in zip(
+            self.stop_R.tolist(), self.reward_R.tolist(), self.stopped_R.tolist(), strict=True
+        ):
+            made.append(
+                Rollout(
+                    tokens=tuple(tokens[start:stop]),
+                    logprobs=tuple(logprobs[start:stop]),
+                    reward=reward,
+                    ending="stop" if stopped else "length",
+                )
+            )
+            start = stop
+        return tuple(made)
+
+
+# Encoding
+
+
 def encode_sections(id: str, rollouts: Sequence[Rollout], lossless: bool) -> list[bytes]:
     """Rewards, endings and lengths; tokens; log-probs: cut where the kind of bytes changes."""
     if any(len(rollout.tokens) != len(rollout.logprobs) for rollout in rollouts):
         raise ValueError(
             f"a rollout of group {id} has not as many log-probs as tokens; expected one each"
         )
-    flat = [logprob for rollout in rollouts for logprob in rollout.logprobs]
-    if len(rollouts) > MAX_ROLLOUTS or len(flat) > MAX_TOKENS:
+    logprob_N = _logprobs(rollouts)
+    if len(rollouts) > MAX_ROLLOUTS or len(logprob_N) > MAX_TOKENS:
         raise ValueError(
-            f"group {id} has {len(rollouts)} rollouts and {len(flat)} tokens; a record takes "
+            f"group {id} has {len(rollouts)} rollouts and {len(logprob_N)} tokens; a record takes "
             f"{MAX_ROLLOUTS}, {MAX_TOKENS}: "
             "use a smaller group_size or max_tokens"
         )
-    rewards = _little_endian(array("f", (r.reward for r in rollouts))).tobytes()
+    rewards = _float32([r.reward for r in rollouts]).tobytes()
     endings = bytes(_ENDINGS.index(r.ending) for r in rollouts)
     lengths = varint_bytes(len(r.tokens) for r in rollouts)
     tokens = varint_bytes(token for r in rollouts for token in r.tokens)
-    logprobs = (
-        [_planes(array("f", flat))]
-        if lossless
-        else _steps_bytes([max(0, round(-x * STEPS_PER_NAT)) for x in flat])
-    )
+    logprobs = [_planes(logprob_N)] if lossless else _steps_bytes(_steps(logprob_N))
     return [rewards + endings + lengths, tokens, *logprobs]
 
 
 def fits_rounding(rollouts: Sequence[Rollout]) -> bool:
     """Whether every log-prob is within what the rounded form can say."""
-    return all(
-        LEAST_LOGPROB <= logprob <= MOST_LOGPROB
-        for rollout in rollouts
-        for logprob in rollout.logprobs
-    )
+    logprob_N = _logprobs(rollouts)
+    return bool(((logprob_N >= LEAST_LOGPROB) & (logprob_N <= MOST_LOGPROB)).all())
 
 
-def decode_sections(sections: bytes, num_rollouts: int, lossless: bool) -> tuple[Rollout, ...]:
-    if not 0 <= num_rollouts <= len(sections):
-        raise WireError(
-            "truncated", f"record declares {num_rollouts} rollouts in {len(sections)} bytes"
-        )
-    if num_rollouts > MAX_ROLLOUTS:
-        raise WireError(
-            "size", f"group has {num_rollouts} rollouts; at most {MAX_ROLLOUTS} are read"
-        )
-    rewards_stop, endings_stop = 4 * num_rollouts, 5 * num_rollouts
-    _must_have(sections, endings_stop)
-    rewards = _little_endian(array("f", sections[:rewards_stop]))
-    endings = sections[rewards_stop:endings_stop]
-    if any(ending >= len(_ENDINGS) for ending in endings):
-        raise WireError("malformed", "an ending is neither stop nor length")
-    lengths, start = varints(sections, endings_stop, num_rollouts)
-    total = sum(lengths)
-    if total > MAX_TOKENS:
-        raise WireError("size", f"group has {total} tokens; at most {MAX_TOKENS} are read")
-    tokens, start = varints(sections, start, total)
-    logprobs = (
-        _exact_logprobs(sections[start:], total)
-        if lossless
-        else _rounded_logprobs(sections[start:], total)
-    )
-    rollouts, at = [], 0
-    for length, reward, ending in zip(lengths, rewards, endings, strict=True):
-        part = slice(at, at + length)
-        rollouts.append(
-            Rollout(
-                tokens=tuple(tokens[part]),
-                logprobs=tuple(logprobs[part]),
-                reward=reward,
-                ending=_ENDINGS[ending],
-            )
-        )
-        at += length
-    return tuple(rollouts)
+def _logprobs(rollouts: Sequence[Rollout]) -> npt.NDArray[np.float64]:
+    return np.array([logprob for r in rollouts for logprob in r.logprobs], dtype=np.float64)
 
 
-def _must_have(content: bytes, size: int, exactly: bool = False) -> None:
-    if len(content) < size:
-        raise WireError("truncated", f"sections have {len(content)} bytes where {size} are due")
-    if exactly and len(content) > size:
-        raise WireError("malformed", f"sections have {len(content)} bytes where {size} are due")
+def _float32(values: npt.ArrayLike) -> npt.NDArray[np.float32]:
+    with np.errstate(all="ignore"):  # what float32 cannot hold becomes infinite
+        return np.asarray(values, dtype=np.float64).astype("<f4")
 
 
-def _exact_logprobs(planes: bytes, count: int) -> list[float]:
-    _must_have(planes, 4 * count, exactly=True)
-    content = bytearray(len(planes))
-    for byte in range(4):
-        content[byte::4] = planes[byte * count : (byte + 1) * count]
-    return _little_endian(array("f", bytes(content))).tolist()
-
-
-def _planes(values: array[float]) -> bytes:
+def _planes(logprob_N: npt.NDArray[np.float64]) -> bytes:
     """All first bytes, then all second ones, and so on: alike, they compress better."""
-    content = _little_endian(values).tobytes()
-    return b"".join(content[byte::4] for byte in range(4))
+    return _float32(logprob_N).view(np.uint8).reshape(-1, 4).T.tobytes()
 
 
-def _steps_bytes(steps: list[int]) -> list[bytes]:
+def _steps(logprob_N: npt.NDArray[np.float64]) -> Integers:
+    return np.maximum(np.rint(-logprob_N * STEPS_PER_NAT).astype(np.int64), 0)
+
+
+def _steps_bytes(step_N: Integers) -> list[bytes]:
     """Numbers of 16 bits: how long each is in binary, a byte each; then the bits below its leading
     one, lowest first, in a row.
 
     The lengths of confident tokens are short and alike, and compress; the bits below do not, and
     are not rounded up to bytes.
     """
-    packed, held, num_held = bytearray(), 0, 0
-    for step in steps:
-        width = step.bit_length() - 1
-        if width > 0:
-            held |= (step ^ 1 << width) << num_held
-            num_held += width
-            while num_held >= 8:
-                packed.append(held & 255)
-                held >>= 8
-                num_held -= 8
-    if num_held:
-        packed.append(held)
-    return [bytes(step.bit_length() for step in steps), bytes(packed)]
-
-
-def _rounded_logprobs(section: bytes, count: int) -> list[float]:
-    _must_have(section, count)
-    lengths = section[:count]
-    if max(lengths, default=0) > 16:
-        raise WireError("malformed", "a log-prob has more than 16 bits")
-    # a number without a leading one has none below it either
-    num_bits = sum(lengths) - count + lengths.count(0)
-    _must_have(section, count + (num_bits + 7) // 8, exactly=True)
-    logprobs, at, held, num_held = [], count, 0, 0
-    for length in lengths:
-        width = length - 1
-        if width <= 0:
-            logprobs.append(-length / STEPS_PER_NAT)
-            continue
-        while num_held < width:
-            held |= section[at] << num_held
-            at += 1
-            num_held += 8
-        logprobs.append(-(held & (1 << width) - 1 | 1 << width) / STEPS_PER_NAT)
-        held >>= width
-        num_held -= width
-    return logprobs
-
-
-def _little_endian(values: array[float]) -> array[float]:
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values
+    length_N = np.frexp(step_N)[1]
+    width_N = np.maximum(length_N - 1, 0)
+    start_N = np.cumsum(width_N) - width_N
+    bits = np.zeros(int(width_N.sum()), dtype=np.uint8)
+    for place in range(int(width_N.max(initial=0))):
+        wide = width_N > place
+        bits[start_N[wide] + place] = step_N[wide] >> place & 1
+    return [length_N.astype(np.uint8).tobytes(), np.packbits(bits, bitorder="little").tobytes()]
 
 
 def varint_bytes(numbers: Iterable[int]) -> bytes:
@@ -183,23 +145,95 @@ def varint_bytes(numbers: Iterable[int]) -> bytes:
     return bytes(encoded)
 
 
-def varints(content: bytes, start: int, count: int) -> tuple[list[int], int]:
+# Decoding
+
+
+def decode_sections(
+    sections: bytes, num_rollouts: int, lossless: bool, rollout_tokens: int = MAX_TOKENS
+) -> RolloutArrays:
+    """`rollout_tokens`: longer rollouts are refused before a token is read."""
+    if not 0 <= num_rollouts <= len(sections):
+        raise WireError(
+            "truncated", f"record declares {num_rollouts} rollouts in {len(sections)} bytes"
+        )
+    if num_rollouts > MAX_ROLLOUTS:
+        raise WireError(
+            "size", f"group has {num_rollouts} rollouts; at most {MAX_ROLLOUTS} are read"
+        )
+    rewards_stop, endings_stop = 4 * num_rollouts, 5 * num_rollouts
+    _must_have(sections, endings_stop)
+    ending_R = np.frombuffer(sections, np.uint8, num_rollouts, rewards_stop)
+    if ending_R.max(initial=0) >= len(_ENDINGS):
+        raise WireError("malformed", "an ending is neither stop nor length")
+    length_R, start = varints(sections, endings_stop, num_rollouts)
+    total = int(length_R.sum())
+    if total > MAX_TOKENS:
+        raise WireError("size", f"group has {total} tokens; at most {MAX_TOKENS} are read")
+    if length_R.max(initial=0) > rollout_tokens:
+        raise WireError(
+            "length", f"a rollout has {length_R.max()} tokens; at most {rollout_tokens} are read"
+        )
+    token_N, start = varints(sections, start, total)
+    decode = _exact_logprobs if lossless else _rounded_logprobs
+    return RolloutArrays(
+        np.frombuffer(sections, "<f4", num_rollouts),
+        ending_R == 0,
+        length_R,
+        token_N,
+        decode(sections[start:], total),
+    )
+
+
+def _must_have(content: bytes, size: int, exactly: bool = False) -> None:
+    if len(content) < size:
+        raise WireError("truncated", f"sections have {len(content)} bytes where {size} are due")
+    if exactly and len(content) > size:
+        raise WireError("malformed", f"sections have {len(content)} bytes where {size} are due")
+
+
+def _exact_logprobs(planes: bytes, count: int) -> Floats:
+    _must_have(planes, 4 * count, exactly=True)
+    bytes_4N = np.frombuffer(planes, np.uint8).reshape(4, count)
+    return np.ascontiguousarray(bytes_4N.T).reshape(-1).view("<f4")
+
+
+def _rounded_logprobs(section: bytes, count: int) -> Floats:
+    _must_have(section, count)
+    length_N = np.frombuffer(section, np.uint8, count).astype(np.int64)
+    if length_N.max(initial=0) > 16:
+        raise WireError("malformed", "a log-prob has more than 16 bits")
+    # a number without a leading one has none below it either
+    width_N = np.maximum(length_N - 1, 0)
+    num_bits = int(width_N.sum())
+    _must_have(section, count + (num_bits + 7) // 8, exactly=True)
+    start_N = np.cumsum(width_N) - width_N
+    # three bytes hold 15 bits wherever in the first they begin
+    bits = np.frombuffer(section + bytes(3), np.uint8, offset=count).astype(np.int64)
+    at_N = start_N >> 3
+    word_N = (bits[at_N] | bits[at_N + 1] << 8 | bits[at_N + 2] << 16) >> (start_N & 7)
+    leading_N = np.left_shift(1, width_N)
+    return -np.where(length_N > 0, word_N & leading_N - 1 | leading_N, 0) / STEPS_PER_NAT
+
+
+def varints(content: bytes, start: int, count: int) -> tuple[Integers, int]:
     """`count` numbers of at most 35 bits, seven bits a byte, lowest first; and where they end."""
-    numbers = []
-    try:
-        for _ in range(count):
-            byte = content[start]
-            start += 1
-            number = byte & 127
-            shift = 7
-            while byte >= 128:
-                if shift > 28:
-                    raise WireError("malformed", "a number is longer than five bytes")
-                byte = content[start]
-                start += 1
-                number |= (byte & 127) << shift
-                shift += 7
-            numbers.append(number)
-    except IndexError:
-        raise WireError("truncated", "record ends in the middle of its numbers") from None
-    return numbers, start
+    window = np.frombuffer(content, np.uint8, offset=min(start, len(content)))
+    window = window[: _VARINT_BYTES * count]
+    if len(window) >= count and window[:count].max(initial=0) < 128:
+        return window[:count].astype(np.int64), start + count
+    last_N = np.flatnonzero(window < 128)[:count]
+    first_N = np.concatenate([[0], last_N + 1])  # one more: where what follows begins
+    if np.diff(first_N).max(initial=0) > _VARINT_BYTES:
+        raise WireError("malformed", "a number is longer than five bytes")
+    if len(last_N) < count:
+        too_long = len(window) - first_N[-1] >= _VARINT_BYTES
+        raise (
+            WireError("malformed", "a number is longer than five bytes")
+            if too_long
+            else WireError("truncated", "record ends in the middle of its numbers")
+        )
+    number_N = (window[first_N[:-1]] & 127).astype(np.int64)
+    for place in range(1, int(np.diff(first_N).max())):
+        long_N = np.flatnonzero(last_N - first_N[:-1] >= place)
+        number_N[long_N] |= (window[first_N[long_N] + place] & 127).astype(np.int64) << 7 * place
+    return number_N, start + int(first_N[-1])

@@ -3,8 +3,8 @@
 Two are kept. Hashes are checked on load. What the state says is up to whoever saves it.
 
 A folder per peer holds an ordinary Hugging Face or PEFT folder (`model/`) and
-`optimiser.safetensors`; `state.json` holds everything else and the sha256 of every file. No pickle
-anywhere.
+`optimiser.safetensors`; `state.json` holds everything else and the sha256 of every file;
+`state.json.sha256` holds that of `state.json`, as `sha256sum -c` reads it. No pickle anywhere.
 """
 
 from __future__ import annotations
@@ -20,16 +20,21 @@ import msgspec
 import torch
 from safetensors import SafetensorError
 
-from motley.files import sync
+from motley.files import disk_error, sync
 from motley.learning.fitting import check_finite
 from motley.models.policy import Policy, load_tensors, save_tensors
 
 KEPT = 2
+STATE, STATE_HASH = "state.json", "state.json.sha256"
 _NAME = re.compile(r"round-(\d{6,})")
 
 
 class CheckpointError(ValueError):
     """A checkpoint that is missing or does not have the content it was written with."""
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(f"{what}; {remedy}")
+        self.what = what
 
 
 class OtherStateError(CheckpointError):
@@ -60,11 +65,8 @@ def save_checkpoint(
         _write_and_sync(partial, state, write)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
-        raise OSError(
-            f"the checkpoint of round {round} could not be written to {root}: {error}; the one "
-            "before it is whole. "
-            "Make room on the disk, or raise checkpoint_every, and go on with --resume"
-        ) from error
+        why = getattr(error, "strerror", None) or str(error)
+        raise disk_error(final, f"{why}; the checkpoint before it is whole") from error
     replaced = root / f".{final.name}.replaced"
     if final.exists():
         final.rename(replaced)
@@ -83,15 +85,10 @@ def _write_and_sync(partial: Path, state: msgspec.Struct, write: Callable[[Path]
     manifest = Manifest(
         state=state, sha256={str(p.relative_to(partial)): _sha256(p) for p in files}
     )
-    (partial / "state.json").write_bytes(
-        msgspec.json.format(msgspec.json.encode(manifest, order="sorted"))
-    )
-    for path in [
-        *files,
-        partial / "state.json",
-        *(p for p in partial.rglob("*") if p.is_dir()),
-        partial,
-    ]:
+    content = msgspec.json.format(msgspec.json.encode(manifest, order="sorted"))
+    (partial / STATE).write_bytes(content)
+    (partial / STATE_HASH).write_text(f"{hashlib.sha256(content).hexdigest()}  {STATE}\n")
+    for path in [*partial.rglob("*"), partial]:
         sync(path)
 
 
@@ -105,28 +102,72 @@ def checkpoints(root: Path) -> list[Path]:
     return [by_round[round] for round in sorted(by_round)]
 
 
+def load_newest(
+    root: Path, kind: type[RunState], say: Callable[[str], None]
+) -> tuple[Path, RunState]:
+    """Give the newest checkpoint that is whole, with its state.
+
+    A damaged one before which there is another is put aside, with a word.
+    """
+    kept = checkpoints(root)
+    while kept:
+        folder = kept.pop()
+        try:
+            return folder, load_manifest(folder, kind)
+        except OtherStateError:
+            raise
+        except CheckpointError as error:
+            if not kept:
+                raise CheckpointError(
+                    f"{error.what}, and no other checkpoint is left", _ANEW
+                ) from None
+            shutil.rmtree(root / f"damaged-{folder.name}", ignore_errors=True)
+            folder.rename(root / f"damaged-{folder.name}")
+            say(f"{error.what}; it is now damaged-{folder.name}, going on from {kept[-1].name}")
+    raise CheckpointError(f"{root} has no checkpoint", _ANEW)
+
+
+_ANEW = (
+    "put one back from a copy, or begin anew in another folder; a peer at a hub takes its peer.key "
+    "there"
+)
+
+
 def load_manifest(folder: Path, kind: type[RunState]) -> RunState:
     """Give the state of a checkpoint whose files all have their hashes."""
     try:
+        content = (folder / STATE).read_bytes()
+        _check_state(folder, content)
         manifest = msgspec.json.decode(
-            (folder / "state.json").read_bytes(),
+            content,
             type=Manifest[kind],  # type: ignore[valid-type]
         )
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         other = isinstance(error, msgspec.ValidationError)
         raise (OtherStateError if other else CheckpointError)(
-            f"{folder} has no readable state.json: {error}; delete it to resume from the "
-            "checkpoint before it"
+            f"{folder} has no readable state.json: {error}", _before(folder)
         ) from None
     for name, expected in manifest.sha256.items():
         path = folder / name
         if not path.is_file() or _sha256(path) != expected:
             raise CheckpointError(
-                f"{path} is missing or changed since it was saved; delete {folder} to resume from "
-                "the checkpoint before it"
+                f"{path} is missing or changed since it was saved", _before(folder)
             )
     state: RunState = manifest.state
     return state
+
+
+def _check_state(folder: Path, content: bytes) -> None:
+    # a checkpoint of version 0.5 has no such file
+    known = folder / STATE_HASH
+    if not known.exists():
+        return
+    if known.read_bytes().split()[:1] != [hashlib.sha256(content).hexdigest().encode()]:
+        raise CheckpointError(f"{folder / STATE} has changed since it was saved", _before(folder))
+
+
+def _before(folder: Path) -> str:
+    return f"delete {folder} to resume from the checkpoint before it"
 
 
 def save_training(policy: Policy, optimiser: torch.optim.Optimizer, folder: Path) -> None:

@@ -61,14 +61,17 @@ class Row:
     num_tokens: int
     truncated: bool
     age: int
+    num_withheld: int = 0  # tokens that were not pushed up
     scored: ScoredRow | None = None
 
 
 def sender_metrics(rows: Sequence[Row]) -> dict[str, SenderMetrics]:
-    return {
-        sender: _of_sender([r for r in rows if r.sender == sender])
-        for sender in sorted({r.sender for r in rows})
-    }
+    # a step that is not finite is measured before anyone knows
+    with np.errstate(invalid="ignore", over="ignore"):
+        return {
+            sender: _of_sender([r for r in rows if r.sender == sender])
+            for sender in sorted({r.sender for r in rows})
+        }
 
 
 def _of_sender(rows: list[Row]) -> SenderMetrics:
@@ -112,7 +115,13 @@ def _with_scored(metrics: SenderMetrics, scored: list[tuple[Row, ScoredRow]]) ->
         tau_before=before,
         tau_after=after,
         entropy=float(np.concatenate([s.entropy for _, s in scored]).mean()),
+        withheld=_withheld([r for r, _ in scored if r.advantage > 0]),
     )
+
+
+def _withheld(positive: list[Row]) -> float | None:
+    tokens = sum(r.num_tokens for r in positive)
+    return sum(r.num_withheld for r in positive) / tokens if tokens else None
 
 
 def _by_group(scored: list[tuple[Row, ScoredRow]]) -> list[list[tuple[Row, ScoredRow]]]:

@@ -9,13 +9,12 @@ early, and which records were used.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from motley.files import replace
+from motley.files import append, replace
 from motley.learning.select import Candidate
 
 
@@ -43,12 +42,7 @@ class WrittenStep(msgspec.Struct, frozen=True, kw_only=True):
 class Journal:
     def __init__(self, path: Path) -> None:
         self._path = path
-        lines = path.read_bytes().split(b"\n") if path.exists() else []
-        self._steps = {
-            step.round: step
-            for line in lines[:-1]
-            if (step := msgspec.json.decode(line, type=WrittenStep))
-        }  # a torn line was never acted on
+        self._steps = {step.round: step for step in _read(path)}
         self._rewrite()
 
     def of(self, round: int) -> WrittenStep | None:
@@ -78,18 +72,44 @@ class Journal:
                 "restart and would now be learned from "
                 f"{list(step.positions)}; is it another log, or were files of this run changed?"
             )
+        append(self._path, msgspec.json.encode(step) + b"\n", synced=True)
         self._steps[step.round] = step
-        with self._path.open("ab") as file:
-            file.write(msgspec.json.encode(step) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
 
     def forget_before(self, round: int) -> None:
         """Drop steps that every kept checkpoint already holds."""
         self._steps = {number: step for number, step in self._steps.items() if number >= round}
         self._rewrite()
 
+    def forget_unreachable(self, round: int) -> int:
+        """Drop steps that do not follow from this round, step by step; how many.
+
+        Where one between is lost, those behind it were taken with weights that nobody has.
+        """
+        end = round
+        while end in self._steps:
+            end += 1
+        before = len(self._steps)
+        self._steps = {number: step for number, step in self._steps.items() if number < end}
+        self._rewrite()
+        return before - len(self._steps)
+
     def _rewrite(self) -> None:
         replace(
             self._path, b"".join(msgspec.json.encode(step) + b"\n" for step in self._steps.values())
         )
+
+
+def _read(path: Path) -> list[WrittenStep]:
+    # a last line without its end was never acted on
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    steps = []
+    for number, line in enumerate(lines, 1):
+        try:
+            steps.append(msgspec.json.decode(line, type=WrittenStep))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ValueError(
+                f"line {number} of {path} is no step of a journal ({error}); put the file back "
+                "from a copy, or delete it: then this peer goes on from its newest checkpoint, and "
+                "learns once more, not bit for bit the same, what came after it"
+            ) from None
+    return steps

@@ -7,27 +7,37 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
-from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
 from motley.compute.graphs import scorer
-from motley.compute.logprobs import Scores
-from motley.config import Learning
+from motley.config import Learning, Trust
 from motley.learning.batches import MicroBatch, ToScore, micro_batches
+from motley.learning.blame import Blame, blame
 from motley.learning.descent import LossScale, adam, descend
-from motley.learning.diagnostics import Row, ScoredRow, sender_metrics
+from motley.learning.diagnostics import Floats, Row, sender_metrics
 from motley.learning.fitting import explained_memory, fitting_budget, halved, too_large
+from motley.learning.notes import Overheard, note, note_scores
 from motley.learning.select import Candidate
 from motley.learning.senders import SenderMetrics
+from motley.learning.sequences import (
+    StepPlan,
+    Withheld,
+    nothing_withheld,
+    step_batch,
+    step_plan,
+    step_rows,
+    unscored,
+)
+from motley.learning.shares import Gradient, GradientSum, Settled, scales
 from motley.models.devices import is_out_of_memory
 from motley.models.policy import Policy
-from motley.objectives import LossBatch, LossOutput, Objective, Samples, Terms
+from motley.objectives import Objective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +49,9 @@ class StepReport:
     num_tokens: int  # completion tokens scored
     ages: dict[int, int]  # age in versions -> groups
     senders: dict[str, SenderMetrics]
+    blamed: tuple[str, ...] = ()  # left out, since theirs would not have been finite
+    # of audited candidates, by position: per rollout, learner's minus sampler's log-prob of tokens
+    log_ratios: dict[int, list[Floats]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -63,270 +76,256 @@ class Success:
         return self.by_kind.get(kind, 0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """The sequences of a step, one row each, groups next to each other."""
-
-    candidate_B: list[Candidate]
-    group_B: list[int]
-    logp_sampler_B: list[tuple[float, ...]]
-    sequences: list[ToScore]
-    samples: Samples
-    ended_B: Tensor
-
-
-class _Note(NamedTuple):
-    """What a micro-batch came out with, on its way to the CPU."""
-
-    arrived: torch.cuda.Event | None
-    row_B: list[int]
-    table_KBT: Tensor  # log ratio, weight, free weight, sampler's log-prob, entropy
-    keep_B: Tensor
-    kl_B: Tensor
-    loss: Tensor
-
-
-class _Gradient(NamedTuple):
-    """What a backward pass over all micro-batches left behind, beside the gradient itself."""
-
-    norm: Tensor
-    notes: list[_Note]
-
-    @property
-    def loss(self) -> float:
-        return sum((float(note.loss) for note in self.notes), 0.0)
-
-
 class Learner:
-    def __init__(self, policy: Policy, objective: Objective, rules: Learning, lr: float) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        objective: Objective,
+        rules: Learning,
+        lr: float,
+        trust: Trust = Trust(),
+    ) -> None:
         self.policy = policy
         self.success = Success(rules.success_memory)
         self.scale = LossScale(policy.dtype)
         self._objective = objective
         self._rules = rules
+        self._trust = trust
         self.token_budget = rules.token_budget or fitting_budget(policy)
         self._halved = False
         self._parameters = [p for _, p in policy.trained()]
         self._score = scorer(policy)
         self.optimiser = adam(self._parameters, lr)
 
-    def step(self, candidates: Sequence[Candidate]) -> StepReport:
+    def step(
+        self,
+        candidates: Sequence[Candidate],
+        withheld: Withheld = nothing_withheld,
+        audited: frozenset[int] = frozenset(),
+    ) -> StepReport:
         """Learn once from these groups.
 
-        A step in which every advantage is zero changes nothing but the version.
+        A step in which every advantage is zero changes nothing but the version. One that is not
+        finite is taken again without the strangers whose sequences make it so.
+
+        `withheld`: which tokens of a rollout must not be made likelier. `audited`: positions of
+        candidates whose log ratios are reported, also where nothing is learned from them.
         """
         self.success.update(candidates)
-        batch = self._batch(candidates)
+        blamed: tuple[str, ...] = ()
+        while left := [c for c in candidates if c.group.origin.peer not in blamed]:
+            alone = lambda peer: self._plan(
+                [c for c in candidates if c.group.origin.peer == peer], withheld
+            )
+            done = self._step(self._plan(left, withheld, audited), alone)
+            if isinstance(done, StepReport):
+                return replace(done, blamed=blamed)
+            blamed = tuple(sorted({*blamed, *done.senders}))
+        self.policy.version += 1
+        return _nothing_left(blamed)
+
+    def _plan(
+        self,
+        candidates: Sequence[Candidate],
+        withheld: Withheld,
+        audited: frozenset[int] = frozenset(),
+    ) -> StepPlan:
+        batch = step_batch(candidates, self.policy.prompts, self.success)
         terms = self._objective.prepare(batch.samples)
         silent_B = self._objective.silent(terms).tolist()
-        todo = [
-            sequence
-            for sequence, silent in zip(batch.sequences, silent_B, strict=True)
-            if not silent
-        ]
-        rows = _rows(batch, terms, self.policy.version)
-        made = self._backward(batch, terms, todo)
-        if todo:
+        return step_plan(batch, terms, silent_B, withheld, audited)
+
+    def _step(self, plan: StepPlan, alone: Callable[[str], StepPlan]) -> StepReport | Blame:
+        """`alone`: what one sender's sequences would be by themselves."""
+        rows, before = step_rows(plan, self.policy.version), self.scale.value
+        made = self._backward(plan)
+        if plan.todo:
             # Nobody knows yet whether this gradient is finite, and nobody has to: where its norm is
             # no number, `descend` changes nothing, and on a GPU the optimiser sees that by itself.
             # So nothing waits for the GPU here. `_settle` reads the norm once all else is done; it
-            # makes the gradient again or raises, and only after it is there a new version.
-            self._descend(made.norm)
-        for note in made.notes:
-            _note_scores(rows, note)
+            # makes the gradient again, blames or raises, and only after it is there a new version.
+            self._descend(made.step_norm)
+        for one in made.notes:
+            note_scores(rows, one)
         senders = sender_metrics(rows)  # while a GPU still computes the gradient
-        grad_norm = self._settle(made, partial(self._backward, batch, terms, todo)) if todo else 0.0
+        settled = self._settle(plan, made) if plan.todo else Settled(0.0, {}, {})
+        if settled is None:
+            found = self._blame(plan, alone)
+            self.scale.value = before  # which may do for who is left
+            return found
         self.policy.version += 1
+        ages = Counter(c.age(self.policy.version - 1) for c in plan.batch.candidates)
         return StepReport(
             loss=made.loss,
-            grad_norm=grad_norm,
+            grad_norm=settled.norm,
             num_sequences=len(rows),
-            num_scored=len(todo),
-            num_tokens=sum(len(s.tokens) for s in todo),
-            ages=dict(sorted(Counter(c.age(self.policy.version - 1) for c in candidates).items())),
-            senders=senders,
+            num_scored=len(plan.todo),
+            num_tokens=sum(len(s.tokens) for s in plan.todo),
+            ages=dict(sorted(ages.items())),
+            senders=_with_gradients(senders, plan, settled),
+            log_ratios=_log_ratios(plan, rows, made.heard),
         )
 
     def _descend(self, norm: Tensor) -> None:
         with explained_memory(self.token_budget):
             descend(self.optimiser, norm)
 
-    def _settle(self, made: _Gradient, again: Callable[[], _Gradient]) -> float:
-        """The norm of the gradient that was stepped along.
+    def _settle(self, plan: StepPlan, made: Gradient) -> Settled | None:
+        """Have a gradient stepped along; None where it is no number.
 
-        One that float16 does not hold is made again, at a smaller scale.
+        One that float16 does not hold is made again, at a smaller scale; one of which a stranger
+        has too much is made again with less of it.
         """
-        grad_norm = float(made.norm)
-        while not np.isfinite(grad_norm) and np.isfinite(made.loss) and self.scale.shrink():
-            norm = again().norm
-            self._descend(norm)
-            grad_norm = float(norm)
-        if not np.isfinite(grad_norm):
-            raise FloatingPointError(
-                f"gradient norm is {grad_norm} at version {self.policy.version}; nothing was "
-                "changed by this step. "
-                f"Lower lr, or check the rewards for extreme values{self._or_bfloat16()}; "
-                "a run goes on from its newest checkpoint with --resume"
-            )
+        while not np.isfinite(float(made.norm)) and np.isfinite(made.loss) and self.scale.shrink():
+            made = self._backward(plan)
+            self._descend(made.step_norm)
+        if not np.isfinite(float(made.norm)) or not np.isfinite(made.loss):
+            return None
+        norm, scale_of = float(made.norm), made.by_sender(made.scale_S)
+        if min(scale_of.values(), default=1.0) < 1:
+            again = self._backward(plan, scale_of=scale_of)
+            self._descend(again.norm)
+            norm = float(again.norm)
         self.scale.grow()
-        return grad_norm
+        return Settled(norm, made.by_sender(made.norm_S), scale_of)
+
+    def _blame(self, plan: StepPlan, alone: Callable[[str], StepPlan]) -> Blame:
+        """Find the strangers whose sequences alone are not finite; raise where there is none."""
+        norm_of = {}  # at a scale at which float16 holds all that it can
+        for peer in plan.batch.senders:
+            made = self._backward(alone(peer))
+            norm_of[peer] = float(made.norm) if np.isfinite(made.loss) else np.nan
+        fine = all(bool(p.isfinite().all()) for p in self._parameters)
+        found = blame(norm_of, plan.batch.strangers, fine)
+        if isinstance(found, Blame):
+            return found
+        raise FloatingPointError(
+            f"gradient norm is {sum(norm_of.values())} at version {self.policy.version}; nothing "
+            f"was changed by this step. {found.words}: lower lr{self._or_bfloat16()}; "
+            "a run goes on from its newest checkpoint with --resume"
+        )
 
     def _or_bfloat16(self) -> str:
         return (
             ", or set dtype = 'bfloat16' for the peer" if self.policy.dtype == torch.float16 else ""
         )
 
-    def _backward(self, batch: _Batch, terms: Terms, todo: list[ToScore]) -> _Gradient:
+    def _backward(self, plan: StepPlan, scale_of: dict[int, float] | None = None) -> Gradient:
         """Add up the gradient.
 
         Where memory does not hold a micro-batch, once more with half of it.
         """
         try:
-            return self._accumulate(batch, terms, todo)
+            return self._accumulate(plan, scale_of)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
             if self._halved and not self._score.holds:
                 raise too_large(self.token_budget) from error
         if self._score.forget():
-            return self._backward(batch, terms, todo)
+            return self._backward(plan, scale_of)
         self.token_budget, self._halved = halved(self.token_budget), True
-        return self._backward(batch, terms, todo)
+        return self._backward(plan, scale_of)
 
-    def _accumulate(self, batch: _Batch, terms: Terms, todo: list[ToScore]) -> _Gradient:
-        """On a GPU nothing here waits for it, once all that it needs is there."""
+    def _accumulate(self, plan: StepPlan, scale_of: dict[int, float] | None) -> Gradient:
+        """On a GPU nothing here waits for it, once all that it needs is there.
+
+        `scale_of`: what to leave of each sender's part.
+        """
         self.optimiser.zero_grad()
         self._score.begin()
-        notes = []
-        for micro, unscored in [
-            _unscored(batch, terms, micro)
-            for micro in micro_batches(todo, self.token_budget, self.policy.device)
-        ]:
-            scores = self._score(micro.packed)
-            loss_batch = unscored(logp_learner_BT=micro.unpack(scores.logp_M))
-            output = self._objective.loss(loss_batch)
-            notes.append(_note(micro, scores, loss_batch, output))
-            self.scale.backward(output.loss)
-        return _Gradient(self.scale.clip(self._parameters, self._rules.grad_clip), notes)
-
-    def _batch(self, candidates: Sequence[Candidate]) -> _Batch:
-        group_index: dict[str, int] = {}
-        entries = []
-        for candidate in candidates:
-            index = group_index.setdefault(candidate.family, len(group_index))
-            entries += [(index, candidate, rollout) for rollout in candidate.group.rollouts]
-        entries.sort(key=lambda entry: entry[0])
-        prompt_ids = self.policy.prompts.ids
-        samples = Samples(
-            reward_B=torch.tensor([r.reward for _, _, r in entries]),
-            group_B=torch.tensor([g for g, _, _ in entries]),
-            own_B=torch.tensor([c.own for _, c, _ in entries]),
-            success_B=torch.tensor([self.success.of(c.problem.kind) for _, c, _ in entries]),
-            length_B=torch.tensor([len(r.tokens) for _, _, r in entries]),
-            logq_mean_B=torch.tensor([sum(r.logprobs) / len(r.logprobs) for _, _, r in entries]),
-            max_length=max(c.group.origin.sampling.max_tokens for c in candidates),
-        )
-        return _Batch(
-            candidate_B=[c for _, c, _ in entries],
-            group_B=[g for g, _, _ in entries],
-            logp_sampler_B=[r.logprobs for _, _, r in entries],
-            sequences=[
-                ToScore(
-                    row=i,
-                    prompt=prompt_ids(c.problem),
-                    tokens=r.tokens,
-                    temperature=c.group.origin.sampling.temperature,
-                    group=g,
-                )
-                for i, (g, c, r) in enumerate(entries)
-            ],
-            samples=samples,
-            ended_B=torch.tensor([r.ending == "stop" for _, _, r in entries]),
+        parts = [
+            (senders, [unscored(plan, micro) for micro in self._micro_batches(sequences)])
+            for senders, sequences in plan.by_sender(apart=self._trust.grad_share > 0)
+        ]
+        total = GradientSum(self._parameters, lent=self._score.holds)
+        notes, losses = [], []
+        for senders, micros in parts:
+            loss = torch.zeros((), device=self.policy.device)
+            for micro, known in micros:
+                scores = self._score(micro.packed)
+                loss_batch = known(logp_learner_BT=micro.unpack(scores.logp_M))
+                output = self._objective.loss(loss_batch)
+                notes.append(note(micro, scores, loss_batch, output))
+                loss = loss + output.loss.detach()
+                self.scale.backward(output.loss * scale_of[senders[0]] if scale_of else output.loss)
+            losses.append(loss)
+            if len(parts) > 1:
+                total.take()
+        total.give()
+        norm = self.scale.clip(self._parameters, self._rules.grad_clip)
+        norm_S = torch.stack(total.norms) / self.scale.value if total.norms else norm[None]
+        return Gradient(
+            norm=norm,
+            senders=[senders for senders, _ in parts],
+            norm_S=norm_S,
+            scale_S=self._scales(plan, norm_S) if len(parts) > 1 else torch.ones_like(norm_S),
+            loss_S=torch.stack(losses),
+            notes=notes,
+            heard=self._hear(plan) if scale_of is None else [],
         )
 
+    def _micro_batches(self, sequences: list[ToScore]) -> list[MicroBatch]:
+        return micro_batches(sequences, self.token_budget, self.policy.device)
 
-def _unscored(
-    batch: _Batch, terms: Terms, micro: MicroBatch
-) -> tuple[MicroBatch, Callable[..., LossBatch]]:
-    """A micro-batch and all of its LossBatch that is known before it is scored."""
-    device = micro.mask_BT.device
-    known = chain.from_iterable(batch.logp_sampler_B[row] for row in micro.row_B.tolist())
-    sampler_M = torch.from_numpy(np.fromiter(known, np.float32, len(micro.packed.target_M))).to(
-        device
+    def _scales(self, plan: StepPlan, norm_S: Tensor) -> Tensor:
+        if not self._trust.grad_share:
+            return torch.ones_like(norm_S)
+        batch = plan.batch
+        strangers = [
+            batch.senders[senders[0]] in batch.strangers
+            for senders, _ in plan.by_sender(apart=True)
+        ]
+        stranger_S = torch.tensor(strangers).to(norm_S.device, non_blocking=True)
+        return scales(norm_S, stranger_S, self._trust.grad_share)
+
+    @torch.no_grad()
+    def _hear(self, plan: StepPlan) -> list[Overheard]:
+        """Score what nothing is learned from."""
+        heard = []
+        for micro, known in map(partial(unscored, plan), self._micro_batches(plan.heard)):
+            loss_batch = known(logp_learner_BT=micro.unpack(self._score(micro.packed).logp_M))
+            heard.append(Overheard(micro.row_B.tolist(), loss_batch.log_ratio_BT))
+        return heard
+
+
+def _nothing_left(blamed: tuple[str, ...]) -> StepReport:
+    return StepReport(
+        loss=0.0,
+        grad_norm=0.0,
+        num_sequences=0,
+        num_scored=0,
+        num_tokens=0,
+        ages={},
+        senders={},
+        blamed=blamed,
     )
-    return micro, partial(
-        LossBatch,
-        logp_sampler_BT=micro.unpack(sampler_M),
-        mask_BT=micro.mask_BT,
-        ended_B=batch.ended_B[micro.row_B].to(device),
-        terms=terms.take(micro.row_B, device),
-    )
 
 
-def _rows(batch: _Batch, terms: Terms, version: int) -> list[Row]:
-    return [
-        Row(
-            sender=candidate.group.origin.peer,
-            group=group,
-            reward=reward,
-            advantage=advantage,
-            num_tokens=len(sequence.tokens),
-            truncated=not ended,
-            age=candidate.age(version),
+def _with_gradients(
+    senders: dict[str, SenderMetrics], plan: StepPlan, settled: Settled
+) -> dict[str, SenderMetrics]:
+    """Add what became of each sender's gradient, where it was measured."""
+    measured = {
+        plan.batch.senders[sender]: (norm, settled.scale_of[sender])
+        for sender, norm in settled.norm_of.items()
+    }
+    return {
+        peer: msgspec.structs.replace(
+            metrics, grad_norm=measured[peer][0], grad_scale=measured[peer][1]
         )
-        for candidate, group, sequence, reward, advantage, ended in zip(
-            batch.candidate_B,
-            batch.group_B,
-            batch.sequences,
-            batch.samples.reward_B.tolist(),
-            terms.advantage_B.tolist(),
-            batch.ended_B.tolist(),
-            strict=True,
-        )
-    ]
+        if peer in measured
+        else metrics
+        for peer, metrics in senders.items()
+    }
 
 
-def _note(micro: MicroBatch, scores: Scores, loss_batch: LossBatch, output: LossOutput) -> _Note:
-    tables = (
-        loss_batch.log_ratio_BT,
-        output.weight_BT,
-        output.free_BT,
-        loss_batch.logp_sampler_BT,
-        micro.unpack(scores.entropy_M),
-    )
-    kept = (
-        torch.stack([table.detach() for table in tables]),
-        output.keep_B,
-        output.kl_B,
-        output.loss.detach(),
-    )
-    on_cpu = [one.to("cpu", non_blocking=one.is_cuda) for one in kept]
-    device = scores.logp_M.device
-    arrived = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
-    return _Note(arrived, micro.row_B.tolist(), *on_cpu)
-
-
-def _note_scores(rows: list[Row], note: _Note) -> None:
-    """Write what was computed for each sequence of a micro-batch into its row."""
-    if note.arrived:
-        note.arrived.synchronize()
-    log_ratio, weight, free, logq, entropy = note.table_KBT.double().numpy()
-    length_B = np.array([rows[row].num_tokens for row in note.row_B])
-    is_own_BT = np.arange(weight.shape[1]) < length_B[:, None]
-    mean_weight_B, mean_logq_B = (
-        np.where(is_own_BT, table, 0.0).sum(1) / length_B for table in (weight, logq)
-    )
-    for i, (row, keep, kl) in enumerate(
-        zip(note.row_B, note.keep_B.tolist(), note.kl_B.tolist(), strict=True)
-    ):
-        own = slice(rows[row].num_tokens)
-        rows[row].scored = ScoredRow(
-            keep=keep,
-            kl=kl,
-            log_ratio=log_ratio[i, own],
-            weight=weight[i, own],
-            mean_weight=float(mean_weight_B[i]),
-            free=free[i, own],
-            logq=float(mean_logq_B[i]),
-            entropy=entropy[i, own],
-        )
+def _log_ratios(plan: StepPlan, rows: list[Row], heard: list[Overheard]) -> dict[int, list[Floats]]:
+    """By position: the log ratios of each rollout of audited candidates, in order."""
+    of_row = {row: table for one in heard for row, table in one.by_row().items()}
+    found: dict[int, list[Floats]] = {}
+    for number, (row, candidate) in enumerate(zip(rows, plan.batch.candidate_B, strict=True)):
+        if candidate.position in plan.audited:
+            log_ratio = row.scored.log_ratio if row.scored else of_row[number][: row.num_tokens]
+            found.setdefault(candidate.position, []).append(log_ratio)
+    return found

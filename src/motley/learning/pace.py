@@ -172,7 +172,7 @@ class Async:
         return Take(taken) if taken else Wait()
 
     def _in_order(self, whole: list[Candidate]) -> list[Candidate]:
-        """Put the freshest first: what is left over ages and is dropped.
+        """Put the freshest of each sender first: what is left over ages and is dropped.
 
         With "pace" nothing is dropped, and the oldest go first.
         """
@@ -196,14 +196,21 @@ def pace_of(config: CrewConfig) -> Pace:
 def holds_up(backlog: Backlog, author: str, config: CrewConfig) -> bool:
     """Whether so much waits for a learner that an author should wait too.
 
-    Never while the learner lacks a full step: that would be for ever.
+    Never while the learner lacks a full step: that would be for ever. Nor while the author has less
+    than its share of what waits: who sends too much holds up nobody else.
 
-    In a horizontal crew the author's own parts count: others may wait for those of a slower one,
-    which must go on.
+    In a horizontal crew only the author's own parts count: others may wait for those of a slower
+    one, which must go on.
     """
-    horizontal = config.crew.layout == "horizontal"
-    waiting = sum(count for name, count in backlog.waiting if name == author or not horizontal)
-    rules, per_step = config.learning, config.crew.problems_per_round
+    waiting = dict(backlog.waiting)
+    its = waiting.get(author, 0)
+    total = its if config.crew.layout == "horizontal" else sum(waiting.values())
+    rules, per_step, share = (
+        config.learning,
+        config.crew.problems_per_round,
+        config.problems_per_peer,
+    )
     if rules.max_age_s:
-        return waiting >= per_step and backlog.oldest_s > rules.max_age_s
-    return waiting > max(1, rules.max_age) * per_step
+        return its >= share and total >= per_step and backlog.oldest_s > rules.max_age_s
+    window = max(1, rules.max_age)
+    return its > window * share and total > window * per_step

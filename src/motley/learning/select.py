@@ -26,7 +26,8 @@ class Candidate:
 
     group: Group
     problem: Problem
-    own: bool
+    own: bool  # sampled with the receiver's own weights, of whatever version
+    stranger: bool  # sampled by another than the receiver, maybe with its weights
     # groups of one family share their statistics: parts of one problem from several authors have
     # the same
     family: str
@@ -60,23 +61,69 @@ def stale_families(
     return {family for family, youngest in newest.items() if youngest > most}
 
 
-def select(waiting: Sequence[Candidate], rules: Learning, most: int) -> Selection:
-    """Take the first `most` families, by each sender's quota and the share of own groups."""
+def select(
+    waiting: Sequence[Candidate], rules: Learning, most: int, share: float = 1.0
+) -> Selection:
+    """Take `most` families, of each sender in turn its first, by each sender's quota and the share
+    of own groups.
+
+    `share`: the most of a step that may be one stranger's.
+    """
     own = [c for c in waiting if c.own]
     foreign = _within_quota([c for c in waiting if not c.own], rules.quota)
     if rules.own_share:
         foreign = foreign[: _foreign_room(len(own), most, rules.own_share)]
     allowed = {id(c) for c in own + foreign}
-    take = _first_families([c for c in waiting if id(c) in allowed], most)
+    take = _families_in_turn([c for c in waiting if id(c) in allowed], most)
+    if share < 1:
+        take = _within_share(take, most, share)
     taken = {id(c) for c in take}
     return Selection(take, [c for c in waiting if id(c) not in taken])
 
 
-def _first_families(candidates: list[Candidate], most: int) -> list[Candidate]:
-    """Parts of one group are taken together or not at all."""
-    families = list(dict.fromkeys(c.family for c in candidates))
-    taken = set(families[:most])
+def _families_in_turn(candidates: list[Candidate], most: int) -> list[Candidate]:
+    """Take the first family of each sender, then the second of each, and so on.
+
+    So who sends much takes no place of who sends little. Parts of one group are taken together or
+    not at all.
+    """
+    authors: dict[str, set[str]] = {}
+    for c in candidates:
+        authors.setdefault(c.family, set()).add(c.group.origin.peer)
+    turns: Counter[frozenset[str]] = Counter()
+    turn: dict[str, int] = {}
+    for family, peers in authors.items():
+        turn[family] = turns[frozenset(peers)]
+        turns[frozenset(peers)] += 1
+    taken = set(sorted(turn, key=lambda family: turn[family])[:most])
     return [c for c in candidates if c.family in taken]
+
+
+def _within_share(take: list[Candidate], most: int, share: float) -> list[Candidate]:
+    """Let go of a stranger's last groups beyond its share of a full step, in groups and in tokens.
+
+    One is always left of it: a crew in which nobody else sends goes on, if in smaller steps.
+    """
+    for peer in dict.fromkeys(c.group.origin.peer for c in take if c.stranger):
+        theirs = [c for c in take if c.group.origin.peer == peer][: max(1, int(share * most))]
+        others = [c for c in take if c.group.origin.peer != peer]
+        while len(theirs) > 1 and sum(map(_num_tokens, theirs)) > _room(others, most, share):
+            theirs.pop()
+        kept = {id(c) for c in others + theirs}
+        take = [c for c in take if id(c) in kept]
+    return take
+
+
+def _room(others: list[Candidate], most: int, share: float) -> float:
+    """How many tokens are a share of this step, or of a full one of groups like the others'."""
+    if not others:
+        return math.inf
+    tokens = sum(map(_num_tokens, others))
+    return share * tokens * max(1 / (1 - share), most / len(others))
+
+
+def _num_tokens(candidate: Candidate) -> int:
+    return sum(len(rollout.tokens) for rollout in candidate.group.rollouts)
 
 
 def _within_quota(foreign: list[Candidate], quota: int) -> list[Candidate]:

@@ -50,6 +50,9 @@ class SenderMetrics(msgspec.Struct, frozen=True, kw_only=True):
     tau_before: IfScored = msgspec.UNSET
     tau_after: IfScored = msgspec.UNSET
     entropy: IfScored = msgspec.UNSET
+    withheld: IfScored = msgspec.UNSET
+    grad_norm: IfScored = msgspec.UNSET
+    grad_scale: IfScored = msgspec.UNSET
 
     def number(self, key: str) -> float | None:
         """The number under a key, of a distribution its mean; None where nothing was measured."""

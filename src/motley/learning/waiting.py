@@ -117,7 +117,10 @@ class Waiting:
 
     def take(self, ready: Sequence[Candidate]) -> tuple[Candidate, ...]:
         """Select from what is ready by the crew's rules; what is selected waits no longer."""
-        selection = select(ready, self.config.learning, self.config.crew.problems_per_round)
+        crew = self.config.crew
+        # a horizontal crew shares every group evenly
+        share = 1.0 if crew.layout == "horizontal" else self.config.sender_share
+        selection = select(ready, self.config.learning, crew.problems_per_round, share)
         used = {c.position for c in ready} - {c.position for c in selection.wait}
         self._keep(lambda c: c.position not in used)
         return tuple(selection.take)
@@ -156,9 +159,9 @@ class Waiting:
         self.dropped += Counter((c.group.origin.peer, reason) for c in self if unwanted(c))
         self._keep(lambda c: not unwanted(c))
 
-    def drop_late(self, sender: str) -> None:
-        """Count a group that came when its round was over; it does not wait at all."""
-        self.dropped[sender, "late"] += 1
+    def drop_at_once(self, sender: str, reason: str) -> None:
+        """Count a group that does not wait at all: its round is over, or its sender is muted."""
+        self.dropped[sender, reason] += 1
 
     def drop_stale(self, round: Round) -> None:
         """Let go of whole families that are past the staleness window."""

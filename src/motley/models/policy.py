@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
@@ -183,7 +184,13 @@ def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    return load_file(path)
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(
+            f"{path} cannot be read as tensors ({error}); put it back from a copy, or delete "
+            f"{path.parent}: in start/ of a run it is made again, elsewhere fetch the model again"
+        ) from None
 
 
 def with_trained_part(policy: Policy, train: str | TrainPart, seed: int) -> Policy:

@@ -139,24 +139,49 @@ class Vocabulary:
         return after[0] if after and after[0] in self.end_ids else self.end_id
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of the ids, special tokens and the token that ended it left out."""
+        """Text of the ids; only the token that ended it is left out.
+
+        Special tokens show, and so do ids that no token has, as <ID>: what is scored must be all
+        that was sampled, or answers could carry what no reward function sees.
+        """
         (text,) = self.decode_all([ids])
         return text
 
     def decode_all(self, ids: Iterable[Sequence[int]]) -> list[str]:
         """The same of many, on all cores."""
         kept = [list(one[:-1] if one and one[-1] in self.end_ids else one) for one in ids]
+        if self._nameless and not all(map(self._nameless.isdisjoint, kept)):
+            return [self._spelled(one) for one in kept]
+        return self._texts(kept)
+
+    def _texts(self, ids: list[list[int]]) -> list[str]:
         if self._fast is not None:
-            texts: list[str] = self._fast.decode_batch(kept, skip_special_tokens=True)
+            texts: list[str] = self._fast.decode_batch(ids, skip_special_tokens=False)
             return texts
         return [
             str(
                 self._tokenizer.decode(
-                    one, skip_special_tokens=True, clean_up_tokenization_spaces=False
+                    one, skip_special_tokens=False, clean_up_tokenization_spaces=False
                 )
             )
-            for one in kept
+            for one in ids
         ]
+
+    @cached_property
+    def _nameless(self) -> frozenset[int]:
+        """Rows of the model that the tokenizer has no token for, and would decode to nothing."""
+        return frozenset(range(self.size)) - set(self._tokenizer.get_vocab().values())
+
+    def _spelled(self, ids: Sequence[int]) -> str:
+        parts: list[list[int]] = [[]]
+        for id in ids:
+            if id in self._nameless:
+                parts.append([])
+            else:
+                parts[-1].append(id)
+        names = [f"<{id}>" for id in ids if id in self._nameless]
+        first, *rest = self._texts(parts)
+        return first + "".join(name + text for name, text in zip(names, rest, strict=True))
 
     def save(self, folder: Path) -> None:
         self._tokenizer.save_pretrained(folder)

@@ -63,7 +63,8 @@ class BetaNormalised:
     over the batch (BNPO).
 
     k = mu(1-mu)/v - 1, alpha = max(1, 1 + k·mu/3), beta = max(1, 1 + k·(1-mu)/3); 1/PDF <= 1e6.
-    k = 0 where v = 0, that is under MIN_BETA_VARIANCE.
+    k = 0 where v = 0, that is under MIN_BETA_VARIANCE. A mean outside 0..1 counts as the nearer of
+    the two, so that no reward can stop a step.
     """
 
     def __call__(self, samples: Samples) -> Tensor:
@@ -72,13 +73,8 @@ class BetaNormalised:
         first_P = [
             int((samples.group_B == p).nonzero()[0]) for p in range(int(samples.group_B.max()) + 1)
         ]
-        mean_P = mean_B[first_P]
-        if mean_P.min() < 0 or mean_P.max() > 1:
-            got = f"{mean_P.min():.3g} to {mean_P.max():.3g}"
-            raise ValueError(
-                f"bnpo needs mean rewards from 0 to 1; got {got}; scale the rewards, or use "
-                "another objective"
-            )
+        share_B = mean_B.clamp(0, 1)
+        mean_P = share_B[first_P]
         mu = mean_P.mean()
         variance = mean_P.var() if len(mean_P) > 1 else torch.zeros_like(mu)
         k = mu * (1 - mu) / variance - 1 if variance > MIN_BETA_VARIANCE else torch.zeros_like(mu)
@@ -86,7 +82,7 @@ class BetaNormalised:
         beta = (1 + k * (1 - mu) / 3).clamp(min=1)
         log_beta_function = torch.lgamma(alpha) + torch.lgamma(beta) - torch.lgamma(alpha + beta)
         log_pdf_B = (
-            torch.xlogy(alpha - 1, mean_B) + torch.xlogy(beta - 1, 1 - mean_B) - log_beta_function
+            torch.xlogy(alpha - 1, share_B) + torch.xlogy(beta - 1, 1 - share_B) - log_beta_function
         )
         return (reward_B - mean_B) * torch.exp(-log_pdf_B).clamp(max=MAX_BETA_FACTOR)
 

@@ -8,10 +8,14 @@ micro-batches does not depend on how the batch was cut.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+# No less counts as the learner's log-prob. A model may find a token impossible, and the sums and
+# exponents made of an infinity are no numbers.
+LEAST_LOGP = -1e4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +26,11 @@ class Samples:
 
     reward_B: Tensor
     group_B: Tensor  # int64, index of the sequence's group, 0..P-1
-    own_B: Tensor  # bool, sampled by this learner's own policy
+    sender_B: Tensor  # int64, whose sequence it is, 0..S-1
+    own_B: Tensor  # bool, sampled by this learner's own policy, of whatever version
+    # bool, sampled elsewhere than by the receiver's own engine: its log-probs are somebody's word,
+    # also where the somebody is a sampler with the receiver's weights
+    stranger_B: Tensor
     success_B: Tensor  # the receiver's running mean reward on this kind of problem
     length_B: Tensor  # int64, completion tokens, the end token included
     logq_mean_B: Tensor  # mean over tokens of the sampler's log-prob
@@ -34,7 +42,9 @@ class Samples:
             for t in (
                 self.reward_B,
                 self.group_B,
+                self.sender_B,
                 self.own_B,
+                self.stranger_B,
                 self.success_B,
                 self.length_B,
                 self.logq_mean_B,
@@ -48,9 +58,11 @@ class Terms:
     """What the whole batch decides for each of its sequences, and the denominators. No gradient."""
 
     advantage_B: Tensor
+    own_B: Tensor
+    stranger_B: Tensor
     log_expectation_B: Tensor  # logE of GEPO over the sequence's group
     group_longest_B: Tensor  # longest completion of the sequence's group, in tokens
-    pair_B: Tensor  # int64, which two neighbours of a group form one micro-batch of the F-TIS code
+    pair_B: Tensor  # int64, which two neighbours of a group and sender are a pair of the F-TIS code
     num_sequences: int  # with skip_silent only those of speaking groups
     num_penalised: int  # all of them
     num_tokens: int
@@ -61,6 +73,8 @@ class Terms:
         """The terms of some of the sequences; the denominators stay those of the whole batch."""
         return Terms(
             advantage_B=self.advantage_B[index_B].to(device),
+            own_B=self.own_B[index_B].to(device),
+            stranger_B=self.stranger_B[index_B].to(device),
             log_expectation_B=self.log_expectation_B[index_B].to(device),
             group_longest_B=self.group_longest_B[index_B].to(device),
             pair_B=self.pair_B[index_B].to(device),
@@ -84,6 +98,7 @@ class LossBatch:
     mask_BT: Tensor  # bool, True = a completion token
     ended_B: Tensor  # bool, the last token is the end token
     terms: Terms
+    withheld_BT: Tensor | None = None  # bool, tokens not to be made likelier; None: no token is
 
     @property
     def advantage_B(self) -> Tensor:
@@ -92,7 +107,12 @@ class LossBatch:
     @property
     def log_ratio_BT(self) -> Tensor:
         """d_t = log p - log q, zero outside the mask."""
-        return torch.where(self.mask_BT, self.logp_learner_BT - self.logp_sampler_BT, 0.0)
+        return torch.where(self.mask_BT, self.logp_BT - self.logp_sampler_BT, 0.0)
+
+    @property
+    def logp_BT(self) -> Tensor:
+        """The learner's log-probs, at least LEAST_LOGP; zero outside the mask."""
+        return torch.where(self.mask_BT, self.logp_learner_BT.clamp(min=LEAST_LOGP), 0.0)
 
     def token_mean(self, value_BT: Tensor) -> Tensor:
         """Mean over each sequence's own tokens."""
@@ -103,13 +123,14 @@ class LossBatch:
         position_T = torch.arange(self.mask_BT.shape[1], device=self.mask_BT.device)
         last_B1 = self.mask_BT.sum(1, keepdim=True) - 1
         is_end_BT = self.ended_B[:, None] & (position_T == last_B1)
-        return LossBatch(
-            logp_learner_BT=self.logp_learner_BT,
-            logp_sampler_BT=self.logp_sampler_BT,
-            mask_BT=self.mask_BT & ~is_end_BT,
-            ended_B=torch.zeros_like(self.ended_B),
-            terms=self.terms,
+        return replace(
+            self, mask_BT=self.mask_BT & ~is_end_BT, ended_B=torch.zeros_like(self.ended_B)
         )
+
+    def fixed(self, fixed_BT: Tensor) -> LossBatch:
+        """The same without a gradient through some tokens."""
+        logp_BT = self.logp_learner_BT
+        return replace(self, logp_learner_BT=torch.where(fixed_BT, logp_BT.detach(), logp_BT))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

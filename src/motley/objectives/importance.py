@@ -103,6 +103,23 @@ class Uplifting:
         return token_ratio(batch)
 
 
+@dataclass(frozen=True, slots=True)
+class Shaped(Uplifting):
+    """Uplifting, but foreign sequences with A > 0 weigh gamma·p/(p + gamma)^2 (LUFFY's shaping).
+
+    At most 1/4, at p = gamma; it vanishes on tokens that the learner finds absurd.
+    """
+
+    gamma: float = 0.1
+
+    def __call__(self, batch: LossBatch) -> Tensor:
+        p_BT = batch.logp_BT.detach().exp()
+        shaped_BT = self.gamma * p_BT / (p_BT + self.gamma) ** 2
+        shapes_B = ~batch.terms.own_B & (batch.advantage_B > 0)
+        # not super(): a dataclass with slots is another class than the one this stands in
+        return torch.where(shapes_B[:, None], shaped_BT, Uplifting.__call__(self, batch))
+
+
 def sequence_kl(
     batch: LossBatch, estimator: Literal["k3", "k1"], over: Literal["own", "group"]
 ) -> Tensor:
@@ -143,5 +160,5 @@ class DropUnlikelyNegatives:
         return (batch.advantage_B > 0) | (kl_B < self.g), kl_B
 
 
-Weight = Unweighted | Truncated | ClippedAbove | TaperedNegatives | Uplifting
+Weight = Unweighted | Truncated | ClippedAbove | TaperedNegatives | Uplifting | Shaped
 Filter = KeepAll | DropUnlikelyNegatives

@@ -13,17 +13,14 @@ import torch
 from motley.objectives.advantages import Adjustment, Advantage, Standardised, group_sum
 from motley.objectives.batch import LossBatch, LossOutput, Samples, Terms
 from motley.objectives.importance import Filter, KeepAll, Unweighted, Weight
-from motley.objectives.ratios import (
-    k3_learner_over_sampler,
-    k3_sampler_over_learner,
-    log_expectation,
-)
+from motley.objectives.ratios import k3, log_expectation
 from motley.objectives.reductions import PairSurvivors, Reduction, SequenceMean
-from motley.objectives.surrogates import Reinforce, Surrogate
+from motley.objectives.surrogates import DUAL_CLIP, Reinforce, Surrogate
 
 Setting = float | str
-# settings are 0 or more, but for this one: a k1 estimate of KL can be negative
-LEAST = {"g": -math.inf}
+# settings are 0 or more, but for these: a k1 estimate of KL can be negative, and a dual clip must
+# leave a ratio of 1 alone
+LEAST = {"g": -math.inf, "dual_clip": 1.0}
 
 # What the settings that are text may say; the parts' Literal types say the same.
 CHOICES = {
@@ -41,18 +38,21 @@ class Penalty:
     toward "sampler": exp(d) - 1 - d, unbiased for KL(q||p) on samples of q. "code": the other
     direction, exp(-d) - 1 + d, as GEPO's released code has it; it spikes where the learner finds a
     token unlikely.
+
+    A stranger's exponent is at most log(dual_clip), with no gradient beyond: it may report any q.
     """
 
     beta: float = 0.0
     toward: Literal["sampler", "code"] = "sampler"
+    dual_clip: float = DUAL_CLIP
 
     def __call__(self, batch: LossBatch) -> torch.Tensor:
-        estimator = k3_learner_over_sampler if self.toward == "sampler" else k3_sampler_over_learner
-        return (
-            self.beta
-            * batch.token_mean(estimator(batch.log_ratio_BT)).sum()
-            / batch.terms.num_penalised
-        )
+        if batch.withheld_BT is not None:
+            batch = batch.fixed(batch.withheld_BT)
+        exponent_BT = batch.log_ratio_BT if self.toward == "sampler" else -batch.log_ratio_BT
+        most_B = torch.where(batch.terms.stranger_B, math.log(self.dual_clip), torch.inf)
+        value_BT = k3(exponent_BT.clamp(max=most_B[:, None]))
+        return self.beta * batch.token_mean(value_BT).sum() / batch.terms.num_penalised
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +80,11 @@ class Objective:
         counted_B = torch.ones_like(samples.own_B)
         if self.skip_silent:
             counted_B = group_sum(advantage_B.abs(), samples.group_B) > 0
-        pair_B = _pairs(samples.group_B)
+        pair_B = _pairs(samples)
         return Terms(
             advantage_B=advantage_B.float(),
+            own_B=samples.own_B,
+            stranger_B=samples.stranger_B,
             log_expectation_B=log_expectation(samples.logq_mean_B, samples.group_B),
             group_longest_B=_group_longest(samples),
             pair_B=pair_B,
@@ -97,13 +99,18 @@ class Objective:
         """The share of one micro-batch in the loss of the batch its terms come from."""
         if not self.end_token:
             batch = batch.without_end()
+        withheld_BT = torch.zeros_like(batch.mask_BT)
+        penalised = batch
+        if batch.withheld_BT is not None:
+            withheld_BT = batch.withheld_BT & (batch.advantage_B > 0)[:, None]
+            batch = batch.fixed(withheld_BT)
         keep_B, kl_B = self.filter(batch)
         weight_BT = self.weight(batch)
         surrogate_BT, factor_BT, ratio_BT = self.surrogate(batch)
         loss = -self.reduction(weight_BT * surrogate_BT, keep_B, batch)
         if self.penalty.beta:
-            loss = loss + self.penalty(batch)
-        used_BT = torch.where(batch.mask_BT, weight_BT * factor_BT, 0.0)
+            loss = loss + self.penalty(penalised)
+        used_BT = torch.where(batch.mask_BT & ~withheld_BT, weight_BT * factor_BT, 0.0)
         free_BT = torch.where(batch.mask_BT, self.weight.free(batch) * ratio_BT, 0.0)
         return LossOutput(loss=loss, weight_BT=used_BT, free_BT=free_BT, keep_B=keep_B, kl_B=kl_B)
 
@@ -111,7 +118,7 @@ class Objective:
         """Every number or choice a crew file may set on this row, with its value.
 
         >>> Objective(weight=Truncated(C=2.0)).settings()
-        {'C': 2.0, 'beta': 0.0, 'toward': 'sampler'}
+        {'C': 2.0, 'beta': 0.0, 'toward': 'sampler', 'dual_clip': 3.0}
         """
         return {name: value for part in self._parts() for name, value in _settings_of(part).items()}
 
@@ -132,10 +139,11 @@ class Objective:
                     f"objective setting {name} = {value!r}: expected {kind}, such as "
                     f"{known[name]!r}"
                 )
-            if isinstance(value, int | float) and not value >= LEAST.get(name, 0.0):
+            least = LEAST.get(name, 0.0)
+            if isinstance(value, int | float) and not value >= least:
                 raise ValueError(
-                    f"objective setting {name} = {value}: expected a number of at least 0, such "
-                    f"as {known[name]!r}"
+                    f"objective setting {name} = {value}: expected a number of at least "
+                    f"{least:g}, such as {known[name]!r}"
                 )
             if name in CHOICES and value not in CHOICES[name]:
                 raise ValueError(
@@ -166,15 +174,21 @@ class Objective:
         return silent_B
 
 
-def _pairs(group_B: torch.Tensor) -> torch.Tensor:
-    """Number the pairs (0,1), (2,3), ... within each group, one number per pair over the batch."""
-    pair, numbers = -1, []
-    seen: dict[int, int] = {}
-    for group in group_B.tolist():
-        seen[group] = seen.get(group, -1) + 1
-        pair += seen[group] % 2 == 0
-        numbers.append(pair)
-    return torch.tensor(numbers, dtype=torch.int64, device=group_B.device)
+def _pairs(samples: Samples) -> torch.Tensor:
+    """Number the pairs (0,1), (2,3), ... of each sender within each group, one number per pair over
+    the batch.
+    """
+    numbers: list[int] = []
+    num_pairs = 0
+    half: dict[tuple[int, int], int] = {}  # pairs that lack their second
+    for key in zip(samples.group_B.tolist(), samples.sender_B.tolist(), strict=True):
+        if key in half:
+            numbers.append(half.pop(key))
+        else:
+            half[key] = num_pairs
+            numbers.append(num_pairs)
+            num_pairs += 1
+    return torch.tensor(numbers, dtype=torch.int64, device=samples.group_B.device)
 
 
 def _group_longest(samples: Samples) -> torch.Tensor:

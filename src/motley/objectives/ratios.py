@@ -23,19 +23,24 @@ def bounded_exp(log_BT: Tensor) -> Tensor:
     return log_BT.clamp(max=MAX_LOG_RATIO).exp()
 
 
+def k3(log_ratio_BT: Tensor) -> Tensor:
+    """exp(x) - 1 - x."""
+    return bounded_exp(log_ratio_BT) - 1 - log_ratio_BT
+
+
 def k3_sampler_over_learner(log_ratio_BT: Tensor) -> Tensor:
     """exp(-d) - 1 + d: grows without bound where the learner finds the token unlikely.
 
     The F-TIS filter's estimator.
     """
-    return bounded_exp(-log_ratio_BT) - 1 + log_ratio_BT
+    return k3(-log_ratio_BT)
 
 
 def k3_learner_over_sampler(log_ratio_BT: Tensor) -> Tensor:
     """exp(d) - 1 - d: unbiased for KL(q||p) on samples of q, and tame where the learner finds the
     token unlikely.
     """
-    return bounded_exp(log_ratio_BT) - 1 - log_ratio_BT
+    return k3(log_ratio_BT)
 
 
 def sequence_log_ratio(batch: LossBatch) -> Tensor:
@@ -58,7 +63,7 @@ def sampler_mean(batch: LossBatch) -> Tensor:
 
 
 def learner_mean(batch: LossBatch) -> Tensor:
-    return batch.token_mean(batch.logp_learner_BT)
+    return batch.token_mean(batch.logp_BT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from motley.objectives.ratios import (
 )
 
 Applied = tuple[Tensor, Tensor, Tensor]
+DUAL_CLIP = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +33,7 @@ class Reinforce:
     """
 
     def __call__(self, batch: LossBatch) -> Applied:
-        # -inf - -inf would give NaN in the gradient
-        logp_BT = torch.where(batch.mask_BT, batch.logp_learner_BT, 0.0)
+        logp_BT = batch.logp_BT
         unit_BT = (logp_BT - logp_BT.detach()).exp()
         one_BT = torch.ones_like(batch.logp_sampler_BT)
         return unit_BT * batch.advantage_B[:, None], one_BT, one_BT
@@ -45,44 +45,61 @@ class LogProb:
 
     def __call__(self, batch: LossBatch) -> Applied:
         one_BT = torch.ones_like(batch.logp_sampler_BT)
-        return batch.logp_learner_BT * batch.advantage_B[:, None], one_BT, one_BT
+        return batch.logp_BT * batch.advantage_B[:, None], one_BT, one_BT
+
+
+def dual_clip_floor(batch: LossBatch, dual_clip: float) -> Tensor:
+    """dual_clip·A for strangers' sequences with A < 0, -inf for others: no value may be below.
+
+    A stranger that reports a tiny q makes its ratio as large as it likes, and a clipped ratio has
+    no upper bound where A < 0.
+    """
+    bounded_B = batch.terms.stranger_B & (batch.advantage_B < 0)
+    return torch.where(bounded_B, dual_clip * batch.advantage_B, -torch.inf)[:, None]
 
 
 @dataclass(frozen=True, slots=True)
 class RatioTimesAdvantage:
-    """ratio·A, the ratio with gradient and already clipped by itself (GMPO).
+    """ratio·A, the ratio with gradient and already clipped by itself (GMPO); for strangers with
+    A < 0 at least dual_clip·A.
 
     A clipped token has no gradient: factor 0.
     """
 
     ratio: GeometricRatio = GeometricRatio()
+    dual_clip: float = DUAL_CLIP
 
     def __call__(self, batch: LossBatch) -> Applied:
         ratio_BT = self.ratio(batch)
         free_BT = self.ratio.clipped(batch) == batch.log_ratio_BT
         plain_BT = bounded_exp(sequence_log_ratio(batch).detach())[:, None].expand_as(ratio_BT)
-        return (
-            ratio_BT * batch.advantage_B[:, None],
-            torch.where(free_BT, ratio_BT, 0.0).detach(),
-            plain_BT,
-        )
+        value_BT = ratio_BT * batch.advantage_B[:, None]
+        floor_B1 = dual_clip_floor(batch, self.dual_clip)
+        factor_BT = torch.where(free_BT & (value_BT > floor_B1), ratio_BT, 0.0)
+        return torch.maximum(value_BT, floor_B1), factor_BT.detach(), plain_BT
 
 
 @dataclass(frozen=True, slots=True)
 class ClippedRatio:
-    """min(ratio·A, clip(ratio, 1 - clip_low, 1 + clip_high)·A), the ratio with gradient."""
+    """min(ratio·A, clip(ratio, 1 - clip_low, 1 + clip_high)·A), the ratio with gradient; for
+    strangers with A < 0 at least dual_clip·A.
+    """
 
     ratio: Ratio = TokenRatio()
     clip_low: float = 0.2
     clip_high: float = 0.2
+    dual_clip: float = DUAL_CLIP
 
     def __call__(self, batch: LossBatch) -> Applied:
         ratio_BT = self.ratio(batch)
         advantage_B1 = batch.advantage_B[:, None]
         plain_BT = ratio_BT * advantage_B1
         clipped_BT = ratio_BT.clamp(1 - self.clip_low, 1 + self.clip_high) * advantage_B1
-        factor_BT = torch.where(plain_BT <= clipped_BT, ratio_BT, 0.0)
-        return torch.minimum(plain_BT, clipped_BT), factor_BT.detach(), ratio_BT.detach()
+        value_BT = torch.minimum(plain_BT, clipped_BT)
+        floor_B1 = dual_clip_floor(batch, self.dual_clip)
+        acts_BT = (plain_BT <= clipped_BT) & (value_BT > floor_B1)
+        factor_BT = torch.where(acts_BT, ratio_BT, 0.0)
+        return torch.maximum(value_BT, floor_B1), factor_BT.detach(), ratio_BT.detach()
 
 
 Surrogate = Reinforce | LogProb | RatioTimesAdvantage | ClippedRatio

@@ -5,6 +5,7 @@ Sources and the reasons behind each row: docs/methods.md.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from motley.objectives.advantages import (
@@ -17,6 +18,7 @@ from motley.objectives.advantages import (
 from motley.objectives.importance import (
     ClippedAbove,
     DropUnlikelyNegatives,
+    Shaped,
     TaperedNegatives,
     Truncated,
     Uplifting,
@@ -61,6 +63,16 @@ OBJECTIVES: dict[str, Objective] = {
 
 _uplift = OBJECTIVES["uplift"]
 
+
+def _published(row: Objective, surrogate: ClippedRatio | RatioTimesAdvantage) -> Objective:
+    """A row as its paper has it, strangers' ratios without a bound."""
+    return replace(
+        row,
+        surrogate=replace(surrogate, dual_clip=math.inf),
+        penalty=replace(row.penalty, dual_clip=math.inf),
+    )
+
+
 VARIANTS: dict[str, dict[str, Objective]] = {
     # The author's code where it differs from the paper: no std, filtered rows leave the mean over
     # micro-batches of 2, KL over the group's longest length, no end token.
@@ -79,7 +91,7 @@ VARIANTS: dict[str, dict[str, Objective]] = {
             OBJECTIVES["gepo"],
             surrogate=ClippedRatio(ratio=GroupRatio(scope="microbatch")),
             penalty=Penalty(toward="code"),
-        )
+        ),
     },
     "topr": {"filtered": replace(OBJECTIVES["topr"], filter=_ftis_filter)},
     "uplift": {
@@ -87,10 +99,16 @@ VARIANTS: dict[str, dict[str, Objective]] = {
         "rehearsed": replace(_uplift, adjust=(Rehearsal(),)),
         "relative_rehearsed": replace(_uplift, adjust=(ReceiverRelative(scale=1.0), Rehearsal())),
         "floored": replace(_uplift, weight=Uplifting(floor=0.3, C=2.0)),
+        "shaped": replace(_uplift, weight=Shaped()),
         "capped": replace(_uplift, adjust=(ForeignCap(),)),
         "relative_capped": replace(_uplift, adjust=(ReceiverRelative(), Rehearsal(), ForeignCap())),
     },
 }
+
+# Rows in which a stranger's ratio would be without a bound where A < 0.
+for _name, _row in OBJECTIVES.items():
+    if isinstance(_row.surrogate, ClippedRatio | RatioTimesAdvantage):
+        VARIANTS.setdefault(_name, {})["published"] = _published(_row, _row.surrogate)
 
 
 def objective(

@@ -15,6 +15,7 @@ from motley.config import PeerConfig
 from motley.exchange import Entry, Log, LogError
 from motley.exchange.blobs import Blobs
 from motley.learning.pace import holds_up
+from motley.peers.reading import ReadingBudget
 from motley.peers.sampling import SamplerHalf, rules_of
 from motley.records import HUB, Weights
 from motley.trust import Admission
@@ -71,17 +72,23 @@ class Sampler:
     def me(self) -> PeerConfig:
         return self.half.me
 
-    def receive(self) -> None:
-        """Take in what the learner and the hub have written since, in the log's order.
+    def receive(self) -> bool:
+        """Take in what the learner and the hub have written since, in the log's order; whether that
+        was all.
 
         The learner is read first: a roster that stands before one of its records is then there when
-        the hub is read.
+        the hub is read. Only so much is read at a time, as by a `Peer`.
         """
+        budget, spent = ReadingBudget(), False
         while entries := [entry for publisher in self.cursors for entry in self._read(publisher)]:
             for entry in sorted(entries):
                 verdict = self.admission.admit(entry)
                 if isinstance(verdict, Weights):
                     self._note(verdict)
+                spent = budget.is_spent_on(entry) or spent
+            if spent:
+                return False
+        return True
 
     def _read(self, publisher: str) -> list[Entry]:
         entries = self.log.read(self.cursors[publisher], sender=publisher)

@@ -14,7 +14,6 @@ follow it. Who delivers the outbox, waits, closes rounds and saves is up to whoe
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import lru_cache
@@ -25,10 +24,20 @@ from motley.learning.learner import Learner, StepReport
 from motley.learning.pace import Pace, Turns, pace_of
 from motley.learning.waiting import Round, StalenessWindow, Take, Wait, Waiting
 from motley.peers.publications import Publications
+from motley.peers.reading import ReadingBudget
 from motley.peers.sampling import SamplerHalf, rules_of
-from motley.peers.state import Arrival, PeerState, candidate_of, check_dtype, is_own, waiting_again
-from motley.records import Problem, Rollout
-from motley.trust import Admission, Admitted, AdmittedGroups, ReasonCount
+from motley.peers.scrutiny import Heard, Scrutiny, scrutiny_of
+from motley.peers.state import (
+    Arrival,
+    PeerState,
+    candidate_of,
+    check_dtype,
+    heard_again,
+    is_own,
+    waiting_again,
+)
+from motley.records import Problem, Rollout, Roster
+from motley.trust import Admission, Admitted, AdmittedGroups, ReasonCount, RefusedRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +59,7 @@ class Peer:
     waiting: Waiting = field(init=False)
     admission: Admission = field(init=False)
     admitted: AdmittedGroups = field(init=False)
+    scrutiny: Scrutiny = field(init=False)
     weights: Publications | None = None  # of a learner, for its samplers
 
     def __post_init__(self, hub: bytes) -> None:
@@ -63,6 +73,7 @@ class Peer:
         problems = lru_cache(maxsize=256)(half.problems)
         score = self._score if self.config.crew.check_rewards else None
         self.admission = Admission(rules_of(self.config, policy), hub, problems, score)
+        self.scrutiny = scrutiny_of(half)
         if self.me.role == "learner":
             self.weights = Publications(half, self.waiting)
 
@@ -105,44 +116,87 @@ class Peer:
 
     # Receiving
 
-    def receive(self, until: int | None = None) -> None:
-        """Read the log from where this peer left off, at most to a position.
+    def receive(self, until: int | None = None) -> bool:
+        """Read the log from where this peer left off, at most to a position; whether to its end.
 
-        Admitted groups wait; others are counted.
+        Admitted groups wait; others are counted. Only so much is read at a time: whoever writes
+        faster than this peer reads does not keep it from learning.
         """
+        budget = ReadingBudget()
         while entries := self.log.read(self.cursor):
             for entry in entries:
                 if until is not None and entry.position > until:
-                    return
+                    return True
                 verdict = self.admission.admit(entry)
                 if isinstance(verdict, Admitted):
                     self._take_in(entry, verdict)
+                elif isinstance(verdict, RefusedRecord):
+                    self._hold_against(verdict)
+                elif isinstance(verdict, Roster):
+                    self._drop_revoked()
                 self.cursor = entry.position
+                if budget.is_spent_on(entry):
+                    return False
+        return True
+
+    def receive_all(self) -> None:
+        """Read to the end of a log that nobody writes to meanwhile."""
+        while not self.receive():
+            pass
 
     def _take_in(self, entry: Entry, admitted: Admitted) -> None:
         group, version = admitted.group, self.learner.policy.version
         made_with, own = group.origin.version, is_own(group, self.half)
         if not self.admitted.add(group):
             self.admission.refuse(entry, "duplicate", f"{group.id} was admitted before")
-        elif own and made_with > version:
+        elif own and made_with > version and group.origin.peer != self.me.name:
             self.admission.refuse(
                 entry,
                 "version",
                 f"sampled with version {made_with} of this learner, which has not made it",
             )
         elif not self.pace.wants(group, self.learned_rounds):
-            self.waiting.drop_late(group.origin.peer)
+            self.waiting.drop_at_once(group.origin.peer, "late")
+        elif self.scrutiny.is_muted(group.origin.peer):
+            self.waiting.drop_at_once(group.origin.peer, "muted")
         else:
             now_s = self.half.clock.now_s()
-            arrival = Arrival(entry.position, made_with if own else version, now_s)
+            # Of versions that were lost with a folder, this peer's own groups are as a stranger's.
+            since = made_with if own and made_with <= version else version
+            arrival = Arrival(entry.position, since, now_s)
             self.waiting.add(candidate_of(admitted, arrival, self.half))
+            heard = Heard(group, admitted.problem, entry.position)
+            if self.scrutiny.hear(heard, self.learned_rounds):
+                self._drop_muted([group.origin.peer])
+
+    def _hold_against(self, refused: RefusedRecord) -> None:
+        if self.scrutiny.refused(refused, self.learned_rounds):
+            self._drop_muted([refused.sender])
+
+    def _drop_muted(self, senders: Sequence[str]) -> None:
+        """Let go of what waits of them."""
+        self.waiting.drop(lambda c: c.group.origin.peer in senders, "muted")
+
+    def leave_out(self, sender: str) -> None:
+        """Learn nothing of a sender, nor wait for it, unless it is pardoned."""
+        self.scrutiny.standing.shut_out(sender, "left out")
+        self._drop_muted([sender])
+
+    def _drop_revoked(self) -> None:
+        """Who is shut out counts no more, not with what it sent before either."""
+        revoked = self.admission.revoked
+        self.waiting.drop(lambda c: c.group.origin.peer in revoked, "revoked")
 
     # Learning
 
     @property
     def crewmates(self) -> list[str]:
         """Everyone who samples and whose groups count."""
-        return [name for name in self.config.authors if name not in self.admission.revoked]
+        return [
+            name
+            for name in self.config.authors
+            if name not in self.admission.revoked and self.scrutiny.is_awaited(name)
+        ]
 
     def awaited(self) -> list[str]:
         """Whose groups of the present round are not all there; in async, nobody's."""
@@ -177,14 +231,27 @@ class Peer:
         is then to follow.
         """
         self.learned_rounds += 1
+        self.scrutiny.begin_round(self.learned_rounds)
         if not chosen.groups:
             return None
-        report = self.learner.step(chosen.groups)
+        report = self.learner.step(
+            chosen.groups,
+            withheld=self.scrutiny.withheld(chosen.groups),
+            audited=self.scrutiny.audited(chosen.groups),
+        )
+        self._drop_muted(self.scrutiny.settle(chosen.groups, report, self.learned_rounds))
         if refresh:
             self.half.refresh()
         self.waiting.window.made(self.learner.policy.version)
         self.pace.settle(self.waiting, self._round(), replayed=again)
         return report
+
+    def renumber(self, version: int) -> None:
+        """Go on as this version: those before it are lost, and their numbers are taken."""
+        self.learned_rounds += version - self.learner.policy.version
+        self.learner.policy.version = version
+        self.waiting.window.made(version)
+        self.half.refresh()
 
     # State, for checkpoints
 
@@ -205,6 +272,7 @@ class Peer:
             dropped=ReasonCount.rows(self.waiting.dropped),
             admission=self.admission.state(),
             head=(head.counter, head.previous.hex()),
+            scrutiny=self.scrutiny.state(),
         )
 
     def load_state(self, state: PeerState) -> None:
@@ -220,9 +288,11 @@ class Peer:
         self.waiting.restore(
             waiting_again(state.waiting, self.log, half), ReasonCount.counter(state.dropped)
         )
-        self.admitted.complete = Counter(state.complete)
-        self.admitted.beyond = set(state.seen)
+        self.admitted.restore(state.complete, state.seen)
         self.admission.load_state(state.admission)
+        heard = heard_again(state.scrutiny.heard, self.log, half)
+        self.scrutiny.load_state(state.scrutiny, heard)
+        self._drop_revoked()
         counter, previous = state.head
         # an outbox that outlived the checkpoint is further; one without a file begins here
         if counter > half.outbox.head.counter:

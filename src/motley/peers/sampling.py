@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from motley.config import CrewConfig, PeerConfig
 from motley.engines import Completion, Engine
 from motley.engines.judge import Judge
 from motley.exchange import Mark, Outbox
+from motley.files import disk_error
 from motley.links import Weather
 from motley.models.policy import Policy
 from motley.records import Group, Origin, Problem, Rollout
@@ -148,7 +150,12 @@ class SamplerHalf:
         unknown = [group for group in drawn.groups if not self.on_log(group)]
         due_s = self.weather.sent(str(drawn.round), self.clock.now_s())
         note = msgspec.msgpack.encode(drawn.sampled)
-        self.outbox.put(unknown, Mark("round", drawn.round), note, due_s=due_s)
+        try:
+            self.outbox.put(unknown, Mark("round", drawn.round), note, due_s=due_s)
+        except sqlite3.OperationalError as error:
+            path = self.outbox.path
+            assert path, "only a file can be full"
+            raise disk_error(path, str(error)) from error
         self.sampled_rounds = drawn.round + 1
         return drawn.sampled
 
@@ -214,9 +221,12 @@ def rules_of(config: CrewConfig, policy: Policy) -> Rules:
         vocabulary_size=vocabulary.size,
         end_ids=vocabulary.end_ids,
         rollouts_per_group=config.rollouts_per_group,
-        max_tokens=config.sampling.max_tokens,
+        sampling=config.sampling,
+        slots=config.problems_per_peer,
         rounds=None if config.has_roles else config.crew.rounds,
+        steps=config.crew.rounds,
         learners=frozenset(p.name for p in config.peer if p.role == "learner"),
+        students={p.name: config.student_of(p.name) for p in config.peer},
     )
 
 

@@ -13,6 +13,7 @@ import msgspec
 from motley.exchange import Entry, Log, WireError
 from motley.learning.select import Candidate
 from motley.peers.sampling import SamplerHalf
+from motley.peers.scrutiny import Heard, ScrutinyState
 from motley.records import Group
 from motley.trust import AdmissionState, Admitted, GroupPlace, ReasonCount, known
 
@@ -45,6 +46,7 @@ class PeerState(msgspec.Struct, frozen=True, kw_only=True):
     dropped: list[ReasonCount]
     admission: AdmissionState
     head: tuple[int, str]  # of the outbox; hexadecimal
+    scrutiny: ScrutinyState = ScrutinyState()
 
 
 def check_dtype(state: PeerState, name: str, dtype: str) -> None:
@@ -68,13 +70,18 @@ def is_own(group: Group, half: SamplerHalf) -> bool:
 
 
 def candidate_of(admitted: Admitted, arrival: Arrival, half: SamplerHalf) -> Candidate:
-    """An admitted group, as it waits at this peer."""
+    """An admitted group, as it waits at this peer.
+
+    One of a version that came after its arrival is of weights that were lost with a folder: it is
+    learned from as a stranger's.
+    """
     group = admitted.group
     horizontal = half.config.crew.layout == "horizontal"
     return Candidate(
         group=half.judged(admitted.problem, group),
         problem=admitted.problem,
-        own=is_own(group, half),
+        own=is_own(group, half) and group.origin.version <= arrival.since,
+        stranger=group.origin.peer != half.me.name,
         family=f"{group.round}.{group.slot}" if horizontal else group.id,
         since=arrival.since,
         came_s=arrival.came_s,
@@ -90,6 +97,13 @@ def waiting_again(arrivals: Sequence[Arrival], log: Log, half: SamplerHalf) -> l
         candidate_of(_admitted_before(entry, half), by_position[entry.position], half)
         for entry in _read_again(log, by_position.keys())
     ]
+
+
+def heard_again(positions: Sequence[int], log: Log, half: SamplerHalf) -> list[Heard]:
+    """Read the groups from which habits were learned when a checkpoint was saved."""
+    entries = _read_again(log, set(positions))
+    admitted = [(_admitted_before(entry, half), entry.position) for entry in entries]
+    return [Heard(each.group, each.problem, position) for each, position in admitted]
 
 
 def _read_again(log: Log, positions: Set[int]) -> list[Entry]:

@@ -164,7 +164,8 @@ class Run:
         policy = _starting_policy(config, me, start, self.task)
         check_supported(policy)
         row = objective(config.crew.objective, config.crew.variant, config.objective)
-        learner = Learner(policy, row, config.learning, me.lr or config.learning.lr)
+        lr = me.lr or config.learning.lr
+        learner = Learner(policy, row, config.learning, lr, config.trust)
         return Peer(self._half(me, policy, outbox), learner, log, hub)
 
     def build_sampler(
@@ -218,6 +219,7 @@ class Run:
             refused=by_sender(peer.admission.refused),
             dropped=by_sender(peer.waiting.dropped),
             missing=peer.admission.missing or None,
+            suspects=peer.scrutiny.suspicions() or None,
             timing=_with_rates(timing, sampled, report) if timing else None,
         )
         if report:
@@ -259,13 +261,12 @@ class Run:
     def write(self, lines: Sequence[MetricsLine | FirstLine]) -> None:
         append_lines(self.metrics, lines)
 
-    def cut_metrics(self, num_bytes: int, checkpoint: Path) -> None:
+    def cut_metrics(self, num_bytes: int, say: Callable[[str], None]) -> None:
         """Take back the lines written after a checkpoint: they are written again."""
         if self.metrics.stat().st_size < num_bytes:
-            raise ValueError(
-                f"{self.metrics} is shorter than when {checkpoint} was saved; delete {checkpoint} "
-                "to resume from the checkpoint before it"
-            )
+            say(f"{self.metrics} has lost lines since the checkpoint; going on without them")
+            content = self.metrics.read_bytes()
+            num_bytes = content.rfind(b"\n") + 1
         os.truncate(self.metrics, num_bytes)
 
 
@@ -365,6 +366,7 @@ def _with_step(line: LearnerLine, report: StepReport) -> LearnerLine:
         num_tokens=report.num_tokens,
         ages=report.ages,
         senders=report.senders,
+        blamed=list(report.blamed) or None,
     )
 
 

@@ -6,7 +6,7 @@ Its log is in memory, with a file in the run folder (see runs/folder.py).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from motley.learning.checkpoint import (
     OtherStateError,
     checkpoints,
     load_manifest,
+    load_newest,
     save_checkpoint,
     save_training,
 )
@@ -95,11 +96,13 @@ class LocalCrew:
         return cls.resume(folder)
 
     @classmethod
-    def resume(cls, folder: Path) -> LocalCrew:
-        """Go on from the newest checkpoint. What was written after it is cut off and done again."""
+    def resume(cls, folder: Path, say: Callable[[str], None] = lambda text: None) -> LocalCrew:
+        """Go on from the newest whole checkpoint. What was written after it is cut off and done
+        again.
+        """
         newest = newest_checkpoint(folder)
         try:
-            state = load_manifest(newest, CrewState)
+            newest, state = load_newest(folder / "checkpoints", CrewState, say)
         except OtherStateError:
             load_manifest(newest, AnyState)  # is whole, then
             raise ValueError(
@@ -108,7 +111,7 @@ class LocalCrew:
             ) from None
         cut_log(folder / "groups" / "log.bin", state.log_records)
         crew = cls(read_config(folder / "config.toml"), folder)
-        crew._run.cut_metrics(state.metrics_bytes, newest)
+        crew._run.cut_metrics(state.metrics_bytes, say)
         crew.finished_rounds = state.round
         for peer in crew.peers:
             crew._run.restore(peer, newest, state.peers[peer.me.name])
@@ -183,7 +186,7 @@ class LocalCrew:
 
 
 def _receive_and_learn(peer: Peer) -> Learned | Wait:
-    peer.receive()
+    peer.receive_all()
     return peer.learn()
 
 

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import msgspec
 
+from motley.files import append
 from motley.learning.senders import SenderMetrics
+from motley.trust.standing import Suspicion
 
 ByKind = dict[str, float]  # kind of problem -> accuracy
 Counts = dict[str, dict[str, int]]  # sender -> reason -> how many
@@ -45,6 +47,7 @@ class LearnerLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     num_tokens: int | None = None
     ages: dict[int, int] | None = None
     senders: dict[str, SenderMetrics] | None = None
+    blamed: list[str] | None = None
     # of the exchange
     waiting: int | None = None
     refused: Counts | None = None
@@ -56,6 +59,7 @@ class LearnerLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     timing: Timing | None = None
     time_s: float | None = None
     without: list[str] | None = None
+    suspects: dict[str, Suspicion] | None = None
 
 
 class FirstLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -97,17 +101,26 @@ _sampler_decoder = msgspec.json.Decoder(SamplerLine)
 
 
 def append_lines(path: Path, lines: Sequence[MetricsLine | FirstLine]) -> None:
-    with path.open("ab") as file:
-        file.write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    append(path, b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
 
 
-def decode_lines(content: bytes) -> list[MetricsLine]:
-    return [_decoded(line) for line in content.splitlines()]
+def decode_lines(content: bytes, source: str = "metrics.jsonl") -> list[MetricsLine]:
+    return [
+        _decoded(line, f"line {number} of {source}")
+        for number, line in enumerate(content.splitlines(), 1)
+    ]
 
 
 def read_metrics(folder: Path) -> list[MetricsLine]:
-    """The lines of a run folder."""
-    return decode_lines((folder / "metrics.jsonl").read_bytes())
+    """The lines of a run folder; not one that is just being written."""
+    path = folder / "metrics.jsonl"
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ValueError(
+            f"{path} cannot be read ({error.strerror}); give the folder of a run"
+        ) from None
+    return decode_lines(content[: content.rfind(b"\n") + 1], str(path))
 
 
 def learner_lines(lines: Iterable[MetricsLine]) -> list[LearnerLine]:
@@ -115,7 +128,12 @@ def learner_lines(lines: Iterable[MetricsLine]) -> list[LearnerLine]:
     return [line for line in lines if isinstance(line, LearnerLine)]
 
 
-def _decoded(line: bytes) -> MetricsLine:
-    if _mark_decoder.decode(line).sampled_tokens is None:
-        return _learner_decoder.decode(line)
-    return _sampler_decoder.decode(line)
+def _decoded(line: bytes, place: str) -> MetricsLine:
+    try:
+        if _mark_decoder.decode(line).sampled_tokens is None:
+            return _learner_decoder.decode(line)
+        return _sampler_decoder.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"{place} is no line of metrics ({error}); delete that line: nothing depends on it"
+        ) from None

@@ -117,7 +117,8 @@ class SimSampler(_Life):
 
     def news(self) -> None:
         if self.here:
-            self.sampler.receive()
+            while not self.sampler.receive():
+                pass
             self._renew()
 
     def _renew(self) -> None:
@@ -182,7 +183,7 @@ class SimStudent(_Life):
     def news(self) -> None:
         if not self.here or self.finished:
             return
-        self.peer.receive()
+        self.peer.receive_all()
         if isinstance(self.peer.log, ArrivingLog):
             self._look_again(self.peer.log.next_s)
         self._next()

@@ -1,13 +1,11 @@
 """Who and what is believed. Imports without torch."""
 
 from motley.trust.admission import (
-    MAX_REWARD,
     Admission,
     AdmissionState,
     Admitted,
     ReasonCount,
     RefusedRecord,
-    Rules,
     Verdict,
     known,
     read_hub,
@@ -15,6 +13,8 @@ from motley.trust.admission import (
 )
 from motley.trust.admitted import AdmittedGroups, GroupPlace
 from motley.trust.identity import Identity, nkey_of, verifies
+from motley.trust.rules import Rules
+from motley.trust.values import MAX_REWARD
 
 __all__ = [
     "MAX_REWARD",

@@ -2,8 +2,10 @@
 
 It is never an exception beyond here.
 
-Cheap checks first: size and decompression, header, sender, signature, chain, values, assignment,
-and last the reward, computed again here. Knows records, rosters and assignments; knows no model.
+Cheap checks first: the id, size and decompression, header, sender, signature, chain; then values
+(`values.py`), assignment, copies (`copies.py`), and last the reward, computed again here. What the
+crew's figures rule out is refused before it is decompressed (`rules.py`). Knows records, rosters
+and assignments; knows no model.
 """
 
 from __future__ import annotations
@@ -15,32 +17,32 @@ from typing import NamedTuple
 
 import msgspec
 
-from motley.exchange import Entry, Header, Sealed, WireError, unpack
+from motley.exchange import (
+    Entry,
+    GroupHeader,
+    Header,
+    Limits,
+    Sealed,
+    WireError,
+    stands_under,
+    unpack,
+)
 from motley.records import HUB, Charter, Content, Group, Problem, Rollout, Roster, Stamp, Weights
 from motley.trust.chain import Chain, ChainState
+from motley.trust.copies import Copies, GroupMarks, Marked
 from motley.trust.identity import verifies
+from motley.trust.rules import Refusal, Rules
+from motley.trust.values import check_header, check_rollouts, check_time
 
-LOGPROB_RANGE = (-64.0, 1e-3)
-MAX_REWARD = 1e6  # far inside float32, in which advantages are computed
 REWARD_TOLERANCE = 1e-5  # relative above 1: rewards travel as float32
 MAX_KEPT = 256
+# Refused in a row, of one sender: from here on its refusals are counted only, and of its records
+# one in so many is read to the end. The first that is admitted ends it.
+MAX_IN_A_ROW = 1000
+READ_ONE_IN = 16
 
 Assignment = Callable[[str, int], list[Problem]]  # (peer, round) -> the problems it must answer
 Score = Callable[[Problem, Sequence[Rollout]], list[float]]
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """What every group of a crew must meet."""
-
-    crew: str
-    vocabulary: str
-    vocabulary_size: int
-    end_ids: tuple[int, ...]
-    rollouts_per_group: int
-    max_tokens: int
-    rounds: int | None  # None: samplers go on for as long as their learner does
-    learners: frozenset[str] = frozenset()  # who may publish weights
 
 
 class RefusedRecord(msgspec.Struct, frozen=True):
@@ -54,6 +56,7 @@ class RefusedRecord(msgspec.Struct, frozen=True):
     sender: str
     reason: str
     detail: str
+    signed: bool = False  # its sender made it so: nobody else can have written it
 
 
 class Admitted(NamedTuple):
@@ -86,7 +89,7 @@ class ReasonCount(NamedTuple):
         return Counter({(row.sender, row.reason): row.times for row in rows})
 
 
-class AdmissionState(msgspec.Struct, frozen=True, kw_only=True):
+class AdmissionState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An admission in a checkpoint; keys are hexadecimal."""
 
     keys: dict[str, str]
@@ -95,12 +98,9 @@ class AdmissionState(msgspec.Struct, frozen=True, kw_only=True):
     chains: dict[str, ChainState]  # by key
     refused: list[ReasonCount]
     kept: list[RefusedRecord]
-
-
-class _Refused(Exception):  # noqa: N818 - the way out of a check, seen by `admit` alone
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(detail)
-        self.reason = reason
+    in_a_row: dict[str, int] = {}
+    signed_in_a_row: dict[str, int] = {}
+    copies: list[GroupMarks] = []
 
 
 @dataclass(slots=True)
@@ -115,61 +115,95 @@ class Admission:
     chains: dict[bytes, Chain] = field(default_factory=dict)  # by key
     refused: Counter[tuple[str, str]] = field(default_factory=Counter)  # (sender, reason) -> count
     kept: deque[RefusedRecord] = field(default_factory=lambda: deque(maxlen=MAX_KEPT))  # the newest
+    in_a_row: Counter[str] = field(default_factory=Counter)  # sender -> refused without a break
+    # the same of what the sender did sign: what others write under its name does not count
+    signed_in_a_row: Counter[str] = field(default_factory=Counter)
+    copies: Copies = field(default_factory=Copies)
 
     def admit(self, entry: Entry) -> Verdict:
         """Judge a record. What the hub says is taken in; a refusal is counted and kept."""
         try:
-            sealed = unpack(entry.record)
-            header = Header.of(sealed.body)
+            limits = self._limits_of(entry.id)
+            sealed = unpack(entry.record, limits)
+            header = Header.of(sealed.body, limits)
             self._check_sender(entry, header, sealed)
-            return self._judged(header.content(), sealed.hash)
-        except (WireError, _Refused) as error:
+        except (WireError, Refusal) as error:
             return self.refuse(entry, error.reason, str(error))
+        sender = header.sender
+        try:
+            self._check_flood(sender)
+            verdict = self._judged(header, limits, sealed.hash)
+        except (WireError, Refusal) as error:
+            self.signed_in_a_row[sender] += 1
+            return self.refuse(entry, error.reason, str(error), signed=True)
+        del self.in_a_row[sender], self.signed_in_a_row[sender]
+        return verdict
 
-    def _judged(self, content: Content, hash: bytes) -> Verdict:
-        match content:
-            case Group():
-                return self._admitted(content, hash)
-            case Weights():
-                return self._weights(content)
-            case Roster() if content.number >= self.roster:
-                self.roster = content.number
-                self.keys, self.revoked = dict(content.keys), frozenset(content.revoked)
+    def _judged(self, header: Header, limits: Limits, hash: bytes) -> Verdict:
+        if isinstance(header.fields, GroupHeader):
+            return self._admitted(header, header.fields, limits, hash)
+        content = header.content()
+        if isinstance(content, Weights):
+            check_time(content.created_s)
+        if isinstance(content, Roster) and content.number >= self.roster:
+            self.roster = content.number
+            self.keys, self.revoked = dict(content.keys), frozenset(content.revoked)
+        assert not isinstance(content, Group)
         return content
 
-    def refuse(self, entry: Entry, reason: str, detail: str) -> RefusedRecord:
+    def refuse(self, entry: Entry, reason: str, detail: str, signed: bool = False) -> RefusedRecord:
         """Count a record under its sender, and keep why it is refused."""
         # The log lets a peer write under its own name only, so that the name is right even where
         # the record cannot be read.
         name = entry.id.split(".", 1)[0]
         sender = name if name in self.keys or name in self.revoked or name == HUB else "unknown"
         self.refused[sender, reason] += 1
-        refused = RefusedRecord(entry.position, entry.id[:200], sender, reason, detail[:500])
-        self.kept.append(refused)
+        self.in_a_row[sender] += 1
+        refused = RefusedRecord(
+            entry.position, entry.id[:200], sender, reason, detail[:500], signed
+        )
+        if self.in_a_row[sender] <= MAX_IN_A_ROW:
+            self.kept.append(refused)
         return refused
+
+    def _limits_of(self, id: str) -> Limits:
+        """How large the record of an id may be, if this crew can have one under it."""
+        name, _, place = id.partition(".")
+        if name in self.revoked:
+            raise Refusal("revoked", f"{name} was shut out by the hub")
+        if name != HUB and name not in self.keys:
+            raise Refusal("sender", f"no peer {name[:80]!r} is on the roster")
+        return self.rules.limits_of(name, place)
 
     def _check_sender(self, entry: Entry, header: Header, sealed: Sealed) -> None:
         if header.crew != self.rules.crew:
-            raise _Refused(
+            raise Refusal(
                 "crew", f"record is of crew {header.crew[:80]!r}, not {self.rules.crew!r}"
             )
-        if header.id != entry.id:
-            raise _Refused("subject", f"record {header.id[:80]!r} stands under {entry.id[:80]!r}")
-        if header.sender in self.revoked:
-            raise _Refused("revoked", f"{header.sender} was shut out by the hub")
+        if not stands_under(entry.id, header.id, entry.record):
+            raise Refusal("subject", f"record {header.id[:80]!r} stands under {entry.id[:80]!r}")
         key = self.hub if header.sender == HUB else self.keys.get(header.sender)
         if key is None or (header.sender == HUB) != header.is_of_hub:
-            raise _Refused("sender", f"no peer {header.sender[:80]!r} is on the roster")
+            raise Refusal("sender", f"no peer {header.sender[:80]!r} is on the roster")
         if header.stamp.key != key:
-            raise _Refused(
+            raise Refusal(
                 "key", f"record names another key than the roster has for {header.sender}"
             )
         if not verifies(key, sealed.signature, sealed.signed):
-            raise _Refused("signature", "signature does not fit the record")
+            raise Refusal("signature", "signature does not fit the record")
         fault = self.chains.setdefault(key, Chain()).add(header.stamp, sealed.hash)
         if fault:
-            raise _Refused(
+            raise Refusal(
                 fault, f"record {header.stamp.counter} of {header.sender} is a {fault} in its chain"
+            )
+
+    def _check_flood(self, sender: str) -> None:
+        in_a_row = self.signed_in_a_row[sender]
+        if sender != HUB and in_a_row >= MAX_IN_A_ROW and in_a_row % READ_ONE_IN:
+            raise Refusal(
+                "flood",
+                f"{in_a_row} records of {sender} were refused in a row; one in {READ_ONE_IN} is "
+                "read",
             )
 
     @property
@@ -181,76 +215,61 @@ class Admission:
             if (chain := self.chains.get(key)) and chain.missing
         }
 
-    def _weights(self, weights: Weights) -> Weights:
-        if weights.peer not in self.rules.learners:
-            raise _Refused("role", f"{weights.peer} is no learner, and publishes weights")
-        return weights
-
-    def _admitted(self, group: Group, hash: bytes) -> Admitted:
-        self._check_values(group)
-        if not 0 <= group.round < (2**31 if self.rules.rounds is None else self.rules.rounds):
-            raise _Refused("assignment", f"the crew has no round {group.round}")
-        problems = self.assignment(group.origin.peer, group.round)
-        if not 0 <= group.slot < len(problems) or problems[group.slot].id != group.problem:
-            raise _Refused(
-                "assignment",
-                f"problem {group.problem[:80]} is not what {group.origin.peer} was given in "
-                f"round {group.round}",
-            )
-        problem = problems[group.slot]
+    def _admitted(
+        self, header: Header, fields: GroupHeader, limits: Limits, hash: bytes
+    ) -> Admitted:
+        origin = check_header(self.rules, fields)
+        arrays = header.arrays(limits)
+        check_rollouts(self.rules, arrays)
+        problem = self._problem_of(fields)
+        marked = Marked.of(fields.problem, arrays)
+        self._check_copies(fields, marked)
+        group = fields.group(origin, arrays)
         self._check_rewards(problem, group.rollouts)
+        self.copies.add(fields.peer, fields.id, marked, len(self.keys))
         return Admitted(group, problem, hash)
 
-    def _check_values(self, group: Group) -> None:
-        rules, sampling = self.rules, group.origin.sampling
-        if group.origin.vocabulary != rules.vocabulary:
-            raise _Refused(
-                "vocabulary",
-                f"vocabulary {group.origin.vocabulary[:80]!r} is not the crew's "
-                f"{rules.vocabulary!r}",
+    def _problem_of(self, fields: GroupHeader) -> Problem:
+        problems = self.assignment(fields.peer, fields.round)
+        if not 0 <= fields.slot < len(problems) or problems[fields.slot].id != fields.problem:
+            raise Refusal(
+                "assignment",
+                f"problem {fields.problem[:80]!r} is not what {fields.peer} was given in round "
+                f"{fields.round}",
             )
-        if sampling.temperature == 0 or sampling.max_tokens != rules.max_tokens:
-            raise _Refused(
-                "sampling",
-                f"sampled at temperature {sampling.temperature} with at most "
-                f"{sampling.max_tokens} tokens",
-            )
-        if len(group.rollouts) != rules.rollouts_per_group:
-            raise _Refused(
-                "group_size", f"{len(group.rollouts)} rollouts, not {rules.rollouts_per_group}"
-            )
-        for number, rollout in enumerate(group.rollouts):
-            fault = self._rollout_fault(rollout)
-            if fault:
-                raise _Refused(fault, f"rollout {number} has a bad {fault}")
+        return problems[fields.slot]
 
-    def _rollout_fault(self, rollout: Rollout) -> str:
-        if not 1 <= len(rollout.tokens) <= self.rules.max_tokens:
-            return "length"
-        if max(rollout.tokens) >= self.rules.vocabulary_size:  # the wire has no negative ids
-            return "token"
-        num_ends = sum(map(rollout.tokens.count, self.rules.end_ids))
-        if num_ends != (rollout.ending == "stop") or (
-            num_ends and rollout.tokens[-1] not in self.rules.end_ids
-        ):
-            return "ending"
-        low, high = LOGPROB_RANGE
-        if not all(low <= logprob <= high for logprob in rollout.logprobs):  # NaN fails both
-            return "logprob"
-        return "" if abs(rollout.reward) <= MAX_REWARD else "reward"  # NaN fails
+    def _check_copies(self, fields: GroupHeader, marked: Marked) -> None:
+        """Samplers with the same weights can foresee each other's rollouts, since seeds are public:
+        one could have another's refused as copies. So they are not compared.
+        """
+        if not self.rules.reports_what_was_drawn:
+            return
+        sender, students = fields.peer, self.rules.students
+        student = students.get(sender, sender)
+        source = self.copies.source_of(
+            fields.id,
+            marked,
+            lambda other: other != sender and students.get(other, other) == student,
+        )
+        if source:
+            raise Refusal("copied", f"it repeats rollouts of {source}")
 
     def _check_rewards(self, problem: Problem, rollouts: Sequence[Rollout]) -> None:
         if self.score is None:
             return
         try:
-            pairs = list(zip(rollouts, self.score(problem, rollouts), strict=True))
-        except Exception as error:  # noqa: BLE001 - a reward function is a user's, and what it is given here is a stranger's
-            raise _Refused(
+            rights = [float(reward) for reward in self.score(problem, rollouts)]
+            pairs = list(zip(rollouts, rights, strict=True))
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - a reward function is a user's, and what it is given here is a stranger's; a panic of a tokenizer is no Exception
+            raise Refusal(
                 "unscorable", f"the reward function failed on it: {type(error).__name__}: {error}"
             ) from None
         for number, (rollout, right) in enumerate(pairs):
             if not abs(rollout.reward - right) <= REWARD_TOLERANCE * max(1.0, abs(right)):
-                raise _Refused(
+                raise Refusal(
                     "reward",
                     f"rollout {number} claims a reward of {rollout.reward}; computed here it is "
                     f"{right}",
@@ -266,6 +285,9 @@ class Admission:
             chains={key.hex(): chain.state() for key, chain in sorted(self.chains.items())},
             refused=ReasonCount.rows(self.refused),
             kept=list(self.kept),
+            in_a_row=dict(sorted(self.in_a_row.items())),
+            signed_in_a_row=dict(sorted(self.signed_in_a_row.items())),
+            copies=self.copies.state(),
         )
 
     def load_state(self, state: AdmissionState) -> None:
@@ -277,6 +299,9 @@ class Admission:
         }
         self.refused = ReasonCount.counter(state.refused)
         self.kept = deque(state.kept, maxlen=MAX_KEPT)
+        self.in_a_row = Counter(state.in_a_row)
+        self.signed_in_a_row = Counter(state.signed_in_a_row)
+        self.copies = Copies.from_state(state.copies)
 
 
 def stamp_of(entry: Entry) -> tuple[Stamp, bytes]:
@@ -286,30 +311,40 @@ def stamp_of(entry: Entry) -> tuple[Stamp, bytes]:
 
 
 def read_hub(entries: Sequence[Entry], crew: str, hub: bytes) -> tuple[Charter, Roster]:
-    """Read the charter and the newest roster; every record must bear the hub's signature."""
+    """Read the charter and the newest roster; what the hub did not sign is passed over."""
     charter: Charter | None = None
     roster: Roster | None = None
+    strange = ""  # who may write there can have been first
     for entry in entries:
-        sealed = unpack(entry.record)
-        header = Header.of(sealed.body)
-        if (
-            header.stamp.key != hub
-            or header.crew != crew
-            or not verifies(hub, sealed.signature, sealed.signed)
-        ):
-            raise ValueError(
-                f"record {entry.id} of the log is not signed by the hub of the invitation; is it "
-                f"another crew {crew!r}?"
-            )
+        header = _header_by_hub(entry, crew, hub)
+        if header is None:
+            strange = entry.id
+            continue
         content = header.content()
         charter = content if isinstance(content, Charter) else charter
         if isinstance(content, Roster) and (roster is None or content.number >= roster.number):
             roster = content
+    if strange and (charter is None or roster is None):
+        raise ValueError(
+            f"record {strange[:80]} of the log is not signed by the hub of the invitation; is it "
+            f"another crew {crew!r}?"
+        )
     if charter is None or roster is None:
         raise ValueError(
             f"the log has no charter of crew {crew!r}; is --crew right, and the hub started?"
         )
     return charter, roster
+
+
+def _header_by_hub(entry: Entry, crew: str, hub: bytes) -> Header | None:
+    """The header of what the hub of a crew wrote; None for a stranger's record."""
+    try:
+        sealed = unpack(entry.record)
+        header = Header.of(sealed.body)
+    except WireError:
+        return None
+    own = header.stamp.key == hub and header.crew == crew and header.is_of_hub
+    return header if own and verifies(hub, sealed.signature, sealed.signed) else None
 
 
 def known(entry: Entry) -> tuple[Content, bytes]:

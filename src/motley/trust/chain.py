@@ -8,6 +8,7 @@ must have the hash their successor named.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 import msgspec
 
@@ -33,6 +34,13 @@ class Chain:
     # counter -> the hash it must have, b"" if not known yet
     missing: dict[int, bytes] = field(default_factory=dict)
     recent: dict[int, bytes] = field(default_factory=dict)  # counter -> hash, the newest ones
+    # of the recent ones: whose successor is missing, and a heap that has all others
+    _held: set[int] = field(init=False, compare=False)
+    _settled: list[int] = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._held = {known for known in self.recent if known + 1 in self.missing}
+        self._settled = sorted(self.recent.keys() - self._held)
 
     def add(self, stamp: Stamp, hash: bytes) -> str:
         """Take in the next record; the name of what is wrong with its place, or nothing."""
@@ -48,9 +56,11 @@ class Chain:
             return "gap"
         if passed_over == 0 and stamp.previous != self.head:
             return "fork"
-        self.missing |= dict.fromkeys(range(self.next, stamp.counter), b"")
         if passed_over:
+            self.missing |= dict.fromkeys(range(self.next, stamp.counter), b"")
             self.missing[stamp.counter - 1] = stamp.previous
+            if self.next - 1 in self.recent:
+                self._held.add(self.next - 1)
         self.next, self.head = stamp.counter + 1, hash
         self._remember(stamp.counter, hash)
         return ""
@@ -66,15 +76,23 @@ class Chain:
         ) != stamp.previous:
             return "fork"
         del self.missing[stamp.counter]
+        if before in self._held:
+            self._held.remove(before)
+            heappush(self._settled, before)
         self._remember(stamp.counter, hash)
         return ""
 
     def _remember(self, counter: int, hash: bytes) -> None:
         """Keep the newest, and what a missing record will have to name."""
         self.recent[counter] = hash
-        settled = [known for known in self.recent if known + 1 not in self.missing]
-        if len(settled) > REMEMBERED:
-            del self.recent[min(settled)]
+        if counter + 1 in self.missing:
+            self._held.add(counter)
+        else:
+            heappush(self._settled, counter)
+        while len(self.recent) - len(self._held) > REMEMBERED:
+            oldest = heappop(self._settled)
+            if oldest not in self._held:  # those come back when their successor comes
+                self.recent.pop(oldest, None)
 
     # For checkpoints
 

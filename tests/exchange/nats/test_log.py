@@ -11,7 +11,10 @@ from hubs import PATIENCE_S
 from motley.clock import Deadline, RealClock
 from motley.exchange import Entry, LogError
 from motley.exchange.nats.connection import Connection, Login
-from motley.exchange.nats.log import HEADERS_BYTES, MAX_FETCH_BYTES, Names, NatsLog, create_stream
+from motley.exchange.nats.log import NatsLog, create_stream
+from motley.exchange.nats.names import Names
+from motley.exchange.nats.presence import Presence
+from motley.exchange.nats.stream import HEADERS_BYTES, MAX_FETCH_BYTES
 from motley.exchange.wire import MAX_RECORD_BYTES
 from motley.records import HUB
 
@@ -208,17 +211,29 @@ def test_waiting_ends_at_once_if_something_came_since_the_last_wait_and_then_not
 ) -> None:
     log = net.log("a")
     log.append(records("a", range(1)))
-    eventually(log._rung.is_set)
     in_time(lambda: log.wait(10 * PATIENCE_S))
-    assert not log._rung.is_set()
+    assert not log._has_news()
 
 
-def test_waiting_ends_after_a_reconnect_because_bells_may_have_been_missed(net: Net) -> None:
-    log = net.log("a")
+def test_who_reads_one_sender_is_not_woken_by_others(net: Net) -> None:
+    log, other = net.log("a"), net.log("b")
+    assert log.read(0, sender="b") == []
+    log.append(records("a", range(1)))
+    assert not log._has_news()
+    other.append(records("b", range(1)))
+    assert log._has_news()
+    assert not log._has_news()
+    assert contents(log.read(0, sender="b")) == records("b", range(1))
+
+
+def test_waiting_goes_on_over_a_restart_of_the_server_and_ends_with_the_next_record(
+    net: Net,
+) -> None:
+    log, other = net.log("a"), net.log("b")
     net.kill()
-    log.wait(0)
     waiting = in_background(lambda: log.wait(10 * PATIENCE_S))
     net.restart()
+    other.append(records("b", range(1)))
     waiting.join(PATIENCE_S)
     assert not waiting.is_alive()
 
@@ -317,7 +332,7 @@ def test_odd_ids_come_back_exactly(net: Net) -> None:
         "\U0001f600",
     ]
     log.append([(id, id.encode()) for id in odd])
-    log.append([(id, b"again") for id in odd])
+    log.append([(id, id.encode()) for id in odd])
     assert contents(log.read(0)) == [(id, id.encode()) for id in odd]
 
 
@@ -388,9 +403,11 @@ DEAFENING = {
     "presence with a reply not utf-8": raw_message(
         "motley.crew.presence.a", b"NATS/1.0\r\n\r\n", reply=b"\xff"
     ),
-    "record under a subject not utf-8": raw_message(b"motley.crew.log.a.\xff", b"NATS/1.0\r\n\r\n"),
-    "confirmation under a subject not utf-8": raw_message(
-        "motley.crew.log.a.0", b"NATS/1.0\r\n\r\n", reply=b"motley.crew.bell.\xff"
+    "record under a subject not utf-8": raw_message(
+        b"motley.crew.log.a.0.\xff", b"NATS/1.0\r\n\r\n"
+    ),
+    "record with a reply not utf-8": raw_message(
+        "motley.crew.log.a.0.0", b"NATS/1.0\r\n\r\n", reply=b"_INBOX.b.\xff"
     ),
 }
 
@@ -399,10 +416,11 @@ DEAFENING = {
 def test_no_peer_can_deafen_others_with_a_message_that_cannot_be_decoded(
     net: Net, message: bytes
 ) -> None:
-    connection, bells = net.connect("b"), []
-    connection.subscribe(Names(CREW).presences, lambda message: None)
-    connection.subscribe(Names(CREW).bells, lambda message: bells.append(message.subject))
+    log = net.log("b")
+    presence = Presence(log.connection, CREW, lambda peer, signature, message: True)
     send_raw(net.connect("a"), message)
     net.log(HUB).append([("hub.0", b"after it")])
-    eventually(lambda: "motley.crew.bell.hub.0" in bells)
-    assert connection._client.stats["reconnects"] == 0
+    eventually(lambda: "hub.0" in [entry.id for entry in log.read(0)])
+    presence._look()
+    presence.stop()
+    assert log.connection._client.stats["reconnects"] == 0

@@ -26,16 +26,11 @@ from fakes import identity
 from hubs import PATIENCE_S
 from motley.clock import VirtualClock
 from motley.exchange import Entry, LogError
+from motley.exchange.nats.accounts import invited_user, peer_user
 from motley.exchange.nats.connection import Connection, Login, NotAdmittedError
-from motley.exchange.nats.log import Names, NatsLog
-from motley.exchange.nats.server import (
-    Server,
-    fingerprint,
-    free_port,
-    invited_user,
-    peer_user,
-    self_signed,
-)
+from motley.exchange.nats.log import NatsLog
+from motley.exchange.nats.names import Names
+from motley.exchange.nats.server import Server, fingerprint, free_port, self_signed
 from motley.records import HUB
 
 from ..nats_server import CREW, Net, eventually, in_time, let_go, settle
@@ -315,6 +310,8 @@ OTHERS_SUBJECTS = [
     "motley.crew.log.hub.roster.9",
     "motley.crew.log.ab.0",
     "motley.crew.log.a",
+    "motley.crew.log.a.0",
+    "motley.crew.log.a.0.0.0.0",
     "motley.crew.log",
     "motley.other.log.a.0",
     "motley.crew.bell.a.0",
@@ -335,6 +332,9 @@ NOT_TO_BE_HEARD = [
     "motley.crew.log.>",
     "motley.crew.log.a.>",
     "motley.crew.log.b.>",
+    "motley.crew.bell.>",
+    "motley.crew.presence.*",
+    "motley.crew.presence.b",
     "motley.crew.enrol.*",
     "motley.crew.control",
     "_INBOX.>",
@@ -375,6 +375,7 @@ class Watch:
                     info.state.consumer_count,
                 )
                 for info in found
+                if info.config.name != NAMES.presence_stream  # which changes all the time
             ]
 
         return self.log.connection.call(work)
@@ -404,19 +405,12 @@ def test_a_peer_writes_under_its_own_name_only(net: Net, watch: Watch) -> None:
     assert watch.log.read(0)[len(before[1]) :] == [Entry(3, "a.0.0", b"mine")]
 
 
-def test_a_peer_hears_its_own_answers_the_bells_and_presences_and_nothing_else(net: Net) -> None:
+def test_a_peer_hears_its_own_answers_and_nothing_else(net: Net) -> None:
     a = net.connect("a")
     for subject in NOT_TO_BE_HEARD:
         for queue in ("", "all"):
             assert "permissions violation for subscription" in subscribe(a, subject, queue), subject
-    for subject in (
-        "_INBOX.a.>",
-        "motley.crew.bell.>",
-        "motley.crew.bell.b.>",
-        "motley.crew.presence.*",
-        "motley.crew.presence.b",
-    ):
-        assert subscribe(a, subject) == "", subject
+    assert subscribe(a, "_INBOX.a.>") == ""
 
 
 def test_nothing_can_be_done_by_having_the_server_answer_to_a_forbidden_subject(
@@ -532,8 +526,6 @@ def test_an_invitations_key_can_enrol_and_nothing_else(net: Net, watch: Watch) -
         assert "permissions violation for publish" in publish(guest, subject), subject
     for subject in [
         *NOT_TO_BE_HEARD,
-        "motley.crew.bell.>",
-        "motley.crew.presence.*",
         "_INBOX.a.>",
         "_INBOX.c.>",
     ]:

@@ -22,10 +22,11 @@ from motley.clock import Clock
 from motley.exchange.blobs import is_content, is_name
 from motley.exchange.log import LogError
 from motley.exchange.nats.connection import Connection
-from motley.exchange.nats.log import (
+from motley.exchange.nats.log import MAX_FLIGHT_BYTES
+from motley.exchange.nats.names import Names
+from motley.exchange.nats.stream import (
+    HEADERS_BYTES,
     MAX_FETCH_BYTES,
-    MAX_FLIGHT_BYTES,
-    Names,
     Outgoing,
     Receipt,
     Stored,
@@ -34,6 +35,7 @@ from motley.exchange.nats.log import (
 )
 
 CHUNK_BYTES = 2**20
+MAX_MESSAGES = 2**17  # in a bucket: chunks and metas of 100 GiB, and what is left of many deltas
 SILENCE_S = 10.0  # a chunk takes that long at 840 kbit/s
 # of what is under way together; pings wait behind it, and two without an answer end the connection
 QUICK_S, SLOW_S = 2.0, 5.0
@@ -221,13 +223,16 @@ class NatsBlobs:
         return receipts
 
 
-def create_bucket(connection: Connection, crew: str, learner: str) -> None:
-    """Make a learner's bucket, if it is not there."""
+def create_bucket(connection: Connection, crew: str, learner: str, max_bytes: int = -1) -> None:
+    """Make a learner's bucket, or give the one that is there these limits."""
     bucket = Names(crew).bucket(learner)
     config = StreamConfig(
         name=bucket.stream,
         subjects=[f"$O.{bucket.name}.C.>", f"$O.{bucket.name}.M.>"],
         storage=StorageType.FILE,
+        max_bytes=max_bytes,
+        max_msgs=MAX_MESSAGES,
+        max_msg_size=CHUNK_BYTES + HEADERS_BYTES,
         discard=DiscardPolicy.NEW,
         allow_rollup_hdrs=True,
         allow_direct=True,

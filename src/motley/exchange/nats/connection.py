@@ -106,6 +106,11 @@ class Connection:
         """The server has stopped knowing this key, or never did."""
         return "authorization violation" in self._said.lower()
 
+    @property
+    def closed(self) -> bool:
+        """By us, for good."""
+        return self._loop.is_closed()
+
     def call(self, work: Callable[[Client], Coroutine[Any, Any, T]], timeout_s: float = 10.0) -> T:
         """Run a coroutine with the client; a failure of the network is a LogError in words."""
         if self._client.is_closed:

@@ -1,6 +1,7 @@
 """Presence: who is there, and what they do.
 
-Small signed messages that are not kept, each newer than the one before.
+Small signed messages, each newer than the one before, of which the server keeps everyone's last.
+Who listens asks for them: nobody can be drowned in what others say.
 """
 
 from __future__ import annotations
@@ -9,18 +10,24 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import msgspec
-from nats.aio.msg import Msg
+from nats.js.api import DiscardPolicy, StorageType, StreamConfig
 
+from motley import files
 from motley.clock import Clock
 from motley.exchange.log import LogError
 from motley.exchange.nats.connection import Connection
-from motley.exchange.nats.log import Names
+from motley.exchange.nats.names import Names
+from motley.exchange.nats.stream import Stored, Stream, make_stream
 
 BEAT_S = 2.0
+LOOKS_PER_BEAT = 4  # at what others say
 SILENT_S = 10.0  # after which a peer counts as gone
+MAX_BEAT_BYTES = 512
+MAX_STREAM_BYTES = 2**20
 
 State = Literal["starting", "sampling", "learning", "waiting", "finished", "left"]
 
@@ -29,7 +36,13 @@ class Beat(msgspec.Struct, frozen=True):
     state: State
     round: int
     buffered: int = 0  # records in the outbox
-    at_s: float = 0.0  # on the sender's clock: only ever grows
+    # Two numbers that only ever grow, the second within the first: clocks can be set back.
+    session: int = 0  # of the sender's start
+    number: int = 0
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.session, self.number
 
 
 class Voice(NamedTuple):
@@ -37,9 +50,21 @@ class Voice(NamedTuple):
 
     name: str
     sign: Callable[[bytes], bytes]
+    session: int = 0
 
 
 Verify = Callable[[str, bytes, bytes], bool]  # (peer, signature, message)
+
+
+def begin_session(path: Path, clock: Clock) -> int:
+    """The number of this start: above all others of its file, whatever the clock says."""
+    try:
+        before = int(path.read_text())
+    except (OSError, ValueError):  # the first, or a damaged file
+        before = 0
+    session = max(int(clock.now_s() * 1000), before + 1)
+    files.replace(path, f"{session}\n".encode())
+    return session
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +72,7 @@ class Heard:
     beat: Beat
     at_s: float  # of what has elapsed on the listener's clock
     clock: Clock
+    said: bytes = b""  # signature and beat, as they came
 
     @property
     def ago_s(self) -> float:
@@ -63,7 +89,7 @@ class Heard:
 
 
 class Presence:
-    """Listens to everyone; with a voice, also repeats every few seconds what `say` was given."""
+    """Looks who is there; with a voice, also repeats every few seconds what `say` was given."""
 
     def __init__(
         self, connection: Connection, crew: str, verify: Verify, me: Voice | None = None
@@ -71,25 +97,26 @@ class Presence:
         self.heard: dict[str, Heard] = {}
         self._connection, self._names, self._verify, self._me = connection, Names(crew), verify, me
         self._clock = connection.clock
-        self._beat = Beat("starting", 0)
-        self._stop = threading.Event()
-        connection.subscribe(self._names.presences, self._on_message)
-        connection.on_reconnect.append(self._listen_anew)
-        self._thread = threading.Thread(target=self._tell, name="presence", daemon=True)
-        if me:
-            self._send()
-            self._thread.start()
+        self._stream = Stream(connection, self._names.presence_stream, "presence", MAX_BEAT_BYTES)
+        self._beat = Beat("starting", 0, session=me.session if me else 0)
+        self._looked = 0  # up to which sequence
+        self._anew, self._stop = threading.Event(), threading.Event()
+        self._speaking = threading.Lock()
+        connection.on_reconnect.append(self._anew.set)
+        self._thread = threading.Thread(target=self._work, name="presence", daemon=True)
+        self._send()
+        self._thread.start()
 
     def say(self, beat: Beat) -> None:
         changed = beat.state != self._beat.state
-        self._beat = beat
+        self._set(beat)
         if changed:
             self._send()
 
     def close(self, beat: Beat) -> None:
         """Stop, with a last word."""
         self.stop()
-        self._beat = beat
+        self._set(beat)
         self._send()
 
     def stop(self) -> None:
@@ -97,38 +124,88 @@ class Presence:
         if self._thread.is_alive():
             self._thread.join(BEAT_S + 1)
 
-    def _tell(self) -> None:
-        while not self._stop.wait(BEAT_S):
-            self._send()
+    # Speaking
+
+    def _work(self) -> None:
+        num_looks = 0
+        while not self._stop.wait(BEAT_S / LOOKS_PER_BEAT) and not self._connection.closed:
+            num_looks += 1
+            self._look()
+            if num_looks % LOOKS_PER_BEAT == 0:
+                self._send()
+
+    def _set(self, beat: Beat) -> None:
+        with self._speaking:
+            said = self._beat
+            self._beat = msgspec.structs.replace(beat, session=said.session, number=said.number)
 
     def _send(self) -> None:
-        assert self._me
-        content = msgspec.json.encode(msgspec.structs.replace(self._beat, at_s=self._clock.now_s()))
-        with suppress(LogError):  # not being heard is what silence is for
+        """Say it once more. The lock keeps the order of what two threads say."""
+        if not self._me:
+            return
+        with self._speaking, suppress(LogError):  # not being heard is what silence is for
+            self._beat = msgspec.structs.replace(self._beat, number=self._beat.number + 1)
+            content = msgspec.json.encode(self._beat)
             self._connection.publish(
                 self._names.presence(self._me.name),
                 self._me.sign(self._signed(self._me.name, content)) + content,
             )
 
-    def _on_message(self, message: Msg) -> None:
-        peer, signature, content = (
-            message.subject.rsplit(".", 1)[-1],
-            message.data[:64],
-            message.data[64:],
-        )
-        if not self._verify(peer, signature, self._signed(peer, content)):
+    # Listening
+
+    def _look(self) -> None:
+        """Take in what was said since the last look: of everyone one message, the newest."""
+        if self._anew.is_set():
+            self._anew.clear()
+            self._listen_anew()
+        with suppress(LogError):
+            for stored in self._stream.read(self._names.presences, self._looked):
+                self._looked = stored.sequence
+                self._take_in(stored)
+
+    def _take_in(self, stored: Stored) -> None:
+        peer, said = stored.subject.rsplit(".", 1)[-1], stored.content
+        if not self._is_true(peer, said):
             return
         try:
-            beat = msgspec.json.decode(content, type=Beat)
+            beat = msgspec.json.decode(said[64:], type=Beat)
         except (msgspec.DecodeError, UnicodeDecodeError):
             return
-        if peer not in self.heard or beat.at_s > self.heard[peer].beat.at_s:
-            self.heard[peer] = Heard(beat, self._clock.elapsed_s(), self._clock)
+        known = self.heard.get(peer)
+        # A peer that was invited anew begins anew: what its name said with another key is void.
+        if not known or beat.place > known.beat.place or not self._is_true(peer, known.said):
+            self.heard[peer] = Heard(beat, self._clock.elapsed_s(), self._clock, said)
+
+    def _is_true(self, peer: str, said: bytes) -> bool:
+        return self._verify(peer, said[:64], self._signed(peer, said[64:]))
 
     def _listen_anew(self) -> None:
-        """Who could not be heard while we were away was not silent."""
+        """Who could not be heard while we were away was not silent.
+
+        A server that was away may have begun to count anew.
+        """
+        self._looked = 0
         for peer, heard in self.heard.items():
             self.heard[peer] = replace(heard, at_s=self._clock.elapsed_s())
 
     def _signed(self, peer: str, content: bytes) -> bytes:
         return f"motley presence\n{self._names.presence(peer)}\n".encode() + content
+
+
+def create_presence(connection: Connection, crew: str) -> None:
+    """Make the stream of what everyone said last.
+
+    In memory: it is gone when the server is, and everyone says it again.
+    """
+    names = Names(crew)
+    config = StreamConfig(
+        name=names.presence_stream,
+        subjects=[names.presences],
+        storage=StorageType.MEMORY,
+        max_bytes=MAX_STREAM_BYTES,
+        max_msg_size=MAX_BEAT_BYTES,
+        max_msgs_per_subject=1,
+        discard=DiscardPolicy.OLD,
+        allow_direct=True,
+    )
+    make_stream(connection, config)

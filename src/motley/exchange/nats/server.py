@@ -25,45 +25,16 @@ from pathlib import Path
 from typing import Any
 
 from motley.clock import Clock, Deadline, RealClock
-from motley.exchange.nats.log import Bucket, Names
+from motley.exchange.nats.accounts import User, accounts
+from motley.exchange.nats.names import Names
 from motley.exchange.wire import MAX_RECORD_BYTES
 from motley.files import hold, replace
 
 START_S = 15.0
-
-
-@dataclass(frozen=True, slots=True)
-class User:
-    """A key and what it may do."""
-
-    nkey: str
-    publish: tuple[str, ...]
-    subscribe: tuple[str, ...]
-
-
-def peer_user(crew: str, peer: str, nkey: str, learner: bool = False, follows: str = "") -> User:
-    """A peer writes under its own name only, reads the log, and sees who is there.
-
-    A learner has a bucket, and its followers read it.
-    """
-    names = Names(crew)
-    own, followed = names.bucket(peer), names.bucket(follows)
-    return User(
-        nkey,
-        publish=(
-            *(names.records_of(peer), names.presence(peer), names.direct_get),
-            *((own.chunks, own.metas, own.direct_get) if learner else ()),
-            *((followed.direct_get,) if follows else ()),
-        ),
-        subscribe=(f"_INBOX.{peer}.>", names.bells, names.presences),
-    )
-
-
-def invited_user(crew: str, peer: str, nkey: str) -> User:
-    """An invitation can be used for one thing: to bring the peer's own key."""
-    return User(
-        nkey, publish=(Names(crew).enrolment(peer),), subscribe=(f"_INBOX.invited-{peer}.>",)
-    )
+# What a server cannot take in while it runs. The disk is the bound of what is stored, and the hub
+# watches it; a share of the disk, which is the server's own default, would refuse streams whose
+# limits only together are more than it.
+_JETSTREAM = {"sync_interval": "always", "max_file_store": 2**60, "max_memory_store": 2**26}
 
 
 @dataclass(slots=True)
@@ -75,6 +46,8 @@ class Server:
     certificate: tuple[Path, Path] | None = None  # PEM files of the certificate and its key
     clock: Clock = RealClock()
     _child: subprocess.Popen[bytes] | None = None
+    # the configuration has what a running server cannot take in, as one of version 0.5
+    _outdated: bool = False
 
     def configure(self, hub: str, peers: Sequence[User], learners: Sequence[str] = ()) -> None:
         """Write the configuration; `start` or `reload` makes it count.
@@ -90,10 +63,13 @@ class Server:
             "log_file": str(self.folder / "server.log"),
             "logfile_size_limit": 2**24,
             "max_payload": MAX_RECORD_BYTES + 2**16,
-            "max_pending": 2**26,
+            "max_pending": 2**25,
             "write_deadline": "30s",
-            "jetstream": {"store_dir": str(self.folder / "jetstream"), "sync_interval": "always"},
-            "accounts": _accounts(Names(self.crew), hub, peers, learners),
+            # a connection that is dead counts among its key's for half a minute at most
+            "ping_interval": "10s",
+            "ping_max": 2,
+            "jetstream": {"store_dir": str(self.folder / "jetstream"), **_JETSTREAM},
+            "accounts": accounts(Names(self.crew), hub, peers, learners),
         }
         if self.certificate:
             names = ("cert_file", "key_file")
@@ -101,14 +77,19 @@ class Server:
                 name: str(path) for name, path in zip(names, self.certificate, strict=True)
             } | {"handshake_first": True}
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._outdated = self._outdated or self._is_other(content["jetstream"])
         replace(self.folder / "server.json", json.dumps(content, indent=2).encode(), mode=0o600)
 
     def start(self) -> bool:
         """Start the server, or take over the one that a hub before us left; True if taken over."""
         lock = hold(self.folder / "server.lock")
+        if lock is None and self._outdated:
+            self.stop()
+            lock = hold(self.folder / "server.lock")
         if lock is None:
             self.reload()
             return True
+        self._outdated = False
         try:
             self._forget_child()
             self._check_port()
@@ -126,6 +107,14 @@ class Server:
             os.close(lock)  # the child's copy keeps the lock
         self._wait_until_up()
         return False
+
+    def _is_other(self, jetstream: dict[str, Any]) -> bool:
+        """Whether the configuration that is there has other settings of the streams."""
+        try:
+            before = json.loads((self.folder / "server.json").read_bytes())
+        except (OSError, ValueError):
+            return False
+        return bool(before.get("jetstream") != jetstream)
 
     def alive(self) -> bool:
         return self._child.poll() is None if self._child else _held(self.folder / "server.lock")
@@ -182,59 +171,6 @@ class Server:
             f"the NATS server did not start on {self.host}:{self.port}: {said}; choose another "
             "--port, or stop what uses it"
         )
-
-
-def _accounts(
-    names: Names, hub: str, peers: Sequence[User], learners: Sequence[str]
-) -> dict[str, Any]:
-    """The streams are in an account of their own, of which peers see these services and the bell,
-    and nothing else.
-
-    Rights alone do not keep peers apart: the server answers a request on any reply subject, whoever
-    may not write there. In one account a peer could so have its own record "answered" into
-    another's subject, or into the server's commands.
-    """
-    services = [
-        *(
-            {"service": names.everything},
-            {"service": names.direct_get, "response": "stream"},
-            {"service": names.enrolment("*")},
-        ),
-        *(service for learner in learners for service in _blob_services(names.bucket(learner))),
-    ]
-    given = [
-        *(service | {"accounts": ["PEERS"]} for service in services),
-        {"stream": names.bells, "accounts": ["PEERS"]},
-    ]
-    taken = [{"service": {"account": "HUB", "subject": service["service"]}} for service in services]
-    return {
-        "HUB": {
-            "jetstream": "enabled",
-            "users": [{"nkey": hub}],
-            "exports": given,
-            "imports": [{"stream": {"account": "PEERS", "subject": names.presences}}],
-        },
-        "PEERS": {
-            "users": [_user(peer) for peer in peers],
-            "exports": [{"stream": names.presences, "accounts": ["HUB"]}],
-            "imports": [*taken, {"stream": {"account": "HUB", "subject": names.bells}}],
-        },
-    }
-
-
-def _blob_services(bucket: Bucket) -> list[dict[str, Any]]:
-    return [
-        {"service": bucket.chunks},
-        {"service": bucket.metas},
-        {"service": bucket.direct_get, "response": "stream"},
-    ]
-
-
-def _user(user: User) -> dict[str, Any]:
-    return {
-        "nkey": user.nkey,
-        "permissions": {"publish": {"allow": user.publish}, "subscribe": {"allow": user.subscribe}},
-    }
 
 
 def _binary() -> str:

@@ -1,0 +1,238 @@
+"""Headers of records: MessagePack arrays. Owns which field stands where, and what of it is out of
+range whatever the crew. What a crew allows is not known here.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TypeVar
+
+import msgspec
+
+from motley.exchange.sections import RolloutArrays, WireError
+from motley.records import (
+    NO_BASE,
+    Backlog,
+    Blob,
+    Charter,
+    Content,
+    Convention,
+    Group,
+    Origin,
+    Precision,
+    Roster,
+    Sampling,
+    Stamp,
+    Weights,
+)
+
+MAX_BLOBS = 4096  # of one version
+MAX_WAITING = 2**14  # authors in a learner's backlog
+
+
+_Filled = TypeVar("_Filled", bound=msgspec.Struct)
+_BlobTable = tuple[tuple[bytes, int, int], ...]  # hash, compressed and uncompressed size
+
+
+class _Head(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+    key: bytes
+    counter: int
+    previous: bytes
+    crew: str
+
+    def __post_init__(self) -> None:
+        if len(self.key) != 32 or len(self.previous) != 32 or not 0 <= self.counter < 2**63:
+            raise ValueError("key and previous have 32 bytes, counter is not negative")
+
+
+class GroupHeader(_Head, frozen=True, kw_only=True, tag="group"):
+    peer: str
+    round: int
+    slot: int
+    problem: str
+    created_s: float
+    model: str
+    vocabulary: str
+    version: int
+    temperature: float
+    top_k: int
+    top_p: float
+    max_tokens: int
+    logprobs: Convention
+    num_rollouts: int
+    lossless: bool
+
+    @property
+    def id(self) -> str:
+        return f"{self.peer}.{self.round}.{self.slot}"
+
+    def origin(self) -> Origin:
+        """Who made the group, with what."""
+        if not math.isfinite(self.created_s):
+            raise WireError("malformed", f"created_s is {self.created_s}")
+        try:
+            return _filled(Origin, self, sampling=_filled(Sampling, self))
+        except ValueError as error:
+            raise WireError("malformed", f"sampling: {error}") from None
+
+    def group(self, origin: Origin, arrays: RolloutArrays) -> Group:
+        return _filled(Group, self, origin=origin, rollouts=arrays.rollouts())
+
+
+class WeightsHeader(_Head, frozen=True, kw_only=True, tag="weights"):
+    peer: str
+    version: int
+    precision: Precision
+    base: int
+    base_state: bytes
+    state: bytes
+    blobs: _BlobTable
+    frozen: _BlobTable
+    waiting: tuple[tuple[str, int], ...]
+    oldest_s: float
+    created_s: float
+
+    @property
+    def id(self) -> str:
+        return f"{self.peer}.weights.{self.version}"
+
+    def content(self) -> Weights:
+        if not (0 <= self.version < 2**63 and NO_BASE <= self.base < self.version):
+            raise WireError("malformed", f"weights of version {self.version} on base {self.base}")
+        if len(self.waiting) > MAX_WAITING or any(count < 0 for _, count in self.waiting):
+            raise WireError(
+                "malformed",
+                f"a backlog of {len(self.waiting)} authors, or of fewer than no groups; at most "
+                f"{MAX_WAITING} authors are read",
+            )
+        if len(self.state) != 32 or len(self.base_state) != (0 if self.base == NO_BASE else 32):
+            raise WireError(
+                "malformed",
+                "a hash of weights does not have 32 bytes, or a base is named without its hash",
+            )
+        if not (math.isfinite(self.created_s) and 0 <= self.oldest_s < math.inf):
+            raise WireError(
+                "malformed", f"created_s is {self.created_s} and oldest_s {self.oldest_s}"
+            )
+        return _filled(
+            Weights,
+            self,
+            blobs=_blobs(self.blobs),
+            frozen=_blobs(self.frozen),
+            backlog=_filled(Backlog, self),
+        )
+
+
+def _blobs(table: _BlobTable) -> tuple[Blob, ...]:
+    if len(table) > MAX_BLOBS or any(
+        len(name) != 32 or not (0 <= size < 2**40 and 0 <= raw < 2**40) for name, size, raw in table
+    ):
+        raise WireError(
+            "malformed",
+            f"{len(table)} blobs; at most {MAX_BLOBS}, each with a hash of 32 bytes and two "
+            "sizes, are read",
+        )
+    return tuple(
+        Blob(sha256=name.hex(), num_bytes=size, raw_bytes=raw) for name, size, raw in table
+    )
+
+
+class CharterHeader(_Head, frozen=True, kw_only=True, tag="charter"):
+    config: str
+    task: str
+
+    @property
+    def id(self) -> str:
+        return self.content().id
+
+    def content(self) -> Charter:
+        return _filled(Charter, self)
+
+
+class RosterHeader(_Head, frozen=True, kw_only=True, tag="roster"):
+    number: int
+    keys: dict[str, bytes]
+    revoked: tuple[str, ...]
+
+    @property
+    def id(self) -> str:
+        return self.content().id
+
+    def content(self) -> Roster:
+        if any(len(key) != 32 for key in self.keys.values()):
+            raise WireError("malformed", "a key of the roster does not have 32 bytes")
+        return _filled(Roster, self)
+
+
+AnyHeader = GroupHeader | WeightsHeader | CharterHeader | RosterHeader
+
+_encoder = msgspec.msgpack.Encoder(order="sorted")
+_decoder = msgspec.msgpack.Decoder(AnyHeader)
+
+
+def encode_header(content: Content, stamp: Stamp, lossless: bool) -> bytes:
+    """`lossless`: how a group's log-probs are encoded behind it."""
+    return _encoder.encode(
+        _group_header(content, stamp, lossless)
+        if isinstance(content, Group)
+        else _plain_header(content, stamp)
+    )
+
+
+def decode_header(content: memoryview) -> AnyHeader:
+    try:
+        return _decoder.decode(content)
+    except (
+        msgspec.DecodeError,
+        UnicodeDecodeError,
+        RecursionError,
+    ) as error:  # msgspec raises the last two as they are
+        raise WireError("malformed", f"header: {error}") from None
+
+
+def _group_header(group: Group, stamp: Stamp, lossless: bool) -> GroupHeader:
+    origin, sampling = group.origin, group.origin.sampling
+    return _filled(
+        GroupHeader,
+        stamp,
+        group,
+        origin,
+        sampling,
+        num_rollouts=len(group.rollouts),
+        lossless=lossless,
+    )
+
+
+def _plain_header(
+    content: Weights | Charter | Roster, stamp: Stamp
+) -> WeightsHeader | CharterHeader | RosterHeader:
+    if isinstance(content, Weights):
+        return _filled(
+            WeightsHeader,
+            stamp,
+            content,
+            content.backlog,
+            blobs=_table(content.blobs),
+            frozen=_table(content.frozen),
+        )
+    if isinstance(content, Charter):
+        return _filled(CharterHeader, stamp, content)
+    return _filled(RosterHeader, stamp, content)
+
+
+def _table(blobs: tuple[Blob, ...]) -> _BlobTable:
+    return tuple((bytes.fromhex(b.sha256), b.num_bytes, b.raw_bytes) for b in blobs)
+
+
+def _filled(kind: type[_Filled], *sources: msgspec.Struct, **others: object) -> _Filled:
+    """A struct whose fields are those of the same name of the sources, but for `others`.
+
+    So a header names its fields once, where their order on the wire is.
+    """
+    fields = {
+        name: getattr(source, name)
+        for source in sources
+        for name in source.__struct_fields__
+        if name in kind.__struct_fields__
+    }
+    return kind(**fields | others)

@@ -1,0 +1,92 @@
+"""Every name of a crew on a NATS server: its streams, its subjects, and ids as subjects."""
+
+from __future__ import annotations
+
+import base64
+import re
+
+
+class Names:
+    """Every subject of a crew, and its streams."""
+
+    def __init__(self, crew: str) -> None:
+        self.stream = f"motley-{crew}"
+        self.presence_stream = f"motley_presence-{crew}"  # no log's: those begin with motley-
+        self._root = f"motley.{crew}"
+        self.everything = f"{self._root}.log.>"
+        self.presences = f"{self._root}.presence.*"
+        self.control = f"{self._root}.control"
+
+    def record(self, id: str) -> str:
+        return f"{self._root}.log.{_escaped(id)}"
+
+    def records_of(self, peer: str) -> str:
+        return f"{self._root}.log.{peer}.>"
+
+    def records_by(self, peer: str, learner: bool = False) -> tuple[str, ...]:
+        """The shapes of all that a peer can have to write: its ids, and its ids with a tag."""
+        shape = f"{self._root}.log.{peer}.{'weights' if learner else '*'}.*"
+        return shape, f"{shape}.*"
+
+    def presence(self, peer: str) -> str:
+        return f"{self._root}.presence.{peer}"
+
+    def enrolment(self, peer: str) -> str:
+        return f"{self._root}.enrol.{peer}"
+
+    def id_of(self, subject: str) -> str:
+        """The id of a subject; one that no id has stands for itself, and fits no record."""
+        escaped = subject.removeprefix(f"{self._root}.log.")
+        id = _unescaped(escaped)
+        return id if _escaped(id) == escaped else f"={escaped}"
+
+    def bucket(self, learner: str) -> Bucket:
+        return Bucket(f"{self.stream}-{learner}")
+
+    @property
+    def direct_get(self) -> str:
+        return direct_get(self.stream)
+
+    @property
+    def presence_get(self) -> str:
+        return direct_get(self.presence_stream)
+
+
+class Bucket:
+    """Every subject of a learner's blobs, as NATS's own Object Store has them, and their stream."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.stream = f"OBJ_{name}"
+        self.chunks = self.chunks_of("*")
+        self.metas = f"$O.{name}.M.*"
+        self.direct_get = direct_get(self.stream)
+
+    def chunks_of(self, blob: str) -> str:
+        return f"$O.{self.name}.C.{blob}"
+
+    def meta_of(self, blob: str) -> str:
+        return f"$O.{self.name}.M.{base64.urlsafe_b64encode(blob.encode()).decode()}"
+
+
+def direct_get(stream: str) -> str:
+    return f"$JS.API.DIRECT.GET.{stream}"
+
+
+# Ids as subjects: parts between dots; what a subject may not hold is written =XX
+
+_PLAIN = re.compile(rb"[A-Za-z0-9_-]")
+
+
+def _escaped(id: str) -> str:
+    return ".".join(
+        "".join(chr(b) if _PLAIN.match(bytes([b])) else f"={b:02X}" for b in part.encode()) or "="
+        for part in id.split(".")
+    )
+
+
+def _unescaped(subject: str) -> str:
+    plain = lambda part: re.sub(
+        rb"=([0-9A-F]{2})", lambda m: bytes([int(m[1], 16)]), b"" if part == "=" else part.encode()
+    )
+    return ".".join(plain(part).decode(errors="replace") for part in subject.split("."))

@@ -1,0 +1,85 @@
+"""Notes: what micro-batches came out with, on its way from the device to the rows of a step.
+
+Waits for a GPU only where a note is read.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from motley.compute.logprobs import Scores
+from motley.learning.batches import MicroBatch
+from motley.learning.diagnostics import Floats, Row, ScoredRow
+from motley.objectives import LossBatch, LossOutput
+
+
+class Note(NamedTuple):
+    """What a micro-batch came out with."""
+
+    arrived: torch.cuda.Event | None
+    row_B: list[int]
+    table_KBT: Tensor  # log ratio, weight, free weight, sampler's log-prob, entropy
+    keep_B: Tensor
+    kl_B: Tensor
+    loss: Tensor
+
+
+class Overheard(NamedTuple):
+    """The log ratios of a micro-batch that nothing is learned from, still on the device."""
+
+    row_B: list[int]
+    log_ratio_BT: Tensor
+
+    def by_row(self) -> dict[int, Floats]:
+        """Padded on the right."""
+        return dict(zip(self.row_B, self.log_ratio_BT.double().cpu().numpy(), strict=True))
+
+
+def note(micro: MicroBatch, scores: Scores, loss_batch: LossBatch, output: LossOutput) -> Note:
+    tables = (
+        loss_batch.log_ratio_BT,
+        output.weight_BT,
+        output.free_BT,
+        loss_batch.logp_sampler_BT,
+        micro.unpack(scores.entropy_M),
+    )
+    kept = (
+        torch.stack([table.detach() for table in tables]),
+        output.keep_B,
+        output.kl_B,
+        output.loss.detach(),
+    )
+    on_cpu = [one.to("cpu", non_blocking=one.is_cuda) for one in kept]
+    device = scores.logp_M.device
+    arrived = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+    return Note(arrived, micro.row_B.tolist(), *on_cpu)
+
+
+def note_scores(rows: list[Row], note: Note) -> None:
+    """Write what was computed for each sequence of a micro-batch into its row."""
+    if note.arrived:
+        note.arrived.synchronize()
+    log_ratio, weight, free, logq, entropy = note.table_KBT.double().numpy()
+    length_B = np.array([rows[row].num_tokens for row in note.row_B])
+    is_own_BT = np.arange(weight.shape[1]) < length_B[:, None]
+    mean_weight_B, mean_logq_B = (
+        np.where(is_own_BT, table, 0.0).sum(1) / length_B for table in (weight, logq)
+    )
+    for i, (row, keep, kl) in enumerate(
+        zip(note.row_B, note.keep_B.tolist(), note.kl_B.tolist(), strict=True)
+    ):
+        own = slice(rows[row].num_tokens)
+        rows[row].scored = ScoredRow(
+            keep=keep,
+            kl=kl,
+            log_ratio=log_ratio[i, own],
+            weight=weight[i, own],
+            mean_weight=float(mean_weight_B[i]),
+            free=free[i, own],
+            logq=float(mean_logq_B[i]),
+            entropy=entropy[i, own],
+        )

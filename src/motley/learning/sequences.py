@@ -1,0 +1,207 @@
+"""The sequences of a step: from candidates to rows, and what is known of a micro-batch before it is
+scored.
+
+Knows no model and no gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from motley.learning.batches import MicroBatch, ToScore
+from motley.learning.diagnostics import Row
+from motley.learning.select import Candidate
+from motley.models.prompts import Prompts
+from motley.objectives import LossBatch, Samples, Terms
+
+Mask = NDArray[np.bool_]
+# of a rollout of a candidate, by its number: the tokens that must not be made likelier
+Withheld = Callable[[Candidate, int], Mask | None]
+
+
+def nothing_withheld(candidate: Candidate, number: int) -> Mask | None:
+    return None
+
+
+class SuccessOf(Protocol):
+    def of(self, kind: str) -> float:
+        """The receiver's running mean reward on a kind of problem."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """The sequences of a step, one row each, groups next to each other."""
+
+    candidates: list[Candidate]
+    candidate_B: list[Candidate]
+    number_B: list[int]  # of the rollout in its candidate
+    group_B: list[int]
+    logp_sampler_B: list[tuple[float, ...]]
+    sequences: list[ToScore]
+    samples: Samples
+    ended_B: Tensor
+    senders: list[str]  # by number; who is no stranger comes first
+
+    @property
+    def strangers(self) -> set[str]:
+        return {c.group.origin.peer for c in self.candidates if c.stranger}
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What a step learns from, before anything is scored."""
+
+    batch: StepBatch
+    terms: Terms
+    todo: list[ToScore]  # what can change the gradient
+    heard: list[ToScore] = field(default_factory=list)  # what is scored without any gradient
+    withheld: dict[int, Mask] = field(default_factory=dict)  # by row, where A > 0
+    audited: frozenset[int] = frozenset()  # positions of candidates
+
+    def by_sender(self, apart: bool) -> list[tuple[list[int], list[ToScore]]]:
+        """The senders, and what to learn from them: each sender's apart, or all together."""
+        sender_B = self.batch.samples.sender_B.tolist()
+        present = sorted({sender_B[s.row] for s in self.todo})
+        if not apart or len(present) < 2:
+            return [(present, self.todo)]
+        return [
+            ([sender], [s for s in self.todo if sender_B[s.row] == sender]) for sender in present
+        ]
+
+
+def step_batch(candidates: Sequence[Candidate], prompts: Prompts, success: SuccessOf) -> StepBatch:
+    group_index: dict[str, int] = {}
+    entries = []
+    for candidate in candidates:
+        index = group_index.setdefault(candidate.family, len(group_index))
+        entries += [
+            (index, candidate, number, rollout)
+            for number, rollout in enumerate(candidate.group.rollouts)
+        ]
+    entries.sort(key=lambda entry: entry[0])
+    of_stranger = {c.group.origin.peer: c.stranger for c in candidates}
+    senders = sorted(of_stranger, key=lambda peer: of_stranger[peer])
+    sender_of = {peer: number for number, peer in enumerate(senders)}
+    samples = Samples(
+        reward_B=torch.tensor([r.reward for _, _, _, r in entries]),
+        group_B=torch.tensor([g for g, _, _, _ in entries]),
+        sender_B=torch.tensor([sender_of[c.group.origin.peer] for _, c, _, _ in entries]),
+        own_B=torch.tensor([c.own for _, c, _, _ in entries]),
+        stranger_B=torch.tensor([c.stranger for _, c, _, _ in entries]),
+        success_B=torch.tensor([success.of(c.problem.kind) for _, c, _, _ in entries]),
+        length_B=torch.tensor([len(r.tokens) for _, _, _, r in entries]),
+        logq_mean_B=torch.tensor([sum(r.logprobs) / len(r.logprobs) for _, _, _, r in entries]),
+        max_length=max(c.group.origin.sampling.max_tokens for c in candidates),
+    )
+    return StepBatch(
+        candidates=list(candidates),
+        candidate_B=[c for _, c, _, _ in entries],
+        number_B=[number for _, _, number, _ in entries],
+        group_B=[g for g, _, _, _ in entries],
+        logp_sampler_B=[r.logprobs for _, _, _, r in entries],
+        sequences=[
+            ToScore(
+                row=i,
+                prompt=prompts.ids(c.problem),
+                tokens=r.tokens,
+                temperature=c.group.origin.sampling.temperature,
+                group=g,
+            )
+            for i, (g, c, _, r) in enumerate(entries)
+        ],
+        samples=samples,
+        ended_B=torch.tensor([r.ending == "stop" for _, _, _, r in entries]),
+        senders=senders,
+    )
+
+
+def step_plan(
+    batch: StepBatch,
+    terms: Terms,
+    silent_B: list[bool],
+    withheld: Withheld,
+    audited: frozenset[int],
+) -> StepPlan:
+    """Silent sequences are scored only where their candidate is audited, and not learned from."""
+    masks = {
+        row: mask
+        for row, advantage in enumerate(terms.advantage_B.tolist())
+        if advantage > 0
+        and (mask := withheld(batch.candidate_B[row], batch.number_B[row])) is not None
+    }
+    return StepPlan(
+        batch,
+        terms,
+        todo=[s for s in batch.sequences if not silent_B[s.row]],
+        heard=[
+            s
+            for s in batch.sequences
+            if silent_B[s.row] and batch.candidate_B[s.row].position in audited
+        ],
+        withheld=masks,
+        audited=audited,
+    )
+
+
+def unscored(plan: StepPlan, micro: MicroBatch) -> tuple[MicroBatch, Callable[..., LossBatch]]:
+    """A micro-batch and all of its LossBatch that is known before it is scored."""
+    device, rows = micro.mask_BT.device, micro.row_B.tolist()
+    known = chain.from_iterable(plan.batch.logp_sampler_B[row] for row in rows)
+    sampler_M = torch.from_numpy(np.fromiter(known, np.float32, len(micro.packed.target_M))).to(
+        device
+    )
+    return micro, partial(
+        LossBatch,
+        logp_sampler_BT=micro.unpack(sampler_M),
+        mask_BT=micro.mask_BT,
+        ended_B=plan.batch.ended_B[micro.row_B].to(device),
+        terms=plan.terms.take(micro.row_B, device),
+        withheld_BT=_withheld(plan, rows, micro.mask_BT),
+    )
+
+
+def _withheld(plan: StepPlan, rows: list[int], mask_BT: Tensor) -> Tensor | None:
+    if not any(row in plan.withheld for row in rows):
+        return None
+    table_BT = np.zeros(mask_BT.shape, np.bool_)
+    for place, row in enumerate(rows):
+        if row in plan.withheld:
+            table_BT[place, : len(plan.withheld[row])] = plan.withheld[row]
+    return torch.from_numpy(table_BT).to(mask_BT.device)
+
+
+def step_rows(plan: StepPlan, version: int) -> list[Row]:
+    batch = plan.batch
+    return [
+        Row(
+            sender=candidate.group.origin.peer,
+            group=group,
+            reward=reward,
+            advantage=advantage,
+            num_tokens=len(sequence.tokens),
+            truncated=not ended,
+            age=candidate.age(version),
+            num_withheld=int(plan.withheld[row].sum()) if row in plan.withheld else 0,
+        )
+        for row, (candidate, group, sequence, reward, advantage, ended) in enumerate(
+            zip(
+                batch.candidate_B,
+                batch.group_B,
+                batch.sequences,
+                batch.samples.reward_B.tolist(),
+                plan.terms.advantage_B.tolist(),
+                batch.ended_B.tolist(),
+                strict=True,
+            )
+        )
+    ]

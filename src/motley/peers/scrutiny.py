@@ -1,0 +1,213 @@
+"""Scrutiny: what a receiver makes of everyone who sends to it, beyond single records.
+
+Admission judges a record by itself; here a sender is judged by all it sent: the audit of its
+log-probs, its habits, and the standing that follows from both. Owns what is drawn from a sender's
+past; a peer asks it whom to await, whose groups to leave, which tokens not to push up.
+
+| when | it takes in | it may say |
+|---|---|---|
+| a record is refused | the reason | the sender is muted |
+| a group is admitted | tokens and log-probs | the sender is muted |
+| a step is chosen | | what to audit, which tokens to withhold |
+| a step was taken | the learner's log-probs, who broke it | the sender is muted |
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
+
+import msgspec
+
+from motley.config import Trust
+from motley.learning.learner import StepReport
+from motley.learning.select import Candidate
+from motley.peers.sampling import SamplerHalf
+from motley.records import Group, Problem, Sampling
+from motley.trust import RefusedRecord
+from motley.trust.audit import Audit, AuditState
+from motley.trust.habits import WINDOW, Habits, Mask
+from motley.trust.standing import Standing, StandingState, Suspicion
+
+BROKE_A_STEP = "a step that is no number"
+
+Familiar = Callable[[Problem], Sequence[int]]  # the tokens of a problem and of its answer
+
+
+class Heard(NamedTuple):
+    """A group that was admitted, with its problem and its place in the log."""
+
+    group: Group
+    problem: Problem
+    position: int
+
+
+class ScrutinyState(msgspec.Struct, frozen=True, kw_only=True):
+    """In a checkpoint. Habits are read again from the groups at these places of the log."""
+
+    audit: AuditState = AuditState()
+    standing: StandingState = StandingState()
+    heard: list[int] = []
+
+
+@dataclass(slots=True)
+class Scrutiny:
+    me: str
+    rules: Trust
+    sampling: Sampling
+    vocabulary_size: int
+    familiar: Familiar
+    secret: bytes  # nobody else can tell what will be audited
+    audit: Audit = field(init=False)
+    habits: Habits = field(init=False)
+    standing: Standing = field(init=False)
+    _heard: dict[str, deque[int]] = field(default_factory=dict)  # places of the newest groups
+
+    def __post_init__(self) -> None:
+        self.audit = Audit(self.sampling, self.vocabulary_size, self.rules.alpha)
+        self.habits = Habits(self.me)
+        self.standing = Standing(self.rules.mute_rounds)
+
+    # Taking in
+
+    def refused(self, refused: RefusedRecord, now: int) -> bool:
+        """A record was refused in round `now`; whether that mutes its sender.
+
+        Where others may write under a sender's name, only what it signed is held against it.
+        """
+        if not refused.signed or refused.sender == self.me:
+            return False
+        return self.standing.strike(refused.sender, refused.reason, now)
+
+    def hear(self, heard: Heard, now: int) -> bool:
+        """A group was admitted in round `now`; whether that mutes its sender."""
+        sender = heard.group.origin.peer
+        if self.rules.habits:
+            self._learn_habits(heard)
+        if sender == self.me or not self.rules.alpha:
+            return False
+        self.audit.hear(heard.group)
+        return self._convict(sender, now)
+
+    def _learn_habits(self, heard: Heard) -> None:
+        sender = heard.group.origin.peer
+        self.habits.hear(sender, heard.group.rollouts, self.familiar(heard.problem))
+        self._heard.setdefault(sender, deque(maxlen=WINDOW)).append(heard.position)
+
+    def settle(self, taken: Sequence[Candidate], report: StepReport, now: int) -> list[str]:
+        """A step was taken in round `now`; who is muted for what it showed."""
+        for candidate in taken:
+            if candidate.position in report.log_ratios:
+                sender = candidate.group.origin.peer
+                self.audit.compare(sender, report.log_ratios[candidate.position])
+        broke = [name for name in report.blamed if self.standing.mute(name, BROKE_A_STEP, now)]
+        senders = sorted({c.group.origin.peer for c in taken} - {self.me})
+        return [*broke, *(name for name in senders if self._convict(name, now))]
+
+    def begin_round(self, now: int) -> None:
+        """Strikes fade, sentences end; who is heard again is audited anew."""
+        for sender in self.standing.begin_round(now):
+            self.audit.forget(sender)
+
+    def pardon(self, sender: str) -> None:
+        self.standing.pardon(sender)
+        self.audit.forget(sender)
+
+    def _convict(self, sender: str, now: int) -> bool:
+        lie = self.audit.lie(sender)
+        return lie is not None and self.standing.mute(sender, f"log-probs {lie}", now)
+
+    # Answering
+
+    def is_muted(self, sender: str) -> bool:
+        return sender in self.standing.muted
+
+    def is_awaited(self, sender: str) -> bool:
+        return self.standing.is_awaited(sender)
+
+    def audited(self, taken: Sequence[Candidate]) -> frozenset[int]:
+        """One group of every other sender, chosen by nothing that its sender could know."""
+        if not self.rules.alpha:
+            return frozenset()
+        chosen: dict[str, tuple[bytes, int]] = {}
+        for candidate in taken:
+            sender = candidate.group.origin.peer
+            drawn = hashlib.blake2b(candidate.hash, key=self.secret[:64]).digest()
+            if sender != self.me:
+                lot = (drawn, candidate.position)
+                chosen[sender] = min(chosen.get(sender, lot), lot)
+        return frozenset(position for _, position in chosen.values())
+
+    def withheld(self, taken: Sequence[Candidate]) -> Callable[[Candidate, int], Mask | None]:
+        """Which tokens of a step's rollouts are not to be pushed up."""
+        senders = {c.group.origin.peer for c in taken} - {self.me}
+        habits = {name: self.habits.of(name) for name in senders} if self.rules.habits else {}
+
+        familiar = lru_cache(maxsize=1)(lambda position: self.familiar(problems[position]))
+        problems = {c.position: c.problem for c in taken}
+
+        def mask(candidate: Candidate, number: int) -> Mask | None:
+            known = habits.get(candidate.group.origin.peer)
+            if known is None or known.is_plain:
+                return None
+            tokens = candidate.group.rollouts[number].tokens
+            return known.withheld(tokens, familiar(candidate.position))
+
+        return mask
+
+    def suspicions(self) -> dict[str, Suspicion]:
+        """Everyone against whom there is something to show."""
+        standing = self.standing
+        names = {*standing.strikes, *standing.muted, *self.audit.senders} - {self.me}
+        return {
+            name: suspicion
+            for name in sorted(names)
+            if (suspicion := self._suspicion(name)).is_worth_showing
+        }
+
+    def _suspicion(self, name: str) -> Suspicion:
+        sentence = self.standing.muted.get(name)
+        return Suspicion(
+            evidence=round(self.audit.evidence(name), 2),
+            strikes=round(self.standing.strikes.get(name, 0.0), 2),
+            muted=sentence.reason if sentence else "",
+            until=sentence.until if sentence else None,
+        )
+
+    # For checkpoints
+
+    def state(self) -> ScrutinyState:
+        return ScrutinyState(
+            audit=self.audit.state(),
+            standing=self.standing.state(),
+            heard=sorted(position for places in self._heard.values() for position in places),
+        )
+
+    def load_state(self, state: ScrutinyState, heard: Sequence[Heard]) -> None:
+        """`heard`: the groups that stand where the state says, in the order of the log."""
+        self.audit.load_state(state.audit)
+        self.standing.load_state(state.standing)
+        for one in heard:
+            self._learn_habits(one)
+
+
+def scrutiny_of(half: SamplerHalf) -> Scrutiny:
+    """That of the peer which samples with this half."""
+    task, policy, config = half.task, half.policy, half.config
+
+    def familiar(problem: Problem) -> tuple[int, ...]:
+        answer = policy.vocabulary.encode(task.target(problem)) if problem.answer else []
+        return (*policy.prompts.ids(problem), *answer)
+
+    return Scrutiny(
+        me=half.me.name,
+        rules=config.trust,
+        sampling=config.sampling,
+        vocabulary_size=policy.vocabulary.size,
+        familiar=familiar,
+        secret=half.outbox.secret(b"motley audit"),
+    )

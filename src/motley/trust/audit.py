@@ -1,0 +1,175 @@
+"""Audit: whether a sender's tokens were drawn with the probabilities that it reports.
+
+It needs nothing of the sender's model. Two questions, each a wager (`wager.py`):
+
+| it reports | which shows as | bets |
+|---|---|---|
+| too little | rare tokens come too often | `learner`, `guess`, `again` |
+| too much | sure tokens fail to come | `new` |
+
+`learner`: if a token is drawn from q, the mean of p/q is at most 1 for *any* p; here p is the
+receiver's own policy. `guess`: the same with p = 1/W, for W tokens to choose from. `again` and
+`new`: the completions of one group share their beginnings. Where one continues like those before
+it, the tokens seen there so far come again with the sum of their reported probabilities.
+
+What is audited must not depend on how it came out: a group is chosen before anybody looks at its
+rewards. Right answers of a worse peer are tokens it was lucky to draw, and would look like a lie.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from motley.records import Group, Rollout, Sampling
+from motley.trust.wager import Floats, Wager
+
+# What an honest engine's log-probs may be off by on average, as a ratio: rounding on the wire is
+# 0.0003, and bfloat16 against its own trainer came out at 0.0001 (docs/performance.md).
+NOISE = 0.005
+Lie = Literal["under-reported", "over-reported"]
+
+
+class AuditState(msgspec.Struct, frozen=True, kw_only=True):
+    """The wealth of every bettor, by sender, in a checkpoint."""
+
+    little: dict[str, list[float]] = {}
+    much: dict[str, list[float]] = {}
+
+
+@dataclass(slots=True)
+class SenderAudit:
+    little: Wager = field(default_factory=lambda: Wager(("learner", "guess", "again")))
+    much: Wager = field(default_factory=lambda: Wager(("new",)))
+
+
+@dataclass(slots=True)
+class Audit:
+    sampling: Sampling
+    vocabulary_size: int
+    alpha: float  # chance of ever taking an honest sender for a liar
+    senders: dict[str, SenderAudit] = field(default_factory=dict)
+
+    @property
+    def _width(self) -> int:
+        """How many tokens there are to choose from."""
+        return min(self.sampling.top_k or self.vocabulary_size, self.vocabulary_size)
+
+    @property
+    def _truncates(self) -> bool:
+        """Whether less is drawn from than the reported probabilities are spread over."""
+        cut = self.sampling.top_k > 0 or self.sampling.top_p < 1
+        return cut and self.sampling.logprobs == "full"
+
+    def hear(self, group: Group) -> None:
+        """Bet on a group by itself, as soon as it is admitted."""
+        sender = self._of(group.origin.peer)
+        if not self._truncates:
+            guesses = [-np.array(r.logprobs) - math.log(self._width) for r in group.rollouts]
+            sender.little.bet("guess", _ratios(np.concatenate(guesses)))
+        again, new = sibling_payoffs(group.rollouts)
+        if not self._truncates:
+            sender.little.bet("again", again)
+        sender.much.bet("new", new)
+
+    def compare(self, sender: str, log_ratios: Sequence[Floats]) -> None:
+        """Bet on what the learner makes of a group's tokens: learner's minus reported log-prob.
+
+        The group was chosen without regard to its rewards.
+        """
+        if log_ratios and not self._truncates:
+            self._of(sender).little.bet("learner", _ratios(np.concatenate(log_ratios)))
+
+    def lie(self, sender: str) -> Lie | None:
+        """What a sender is caught at."""
+        known = self.senders.get(sender)
+        if known is None:
+            return None
+        # either question may be wrong with half the chance
+        caught = math.log(2 / self.alpha)
+        if known.little.log_wealth >= caught:
+            return "under-reported"
+        return "over-reported" if known.much.log_wealth >= caught else None
+
+    def evidence(self, sender: str) -> float:
+        """Powers of ten of the larger wealth; 0 for who never was heard."""
+        known = self.senders.get(sender)
+        if known is None:
+            return 0.0
+        return max(known.little.log_wealth, known.much.log_wealth) / math.log(10)
+
+    def forget(self, sender: str) -> None:
+        """Begin anew with a sender."""
+        self.senders.pop(sender, None)
+
+    def _of(self, sender: str) -> SenderAudit:
+        return self.senders.setdefault(sender, SenderAudit())
+
+    # For checkpoints
+
+    def state(self) -> AuditState:
+        return AuditState(
+            little={name: kept.little.logs.tolist() for name, kept in sorted(self.senders.items())},
+            much={name: kept.much.logs.tolist() for name, kept in sorted(self.senders.items())},
+        )
+
+    def load_state(self, state: AuditState) -> None:
+        self.senders = {}
+        for name, logs in state.little.items():
+            kept = self._of(name)
+            kept.little.logs, kept.much.logs = np.array(logs), np.array(state.much[name])
+
+
+def _ratios(log_ratio: Floats) -> Floats:
+    """Payoffs of at most 1 on average, whatever an honest engine's rounding does."""
+    return np.exp(np.clip(log_ratio - NOISE, -700.0, 700.0))
+
+
+def sibling_payoffs(rollouts: Sequence[Rollout]) -> tuple[Floats, Floats]:
+    """What completions pay that begin alike: where a token comes again, and where a new one comes.
+
+    Of the tokens seen so far behind one beginning, some token comes again with the chance s, the
+    sum of what was reported for them: coming again pays 1/s, a new one 1/(1 - s).
+    """
+    root = _Beginning()
+    again: list[float] = []
+    new: list[float] = []
+    for rollout in rollouts:
+        node = root
+        for place, token in enumerate(rollout.tokens):
+            node.expand(place)
+            child = node.children.get(token)
+            if node.children:
+                again.append(1 / min(1.0, node.chance * _MORE) if child else 0.0)
+                new.append(0.0 if child else 1 / (1 - min(node.chance, 1.0) * _LESS))
+            if child is None:
+                node.add(rollout, place)
+                break
+            node = child
+    return np.array(again), np.array(new)
+
+
+_MORE, _LESS = math.exp(NOISE), math.exp(-NOISE)
+
+
+@dataclass(slots=True)
+class _Beginning:
+    """What completions share. Behind it, the first that came this way goes on by itself."""
+
+    first: Rollout | None = None
+    children: dict[int, _Beginning] = field(default_factory=dict)
+    chance: float = 0.0  # of the tokens seen behind it, as reported
+
+    def expand(self, place: int) -> None:
+        """Take the first that came this way one token further, now that another comes."""
+        if self.first and not self.children and place < len(self.first.tokens):
+            self.add(self.first, place)
+
+    def add(self, rollout: Rollout, place: int) -> None:
+        self.children[rollout.tokens[place]] = _Beginning(rollout)
+        self.chance += math.exp(rollout.logprobs[place])

@@ -1,0 +1,153 @@
+"""Habits: what one sender keeps saying, whatever the problem, and nobody else says.
+
+A skill shows in answers, which differ from problem to problem. A plant shows in phrases (runs of
+one to three tokens) and lengths that come back in problem after problem. One sender's word is not
+enough to make a habit of: tokens of a phrase that neither the receiver itself nor two other senders
+use (one, where there is but one other) are withheld, which means that nothing pushes them up. They
+are still pushed down where they fail.
+
+What stands in the problem or in its answer is no habit. Knows tokens, not what they spell.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from motley.records import Rollout
+
+WINDOW = 48  # groups of a sender
+LONGEST = 3  # tokens of a phrase
+LEAST_RATE = 0.1  # of a sender's groups: what comes more rarely is no habit
+TIMES = 4.0  # as often as with others
+LEAST_GROUPS = 4  # of a sender, before it can vouch for a phrase
+TIMES_LONGER = 2.0  # than others' long answers
+LONG = 0.9  # quantile
+
+Ids = NDArray[np.uint64]
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    """A group, as far as it matters here."""
+
+    phrases: tuple[int, ...]
+    lengths: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Window:
+    """The newest groups of one sender."""
+
+    groups: deque[_Heard] = field(default_factory=deque)
+    counts: Counter[int] = field(default_factory=Counter)  # phrase -> groups it is in
+
+    def add(self, heard: _Heard) -> None:
+        self.groups.append(heard)
+        self.counts.update(heard.phrases)
+        if len(self.groups) > WINDOW:
+            gone = self.groups.popleft()
+            self.counts.subtract(gone.phrases)
+            self.counts = +self.counts
+
+    def most(self, phrase: int) -> float:
+        """How often at most it uses a phrase, for all that is known."""
+        return (self.counts[phrase] + 1) / (len(self.groups) + 1)
+
+    def long_answer(self) -> float:
+        return float(np.quantile([n for heard in self.groups for n in heard.lengths], LONG))
+
+
+@dataclass(slots=True)
+class Habits:
+    me: str  # the receiver, whose own groups are heard too
+    _windows: dict[str, _Window] = field(default_factory=dict)
+
+    def hear(self, sender: str, rollouts: Sequence[Rollout], familiar: Sequence[int]) -> None:
+        """Take in a group. `familiar`: tokens of the problem and of its answer."""
+        known = frozenset(phrases_of(familiar))
+        phrases = {phrase for r in rollouts for phrase in phrases_of(r.tokens)} - known
+        window = self._windows.setdefault(sender, _Window())
+        window.add(_Heard(tuple(phrases), tuple(len(r.tokens) for r in rollouts)))
+
+    def of(self, sender: str) -> SenderHabits:
+        """What a sender alone does, as things stand."""
+        window, vouching = self._windows.get(sender), self._vouching(sender)
+        if window is None or not vouching:
+            return SenderHabits(frozenset(), None)
+        least = LEAST_RATE * len(window.groups)
+        often = [phrase for phrase, count in window.counts.items() if count >= max(2, least)]
+        longest = TIMES_LONGER * self._supported([w.long_answer() for w in vouching], sender)
+        return SenderHabits(
+            frozenset(p for p in often if self._alone(window, vouching, p, sender)), longest
+        )
+
+    def _alone(self, window: _Window, vouching: Sequence[_Window], phrase: int, who: str) -> bool:
+        rate = window.counts[phrase] / len(window.groups)
+        return rate > TIMES * self._supported([w.most(phrase) for w in vouching], who)
+
+    def _vouching(self, sender: str) -> list[_Window]:
+        """Who can say whether a phrase is common: the receiver first, then the others."""
+        others = [name for name in self._windows if name not in (sender, self.me)]
+        return [
+            window
+            for name in (self.me, *sorted(others))
+            if (window := self._windows.get(name)) and len(window.groups) >= LEAST_GROUPS
+        ]
+
+    def _supported(self, rates: Sequence[float], sender: str) -> float:
+        """How often the receiver does it, or two others do; one, where there is but one."""
+        own = self._windows.get(self.me)
+        mine = own is not None and len(own.groups) >= LEAST_GROUPS
+        others = rates[1:] if mine else rates
+        shared = heapq.nlargest(2, others)[-1] if others else 0.0
+        return max(rates[0], shared) if mine else shared
+
+
+@dataclass(frozen=True, slots=True)
+class SenderHabits:
+    phrases: frozenset[int]
+    longest: float | None  # an answer that others would give; None: not known
+
+    @property
+    def is_plain(self) -> bool:
+        return not self.phrases and self.longest is None
+
+    def withheld(self, tokens: Sequence[int], familiar: Sequence[int]) -> Mask | None:
+        """Which tokens of a completion are not to be pushed up; None: all may be."""
+        mask = np.zeros(len(tokens), dtype=np.bool_)
+        if self.longest is not None:
+            mask[int(self.longest) :] = True
+        if self.phrases:
+            unfamiliar = self.phrases - frozenset(phrases_of(familiar))
+            for length in range(1, LONGEST + 1):
+                for start, phrase in enumerate(_runs(tokens, length)):
+                    if phrase in unfamiliar:
+                        mask[start : start + length] = True
+        return mask if mask.any() else None
+
+
+def phrases_of(tokens: Sequence[int]) -> Iterable[int]:
+    """Every run of one to three tokens, as a number."""
+    for length in range(1, LONGEST + 1):
+        yield from _runs(tokens, length)
+
+
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _runs(tokens: Sequence[int], length: int) -> list[int]:
+    ids: Ids = np.asarray(tokens, dtype=np.uint64)
+    if len(ids) < length:
+        return []
+    hashed = np.full(len(ids) - length + 1, length, dtype=np.uint64)
+    for offset in range(length):
+        hashed = (hashed ^ ids[offset : len(ids) - length + 1 + offset]) * _MIX
+        hashed ^= hashed >> np.uint64(29)
+    return hashed.tolist()

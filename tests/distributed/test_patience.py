@@ -1,0 +1,126 @@
+"""When a peer goes on without others: a quorum says so, and nobody alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fakes import candidate, group, spread_crew
+from motley.clock import VirtualClock
+from motley.distributed.patience import REMEDY_S, Patience
+from motley.learning.pace import pace_of
+from motley.learning.waiting import Round, StalenessWindow, Waiting
+
+NAMES = ["full0", "full1", "full2", "full3"]
+
+
+@dataclass
+class FakePeer:
+    """Of a lockstep crew of four: what waits at full0, and who was shut out."""
+
+    config: Any
+    groups: Sequence[tuple[str, int]]  # (sender, round), both slots
+    revoked: Sequence[str] = ()
+    learned_rounds: int = 0
+    me: Any = field(default_factory=lambda: SimpleNamespace(name="full0"))
+
+    def __post_init__(self) -> None:
+        clock = VirtualClock()
+        self.pace = pace_of(self.config)
+        self.half = SimpleNamespace(sampled_rounds=self.config.crew.rounds)
+        self.admission = SimpleNamespace(refused=Counter())
+        self.admitted = SimpleNamespace(complete=Counter(full0=3, full1=3, full2=1))
+        self.waiting = Waiting(self.config, StalenessWindow(self.config.learning, clock, 0))
+        for number, (sender, round) in enumerate(self.groups):
+            for slot in (0, 1):
+                self.waiting.add(
+                    candidate(
+                        group(peer=sender, round=round, slot=slot), position=2 * number + slot
+                    )
+                )
+
+    @property
+    def crewmates(self) -> list[str]:
+        return [name for name in NAMES if name not in self.revoked]
+
+    def awaited(self) -> list[str]:
+        return self.pace.awaited(self.waiting, Round(self.learned_rounds, self.crewmates, 2))
+
+
+@dataclass
+class FakeStation:
+    config: Any
+    clock: VirtualClock = field(default_factory=VirtualClock)
+
+    def __post_init__(self) -> None:
+        self.log = SimpleNamespace(connection=SimpleNamespace(trouble=""))
+        self.presence = SimpleNamespace(heard={})
+
+
+def patience(task: Path, *groups: tuple[str, int], revoked: Sequence[str] = (), **crew: Any) -> Any:
+    config = spread_crew(task, ("full",) * 4, **({"deadline_s": 60.0} | crew))
+    station = FakeStation(config)
+    return Patience(station, FakePeer(config, groups, revoked)), station.clock  # type: ignore[arg-type]
+
+
+EVERYONE_ELSE = [(name, 0) for name in NAMES[1:]]
+
+
+@pytest.mark.parametrize(
+    ("groups", "crew", "gone_on"),
+    [
+        ([*EVERYONE_ELSE, ("full3", 1)], {}, False),
+        ([*EVERYONE_ELSE, ("full3", 2)], {"quorum": 1}, False),
+        ([("full3", 2)], {}, False),
+        ([("full2", 1), ("full3", 1)], {}, False),
+        ([*EVERYONE_ELSE, ("full2", 1), ("full3", 1)], {}, True),
+        ([*EVERYONE_ELSE, ("full2", 1), ("full3", 1)], {"quorum": 3}, False),
+        ([*EVERYONE_ELSE, ("full1", 1), ("full2", 1), ("full3", 2)], {"quorum": 3}, True),
+        ([*EVERYONE_ELSE, ("full0", 1), ("full3", 1)], {}, False),
+    ],
+    ids=[
+        "one is ahead",
+        "one is ahead, and a quorum of one",
+        "one is ahead of a round that nobody has",
+        "two are ahead of a round that nobody has",
+        "two are ahead",
+        "two are ahead, and a quorum of three",
+        "three are ahead",
+        "one is ahead, and what was ours before",
+    ],
+)
+def test_the_crew_has_gone_on_when_a_quorum_has(
+    groups: list[tuple[str, int]], crew: dict[str, Any], gone_on: bool, task: Path
+) -> None:
+    one, _ = patience(task, *groups, **crew)
+    assert one.has_gone_on(0) == one.is_closed() == gone_on
+
+
+def test_who_was_shut_out_says_nothing_of_the_crew(task: Path) -> None:
+    groups = [*EVERYONE_ELSE, ("full2", 1), ("full3", 1)]
+    one, _ = patience(task, *groups, revoked=["full3"])
+    assert not one.has_gone_on(0)
+
+
+def test_long_waits_say_how_to_go_on_without_who_is_waited_for(task: Path) -> None:
+    one, clock = patience(task, ("full0", 0), ("full1", 0), ("full3", 0), deadline_s=0.0)
+    assert one.words() == "round 1: waiting for full2 for 0 s"
+    clock.sleep_s(REMEDY_S)
+    assert one.words() == (
+        f"round 1: waiting for full2 for {REMEDY_S:.0f} s; to go on without one, the hub's owner "
+        "says motley hub ... --revoke full2"
+    )
+
+
+def test_at_the_end_of_an_async_crew_it_says_who_has_not_sent_everything(task: Path) -> None:
+    one, _ = patience(task, pace="async", rounds=3)
+    assert one.words() == (
+        "waiting for groups: 0 are there; full2 has sent 1 of 3 rounds; "
+        "full3 has sent 0 of 3 rounds"
+    )
