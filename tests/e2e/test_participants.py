@@ -974,19 +974,21 @@ def test_each_brings_a_model_of_its_own_that_nobody_else_has(
     assert all(not line.refused for lines in house.lines.values() for line in lines)
 
 
-def test_nobody_samples_with_a_server_that_the_crew_file_names_for_it(
+def test_nobody_asks_a_server_that_the_crew_file_names_for_it(
     task: Path, house_of: HouseOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who wrote the file could otherwise have any key of this machine, and any program started."""
     monkeypatch.setenv("PRIVATE", "secret")
-    engine = EnginePart(openai=OpenAI(url="http://127.0.0.1:9/v1", key_env="PRIVATE"))
+    server = OpenAI(url="http://127.0.0.1:9/v1", key_env="PRIVATE")
+    named = {"engine": EnginePart(openai=server), "judge": server}
     config = pair(task, rounds=1)
     house = house_of(
         msgspec.structs.replace(
-            config, peer=tuple(msgspec.structs.replace(p, engine=engine) for p in config.peer)
+            config, peer=tuple(msgspec.structs.replace(p, **named) for p in config.peer)
         )
     )
     house.join()
+    assert all(member.role.peer.half.judge is None for member in house.members.values())
     assert all(
         isinstance(member.role.peer.half.engine, TorchEngine) for member in house.members.values()
     )

@@ -12,7 +12,7 @@ import itertools
 import json
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -60,6 +60,7 @@ class Behaviour:
     token_logprob: float | None = 0.0  # not 0: of every first token
     left_out: int | None = None  # tokens that were drawn and are not named, where usage is reported
     stall: threading.Event | None = None  # answers wait for it
+    opinion: Callable[[str], str] = lambda prompt: ""  # what it says to a prompt that is a text
     weights: Path | None = None
     table: np.ndarray = field(default_factory=table)
     asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -76,6 +77,8 @@ class Behaviour:
             return {
                 "data": [{"id": name, "owned_by": OWNERS[self.dialect]} for name in self.models]
             }
+        if path == "/v1/completions" and isinstance(body["prompt"], str):
+            return {"choices": [{"text": self.opinion(body["prompt"])}]}
         if path == "/v1/completions":
             choices = self._choices(body)
             return {"choices": choices} | (

@@ -181,6 +181,9 @@ def join(
     openai: Annotated[
         str, typer.Option(help="Sample with the completions server at this address.")
     ] = "",
+    judge: Annotated[
+        str, typer.Option(help="Have the server at this address judge what is learned from.")
+    ] = "",
     out: Annotated[
         Path | None, typer.Option(help="This peer's run folder; runs/CREW-PEER otherwise.")
     ] = None,
@@ -195,7 +198,8 @@ def join(
 
         folder = out or Path("runs") / f"{crew}-{Invitation.read(invite).peer}"
         with stop_on_interrupt() as stop_asked:
-            brings = Brings(data, model, device, _engine(vllm, openai))
+            judged = OpenAI(url=judge) if judge else None
+            brings = Brings(data, model, device, _engine(vllm, openai), judged)
             participant = _join(url, crew, invite, folder, brings)
             try:
                 _take_part(participant, stop_asked)

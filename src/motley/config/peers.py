@@ -189,6 +189,7 @@ class PeerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     warm: Warm | None = None
     lr: float = 0.0  # 0: the crew's
     engine: Literal["torch"] | EnginePart = "torch"  # who samples
+    judge: OpenAI | None = None  # whose opinion multiplies the rewards that this peer learns from
     device: str = "auto"  # cpu, cuda, cuda:1, mps
     # of the arithmetic; what trains is kept in float32
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"

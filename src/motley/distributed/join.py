@@ -13,6 +13,7 @@ from motley.clock import Clock, Deadline, RealClock
 from motley.config import (
     CrewConfig,
     EnginePart,
+    OpenAI,
     parse_config,
     read_config,
     with_files_in,
@@ -37,7 +38,8 @@ from motley.trust.invitation import Invitation
 class Brings(NamedTuple):
     """What a peer has of its own, where the crew file's word for it does not hold on this machine.
 
-    Its engine is never the crew file's, which names programs and servers and is another's.
+    Its engine is never the crew file's, which names programs and servers and is another's; nor is
+    its judge.
     """
 
     data: Path | None = None  # the folder with the crew's problem files
@@ -45,6 +47,7 @@ class Brings(NamedTuple):
     device: str = ""
     # None: the one it came with before, or torch
     engine: Literal["torch"] | EnginePart | None = None
+    judge: OpenAI | None = None  # never the crew file's either
 
 
 def join(
@@ -143,7 +146,7 @@ def _agree(joining: Joining, log: NatsLog, brings: Brings) -> CrewConfig:
 
 
 def _with_own(config: CrewConfig, before: CrewConfig | None, me: str, brings: Brings) -> CrewConfig:
-    """The crew with this peer's model, device and engine as it brings them.
+    """The crew with this peer's model, device, engine and judge as it brings them.
 
     Where it does not say: as it said when it came first.
     """
@@ -152,7 +155,7 @@ def _with_own(config: CrewConfig, before: CrewConfig | None, me: str, brings: Br
             f"{me} is a sampler and has the model of {config.named(me).follows}; remove --model"
         )
     known = (
-        msgspec.structs.replace(config.named(me), engine="torch")
+        msgspec.structs.replace(config.named(me), engine="torch", judge=None)
         if before is None
         else before.named(me)
     )
@@ -160,6 +163,7 @@ def _with_own(config: CrewConfig, before: CrewConfig | None, me: str, brings: Br
         "model": brings.model or known.model,
         "device": brings.device or known.device,
         "engine": brings.engine or known.engine,
+        "judge": brings.judge or known.judge,
     }
     return msgspec.structs.replace(
         config,

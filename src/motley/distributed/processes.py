@@ -125,7 +125,8 @@ class ProcessCrew:
         (folder / "error.txt").unlink(missing_ok=True)
         threads = max(1, (os.cpu_count() or 1) // len(self.config.peer))
         # the crew file is this machine's own
-        brings = Brings(engine=self.config.named(name).engine)
+        me = self.config.named(name)
+        brings = Brings(engine=me.engine, judge=me.judge)
         arguments = (
             self._hub.register.state.place.url,
             self.config.crew.name,

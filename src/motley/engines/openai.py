@@ -188,8 +188,8 @@ class OpenAIEngine:
         self._config = config
         self._folder = folder.absolute()
         self.follows: Final = config.lora
-        self._client = Client(config.url, _key(config), config.timeout_s, pause)
-        model = _choose_model(self._client, config)
+        self._client = Client(config.url, key_of(config), config.timeout_s, pause)
+        model = choose_model(self._client, config)
         self._model, self._owner = model.id, model.owned_by
         self._apart = self._owner == LLAMA_CPP  # it makes no more samples at once than it has slots
         self._probed = False
@@ -298,7 +298,7 @@ class OpenAIEngine:
         return body
 
     def _complete(self, body: Body) -> list[Completion]:
-        reply = _decode(self._client.ask("completions", body), _Reply, self._client.url)
+        reply = decode_reply(self._client.ask("completions", body), _Reply, self._client.url)
         drawn = [
             _exact(choice) for choice in sorted(reply.choices, key=lambda choice: choice.index)
         ]
@@ -308,7 +308,8 @@ class OpenAIEngine:
         return made
 
 
-def _key(config: OpenAI) -> str:
+def key_of(config: OpenAI) -> str:
+    """The key that a server wants, from the environment."""
     if config.key_env and config.key_env not in os.environ:
         raise ValueError(
             f"openai key_env={config.key_env!r} is not set; export {config.key_env}=KEY before "
@@ -317,8 +318,9 @@ def _key(config: OpenAI) -> str:
     return os.environ.get(config.key_env, "")
 
 
-def _choose_model(client: Client, config: OpenAI) -> _Model:
-    offered = _decode(client.ask("models"), _Models, client.url).data
+def choose_model(client: Client, config: OpenAI) -> _Model:
+    """The one that is asked for, or the first that the server names."""
+    offered = decode_reply(client.ask("models"), _Models, client.url).data
     served = [model for model in offered if config.model in ("", model.id)]
     if not served:
         names = ", ".join(model.id for model in offered) or "none"
@@ -328,7 +330,8 @@ def _choose_model(client: Client, config: OpenAI) -> _Model:
     return served[0]
 
 
-def _decode(content: bytes, wanted: type[T], url: str) -> T:
+def decode_reply(content: bytes, wanted: type[T], url: str) -> T:
+    """What a server answered; ValueError where that is no such thing."""
     try:
         return msgspec.json.decode(content, type=wanted)
     except msgspec.DecodeError as error:

@@ -18,6 +18,7 @@ import msgspec
 from motley.clock import Clock
 from motley.config import CrewConfig, PeerConfig
 from motley.engines import Completion, Engine
+from motley.engines.judge import Judge
 from motley.exchange import Mark, Outbox
 from motley.files import disk_error
 from motley.links import Weather
@@ -66,6 +67,7 @@ class SamplerHalf:
     sampled_rounds: int = 0
     # whether a group is known to be there, of an outbox that was lost
     on_log: Callable[[Group], bool] = lambda group: False
+    judge: Judge | None = None
     # of the weights the engine has, which the policy's may be ahead of
     version: int = field(init=False)
 
@@ -156,6 +158,13 @@ class SamplerHalf:
             raise disk_error(path, str(error)) from error
         self.sampled_rounds = drawn.round + 1
         return drawn.sampled
+
+    def judged(self, problem: Problem, group: Group) -> Group:
+        """A group as this peer learns from it: with its judge's opinion, if it has one."""
+        if self.judge is None:
+            return group
+        texts = self.policy.vocabulary.decode_all(r.tokens for r in group.rollouts)
+        return self.judge.judged(problem, group, texts)
 
     def _rollouts(self, asked: Asked, answers: Sequence[Sequence[Completion]]) -> list[Rollout]:
         flat = [

@@ -78,7 +78,7 @@ def candidate_of(admitted: Admitted, arrival: Arrival, half: SamplerHalf) -> Can
     group = admitted.group
     horizontal = half.config.crew.layout == "horizontal"
     return Candidate(
-        group=group,
+        group=half.judged(admitted.problem, group),
         problem=admitted.problem,
         own=is_own(group, half) and group.origin.version <= arrival.since,
         stranger=group.origin.peer != half.me.name,

@@ -32,6 +32,7 @@ from motley.config import (
     write_config,
 )
 from motley.engines import open_engine
+from motley.engines.judge import Judge
 from motley.exchange import Log, Outbox
 from motley.exchange.blobs import Blobs
 from motley.files import whole
@@ -183,7 +184,9 @@ class Run:
     def _half(self, me: PeerConfig, policy: Policy, outbox: Outbox) -> SamplerHalf:
         weather = self.config.weather(me.name, self.started_s)
         engine = open_engine(policy, me.engine, self.folder / "engine" / me.name)
-        return SamplerHalf(self.config, me, self.task, policy, engine, outbox, self.clock, weather)
+        half = SamplerHalf(self.config, me, self.task, policy, engine, outbox, self.clock, weather)
+        half.judge = Judge(me.judge) if me.judge else None
+        return half
 
     def restore(self, peer: Peer, checkpoint: Path, state: PeerState) -> None:
         load_training(peer.learner.policy, peer.learner.optimiser, checkpoint / peer.me.name)
