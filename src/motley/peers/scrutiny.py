@@ -189,6 +189,7 @@ class Scrutiny:
 
     def load_state(self, state: ScrutinyState, heard: Sequence[HeardGroup]) -> None:
         """`heard`: the groups that stand where the state says, in the order of the log."""
+        self.habits, self._heard = Habits(self.me), {}
         self.audit.load_state(state.audit)
         self.standing.load_state(state.standing)
         for one in heard:
