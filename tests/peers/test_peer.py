@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from fakes import FixedClock, identity, spread_crew
-from motley.config import CrewConfig, config_text
+from motley.config import CrewConfig, config_text, parse_config
 from motley.engines import Engine, TorchEngine
 from motley.engines.engine import Completion
 from motley.exchange import Entry, Log, LogError, Mark, MemoryLog, Outbox, Signer, decode, unpack
@@ -28,7 +28,7 @@ from motley.peers.reading import MOST_BYTES, MOST_ENTRIES
 from motley.peers.sampling import SamplerHalf
 from motley.peers.scrutiny import ScrutinyState
 from motley.peers.state import PeerState
-from motley.records import HUB, Charter, Content, Group, Problem, Roster, Sampling
+from motley.records import HUB, Charter, Content, Group, Problem, Rollout, Roster, Sampling
 from motley.tasks import Task, load_task
 
 
@@ -752,6 +752,49 @@ def test_reading_can_stop_at_a_position(folder: Path) -> None:
     assert (first.cursor, len(first.waiting)) == (positions[4], 3)
     first.receive()
     assert (first.cursor, len(first.waiting)) == (positions[5], 4)
+
+
+DIGITS = """
+[crew]
+name = "digits"
+task = "digits"
+rounds = 2
+group_size = 2
+problems_per_round = 2
+objective = "ftis"
+
+[[peer]]
+name = "full0"
+model = "tiny:0.3m"
+
+[[peer]]
+name = "full1"
+model = "tiny:0.3m"
+"""
+
+
+@pytest.mark.parametrize("hidden", ["pad", "unknown"])
+def test_a_right_answer_with_a_special_token_inside_is_wrong(hidden: str) -> None:
+    log = MemoryLog()
+    first, second = peers_of(parse_config(DIGITS), log)
+    vocabulary, asked = second.learner.policy.vocabulary, second.half.ask()
+    right = vocabulary.encode(asked.problems[0].answer)
+    special = {"pad": vocabulary.pad_id, "unknown": 2}[hidden]
+    end = (vocabulary.end_id,)
+    answers = [(*right, *end), (*right[:1], special, *right[1:], *end)]
+    rollouts = [
+        Rollout(tokens=tokens, logprobs=(-0.1,) * len(tokens), reward=1.0, ending="stop")
+        for tokens in answers
+    ]
+    drawn = second.half.drawn(
+        asked, [[Completion(r.tokens, r.logprobs, r.ending) for r in rollouts]]
+    )
+    assert [r.reward for r in drawn.groups[0].rollouts] == [1.0, 0.0]
+    lie = msgspec.structs.replace(drawn.groups[0], rollouts=tuple(rollouts))
+    second.half.outbox.put([lie])
+    second.publish()
+    first.receive()
+    assert first.admission.refused == Counter({("full1", "reward"): 1})
 
 
 class FloodedLog(MemoryLog):
