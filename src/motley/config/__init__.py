@@ -16,6 +16,7 @@ from motley.config.peers import (
     TrainPart,
     Vllm,
     Warm,
+    check_name,
 )
 from motley.config.reading import (
     ConfigError,
@@ -54,6 +55,7 @@ __all__ = [
     "Vllm",
     "Warm",
     "WeightsChannel",
+    "check_name",
     "config_text",
     "parse_config",
     "read_config",

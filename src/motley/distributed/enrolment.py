@@ -15,6 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from motley.clock import Clock, Deadline
+from motley.config import check_name
 from motley.distributed.register import Answer, Say
 from motley.exchange import LogError
 from motley.exchange.nats.connection import Connection, Login, NotAdmittedError
@@ -48,8 +49,11 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
 def read_membership(folder: Path) -> Membership:
     path = folder / "member.json"
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Membership)
-    except (OSError, msgspec.DecodeError) as error:
+        found = msgspec.json.decode(path.read_bytes(), type=Membership)
+        check_name("crew", found.crew)
+        check_name("peer", found.peer)
+        return found
+    except (OSError, ValueError, msgspec.DecodeError) as error:
         raise ValueError(
             f"{path} cannot be read ({error}); join again from another folder, with a new "
             "invitation"
@@ -70,6 +74,7 @@ class Joining:
     @staticmethod
     def begin(url: str, crew: str, invite: str, folder: Path, say: Say, clock: Clock) -> Joining:
         """Read the invitation, make the key, and see that the folder is this peer's."""
+        check_name("crew", crew)
         invitation = Invitation.read(invite)
         membership = Membership(
             url=url,

@@ -13,6 +13,7 @@ from motley.clock import Clock, Deadline, RealClock
 from motley.config import (
     CrewConfig,
     EnginePart,
+    check_name,
     parse_config,
     read_config,
     with_files_in,
@@ -61,6 +62,8 @@ def join(
 
     Enrol if need be, agree on the rules, check the engine, go on where it was left.
     """
+    check_name("crew", crew)
+    Invitation.read(invite)
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as held:
         held.callback(os.close, _hold(folder, invite))
