@@ -11,8 +11,9 @@ from collections import Counter
 from motley.clock import Clock, Deadline
 from motley.config import CrewConfig, PeerConfig, config_text
 from motley.exchange import Log
+from motley.exchange.headers import MAX_BLOBS
 from motley.exchange.nats.blobs import CHUNK_BYTES
-from motley.exchange.wire import MAX_BLOBS, MAX_RECORD_BYTES
+from motley.exchange.wire import MAX_RECORD_BYTES
 
 # Honest tokens take 2 bytes, lossless ones up to 9: no honest record comes near this.
 TOKEN_BYTES = 16
