@@ -320,12 +320,22 @@ def _learned(line: LearnerLine, rounds: int, per_round_s: float) -> str:
     gone = f", without {', '.join(line.without)}" if line.without else ""
     refused = sum(sum(reasons.values()) for reasons in (line.refused or {}).values())
     bad = f", {refused} records refused" if refused else ""
-    if not (skill or gone or line.round % 10 == 1):
+    muted = _muted(line)
+    if not (skill or gone or muted or line.round % 10 == 1):
         return ""
     reward = "" if line.reward is None else f" reward {line.reward:.2f}"
     return (
-        f"round {line.round} of {rounds}:{reward}{skill}{gone}{bad}; "
+        f"round {line.round} of {rounds}:{reward}{skill}{gone}{muted}{bad}; "
         f"{per_round_s * (rounds - line.round):.0f} s left"
+    )
+
+
+def _muted(line: LearnerLine) -> str:
+    """Whom this peer does not learn from at present, why, and until when."""
+    return "".join(
+        f", {name} muted until round {suspicion.until}: {suspicion.muted}"
+        for name, suspicion in (line.suspects or {}).items()
+        if suspicion.muted
     )
 
 
