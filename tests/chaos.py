@@ -6,6 +6,12 @@ A crew of three in lockstep without a deadline trains on a hub; a seeded killer 
 struck often enough, in as many runs as that takes. In every run each peer's final weights must
 equal the undisturbed ones bit for bit, the log must hold every group once and its chains whole, and
 every peer must have learned from every group exactly once. Exits with 1 if anything differs.
+
+    python tests/chaos.py --kills 10 --hostile
+
+A fourth peer with a valid key does all the ill it can (disturber.py), and is killed, too. A round
+goes on without it after a deadline, but never without the other three (`quorum`). So these must end
+as in an undisturbed crew on a hub to which the fourth never came.
 """
 
 from __future__ import annotations
@@ -20,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import msgspec
 
 from fakes import spread_crew, write_task
+from disturber import run_hostile
 from hubs import PATIENCE_S, local_place, run_hub
 from motley.config import CrewConfig, write_config
 from motley.distributed.join import join
@@ -69,13 +76,14 @@ class Household:
     folder: Path
     place: Place
     names: list[str]
+    hostile: str = ""  # one who is no part of what must come out
     children: dict[str, multiprocessing.process.BaseProcess] = field(default_factory=dict)
     finished: set[str] = field(default_factory=set)
 
     def start(self) -> None:
         self._begin("hub")
         wait_until(lambda: (self.folder / "open").exists(), PATIENCE_S, "the hub did not open")
-        for name in self.names:
+        for name in [*self.names, *([self.hostile] if self.hostile else [])]:
             self._begin(name)
 
     def revive(self) -> None:
@@ -83,7 +91,7 @@ class Household:
             if child.exitcode == 0:
                 self.finished.add(name)
             elif child.exitcode is not None:
-                if child.exitcode > 0:
+                if child.exitcode > 0 and name != self.hostile:
                     raise SystemExit(f"{name} ended with an error (exit code {child.exitcode})")
                 self._begin(name)
 
@@ -111,11 +119,10 @@ class Household:
                 child.kill()
 
     def _begin(self, name: str) -> None:
-        work, given = (
-            (run_hub, (self.folder, self.place))
-            if name == "hub"
-            else (run_peer, (self.folder, self.place.url, name))
-        )
+        work: Callable[..., None] = run_hostile if name == self.hostile else run_peer
+        given: tuple[object, ...] = (self.folder, self.place.url, name)
+        if name == "hub":
+            work, given = run_hub, (self.folder, self.place)
         self.children[name] = processes.Process(target=work, args=given, name=name)
         self.children[name].start()
 
@@ -129,13 +136,23 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, otherwise: str) 
 
 
 def disturbed_run(
-    config: CrewConfig, folder: Path, rng: random.Random, kills: int, timeout_s: float
+    config: CrewConfig,
+    folder: Path,
+    rng: random.Random,
+    kills: int,
+    timeout_s: float,
+    honest: Sequence[str] = (),
+    hostile: str = "",
 ) -> Counter[str]:
-    """Train to the end while processes are killed; who was killed how often."""
+    """Train to the end while processes are killed; who was killed how often.
+
+    `honest`: only these, and who is hostile; otherwise everyone.
+    """
     folder.mkdir()
     write_config(config, folder / "crew.toml")
     write_task(folder)
-    house = Household(folder, local_place(), [peer.name for peer in config.peer])
+    names = list(honest) or [peer.name for peer in config.peer]
+    house = Household(folder, local_place(), names, hostile)
     killed: Counter[str] = Counter()
     stop = time.monotonic() + timeout_s
     house.start()
@@ -147,9 +164,9 @@ def disturbed_run(
                     f"the crew did not finish in {timeout_s:.0f} s; killed so far {dict(killed)}"
                 )
             if killed.total() < kills and time.monotonic() > next_kill:
-                victim = rng.choices(
-                    [*house.names, "server", "hub"], weights=[*(3 for _ in house.names), 2, 1]
-                )[0]
+                victims = [*house.names, *([hostile] if hostile else []), "server", "hub"]
+                weights = [*(3 for _ in house.names), *([1] if hostile else []), 2, 1]
+                victim = rng.choices(victims, weights)[0]
                 killed[victim] += house.kill(victim)
                 next_kill = time.monotonic() + rng.uniform(0.05, 1.5)
             house.revive()
@@ -266,6 +283,38 @@ def undisturbed_run(config: CrewConfig, folder: Path) -> Path:
     return folder
 
 
+def faults_despite(
+    config: CrewConfig, folder: Path, reference: Path, honest: Sequence[str]
+) -> list[str]:
+    """Everything in which honest peers beside a hostile one are not as they must be."""
+    faults = []
+    per_peer = config.problems_per_peer
+    for name in honest:
+        if weights(folder / name, name) != weights(reference / name, name):
+            faults.append(f"weights of {name} differ")
+        lines = read_metrics(folder / name)
+        if [line.round for line in lines] != list(range(config.crew.rounds + 1)):
+            faults.append(f"{name} has rounds {[line.round for line in lines]}")
+        for line in lines[1:]:
+            if {sender: it.groups for sender, it in line.senders.items()} != dict.fromkeys(
+                honest, per_peer
+            ):
+                faults.append(f"{name} learned in round {line.round} from {list(line.senders)}")
+            faults += [
+                f"{name} refused records of {sender}: {reasons}"
+                for sender, reasons in (line.refused or {}).items()
+                if sender in honest
+            ]
+        if not lines[-1].refused:
+            faults.append(f"{name} has met nothing ill")
+    mine = [e for e in read_log(folder / "hub") if e.id.split(".")[0] in honest]
+    ids = sorted(e.id for e in mine)
+    rounds = range(config.crew.rounds)
+    if ids != sorted(f"{n}.{r}.{s}" for n in honest for r in rounds for s in range(per_peer)):
+        faults.append(f"the log has of the honest peers {ids}")
+    return faults
+
+
 # (root, number, rng, kills left): killed, faults
 OneRun = Callable[[Path, int, random.Random, int], tuple[Counter[str], list[str]]]
 
@@ -340,11 +389,34 @@ def one_run(wanted: argparse.Namespace) -> OneRun:
     return run
 
 
+def one_hostile_run(wanted: argparse.Namespace) -> OneRun:
+    def run(
+        root: Path, number: int, rng: random.Random, kills: int
+    ) -> tuple[Counter[str], list[str]]:
+        config = spread_crew(
+            root,
+            (*TRAINS, "full"),
+            learning="checkpoint_every = 4",
+            rounds=wanted.rounds,
+            seed=wanted.seed + number,
+            deadline_s=0.5,
+            quorum=len(TRAINS),
+        )
+        *honest, hostile = [peer.name for peer in config.peer]
+        reference, folder = root / f"undisturbed{number}", root / f"disturbed{number}"
+        disturbed_run(config, reference, rng, 0, 1200, honest)
+        killed = disturbed_run(config, folder, rng, kills, 1200, honest, hostile)
+        return killed, faults_despite(config, folder, reference, honest)
+
+    return run
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=40)
-    struggle(parser, one_run)
+    parser.add_argument("--hostile", action="store_true", help="with a fourth peer that means ill")
+    struggle(parser, lambda wanted: (one_hostile_run if wanted.hostile else one_run)(wanted))
 
 
 if __name__ == "__main__":

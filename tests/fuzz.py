@@ -6,8 +6,9 @@ named refusal or a sound group.
 Two kinds of change. Of a record's bytes, as a broken line or a stranger would: what is admitted
 then must be exactly what was signed. Of what is inside it, signed again with its author's key, as a
 dishonest peer would: these reach the decoder and every later check, and what is admitted must keep
-the crew's rules. A failure is an exception, an admitted group that breaks either promise, a record
-that is counted other than once, or memory that grows. Exit status 1 on any.
+the crew's rules, written down here a second time. A failure is an exception, an admitted group that
+breaks either promise, a record that is counted other than once, or memory that grows. Exit status 1
+on any.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import gc
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -33,6 +35,8 @@ from nacl.signing import SigningKey
 from motley.exchange import Entry, Sealed, encode, pack, unpack
 from motley.exchange.wire import encode_parts
 from motley.records import (
+    Backlog,
+    Blob,
     Charter,
     Content,
     Group,
@@ -42,9 +46,9 @@ from motley.records import (
     Roster,
     Sampling,
     Stamp,
+    Weights,
 )
 from motley.trust import MAX_REWARD, Admission, Admitted, Rules
-from motley.trust.rules import LOGPROB_RANGE
 
 # The header of a group, in its order on the wire.
 FIELDS = [
@@ -62,20 +66,50 @@ RULES = Rules(
     sampling=Sampling(max_tokens=8),
     slots=2,
     rounds=4,
+    steps=4,
+    learners=frozenset({"l"}),
 )
 PROBLEMS = [Problem(prompt="reverse 12=", answer="21"), Problem(prompt="sort 21=", answer="12")]
 AUTHORS = {
     name: SigningKey(hashlib.sha256(name.encode()).digest())
-    for name in ("a", "größe", "gone", "hub")
+    for name in ("a", "größe", "gone", "hub", "l")
 }
 KEYS = {name: bytes(key.verify_key) for name, key in AUTHORS.items()}
-ROSTER = {name: KEYS[name] for name in ("a", "größe")}
+ROSTER = {name: KEYS[name] for name in ("a", "größe", "l")}
 STRANGE = [
     None, True, -1, 0, 1, 2, 255, 4095, 4097, 2**31, 2**63 - 1, 2**63, 2**64 - 1,
     0.0, 0.5, -1.5, 1e300, math.nan, math.inf, -math.inf,
     "", "a", "a.0", "hub", "hub.roster.0", "größe", "crew", "\x00", "x" * 300, "stop", "full",
     b"", b"x", bytes(32), KEYS["hub"], KEYS["a"],
     [], [1], [[[]]], {}, {"a": bytes(32)}, {"a": b""}, ["a"], [""],
+]  # fmt: skip
+# Of a group's header: at the edge of what the crew allows, and beyond it.
+EDGES: dict[str, list[Any]] = {
+    "counter": [0, 1, 4095, 4096, 4097, 2**63 - 1],
+    "crew": ["crew", "crew2", "x" * 4000],
+    "round": [0, 2, 3, 4, 2**31 - 1, 2**31, -1],
+    "slot": [0, 1, 2, -1, 2**63],
+    "problem": [PROBLEMS[0].id, PROBLEMS[1].id, "", "x" * 3000],
+    "created_s": [0.0, 0, -0.0, 2.0**33, 2.0**33 + 2, -1e-9, 1e300, math.inf, math.nan],
+    "model": ["", "m" * 200, "m" * 201, "\u2028", "\n", "m" * 5000],
+    "vocabulary": ["v", "", "v" * 3000],
+    "version": [0, 4, 5, -1, 2**31, 2**64 - 1],
+    "temperature": [1.0, 1, 1.0 + 2**-52, 1e-40, 5e-324, 0.0, 10.0, 10.1, math.nan],
+    "top_k": [0, 1, 32, -1, 2**63],
+    "top_p": [1.0, 1, 1 - 2**-53, 1e-300, 0.0],
+    "max_tokens": [8, 7, 9, 1, 0, 2**63],
+    "logprobs": ["sampled", "full", "", "x"],
+    "num_rollouts": [2, 1, 3, 0, -1, 2**14, 2**63],
+    "lossless": [True, False],
+}
+FAMILIAR = [
+    Rollout(tokens=tokens, logprobs=(-6.0,) * 8, reward=float(tokens[0] == 3), ending="length")
+    for tokens in ((3, 4, 5, 6, 7, 8, 9, 10), (4, 4, 4, 4, 4, 4, 4, 4), (9, 8, 7, 6, 5, 4, 3, 2))
+]
+PLACES = [
+    "", ".", "0", "0.0", "0.0.0", "00.0", "0.00", "+1.0", "-1.0", "1e3.0", "٣.0", "4.0", "0.2",
+    "9" * 30 + ".0", "weights.0", "weights.5", "weights.x", "charter", "roster.0", "0.0\n",
+    "\x00.0",
 ]  # fmt: skip
 MEMORY_MAY_GROW_BYTES = 32 * 2**20
 KEPT_FAILURES = 5
@@ -153,6 +187,8 @@ def id_of(header: Sequence[Any], otherwise: str) -> str:
         return otherwise
     if header[0] == "group" and len(header) > 7:
         return f"{header[5]}.{header[6]}.{header[7]}"
+    if header[0] == "weights" and len(header) > 6:
+        return f"{header[5]}.weights.{header[6]}"
     if header[0] == "roster" and len(header) > 5:
         return f"hub.roster.{header[5]}"
     return otherwise
@@ -200,14 +236,30 @@ def group(peer: str, round: int, slot: int, logprobs: Sequence[float]) -> Group:
     )
 
 
+WEIGHTS = Weights(
+    crew="crew",
+    peer="l",
+    version=2,
+    precision="bfloat16",
+    base=1,
+    base_state=bytes(32),
+    state=bytes(range(32)),
+    blobs=(Blob(sha256="ab" * 32, num_bytes=10, raw_bytes=25),),
+    frozen=(),
+    backlog=Backlog(waiting=(("a", 3),), oldest_s=1.5),
+    created_s=1.5,
+)
+
+
 def bases() -> list[Base]:
     contents: list[tuple[str, Content]] = [
         ("a", group("a", 0, 0, (-0.5, -1.0, -0.25, -2.0))),
-        ("a", group("a", 1, 1, (-0.1, -40.0, -0.3, 0.0))),  # lossless
-        ("größe", group("größe", 3, 0, (-5.0, -1e-7, -31.0, -0.7))),
+        ("a", group("a", 1, 1, (-0.1, -4.0, -0.3, 0.0009))),  # lossless
+        ("größe", group("größe", 3, 0, (-5.0, -1e-7, -12.0, -0.7))),
         ("gone", group("gone", 0, 0, (-0.5, -1.0, -0.25, -2.0))),
         ("hub", Charter(crew="crew", config='[crew]\nname = "crew"\n', task="t")),
         ("hub", Roster(crew="crew", number=1, keys=ROSTER, revoked=("gone",))),
+        ("l", WEIGHTS),
     ]
     return [base(author, content) for author, content in contents]
 
@@ -288,6 +340,11 @@ class Fuzzer:
             self._steps,
             self._body,
             self._rollouts,
+            self._value,
+            self._lengths,
+            self._bomb,
+            self._again,
+            self._id,
         ]
 
     def mutant(self) -> Mutant:
@@ -426,6 +483,68 @@ class Fuzzer:
         body = encode(made, Stamp(key=KEYS[base.author]), lossless=self.rng.random() < 0.5)
         return self._signed("rollout", base, base.id, body)
 
+    def _value(self, base: Base) -> Mutant:
+        """One field of a group at the edge of what is allowed, or beyond it."""
+        if not isinstance(base.content, Group):
+            return self._field(base)
+        header = list(base.header)
+        name = self.rng.choice(list(EDGES))
+        header[FIELDS.index(name)] = self.rng.choice(EDGES[name])
+        return self._signed(
+            "value", base, id_of(header, base.id), put_together(header, base.sections)
+        )
+
+    def _lengths(self, base: Base) -> Mutant:
+        """Rollouts of any number, lengths and endings, with as many bytes behind them as they ask
+        for, or not.
+        """
+        if not isinstance(base.content, Group):
+            return self._sections(base)
+        header = list(base.header)
+        count = self.rng.choice((2, 2, 2, 0, 1, 3, 40))
+        some = (0, 1, 7, 8, 8, 8, 9, 127, 128, 2**21, 2**34)
+        lengths = [self.rng.choice(some) for _ in range(count)]
+        total = min(sum(lengths), 4096)
+        header[-2], header[-1] = count, self.rng.random() < 0.5
+        tokens = bytes(self.rng.choice((1, 3, 3, 5, 31, 32)) for _ in range(total))
+        logprobs = bytes(4 * total) if header[-1] else bytes(total)
+        sections = (
+            bytes(4 * count)
+            + bytes(self.rng.choice((0, 1, 1, 2)) for _ in range(count))
+            + b"".join(map(varint, lengths))
+            + tokens
+            + logprobs
+        )
+        return self._signed("lengths", base, base.id, put_together(header, sections))
+
+    def _bomb(self, base: Base) -> Mutant:
+        """A few bytes that declare, or decompress to, very many."""
+        size = self.rng.choice((100, 4096, 4300, 4400, 2**14, 2**16))
+        if self.rng.random() < 0.02:
+            size = self.rng.choice((2**20, 2**23, 2**23 + 1))
+        filling = self.rng.choice((bytes, self.rng.randbytes))(size)
+        body = self.rng.choice((filling, (base.body + filling)[:size]))
+        if self.rng.random() < 0.5:
+            return self._signed("bomb", base, base.id, body)
+        frame = bytearray(self._compressor.compress(body))
+        frame[self.rng.randrange(4, 12)] ^= 1 << self.rng.randrange(8)  # what it declares
+        return Mutant("bomb", Entry(1, base.id, base.record[:65] + bytes(frame)), False)
+
+    def _again(self, base: Base) -> Mutant:
+        """Rollouts of a few that everyone knows, each of many nats."""
+        if not isinstance(base.content, Group):
+            return self._field(base)
+        rollouts = tuple(self.rng.choice(FAMILIAR) for _ in range(2))
+        made = msgspec.structs.replace(base.content, rollouts=rollouts)
+        return self._signed("again", base, base.id, encode(made, Stamp(key=KEYS[base.author])))
+
+    def _id(self, base: Base) -> Mutant:
+        """The record as it is, under a strange id."""
+        name = base.id.split(".")[0]
+        place = self.rng.choice(PLACES)
+        id = self.rng.choice((f"{name}.{place}", f"{name}{place}", place, f"hub.{place}"))
+        return Mutant("id", Entry(1, id, base.record), False)
+
     def _rollout(self, rollout: Rollout) -> Rollout:
         tokens, logprobs = list(rollout.tokens), list(rollout.logprobs)
         place, action = self.rng.randrange(len(tokens)), self.rng.randrange(5)
@@ -482,23 +601,39 @@ def fault_of(mutant: Mutant, found: Admitted | None, counted: int, fuzzer: Fuzze
 
 
 def keeps_rules(found: Admitted, id: str) -> bool:
-    group = found.group
-    low, high = LOGPROB_RANGE
+    group, even = found.group, math.log(RULES.vocabulary_size)
     return (
         group.crew == RULES.crew
         and group.origin.peer in ROSTER
         and group.id == id
         and group.problem == found.problem.id
-        and math.isfinite(group.created_s)
+        and 0 <= group.created_s <= 2**33
+        and 0 <= group.round < 4
+        and 0 <= group.origin.version <= 4
+        and len(group.origin.model) <= 200
+        and group.origin.model.isprintable()
+        and group.origin.sampling == Sampling(max_tokens=8)
         and len(group.rollouts) == RULES.rollouts_per_group
-        and all(
-            len(r.tokens) == len(r.logprobs)
-            and 1 <= len(r.tokens) <= RULES.max_tokens
-            and all(0 <= token < RULES.vocabulary_size for token in r.tokens)
-            and all(low <= logprob <= high for logprob in r.logprobs)
-            and abs(r.reward) <= MAX_REWARD
-            for r in group.rollouts
+        and all(keeps_rules_of_rollouts(r, even) for r in group.rollouts)
+        and (group.rollouts[0] != group.rollouts[1] or -sum(group.rollouts[0].logprobs) < 35)
+    )
+
+
+def keeps_rules_of_rollouts(rollout: Rollout, even: float) -> bool:
+    ends = [place for place, token in enumerate(rollout.tokens) if token == 1]
+    so_far = list(itertools.accumulate(-logprob - even for logprob in rollout.logprobs))
+    return (
+        len(rollout.tokens) == len(rollout.logprobs)
+        and 1 <= len(rollout.tokens) <= RULES.max_tokens
+        and all(0 <= token < RULES.vocabulary_size for token in rollout.tokens)
+        and all(-even - 30 <= logprob <= 1e-3 for logprob in rollout.logprobs)
+        and max(so_far) < 30.01
+        and (
+            ends == [len(rollout.tokens) - 1]
+            if rollout.ending == "stop"
+            else not ends and len(rollout.tokens) == RULES.max_tokens
         )
+        and abs(rollout.reward) <= MAX_REWARD
     )
 
 

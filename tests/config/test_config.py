@@ -119,6 +119,11 @@ def refusal(text: str) -> str:
         (CREW.replace('"ftis"', '"alone"') + PEERS, ["'alone' means one peer", "--alone"]),
         (CREW + "[learning]\nlr = 0" + PEERS, ["lr=0", "must be above 0"]),
         (CREW + "[learning]\ngrad_clip = 0" + PEERS, ["grad_clip=0", "1.0 is usual"]),
+        (CREW + "[trust]\nsender_share = 0" + PEERS, ["sender_share=0", "0.5 is usual"]),
+        (CREW + "[trust]\nsender_share = 1.5" + PEERS, ["sender_share=1.5 is outside 0..1"]),
+        (CREW + "[trust]\ngrad_share = 0.5" + PEERS, ["grad_share=0.5", "0 sets no limit"]),
+        (CREW + "[trust]\ngrad_share = nan" + PEERS, ["grad_share=nan", "4.0 is usual"]),
+        (CREW + "[learning]\ngrad_share = 4.0" + PEERS, ["it belongs under [trust]"]),
         (CREW + "[learning]\nown_share = 1.5" + PEERS, ["own_share=1.5 is outside 0..1"]),
         (CREW + "[learning]\nsuccess_memory = 1.0" + PEERS, ["success_memory=1.0 is outside"]),
         (
@@ -275,6 +280,19 @@ def test_a_quorum_is_two_peers_unless_it_is_given(quorum: int, expected: int) ->
     config = parse_config(CREW + f"quorum = {quorum}" + PEERS)
     assert config.quorum == expected
     assert config.alone("a").quorum == 1
+
+
+@pytest.mark.parametrize(
+    ("num_peers", "share", "expected"),
+    [(1, 0.5, 1.0), (2, 0.1, 1.0), (4, 0.5, 0.5), (4, 0.1, 0.5), (8, 0.1, 0.25), (8, 0.5, 0.5)],
+)
+def test_a_foreign_sender_may_have_twice_its_even_share_of_a_step_or_more(
+    num_peers: int, share: float, expected: float
+) -> None:
+    peers = "".join(f'\n[[peer]]\nname = "p{i}"\nmodel = "tiny:0.3m"' for i in range(num_peers))
+    crew = CREW.replace("problems_per_round = 6", "problems_per_round = 8")
+    config = parse_config(f"{crew}\n[trust]\nsender_share = {share}{peers}")
+    assert config.sender_share == expected
 
 
 def test_changing_a_crew_checks_it_again() -> None:

@@ -14,7 +14,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from chaos import TRAINS, disturbed_run, faults_of, metrics_faults, undisturbed_run
+from chaos import (
+    TRAINS,
+    disturbed_run,
+    faults_despite,
+    faults_of,
+    metrics_faults,
+    undisturbed_run,
+)
 from fakes import spread_crew
 from hubs import local_place
 from motley.config import CrewConfig
@@ -43,6 +50,20 @@ def test_a_crew_whose_processes_are_killed_at_random_ends_as_if_nothing_had_happ
         folder = tmp_path / f"disturbed{number}"
         killed += disturbed_run(config, folder, rng, max(1, KILLS - killed.total()), timeout_s=600)
         assert faults_of(config, folder, reference) == []
+
+
+@pytest.mark.slow
+def test_beside_a_hostile_peer_the_others_end_as_if_it_had_never_come(
+    task: Path, tmp_path: Path
+) -> None:
+    config = spread_crew(task, ("full", "last", "full"), rounds=6, deadline_s=0.5, quorum=2)
+    *honest, hostile = [peer.name for peer in config.peer]
+    reference, folder = tmp_path / "undisturbed", tmp_path / "disturbed"
+    rng = random.Random(SEED)
+    disturbed_run(config, reference, rng, 0, 600, honest)
+    disturbed_run(config, folder, rng, 2, 600, honest, hostile)
+    assert faults_despite(config, folder, reference, honest) == []
+    assert "full0 has met nothing ill" in faults_despite(config, reference, reference, honest)
 
 
 # The checks

@@ -290,14 +290,20 @@ def test_a_corrupted_record_on_the_log_is_counted_and_training_goes_on(folder: P
     crew = LocalCrew.start(spread_crew(folder, rounds=3), folder / "run")
     rounds = crew.rounds()
     next(rounds)
+    noise = b"\x02" + bytes(64) + b"not a group"
     crew._log.append(
-        [("noise", b"\x02" + bytes(64) + b"not a group"), ("old schema", b"\x01\x93not a group")]
+        [("noise", noise), ("hub.roster.8", noise), ("hub.roster.9", b"\x01\x93not a group")]
     )
     crew._log.append([("full1.9.9", entries(crew)[2].record)])
     lines = [line for round in rounds for line in round]
     assert [line.version for line in lines] == [2, 2, 3, 3]
     assert all(
-        line.refused == {"full1": {"subject": 1}, "unknown": {"corrupt": 1, "schema": 1}}
+        line.refused
+        == {
+            "full1": {"assignment": 1},
+            "hub": {"corrupt": 1, "schema": 1},
+            "unknown": {"sender": 1},
+        }
         for line in lines
     )
     assert all(line.num_sequences == 16 for line in lines)
@@ -403,7 +409,7 @@ def test_the_metrics_begin_with_the_skills_before_training(folder: Path) -> None
 def test_training_raises_the_reward(folder: Path) -> None:
     crew = run(spread_crew(folder, ("full", "full"), rounds=15, group_size=8), folder / "run")
     rewards = [line.reward for line in read_metrics(crew.folder) if line.reward is not None]
-    assert sum(rewards[-6:]) > 1.3 * sum(rewards[:6])
+    assert sum(rewards[-6:]) > 1.2 * sum(rewards[:6])
 
 
 @pytest.mark.quick

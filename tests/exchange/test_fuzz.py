@@ -19,6 +19,20 @@ def test_changed_records_are_refused_by_name_and_never_raise() -> None:
         "revoked",
         "reward",
         "logprob",
+        "size",
+        "inflated",
+        "sampling",
+        "version",
+        "time",
+        "model",
+        "group_size",
+        "length",
+        "ending",
+        "subject",
+        "sender",
+        "assignment",
+        "role",
+        "copied",
     }
     assert every_way_out <= set(result.outcomes)
 

@@ -225,9 +225,9 @@ def test_a_loud_stranger_is_scaled_down_to_its_share_and_the_others_are_not() ->
     candidates = [*crew("me", "a", "b"), loud("x", 3)]
     parts = {peer: alone(candidates, peer) for peer in ("me", "a", "b", "x")}
     norm = {peer: float(part.norm()) for peer, part in parts.items()}
-    median = sorted(norm.values())[1]
-    assert norm["x"] > 8 * median
-    scale = 2 * median / norm["x"]
+    ordinary = max(norm["me"], norm["a"], norm["b"])
+    assert norm["x"] > 4 * ordinary
+    scale = 2 * ordinary / norm["x"]
     expected = parts["me"] + parts["a"] + parts["b"] + scale * parts["x"]
     got = gradient(candidates, Trust(grad_share=2))
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6)
@@ -241,7 +241,7 @@ def test_the_report_says_whose_gradient_was_scaled() -> None:
     report = learner.step(candidates)
     norm = {peer: m.grad_norm for peer, m in report.senders.items()}
     assert report.senders["x"].grad_scale == pytest.approx(
-        2 * sorted(norm.values())[1] / norm["x"], rel=1e-4
+        2 * max(norm["me"], norm["a"], norm["b"]) / norm["x"], rel=1e-4
     )
     assert [report.senders[peer].grad_scale for peer in ("me", "a", "b")] == [1, 1, 1]
     assert policy.version == 1
@@ -260,12 +260,19 @@ def test_a_learners_own_gradient_is_never_scaled() -> None:
 def test_bounds_on_the_norms_of_senders_by_hand() -> None:
     norm_S = torch.tensor([1.0, 0.0, 2.0, 30.0, 100.0])
     stranger_S = torch.tensor([False, True, True, True, True])
-    # those who speak: 1, 2, 30, 100; the lower of the two in the middle is 2
-    assert scales(norm_S, stranger_S, 4.0).tolist() == pytest.approx([1, 1, 1, 8 / 30, 8 / 100])
+    # strangers that speak: 2, 30, 100; the median is 30
+    assert scales(norm_S, stranger_S, 2.0).tolist() == pytest.approx([1, 1, 1, 1, 60 / 100])
+    # of two the smaller, unless the own is larger
+    two_S = torch.tensor([False, True, True])
+    assert scales(torch.tensor([1.0, 2.0, 16.0]), two_S, 4.0).tolist() == [1, 1, 0.5]
+    assert scales(torch.tensor([3.0, 2.0, 16.0]), two_S, 4.0).tolist() == [1, 1, 0.75]
     assert scales(norm_S, ~stranger_S, 4.0).tolist() == [1, 1, 1, 1, 1]
     assert scales(torch.zeros(2), torch.ones(2, dtype=torch.bool), 4.0).tolist() == [1, 1]
-    # of two the smaller
-    assert scales(torch.tensor([1.0, 8.0]), torch.tensor([False, True]), 4.0).tolist() == [1, 0.5]
+
+
+def test_a_crew_of_two_is_not_bounded_however_little_its_own_gradient_is() -> None:
+    norms, two = torch.tensor([0.01, 50.0]), torch.tensor([False, True])
+    assert scales(norms, two, 4.0).tolist() == [1, 1]
 
 
 # Tokens that are withheld

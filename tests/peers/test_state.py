@@ -51,18 +51,27 @@ def test_a_crews_checkpoint_of_version_0_5_is_read_with_all_that_it_holds(
     assert (chain.next, [counter for counter, _ in chain.missing]) == (10, [7, 8])
 
 
-def test_a_crews_state_is_written_as_version_0_5_wrote_it(
-    released: CrewState, tmp_path: Path
-) -> None:
+NEW = {"scrutiny", "copies", "in_a_row", "signed_in_a_row", "signed", "undecided"}  # since 0.5
+
+
+def as_before(value: object) -> object:
+    """What a version 0.5 would have written of a state."""
+    if isinstance(value, dict):
+        return {key: as_before(each) for key, each in value.items() if key not in NEW}
+    return [as_before(each) for each in value] if isinstance(value, list) else value
+
+
+def test_a_crews_state_has_all_that_version_0_5_wrote(released: CrewState, tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path, 2, released, write_note)
-    assert (folder / "state.json").read_bytes() == RELEASED.read_bytes()
+    written = msgspec.json.decode((folder / "state.json").read_bytes())
+    assert as_before(written["state"]) == msgspec.json.decode(RELEASED.read_bytes())["state"]
 
 
 def test_a_members_and_a_simulations_state_have_the_fields_of_version_0_5(
     released: CrewState,
 ) -> None:
     member = LearnerState(metrics_bytes=7, over=False, peer=released.peers["full0"])
-    fields = msgspec.json.decode(msgspec.json.encode(member))
+    fields = as_before(msgspec.json.decode(msgspec.json.encode(member)))
     peer = msgspec.json.decode(RELEASED.read_bytes())["state"]["peers"]["full0"]
     assert fields == {"metrics_bytes": 7, "over": False, "peer": peer}
     assert msgspec.json.encode(SimState(round=3, time_s=1.5)) == b'{"round":3,"time_s":1.5}'

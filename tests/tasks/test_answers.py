@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import importlib.util
+import math
+import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from motley.tasks import load_task, sandbox
-from motley.tasks.answers import INSTRUCTIONS, Form, find_answer, math_equal, wrap
-from motley.tasks.sandbox import WALL_S, call
+from motley.tasks import decided, load_task, sandbox
+from motley.tasks.answers import INSTRUCTIONS, Form, find_answer, math_reward, wrap
+from motley.tasks.sandbox import BUDGET, WALL_S, Reply, call
 
 
 @pytest.mark.parametrize(
@@ -79,7 +82,7 @@ def test_only_forms_that_must_be_asked_for_have_instructions() -> None:
     ],
 )
 def test_equal_mathematics_is_equal(answer: str, gold: str) -> None:
-    assert math_equal(answer, gold)
+    assert math_reward(answer, gold)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +98,7 @@ def test_equal_mathematics_is_equal(answer: str, gold: str) -> None:
     ],
 )
 def test_other_mathematics_is_not(answer: str, gold: str) -> None:
-    assert not math_equal(answer, gold)
+    assert not math_reward(answer, gold)
 
 
 HOSTILE = [
@@ -117,8 +120,8 @@ def test_hostile_answers_hold_nobody_up_in_any_thread() -> None:
     verdicts: list[bool] = []
 
     def judge() -> None:
-        verdicts.extend(math_equal(answer, "x+1") for answer in HOSTILE)
-        verdicts.append(math_equal("1+x", "x+1"))
+        verdicts.extend(math_reward(answer, "x+1") for answer in HOSTILE)
+        verdicts.append(math_reward("1+x", "x+1"))
 
     thread = threading.Thread(target=judge, daemon=True)
     thread.start()
@@ -129,14 +132,83 @@ def test_hostile_answers_hold_nobody_up_in_any_thread() -> None:
 
 def test_towers_are_refused_without_computing(monkeypatch: pytest.MonkeyPatch) -> None:
     computed: list[str] = []
-    monkeypatch.setattr(sandbox, "call", lambda name, answer, gold: computed.append(answer))
-    assert not any(math_equal(answer, "gold") for answer in HOSTILE[:6])
-    assert computed == HOSTILE[5:6]
+
+    def call(name: str, answer: str, gold: str) -> Reply:
+        computed.append(answer)
+        return Reply("failed")
+
+    monkeypatch.setattr(sandbox, "call", call)
+    assert not any(math_reward(answer, "gold") for answer in HOSTILE)
+    assert computed == [*HOSTILE[5:7], HOSTILE[-1]]
 
 
 def test_a_call_that_fails_leaves_the_process_working() -> None:
-    assert call("motley.tasks.answers:no_such_function", "a") is None
-    assert call("motley.tasks.answers:find_answer", " 4 ", "text") == "4"
+    assert call("motley.tasks.answers:no_such_function", "a") == Reply("failed")
+    assert call("motley.tasks.answers:verify", "1/2", "0.5") == Reply("value", True)
+
+
+WORK = """
+import os
+from pathlib import Path
+
+def calls(number):
+    def one(): pass
+    def work():
+        for _ in range(number): one()
+        return number
+    return work
+
+def once(path):
+    \"\"\"Ends the first process that tries.\"\"\"
+    def work():
+        if not Path(path).exists():
+            Path(path).touch()
+            os.kill(os.getpid(), 9)
+        return "later"
+    return work
+
+def never():
+    return lambda: os.kill(os.getpid(), 9)
+
+def raises():
+    return lambda: 1 / 0
+"""
+
+
+@pytest.fixture
+def caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[sandbox._Caller]:
+    (tmp_path / "work.py").write_text(WORK)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    caller = sandbox._Caller()
+    yield caller
+    caller.stop()
+
+
+def test_what_goes_beyond_the_budget_of_work_fails_and_does_so_again(
+    caller: sandbox._Caller,
+) -> None:
+    for number in (BUDGET // 100, BUDGET - 10):
+        assert caller.call(["work:calls", number]) == Reply("value", number)
+    for _ in range(2):
+        assert caller.call(["work:calls", 20 * BUDGET]) == Reply("failed")
+    assert caller.call(["work:raises"]) == Reply("failed")
+
+
+def test_what_ends_the_worker_is_asked_again_and_what_ends_both_is_undecided(
+    caller: sandbox._Caller, tmp_path: Path
+) -> None:
+    assert caller.call(["work:once", str(tmp_path / "tried")]) == Reply("value", "later")
+    assert caller.call(["work:never"]) == Reply("undecided")
+    assert caller.call(["work:calls", 1]) == Reply("value", 1)
+
+
+def test_what_could_not_be_found_out_is_no_number_and_counts_as_0(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sandbox, "call", lambda *question: Reply("undecided"))
+    reward = math_reward("x+2", "x+one")
+    assert math.isnan(reward)
+    assert decided([1.0, reward, 0.5]) == [1.0, 0.0, 0.5]
 
 
 def test_a_missing_package_is_named_with_its_remedy(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from motley.records import Problem
 from motley.tasks import Task, check_task, load_task
+from motley.tasks.jsonl import FileConfig, FileTask
 
 
 def write(path: Path, lines: list[dict[str, Any]]) -> Path:
@@ -263,3 +265,22 @@ def test_a_reward_function_beside_a_form_is_refused(rewards: str) -> None:
         match=r"form, equal under \[task\] would be ignored: the reward function scores; remove it",
     ):
         load_task("my_rewards:length", {"file": rewards, "form": "tags", "equal": "math"})
+
+
+@pytest.mark.parametrize(
+    ("reward", "words"),
+    [
+        (lambda **given: [float("nan")] * 2, "the reward function returned nan; expected numbers"),
+        (lambda **given: [1 / 0], "the reward function failed: ZeroDivisionError: .*; expected f"),
+    ],
+    ids=["no number", "an error"],
+)
+def test_a_reward_function_that_fails_is_named_with_what_is_expected(
+    reward: Callable[..., list[float]], words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "problems.jsonl"
+    path.write_text('{"prompt": "a", "answer": "b"}\n' * 2 + '{"prompt": "c", "answer": "d"}\n')
+    task = FileTask(FileConfig(file=str(path)), reward)
+    problem = task.draw(random.Random(0), "train", "all")
+    with pytest.raises(ValueError, match=words):
+        task.score([problem] * 2, ["a", "b"])

@@ -178,6 +178,24 @@ def test_before_any_roster_nobody_is_admitted() -> None:
     assert refusal(gate, entry(group(), A)) == ("unknown", "sender")
 
 
+def test_where_a_reward_cannot_be_found_out_here_the_senders_counts() -> None:
+    gate = admission()
+    gate.score = lambda problem, rollouts: [1.0, math.nan]
+    for counter, reward in enumerate((0.0, 1.0)):
+        made = entry(group(round=2 * counter, rollouts=[RIGHT, rewarded(reward)]), A, counter)
+        gate.chains.clear()
+        assert isinstance(gate.admit(made), Admitted)
+    assert gate.undecided == 2
+    # but one that can is looked at
+    gate.score = lambda problem, rollouts: [0.0, math.nan]
+    gate.chains.clear()
+    assert refusal(gate, entry(group(round=4), A)) == ("a", "reward")
+
+
+def rewarded(reward: float) -> Rollout:
+    return msgspec.structs.replace(WRONG, reward=reward)
+
+
 def test_without_a_score_rewards_are_taken_on_trust() -> None:
     gate = admission()
     gate.score = None
@@ -553,12 +571,6 @@ def test_a_reward_function_that_answers_too_few_times_is_unscorable() -> None:
     assert refusal(gate, entry(group(), A)) == ("a", "unscorable")
 
 
-def test_a_reward_that_the_crew_computes_as_nan_is_nobodys() -> None:
-    gate = admission()
-    gate.score = lambda problem, rollouts: [math.nan] * 2
-    assert refusal(gate, entry(group(), A)) == ("a", "reward")
-
-
 @pytest.mark.parametrize("answer", [None, "1", [], 1j])
 def test_a_reward_function_that_answers_no_number_is_unscorable(answer: Any) -> None:
     gate = admission()
@@ -889,6 +901,14 @@ def test_of_a_sender_refused_a_thousand_times_in_a_row_one_record_in_sixteen_is_
         found.append(isinstance(gate.admit(last), Admitted))
     assert found == [False] * found.index(True) + [True] * (20 - found.index(True))
     assert found.index(True) <= READ_ONE_IN
+
+
+def test_a_new_key_is_not_answerable_for_what_the_old_one_signed() -> None:
+    gate = admission()
+    gate.in_a_row["a"] = gate.signed_in_a_row["a"] = MAX_IN_A_ROW + 1
+    new = identity("a's new key")
+    assert isinstance(gate.admit(hub_says(roster(1, a=new))[0]), Roster)
+    assert isinstance(gate.admit(entry(group(), new)), Admitted)
 
 
 def test_what_others_write_under_a_name_does_not_count_against_it() -> None:

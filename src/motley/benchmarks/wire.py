@@ -17,13 +17,15 @@ from pathlib import Path
 import msgspec
 
 from motley.benchmarks.bench import Row
-from motley.exchange import Entry, MemoryLog, Outbox, Signer, decode, unpack
+from motley.exchange import Entry, MemoryLog, Outbox, Sealed, Signer, decode, encode, pack, unpack
 from motley.exchange.nats.accounts import peer_user
 from motley.exchange.nats.connection import Connection, Login
 from motley.exchange.nats.log import NatsLog, create_stream
 from motley.exchange.nats.server import Server, free_port
+from motley.exchange.sections import encode_sections, varint_bytes
+from motley.exchange.wire import MAX_BODY_BYTES
 from motley.models.tiny import tiny_vocabulary
-from motley.records import Group, Origin, Problem, Rollout, Sampling
+from motley.records import Group, Origin, Problem, Rollout, Sampling, Stamp
 from motley.tasks import assign, load_task
 from motley.trust import Admission, Admitted, Identity, Rules
 from motley.trust.admission import Score
@@ -145,8 +147,9 @@ def admission_rows(groups: Sequence[Group]) -> list[Row]:
         lambda: _admission(rules, lambda peer, round: assign(task, 0, peer, round, 1), score),
     )
     return [
-        _row("admitted, real rollouts, no reward function", real, "rollouts/s", ">= 2000"),
-        _row("admitted, digits with rewards computed again", scored, "rollouts/s", ">= 2000"),
+        _row("admitted, real rollouts, no reward function", real, "rollouts/s", ">= 10000"),
+        _row("admitted, digits with rewards computed again", scored, "rollouts/s", ">= 10000"),
+        _row("dearest refused record", 1000 * _dearest_refusal_s(known), "ms", "<= 20"),
     ]
 
 
@@ -162,6 +165,59 @@ def _rollouts_per_s(groups: Sequence[Group], fresh: Callable[[], Admission]) -> 
             raise ValueError(f"the benchmark's own records were refused: {dict(admission.refused)}")
         num_rollouts += sum(len(g.rollouts) for g in groups)
     return num_rollouts / took
+
+
+def _dearest_refusal_s(groups: Sequence[Group]) -> float:
+    """Of records that a peer signed to cost its readers time, in a crew of these groups."""
+    first = groups[0]
+    rules = _rules(groups, first.origin.vocabulary, 2**17, _end_id(groups))
+    problem = Problem(prompt="", columns={"id": first.problem})
+    # the last check of all refuses it
+    score = lambda problem, rollouts: [1.0] * len(rollouts)
+    longest, took = _longest_group(rules, first, problem), []
+    for body in hostile_bodies(rules, longest):
+        record = pack(_identity().sign(Sealed(b"", body).signed), body)
+        admission = _admission(rules, lambda peer, round: [problem], score)
+        start = time.perf_counter()
+        verdict = admission.admit(Entry(1, longest.id, record))
+        took.append(time.perf_counter() - start)
+        if isinstance(verdict, Admitted):
+            raise ValueError("a hostile record of the benchmark was admitted")
+    return max(took)
+
+
+def _longest_group(rules: Rules, like: Group, problem: Problem) -> Group:
+    """As many tokens as the crew allows, each of three bytes and a log-prob of 16 bits."""
+    tokens = tuple(2**14 + place % 2**15 for place in range(rules.max_tokens))
+    rollouts = tuple(
+        Rollout(
+            tokens=(2**16 + number, *tokens[1:]),
+            logprobs=(-11.0,) * rules.max_tokens,
+            reward=0.0,
+            ending="length",
+        )
+        for number in range(rules.rollouts_per_group)
+    )
+    return msgspec.structs.replace(like, rollouts=rollouts, problem=problem.id)
+
+
+def hostile_bodies(rules: Rules, longest: Group) -> list[bytes]:
+    """A whole group to the last token; one of impossible log-probs; and what compresses well: zeros
+    where numbers are due, within what the crew allows and far beyond.
+    """
+    stamp = Stamp(key=_identity().public)
+    body = encode(longest, stamp)
+    head = body[: len(body) - len(b"".join(encode_sections("", longest.rollouts, False)))]
+    rollouts = [
+        msgspec.structs.replace(r, logprobs=(-38.0,) * len(r.tokens)) for r in longest.rollouts
+    ]
+    unlikely = encode(msgspec.structs.replace(longest, rollouts=tuple(rollouts)), stamp)
+    most = rules.group_limits.body_bytes
+    lengths = bytes(5 * rules.rollouts_per_group) + varint_bytes(
+        [rules.max_tokens] * rules.rollouts_per_group
+    )
+    zeros = head + lengths
+    return [body, unlikely, zeros.ljust(most, b"\0"), zeros.ljust(MAX_BODY_BYTES, b"\0")]
 
 
 def _admission(

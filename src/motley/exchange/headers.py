@@ -71,7 +71,20 @@ class GroupHeader(_Head, frozen=True, kw_only=True, tag="group"):
         if not math.isfinite(self.created_s):
             raise WireError("malformed", f"created_s is {self.created_s}")
         try:
-            return _filled(Origin, self, sampling=_filled(Sampling, self))
+            sampling = Sampling(
+                temperature=self.temperature,
+                top_k=self.top_k,
+                top_p=self.top_p,
+                max_tokens=self.max_tokens,
+                logprobs=self.logprobs,
+            )
+            return Origin(
+                peer=self.peer,
+                model=self.model,
+                vocabulary=self.vocabulary,
+                version=self.version,
+                sampling=sampling,
+            )
         except ValueError as error:
             raise WireError("malformed", f"sampling: {error}") from None
 

@@ -215,6 +215,18 @@ def _rounded_logprobs(section: bytes, count: int) -> Floats:
     return -np.where(length_N > 0, word_N & leading_N - 1 | leading_N, 0) / STEPS_PER_NAT
 
 
+def varint(content: bytes) -> tuple[int, int]:
+    """The number that some bytes begin with, and where it ends."""
+    number = 0
+    for place, byte in enumerate(content[:_VARINT_BYTES]):
+        number |= (byte & 127) << 7 * place
+        if byte < 128:
+            return number, place + 1
+    if len(content) < _VARINT_BYTES:
+        raise WireError("truncated", "record ends in the middle of a number")
+    raise WireError("malformed", "a number is longer than five bytes")
+
+
 def varints(content: bytes, start: int, count: int) -> tuple[Integers, int]:
     """`count` numbers of at most 35 bits, seven bits a byte, lowest first; and where they end."""
     window = np.frombuffer(content, np.uint8, offset=min(start, len(content)))

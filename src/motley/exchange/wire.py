@@ -31,8 +31,8 @@ from motley.exchange.sections import (
     decode_sections,
     encode_sections,
     fits_rounding,
+    varint,
     varint_bytes,
-    varints,
 )
 from motley.records import HUB, Content, Group, Stamp
 
@@ -171,8 +171,8 @@ class Header:
 
     @staticmethod
     def of(body: bytes, limits: Limits = NO_CREWS) -> Header:
-        lengths, start = varints(body, 0, 1)
-        stop = start + int(lengths[0])
+        length, start = varint(body)
+        stop = start + length
         if stop > len(body):
             raise WireError("truncated", f"header declares {stop - start} bytes of {len(body)}")
         if stop - start > limits.header_bytes:

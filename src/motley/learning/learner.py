@@ -51,7 +51,7 @@ class StepReport:
     senders: dict[str, SenderMetrics]
     blamed: tuple[str, ...] = ()  # left out, since theirs would not have been finite
     # of audited candidates, by position: per rollout, learner's minus sampler's log-prob of tokens
-    log_ratios: dict[int, list[Floats]] = field(default_factory=dict)
+    log_ratios: dict[int, list[Floats]] = field(default_factory=dict, compare=False)
 
 
 @dataclass(slots=True)

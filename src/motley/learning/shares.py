@@ -88,11 +88,13 @@ class GradientSum:
 
 def scales(norm_S: Tensor, stranger_S: Tensor, most: float) -> Tensor:
     """What is left of each sender's gradient, 1 or less: a stranger's norm may be `most` times the
-    median of the senders that speak.
+    median of the strangers that speak, or of the own norm if that is more.
 
-    Of two senders the median is the smaller.
+    Not of the own alone: whoever has learned its own part hardly has a gradient there, and is to
+    learn from others all the same. Of two strangers the median is the smaller; one alone is not
+    bounded.
     """
-    speaks_S = norm_S > 0
+    speaks_S = stranger_S & (norm_S > 0)
     median = torch.where(speaks_S, norm_S, torch.nan).nanmedian()
-    scale_S = (most * median / norm_S).clamp(max=1)
-    return torch.where(speaks_S & stranger_S, scale_S, 1.0)
+    ordinary = torch.maximum(median, torch.where(stranger_S, 0.0, norm_S).max())
+    return torch.where(speaks_S, (most * ordinary / norm_S).clamp(max=1), 1.0)

@@ -18,6 +18,8 @@ PAD = "<pad>"
 END = "<end>"
 UNKNOWN = "<unknown>"
 
+WORTH_THREADS = 4096  # tokens: below, handing them to other cores costs more than decoding them
+
 SOME_DAY = "01 Jan 2026"
 Turn = dict[str, str]  # role and content
 
@@ -148,7 +150,7 @@ class Vocabulary:
         return text
 
     def decode_all(self, ids: Iterable[Sequence[int]]) -> list[str]:
-        """The same of many, on all cores."""
+        """The same of many, on all cores where that is worth it."""
         kept = [list(one[:-1] if one and one[-1] in self.end_ids else one) for one in ids]
         if self._nameless and not all(map(self._nameless.isdisjoint, kept)):
             return [self._spelled(one) for one in kept]
@@ -156,6 +158,8 @@ class Vocabulary:
 
     def _texts(self, ids: list[list[int]]) -> list[str]:
         if self._fast is not None:
+            if sum(map(len, ids)) < WORTH_THREADS:
+                return [self._fast.decode(one, skip_special_tokens=False) for one in ids]
             texts: list[str] = self._fast.decode_batch(ids, skip_special_tokens=False)
             return texts
         return [

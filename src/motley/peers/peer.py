@@ -26,7 +26,7 @@ from motley.learning.waiting import Round, StalenessWindow, Take, Wait, Waiting
 from motley.peers.publications import Publications
 from motley.peers.reading import ReadingBudget
 from motley.peers.sampling import SamplerHalf, rules_of
-from motley.peers.scrutiny import Heard, Scrutiny, scrutiny_of
+from motley.peers.scrutiny import HeardGroup, Scrutiny, scrutiny_of
 from motley.peers.state import (
     Arrival,
     PeerState,
@@ -165,7 +165,7 @@ class Peer:
             since = made_with if own and made_with <= version else version
             arrival = Arrival(entry.position, since, now_s)
             self.waiting.add(candidate_of(admitted, arrival, self.half))
-            heard = Heard(group, admitted.problem, entry.position)
+            heard = HeardGroup(group, admitted.problem, entry.position)
             if self.scrutiny.hear(heard, self.learned_rounds):
                 self._drop_muted([group.origin.peer])
 

@@ -24,7 +24,7 @@ from motley.files import disk_error
 from motley.links import Weather
 from motley.models.policy import Policy
 from motley.records import Group, Origin, Problem, Rollout
-from motley.tasks import Task, assign
+from motley.tasks import Task, assign, decided
 from motley.trust import MAX_REWARD, Rules
 
 
@@ -179,9 +179,8 @@ class SamplerHalf:
                 "its weights. Lower it; if the newest checkpoint has them already, delete it, and "
                 "go on from the one before"
             )
-        rewards = self.task.score(
-            [p for p, _ in flat], self.policy.vocabulary.decode_all(c.tokens for _, c in flat)
-        )
+        texts = self.policy.vocabulary.decode_all(c.tokens for _, c in flat)
+        rewards = decided(self.task.score([p for p, _ in flat], texts))
         strange = [r for r in rewards if not abs(r) <= MAX_REWARD]
         if strange:
             raise ValueError(

@@ -38,7 +38,7 @@ BROKE_A_STEP = "a step that is no number"
 Familiar = Callable[[Problem], Sequence[int]]  # the tokens of a problem and of its answer
 
 
-class Heard(NamedTuple):
+class HeardGroup(NamedTuple):
     """A group that was admitted, with its problem and its place in the log."""
 
     group: Group
@@ -83,7 +83,7 @@ class Scrutiny:
             return False
         return self.standing.strike(refused.sender, refused.reason, now)
 
-    def hear(self, heard: Heard, now: int) -> bool:
+    def hear(self, heard: HeardGroup, now: int) -> bool:
         """A group was admitted in round `now`; whether that mutes its sender."""
         sender = heard.group.origin.peer
         if self.rules.habits:
@@ -93,7 +93,7 @@ class Scrutiny:
         self.audit.hear(heard.group)
         return self._convict(sender, now)
 
-    def _learn_habits(self, heard: Heard) -> None:
+    def _learn_habits(self, heard: HeardGroup) -> None:
         sender = heard.group.origin.peer
         self.habits.hear(sender, heard.group.rollouts, self.familiar(heard.problem))
         self._heard.setdefault(sender, deque(maxlen=WINDOW)).append(heard.position)
@@ -187,8 +187,9 @@ class Scrutiny:
             heard=sorted(position for places in self._heard.values() for position in places),
         )
 
-    def load_state(self, state: ScrutinyState, heard: Sequence[Heard]) -> None:
+    def load_state(self, state: ScrutinyState, heard: Sequence[HeardGroup]) -> None:
         """`heard`: the groups that stand where the state says, in the order of the log."""
+        self.habits, self._heard = Habits(self.me), {}
         self.audit.load_state(state.audit)
         self.standing.load_state(state.standing)
         for one in heard:

@@ -13,7 +13,7 @@ import msgspec
 from motley.exchange import Entry, Log, WireError
 from motley.learning.select import Candidate
 from motley.peers.sampling import SamplerHalf
-from motley.peers.scrutiny import Heard, ScrutinyState
+from motley.peers.scrutiny import HeardGroup, ScrutinyState
 from motley.records import Group
 from motley.trust import AdmissionState, Admitted, GroupPlace, ReasonCount, known
 
@@ -99,11 +99,11 @@ def waiting_again(arrivals: Sequence[Arrival], log: Log, half: SamplerHalf) -> l
     ]
 
 
-def heard_again(positions: Sequence[int], log: Log, half: SamplerHalf) -> list[Heard]:
+def heard_again(positions: Sequence[int], log: Log, half: SamplerHalf) -> list[HeardGroup]:
     """Read the groups from which habits were learned when a checkpoint was saved."""
     entries = _read_again(log, set(positions))
     admitted = [(_admitted_before(entry, half), entry.position) for entry in entries]
-    return [Heard(each.group, each.problem, position) for each, position in admitted]
+    return [HeardGroup(each.group, each.problem, position) for each, position in admitted]
 
 
 def _read_again(log: Log, positions: Set[int]) -> list[Entry]:

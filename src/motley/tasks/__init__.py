@@ -12,11 +12,13 @@ from motley.tasks.gym import GymConfig, GymTask
 from motley.tasks.jsonl import FileConfig, FileTask, load_reward
 from motley.tasks.mixture import Mixture
 from motley.tasks.task import (
+    UNDECIDED,
     Split,
     Task,
     assign,
     best_constant,
     check_task,
+    decided,
     draw_problems,
     evaluation_set,
 )
@@ -24,11 +26,13 @@ from motley.tasks.task import (
 Config = TypeVar("Config", bound=msgspec.Struct)
 
 __all__ = [
+    "UNDECIDED",
     "Split",
     "Task",
     "assign",
     "best_constant",
     "check_task",
+    "decided",
     "draw_problems",
     "evaluation_set",
     "load_task",

@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Callable
 from fractions import Fraction
-from functools import lru_cache
-from typing import Literal
+from functools import cache, lru_cache
+from itertools import accumulate, pairwise
+from types import ModuleType
+from typing import Any, Literal
 
 from motley.tasks import sandbox
+from motley.tasks.task import UNDECIDED
 
 Form = Literal["line", "tags", "boxed", "text"]
 
 # characters; what is longer is no final answer, and costs a stranger nothing to send
 MAX_ANSWER = 256
+MAX_DEPTH = 12  # of brackets in brackets
 
 INSTRUCTIONS: dict[Form, str] = {
     "line": "",
@@ -91,22 +96,23 @@ def _balanced(text: str) -> str | None:
     return None
 
 
-def math_equal(answer: str, gold: str) -> bool:
-    """Whether two answers say the same in mathematics.
+def math_reward(answer: str, gold: str) -> float:
+    """1 where two answers say the same in mathematics, 0 where not, or UNDECIDED.
 
-    Safe for any text: what is too long or explodes is not equal.
+    Safe for any text: what is too long, explodes or takes more than its budget of work is not
+    equal.
 
-    >>> math_equal("\\frac{1}{2}", "0.5")  # True
+    >>> math_reward("\\frac{1}{2}", "0.5")  # 1.0
     """
     if len(answer) > MAX_ANSWER:
-        return False
+        return 0.0
     plain, plain_gold = _normalised(answer), _normalised(gold)
     if not plain or plain == plain_gold:
-        return bool(plain)
+        return float(bool(plain))
     number, number_gold = _number(plain), _number(plain_gold)
     if number is not None and number_gold is not None:
-        return number == number_gold
-    return not _explodes(answer) and _verified(_spelt(answer), _spelt(gold))
+        return float(number == number_gold)
+    return 0.0 if _explodes(answer) else _verified(_spelt(answer), _spelt(gold))
 
 
 _REWRITES = [
@@ -143,11 +149,17 @@ _EXPLOSIVE = re.compile(
 
 
 def _explodes(answer: str) -> bool:
-    """Whether working it out would take forever.
+    """Whether working it out would take forever, perhaps within one call.
 
-    A first sieve, the same on every machine; the limits of the process are the wall.
+    A first sieve; behind it are the budget of the process, and its limits.
     """
-    return bool(_EXPLOSIVE.search(answer))
+    return _depth(answer) > MAX_DEPTH or bool(_EXPLOSIVE.search(answer))
+
+
+def _depth(text: str) -> int:
+    """How deep brackets are opened in each other."""
+    steps = ((character in "{([") - (character in "})]") for character in text)
+    return max(accumulate(steps), default=0)
 
 
 def _spelt(text: str) -> str:
@@ -157,16 +169,56 @@ def _spelt(text: str) -> str:
 
 # the answers of a group are often the same, and admission asks again what the sampler asked
 @lru_cache(maxsize=1 << 16)
-def _verified(answer: str, gold: str) -> bool:
-    return sandbox.call("motley.tasks.answers:verify", answer, gold) is True
+def _verified(answer: str, gold: str) -> float:
+    reply = sandbox.call("motley.tasks.answers:verify", answer, gold)
+    return UNDECIDED if reply.outcome == "undecided" else float(reply.value is True)
 
 
-def verify(answer: str, gold: str) -> bool:
-    """What math-verify says of two answers.
+def verify(answer: str, gold: str) -> Callable[[], bool]:
+    """What math-verify says of two answers, once it is called.
 
     Only for a limited process: on a stranger's text it may never end.
     """
+    math_verify, bombs = _prepared()
+
+    def equal() -> bool:
+        bombs.defuse()
+        parsed = [math_verify.parse(f"${text}$", parsing_timeout=None) for text in (gold, answer)]
+        return bool(math_verify.verify(*parsed, timeout_seconds=None))
+
+    return equal
+
+
+# A little of everything, for a parser that is fast on what it has seen.
+_USUAL = (
+    "\\frac{1}{2}x^2+2x-1",
+    "(x+1)^2",
+    "2\\sqrt{3}+\\sqrt[3]{2}",
+    "\\sin(x)^2+\\cos x",
+    "(1, 2)",
+    "[1, 2)\\cup(3, \\infty)",
+    "\\{1, 2\\}",
+    "y=2x+1",
+    "1 < x",
+    "\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}",
+    "\\pi r^2",
+    "e^{2x}",
+    "\\log_2 8+\\ln x",
+    "10\\%",
+    "3!+\\binom{5}{2}",
+    "|x|",
+    "3+4i",
+    "5\\cdot 10^3",
+    "90^\\circ",
+    "\\text{yes}",
+)
+
+
+@cache
+def _prepared() -> tuple[Any, ModuleType]:
+    """math-verify, with all that it loads when it is used for the first time."""
     math_verify = importlib.import_module("math_verify")
-    sandbox.limit()
-    parsed = [math_verify.parse(f"${text}$", parsing_timeout=None) for text in (gold, answer)]
-    return bool(math_verify.verify(*parsed, timeout_seconds=None))
+    parsed = [math_verify.parse(f"${text}$", parsing_timeout=None) for text in _USUAL]
+    for one, other in pairwise(parsed):
+        math_verify.verify(one, other, timeout_seconds=None)
+    return math_verify, importlib.import_module("motley.tasks.bombs")

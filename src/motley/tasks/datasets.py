@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from motley.records import Problem
-from motley.tasks.answers import INSTRUCTIONS, Form, find_answer, math_equal, wrap
+from motley.tasks.answers import INSTRUCTIONS, Form, find_answer, math_reward, wrap
 from motley.tasks.collection import Collection, split_sets
 from motley.tasks.extras import load, need
 from motley.tasks.jsonl import Fields, read_problems
@@ -67,7 +67,7 @@ class DatasetTask(Collection):
     def score(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[float]:
         answers = [find_answer(completion, self._form) for completion in completions]
         return [
-            float(answer is not None and math_equal(answer, p.answer))
+            0.0 if answer is None else math_reward(answer, p.answer)
             for p, answer in zip(problems, answers, strict=True)
         ]
 

@@ -13,9 +13,10 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib.metadata
+import math
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
@@ -26,7 +27,7 @@ from motley.tasks import sandbox
 from motley.tasks.answers import INSTRUCTIONS, Form, find_answer, wrap
 from motley.tasks.extras import load
 from motley.tasks.harmless import evaluates, is_harmless
-from motley.tasks.task import QUESTION, Split, is_heldout
+from motley.tasks.task import QUESTION, UNDECIDED, Split, is_heldout
 
 HELDOUT_ONE_IN = 8
 MAX_DRAWS = 10_000
@@ -132,7 +133,9 @@ class GymTask:
             return 0.0
         place, index = divmod(problem.columns["index"], SPAN)
         score = self._sources[place].score(answer, index, problem.prompt)
-        return score if self._config.partial else float(score >= 1.0)
+        if self._config.partial or math.isnan(score):
+            return score
+        return float(score >= 1.0)
 
 
 class _Source:
@@ -168,12 +171,10 @@ class _Source:
             return 0.0
         if self._evaluates == "sympy":
             parameters = msgspec.json.encode(self._parameters, order="sorted").decode()
-            return (
-                sandbox.call(
-                    "motley.tasks.gym:score_limited", self._name, parameters, index, answer
-                )
-                or 0.0
+            reply = sandbox.call(
+                "motley.tasks.gym:score_limited", self._name, parameters, index, answer
             )
+            return UNDECIDED if reply.outcome == "undecided" else float(reply.value or 0.0)
         return self.score_harmless(answer, index)
 
     def score_harmless(self, answer: str, index: int) -> float:
@@ -188,12 +189,17 @@ def _source(name: str, parameters: str) -> _Source:
     return _Source(name, msgspec.json.decode(parameters))
 
 
-def score_limited(name: str, parameters: str, index: int, answer: str) -> float:
+def score_limited(name: str, parameters: str, index: int, answer: str) -> Callable[[], float]:
     """Only for a limited process: sympy may never end to simplify what a stranger wrote."""
     source = _source(name, parameters)
     source.entry(index)  # made before the limit: some take longer than their scoring
-    sandbox.limit()
-    return source.score_harmless(answer, index)
+    bombs = importlib.import_module("motley.tasks.bombs")
+
+    def score() -> float:
+        bombs.defuse()
+        return source.score_harmless(answer, index)
+
+    return score
 
 
 def _create(name: str, parameters: dict[str, Any]) -> Any:

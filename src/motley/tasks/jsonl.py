@@ -8,6 +8,7 @@ that a reward function may name. A reward function has the signature `f(prompts,
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from typing import Any, Literal
 import msgspec
 
 from motley.records import Problem
-from motley.tasks.answers import INSTRUCTIONS, Form, find_answer, math_equal, wrap
+from motley.tasks.answers import INSTRUCTIONS, Form, find_answer, math_reward, wrap
 from motley.tasks.collection import Collection, split_sets
 from motley.tasks.extras import need
 from motley.tasks.task import AS_IT_IS
@@ -55,6 +56,7 @@ class FileTask(Collection):
         if config.equal == "math":
             need("math_verify", 'equal = "math"')
         self._reward = reward or (_comparing(config) if own_scoring else exact_match)
+        self._may_be_undecided = reward is None
         self._form = config.form
         self.instruction = INSTRUCTIONS[config.form]
         problems, heldout, ood = (
@@ -83,16 +85,18 @@ class FileTask(Collection):
                     prompts=[p.prompt for p in problems], completions=list(completions), **columns
                 )
             ]
-        except TypeError as error:
+        except Exception as error:
             raise ValueError(
-                f"the reward function failed: {error}; expected f(prompts, completions, "
-                "**columns) -> list[float]"
+                f"the reward function failed: {type(error).__name__}: {error}; expected f(prompts, "
+                "completions, **columns) -> list[float], whatever the completions say"
             ) from error
         if len(rewards) != len(completions):
             raise ValueError(
                 f"the reward function returned {len(rewards)} rewards for {len(completions)} "
                 "completions; expected one each"
             )
+        if not self._may_be_undecided and any(map(math.isnan, rewards)):
+            raise ValueError("the reward function returned nan; expected numbers")
         return rewards
 
 
@@ -109,18 +113,17 @@ def exact_match(
 def _comparing(config: FileConfig) -> Reward:
     """1 where the answer found in the completion is the right one."""
 
-    def right(completion: str, gold: str) -> bool:
+    def right(completion: str, gold: str) -> float:
         answer = find_answer(completion, config.form)
-        return answer is not None and (
-            math_equal(answer, gold) if config.equal == "math" else answer == gold.strip()
-        )
+        if answer is None or config.equal == "exact":
+            return float(answer == gold.strip())
+        return math_reward(answer, gold)
 
     def reward(
         prompts: list[str], completions: list[str], answer: list[str], **columns: object
     ) -> list[float]:
         return [
-            float(right(completion, gold))
-            for completion, gold in zip(completions, answer, strict=True)
+            right(completion, gold) for completion, gold in zip(completions, answer, strict=True)
         ]
 
     return reward

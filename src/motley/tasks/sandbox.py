@@ -2,9 +2,19 @@
 
 Knows no task; what it calls is named by others.
 
-Signals could bound time too, but they reach only the main thread and never a long operation on big
-integers. A process can be limited in processor time and memory from outside, whichever thread asks;
-processor time, not the clock, so that a busy machine judges as an idle one does.
+A call has a budget of work, counted in function calls of Python: the same on every machine, and so
+every peer of a crew comes to the same verdict. The limits of processor time and memory are a wall
+far behind the budget, for what computes long within one call. Where the wall is hit, how fast the
+machine is has decided: then nobody knows.
+
+| process | answers | with |
+|---|---|---|
+| the parent | nothing; it only prepares | all that must be loaded |
+| the worker, a copy of it | one call after another, fast | WORKER_S, uncounted |
+| a fresh copy for one call | what took the worker longer | the budget, always from one start |
+
+Nothing that the worker has time for goes beyond the budget, on the fastest machine there is: so
+which of the two answers changes no verdict.
 """
 
 from __future__ import annotations
@@ -15,34 +25,51 @@ import functools
 import importlib
 import json
 import logging
-import math
 import os
+import signal
 import subprocess
 import sys
 import threading
-from typing import Any
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Literal
 
-CPU_S = 2  # of processor time for what follows `limit`; usual comparisons take milliseconds
-WALL_S = 60.0  # for a call that hangs without computing, or a system without processor limits
+import msgspec
+
+BUDGET = 2_000_000  # function calls; usual comparisons take hundreds to tens of thousands
+WORKER_S = 0.25  # of processor time, in which no machine makes so many calls
+UNCOUNTED = "antlr4"  # a parser that learns as it goes; the length of its text bounds it
+CPU_S = 30  # of processor time, ten times what the budget takes on a usual machine
+WALL_S = 120.0  # for a call that hangs without computing, or a system without processor limits
 MEMORY_BYTES = 4 << 30
-# each thread of a pool would reserve memory
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+# Each thread of a pool would reserve memory. Hashes and the library of big integers, which differ
+# between machines, must not say which way a computation goes.
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "PYTHONHASHSEED": "0",
+    "SYMPY_GROUND_TYPES": "python",
+    "MPMATH_NOGMPY": "1",
+}
 
 
-def call(function: str, *arguments: Any) -> Any:
-    """Call "module:function" there with JSON arguments; None where it raised, or went beyond its
-    limits.
+class Reply(msgspec.Struct, frozen=True):
+    """What came of a call.
+
+    `failed`: it raised, or went beyond the budget; it does so on every machine. `undecided`: it hit
+    the wall.
+    """
+
+    outcome: Literal["value", "failed", "undecided"]
+    value: Any = None
+
+
+def call(function: str, *arguments: Any) -> Reply:
+    """Call "module:function" there with JSON arguments, and what it returns within the limits.
+
+    The function itself only prepares, and must not touch what a stranger wrote.
     """
     return _caller(os.getpid()).call([function, *arguments])
-
-
-def limit() -> None:
-    """From here on the call may compute for CPU_S; the system ends the process after that.
-
-    For functions that are called there.
-    """
-    used_s = math.ceil(sum(os.times()[:2]))
-    _set_limit("RLIMIT_CPU", used_s + CPU_S)
 
 
 @functools.cache
@@ -63,10 +90,10 @@ class _Caller:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
 
-    def call(self, question: list[Any]) -> Any:
+    def call(self, question: list[Any]) -> Reply:
         with self._lock:
             reply = self._ask(self._process or self._start(), json.dumps(question))
-        return json.loads(reply) if reply else None
+        return msgspec.json.decode(reply, type=Reply) if reply else Reply("undecided")
 
     def stop(self) -> None:
         if self._process is not None:
@@ -82,7 +109,7 @@ class _Caller:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env=os.environ | ONE_THREAD,
+            env=os.environ | ENVIRONMENT,
             start_new_session=True,  # Ctrl-C is for the asking side
         )
         assert process.stdout
@@ -98,7 +125,7 @@ class _Caller:
     def _ask(self, process: subprocess.Popen[str], question: str) -> str:
         assert process.stdin
         assert process.stdout
-        alarm = threading.Timer(WALL_S, process.kill)
+        alarm = threading.Timer(WALL_S, functools.partial(_kill_all, process.pid))
         alarm.start()
         try:
             process.stdin.write(question + "\n")
@@ -113,35 +140,149 @@ class _Caller:
         return reply
 
 
-def _set_limit(name: str, value: int | None) -> None:
-    """Set a limit of this process, or lift it as far as the system allows."""
+def _kill_all(leader: int) -> None:
+    """The process that answers, and its copy that is at work."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+# The answering side
+
+
+class _Meter:
+    """Counts function calls, and ends this process with a reply at the budget.
+
+    An exception would not do: what works on a stranger's text may catch it and go on.
+    """
+
+    def __init__(self, reply_to: int) -> None:
+        self._left, self._reply_to = BUDGET, reply_to
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and UNCOUNTED not in frame.f_code.co_filename:
+            self._left -= 1
+            if self._left < 0:
+                _reply(self._reply_to, Reply("failed"))
+                os._exit(0)
+
+
+def _prepared(question: str) -> Callable[[], Any] | None:
+    name, *arguments = json.loads(question)
+    module, _, function = name.partition(":")
+    try:
+        work: Callable[[], Any] = getattr(importlib.import_module(module), function)(*arguments)
+    except Exception:  # noqa: BLE001 - then there is nothing to do, on every machine
+        return None
+    return work
+
+
+def _done(work: Callable[[], Any] | None) -> Reply:
+    try:
+        return Reply("value", work()) if work else Reply("failed")
+    except MemoryError:
+        return Reply("undecided")
+    except Exception:  # noqa: BLE001 - what works on a stranger's text raises what it likes
+        return Reply("failed")
+
+
+def _reply(reply_to: int, reply: Reply) -> None:
+    os.write(reply_to, msgspec.json.encode(reply) + b"\n")
+
+
+def _set_limit(name: str, value: int) -> None:
     # where the system has no such limits, the clock remains
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 
         kind = getattr(resource, name)
-        hard = resource.getrlimit(kind)[1]
-        resource.setrlimit(kind, (hard if value is None else value, hard))
+        resource.setrlimit(kind, (value, resource.getrlimit(kind)[1]))
+
+
+class _Parent:
+    """Has each question answered by its worker, or by a fresh copy of itself."""
+
+    def __init__(self, reply_to: int) -> None:
+        self._reply_to = reply_to
+        self._known: set[str] = set()  # functions that have prepared all they need
+        self._worker: _Worker | None = None
+
+    def answer(self, question: str) -> None:
+        name = json.loads(question)[0]
+        if name not in self._known:
+            _prepared(question)
+            self._known.add(name)
+            self._dismiss()
+        self._worker = self._worker or _Worker(self._reply_to)
+        if not self._worker.has_answered(question):
+            self._dismiss()
+            self._answer_in_copy(question)
+
+    def _dismiss(self) -> None:
+        if self._worker:
+            self._worker.end()
+        self._worker = None
+
+    def _answer_in_copy(self, question: str) -> None:
+        work = _prepared(question)
+        copy = os.fork()
+        if copy == 0:
+            _set_limit("RLIMIT_CPU", CPU_S)  # a copy begins with none used
+            sys.setprofile(_Meter(self._reply_to))
+            reply = _done(work)
+            sys.setprofile(None)
+            _reply(self._reply_to, reply)
+            os._exit(0)
+        if os.waitpid(copy, 0)[1] != 0:
+            _reply(self._reply_to, Reply("undecided"))
+
+
+class _Worker:
+    """A copy of the parent that answers until something is too much for it."""
+
+    def __init__(self, reply_to: int) -> None:
+        asked, self._ask = os.pipe()
+        self._told, tell = os.pipe()
+        self._copy = os.fork()
+        if self._copy == 0:
+            os.close(self._ask)
+            os.close(self._told)
+            for question in os.fdopen(asked):
+                work = _prepared(question)
+                signal.setitimer(signal.ITIMER_VIRTUAL, WORKER_S)  # whose signal ends a process
+                reply = _done(work)
+                signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+                if reply.outcome == "undecided":
+                    os._exit(1)
+                _reply(reply_to, reply)
+                os.write(tell, b".")
+            os._exit(0)
+        os.close(asked)
+        os.close(tell)
+
+    def has_answered(self, question: str) -> bool:
+        """False if it has ended instead."""
+        os.write(self._ask, question.encode())
+        return os.read(self._told, 1) == b"."
+
+    def end(self) -> None:
+        os.close(self._ask)
+        os.close(self._told)
+        os.waitpid(self._copy, 0)
 
 
 def answer_calls() -> None:
-    """The answering side: one JSON [function, argument, ...] per line in, one JSON value per line
-    out, until the input ends.
+    """One JSON [function, argument, ...] per line in, one JSON reply per line out, until the input
+    ends.
     """
-    replies, sys.stdout = sys.stdout, sys.stderr  # parsers print what they dislike
+    reply_to = os.dup(sys.stdout.fileno())
+    sys.stdout = sys.stderr  # parsers print what they dislike
     logging.disable()
     _set_limit("RLIMIT_CORE", 0)
     _set_limit("RLIMIT_AS", MEMORY_BYTES)
-    print("ready", file=replies, flush=True)
-    for line in sys.stdin:
-        name, *arguments = json.loads(line)
-        module, _, function = name.partition(":")
-        try:
-            value = getattr(importlib.import_module(module), function)(*arguments)
-        except Exception:  # noqa: BLE001 - what works on a stranger's text raises what it likes
-            value = None
-        _set_limit("RLIMIT_CPU", None)
-        print(json.dumps(value), file=replies, flush=True)
+    os.write(reply_to, b"ready\n")
+    parent = _Parent(reply_to)
+    for question in sys.stdin:
+        parent.answer(question)
 
 
 if __name__ == "__main__":

@@ -6,14 +6,20 @@ Owns who is given which problem; knows no model and no torch.
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, Protocol
 
 from motley.records import Problem
 
 Split = Literal["train", "heldout", "ood"]
+
+# A score that this machine could not find out in time. It is no number, and never on the wire: who
+# sampled the answer counts it as 0, who reads it takes the sender's word. So a slow or busy machine
+# splits no crew.
+UNDECIDED = math.nan
 
 AS_IT_IS = "{prompt}{answer}"
 QUESTION = "Question: {prompt}\nAnswer: {answer}"
@@ -61,8 +67,16 @@ class Task(Protocol):
         ...
 
     def score(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[float]:
-        """The reward of each completion, which answers the problem at the same place."""
+        """The reward of each completion, which answers the problem at the same place; or UNDECIDED.
+
+        The same on every machine.
+        """
         ...
+
+
+def decided(rewards: Iterable[float]) -> list[float]:
+    """Rewards with 0 for what could not be found out."""
+    return [0.0 if math.isnan(reward) else reward for reward in rewards]
 
 
 def is_heldout(prompt: str, one_in: int) -> bool:

@@ -49,22 +49,26 @@ class Marked(NamedTuple):
 
     @staticmethod
     def of(problem: str, arrays: RolloutArrays) -> Marked:
-        parts = np.cumsum(arrays.length_R)[:-1]
-        logprobs = np.split(arrays.logprob_N.astype(np.float64), parts)
-        chances = 2 * math.log(len(arrays.length_R))
+        stops = arrays.stop_R.tolist()
+        places = list(zip([0, *stops], stops, strict=False))
+        tokens, logprobs = arrays.token_N.tobytes(), arrays.logprob_N.astype("<f8").tobytes()
+        chances, named = 2 * math.log(len(places)), problem.encode()
+        sum_R = np.add.reduceat(arrays.logprob_N, [start for start, _ in places], dtype=np.float64)
         return Marked(
             tuple(
                 hashlib.blake2b(
-                    problem.encode() + tokens.tobytes() + logprob_T.tobytes(),
+                    named + tokens[8 * start : 8 * stop] + logprobs[8 * start : 8 * stop],
                     digest_size=_MARK_BYTES,
                 ).digest()
-                for tokens, logprob_T in zip(np.split(arrays.token_N, parts), logprobs, strict=True)
+                for start, stop in places
             ),
-            tuple(max(0.0, -float(logprob_T.sum()) - chances) for logprob_T in logprobs),
+            tuple(np.maximum(-sum_R - chances, 0.0).tolist()),
         )
 
     def repeated_nats(self) -> list[float]:
         """Of those that the group itself has before."""
+        if len(set(self.marks)) == len(self.marks):
+            return []
         first = {mark: place for place, mark in reversed(list(enumerate(self.marks)))}
         return [
             nats

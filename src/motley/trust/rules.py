@@ -24,8 +24,9 @@ MAX_ROUNDS = 2**31  # of samplers that go on for as long as their learner does
 
 # of a group: all its fields with texts of 255 characters for each name, and of 200 for the model
 _HEADER_BYTES = 4096
-# of a learner's weights: twice 4,096 blobs, and a backlog
-_WEIGHTS_BYTES = 2**20
+# of what has no sections: a learner's weights, with twice 4,096 blobs and a backlog; a charter; a
+# roster of thousands
+_PLAIN_BYTES = 2**20
 
 _NUMBER = r"(-?(?:0|[1-9][0-9]{0,18}))"
 _TAG = r"(?:\.[0-9a-f]{16})?"  # where somebody else took the id first
@@ -95,12 +96,12 @@ class Rules:
         if name == HUB:
             if not _OF_HUB.fullmatch(place):
                 raise Refusal("subject", f"a hub has no record {place[:80]!r}")
-            return Limits()
+            return _limits(_PLAIN_BYTES, _PLAIN_BYTES, 0)
         if found := _WEIGHTS.fullmatch(place):
             if name not in self.learners:
                 raise Refusal("role", f"{name} is no learner, and publishes weights")
             self.check_version(int(found[1]))
-            return _limits(_WEIGHTS_BYTES, _WEIGHTS_BYTES, 0)
+            return _limits(_PLAIN_BYTES, _PLAIN_BYTES, 0)
         if found := _GROUP.fullmatch(place):
             self._check_place(int(found[1]), int(found[2]))
             return self.group_limits

@@ -8,6 +8,7 @@ problem and no reward function.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -60,42 +61,46 @@ def check_time(created_s: float) -> None:
 def check_rollouts(rules: Rules, arrays: RolloutArrays) -> None:
     """Hold every token, log-prob, ending and reward to the rules."""
     with np.errstate(all="ignore"):  # what is no number fails its comparison
-        _refuse_any("length", (arrays.length_R < 1) | (arrays.length_R > rules.max_tokens))
-        stop_R = arrays.stop_R
-        start_R = stop_R - arrays.length_R
-        any_R = lambda fault_N: np.logical_or.reduceat(fault_N, start_R)
-        _refuse_any("token", any_R(arrays.token_N >= rules.vocabulary_size))  # none is negative
-        _refuse_any("ending", _wrong_endings(rules, arrays, start_R))
-        low, high = rules.least_logprob, LOGPROB_RANGE[1]
-        _refuse_any("logprob", any_R(~((arrays.logprob_N >= low) & (arrays.logprob_N <= high))))
-        _refuse_any("logprob", any_R(_surprise(rules, arrays, start_R) > MOST_SURPRISE_NATS))
-        _refuse_any("reward", ~(abs(arrays.reward_R) <= MAX_REWARD))
+        shortest, longest = arrays.length_R.min(initial=1), arrays.length_R.max(initial=1)
+        _check("length", shortest >= 1 and longest <= rules.max_tokens, arrays)
+        # none is negative
+        _check("token", arrays.token_N.max(initial=0) < rules.vocabulary_size, arrays)
+        _check("ending", _has_right_endings(rules, arrays), arrays)
+        low, high = arrays.logprob_N.min(initial=0), arrays.logprob_N.max(initial=0)
+        _check("logprob", rules.least_logprob <= low and high <= LOGPROB_RANGE[1], arrays)
+        _check("logprob", _surprise_nats(rules, arrays) <= MOST_SURPRISE_NATS, arrays)
+        _check("reward", abs(arrays.reward_R).max(initial=0) <= MAX_REWARD, arrays)
 
 
-def _refuse_any(fault: str, fault_R: npt.NDArray[np.bool_]) -> None:
-    if fault_R.any():
-        raise Refusal(fault, f"rollout {int(fault_R.argmax())} has a bad {fault}")
+def _check(what: str, right: bool | np.bool_, arrays: RolloutArrays) -> None:
+    if not right:
+        raise Refusal(what, f"one of its {len(arrays.length_R)} rollouts has a bad {what}")
 
 
-def _wrong_endings(
-    rules: Rules, arrays: RolloutArrays, start_R: npt.NDArray[np.int64]
-) -> npt.NDArray[np.bool_]:
+def _has_right_endings(rules: Rules, arrays: RolloutArrays) -> bool:
     """What stopped ends in its only end token; what did not has none, and used up its length."""
-    end_N = np.isin(arrays.token_N, rules.end_ids)
-    num_ends_R = np.add.reduceat(end_N.astype(np.int64), start_R)
-    ended_R = end_N[arrays.stop_R - 1]
-    whole_R = arrays.length_R == rules.max_tokens
-    right_R: npt.NDArray[np.bool_] = np.where(
-        arrays.stopped_R, (num_ends_R == 1) & ended_R, (num_ends_R == 0) & whole_R
-    )
-    return ~right_R
+    last_R = arrays.stop_R[arrays.stopped_R] - 1
+    ends = np.flatnonzero(_are_ends(arrays.token_N, rules.end_ids))
+    used_up_R = arrays.length_R[~arrays.stopped_R] == rules.max_tokens
+    return np.array_equal(ends, last_R) and bool(used_up_R.all())
 
 
-def _surprise(
-    rules: Rules, arrays: RolloutArrays, start_R: npt.NDArray[np.int64]
-) -> npt.NDArray[np.float64]:
-    """By how many nats each rollout is less likely so far than if all tokens were equally so."""
+def _are_ends(token_N: npt.NDArray[np.int64], end_ids: Sequence[int]) -> npt.NDArray[np.bool_]:
+    if len(end_ids) > 4:
+        return np.isin(token_N, end_ids)
+    found_N = token_N == end_ids[0]
+    for end_id in end_ids[1:]:
+        found_N |= token_N == end_id
+    return found_N
+
+
+def _surprise_nats(rules: Rules, arrays: RolloutArrays) -> float:
+    """How much less likely a rollout ever was than if all tokens had been drawn evenly, at most."""
     excess_N = -arrays.logprob_N.astype(np.float64) - (math.log(rules.num_choices) + ROUNDING_NATS)
+    bound = float(np.maximum(excess_N, 0).sum())
+    if bound <= MOST_SURPRISE_NATS:
+        return bound
     sum_N = np.cumsum(excess_N)
+    start_R = arrays.stop_R - arrays.length_R
     before_R = sum_N[start_R] - excess_N[start_R]
-    return sum_N - np.repeat(before_R, arrays.length_R)
+    return float((sum_N - np.repeat(before_R, arrays.length_R)).max())
