@@ -21,7 +21,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -40,10 +39,11 @@ from motley.distributed.orders import give_order
 from motley.distributed.participant import Participant
 from motley.distributed.register import Order, Place
 from motley.exchange import Entry, Sealed, decode, encode, pack, unpack
-from motley.exchange.nats.log import Names
+from motley.exchange.nats.names import Names
 from motley.exchange.nats.presence import Beat
 from motley.exchange.outbox import Head
 from motley.exchange.sections import encode_sections, varints
+from motley.exchange.wire import SCHEMA
 from motley.files import replace
 from motley.peers.sampling import SamplerHalf
 from motley.records import Group, Origin, Rollout, Stamp
@@ -201,7 +201,6 @@ def foreign_replies(intruder: Intruder, round: int) -> None:
         *(f"_INBOX.{name}.{place}" for name in others for place in ("0.0", "x")),
         *(names.presence(name) for name in others),
         *(names.record(f"{name}.{round + 1}.0") for name in others),
-        names.bells.replace(">", "x"),
     ]
     for target in targets * 10:
         intruder.publish(names.direct_get, json.dumps(asked).encode(), reply=target)
@@ -218,7 +217,9 @@ def record_flood(intruder: Intruder, round: int) -> None:
     intruder.send(intruder.groups(round))
     for _ in range(1000):
         intruder.sent += 1
-        intruder.publish(intruder.names.record(f"{HOSTILE}.junk.{intruder.sent}"), b"\x02junk")
+        intruder.publish(
+            intruder.names.record(f"{HOSTILE}.junk.{intruder.sent}"), bytes([SCHEMA]) + b"junk"
+        )
 
 
 def sampler_flood(intruder: Intruder, round: int) -> None:
@@ -279,10 +280,10 @@ def silent(intruder: Intruder, round: int) -> None:
 
 
 def future_presence(intruder: Intruder, round: int) -> None:
-    """Says that it has finished, at a time that no later word of its own can pass."""
+    """Says that it is far ahead, in a word that no later one of its own can pass."""
     identity = intruder.participant.station.joining.identity
     subject = intruder.names.presence(HOSTILE)
-    content = msgspec.json.encode(Beat("sampling", 10**9, at_s=1e18))
+    content = msgspec.json.encode(Beat("sampling", 10**9, session=2**62, number=2**62))
     signature = identity.sign(f"motley presence\n{subject}\n".encode() + content)
     intruder.publish(subject, signature + content)
 
@@ -294,7 +295,7 @@ def huge_frames(intruder: Intruder, round: int) -> None:
     for body in (b"", bytes(8 * 2**20), b"\xff" * 1000):
         intruder.sent += 1
         frame = zstandard.ZstdCompressor().compress(body)
-        record = bytes([2]) + signature + frame
+        record = bytes([SCHEMA]) + signature + frame
         intruder.publish(intruder.names.record(f"{HOSTILE}.frame.{intruder.sent}"), record)
 
 
@@ -335,7 +336,7 @@ LINES = [
     Line("created-1e18", from_the_future),
     Line("copied", copied),
     Line("silent", silent),
-    Line("presence-1e18", future_presence),
+    Line("presence-future", future_presence),
     Line("frames", huge_frames),
     Line("chain", forked_chain),
 ]
@@ -349,8 +350,10 @@ def run_hostile(folder: Path, url: str, line: str) -> None:
     half = role.sampler.half if hasattr(role, "sampler") else role.peer.half
     intruder = Intruder(participant, half)
     for round in range(ROUNDS):
-        with suppress(Exception):  # shut out, or refused by its own side
+        try:
             BY_NAME[line].act(intruder, round)
+        except Exception as error:  # noqa: BLE001 - shut out, or kept from it by the server
+            (folder / "kept_back").write_text(f"{type(error).__name__}: {error}")
         wait_until(partial(has_begun, folder, round + 1))
 
 
@@ -409,7 +412,10 @@ def after(life: Life, line: msgspec.Struct, began_s: float) -> Life:
     now_s = time.monotonic()
     held, left_out = life.held, life.left_out
     if isinstance(line, LearnerLine):
-        held = (line.refused or {}).get(HOSTILE, {}) | (line.dropped or {}).get(HOSTILE, {})
+        held = held | (line.refused or {}).get(HOSTILE, {}) | (line.dropped or {}).get(HOSTILE, {})
+        suspicion = (line.suspects or {}).get(HOSTILE)
+        if suspicion and suspicion.muted:
+            held = held | {f"muted for {suspicion.muted}": 1}
         left_out += sum(name != HOSTILE for name in line.without or [])
     return msgspec.structs.replace(
         life,
@@ -432,6 +438,7 @@ class Result(msgspec.Struct):
     longest_s: float
     left_out: int
     held: dict[str, int]
+    kept_back: str  # what the hostile peer met with
     seconds: float
     fault: str = ""
 
@@ -491,6 +498,7 @@ def run_line(line: Line, root: Path, pace: str, objective: str) -> Result:
         longest_s=max(life.longest_s for life in learners),
         left_out=sum(life.left_out for life in lives),
         held=max((life.held for life in lives), key=lambda held: sum(held.values())),
+        kept_back=(folder / "kept_back").read_text() if (folder / "kept_back").exists() else "",
         seconds=time.monotonic() - began_s,
         fault=fault or fault_of(dict(zip(honest, lives, strict=True)), config),
     )
@@ -566,7 +574,8 @@ def shown(result: Result) -> str:
         f"{result.line:16} {result.pace:8} {result.objective:8} {result.rounds:2}/{ROUNDS}",
         f"{result.longest_s:6.1f} s  {'ok' if result.ok else 'NO'}  {held or '-'}",
     )
-    return "  ".join(cells) + (f"\n    {result.fault}" if result.fault else "")
+    further = [result.kept_back and f"it met with {result.kept_back[:90]}", result.fault]
+    return "\n    ".join(["  ".join(cells), *filter(None, further)])
 
 
 def main() -> None:
