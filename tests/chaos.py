@@ -35,8 +35,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import msgspec
 
-from fakes import spread_crew, write_task
 from disturber import run_hostile
+from fakes import spread_crew, write_task
 from hubs import PATIENCE_S, local_place, run_hub
 from motley.config import CrewConfig, write_config
 from motley.distributed.join import join
