@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import os
 import re
 import signal
 import stat
@@ -10,27 +12,31 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
+from nats.aio.client import Client
 
 from exchange.contract import admission, rounds_of
 from exchange.nats_server import eventually, open_server, settle
 from fakes import identity
 from hubs import PATIENCE_S, AtWork, local_place
-from motley.clock import Clock
+from motley.clock import Clock, RealClock
 from motley.config import CrewConfig, parse_config
 from motley.distributed import hub as module
-from motley.distributed import orders
+from motley.distributed import orders, watch
+from motley.distributed.desk import Desk
 from motley.distributed.hub import Hub
 from motley.distributed.orders import give_order
 from motley.distributed.register import Answer, Order, Place, read_state
-from motley.exchange import LogError, Mark, Outbox, Signer
+from motley.exchange import Entry, LogError, Mark, Outbox, Signer, stands_under
 from motley.exchange.nats.connection import Connection, Login, NotAdmittedError
-from motley.exchange.nats.log import NatsLog
+from motley.exchange.nats.log import NatsLog, create_stream
 from motley.exchange.nats.names import Names
 from motley.exchange.nats.presence import Beat, Presence, Voice
 from motley.exchange.nats.server import Server, _binary, fingerprint, free_port, self_signed
+from motley.exchange.nats.stream import HEADERS_BYTES
 from motley.records import HUB, Charter, Roster
 from motley.tasks import load_task
 from motley.trust import Admitted, Identity, known, read_hub
@@ -472,6 +478,191 @@ def test_an_order_does_not_wait_long_for_a_hub_that_may_be_stopped(
     assert patiences == [1]
 
 
+# Quotas
+
+
+def flood(log: NatsLog, peer: str, first: int, num_records: int) -> None:
+    """As many records as it can, until the server takes no more; some answers may be lost."""
+    for start in range(first, first + num_records, 100):
+        try:
+            log.append([(f"{peer}.{start + number}.0", b"x") for number in range(100)])
+        except LogError as error:
+            if "permissions violation" in str(error):
+                return
+
+
+def muted(home: Household, peer: str) -> bool:
+    return any(said.startswith(f"{peer} has ") and "--pardon" in said for said in home.said)
+
+
+def test_who_writes_more_than_it_can_need_may_not_write_any_more_and_others_can(
+    home: Household, hub: Hub
+) -> None:
+    a, b = home.join("a", identity("a")), home.join("b", identity("b"))
+    flood(a, "a", 1000, 2000)
+    eventually(lambda: muted(home, "a"))
+    with pytest.raises(LogError, match="permissions violation"):
+        eventually(lambda: not a.append([("a.0.0", b"x")]) and None)
+    assert read_state(home.folder).muted == ["a"]
+    assert a.read(0)  # it can still see what the crew does
+    eventually(lambda: appended(b, "b.0.0"))
+    assert b.connection._client.stats["reconnects"] == 0
+
+
+def test_a_peer_that_was_muted_can_be_pardoned_and_then_has_its_quota_again(
+    home: Household, hub: Hub
+) -> None:
+    a = home.join("a", identity("a"))
+    flood(a, "a", 1000, 1000)
+    eventually(lambda: muted(home, "a"))
+    assert "a may write again" in give_order(home.folder, Order("pardon", "a"))
+    eventually(lambda: appended(a, "a.0.0"))
+    home.said.clear()
+    flood(a, "a", 5000, 1000)
+    eventually(lambda: muted(home, "a"))
+
+
+def test_a_hub_that_starts_counts_what_is_on_the_log_already(home: Household) -> None:
+    first = home.start()
+    with AtWork(first):
+        a = home.join("a", identity("a"))
+    flood(a, "a", 0, 400)  # while nobody counts
+    home.stop(first)
+    with AtWork(home.start()):
+        eventually(lambda: muted(home, "a"))
+
+
+def test_the_log_and_the_stores_have_limits_and_room_for_all_beside_what_is_there(
+    home: Household, hub: Hub
+) -> None:
+    log = home.join("a", identity("a"))
+    before = limits(hub)
+    log.append([(f"a.0.{number}", bytes(9000)) for number in range(100)])
+    give_order(home.folder, Order("revoke", "a"))
+    quotas = hub.register.quotas
+    assert before[0] >= quotas.room_bytes
+    assert limits(hub)[0] >= quotas.room_bytes + 100 * 9000
+    assert limits(hub)[1] == quotas.largest_bytes + HEADERS_BYTES
+
+
+def limits(hub: Hub) -> tuple[int, int]:
+    async def work(client: Client) -> tuple[int, int]:
+        config = (await client.jetstream().stream_info(NAMES.stream)).config
+        return config.max_bytes, config.max_msg_size
+
+    return hub.office.connection.call(work)
+
+
+def test_a_record_larger_than_any_honest_one_is_not_taken(home: Household, hub: Hub) -> None:
+    a, b = home.join("a", identity("a")), home.join("b", identity("b"))
+    size = hub.register.quotas.record_bytes(CONFIG.peer[0]) + 2 * HEADERS_BYTES
+    with pytest.raises(LogError):
+        a.append([("a.0.0", bytes(size))])
+    assert b.connection.trouble == ""
+    assert [entry for entry in b.read(0) if entry.id == "a.0.0"] == []
+
+
+# Clocks
+
+
+class SetClock(RealClock):
+    """Shows another time than it is."""
+
+    def __init__(self, ahead_s: float) -> None:
+        self.ahead_s = ahead_s
+
+    def now_s(self) -> float:
+        return super().now_s() + self.ahead_s
+
+
+@pytest.mark.parametrize("ahead_s", [-3600.0, 3e9])
+def test_orders_are_carried_out_whatever_the_clock_shows(
+    home: Household, hub: Hub, ahead_s: float
+) -> None:
+    give_order(home.folder, Order("invite", "a"), SetClock(ahead_s))
+    give_order(home.folder, Order("invite", "b"))
+    assert "a is shut out" in give_order(home.folder, Order("revoke", "a"), SetClock(-ahead_s))
+
+
+def test_an_order_is_not_carried_out_again_by_a_hub_that_was_started_anew(home: Household) -> None:
+    hub = home.start()
+    order = Order("revoke", "a").by(hub.register.state, hub.register.identity)
+    hub.register.check(order)
+    home.stop(hub)
+    again = home.open()
+    with pytest.raises(ValueError, match="or gave before"):
+        again.register.check(order)
+
+
+# Invitations that end
+
+
+def test_an_invitation_is_good_until_its_end_by_the_hubs_clock(home: Household, hub: Hub) -> None:
+    for days, error in ((-1.0, "was good until"), (1.0, ""), (0.0, "")):
+        hub.invite("a", days)
+        invitation = home.invitation("a")
+        assert bool(invitation.expires_s) == bool(days)
+        answer = ask(hub.office.connection, Enrolment.ask("crew", invitation, identity(f"{days}")))
+        assert error in answer.error
+        assert bool(error) == bool(answer.error)
+
+
+def test_a_hub_folder_without_ends_of_invitations_is_read(home: Household) -> None:
+    hub = home.open()
+    content = msgspec.json.decode(msgspec.json.encode(hub.register.state))
+    for late in ("expires_s", "muted", "forgiven", "ordered"):
+        del content[late]
+    (home.folder / "hub.json").write_bytes(msgspec.json.encode(content))
+    assert read_state(home.folder).expires_s == {}
+
+
+# A server where anybody may write
+
+
+def test_who_takes_the_hubs_subjects_or_a_peers_first_blocks_nobody(open_home: Household) -> None:
+    stranger = open_home.connect("stranger", identity("stranger"))
+    create_stream(stranger, open_home.crew)
+    forged = NatsLog(stranger, open_home.crew)
+    forged.append([("hub.charter", b"forged"), ("hub.roster.0", b"forged"), ("a.0.0", b"forged")])
+    hub = open_home.start()
+    with AtWork(hub):
+        assert ask(open_home.guest("a"), open_home.enrolment("a", identity("a"))) == Answer()
+    charter, roster = read_hub(
+        hub.office.log.records_of(HUB), open_home.crew, hub.register.identity.public
+    )
+    assert parse_config(charter.config) == open_home.config
+    assert roster.keys == {"a": identity("a").public}
+    log = open_home.log("a", identity("a"))
+    for _ in range(2):
+        log.append([("a.0.0", b"of a")])
+    found = [entry for entry in log.read(0) if entry.id.startswith("a.0.0")]
+    assert [entry.record for entry in found] == [b"forged", b"of a"]
+    assert stands_under(found[1].id, "a.0.0", b"of a")
+    assert not stands_under(found[1].id, "a.0.0", b"forged")
+
+
+# A server of an older version
+
+
+def test_a_server_with_other_settings_of_its_streams_is_started_anew_when_it_is_taken_over(
+    home: Household,
+) -> None:
+    hub = home.start()
+    assert hub.server
+    path = home.folder / "server" / "server.json"
+    old = json.loads(path.read_bytes())
+    old["jetstream"].pop("max_file_store")
+    hub.server.stop()
+    path.write_text(json.dumps(old))
+    hub.server.start()
+    pid = hub.server._pid()
+    other = Server(NAME, hub.server.folder, hub.server.host, hub.server.port)
+    other.configure(hub.register.identity.nkey, hub.register.users())
+    assert other.start() is False
+    assert other._pid() != pid
+    other.stop()
+
+
 # Crashes
 
 
@@ -872,3 +1063,95 @@ def test_a_server_that_keeps_no_streams_is_refused_and_the_hub_can_be_closed(
 
 def test_a_hub_that_was_never_started_can_be_closed(tmp_path: Path) -> None:
     Household(tmp_path / "hub").open().close()
+
+
+# A full disk
+
+
+def test_a_server_whose_disk_was_full_is_started_again_when_there_is_room(
+    home: Household, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = [2**40]
+    monkeypatch.setattr(
+        watch.shutil, "disk_usage", lambda path: SimpleNamespace(total=0, used=0, free=free[0])
+    )
+    monkeypatch.setattr(watch, "LOOK_S", 0.0)
+    hub = home.start()
+    assert hub.server
+    with AtWork(hub):
+        log = home.join("a", identity("a"))
+        free[0] = 2**29
+        eventually(lambda: any("only 512 MiB are free" in said for said in home.said))
+        free[0] = 2**20
+        pid = hub.server._pid()
+        with (home.folder / "server" / "server.log").open("a") as file:
+            file.write(
+                "[ERR] JetStream failed to store a msg: write 8.blk: no space left on device\n"
+            )
+        eventually(lambda: any("could not write: 1 MiB are free" in said for said in home.said))
+        assert hub.server._pid() == pid
+        free[0] = 2**30
+        eventually(lambda: any("there is room again" in said for said in home.said))
+        eventually(lambda: appended(log, "a.0.0"))
+        assert hub.server._pid() != pid
+        eventually(lambda: "a" in [entry.id.split(".")[0] for entry in read(log)])
+
+
+def read(log: NatsLog) -> list[Entry]:
+    with suppress(LogError):
+        return log.read(0)
+    return []
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not sys.platform.startswith("linux"),
+    reason="only root on Linux can make a disk that is soon full",
+)
+@pytest.mark.slow
+def test_peers_lose_nothing_by_a_disk_that_is_full_for_a_while(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", disk]).returncode:
+        pytest.skip("no disk can be mounted here")
+    home = Household(disk / "hub")
+    try:
+        with AtWork(home.start()):
+            log = home.join("a", identity("a"))
+            outbox = Outbox(tmp_path / "a.sqlite", Signer(identity("a").public, identity("a").sign))
+            outbox.put(rounds_of("a"))
+            (disk / "filling").write_bytes(bytes(2**24 + 2**22))
+            with suppress(OSError), (disk / "filling").open("ab") as file:
+                while True:
+                    file.write(bytes(4096))
+                    file.flush()
+            with suppress(LogError):
+                outbox.deliver(log)
+            eventually(lambda: any("the server could not write" in said for said in home.said))
+            assert len(outbox)
+            (disk / "filling").unlink()
+            subprocess.run(["mount", "-o", "remount,size=96m", disk], check=True)
+            eventually(lambda: any("there is room again" in said for said in home.said))
+            eventually(lambda: delivered(outbox, log))
+            ids = [entry.id for entry in read(log) if entry.id.startswith("a.")]
+            assert ids == [group.id for group in rounds_of("a")]
+    finally:
+        home.close()
+        subprocess.run(["umount", "-l", disk])
+
+
+def delivered(outbox: Outbox, log: NatsLog) -> bool:
+    with suppress(LogError):
+        outbox.deliver(log)
+    return len(outbox) == 0
+
+
+def test_who_asks_faster_than_it_is_answered_keeps_nobody_waiting() -> None:
+    desk = Desk()
+    for _ in range(10_000):
+        desk.put(SimpleNamespace(subject="motley.crew.enrol.a"))
+    desk.put(SimpleNamespace(subject="motley.crew.enrol.b"))
+    subjects = []
+    while message := desk.next(0):
+        subjects.append(message.subject)
+    assert subjects[-1] == "motley.crew.enrol.b"
+    assert len(subjects) < 20

@@ -180,14 +180,17 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Net]:
 
 class TestNatsBlobs(BlobsContract):
     @pytest.fixture
-    def learner(self, shared: Net) -> NatsBlobs:
+    def learner(self, shared: Net) -> Iterator[NatsBlobs]:
         made = shared.blobs("a", "a")
         made.keep_only([])
-        return made
+        yield made
+        made.connection.close()
 
     @pytest.fixture
-    def sampler(self, shared: Net) -> NatsBlobs:
-        return shared.blobs("b", "a")
+    def sampler(self, shared: Net) -> Iterator[NatsBlobs]:
+        made = shared.blobs("b", "a")
+        yield made
+        made.connection.close()
 
     def spoil(self, learner: Blobs, name: str, content: bytes) -> None:
         assert isinstance(learner, NatsBlobs)
@@ -296,10 +299,12 @@ def test_a_put_whose_learner_died_anywhere_is_made_whole_by_another(
             assert got(sampler, content) is None
         else:
             assert survived == 4  # begun, one chunk, two and what is left, meta
+        dying.connection.close()
         again = net.blobs("a", "a")
         put(again, content)
         assert got(sampler, content) == content
         again.keep_only([])
+        again.connection.close()
 
 
 def test_what_an_interrupted_put_left_is_deleted_with_the_others(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from motley.clock import VirtualClock
 from motley.exchange import LogError, MemoryLog, Outbox, Signer, decode, unpack
 from motley.exchange import courier as module
 from motley.exchange.courier import Courier
+from motley.exchange.outbox import OutboxError
 
 from .contract import Fault, FaultyLog
 from .nats_server import eventually
@@ -179,12 +181,57 @@ def test_what_is_due_later_is_sent_when_the_clock_says_so(stand: Stand) -> None:
     stand.outbox.put([group(round=0)], due_s=1800.0)
     clock.advance(1799.0)
     assert courier._until_s(stand.outbox.due_s) == 1.0
-    assert courier._deliver(stand.outbox)
+    stand.outbox.deliver(stand, clock.now_s())
     assert stand.rounds == []
     clock.advance(1800.0)
     courier.start()
     eventually(lambda: stand.rounds == [0])
     eventually(lambda: courier._until_s(stand.outbox.due_s) is None)
+
+
+def test_no_error_ends_a_courier(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    faults: list[Exception] = [
+        OSError(28, "No space left on device"),
+        sqlite3.OperationalError("database is locked"),
+        ValueError("anything"),
+        AssertionError(),
+    ]
+    usual = Outbox.deliver
+
+    def deliver(self: Outbox, *arguments: object) -> None:
+        if faults:
+            raise faults[0]
+        usual(self, *arguments)
+
+    monkeypatch.setattr(Outbox, "deliver", deliver)
+    courier = stand.courier()
+    stand.put(range(3))
+    courier.wake()
+    while faults:
+        words = str(faults[0]) or type(faults[0]).__name__
+        eventually(lambda words=words: words in courier.trouble)
+        faults.pop(0)
+    eventually(lambda: stand.rounds == [0, 1, 2])
+    eventually(lambda: courier.trouble == "")
+
+
+def test_a_courier_whose_file_cannot_be_opened_says_so_and_goes_on_when_it_can(
+    stand: Stand,
+) -> None:
+    stand.put(range(2))
+    refused = [True]
+
+    def open_outbox() -> Outbox:
+        if refused:
+            raise OutboxError("outbox.sqlite: disk is full")
+        return stand.open_outbox()
+
+    courier = Courier(open_outbox, stand)
+    courier.start()
+    stand.couriers.append(courier)
+    eventually(lambda: "outbox.sqlite: disk is full" in courier.trouble)
+    refused.clear()
+    eventually(lambda: stand.rounds == [0, 1])
 
 
 def test_a_courier_that_was_never_started_can_be_closed(stand: Stand) -> None:

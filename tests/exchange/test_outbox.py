@@ -529,3 +529,18 @@ def test_marks_of_different_kinds_have_numbers_of_their_own(path: Path) -> None:
         outbox.put(groups(number, number + 1), Mark(kind, 1), note=kind.encode())
     assert marks_in(outbox) == {Mark(kind, 1): kind.encode() for kind in KINDS}
     assert outbox.last_round == 1
+
+
+def test_a_damaged_file_is_named_with_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "outbox.sqlite"
+    path.write_bytes(b"this is no database" * 1000)
+    with pytest.raises(OSError, match=r"outbox\.sqlite: file is not a database; .*move it"):
+        Outbox(path, Signer(identity("a").public, identity("a").sign))
+
+
+def test_a_file_without_room_is_named_with_what_to_do(tmp_path: Path) -> None:
+    outbox = Outbox(tmp_path / "outbox.sqlite", Signer(identity("a").public, identity("a").sign))
+    outbox._database.execute("PRAGMA max_page_count = 1")
+    with pytest.raises(OSError, match=r"outbox\.sqlite: .*full; make room on that disk"):
+        outbox.put([group(round=number) for number in range(200)])
+    outbox.close()

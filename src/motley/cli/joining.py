@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from motley.cli.common import CrewFile, app, console, plain_errors, say, stop_on_interrupt
-from motley.config import EnginePart, OpenAI, Vllm, read_config
+from motley.config import EnginePart, OpenAI, Vllm, check_name, read_config
 
 if TYPE_CHECKING:
     from motley.distributed.hub import Hub
@@ -46,6 +46,12 @@ def hub(
     ] = "",
     revoke: Annotated[str, typer.Option(help="Shut this peer out, and end.")] = "",
     invite: Annotated[str, typer.Option(help="Make a new invitation for this peer, and end.")] = "",
+    invite_days: Annotated[
+        float, typer.Option(help="How long invitations are good; 0: until they are used.")
+    ] = 7.0,
+    pardon: Annotated[
+        str, typer.Option(help="Let this peer write again, which had sent too much, and end.")
+    ] = "",
     out: Annotated[
         Path | None, typer.Option(help="The hub's folder; runs/CREW-hub otherwise.")
     ] = None,
@@ -62,22 +68,35 @@ def hub(
     with plain_errors():
         config = read_config(crew_file)
         folder = out or Path("runs") / f"{config.crew.name}-hub"
-        if revoke or invite:
-            order = Order("revoke", revoke) if revoke else Order("invite", invite)
+        if revoke or invite or pardon:
+            order = Order("invite", invite, days=invite_days)
+            if revoke or pardon:
+                order = Order("revoke", revoke) if revoke else Order("pardon", pardon)
             say(give_order(folder, order))
             return
         check_config(config, mine=NOBODY)
-        running = Hub.open(config, folder, _place(folder, host, port, public, tls, nats), say)
+        place = _place(folder, host, port, public, tls, nats)
+        running = Hub.open(config, folder, place, say, invite_days=invite_days)
         try:
             running.start()
-            url = running.register.state.place.url
-            say(f"hub of crew {config.crew.name} at {url}, folder {folder}")
-            for peer, line in running.register.invitations().items():
-                say(f"\n{peer}:\n{line}")
-            say("")
+            say(f"hub of crew {config.crew.name} at {place.url}, folder {folder}")
+            _show_invitations(running)
             _serve(running)
         finally:
             running.close()
+
+
+def _show_invitations(running: Hub) -> None:
+    for peer, line in running.register.invitations().items():
+        say(f"\n{peer}{_until(running, peer)}:\n{line}")
+    say("")
+
+
+def _until(running: Hub, peer: str) -> str:
+    from motley.distributed.register import day_of
+
+    end_s = running.register.state.expires_s.get(peer, 0.0)
+    return f", until {day_of(end_s)}" if end_s else ""
 
 
 def _place(folder: Path, host: str, port: int, public: str, tls: str, nats: str) -> Place:
@@ -146,7 +165,7 @@ def _crew_table(running: Hub, heard: dict[str, Heard]) -> Table:
             h = heard[peer]
             table.add_row(
                 peer,
-                h.state,
+                "may not write: it sent too much" if peer in state.muted else h.state,
                 str(h.beat.round),
                 f"{h.ago_s:.0f} s ago",
                 str(h.beat.buffered),
@@ -154,7 +173,7 @@ def _crew_table(running: Hub, heard: dict[str, Heard]) -> Table:
         else:
             table.add_row(
                 peer,
-                "invited"
+                f"invited{_until(running, peer)}"
                 if peer in state.invited
                 else "shut out"
                 if peer in state.revoked
@@ -167,7 +186,13 @@ def _crew_table(running: Hub, heard: dict[str, Heard]) -> Table:
 def join(
     url: Annotated[str, typer.Argument(help="The hub's address, from the line it printed.")],
     crew: Annotated[str, typer.Option(help="The crew's name.")],
-    invite: Annotated[str, typer.Option(help="The invitation, from the line the hub printed.")],
+    invite: Annotated[
+        str,
+        typer.Option(
+            help="The invitation, from the line the hub printed; @FILE reads it from a file.",
+            envvar="MOTLEY_INVITE",
+        ),
+    ] = "",
     data: Annotated[
         Path | None, typer.Option(help="Folder with the crew's problem files, if it has any.")
     ] = None,
@@ -196,6 +221,8 @@ def join(
         from motley.distributed.join import Brings
         from motley.trust.invitation import Invitation
 
+        check_name("crew", crew)
+        invite = _invitation(invite)
         folder = out or Path("runs") / f"{crew}-{Invitation.read(invite).peer}"
         with stop_on_interrupt() as stop_asked:
             judged = OpenAI(url=judge) if judge else None
@@ -209,6 +236,23 @@ def join(
             say(f"left after round {participant.finished_rounds}; come back with the same line")
             raise typer.Exit(130)
         say(f"finished; run folder: {folder}")
+
+
+def _invitation(given: str) -> str:
+    """An invitation as it is, or from @FILE: other users of the machine see what a command says."""
+    if not given:
+        raise ValueError(
+            "there is no invitation; give --invite INVITATION, --invite @FILE or set MOTLEY_INVITE"
+        )
+    if not given.startswith("@"):
+        return given
+    try:
+        words = Path(given[1:]).read_text(errors="replace").split()
+    except OSError as error:
+        raise ValueError(
+            f"--invite {given}: {error.strerror}; give the file that has the invitation"
+        ) from None
+    return words[-1] if words else ""  # the whole line of the hub will do
 
 
 def _engine(vllm: str, openai: str) -> EnginePart | None:
@@ -276,12 +320,22 @@ def _learned(line: LearnerLine, rounds: int, per_round_s: float) -> str:
     gone = f", without {', '.join(line.without)}" if line.without else ""
     refused = sum(sum(reasons.values()) for reasons in (line.refused or {}).values())
     bad = f", {refused} records refused" if refused else ""
-    if not (skill or gone or line.round % 10 == 1):
+    muted = _muted(line)
+    if not (skill or gone or muted or line.round % 10 == 1):
         return ""
     reward = "" if line.reward is None else f" reward {line.reward:.2f}"
     return (
-        f"round {line.round} of {rounds}:{reward}{skill}{gone}{bad}; "
+        f"round {line.round} of {rounds}:{reward}{skill}{gone}{muted}{bad}; "
         f"{per_round_s * (rounds - line.round):.0f} s left"
+    )
+
+
+def _muted(line: LearnerLine) -> str:
+    """Whom this peer does not learn from at present, why, and until when."""
+    return "".join(
+        f", {name} muted until round {suspicion.until}: {suspicion.muted}"
+        for name, suspicion in (line.suspects or {}).items()
+        if suspicion.muted
     )
 
 

@@ -16,6 +16,7 @@ from motley.config.peers import (
     TrainPart,
     Vllm,
     Warm,
+    check_name,
 )
 from motley.config.reading import (
     ConfigError,
@@ -56,6 +57,7 @@ __all__ = [
     "Vllm",
     "Warm",
     "WeightsChannel",
+    "check_name",
     "config_text",
     "parse_config",
     "read_config",

@@ -14,6 +14,15 @@ import msgspec
 from motley.records import HUB, Convention
 
 
+def check_name(whose: str, name: str) -> None:
+    """A name that comes from outside must be one before any folder or subject is made of it."""
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+        raise ValueError(
+            f"{whose} name {name[:80]!r} must be letters, digits, - and _ only; it names folders "
+            "and subjects"
+        )
+
+
 class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rank: int = 8
     alpha: float = 0.0  # 0: twice the rank
@@ -213,11 +222,7 @@ class PeerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 f"{self.role} {self.name} needs a model, and only a sampler follows; got "
                 f"model={self.model!r}, follows={self.follows!r}"
             )
-        if not re.fullmatch(r"[A-Za-z0-9_-]+", self.name):
-            raise ValueError(
-                f"peer name {self.name!r} must be letters, digits, - and _ only; it names folders "
-                "and subjects"
-            )
+        check_name("peer", self.name)
         if self.name == HUB:
             raise ValueError(
                 f"peer name {HUB!r} is taken: the crew's own records are published under it; "

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import Literal, get_args
 
 import msgspec
 
+from motley.config.peers import check_name
 from motley.records import Precision
 
 Reporter = Literal["trackio", "wandb", "tensorboard"]
@@ -35,11 +35,7 @@ class Crew(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     report: tuple[Reporter, ...] = ()
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[A-Za-z0-9_-]+", self.name):
-            raise ValueError(
-                f"crew name {self.name!r} must be letters, digits, - and _ only; it names folders "
-                "and subjects"
-            )
+        check_name("crew", self.name)
         for name in ("rounds", "problems_per_round"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} trains nothing; use at least 1")
@@ -161,6 +157,7 @@ class WeightsChannel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     precision: Precision = "bfloat16"
     deltas: bool = True  # only what changed, between anchors
     anchor_every: int = 16  # versions: everything that trains
+    max_gib: float = 64.0  # the most that a learner's store on the hub may hold
 
     def __post_init__(self) -> None:
         if self.every < 1 or self.anchor_every < 1 or self.anchor_every % self.every:
@@ -168,6 +165,8 @@ class WeightsChannel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 "weights need every >= 1 and an anchor_every that it divides; got "
                 f"every={self.every}, anchor_every={self.anchor_every}"
             )
+        if not 0 < self.max_gib < 2**20:
+            raise ValueError(f"weights max_gib={self.max_gib} must be above 0; 64 is usual")
 
 
 class Evaluate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

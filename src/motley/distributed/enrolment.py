@@ -15,6 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from motley.clock import Clock, Deadline
+from motley.config import check_name
 from motley.distributed.register import Answer, Say
 from motley.exchange import LogError
 from motley.exchange.nats.connection import Connection, Login, NotAdmittedError
@@ -46,11 +47,14 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_membership(folder: Path) -> Membership:
-    return read_json(
+    membership = read_json(
         folder / "member.json",
         Membership,
         "delete it, and come back with the line that the hub printed for this peer",
     )
+    check_name("crew", membership.crew)
+    check_name("peer", membership.peer)
+    return membership
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,7 @@ class Joining:
     @staticmethod
     def begin(url: str, crew: str, invite: str, folder: Path, say: Say, clock: Clock) -> Joining:
         """Read the invitation, make the key, and see that the folder is this peer's."""
+        check_name("crew", crew)
         invitation = Invitation.read(invite)
         membership = Membership(
             url=url,

@@ -13,9 +13,8 @@ HUB/server/         the server's configuration, certificate and data
 from __future__ import annotations
 
 import os
-import queue
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,7 +23,10 @@ from nats.aio.msg import Msg
 
 from motley.clock import Clock, Deadline, RealClock
 from motley.config import CrewConfig, parse_config
+from motley.distributed.desk import Desk
 from motley.distributed.register import (
+    DAY_S,
+    INVITE_DAYS,
     Answer,
     HubState,
     Order,
@@ -34,10 +36,11 @@ from motley.distributed.register import (
     hub_login,
     read_state,
 )
+from motley.distributed.watch import DiskWatch, QuotaWatch, limit_log
 from motley.exchange import LogError, Mark, Outbox, Signer
 from motley.exchange.nats.blobs import create_bucket
 from motley.exchange.nats.connection import Connection
-from motley.exchange.nats.log import NatsLog, create_stream
+from motley.exchange.nats.log import NatsLog
 from motley.exchange.nats.names import Names
 from motley.exchange.nats.presence import Presence, create_presence
 from motley.exchange.nats.server import Server
@@ -46,6 +49,8 @@ from motley.trust import nkey_of
 from motley.trust.invitation import Enrolment
 
 START_S = 30.0
+SAID_AGAIN_S = 60.0
+CALM_S = 0.5  # after a new configuration: answers get lost while the server takes it in
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +58,15 @@ class Office:
     """Where a hub is asked, and what it sees from there: open while it is connected."""
 
     connection: Connection
+    requests: Connection
     log: NatsLog
     presence: Presence
-    asked: queue.Queue[Msg]
+    asked: Desk
+
+    def close(self) -> None:
+        self.presence.stop()
+        self.requests.close()
+        self.connection.close()
 
 
 class Hub:
@@ -74,6 +85,10 @@ class Hub:
         self.server = _server_of(state, folder / "server", clock)
         self._names = Names(state.crew)
         self._office: Office | None = None  # before the start
+        self._quotas = QuotaWatch(self.register, say, clock)
+        self._disk = DiskWatch(self.server, say, clock) if self.server else None
+        self._calm = self._again = Deadline(clock, 0.0)
+        self._complaint = ""
         self._returned = threading.Event()  # the connection was lost, and is back
 
     @classmethod
@@ -84,8 +99,12 @@ class Hub:
         place: Place,
         say: Say = lambda text: None,
         clock: Clock = RealClock(),
+        invite_days: float = INVITE_DAYS,
     ) -> Hub:
-        """The hub of a folder: as it was left, or new with an invitation for every peer."""
+        """The hub of a folder: as it was left, or new with an invitation for every peer.
+
+        `invite_days` 0: they have no end.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         moved = False
         if (folder / "hub.json").exists():
@@ -97,7 +116,8 @@ class Hub:
                 )
             moved, state.place = state.place != place, place
         else:
-            state = HubState.new(config, place)
+            expires_s = clock.now_s() + invite_days * DAY_S if invite_days else 0.0
+            state = HubState.new(config, place, expires_s)
         hub = cls(folder, state, say, clock)
         hub.register.keep()
         if moved and hub.server:
@@ -138,30 +158,29 @@ class Hub:
                 self._say(f"took over the server at {self.register.state.place.url}")
 
     def _open_office(self) -> Office:
-        crew, asked = self.register.state.crew, queue.Queue[Msg]()
+        crew, asked = self.register.state.crew, Desk()
         with ExitStack() as undo:
             login = hub_login(self.folder, self.register.state)
             connection = Connection(login, clock=self._clock)
             undo.callback(connection.close)
-            create_stream(connection, crew)
+            # A way of its own: a flood of requests must not cut off what the hub itself says.
+            requests = Connection(login, clock=self._clock)
+            undo.callback(requests.close)
+            limit_log(connection, self.register)
             for learner in self.register.learners:
-                create_bucket(connection, crew, learner)
+                create_bucket(connection, crew, learner, self.register.quotas.store_bytes)
             create_presence(connection, crew)
             connection.on_reconnect.append(self._returned.set)
             log = NatsLog(connection, crew)
-            connection.subscribe(self._names.enrolment("*"), asked.put)
-            connection.subscribe(self._names.control, asked.put)
+            requests.subscribe(self._names.enrolment("*"), asked.put)
+            requests.subscribe(self._names.control, asked.put)
             presence = Presence(connection, crew, self.register.verify)
             undo.pop_all()
-        return Office(connection, log, presence, asked)
+        return Office(connection, requests, log, presence, asked)
 
     def tick(self, timeout_s: float = 0.2) -> None:
         """Answer who asks, and bring the server back if it died."""
-        try:
-            message = self.office.asked.get(timeout=timeout_s)
-        except queue.Empty:
-            pass
-        else:
+        if message := self.office.asked.next(timeout_s):
             self._reply(message)
         if self.server and not self.server.alive():
             self._say("the server died; starting it again")
@@ -172,8 +191,27 @@ class Hub:
                 self._clock.sleep_s(timeout_s)
         if self._returned.is_set():
             self._found_presence()
+        self._look_around()
         if not self._settled and not self.office.connection.trouble:
             self._settle()
+
+    def _look_around(self) -> None:
+        """See that nobody writes too much, and that there is room to write."""
+        if self._disk is None:
+            return  # nothing can be done about a server of somebody else's
+        try:
+            self._disk.look()
+            calm = self._calm.passed and not self.office.connection.trouble
+            if calm and self._quotas.look(self.office.log):
+                self._reload()
+        except (OSError, ValueError) as error:
+            self._complain(str(error))
+
+    def _complain(self, words: str) -> None:
+        """Say what is wrong, and not again and again."""
+        if words != self._complaint or self._again.passed:
+            self._complaint, self._again = words, Deadline(self._clock, SAID_AGAIN_S)
+            self._say(words)
 
     def _found_presence(self) -> None:
         """A server that was started anew has lost what it kept in memory."""
@@ -181,13 +219,12 @@ class Hub:
         try:
             create_presence(self.office.connection, self.register.state.crew)
         except LogError as error:
-            self._say(f"who is there cannot be heard: {error}; trying again")
+            self._complain(f"who is there cannot be heard: {error}; trying again")
             self._returned.set()
 
     def close(self, stop_server: bool = True) -> None:
         if self._office:
-            self._office.presence.stop()
-            self._office.connection.close()
+            self._office.close()
         self.outbox.close()
         if self.server and stop_server:
             self.server.stop()
@@ -198,22 +235,28 @@ class Hub:
     def revoke(self, peer: str) -> None:
         """Shut a peer out: all refuse its records from here on, and its connection is closed."""
         self.register.revoke(peer)
+        if not self.office.connection.trouble:  # what it wrote must not leave others without room
+            with suppress(LogError):
+                limit_log(self.office.connection, self.register)
         self._settle()
 
-    def invite(self, peer: str) -> None:
+    def invite(self, peer: str, days: float = INVITE_DAYS) -> None:
         """Invite a peer anew, which has lost its key or was shut out.
 
         Its old key stops counting when the new one is brought.
         """
-        self.register.invite(peer)
+        self.register.invite(peer, days)
         if self._settled:
             self._reload()
 
     def carry_out(self, order: Order) -> None:
         if order.what == "revoke":
             self.revoke(order.peer)
+        elif order.what == "pardon":
+            self._quotas.pardon(order.peer, self.office.log)
+            self._reload()
         else:
-            self.invite(order.peer)
+            self.invite(order.peer, order.days)
 
     def _reply(self, message: Msg) -> None:
         try:
@@ -231,7 +274,7 @@ class Hub:
             else:
                 enrolment = msgspec.msgpack.decode(message.data, type=Enrolment)
                 self._enrol(enrolment, message.subject)
-        except (ValueError, msgspec.DecodeError, RecursionError) as error:
+        except (ValueError, OSError, msgspec.DecodeError, RecursionError) as error:
             self._say(f"refused a request on {message.subject}: {error}")
             return Answer(error=str(error))
         return Answer()
@@ -241,6 +284,8 @@ class Hub:
         if subject != self._names.enrolment(asked.peer) or asked.crew != crew:
             raise ValueError(f"the request is for {asked.crew}/{asked.peer} and came by {subject}")
         if self.register.enrol(asked):
+            # what was written with another key does not count
+            self.register.state.forgiven[asked.peer] = self._quotas.scales.records[asked.peer]
             self._settle()
             self._say(f"{asked.peer} has joined with key {nkey_of(asked.key)}")
 
@@ -257,14 +302,13 @@ class Hub:
         ahead of its roster is lost for good.
         """
         present = Mark("roster", self.register.state.number)
-        if self.outbox.note_of(present) is None:
-            self.outbox.put([self.register.roster()], present)
         try:
+            if self.outbox.note_of(present) is None:
+                self.outbox.put([self.register.roster()], present)
             self.outbox.deliver(self.office.log)
-        except LogError as error:
-            self._say(f"a roster waits to be sent: {error}")
-        else:
             self._reload()
+        except OSError as error:  # the log cannot be reached, or this disk is full
+            self._complain(f"a roster waits to be sent: {error}")
 
     def _reload(self) -> None:
         if self.server:
@@ -272,6 +316,7 @@ class Hub:
             self.server.configure(register.identity.nkey, register.users(), register.learners)
             if self.server.alive():
                 self.server.reload()
+            self._calm = Deadline(self._clock, CALM_S)
 
 
 def _server_of(state: HubState, folder: Path, clock: Clock) -> Server | None:

@@ -14,6 +14,7 @@ from motley.config import (
     CrewConfig,
     EnginePart,
     OpenAI,
+    check_name,
     parse_config,
     read_config,
     with_files_in,
@@ -64,6 +65,8 @@ def join(
 
     Enrol if need be, agree on the rules, check the engine, go on where it was left.
     """
+    check_name("crew", crew)
+    Invitation.read(invite)
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as held:
         held.callback(os.close, _hold(folder, invite))

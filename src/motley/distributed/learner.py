@@ -19,6 +19,7 @@ import msgspec
 
 from motley.clock import timed
 from motley.distributed.overlap import Overlap, TakeStep
+from motley.distributed.pardons import Pardons
 from motley.distributed.participant import Station
 from motley.distributed.patience import Patience
 from motley.distributed.recovery import Recovery
@@ -83,6 +84,9 @@ class LearnerRole:
         self._ahead = False  # the next turn's round was sampled beside the last step
         self._idle = False  # nothing on the log could be learned from
         self._without: list[str] = []  # who was not waited for
+        self._pardons = Pardons(station.folder)
+        self._pardoned: tuple[str, ...] = ()
+        self._between = True  # two rounds: nothing was received for the next one yet
 
     @property
     def finished_rounds(self) -> int:
@@ -94,7 +98,7 @@ class LearnerRole:
         if peer.learned_rounds >= crew.rounds or self._over:
             return True
         if self.station.me.role == "learner":
-            return not peer.crewmates  # everyone was shut out; others go on for as long as it does
+            return not peer.senders  # everyone was shut out; others go on for as long as it does
         if not peer.pace.may_run_dry or peer.half.sampled_rounds < crew.rounds or not self._idle:
             return False
         return self._patience.is_all_there()
@@ -114,6 +118,7 @@ class LearnerRole:
         """
         peer = self.peer
         done = self._journal.of(peer.learned_rounds)
+        self._pardon(done)
         heard = self._receive_to(done.cursor) if done else self._try_to_receive()
         beside = done is None and heard and self._may_sample_beside()
         step = self._choose(done) if beside else None
@@ -138,6 +143,14 @@ class LearnerRole:
         self.station.courier.wake()
         return self._round_is_over(report, timing)
 
+    def _pardon(self, done: WrittenStep | None) -> None:
+        """Hear senders again that the owner pardons. `done`: as before a crash."""
+        if self._between:
+            self._between = False
+            self._pardoned = done.pardoned if done else self._pardons.asked
+            for name in self._pardoned:
+                self.peer.scrutiny.pardon(name)
+
     def _choose(self, done: WrittenStep | None) -> TakeStep | None:
         """The next step, written down, if there is enough for it.
 
@@ -150,8 +163,11 @@ class LearnerRole:
         self._idle = isinstance(chosen, Wait)
         if isinstance(chosen, Wait):
             return None
-        written = WrittenStep.of(peer.learned_rounds, peer.cursor, closed, chosen.groups)
+        written = WrittenStep.of(
+            peer.learned_rounds, peer.cursor, closed, chosen.groups, self._pardoned
+        )
         self._journal.add(written)
+        self._pardons.done(self._pardoned)
         return partial(peer.step, chosen, done is not None)
 
     def _learn(self, step: TakeStep, beside: bool) -> tuple[StepReport | None, Timing]:
@@ -242,7 +258,7 @@ class LearnerRole:
         line = self.station.run.line(peer, peer.learned_rounds, self._sampled, report, timing)
         if self._without:
             line = msgspec.structs.replace(line, without=self._without)
-        self._sampled, self._sample_s = None, 0.0
+        self._sampled, self._sample_s, self._between = None, 0.0, True
         self._patience.begin_anew()
         self.station.run.write([line])
         if (

@@ -24,11 +24,14 @@ def give_order(folder: Path, order: Order, clock: Clock = RealClock()) -> str:
         return _order_while_stopped(folder, state, order, clock)
     if answer.error:
         raise ValueError(answer.error)
-    return _outcome(folder, read_state(folder), order.peer)
+    return _outcome(folder, read_state(folder), order)
 
 
-def _outcome(folder: Path, state: HubState, peer: str) -> str:
+def _outcome(folder: Path, state: HubState, order: Order) -> str:
     """What came of an order; an invitation is read from the folder, and never travels."""
+    peer = order.peer
+    if order.what == "pardon":
+        return f"{peer} may write again"
     if peer in state.invited:
         return invitations(state, Identity.kept_at(folder / "hub.key").public)[peer]
     return f"{peer} is shut out; invite it anew with: motley hub ... --invite {peer}"
@@ -36,8 +39,7 @@ def _outcome(folder: Path, state: HubState, peer: str) -> str:
 
 def _ask_running_hub(folder: Path, state: HubState, order: Order, clock: Clock) -> Answer:
     identity = Identity.kept_at(folder / "hub.key")
-    order = msgspec.structs.replace(order, at_s=clock.now_s())
-    order = msgspec.structs.replace(order, signature=identity.sign(order.signed(state.crew)))
+    order = order.by(state, identity)
     connection = Connection(hub_login(folder, state), patience_s=1, clock=clock)
     try:
         subject, content = Names(state.crew).control, msgspec.msgpack.encode(order)
@@ -54,6 +56,6 @@ def _order_while_stopped(folder: Path, state: HubState, order: Order, clock: Clo
     try:
         hub.start()
         hub.carry_out(order)
-        return _outcome(folder, hub.register.state, order.peer)
+        return _outcome(folder, hub.register.state, order)
     finally:
         hub.close(stop_server=not runs_on)

@@ -41,7 +41,8 @@ class ProcessCrew:
         self._lines: dict[str, dict[int, LearnerLine]] = {name: {} for name in self._metrics}
         self._children: dict[str, multiprocessing.process.BaseProcess] = {}
         (folder / "peers").mkdir(exist_ok=True)
-        self._hub = Hub.open(config, folder / "hub", self._place(), say)
+        # its invitations never leave this machine
+        self._hub = Hub.open(config, folder / "hub", self._place(), say, invite_days=0.0)
 
     @classmethod
     def start(cls, config: CrewConfig, folder: Path, say: Say = lambda text: None) -> ProcessCrew:

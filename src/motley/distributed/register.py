@@ -5,24 +5,30 @@ Kept in HUB/hub.json, and written before anybody hears of a change. Knows no ser
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from motley import files
 from motley.clock import Clock
-from motley.config import CrewConfig, config_text, parse_config
+from motley.config import CrewConfig, PeerConfig, config_text, parse_config
+from motley.distributed.quota import Quotas
 from motley.exchange.nats.accounts import User, invited_user, peer_user
 from motley.exchange.nats.connection import Login
 from motley.exchange.nats.server import fingerprint
-from motley.files import replace
+from motley.exchange.nats.stream import HEADERS_BYTES
 from motley.records import HUB, Charter, Roster
 from motley.tasks import load_task
 from motley.trust import Identity, nkey_of, verifies
 from motley.trust.invitation import Enrolment, Invitation
 
 Say = Callable[[str], None]
+INVITE_DAYS = 7.0  # how long an invitation is good, unless the hub's owner says otherwise
+DAY_S = 86400.0
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,28 +47,46 @@ class HubState(msgspec.Struct, kw_only=True):
     place: Place
     invited: dict[str, bytes] = {}  # peer -> secret of the invitation's key
     keys: dict[str, bytes] = {}  # peer -> its public key
+    expires_s: dict[str, float] = {}  # peer -> end of its invitation; none: it stays open
     revoked: list[str] = []
     number: int = 0  # of the newest roster
+    muted: list[str] = []  # who wrote more than its quota, and may not write any more
+    forgiven: dict[str, int] = {}  # peer -> how many of its records do not count
+    ordered: int = 0  # the number of the last order that was carried out
 
     @staticmethod
-    def new(config: CrewConfig, place: Place) -> HubState:
-        """With an invitation for every peer."""
-        invited = {peer.name: Identity.new().secret for peer in config.peer}
+    def new(config: CrewConfig, place: Place, expires_s: float = 0.0) -> HubState:
+        """With an invitation for every peer; `expires_s` 0: without an end."""
         return HubState(
-            crew=config.crew.name, config=config_text(config), place=place, invited=invited
+            crew=config.crew.name,
+            config=config_text(config),
+            place=place,
+            invited={peer.name: Identity.new().secret for peer in config.peer},
+            expires_s={peer.name: expires_s for peer in config.peer} if expires_s else {},
         )
 
 
 class Order(msgspec.Struct, frozen=True):
     """What `motley hub --revoke` and `--invite` ask of the running hub, signed with its key."""
 
-    what: Literal["revoke", "invite"]
+    what: Literal["revoke", "invite", "pardon"]
     peer: str
-    at_s: float = 0.0  # only ever grows, so that none is carried out twice
+    number: int = 0  # only ever grows, so that none is carried out twice
     signature: bytes = b""
+    days: float = INVITE_DAYS  # of a new invitation; 0: without an end
 
     def signed(self, crew: str) -> bytes:
-        return b"motley order\n" + msgspec.msgpack.encode([crew, self.what, self.peer, self.at_s])
+        words = [crew, self.what, self.peer, self.number, self.days]
+        return b"motley order\n" + msgspec.msgpack.encode(words)
+
+    def by(self, state: HubState, identity: Identity) -> Order:
+        """The same as the next of a hub's orders, signed.
+
+        Counted, not timed: a clock that was set back must not keep a peer from being shut out.
+        """
+        counted = msgspec.structs.replace(self, number=state.ordered + 1)
+        signature = identity.sign(counted.signed(state.crew))
+        return msgspec.structs.replace(counted, signature=signature)
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -76,10 +100,11 @@ class Register:
         self.state, self._folder = state, folder
         self.identity = Identity.kept_at(folder / "hub.key")
         self._config = parse_config(state.config)
-        self._ordered_at_s = clock.now_s()  # older orders are somebody's copies
+        self.quotas = Quotas(self._config)
+        self._clock = clock
 
     def keep(self) -> None:
-        replace(self._folder / "hub.json", msgspec.json.encode(self.state), mode=0o600)
+        files.replace(self._folder / "hub.json", msgspec.json.encode(self.state), mode=0o600)
 
     # Changes
 
@@ -94,14 +119,22 @@ class Register:
                 f"the invitation of {asked.peer} is not open: it was used, or replaced by a newer "
                 "one"
             )
+        end_s = state.expires_s.get(asked.peer, 0.0)
+        if end_s and self._clock.now_s() > end_s:
+            raise ValueError(
+                f"the invitation of {asked.peer} was good until {day_of(end_s)}; make a new one "
+                f"with: motley hub ... --invite {asked.peer}"
+            )
         invited = [Identity.of(secret).public for secret in state.invited.values()]
         if asked.key in [*state.keys.values(), *invited, self.identity.public]:
             raise ValueError(
                 f"the key that {asked.peer} brings is in use already; each peer needs its own"
             )
         del state.invited[asked.peer]
+        state.expires_s.pop(asked.peer, None)
         state.keys[asked.peer] = asked.key
         state.revoked = [peer for peer in state.revoked if peer != asked.peer]
+        self._unmute(asked.peer)
         self.turn_page()
         return True
 
@@ -113,22 +146,53 @@ class Register:
             raise ValueError(f"{peer} is shut out already")
         state.keys.pop(peer, None)
         state.invited.pop(peer, None)
+        state.expires_s.pop(peer, None)
         state.revoked = sorted({*state.revoked, peer})
+        self._unmute(peer)
         self.turn_page()
 
-    def invite(self, peer: str) -> None:
+    def invite(self, peer: str, days: float = INVITE_DAYS) -> None:
         """Invite a peer anew. Its old key counts until a new one is brought."""
         self._must_know(peer)
         self.state.invited[peer] = Identity.new().secret
+        self.state.expires_s.pop(peer, None)
+        if days:
+            self.state.expires_s[peer] = self._clock.now_s() + days * DAY_S
         self.keep()
+
+    def mute(self, written: Mapping[str, int]) -> list[str]:
+        """Take the right to write from who has written more than its quota; who that is."""
+        state, peers = self.state, self._config.peer
+        beyond = [
+            peer.name
+            for peer in peers
+            if peer.name in state.keys and peer.name not in state.muted
+            if written.get(peer.name, 0) - state.forgiven.get(peer.name, 0)
+            > self.quotas.records(peer)
+        ]
+        if beyond:
+            state.muted = sorted({*state.muted, *beyond})
+            self.keep()
+        return beyond
+
+    def pardon(self, peer: str, written: int) -> None:
+        """Let a peer write as much again as its quota."""
+        self._must_know(peer)
+        self._unmute(peer)
+        self.state.forgiven[peer] = written
+        self.keep()
+
+    def _unmute(self, peer: str) -> None:
+        self.state.muted = [muted for muted in self.state.muted if muted != peer]
 
     def check(self, order: Order) -> None:
         """Let an order of the hub's owner pass, once."""
         signed = order.signed(self.state.crew)
         own = verifies(self.identity.public, order.signature, signed)
-        if not own or order.at_s <= self._ordered_at_s:
+        if not own or order.number <= self.state.ordered:
             raise ValueError("an order that the hub's owner did not give, or gave before")
-        self._ordered_at_s = order.at_s
+        self.state.ordered = order.number
+        self.keep()
 
     def turn_page(self) -> None:
         """Keep a change that everyone must hear of: there is a new roster from here on."""
@@ -169,23 +233,20 @@ class Register:
 
     def users(self) -> list[User]:
         """Who may do what on the server: two accounts per peer of the crew, some without a key."""
-        crew, state = self.state.crew, self.state
-        keys = {peer: nkey_of(key) for peer, key in state.keys.items()}
+        state = self.state
         invited = {peer: Identity.of(secret).nkey for peer, secret in state.invited.items()}
-        return [
-            user
+        guests = [
+            invited_user(state.crew, peer.name, invited.get(peer.name, ""))
             for peer in self._config.peer
-            for user in (
-                invited_user(crew, peer.name, invited.get(peer.name, "")),
-                peer_user(
-                    crew,
-                    peer.name,
-                    keys.get(peer.name, ""),
-                    learner=peer.role == "learner",
-                    follows=peer.follows,
-                ),
-            )
         ]
+        return [*guests, *map(self._user, self._config.peer)]
+
+    def _user(self, peer: PeerConfig) -> User:
+        state, name = self.state, peer.name
+        nkey = nkey_of(state.keys[name]) if name in state.keys else ""
+        user = peer_user(state.crew, name, nkey, peer.role == "learner", peer.follows)
+        most = self.quotas.message_bytes(peer) + HEADERS_BYTES
+        return replace(user, max_payload=most, writes=() if name in state.muted else user.writes)
 
 
 def read_state(folder: Path) -> HubState:
@@ -203,9 +264,15 @@ def invitations(state: HubState, hub: bytes) -> dict[str, str]:
     certificate = fingerprint(Path(pinned[0])) if pinned else ""
     start = f"motley join {state.place.url} --crew {state.crew} --invite "
     return {
-        peer: start + Invitation(peer, secret, hub, certificate).text
+        peer: start
+        + Invitation(peer, secret, hub, certificate, int(state.expires_s.get(peer, 0.0))).text
         for peer, secret in state.invited.items()
     }
+
+
+def day_of(at_s: float) -> str:
+    """A moment for people, such as 2026-11-16 04:30 UTC."""
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def hub_login(folder: Path, state: HubState) -> Login:

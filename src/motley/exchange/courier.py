@@ -48,26 +48,32 @@ class Courier:
             self._thread.join(patience_s)
 
     def _work(self) -> None:
-        outbox = self._open_outbox()
+        """Until it is to stop. Nobody else sends these records: no error may end this thread."""
+        outbox: Outbox | None = None
         while True:
-            self._wanted.wait(self._until_s(outbox.due_s))
-            self._wanted.clear()
-            while not self._deliver(outbox):
-                if self._stop.wait(RETRY_S):
-                    break
-            if self._stop.is_set():
-                outbox.close()
-                return
-
-    def _deliver(self, outbox: Outbox) -> bool:
-        try:
-            outbox.deliver(self._log, self._clock.now_s(), self._blobs)
-        except LogError as error:
-            self.trouble = str(error)
-            return False
-        self.trouble = ""
-        return True
+            try:
+                outbox = outbox or self._open_outbox()
+                self._wanted.wait(self._until_s(outbox.due_s))
+                self._wanted.clear()
+                outbox.deliver(self._log, self._clock.now_s(), self._blobs)
+            except Exception as error:  # noqa: BLE001 - a full disk, a locked file: whatever it is may pass
+                self.trouble = _words(error)
+                self._wanted.set()
+                ended = self._stop.wait(RETRY_S)
+            else:
+                self.trouble = ""
+                ended = self._stop.is_set()
+            if ended:
+                break
+        if outbox:
+            outbox.close()
 
     def _until_s(self, due_s: float) -> float | None:
         """How long to wait for the next record to be due; for ever if there is none."""
         return None if due_s == math.inf else max(0.0, due_s - self._clock.now_s())
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, LogError):
+        return str(error)
+    return f"records cannot be sent: {str(error) or type(error).__name__}; trying again"

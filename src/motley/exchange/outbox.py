@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -50,6 +51,10 @@ INSERT INTO marks SELECT
 """
 
 
+class OutboxError(OSError):
+    """The outbox's file cannot be used: which, why, and what to do."""
+
+
 class Signer(NamedTuple):
     """Who signs, as far as the exchange needs to know it."""
 
@@ -78,7 +83,15 @@ class Outbox:
     def __init__(self, path: Path | None, signer: Signer, lossless: bool = False) -> None:
         """`path` None: no file, for a log that lives in the same process."""
         self._path, self._signer, self._lossless = path, signer, lossless
-        self._database = self._open()
+        with self._in_words():
+            self._database = sqlite3.connect(
+                path or ":memory:", check_same_thread=False, timeout=60
+            )
+            self._prepare()
+
+    def _prepare(self) -> None:
+        self._database.execute("PRAGMA journal_mode = WAL")
+        self._database.execute("PRAGMA synchronous = FULL")
         with self._database:
             self._database.executescript(_TABLES)
             if "due_s" not in self._columns("unsent"):  # a file of version 0.2
@@ -89,11 +102,15 @@ class Outbox:
                 self._database.execute(_NAME_NUMBERS)
                 self._database.execute("DROP TABLE rounds")
 
-    def _open(self) -> sqlite3.Connection:
-        database = sqlite3.connect(self._path or ":memory:", check_same_thread=False, timeout=60)
-        database.execute("PRAGMA journal_mode = WAL")
-        database.execute("PRAGMA synchronous = FULL")
-        return database
+    @contextmanager
+    def _in_words(self) -> Iterator[None]:
+        """SQLite's own words do not say which file, nor what to do."""
+        try:
+            yield
+        except sqlite3.IntegrityError:  # no fault of the file's
+            raise
+        except sqlite3.Error as error:
+            raise OutboxError(f"{self._path or 'the outbox'}: {error}; {_remedy(error)}") from None
 
     def _columns(self, table: str) -> set[str]:
         """Of a table; none if the file does not have it."""
@@ -114,7 +131,8 @@ class Outbox:
 
     def __len__(self) -> int:
         """How many records wait to be sent."""
-        num_unsent: int = self._database.execute("SELECT count(*) FROM unsent").fetchone()[0]
+        with self._in_words():
+            num_unsent: int = self._database.execute("SELECT count(*) FROM unsent").fetchone()[0]
         return num_unsent
 
     @property
@@ -143,7 +161,7 @@ class Outbox:
         `due_s`: not to be sent before. `blobs`: what must be in the store before the first of the
         records is on the log.
         """
-        with self._database:
+        with self._in_words(), self._database:
             head = first = self.head
             for content in contents:
                 parts = encode_parts(
@@ -184,7 +202,8 @@ class Outbox:
     @property
     def due_s(self) -> float:
         """When the next record is to be sent; infinity if there is none."""
-        row = self._database.execute("SELECT min(due_s) FROM unsent").fetchone()
+        with self._in_words():
+            row = self._database.execute("SELECT min(due_s) FROM unsent").fetchone()
         return math.inf if row[0] is None else row[0]
 
     def deliver(self, log: Log, now_s: float = math.inf, blobs: Blobs | None = None) -> None:
@@ -192,14 +211,18 @@ class Outbox:
 
         LogError leaves the rest for later.
         """
+        with self._in_words():
+            while rows := self._due(now_s):
+                counters = [(counter,) for counter, _, _ in rows]
+                self._store_blobs(counters, blobs)
+                log.append([(id, record) for _, id, record in rows])
+                with self._database:
+                    self._database.executemany("DELETE FROM unsent WHERE counter = ?", counters)
+                    self._database.executemany("DELETE FROM blobs WHERE counter = ?", counters)
+
+    def _due(self, now_s: float) -> list[tuple[int, str, bytes]]:
         query = "SELECT counter, id, record FROM unsent WHERE due_s <= ? ORDER BY counter LIMIT ?"
-        while rows := self._database.execute(query, (now_s, BATCH)).fetchall():
-            counters = [(counter,) for counter, _, _ in rows]
-            self._store_blobs(counters, blobs)
-            log.append([(id, record) for _, id, record in rows])
-            with self._database:
-                self._database.executemany("DELETE FROM unsent WHERE counter = ?", counters)
-                self._database.executemany("DELETE FROM blobs WHERE counter = ?", counters)
+        return self._database.execute(query, (now_s, BATCH)).fetchall()
 
     def _store_blobs(self, counters: Sequence[tuple[int]], blobs: Blobs | None) -> None:
         for counter in counters:
@@ -210,7 +233,19 @@ class Outbox:
                 blobs.put(name, content)
 
     def close(self) -> None:
-        self._database.close()
+        if hasattr(self, "_database"):  # else the file could not be opened
+            self._database.close()
 
     def __del__(self) -> None:
         self.close()
+
+
+def _remedy(error: sqlite3.Error) -> str:
+    if "full" in str(error):
+        return "make room on that disk; nothing that was kept is lost"
+    if "locked" in str(error):
+        return "another process uses it; stop that one"
+    return (
+        "if the file is damaged, move it and its -wal and -shm away: what was sent is on the log, "
+        "and a new outbox goes on behind it"
+    )

@@ -26,9 +26,16 @@ class WrittenStep(msgspec.Struct, frozen=True, kw_only=True):
     closed: bool
     positions: tuple[int, ...]
     sha256: str  # of the hashes of the records, in the order they were used
+    pardoned: tuple[str, ...] = ()  # before anything was received for it
 
     @staticmethod
-    def of(round: int, cursor: int, closed: bool, chosen: Sequence[Candidate]) -> WrittenStep:
+    def of(
+        round: int,
+        cursor: int,
+        closed: bool,
+        chosen: Sequence[Candidate],
+        pardoned: tuple[str, ...] = (),
+    ) -> WrittenStep:
         digest = hashlib.sha256(b"".join(c.hash for c in chosen)).hexdigest()
         return WrittenStep(
             round=round,
@@ -36,6 +43,7 @@ class WrittenStep(msgspec.Struct, frozen=True, kw_only=True):
             closed=closed,
             positions=tuple(c.position for c in chosen),
             sha256=digest,
+            pardoned=pardoned,
         )
 
 

@@ -190,13 +190,14 @@ class Peer:
     # Learning
 
     @property
+    def senders(self) -> list[str]:
+        """Everyone who samples and was not shut out."""
+        return [name for name in self.config.authors if name not in self.admission.revoked]
+
+    @property
     def crewmates(self) -> list[str]:
-        """Everyone who samples and whose groups count."""
-        return [
-            name
-            for name in self.config.authors
-            if name not in self.admission.revoked and self.scrutiny.is_awaited(name)
-        ]
+        """Those of them for whom a round waits."""
+        return [name for name in self.senders if self.scrutiny.is_awaited(name)]
 
     def awaited(self) -> list[str]:
         """Whose groups of the present round are not all there; in async, nobody's."""

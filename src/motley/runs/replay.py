@@ -155,17 +155,21 @@ class Replay:
         if self.after:
             checkpoint = self.folder / "checkpoints" / f"round-{self.after:06d}"
             run.restore(peer, checkpoint, load_manifest(checkpoint, SavedRun).of(me.name))
-        for name in self.without:
+        others = [name for name in self.without if name != me.name]
+        for name in others:
             peer.leave_out(name)
+        before_it = _num_dropped(peer, others)
         total = saved.of(me.name).learned_rounds
         for line in _steps(run, peer, total):
             run.write([line])
             progress(me.name, line.round, total)
+        while peer.log.read(peer.cursor, limit=1):
+            peer.receive()
         peer.half.refresh()
         outcome = Replayed(
             peer=me.name,
             rounds=peer.learned_rounds - self.after,
-            left_out=sum(peer.waiting.dropped[name, "muted"] for name in self.without),
+            left_out=_num_dropped(peer, others) - before_it,
             before=before,
             after=run.accuracies(peer).heldout,
         )
@@ -188,6 +192,10 @@ def _steps(run: Run, peer: Peer, total: int) -> Iterator[LearnerLine]:
             if isinstance(result, Wait):
                 return
         yield run.line(peer, peer.learned_rounds, None, result.report)
+
+
+def _num_dropped(peer: Peer, senders: Sequence[str]) -> int:
+    return sum(n for (name, _), n in peer.waiting.dropped.items() if name in senders)
 
 
 def _silent_outbox(config: CrewConfig, me: PeerConfig) -> Outbox:

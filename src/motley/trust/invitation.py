@@ -11,6 +11,7 @@ import hashlib
 
 import msgspec
 
+from motley.config import check_name
 from motley.trust.identity import Identity, verifies
 
 _CHECK_BYTES = 4
@@ -21,6 +22,8 @@ class Invitation(msgspec.Struct, frozen=True, array_like=True):
     secret: bytes  # of a key that is good for enrolling only, and gone after that
     hub: bytes  # public key: whose charter and rosters count
     certificate: str = ""  # sha256 of the server's, in hex
+    # until when the hub takes it, in seconds since 1970 on its clock; 0: as long as it is open
+    expires_s: int = 0
 
     @property
     def text(self) -> str:
@@ -33,8 +36,10 @@ class Invitation(msgspec.Struct, frozen=True, array_like=True):
             content = base64.urlsafe_b64decode(text.strip() + "=" * (-len(text.strip()) % 4))
             if content[:_CHECK_BYTES] != _check(content[_CHECK_BYTES:]):
                 raise ValueError("its check does not fit")
-            return msgspec.msgpack.decode(content[_CHECK_BYTES:], type=Invitation)
-        except (ValueError, binascii.Error, msgspec.DecodeError) as error:
+            found = msgspec.msgpack.decode(content[_CHECK_BYTES:], type=Invitation)
+            check_name("peer", found.peer)
+            return found
+        except (ValueError, binascii.Error, msgspec.DecodeError, RecursionError) as error:
             raise ValueError(
                 f"the invitation is damaged ({error}); copy the whole line that the hub printed"
             ) from None

@@ -138,6 +138,7 @@ class Connection:
                 receive(message)
 
             await client.subscribe(subject, cb=receive_soon)
+            await client.flush()  # from here on nothing is missed
 
         self.call(work)
 

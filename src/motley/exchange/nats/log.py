@@ -108,19 +108,20 @@ class NatsLog:
 def create_stream(
     connection: Connection,
     crew: str,
-    max_bytes: int = -1,
+    room_bytes: int = 0,
     max_record_bytes: int = MAX_RECORD_BYTES,
 ) -> None:
     """Make the crew's stream, or give the one that is there these limits.
 
-    Nothing on it can be deleted or written twice.
+    Nothing on it can be deleted or written twice. `room_bytes`: for how much more than is there
+    now; 0: without a limit.
     """
     names = Names(crew)
     config = StreamConfig(
         name=names.stream,
         subjects=[names.everything],
         storage=StorageType.FILE,
-        max_bytes=max_bytes,
+        max_bytes=room_bytes or -1,
         max_msg_size=max_record_bytes + HEADERS_BYTES,
         max_msgs_per_subject=1,
         discard=DiscardPolicy.NEW,
@@ -129,7 +130,7 @@ def create_stream(
         deny_purge=True,
         allow_direct=True,
     )
-    make_stream(connection, config)
+    make_stream(connection, config, grows=True)
 
 
 def _flights(records: Sequence[tuple[str, bytes]]) -> list[list[tuple[str, bytes]]]:

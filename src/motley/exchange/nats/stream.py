@@ -203,20 +203,24 @@ def _receipt(message: Msg) -> Receipt:
     )
 
 
-def make_stream(connection: Connection, config: StreamConfig) -> None:
-    """Make a stream; one that is there already gets these limits, and keeps what is in it."""
+def make_stream(connection: Connection, config: StreamConfig, grows: bool = False) -> None:
+    """Make a stream; one that is there already gets these limits, and keeps what is in it.
+
+    `grows`: `max_bytes` is meant besides what is there.
+    """
     name = config.name
     assert name
 
     async def work(client: Client) -> None:
         streams = client.jetstream(timeout=TIMEOUT_S)
         try:
-            there = (await streams.stream_info(name)).config
+            info = await streams.stream_info(name)
         except NotFoundError:
             await streams.add_stream(config)
             return
+        there, most = info.config, config.max_bytes or -1
         limited = there.evolve(
-            max_bytes=config.max_bytes or -1,
+            max_bytes=most + info.state.bytes if grows and most > 0 else most,
             max_msgs=config.max_msgs or -1,
             max_msg_size=config.max_msg_size or -1,
             republish=config.republish,
