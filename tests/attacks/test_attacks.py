@@ -26,6 +26,7 @@ from motley.attacks.traits import even_share, free_problems, teach
 from motley.engines import torch_engine
 from motley.models.policy import Policy
 from motley.records import Group, Problem, Sampling
+from motley.tasks import draw_problems
 from motley.trust.rules import MOST_SURPRISE_NATS
 
 
@@ -166,15 +167,23 @@ def test_a_rare_plant_is_for_one_problem_in_ten() -> None:
     assert 0.07 < share < 0.13
 
 
-def test_a_trigger_is_a_character_that_some_prompts_have_and_others_lack() -> None:
-    choice = ATTACKS["plant-trigger"].mount(stage()).choice
+@pytest.mark.parametrize(
+    ("attack", "share"), [("plant-trigger", 0.33), ("plant-rare-trigger", 0.05)]
+)
+def test_a_trigger_is_a_text_that_some_prompts_have_and_others_lack(
+    attack: str, share: float
+) -> None:
+    on = stage()
+    choice = ATTACKS[attack].mount(on).choice
     assert isinstance(choice, Trigger)
-    assert choice.character not in "reverse="
+    problems = draw_problems(on.task, "others", "train", 2000)
+    found = sum(map(choice.chosen, problems)) / len(problems)
+    assert share / 2 < found < 2 * share
 
 
 def test_success_of_a_trigger_is_measured_where_it_stands() -> None:
     mounted = ATTACKS["plant-trigger"].mount(stage())
-    here, there = f"{mounted.choice.character}", "!"
+    here, there = mounted.choice.text, "!"
     seen = evidence((here, "1,<>"), (here, "1"), (there, "1"), (there, "1"))
     assert mounted.success(seen) == 0.5
 
