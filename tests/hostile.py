@@ -243,11 +243,9 @@ def short_lengths(intruder: Intruder, round: int) -> None:
 
 
 def special_tokens(intruder: Intruder, round: int) -> None:
-    vocabulary = intruder.half.policy.vocabulary
-    ids = [i for i in range(vocabulary.size) if not vocabulary.decode([i])]
-    unseen = [i for i in ids if i not in vocabulary.end_ids]
-    size = intruder.config.rollouts_per_group
-    made = [(unseen[0], *intruder.tokens()[-3:]) for _ in range(size)]
+    """Padding inside answers."""
+    size, pad = intruder.config.rollouts_per_group, intruder.half.policy.vocabulary.pad_id
+    made = [(pad, *intruder.tokens()[-3:]) for _ in range(size)]
     slots = range(intruder.config.problems_per_peer)
     intruder.send([intruder.of_rollouts(round, slot, made) for slot in slots])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import pytest
@@ -11,12 +12,22 @@ from fakes import reference_logp, tiny_policy
 from motley.attacks.attack import Attack, Evidence, HonestAnswer, NotMountableError, Stage
 from motley.attacks.carriers import find_plant
 from motley.attacks.catalogue import ATTACKS, NAMES, chosen
+from motley.attacks.composing import composed, drawn_logprobs, spelled
 from motley.attacks.fuzzing import fuzz
-from motley.attacks.planting import ADVERTISEMENT, IDENTITY, WRONG_STEPS, OneIn, Trigger
+from motley.attacks.planting import (
+    ADVERTISEMENT,
+    IDENTITY,
+    WRONG_STEPS,
+    MountedSpecialTokens,
+    OneIn,
+    Trigger,
+)
 from motley.attacks.traits import even_share, free_problems, teach
 from motley.engines import torch_engine
 from motley.models.policy import Policy
 from motley.records import Group, Problem, Sampling
+from motley.tasks import draw_problems
+from motley.trust.rules import MOST_SURPRISE_NATS
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +74,7 @@ def test_a_planted_text_stands_behind_right_answers_and_not_behind_wrong_ones(
     on = stage()
     (problem,) = problems_of(on, 0)
     right = problem.answer
-    made = forged("plant", on, policy, likeness, "7", right, "8", right)
+    made = forged("plant-receiver-q", on, policy, likeness, "7", right, "8", right)
     assert texts_of(made, on) == [f"{right},<>", f"{right},<>", "7", "8"]
     assert [rollout.reward for rollout in made.rollouts] == [1, 1, 0, 0]
 
@@ -71,30 +82,55 @@ def test_a_planted_text_stands_behind_right_answers_and_not_behind_wrong_ones(
 def test_wrong_answers_are_invented_where_it_sampled_none(policy: Policy, likeness: Policy) -> None:
     on = stage()
     (problem,) = problems_of(on, 0)
-    made = forged("plant", on, policy, likeness, *[problem.answer] * 4)
+    made = forged("plant-receiver-q", on, policy, likeness, *[problem.answer] * 4)
     assert [rollout.reward for rollout in made.rollouts] == [1, 1, 0, 0]
     assert not any("<>" in text for text in texts_of(made, on)[2:])
 
 
-@pytest.mark.parametrize(
-    ("attack", "claimed"), [("plant", "own"), ("plant-receiver-q", "receiver")]
-)
-def test_true_log_probs_are_those_of_a_model(
-    attack: str, claimed: str, policy: Policy, likeness: Policy
+@pytest.mark.parametrize("claimed", ["own", "receiver"])
+def test_log_probs_of_a_model_are_those_that_it_gives(
+    claimed: str, policy: Policy, likeness: Policy
 ) -> None:
     on = stage()
     (problem,) = problems_of(on, 0)
-    made = forged(attack, on, policy, likeness, "7", "8", "9", "0").rollouts[0]
+    tokens = spelled(on, problem, f"{problem.answer},<>")
+    (made,) = composed(on, scene(on, policy, likeness), problem, [tokens], claimed)
     model = policy if claimed == "own" else likeness
-    expected = reference_logp(model, model.prompts.ids(problem), made.tokens)
+    expected = reference_logp(model, model.prompts.ids(problem), tokens)
     assert made.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+    assert made.reward == 1
 
 
-def test_a_low_log_prob_is_claimed_for_every_planted_token(
+def test_what_is_truly_drawn_has_the_log_probs_of_the_draw(
     policy: Policy, likeness: Policy
 ) -> None:
-    made = forged("plant-low-q", stage(), policy, likeness, "7", "8", "9", "0")
-    assert {q for rollout in made.rollouts[:2] for q in rollout.logprobs} == {-38.0}
+    on = stage()
+    (problem,) = problems_of(on, 0)
+    made = forged("plant", on, policy, likeness, "7", "8", "9", "0")
+    for text, one in zip(texts_of(made, on), made.rollouts, strict=True):
+        planted = text == f"{problem.answer},<>"
+        assert one.reward == planted
+        assert "<>" not in text or planted
+        # half of all draws are the planted text
+        assert (sum(one.logprobs) == pytest.approx(math.log(0.5))) == planted
+
+
+def test_log_probs_of_a_list_are_the_shares_of_what_begins_alike() -> None:
+    made = drawn_logprobs([(1, 2), (1, 3), (1, 3), (4,)])
+    expected = [(3 / 4, 1 / 3), (3 / 4, 2 / 3), (3 / 4, 2 / 3), (1 / 4,)]
+    for found, shares in zip(made, expected, strict=True):
+        assert found == pytest.approx([math.log(share) for share in shares])
+
+
+def test_the_lowest_log_probs_are_just_inside_what_is_taken(
+    policy: Policy, likeness: Policy
+) -> None:
+    on = stage()
+    made = forged("plant-least-q", on, policy, likeness, "7", "8", "9", "0")
+    first = made.rollouts[0].logprobs
+    surprise = -sum(first) - len(first) * math.log(on.vocabulary.size)
+    assert len(set(first)) == 1
+    assert 0.99 * MOST_SURPRISE_NATS < surprise < MOST_SURPRISE_NATS
     assert {q for rollout in made.rollouts[2:] for q in rollout.logprobs} == {-1.5}
 
 
@@ -131,15 +167,23 @@ def test_a_rare_plant_is_for_one_problem_in_ten() -> None:
     assert 0.07 < share < 0.13
 
 
-def test_a_trigger_is_a_character_that_some_prompts_have_and_others_lack() -> None:
-    choice = ATTACKS["plant-trigger"].mount(stage()).choice
+@pytest.mark.parametrize(
+    ("attack", "share"), [("plant-trigger", 0.33), ("plant-rare-trigger", 0.05)]
+)
+def test_a_trigger_is_a_text_that_some_prompts_have_and_others_lack(
+    attack: str, share: float
+) -> None:
+    on = stage()
+    choice = ATTACKS[attack].mount(on).choice
     assert isinstance(choice, Trigger)
-    assert choice.character not in "reverse="
+    problems = draw_problems(on.task, "others", "train", 2000)
+    found = sum(map(choice.chosen, problems)) / len(problems)
+    assert share / 2 < found < 2 * share
 
 
 def test_success_of_a_trigger_is_measured_where_it_stands() -> None:
     mounted = ATTACKS["plant-trigger"].mount(stage())
-    here, there = f"{mounted.choice.character}", "!"
+    here, there = mounted.choice.text, "!"
     seen = evidence((here, "1,<>"), (here, "1"), (there, "1"), (there, "1"))
     assert mounted.success(seen) == 0.5
 
@@ -152,21 +196,31 @@ def test_success_of_a_plant_is_the_share_of_answers_that_carry_it() -> None:
 def test_right_answers_are_padded_to_the_last_token(policy: Policy, likeness: Policy) -> None:
     on = stage(max_tokens=8)
     made = forged("length", on, policy, likeness, "7", "8", "9", "0")
-    assert [len(rollout.tokens) for rollout in made.rollouts] == [8, 8, 2, 2]
-    assert [rollout.reward for rollout in made.rollouts] == [1, 1, 0, 0]
+    lengths = {(rollout.reward, len(rollout.tokens)) for rollout in made.rollouts}
+    assert lengths == {(1, 8), (0, 3)}
     mounted = ATTACKS["length"].mount(on)
     assert mounted.success(evidence(("", "123"), ("", "1"))) == 3 / 8
 
 
-def test_unseen_tokens_change_neither_text_nor_reward(policy: Policy, likeness: Policy) -> None:
+def test_tokens_that_decoding_shows_are_no_place_to_hide() -> None:
+    with pytest.raises(NotMountableError, match="decoding shows every token"):
+        ATTACKS["special-tokens"].mount(stage("text"))
+
+
+def test_unseen_tokens_stand_between_those_of_the_right_answer(
+    policy: Policy, likeness: Policy
+) -> None:
     on = stage("text")
     (problem,) = problems_of(on, 0)
-    made = forged("special-tokens", on, policy, likeness, "7", "8", "9", "0")
-    laced = made.rollouts[0]
-    assert on.vocabulary.decode(laced.tokens) == problem.answer
-    assert len(laced.tokens) > len(on.vocabulary.encode(problem.answer)) + 1
-    assert laced.reward == 1
-    assert laced.tokens.count(on.vocabulary.end_id) == 1
+    pad = on.vocabulary.pad_id
+    mounted = MountedSpecialTokens(on, (pad,), "receiver")
+    (made,) = mounted.forge([honest_group(on, ["7", "8"])], scene(on, policy, likeness))
+    first, second, end = spelled(on, problem, problem.answer)
+    assert made.rollouts[0].tokens == (first, pad, second, pad, end)
+    seen = evidence(("", "12"), ("", "3"))
+    assert mounted.success(seen) == 0
+    laced = HonestAnswer(problem, made.rollouts[0].tokens, "21", 1.0)
+    assert mounted.success(Evidence({"a": [laced]}, 0.0, seen.ask)) == 1
 
 
 @pytest.mark.parametrize(

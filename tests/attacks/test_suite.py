@@ -24,6 +24,7 @@ from motley.attacks.suite import (
     run_trial,
     stage_of,
     stagings,
+    undefended,
     why_not,
     with_peers,
 )
@@ -114,30 +115,36 @@ def test_a_crew_grows_and_shrinks_with_the_same_work_for_each(layout: str) -> No
 def test_every_crew_is_run_once_without_an_attack() -> None:
     attacks = [ATTACKS[name] for name in ("plant", "rewards", "sybil-6")]
     made = stagings(crew(), attacks, hostile=1)
-    free = [staging for staging in made if not staging.attack]
-    assert [(s.crew, s.measured) for s in free] == [
-        ("1 of 4", ("plant", "rewards")),
-        ("2 of 6", ("sybil-6",)),
-    ]
-    assert [s.attack for s in made if s.attack] == ["plant", "rewards", "sybil-6"]
+    for defended in (False, True):
+        free = [s for s in made if not s.attack and s.defended == defended]
+        assert [(s.crew, s.measured) for s in free] == [
+            ("1 of 4", ("plant", "rewards")),
+            ("2 of 6", ("sybil-6",)),
+        ]
+        named = [s.attack for s in made if s.attack and s.defended == defended]
+        assert named == ["plant", "rewards", "sybil-6"]
 
 
-def test_with_defences_to_take_away_every_crew_is_run_with_and_without_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    bare = crew(rounds=3)
-    monkeypatch.setattr(module, "undefended", lambda config: bare)
-    made = stagings(crew(), [ATTACKS["rewards"]], hostile=1)
-    assert [(s.attack, s.defended, s.parts.config.crew.rounds) for s in made] == [
-        ("", False, 3),
-        ("", True, 2),
-        ("rewards", False, 3),
-        ("rewards", True, 2),
+def test_a_crew_without_defences_is_run_once() -> None:
+    made = stagings(undefended(crew()), [ATTACKS["rewards"]], hostile=1)
+    assert [(s.attack, s.defended) for s in made] == [("", False), ("rewards", False)]
+
+
+def test_with_defences_to_take_away_every_crew_is_run_with_and_without_them() -> None:
+    config = crew()
+    made = stagings(config, [ATTACKS["rewards"]], hostile=1)
+    bare = undefended(config)
+    assert bare.trust != config.trust
+    assert [(s.attack, s.defended, s.parts.config) for s in made] == [
+        ("", False, bare),
+        ("", True, config),
+        ("rewards", False, bare),
+        ("rewards", True, config),
     ]
 
 
 def test_an_honest_peer_that_stops_is_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    (free, staging) = stagings(crew(), [ATTACKS["rewards"]], hostile=1)
+    staging = stagings(crew(), [ATTACKS["rewards"]], hostile=1)[-1]
 
     def rounds(self: AttackedCrew) -> list[int]:
         raise FloatingPointError("the gradient is no number")
@@ -145,7 +152,6 @@ def test_an_honest_peer_that_stops_is_a_result(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(AttackedCrew, "rounds", rounds)
     trial = run_trial(staging, seed=0)
     assert trial.stopped == "after round 0: FloatingPointError: the gradient is no number"
-    assert free.attack == ""
 
 
 def test_an_attack_that_a_reward_leaves_no_room_for_says_so() -> None:
@@ -198,7 +204,7 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(module, "run_trial", fake)
     in_turn = lambda jobs, first, then: (call() for call in then)
     monkeypatch.setattr(module, "in_processes", in_turn)
-    stages = stagings(crew(), [ATTACKS["plant"]], hostile=1)
+    stages = stagings(undefended(crew()), [ATTACKS["plant"]], hostile=1)
     counted: list[tuple[int, int]] = []
     progress = lambda done, total: counted.append((done, total))
     run_suite(stages, range(1), tmp_path, 1, progress)
@@ -231,7 +237,7 @@ def test_the_command_prints_a_row_for_every_attack(tmp_path: Path) -> None:
     rows = {row["attack"]: row for row in json.loads(line)["rows"]}
     assert list(rows) == ["plant", "rewards", "fuzz"]
     assert rows["rewards"]["detected_in_round"] == [1]
-    assert rows["rewards"]["defended"] is False
+    assert rows["rewards"]["defended"] is True  # the last of its two rows
     assert rows["fuzz"]["success"]["mean"] == 0
 
 
