@@ -11,14 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from motley.exchange import Limits
+from motley.exchange.sections import STEPS_PER_NAT
 from motley.records import HUB, Sampling
 
 # A sampler draws from at most W tokens, so that E_q[1 / (W q)] <= 1 at every token, whatever came
 # before. The product of 1 / (W q) over a rollout is then a supermartingale, and by Ville's
 # inequality it ever reaches e^30 in one honest rollout of 10^13.
 MOST_SURPRISE_NATS = 30.0
-LOGPROB_RANGE = (-64.0, 1e-3)  # wherever the vocabulary may be
-ROUNDING_NATS = 0.5 / 1700  # of a log-prob on the wire
+LOGPROB_RANGE = (-64.0, 1e-3)  # whatever the vocabulary
+ROUNDING_NATS = 0.5 / STEPS_PER_NAT  # of a log-prob on the wire
 
 MAX_ROUNDS = 2**31  # of samplers that go on for as long as their learner does
 
@@ -88,7 +89,6 @@ class Rules:
         token_bytes = -(-max(1, (self.vocabulary_size - 1).bit_length()) // 7)
         rollout_bytes = 4 + 1 + 5 + self.max_tokens * (token_bytes + 4)
         body_bytes = 5 + _HEADER_BYTES + self.rollouts_per_group * rollout_bytes
-        # zstd adds three bytes a block of 128 KiB to what it cannot compress, and a head
         return _limits(body_bytes, _HEADER_BYTES, self.max_tokens)
 
     def limits_of(self, name: str, place: str) -> Limits:
@@ -122,6 +122,7 @@ class Rules:
 
 
 def _limits(body_bytes: int, header_bytes: int, rollout_tokens: int) -> Limits:
+    """The record: zstd adds a head, and three bytes a block to what it cannot compress."""
     most = Limits()
     return Limits(
         min(most.record_bytes, 1024 + body_bytes + body_bytes // 128),
