@@ -200,9 +200,9 @@ def learned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[Candidate]]
     steps: list[tuple[int, list[Candidate]]] = []
     original = Learner.step
 
-    def noted(self: Learner, candidates: list[Candidate]) -> StepReport:
+    def noted(self: Learner, candidates: list[Candidate], **hooks: Any) -> StepReport:
         steps.append((id(self), list(candidates)))
-        return original(self, candidates)
+        return original(self, candidates, **hooks)
 
     monkeypatch.setattr(Learner, "step", noted)
     return steps

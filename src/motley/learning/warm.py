@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import msgspec
 import torch
-from safetensors import SafetensorError
 
 from motley.compute.graphs import Score, scorer
 from motley.compute.scoring import score
@@ -72,7 +71,7 @@ def warm_start(
     if path.exists():
         try:
             policy.model.load_state_dict(load_tensors(path), strict=False)
-        except SafetensorError:  # torn by a crash of the machine: it is made again
+        except ValueError:  # torn by a crash of the machine: it is made again
             path.unlink()
         else:
             return

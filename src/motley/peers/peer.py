@@ -131,7 +131,7 @@ class Peer:
                 if isinstance(verdict, Admitted):
                     self._take_in(entry, verdict)
                 elif isinstance(verdict, RefusedRecord):
-                    self._hold_against(verdict)
+                    self._drop_muted(self.scrutiny.refused(verdict, self.learned_rounds))
                 elif isinstance(verdict, Roster):
                     self._drop_revoked()
                 self.cursor = entry.position
@@ -166,16 +166,12 @@ class Peer:
             arrival = Arrival(entry.position, since, now_s)
             self.waiting.add(candidate_of(admitted, arrival, self.half))
             heard = HeardGroup(group, admitted.problem, entry.position)
-            if self.scrutiny.hear(heard, self.learned_rounds):
-                self._drop_muted([group.origin.peer])
-
-    def _hold_against(self, refused: RefusedRecord) -> None:
-        if self.scrutiny.refused(refused, self.learned_rounds):
-            self._drop_muted([refused.sender])
+            self._drop_muted(self.scrutiny.hear(heard, self.learned_rounds))
 
     def _drop_muted(self, senders: Sequence[str]) -> None:
-        """Let go of what waits of them."""
-        self.waiting.drop(lambda c: c.group.origin.peer in senders, "muted")
+        """Let go of what waits of who was muted now."""
+        if senders:
+            self.waiting.drop(lambda c: c.group.origin.peer in senders, "muted")
 
     def leave_out(self, sender: str) -> None:
         """Learn nothing of a sender, nor wait for it, unless it is pardoned."""

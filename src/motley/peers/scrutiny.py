@@ -74,24 +74,25 @@ class Scrutiny:
 
     # Taking in
 
-    def refused(self, refused: RefusedRecord, now: int) -> bool:
-        """A record was refused in round `now`; whether that mutes its sender.
+    def refused(self, refused: RefusedRecord, now: int) -> list[str]:
+        """A record was refused in round `now`; who is muted for it.
 
         Where others may write under a sender's name, only what it signed is held against it.
         """
-        if not refused.signed or refused.sender == self.me:
-            return False
-        return self.standing.strike(refused.sender, refused.reason, now)
+        sender = refused.sender
+        if not refused.signed or sender == self.me:
+            return []
+        return [sender] if self.standing.strike(sender, refused.reason, now) else []
 
-    def hear(self, heard: HeardGroup, now: int) -> bool:
-        """A group was admitted in round `now`; whether that mutes its sender."""
+    def hear(self, heard: HeardGroup, now: int) -> list[str]:
+        """A group was admitted in round `now`; who is muted for it."""
         sender = heard.group.origin.peer
         if self.rules.habits:
             self._learn_habits(heard)
         if sender == self.me or not self.rules.alpha:
-            return False
+            return []
         self.audit.hear(heard.group)
-        return self._convict(sender, now)
+        return [sender] if self._convict(sender, now) else []
 
     def _learn_habits(self, heard: HeardGroup) -> None:
         sender = heard.group.origin.peer
