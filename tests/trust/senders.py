@@ -150,14 +150,15 @@ def honest_kind(rng: np.random.Generator) -> Kind:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--senders", type=int, default=2000)
+    parser.add_argument("--first", type=int, default=0, help="number of the first sender")
     parser.add_argument("--tokens", type=int, default=20_000)
     parser.add_argument("--alpha", type=float, default=1e-2)
     parser.add_argument("--liars", type=int, default=20)
     asked = parser.parse_args()
-    rng, alarms, start = np.random.default_rng(0), 0, time.monotonic()
+    alarms, start = 0, time.monotonic()
     for number in range(asked.senders):
-        kind = honest_kind(rng)
-        caught = audited(kind, number, asked.tokens, asked.alpha)
+        kind = honest_kind(np.random.default_rng(asked.first + number))
+        caught = audited(kind, asked.first + number, asked.tokens, asked.alpha)
         if caught is not None:
             alarms += 1
             print(f"false alarm: {kind} after {caught} tokens", file=sys.stderr)
