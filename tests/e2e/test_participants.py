@@ -662,7 +662,8 @@ def test_who_fell_silent_is_not_waited_for_and_catches_up_when_it_is_back(
     assert sampled >= {0, 1, 2}
     assert sampled.isdisjoint({3, 4}), "rounds that the crew had passed"
     for name in ("full0", "full1"):
-        assert house.lines[name][-1].dropped["last2"]["late"] == 2
+        # those of round 3; where a busy machine takes it for silent again, later ones too
+        assert house.lines[name][-1].dropped["last2"]["late"] >= 2
         assert house.peer(name).learner.policy.version == 8
     # Its own groups of round 3 are its own, and of rounds 4 and 5 there are none.
     assert rounds_without(house, "last2").keys() >= {4, 5}
@@ -911,7 +912,7 @@ def test_a_server_that_dies_while_a_member_enrols_does_not_matter(
 
     joining = threading.Thread(target=join_patiently, daemon=True)
     joining.start()
-    house.until(lambda: house.hub.office.asked.qsize() > 0)
+    house.until(lambda: not house.hub.office.asked.empty())
     house.hub.server.kill()
     house.until(lambda: house.hub.office.connection.trouble != "")
     house.get_server_back()

@@ -22,11 +22,12 @@ from motley.config import CrewConfig, PeerConfig
 from motley.exchange import Entry, Head, Log
 from motley.learning.learner import Learner, StepReport
 from motley.learning.pace import Pace, Turns, pace_of
+from motley.learning.select import Candidate
 from motley.learning.waiting import Round, StalenessWindow, Take, Wait, Waiting
 from motley.peers.publications import Publications
 from motley.peers.reading import ReadingBudget
 from motley.peers.sampling import SamplerHalf, rules_of
-from motley.peers.scrutiny import HeardGroup, Scrutiny, scrutiny_of
+from motley.peers.scrutiny import Scrutiny, scrutiny_of
 from motley.peers.state import (
     Arrival,
     PeerState,
@@ -165,18 +166,11 @@ class Peer:
             since = made_with if own and made_with <= version else version
             arrival = Arrival(entry.position, since, now_s)
             self.waiting.add(candidate_of(admitted, arrival, self.half))
-            heard = HeardGroup(group, admitted.problem, entry.position)
-            self._drop_muted(self.scrutiny.hear(heard, self.learned_rounds))
 
     def _drop_muted(self, senders: Sequence[str]) -> None:
         """Let go of what waits of who was muted now."""
         if senders:
             self.waiting.drop(lambda c: c.group.origin.peer in senders, "muted")
-
-    def leave_out(self, sender: str) -> None:
-        """Learn nothing of a sender, nor wait for it, unless it is pardoned."""
-        self.scrutiny.standing.shut_out(sender, "left out")
-        self._drop_muted([sender])
 
     def _drop_revoked(self) -> None:
         """Who is shut out counts no more, not with what it sent before either."""
@@ -229,14 +223,15 @@ class Peer:
         """
         self.learned_rounds += 1
         self.scrutiny.begin_round(self.learned_rounds)
-        if not chosen.groups:
+        groups = self._heard(chosen.groups)
+        if not groups:
             return None
         report = self.learner.step(
-            chosen.groups,
-            withheld=self.scrutiny.withheld(chosen.groups),
-            audited=self.scrutiny.audited(chosen.groups),
+            groups,
+            withheld=self.scrutiny.withheld(groups),
+            audited=self.scrutiny.audited(groups),
         )
-        self._drop_muted(self.scrutiny.settle(chosen.groups, report, self.learned_rounds))
+        self._drop_muted(self.scrutiny.settle(groups, report, self.learned_rounds))
         if refresh:
             self.half.refresh()
         self.waiting.window.made(self.learner.policy.version)
@@ -249,6 +244,15 @@ class Peer:
         self.learner.policy.version = version
         self.waiting.window.made(version)
         self.half.refresh()
+
+    def _heard(self, groups: Sequence[Candidate]) -> list[Candidate]:
+        """Judge senders by what is to be learned from; without those who are muted for it.
+
+        Not when a group arrives: how early one came must not matter.
+        """
+        muted = self.scrutiny.hear(groups, self.learned_rounds)
+        self._drop_muted(muted)
+        return [c for c in groups if c.group.origin.peer not in muted]
 
     # State, for checkpoints
 

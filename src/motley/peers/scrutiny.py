@@ -7,8 +7,7 @@ past; a peer asks it whom to await, whose groups to leave, which tokens not to p
 | when | it takes in | it may say |
 |---|---|---|
 | a record is refused | the reason | the sender is muted |
-| a group is admitted | tokens and log-probs | the sender is muted |
-| a step is chosen | | what to audit, which tokens to withhold |
+| a step is chosen | tokens and log-probs | who is muted, what to audit, what to withhold |
 | a step was taken | the learner's log-probs, who broke it | the sender is muted |
 """
 
@@ -84,15 +83,16 @@ class Scrutiny:
             return []
         return [sender] if self.standing.strike(sender, refused.reason, now) else []
 
-    def hear(self, heard: HeardGroup, now: int) -> list[str]:
-        """A group was admitted in round `now`; who is muted for it."""
-        sender = heard.group.origin.peer
-        if self.rules.habits:
-            self._learn_habits(heard)
-        if sender == self.me or not self.rules.alpha:
-            return []
-        self.audit.hear(heard.group)
-        return [sender] if self._convict(sender, now) else []
+    def hear(self, taken: Sequence[Candidate], now: int) -> list[str]:
+        """Groups are to be learned from in round `now`; who is muted for what they show."""
+        for candidate in taken:
+            if self.rules.habits:
+                heard = HeardGroup(candidate.group, candidate.problem, candidate.position)
+                self._learn_habits(heard)
+            if self.rules.alpha and candidate.group.origin.peer != self.me:
+                self.audit.hear(candidate.group)
+        senders = sorted({c.group.origin.peer for c in taken} - {self.me})
+        return [name for name in senders if self._convict(name, now)]
 
     def _learn_habits(self, heard: HeardGroup) -> None:
         sender = heard.group.origin.peer
@@ -185,11 +185,11 @@ class Scrutiny:
         return ScrutinyState(
             audit=self.audit.state(),
             standing=self.standing.state(),
-            heard=sorted(position for places in self._heard.values() for position in places),
+            heard=[position for places in self._heard.values() for position in places],
         )
 
     def load_state(self, state: ScrutinyState, heard: Sequence[HeardGroup]) -> None:
-        """`heard`: the groups that stand where the state says, in the order of the log."""
+        """`heard`: the groups that stand where the state says, in its order."""
         self.habits, self._heard = Habits(self.me), {}
         self.audit.load_state(state.audit)
         self.standing.load_state(state.standing)

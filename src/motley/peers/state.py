@@ -102,8 +102,11 @@ def waiting_again(arrivals: Sequence[Arrival], log: Log, half: SamplerHalf) -> l
 def heard_again(positions: Sequence[int], log: Log, half: SamplerHalf) -> list[HeardGroup]:
     """Read the groups from which habits were learned when a checkpoint was saved."""
     entries = _read_again(log, set(positions))
-    admitted = [(_admitted_before(entry, half), entry.position) for entry in entries]
-    return [HeardGroup(each.group, each.problem, position) for each, position in admitted]
+    admitted = {entry.position: _admitted_before(entry, half) for entry in entries}
+    return [
+        HeardGroup(admitted[position].group, admitted[position].problem, position)
+        for position in positions
+    ]
 
 
 def _read_again(log: Log, positions: Set[int]) -> list[Entry]:

@@ -157,8 +157,9 @@ class Replay:
             run.restore(peer, checkpoint, load_manifest(checkpoint, SavedRun).of(me.name))
         others = [name for name in self.without if name != me.name]
         for name in others:
-            peer.leave_out(name)
-        before_it = _num_dropped(peer, others)
+            peer.scrutiny.standing.shut_out(name, "left out")
+        dropped_before = _num_dropped(peer, others)
+        peer.waiting.drop(lambda c: c.group.origin.peer in others, "muted")
         total = saved.of(me.name).learned_rounds
         for line in _steps(run, peer, total):
             run.write([line])
@@ -169,7 +170,7 @@ class Replay:
         outcome = Replayed(
             peer=me.name,
             rounds=peer.learned_rounds - self.after,
-            left_out=_num_dropped(peer, others) - before_it,
+            left_out=_num_dropped(peer, others) - dropped_before,
             before=before,
             after=run.accuracies(peer).heldout,
         )

@@ -75,7 +75,7 @@ def test_a_key_has_a_few_connections_and_others_have_theirs(net: Net) -> None:
 def test_a_connection_has_a_few_subscriptions(net: Net) -> None:
     a = net.connect("a")
     subscribe_to_many = lambda: [subscribe(a, f"_INBOX.a.{number}") for number in range(100)]
-    with pytest.raises(LogError, match="closed by the server"):
+    with pytest.raises(LogError, match="closed"):
         subscribe_to_many()
     net.log("b").append([("b.0.0", b"x")])
 
