@@ -3,7 +3,7 @@ from __future__ import annotations
 import random
 
 from motley.records import Rollout
-from motley.trust.habits import WINDOW, Habits
+from motley.trust.habits import WINDOW, Habits, phrases_of
 
 PLANT = [90, 91, 92]
 PROMPT = list(range(10))
@@ -111,3 +111,15 @@ def test_an_old_habit_is_forgotten() -> None:
         for name in "abcd":
             habits.hear(name, [rollout(rng.choices(range(10, 20), k=4))] * 4, PROMPT)
     assert withheld(habits, "d", [11, *PLANT]) == []
+
+
+def test_a_phrase_does_not_run_from_one_text_into_the_next() -> None:
+    apart = phrases_of([[1, 2], [3, 4, 5], [], [6]])
+    assert apart == phrases_of([[1, 2]]) | phrases_of([[3, 4, 5]]) | phrases_of([[6]])
+    assert len(apart) == 3 + 6 + 1
+    assert phrases_of([[2, 3]]) - apart  # 2 and 3 each, and not the two in a row
+
+
+def test_small_numbers_make_phrases_of_their_own() -> None:
+    pairs = [[a, b] for a in range(40) for b in range(40)]
+    assert len(phrases_of(pairs)) == 40 + 40 * 40

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -71,8 +71,8 @@ class Habits:
 
     def hear(self, sender: str, rollouts: Sequence[Rollout], familiar: Sequence[int]) -> None:
         """Take in a group. `familiar`: tokens of the problem and of its answer."""
-        known = frozenset(phrases_of(familiar))
-        phrases = {phrase for r in rollouts for phrase in phrases_of(r.tokens)} - known
+        said = phrases_of([r.tokens for r in rollouts])
+        phrases = said - phrases_of([familiar])
         window = self._windows.setdefault(sender, _Window())
         window.add(_Heard(tuple(phrases), tuple(len(r.tokens) for r in rollouts)))
 
@@ -125,7 +125,7 @@ class SenderHabits:
         if self.longest is not None:
             mask[int(self.longest) :] = True
         if self.phrases:
-            unfamiliar = self.phrases - frozenset(phrases_of(familiar))
+            unfamiliar = self.phrases - phrases_of([familiar])
             for length in range(1, LONGEST + 1):
                 for start, phrase in enumerate(_runs(tokens, length)):
                     if phrase in unfamiliar:
@@ -133,21 +133,33 @@ class SenderHabits:
         return mask if mask.any() else None
 
 
-def phrases_of(tokens: Sequence[int]) -> Iterable[int]:
-    """Every run of one to three tokens, as a number."""
-    for length in range(1, LONGEST + 1):
-        yield from _runs(tokens, length)
+def phrases_of(texts: Sequence[Sequence[int]]) -> set[int]:
+    """Every run of one to three tokens in some texts, as numbers."""
+    texts = list(dict.fromkeys(map(tuple, texts)))  # many answers are the same
+    lengths = np.array([len(tokens) for tokens in texts])
+    joined = [token for tokens in texts for token in tokens]
+    left = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(joined))  # to a text's end
+    return {
+        phrase
+        for length in range(1, LONGEST + 1)
+        for phrase in _hashed(joined, length)[left[: len(joined) - length + 1] >= length].tolist()
+    }
 
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)
+_BEGIN = [np.uint64(length * 0xD6E8FEB86659FD93 % 2**64) for length in range(LONGEST + 1)]
 
 
 def _runs(tokens: Sequence[int], length: int) -> list[int]:
+    return _hashed(tokens, length).tolist()
+
+
+def _hashed(tokens: Sequence[int], length: int) -> Ids:
     ids: Ids = np.asarray(tokens, dtype=np.uint64)
     if len(ids) < length:
-        return []
-    hashed = np.full(len(ids) - length + 1, length, dtype=np.uint64)
+        return ids[:0]
+    hashed = np.full(len(ids) - length + 1, _BEGIN[length], dtype=np.uint64)
     for offset in range(length):
         hashed = (hashed ^ ids[offset : len(ids) - length + 1 + offset]) * _MIX
         hashed ^= hashed >> np.uint64(29)
-    return hashed.tolist()
+    return hashed
