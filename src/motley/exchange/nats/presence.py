@@ -102,7 +102,7 @@ class Presence:
         self._looked = 0  # up to which sequence
         self._anew, self._stop = threading.Event(), threading.Event()
         self._speaking = threading.Lock()
-        connection.on_reconnect.append(self._anew.set)
+        connection.on_reconnect.append(self._listen_anew)
         self._thread = threading.Thread(target=self._work, name="presence", daemon=True)
         self._send()
         self._thread.start()
@@ -155,9 +155,9 @@ class Presence:
 
     def _look(self) -> None:
         """Take in what was said since the last look: of everyone one message, the newest."""
-        if self._anew.is_set():
+        if self._anew.is_set():  # a server that was away may have begun to count anew
             self._anew.clear()
-            self._listen_anew()
+            self._looked = 0
         with suppress(LogError):
             for stored in self._stream.read(self._names.presences, self._looked):
                 self._looked = stored.sequence
@@ -182,10 +182,10 @@ class Presence:
     def _listen_anew(self) -> None:
         """Who could not be heard while we were away was not silent.
 
-        A server that was away may have begun to count anew.
+        At once: whoever asks before the next look must not take it for gone.
         """
-        self._looked = 0
-        for peer, heard in self.heard.items():
+        self._anew.set()
+        for peer, heard in list(self.heard.items()):
             self.heard[peer] = replace(heard, at_s=self._clock.elapsed_s())
 
     def _signed(self, peer: str, content: bytes) -> bytes:
