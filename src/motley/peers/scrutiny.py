@@ -137,8 +137,8 @@ class Scrutiny:
         chosen: dict[str, tuple[bytes, int]] = {}
         for candidate in taken:
             sender = candidate.group.origin.peer
-            drawn = hashlib.blake2b(candidate.hash, key=self.secret[:64]).digest()
             if sender != self.me:
+                drawn = hashlib.blake2b(candidate.hash, key=self.secret[:64]).digest()
                 lot = (drawn, candidate.position)
                 chosen[sender] = min(chosen.get(sender, lot), lot)
         return frozenset(position for _, position in chosen.values())
@@ -148,8 +148,8 @@ class Scrutiny:
         senders = {c.group.origin.peer for c in taken} - {self.me}
         habits = {name: self.habits.of(name) for name in senders} if self.rules.habits else {}
 
-        familiar = lru_cache(maxsize=1)(lambda position: self.familiar(problems[position]))
         problems = {c.position: c.problem for c in taken}
+        familiar = lru_cache(maxsize=1)(lambda position: self.familiar(problems[position]))
 
         def mask(candidate: Candidate, number: int) -> Mask | None:
             known = habits.get(candidate.group.origin.peer)

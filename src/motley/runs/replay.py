@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from motley.config import CrewConfig, PeerConfig, read_config
-from motley.exchange import Entry, Log, Outbox
+from motley.exchange import Entry, Log
 from motley.learning.checkpoint import (
     checkpoints,
     load_manifest,
@@ -147,11 +147,11 @@ class Replay:
     def _again(
         self, run: Run, me: PeerConfig, saved: SavedRun, newest: Path, progress: Progress
     ) -> tuple[Replayed, Peer]:
-        peer = run.build(me, self.log, _silent_outbox(run.config, me), self.hub)
+        peer = run.build(me, self.log, one_process_outbox(run.config, me.name), self.hub)
         load_training(peer.learner.policy, peer.learner.optimiser, newest / me.name)
         peer.half.refresh()
         before = run.accuracies(peer).heldout
-        peer = run.build(me, self.log, _silent_outbox(run.config, me), self.hub)
+        peer = run.build(me, self.log, one_process_outbox(run.config, me.name), self.hub)
         if self.after:
             checkpoint = self.folder / "checkpoints" / f"round-{self.after:06d}"
             run.restore(peer, checkpoint, load_manifest(checkpoint, SavedRun).of(me.name))
@@ -164,8 +164,7 @@ class Replay:
         for line in _steps(run, peer, total):
             run.write([line])
             progress(me.name, line.round, total)
-        while peer.log.read(peer.cursor, limit=1):
-            peer.receive()
+        peer.receive_all()
         peer.half.refresh()
         outcome = Replayed(
             peer=me.name,
@@ -197,11 +196,6 @@ def _steps(run: Run, peer: Peer, total: int) -> Iterator[LearnerLine]:
 
 def _num_dropped(peer: Peer, senders: Sequence[str]) -> int:
     return sum(n for (name, _), n in peer.waiting.dropped.items() if name in senders)
-
-
-def _silent_outbox(config: CrewConfig, me: PeerConfig) -> Outbox:
-    """One that nothing is ever put in."""
-    return one_process_outbox(config, me.name)
 
 
 def _moved_on(state: PeerState, saved: PeerState) -> PeerState:

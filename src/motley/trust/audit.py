@@ -67,7 +67,7 @@ class Audit:
         return cut and self.sampling.logprobs == "full"
 
     def hear(self, group: Group) -> None:
-        """Bet on a group by itself, as soon as it is admitted."""
+        """Bet on a group by itself, before anything is learned from it."""
         sender = self._of(group.origin.peer)
         if not self._truncates:
             guesses = [-np.array(r.logprobs) - math.log(self._width) for r in group.rollouts]

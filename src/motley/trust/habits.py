@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,36 +80,40 @@ class Habits:
 
     def of(self, sender: str) -> SenderHabits:
         """What a sender alone does, as things stand."""
-        window, vouching = self._windows.get(sender), self._vouching(sender)
-        if window is None or not vouching:
+        window, witnesses = self._windows.get(sender), self._witnesses(sender)
+        if window is None or not witnesses.any:
             return SenderHabits(frozenset(), None)
-        least = LEAST_RATE * len(window.groups)
-        often = [phrase for phrase, count in window.counts.items() if count >= max(2, least)]
-        longest = TIMES_LONGER * self._supported([w.long_answer() for w in vouching], sender)
-        return SenderHabits(
-            frozenset(p for p in often if self._alone(window, vouching, p, sender)), longest
+        num_groups = len(window.groups)
+        alone = frozenset(
+            phrase
+            for phrase, count in window.counts.items()
+            if count >= max(2, LEAST_RATE * num_groups)
+            and count / num_groups > TIMES * witnesses.usual(partial(_Window.most, phrase=phrase))
         )
+        return SenderHabits(alone, TIMES_LONGER * witnesses.usual(_Window.long_answer))
 
-    def _alone(self, window: _Window, vouching: Sequence[_Window], phrase: int, who: str) -> bool:
-        rate = window.counts[phrase] / len(window.groups)
-        return rate > TIMES * self._supported([w.most(phrase) for w in vouching], who)
+    def _witnesses(self, sender: str) -> _Witnesses:
+        """Who has said enough to tell whether something is common."""
+        known = {
+            name: window
+            for name, window in self._windows.items()
+            if len(window.groups) >= LEAST_GROUPS and name != sender
+        }
+        return _Witnesses(known.pop(self.me, None), list(known.values()))
 
-    def _vouching(self, sender: str) -> list[_Window]:
-        """Who can say whether a phrase is common: the receiver first, then the others."""
-        others = [name for name in self._windows if name not in (sender, self.me)]
-        return [
-            window
-            for name in (self.me, *sorted(others))
-            if (window := self._windows.get(name)) and len(window.groups) >= LEAST_GROUPS
-        ]
 
-    def _supported(self, rates: Sequence[float], sender: str) -> float:
-        """How often the receiver does it, or two others do; one, where there is but one."""
-        own = self._windows.get(self.me)
-        mine = own is not None and len(own.groups) >= LEAST_GROUPS
-        others = rates[1:] if mine else rates
-        shared = heapq.nlargest(2, others)[-1] if others else 0.0
-        return max(rates[0], shared) if mine else shared
+class _Witnesses(NamedTuple):
+    own: _Window | None  # the receiver's
+    others: list[_Window]
+
+    @property
+    def any(self) -> bool:
+        return self.own is not None or bool(self.others)
+
+    def usual(self, measure: Callable[[_Window], float]) -> float:
+        """As much as the receiver does it, or two others do; one, where there is but one."""
+        own = 0.0 if self.own is None else measure(self.own)
+        return max(own, *heapq.nlargest(2, map(measure, self.others))[-1:], 0.0)
 
 
 @dataclass(frozen=True, slots=True)
