@@ -430,7 +430,7 @@ def rounding_gradients(patch: pytest.MonkeyPatch, factor: float) -> list[Packed]
 def without_gradients(report: StepReport) -> dict[str, SenderMetrics]:
     """Of the senders, what does not depend on the arithmetic."""
     return {
-        name: replace(metrics, grad_norm=None, grad_scale=None)
+        name: replace(metrics, pull=None, grad_scale=None)
         for name, metrics in report.senders.items()
     }
 

@@ -20,7 +20,7 @@ from motley.config import Learning, Trust
 from motley.learning.descent import FIRST_SCALE
 from motley.learning.learner import Learner, StepReport
 from motley.learning.select import Candidate
-from motley.learning.shares import scales
+from motley.learning.shares import Pulls, scales
 from motley.models.policy import Policy
 from motley.objectives import objective
 from motley.records import Problem
@@ -225,26 +225,50 @@ def test_a_loud_stranger_is_scaled_down_to_its_share_and_the_others_are_not() ->
     candidates = [*crew("me", "a", "b"), loud("x", 3)]
     parts = {peer: alone(candidates, peer) for peer in ("me", "a", "b", "x")}
     norm = {peer: float(part.norm()) for peer, part in parts.items()}
-    ordinary = max(norm["me"], norm["a"], norm["b"])
-    assert norm["x"] > 4 * ordinary
-    scale = 2 * ordinary / norm["x"]
+    assert norm["x"] > 4 * max(norm["me"], norm["a"], norm["b"])
+    _, report = step(candidates, trust=Trust(grad_share=2), row="dr_grpo")
+    pull = {peer: m.pull for peer, m in report.senders.items()}
+    scale = 2 * max(pull["me"], pull["a"], pull["b"]) / pull["x"]
+    assert report.senders["x"].grad_scale == pytest.approx(scale, rel=1e-4)
+    assert [report.senders[peer].grad_scale for peer in ("me", "a", "b")] == [1, 1, 1]
     expected = parts["me"] + parts["a"] + parts["b"] + scale * parts["x"]
     got = gradient(candidates, Trust(grad_share=2))
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6)
     assert float((gradient(candidates) - expected).norm()) > norm["me"]
 
 
-def test_the_report_says_whose_gradient_was_scaled() -> None:
-    candidates = [*crew("me", "a", "b"), loud("x", 3)]
+def test_a_bounded_step_is_one_step() -> None:
     policy = tiny_policy()
     learner = Learner(policy, objective("dr_grpo"), Learning(), 1e-3, Trust(grad_share=2))
-    report = learner.step(candidates)
-    norm = {peer: m.grad_norm for peer, m in report.senders.items()}
-    assert report.senders["x"].grad_scale == pytest.approx(
-        2 * max(norm["me"], norm["a"], norm["b"]) / norm["x"], rel=1e-4
-    )
-    assert [report.senders[peer].grad_scale for peer in ("me", "a", "b")] == [1, 1, 1]
+    report = learner.step([*crew("me", "a", "b"), loud("x", 3)])
+    assert report.senders["x"].grad_scale < 1
     assert policy.version == 1
+    assert {int(state["step"]) for state in learner.optimiser.state.values()} == {1}
+
+
+def test_a_pull_is_the_gradient_at_the_logits_within_a_factor_of_root_two() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logit_BTV = (3 * torch.randn(6, 5, 8, generator=generator)).requires_grad_()
+    token_BT = torch.randint(8, (6, 5), generator=generator)
+    mask_BT = torch.arange(5) < torch.tensor([5, 1, 3, 5, 2, 4])[:, None]
+    dloss_BT = torch.randn(6, 5, generator=generator)
+    sender_B = torch.tensor([0, 2, 2, 0, 2, 0])
+    logp_BT = logit_BTV.log_softmax(-1).gather(-1, token_BT[..., None]).squeeze(-1)
+    (logp_BT * dloss_BT)[mask_BT].sum().backward()
+    dloss_BT[~mask_BT] = torch.nan  # which is nobody's
+    pulls = Pulls(3, torch.device("cpu"))
+    for rows in ([0, 1, 2], [3, 4, 5]):
+        pulls.add(sender_B[rows], dloss_BT[rows], logp_BT[rows].detach(), mask_BT[rows])
+    for sender, pull in enumerate(pulls.norm_S.tolist()):
+        exact = float(logit_BTV.grad[sender_B == sender].norm())
+        assert pull <= exact <= 2**0.5 * pull
+
+
+def test_what_a_learner_is_sure_of_pulls_little_and_what_it_never_says_fully() -> None:
+    pulls = Pulls(2, torch.device("cpu"))
+    logp_BT = torch.tensor([[0.999], [0.0]]).log()
+    pulls.add(torch.tensor([0, 1]), torch.full((2, 1), -2.0), logp_BT, torch.ones(2, 1).bool())
+    assert pulls.norm_S.tolist() == pytest.approx([0.002, 2.0], rel=1e-3)
 
 
 def test_a_learners_own_gradient_is_never_scaled() -> None:
@@ -252,27 +276,27 @@ def test_a_learners_own_gradient_is_never_scaled() -> None:
     policy = tiny_policy()
     learner = Learner(policy, objective("dr_grpo"), Learning(), 1e-3, Trust(grad_share=1))
     report = learner.step(candidates)
-    norm = {peer: m.grad_norm for peer, m in report.senders.items()}
-    assert norm["me"] > 4 * max(norm["a"], norm["b"])
+    pull = {peer: m.pull for peer, m in report.senders.items()}
+    assert pull["me"] > 4 * max(pull["a"], pull["b"])
     assert report.senders["me"].grad_scale == 1
 
 
-def test_bounds_on_the_norms_of_senders_by_hand() -> None:
-    norm_S = torch.tensor([1.0, 0.0, 2.0, 30.0, 100.0])
+def test_bounds_on_the_pulls_of_senders_by_hand() -> None:
+    pull_S = torch.tensor([1.0, 0.0, 2.0, 30.0, 100.0])
     stranger_S = torch.tensor([False, True, True, True, True])
     # strangers that speak: 2, 30, 100; the median is 30
-    assert scales(norm_S, stranger_S, 2.0).tolist() == pytest.approx([1, 1, 1, 1, 60 / 100])
+    assert scales(pull_S, stranger_S, 2.0).tolist() == pytest.approx([1, 1, 1, 1, 60 / 100])
     # of two the smaller, unless the own is larger
     two_S = torch.tensor([False, True, True])
     assert scales(torch.tensor([1.0, 2.0, 16.0]), two_S, 4.0).tolist() == [1, 1, 0.5]
     assert scales(torch.tensor([3.0, 2.0, 16.0]), two_S, 4.0).tolist() == [1, 1, 0.75]
-    assert scales(norm_S, ~stranger_S, 4.0).tolist() == [1, 1, 1, 1, 1]
+    assert scales(pull_S, ~stranger_S, 4.0).tolist() == [1, 1, 1, 1, 1]
     assert scales(torch.zeros(2), torch.ones(2, dtype=torch.bool), 4.0).tolist() == [1, 1]
 
 
 def test_a_crew_of_two_is_not_bounded_however_little_its_own_gradient_is() -> None:
-    norms, two = torch.tensor([0.01, 50.0]), torch.tensor([False, True])
-    assert scales(norms, two, 4.0).tolist() == [1, 1]
+    pulls, two = torch.tensor([0.01, 50.0]), torch.tensor([False, True])
+    assert scales(pulls, two, 4.0).tolist() == [1, 1]
 
 
 # Tokens that are withheld
@@ -341,3 +365,14 @@ def test_a_step_of_silent_groups_can_be_listened_to() -> None:
     assert torch.equal(got, weights(tiny_policy()))
     assert [len(one) > 0 for one in report.log_ratios[1]] == [True, True]
     assert report.num_scored == 0
+
+
+def test_a_pull_beyond_all_numbers_leaves_nothing_and_none_that_is_no_number_hides() -> None:
+    stranger_S = torch.tensor([False, True, True, True])
+    infinite_S = torch.tensor([1.0, 2.0, 2.0, torch.inf])
+    assert scales(infinite_S, stranger_S, 4.0).tolist() == [1, 1, 1, 0]
+    # the step itself is no number then, and somebody is blamed
+    no_number_S = torch.tensor([1.0, 2.0, 2.0, torch.nan])
+    assert scales(no_number_S, stranger_S, 4.0).tolist() == [1, 1, 1, 1]
+    both_S = torch.tensor([torch.inf, 2.0, 2.0, torch.inf])
+    assert scales(both_S, stranger_S, 4.0).tolist() == [1, 1, 1, 1]

@@ -129,7 +129,7 @@ class Trust(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     # most share of a step's sequences and tokens that one foreign sender may have; twice its even
     # share of the crew is always allowed
     sender_share: float = 0.5
-    # most norm of a stranger's gradient, in medians of strangers' or own norms; 0: no limit
+    # most pull of a stranger's gradient, in medians of strangers' or own pulls; 0: no limit
     grad_share: float = 4.0
 
     def __post_init__(self) -> None:

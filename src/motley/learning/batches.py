@@ -56,6 +56,10 @@ class MicroBatch:
         table = torch.zeros(self.mask_BT.numel(), dtype=value_M.dtype, device=value_M.device)
         return table.index_copy(0, self.place_M, value_M).view(self.mask_BT.shape)
 
+    def pack(self, value_BT: Tensor) -> Tensor:
+        """The values of the mask, one per target token."""
+        return value_BT.reshape(-1)[self.place_M]
+
 
 def micro_batches(
     sequences: Sequence[ToScore], token_budget: int, device: torch.device

@@ -56,8 +56,9 @@ class LossScale:
         self.value = FIRST_SCALE if self._scales else 1.0
         self._good = 0
 
-    def backward(self, loss: Tensor) -> None:
-        (loss * self.value if self._scales else loss).backward()
+    def backward(self, value: Tensor, dloss: Tensor | None = None) -> None:
+        """Backward from a loss, or from values with the loss's gradient with respect to them."""
+        (value * self.value if self._scales else value).backward(dloss)
 
     def clip(self, parameters: Sequence[Tensor], limit: float) -> Tensor:
         """Take the scale out of the gradients, and clip them; their norm before that."""

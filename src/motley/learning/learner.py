@@ -34,7 +34,7 @@ from motley.learning.sequences import (
     step_rows,
     unscored,
 )
-from motley.learning.shares import Gradient, GradientSum, Settled, scales
+from motley.learning.shares import Gradient, Pulls, Settled, scales
 from motley.models.devices import is_out_of_memory
 from motley.models.policy import Policy
 from motley.objectives import Objective
@@ -148,7 +148,7 @@ class Learner:
         for one in made.notes:
             note_scores(rows, one)
         senders = sender_metrics(rows)  # while a GPU still computes the gradient
-        settled = self._settle(plan, made) if plan.todo else Settled(0.0, {}, {})
+        settled = self._settle(plan, made) if plan.todo else Settled(0.0, [])
         if settled is None:
             found = self._blame(plan, alone)
             self.scale.value = before  # which may do for who is left
@@ -181,13 +181,13 @@ class Learner:
             self._descend(made.step_norm)
         if not np.isfinite(float(made.norm)) or not np.isfinite(made.loss):
             return None
-        norm, scale_of = float(made.norm), made.by_sender(made.scale_S)
-        if min(scale_of.values(), default=1.0) < 1:
-            again = self._backward(plan, scale_of=scale_of)
+        norm, scale_S = float(made.norm), made.scale_S.tolist()
+        if min(scale_S) < 1:
+            again = self._backward(plan, made.scale_S)
             self._descend(again.norm)
             norm = float(again.norm)
         self.scale.grow()
-        return Settled(norm, made.by_sender(made.norm_S), scale_of)
+        return Settled(norm, list(zip(made.pull_S.tolist(), scale_S, strict=True)))
 
     def _blame(self, plan: StepPlan, alone: Callable[[str], StepPlan]) -> Blame:
         """Find the strangers whose sequences alone are not finite; raise where there is none."""
@@ -210,80 +210,72 @@ class Learner:
             ", or set dtype = 'bfloat16' for the peer" if self.policy.dtype == torch.float16 else ""
         )
 
-    def _backward(self, plan: StepPlan, scale_of: dict[int, float] | None = None) -> Gradient:
+    def _backward(self, plan: StepPlan, scale_S: Tensor | None = None) -> Gradient:
         """Add up the gradient.
 
         Where memory does not hold a micro-batch, once more with half of it.
         """
         try:
-            return self._accumulate(plan, scale_of)
+            return self._accumulate(plan, scale_S)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
             if self._halved and not self._score.holds:
                 raise too_large(self.token_budget) from error
         if self._score.forget():
-            return self._backward(plan, scale_of)
+            return self._backward(plan, scale_S)
         self.token_budget, self._halved = halved(self.token_budget), True
-        return self._backward(plan, scale_of)
+        return self._backward(plan, scale_S)
 
-    def _accumulate(self, plan: StepPlan, scale_of: dict[int, float] | None) -> Gradient:
+    def _accumulate(self, plan: StepPlan, scale_S: Tensor | None) -> Gradient:
         """On a GPU nothing here waits for it, once all that it needs is there.
 
-        `scale_of`: what to leave of each sender's part.
+        `scale_S`: what to leave of each sender's part.
         """
         self.optimiser.zero_grad()
         self._score.begin()
-        parts = [
-            (senders, [unscored(plan, micro) for micro in self._micro_batches(sequences)])
-            for senders, sequences in plan.by_sender(apart=self._trust.grad_share > 0)
-        ]
-        total = GradientSum(self._parameters, lent=self._score.holds)
-        notes, losses = [], []
-        for senders, micros in parts:
-            loss = torch.zeros((), device=self.policy.device)
-            for micro, known in micros:
-                scores = self._score(micro.packed)
-                loss_batch = known(logp_learner_BT=micro.unpack(scores.logp_M))
-                output = self._objective.loss(loss_batch)
-                notes.append(note(micro, scores, loss_batch, output))
-                loss = loss + output.loss.detach()
-                self.scale.backward(output.loss * scale_of[senders[0]] if scale_of else output.loss)
-            losses.append(loss)
-            if len(parts) > 1:
-                total.take()
-        total.give()
-        norm = self.scale.clip(self._parameters, self._rules.grad_clip)
-        norm_S = torch.stack(total.norms) / self.scale.value if total.norms else norm[None]
+        micros = [unscored(plan, micro) for micro in self._micro_batches(plan.todo)]
+        pulls = Pulls(len(plan.batch.senders), self.policy.device)
+        notes, losses = [], [torch.zeros((), device=self.policy.device)]
+        for micro, sender_B, known in micros:
+            scores = self._score(micro.packed)
+            logp_BT = micro.unpack(scores.logp_M.detach()).requires_grad_()
+            loss_batch = known(logp_learner_BT=logp_BT)
+            output = self._objective.loss(loss_batch)
+            (dloss_BT,) = torch.autograd.grad(output.loss, logp_BT)
+            pulls.add(sender_B, dloss_BT, logp_BT.detach(), micro.mask_BT)
+            notes.append(note(micro, scores, loss_batch, output))
+            losses.append(output.loss.detach())
+            if scale_S is not None:
+                dloss_BT = dloss_BT * scale_S[sender_B, None]
+            self.scale.backward(scores.logp_M, micro.pack(dloss_BT))
+        pull_S = pulls.norm_S
         return Gradient(
-            norm=norm,
-            senders=[senders for senders, _ in parts],
-            norm_S=norm_S,
-            scale_S=self._scales(plan, norm_S) if len(parts) > 1 else torch.ones_like(norm_S),
-            loss_S=torch.stack(losses),
+            norm=self.scale.clip(self._parameters, self._rules.grad_clip),
+            loss_is_finite=torch.stack(losses).isfinite().all(),
+            pull_S=pull_S,
+            scale_S=self._scales(plan, pull_S),
             notes=notes,
-            heard=self._hear(plan) if scale_of is None else [],
+            heard=self._hear(plan) if scale_S is None else [],
         )
 
     def _micro_batches(self, sequences: list[ToScore]) -> list[MicroBatch]:
         return micro_batches(sequences, self.token_budget, self.policy.device)
 
-    def _scales(self, plan: StepPlan, norm_S: Tensor) -> Tensor:
+    def _scales(self, plan: StepPlan, pull_S: Tensor) -> Tensor:
         if not self._trust.grad_share:
-            return torch.ones_like(norm_S)
-        batch = plan.batch
-        strangers = [
-            batch.senders[senders[0]] in batch.strangers
-            for senders, _ in plan.by_sender(apart=True)
-        ]
-        stranger_S = torch.tensor(strangers).to(norm_S.device, non_blocking=True)
-        return scales(norm_S, stranger_S, self._trust.grad_share)
+            return torch.ones_like(pull_S)
+        strangers = plan.batch.strangers
+        stranger_S = torch.tensor([peer in strangers for peer in plan.batch.senders])
+        return scales(
+            pull_S, stranger_S.to(pull_S.device, non_blocking=True), self._trust.grad_share
+        )
 
     @torch.no_grad()
     def _hear(self, plan: StepPlan) -> list[Overheard]:
         """Score what nothing is learned from."""
         heard = []
-        for micro, known in map(partial(unscored, plan), self._micro_batches(plan.heard)):
+        for micro, _, known in map(partial(unscored, plan), self._micro_batches(plan.heard)):
             loss_batch = known(logp_learner_BT=micro.unpack(self._score(micro.packed).logp_M))
             heard.append(Overheard(micro.row_B.tolist(), loss_batch.log_ratio_BT))
         return heard
@@ -306,18 +298,14 @@ def _with_gradients(
     senders: dict[str, SenderMetrics], plan: StepPlan, settled: Settled
 ) -> dict[str, SenderMetrics]:
     """Add what became of each sender's gradient, where it was measured."""
-    measured = {
-        plan.batch.senders[sender]: (norm, settled.scale_of[sender])
-        for sender, norm in settled.norm_of.items()
-    }
-    return {
-        peer: msgspec.structs.replace(
-            metrics, grad_norm=measured[peer][0], grad_scale=measured[peer][1]
-        )
-        if peer in measured
-        else metrics
-        for peer, metrics in senders.items()
-    }
+    spoke = {plan.batch.candidate_B[s.row].group.origin.peer for s in plan.todo}
+    number_of = {peer: number for number, peer in enumerate(plan.batch.senders)}
+
+    def measured(peer: str) -> SenderMetrics:
+        pull, scale = settled.senders[number_of[peer]]
+        return msgspec.structs.replace(senders[peer], pull=pull, grad_scale=scale)
+
+    return {**senders, **{peer: measured(peer) for peer in senders if peer in spoke}}
 
 
 def _log_ratios(plan: StepPlan, rows: list[Row], heard: list[Overheard]) -> dict[int, list[Floats]]:

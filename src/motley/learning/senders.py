@@ -51,7 +51,7 @@ class SenderMetrics(msgspec.Struct, frozen=True, kw_only=True):
     tau_after: IfScored = msgspec.UNSET
     entropy: IfScored = msgspec.UNSET
     withheld: IfScored = msgspec.UNSET
-    grad_norm: IfScored = msgspec.UNSET
+    pull: IfScored = msgspec.UNSET
     grad_scale: IfScored = msgspec.UNSET
 
     def number(self, key: str) -> float | None:

@@ -68,16 +68,6 @@ class StepPlan:
     withheld: dict[int, Mask] = field(default_factory=dict)  # by row, where A > 0
     audited: frozenset[int] = frozenset()  # positions of candidates
 
-    def by_sender(self, apart: bool) -> list[tuple[list[int], list[ToScore]]]:
-        """The senders, and what to learn from them: each sender's apart, or all together."""
-        sender_B = self.batch.samples.sender_B.tolist()
-        present = sorted({sender_B[s.row] for s in self.todo})
-        if not apart or len(present) < 2:
-            return [(present, self.todo)]
-        return [
-            ([sender], [s for s in self.todo if sender_B[s.row] == sender]) for sender in present
-        ]
-
 
 def step_batch(candidates: Sequence[Candidate], prompts: Prompts, success: SuccessOf) -> StepBatch:
     group_index: dict[str, int] = {}
@@ -153,14 +143,19 @@ def step_plan(
     )
 
 
-def unscored(plan: StepPlan, micro: MicroBatch) -> tuple[MicroBatch, Callable[..., LossBatch]]:
-    """A micro-batch and all of its LossBatch that is known before it is scored."""
+def unscored(
+    plan: StepPlan, micro: MicroBatch
+) -> tuple[MicroBatch, Tensor, Callable[..., LossBatch]]:
+    """A micro-batch, the senders of its rows, and all of its LossBatch that is known before it is
+    scored.
+    """
     device, rows = micro.mask_BT.device, micro.row_B.tolist()
-    known = chain.from_iterable(plan.batch.logp_sampler_B[row] for row in rows)
-    sampler_M = torch.from_numpy(np.fromiter(known, np.float32, len(micro.packed.target_M))).to(
+    reported = chain.from_iterable(plan.batch.logp_sampler_B[row] for row in rows)
+    sampler_M = torch.from_numpy(np.fromiter(reported, np.float32, len(micro.packed.target_M))).to(
         device
     )
-    return micro, partial(
+    sender_B = plan.batch.samples.sender_B[micro.row_B].to(device)
+    known = partial(
         LossBatch,
         logp_sampler_BT=micro.unpack(sampler_M),
         mask_BT=micro.mask_BT,
@@ -168,6 +163,7 @@ def unscored(plan: StepPlan, micro: MicroBatch) -> tuple[MicroBatch, Callable[..
         terms=plan.terms.take(micro.row_B, device),
         withheld_BT=_withheld(plan, rows, micro.mask_BT),
     )
+    return micro, sender_B, known
 
 
 def _withheld(plan: StepPlan, rows: list[int], mask_BT: Tensor) -> Tensor | None:

@@ -1,32 +1,26 @@
-"""Shares: how much of a step's gradient is whose, and how much of it may be one stranger's.
+"""Shares: how hard each sender pulls in a step, and how much of it may be one stranger's.
 
-Adds up gradients sender by sender, with one buffer beside the gradients themselves, and measures
-each. Never waits for a GPU. Knows no sequence and no optimiser.
+Measured where a gradient enters the model, at its logits, so that one backward pass through the
+model serves all senders. Never waits for a GPU. Knows no sequence and no optimiser.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.utils import get_total_norm
 
 from motley.learning.notes import Note, Overheard
 
 
 class Gradient(NamedTuple):
-    """What backward passes over all micro-batches left behind, beside the gradient itself.
+    """What backward passes over all micro-batches left behind, beside the gradient itself."""
 
-    A part is the gradient of one sender, or of all of them where they were not told apart.
-    """
-
-    norm: Tensor  # of the sum of the parts
-    senders: list[list[int]]  # of each part
-    norm_S: Tensor  # of each part
-    scale_S: Tensor  # what may be left of each part
-    loss_S: Tensor  # of each part
+    norm: Tensor
+    loss_is_finite: Tensor
+    pull_S: Tensor  # of each sender
+    scale_S: Tensor  # what may be left of each sender's part
     notes: list[Note]
     heard: list[Overheard]
 
@@ -37,64 +31,51 @@ class Gradient(NamedTuple):
     @property
     def step_norm(self) -> Tensor:
         """The norm; no number where the gradient is not to be stepped along."""
-        steps = (self.scale_S >= 1).all() & self.loss_S.isfinite().all()
+        steps = (self.scale_S >= 1).all() & self.loss_is_finite
         return torch.where(steps, self.norm, torch.nan)
-
-    def by_sender(self, value_S: Tensor) -> dict[int, float]:
-        """Values of the parts, where they are one sender's."""
-        return {
-            senders[0]: value
-            for senders, value in zip(self.senders, value_S.tolist(), strict=True)
-            if len(senders) == 1
-        }
 
 
 class Settled(NamedTuple):
     """A gradient was stepped along."""
 
     norm: float
-    norm_of: dict[int, float]  # of each sender's part, as it came
-    scale_of: dict[int, float]  # what was left of it
+    senders: list[tuple[float, float]]  # the pull of each as it came, and what was left of it
 
 
-class GradientSum:
-    """Takes one sender's gradient after the other from where backward passes leave them.
+class Pulls:
+    """Adds up the squared norm of each sender's part of the gradient with respect to the logits.
 
-    `lent`: the tensors there are someone else's and will be used again.
+    Of a token of probability p that norm is |dloss/dlogp| times that of one_hot - softmax, which
+    lies between 1 - p and sqrt(2) (1 - p). It is taken as 1 - p: the rest of the softmax is not
+    known here.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], lent: bool) -> None:
-        self._parameters, self._lent = parameters, lent
-        self._sums: dict[int, Tensor] = {}  # by place among the parameters
-        self.norms: list[Tensor] = []
+    def __init__(self, num_senders: int, device: torch.device) -> None:
+        self._number_S = torch.arange(num_senders).to(device)
+        self._square_S = torch.zeros(num_senders, device=device)
 
-    def take(self) -> None:
-        """Add what the parameters hold, and leave them without a gradient."""
-        given = {i: p.grad for i, p in enumerate(self._parameters) if p.grad is not None}
-        self.norms.append(get_total_norm(given.values()))
-        known = [i for i in given if i in self._sums]
-        if known:
-            torch._foreach_add_([self._sums[i] for i in known], [given[i] for i in known])
-        for i in given.keys() - self._sums.keys():
-            self._sums[i] = given[i].clone() if self._lent else given[i]
-        for parameter in self._parameters:
-            parameter.grad = None
+    def add(self, sender_B: Tensor, dloss_BT: Tensor, logp_BT: Tensor, mask_BT: Tensor) -> None:
+        pull_BT = dloss_BT * torch.expm1(logp_BT)
+        square_B = torch.where(mask_BT, pull_BT.square(), 0.0).sum(1)
+        is_of_BS = sender_B[:, None] == self._number_S
+        self._square_S += torch.where(is_of_BS, square_B[:, None], 0.0).sum(0)
 
-    def give(self) -> None:
-        """Leave the sum where an optimiser looks for it."""
-        for i, total in self._sums.items():
-            self._parameters[i].grad = total
+    @property
+    def norm_S(self) -> Tensor:
+        return self._square_S.sqrt()
 
 
-def scales(norm_S: Tensor, stranger_S: Tensor, most: float) -> Tensor:
-    """What is left of each sender's gradient, 1 or less: a stranger's norm may be `most` times the
-    median of the strangers that speak, or of the own norm if that is more.
+def scales(pull_S: Tensor, stranger_S: Tensor, most: float) -> Tensor:
+    """What is left of each sender's gradient, 1 or less: a stranger's pull may be `most` times the
+    median of the strangers that speak, or of the own pull if that is more.
 
     Not of the own alone: whoever has learned its own part hardly has a gradient there, and is to
     learn from others all the same. Of two strangers the median is the smaller; one alone is not
     bounded.
     """
-    speaks_S = stranger_S & (norm_S > 0)
-    median = torch.where(speaks_S, norm_S, torch.nan).nanmedian()
-    ordinary = torch.maximum(median, torch.where(stranger_S, 0.0, norm_S).max())
-    return torch.where(speaks_S, (most * ordinary / norm_S).clamp(max=1), 1.0)
+    speaks_S = stranger_S & (pull_S > 0)
+    median = torch.where(speaks_S, pull_S, torch.nan).nanmedian()
+    own = torch.where(stranger_S, 0.0, pull_S).max()
+    # where both are infinite, and where a pull is no number, the norm of the step will tell
+    allowed_S = (most * torch.fmax(median, own) / pull_S).nan_to_num(nan=1.0, posinf=1.0)
+    return torch.where(speaks_S, allowed_S.clamp(max=1), 1.0)
