@@ -540,6 +540,7 @@ def test_on_a_gpu_a_step_goes_where_the_cpus_goes(dtype: torch.dtype) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_on_a_gpu_a_step_waits_for_it_only_where_it_must() -> None:
     """While micro-batches are computed nothing is read back, with graphs or without."""
     policy = tiny_policy()
@@ -556,10 +557,6 @@ def test_on_a_gpu_a_step_waits_for_it_only_where_it_must() -> None:
         ]
         torch.cuda.set_sync_debug_mode("error" if times else "default")
         try:
-            for micro, known in ready:
-                output = learner._objective.loss(
-                    known(logp_learner_BT=micro.unpack(learner._score(micro.packed).logp_M))
-                )
-                learner.scale.backward(output.loss)
+            learner._launch(plan, ready, None)
         finally:
             torch.cuda.set_sync_debug_mode("default")

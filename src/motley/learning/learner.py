@@ -27,6 +27,7 @@ from motley.learning.select import Candidate
 from motley.learning.senders import SenderMetrics
 from motley.learning.sequences import (
     StepPlan,
+    Unscored,
     Withheld,
     nothing_withheld,
     step_batch,
@@ -228,13 +229,15 @@ class Learner:
         return self._backward(plan, scale_S)
 
     def _accumulate(self, plan: StepPlan, scale_S: Tensor | None) -> Gradient:
-        """On a GPU nothing here waits for it, once all that it needs is there.
-
-        `scale_S`: what to leave of each sender's part.
-        """
+        """`scale_S`: what to leave of each sender's part."""
         self.optimiser.zero_grad()
         self._score.begin()
         micros = [unscored(plan, micro) for micro in self._micro_batches(plan.todo)]
+        made = self._launch(plan, micros, scale_S)
+        return made._replace(heard=self._hear(plan)) if scale_S is None else made
+
+    def _launch(self, plan: StepPlan, micros: list[Unscored], scale_S: Tensor | None) -> Gradient:
+        """On a GPU nothing here waits for it."""
         pulls = Pulls(len(plan.batch.senders), self.policy.device)
         notes, losses = [], [torch.zeros((), device=self.policy.device)]
         for micro, sender_B, known in micros:
@@ -256,7 +259,7 @@ class Learner:
             pull_S=pull_S,
             scale_S=self._scales(plan, pull_S),
             notes=notes,
-            heard=self._hear(plan) if scale_S is None else [],
+            heard=[],
         )
 
     def _micro_batches(self, sequences: list[ToScore]) -> list[MicroBatch]:

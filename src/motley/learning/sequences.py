@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -143,12 +143,15 @@ def step_plan(
     )
 
 
-def unscored(
-    plan: StepPlan, micro: MicroBatch
-) -> tuple[MicroBatch, Tensor, Callable[..., LossBatch]]:
-    """A micro-batch, the senders of its rows, and all of its LossBatch that is known before it is
-    scored.
-    """
+class Unscored(NamedTuple):
+    """A micro-batch, and all that is known of it before it is scored."""
+
+    micro: MicroBatch
+    sender_B: Tensor
+    known: Callable[..., LossBatch]  # all but the learner's log-probs
+
+
+def unscored(plan: StepPlan, micro: MicroBatch) -> Unscored:
     device, rows = micro.mask_BT.device, micro.row_B.tolist()
     reported = chain.from_iterable(plan.batch.logp_sampler_B[row] for row in rows)
     sampler_M = torch.from_numpy(np.fromiter(reported, np.float32, len(micro.packed.target_M))).to(
@@ -163,7 +166,7 @@ def unscored(
         terms=plan.terms.take(micro.row_B, device),
         withheld_BT=_withheld(plan, rows, micro.mask_BT),
     )
-    return micro, sender_B, known
+    return Unscored(micro, sender_B, known)
 
 
 def _withheld(plan: StepPlan, rows: list[int], mask_BT: Tensor) -> Tensor | None:
