@@ -51,7 +51,7 @@ class Pulls:
     """
 
     def __init__(self, num_senders: int, device: torch.device) -> None:
-        self._number_S = torch.arange(num_senders).to(device)
+        self._number_S = torch.arange(num_senders, device=device)
         self._square_S = torch.zeros(num_senders, device=device)
 
     def add(self, sender_B: Tensor, dloss_BT: Tensor, logp_BT: Tensor, mask_BT: Tensor) -> None:
