@@ -111,3 +111,11 @@ def hold(path: Path) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
+
+
+def new_run_folder(name: str) -> Path:
+    """The next free one under runs/."""
+    number = 1
+    while (folder := Path("runs") / f"{name}-{number:03d}").exists():
+        number += 1
+    return folder

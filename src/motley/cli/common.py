@@ -97,13 +97,6 @@ def changed(config: CrewConfig, objective: str, rounds: int, seed: int | None) -
     return msgspec.structs.replace(config, crew=crew, objective=settings)
 
 
-def new_run_folder(name: str) -> Path:
-    number = 1
-    while (folder := Path("runs") / f"{name}-{number:03d}").exists():
-        number += 1
-    return folder
-
-
 def print_rows(rows: list[dict[str, Any]], title: str, as_json: bool) -> None:
     """A table, or with --json one object."""
     if as_json:

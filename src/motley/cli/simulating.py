@@ -21,7 +21,6 @@ from motley.cli.common import (
     Seed,
     app,
     changed,
-    new_run_folder,
     plain_errors,
     print_rows,
     say,
@@ -29,6 +28,7 @@ from motley.cli.common import (
 )
 from motley.cli.progress import counted_runs, timed_bars
 from motley.config import CrewConfig, read_config
+from motley.files import new_run_folder
 
 
 @app.command()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
-from rich.live import Live
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -31,19 +30,18 @@ from motley.cli.common import (
     app,
     changed,
     console,
-    new_run_folder,
     plain_errors,
     say,
     stop_on_interrupt,
 )
 from motley.cli.progress import skills_text, timed_bars
 from motley.config import CrewConfig, read_config
+from motley.files import new_run_folder
 
 if TYPE_CHECKING:
     from motley.distributed.processes import ProcessCrew
     from motley.reports.display import Skills
     from motley.runs.local import LocalCrew
-    from motley.runs.metrics import LearnerLine
 
 
 def _run(crew: LocalCrew | ProcessCrew) -> bool:
@@ -51,36 +49,14 @@ def _run(crew: LocalCrew | ProcessCrew) -> bool:
 
     The crew is saved either way.
     """
-    from motley.reports.display import LiveTable
-    from motley.reports.trackers import Reports
-    from motley.runs.metrics import learner_lines, read_metrics
+    from motley.reports.watching import watched
 
-    reports = Reports(crew.config, crew.folder)
-    table = LiveTable(crew.config, first_round=crew.finished_rounds)
-    table.update(learner_lines(read_metrics(crew.folder)))
-    live = Live(table, console=console, refresh_per_second=4, transient=not console.is_terminal)
-    with stop_on_interrupt() as stop_asked, live, closing(reports):
-        for lines in crew.rounds():
-            table.update(lines)
-            reports.log(lines)
-            if lines and not console.is_terminal and lines[0].heldout:
-                console.print(
-                    _plain_progress(lines, crew.config.crew.rounds, table.time_left()),
-                    highlight=False,
-                    soft_wrap=True,
-                )
+    with stop_on_interrupt() as stop_asked, closing(watched(crew, console)) as rounds:
+        for _ in rounds:
             if stop_asked():
                 crew.save()
                 break
         return stop_asked()
-
-
-def _plain_progress(lines: Sequence[LearnerLine], rounds: int, left: str) -> str:
-    """A line where there is no terminal to redraw."""
-    from motley.reports.display import mean
-
-    peers = ", ".join(f"{line.peer} {mean(line.heldout):.0%}" for line in lines if line.heldout)
-    return f"round {lines[0].round} of {rounds}: held-out accuracy {peers}; {left} left"
 
 
 def _start_processes(begin: Callable[[Callable[[str], None]], ProcessCrew]) -> ProcessCrew:

@@ -9,8 +9,9 @@ import typer
 from rich.console import Console
 from rich.progress import TaskID, TaskProgressColumn
 
-from motley.cli.common import AsJson, app, new_run_folder, plain_errors, print_rows, say
+from motley.cli.common import AsJson, app, plain_errors, print_rows, say
 from motley.cli.progress import timed_bars
+from motley.files import new_run_folder
 
 Folder = Annotated[Path, typer.Argument(help="A run folder, or that of a peer that joined a hub.")]
 

@@ -63,16 +63,17 @@ from motley.tasks import Task, evaluation_set, load_task
 
 Made = TypeVar("Made")
 NOBODY = ""  # a peer no crew has
+BROUGHT = {"data", "models"}  # what was given as Python objects, there before a run begins
 WarmProgress = Callable[[str, int, dict[str, float]], None]  # (peer, steps, accuracy per kind)
 
 
-def check_config(config: CrewConfig, mine: str | None = None) -> None:
+def check_config(config: CrewConfig, mine: str | None = None, task: Task | None = None) -> None:
     """Look up every name a crew file uses, so that a mistake shows before any model loads.
 
     `mine`: the only peer whose model must be on this machine; what others bring is theirs. None:
-    all of them.
+    all of them. `task`: where it is at hand as an object.
     """
-    task = load_task(config.crew.task, config.task)
+    task = task or load_task(config.crew.task, config.task)
     objective(config.crew.objective, config.crew.variant, config.objective)
     problems = [p for split in task.splits for p in evaluation_set(task, split, per_kind=8)]
     vocabularies = {}
@@ -118,14 +119,21 @@ class Accuracies:
 
 class Run:
     def __init__(
-        self, config: CrewConfig, folder: Path, clock: Clock | None = None, started_s: float = 0.0
+        self,
+        config: CrewConfig,
+        folder: Path,
+        clock: Clock | None = None,
+        started_s: float = 0.0,
+        task: Task | None = None,
     ) -> None:
-        """`started_s`: when on this clock the seconds of the crew file's network begin."""
+        """`started_s`: when on this clock the seconds of the crew file's network begin. `task`:
+        where it is at hand as an object.
+        """
         self.config = config
         self.folder = folder
         self.clock = clock or RealClock()
         self.started_s = started_s
-        self.task = load_task(config.crew.task, config.task)
+        self.task = task or load_task(config.crew.task, config.task)
         self._heldout = evaluation_set(self.task, "heldout", config.evaluate.problems)
         self._ood = (
             evaluation_set(self.task, "ood", config.evaluate.problems)
@@ -276,7 +284,7 @@ def new_folder(folder: Path, config: CrewConfig, otherwise: str) -> None:
     What an unfinished start left there is cleared; anything else is not touched.
     """
     _discard_unfinished(folder)
-    if folder.exists() and any(folder.iterdir()):
+    if folder.exists() and any(path.name not in BROUGHT for path in folder.iterdir()):
         raise ValueError(
             f"run folder {folder} is not empty; choose another with --out, or {otherwise}"
         )
@@ -289,15 +297,18 @@ def _discard_unfinished(folder: Path) -> None:
 
     A folder with anything else in it is not touched.
     """
-    ours = {"config.toml", "start", "groups", "checkpoints", "metrics.jsonl", "engine", *REPORTERS}
+    made = {"config.toml", "start", "groups", "checkpoints", "metrics.jsonl", "engine", *REPORTERS}
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    ours = made | BROUGHT
     if "config.toml" not in names or not names <= ours or checkpoints(folder / "checkpoints"):
         return
     try:
         read_config(folder / "config.toml")
     except ConfigError:
         return
-    shutil.rmtree(folder)
+    for name in names - BROUGHT:
+        path = folder / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _starting_policy(config: CrewConfig, me: PeerConfig, start: Path, task: Task) -> Policy:

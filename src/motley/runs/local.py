@@ -56,13 +56,18 @@ class LocalCrew:
     """Peers in turn. `rounds()` trains; every yielded list has one metrics line per peer."""
 
     def __init__(
-        self, config: CrewConfig, folder: Path, warm_progress: WarmProgress | None = None
+        self,
+        config: CrewConfig,
+        folder: Path,
+        warm_progress: WarmProgress | None = None,
+        task: Task | None = None,
     ) -> None:
+        """`task`: where it is at hand as an object."""
         self.config = config
         self.folder = folder
         self.finished_rounds = 0
         self._pace = pace_of(config)
-        self._run = Run(config, folder)
+        self._run = Run(config, folder, task=task)
         self._log = MemoryLog(folder / "groups" / "log.bin")
         hub = found_log(config, self._log, self._run.task)
         self.peers = [
@@ -72,31 +77,44 @@ class LocalCrew:
 
     @classmethod
     def start(
-        cls, config: CrewConfig, folder: Path, warm_progress: WarmProgress | None = None
+        cls,
+        config: CrewConfig,
+        folder: Path,
+        warm_progress: WarmProgress | None = None,
+        task: Task | None = None,
     ) -> LocalCrew:
         """A new run in a new folder, with the skills before training as its first metrics lines."""
-        check_config(config)
+        check_config(config, task=task)
         new_folder(folder, config, f"go on with: motley train --resume {folder}")
-        crew = cls(config, folder, warm_progress)
+        crew = cls(config, folder, warm_progress, task)
         crew._run.write([crew._run.first_line(peer) for peer in crew.peers])
         crew.save()
         return crew
 
     @classmethod
     def start_or_resume(
-        cls, config: CrewConfig, folder: Path, warm_progress: WarmProgress | None = None
+        cls,
+        config: CrewConfig,
+        folder: Path,
+        warm_progress: WarmProgress | None = None,
+        task: Task | None = None,
     ) -> LocalCrew:
         """Go on with a run of this folder, or begin it."""
         if not checkpoints(folder / "checkpoints"):
-            return cls.start(config, folder, warm_progress)
+            return cls.start(config, folder, warm_progress, task)
         if read_config(folder / "config.toml") != config:
             raise ValueError(
                 f"{folder} holds a run of other settings; choose another folder, or delete it"
             )
-        return cls.resume(folder)
+        return cls.resume(folder, task=task)
 
     @classmethod
-    def resume(cls, folder: Path, say: Callable[[str], None] = lambda text: None) -> LocalCrew:
+    def resume(
+        cls,
+        folder: Path,
+        say: Callable[[str], None] = lambda text: None,
+        task: Task | None = None,
+    ) -> LocalCrew:
         """Go on from the newest whole checkpoint. What was written after it is cut off and done
         again.
         """
@@ -110,7 +128,7 @@ class LocalCrew:
                 "another --out"
             ) from None
         cut_log(folder / "groups" / "log.bin", state.log_records)
-        crew = cls(read_config(folder / "config.toml"), folder)
+        crew = cls(read_config(folder / "config.toml"), folder, task=task)
         crew._run.cut_metrics(state.metrics_bytes, say)
         crew.finished_rounds = state.round
         for peer in crew.peers:
