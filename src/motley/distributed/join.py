@@ -43,12 +43,13 @@ class Brings(NamedTuple):
     its judge.
     """
 
-    data: Path | None = None  # the folder with the crew's problem files
+    data: Path | None = None  # the folder with the crew's problem files and reward modules
     model: str = ""
     device: str = ""
     # None: the one it came with before, or torch
     engine: Literal["torch"] | EnginePart | None = None
     judge: OpenAI | None = None  # never the crew file's either
+    own_crew: bool = False  # the crew file is this machine's own
 
 
 def join(
@@ -128,7 +129,9 @@ def _agree(joining: Joining, log: NatsLog, brings: Brings) -> CrewConfig:
     """
     folder, me = joining.folder, joining.membership.peer
     charter = _listed(joining, log)
-    config = with_files_in(parse_config(charter.config, source="the crew's charter"), brings.data)
+    config = parse_config(charter.config, source="the crew's charter")
+    if not brings.own_crew:
+        config = with_files_in(config, brings.data)
     path = folder / "config.toml"
     config = _with_own(config, read_config(path) if path.exists() else None, me, brings)
     check_config(config, mine=config.student_of(me))
