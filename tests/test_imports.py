@@ -26,7 +26,7 @@ FLOORS = [
     {"runs"},
     {"benchmarks", "distributed", "reports", "sim"},
     {"archive", "study"},
-    {"attacks"},
+    {"api", "attacks"},
     {"cli"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

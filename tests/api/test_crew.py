@@ -106,7 +106,8 @@ def test_a_model_object_is_where_training_begins_and_is_not_changed(tmp_path: Pa
     model, tokenizer = tiny_model("0.3m", seed=3), tiny_vocabulary().tokenizer
     before = {name: p.clone() for name, p in model.named_parameters()}
     peers = [motley.Peer(model, tokenizer=tokenizer, name="mine"), motley.Peer("tiny:0.3m")]
-    run = small(peers=peers, lr=1e-2).train(tmp_path / "run", progress=False)
+    length = lambda completions: [len(c) for c in completions]
+    run = small(peers=peers, rewards=length).train(tmp_path / "run", progress=False)
     assert all(p.equal(before[name]) for name, p in model.named_parameters())
     trained, same = run.model("mine")
     assert isinstance(trained, LlamaForCausalLM)
@@ -135,7 +136,7 @@ def test_evaluating_before_training_measures_the_start(tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"peers": []}, "a crew needs a peer at least"),
+        ({"peers": []}, "a crew needs peers; give at least one"),
         ({"data": None, "rewards": None}, "either data, as rows"),
         ({"task": "digits"}, "not both"),
         ({"data": None, "task": "digits"}, "rewards, heldout, ood and fields are for data"),

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from motley.api.peer import Peer
 from motley.api.recipe import Recipe, reads_as
-from motley.api.run import Round, Run, Split, accuracies
+from motley.api.run import Round, Run, accuracies
 from motley.api.tables import Table
 from motley.config import CrewConfig, read_config, write_config
 from motley.distributed.processes import ProcessCrew
@@ -18,8 +18,9 @@ from motley.files import new_run_folder
 from motley.reports.trackers import check_reporters
 from motley.reports.watching import watched
 from motley.runs.local import LocalCrew
-from motley.tasks import Task, load_task
-from motley.tasks.own import Data, Reward
+from motley.tasks import Split, Task, load_task
+from motley.tasks.own import Rows
+from motley.tasks.rewards import Reward
 
 
 class Crew:
@@ -39,12 +40,12 @@ class Crew:
     def __init__(
         self,
         peers: Sequence[Peer | str],
-        data: Data | None = None,
+        data: Rows | None = None,
         rewards: Reward | Sequence[Reward] | None = None,
         *,
         task: str | Task = "",
-        heldout: Data | None = None,
-        ood: Data | None = None,
+        heldout: Rows | None = None,
+        ood: Rows | None = None,
         fields: Mapping[str, str] | None = None,
         reward_weights: Sequence[float] | None = None,
         name: str = "crew",

@@ -4,6 +4,7 @@ named there.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,9 @@ import msgspec
 from motley.api.peer import Peer, Store, names_of
 from motley.config import CrewConfig, parse_config
 from motley.files import replace, whole
-from motley.tasks import Task, load_task
-from motley.tasks.own import Data, Reward, own_task
-from motley.tasks.rows import read_rows
+from motley.tasks import Task, load_task, own_task, read_rows
+from motley.tasks.own import Rows
+from motley.tasks.rewards import Reward, RewardFunction
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -31,11 +32,11 @@ class Recipe:
     """What `motley.Crew` was given."""
 
     peers: Sequence[Peer]
-    data: Data | None
+    data: Rows | None
     rewards: Reward | Sequence[Reward] | None
     task: str | Task
-    heldout: Data | None
-    ood: Data | None
+    heldout: Rows | None
+    ood: Rows | None
     fields: Mapping[str, str] | None
     reward_weights: Sequence[float] | None
     name: str
@@ -71,8 +72,8 @@ class Recipe:
             return self.task
         return own_task(
             self.data,
-            rewards=self.rewards,
-            weights=self.reward_weights,
+            rewards=self._rewards,
+            weights=self.reward_weights or (),
             heldout=self.heldout,
             ood=self.ood,
             fields=self.fields,
@@ -101,10 +102,21 @@ class Recipe:
             "sampling": {"max_tokens": self._max_tokens, "temperature": self.temperature},
             "learning": {"lr": self.lr} if self.lr else {},
         }
+        for name in self.settings.keys() - set(CrewConfig.__struct_fields__):
+            close = difflib.get_close_matches(name, CrewConfig.__struct_fields__, n=1)
+            raise ValueError(
+                f"settings has a table {name!r}, which a crew file does not; "
+                + (f"did you mean {close[0]}?" if close else "see docs/crew_file.md")
+            )
         tables["crew"]["task"], own = self._task_tables(place)
         for name, table in {**self.settings, "task": own}.items():
             _join(tables.setdefault(name, {}), table, name)
         return parse_config(msgspec.toml.encode({**tables, "peer": peers}).decode(), "this crew")
+
+    @property
+    def _rewards(self) -> list[Reward]:
+        given = self.rewards or []
+        return [given] if callable(given) else list(given)
 
     # What is usual where nothing is said
 
@@ -144,8 +156,7 @@ class Recipe:
         if self.fields:
             settings["fields"] = dict(self.fields)
         if self.rewards:
-            given = [self.rewards] if callable(self.rewards) else list(self.rewards)
-            settings["reward"] = [name_of(reward) for reward in given]
+            settings["reward"] = [RewardFunction(reward).name for reward in self._rewards]
         if self.reward_weights:
             settings["reward_weights"] = list(self.reward_weights)
         return f"file:{paths['train']}", settings
@@ -163,11 +174,11 @@ def _store(
     return str(folder)
 
 
-def _store_rows(data: Data, path: Path) -> str:
+def _store_rows(data: Rows, path: Path) -> str:
     """The file of some rows: the one that was given, or one that is written now."""
     if isinstance(data, str | Path):
         return str(Path(data).resolve())
-    content = b"".join(_line(row, number) for number, row in enumerate(read_rows(data)))
+    content = b"".join(msgspec.json.encode(row) + b"\n" for row in read_rows(data))
     path = path.resolve()
     if path.exists() and path.read_bytes() != content:
         raise ValueError(
@@ -178,25 +189,15 @@ def _store_rows(data: Data, path: Path) -> str:
     return str(path)
 
 
-def _line(row: Mapping[str, Any], number: int) -> bytes:
-    try:
-        return msgspec.json.encode(dict(row), enc_hook=_plain_value) + b"\n"
-    except (TypeError, msgspec.MsgspecError) as error:
-        raise ValueError(
-            f"row {number} of the data cannot be kept with the run: {error}; expected text, "
-            "numbers, lists and tables"
-        ) from None
-
-
-def _plain_value(value: Any) -> Any:
-    """Numbers and arrays of numpy, and what else knows how to be a list or a number."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    raise TypeError(f"a {type(value).__name__}")
-
-
 def reads_as(config: CrewConfig, task: Task) -> None:
     """Refuse what another process could not make of the crew's file: rewards that have no name."""
+    rewards = config.task.get("reward", [])
+    here = [name for name in rewards if name.startswith("__main__:")]
+    if here or config.crew.task == IN_PYTHON:
+        raise ValueError(
+            f"this crew cannot be written to a file: {', '.join(here) or 'its task'} is known to "
+            "this program only; put it into a module of its own, and import it from there"
+        )
     try:
         again = load_task(config.crew.task, config.task)
     except ValueError as error:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from motley.api.tables import Table
+from motley.api.tables import Row, Table
 from motley.config import read_config
 from motley.engines import Engine, torch_engine
 from motley.models.prompts import Prompts
@@ -79,7 +79,7 @@ class Run:
         """Held-out skills of every peer, before and after."""
         lines = self.lines()
         before, after = skills_at(lines, last=False), skills_at(lines, last=True)
-        rows = [
+        rows: list[Row] = [
             {"peer": peer, "kind": kind, "before": before[peer][kind], "after": value}
             for peer, skills in after.items()
             for kind, value in skills.items()

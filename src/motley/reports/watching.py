@@ -4,7 +4,7 @@ terminal, and the reporters.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Protocol
@@ -18,7 +18,7 @@ from motley.reports.trackers import Reports
 from motley.runs.metrics import LearnerLine, learner_lines, read_metrics
 
 
-class Training(Protocol):
+class Trainable(Protocol):
     """A crew that trains: LocalCrew or ProcessCrew."""
 
     config: CrewConfig
@@ -29,8 +29,8 @@ class Training(Protocol):
 
 
 def watched(
-    crew: Training, console: Console, progress: bool = True
-) -> Iterator[Sequence[LearnerLine]]:
+    crew: Trainable, console: Console, progress: bool = True
+) -> Generator[Sequence[LearnerLine], None, None]:
     """Train to the last round; the lines of each, or none where nothing has happened yet.
 
     `progress`: it is shown.
