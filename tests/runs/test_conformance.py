@@ -312,7 +312,10 @@ def test_an_engine_that_fails_leaves_the_adapters_as_they_were(folder: Path) -> 
 
 
 def test_a_crew_is_checked_task_and_peers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "exact.py").write_text("from motley.tasks.jsonl import exact_match\n")
+    (folder / "exact.py").write_text(
+        "def exact_match(completions, answer):\n"
+        "    return [float(c.strip() == a) for c, a in zip(completions, answer)]\n"
+    )
     config = spread_crew(folder, ("full", "lora"), task="exact:exact_match")
     rows = check_crew(config)
     assert {(row["what"], row["result"]) for row in rows} == {

@@ -181,10 +181,9 @@ def problems_of(archive: Archive) -> ProblemOf:
         if own.is_file()
         else parse_config(charter.config, source="the crew's charter")
     )
-    # A reward module is not needed, and whoever exports a log should not have to run it: its
-    # problems come from a file.
+    # A reward module is not needed, and whoever exports a log should not have to run it.
     name = config.crew.task
-    task = load_task(name if name == "digits" or name.startswith("file:") else "file:", config.task)
+    task = load_task(name, config.task, scores=False)
     if task.fingerprint != charter.task:
         raise ValueError(f"task {name} asks other problems here than in the crew's charter")
 

@@ -7,7 +7,7 @@ import re
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -44,55 +44,92 @@ def read_config(path: Path, settings: Sequence[str] = ()) -> CrewConfig:
 _FILES = ("file", "heldout", "ood")  # keys of [task] that name files
 
 
+class _Places(NamedTuple):
+    """Where what a crew file names is on this machine."""
+
+    file: Callable[[str], str]
+    reward: Callable[[str], str]  # of "module:function"
+
+
 def _with_absolute_paths(config: CrewConfig, folder: Path) -> CrewConfig:
-    """Files of problems are named relative to the crew file; a run must find them from anywhere."""
-    return _with_files(config, lambda name: folder / name)
+    """Files and reward modules are named relative to the crew file; a run must find them from
+    anywhere.
+    """
+
+    def reward(spec: str) -> str:
+        module, colon, function = spec.rpartition(":")
+        path = folder / module.removesuffix(".py")
+        return f"{path}:{function}" if colon and _is_module(path) else spec
+
+    return _with_files(config, _Places(lambda name: str(folder / name), reward))
 
 
 def with_files_in(config: CrewConfig, folder: Path | None) -> CrewConfig:
-    """The crew, with its files of problems looked for by name in a folder of this machine."""
-    return (
-        config
-        if folder is None
-        else _with_files(config, lambda name: folder.resolve() / Path(name).name)
-    )
+    """Another's crew, with its files and reward modules looked for by name in a folder of this
+    machine.
+
+    Which folder of this machine a program is taken from is not another's to say: a module that is
+    not there is looked for on Python's own path.
+    """
+
+    def reward(spec: str) -> str:
+        bare = re.split(r"[/\\]", spec)[-1]
+        path = (folder or Path()).resolve() / bare.rpartition(":")[0]
+        return f"{path.parent / bare}" if folder and _is_module(path) else bare
+
+    def file(name: str) -> str:
+        return name if folder is None else str(folder.resolve() / Path(name).name)
+
+    return _with_files(config, _Places(file, reward))
 
 
-def _with_files(config: CrewConfig, place: Callable[[str], Path]) -> CrewConfig:
-    task = _placed(config.task, place)
-    crew = msgspec.structs.replace(config.crew, task=_placed_spec(config.crew.task, place))
+def _is_module(path: Path) -> bool:
+    """Whether a folder has the module, or the package that it is of: FOLDER/package.module."""
+    top = path.name.partition(".")[0]
+    return (path.parent / f"{top}.py").is_file() or (path.parent / top / "__init__.py").is_file()
+
+
+def _with_files(config: CrewConfig, places: _Places) -> CrewConfig:
+    task = _placed(config.task, places)
+    crew = msgspec.structs.replace(config.crew, task=_placed_spec(config.crew.task, places))
     placed = tuple(
-        msgspec.structs.replace(peer, model=_placed_model(peer.model, place))
+        msgspec.structs.replace(peer, model=_placed_model(peer.model, places))
         for peer in config.peer
     )
     return msgspec.structs.replace(config, task=task, crew=crew, peer=placed)
 
 
-def _placed(table: dict[str, Any], place: Callable[[str], Path]) -> dict[str, Any]:
+def _placed(table: dict[str, Any], places: _Places) -> dict[str, Any]:
     """A [task], and the tables in it, which are tasks themselves in a mixture."""
-    placed: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, dict):
-            placed[key] = _placed(value, place)
-        elif isinstance(value, str) and key in _FILES:
-            placed[key] = str(place(value))
-        else:
-            placed[key] = (
-                _placed_spec(value, place) if key == "task" and isinstance(value, str) else value
-            )
-    return placed
+    return {key: _placed_value(key, value, places) for key, value in table.items()}
 
 
-def _placed_spec(spec: str, place: Callable[[str], Path]) -> str:
-    return f"file:{place(spec.removeprefix('file:'))}" if spec.startswith("file:") else spec
+def _placed_value(key: str, value: Any, places: _Places) -> Any:
+    if isinstance(value, dict):
+        return value if key == "fields" else _placed(value, places)
+    if key == "reward" and isinstance(value, list):
+        return [_placed_value(key, one, places) for one in value]
+    if not isinstance(value, str):
+        return value
+    if key in _FILES:
+        return places.file(value)
+    if key == "reward":
+        return places.reward(value)
+    return _placed_spec(value, places) if key == "task" else value
 
 
-def _placed_model(model: str, place: Callable[[str], Path]) -> str:
+def _placed_spec(spec: str, places: _Places) -> str:
+    if spec.startswith("file:"):
+        return f"file:{places.file(spec.removeprefix('file:'))}"
+    return spec if spec.startswith("reasoning_gym:") else places.reward(spec)
+
+
+def _placed_model(model: str, places: _Places) -> str:
     """A folder or GGUF file beside the crew file; ids, names and folders elsewhere stay."""
     written_as_path = model.startswith(("./", "../")) or (
         model.endswith(".gguf") and not Path(model).is_absolute()
     )
-    return str(place(model)) if written_as_path else model
+    return places.file(model) if written_as_path else model
 
 
 def parse_config(text: str, source: str = "crew file", settings: Sequence[str] = ()) -> CrewConfig:

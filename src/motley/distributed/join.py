@@ -46,13 +46,13 @@ class Brings(NamedTuple):
     its judge.
     """
 
-    data: Path | None = None  # the folder with the crew's problem files
+    data: Path | None = None  # the folder with the crew's problem files and reward modules
     model: str = ""
     device: str = ""
     # None: the one it came with before, or torch
     engine: Literal["torch"] | EnginePart | None = None
     judge: OpenAI | None = None  # never the crew file's either
-    # as its owner goes on with it, where that is this machine; None: as the charter has it
+    # as it goes on, where its owner is this machine; None: as the charter has it
     crew: CrewConfig | None = None
 
 
@@ -136,7 +136,7 @@ def _agree(joining: Joining, log: NatsLog, brings: Brings) -> CrewConfig:
     agreed = parse_config(charter.config, source="the crew's charter")
     if brings.crew:
         check_changes(changes(agreed, brings.crew), str(folder))
-    config = with_files_in(brings.crew or agreed, brings.data)
+    config = brings.crew or with_files_in(agreed, brings.data)
     path = folder / "config.toml"
     before = read_config(path) if path.exists() else None
     config = _with_own(config, before, me, brings)

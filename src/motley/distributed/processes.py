@@ -146,7 +146,6 @@ class ProcessCrew:
             (folder / "invitation").write_text(line.split()[-1])
         (folder / "error.txt").unlink(missing_ok=True)
         threads = max(1, (os.cpu_count() or 1) // len(self.config.peer))
-        # the crew file is this machine's own
         me = self.config.named(name)
         brings = Brings(device=me.device, engine=me.engine, judge=me.judge, crew=self.config)
         arguments = (

@@ -6,17 +6,17 @@ import importlib
 import importlib.util
 from types import ModuleType
 
-_REMEDY = "pip install 'motley-rl[tasks]'"
 
-
-def need(package: str, wanted_by: str) -> None:
+def need(package: str, wanted_by: str, extra: str = "tasks") -> None:
     """Refuse a task whose package is missing, without importing it."""
-    if importlib.util.find_spec(package) is None:
+    name = package.partition(".")[0]
+    if importlib.util.find_spec(name) is None:
         raise ValueError(
-            f"{wanted_by} needs the package {package}, which is not installed; {_REMEDY}"
+            f"{wanted_by} needs the package {name}, which is not installed; "
+            f"pip install 'motley-rl[{extra}]', in a clone pip install -e '.[{extra}]'"
         )
 
 
-def load(package: str, wanted_by: str) -> ModuleType:
-    need(package, wanted_by)
+def load(package: str, wanted_by: str, extra: str = "tasks") -> ModuleType:
+    need(package, wanted_by, extra)
     return importlib.import_module(package)
