@@ -11,7 +11,9 @@ from motley.cli import (
     training,
     trusting,
 )
-from motley.cli.common import app
+from motley.cli.shell import app
+
+app.put_first()
 
 __all__ = [
     "app",

@@ -1,4 +1,4 @@
-"""What all commands share: the app, options, tables, and how errors and Ctrl-C are met."""
+"""What all commands share: options, tables, and how errors and Ctrl-C are met."""
 
 from __future__ import annotations
 
@@ -17,23 +17,30 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from motley.cli.shell import App as App
+from motley.cli.shell import app as app
+from motley.cli.shell import console as console
+from motley.cli.shell import results as results
 from motley.config import ConfigError, CrewConfig
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    help="A crew of different language models that train each other.",
-)
-bench_app = typer.Typer(
-    no_args_is_help=True, help="Measure speed against a known rival, in one run."
-)
-app.add_typer(bench_app, name="bench")
-console = Console()
+bench_app = App(no_args_is_help=True, help="Measure speed against a known rival, in one run.")
+app.add_typer(bench_app, name="bench", rich_help_panel="More")
 
 CrewFile = Annotated[Path, typer.Argument(help="A crew file (TOML).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 Objective = Annotated[
     str, typer.Option(help="Use this objective instead of the crew file's; NAME or NAME/VARIANT.")
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help=(
+            "Use this instead of what the crew file says, such as learning.lr=1e-5 or "
+            "peer.NAME.device=cpu. Repeatable."
+        ),
+    ),
 ]
 Rounds = Annotated[int, typer.Option(help="Train this many rounds instead of the crew file's.")]
 Seed = Annotated[int | None, typer.Option(help="Use this seed instead of the crew file's.")]
@@ -47,8 +54,18 @@ Alone = Annotated[
 
 
 def say(text: str) -> None:
-    """A line as it is."""
+    """A line as it is, of what is being done."""
     console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def tell(text: str) -> None:
+    """A line as it is, of what came of it: -q leaves it."""
+    results.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def stderr() -> Console:
+    """Where bars go that must not stand between results; silent with -q."""
+    return Console(stderr=True, quiet=console.quiet)
 
 
 @contextmanager
@@ -108,7 +125,7 @@ def print_rows(rows: list[dict[str, Any]], title: str, as_json: bool) -> None:
     for row in rows:
         table.add_row(*map(_cell, row.values()))
     # in a file nothing need be cut off
-    (console if console.is_terminal else Console(width=160)).print(table)
+    (results if results.is_terminal else Console(width=160)).print(table)
 
 
 def _cell(value: object) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from motley.cli.common import app, plain_errors, say
+from motley.cli.common import app, plain_errors, tell
 
 Dtype = Literal["float32", "bfloat16"]
 Merge = Annotated[
@@ -39,9 +39,7 @@ def export_command(
         ),
     ] = "float32",
 ) -> None:
-    """Write a trained peer as an ordinary Hugging Face or PEFT folder, with a model card that says
-    how it was trained.
-    """
+    """Write a trained peer as an ordinary Hugging Face or PEFT folder, with a model card."""
     with plain_errors():
         from motley.reports.export import export_model, learners_of
 
@@ -52,7 +50,7 @@ def export_command(
                 f"{', '.join(known)}"
             )
         folder = export_model(run, peer or known[0], out, merge, dtype)
-        say(
+        tell(
             f"{peer or known[0]} of {run} in {folder}; how it was trained and how to load it: "
             f"{folder / 'README.md'}"
         )

@@ -17,7 +17,7 @@ from rich.progress import TaskProgressColumn
 from rich.table import Table
 from rich.text import Text
 
-from motley.cli.common import AsJson, app, console, plain_errors
+from motley.cli.common import AsJson, app, plain_errors, results, stderr, tell
 from motley.cli.progress import timed_bars
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def log_command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Who sent what to a crew's log: sizes, ages, rewards, and what is wrong with a record."""
+    """Show who sent what to a crew's log, and what is wrong with a record."""
     with plain_errors():
         from motley.archive import find_log, open_log
 
@@ -122,7 +122,7 @@ def _list(archive: Archive, newest: int, after: int, peer: str, as_json: bool) -
     elif rows:
         _print_table(archive, rows)
     else:
-        console.print("nothing", highlight=False)
+        tell("nothing")
 
 
 def _follow(archive: Archive, after: int | None, peer: str, as_json: bool) -> None:
@@ -164,12 +164,12 @@ def _export(archive: Archive, path: Path, after: int, peer: str, as_json: bool) 
     faults = f"; {_counts(done.left_out)} left out" if done.left_out else ""
     for text in (f"{done.num_groups} groups in {path}{faults}", why):
         if text:
-            console.print(text, highlight=False, soft_wrap=True, markup=False)
+            tell(text)
 
 
 def _read(archive: Archive, after: int, peer: str) -> Iterator[Seen]:
     """The records that are wanted, with a bar on stderr for how far the reading has come."""
-    console = Console(stderr=True)
+    console = stderr()
     with timed_bars(
         "reading",
         TaskProgressColumn(),
@@ -260,7 +260,7 @@ def _print_table(archive: Archive, rows: list[Row], num_totals: int = 0) -> None
             *(Text(_cell(name, value)) for name, value in row.items()),
             end_section=number == len(rows) - num_totals,
         )
-    Console(width=max(console.width, LEAST_WIDTH) if console.is_terminal else PIPED_WIDTH).print(
+    Console(width=max(results.width, LEAST_WIDTH) if results.is_terminal else PIPED_WIDTH).print(
         table
     )
 

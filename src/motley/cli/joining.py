@@ -13,7 +13,16 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from motley.cli.common import CrewFile, app, console, plain_errors, say, stop_on_interrupt
+from motley.cli.common import (
+    CrewFile,
+    Settings,
+    app,
+    console,
+    plain_errors,
+    say,
+    stop_on_interrupt,
+    tell,
+)
 from motley.config import EnginePart, OpenAI, Vllm, check_name, read_config
 
 if TYPE_CHECKING:
@@ -55,31 +64,33 @@ def hub(
     out: Annotated[
         Path | None, typer.Option(help="The hub's folder; runs/CREW-hub otherwise.")
     ] = None,
+    settings: Settings = None,
 ) -> None:
-    """Run the log of a crew for peers on other machines; prints one line for each to paste.
+    """Run the log of a crew for peers on other machines, and print a line for each to paste.
 
     Ctrl-C stops it, the same line goes on.
     """
-    from motley.distributed.hub import Hub
-    from motley.distributed.orders import give_order
-    from motley.distributed.register import Order
-    from motley.runs.folder import NOBODY, check_config
-
     with plain_errors():
-        config = read_config(crew_file)
+        config = read_config(crew_file, settings or ())
         folder = out or Path("runs") / f"{config.crew.name}-hub"
         if revoke or invite or pardon:
+            from motley.distributed.orders import give_order
+            from motley.distributed.register import Order
+
             order = Order("invite", invite, days=invite_days)
             if revoke or pardon:
                 order = Order("revoke", revoke) if revoke else Order("pardon", pardon)
-            say(give_order(folder, order))
+            tell(give_order(folder, order))
             return
+        from motley.distributed.hub import Hub
+        from motley.runs.folder import NOBODY, check_config
+
         check_config(config, mine=NOBODY)
         place = _place(folder, host, port, public, tls, nats)
         running = Hub.open(config, folder, place, say, invite_days=invite_days)
         try:
             running.start()
-            say(f"hub of crew {config.crew.name} at {place.url}, folder {folder}")
+            tell(f"hub of crew {config.crew.name} at {place.url}, folder {folder}")
             _show_invitations(running)
             _serve(running)
         finally:
@@ -88,8 +99,8 @@ def hub(
 
 def _show_invitations(running: Hub) -> None:
     for peer, line in running.register.invitations().items():
-        say(f"\n{peer}{_until(running, peer)}:\n{line}")
-    say("")
+        tell(f"\n{peer}{_until(running, peer)}:\n{line}")
+    tell("")
 
 
 def _until(running: Hub, peer: str) -> str:
@@ -233,9 +244,9 @@ def join(
             finally:
                 participant.close()
         if not participant.finished:
-            say(f"left after round {participant.finished_rounds}; come back with the same line")
+            tell(f"left after round {participant.finished_rounds}; come back with the same line")
             raise typer.Exit(130)
-        say(f"finished; run folder: {folder}")
+        tell(f"finished; run folder: {folder}")
 
 
 def _invitation(given: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-from motley.cli.common import AsJson, CrewFile, app, bench_app, plain_errors, print_rows
+from motley.cli.common import (
+    AsJson,
+    CrewFile,
+    Settings,
+    app,
+    bench_app,
+    plain_errors,
+    print_rows,
+    stderr,
+)
 from motley.cli.progress import counted_runs, timed_bars
 from motley.config import PeerConfig, Prompt, read_config
 from motley.records import Sampling
@@ -43,21 +51,20 @@ def evaluate_command(
     problems: Annotated[int, typer.Option(min=2, help="Problems per kind.")] = 200,
     samples: Annotated[int, typer.Option(min=1, help="k of avg@k and pass@k.")] = 8,
     peer: Annotated[str, typer.Option(help="Only this peer of the run.")] = "",
+    settings: Settings = None,
     as_json: AsJson = False,
 ) -> None:
-    """Greedy and sampled accuracy with standard errors, and the best constant answer beside
-    them.
-    """
+    """Measure how good a run's models, or any model, are on a task's problems."""
     from motley.engines import torch_engine
     from motley.runs.evaluation import evaluate
 
     with plain_errors():
-        settings = _settings(target, task, crew_file)
-        if split not in settings.task.splits:
+        asked = _settings(target, task, crew_file, settings or ())
+        if split not in asked.task.splits:
             raise ValueError(
-                f"split {split!r} is not in this task; it has {', '.join(settings.task.splits)}"
+                f"split {split!r} is not in this task; it has {', '.join(asked.task.splits)}"
             )
-        policies = _policies(target, settings)
+        policies = _policies(target, asked)
         if peer and peer not in policies:
             raise ValueError(f"{target} has no peer {peer!r}; it has {', '.join(policies)}")
         rows = [
@@ -67,9 +74,9 @@ def evaluate_command(
             for line in evaluate(
                 torch_engine(policy),
                 policy.prompts,
-                settings.task,
+                asked.task,
                 split,
-                settings.sampling,
+                asked.sampling,
                 problems,
                 samples,
             )
@@ -86,13 +93,17 @@ class _Settings:
     prompt: Prompt
 
 
-def _settings(target: str, task: str, crew_file: Path | None) -> _Settings:
+def _settings(target: str, task: str, crew_file: Path | None, changes: Sequence[str]) -> _Settings:
     """Those of a crew file, else of the run; those that are usual for another task than theirs."""
     from motley.tasks import load_task
 
     own = Path(target) / "config.toml"
     path = crew_file or (own if own.exists() else None)
-    config = read_config(path) if path else None
+    if changes and path is None:
+        raise ValueError(
+            f"--set {changes[0]} changes a crew file, and {target} has none; give one with --crew"
+        )
+    config = read_config(path, changes) if path else None
     if config and task in ("", config.crew.task):
         chosen = load_task(config.crew.task, config.task)
         return _Settings(chosen, config.sampling, config.prompt)
@@ -127,15 +138,16 @@ def study(
     out: Annotated[
         Path | None, typer.Option(help="Where outcomes are kept; a stopped study goes on there.")
     ] = None,
+    settings: Settings = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a crew under several arms and seeds; mean, interval and paired difference from alone."""
+    """Train a crew under several arms and seeds, and compare each with training alone."""
     from motley.study.arms import parse_arms
     from motley.study.report import glance, glance_markdown, markdown, table
     from motley.study.running import run_study
 
     with plain_errors():
-        config = read_config(crew_file)
+        config = read_config(crew_file, settings or ())
         chosen = parse_arms(arms)
         folder = out or Path("runs") / f"study-{config.crew.name}"
         with counted_runs() as count:
@@ -149,12 +161,12 @@ def study(
 
 
 @app.command()
-def check(crew_file: CrewFile, as_json: AsJson = False) -> None:
-    """Check a crew file, its task and, per peer, the engine's log-probs against the trainer's."""
+def check(crew_file: CrewFile, settings: Settings = None, as_json: AsJson = False) -> None:
+    """Check a crew file, its task, and each peer's engine against its trainer."""
     from motley.runs.conformance import check_crew
 
     with plain_errors():
-        rows = check_crew(read_config(crew_file))
+        rows = check_crew(read_config(crew_file, settings or ()))
         print_rows(rows, f"check of {crew_file}", as_json)
         if any(row["result"] != "ok" for row in rows):
             raise typer.Exit(1)
@@ -167,9 +179,7 @@ def bench_local(
     ] = 9,
     as_json: AsJson = False,
 ) -> None:
-    """Sampling and training tokens/s against transformers' generate and a plain padded step; whole
-    GRPO steps against TRL's.
-    """
+    """Measure sampling and training on this machine against transformers and TRL."""
     from motley.benchmarks.local import local_benchmark
 
     with plain_errors(), _progress() as show:
@@ -194,9 +204,7 @@ def bench_gpu(
     ] = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Sampling, training and whole GRPO steps on a GPU, against transformers, TRL and the machine's
-    own limits.
-    """
+    """Measure sampling, training and whole steps on a GPU against transformers and TRL."""
     from motley.benchmarks.gpu import MODELS, SECTIONS, gpu_benchmark
 
     with plain_errors(), _progress() as show:
@@ -217,7 +225,7 @@ def bench_gpu(
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int], None]]:
     """A bar of what is being measured (what, done, total), with the time that is left."""
-    console = Console(stderr=True)
+    console = stderr()
     with timed_bars(
         "{task.description}", console=console, transient=True, disable=not console.is_terminal
     ) as progress:
@@ -229,9 +237,7 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
 
 @bench_app.command("wire")
 def bench_wire(as_json: AsJson = False) -> None:
-    """Bytes per token and rounding on a real model's rollouts, admission on one core, the stream's
-    throughput.
-    """
+    """Measure what rollouts cost on the wire: bytes, rounding, admission, throughput."""
     from motley.benchmarks.wire import wire_benchmark
 
     _bench(wire_benchmark, "about 10 s in all", "the wire, this machine", as_json)
@@ -239,9 +245,7 @@ def bench_wire(as_json: AsJson = False) -> None:
 
 @bench_app.command("weights")
 def bench_weights(as_json: AsJson = False) -> None:
-    """Bytes per sync of a learner's weights, changes against whole, on real training; every version
-    rebuilt and compared bit for bit.
-    """
+    """Measure what a learner's weights cost on the wire, and compare every version bit for bit."""
     from motley.benchmarks.weights import weights_benchmark
 
     _bench(weights_benchmark, "about a minute in all", "weights on their way to samplers", as_json)
@@ -259,7 +263,7 @@ def _bench(
         Progress(
             TextColumn("{task.description}"),
             TimeElapsedColumn(),
-            console=Console(stderr=True),
+            console=stderr(),
             transient=True,
         ) as bar,
     ):

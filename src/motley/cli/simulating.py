@@ -19,12 +19,15 @@ from motley.cli.common import (
     Out,
     Rounds,
     Seed,
+    Settings,
     app,
     changed,
+    console,
     plain_errors,
     print_rows,
-    say,
+    stderr,
     stop_on_interrupt,
+    tell,
 )
 from motley.cli.progress import counted_runs, timed_bars
 from motley.config import CrewConfig, read_config
@@ -38,24 +41,23 @@ def sim(
     rounds: Rounds = 0,
     seed: Seed = None,
     out: Out = None,
+    settings: Settings = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a crew on virtual time: real training, simulated delays, losses, outages, speeds and
-    churn.
-    """
+    """Train a crew on virtual time, with simulated delays, losses, outages, speeds and churn."""
     from motley.reports.display import duration
     from motley.reports.trackers import check_reporters
     from motley.sim.report import summary
 
     with plain_errors():
-        config = changed(read_config(crew_file), objective, rounds, seed)
+        config = changed(read_config(crew_file, settings or ()), objective, rounds, seed)
         check_reporters(config)
         folder = out or new_run_folder(config.crew.name)
-        took_s = _simulate(config, folder, Console(stderr=as_json))
+        took_s = _simulate(config, folder, stderr() if as_json else console)
         title = f"{config.crew.name}: {config.crew.objective}, {duration(took_s)} simulated"
         print_rows(summary(folder), title, as_json)
         if not as_json:
-            say(f"run folder: {folder}")
+            tell(f"run folder: {folder}")
 
 
 def _simulate(config: CrewConfig, folder: Path, console: Console) -> float:
@@ -77,7 +79,7 @@ def _simulate(config: CrewConfig, folder: Path, console: Console) -> float:
             reports.log(lines)
             show(f"{duration(lines[-1].time_s or 0.0)} simulated", crew.finished_rounds)
             if stop_asked():
-                say(
+                tell(
                     f"stopped at round {crew.finished_rounds}; a simulation is not resumed: "
                     f"its metrics so far are in {folder}"
                 )
@@ -110,16 +112,15 @@ def sweep(
     out: Annotated[
         Path | None, typer.Option(help="Where outcomes are kept; a stopped sweep goes on there.")
     ] = None,
+    settings: Settings = None,
     as_json: AsJson = False,
 ) -> None:
-    """Simulate several crews under several arms and seeds: one table and one plot, accuracy and
-    loss against the first crew.
-    """
+    """Simulate several crews under several arms and seeds, and compare each with the first."""
     from motley.study.arms import parse_arms
     from motley.study.sweep import draw, glance, markdown, run_sweep, table
 
     with plain_errors():
-        configs = [_with_lr(read_config(path), lr) for path in crew_files]
+        configs = [_with_lr(read_config(path, settings or ()), lr) for path in crew_files]
         chosen = parse_arms(arms)
         folder = out or Path("runs") / "sweep"
         with counted_runs() as count:
@@ -132,4 +133,4 @@ def sweep(
             sys.stdout.write(msgspec.json.encode({"lines": lines}).decode() + "\n")
         else:
             sys.stdout.write(text)
-            say(f"table and plot: {folder / 'table.md'}, {folder / 'sweep.png'}")
+            tell(f"table and plot: {folder / 'table.md'}, {folder / 'sweep.png'}")

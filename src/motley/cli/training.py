@@ -27,12 +27,15 @@ from motley.cli.common import (
     Out,
     Rounds,
     Seed,
+    Settings,
     app,
     changed,
     console,
     plain_errors,
+    results,
     say,
     stop_on_interrupt,
+    tell,
 )
 from motley.cli.progress import skills_text, timed_bars
 from motley.config import CrewConfig, read_config
@@ -100,10 +103,10 @@ def _finish(crew: LocalCrew | ProcessCrew, alone: Skills) -> None:
     from motley.runs.metrics import learner_lines, read_metrics
 
     lines = learner_lines(read_metrics(crew.folder))
-    console.print(skill_matrix(skills_at(lines, last=False), skills_at(lines, last=True), alone))
+    results.print(skill_matrix(skills_at(lines, last=False), skills_at(lines, last=True), alone))
     png, page = draw_curves(lines, alone, crew.folder)
-    console.print(f"curves: {png} and {page}", soft_wrap=True)
-    console.print(f"run folder: {crew.folder}", soft_wrap=True)
+    tell(f"curves: {png} and {page}")
+    tell(f"run folder: {crew.folder}")
 
 
 def _train_alone(config: CrewConfig, folder: Path) -> bool:
@@ -169,7 +172,7 @@ def _train(
             if saved
             else "the same command; nothing was saved yet"
         )
-        console.print(f"stopped; go on with: {again}", soft_wrap=True)
+        tell(f"stopped; go on with: {again}")
         raise typer.Exit(130)
     _finish(crew, _read_alone(folder))
 
@@ -183,20 +186,22 @@ def train(
     seed: Seed = None,
     out: Out = None,
     alone: Alone = False,
+    settings: Settings = None,
 ) -> None:
-    """Train a crew on this machine."""
+    """Train a crew on this machine, or go on with a run."""
     with plain_errors():
         if (crew_file is None) == (resume is None):
             raise ValueError("give a crew file to start, or --resume RUN to go on; not both")
         if resume is not None:
-            if objective or rounds or seed is not None or out:
+            if objective or seed is not None or out:
                 raise ValueError(
-                    "--resume goes on with the run's own settings; remove --objective, --rounds, "
-                    "--seed and --out"
+                    "--resume goes on with the run's own objective, seed and folder; remove "
+                    "--objective, --seed and --out, or begin a new run"
                 )
-            _train(_resuming(resume), resume, alone)
+            longer = [f"crew.rounds={rounds}"] if rounds else []
+            _train(_resuming(resume, [*(settings or ()), *longer]), resume, alone)
         elif crew_file is not None:
-            config = changed(read_config(crew_file), objective, rounds, seed)
+            config = changed(read_config(crew_file, settings or ()), objective, rounds, seed)
             folder = out or new_run_folder(config.crew.name)
             _train(_starting(config, folder), folder, alone)
 
@@ -212,14 +217,18 @@ def _starting(config: CrewConfig, folder: Path) -> Callable[[], LocalCrew | Proc
     return lambda: _start_processes(lambda say: ProcessCrew.start(config, folder, say))
 
 
-def _resuming(folder: Path) -> Callable[[], LocalCrew | ProcessCrew]:
+def _resuming(folder: Path, settings: Sequence[str]) -> Callable[[], LocalCrew | ProcessCrew]:
+    from motley.reports.trackers import check_reporters
     from motley.runs.local import LocalCrew
+    from motley.runs.resuming import config_to_resume
 
+    config = config_to_resume(folder, settings)
+    check_reporters(config)
     if not (folder / "peers").exists():
-        return lambda: LocalCrew.resume(folder, say)
+        return lambda: LocalCrew.resume(folder, say, config)
     from motley.distributed.processes import ProcessCrew
 
-    return lambda: _start_processes(lambda say: ProcessCrew.resume(folder, say))
+    return lambda: _start_processes(lambda say: ProcessCrew.resume(folder, say, config))
 
 
 @app.command()
@@ -229,24 +238,27 @@ def demo(
     seed: Seed = None,
     out: Out = None,
     alone: Alone = False,
+    settings: Settings = None,
 ) -> None:
-    """Three different tiny models learn from each other: `motley train` on the crew file in the
-    package.
-    """
+    """Watch three different tiny models learn from each other, in minutes on a CPU."""
     with plain_errors():
         with as_file(files("motley") / "crews" / "demo.toml") as path:
-            config = read_config(path)
+            config, with_changes = read_config(path), read_config(path, settings or ())
         recorded = msgspec.json.decode(
             (files("motley") / "crews" / "demo_alone.json").read_bytes(), type=_Alone
         )
-        config_now = changed(config, objective, rounds, seed)
+        config_now = changed(with_changes, objective, rounds, seed)
         same_but_objective = msgspec.structs.replace(
-            config.crew, objective=config_now.crew.objective, variant=config_now.crew.variant
+            config,
+            crew=msgspec.structs.replace(
+                config.crew, objective=config_now.crew.objective, variant=config_now.crew.variant
+            ),
+            objective=config_now.objective,
         )
         folder = out or new_run_folder("demo")
         _train(
             lambda: _start(config_now, folder),
             folder,
             alone,
-            recorded if same_but_objective == config_now.crew and not alone else None,
+            recorded if same_but_objective == config_now and not alone else None,
         )

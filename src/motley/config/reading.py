@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import msgspec
 
 from motley.config import peers, rules
 from motley.config.crew import CrewConfig
+from motley.config.settings import Document, with_settings
 from motley.files import replace
 from motley.links import Delay, Link
 from motley.records import Sampling
@@ -21,8 +23,8 @@ class ConfigError(ValueError):
     """One line that says what is wrong in a crew file, and the remedy."""
 
 
-def read_config(path: Path) -> CrewConfig:
-    """Read and check a crew file."""
+def read_config(path: Path, settings: Sequence[str] = ()) -> CrewConfig:
+    """Read and check a crew file, with `learning.lr=1e-5` and the like on top of what it says."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -35,7 +37,8 @@ def read_config(path: Path) -> CrewConfig:
             f"crew file {path} is not UTF-8 text: {error.reason} at byte {error.start}; give a "
             "TOML file"
         ) from None
-    return _with_absolute_paths(parse_config(text, source=str(path)), path.resolve().parent)
+    config = parse_config(text, source=str(path), settings=settings)
+    return _with_absolute_paths(config, path.resolve().parent)
 
 
 _FILES = ("file", "heldout", "ood")  # keys of [task] that name files
@@ -129,11 +132,22 @@ def _placed_model(model: str, places: _Places) -> str:
     return places.file(model) if written_as_path else model
 
 
-def parse_config(text: str, source: str = "crew file") -> CrewConfig:
+def parse_config(text: str, source: str = "crew file", settings: Sequence[str] = ()) -> CrewConfig:
+    document = _document(text, source)
+    if settings:
+        document = with_settings(document, settings)
+        source = " ".join([source, *(f"--set {setting}" for setting in settings)])
     try:
-        return msgspec.toml.decode(text, type=CrewConfig)
-    except msgspec.DecodeError as error:  # also ValidationError
+        return msgspec.convert(document, CrewConfig)
+    except msgspec.ValidationError as error:
         raise ConfigError(f"{source}: {_explain(str(error))}") from None
+
+
+def _document(text: str, source: str) -> Document:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source}: {error}") from None
 
 
 def write_config(config: CrewConfig, path: Path) -> None:
@@ -182,7 +196,8 @@ def _explain(message: str) -> str:
     unknown = re.search(r"unknown field `([^`]*)`", message)
     if unknown:
         home = {field: name for name, table in _TABLES.items() for field in table.__struct_fields__}
-        close = difflib.get_close_matches(unknown[1], home, n=1)
+        known = [*home, *CrewConfig.__struct_fields__]
+        close = difflib.get_close_matches(unknown[1], known, n=1)
         if unknown[1] in home:
             message += f"; it belongs under {home[unknown[1]]}"
         else:

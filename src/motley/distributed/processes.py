@@ -14,17 +14,28 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
-from motley.config import CrewConfig, read_config
+from motley.config import CrewConfig, parse_config
 from motley.distributed.hub import Hub
 from motley.distributed.join import Brings, join
 from motley.distributed.register import Place, Say, read_state
 from motley.exchange.nats.server import free_port
+from motley.learning.checkpoint import checkpoints, round_of
 from motley.runs.folder import check_config, new_folder
 from motley.runs.metrics import LearnerLine, append_lines, decode_lines, learner_lines
+from motley.runs.resuming import config_to_resume, go_on_with
 
-_processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["motley.distributed.join"])  # torch is imported once for all
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkServerContext, SpawnContext
+
+# Windows can only spawn. Elsewhere torch is imported once for all.
+_processes: ForkServerContext | SpawnContext = (
+    multiprocessing.get_context("forkserver")
+    if "forkserver" in multiprocessing.get_all_start_methods()
+    else multiprocessing.get_context("spawn")
+)
+_processes.set_forkserver_preload(["motley.distributed.join"])
 
 
 class ProcessCrew:
@@ -42,7 +53,9 @@ class ProcessCrew:
         self._children: dict[str, multiprocessing.process.BaseProcess] = {}
         (folder / "peers").mkdir(exist_ok=True)
         # its invitations never leave this machine
-        self._hub = Hub.open(config, folder / "hub", self._place(), say, invite_days=0.0)
+        self._hub = Hub.open(
+            config, folder / "hub", self._place(), say, invite_days=0.0, may_change=True
+        )
 
     @classmethod
     def start(cls, config: CrewConfig, folder: Path, say: Say = lambda text: None) -> ProcessCrew:
@@ -51,8 +64,16 @@ class ProcessCrew:
         return cls(config, folder, say)
 
     @classmethod
-    def resume(cls, folder: Path, say: Say = lambda text: None) -> ProcessCrew:
-        return cls(read_config(folder / "config.toml"), folder, say)
+    def resume(
+        cls,
+        folder: Path,
+        say: Say = lambda text: None,
+        config: CrewConfig | None = None,
+    ) -> ProcessCrew:
+        """`config`: with other rounds, or whatever else may change; None: as RUN/config.toml."""
+        config = config or config_to_resume(folder)
+        go_on_with(folder, _agreed(folder) or config, config, _done_rounds(config, folder))
+        return cls(config, folder, say)
 
     def gather(self) -> Iterator[int]:
         """Start everyone; yields how many have joined, until all have."""
@@ -126,7 +147,7 @@ class ProcessCrew:
         (folder / "error.txt").unlink(missing_ok=True)
         threads = max(1, (os.cpu_count() or 1) // len(self.config.peer))
         me = self.config.named(name)
-        brings = Brings(engine=me.engine, judge=me.judge, own_crew=True)
+        brings = Brings(device=me.device, engine=me.engine, judge=me.judge, crew=self.config)
         arguments = (
             self._hub.register.state.place.url,
             self.config.crew.name,
@@ -164,6 +185,18 @@ class ProcessCrew:
         for name, file in self._metrics.items():
             lines = learner_lines(decode_lines(b"".join(file.new_lines())))
             self._lines[name] |= {line.round: line for line in lines}
+
+
+def _agreed(folder: Path) -> CrewConfig | None:
+    """The crew as its hub knows it; None before there was one."""
+    hub = folder / "hub"
+    return parse_config(read_state(hub).config) if (hub / "hub.json").exists() else None
+
+
+def _done_rounds(config: CrewConfig, folder: Path) -> int:
+    """Of the peer that is furthest on."""
+    kept = [checkpoints(folder / "peers" / peer.name / "checkpoints") for peer in config.students]
+    return max((round_of(paths[-1]) for paths in kept if paths), default=0)
 
 
 class GrowingFile:

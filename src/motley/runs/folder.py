@@ -277,6 +277,11 @@ class Run:
             num_bytes = content.rfind(b"\n") + 1
         os.truncate(self.metrics, num_bytes)
 
+    def cut_last_line(self, say: Callable[[str], None]) -> None:
+        """Take back what `last_line` wrote: there are more rounds to come after all."""
+        content = self.metrics.read_bytes()
+        self.cut_metrics(content.rfind(b"\n", 0, len(content) - 1) + 1, say)
+
 
 def new_folder(folder: Path, config: CrewConfig, otherwise: str) -> None:
     """Make a run folder with the crew in it.

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from motley.clock import timed
-from motley.config import CrewConfig, config_text, read_config
+from motley.config import CrewConfig, config_text, may_become, read_config
 from motley.exchange import MemoryLog, Outbox, Signer, cut_log
 from motley.files import sync
 from motley.learning.checkpoint import (
@@ -39,6 +39,7 @@ from motley.runs.folder import (
     newest_checkpoint,
 )
 from motley.runs.metrics import LearnerLine, Timing
+from motley.runs.resuming import config_to_resume, founded, go_on_with
 from motley.tasks import Task
 from motley.trust import Identity
 
@@ -102,11 +103,12 @@ class LocalCrew:
         """Go on with a run of this folder, or begin it."""
         if not checkpoints(folder / "checkpoints"):
             return cls.start(config, folder, warm_progress, task)
-        if read_config(folder / "config.toml") != config:
+        before = read_config(folder / "config.toml")
+        if not may_become(before, config):
             raise ValueError(
                 f"{folder} holds a run of other settings; choose another folder, or delete it"
             )
-        return cls.resume(folder, task=task)
+        return cls.resume(folder, task=task, config=config)
 
     @classmethod
     def resume(
@@ -114,10 +116,14 @@ class LocalCrew:
         folder: Path,
         say: Callable[[str], None] = lambda text: None,
         task: Task | None = None,
+        config: CrewConfig | None = None,
     ) -> LocalCrew:
         """Go on from the newest whole checkpoint. What was written after it is cut off and done
         again.
+
+        `config`: with other rounds, or whatever else may change; None: as RUN/config.toml has it.
         """
+        config = config or config_to_resume(folder)
         newest = newest_checkpoint(folder)
         try:
             newest, state = load_newest(folder / "checkpoints", CrewState, say)
@@ -127,8 +133,15 @@ class LocalCrew:
                 f"{folder} is a simulated run, which is not resumed; run motley sim again, with "
                 "another --out"
             ) from None
+        began = founded(folder)
+        go_on_with(folder, began[0] if began else config, config, state.round)
         cut_log(folder / "groups" / "log.bin", state.log_records)
-        crew = cls(read_config(folder / "config.toml"), folder, task=task)
+        crew = cls(config, folder, task=task)
+        if began and began[1].task != crew._run.task.fingerprint:
+            raise ValueError(
+                f"{folder}: task {config.crew.task} asks other problems than when the run began; "
+                "put its files back as they were, or begin a new run"
+            )
         crew._run.cut_metrics(state.metrics_bytes, say)
         crew.finished_rounds = state.round
         for peer in crew.peers:

@@ -41,6 +41,7 @@ class SavedRun(msgspec.Struct, frozen=True, kw_only=True):
     log_records: int | Unset = msgspec.UNSET
     metrics_bytes: int
     over: bool | Unset = msgspec.UNSET
+    rounds: int | Unset = msgspec.UNSET
     peer: PeerState | Unset = msgspec.UNSET
     peers: dict[str, PeerState] | Unset = msgspec.UNSET
 
