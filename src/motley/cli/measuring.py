@@ -45,8 +45,8 @@ def evaluate_command(
     peer: Annotated[str, typer.Option(help="Only this peer of the run.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Greedy and sampled accuracy with standard errors, and the best constant answer beside
-    them.
+    """Greedy and sampled accuracy with standard errors, and the best constant answer beside them;
+    of a task with rewards, the mean reward.
     """
     from motley.engines import torch_engine
     from motley.runs.evaluation import evaluate
@@ -74,7 +74,7 @@ def evaluate_command(
                 samples,
             )
         ]
-        print_rows(rows, f"{target} on {split}", as_json)
+        print_rows(rows, f"{target} on {split}: {settings.task.measure}", as_json)
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,6 +117,7 @@ def sweep(
     """
     from motley.study.arms import parse_arms
     from motley.study.sweep import draw, glance, markdown, run_sweep, table
+    from motley.tasks import load_task
 
     with plain_errors():
         configs = [_with_lr(read_config(path), lr) for path in crew_files]
@@ -127,7 +128,8 @@ def sweep(
         lines = table(trials, [c.crew.name for c in configs], [arm.label for arm in chosen])
         text = f"{glance(lines)}\n{markdown(lines)}"
         (folder / "table.md").write_text(text)
-        draw(lines, folder / "sweep.png")
+        measure = load_task(configs[0].crew.task, configs[0].task).measure
+        draw(lines, folder / "sweep.png", measure)
         if as_json:
             sys.stdout.write(msgspec.json.encode({"lines": lines}).decode() + "\n")
         else:

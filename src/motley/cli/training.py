@@ -77,10 +77,14 @@ def _run(crew: LocalCrew | ProcessCrew) -> bool:
 
 def _plain_progress(lines: Sequence[LearnerLine], rounds: int, left: str) -> str:
     """A line where there is no terminal to redraw."""
-    from motley.reports.display import mean
+    from motley.reports.scores import mean, score_text
+    from motley.runs.metrics import measure_of
 
-    peers = ", ".join(f"{line.peer} {mean(line.heldout):.0%}" for line in lines if line.heldout)
-    return f"round {lines[0].round} of {rounds}: held-out accuracy {peers}; {left} left"
+    measure = measure_of(lines)
+    peers = ", ".join(
+        f"{line.peer} {score_text(mean(line.heldout), measure)}" for line in lines if line.heldout
+    )
+    return f"round {lines[0].round} of {rounds}: held-out {measure} {peers}; {left} left"
 
 
 def _start_processes(begin: Callable[[Callable[[str], None]], ProcessCrew]) -> ProcessCrew:
@@ -121,10 +125,11 @@ def _start(config: CrewConfig, folder: Path, may_resume: bool = False) -> LocalC
 
 def _finish(crew: LocalCrew | ProcessCrew, alone: Skills) -> None:
     from motley.reports.display import draw_curves, skill_matrix, skills_at
-    from motley.runs.metrics import learner_lines, read_metrics
+    from motley.runs.metrics import learner_lines, measure_of, read_metrics
 
     lines = learner_lines(read_metrics(crew.folder))
-    console.print(skill_matrix(skills_at(lines, last=False), skills_at(lines, last=True), alone))
+    before, after = skills_at(lines, last=False), skills_at(lines, last=True)
+    console.print(skill_matrix(before, after, alone, measure_of(lines)))
     png, page = draw_curves(lines, alone, crew.folder)
     console.print(f"curves: {png} and {page}", soft_wrap=True)
     console.print(f"run folder: {crew.folder}", soft_wrap=True)

@@ -59,7 +59,7 @@ from motley.runs.metrics import (
     Timing,
     append_lines,
 )
-from motley.tasks import Task, evaluation_set, load_task
+from motley.tasks import Measure, Task, evaluation_set, load_task
 
 Made = TypeVar("Made")
 NOBODY = ""  # a peer no crew has
@@ -110,7 +110,9 @@ def _check_vocabularies(vocabularies: dict[str, Vocabulary]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Accuracies:
-    """Of greedy answers, by kind; `ood` is None for a task without such problems."""
+    """Of greedy answers, by kind, or mean rewards; `ood` is None for a task without such
+    problems.
+    """
 
     heldout: dict[str, float]
     ood: dict[str, float] | None
@@ -126,6 +128,7 @@ class Run:
         self.clock = clock or RealClock()
         self.started_s = started_s
         self.task = load_task(config.crew.task, config.task)
+        self._measure: Measure | None = "reward" if self.task.measure == "reward" else None
         self._heldout = evaluation_set(self.task, "heldout", config.evaluate.problems)
         self._ood = (
             evaluation_set(self.task, "ood", config.evaluate.problems)
@@ -198,7 +201,12 @@ class Run:
         """What a peer can before training."""
         skills = self.accuracies(peer)
         return FirstLine(
-            round=0, peer=peer.me.name, time_s=time_s, heldout=skills.heldout, ood=skills.ood
+            round=0,
+            peer=peer.me.name,
+            time_s=time_s,
+            heldout=skills.heldout,
+            ood=skills.ood,
+            measure=self._measure,
         )
 
     def line(
@@ -226,7 +234,9 @@ class Run:
             line = _with_step(line, report)
         if number % self.config.evaluate.every == 0 or number == self.config.crew.rounds:
             skills = self.accuracies(peer)
-            line = msgspec.structs.replace(line, heldout=skills.heldout, ood=skills.ood)
+            line = msgspec.structs.replace(
+                line, heldout=skills.heldout, ood=skills.ood, measure=self._measure
+            )
         return line
 
     def last_line(self, peer: Peer) -> LearnerLine:
@@ -238,6 +248,7 @@ class Run:
             version=peer.learner.policy.version,
             heldout=skills.heldout,
             ood=skills.ood,
+            measure=self._measure,
         )
 
     def sampler_line(self, sampler: Sampler, sampled: Sampled) -> SamplerLine:

@@ -13,6 +13,7 @@ from motley.tasks.jsonl import FileConfig, FileTask, load_reward
 from motley.tasks.mixture import Mixture
 from motley.tasks.task import (
     UNDECIDED,
+    Measure,
     Split,
     Task,
     assign,
@@ -21,12 +22,14 @@ from motley.tasks.task import (
     decided,
     draw_problems,
     evaluation_set,
+    examine_task,
 )
 
 Config = TypeVar("Config", bound=msgspec.Struct)
 
 __all__ = [
     "UNDECIDED",
+    "Measure",
     "Split",
     "Task",
     "assign",
@@ -35,6 +38,7 @@ __all__ = [
     "decided",
     "draw_problems",
     "evaluation_set",
+    "examine_task",
     "load_task",
 ]
 

@@ -21,7 +21,7 @@ from motley.records import Problem
 from motley.tasks.answers import INSTRUCTIONS, Form, find_answer, math_reward, wrap
 from motley.tasks.collection import Collection, split_sets
 from motley.tasks.extras import need
-from motley.tasks.task import AS_IT_IS
+from motley.tasks.task import AS_IT_IS, Measure
 
 Reward = Callable[..., Sequence[float]]
 Fields = dict[str, Any]
@@ -56,6 +56,7 @@ class FileTask(Collection):
         if config.equal == "math":
             need("math_verify", 'equal = "math"')
         self._reward = reward or (_comparing(config) if own_scoring else exact_match)
+        self.measure: Measure = "reward" if reward else "accuracy"
         self._may_be_undecided = reward is None
         self._form = config.form
         self.instruction = INSTRUCTIONS[config.form]
