@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from motley.cli.common import CrewFile, app, console, plain_errors, say, stop_on_interrupt
+from motley.cli.progress import recall_signs, show_signs
 from motley.config import EnginePart, OpenAI, Vllm, check_name, read_config
 
 if TYPE_CHECKING:
@@ -232,6 +233,7 @@ def join(
                 _take_part(participant, stop_asked)
             finally:
                 participant.close()
+        recall_signs(folder, console)
         if not participant.finished:
             say(f"left after round {participant.finished_rounds}; come back with the same line")
             raise typer.Exit(130)
@@ -303,6 +305,7 @@ def _take_part(participant: Participant, stop_asked: Callable[[], bool]) -> None
                 said_s, said = elapsed_s(), what
             continue
         said_s, said = elapsed_s(), ""
+        show_signs([event], console)
         per_round_s = (elapsed_s() - started_s) / max(1, event.round - first)
         line = (
             _learned(event, rounds, per_round_s)

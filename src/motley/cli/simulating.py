@@ -27,7 +27,7 @@ from motley.cli.common import (
     say,
     stop_on_interrupt,
 )
-from motley.cli.progress import counted_runs, timed_bars
+from motley.cli.progress import counted_runs, recall_signs, show_signs, timed_bars
 from motley.config import CrewConfig, read_config
 
 
@@ -54,6 +54,7 @@ def sim(
         took_s = _simulate(config, folder, Console(stderr=as_json))
         title = f"{config.crew.name}: {config.crew.objective}, {duration(took_s)} simulated"
         print_rows(summary(folder), title, as_json)
+        recall_signs(folder, Console(stderr=as_json))
         if not as_json:
             say(f"run folder: {folder}")
 
@@ -75,8 +76,10 @@ def _simulate(config: CrewConfig, folder: Path, console: Console) -> float:
         crew = SimCrew(config, folder, lambda peer, *_: show(f"warm start of {peer}"))
         for lines in crew.rounds():
             reports.log(lines)
+            show_signs(lines, console)
             show(f"{duration(lines[-1].time_s or 0.0)} simulated", crew.finished_rounds)
             if stop_asked():
+                recall_signs(folder, console)
                 say(
                     f"stopped at round {crew.finished_rounds}; a simulation is not resumed: "
                     f"its metrics so far are in {folder}"

@@ -36,7 +36,7 @@ from motley.cli.common import (
     say,
     stop_on_interrupt,
 )
-from motley.cli.progress import skills_text, timed_bars
+from motley.cli.progress import recall_signs, show_signs, skills_text, timed_bars
 from motley.config import CrewConfig, read_config
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ def _run(crew: LocalCrew | ProcessCrew) -> bool:
         for lines in crew.rounds():
             table.update(lines)
             reports.log(lines)
+            show_signs(lines, console)
             if lines and not console.is_terminal and lines[0].heldout:
                 console.print(
                     _plain_progress(lines, crew.config.crew.rounds, table.time_left()),
@@ -132,6 +133,7 @@ def _finish(crew: LocalCrew | ProcessCrew, alone: Skills) -> None:
     console.print(skill_matrix(before, after, alone, measure_of(lines)))
     png, page = draw_curves(lines, alone, crew.folder)
     console.print(f"curves: {png} and {page}", soft_wrap=True)
+    recall_signs(crew.folder, console)
     console.print(f"run folder: {crew.folder}", soft_wrap=True)
 
 
@@ -198,6 +200,8 @@ def _train(
             if saved
             else "the same command; nothing was saved yet"
         )
+        if (folder / "metrics.jsonl").exists():
+            recall_signs(folder, console)
         console.print(f"stopped; go on with: {again}", soft_wrap=True)
         raise typer.Exit(130)
     _finish(crew, _read_alone(folder))
