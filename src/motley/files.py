@@ -99,6 +99,13 @@ def append(path: Path, content: bytes, synced: bool = False) -> None:
             os.fsync(file.fileno())
 
 
+def drop_unfinished_line(path: Path) -> None:
+    """Cut off a last line that a kill cut short: the next would be written into it."""
+    content = path.read_bytes() if path.exists() else b""
+    if content and not content.endswith(b"\n"):
+        os.truncate(path, content.rfind(b"\n") + 1)
+
+
 def hold(path: Path) -> int | None:
     """Hold a file until the descriptor is closed; None if another process holds it.
 

@@ -12,8 +12,9 @@ from motley.config import read_config
 from motley.engines import Engine, torch_engine
 from motley.models.prompts import Prompts
 from motley.records import Sampling
-from motley.reports.display import mean, skills_at
+from motley.reports.display import skills_at
 from motley.reports.export import Dtype, export_model
+from motley.reports.scores import mean
 from motley.runs.evaluation import evaluate
 from motley.runs.folder import newest_checkpoint, peer_folder, trained_policies
 from motley.runs.metrics import LearnerLine, learner_lines, read_metrics

@@ -51,6 +51,7 @@ def attack_command(
     """
     with plain_errors():
         config = changed(read_config(crew_file, settings or ()), objective, rounds, None)
+        _check_measure(config)
         folder = out or Path("runs") / f"attack-{config.crew.name}"
         rows = _rows(config, attack or [], range(seeds), hostile, folder, jobs)
         if as_json:
@@ -61,6 +62,16 @@ def attack_command(
             print_rows([row.cells() for row in rows], title, as_json=False)
             for row in {row.attack: row for row in rows}.values():
                 tell(f"{row.attack}: {row.wants}")
+
+
+def _check_measure(config: CrewConfig) -> None:
+    from motley.tasks import load_task
+
+    if load_task(config.crew.task, config.task).measure == "reward":
+        raise ValueError(
+            f"task {config.crew.task} gives rewards, and motley attack says what is lost of an "
+            "accuracy; use a task whose answers are right or wrong, such as digits"
+        )
 
 
 def _rows(

@@ -24,6 +24,7 @@ from motley.cli.common import (
     tell,
 )
 from motley.config import EnginePart, OpenAI, Vllm, check_name, read_config
+from motley.reports.saying import recall_signs, show_signs
 
 if TYPE_CHECKING:
     from motley.distributed.hub import Hub
@@ -243,6 +244,7 @@ def join(
                 _take_part(participant, stop_asked)
             finally:
                 participant.close()
+        recall_signs(folder, console)
         if not participant.finished:
             tell(f"left after round {participant.finished_rounds}; come back with the same line")
             raise typer.Exit(130)
@@ -314,6 +316,7 @@ def _take_part(participant: Participant, stop_asked: Callable[[], bool]) -> None
                 said_s, said = elapsed_s(), what
             continue
         said_s, said = elapsed_s(), ""
+        show_signs([event], console)
         per_round_s = (elapsed_s() - started_s) / max(1, event.round - first)
         line = (
             _learned(event, rounds, per_round_s)
@@ -325,16 +328,20 @@ def _take_part(participant: Participant, stop_asked: Callable[[], bool]) -> None
 
 
 def _learned(line: LearnerLine, rounds: int, per_round_s: float) -> str:
-    from motley.reports.display import mean
+    from motley.reports.scores import mean, score_text
+    from motley.runs.metrics import measure_of
 
-    skill = f", held-out accuracy {mean(line.heldout):.0%}" if line.heldout else ""
+    measure = measure_of([line])
+    skill = (
+        f", held-out {measure} {score_text(mean(line.heldout), measure)}" if line.heldout else ""
+    )
     gone = f", without {', '.join(line.without)}" if line.without else ""
     refused = sum(sum(reasons.values()) for reasons in (line.refused or {}).values())
     bad = f", {refused} records refused" if refused else ""
     muted = _muted(line)
     if not (skill or gone or muted or line.round % 10 == 1):
         return ""
-    reward = "" if line.reward is None else f" reward {line.reward:.2f}"
+    reward = "" if line.reward is None else f" reward {score_text(line.reward, 'reward')}"
     return (
         f"round {line.round} of {rounds}:{reward}{skill}{gone}{muted}{bad}; "
         f"{per_round_s * (rounds - line.round):.0f} s left"
@@ -352,10 +359,13 @@ def _muted(line: LearnerLine) -> str:
 
 def _sampled(line: SamplerLine, rounds: int) -> str:
     """A sampler counts no rounds: its learner's versions say how far the crew is."""
+    from motley.reports.scores import score_text
+
     if line.round % 10 != 1:
         return ""
     newest = line.version + (line.behind or 0)
+    reward = "" if line.reward is None else f" reward {score_text(line.reward, 'reward')},"
     return (
-        f"batch {line.round}: reward {line.reward:.2f}, with version {line.version}; "
+        f"batch {line.round}:{reward} with version {line.version}; "
         f"its learner is at {newest} of {rounds}"
     )

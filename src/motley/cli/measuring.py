@@ -81,7 +81,7 @@ def evaluate_command(
                 samples,
             )
         ]
-        print_rows(rows, f"{target} on {split}", as_json)
+        print_rows(rows, f"{target} on {split}: {asked.task.measure}", as_json)
 
 
 @dataclass(frozen=True, slots=True)

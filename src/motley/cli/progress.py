@@ -1,4 +1,4 @@
-"""Bars: how far something has come, and the time that is left."""
+"""How far something has come, and the time that is left."""
 
 from __future__ import annotations
 

@@ -32,6 +32,7 @@ from motley.cli.common import (
 from motley.cli.progress import counted_runs, timed_bars
 from motley.config import CrewConfig, read_config
 from motley.files import new_run_folder
+from motley.reports.saying import recall_signs, show_signs
 
 
 @app.command()
@@ -56,6 +57,7 @@ def sim(
         took_s = _simulate(config, folder, stderr() if as_json else console)
         title = f"{config.crew.name}: {config.crew.objective}, {duration(took_s)} simulated"
         print_rows(summary(folder), title, as_json)
+        recall_signs(folder, Console(stderr=as_json))
         if not as_json:
             tell(f"run folder: {folder}")
 
@@ -77,8 +79,10 @@ def _simulate(config: CrewConfig, folder: Path, console: Console) -> float:
         crew = SimCrew(config, folder, lambda peer, *_: show(f"warm start of {peer}"))
         for lines in crew.rounds():
             reports.log(lines)
+            show_signs(lines, console)
             show(f"{duration(lines[-1].time_s or 0.0)} simulated", crew.finished_rounds)
             if stop_asked():
+                recall_signs(folder, console)
                 tell(
                     f"stopped at round {crew.finished_rounds}; a simulation is not resumed: "
                     f"its metrics so far are in {folder}"
@@ -118,6 +122,7 @@ def sweep(
     """Simulate several crews under several arms and seeds, and compare each with the first."""
     from motley.study.arms import parse_arms
     from motley.study.sweep import draw, glance, markdown, run_sweep, table
+    from motley.tasks import load_task
 
     with plain_errors():
         configs = [_with_lr(read_config(path, settings or ()), lr) for path in crew_files]
@@ -128,7 +133,8 @@ def sweep(
         lines = table(trials, [c.crew.name for c in configs], [arm.label for arm in chosen])
         text = f"{glance(lines)}\n{markdown(lines)}"
         (folder / "table.md").write_text(text)
-        draw(lines, folder / "sweep.png")
+        measure = load_task(configs[0].crew.task, configs[0].task).measure
+        draw(lines, folder / "sweep.png", measure)
         if as_json:
             sys.stdout.write(msgspec.json.encode({"lines": lines}).decode() + "\n")
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -40,6 +40,7 @@ from motley.cli.common import (
 from motley.cli.progress import skills_text, timed_bars
 from motley.config import CrewConfig, read_config
 from motley.files import new_run_folder
+from motley.reports.saying import recall_signs
 
 if TYPE_CHECKING:
     from motley.distributed.processes import ProcessCrew
@@ -100,12 +101,14 @@ def _start(config: CrewConfig, folder: Path, may_resume: bool = False) -> LocalC
 
 def _finish(crew: LocalCrew | ProcessCrew, alone: Skills) -> None:
     from motley.reports.display import draw_curves, skill_matrix, skills_at
-    from motley.runs.metrics import learner_lines, read_metrics
+    from motley.runs.metrics import learner_lines, measure_of, read_metrics
 
     lines = learner_lines(read_metrics(crew.folder))
-    results.print(skill_matrix(skills_at(lines, last=False), skills_at(lines, last=True), alone))
+    before, after = skills_at(lines, last=False), skills_at(lines, last=True)
+    results.print(skill_matrix(before, after, alone, measure_of(lines)))
     png, page = draw_curves(lines, alone, crew.folder)
     tell(f"curves: {png} and {page}")
+    recall_signs(crew.folder, console)
     tell(f"run folder: {crew.folder}")
 
 
@@ -172,6 +175,8 @@ def _train(
             if saved
             else "the same command; nothing was saved yet"
         )
+        if (folder / "metrics.jsonl").exists():
+            recall_signs(folder, console)
         tell(f"stopped; go on with: {again}")
         raise typer.Exit(130)
     _finish(crew, _read_alone(folder))
@@ -225,7 +230,7 @@ def _resuming(folder: Path, settings: Sequence[str]) -> Callable[[], LocalCrew |
     config = config_to_resume(folder, settings)
     check_reporters(config)
     if not (folder / "peers").exists():
-        return lambda: LocalCrew.resume(folder, say, config)
+        return lambda: LocalCrew.resume(folder, say, config=config)
     from motley.distributed.processes import ProcessCrew
 
     return lambda: _start_processes(lambda say: ProcessCrew.resume(folder, say, config))

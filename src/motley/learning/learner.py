@@ -21,6 +21,7 @@ from motley.learning.batches import MicroBatch, ToScore, micro_batches
 from motley.learning.blame import Blame, blame
 from motley.learning.descent import LossScale, adam, descend
 from motley.learning.diagnostics import Floats, Row, sender_metrics
+from motley.learning.fates import BLAMED
 from motley.learning.fitting import explained_memory, fitting_budget, halved, too_large
 from motley.learning.notes import Overheard, note, note_scores
 from motley.learning.select import Candidate
@@ -29,6 +30,7 @@ from motley.learning.sequences import (
     StepPlan,
     Unscored,
     Withheld,
+    fates_of,
     nothing_withheld,
     step_batch,
     step_plan,
@@ -51,6 +53,8 @@ class StepReport:
     ages: dict[int, int]  # age in versions -> groups
     senders: dict[str, SenderMetrics]
     blamed: tuple[str, ...] = ()  # left out, since theirs would not have been finite
+    # of every group, by position: a letter per rollout (learning/fates.py)
+    fates: dict[int, str] = field(default_factory=dict, compare=False)
     # of audited candidates, by position: per rollout, learner's minus sampler's log-prob of tokens
     log_ratios: dict[int, list[Floats]] = field(default_factory=dict, compare=False)
 
@@ -120,10 +124,10 @@ class Learner:
             )
             done = self._step(self._plan(left, withheld, audited), alone)
             if isinstance(done, StepReport):
-                return replace(done, blamed=blamed)
+                return replace(done, blamed=blamed, fates=_blamed(candidates) | done.fates)
             blamed = tuple(sorted({*blamed, *done.senders}))
         self.policy.version += 1
-        return _nothing_left(blamed)
+        return replace(_nothing_left(blamed), fates=_blamed(candidates))
 
     def _plan(
         self,
@@ -164,6 +168,7 @@ class Learner:
             num_tokens=sum(len(s.tokens) for s in plan.todo),
             ages=dict(sorted(ages.items())),
             senders=_with_gradients(senders, plan, settled),
+            fates=fates_of(plan.batch, rows),
             log_ratios=_log_ratios(plan, rows, made.heard),
         )
 
@@ -282,6 +287,11 @@ class Learner:
             loss_batch = known(logp_learner_BT=micro.unpack(self._score(micro.packed).logp_M))
             heard.append(Overheard(micro.row_B.tolist(), loss_batch.log_ratio_BT))
         return heard
+
+
+def _blamed(candidates: Sequence[Candidate]) -> dict[int, str]:
+    """What became of the rollouts of a step, had it been left to nobody."""
+    return {c.position: BLAMED * len(c.group.rollouts) for c in candidates}
 
 
 def _nothing_left(blamed: tuple[str, ...]) -> StepReport:

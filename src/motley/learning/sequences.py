@@ -19,6 +19,7 @@ from torch import Tensor
 
 from motley.learning.batches import MicroBatch, ToScore
 from motley.learning.diagnostics import Row
+from motley.learning.fates import FILTERED, LEARNED, SILENT, WITHHELD
 from motley.learning.select import Candidate
 from motley.models.prompts import Prompts
 from motley.objectives import LossBatch, Samples, Terms
@@ -177,6 +178,20 @@ def _withheld(plan: StepPlan, rows: list[int], mask_BT: Tensor) -> Tensor | None
         if row in plan.withheld:
             table_BT[place, : len(plan.withheld[row])] = plan.withheld[row]
     return torch.from_numpy(table_BT).to(mask_BT.device)
+
+
+def fates_of(batch: StepBatch, rows: Sequence[Row]) -> dict[int, str]:
+    """By position of a candidate: a letter for each of its rollouts."""
+    fates: dict[int, str] = {}
+    for candidate, row in zip(batch.candidate_B, rows, strict=True):
+        if row.scored is None or row.advantage == 0:
+            letter = SILENT
+        elif not row.scored.keep:
+            letter = FILTERED
+        else:
+            letter = WITHHELD if row.num_withheld else LEARNED
+        fates[candidate.position] = fates.get(candidate.position, "") + letter
+    return fates
 
 
 def step_rows(plan: StepPlan, version: int) -> list[Row]:

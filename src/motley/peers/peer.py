@@ -157,9 +157,9 @@ class Peer:
                 f"sampled with version {made_with} of this learner, which has not made it",
             )
         elif not self.pace.wants(group, self.learned_rounds):
-            self.waiting.drop_at_once(group.origin.peer, "late")
+            self.waiting.drop_at_once(group.origin.peer, "late", entry.position)
         elif self.scrutiny.is_muted(group.origin.peer):
-            self.waiting.drop_at_once(group.origin.peer, "muted")
+            self.waiting.drop_at_once(group.origin.peer, "muted", entry.position)
         else:
             now_s = self.half.clock.now_s()
             # Of versions that were lost with a folder, this peer's own groups are as a stranger's.
@@ -252,7 +252,7 @@ class Peer:
         """
         muted = self.scrutiny.hear(groups, self.learned_rounds)
         self._drop_muted(muted)
-        return [c for c in groups if c.group.origin.peer not in muted]
+        return self.waiting.without(muted, groups)
 
     # State, for checkpoints
 

@@ -17,7 +17,8 @@ import motley
 from motley.config import CrewConfig, PeerConfig, config_text
 from motley.learning.senders import SenderMetrics
 from motley.models.sources import NAMED
-from motley.runs.metrics import Counts, LearnerLine
+from motley.reports.scores import score_text
+from motley.runs.metrics import Counts, LearnerLine, measure_of
 from motley.tasks import Split, best_constant, evaluation_set, load_task
 
 _SPLITS: tuple[Split, ...] = ("heldout", "ood")
@@ -151,7 +152,7 @@ def _loading(e: ExportedModel) -> str:
         "## Use\n\n```python\n"
         + "\n".join(code)
         + "\n```\n\n`prompt` is a problem, put as [prompt] of the crew file below says. Sampling "
-        "is that of training; for greedy answers, which the accuracies are of, give "
+        "is that of training; for greedy answers, which the figures below are of, give "
         "`do_sample=False`."
     )
 
@@ -161,25 +162,23 @@ def _skills(e: ExportedModel) -> str:
     if not measured:
         return ""
     before, after, rows = measured[0], measured[-1], []
+    measure = measure_of(measured)
     for split in _SPLITS:
         first, last = _accuracies(before, split), _accuracies(after, split)
-        constants = _constants(e.config, split) if last else {}
+        constants = _constants(e.config, split) if last and measure == "accuracy" else {}
         for kind, value in last.items():
-            rows.append(
-                (split, kind, _percent(first.get(kind)), _percent(value), constants.get(kind, ""))
-            )
-    head = (
-        "problems",
-        "kind",
-        f"round {before.round}",
-        f"round {after.round}",
-        "best constant answer",
+            score = score_text(first[kind], measure) if kind in first else ""
+            rows.append((split, kind, score, score_text(value, measure), constants.get(kind, "")))
+    head = ["problems", "kind", f"round {before.round}", f"round {after.round}"]
+    what = (
+        f"Mean reward of greedy answers to {e.config.evaluate.problems} fixed problems per kind; "
+        "held-out ones are never trained on."
     )
+    if measure == "reward":
+        return f"## Reward\n\n{what}\n\n{_table(head, [row[:4] for row in rows])}"
     return (
-        f"## Accuracy\n\nMean reward of greedy answers to {e.config.evaluate.problems} fixed "
-        "problems per kind; held-out ones are never "
-        "trained on. The best constant answer is what always giving the one most frequent answer "
-        f"would reach.\n\n{_table(head, rows)}"
+        f"## Accuracy\n\n{what} The best constant answer is what always giving the one most "
+        f"frequent answer would reach.\n\n{_table([*head, 'best constant answer'], rows)}"
     )
 
 

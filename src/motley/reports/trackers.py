@@ -20,7 +20,7 @@ import io
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,6 +28,7 @@ from typing import Any, Protocol
 import msgspec
 
 from motley.config import REPORTERS, CrewConfig
+from motley.runs.curves import leaves
 from motley.runs.metrics import MetricsLine, read_metrics
 
 Scalars = dict[str, float]
@@ -101,17 +102,7 @@ def scalars_of(line: MetricsLine) -> Scalars:
     >>> scalars_of(LearnerLine(round=1, peer="small", heldout={"sort": 0.5}))
     {'small/heldout/sort': 0.5}
     """
-    plain: dict[str, object] = msgspec.to_builtins(line)
-    rest = {key: value for key, value in plain.items() if key not in ("round", "peer")}
-    return dict(_numbers(line.peer, rest))
-
-
-def _numbers(path: str, value: object) -> Iterator[tuple[str, float]]:
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _numbers(f"{path}/{key}", inner)
-    elif isinstance(value, int | float):
-        yield path, value
+    return {f"{line.peer}/{key}": value for key, value in leaves(msgspec.to_builtins(line))}
 
 
 def steps_of(lines: Sequence[MetricsLine]) -> Iterator[tuple[int, Scalars]]:

@@ -13,9 +13,11 @@ from rich.console import Console
 from rich.live import Live
 
 from motley.config import CrewConfig
-from motley.reports.display import LiveTable, mean
+from motley.reports.display import LiveTable
+from motley.reports.saying import show_signs
+from motley.reports.scores import mean, score_text
 from motley.reports.trackers import Reports
-from motley.runs.metrics import LearnerLine, learner_lines, read_metrics
+from motley.runs.metrics import LearnerLine, learner_lines, measure_of, read_metrics
 
 
 class Trainable(Protocol):
@@ -42,6 +44,7 @@ def watched(
         for lines in crew.rounds():
             table.update(lines)
             reports.log(lines)
+            show_signs(lines, console)
             if progress and lines and not redraws(console) and lines[0].heldout:
                 words = _plain_progress(lines, crew.config.crew.rounds, table.time_left())
                 console.print(words, highlight=False, soft_wrap=True)
@@ -54,5 +57,8 @@ def redraws(console: Console) -> bool:
 
 def _plain_progress(lines: Sequence[LearnerLine], rounds: int, left: str) -> str:
     """A line where there is no terminal to redraw."""
-    peers = ", ".join(f"{line.peer} {mean(line.heldout):.0%}" for line in lines if line.heldout)
-    return f"round {lines[0].round} of {rounds}: held-out accuracy {peers}; {left} left"
+    measure = measure_of(lines)
+    peers = ", ".join(
+        f"{line.peer} {score_text(mean(line.heldout), measure)}" for line in lines if line.heldout
+    )
+    return f"round {lines[0].round} of {rounds}: held-out {measure} {peers}; {left} left"

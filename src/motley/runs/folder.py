@@ -1,13 +1,16 @@
 """A run folder, the contract with people and tools: who builds a peer from it, measures it, and
 writes its metrics.
 
-RUN/config.toml            the crew as it ran RUN/start/PEER/            a peer's model before the
-first round, where it was made here: a tiny one, or one with a warm start RUN/metrics.jsonl
-a line per peer and round (docs/metrics.md) RUN/groups/                the log of a crew in one
-process; the outbox of a peer in its own RUN/checkpoints/round-N/   PEER/model is an ordinary
-Hugging Face or PEFT folder RUN/engine/PEER/           what an engine of its own needs: the weights
-and the log of its server RUN/tensorboard/, wandb/   what reporters write, where the crew file asks
-for them RUN/peers/PEER/            a crew of several processes: a run folder for each
+    RUN/config.toml            the crew as it ran
+    RUN/start/PEER/            a peer's model before the first round, where it was made here:
+                               a tiny one, or one with a warm start
+    RUN/metrics.jsonl          a line per peer and round (docs/metrics.md)
+    RUN/groups/                the log of a crew in one process; the outbox of a peer in its own
+    RUN/groups/fates.jsonl     what became of every group (learning/fates.py)
+    RUN/checkpoints/round-N/   PEER/model is an ordinary Hugging Face or PEFT folder
+    RUN/engine/PEER/           what an engine of its own needs: weights, and its server's log
+    RUN/tensorboard/, wandb/   what reporters write, where the crew file asks for them
+    RUN/peers/PEER/            a crew of several processes: a run folder for each
 """
 
 from __future__ import annotations
@@ -35,8 +38,9 @@ from motley.engines import open_engine
 from motley.engines.judge import Judge
 from motley.exchange import Log, Outbox
 from motley.exchange.blobs import Blobs
-from motley.files import whole
+from motley.files import drop_unfinished_line, whole
 from motley.learning.checkpoint import AnyState, checkpoints, load_manifest, load_training
+from motley.learning.fates import FateFile, StepFates
 from motley.learning.fitting import check_supported
 from motley.learning.learner import Learner, StepReport
 from motley.learning.warm import check_warm, warm_start
@@ -58,8 +62,10 @@ from motley.runs.metrics import (
     SamplerLine,
     Timing,
     append_lines,
+    read_metrics,
 )
-from motley.tasks import Task, evaluation_set, load_task
+from motley.runs.signs import Watch
+from motley.tasks import Measure, Task, evaluation_set, load_task
 
 Made = TypeVar("Made")
 NOBODY = ""  # a peer no crew has
@@ -111,7 +117,9 @@ def _check_vocabularies(vocabularies: dict[str, Vocabulary]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Accuracies:
-    """Of greedy answers, by kind; `ood` is None for a task without such problems."""
+    """Of greedy answers, by kind, or mean rewards; `ood` is None for a task without such
+    problems.
+    """
 
     heldout: dict[str, float]
     ood: dict[str, float] | None
@@ -134,6 +142,7 @@ class Run:
         self.clock = clock or RealClock()
         self.started_s = started_s
         self.task = task or load_task(config.crew.task, config.task)
+        self._measure: Measure | None = "reward" if self.task.measure == "reward" else None
         self._heldout = evaluation_set(self.task, "heldout", config.evaluate.problems)
         self._ood = (
             evaluation_set(self.task, "ood", config.evaluate.problems)
@@ -144,6 +153,9 @@ class Run:
             (folder / part).mkdir(parents=True, exist_ok=True)
         self.metrics = folder / "metrics.jsonl"
         self.metrics.touch()
+        drop_unfinished_line(self.metrics)
+        self._watch: Watch | None = None  # from the first line on: the file may be cut before it
+        self._fates = FateFile(folder / "groups" / "fates.jsonl")
 
     def build(
         self,
@@ -199,6 +211,7 @@ class Run:
     def restore(self, peer: Peer, checkpoint: Path, state: PeerState) -> None:
         load_training(peer.learner.policy, peer.learner.optimiser, checkpoint / peer.me.name)
         peer.load_state(state)
+        self._fates.cut(peer.me.name, state.learned_rounds)
 
     # Metrics
 
@@ -206,7 +219,12 @@ class Run:
         """What a peer can before training."""
         skills = self.accuracies(peer)
         return FirstLine(
-            round=0, peer=peer.me.name, time_s=time_s, heldout=skills.heldout, ood=skills.ood
+            round=0,
+            peer=peer.me.name,
+            time_s=time_s,
+            heldout=skills.heldout,
+            ood=skills.ood,
+            measure=self._measure,
         )
 
     def line(
@@ -217,7 +235,10 @@ class Run:
         report: StepReport | None,
         timing: Timing | None = None,
     ) -> LearnerLine:
-        """What a peer has to say of a round."""
+        """What a peer has to say of a round.
+
+        What became of the groups it read is written beside it, in groups/fates.jsonl.
+        """
         line = LearnerLine(
             round=number,
             peer=peer.me.name,
@@ -232,21 +253,32 @@ class Run:
         )
         if report:
             line = _with_step(line, report)
+        self._fates.write(_fates_of(peer, report))
         if number % self.config.evaluate.every == 0 or number == self.config.crew.rounds:
             skills = self.accuracies(peer)
-            line = msgspec.structs.replace(line, heldout=skills.heldout, ood=skills.ood)
-        return line
+            line = msgspec.structs.replace(
+                line, heldout=skills.heldout, ood=skills.ood, measure=self._measure
+            )
+        return self._watched(line)
 
     def last_line(self, peer: Peer) -> LearnerLine:
         """What closes the file of a peer that ends with fewer steps than rounds."""
         skills = self.accuracies(peer)
-        return LearnerLine(
+        line = LearnerLine(
             round=self.config.crew.rounds,
             peer=peer.me.name,
             version=peer.learner.policy.version,
             heldout=skills.heldout,
             ood=skills.ood,
+            measure=self._measure,
         )
+        return self._watched(line)
+
+    def _watched(self, line: LearnerLine) -> LearnerLine:
+        """With what it shows to be wrong, if that was not said before."""
+        if self._watch is None:
+            self._watch = Watch(self.config, read_metrics(self.folder))
+        return msgspec.structs.replace(line, warnings=self._watch.see(line) or None)
 
     def sampler_line(self, sampler: Sampler, sampled: Sampled) -> SamplerLine:
         """What a sampler has to say of a round."""
@@ -363,6 +395,20 @@ def newest_checkpoint(folder: Path) -> Path:
     if not saved:
         raise ValueError(f"{folder} has no checkpoint; start the crew anew")
     return saved[-1]
+
+
+def _fates_of(peer: Peer, report: StepReport | None) -> StepFates:
+    """What became of the groups that a peer read since this was last asked."""
+    refused = peer.admission.lately.items()
+    let_go = peer.waiting.let_go | {place: f"refused: {reason}" for place, reason in refused}
+    peer.waiting.let_go, peer.admission.lately = {}, {}
+    return StepFates(
+        round=peer.learned_rounds,
+        peer=peer.me.name,
+        cursor=peer.cursor,
+        groups=report.fates if report else {},
+        let_go=let_go,
+    )
 
 
 def by_sender(counts: dict[tuple[str, str], int]) -> Counts:

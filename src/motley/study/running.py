@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """One peer of one run: accuracy per kind before, after, and the lowest on the way."""
+    """One peer of one run: accuracy or reward per kind before, after, and the lowest on the way."""
 
     arm: str
     seed: int

@@ -27,6 +27,7 @@ from motley.sim.simulation import SimCrew
 from motley.study.arms import Arm, crews_of
 from motley.study.report import Estimate, has_spread, interval, markdown_table
 from motley.study.running import claim, in_processes, keep, warm
+from motley.tasks import Measure
 
 DIAGNOSTICS = (
     "weight_var",
@@ -47,7 +48,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     arm: str
     seed: int
     peer: str
-    curve: dict[int, float]  # round -> held-out accuracy, mean over kinds
+    curve: dict[int, float]  # round -> held-out accuracy or reward, mean over kinds
     hours: float  # simulated
     mean_age: float  # in versions, of the groups learned from
     max_age: int
@@ -264,8 +265,10 @@ def glance(lines: Sequence[SweepRow]) -> str:
     )
 
 
-def draw(lines: Sequence[SweepRow], path: Path) -> None:
-    """Accuracy after the last round against the crew, a curve per arm, with 95 % intervals."""
+def draw(lines: Sequence[SweepRow], path: Path, measure: Measure) -> None:
+    """Accuracy or reward after the last round against the crew, a curve per arm, with 95 %
+    intervals.
+    """
     crews = list(dict.fromkeys(line.crew for line in lines))
     arms = list(dict.fromkeys(line.arm for line in lines))
     figure = Figure(figsize=(1.6 * len(crews) + 3, 4.2), layout="constrained")
@@ -283,6 +286,6 @@ def draw(lines: Sequence[SweepRow], path: Path) -> None:
             marker="o",
         )
     axis.set_xticks(range(len(crews)), crews, rotation=20)
-    axis.set_ylabel("held-out accuracy after the last round")
+    axis.set_ylabel(f"held-out {measure} after the last round")
     axis.legend(fontsize="small")
     figure.savefig(path, dpi=120)

@@ -15,6 +15,7 @@ from motley.tasks.rewards import RewardError, load_reward, named_reward
 from motley.tasks.rows import read_rows
 from motley.tasks.task import (
     UNDECIDED,
+    Measure,
     Split,
     Task,
     assign,
@@ -23,12 +24,14 @@ from motley.tasks.task import (
     decided,
     draw_problems,
     evaluation_set,
+    examine_task,
 )
 
 Config = TypeVar("Config", bound=msgspec.Struct)
 
 __all__ = [
     "UNDECIDED",
+    "Measure",
     "RewardError",
     "Split",
     "Task",
@@ -38,6 +41,7 @@ __all__ = [
     "decided",
     "draw_problems",
     "evaluation_set",
+    "examine_task",
     "load_task",
     "own_task",
     "read_rows",

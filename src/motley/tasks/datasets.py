@@ -16,7 +16,7 @@ from motley.tasks.answers import INSTRUCTIONS, Form, find_answer, math_reward, w
 from motley.tasks.collection import Collection, split_sets
 from motley.tasks.extras import load, need
 from motley.tasks.rows import Fields, placed_rows
-from motley.tasks.task import QUESTION
+from motley.tasks.task import QUESTION, Measure
 
 
 class DatasetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,6 +38,7 @@ class PublishedDataset(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DatasetTask(Collection):
+    measure: Measure = "accuracy"
     template = QUESTION
 
     def __init__(self, name: str, config: DatasetConfig) -> None:

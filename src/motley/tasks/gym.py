@@ -27,7 +27,7 @@ from motley.tasks import sandbox
 from motley.tasks.answers import INSTRUCTIONS, Form, find_answer, wrap
 from motley.tasks.extras import load
 from motley.tasks.harmless import evaluates, is_harmless
-from motley.tasks.task import QUESTION, UNDECIDED, Split, is_heldout
+from motley.tasks.task import QUESTION, UNDECIDED, Measure, Split, is_heldout
 
 HELDOUT_ONE_IN = 8
 MAX_DRAWS = 10_000
@@ -67,6 +67,7 @@ class GymTask:
         self.splits: tuple[Split, ...] = (
             ("train", "heldout", "ood") if config.ood else ("train", "heldout")
         )
+        self.measure: Measure = "reward" if config.partial else "accuracy"
         self.instruction = INSTRUCTIONS[config.form]
         self._config = config
         self._sources = [_Source(name, parameters)]

@@ -21,7 +21,7 @@ from motley.tasks.collection import Collection, split_sets
 from motley.tasks.extras import need
 from motley.tasks.rewards import Reward, RewardFunction, Rewards, load_reward
 from motley.tasks.rows import Fields, PlacedRow, placed_rows
-from motley.tasks.task import AS_IT_IS
+from motley.tasks.task import AS_IT_IS, Measure
 
 Equal = Literal["exact", "math"]
 Rows = object  # whatever read_rows takes
@@ -63,6 +63,7 @@ class OwnTask(Collection):
         """`scoring` is what stands for the rewards in the fingerprint."""
         if equal == "math":
             need("math_verify", 'equal = "math"')
+        self.measure: Measure = "reward" if rewards else "accuracy"
         self._rewards = rewards
         self._form, self._equal = form, equal
         self.instruction = INSTRUCTIONS[form]

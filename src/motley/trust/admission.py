@@ -37,6 +37,7 @@ from motley.trust.values import check_header, check_rollouts, check_time
 
 REWARD_TOLERANCE = 1e-5  # relative above 1: rewards travel as float32
 MAX_KEPT = 256
+MAX_LATELY = 4096  # refusals between two steps of which the position is kept
 # Refused in a row, of one sender: from here on its refusals are counted only, and of its records
 # one in so many is read to the end. The first that is admitted ends it.
 MAX_IN_A_ROW = 1000
@@ -116,6 +117,7 @@ class Admission:
     chains: dict[bytes, Chain] = field(default_factory=dict)  # by key
     refused: Counter[tuple[str, str]] = field(default_factory=Counter)  # (sender, reason) -> count
     kept: deque[RefusedRecord] = field(default_factory=lambda: deque(maxlen=MAX_KEPT))  # the newest
+    lately: dict[int, str] = field(default_factory=dict)  # position -> reason, since the last step
     in_a_row: Counter[str] = field(default_factory=Counter)  # sender -> refused without a break
     # the same of what the sender did sign: what others write under its name does not count
     signed_in_a_row: Counter[str] = field(default_factory=Counter)
@@ -173,6 +175,8 @@ class Admission:
         )
         if self.in_a_row[sender] <= MAX_IN_A_ROW:
             self.kept.append(refused)
+        if len(self.lately) < MAX_LATELY:
+            self.lately[entry.position] = reason
         return refused
 
     def _limits_of(self, id: str) -> Limits:
