@@ -21,12 +21,14 @@ from motley.cli.common import (
     Seed,
     app,
     changed,
+    command_line,
     new_run_folder,
     plain_errors,
     print_rows,
     say,
     stop_on_interrupt,
 )
+from motley.cli.measuring import say_found
 from motley.cli.progress import counted_runs, timed_bars
 from motley.config import CrewConfig, read_config
 
@@ -112,10 +114,12 @@ def sweep(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Simulate several crews under several arms and seeds: one table and one plot, accuracy and
-    loss against the first crew.
+    """Simulate several crews under several arms and seeds: a table, a plot, report.html and
+    trials.csv, with what each arm loses against the first crew.
     """
     from motley.study.arms import parse_arms
+    from motley.study.pages import Making, sweep_comparisons, sweep_csv, sweep_page
+    from motley.study.running import measure_of
     from motley.study.sweep import draw, glance, markdown, run_sweep, table
 
     with plain_errors():
@@ -124,7 +128,11 @@ def sweep(
         folder = out or Path("runs") / "sweep"
         with counted_runs() as count:
             trials = run_sweep(configs, chosen, range(seeds), folder, jobs, count)
-        lines = table(trials, [c.crew.name for c in configs], [arm.label for arm in chosen])
+        crews, labels = [c.crew.name for c in configs], [arm.label for arm in chosen]
+        made = Making(command_line(), configs, labels, measure_of(configs[0]))
+        lines = table(trials, crews, labels, made.measure)
+        (folder / "report.html").write_text(sweep_page(trials, made), encoding="utf-8")
+        (folder / "trials.csv").write_text(sweep_csv(trials, made), encoding="utf-8")
         text = f"{glance(lines)}\n{markdown(lines)}"
         (folder / "table.md").write_text(text)
         draw(lines, folder / "sweep.png")
@@ -132,4 +140,6 @@ def sweep(
             sys.stdout.write(msgspec.json.encode({"lines": lines}).decode() + "\n")
         else:
             sys.stdout.write(text)
-            say(f"table and plot: {folder / 'table.md'}, {folder / 'sweep.png'}")
+            say("")
+            say_found(sweep_comparisons(trials, crews, labels), seeds)
+            say(f"table, plot and report: {folder}/table.md, sweep.png, report.html, trials.csv")

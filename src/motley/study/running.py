@@ -22,12 +22,13 @@ from motley.runs.folder import check_config
 from motley.runs.local import LocalCrew
 from motley.runs.metrics import LearnerLine, learner_lines, read_metrics
 from motley.study.arms import Arm, crews_of
+from motley.study.statistics import Measure
 
 T = TypeVar("T")
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """One peer of one run: accuracy per kind before, after, and the lowest on the way."""
+    """One peer of one run: held-out score per kind before, after, and the lowest on the way."""
 
     arm: str
     seed: int
@@ -36,6 +37,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     end: dict[str, float]
     lowest: dict[str, float]
     ood: dict[str, float]
+    curve: dict[int, dict[str, float]] = {}  # round -> per kind
 
 
 def run_study(
@@ -114,6 +116,13 @@ def claim(folder: Path, config: CrewConfig) -> None:
     write_config(config, made)
 
 
+def measure_of(config: CrewConfig) -> Measure:
+    """What the held-out numbers of a crew are: shares of right answers, or rewards."""
+    kind, found, _ = config.crew.task.partition(":")
+    own_function = bool(found) and kind not in ("file", "reasoning_gym")
+    return "reward" if own_function or config.task.get("partial") else "accuracy"
+
+
 def read_outcomes(path: Path) -> list[Outcome]:
     if not path.exists():
         return []
@@ -158,4 +167,5 @@ def _outcome(arm: Arm, seed: int, peer: str, lines: Sequence[LearnerLine]) -> Ou
         end=heldout[-1],
         lowest={kind: min(measured[kind] for measured in heldout) for kind in heldout[0]},
         ood=own[-1].ood or {},
+        curve={line.round: line.heldout or {} for line in own},
     )
