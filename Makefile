@@ -1,4 +1,4 @@
-.PHONY: demo test test-slow test-all lint setup mutants
+.PHONY: demo docs test test-slow test-all lint setup mutants
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -8,6 +8,10 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist worksteal
 
 demo: .venv/.demo
 	$(BIN)/motley demo
+
+# The pages as a site that needs no server: open site/index.html.
+docs: .venv/.docs
+	$(BIN)/python docs/build.py site
 
 # For the one who edits: minutes on two cores.
 QUICK := (quick or not slow) and not models
@@ -35,6 +39,12 @@ setup: .venv/.dev
 .venv/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(INSTALL) .
+	touch $@
+
+# Without Motley itself: a page needs no torch. The extra `docs` names the same two.
+.venv/.docs: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt markdown-it-py latex2mathml
 	touch $@
 
 .venv/.dev: .venv/.demo

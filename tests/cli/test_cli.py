@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import html
 import json
 import os
 import signal
@@ -214,7 +215,7 @@ def test_study_prints_a_table_and_does_not_run_twice(crew_file: Path) -> None:
         "--out",
         out,
     ]
-    short, text = motley(*command).stdout.split("\n\n")
+    short, text, found = motley(*command).stdout.split("\n\n")
     assert [line.split("|")[1].strip() for line in short.splitlines()] == [
         "arm",
         "---",
@@ -229,6 +230,13 @@ def test_study_prints_a_table_and_does_not_run_twice(crew_file: Path) -> None:
     assert [(row[0], row[1]) for row in rows[2:]] == [
         (peer, arm) for peer in "ab" for arm in ("start", "alone", "ftis:C=3")
     ]
+    assert "ftis:C=3" in found.splitlines()[0]
+    assert "warning: 2 seeds" in found
+    assert "report: " in found
+    page = (out / "report.html").read_text()
+    assert "Warning: 2 seeds" in page
+    assert found.splitlines()[0] in html.unescape(page)
+    assert len((out / "outcomes.csv").read_text().splitlines()) == 1 + 2 * 2 * 2
     kept = (out / "outcomes.jsonl").read_bytes()
     assert len(kept.splitlines()) == 2 * 2 * 2
     lines = as_json(*command)["lines"]

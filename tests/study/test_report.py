@@ -6,29 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from motley.study.report import Estimate, StudyRow, glance, interval, markdown, table
+from motley.study.report import StudyRow, comparisons, glance, markdown, table
 from motley.study.running import Outcome
-
-
-@pytest.mark.parametrize(
-    "values", [[0.1, 0.5], [0.3, 0.4, 0.9, 0.2, 0.35], list(np.linspace(0, 1, 12) ** 2)]
-)
-def test_the_interval_is_scipys_t_interval(values: list[float]) -> None:
-    low, high = stats.t.interval(
-        0.95, len(values) - 1, loc=np.mean(values), scale=stats.sem(values)
-    )
-    found = interval(values)
-    assert (found.mean - found.half_width, found.mean + found.half_width) == pytest.approx(
-        (low, high)
-    )
-
-
-def test_one_seed_has_no_interval() -> None:
-    found = interval([0.25])
-    assert found.mean == 0.25
-    assert isnan(found.half_width)
-    assert str(found) == "0.25"
-    assert str(interval([0.25, 0.25])) == "0.25 ± 0.00"
+from motley.study.statistics import Estimate, bounded_interval
 
 
 def outcome(
@@ -81,7 +61,7 @@ def test_rows_are_the_start_then_the_arms_of_each_peer() -> None:
     assert [(found.peer, found.arm) for found in lines] == [
         (p, arm) for p in "pq" for arm in ("start", "alone", "ftis")
     ]
-    assert line(lines, "start").mean == Estimate(pytest.approx(0.1), pytest.approx(0.0))
+    assert line(lines, "start").mean == Estimate(*[pytest.approx(0.1)] * 3)
 
 
 def test_without_an_arm_alone_there_is_no_gain() -> None:
@@ -97,7 +77,7 @@ def test_a_gain_that_is_the_same_on_every_seed_has_no_test() -> None:
         for arm, value in (("alone", 0.25), ("ftis", 0.5))
     ]
     found = line(table(same, ["alone", "ftis"]), "ftis")
-    assert found.gain == Estimate(0.25, 0.0)
+    assert found.gain == Estimate(0.25, 0.25, 0.25)
     assert isnan(found.p_value)
 
 
@@ -148,4 +128,29 @@ def test_a_glance_is_over_peers_then_seeds_and_the_own_kind_is_the_best_at_the_s
     assert line.others.mean == pytest.approx((0.5 + 0.7) / 2)
     assert line.mean.mean == pytest.approx((0.7 + 0.85) / 2)
     assert line.fall.mean == pytest.approx((0.15 + 0.1) / 2)
-    assert line.own.half_width == pytest.approx(interval([0.9, 1.0]).half_width)
+    assert line.own == bounded_interval([0.9, 1.0], "accuracy")
+
+
+def test_a_comparison_is_over_peers_and_paired_by_seed() -> None:
+    second = [outcome("ftis", seed, (0.0, 0.0), peer="q") for seed in (1, 0)]
+    alone = [outcome("alone", seed, (0.2, 0.2), peer="q") for seed in (0, 1)]
+    (one,) = comparisons([*OUTCOMES, *second, *alone], ["alone", "ftis"])
+    assert (one.first, one.second) == ("ftis", "alone")
+    own = np.mean(CREW, axis=1) - np.mean(ALONE, axis=1)
+    expected = [(own[0] - 0.2) / 2, (own[1] - 0.2) / 2, own[2]]
+    assert one.differences == pytest.approx(expected)
+
+
+def test_without_alone_arms_are_compared_with_the_first() -> None:
+    arms = [outcome(arm, seed, (0.1 * n, 0.1)) for n, arm in enumerate("abc") for seed in (0, 1)]
+    assert [(c.first, c.second) for c in comparisons(arms, ["b", "a", "c"])] == [
+        ("a", "b"),
+        ("c", "b"),
+    ]
+
+
+def test_scores_outside_0_to_1_have_ordinary_intervals() -> None:
+    rewards = [outcome("ftis", seed, (end, end)) for seed, end in enumerate((-3.0, 5.0, 1.0))]
+    for measure in ("reward", "accuracy"):
+        found = line(table(rewards, ["ftis"], measure), "ftis").mean
+        assert found.high - found.mean == pytest.approx(found.mean - found.low)

@@ -10,7 +10,7 @@ import numpy as np
 from motley.attacks.attack import Attack
 from motley.attacks.fuzzing import NAME, WANTS, Fooled
 from motley.attacks.suite import AttackTrial
-from motley.study.report import Estimate, interval
+from motley.study.statistics import Estimate, interval
 
 Cell = str | float | None
 
@@ -111,6 +111,4 @@ def unmounted_row(attack: Attack, reason: str) -> AttackRow:
 def fuzz_row(found: Sequence[Fooled]) -> AttackRow:
     said = [f"{one.text!r} for {one.answer!r}" for one in found[:3]]
     note = f"{len(found)} found, such as {', '.join(said)}" if found else "none found"
-    return AttackRow(
-        attack=NAME, wants=WANTS, success=Estimate(float(bool(found)), float("nan")), note=note
-    )
+    return AttackRow(attack=NAME, wants=WANTS, success=interval([float(bool(found))]), note=note)

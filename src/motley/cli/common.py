@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -112,6 +113,11 @@ def changed(config: CrewConfig, objective: str, rounds: int, seed: int | None) -
     if seed is not None:
         crew = msgspec.structs.replace(crew, seed=seed)
     return msgspec.structs.replace(config, crew=crew, objective=settings)
+
+
+def command_line() -> str:
+    """The command that is running, to be pasted."""
+    return shlex.join(["motley", *sys.argv[1:]])
 
 
 def print_rows(rows: list[dict[str, Any]], title: str, as_json: bool) -> None:

@@ -19,9 +19,11 @@ from motley.cli.common import (
     Settings,
     app,
     bench_app,
+    command_line,
     plain_errors,
     print_rows,
     stderr,
+    tell,
 )
 from motley.cli.progress import counted_runs, timed_bars
 from motley.config import PeerConfig, Prompt, read_config
@@ -31,6 +33,7 @@ from motley.tasks import Split, Task
 if TYPE_CHECKING:
     from motley.benchmarks.bench import Row
     from motley.models.policy import Policy
+    from motley.study.statistics import Comparison
 
 
 @app.command("eval")
@@ -141,10 +144,14 @@ def study(
     settings: Settings = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a crew under several arms and seeds, and compare each with training alone."""
+    """Run a crew under several arms and seeds: tables, report.html and outcomes.csv with means,
+    intervals and paired differences from alone.
+    """
     from motley.study.arms import parse_arms
-    from motley.study.report import glance, glance_markdown, markdown, table
+    from motley.study.pages import Making, study_csv, study_page
+    from motley.study.report import comparisons, glance, glance_markdown, markdown, table
     from motley.study.running import run_study
+    from motley.tasks import load_task
 
     with plain_errors():
         config = read_config(crew_file, settings or ())
@@ -153,11 +160,29 @@ def study(
         with counted_runs() as count:
             outcomes = run_study(config, chosen, range(seeds), folder, jobs, count)
         labels = [arm.label for arm in chosen]
-        lines, short = table(outcomes, labels), glance(outcomes, labels)
+        made = Making(
+            command_line(), [config], labels, load_task(config.crew.task, config.task).measure
+        )
+        (folder / "report.html").write_text(study_page(outcomes, made), encoding="utf-8")
+        (folder / "outcomes.csv").write_text(study_csv(outcomes, made), encoding="utf-8")
+        lines = table(outcomes, labels, made.measure)
+        short = glance(outcomes, labels, made.measure)
         if as_json:
             sys.stdout.write(msgspec.json.encode({"glance": short, "lines": lines}).decode() + "\n")
         else:
-            sys.stdout.write(f"{glance_markdown(short)}\n{markdown(lines)}")
+            sys.stdout.write(f"{glance_markdown(short)}\n{markdown(lines)}\n")
+            say_found(comparisons(outcomes, labels), seeds)
+            tell(f"report: {folder / 'report.html'}, {folder / 'outcomes.csv'}")
+
+
+def say_found(compared: Sequence[Comparison], num_seeds: int) -> None:
+    """A sentence per comparison, and a warning where seeds are few."""
+    from motley.study.statistics import few_seeds_warning, sentences
+
+    for text in sentences(compared):
+        tell(text)
+    if few := few_seeds_warning(num_seeds):
+        tell(f"warning: {few}")
 
 
 @app.command()

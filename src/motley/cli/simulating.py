@@ -22,6 +22,7 @@ from motley.cli.common import (
     Settings,
     app,
     changed,
+    command_line,
     console,
     plain_errors,
     print_rows,
@@ -29,6 +30,7 @@ from motley.cli.common import (
     stop_on_interrupt,
     tell,
 )
+from motley.cli.measuring import say_found
 from motley.cli.progress import counted_runs, timed_bars
 from motley.config import CrewConfig, read_config
 from motley.files import new_run_folder
@@ -119,8 +121,11 @@ def sweep(
     settings: Settings = None,
     as_json: AsJson = False,
 ) -> None:
-    """Simulate several crews under several arms and seeds, and compare each with the first."""
+    """Simulate several crews under several arms and seeds: a table, a plot, report.html and
+    trials.csv, with what each arm loses against the first crew.
+    """
     from motley.study.arms import parse_arms
+    from motley.study.pages import Making, sweep_comparisons, sweep_csv, sweep_page
     from motley.study.sweep import draw, glance, markdown, run_sweep, table
     from motley.tasks import load_task
 
@@ -130,13 +135,23 @@ def sweep(
         folder = out or Path("runs") / "sweep"
         with counted_runs() as count:
             trials = run_sweep(configs, chosen, range(seeds), folder, jobs, count)
-        lines = table(trials, [c.crew.name for c in configs], [arm.label for arm in chosen])
+        crews, labels = [c.crew.name for c in configs], [arm.label for arm in chosen]
+        made = Making(
+            command_line(),
+            configs,
+            labels,
+            load_task(configs[0].crew.task, configs[0].task).measure,
+        )
+        lines = table(trials, crews, labels, made.measure)
+        (folder / "report.html").write_text(sweep_page(trials, made), encoding="utf-8")
+        (folder / "trials.csv").write_text(sweep_csv(trials, made), encoding="utf-8")
         text = f"{glance(lines)}\n{markdown(lines)}"
         (folder / "table.md").write_text(text)
-        measure = load_task(configs[0].crew.task, configs[0].task).measure
-        draw(lines, folder / "sweep.png", measure)
+        draw(lines, folder / "sweep.png", made.measure)
         if as_json:
             sys.stdout.write(msgspec.json.encode({"lines": lines}).decode() + "\n")
         else:
             sys.stdout.write(text)
-            tell(f"table and plot: {folder / 'table.md'}, {folder / 'sweep.png'}")
+            tell("")
+            say_found(sweep_comparisons(trials, crews, labels), seeds)
+            tell(f"table, plot and report: {folder}/table.md, sweep.png, report.html, trials.csv")

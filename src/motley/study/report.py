@@ -1,4 +1,4 @@
-"""Statistics of a study: means, 95 % intervals over seeds, paired differences from `alone`."""
+"""The tables of a study: means over seeds, and paired differences from `alone`."""
 
 from __future__ import annotations
 
@@ -6,25 +6,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 from motley.study.running import Outcome
+from motley.study.statistics import (
+    UNKNOWN,
+    Comparison,
+    Estimate,
+    bounded_interval,
+    interval,
+    p_value_of,
+)
+from motley.tasks import Measure
 
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    mean: float
-    half_width: float  # of the 95 % t interval; nan for one seed
-
-    def __str__(self) -> str:
-        return format(self, ".2f")
-
-    def __format__(self, spec: str) -> str:
-        return (
-            format(self.mean, spec)
-            if np.isnan(self.half_width)
-            else f"{self.mean:{spec}} ± {self.half_width:{spec}}"
-        )
+BASELINE = "alone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,69 +34,50 @@ class StudyRow:
     ood: Estimate
 
 
-def interval(values: Sequence[float]) -> Estimate:
-    """Mean and half width of the 95 % t interval."""
-    if len(values) < 2:
-        return Estimate(float(np.mean(values)), float("nan"))
-    error = np.std(values, ddof=1) / np.sqrt(len(values))
-    return Estimate(float(np.mean(values)), float(stats.t.ppf(0.975, len(values) - 1) * error))
-
-
-def has_spread(values: Sequence[float]) -> bool:
-    """Whether a test against zero can be made: not with one value, nor with several that differ by
-    rounding only.
-    """
-    return len(values) > 1 and float(np.std(values)) > 1e-9
-
-
 def table(
-    outcomes: Sequence[Outcome], arms: Sequence[str], baseline: str = "alone"
+    outcomes: Sequence[Outcome], arms: Sequence[str], measure: Measure = "accuracy"
 ) -> list[StudyRow]:
     """Rows in the order start, arms; peers in the order met."""
     peers = list(dict.fromkeys(o.peer for o in outcomes))
-    alone = {(o.peer, o.seed): _mean(o.end) for o in outcomes if o.arm == baseline}
+    alone = {(o.peer, o.seed): mean_of(o.end) for o in outcomes if o.arm == BASELINE}
     lines = []
     for peer in peers:
         first = {o.seed: o for o in outcomes if o.peer == peer}
         starts = [o.start for o in first.values()]
-        lines.append(
-            _line(
-                "start",
-                peer,
-                starts,
-                [
-                    _mean(s) - alone.get((peer, seed), np.nan)
-                    for seed, s in zip(first, starts, strict=True)
-                ],
-                [],
-            )
-        )
+        gains = [
+            mean_of(s) - alone.get((peer, seed), np.nan)
+            for seed, s in zip(first, starts, strict=True)
+        ]
+        lines.append(_line("start", peer, starts, gains, [], measure))
         for arm in arms:
             own = [o for o in outcomes if o.peer == peer and o.arm == arm]
-            gains = [_mean(o.end) - alone.get((peer, o.seed), np.nan) for o in own]
-            lines.append(
-                _line(arm, peer, [o.end for o in own], gains, [_mean(o.ood) for o in own if o.ood])
-            )
+            gains = [mean_of(o.end) - alone.get((peer, o.seed), np.nan) for o in own]
+            ood = [mean_of(o.ood) for o in own if o.ood]
+            lines.append(_line(arm, peer, [o.end for o in own], gains, ood, measure))
     return lines
 
 
 def _line(
-    arm: str, peer: str, accuracies: list[dict[str, float]], gains: list[float], ood: list[float]
+    arm: str,
+    peer: str,
+    scores: list[dict[str, float]],
+    gains: list[float],
+    ood: list[float],
+    measure: Measure,
 ) -> StudyRow:
     known = [g for g in gains if not np.isnan(g)]
-    spread = has_spread(known)
     return StudyRow(
         arm=arm,
         peer=peer,
-        by_kind={kind: interval([a[kind] for a in accuracies]) for kind in accuracies[0]},
-        mean=interval([_mean(a) for a in accuracies]),
-        gain=interval(known) if known else Estimate(float("nan"), float("nan")),
-        p_value=float(stats.ttest_1samp(known, 0).pvalue) if spread else float("nan"),
-        ood=interval(ood) if ood else Estimate(float("nan"), float("nan")),
+        by_kind={kind: bounded_interval([a[kind] for a in scores], measure) for kind in scores[0]},
+        mean=bounded_interval([mean_of(a) for a in scores], measure),
+        gain=interval(known) if known else UNKNOWN,
+        p_value=p_value_of(known),
+        ood=bounded_interval(ood, measure) if ood else UNKNOWN,
     )
 
 
-def _mean(by_kind: dict[str, float]) -> float:
+def mean_of(by_kind: dict[str, float]) -> float:
     return float(np.mean(list(by_kind.values()))) if by_kind else float("nan")
 
 
@@ -117,20 +92,21 @@ class Glance:
     fall: Estimate  # how far the own kind fell below its start at the worst evaluation
 
 
-def glance(outcomes: Sequence[Outcome], arms: Sequence[str]) -> list[Glance]:
+def glance(
+    outcomes: Sequence[Outcome], arms: Sequence[str], measure: Measure = "accuracy"
+) -> list[Glance]:
     """Means over the peers of each run, then mean and interval over seeds."""
+    bounded = lambda arm, value: bounded_interval(by_seed(outcomes, arm, value), measure)
     return [
         Glance(
             arm=arm,
-            own=_over_seeds(outcomes, arm, lambda o: o.end[_own_kind(o)]),
-            others=_over_seeds(
-                outcomes,
-                arm,
-                lambda o: _mean({k: v for k, v in o.end.items() if k != _own_kind(o)}),
+            own=bounded(arm, lambda o: o.end[_own_kind(o)]),
+            others=bounded(
+                arm, lambda o: mean_of({k: v for k, v in o.end.items() if k != _own_kind(o)})
             ),
-            mean=_over_seeds(outcomes, arm, lambda o: _mean(o.end)),
-            fall=_over_seeds(
-                outcomes, arm, lambda o: o.start[_own_kind(o)] - o.lowest[_own_kind(o)]
+            mean=bounded(arm, lambda o: mean_of(o.end)),
+            fall=interval(
+                by_seed(outcomes, arm, lambda o: o.start[_own_kind(o)] - o.lowest[_own_kind(o)])
             ),
         )
         for arm in arms
@@ -141,24 +117,72 @@ def _own_kind(outcome: Outcome) -> str:
     return max(outcome.start, key=lambda kind: outcome.start[kind])
 
 
-def _over_seeds(
+def by_seed(
     outcomes: Sequence[Outcome], arm: str, value: Callable[[Outcome], float]
-) -> Estimate:
+) -> list[float]:
+    """An arm's value per seed, in the order of the seeds: the mean over the peers of the run."""
     seeds = sorted({o.seed for o in outcomes if o.arm == arm})
-    return interval(
-        [
-            float(np.mean([value(o) for o in outcomes if o.arm == arm and o.seed == seed]))
-            for seed in seeds
-        ]
-    )
+    return [
+        float(np.mean([value(o) for o in outcomes if o.arm == arm and o.seed == seed]))
+        for seed in seeds
+    ]
+
+
+# Comparisons
+
+
+def baseline_of(arms: Sequence[str]) -> str:
+    """What arms are compared with: `alone`, or the first of them if that was not run."""
+    return BASELINE if BASELINE in arms else arms[0]
+
+
+def comparisons(outcomes: Sequence[Outcome], arms: Sequence[str]) -> list[Comparison]:
+    """Every arm against the baseline, over all peers; the mean over kinds, paired by seed."""
+    return _comparisons(outcomes, arms, "")
+
+
+def comparisons_by_peer(outcomes: Sequence[Outcome], arms: Sequence[str]) -> list[Comparison]:
+    """The same for each peer."""
+    peers = dict.fromkeys(o.peer for o in outcomes)
+    return [
+        one
+        for peer in peers
+        for one in _comparisons([o for o in outcomes if o.peer == peer], arms, f"{peer}: ")
+    ]
+
+
+def _comparisons(outcomes: Sequence[Outcome], arms: Sequence[str], before: str) -> list[Comparison]:
+    baseline = baseline_of(arms)
+    ends = {arm: _end_by_seed(outcomes, arm) for arm in arms}
+    return [
+        Comparison(
+            f"{before}{arm}",
+            baseline,
+            tuple(end - ends[baseline][s] for s, end in ends[arm].items() if s in ends[baseline]),
+        )
+        for arm in arms
+        if arm != baseline
+    ]
+
+
+def _end_by_seed(outcomes: Sequence[Outcome], arm: str) -> dict[int, float]:
+    seeds = sorted({o.seed for o in outcomes if o.arm == arm})
+    values = by_seed(outcomes, arm, lambda o: mean_of(o.end))
+    return dict(zip(seeds, values, strict=True))
+
+
+# Words
 
 
 def glance_markdown(lines: Sequence[Glance]) -> str:
+    return markdown_table(*glance_cells(lines))
+
+
+def glance_cells(lines: Sequence[Glance]) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of a table."""
     head = ["arm", "own kind", "others' kinds", "mean over kinds", "deepest fall of the own kind"]
-    return markdown_table(
-        head,
-        [[line.arm, *map(str, (line.own, line.others, line.mean, line.fall))] for line in lines],
-    )
+    rows = [[line.arm, *map(str, (line.own, line.others, line.mean, line.fall))] for line in lines]
+    return head, rows
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -169,6 +193,11 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def markdown(lines: Sequence[StudyRow]) -> str:
+    return markdown_table(*cells(lines))
+
+
+def cells(lines: Sequence[StudyRow]) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of a table."""
     kinds = list(lines[0].by_kind)
     head = ["peer", "arm", *kinds, "mean", "against alone", "p", "out of distribution"]
     rows = [
@@ -182,12 +211,13 @@ def markdown(lines: Sequence[StudyRow]) -> str:
         ]
         for line in lines
     ]
-    return markdown_table(head, rows)
+    return head, rows
 
 
 def _gain(line: StudyRow) -> tuple[str, str]:
-    if line.arm == "alone" or np.isnan(line.gain.mean):
+    if line.arm == BASELINE or np.isnan(line.gain.mean):
         return "", ""
-    return f"{line.gain.mean:+.2f} ± {line.gain.half_width:.2f}", "" if np.isnan(
-        line.p_value
-    ) else f"{line.p_value:.3f}"
+    p = "" if np.isnan(line.p_value) else f"{line.p_value:.3f}"
+    if np.isnan(line.gain.low):
+        return f"{line.gain.mean:+.2f}", p
+    return f"{line.gain.mean:+.2f} ± {line.gain.half_width:.2f}", p

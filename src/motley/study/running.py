@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """One peer of one run: accuracy or reward per kind before, after, and the lowest on the way."""
+    """One peer of one run: held-out score per kind before, after, and the lowest on the way."""
 
     arm: str
     seed: int
@@ -36,6 +36,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     end: dict[str, float]
     lowest: dict[str, float]
     ood: dict[str, float]
+    curve: dict[int, dict[str, float]] = {}  # round -> per kind
 
 
 def run_study(
@@ -158,4 +159,5 @@ def _outcome(arm: Arm, seed: int, peer: str, lines: Sequence[LearnerLine]) -> Ou
         end=heldout[-1],
         lowest={kind: min(measured[kind] for measured in heldout) for kind in heldout[0]},
         ood=own[-1].ood or {},
+        curve={line.round: line.heldout or {} for line in own},
     )

@@ -17,7 +17,6 @@ import msgspec
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from scipy import stats
 
 from motley.config import CrewConfig
 from motley.runs.folder import check_config
@@ -25,8 +24,13 @@ from motley.runs.metrics import LearnerLine, learner_lines, read_metrics
 from motley.sim.report import ages_of, num_dropped
 from motley.sim.simulation import SimCrew
 from motley.study.arms import Arm, crews_of
-from motley.study.report import Estimate, has_spread, interval, markdown_table
+from motley.study.report import markdown_table, mean_of
 from motley.study.running import claim, in_processes, keep, warm
+from motley.study.statistics import (
+    Comparison,
+    Estimate,
+    bounded_interval,
+)
 from motley.tasks import Measure
 
 DIAGNOSTICS = (
@@ -48,13 +52,15 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     arm: str
     seed: int
     peer: str
-    curve: dict[int, float]  # round -> held-out accuracy or reward, mean over kinds
+    curve: dict[int, float]  # round -> held-out score, mean over kinds
     hours: float  # simulated
     mean_age: float  # in versions, of the groups learned from
     max_age: int
     dropped: int
     grad_norm: float  # mean over steps
     diagnostics: dict[str, float]  # mean over steps and senders
+    start: dict[str, float] = {}  # per kind, as `end`
+    end: dict[str, float] = {}
 
 
 def run_sweep(
@@ -136,7 +142,7 @@ def _simulate(crew: CrewConfig, name: str, arm: str, folder: Path) -> list[Trial
 
 
 def _trial(crew: str, arm: str, seed: int, lines: list[LearnerLine]) -> Trial:
-    ages = ages_of(lines)
+    ages, measured = ages_of(lines), [line for line in lines if line.heldout]
     senders = [sender for line in lines for sender in (line.senders or {}).values()]
     known = {
         key: [value for s in senders if (value := s.number(key)) is not None] for key in DIAGNOSTICS
@@ -146,17 +152,15 @@ def _trial(crew: str, arm: str, seed: int, lines: list[LearnerLine]) -> Trial:
         arm=arm,
         seed=seed,
         peer=lines[0].peer,
-        curve={
-            line.round: float(np.mean(list(line.heldout.values())))
-            for line in lines
-            if line.heldout
-        },
+        curve={line.round: mean_of(line.heldout or {}) for line in measured},
         hours=(lines[-1].time_s or 0.0) / 3600,
         mean_age=sum(age * count for age, count in ages) / max(1, sum(count for _, count in ages)),
         max_age=max((age for age, _ in ages), default=0),
         dropped=num_dropped(lines),
         grad_norm=float(np.mean([line.grad_norm for line in lines if line.grad_norm is not None])),
         diagnostics={key: float(np.mean(values)) for key, values in known.items() if values},
+        start=measured[0].heldout or {},
+        end=measured[-1].heldout or {},
     )
 
 
@@ -176,28 +180,29 @@ class SweepRow:
     diagnostics: dict[str, float]
 
 
-def table(trials: Sequence[Trial], crews: Sequence[str], arms: Sequence[str]) -> list[SweepRow]:
-    """A line per arm and crew, over all seeds and, where there are several, learners."""
-    return [_line(trials, arm, crew, crews[0]) for arm in arms for crew in crews]
+def table(
+    trials: Sequence[Trial],
+    crews: Sequence[str],
+    arms: Sequence[str],
+    measure: Measure = "accuracy",
+) -> list[SweepRow]:
+    """A line per arm and crew, over all seeds; several learners of a run count with their mean."""
+    return [_line(trials, arm, crew, crews[0], measure) for arm in arms for crew in crews]
 
 
-def _line(trials: Sequence[Trial], arm: str, crew: str, first: str) -> SweepRow:
+def _line(trials: Sequence[Trial], arm: str, crew: str, first: str, measure: Measure) -> SweepRow:
     own = [t for t in trials if t.arm == arm and t.crew == crew]
-    before = {(t.seed, t.peer): _last(t) for t in trials if t.arm == arm and t.crew == first}
     rounds = sorted(set.intersection(*(set(t.curve) for t in own)))
     best_round = max(rounds, key=lambda number: float(np.mean([t.curve[number] for t in own])))
-    differences = [_last(t) - before[t.seed, t.peer] for t in own if (t.seed, t.peer) in before]
-    spread = has_spread(differences)
+    loss = comparison(trials, arm, crew, first)
     return SweepRow(
         arm=arm,
         crew=crew,
-        last=interval([_last(t) for t in own]),
-        best=interval([t.curve[best_round] for t in own]),
+        last=bounded_interval(by_seed(own, last_of), measure),
+        best=bounded_interval(by_seed(own, lambda t: t.curve[best_round]), measure),
         best_round=best_round,
-        loss=interval(differences),
-        p_value=float(stats.ttest_1samp(differences, 0).pvalue)
-        if spread and crew != first
-        else float("nan"),
+        loss=loss.estimate,
+        p_value=loss.p_value if crew != first else float("nan"),
         mean_age=float(np.mean([t.mean_age for t in own])),
         max_age=max(t.max_age for t in own),
         diagnostics={
@@ -207,11 +212,31 @@ def _line(trials: Sequence[Trial], arm: str, crew: str, first: str) -> SweepRow:
     )
 
 
-def _last(trial: Trial) -> float:
+def comparison(trials: Sequence[Trial], arm: str, crew: str, first: str) -> Comparison:
+    """An arm in a crew against itself in the first, after the last round, paired by seed."""
+    of = lambda name: [t for t in trials if t.arm == arm and t.crew == name]
+    before = {(t.seed, t.peer): last_of(t) for t in of(first)}
+    paired = [t for t in of(crew) if (t.seed, t.peer) in before]
+    differences = by_seed(paired, lambda t: last_of(t) - before[t.seed, t.peer])
+    return Comparison(f"{arm} under {crew}", f"under {first}", tuple(differences))
+
+
+def by_seed(trials: Sequence[Trial], value: Callable[[Trial], float]) -> list[float]:
+    """Per seed, in their order: learners of one run are not independent, and count as one."""
+    seeds = sorted({t.seed for t in trials})
+    return [float(np.mean([value(t) for t in trials if t.seed == seed])) for seed in seeds]
+
+
+def last_of(trial: Trial) -> float:
     return trial.curve[max(trial.curve)]
 
 
 def markdown(lines: Sequence[SweepRow]) -> str:
+    return markdown_table(*cells(lines))
+
+
+def cells(lines: Sequence[SweepRow]) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of a table."""
     head = [
         "arm",
         "crew",
@@ -238,13 +263,18 @@ def markdown(lines: Sequence[SweepRow]) -> str:
                 line.crew,
                 f"{line.last:.3f}",
                 f"{line.best:.3f} ({line.best_round})",
-                "" if first else f"{line.loss.mean:+.3f} ± {line.loss.half_width:.3f}",
+                "" if first else _signed(line.loss),
                 "" if np.isnan(line.p_value) else f"{line.p_value:.3f}",
                 f"{line.mean_age:.1f}, {line.max_age}",
                 *numbers,
             ]
         )
-    return markdown_table(head, rows)
+    return head, rows
+
+
+def _signed(loss: Estimate) -> str:
+    width = "" if np.isnan(loss.low) else f" ± {loss.half_width:.3f}"
+    return f"{loss.mean:+.3f}{width}"
 
 
 def glance(lines: Sequence[SweepRow]) -> str:
@@ -253,7 +283,7 @@ def glance(lines: Sequence[SweepRow]) -> str:
     cell = {
         (line.arm, line.crew): f"{line.last:.3f}"
         if line.crew == crews[0]
-        else f"{line.last.mean:.3f} ({line.loss.mean:+.3f} ± {line.loss.half_width:.3f})"
+        else f"{line.last.mean:.3f} ({_signed(line.loss)})"
         for line in lines
     }
     return markdown_table(
@@ -280,7 +310,12 @@ def draw(lines: Sequence[SweepRow], path: Path, measure: Measure) -> None:
         axis.errorbar(
             places,
             [line.last.mean for line in own],
-            [line.last.half_width for line in own],
+            np.array(
+                [
+                    [line.last.mean - line.last.low for line in own],
+                    [line.last.high - line.last.mean for line in own],
+                ]
+            ),
             label=arm,
             capsize=2,
             marker="o",

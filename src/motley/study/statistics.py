@@ -1,0 +1,216 @@
+"""What seeds say: means, 95 % intervals, paired differences, and sentences made of them.
+
+Knows numbers only: no arm, no crew, no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from motley.tasks import Measure
+
+LEVEL, POWER = 0.95, 0.8
+FEW_SEEDS = 5  # below it a report warns
+MOST_SEEDS = 200  # beyond it nobody is told how many would decide
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean with its 95 % interval; both ends are nan for one seed.
+
+    >>> f"{Estimate(0.5, 0.25, 0.75):.2f}", f"{Estimate(0.98, 0.9, 0.995):.2f}"
+    ('0.50 ± 0.25', '0.98 (0.90 to 0.99)')
+    """
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def half_width(self) -> float:
+        return (self.high - self.low) / 2
+
+    def __str__(self) -> str:
+        return format(self, ".2f")
+
+    def __format__(self, spec: str) -> str:
+        if np.isnan(self.low):
+            return format(self.mean, spec)
+        if np.isclose(self.mean - self.low, self.high - self.mean):
+            return f"{self.mean:{spec}} ± {self.half_width:{spec}}"
+        return f"{self.mean:{spec}} ({self.low:{spec}} to {self.high:{spec}})"
+
+
+UNKNOWN = Estimate(float("nan"), float("nan"), float("nan"))
+
+
+def interval(values: Sequence[float]) -> Estimate:
+    """Mean and 95 % t interval."""
+    mean = float(np.mean(values)) if len(values) else float("nan")
+    if len(values) < 2:
+        return Estimate(mean, float("nan"), float("nan"))
+    half = _t_quantile(len(values)) * _standard_error(values)
+    return Estimate(mean, mean - half, mean + half)
+
+
+def bounded_interval(values: Sequence[float], measure: Measure) -> Estimate:
+    """Mean and 95 % interval; of accuracies one that stays in 0..1.
+
+    The t interval is taken on the log-odds scale: logit(m) ± t · se / (m(1 - m)). Where all values
+    are 0, or all 1, it is that point.
+    """
+    plain = interval(values)
+    inside = len(values) > 1 and min(values) >= 0 and max(values) <= 1
+    if measure != "accuracy" or not inside or plain.mean in (0.0, 1.0):
+        return plain
+    m = plain.mean
+    half = (plain.high - m) / (m * (1 - m))
+    # beyond it a float is 0 or 1 anyway
+    ends = np.clip([_logit(m) - half, _logit(m) + half], -700, 700)
+    low, high = 1 / (1 + np.exp(-ends))
+    return Estimate(m, float(low), float(high))
+
+
+def _logit(share: float) -> float:
+    return float(np.log(share) - np.log1p(-share))
+
+
+def _t_quantile(num: int, share: float = (1 + LEVEL) / 2) -> float:
+    return float(stats.t.ppf(share, num - 1))
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    return float(np.std(values, ddof=1) / np.sqrt(len(values)))
+
+
+def has_spread(values: Sequence[float]) -> bool:
+    """Whether a test against zero can be made: not with one value, nor with several that differ by
+    rounding only.
+    """
+    return len(values) > 1 and float(np.std(values)) > 1e-9
+
+
+def p_value_of(differences: Sequence[float]) -> float:
+    """Two-sided paired t test against no difference; nan where it cannot be made."""
+    if not has_spread(differences):
+        return float("nan")
+    return float(stats.ttest_1samp(differences, 0).pvalue)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One thing against another, paired by seed. `differences`: one per seed, first less second."""
+
+    first: str
+    second: str
+    differences: tuple[float, ...]
+
+    @property
+    def estimate(self) -> Estimate:
+        return interval(self.differences)
+
+    @property
+    def p_value(self) -> float:
+        return p_value_of(self.differences)
+
+
+def sentence(compared: Comparison, corrected_p: float | None = None) -> str:
+    """What a comparison says.
+
+    `corrected_p`: Holm's, among all comparisons of a report.
+
+    >>> sentence(Comparison("uplift", "alone", (0.11, 0.13, 0.12, 0.14, 0.1)))
+    'uplift is better than alone by .120 (95 % .100 to .140), p < .001, 5 seeds'
+    """
+    num, estimate, p = len(compared.differences), compared.estimate, compared.p_value
+    seeds = f"{num} seed{'' if num == 1 else 's'}"
+    both = f"{compared.first} against {compared.second}"
+    if num < 2:
+        return f"undecided: {both}, {_signed(estimate.mean)} on {seeds}; one seed decides nothing"
+    if np.isnan(p):
+        return (
+            f"undecided: {both}, {_signed(estimate.mean)} on each of {seeds}; without spread "
+            "between seeds no test can be made"
+        )
+    if p >= 1 - LEVEL:
+        inner = f"95 % {_signed(estimate.low)} to {_signed(estimate.high)}"
+        words = f"undecided: {both}, {_signed(estimate.mean)} ({inner}), {_p(p)}, {seeds}"
+        return f"{words}; {_outlook(compared.differences)}"
+    better, sign = ("better", 1) if estimate.mean > 0 else ("worse", -1)
+    low, high = sorted((sign * estimate.low, sign * estimate.high))
+    words = (
+        f"{compared.first} is {better} than {compared.second} by {number(abs(estimate.mean))} "
+        f"(95 % {number(low)} to {number(high)}), {_p(p)}, {seeds}"
+    )
+    if corrected_p is not None and corrected_p >= 1 - LEVEL:
+        words += f"; not after Holm's correction for several comparisons ({_p(corrected_p)})"
+    return words
+
+
+def seeds_to_decide(differences: Sequence[float]) -> int | None:
+    """Seeds with which a difference of this size and spread would be found four times in five.
+
+    None: more than MOST_SEEDS.
+    """
+    spread, mean = float(np.std(differences, ddof=1)), abs(float(np.mean(differences)))
+    for num in range(max(3, len(differences)), MOST_SEEDS + 1):
+        needed = (_t_quantile(num) + _t_quantile(num, POWER)) * spread / np.sqrt(num)
+        if needed <= mean:
+            return num
+    return None
+
+
+def _outlook(differences: Sequence[float]) -> str:
+    num = seeds_to_decide(differences)
+    if num is None:
+        return f"more than {MOST_SEEDS} seeds would be needed for a difference this small"
+    return f"about {max(num, len(differences) + 1)} seeds would decide it"
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p values corrected for their number (Holm 1979); nan where there is no test."""
+    order = [int(i) for i in np.argsort(p_values) if not np.isnan(p_values[i])]
+    corrected, largest = [float("nan")] * len(p_values), 0.0
+    for rank, place in enumerate(order):
+        largest = max(largest, min(1.0, (len(order) - rank) * p_values[place]))
+        corrected[place] = largest
+    return corrected
+
+
+def sentences(compared: Sequence[Comparison]) -> list[str]:
+    """One per comparison, each corrected for all of them."""
+    corrected = holm([one.p_value for one in compared])
+    return [sentence(one, p) for one, p in zip(compared, corrected, strict=True)]
+
+
+def number(value: float) -> str:
+    """Three digits behind the point, and no 0 before it.
+
+    >>> number(0.12), number(-0.05), number(12.3456)
+    ('.120', '-.050', '12.346')
+    """
+    return f"{value:.3f}".replace("0.", ".", 1) if abs(value) < 1 else f"{value:.3f}"
+
+
+def _signed(value: float) -> str:
+    return number(value) if value < 0 else f"+{number(value)}"
+
+
+def _p(value: float) -> str:
+    return "p < .001" if value < 0.001 else f"p = {number(value)}"
+
+
+def few_seeds_warning(num_seeds: int) -> str:
+    """Empty if there are enough."""
+    if num_seeds >= FEW_SEEDS:
+        return ""
+    if num_seeds == 1:
+        return "one seed: there is no interval, and nothing here is decided; use at least 5 seeds"
+    return (
+        f"{num_seeds} seeds: with fewer than {FEW_SEEDS} one unlucky seed can turn a result "
+        "around; use at least 5, and 8 or more for small differences"
+    )
