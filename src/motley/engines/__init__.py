@@ -10,6 +10,7 @@ from motley.config import EnginePart
 from motley.engines.branches import TorchEngine
 from motley.engines.engine import Completion, Engine
 from motley.engines.plain import PlainEngine
+from motley.engines.trial import own_code_engine
 from motley.models.policy import Policy
 
 __all__ = ["Completion", "Engine", "PlainEngine", "TorchEngine", "open_engine", "torch_engine"]
@@ -24,7 +25,7 @@ def torch_engine(policy: Policy) -> Engine:
                 f"sampling by the model's own code, which is several times slower, since {reason}",
                 stacklevel=2,
             )
-        return PlainEngine(policy)
+        return own_code_engine(policy)
     if runs_kernels(policy.device):
         from motley.engines.graphs import GraphEngine
 

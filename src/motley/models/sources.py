@@ -95,6 +95,15 @@ class ModelSource:
     def options(self) -> dict[str, str]:
         return {"gguf_file": self.gguf} if self.gguf else {}
 
+    @property
+    def lasting(self) -> str:
+        """Its name, good in any working folder."""
+        if self.gguf:
+            return str(Path(self.place) / self.gguf)
+        return (
+            self.place if Path(self.place).is_absolute() and self.name not in NAMED else self.name
+        )
+
 
 def find(name: str) -> ModelSource:
     """Where a model is.
@@ -175,6 +184,14 @@ def read_model(source: ModelSource) -> PreTrainedModel:
                 f"{min(loading['missing_keys'])}"
             )
     return _as_new(model) if source.gguf else model
+
+
+def read_folder(folder: Path) -> PreTrainedModel:
+    """The model of a folder on this machine, under the names it has in memory.
+
+    transformers renames, splits and joins weights when it saves: so it has to read them, too.
+    """
+    return read_model(ModelSource(str(folder), str(folder.resolve())))
 
 
 def empty_model(config: PretrainedConfig) -> PreTrainedModel:

@@ -20,6 +20,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TypeVar
 
 import msgspec
@@ -31,6 +32,7 @@ from motley.config import (
     CrewConfig,
     PeerConfig,
     Prompt,
+    TrainPart,
     read_config,
     write_config,
 )
@@ -46,7 +48,8 @@ from motley.learning.learner import Learner, StepReport
 from motley.learning.warm import check_warm, warm_start
 from motley.models.devices import choose_device
 from motley.models.opening import check_peer, initial_policy, is_tiny, peer_seed
-from motley.models.policy import Policy, with_trained_part
+from motley.models.policy import MadeOf, Policy, with_trained_part
+from motley.models.returning import check_part_returns, check_returns
 from motley.models.vocabulary import Vocabulary
 from motley.objectives import objective
 from motley.peers.follower import Sampler
@@ -156,6 +159,7 @@ class Run:
         drop_unfinished_line(self.metrics)
         self._watch: Watch | None = None  # from the first line on: the file may be cut before it
         self._fates = FateFile(folder / "groups" / "fates.jsonl")
+        self._returned: set[str] = set()  # models that came back from disk, by fingerprint
 
     def build(
         self,
@@ -181,12 +185,30 @@ class Run:
                 )
             with whole(start) as partial:
                 policy.save(partial)
-        policy = _starting_policy(config, me, start, self.task)
-        check_supported(policy)
+        policy = self._checked_policy(me, start)
         row = objective(config.crew.objective, config.crew.variant, config.objective)
         lr = me.lr or config.learning.lr
         learner = Learner(policy, row, config.learning, lr, config.trust)
         return Peer(self._half(me, policy, outbox), learner, log, hub)
+
+    def _checked_policy(self, me: PeerConfig, start: Path) -> Policy:
+        """What a peer begins with, tried out: what is computed wrongly is refused, and before the
+        first round also what would not come back from disk.
+        """
+        policy = _opened_policy(self.config, me, start, self.task)
+        resumes = bool(checkpoints(self.folder / "checkpoints"))
+        known = resumes or policy.fingerprint in self._returned
+        # an adapter's base is where it was, unless it was made here
+        written = start.exists() or me.keep_layers or not _is_lora(me)
+        with TemporaryDirectory(dir=self.folder / "start", prefix=".tried-") as place:
+            if written and not known:
+                check_returns(policy, Path(place) / "whole")
+                self._returned.add(policy.fingerprint)
+            policy = _with_trained_part(self.config, me, policy)
+            if not resumes and (policy.is_adapted or policy.is_partial):
+                check_part_returns(policy, Path(place) / "part")
+        check_supported(policy)
+        return policy
 
     def build_sampler(
         self, me: PeerConfig, log: Log, outbox: Outbox, blobs: Blobs, hub: bytes
@@ -348,14 +370,23 @@ def _discard_unfinished(folder: Path) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def _starting_policy(config: CrewConfig, me: PeerConfig, start: Path, task: Task) -> Policy:
-    """The policy a peer begins with, from its folder if it has one, with what trains chosen."""
+def _opened_policy(config: CrewConfig, me: PeerConfig, start: Path, task: Task) -> Policy:
+    """The policy a peer begins with, from its folder if it has one; all of it trains."""
     policy = initial_policy(me, config.crew.seed, config.prompt, task)
     if start.exists():
         policy.load(start)
         # where an adapter's folder says its base is
         policy.base.name_or_path = str(start.resolve())
+        policy.made_of = MadeOf(model=f"../../../../start/{me.name}")  # seen from a checkpoint
+    return policy
+
+
+def _with_trained_part(config: CrewConfig, me: PeerConfig, policy: Policy) -> Policy:
     return with_trained_part(policy, me.train, peer_seed(me.name, config.crew.seed))
+
+
+def _is_lora(me: PeerConfig) -> bool:
+    return isinstance(me.train, TrainPart) and me.train.lora is not None
 
 
 def peer_folder(folder: Path, name: str) -> Path:
@@ -380,7 +411,8 @@ def trained_policies(
         if not (newest / me.name).exists():  # a peer's own folder holds that peer alone
             continue
         load_manifest(newest, AnyState)
-        policies[me.name] = _starting_policy(config, me, own / "start" / me.name, task)
+        opened = _opened_policy(config, me, own / "start" / me.name, task)
+        policies[me.name] = _with_trained_part(config, me, opened)
         policies[me.name].load(newest / me.name / "model")
     return policies
 
