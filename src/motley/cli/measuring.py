@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-from motley.cli.common import AsJson, CrewFile, app, bench_app, plain_errors, print_rows
+from motley.cli.common import AsJson, Best, CrewFile, app, bench_app, plain_errors, print_rows
 from motley.cli.progress import counted_runs, timed_bars
 from motley.config import PeerConfig, Prompt, read_config
 from motley.records import Sampling
@@ -43,6 +43,7 @@ def evaluate_command(
     problems: Annotated[int, typer.Option(min=2, help="Problems per kind.")] = 200,
     samples: Annotated[int, typer.Option(min=1, help="k of avg@k and pass@k.")] = 8,
     peer: Annotated[str, typer.Option(help="Only this peer of the run.")] = "",
+    best: Best = False,
     as_json: AsJson = False,
 ) -> None:
     """Greedy and sampled accuracy with standard errors, and the best constant answer beside
@@ -57,7 +58,7 @@ def evaluate_command(
             raise ValueError(
                 f"split {split!r} is not in this task; it has {', '.join(settings.task.splits)}"
             )
-        policies = _policies(target, settings)
+        policies = _policies(target, settings, best)
         if peer and peer not in policies:
             raise ValueError(f"{target} has no peer {peer!r}; it has {', '.join(policies)}")
         rows = [
@@ -99,14 +100,16 @@ def _settings(target: str, task: str, crew_file: Path | None) -> _Settings:
     return _Settings(load_task(task or "digits", {}), Sampling(), Prompt())
 
 
-def _policies(target: str, settings: _Settings) -> dict[str, Policy]:
+def _policies(target: str, settings: _Settings, best: bool) -> dict[str, Policy]:
     """By name: every peer of a run, or a model."""
     from motley.models.opening import initial_policy, saved_policy
     from motley.runs.folder import trained_policies
 
     folder = Path(target)
     if (folder / "config.toml").exists():
-        return trained_policies(folder, settings.task, settings.prompt)
+        return trained_policies(folder, settings.task, settings.prompt, best)
+    if best:
+        raise ValueError(f"{target} is no run folder, so that it has no --best; leave it out")
     if folder.is_dir():
         return {folder.name: saved_policy(folder, settings.prompt, settings.task)}
     peer = PeerConfig(name="model", model=target)

@@ -1,13 +1,16 @@
 """A run folder, the contract with people and tools: who builds a peer from it, measures it, and
 writes its metrics.
 
-RUN/config.toml            the crew as it ran RUN/start/PEER/            a peer's model before the
-first round, where it was made here: a tiny one, or one with a warm start RUN/metrics.jsonl
-a line per peer and round (docs/metrics.md) RUN/groups/                the log of a crew in one
-process; the outbox of a peer in its own RUN/checkpoints/round-N/   PEER/model is an ordinary
-Hugging Face or PEFT folder RUN/engine/PEER/           what an engine of its own needs: the weights
-and the log of its server RUN/tensorboard/, wandb/   what reporters write, where the crew file asks
-for them RUN/peers/PEER/            a crew of several processes: a run folder for each
+    RUN/config.toml            the crew as it ran
+    RUN/start/PEER/            a peer's model before the first round, where it was made here: a tiny
+                               one, or one with a warm start
+    RUN/metrics.jsonl          a line per peer and round (docs/metrics.md)
+    RUN/groups/                the log of a crew in one process; the outbox of a peer in its own
+    RUN/checkpoints/round-N/   PEER/model is an ordinary Hugging Face or PEFT folder
+    RUN/best/PEER/round-N/     the best model of a peer, where the crew may stop early
+    RUN/engine/PEER/           what an engine of its own needs: weights, and the log of its server
+    RUN/tensorboard/, wandb/   what reporters write, where the crew file asks for them
+    RUN/peers/PEER/            a crew of several processes: a run folder for each
 """
 
 from __future__ import annotations
@@ -58,7 +61,9 @@ from motley.runs.metrics import (
     SamplerLine,
     Timing,
     append_lines,
+    read_metrics,
 )
+from motley.runs.stopping import Best, Stopping, best_checkpoint, keep_best, mean
 from motley.tasks import Task, evaluation_set, load_task
 
 Made = TypeVar("Made")
@@ -136,6 +141,7 @@ class Run:
             (folder / part).mkdir(parents=True, exist_ok=True)
         self.metrics = folder / "metrics.jsonl"
         self.metrics.touch()
+        self.stopping = Stopping(config.evaluate)
 
     def build(
         self,
@@ -165,7 +171,15 @@ class Run:
         check_supported(policy)
         row = objective(config.crew.objective, config.crew.variant, config.objective)
         lr = me.lr or config.learning.lr
-        learner = Learner(policy, row, config.learning, lr, config.trust)
+        learner = Learner(
+            policy,
+            row,
+            config.learning,
+            lr,
+            config.trust,
+            rounds=config.crew.rounds,
+            seed=config.crew.seed,
+        )
         return Peer(self._half(me, policy, outbox), learner, log, hub)
 
     def build_sampler(
@@ -197,6 +211,7 @@ class Run:
     def first_line(self, peer: Peer, time_s: float | None = None) -> FirstLine:
         """What a peer can before training."""
         skills = self.accuracies(peer)
+        self._keep_if_best(peer, 0, skills)
         return FirstLine(
             round=0, peer=peer.me.name, time_s=time_s, heldout=skills.heldout, ood=skills.ood
         )
@@ -226,6 +241,7 @@ class Run:
             line = _with_step(line, report)
         if number % self.config.evaluate.every == 0 or number == self.config.crew.rounds:
             skills = self.accuracies(peer)
+            self._keep_if_best(peer, number, skills)
             line = msgspec.structs.replace(line, heldout=skills.heldout, ood=skills.ood)
         return line
 
@@ -258,8 +274,15 @@ class Run:
         )
         return Accuracies(measure(self._heldout), measure(self._ood) if self._ood else None)
 
+    def _keep_if_best(self, peer: Peer, number: int, skills: Accuracies) -> None:
+        if self.config.evaluate.may_stop:
+            now = Best(round=number, heldout=mean(skills.heldout))
+            keep_best(self.folder / "best" / peer.me.name, peer.learner.policy, now)
+
     def write(self, lines: Sequence[MetricsLine | FirstLine]) -> None:
         append_lines(self.metrics, lines)
+        for line in lines:
+            self.stopping.hear(line)
 
     def cut_metrics(self, num_bytes: int, say: Callable[[str], None]) -> None:
         """Take back the lines written after a checkpoint: they are written again."""
@@ -268,6 +291,9 @@ class Run:
             content = self.metrics.read_bytes()
             num_bytes = content.rfind(b"\n") + 1
         os.truncate(self.metrics, num_bytes)
+        self.stopping = Stopping(self.config.evaluate)
+        for line in read_metrics(self.folder):
+            self.stopping.hear(line)
 
 
 def new_folder(folder: Path, config: CrewConfig, otherwise: str) -> None:
@@ -289,9 +315,13 @@ def _discard_unfinished(folder: Path) -> None:
 
     A folder with anything else in it is not touched.
     """
-    ours = {"config.toml", "start", "groups", "checkpoints", "metrics.jsonl", "engine", *REPORTERS}
+    ours = {"config.toml", "start", "groups", "checkpoints", "best", "metrics.jsonl", "engine"}
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    if "config.toml" not in names or not names <= ours or checkpoints(folder / "checkpoints"):
+    if (
+        "config.toml" not in names
+        or not names <= {*ours, *REPORTERS}
+        or checkpoints(folder / "checkpoints")
+    ):
         return
     try:
         read_config(folder / "config.toml")
@@ -317,10 +347,10 @@ def peer_folder(folder: Path, name: str) -> Path:
 
 
 def trained_policies(
-    folder: Path, task: Task | None = None, rules: Prompt | None = None
+    folder: Path, task: Task | None = None, rules: Prompt | None = None, best: bool = False
 ) -> dict[str, Policy]:
     """Every peer's policy at the newest checkpoint of a run, which is only read; for another task,
-    or asked in another way.
+    or asked in another way. `best`: each at the one that was the best on held-out problems.
     """
     config = read_config(folder / "config.toml")
     config = msgspec.structs.replace(config, prompt=rules or config.prompt)
@@ -331,9 +361,10 @@ def trained_policies(
         newest = newest_checkpoint(own)
         if not (newest / me.name).exists():  # a peer's own folder holds that peer alone
             continue
-        load_manifest(newest, AnyState)
+        chosen = best_checkpoint(own, me.name) if best else newest
+        load_manifest(chosen, AnyState)
         policies[me.name] = _starting_policy(config, me, own / "start" / me.name, task)
-        policies[me.name].load(newest / me.name / "model")
+        policies[me.name].load(chosen / "model" if best else newest / me.name / "model")
     return policies
 
 
@@ -361,12 +392,16 @@ def _with_step(line: LearnerLine, report: StepReport) -> LearnerLine:
         line,
         loss=report.loss,
         grad_norm=report.grad_norm,
+        lr=report.lr,
         num_sequences=report.num_sequences,
         num_scored=report.num_scored,
         num_tokens=report.num_tokens,
         ages=report.ages,
         senders=report.senders,
         blamed=list(report.blamed) or None,
+        inner_steps=report.inner.steps if report.inner else None,
+        inner_clipped=report.inner.clipped if report.inner else None,
+        inner_kl=report.inner.kl if report.inner else None,
     )
 
 
