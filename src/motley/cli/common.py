@@ -48,6 +48,10 @@ Seed = Annotated[int | None, typer.Option(help="Use this seed instead of the cre
 Out = Annotated[
     Path | None, typer.Option(help="The run's folder; a new one under runs/ otherwise.")
 ]
+Best = Annotated[
+    bool,
+    typer.Option("--best", help="The checkpoint that was best on held-out, not the newest one."),
+]
 Alone = Annotated[
     bool,
     typer.Option("--alone", help="Also train every peer by itself, with all the crew's sampling."),

@@ -15,6 +15,7 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from motley.cli.common import (
     AsJson,
+    Best,
     CrewFile,
     Settings,
     app,
@@ -55,6 +56,7 @@ def evaluate_command(
     samples: Annotated[int, typer.Option(min=1, help="k of avg@k and pass@k.")] = 8,
     peer: Annotated[str, typer.Option(help="Only this peer of the run.")] = "",
     settings: Settings = None,
+    best: Best = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure how good a run's models, or any model, are on a task's problems."""
@@ -67,7 +69,7 @@ def evaluate_command(
             raise ValueError(
                 f"split {split!r} is not in this task; it has {', '.join(asked.task.splits)}"
             )
-        policies = _policies(target, asked)
+        policies = _policies(target, asked, best)
         if peer and peer not in policies:
             raise ValueError(f"{target} has no peer {peer!r}; it has {', '.join(policies)}")
         rows = [
@@ -113,14 +115,16 @@ def _settings(target: str, task: str, crew_file: Path | None, changes: Sequence[
     return _Settings(load_task(task or "digits", {}), Sampling(), Prompt())
 
 
-def _policies(target: str, settings: _Settings) -> dict[str, Policy]:
+def _policies(target: str, settings: _Settings, best: bool) -> dict[str, Policy]:
     """By name: every peer of a run, or a model."""
     from motley.models.opening import initial_policy, saved_policy
     from motley.runs.folder import trained_policies
 
     folder = Path(target)
     if (folder / "config.toml").exists():
-        return trained_policies(folder, settings.task, settings.prompt)
+        return trained_policies(folder, settings.task, settings.prompt, best)
+    if best:
+        raise ValueError(f"{target} is no run folder, so that it has no --best; leave it out")
     if folder.is_dir():
         return {folder.name: saved_policy(folder, settings.prompt, settings.task)}
     peer = PeerConfig(name="model", model=target)

@@ -103,6 +103,12 @@ def _finish(crew: LocalCrew | ProcessCrew, alone: Skills) -> None:
     from motley.reports.display import draw_curves, skill_matrix, skills_at
     from motley.runs.metrics import learner_lines, measure_of, read_metrics
 
+    if crew.stopped:
+        console.print(
+            f"over after round {crew.finished_rounds} of {crew.config.crew.rounds}: {crew.stopped}",
+            soft_wrap=True,
+            highlight=False,
+        )
     lines = learner_lines(read_metrics(crew.folder))
     before, after = skills_at(lines, last=False), skills_at(lines, last=True)
     results.print(skill_matrix(before, after, alone, measure_of(lines)))
@@ -125,9 +131,7 @@ def _train_alone(config: CrewConfig, folder: Path) -> bool:
         own = folder / "alone" / peer.name
         crew = _start(config.alone(peer.name), own, may_resume=True)
         stop_asked = _run(crew)
-        if crew.finished_rounds < config.crew.rounds or (
-            stop_asked and peer is not config.students[-1]
-        ):
+        if not crew.finished or (stop_asked and peer is not config.students[-1]):
             return True
         skills |= skills_at(learner_lines(read_metrics(own)), last=True)
     _write_alone(folder, _Alone(" ".join(["motley", *sys.argv[1:]]), skills))
@@ -162,8 +166,7 @@ def _train(
         if recorded:
             _write_alone(folder, recorded)
         stop_asked = _run(crew)
-        unfinished = crew.finished_rounds < crew.config.crew.rounds
-        stopped = (stop_asked and (unfinished or alone)) or (
+        stopped = (stop_asked and (not crew.finished or alone)) or (
             alone and _train_alone(crew.config, folder)
         )
     except KeyboardInterrupt:

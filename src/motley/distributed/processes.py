@@ -11,7 +11,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -23,8 +23,15 @@ from motley.distributed.register import Place, Say, read_state
 from motley.exchange.nats.server import free_port
 from motley.learning.checkpoint import checkpoints, round_of
 from motley.runs.folder import check_config, new_folder
-from motley.runs.metrics import LearnerLine, append_lines, decode_lines, learner_lines
+from motley.runs.metrics import (
+    LearnerLine,
+    append_lines,
+    decode_lines,
+    learner_lines,
+    read_metrics,
+)
 from motley.runs.resuming import config_to_resume, go_on_with
+from motley.runs.stopping import Stopping
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext, SpawnContext
@@ -44,6 +51,7 @@ class ProcessCrew:
     def __init__(self, config: CrewConfig, folder: Path, say: Say) -> None:
         self.config, self.folder, self._say = config, folder, say
         self.finished_rounds = 0
+        self._stopping = Stopping(config.evaluate)
         self._metrics = {
             peer.name: GrowingFile(folder / "peers" / peer.name / "metrics.jsonl")
             for peer in config.students
@@ -73,10 +81,33 @@ class ProcessCrew:
         """`config`: with other rounds, or whatever else may change; None: as RUN/config.toml."""
         config = config or config_to_resume(folder)
         go_on_with(folder, _agreed(folder) or config, config, _done_rounds(config, folder))
-        return cls(config, folder, say)
+        crew = cls(config, folder, say)
+        if (folder / "metrics.jsonl").exists():
+            crew._hear(learner_lines(read_metrics(folder)))
+        return crew
+
+    @property
+    def stopped(self) -> str:
+        """Why the crew is over before its last round; empty if it is not."""
+        return self._stopping.reason
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.stopped) or self.finished_rounds >= self.config.crew.rounds
+
+    def _hear(self, lines: Sequence[LearnerLine]) -> None:
+        for line in lines:
+            self._stopping.hear(line)
+            self.finished_rounds = line.round
 
     def gather(self) -> Iterator[int]:
-        """Start everyone; yields how many have joined, until all have."""
+        """Start everyone; yields how many have joined, until all have.
+
+        A crew that stopped early is not started again.
+        """
+        if self.stopped:
+            return
+        self.finished_rounds, self._stopping = 0, Stopping(self.config.evaluate)
         self._hub.start()
         (self.folder / "metrics.jsonl").write_bytes(b"")  # put together anew from the peers' own
         invitations = self._hub.register.invitations()
@@ -91,27 +122,33 @@ class ProcessCrew:
             raise
 
     def rounds(self) -> Iterator[list[LearnerLine]]:
-        """Train to the last round; yields the lines of a round when every peer has finished it, and
-        in between nothing.
+        """Train to the last round, or until every peer is as good as it is going to be; yields the
+        lines of a round when every peer has finished it, and in between nothing.
 
-        Lines of round 0 are the skills before training.
+        Lines of round 0 are the skills before training. Whoever is ahead when all may stop saves
+        where it is, and leaves.
         """
         try:
             number = 0
-            while number <= self.config.crew.rounds:
+            while number <= self.config.crew.rounds and not self.stopped:
                 self._look_after()
                 yield []
-                while number <= self.config.crew.rounds and all(
-                    max(known, default=-1) >= number for known in self._lines.values()
+                while (
+                    number <= self.config.crew.rounds
+                    and not self.stopped
+                    and all(max(known, default=-1) >= number for known in self._lines.values())
                 ):
                     # an async peer may skip some
                     lines = [known[number] for known in self._lines.values() if number in known]
                     append_lines(self.folder / "metrics.jsonl", lines)
+                    self._hear(lines)
                     self.finished_rounds = number
                     number += 1
                     yield lines
             # one that was killed is started again
-            while any(child.is_alive() or child.exitcode for child in self._children.values()):
+            while not self.stopped and any(
+                child.is_alive() or child.exitcode for child in self._children.values()
+            ):
                 self._look_after()
         finally:
             self.close()

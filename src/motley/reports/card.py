@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 import motley
-from motley.config import CrewConfig, PeerConfig, config_text
+from motley.config import CrewConfig, Learning, PeerConfig, config_text
 from motley.learning.senders import SenderMetrics
 from motley.models.sources import NAMED
 from motley.reports.scores import score_text
@@ -42,9 +42,10 @@ class ExportedModel:
         return max((line.round for line in self.lines), default=0)
 
     @property
-    def version(self) -> int:
-        """Optimiser steps behind the weights."""
-        return next((line.version for line in reversed(self.lines) if line.version), 0)
+    def steps(self) -> int:
+        """Optimiser steps behind the weights: one for every version, and what rounds took more."""
+        version = next((line.version for line in reversed(self.lines) if line.version), 0)
+        return version + sum(line.inner_steps - 1 for line in self.lines if line.inner_steps)
 
     @property
     def refused(self) -> Counts:
@@ -189,7 +190,7 @@ def _training(e: ExportedModel) -> str:
         "task": f"{_public(crew.task)}{_settings(_public(e.config.task))}",
         "prompt": f"{e.config.prompt.style}{_settings(_said(e.config.prompt))}",
         "objective": f"{objective}{_settings(e.config.objective)}",
-        "rounds": f"{e.trained} of {crew.rounds}; {e.version} optimiser steps",
+        "rounds": f"{e.trained} of {crew.rounds}; {e.steps} optimiser steps",
         "groups": (
             f"{crew.problems_per_round} problems a round over the crew, {crew.group_size} answers "
             f"each; {crew.layout}, {crew.pace}"
@@ -197,10 +198,24 @@ def _training(e: ExportedModel) -> str:
         "sampling": ", ".join(
             f"{key}={value}" for key, value in msgspec.to_builtins(sampling).items()
         ),
-        "learning rate": f"{e.me.lr or learning.lr}, gradients clipped at {learning.grad_clip}",
+        "learning rate": (
+            f"{e.me.lr or learning.lr}{_schedule(learning)}, gradients clipped at "
+            f"{learning.grad_clip}"
+        ),
         "seed": crew.seed,
     }
     return "## Training\n\n" + "\n".join(f"- {key}: {value}" for key, value in facts.items())
+
+
+def _schedule(learning: Learning) -> str:
+    """What is not as by default, of how the learning rate goes and what else shrinks weights."""
+    words = {
+        learning.schedule: learning.schedule != "constant",
+        f"{learning.warmup_rounds} rounds of warm-up": learning.warmup_rounds,
+        f"to {learning.final_lr:g} of it": learning.final_lr and learning.schedule != "constant",
+        f"weight decay {learning.weight_decay:g}": learning.weight_decay,
+    }
+    return "".join(f", {text}" for text, said in words.items() if said)
 
 
 def _crewmates(e: ExportedModel) -> str:

@@ -25,6 +25,7 @@ from motley.records import Sampling
 from motley.reports.card import ExportedModel, card, hub_id
 from motley.runs.folder import newest_checkpoint, peer_folder
 from motley.runs.metrics import LearnerLine, decode_lines, learner_lines
+from motley.runs.stopping import Best, best_checkpoint
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -44,11 +45,16 @@ def learners_of(run: Path) -> list[str]:
 
 
 def export_model(
-    run: Path, peer: str, out: Path, merge: bool = False, dtype: Dtype = "float32"
+    run: Path,
+    peer: str,
+    out: Path,
+    merge: bool = False,
+    dtype: Dtype = "float32",
+    best: bool = False,
 ) -> Path:
     """Write a peer's model at the run's newest checkpoint to `out`, all of it or nothing.
 
-    `merge`: an adapter into its base.
+    `merge`: an adapter into its base. `best`: as it was when it was best on held-out problems.
 
     An adapter stays one unless merged. Its folder names the base: an id of the Hugging Face hub, or
     a model folder of this machine. A base that is neither (a tiny, warmed or cut model, or a file)
@@ -61,9 +67,8 @@ def export_model(
             f"{run} has no peer {peer!r} that learns; it has {', '.join(known) or 'none'}"
         )
     config, own = read_config(run / "config.toml"), peer_folder(run, peer)
-    newest = newest_checkpoint(own)
-    state = load_manifest(newest, AnyState)
-    saved, me = newest / peer / "model", config.named(peer)
+    me = config.named(peer)
+    saved, lines = _best_of(own, peer) if best else _newest_of(own, peer)
     adapter = (saved / ADAPTER).exists()
     if merge and not adapter:
         raise ValueError(
@@ -73,7 +78,7 @@ def export_model(
         folder=out.resolve().name,
         config=config,
         me=me,
-        lines=_lines_until(own, peer, state),
+        lines=lines,
         adapter=adapter and not merge,
         own_base=adapter and not merge and not _named_base(me),
         dtype=dtype,
@@ -93,6 +98,19 @@ def export_model(
         ],
     )
     return out
+
+
+def _newest_of(own: Path, peer: str) -> tuple[Path, list[LearnerLine]]:
+    """A peer's newest model, and the metrics behind it."""
+    newest = newest_checkpoint(own)
+    return newest / peer / "model", _lines_until(own, peer, load_manifest(newest, AnyState))
+
+
+def _best_of(own: Path, peer: str) -> tuple[Path, list[LearnerLine]]:
+    folder = best_checkpoint(own, peer)
+    last = load_manifest(folder, Best).round
+    lines = [line for line in _lines_until(own, peer, AnyState()) if line.round <= last]
+    return folder / "model", lines
 
 
 def _check_free(out: Path) -> None:

@@ -2,13 +2,14 @@
 writes its metrics.
 
     RUN/config.toml            the crew as it ran
-    RUN/start/PEER/            a peer's model before the first round, where it was made here:
-                               a tiny one, or one with a warm start
+    RUN/start/PEER/            a peer's model before the first round, where it was made here: a tiny
+                               one, or one with a warm start
     RUN/metrics.jsonl          a line per peer and round (docs/metrics.md)
     RUN/groups/                the log of a crew in one process; the outbox of a peer in its own
     RUN/groups/fates.jsonl     what became of every group (learning/fates.py)
     RUN/checkpoints/round-N/   PEER/model is an ordinary Hugging Face or PEFT folder
-    RUN/engine/PEER/           what an engine of its own needs: weights, and its server's log
+    RUN/best/PEER/round-N/     the best model of a peer, where the crew may stop early
+    RUN/engine/PEER/           what an engine of its own needs: weights, and the log of its server
     RUN/tensorboard/, wandb/   what reporters write, where the crew file asks for them
     RUN/peers/PEER/            a crew of several processes: a run folder for each
 """
@@ -68,6 +69,7 @@ from motley.runs.metrics import (
     read_metrics,
 )
 from motley.runs.signs import Watch
+from motley.runs.stopping import Best, Stopping, best_checkpoint, keep_best, mean
 from motley.tasks import Measure, Task, evaluation_set, load_task
 
 Made = TypeVar("Made")
@@ -160,6 +162,7 @@ class Run:
         self._watch: Watch | None = None  # from the first line on: the file may be cut before it
         self._fates = FateFile(folder / "groups" / "fates.jsonl")
         self._returned: set[str] = set()  # models that came back from disk, by fingerprint
+        self.stopping = Stopping(config.evaluate)
 
     def build(
         self,
@@ -188,7 +191,15 @@ class Run:
         policy = self._checked_policy(me, start)
         row = objective(config.crew.objective, config.crew.variant, config.objective)
         lr = me.lr or config.learning.lr
-        learner = Learner(policy, row, config.learning, lr, config.trust)
+        learner = Learner(
+            policy,
+            row,
+            config.learning,
+            lr,
+            config.trust,
+            rounds=config.crew.rounds,
+            seed=config.crew.seed,
+        )
         return Peer(self._half(me, policy, outbox), learner, log, hub)
 
     def _checked_policy(self, me: PeerConfig, start: Path) -> Policy:
@@ -240,6 +251,7 @@ class Run:
     def first_line(self, peer: Peer, time_s: float | None = None) -> FirstLine:
         """What a peer can before training."""
         skills = self.accuracies(peer)
+        self._keep_if_best(peer, 0, skills)
         return FirstLine(
             round=0,
             peer=peer.me.name,
@@ -278,6 +290,7 @@ class Run:
         self._fates.write(_fates_of(peer, report))
         if number % self.config.evaluate.every == 0 or number == self.config.crew.rounds:
             skills = self.accuracies(peer)
+            self._keep_if_best(peer, number, skills)
             line = msgspec.structs.replace(
                 line, heldout=skills.heldout, ood=skills.ood, measure=self._measure
             )
@@ -320,8 +333,15 @@ class Run:
         )
         return Accuracies(measure(self._heldout), measure(self._ood) if self._ood else None)
 
+    def _keep_if_best(self, peer: Peer, number: int, skills: Accuracies) -> None:
+        if self.config.evaluate.may_stop:
+            now = Best(round=number, heldout=mean(skills.heldout))
+            keep_best(self.folder / "best" / peer.me.name, peer.learner.policy, now)
+
     def write(self, lines: Sequence[MetricsLine | FirstLine]) -> None:
         append_lines(self.metrics, lines)
+        for line in lines:
+            self.stopping.hear(line)
 
     def cut_metrics(self, num_bytes: int, say: Callable[[str], None]) -> None:
         """Take back the lines written after a checkpoint: they are written again."""
@@ -330,6 +350,9 @@ class Run:
             content = self.metrics.read_bytes()
             num_bytes = content.rfind(b"\n") + 1
         os.truncate(self.metrics, num_bytes)
+        self.stopping = Stopping(self.config.evaluate)
+        for line in read_metrics(self.folder):
+            self.stopping.hear(line)
 
     def cut_last_line(self, say: Callable[[str], None]) -> None:
         """Take back what `last_line` wrote: there are more rounds to come after all."""
@@ -356,10 +379,13 @@ def _discard_unfinished(folder: Path) -> None:
 
     A folder with anything else in it is not touched.
     """
-    made = {"config.toml", "start", "groups", "checkpoints", "metrics.jsonl", "engine", *REPORTERS}
+    ours = {"config.toml", "start", "groups", "checkpoints", "best", "metrics.jsonl", "engine"}
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    ours = made | BROUGHT
-    if "config.toml" not in names or not names <= ours or checkpoints(folder / "checkpoints"):
+    if (
+        "config.toml" not in names
+        or not names <= {*ours, *BROUGHT, *REPORTERS}
+        or checkpoints(folder / "checkpoints")
+    ):
         return
     try:
         read_config(folder / "config.toml")
@@ -396,10 +422,10 @@ def peer_folder(folder: Path, name: str) -> Path:
 
 
 def trained_policies(
-    folder: Path, task: Task | None = None, rules: Prompt | None = None
+    folder: Path, task: Task | None = None, rules: Prompt | None = None, best: bool = False
 ) -> dict[str, Policy]:
     """Every peer's policy at the newest checkpoint of a run, which is only read; for another task,
-    or asked in another way.
+    or asked in another way. `best`: each at the one that was the best on held-out problems.
     """
     config = read_config(folder / "config.toml")
     config = msgspec.structs.replace(config, prompt=rules or config.prompt)
@@ -410,10 +436,11 @@ def trained_policies(
         newest = newest_checkpoint(own)
         if not (newest / me.name).exists():  # a peer's own folder holds that peer alone
             continue
-        load_manifest(newest, AnyState)
+        chosen = best_checkpoint(own, me.name) if best else newest
+        load_manifest(chosen, AnyState)
         opened = _opened_policy(config, me, own / "start" / me.name, task)
         policies[me.name] = _with_trained_part(config, me, opened)
-        policies[me.name].load(newest / me.name / "model")
+        policies[me.name].load(chosen / "model" if best else newest / me.name / "model")
     return policies
 
 
@@ -455,12 +482,16 @@ def _with_step(line: LearnerLine, report: StepReport) -> LearnerLine:
         line,
         loss=report.loss,
         grad_norm=report.grad_norm,
+        lr=report.lr,
         num_sequences=report.num_sequences,
         num_scored=report.num_scored,
         num_tokens=report.num_tokens,
         ages=report.ages,
         senders=report.senders,
         blamed=list(report.blamed) or None,
+        inner_steps=report.inner.steps if report.inner else None,
+        inner_clipped=report.inner.clipped if report.inner else None,
+        inner_kl=report.inner.kl if report.inner else None,
     )
 
 

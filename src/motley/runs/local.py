@@ -148,18 +148,26 @@ class LocalCrew:
             crew._run.restore(peer, newest, state.peers[peer.me.name])
         return crew
 
+    @property
+    def stopped(self) -> str:
+        """Why the crew is over before its last round; empty if it is not."""
+        return self._run.stopping.reason
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.stopped) or self.finished_rounds >= self.config.crew.rounds
+
     def rounds(self) -> Iterator[list[LearnerLine]]:
-        """Train to the last round.
+        """Train to the last round, or until every peer is as good as it is going to be.
 
         Stopping between two yields loses nothing once `save` is called.
         """
-        while self.finished_rounds < self.config.crew.rounds:
+        while not self.finished:
             # where a step awaits everyone, everyone samples before anyone learns
             lines = self._round_together() if self._pace.awaits_others else self._round_in_turn()
             self.finished_rounds += 1
             self._run.write(lines)
-            last = self.finished_rounds == self.config.crew.rounds
-            if last or self.finished_rounds % self.config.learning.checkpoint_every == 0:
+            if self.finished or self.finished_rounds % self.config.learning.checkpoint_every == 0:
                 self.save()
             yield lines
 

@@ -54,6 +54,10 @@ class LearnerLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     # of the step
     loss: float | None = None
     grad_norm: float | None = None
+    lr: float | None = None
+    inner_steps: int | None = None
+    inner_clipped: float | None = None
+    inner_kl: float | None = None
     num_sequences: int | None = None
     num_scored: int | None = None
     num_tokens: int | None = None
