@@ -59,7 +59,7 @@ from motley.runs.metrics import (
     Timing,
     append_lines,
 )
-from motley.tasks import Task, evaluation_set, load_task
+from motley.tasks import Scorer, Task, evaluation_set, load_task
 
 Made = TypeVar("Made")
 NOBODY = ""  # a peer no crew has
@@ -126,6 +126,7 @@ class Run:
         self.clock = clock or RealClock()
         self.started_s = started_s
         self.task = load_task(config.crew.task, config.task)
+        self.scorer = Scorer(self.task)  # of all peers in this process
         self._heldout = evaluation_set(self.task, "heldout", config.evaluate.problems)
         self._ood = (
             evaluation_set(self.task, "ood", config.evaluate.problems)
@@ -184,7 +185,17 @@ class Run:
     def _half(self, me: PeerConfig, policy: Policy, outbox: Outbox) -> SamplerHalf:
         weather = self.config.weather(me.name, self.started_s)
         engine = open_engine(policy, me.engine, self.folder / "engine" / me.name)
-        half = SamplerHalf(self.config, me, self.task, policy, engine, outbox, self.clock, weather)
+        half = SamplerHalf(
+            self.config,
+            me,
+            self.task,
+            policy,
+            engine,
+            outbox,
+            self.clock,
+            weather,
+            scorer=self.scorer,
+        )
         half.judge = Judge(me.judge) if me.judge else None
         return half
 
@@ -222,6 +233,9 @@ class Run:
             suspects=peer.scrutiny.suspicions() or None,
             timing=_with_rates(timing, sampled, report) if timing else None,
         )
+        if line.timing and sampled and sampled.fresh:
+            waited = msgspec.structs.replace(line.timing, reward_s=peer.half.reward_s)
+            line = msgspec.structs.replace(line, timing=waited)
         if report:
             line = _with_step(line, report)
         if number % self.config.evaluate.every == 0 or number == self.config.crew.rounds:

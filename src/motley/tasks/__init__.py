@@ -13,6 +13,7 @@ from motley.tasks.mixture import Mixture
 from motley.tasks.own import OwnConfig, own_task, task_of_file
 from motley.tasks.rewards import RewardError, load_reward, named_reward
 from motley.tasks.rows import read_rows
+from motley.tasks.scoring import Scorer
 from motley.tasks.task import (
     UNDECIDED,
     Split,
@@ -30,6 +31,7 @@ Config = TypeVar("Config", bound=msgspec.Struct)
 __all__ = [
     "UNDECIDED",
     "RewardError",
+    "Scorer",
     "Split",
     "Task",
     "assign",

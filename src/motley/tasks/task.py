@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 from motley.records import Problem
 
 Split = Literal["train", "heldout", "ood"]
+Scoring = Literal["in turn", "beside", "groups", "each"]  # see tasks/scoring.py
 
 # A score that this machine could not find out in time. It is no number, and never on the wire: who
 # sampled the answer counts it as 0, who reads it takes the sender's word. So a slow or busy machine
@@ -52,6 +53,11 @@ class Task(Protocol):
         """The form the scoring expects of an answer, in words for a system turn; empty where any
         will do; None: the crew file must say.
         """
+        ...
+
+    @property
+    def scoring(self) -> Scoring:
+        """What may be scored at once, and where: "in turn" is the safe word."""
         ...
 
     def kinds_of(self, split: Split) -> tuple[str, ...]:
