@@ -75,13 +75,16 @@ def stderr() -> Console:
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """What a user did wrong, or a disk, is one line and not a traceback."""
+    """What a user did wrong, or a disk, is one line and not a traceback; what a user's own function
+    raised comes with its own.
+    """
     try:
         yield
     except (ConfigError, ValueError, FloatingPointError, OSError) as error:
-        Console(stderr=True, soft_wrap=True).print(
-            f"[red]error:[/red] {escape(str(error))}", highlight=False
-        )
+        shown = Console(stderr=True, soft_wrap=True)
+        if details := getattr(error, "details", ""):  # where in a user's own code it happened
+            shown.print(escape(details), highlight=False)
+        shown.print(f"[red]error:[/red] {escape(str(error))}", highlight=False)
         raise typer.Exit(2) from None
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from motley.engines import Engine
 from motley.models.prompts import Prompts
 from motley.records import Problem, Sampling
-from motley.tasks import Split, Task, best_constant, decided, evaluation_set
+from motley.tasks import Scorer, Split, Task, best_constant, decided, evaluation_set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ def rewards_of(
     completions = engine.sample([prompts.ids(p) for p in problems], samples, sampling, seed=0)
     texts = prompts.vocabulary.decode_all(c.tokens for row in completions for c in row)
     asked = [problem for problem, row in zip(problems, completions, strict=True) for _ in row]
-    return np.array(decided(task.score(asked, texts))).reshape(len(problems), samples)
+    return np.array(decided(Scorer(task).score(asked, texts))).reshape(len(problems), samples)
 
 
 def greedy_by_kind(

@@ -70,7 +70,7 @@ from motley.runs.metrics import (
 )
 from motley.runs.signs import Watch
 from motley.runs.stopping import Best, Stopping, best_checkpoint, keep_best, mean
-from motley.tasks import Measure, Task, evaluation_set, load_task
+from motley.tasks import Measure, Scorer, Task, evaluation_set, load_task
 
 Made = TypeVar("Made")
 NOBODY = ""  # a peer no crew has
@@ -148,6 +148,7 @@ class Run:
         self.started_s = started_s
         self.task = task or load_task(config.crew.task, config.task)
         self._measure: Measure | None = "reward" if self.task.measure == "reward" else None
+        self.scorer = Scorer(self.task)  # of all peers in this process
         self._heldout = evaluation_set(self.task, "heldout", config.evaluate.problems)
         self._ood = (
             evaluation_set(self.task, "ood", config.evaluate.problems)
@@ -237,7 +238,17 @@ class Run:
     def _half(self, me: PeerConfig, policy: Policy, outbox: Outbox) -> SamplerHalf:
         weather = self.config.weather(me.name, self.started_s)
         engine = open_engine(policy, me.engine, self.folder / "engine" / me.name)
-        half = SamplerHalf(self.config, me, self.task, policy, engine, outbox, self.clock, weather)
+        half = SamplerHalf(
+            self.config,
+            me,
+            self.task,
+            policy,
+            engine,
+            outbox,
+            self.clock,
+            weather,
+            scorer=self.scorer,
+        )
         half.judge = Judge(me.judge) if me.judge else None
         return half
 
@@ -285,6 +296,9 @@ class Run:
             suspects=peer.scrutiny.suspicions() or None,
             timing=_with_rates(timing, sampled, report) if timing else None,
         )
+        if line.timing and sampled and sampled.fresh:
+            waited = msgspec.structs.replace(line.timing, reward_s=peer.half.reward_s)
+            line = msgspec.structs.replace(line, timing=waited)
         if report:
             line = _with_step(line, report)
         self._fates.write(_fates_of(peer, report))

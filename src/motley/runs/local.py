@@ -190,22 +190,27 @@ class LocalCrew:
 
     def _round_together(self) -> list[LearnerLine]:
         clock = self._run.clock
-        sampled = [timed(peer.half.sample, clock) for peer in self.peers]
+        # rewards of one peer's answers are computed while the next one samples
+        begun = [timed(peer.half.begin, clock) for peer in self.peers]
+        sampled = [
+            timed(partial(peer.half.finish, answered), clock)
+            for peer, (answered, _) in zip(self.peers, begun, strict=True)
+        ]
         for peer in self.peers:
             peer.publish()
         learned = [timed(partial(_receive_and_learn, peer), clock) for peer in self.peers]
         number, lines = self.finished_rounds + 1, []
-        for peer, (batch, sample_s), (result, learn_s) in zip(
-            self.peers, sampled, learned, strict=True
+        for peer, (_, begin_s), (batch, finish_s), (result, learn_s) in zip(
+            self.peers, begun, sampled, learned, strict=True
         ):
             if isinstance(result, Wait):
                 raise ValueError(
                     f"peer {peer.me.name} has only {len(peer.waiting)} groups of round "
                     f"{number} and cannot go on: "
-                    f"refused so far {by_sender(peer.admission.refused)}; a lockstep crew needs "
-                    "every peer's groups"
+                    f"refused so far {by_sender(peer.admission.refused)}{_newest(peer)}; a "
+                    "lockstep crew needs every peer's groups"
                 )
-            timing = Timing(sample_s, learn_s)
+            timing = Timing(begin_s + finish_s, learn_s)
             lines.append(self._run.line(peer, number, batch, result.report, timing))
         return lines
 
@@ -222,6 +227,12 @@ class LocalCrew:
                 )
             )
         return lines
+
+
+def _newest(peer: Peer) -> str:
+    """Why the newest record was refused, in words."""
+    kept = peer.admission.kept
+    return f", the last because {kept[-1].detail}" if kept else ""
 
 
 def _receive_and_learn(peer: Peer) -> Learned | Wait:

@@ -28,6 +28,7 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True):
     sampled_tokens_per_s: float | None = None
     learned_tokens_per_s: float | None = None
     overlap_s: float | None = None  # in which both went on
+    reward_s: float | None = None  # of `sample_s`, only waiting for rewards
 
 
 class Sign(msgspec.Struct, frozen=True, omit_defaults=True):

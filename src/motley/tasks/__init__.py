@@ -13,6 +13,7 @@ from motley.tasks.mixture import Mixture
 from motley.tasks.own import OwnConfig, own_task, task_of_file
 from motley.tasks.rewards import RewardError, load_reward, named_reward
 from motley.tasks.rows import read_rows
+from motley.tasks.scoring import Scorer
 from motley.tasks.task import (
     UNDECIDED,
     Measure,
@@ -33,6 +34,7 @@ __all__ = [
     "UNDECIDED",
     "Measure",
     "RewardError",
+    "Scorer",
     "Split",
     "Task",
     "assign",

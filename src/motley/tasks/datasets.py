@@ -16,7 +16,7 @@ from motley.tasks.answers import INSTRUCTIONS, Form, find_answer, math_reward, w
 from motley.tasks.collection import Collection, split_sets
 from motley.tasks.extras import load, need
 from motley.tasks.rows import Fields, placed_rows
-from motley.tasks.task import QUESTION, Measure
+from motley.tasks.task import QUESTION, Measure, Scoring
 
 
 class DatasetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,6 +40,7 @@ class PublishedDataset(msgspec.Struct, frozen=True, kw_only=True):
 class DatasetTask(Collection):
     measure: Measure = "accuracy"
     template = QUESTION
+    scoring: Scoring = "each"
 
     def __init__(self, name: str, config: DatasetConfig) -> None:
         need("math_verify", f"task {name!r}")

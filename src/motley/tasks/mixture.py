@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from motley.records import Problem
-from motley.tasks.task import Measure, Split, Task
+from motley.tasks.task import Measure, Scoring, Split, Task
 
 Loader = Callable[[str, dict[str, Any]], Task]
 
@@ -44,6 +44,8 @@ class Mixture:
         self.measure: Measure = "accuracy" if measures == {"accuracy"} else "reward"
         self.template = _agreed([part.template for part in self._parts.values()])
         self.instruction = _agreed([part.instruction for part in self._parts.values()])
+        ways = {part.scoring for part in self._parts.values()}
+        self.scoring: Scoring = ways.pop() if len(ways) == 1 else "in turn"
         self.fingerprint = "mixture " + " | ".join(
             f"{key}: {part.fingerprint}" for key, part in self._parts.items()
         )

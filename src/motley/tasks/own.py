@@ -21,7 +21,7 @@ from motley.tasks.collection import Collection, split_sets
 from motley.tasks.extras import need
 from motley.tasks.rewards import Reward, RewardFunction, Rewards, load_reward
 from motley.tasks.rows import Fields, PlacedRow, placed_rows
-from motley.tasks.task import AS_IT_IS, Measure
+from motley.tasks.task import AS_IT_IS, Measure, Scoring
 
 Equal = Literal["exact", "math"]
 Rows = object  # whatever read_rows takes
@@ -41,6 +41,8 @@ class OwnConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     fields: dict[str, str] = {}  # what prompt, answer and kind are called in the files
     reward: str | list[str] = []  # module:function; without one, answers are compared
     reward_weights: list[float] = []  # of several; 1 each
+    # call reward functions in several threads, for a group each; otherwise once for a round
+    parallel: bool = False
     form: Form = "text"  # where in a completion its answer is
     equal: Equal = "exact"
 
@@ -58,13 +60,15 @@ class OwnTask(Collection):
         fields: Mapping[str, str],
         form: Form,
         equal: Equal,
-        scoring: str,
+        named: str,
+        parallel: bool = False,
     ) -> None:
-        """`scoring` is what stands for the rewards in the fingerprint."""
+        """`named` is what stands for the rewards in the fingerprint."""
         if equal == "math":
             need("math_verify", 'equal = "math"')
         self.measure: Measure = "reward" if rewards else "accuracy"
         self._rewards = rewards
+        self.scoring: Scoring = _way(rewards, equal, parallel)
         self._form, self._equal = form, equal
         self.instruction = INSTRUCTIONS[form]
         reader = _Reader(fields, compared=rewards is None)
@@ -76,7 +80,7 @@ class OwnTask(Collection):
         self._columns = sorted({name for p in (*train, *heldout, *ood) for name in p.columns})
         if rewards:
             rewards.check(self._columns)
-        super().__init__(split_sets(train, heldout, ood, source), source, scoring)
+        super().__init__(split_sets(train, heldout, ood, source), source, named)
 
     def target(self, problem: Problem) -> str:
         return wrap(problem.answer, self._form)
@@ -113,6 +117,7 @@ def own_task(
     fields: Mapping[str, str] | None = None,
     form: Form = "text",
     equal: Equal = "exact",
+    parallel: bool = False,
 ) -> OwnTask:
     """A task of rows and functions. Without rewards, completions are compared with `answer`.
 
@@ -130,7 +135,8 @@ def own_task(
         fields or {},
         form,
         equal,
-        _scoring(own, form, equal),
+        _named(own, form, equal),
+        parallel,
     )
 
 
@@ -148,7 +154,7 @@ def task_of_file(
         )
     functions = [load(spec) for spec in ([reward] if reward else specs)]
     own = weighted(functions, config.reward_weights)
-    scoring = _scoring(own, config.form, config.equal)
+    named = _named(own, config.form, config.equal)
     sets = {"train": config.file, "heldout": config.heldout, "ood": config.ood}
     return OwnTask(
         {split: name for split, name in sets.items() if name},
@@ -158,7 +164,8 @@ def task_of_file(
         config.form,
         config.equal,
         # a crew whose task is one function names it there
-        "" if reward else scoring,
+        "" if reward else named,
+        config.parallel,
     )
 
 
@@ -177,7 +184,7 @@ def weighted(functions: Sequence[RewardFunction], weights: Sequence[float]) -> R
     return Rewards(functions) if functions else None
 
 
-def _scoring(rewards: Rewards | None, form: Form, equal: Equal) -> str:
+def _named(rewards: Rewards | None, form: Form, equal: Equal) -> str:
     """What else than the problems decides over rewards, as text."""
     said = {
         name: value
@@ -190,6 +197,15 @@ def _scoring(rewards: Rewards | None, form: Form, equal: Equal) -> str:
             "it, or use file:PATH without a reward"
         )
     return rewards.names if rewards else str(said) if said else ""
+
+
+def _way(rewards: Rewards | None, equal: Equal, parallel: bool) -> Scoring:
+    """A function of the user's runs where it would without us, unless it is said to stand threads:
+    one may set an alarm, which only the main thread can.
+    """
+    if rewards is None:
+        return "each" if equal == "math" else "in turn"
+    return "groups" if parallel else "beside" if rewards.only_promise else "in turn"
 
 
 # Problems of rows

@@ -120,6 +120,11 @@ class Rewards:
         """Names and weights, as they stand in a fingerprint."""
         return " ".join(f"{f.name}*{f.weight!r}" for f in self.functions)
 
+    @property
+    def only_promise(self) -> bool:
+        """Whether all of them are async, and so run in a thread of their own anyway."""
+        return all(inspect.iscoroutinefunction(f.function) for f in self.functions)
+
     def check(self, columns: Iterable[str]) -> None:
         known = list(columns)
         for function in self.functions:

@@ -17,6 +17,7 @@ from motley.records import Problem
 Split = Literal["train", "heldout", "ood"]
 # what a mean of scores is: the share that is right, or a mean reward of any range
 Measure = Literal["accuracy", "reward"]
+Scoring = Literal["in turn", "beside", "groups", "each"]  # see tasks/scoring.py
 
 # A score that this machine could not find out in time. It is no number, and never on the wire: who
 # sampled the answer counts it as 0, who reads it takes the sender's word. So a slow or busy machine
@@ -59,6 +60,11 @@ class Task(Protocol):
         """The form the scoring expects of an answer, in words for a system turn; empty where any
         will do; None: the crew file must say.
         """
+        ...
+
+    @property
+    def scoring(self) -> Scoring:
+        """What may be scored at once, and where: "in turn" is the safe word."""
         ...
 
     def kinds_of(self, split: Split) -> tuple[str, ...]:
