@@ -2,6 +2,7 @@
 
 from motley.cli import (
     attacking,
+    drafting,
     exporting,
     history,
     joining,
@@ -18,6 +19,7 @@ app.put_first()
 __all__ = [
     "app",
     "attacking",
+    "drafting",
     "exporting",
     "history",
     "joining",

@@ -12,6 +12,7 @@ for them RUN/peers/PEER/            a crew of several processes: a run folder fo
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -61,6 +62,7 @@ from motley.runs.metrics import (
 )
 from motley.tasks import Task, evaluation_set, load_task
 
+logger = logging.getLogger(__name__)
 Made = TypeVar("Made")
 NOBODY = ""  # a peer no crew has
 WarmProgress = Callable[[str, int, dict[str, float]], None]  # (peer, steps, accuracy per kind)
@@ -184,6 +186,11 @@ class Run:
     def _half(self, me: PeerConfig, policy: Policy, outbox: Outbox) -> SamplerHalf:
         weather = self.config.weather(me.name, self.started_s)
         engine = open_engine(policy, me.engine, self.folder / "engine" / me.name)
+        logger.info(
+            "%s: %s from %s, on %s in %s, sampled by %s",
+            *(me.name, me.model, policy.base.name_or_path or "here", policy.device, policy.dtype),
+            me.engine,
+        )
         half = SamplerHalf(self.config, me, self.task, policy, engine, outbox, self.clock, weather)
         half.judge = Judge(me.judge) if me.judge else None
         return half
