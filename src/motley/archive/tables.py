@@ -20,6 +20,7 @@ from motley.config import parse_config, read_config
 from motley.files import sync
 from motley.records import Ending, Group, Problem, Rollout, Sampling
 from motley.tasks import assign, load_task
+from motley.tasks.extras import install
 from motley.trust import nkey_of
 
 BATCH_TOKENS = 2**18  # held in memory at a time; a row group of Parquet
@@ -233,8 +234,7 @@ def _parquet(file: BinaryIO) -> Iterator[Write]:
         from pyarrow import parquet
     except ImportError:
         raise ValueError(
-            'Parquet is written by pyarrow; install it: pip install "motley-rl[parquet]", or '
-            "export to .jsonl"
+            f"Parquet is written by pyarrow; install it: {install('parquet')}; or export to .jsonl"
         ) from None
     schema = _schema(pyarrow)
     with parquet.ParquetWriter(file, schema, compression="zstd") as writer:

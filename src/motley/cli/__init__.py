@@ -2,6 +2,7 @@
 
 from motley.cli import (
     attacking,
+    drafting,
     exporting,
     history,
     joining,
@@ -19,6 +20,7 @@ app.put_first()
 __all__ = [
     "app",
     "attacking",
+    "drafting",
     "exporting",
     "history",
     "joining",

@@ -24,8 +24,7 @@ app.add_typer(models_app, name="models", rich_help_panel="More")
 @models_app.command("list")
 def list_models(as_json: AsJson = False) -> None:
     """List what `model =` may name without a hub, and whether it is here."""
-    from motley.models.sources import NAMED, named_folder
-    from motley.models.tiny import SHAPES
+    from motley.models.named import NAMED, SHAPES, named_folder
 
     rows = []
     for name, model in NAMED.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
     from motley.distributed.processes import ProcessCrew
     from motley.reports.display import Skills
     from motley.runs.local import LocalCrew
+
+
+logger = logging.getLogger(__name__)
 
 
 def _run(crew: LocalCrew | ProcessCrew) -> bool:
@@ -211,6 +215,7 @@ def train(
         elif crew_file is not None:
             config = changed(read_config(crew_file, settings or ()), objective, rounds, seed)
             folder = out or new_run_folder(config.crew.name)
+            logger.info("run folder %s", folder.resolve())
             _train(_starting(config, folder), folder, alone)
 
 

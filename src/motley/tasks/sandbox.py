@@ -123,6 +123,11 @@ class _Caller:
         self._process: subprocess.Popen[str] | None = None
 
     def call(self, question: list[Any]) -> Reply:
+        if not hasattr(os, "fork"):
+            raise ValueError(
+                "formulas and puzzles are scored in copies of a process, which this system cannot "
+                'make; use Linux, macOS or WSL, or equal = "exact"'
+            )
         reply = self._ask(self._process or self._start(), json.dumps(question))
         return msgspec.json.decode(reply, type=Reply) if reply else Reply("undecided")
 
