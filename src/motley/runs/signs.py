@@ -29,6 +29,7 @@ FOREIGN_KL = 4.0  # the same of others' samples, if it was
 KL_GROWTH = 3.0  # times less at first
 LEAST_WEIGHT = 1e-3
 LEAST_LR = 1e-9  # below, Adam's step is lost in the rounding of float32 weights
+MOST_LR = 0.05  # above, a step is as large as the weights themselves
 FALL = 0.15  # of an accuracy
 FALL_OF_REWARD = 0.25  # as a share of where it began
 STANDSTILL = 4  # evaluations that are equal
@@ -296,18 +297,25 @@ def _no_gradient(history: History) -> Iterator[Sign]:
     if history.is_full and all(line.grad_norm == 0 and line.num_scored for line in history.steps):
         yield Sign(
             "no gradient",
-            f"the gradient was 0 {history.rounds}, though rewards differed: what is clipped, "
-            "filtered or withheld leaves nothing. See weight, filtered_* and withheld in "
-            "docs/metrics.md; try another objective, or a larger g or C of it",
+            f"the gradient was 0 {history.rounds}, though rewards differed. The weights have run "
+            "away: lower lr; or what is clipped, filtered and withheld leaves nothing: see weight, "
+            "filtered_* and withheld in docs/metrics.md",
         )
 
 
-def _tiny_lr(history: History) -> Iterator[Sign]:
-    if history.expected.lr < LEAST_LR:
+def _odd_lr(history: History) -> Iterator[Sign]:
+    lr = history.expected.lr
+    if lr < LEAST_LR:
         yield Sign(
             "tiny lr",
-            f"lr = {history.expected.lr:g} is lost in the rounding of the weights, so that they "
-            "do not change: raise it, such as to 1e-5",
+            f"lr = {lr:g} is lost in the rounding of the weights, so that they do not change: "
+            "raise it, such as to 1e-5",
+        )
+    if lr > MOST_LR:
+        yield Sign(
+            "huge lr",
+            f"lr = {lr:g} moves every weight by about as much in a step, so that little is left "
+            "of the model: lower it, such as to 1e-5",
         )
 
 
@@ -503,7 +511,7 @@ OF_STEPS: tuple[Look, ...] = (
     _no_contrast,
     _truncated,
     _no_gradient,
-    _tiny_lr,
+    _odd_lr,
     _no_entropy,
     _kl,
     _filtered,
