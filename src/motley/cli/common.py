@@ -27,6 +27,8 @@ from motley.config import ConfigError, CrewConfig
 bench_app = App(no_args_is_help=True, help="Measure speed against a known rival, in one run.")
 app.add_typer(bench_app, name="bench", rich_help_panel="More")
 
+LONGEST_CELL = 48  # letters of a stranger in a table
+
 CrewFile = Annotated[Path, typer.Argument(help="A crew file (TOML).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 Objective = Annotated[
@@ -147,3 +149,9 @@ def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.3f}" if value == 0 or 0.001 <= abs(value) < 1000 else f"{value:.1e}"
     return str(value)
+
+
+def printable(text: str, most: int = LONGEST_CELL) -> str:
+    """What a stranger wrote, cut, and without anything a terminal would obey."""
+    cut = text if len(text) <= most else text[: most - 1] + "…"
+    return "".join(letter if letter.isprintable() else "?" for letter in cut)

@@ -17,7 +17,7 @@ from motley.runs.curves import CurvePoint, numbers_of, run_lines
 from motley.runs.metrics import MetricsLine, measure_of
 from motley.tasks import Measure
 
-DEFAULT_KEYS = ("heldout", "ood", "reward", "senders/*/entropy", "grad_norm")
+DEFAULT_KEYS = ("heldout", "ood", "reward", "grad_norm")
 MOST_PANELS = 24
 MOST_IN_A_LEGEND = 12
 SUFFIXES = (".png", ".html", ".svg", ".pdf")

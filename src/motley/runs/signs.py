@@ -29,6 +29,7 @@ FOREIGN_KL = 4.0  # the same of others' samples, if it was
 KL_GROWTH = 3.0  # times less at first
 LEAST_WEIGHT = 1e-3
 LEAST_LR = 1e-9  # below, Adam's step is lost in the rounding of float32 weights
+MOST_LR = 0.05  # above, a step is as large as the weights themselves
 FALL = 0.15  # of an accuracy
 FALL_OF_REWARD = 0.25  # as a share of where it began
 STANDSTILL = 4  # evaluations that are equal
@@ -75,7 +76,7 @@ class History:
     expected: Expected
     measure: Measure = "accuracy"
     steps: deque[LearnerLine] = field(init=False)  # the newest
-    first_rewards: list[float] = field(default_factory=list)  # means over all senders
+    first_rewards: list[float] = field(default_factory=list)  # means over own samples
     first_kl: dict[str, list[float]] = field(default_factory=dict)
     num_steps: int = 0
     num_moved: int = 0  # steps with a gradient
@@ -114,7 +115,7 @@ class History:
         self.num_steps += 1
         self.num_moved += bool(line.grad_norm)
         if len(self.first_rewards) < WINDOW:
-            self.first_rewards.append(reward_of(line))
+            self.first_rewards.append(self.own_reward(line))
         for name, sender in senders_of(line):
             self.heard.add(name)
             kl = finite(sender.number("kl_k1"))
@@ -126,6 +127,9 @@ class History:
         """What came of the peer's own weights; of a peer with no such samples, everything."""
         own = [s for name, s in senders_of(line) if name in self.expected.mine]
         return own or [s for _, s in senders_of(line)]
+
+    def own_reward(self, line: LearnerLine) -> float:
+        return _mean_over_groups(self.mine_of(line), "reward")
 
     def always(self, key: str, name: str, holds: Callable[[float], bool]) -> list[float]:
         """A sender's values in the window, if all of them are there and have a property."""
@@ -216,11 +220,6 @@ def senders_of(line: LearnerLine) -> Iterable[tuple[str, SenderMetrics]]:
     return (line.senders or {}).items()
 
 
-def reward_of(line: LearnerLine) -> float:
-    """The mean over the groups of a step, whoever sampled them."""
-    return _mean_over_groups([s for _, s in senders_of(line)], "reward")
-
-
 def _mean_over_groups(senders: list[SenderMetrics], key: str) -> float:
     pairs = [(v, s.groups) for s in senders if (v := finite(s.number(key))) is not None]
     groups = sum(count for _, count in pairs)
@@ -241,16 +240,12 @@ def _total(counts: Counts | None, sender: str, besides: tuple[str, ...] = ()) ->
 
 def _no_contrast(history: History) -> Iterator[Sign]:
     """Every answer to a problem is as good as the others: three causes, three remedies."""
-    if not history.is_full:
+    rewards = [s.reward for line in history.steps for _, s in senders_of(line)]
+    known = [value for value in map(finite, rewards) if value is not None]
+    if not history.is_full or not known:
         return
-    rewards = [
-        value
-        for line in history.steps
-        for _, s in senders_of(line)
-        if (value := finite(s.reward)) is not None
-    ]
     silent = all(line.num_scored == 0 for line in history.steps)
-    low, high = min(rewards, default=0.0), max(rewards, default=0.0)
+    low, high = min(known), max(known)
     if history.measure == "accuracy" and high == 0:
         yield Sign(
             "all wrong",
@@ -296,18 +291,25 @@ def _no_gradient(history: History) -> Iterator[Sign]:
     if history.is_full and all(line.grad_norm == 0 and line.num_scored for line in history.steps):
         yield Sign(
             "no gradient",
-            f"the gradient was 0 {history.rounds}, though rewards differed: what is clipped, "
-            "filtered or withheld leaves nothing. See weight, filtered_* and withheld in "
-            "docs/metrics.md; try another objective, or a larger g or C of it",
+            f"the gradient was 0 {history.rounds}, though rewards differed. The weights have run "
+            "away: lower lr; or what is clipped, filtered and withheld leaves nothing: see weight, "
+            "filtered_* and withheld in docs/metrics.md",
         )
 
 
-def _tiny_lr(history: History) -> Iterator[Sign]:
-    if history.expected.lr < LEAST_LR:
+def _odd_lr(history: History) -> Iterator[Sign]:
+    lr = history.expected.lr
+    if lr < LEAST_LR:
         yield Sign(
             "tiny lr",
-            f"lr = {history.expected.lr:g} is lost in the rounding of the weights, so that they "
-            "do not change: raise it, such as to 1e-5",
+            f"lr = {lr:g} is lost in the rounding of the weights, so that they do not change: "
+            "raise it, such as to 1e-5",
+        )
+    if lr > MOST_LR:
+        yield Sign(
+            "huge lr",
+            f"lr = {lr:g} moves every weight by about as much in a step, so that little is left "
+            "of the model: lower it, such as to 1e-5",
         )
 
 
@@ -315,7 +317,7 @@ def _no_entropy(history: History) -> Iterator[Sign]:
     values = [_mean_over_groups(history.mine_of(line), "entropy") for line in history.steps]
     if not history.is_full or not all(value < LEAST_ENTROPY for value in values):
         return
-    reward = _mean([_mean_over_groups(history.mine_of(line), "reward") for line in history.steps])
+    reward = _mean([history.own_reward(line) for line in history.steps])
     if history.measure == "reward" or reward < GOOD:
         yield Sign(
             "no entropy",
@@ -440,30 +442,33 @@ def _never_heard(history: History) -> Iterator[Sign]:
 
 
 def _fall(history: History) -> Iterator[Sign]:
-    """Held-out scores are far below where they began, twice in a row."""
+    """Held-out scores are far below where they began, twice in a row.
+
+    Greedy answers alone may get worse for a while where sampled ones do not: so the reward in
+    training must have fallen too, or clearly risen.
+    """
     first, newest = history.first, list(history.evaluations)[-2:]
-    if first is None or len(newest) < 2 or newest[0] is first:
+    if first is None or len(newest) < 2 or newest[0] is first or not history.is_full:
         return
     fall = first.mean - max(evaluation.mean for evaluation in newest)
     if not fall > _most_fall(history, first):
         return
-    fell = (
+    before = _mean(history.first_rewards)
+    now = _mean([history.own_reward(line) for line in history.steps])
+    moved = (
         f"the held-out {history.measure} fell from {first.mean:.4g} to {newest[-1].mean:.4g}, "
-        "below where it began"
+        f"below where it began, and the reward in training went from {before:.4g} to {now:.4g}"
     )
-    now = _mean([reward_of(line) for line in history.steps]) if history.steps else math.nan
-    before = _mean(history.first_rewards) if history.first_rewards else math.nan
-    if history.is_full and now - before > max(fall, FALL * (history.measure == "accuracy")):
+    if now - before > fall / 2:
         yield Sign(
             "overfit",
-            f"{fell}, while the reward in training rose from {before:.4g} to {now:.4g}: the model "
-            "learns what pays only there. Use more problems, or a reward that cannot be tricked "
-            "(see motley rollouts); go back to an earlier checkpoint",
+            f"{moved}: the model learns what pays only there. Use more problems, or a reward that "
+            "cannot be tricked (see motley rollouts); go back to an earlier checkpoint",
         )
-    else:
+    elif before - now > fall / 4:
         yield Sign(
             "held-out fell",
-            f"{fell}: the lr is probably too high. Start again, or from an earlier checkpoint, "
+            f"{moved}: the lr is probably too high. Start again, or from an earlier checkpoint, "
             "with a third of it",
         )
 
@@ -475,9 +480,7 @@ def _most_fall(history: History, first: Evaluation) -> float:
     if history.measure == "accuracy":
         num_problems = history.expected.num_problems * len(first.heldout)
         return max(FALL, 4 * math.sqrt(0.5 / num_problems))
-    rewards = [value for value in history.first_rewards if math.isfinite(value)]
-    if len(rewards) < 2:
-        return math.inf
+    rewards = history.first_rewards
     spread = math.sqrt(_mean([(value - _mean(rewards)) ** 2 for value in rewards]))
     return max(FALL_OF_REWARD * abs(first.mean), 4 * spread)
 
@@ -503,7 +506,7 @@ OF_STEPS: tuple[Look, ...] = (
     _no_contrast,
     _truncated,
     _no_gradient,
-    _tiny_lr,
+    _odd_lr,
     _no_entropy,
     _kl,
     _filtered,
