@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import socket
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from motley.cli.common import CrewFile, app, console, plain_errors, say, stop_on_interrupt
-from motley.config import EnginePart, OpenAI, Vllm, check_name, read_config
+from motley.config import REPORTERS, EnginePart, OpenAI, Vllm, check_name, read_config
 
 if TYPE_CHECKING:
     from motley.distributed.hub import Hub
@@ -22,7 +23,18 @@ if TYPE_CHECKING:
     from motley.distributed.participant import Participant
     from motley.distributed.register import Place
     from motley.exchange.nats.presence import Heard
+    from motley.reports.trackers import Reports
     from motley.runs.metrics import LearnerLine, SamplerLine
+
+Trackers = Annotated[
+    list[str] | None,
+    typer.Option(
+        help=(
+            "Tell this tracker of this peer's metrics, instead of those the crew file names: "
+            "tensorboard, wandb, trackio or none; may be given several times."
+        )
+    ),
+]
 
 
 @app.command()
@@ -209,6 +221,7 @@ def join(
     judge: Annotated[
         str, typer.Option(help="Have the server at this address judge what is learned from.")
     ] = "",
+    report: Trackers = None,
     out: Annotated[
         Path | None, typer.Option(help="This peer's run folder; runs/CREW-PEER otherwise.")
     ] = None,
@@ -219,23 +232,35 @@ def join(
     """
     with plain_errors():
         from motley.distributed.join import Brings
+        from motley.reports.trackers import Reports
         from motley.trust.invitation import Invitation
 
         check_name("crew", crew)
+        trackers = _trackers(report)
         invite = _invitation(invite)
         folder = out or Path("runs") / f"{crew}-{Invitation.read(invite).peer}"
         with stop_on_interrupt() as stop_asked:
             judged = OpenAI(url=judge) if judge else None
             brings = Brings(data, model, device, _engine(vllm, openai), judged)
             participant = _join(url, crew, invite, folder, brings)
+            reports = Reports(participant.station.config, folder, trackers)
             try:
-                _take_part(participant, stop_asked)
+                with closing(reports):
+                    _take_part(participant, stop_asked, reports)
             finally:
                 participant.close()
         if not participant.finished:
             say(f"left after round {participant.finished_rounds}; come back with the same line")
             raise typer.Exit(130)
         say(f"finished; run folder: {folder}")
+
+
+def _trackers(given: list[str] | None) -> list[str] | None:
+    """What --report names; None: as the crew file says."""
+    names = [name for name in given or () if name != "none"]
+    if unknown := [name for name in names if name not in REPORTERS]:
+        raise ValueError(f"--report {unknown[0]}: use {', '.join(REPORTERS)} or none")
+    return names if given else None
 
 
 def _invitation(given: str) -> str:
@@ -285,7 +310,7 @@ def _join(url: str, crew: str, invite: str, folder: Path, brings: Brings) -> Par
         return join_crew(url, crew, invite, folder, say, brings, show)
 
 
-def _take_part(participant: Participant, stop_asked: Callable[[], bool]) -> None:
+def _take_part(participant: Participant, stop_asked: Callable[[], bool], reports: Reports) -> None:
     """Take part, and say what it waits for whenever that changes; long waits once a minute."""
     from motley.runs.metrics import LearnerLine
 
@@ -303,6 +328,7 @@ def _take_part(participant: Participant, stop_asked: Callable[[], bool]) -> None
                 said_s, said = elapsed_s(), what
             continue
         said_s, said = elapsed_s(), ""
+        reports.log([event])
         per_round_s = (elapsed_s() - started_s) / max(1, event.round - first)
         line = (
             _learned(event, rounds, per_round_s)

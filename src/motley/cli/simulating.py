@@ -46,12 +46,10 @@ def sim(
     churn.
     """
     from motley.reports.display import duration
-    from motley.reports.trackers import check_reporters
     from motley.sim.report import summary
 
     with plain_errors():
         config = changed(read_config(crew_file), objective, rounds, seed)
-        check_reporters(config)
         folder = out or new_run_folder(config.crew.name)
         took_s = _simulate(config, folder, Console(stderr=as_json))
         title = f"{config.crew.name}: {config.crew.objective}, {duration(took_s)} simulated"

@@ -226,9 +226,6 @@ def train(
 
 
 def _starting(config: CrewConfig, folder: Path) -> Callable[[], LocalCrew | ProcessCrew]:
-    from motley.reports.trackers import check_reporters
-
-    check_reporters(config)
     if not config.needs_processes:
         return lambda: _start(config, folder)
     from motley.distributed.processes import ProcessCrew

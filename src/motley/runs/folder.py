@@ -49,12 +49,13 @@ from motley.peers.follower import Sampler
 from motley.peers.peer import Peer
 from motley.peers.sampling import Sampled, SamplerHalf
 from motley.peers.state import PeerState
-from motley.runs.evaluation import greedy_by_kind
+from motley.runs.evaluation import Answered, greedy_answers, mean_by_kind, some_of
 from motley.runs.metrics import (
     Counts,
     FirstLine,
     LearnerLine,
     MetricsLine,
+    SampleAnswer,
     SamplerLine,
     Timing,
     append_lines,
@@ -63,6 +64,7 @@ from motley.tasks import Task, evaluation_set, load_task
 
 Made = TypeVar("Made")
 NOBODY = ""  # a peer no crew has
+NUM_SAMPLES, MOST_CHARACTERS = 4, 1000  # of the answers that a line shows
 WarmProgress = Callable[[str, int, dict[str, float]], None]  # (peer, steps, accuracy per kind)
 
 
@@ -114,6 +116,7 @@ class Accuracies:
 
     heldout: dict[str, float]
     ood: dict[str, float] | None
+    samples: list[SampleAnswer]  # a few of the held-out ones
 
 
 class Run:
@@ -226,7 +229,9 @@ class Run:
             line = _with_step(line, report)
         if number % self.config.evaluate.every == 0 or number == self.config.crew.rounds:
             skills = self.accuracies(peer)
-            line = msgspec.structs.replace(line, heldout=skills.heldout, ood=skills.ood)
+            line = msgspec.structs.replace(
+                line, heldout=skills.heldout, ood=skills.ood, samples=skills.samples
+            )
         return line
 
     def last_line(self, peer: Peer) -> LearnerLine:
@@ -238,6 +243,7 @@ class Run:
             version=peer.learner.policy.version,
             heldout=skills.heldout,
             ood=skills.ood,
+            samples=skills.samples,
         )
 
     def sampler_line(self, sampler: Sampler, sampled: Sampled) -> SamplerLine:
@@ -253,10 +259,15 @@ class Run:
         )
 
     def accuracies(self, peer: Peer) -> Accuracies:
-        measure = lambda problems: greedy_by_kind(
+        answer = lambda problems: greedy_answers(
             peer.half.engine, peer.learner.policy.prompts, self.task, problems, self.config.sampling
         )
-        return Accuracies(measure(self._heldout), measure(self._ood) if self._ood else None)
+        heldout = answer(self._heldout)
+        return Accuracies(
+            mean_by_kind(heldout),
+            mean_by_kind(answer(self._ood)) if self._ood else None,
+            [_sample_answer(one) for one in some_of(heldout, NUM_SAMPLES)],
+        )
 
     def write(self, lines: Sequence[MetricsLine | FirstLine]) -> None:
         append_lines(self.metrics, lines)
@@ -347,6 +358,13 @@ def newest_checkpoint(folder: Path) -> Path:
     if not saved:
         raise ValueError(f"{folder} has no checkpoint; start the crew anew")
     return saved[-1]
+
+
+def _sample_answer(answered: Answered) -> SampleAnswer:
+    problem, text, reward = answered
+    return SampleAnswer(
+        problem.kind, problem.prompt[:MOST_CHARACTERS], text[:MOST_CHARACTERS], reward
+    )
 
 
 def by_sender(counts: dict[tuple[str, str], int]) -> Counts:

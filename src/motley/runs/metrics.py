@@ -29,6 +29,15 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True):
     overlap_s: float | None = None  # in which both went on
 
 
+class SampleAnswer(msgspec.Struct, frozen=True):
+    """A greedy answer to a held-out problem, so that people see what a peer says."""
+
+    kind: str
+    prompt: str
+    answer: str
+    reward: float
+
+
 class LearnerLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A round of who learns.
 
@@ -60,6 +69,7 @@ class LearnerLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     time_s: float | None = None
     without: list[str] | None = None
     suspects: dict[str, Suspicion] | None = None
+    samples: list[SampleAnswer] | None = None
 
 
 class FirstLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
