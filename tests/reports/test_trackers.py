@@ -18,15 +18,22 @@ import pytest
 from motley.config import REPORTERS, CrewConfig, parse_config
 from motley.learning.senders import Distribution, SenderMetrics
 from motley.reports import trackers
+from motley.reports.series import scalars_of
 from motley.reports.trackers import (
     OPENERS,
     Reports,
-    check_reporters,
+    answers_text,
     open_reporters,
-    scalars_of,
-    steps_of,
+    rounds_of,
 )
-from motley.runs.metrics import LearnerLine, MetricsLine, append_lines
+from motley.runs.metrics import (
+    LearnerLine,
+    MetricsLine,
+    SampleAnswer,
+    SamplerLine,
+    Timing,
+    append_lines,
+)
 
 CREW = """
 [crew]
@@ -37,6 +44,7 @@ group_size = 4
 problems_per_round = 4
 objective = "ftis"
 report = REPORT
+report_all = true
 [[peer]]
 name = "small"
 model = "tiny:0.3m"
@@ -109,7 +117,7 @@ def test_numbers_are_named_by_their_path() -> None:
         ages={0: 4},
         without=["deep"],
     )
-    assert scalars_of(told) == {
+    assert scalars_of(told, everything=True) == {
         "small/version": 3,
         "small/reward": 0.5,
         "small/heldout/sort": 0.25,
@@ -125,34 +133,96 @@ def test_numbers_are_named_by_their_path() -> None:
     }
 
 
-def test_the_lines_of_a_round_are_one_step() -> None:
+FOREIGN = {"kl_k3": 0.3, "entropy": 0.6, "filtered_negative": 0.5}
+OWN = {"kl_k3": 0.0, "entropy": 0.2, "filtered_negative": 0.0}
+FULL = line(
+    3,
+    version=3,
+    reward=0.5,
+    grad_norm=0.75,
+    loss=-0.1,
+    heldout={"sort": 0.25, "sum": 0.75},
+    senders={
+        "small": sender(**OWN),
+        "deep": SenderMetrics(**SENDER_KEYS | {"groups": 6, "silent_groups": 4}, **FOREIGN),
+    },
+    refused={"deep": {"corrupt": 2, "reward": 1}},
+    timing=Timing(2.0, 1.0, 5.0, 5.0, 0.5),
+    samples=[SampleAnswer("sort", "3 1 |", "1 3\n", 1.0)],
+)
+
+
+def test_by_default_a_tracker_is_told_the_few_numbers_that_one_watches() -> None:
+    assert scalars_of(FULL) == pytest.approx(
+        {
+            "small/reward": 0.5,
+            "small/heldout": 0.5,
+            "small/heldout/sort": 0.25,
+            "small/heldout/sum": 0.75,
+            "small/entropy": (2 * 0.2 + 6 * 0.6) / 8,
+            "small/kl": 0.3,  # of others: the own is 0 by construction
+            "small/grad_norm": 0.75,
+            "small/tokens": 4.0,
+            "small/truncated": 0.0,
+            "small/filtered": 0.5,
+            "small/silent": 4 / 8,
+            "small/foreign": 6 / 8,
+            "small/refused": 3,
+            "small/seconds": 2.5,
+        }
+    )
+
+
+def test_a_peer_alone_has_the_kl_of_its_own_samples_and_nothing_foreign() -> None:
+    found = scalars_of(line(1, senders={"small": sender(**OWN)}))
+    assert (found["small/kl"], found["small/foreign"]) == (0.0, 0.0)
+    assert "small/filtered" not in found
+    assert scalars_of(line(1)) == {}
+
+
+def test_a_sampler_has_numbers_of_its_own() -> None:
+    told = SamplerLine(
+        round=1, peer="s", version=0, reward=0.5, sampled_tokens=96, timing=Timing(2.0)
+    )
+    assert scalars_of(told) == {"s/reward": 0.5, "s/tokens": 96, "s/seconds": 2.0}
+
+
+def test_the_lines_of_a_round_are_told_together() -> None:
     lines = [
         line(0, "small", version=1),
         line(0, "deep", version=2),
         line(1, "small", version=3),
         line(2, "small", without=["deep"]),  # no number
+        FULL,
     ]
-    assert list(steps_of(lines)) == [
-        (0, {"small/version": 1, "deep/version": 2}),
-        (1, {"small/version": 3}),
-    ]
-    assert list(steps_of([])) == []
+    told = list(rounds_of(lines, everything=True))
+    assert [one.round for one in told] == [0, 1, 3]
+    assert told[0].scalars == {"small/version": 1, "deep/version": 2}
+    assert told[0].answers == {}
+    assert told[2].answers == {"small": FULL.samples}
+    assert list(rounds_of([])) == []
+
+
+def test_answers_cannot_break_the_table_that_shows_them() -> None:
+    hostile = SampleAnswer("k", "a | b\n<script>", "x\ny", -2.5)
+    row = answers_text([hostile]).splitlines()[2]
+    assert row == "| k | -2.5 | a \\| b<br>&lt;script&gt; | x<br>y |"
 
 
 # What is there
 
 
-def test_a_package_that_is_missing_is_said_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_is_missing_is_one_warning_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(
-        ValueError,
-        match=(
-            r"report names trackio, which is not installed; install with: pip install "
-            r"'motley-rl\[report\]'"
-        ),
+    run = Run(tmp_path, "trackio")
+    with pytest.warns(
+        UserWarning, match=r"trackio failed .*: it is not installed; .* pip install trackio, or"
     ):
-        check_reporters(crew("trackio"))
-    check_reporters(crew())
+        run.write(line(0))
+    run.write(line(1))  # a second warning would be an error here
+    run.reports.close()
 
 
 def test_a_folder_of_the_same_name_is_not_the_package(
@@ -162,8 +232,21 @@ def test_a_folder_of_the_same_name_is_not_the_package(
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, "trackio", raising=False)
-    with pytest.raises(ValueError, match="report names trackio"):
-        check_reporters(crew("trackio"))
+    run = Run(tmp_path / "run", "trackio")
+    with pytest.warns(UserWarning, match="it is not installed"):
+        run.write(line(0))
+
+
+def test_a_peer_may_name_trackers_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: None
+) -> None:
+    opened: list[str] = []
+    for name in REPORTERS:
+        monkeypatch.setitem(OPENERS, name, lambda *_, name=name: opened.append(name) or Fake())
+    append_lines(tmp_path / "metrics.jsonl", [line(0)])
+    for names in (None, ["trackio"], []):
+        Reports(crew("wandb"), tmp_path, names).log([line(0)])
+    assert opened == ["wandb", "trackio"]
 
 
 def test_every_reporter_of_a_crew_file_is_known() -> None:
@@ -288,7 +371,10 @@ def write_twice(folder: Path, reporter: str) -> None:
     again = Run(folder, reporter)
     again.cut(4)
     for number in (2, 3, 4):
-        again.write(line(number, reward=1.0 + number), line(number, "deep", reward=0.75))
+        said = [SampleAnswer("sort", "3 1", f"answer {number}", 1.0)] if number == 4 else None
+        again.write(
+            line(number, reward=1.0 + number, samples=said), line(number, "deep", reward=0.75)
+        )
     again.reports.close()
 
 
@@ -313,6 +399,9 @@ def test_tensorboard_files_have_every_number_once(tmp_path: Path) -> None:
         enumerate(REWARDS)
     )
     assert [event.step for event in found.Scalars("small/senders/deep/kl_k3")] == [0, 1]
+    (said,) = found.Tensors("small/samples/text_summary")
+    assert said.step == 4
+    assert b"answer 4" in said.tensor_proto.string_val[0]
 
 
 def in_a_process(code: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -363,6 +452,9 @@ def test_wandb_stays_on_this_machine_and_is_silent(tmp_path: Path) -> None:
     runs = list((tmp_path / "run" / "wandb").glob("offline-run-*"))
     assert len(runs) == 1, "the run that was cut is replaced"
     content = next(runs[0].glob("run-*.wandb")).read_bytes()
+    tables = list(runs[0].rglob("*.table.json"))
+    assert len(tables) == 1
+    assert "answer 4" in tables[0].read_text()
     for text in (b"small/reward", b"deep/reward", b"small/senders/deep/kl_k3", b"tiny:0.3m"):
         assert text in content
 

@@ -154,3 +154,12 @@ def test_scores_outside_0_to_1_have_ordinary_intervals() -> None:
     for measure in ("reward", "accuracy"):
         found = line(table(rewards, ["ftis"], measure), "ftis").mean
         assert found.high - found.mean == pytest.approx(found.mean - found.low)
+
+
+def test_arms_are_compared_with_both_opponents_if_both_were_run() -> None:
+    arms = ["alone/own", "ftis", "alone"]
+    every = [outcome(arm, seed, (0.1, 0.1)) for arm in arms for seed in (0, 1)]
+    assert [(c.first, c.second) for c in comparisons(every, arms)] == [
+        ("ftis", "alone"),
+        ("ftis", "alone/own"),
+    ]

@@ -15,7 +15,6 @@ from motley.api.tables import Table
 from motley.config import CrewConfig, read_config, write_config
 from motley.distributed.processes import ProcessCrew
 from motley.files import new_run_folder
-from motley.reports.trackers import check_reporters
 from motley.reports.watching import watched
 from motley.runs.local import LocalCrew
 from motley.tasks import Split, Task, load_task
@@ -156,7 +155,6 @@ class Crew:
             return self._crew
         place = Path(folder) if folder else new_run_folder(self.name)
         config = self._config_in(place)
-        check_reporters(config)
         if config.needs_processes:
             reads_as(config, self.task)
             self._crew = _processes(config, place)

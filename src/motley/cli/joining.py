@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import socket
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,7 +24,7 @@ from motley.cli.common import (
     stop_on_interrupt,
     tell,
 )
-from motley.config import EnginePart, OpenAI, Vllm, check_name, read_config
+from motley.config import REPORTERS, EnginePart, OpenAI, Vllm, check_name, read_config
 from motley.reports.saying import recall_signs, show_signs
 
 if TYPE_CHECKING:
@@ -32,7 +33,18 @@ if TYPE_CHECKING:
     from motley.distributed.participant import Participant
     from motley.distributed.register import Place
     from motley.exchange.nats.presence import Heard
+    from motley.reports.trackers import Reports
     from motley.runs.metrics import LearnerLine, SamplerLine
+
+Trackers = Annotated[
+    list[str] | None,
+    typer.Option(
+        help=(
+            "Tell this tracker of this peer's metrics, instead of those the crew file names: "
+            "tensorboard, wandb, trackio or none; may be given several times."
+        )
+    ),
+]
 
 
 @app.command()
@@ -221,6 +233,7 @@ def join(
     judge: Annotated[
         str, typer.Option(help="Have the server at this address judge what is learned from.")
     ] = "",
+    report: Trackers = None,
     out: Annotated[
         Path | None, typer.Option(help="This peer's run folder; runs/CREW-PEER otherwise.")
     ] = None,
@@ -231,17 +244,21 @@ def join(
     """
     with plain_errors():
         from motley.distributed.join import Brings
+        from motley.reports.trackers import Reports
         from motley.trust.invitation import Invitation
 
         check_name("crew", crew)
+        trackers = _trackers(report)
         invite = _invitation(invite)
         folder = out or Path("runs") / f"{crew}-{Invitation.read(invite).peer}"
         with stop_on_interrupt() as stop_asked:
             judged = OpenAI(url=judge) if judge else None
             brings = Brings(data, model, device, _engine(vllm, openai), judged)
             participant = _join(url, crew, invite, folder, brings)
+            reports = Reports(participant.station.config, folder, trackers)
             try:
-                _take_part(participant, stop_asked)
+                with closing(reports):
+                    _take_part(participant, stop_asked, reports)
             finally:
                 participant.close()
         recall_signs(folder, console)
@@ -249,6 +266,14 @@ def join(
             tell(f"left after round {participant.finished_rounds}; come back with the same line")
             raise typer.Exit(130)
         tell(f"finished; run folder: {folder}")
+
+
+def _trackers(given: list[str] | None) -> list[str] | None:
+    """What --report names; None: as the crew file says."""
+    names = [name for name in given or () if name != "none"]
+    if unknown := [name for name in names if name not in REPORTERS]:
+        raise ValueError(f"--report {unknown[0]}: use {', '.join(REPORTERS)} or none")
+    return names if given else None
 
 
 def _invitation(given: str) -> str:
@@ -298,7 +323,7 @@ def _join(url: str, crew: str, invite: str, folder: Path, brings: Brings) -> Par
         return join_crew(url, crew, invite, folder, say, brings, show)
 
 
-def _take_part(participant: Participant, stop_asked: Callable[[], bool]) -> None:
+def _take_part(participant: Participant, stop_asked: Callable[[], bool], reports: Reports) -> None:
     """Take part, and say what it waits for whenever that changes; long waits once a minute."""
     from motley.runs.metrics import LearnerLine
 
@@ -317,6 +342,7 @@ def _take_part(participant: Participant, stop_asked: Callable[[], bool]) -> None
             continue
         said_s, said = elapsed_s(), ""
         show_signs([event], console)
+        reports.log([event])
         per_round_s = (elapsed_s() - started_s) / max(1, event.round - first)
         line = (
             _learned(event, rounds, per_round_s)

@@ -49,12 +49,10 @@ def sim(
 ) -> None:
     """Train a crew on virtual time, with simulated delays, losses, outages, speeds and churn."""
     from motley.reports.display import duration
-    from motley.reports.trackers import check_reporters
     from motley.sim.report import summary
 
     with plain_errors():
         config = changed(read_config(crew_file, settings or ()), objective, rounds, seed)
-        check_reporters(config)
         folder = out or new_run_folder(config.crew.name)
         took_s = _simulate(config, folder, stderr() if as_json else console)
         title = f"{config.crew.name}: {config.crew.objective}, {duration(took_s)} simulated"

@@ -220,9 +220,6 @@ def train(
 
 
 def _starting(config: CrewConfig, folder: Path) -> Callable[[], LocalCrew | ProcessCrew]:
-    from motley.reports.trackers import check_reporters
-
-    check_reporters(config)
     if not config.needs_processes:
         return lambda: _start(config, folder)
     from motley.distributed.processes import ProcessCrew
@@ -231,12 +228,10 @@ def _starting(config: CrewConfig, folder: Path) -> Callable[[], LocalCrew | Proc
 
 
 def _resuming(folder: Path, settings: Sequence[str]) -> Callable[[], LocalCrew | ProcessCrew]:
-    from motley.reports.trackers import check_reporters
     from motley.runs.local import LocalCrew
     from motley.runs.resuming import config_to_resume
 
     config = config_to_resume(folder, settings)
-    check_reporters(config)
     if not (folder / "peers").exists():
         return lambda: LocalCrew.resume(folder, say, config=config)
     from motley.distributed.processes import ProcessCrew

@@ -34,6 +34,7 @@ class Crew(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     lossless: bool = False  # log-probs travel as float32, not rounded to 1/1700
     # where metrics also go; nothing leaves the machine unless the reporter is told to
     report: tuple[Reporter, ...] = ()
+    report_all: bool = False  # every number of a line, not the few that reports/series.py names
 
     def __post_init__(self) -> None:
         check_name("crew", self.name)

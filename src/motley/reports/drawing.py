@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 LIGHT = ("#0063a6", "#c14a00", "#00805c", "#a8447f", "#8a6500", "#5a4aa0", "#006d77", "#6b6b6b")
@@ -99,6 +99,7 @@ def curve_chart(
     y_label: str,
     y_range: tuple[float, float] | None = None,
     size: tuple[int, int] = (620, 300),
+    legend: bool = True,
 ) -> str:
     """Curves over a common axis, with a legend below."""
     width, height = size
@@ -106,14 +107,36 @@ def curve_chart(
     across = [v for c in curves for v in c.x] or [0.0]
     x = Scale(min(across), max(max(across), min(across) + 1), 52, width - 12)
     y = Scale(low, high, height - 40, 26)
-    legend, legend_height = _legend([c.label for c in curves], width, height)
+    words, more = _legend([c.label for c in curves], width, height) if legend else ("", 0)
     body = [
         *_frame(title, x, y, x_label, y_label),
         *(_band(curve, number, x, y) for number, curve in enumerate(curves) if curve.low),
         *(part for number, curve in enumerate(curves) for part in _line(curve, number, x, y)),
-        legend,
+        words,
     ]
-    return _svg(title, width, height + legend_height, body)
+    return _svg(title, width, height + more, body)
+
+
+def panels(
+    title: str,
+    charts: Mapping[str, Sequence[Curve]],
+    x_label: str,
+    y_label: str,
+    y_range: tuple[float, float] | None = None,
+    size: tuple[int, int] = (270, 220),
+) -> str:
+    """Charts side by side with the same axes and labels, and one legend below all of them."""
+    width, height = size
+    every = [v for some in charts.values() for c in some for v in (*c.y, *c.low, *c.high)]
+    ends = y_range or padded(every)
+    body = []
+    for number, (name, curves) in enumerate(charts.items()):
+        label = "" if number else y_label
+        inner = curve_chart(name, curves, x_label, label, ends, size, legend=False)
+        body.append(inner.replace("<svg ", f'<svg x="{number * width}" ', 1))
+    labels = [curve.label for curve in next(iter(charts.values()))]
+    legend, legend_height = _legend(labels, width * len(charts), height)
+    return _svg(title, width * len(charts), height + legend_height, [*body, legend])
 
 
 def span_chart(title: str, spans: Sequence[Span], x_label: str, width: int = 620) -> str:

@@ -14,6 +14,7 @@ RUN/trackio/        TRACKIO_DIR=RUN/trackio trackio show --project motley
 
 from __future__ import annotations
 
+import html
 import importlib
 import importlib.util
 import io
@@ -22,19 +23,23 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
+from itertools import groupby
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from motley.config import REPORTERS, CrewConfig
-from motley.runs.curves import leaves
-from motley.runs.metrics import MetricsLine, read_metrics
-from motley.tasks.extras import install
-
-Scalars = dict[str, float]
+from motley.reports.series import Scalars, scalars_of
+from motley.runs.metrics import LearnerLine, MetricsLine, SampleAnswer, read_metrics
 
 PROJECT = "motley"
+TIMEOUT_S = 30  # of a server that does not answer
+COLUMNS = ["kind", "reward", "prompt", "answer"]
+
+
+def _cells(answer: SampleAnswer) -> list[object]:
+    return [answer.kind, answer.reward, answer.prompt, answer.answer]
 
 
 class Reporter(Protocol):
@@ -46,15 +51,20 @@ class Reporter(Protocol):
 class Reports:
     """A run's reporters, opened with its first line.
 
-    Told of lines once they are in metrics.jsonl; can be told again after `close`.
+    Told of lines once they are in metrics.jsonl; can be told again after `close`. `names`: instead
+    of those that the crew file names.
     """
 
-    def __init__(self, config: CrewConfig, folder: Path) -> None:
-        self._config, self._folder = config, folder
+    def __init__(
+        self, config: CrewConfig, folder: Path, names: Sequence[str] | None = None
+    ) -> None:
+        chosen = config.crew.report if names is None else names
+        crew = msgspec.structs.replace(config.crew, report=tuple(chosen))
+        self._config, self._folder = msgspec.structs.replace(config, crew=crew), folder
         self._open: list[Reporter] | None = None
 
     def log(self, lines: Sequence[MetricsLine]) -> None:
-        if not self._config.crew.report:
+        if not self._config.crew.report or not lines:
             return
         if self._open is None:
             self._open = open_reporters(self._config, self._folder)
@@ -68,24 +78,20 @@ class Reports:
         self._open = None
 
 
-def check_reporters(config: CrewConfig) -> None:
-    """Refuse, before anything is trained, a reporter whose package is not installed."""
-    missing = [name for name in config.crew.report if not _installed(name)]
-    if missing:
-        raise ValueError(
-            f"report names {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not "
-            "installed; "
-            f"install with: {install('report')}; or remove it from report"
-        )
-
-
 def open_reporters(config: CrewConfig, folder: Path) -> list[Reporter]:
     """The reporters a crew names, empty and guarded.
 
-    One that fails, now or later, says so once and is left out.
+    One that fails, now or later, says so once and is left out. So is one that is not installed.
     """
-    check_reporters(config)
     return [_Guarded(name, config, folder) for name in dict.fromkeys(config.crew.report)]
+
+
+def _open(name: str, config: CrewConfig, folder: Path) -> Reporter:
+    if not _installed(name):
+        raise ModuleNotFoundError(
+            f"it is not installed; install it with pip install {name}, or remove it from report"
+        )
+    return OPENERS[name](config, folder)
 
 
 def _installed(name: str) -> bool:
@@ -94,29 +100,39 @@ def _installed(name: str) -> bool:
     return spec is not None and spec.origin is not None
 
 
-# Metrics lines as numbers with names
+# Metrics lines by round
 
 
-def scalars_of(line: MetricsLine) -> Scalars:
-    """The numbers of a line by their path.
+class RoundReport(NamedTuple):
+    """What a tracker is told of a round: numbers by name, and answers by peer."""
 
-    >>> scalars_of(LearnerLine(round=1, peer="small", heldout={"sort": 0.5}))
-    {'small/heldout/sort': 0.5}
+    round: int
+    scalars: Scalars
+    answers: dict[str, list[SampleAnswer]]
+
+
+def rounds_of(lines: Sequence[MetricsLine], everything: bool = False) -> Iterator[RoundReport]:
+    """Neighbouring lines of one round, of different peers, are one; a round with nothing to tell is
+    left out.
     """
-    return {f"{line.peer}/{key}": value for key, value in leaves(msgspec.to_builtins(line))}
+    for number, some in groupby(lines, key=lambda line: line.round):
+        told = RoundReport(number, {}, {})
+        for line in some:
+            told.scalars.update(scalars_of(line, everything))
+            if isinstance(line, LearnerLine) and line.samples:
+                told.answers[line.peer] = line.samples
+        if told.scalars or told.answers:
+            yield told
 
 
-def steps_of(lines: Sequence[MetricsLine]) -> Iterator[tuple[int, Scalars]]:
-    """Round and numbers; neighbouring lines of one round, of different peers, are one step."""
-    number, scalars = -1, Scalars()
-    for line in lines:
-        if line.round != number and scalars:
-            yield number, scalars
-            scalars = Scalars()
-        number = line.round
-        scalars |= scalars_of(line)
-    if scalars:
-        yield number, scalars
+def answers_text(answers: Sequence[SampleAnswer]) -> str:
+    """As a table of Markdown, which TensorBoard shows."""
+    plain = lambda text: html.escape(text).replace("|", "\\|").replace("\n", "<br>")
+    rows = [
+        f"| {plain(a.kind)} | {a.reward:g} | {plain(a.prompt)} | {plain(a.answer)} |"
+        for a in answers
+    ]
+    return "\n".join(["| kind | reward | prompt | answer |", "|---|---|---|---|", *rows])
 
 
 # Reporters
@@ -128,7 +144,7 @@ class _Guarded:
     def __init__(self, name: str, config: CrewConfig, folder: Path) -> None:
         self._name = name
         self._reporter: Reporter | None = None
-        self._try(lambda: setattr(self, "_reporter", OPENERS[name](config, folder)))
+        self._try(lambda: setattr(self, "_reporter", _open(name, config, folder)))
 
     def log(self, lines: Sequence[MetricsLine]) -> None:
         if self._reporter:
@@ -157,11 +173,14 @@ class _TensorBoard:
 
         shutil.rmtree(folder / "tensorboard", ignore_errors=True)
         self._writer = SummaryWriter(str(folder / "tensorboard"))
+        self._all = config.crew.report_all
 
     def log(self, lines: Sequence[MetricsLine]) -> None:
-        for number, scalars in steps_of(lines):
-            for name, value in scalars.items():
-                self._writer.add_scalar(name, value, number)
+        for told in rounds_of(lines, self._all):
+            for name, value in told.scalars.items():
+                self._writer.add_scalar(name, value, told.round)
+            for peer, answers in told.answers.items():
+                self._writer.add_text(f"{peer}/samples", answers_text(answers), told.round)
         self._writer.flush()
 
     def close(self) -> None:
@@ -182,7 +201,7 @@ class _Wandb:
         # its statistics would go to its makers even then
         unasked = {"WANDB_ERROR_REPORTING": "false"} if mode == "offline" else {}
         with _environment(WANDB_MODE=mode, **unasked):
-            wandb = importlib.import_module("wandb")
+            self._wandb = wandb = importlib.import_module("wandb")
             self._run = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", PROJECT),
                 name=folder.resolve().name,
@@ -191,15 +210,24 @@ class _Wandb:
                 mode=mode,
                 reinit="create_new",
                 settings=wandb.Settings(
-                    silent=True, console="off", disable_git=True, disable_code=True
+                    silent=True,
+                    console="off",
+                    disable_git=True,
+                    disable_code=True,
+                    init_timeout=TIMEOUT_S,
                 ),
             )
+        self._all = config.crew.report_all
         self._run.define_metric("round")
         self._run.define_metric("*", step_metric="round")  # wandb's own step only counts calls
 
     def log(self, lines: Sequence[MetricsLine]) -> None:
-        for number, scalars in steps_of(lines):
-            self._run.log({"round": number, **scalars})
+        for told in rounds_of(lines, self._all):
+            tables = {
+                f"{peer}/samples": self._wandb.Table(COLUMNS, [_cells(a) for a in answers])
+                for peer, answers in told.answers.items()
+            }
+            self._run.log({"round": told.round, **told.scalars, **tables})
 
     def close(self) -> None:
         self._run.finish()
@@ -232,10 +260,16 @@ class _Trackio:
                 auto_log_gpu=False,
                 auto_log_cpu=False,
             )
+        self._all = config.crew.report_all
 
     def log(self, lines: Sequence[MetricsLine]) -> None:
-        for number, scalars in steps_of(lines):
-            self._run.log(scalars, step=number)
+        for told in rounds_of(lines, self._all):
+            texts = {
+                f"{peer}/samples": self._trackio.Markdown(answers_text(answers))
+                for peer, answers in told.answers.items()
+                if hasattr(self._trackio, "Markdown")  # not in the first versions
+            }
+            self._run.log({**told.scalars, **texts}, step=told.round)
 
     def close(self) -> None:
         with redirect_stdout(io.StringIO()):

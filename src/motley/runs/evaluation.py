@@ -4,8 +4,10 @@ the best constant answer.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -49,6 +51,14 @@ class Accuracy:
         }
 
 
+class Answered(NamedTuple):
+    """A problem, what a policy says to it, and what that is worth."""
+
+    problem: Problem
+    text: str
+    reward: float
+
+
 def rewards_of(
     engine: Engine,
     prompts: Prompts,
@@ -58,23 +68,57 @@ def rewards_of(
     samples: int = 1,
 ) -> np.ndarray:
     """Rewards [P, samples] on fixed problems."""
+    answers = _answers(engine, prompts, task, problems, sampling, samples)
+    return np.array([answer.reward for answer in answers]).reshape(len(problems), samples)
+
+
+def _answers(
+    engine: Engine,
+    prompts: Prompts,
+    task: Task,
+    problems: Sequence[Problem],
+    sampling: Sampling,
+    samples: int,
+) -> list[Answered]:
+    """`samples` of the first problem, then of the next."""
     completions = engine.sample([prompts.ids(p) for p in problems], samples, sampling, seed=0)
     texts = prompts.vocabulary.decode_all(c.tokens for row in completions for c in row)
     asked = [problem for problem, row in zip(problems, completions, strict=True) for _ in row]
-    return np.array(decided(Scorer(task).score(asked, texts))).reshape(len(problems), samples)
+    rewards = decided(Scorer(task).score(asked, texts))
+    return [Answered(*one) for one in zip(asked, texts, rewards, strict=True)]
+
+
+def greedy_answers(
+    engine: Engine, prompts: Prompts, task: Task, problems: Sequence[Problem], sampling: Sampling
+) -> list[Answered]:
+    greedy = msgspec.structs.replace(sampling, temperature=0.0)
+    return _answers(engine, prompts, task, problems, greedy, samples=1)
+
+
+def mean_by_kind(answers: Sequence[Answered]) -> dict[str, float]:
+    """Mean reward per kind."""
+    kinds = dict.fromkeys(answer.problem.kind for answer in answers)
+    return {
+        kind: float(np.mean([a.reward for a in answers if a.problem.kind == kind]))
+        for kind in kinds
+    }
 
 
 def greedy_by_kind(
     engine: Engine, prompts: Prompts, task: Task, problems: Sequence[Problem], sampling: Sampling
 ) -> dict[str, float]:
     """Greedy mean reward per kind."""
-    greedy = msgspec.structs.replace(sampling, temperature=0.0)
-    reward_P = rewards_of(engine, prompts, task, problems, greedy)[:, 0]
-    kinds = dict.fromkeys(p.kind for p in problems)
-    return {
-        kind: float(np.mean([r for p, r in zip(problems, reward_P, strict=True) if p.kind == kind]))
-        for kind in kinds
-    }
+    return mean_by_kind(greedy_answers(engine, prompts, task, problems, sampling))
+
+
+def some_of(answers: Sequence[Answered], most: int) -> list[Answered]:
+    """The first of every kind, then the second of every kind, up to `most`."""
+    turns: Counter[str] = Counter()
+    placed = []
+    for place, answer in enumerate(answers):
+        placed.append((turns[answer.problem.kind], place))
+        turns[answer.problem.kind] += 1
+    return [answers[place] for _, place in sorted(placed)[:most]]
 
 
 def evaluate(

@@ -58,12 +58,13 @@ from motley.peers.follower import Sampler
 from motley.peers.peer import Peer
 from motley.peers.sampling import Sampled, SamplerHalf
 from motley.peers.state import PeerState
-from motley.runs.evaluation import greedy_by_kind
+from motley.runs.evaluation import Answered, greedy_answers, mean_by_kind, some_of
 from motley.runs.metrics import (
     Counts,
     FirstLine,
     LearnerLine,
     MetricsLine,
+    SampleAnswer,
     SamplerLine,
     Timing,
     append_lines,
@@ -77,6 +78,7 @@ logger = logging.getLogger(__name__)
 Made = TypeVar("Made")
 NOBODY = ""  # a peer no crew has
 BROUGHT = {"data", "models"}  # what was given as Python objects, there before a run begins
+NUM_SAMPLES, MOST_CHARACTERS = 4, 1000  # of the answers that a line shows
 WarmProgress = Callable[[str, int, dict[str, float]], None]  # (peer, steps, accuracy per kind)
 
 
@@ -130,6 +132,7 @@ class Accuracies:
 
     heldout: dict[str, float]
     ood: dict[str, float] | None
+    samples: list[SampleAnswer]  # a few of the held-out ones
 
 
 class Run:
@@ -313,7 +316,11 @@ class Run:
             skills = self.accuracies(peer)
             self._keep_if_best(peer, number, skills)
             line = msgspec.structs.replace(
-                line, heldout=skills.heldout, ood=skills.ood, measure=self._measure
+                line,
+                heldout=skills.heldout,
+                ood=skills.ood,
+                measure=self._measure,
+                samples=skills.samples,
             )
         return self._watched(line)
 
@@ -327,6 +334,7 @@ class Run:
             heldout=skills.heldout,
             ood=skills.ood,
             measure=self._measure,
+            samples=skills.samples,
         )
         return self._watched(line)
 
@@ -349,10 +357,15 @@ class Run:
         )
 
     def accuracies(self, peer: Peer) -> Accuracies:
-        measure = lambda problems: greedy_by_kind(
+        answer = lambda problems: greedy_answers(
             peer.half.engine, peer.learner.policy.prompts, self.task, problems, self.config.sampling
         )
-        return Accuracies(measure(self._heldout), measure(self._ood) if self._ood else None)
+        heldout = answer(self._heldout)
+        return Accuracies(
+            mean_by_kind(heldout),
+            mean_by_kind(answer(self._ood)) if self._ood else None,
+            [_sample_answer(one) for one in some_of(heldout, NUM_SAMPLES)],
+        )
 
     def _keep_if_best(self, peer: Peer, number: int, skills: Accuracies) -> None:
         if self.config.evaluate.may_stop:
@@ -488,6 +501,13 @@ def _fates_of(peer: Peer, report: StepReport | None) -> StepFates:
         cursor=peer.cursor,
         groups=report.fates if report else {},
         let_go=let_go,
+    )
+
+
+def _sample_answer(answered: Answered) -> SampleAnswer:
+    problem, text, reward = answered
+    return SampleAnswer(
+        problem.kind, problem.prompt[:MOST_CHARACTERS], text[:MOST_CHARACTERS], reward
     )
 
 

@@ -42,6 +42,15 @@ class Sign(msgspec.Struct, frozen=True, omit_defaults=True):
     senders: list[str] = []  # whom it is about; nobody: the peer itself
 
 
+class SampleAnswer(msgspec.Struct, frozen=True):
+    """A greedy answer to a held-out problem, so that people see what a peer says."""
+
+    kind: str
+    prompt: str
+    answer: str
+    reward: float
+
+
 class LearnerLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A round of who learns.
 
@@ -79,6 +88,7 @@ class LearnerLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     without: list[str] | None = None
     suspects: dict[str, Suspicion] | None = None
     warnings: list[Sign] | None = None
+    samples: list[SampleAnswer] | None = None
 
 
 class FirstLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

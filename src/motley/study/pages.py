@@ -57,7 +57,6 @@ def study_page(outcomes: Sequence[Outcome], made: Making) -> str:
     name, arms, measure = made.crews[0].crew.name, made.arms, made.measure
     over_all = report.comparisons(outcomes, arms)
     by_peer = report.comparisons_by_peer(outcomes, arms)
-    baseline = report.baseline_of(arms)
     parts = [
         *_opening(len({o.seed for o in outcomes}), over_all, by_peer),
         page.heading(f"How to read this: {measure}, ±, 95 % and p"),
@@ -67,7 +66,7 @@ def study_page(outcomes: Sequence[Outcome], made: Making) -> str:
             f"Held-out {measure}, mean over kinds and seeds. Bands are 95 % intervals over seeds."
         ),
         page.charts(_study_charts(outcomes, made)),
-        *_differences(over_all, f"difference from {baseline}, mean over peers and kinds"),
+        *_differences(over_all, "mean over peers and kinds"),
         page.heading("The crew at a glance"),
         page.table(*report.glance_cells(report.glance(outcomes, arms, measure))),
         page.heading("Every peer"),
@@ -125,7 +124,7 @@ def _alike(curves: Mapping[str, Sequence[Curve]], measure: Measure) -> list[str]
 
 def study_csv(outcomes: Sequence[Outcome], made: Making) -> str:
     """A row per arm, seed, peer and kind."""
-    crew, baseline = made.crews[0].crew.name, report.baseline_of(made.arms)
+    crew, baseline = made.crews[0].crew.name, report.baselines_of(made.arms)[0]
     before = {(o.seed, o.peer): o.end for o in outcomes if o.arm == baseline}
     rows = [
         (
@@ -163,7 +162,7 @@ def sweep_page(trials: Sequence[Trial], made: Making) -> str:
                 measure,
             )
         ),
-        *_differences(compared, f"difference from {crews[0]}, after the last round"),
+        *_differences(compared, "after the last round"),
         page.heading("Every arm in every crew"),
         page.table(*sweep.cells(lines)),
         *_ending(made),
@@ -225,13 +224,21 @@ def _opening(
 
 
 def _differences(compared: Sequence[Comparison], words: str) -> list[str]:
-    if not compared:
+    """A chart per baseline."""
+    against: dict[str, list[Span]] = {}
+    for one in compared:
+        e = one.estimate
+        against.setdefault(one.second, []).append(Span(one.first, e.mean, e.low, e.high))
+    if not against:
         return []
-    spans = [Span(c.first, c.estimate.mean, c.estimate.low, c.estimate.high) for c in compared]
+    drawn = [
+        span_chart(f"difference from {other}: {words}", spans, "right of 0: better")
+        for other, spans in against.items()
+    ]
     return [
         page.heading("Differences"),
         page.paragraph("An interval that leaves out 0 decides; p below .05 says the same."),
-        span_chart(words, spans, "right of 0: better"),
+        page.charts(drawn),
     ]
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from motley.study.arms import OWN
 from motley.study.running import Outcome
 from motley.study.statistics import (
     UNKNOWN,
@@ -19,6 +20,7 @@ from motley.study.statistics import (
 from motley.tasks import Measure
 
 BASELINE = "alone"
+OPPONENTS = (BASELINE, f"{BASELINE}/{OWN}")  # with all the crew's sampling, with the own share
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +133,13 @@ def by_seed(
 # Comparisons
 
 
-def baseline_of(arms: Sequence[str]) -> str:
-    """What arms are compared with: `alone`, or the first of them if that was not run."""
-    return BASELINE if BASELINE in arms else arms[0]
+def baselines_of(arms: Sequence[str]) -> list[str]:
+    """What arms are compared with: the opponents, or the first arm if none of them was run."""
+    return [arm for arm in OPPONENTS if arm in arms] or [arms[0]]
 
 
 def comparisons(outcomes: Sequence[Outcome], arms: Sequence[str]) -> list[Comparison]:
-    """Every arm against the baseline, over all peers; the mean over kinds, paired by seed."""
+    """Every arm against each baseline, over all peers; the mean over kinds, paired by seed."""
     return _comparisons(outcomes, arms, "")
 
 
@@ -152,7 +154,7 @@ def comparisons_by_peer(outcomes: Sequence[Outcome], arms: Sequence[str]) -> lis
 
 
 def _comparisons(outcomes: Sequence[Outcome], arms: Sequence[str], before: str) -> list[Comparison]:
-    baseline = baseline_of(arms)
+    baselines = baselines_of(arms)
     ends = {arm: _end_by_seed(outcomes, arm) for arm in arms}
     return [
         Comparison(
@@ -160,8 +162,9 @@ def _comparisons(outcomes: Sequence[Outcome], arms: Sequence[str], before: str) 
             baseline,
             tuple(end - ends[baseline][s] for s, end in ends[arm].items() if s in ends[baseline]),
         )
+        for baseline in baselines
         for arm in arms
-        if arm != baseline
+        if arm not in baselines
     ]
 
 

@@ -1,0 +1,83 @@
+"""`motley join` tells trackers of the peer's own lines."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from hubs import AtWork, local_place
+from motley.cli import app
+from motley.config import parse_config
+from motley.distributed.hub import Hub
+from motley.reports import trackers
+
+CREW = """
+[crew]
+name = "one"
+task = "digits"
+rounds = 2
+group_size = 4
+problems_per_round = 2
+objective = "alone"
+report = ["wandb"]
+[task]
+kinds = ["compare"]
+levels = [2]
+[sampling]
+max_tokens = 2
+[evaluate]
+every = 1
+problems = 4
+[[peer]]
+name = "a"
+model = "tiny:0.3m"
+"""
+
+
+def joined(folder: Path, *arguments: str) -> str:
+    place = local_place()
+    hub = Hub.open(parse_config(CREW), folder / "hub", place)
+    hub.start()
+    invitation = hub.register.invitations()["a"].split()[-1]
+    command = ["join", place.url, "--crew", "one", "--invite", invitation, *arguments]
+    try:
+        with AtWork(hub):
+            result = CliRunner().invoke(app, [*command, "--out", str(folder / "a")])
+    finally:
+        hub.close()
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result.output
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not trackers._installed("tensorboard"), reason="tensorboard is not installed")
+def test_a_peer_that_joins_reports_its_own_lines_and_answers(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        joined(tmp_path, "--report", "tensorboard")
+        found = EventAccumulator(str(tmp_path / "a" / "tensorboard")).Reload()
+    assert [event.step for event in found.Scalars("a/heldout")] == [0, 1, 2]
+    assert {"a/reward", "a/seconds", "a/foreign"} <= set(found.Tags()["scalars"])
+    assert [event.step for event in found.Tensors("a/samples/text_summary")] == [1, 2]
+    assert not (tmp_path / "a" / "wandb").exists()
+
+
+@pytest.mark.slow
+def test_a_tracker_of_the_crew_files_that_is_not_here_stops_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trackers, "_installed", lambda name: False)
+    with pytest.warns(UserWarning, match="wandb failed .* not installed") as said:
+        assert "finished" in joined(tmp_path)
+    assert len(said) == 1
+
+
+def test_a_tracker_that_is_not_known_is_refused_before_anything_is_asked() -> None:
+    result = CliRunner().invoke(app, ["join", "nats://x:1", "--crew", "one", "--report", "mlflow"])
+    assert result.exit_code == 2
+    assert "--report mlflow: use trackio, wandb, tensorboard or none" in result.stderr
