@@ -18,10 +18,12 @@ from transformers import PreTrainedModel
 from motley.compute.logprobs import Scores
 from motley.compute.packed import Packed
 from motley.models.policy import Policy
-from motley.models.precision import apart
+from motley.models.precision import apart, nearly
+
+BEFORE, BEHIND = (5, 6, 7, 8), (3, 4, 10)
 
 
-class _Alone(NamedTuple):
+class _Sequence(NamedTuple):
     token_1T: Tensor  # a prompt and the inputs of one completion
     target_M: Tensor  # predicted by the last tokens
     temperature_M: Tensor
@@ -63,20 +65,32 @@ def own_logits(model: PreTrainedModel, token_1T: Tensor, count: int) -> Tensor:
 
 
 @torch.no_grad()
+def looks_ahead(policy: Policy) -> bool:
+    """Whether what a model says of a token depends on the tokens behind it."""
+    logits_TV = _logits(policy, (*BEFORE, *BEHIND))[: len(BEFORE)]
+    alone_TV = _logits(policy, BEFORE)
+    fault = apart(logits_TV.log_softmax(-1), alone_TV.log_softmax(-1), alone_TV)
+    return not nearly(fault, policy.dtype)
+
+
+@torch.no_grad()
 def fault_of(policy: Policy, prompt: Sequence[int], tokens: Sequence[int], logp_T: Tensor) -> float:
     """How far log-probs of a completion are from the model's own, by `apart`."""
-    policy.base.eval()
-    ids = torch.tensor([[*prompt, *tokens]], device=policy.device)
-    with torch.autocast(
-        policy.device.type, dtype=policy.dtype, enabled=policy.dtype != torch.float32
-    ):
-        logits_TV = own_logits(policy.base, ids[:, :-1], len(tokens))
-    target_T = ids[0, len(prompt) :]
+    logits_TV = _logits(policy, (*prompt, *tokens[:-1]))[-len(tokens) :]
+    target_T = torch.tensor(tokens, device=policy.device)
     own_T = logits_TV.log_softmax(-1).gather(1, target_T[:, None]).squeeze(1)
     return apart(own_T, logp_T.to(policy.device), logits_TV)
 
 
-def _sequences(packed: Packed) -> Iterator[_Alone]:
+def _logits(policy: Policy, ids: Sequence[int]) -> Tensor:
+    policy.base.eval()
+    with torch.autocast(
+        policy.device.type, dtype=policy.dtype, enabled=policy.dtype != torch.float32
+    ):
+        return own_logits(policy.base, torch.tensor([list(ids)], device=policy.device), len(ids))
+
+
+def _sequences(packed: Packed) -> Iterator[_Sequence]:
     """The sequences that were packed, in the order of their targets.
 
     Of a prompt with several completions every one has a target that the prompt's last token
@@ -94,7 +108,7 @@ def _sequences(packed: Packed) -> Iterator[_Alone]:
         inputs = slice(start_S[place], start_S[place + 1])
         alone = of_prompt_B.count(prompt) == 1
         last = first + inputs.stop - inputs.start + (by_prompt_P[prompt] if alone else 1)
-        yield _Alone(
+        yield _Sequence(
             torch.cat(
                 [packed.token_N[start_S[prompt] : start_S[prompt + 1]], packed.token_N[inputs]]
             )[None],

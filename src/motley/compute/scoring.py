@@ -28,6 +28,7 @@ from motley.compute.parts import rotate
 from motley.compute.shared_prefixes import Merged
 from motley.compute.support import runs_kernels
 from motley.models.policy import Policy
+from motley.models.sources import quiet
 
 ATTENTION = "motley"  # what transformers knows our attention by
 PLAINEST = "eager"
@@ -154,7 +155,8 @@ def prepare(policy: Policy) -> None:
         return
     AttentionInterface.register(ATTENTION, _attention)
     AttentionMaskInterface.register(ATTENTION, sdpa_mask)
-    model.set_attn_implementation(wanted)
+    with quiet():  # about models that have only one
+        model.set_attn_implementation(wanted)
     model.eval()
     for part in model.modules():
         if isinstance(part, nn.Dropout):

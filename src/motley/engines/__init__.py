@@ -19,10 +19,11 @@ __all__ = ["Completion", "Engine", "PlainEngine", "TorchEngine", "open_engine", 
 def torch_engine(policy: Policy) -> Engine:
     """The built-in engine, the fastest one that computes this model on its device."""
     reason = why_unknown(policy.base)
-    if reason:
+    if reason or policy.one_by_one:
         if policy.device.type == "cuda":
             warnings.warn(
-                f"sampling by the model's own code, which is several times slower, since {reason}",
+                f"sampling by the model's own code, which is several times slower, since "
+                f"{reason or 'it is computed one sequence at a time'}",
                 stacklevel=2,
             )
         return own_code_engine(policy)

@@ -29,7 +29,7 @@ class EvenEngine:
     def __init__(self, policy: Policy, caches: bool) -> None:
         """`caches`: by the model's own cache; otherwise every token computes the row anew."""
         self._policy = policy
-        self._caches = caches
+        self.caches = caches
         prepare(policy)
 
     def refresh(self) -> None:
@@ -74,11 +74,11 @@ class EvenEngine:
         for step in range(sampling.max_tokens):
             output = self._policy.base(
                 input_ids=row_ST[:, -1:] if cache else row_ST,
-                use_cache=self._caches,
+                use_cache=self.caches,
                 logits_to_keep=1,
                 **cache,
             )
-            if self._caches:
+            if self.caches:
                 cache = {name: output[name] for name in CACHES if name in output}
             token_S, logp_S = draw(
                 output.logits[:, -1].float(),

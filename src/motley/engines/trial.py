@@ -15,6 +15,7 @@ from motley.engines.plain import PlainEngine
 from motley.models.devices import is_out_of_memory
 from motley.models.policy import Policy
 from motley.models.precision import nearly
+from motley.models.sources import quiet
 from motley.records import Sampling
 
 PROMPTS = ((5, 6, 7), (8, 9, 10, 11, 4))  # of two lengths, so that one would be padded
@@ -34,8 +35,9 @@ def own_code_engine(policy: Policy) -> Engine:
     for one_by_one in dict.fromkeys((policy.one_by_one, True)):
         policy.one_by_one = one_by_one
         for way in ways if one_by_one else ways[:1]:
-            engine = way()
-            why = _fault(engine, policy)
+            with quiet():  # about what a model does not use
+                engine = way()
+                why = _fault(engine, policy)
             if not why:
                 return engine
     raise ValueError(

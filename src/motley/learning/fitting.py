@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from motley.compute.alone import fault_of
+from motley.compute.alone import fault_of, looks_ahead
 from motley.compute.scoring import score
 from motley.learning.batches import ToScore, micro_batches
 from motley.models.devices import is_out_of_memory
@@ -157,10 +157,9 @@ def check_supported(policy: Policy) -> None:
         )
 
 
-@torch.no_grad()
 def _scoring_fault(policy: Policy) -> str:
-    """Why a few short rows, two of which begin alike, are scored wrongly; nothing where they are
-    not.
+    """Why a few short rows, two of which begin alike, are scored wrongly or without a gradient;
+    nothing where they are not.
     """
     rows = [
         ((5, 6, 7), (3, 4, 10)),
@@ -173,14 +172,18 @@ def _scoring_fault(policy: Policy) -> str:
     ]
     (micro,) = micro_batches(sequences, 1 << 10, policy.device)
     try:
-        scored_BT = micro.unpack(score(policy, micro.packed).logp_M)
+        if looks_ahead(policy):
+            return "what it says of a token depends on the tokens behind it"
+        logp_M = score(policy, micro.packed).logp_M
+        torch.autograd.grad(logp_M.sum(), [p for _, p in policy.trained()], allow_unused=True)
+        scored_BT = micro.unpack(logp_M.detach())
         faults = [
             fault_of(policy, prompt, tokens, scored_T[: len(tokens)])
             for scored_T, row in zip(scored_BT, micro.row_B.tolist(), strict=True)
             for prompt, tokens in [rows[row]]
         ]
         fault = float(torch.tensor(faults).max())  # not a number where one is not
-    except (ValueError, TypeError, RuntimeError, AttributeError) as error:
+    except (ValueError, TypeError, RuntimeError, AttributeError, AssertionError) as error:
         if isinstance(error, RuntimeError) and is_out_of_memory(error):
             raise
         said, *_ = str(error).splitlines() or [type(error).__name__]

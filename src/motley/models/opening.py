@@ -12,7 +12,6 @@ from operator import itemgetter
 from pathlib import Path
 
 import msgspec
-from peft import PeftModel
 from transformers import GenerationConfig, PretrainedConfig
 
 from motley.config import PeerConfig, Prompt
@@ -25,7 +24,9 @@ from motley.models.policy import (
     MadeOf,
     Policy,
     choose_trained,
+    positions_of,
     take_layers,
+    with_saved_adapter,
 )
 from motley.models.precision import fits_float16
 from motley.models.prompts import Prompts
@@ -106,7 +107,7 @@ def _check_pretrained(peer: PeerConfig, rules: Prompt) -> tuple[Vocabulary, int]
         if peer.keep_layers:
             keep_layers(model, peer.keep_layers)
         choose_trained(model, peer.train, seed=0)
-    return vocabulary, getattr(config.get_text_config(), "max_position_embeddings", None) or 2**31
+    return vocabulary, positions_of(config.get_text_config())
 
 
 def initial_policy(
@@ -155,7 +156,7 @@ def saved_policy(folder: Path, rules: Prompt = Prompt(), task: Task | None = Non
     peer = PeerConfig(name="model", model=made_of.model, keep_layers=made_of.keep_layers)
     policy = replace(initial_policy(peer, 0, rules, task), made_of=made_of)
     if adapted:
-        policy.model = PeftModel.from_pretrained(policy.base, folder)
+        policy.model = with_saved_adapter(policy.base, folder)
     else:
         take_layers(policy.model, folder)
     return policy

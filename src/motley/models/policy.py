@@ -6,14 +6,16 @@ Owns loading and saving; knows no sampling, objective or log, and not how a mode
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
-from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
+from peft import LoraConfig, PeftModel, get_peft_model, set_peft_model_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -80,7 +82,7 @@ class Policy:
 
     @property
     def max_positions(self) -> int:
-        return getattr(self.config, "max_position_embeddings", None) or 2**31
+        return positions_of(self.config)
 
     @property
     def is_adapted(self) -> bool:
@@ -182,6 +184,12 @@ def _other_model(folder: Path, lacking: list[str], further: list[str]) -> ValueE
     )
 
 
+def positions_of(config: PretrainedConfig) -> int:
+    """How long a text may be; models without a limit name none, or less than one."""
+    named = getattr(config, "max_position_embeddings", None) or 0
+    return named if named > 0 else 2**31
+
+
 def choose_trained(model: PreTrainedModel, train: str | TrainPart, seed: int) -> nn.Module:
     """Freeze what does not train.
 
@@ -214,7 +222,7 @@ def _with_lora(model: PreTrainedModel, lora: Lora, seed: int) -> nn.Module:
                 f"lora targets name {name.rpartition('.')[2]}, which is no linear layer; leave it "
                 "out"
             )
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), _quiet_patterns():
         torch.manual_seed(seed)
         return get_peft_model(
             model,
@@ -228,6 +236,20 @@ def _with_lora(model: PreTrainedModel, lora: Lora, seed: int) -> nn.Module:
                 task_type="CAUSAL_LM",
             ),
         )
+
+
+def with_saved_adapter(base: PreTrainedModel, folder: Path) -> PeftModel:
+    """A model with the adapter of a folder around it."""
+    with _quiet_patterns():
+        return PeftModel.from_pretrained(base, folder)
+
+
+@contextmanager
+def _quiet_patterns() -> Iterator[None]:
+    """Without PEFT's word that nothing matches a pattern which it made for experts itself."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys did not match")
+        yield
 
 
 def _layers_name(model: PreTrainedModel) -> str:

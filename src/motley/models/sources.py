@@ -44,6 +44,7 @@ from motley.models.named import named_folder as named_folder
 Say = Callable[[str], None]
 # a model is data: programs that come with one are never run, and nobody is asked
 NO_CODE = {"trust_remote_code": False}
+ROUNDED = 0.15  # of a tensor, by four bits at least; two that were never one are 1.4 apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ def read_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
 
 def read_model(source: ModelSource) -> PreTrainedModel:
     """The model with its weights in float32."""
-    with _explained(source, "its weights"), _quiet():
+    with _explained(source, "its weights"), quiet():
         model, loading = AutoModelForCausalLM.from_pretrained(
             source.place, **NO_CODE, dtype=torch.float32, output_loading_info=True, **source.options
         )
@@ -131,7 +132,7 @@ def read_model(source: ModelSource) -> PreTrainedModel:
                 f"{len(loading['missing_keys'])} are not in the file, such as "
                 f"{min(loading['missing_keys'])}"
             )
-    return _as_new(model) if source.gguf else model
+    return _as_new(model, Path(source.place) / source.gguf) if source.gguf else model
 
 
 def read_folder(folder: Path) -> PreTrainedModel:
@@ -144,7 +145,7 @@ def read_folder(folder: Path) -> PreTrainedModel:
 
 def empty_model(config: PretrainedConfig) -> PreTrainedModel:
     """The model's parts without their values, to look names up in."""
-    with torch.device("meta"), _quiet():
+    with torch.device("meta"), quiet():
         return AutoModelForCausalLM.from_config(config)
 
 
@@ -159,15 +160,19 @@ def keep_layers(model: PreTrainedModel, count: int) -> None:
         )
     if count > len(layers):
         raise ValueError(f"keep_layers={count}, and the model has {len(layers)}; use fewer")
-    chosen = [round(i * (len(layers) - 1) / (count - 1)) for i in range(count)]
+    before = len(layers)
+    chosen = [round(i * (before - 1) / (count - 1)) for i in range(count)]
     inner.layers = torch.nn.ModuleList(layers[i] for i in chosen)
     for number, layer in enumerate(inner.layers):
         for part in layer.modules():
             if hasattr(part, "layer_idx"):
                 part.layer_idx = number
     config = model.config
-    if getattr(config, "layer_types", None):
-        config.layer_types = [config.layer_types[i] for i in chosen]
+    for name, value in list(vars(config).items()):
+        named = "layer" in name or "block" in name
+        # what each layer is, such as layer_types
+        if named and isinstance(value, list | tuple) and len(value) == before:
+            setattr(config, name, [value[i] for i in chosen])
     config.num_hidden_layers = count
 
 
@@ -197,7 +202,7 @@ def convert(source: ModelSource, folder: Path) -> None:
     """Write a model as an ordinary Hugging Face folder, in one rename."""
     if folder.exists():
         raise ValueError(f"{folder} exists; choose a folder that does not")
-    with whole(folder) as partial, _quiet():
+    with whole(folder) as partial, quiet():
         tokenizer, model = read_tokenizer(source), read_model(source)
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
@@ -262,19 +267,40 @@ def _assemble(name: str, parts: list[Path]) -> Path:
     return folder
 
 
-def _as_new(model: PreTrainedModel) -> PreTrainedModel:
+def _as_new(model: PreTrainedModel, path: Path) -> PreTrainedModel:
     """Give the values of a model read from GGUF to a plain one.
 
-    It counts as quantised and would not be saved.
+    It counts as quantised and would not be saved. A head that is a copy of the embeddings is tied
+    to them again: else both would train.
     """
     config = type(model.config).from_dict(
         {k: v for k, v in model.config.to_dict().items() if k != "quantization_config"}
     )
     config.name_or_path = ""
+    config.tie_word_embeddings = config.tie_word_embeddings or _is_head_a_copy(model, path)
     plain = type(model)(config).float()
     plain.load_state_dict(model.state_dict())
     plain.generation_config = model.generation_config
     return plain
+
+
+def _is_head_a_copy(model: PreTrainedModel, path: Path) -> bool:
+    """To the bit, or as near as two roundings of one tensor are: a head is often rounded less."""
+    from gguf import GGMLQuantizationType, GGUFReader
+
+    embedding_VD = model.get_input_embeddings().weight.detach()
+    head_VD = model.get_output_embeddings().weight.detach()
+    if head_VD.shape != embedding_VD.shape:
+        return False
+    if torch.equal(head_VD, embedding_VD):
+        return True
+    exact = [getattr(GGMLQuantizationType, name) for name in ("F32", "F16", "BF16")]
+    types = {one.name: one.tensor_type for one in GGUFReader(path).tensors}
+    if all(types.get(name) in exact for name in ("output.weight", "token_embd.weight")):
+        return False
+    some_VD = slice(None, None, max(1, len(head_VD) // 1024))
+    away = (head_VD[some_VD] - embedding_VD[some_VD]).norm() / embedding_VD[some_VD].norm()
+    return float(away) < ROUNDED
 
 
 def _begin_as_gguf_says(tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
@@ -319,7 +345,7 @@ def _explained(source: ModelSource, what: str) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without transformers' bars and remarks; what matters is said by us."""
     level = logging.get_verbosity()
     logging.disable_progress_bar()

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from peft import PeftModel
 from safetensors import SafetensorError
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
@@ -19,7 +18,15 @@ from transformers.utils.logging import disable_progress_bar
 from motley.config import PeerConfig, read_config
 from motley.files import whole
 from motley.learning.checkpoint import AnyState, load_manifest
-from motley.models.policy import ADAPTER, MADE_OF, TRAINED, load_tensors, save_tensors, take_layers
+from motley.models.policy import (
+    ADAPTER,
+    MADE_OF,
+    TRAINED,
+    load_tensors,
+    save_tensors,
+    take_layers,
+    with_saved_adapter,
+)
 from motley.models.sources import find, keep_layers, read_folder, read_model
 from motley.records import Sampling
 from motley.reports.card import ExportedModel, card, hub_id
@@ -158,9 +165,7 @@ def _write_whole(out: Path, writers: Sequence[Callable[[Path], None]]) -> None:
 def _model_writer(facts: ExportedModel, saved: Path, start: Path) -> Callable[[Path], None]:
     """A whole model: as it trained, or an adapter added into its base in float32. Rounded last."""
     if (saved / ADAPTER).exists():
-        model = PeftModel.from_pretrained(
-            _base_model(facts.me, start), str(saved)
-        ).merge_and_unload()
+        model = with_saved_adapter(_base_model(facts.me, start), saved).merge_and_unload()
     elif (saved / TRAINED).exists():
         model = _base_model(facts.me, start)
         take_layers(model, saved)
