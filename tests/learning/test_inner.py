@@ -364,3 +364,25 @@ def test_weights_decay_and_norms_do_not() -> None:
         shrunk = before[name] * (1 - 0.5e-2) if p.dim() >= 2 else before[name]
         torch.testing.assert_close(p.detach(), shrunk, rtol=0, atol=2e-4)
     assert {p.dim() for _, p in policy.trained()} == {1, 2}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_on_a_gpu_several_steps_go_where_the_cpus_go(dtype: torch.dtype) -> None:
+    """With graphs from the second round on, which the pass before the first step does not use."""
+    ours, theirs = replace(tiny_policy(), dtype=dtype), tiny_policy()
+    ours.model.cuda()
+    learners = [
+        a_learner("ftis", policy, sgd=0.1, epochs=2, groups_per_step=2) for policy in (ours, theirs)
+    ]
+    for _ in range(4):
+        on_gpu, on_cpu = (learner.step(groups(MIXED)) for learner in learners)
+        assert on_gpu.inner is not None
+        assert on_cpu.inner is not None
+        assert on_gpu.inner.steps == on_cpu.inner.steps == 4
+        assert on_gpu.inner.kl == pytest.approx(on_cpu.inner.kl, rel=0.2, abs=1e-3)
+    start = weights(tiny_policy())
+    went, expected = weights(ours).cpu() - start, weights(theirs) - start
+    close = {torch.float32: 0.999, torch.bfloat16: 0.9, torch.float16: 0.98}[dtype]
+    assert torch.cosine_similarity(went, expected, 0) > close
