@@ -65,7 +65,7 @@ def test_an_arm_may_change_how_a_crew_learns() -> None:
     assert rules.grad_clip == CREW.learning.grad_clip
     alone = crews_of(CREW, parse_arm("alone:learning.groups_per_step=2"), seed=0)
     assert [crew.learning.groups_per_step for crew in alone] == [2, 2]
-    with pytest.raises(ValueError, match="alone takes no variant or settings but of learning"):
+    with pytest.raises(ValueError, match="no settings but of learning"):
         parse_arm("alone:g=2")
 
 
@@ -76,3 +76,15 @@ def test_an_arm_may_change_how_a_crew_learns() -> None:
 def test_a_key_that_learning_does_not_have_is_refused(setting: str, words: str) -> None:
     with pytest.raises(ValueError, match=rf"^arm 'ftis:learning.{setting}'.*{words}.*crew_file"):
         crews_of(CREW, parse_arm(f"ftis:learning.{setting}"), seed=0)
+
+
+def test_the_arm_alone_own_samples_what_a_crew_member_samples() -> None:
+    crews = crews_of(CREW, parse_arm("alone/own"), seed=2)
+    assert [[p.name for p in crew.peer] for crew in crews] == [["a"], ["b"]]
+    assert [(c.problems_per_peer, c.rollouts_per_group) for c in crews] == [(2, 4)] * 2
+    assert {crew.crew.objective for crew in crews} == {"alone"}
+
+
+def test_other_variants_of_alone_are_refused() -> None:
+    with pytest.raises(ValueError, match="alone takes no variant but /own and no settings"):
+        parse_arm("alone/all")

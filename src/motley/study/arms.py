@@ -1,7 +1,8 @@
 """Arms: the ways one crew is run in a study.
 
-An arm is an objective, perhaps with a variant and settings, or `alone`. A setting such as
-`learning.epochs=2` is one of the crew file's [learning].
+An arm is an objective, perhaps with a variant and settings; or `alone`, every peer by itself with
+all the crew's sampling; or `alone/own`, with no more than it samples in the crew: what someone has
+who does not join. A setting such as `learning.epochs=2` is one of the crew file's [learning].
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import msgspec
 
 from motley.config import CrewConfig, Learning
 
-LEARNING = "learning."
+LEARNING = "learning."  # settings that are the crew file's [learning]
+OWN = "own"  # with the own share of the sampling only
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +44,12 @@ def parse_arm(text: str) -> Arm:
             settings[key] = float(value)
         except ValueError:
             settings[key] = value
-    if name == "alone" and (variant or not all(key.startswith(LEARNING) for key in settings)):
+    if name == "alone" and (
+        variant not in ("", OWN) or not all(key.startswith(LEARNING) for key in settings)
+    ):
         raise ValueError(
-            f"arm {text!r}: alone takes no variant or settings but of learning; it is every peer "
-            "by itself, on its own rollouts"
+            f"arm {text!r}: alone takes no variant but /own and no settings but of learning; it is "
+            "every peer by itself, on its own rollouts"
         )
     return Arm(text, name, variant, settings)
 
@@ -62,11 +66,11 @@ def parse_arms(text: str) -> list[Arm]:
 
 
 def crews_of(config: CrewConfig, arm: Arm, seed: int) -> list[CrewConfig]:
-    """The crews an arm runs: the crew, or for `alone` one per peer with all the sampling."""
+    """The crews an arm runs: the crew, or for `alone` one per peer."""
     crew = msgspec.structs.replace(config.crew, seed=seed)
     config = msgspec.structs.replace(config, crew=crew, learning=_learning(config.learning, arm))
     if arm.objective == "alone":
-        return [config.alone(peer.name) for peer in config.students]
+        return [config.alone(peer.name, arm.variant == OWN) for peer in config.students]
     crew = msgspec.structs.replace(crew, objective=arm.objective, variant=arm.variant)
     settings = {k: value for k, value in arm.settings.items() if not k.startswith(LEARNING)}
     return [msgspec.structs.replace(config, crew=crew, objective=settings)]
