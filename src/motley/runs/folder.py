@@ -327,6 +327,7 @@ class Run:
     def last_line(self, peer: Peer) -> LearnerLine:
         """What closes the file of a peer that ends with fewer steps than rounds."""
         skills = self.accuracies(peer)
+        self._keep_if_best(peer, self.config.crew.rounds, skills)
         line = LearnerLine(
             round=self.config.crew.rounds,
             peer=peer.me.name,
