@@ -65,6 +65,7 @@ def imports_of(path: Path) -> set[str]:
             assert node.level == 0, f"{path}: relative import"
             modules |= {f"{node.module}.{alias.name}" for alias in node.names}
     below = [name.split(".")[1:] for name in modules if name.startswith("motley.")]
+    below = [parts for parts in below if parts != ["__version__"]]
     return {room_of(tuple(parts)) for parts in below}
 
 

@@ -48,6 +48,12 @@ def test_a_crew_trains_and_its_run_says_how(tmp_path: Path) -> None:
     assert run.peers == ["ann", "ben"]
     assert {line.round for line in run.lines()} == {0, 1, 2}
     assert set(run.summary().column("peer")) == {"ann", "ben"}
+    curves = run.curves()
+    assert {"round", "peer", "key", "value"} == set(curves.columns)
+    assert "<svg" in curves._repr_html_()
+    rollouts = run.rollouts(sender="ann")
+    assert len(rollouts) == 2 * 1 * 2  # rounds, problems, rollouts
+    assert {"prompt", "completion", "reward", "for ann", "for ben"} <= set(rollouts.columns)
     table = run.evaluate(problems=4, samples=2)
     assert [row["peer"] for row in table] == ["ann", "ben"]
     assert all(0 <= row["greedy"] <= 1 for row in table)

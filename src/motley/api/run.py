@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from motley.api.tables import Row, Table
+from motley.archive.rollouts import LoggedRollout
 from motley.config import read_config
 from motley.engines import Engine, torch_engine
 from motley.models.prompts import Prompts
@@ -87,6 +88,21 @@ class Run:
         ]
         return Table(rows, f"{self.folder.name}: held-out, before and after")
 
+    def curves(self) -> Curves:
+        """Every number of metrics.jsonl by round, peer and key (docs/metrics.md)."""
+        run = read_run(self.folder)
+        rows = [point._asdict() for point in run.points]
+        return Curves(rows, lambda keys: plot([run], choose([run], keys).keys))
+
+    def rollouts(self, **wanted: Any) -> Table:
+        """What was sampled: prompt, completion, reward, and what each learner made of it.
+
+        `wanted`: the fields of `RolloutFilter`, such as sender="ann", kind="sort",
+        rounds=(3, 7), rewards=(0, 0.5), reason="filtered".
+        """
+        rows = [_rollout_row(one) for one in read_rollouts(self.folder, RolloutFilter(**wanted))]
+        return Table(rows, f"{self.folder.name}: rollouts")
+
     def evaluate(self, split: Split = "heldout", *, problems: int = 200, samples: int = 8) -> Table:
         """How good every peer is at the newest checkpoint, with standard errors."""
         policies = trained_policies(self.folder, self.task)
@@ -136,3 +152,17 @@ def accuracies(
         for line in evaluate(engine, prompts, task, split, sampling, problems, samples)
     ]
     return Table(rows, f"on {split} problems")
+
+
+def _rollout_row(rollout: LoggedRollout) -> Row:
+    return {
+        "round": rollout.round,
+        "sender": rollout.sender,
+        "kind": rollout.kind,
+        "prompt": rollout.prompt,
+        "completion": rollout.completion,
+        "answer": rollout.answer,
+        "reward": rollout.reward,
+        "ending": rollout.ending,
+        **{f"for {learner}": fate for learner, fate in rollout.fates.items()},
+    }

@@ -8,12 +8,15 @@ from __future__ import annotations
 import csv
 import html
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table as RichTable
+
+from motley.reports.display import svg_of
 
 if TYPE_CHECKING:
     import pandas
@@ -111,3 +114,18 @@ def text_of(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.3f}" if value == 0 or 0.001 <= abs(value) < 1000 else f"{value:.1e}"
     return str(value)
+
+
+class Curves(Table):
+    """The numbers of a run: round, peer, key, value. In a notebook it draws itself."""
+
+    def __init__(self, rows: Sequence[Row], draw: Callable[[Sequence[str]], Figure]) -> None:
+        super().__init__(rows, "curves")
+        self._draw = draw
+
+    def figure(self, *keys: str) -> Figure:
+        """A picture of some keys, such as "heldout/*"; of those that most ask for otherwise."""
+        return self._draw(keys)
+
+    def _repr_html_(self) -> str:
+        return svg_of(self.figure())

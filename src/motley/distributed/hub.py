@@ -110,15 +110,8 @@ class Hub:
         folder.mkdir(parents=True, exist_ok=True)
         moved = False
         if (folder / "hub.json").exists():
-            state = read_state(folder)
-            before = parse_config(state.config)
-            if before != config and not (may_change and may_become(before, config)):
-                raise ValueError(
-                    f"{folder} holds the hub of a crew with other settings; choose another folder "
-                    "with --out, or delete it"
-                )
+            state = _left_state(folder, config, may_change)
             moved, state.place = state.place != place, place
-            state.config = config_text(config)
         else:
             expires_s = clock.now_s() + invite_days * DAY_S if invite_days else 0.0
             state = HubState.new(config, place, expires_s)
@@ -330,3 +323,16 @@ def _server_of(state: HubState, folder: Path, clock: Clock) -> Server | None:
         return None
     pair = (Path(place.certificate[0]), Path(place.certificate[1])) if place.certificate else None
     return Server(state.crew, folder, place.host, place.port, pair, clock)
+
+
+def _left_state(folder: Path, config: CrewConfig, may_change: bool) -> HubState:
+    """The state of a hub's folder, with the crew as it is now."""
+    state = read_state(folder)
+    before = parse_config(state.config)
+    if before != config and not (may_change and may_become(before, config)):
+        raise ValueError(
+            f"{folder} holds the hub of a crew with other settings; choose another folder with "
+            "--out, or delete it"
+        )
+    state.config = config_text(config)
+    return state

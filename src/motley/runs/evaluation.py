@@ -51,7 +51,7 @@ class Accuracy:
         }
 
 
-class Answered(NamedTuple):
+class GradedAnswer(NamedTuple):
     """A problem, what a policy says to it, and what that is worth."""
 
     problem: Problem
@@ -79,23 +79,23 @@ def _answers(
     problems: Sequence[Problem],
     sampling: Sampling,
     samples: int,
-) -> list[Answered]:
+) -> list[GradedAnswer]:
     """`samples` of the first problem, then of the next."""
     completions = engine.sample([prompts.ids(p) for p in problems], samples, sampling, seed=0)
     texts = prompts.vocabulary.decode_all(c.tokens for row in completions for c in row)
     asked = [problem for problem, row in zip(problems, completions, strict=True) for _ in row]
     rewards = decided(Scorer(task).score(asked, texts))
-    return [Answered(*one) for one in zip(asked, texts, rewards, strict=True)]
+    return [GradedAnswer(*one) for one in zip(asked, texts, rewards, strict=True)]
 
 
 def greedy_answers(
     engine: Engine, prompts: Prompts, task: Task, problems: Sequence[Problem], sampling: Sampling
-) -> list[Answered]:
+) -> list[GradedAnswer]:
     greedy = msgspec.structs.replace(sampling, temperature=0.0)
     return _answers(engine, prompts, task, problems, greedy, samples=1)
 
 
-def mean_by_kind(answers: Sequence[Answered]) -> dict[str, float]:
+def mean_by_kind(answers: Sequence[GradedAnswer]) -> dict[str, float]:
     """Mean reward per kind."""
     kinds = dict.fromkeys(answer.problem.kind for answer in answers)
     return {
@@ -111,7 +111,7 @@ def greedy_by_kind(
     return mean_by_kind(greedy_answers(engine, prompts, task, problems, sampling))
 
 
-def some_of(answers: Sequence[Answered], most: int) -> list[Answered]:
+def some_of(answers: Sequence[GradedAnswer], most: int) -> list[GradedAnswer]:
     """The first of every kind, then the second of every kind, up to `most`."""
     turns: Counter[str] = Counter()
     placed = []

@@ -58,7 +58,7 @@ from motley.peers.follower import Sampler
 from motley.peers.peer import Peer
 from motley.peers.sampling import Sampled, SamplerHalf
 from motley.peers.state import PeerState
-from motley.runs.evaluation import Answered, greedy_answers, mean_by_kind, some_of
+from motley.runs.evaluation import GradedAnswer, greedy_answers, mean_by_kind, some_of
 from motley.runs.metrics import (
     Counts,
     FirstLine,
@@ -182,18 +182,7 @@ class Run:
         config = self.config
         start = self.folder / "start" / me.name
         if not start.exists() and (me.warm or is_tiny(me.model)):
-            policy = initial_policy(me, config.crew.seed, config.prompt, self.task)
-            if me.warm:
-                progress = (
-                    (lambda steps, accuracy: warm_progress(me.name, steps, accuracy))
-                    if warm_progress
-                    else None
-                )
-                warm_start(
-                    policy, self.task, me.warm, peer_seed(me.name, config.crew.seed), progress
-                )
-            with whole(start) as partial:
-                policy.save(partial)
+            _make_start(config, me, self.task, start, warm_progress)
         policy = self._checked_policy(me, start)
         row = objective(config.crew.objective, config.crew.variant, config.objective)
         lr = me.lr or config.learning.lr
@@ -450,6 +439,26 @@ def _is_lora(me: PeerConfig) -> bool:
     return isinstance(me.train, TrainPart) and me.train.lora is not None
 
 
+def _make_start(
+    config: CrewConfig,
+    me: PeerConfig,
+    task: Task,
+    start: Path,
+    warm_progress: WarmProgress | None,
+) -> None:
+    """Make the model that a peer begins with, and warm it."""
+    policy = initial_policy(me, config.crew.seed, config.prompt, task)
+    if me.warm:
+        progress = (
+            (lambda steps, accuracy: warm_progress(me.name, steps, accuracy))
+            if warm_progress
+            else None
+        )
+        warm_start(policy, task, me.warm, peer_seed(me.name, config.crew.seed), progress)
+    with whole(start) as partial:
+        policy.save(partial)
+
+
 def peer_folder(folder: Path, name: str) -> Path:
     """Where a peer's own run folder is: in the crew's, or it is the crew's."""
     own = folder / "peers" / name
@@ -505,7 +514,7 @@ def _fates_of(peer: Peer, report: StepReport | None) -> StepFates:
     )
 
 
-def _sample_answer(answered: Answered) -> SampleAnswer:
+def _sample_answer(answered: GradedAnswer) -> SampleAnswer:
     problem, text, reward = answered
     return SampleAnswer(
         problem.kind, problem.prompt[:MOST_CHARACTERS], text[:MOST_CHARACTERS], reward
