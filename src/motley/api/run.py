@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from motley.api.tables import Row, Table
-from motley.archive.rollouts import LoggedRollout
+from motley.api.tables import Curves, Row, Table
+from motley.archive.rollouts import LoggedRollout, RolloutFilter, read_rollouts
 from motley.config import read_config
 from motley.engines import Engine, torch_engine
 from motley.models.prompts import Prompts
 from motley.records import Sampling
 from motley.reports.display import skills_at
 from motley.reports.export import Dtype, export_model
+from motley.reports.plots import choose, plot, read_run
 from motley.reports.scores import mean
 from motley.runs.evaluation import evaluate
 from motley.runs.folder import newest_checkpoint, peer_folder, trained_policies
