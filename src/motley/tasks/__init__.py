@@ -24,6 +24,7 @@ from motley.tasks.task import (
     decided,
     draw_problems,
     evaluation_set,
+    unsteady,
 )
 
 Config = TypeVar("Config", bound=msgspec.Struct)
@@ -43,6 +44,7 @@ __all__ = [
     "load_task",
     "own_task",
     "read_rows",
+    "unsteady",
 ]
 
 KNOWN = ("digits", *DATASETS, "reasoning_gym:NAME", "mixture", "file:PATH", "module:function")
