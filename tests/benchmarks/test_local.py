@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from motley.benchmarks import grpo, local
+from motley.benchmarks import grpo, local, rounds
 from motley.benchmarks.local import local_benchmark
 from motley.benchmarks.timing import Cost
+from motley.runs.metrics import Timing
 
 
 @pytest.fixture(autouse=True)
@@ -48,9 +49,10 @@ def test_a_row_for_each_half_and_for_whole_steps(monkeypatch: pytest.MonkeyPatch
     seen: list[tuple[str, int, int]] = []
     rows = local_benchmark(1, lambda *shown: seen.append(shown))
     assert seen == [
-        ("tiny:0.3m", 0, 3),
-        ("tiny:0.3m, whole step", 1, 3),
-        ("smollm2-135m, whole step", 2, 3),
+        ("tiny:0.3m", 0, 4),
+        ("tiny:0.3m, whole step", 1, 4),
+        ("smollm2-135m, whole step", 2, 4),
+        ("tiny:0.3m, rewards and reports", 3, 4),
     ]
     assert [(row["model"], row["half"], row["against"]) for row in rows] == [
         ("tiny:0.3m", "sampling", "generate"),
@@ -58,6 +60,7 @@ def test_a_row_for_each_half_and_for_whole_steps(monkeypatch: pytest.MonkeyPatch
         ("tiny:0.3m", "whole step", "TRL"),
         ("tiny:0.3m", "whole step, all train", "TRL"),
         ("smollm2-135m", "whole step, all train", "TRL"),
+        ("tiny:0.3m", "rewards and reports", "a round"),
     ]
     for row in rows[:4]:
         assert row["ratio"] == pytest.approx(row["motley"] / row["rival"], rel=0.01)
@@ -87,3 +90,13 @@ def test_a_real_step_runs_beside_trls(monkeypatch: pytest.MonkeyPatch) -> None:
     _, tiny, _ = steps()
     assert tiny["note"] == "288 of 288 sequences train"
     assert tiny["ratio"] == pytest.approx(tiny["motley"] / tiny["rival"], rel=0.01)
+
+
+def test_rewards_and_reports_are_a_share_of_a_round_beside_sampling_and_learning() -> None:
+    timing = Timing(sample_s=0.5, learn_s=0.4, reward_s=0.1)
+    assert rounds._cost(timing, 1.0) == pytest.approx((1.0, 0.1, 0.1))
+    cost = rounds.round_cost("tiny:0.3m", (2, 2, 8), repeats=2)
+    assert 0 <= cost.rewards < 0.5
+    assert 0 < cost.reports < 0.5
+    assert cost.beside == cost.rewards + cost.reports
+    assert cost.round_s > 0

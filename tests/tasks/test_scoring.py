@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from motley.records import Problem
-from motley.tasks import RewardError, Scorer, own_task, sandbox, scoring
+from motley.tasks import RewardError, Scorer, own_task, sandbox, scoring, unsteady
 from motley.tasks.task import Scoring
 
 PROBLEMS = [Problem(prompt=f"p{n}", answer=str(n)) for n in range(3)]
@@ -169,3 +169,17 @@ def test_processes_are_as_many_as_calls_at_once_and_one_for_calls_in_turn(
     assert sandbox.num_workers() == 3
     monkeypatch.setattr(os, "cpu_count", lambda: 400)
     assert sandbox.num_workers() == sandbox.MOST_WORKERS
+
+
+def test_a_reward_that_differs_when_it_is_computed_again_is_named_with_both_values() -> None:
+    calls = []
+
+    def moody(completions: list[str]) -> list[float]:
+        calls.append(completions)
+        return [float(len(calls))] * len(completions)
+
+    rows = [{"prompt": f"p{n}", "answer": "x"} for n in range(30)]
+    (fault,) = unsteady(own_task(rows, rewards=moody))
+    assert "computed again: 1.0, then 2.0, for 'x'" in fault
+    assert "write check_rewards = false under [crew]" in fault
+    assert unsteady(own_task(rows)) == []

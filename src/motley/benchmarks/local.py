@@ -3,7 +3,7 @@
 Sampling: transformers' `generate`, every row its own prompt. Training: one forward and backward
 pass of the transformers model over padded rows with full logits. A whole step: TRL's GRPO. All do
 the work of one round of a crew of one: 24 problems, 12 samples each. A pretrained model does a
-smaller whole step.
+smaller whole step. What rewards and reports take of a round has no rival: it is a share.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 from motley.benchmarks import grpo, rivals
 from motley.benchmarks.bench import Row
 from motley.benchmarks.models import SMOLLM2, Texts, build, flat
+from motley.benchmarks.rounds import round_cost
 from motley.benchmarks.timing import seconds
 from motley.compute.scoring import score
 from motley.config import PeerConfig, Warm
@@ -37,6 +38,7 @@ NUM_SAMPLES = 12
 MAX_TOKENS = 8
 TOKEN_BUDGET = 16384
 STEP_SHAPES = ("0.3m", "4m")  # the tiny models whose whole step is measured
+MOST_BESIDE = 0.02  # of a round
 NOT_HERE = f"not measured: motley models fetch {SMOLLM2}"
 
 Show = Callable[[str, int, int], None]  # (what, done, total)
@@ -79,6 +81,11 @@ def local_benchmark(repeats: int, show: Show) -> list[Row]:
         if name in SHAPES
     ]
     jobs += [(f"{SMOLLM2}, whole step", partial(_real_step, repeats))]
+    jobs += [
+        (f"tiny:{name}, rewards and reports", partial(_beside, f"tiny:{name}", repeats))
+        for name in STEP_SHAPES
+        if name in SHAPES
+    ]
     rows: list[Row] = []
     for number, (what, measure) in enumerate(jobs):
         show(what, number, len(jobs))
@@ -177,6 +184,17 @@ def _step(
         tokens / statistics.median(ours_s),
         note,
     )
+
+
+def _beside(model: str, repeats: int) -> list[Row]:
+    """What a round is beside sampling and learning, as a share of it."""
+    cost = round_cost(model, (NUM_PROBLEMS, NUM_SAMPLES, MAX_TOKENS), repeats)
+    note = (
+        f"of a round of {cost.round_s:.3f} s: rewards {cost.rewards:.2%}, reports "
+        f"{cost.reports:.2%}; to be under {MOST_BESIDE:.0%}"
+    )
+    row = _row(model, "rewards and reports", "a round", None, None, note)
+    return [row | {"ratio": cost.beside}]
 
 
 def _half_trained(model: str) -> Policy:

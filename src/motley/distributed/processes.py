@@ -11,6 +11,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
@@ -283,6 +284,8 @@ def _take_part(url: str, crew: str, folder: Path, num_threads: int, brings: Brin
             participant.save()
         participant.close()
     except (ValueError, OSError, FloatingPointError) as error:
+        if details := getattr(error, "details", ""):  # where in a user's own code it happened
+            sys.stderr.write(f"{details}\n")
         (folder / "error.txt").write_text(str(error))
         raise SystemExit(2) from None
 

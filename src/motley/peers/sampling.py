@@ -196,7 +196,8 @@ class SamplerHalf:
         return self.judge.judged(problem, group, texts)
 
     def _check_logprobs(self, asked: Asked, answers: Sequence[Sequence[Completion]]) -> None:
-        if not all(math.isfinite(x) for row in answers for c in row for x in c.logprobs):
+        # a sum is finite where its parts are: one question for a completion, not one for a token
+        if not all(math.isfinite(sum(c.logprobs)) for row in answers for c in row):
             raise FloatingPointError(
                 f"{self.me.name} samples with log-probs that are no numbers at version "
                 f"{asked.version}: its lr was too high for "

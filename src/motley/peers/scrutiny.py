@@ -205,9 +205,10 @@ def scrutiny_of(half: SamplerHalf) -> Scrutiny:
         answer = policy.vocabulary.encode(task.target(problem)) if problem.answer else []
         return (*policy.prompts.ids(problem), *answer)
 
+    alone = config.authors == [half.me.name]  # then there is nobody to tell habits of
     return Scrutiny(
         me=half.me.name,
-        rules=config.trust,
+        rules=msgspec.structs.replace(config.trust, habits=False) if alone else config.trust,
         sampling=config.sampling,
         vocabulary_size=policy.vocabulary.size,
         familiar=familiar,

@@ -26,6 +26,7 @@ from motley.tasks.task import (
     draw_problems,
     evaluation_set,
     examine_task,
+    unsteady,
 )
 
 Config = TypeVar("Config", bound=msgspec.Struct)
@@ -47,6 +48,7 @@ __all__ = [
     "load_task",
     "own_task",
     "read_rows",
+    "unsteady",
 ]
 
 KNOWN = ("digits", *DATASETS, "reasoning_gym:NAME", "mixture", "file:PATH", "module:function")

@@ -173,6 +173,21 @@ def examine_task(task: Task, count: int = 20) -> TaskReport:
 _NO_ANSWER = "no answer, only words"
 
 
+def unsteady(task: Task, count: int = 8) -> list[str]:
+    """What is wrong with a task whose rewards every reader computes again: one that differs."""
+    problems = draw_problems(task, "check", "train", count)
+    texts = [task.target(p) if p.answer else _NO_ANSWER for p in problems]
+    first, second = (decided(task.score(problems, texts)) for _ in range(2))
+    for text, once, again in zip(texts, first, second, strict=True):
+        if once != again:
+            return [
+                f"a reward differs when it is computed again: {once}, then {again}, for "
+                f"{text[:80]!r}; where it must, as of a judge, write check_rewards = false under "
+                "[crew]"
+            ]
+    return []
+
+
 def _scoring(task: Task, answered: Sequence[Problem]) -> TaskReport:
     """Own targets must beat mere words always, and the targets of other problems mostly: answers
     that are spelt differently may still be equal, and a problem may have several right ones.

@@ -54,9 +54,17 @@ class _Window:
         self.groups.append(heard)
         self.counts.update(heard.phrases)
         if len(self.groups) > WINDOW:
-            gone = self.groups.popleft()
-            self.counts.subtract(gone.phrases)
-            self.counts = +self.counts
+            self._forget(self.groups.popleft())
+
+    def _forget(self, gone: _Heard) -> None:
+        """In the time that one group takes, not all of them: this is done for every group."""
+        counts = self.counts
+        for phrase in gone.phrases:
+            left = counts[phrase] - 1
+            if left:
+                counts[phrase] = left
+            else:
+                del counts[phrase]
 
     def most(self, phrase: int) -> float:
         """How often at most it uses a phrase, for all that is known."""
