@@ -111,12 +111,7 @@ class Hub:
         moved = False
         if (folder / "hub.json").exists():
             state = read_state(folder)
-            before = parse_config(state.config)
-            if before != config and not (may_change and may_become(before, config)):
-                raise ValueError(
-                    f"{folder} holds the hub of a crew with other settings; choose another folder "
-                    "with --out, or delete it"
-                )
+            _check_crew(folder, parse_config(state.config), config, may_change)
             moved, state.place = state.place != place, place
             state.config = config_text(config)
         else:
@@ -321,6 +316,14 @@ class Hub:
             if self.server.alive():
                 self.server.reload()
             self._calm = Deadline(self._clock, CALM_S)
+
+
+def _check_crew(folder: Path, before: CrewConfig, config: CrewConfig, may_change: bool) -> None:
+    if before != config and not (may_change and may_become(before, config)):
+        raise ValueError(
+            f"{folder} holds the hub of a crew with other settings; choose another folder with "
+            "--out, or delete it"
+        )
 
 
 def _server_of(state: HubState, folder: Path, clock: Clock) -> Server | None:
