@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from cli.test_cli import CREW as UNTAUGHT
 from cli.test_cli import error, motley
-from motley.config import read_config
+from motley.config import MAY_CHANGE, read_config
 from motley.learning.checkpoint import checkpoints
 from motley.runs.metrics import learner_lines, read_metrics
 from motley.runs.resuming import read_changes
@@ -21,6 +22,15 @@ CREW = UNTAUGHT.replace(
 )
 ASYNC = CREW.replace('objective = "ftis"', 'objective = "ftis"\npace = "async"')
 PROCESSES = CREW.replace('objective = "ftis"', 'objective = "ftis"\nprocesses = true')
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "command_line.md"
+
+
+def test_the_page_lists_what_may_change() -> None:
+    table = PAGE.read_text().partition("| key | may change because |")[2].partition("\n\n")[0]
+    listed = {key for row in table.splitlines() for key in re.findall(r"`([^`]+)`", row)}
+    assert listed == set(MAY_CHANGE)
 
 
 def crew_in(folder: Path, text: str = CREW) -> Path:

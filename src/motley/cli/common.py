@@ -70,6 +70,13 @@ def tell(text: str) -> None:
     results.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
+def warn(text: str) -> None:
+    """A line as it is, of what may be wrong: on stderr, and -q leaves it."""
+    Console(stderr=True, soft_wrap=True).print(
+        f"[yellow]warning:[/yellow] {escape(text)}", highlight=False
+    )
+
+
 def stderr() -> Console:
     """Where bars go that must not stand between results; silent with -q."""
     return Console(stderr=True, quiet=console.quiet)

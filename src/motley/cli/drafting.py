@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from motley.cli.common import app, plain_errors, say, tell
+from motley.cli.common import app, plain_errors, say, tell, warn
 
 
 @app.command()
@@ -56,6 +56,9 @@ def new(
         text = draft.text()
         out.parent.mkdir(parents=True, exist_ok=True)
         replace(out, text.encode())
+        for module in {spec.rpartition(":")[0].partition(".")[0] for spec in rewards}:
+            if not any((out.parent / there).exists() for there in (f"{module}.py", module)):
+                warn(f"there is no {module}.py beside {out} yet; the reward is looked for there")
         for renamed, called in (looked.fields if looked else {}).items():
             say(f"{renamed} is {called} in {data}")
         tell(f"wrote {out}; next: motley check {out}, then motley train {out}")

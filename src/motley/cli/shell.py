@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import typer
 from rich.console import Console
 
-from motley import __version__
+import motley
 
 # what is done, as it is done: nothing with -q
 console = Console()
@@ -23,7 +23,9 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 FIRST = ("demo", "new", "train", "eval", "export")  # the commands that matter, in that order
 
-SHORT_HELP = f"""motley {__version__}: a crew of different language models that train each other
+VERSION = f"motley {motley.__version__}"
+
+SHORT_HELP = f"""{VERSION}: a crew of different language models that train each other
 
   motley demo                   three tiny models learn from each other, in minutes on a CPU
   motley new --model ID --data problems.csv --out crew.toml
@@ -103,7 +105,7 @@ app = App(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        results.print(f"motley {__version__}", highlight=False)
+        results.print(VERSION, highlight=False)
         raise typer.Exit
 
 

@@ -13,7 +13,7 @@ import msgspec
 from motley.config.crew import CrewConfig
 from motley.config.reading import ConfigError
 
-# docs/crew_file.md has the same list, with reasons
+# docs/command_line.md has the same list, with reasons
 MAY_CHANGE = (
     "crew.rounds",
     "crew.report",

@@ -110,8 +110,10 @@ class Hub:
         folder.mkdir(parents=True, exist_ok=True)
         moved = False
         if (folder / "hub.json").exists():
-            state = _left_state(folder, config, may_change)
+            state = read_state(folder)
+            _check_crew(folder, parse_config(state.config), config, may_change)
             moved, state.place = state.place != place, place
+            state.config = config_text(config)
         else:
             expires_s = clock.now_s() + invite_days * DAY_S if invite_days else 0.0
             state = HubState.new(config, place, expires_s)
@@ -316,6 +318,14 @@ class Hub:
             self._calm = Deadline(self._clock, CALM_S)
 
 
+def _check_crew(folder: Path, before: CrewConfig, config: CrewConfig, may_change: bool) -> None:
+    if before != config and not (may_change and may_become(before, config)):
+        raise ValueError(
+            f"{folder} holds the hub of a crew with other settings; choose another folder with "
+            "--out, or delete it"
+        )
+
+
 def _server_of(state: HubState, folder: Path, clock: Clock) -> Server | None:
     """The hub's own server; None where it uses somebody else's."""
     place = state.place
@@ -323,16 +333,3 @@ def _server_of(state: HubState, folder: Path, clock: Clock) -> Server | None:
         return None
     pair = (Path(place.certificate[0]), Path(place.certificate[1])) if place.certificate else None
     return Server(state.crew, folder, place.host, place.port, pair, clock)
-
-
-def _left_state(folder: Path, config: CrewConfig, may_change: bool) -> HubState:
-    """The state of a hub's folder, with the crew as it is now."""
-    state = read_state(folder)
-    before = parse_config(state.config)
-    if before != config and not (may_change and may_become(before, config)):
-        raise ValueError(
-            f"{folder} holds the hub of a crew with other settings; choose another folder with "
-            "--out, or delete it"
-        )
-    state.config = config_text(config)
-    return state
