@@ -92,3 +92,9 @@ def test_a_run_that_learns_nothing_says_so_when_it_shows_and_at_the_end(
     simulated = motley("sim", task / "ones.toml", "--out", task / "simulated").stdout
     assert "warning: round 3, full0: constant reward" in simulated
     assert f"- round 3, {words}" in simulated
+
+
+def test_an_attack_is_not_measured_by_rewards(task: Path, trained: tuple[Path, str]) -> None:
+    words = motley("attack", task / "crew.toml", "--out", task / "attack", code=2).stderr
+    assert "use a task whose answers are right or wrong" in words
+    assert not (task / "attack").exists()
