@@ -68,11 +68,12 @@ def test_the_card_of_a_model_trained_on_rewards_names_no_accuracy(
 def test_check_accepts_shaped_rewards(task: Path, trained: tuple[Path, str]) -> None:
     (task / "shaped_reward.py").write_text(
         "def shaped(prompts, completions, answer, **columns):\n"
-        "    return [3.0 if a == c else -len(c) for a, c in zip(answer, completions)]\n"
+        "    return [int(a) / 10 if a == c else 1.5 for a, c in zip(answer, completions)]\n"
     )
     write_config(spread_crew(task, ("full",), task="shaped_reward:shaped"), task / "shaped.toml")
     found = json.loads(motley("check", task / "shaped.toml", "--json").stdout)
     assert found["rows"][0]["result"] == "ok"
+    assert "problems words do as well as the answer" in found["rows"][0]["note"]
 
 
 def test_a_run_that_learns_nothing_says_so_when_it_shows_and_at_the_end(
@@ -91,3 +92,9 @@ def test_a_run_that_learns_nothing_says_so_when_it_shows_and_at_the_end(
     simulated = motley("sim", task / "ones.toml", "--out", task / "simulated").stdout
     assert "warning: round 3, full0: constant reward" in simulated
     assert f"- round 3, {words}" in simulated
+
+
+def test_an_attack_is_not_measured_by_rewards(task: Path, trained: tuple[Path, str]) -> None:
+    words = motley("attack", task / "crew.toml", "--out", task / "attack", code=2).stderr
+    assert "use a task whose answers are right or wrong" in words
+    assert not (task / "attack").exists()

@@ -117,6 +117,17 @@ def test_a_sender_whose_groups_are_all_refused_is_named_with_the_reason(
     assert "the reward function fails" in signs[0].words
 
 
+def test_a_peer_that_takes_no_step_says_what_it_lacks(config: CrewConfig) -> None:
+    refused = {"full0": {"reward": 4}, "full1": {"reward": 40}}
+    idle = [LearnerLine(round=n, peer="full0", refused=refused) for n in range(12)]
+    watch = Watch(config)
+    (sign,) = [sign for one in idle for sign in watch.see(one)]
+    assert sign.sign == "no step"
+    assert "40 groups of full1 refused as 'reward'; its rewards are not those" in sign.words
+    busy = [line(n, sender(), sender()) if n % 3 == 0 else idle[n] for n in range(1, 12)]
+    assert said(config, busy) == [], "an async peer may wait for a while"
+
+
 def test_a_slow_sender_with_one_old_refusal_is_not_named(config: CrewConfig) -> None:
     refused = {"full1": {"duplicate": 1}}
     lines = [line(1, sender(), sender(), refused=refused)]

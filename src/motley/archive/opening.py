@@ -70,7 +70,9 @@ def open_log(folder: Path) -> AbstractContextManager[Archive]:
     if (folder / "hub.json").is_file():
         return _of_hub(folder, folder)
     if (folder / "member.json").is_file():
-        return _of_member(folder)
+        beside = folder.resolve().parent.parent / "hub"  # of a crew of several processes
+        is_local = folder.resolve().parent.name == "peers" and (beside / "hub.json").is_file()
+        return _of_hub(beside, folder) if is_local else _of_member(folder)
     if (folder / "hub" / "hub.json").is_file():
         return _of_hub(folder / "hub", folder)
     return _of_file(folder)

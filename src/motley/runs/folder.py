@@ -20,6 +20,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -331,7 +332,10 @@ class Run:
     def _watched(self, line: LearnerLine) -> LearnerLine:
         """With what it shows to be wrong, if that was not said before."""
         if self._watch is None:
-            self._watch = Watch(self.config, read_metrics(self.folder))
+            # a file that somebody spoilt costs what was said before, and not the run
+            with suppress(ValueError):
+                self._watch = Watch(self.config, read_metrics(self.folder))
+            self._watch = self._watch or Watch(self.config)
         return msgspec.structs.replace(line, warnings=self._watch.see(line) or None)
 
     def sampler_line(self, sampler: Sampler, sampled: Sampled) -> SamplerLine:

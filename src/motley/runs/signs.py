@@ -80,6 +80,7 @@ class History:
     first_kl: dict[str, list[float]] = field(default_factory=dict)
     num_steps: int = 0
     num_moved: int = 0  # steps with a gradient
+    idle: list[LearnerLine] = field(default_factory=list)  # the newest in a row without a step
     heard: set[str] = field(default_factory=set)
     first: Evaluation | None = None
     evaluations: deque[Evaluation] = field(default_factory=lambda: deque(maxlen=STANDSTILL))
@@ -105,6 +106,8 @@ class History:
             self.measure = line.measure
         if line.num_sequences:
             self._add_step(line)
+        idle = [*self.idle, line] if line.round and not line.num_sequences else []
+        self.idle = idle[-self.expected.window :]
         if line.heldout:
             evaluation = Evaluation(line.heldout, self.num_moved)
             self.first = self.first or evaluation
@@ -163,12 +166,13 @@ class Watch:
         history.add(line)
         for sign in line.warnings or ():
             history.said |= _keys(sign)
-        return list(_new_signs(history, bool(line.num_sequences), bool(line.heldout)))
+        return list(_new_signs(history, line))
 
 
-def _new_signs(history: History, stepped: bool, measured: bool) -> Iterator[Sign]:
+def _new_signs(history: History, line: LearnerLine) -> Iterator[Sign]:
     """Those of a line that are not said yet."""
-    looks = [*(OF_STEPS if stepped else ()), *(OF_EVALUATIONS if measured else ())]
+    looks = [*(OF_STEPS if line.num_sequences else OF_IDLENESS)]
+    looks += OF_EVALUATIONS if line.heldout else ()
     for look in looks:
         for sign in look(history):
             senders = [name for name in sign.senders if (sign.sign, name) not in history.said]
@@ -236,6 +240,27 @@ def _total(counts: Counts | None, sender: str, besides: tuple[str, ...] = ()) ->
 
 
 # Signs of steps
+
+
+def _no_step(history: History) -> Iterator[Sign]:
+    """Nothing came of the last rounds, not even a step."""
+    if len(history.idle) < history.expected.window:
+        return
+    line = history.idle[-1]
+    told = {
+        f"{count} groups of {sender} {what} as {reason!r}": count
+        for what, counts in (("refused", line.refused), ("dropped", line.dropped))
+        for sender, reasons in (counts or {}).items()
+        for reason, count in reasons.items()
+    }
+    most = max(told, key=lambda words: told[words], default="")
+    reason = most.rpartition(" as ")[2].strip("'")
+    cause = (
+        f"{most}; {REMEDIES.get(reason, 'docs/metrics.md says what that is')}"
+        if most
+        else "it waits for groups: do the others send any?"
+    )
+    yield Sign("no step", f"nothing was learned from {history.rounds}: {cause}")
 
 
 def _no_contrast(history: History) -> Iterator[Sign]:
@@ -502,6 +527,7 @@ def _standstill(history: History) -> Iterator[Sign]:
 
 
 Look = Callable[[History], Iterator[Sign]]
+OF_IDLENESS: tuple[Look, ...] = (_no_step,)
 OF_STEPS: tuple[Look, ...] = (
     _no_contrast,
     _truncated,
