@@ -144,6 +144,14 @@ def test_outcomes_of_before_that_kept_no_curve_are_drawn_from_start_to_end() -> 
     check_self_contained(study_page(old, made()))
 
 
+def test_with_one_arm_there_is_nothing_to_compare() -> None:
+    one = [o for o in outcomes(5) if o.arm == "alone"]
+    page = study_page(one, made(arms=["alone"]))
+    check_self_contained(page)
+    assert "nothing to compare" in page
+    assert "paired t test" not in page
+
+
 def rows(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(text.splitlines()))
 
