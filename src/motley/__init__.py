@@ -3,10 +3,8 @@
 The public names, and nothing else. A name's module is imported when the name is first used, so
 that `import motley` costs nothing.
 
->>> from pathlib import Path
->>> config = motley.read_config(Path("crews/specialists.toml"))
->>> for lines in motley.LocalCrew.start(config, Path("runs/mine")).rounds():
-...     print(lines[0].reward)
+>>> crew = motley.Crew([motley.Peer("tiny:0.3m"), motley.Peer("tiny:1m")], task="digits", rounds=20)
+>>> run = crew.train()
 """
 
 from __future__ import annotations
@@ -15,6 +13,9 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from motley.api.crew import Crew as Crew
+    from motley.api.peer import Peer as Peer
+    from motley.api.run import Run as Run
     from motley.config import CrewConfig as CrewConfig
     from motley.config import read_config as read_config
     from motley.models.policy import Policy as Policy
@@ -38,14 +39,17 @@ __version__ = "0.5.0"
 
 # name -> the module it comes from
 _HOMES = {
+    "Crew": "motley.api.crew",
     "CrewConfig": "motley.config",
     "Group": "motley.records",
     "LearnerLine": "motley.runs.metrics",
     "LocalCrew": "motley.runs.local",
     "Objective": "motley.objectives",
+    "Peer": "motley.api.peer",
     "Policy": "motley.models.policy",
     "Problem": "motley.records",
     "Rollout": "motley.records",
+    "Run": "motley.api.run",
     "SamplerLine": "motley.runs.metrics",
     "Sampling": "motley.records",
     "SimCrew": "motley.sim.simulation",

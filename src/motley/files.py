@@ -4,18 +4,19 @@ what can be made again is kept. What a disk refuses, or has spoilt, is said with
 
 from __future__ import annotations
 
-import fcntl
+import importlib
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 T = TypeVar("T")
+WINDOWS = os.name == "nt"
 
 
 class DiskError(OSError):
@@ -65,12 +66,14 @@ def whole(path: Path) -> Iterator[Path]:
         yield partial
         for written in [*partial.rglob("*"), partial] if partial.is_dir() else [partial]:
             sync(written)
-        partial.rename(path)
+        partial.replace(path)
 
 
 def sync(path: Path) -> None:
     """Have a file or folder on the disk before going on."""
-    descriptor = os.open(path, os.O_RDONLY)
+    if WINDOWS and path.is_dir():
+        return  # a folder cannot be opened there, and needs no syncing
+    descriptor = os.open(path, os.O_RDWR if WINDOWS else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -86,7 +89,7 @@ def replace(path: Path, content: bytes, mode: int = 0o644) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        partial.rename(path)
+        partial.replace(path)
         sync(path.parent)
 
 
@@ -99,6 +102,13 @@ def append(path: Path, content: bytes, synced: bool = False) -> None:
             os.fsync(file.fileno())
 
 
+def drop_unfinished_line(path: Path) -> None:
+    """Cut off a last line that a kill cut short: the next would be written into it."""
+    content = path.read_bytes() if path.exists() else b""
+    if content and not content.endswith(b"\n"):
+        os.truncate(path, content.rfind(b"\n") + 1)
+
+
 def hold(path: Path) -> int | None:
     """Hold a file until the descriptor is closed; None if another process holds it.
 
@@ -106,8 +116,46 @@ def hold(path: Path) -> int | None:
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
+        if _lock(descriptor):
+            return descriptor
+    except BaseException:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None
+
+
+def _lock(descriptor: int) -> bool:
+    """Lock an open file in the way of the system; False if another process has it locked."""
+    try:
+        import fcntl
+    except ImportError:
+        return _lock_on_windows(descriptor)
+    try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
+        return False
+    return True
+
+
+def _lock_on_windows(descriptor: int) -> bool:
+    try:
+        locking: Any = importlib.import_module("msvcrt")
+    except ImportError:
+        raise ValueError(
+            "this system has no file locks (neither fcntl nor msvcrt), so that one folder could be "
+            "used twice at once; run motley on Linux, macOS or Windows"
+        ) from None
+    try:
+        locking.locking(descriptor, locking.LK_NBLCK, 1)
+    except OSError:
+        return False
+    return True
+
+
+def new_run_folder(name: str) -> Path:
+    """The next free one under runs/."""
+    number = 1
+    while (folder := Path("runs") / f"{name}-{number:03d}").exists():
+        number += 1
+    return folder

@@ -14,6 +14,13 @@ Ending = Literal["stop", "length"]
 Convention = Literal["sampled", "full"]
 
 
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """One turn of a conversation."""
+
+    role: str
+    content: str
+
+
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
     """A prompt and what its answer is scored against.
 
@@ -24,13 +31,14 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     answer: str = ""
     kind: str = "all"
     columns: dict[str, Any] = {}  # further fields a reward function may ask for
+    # a conversation for the model's chat template; `prompt` is then what it says, as text
+    messages: tuple[Message, ...] = ()
 
     @property
     def id(self) -> str:
         """Content hash: equal problems have equal ids on every machine."""
-        content = msgspec.json.encode(
-            [self.kind, self.prompt, self.answer, self.columns], order="sorted"
-        )
+        told = [self.kind, self.prompt, self.answer, self.columns, *self.messages]
+        content = msgspec.json.encode(told, order="sorted")
         return hashlib.sha256(content).hexdigest()[:16]
 
 

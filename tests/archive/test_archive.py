@@ -424,7 +424,7 @@ def test_parquet_without_pyarrow_says_what_to_install(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert 'pip install "motley-rl[parquet]"' in error(
+    assert "pip install 'motley-rl[parquet]'" in error(
         trained, "--export", tmp_path / "log.parquet"
     )
     assert list(tmp_path.iterdir()) == []

@@ -114,7 +114,7 @@ def test_ratios_are_what_ours_is_faster_by(rows: list[dict[str, Any]]) -> None:
 @pytest.mark.slow
 def test_a_missing_trl_is_said_in_the_row(rows: list[dict[str, Any]]) -> None:
     for row in (row for row in rows if row["section"] == "grpo"):
-        assert row["note"] == "not measured: pip install 'motley-rl[bench]'"
+        assert row["note"].startswith("not measured: pip install 'motley-rl[bench]'")
         assert row["ratio"] is row["trl_s"] is None
         assert row["sequences"] == row["trained"] == 12
         assert 0 < row["sampling_s"] < row["seconds"]

@@ -296,8 +296,8 @@ def test_ctrl_c_finishes_the_round_saves_and_says_how_to_go_on(
     assert f"go on with: motley train --resume {run}" in out
     assert max(line.round for line in read_metrics(run)) == 1
     monkeypatch.undo()
-    assert "--resume goes on with the run's own settings" in error(
-        "train", "--resume", run, "--rounds", 5
+    assert "--resume goes on with the run's own objective, seed" in error(
+        "train", "--resume", run, "--seed", 5
     )
     assert "before → after" in motley("train", "--resume", run).stdout
     assert max(line.round for line in read_metrics(run)) == 3

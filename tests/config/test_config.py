@@ -124,6 +124,18 @@ def refusal(text: str) -> str:
         (CREW + "[trust]\ngrad_share = 0.5" + PEERS, ["grad_share=0.5", "0 sets no limit"]),
         (CREW + "[trust]\ngrad_share = nan" + PEERS, ["grad_share=nan", "4.0 is usual"]),
         (CREW + "[learning]\ngrad_share = 4.0" + PEERS, ["it belongs under [trust]"]),
+        (CREW + "[learning]\nschedule = 'step'" + PEERS, ["'step'"]),
+        (CREW + "[learning]\nfinal_lr = 1e-5\nwarmup_rounds = -1" + PEERS, ["warmup_rounds=-1"]),
+        (CREW + "[learning]\nwarmup_rounds = 3" + PEERS, ["warmup_rounds=3 is not below rounds=3"]),
+        (CREW + "[learning]\nfinal_lr = 2.0" + PEERS, ["final_lr=2.0 is outside 0..1", "share"]),
+        (
+            CREW + "[learning]\nweight_decay = nan" + PEERS,
+            ["weight_decay=nan must not be"],
+        ),
+        (CREW + "[learning]\nepochs = 0" + PEERS, ["epochs=0 learns nothing", "at least 1"]),
+        (CREW + "[learning]\ninner_kl = -0.1" + PEERS, ["inner_kl=-0.1 must not be negative"]),
+        (CREW + "[evaluate]\nstop_after = -1" + PEERS, ["stop_after=-1", "to the last round"]),
+        (CREW + "[evaluate]\nstop_at = nan" + PEERS, ["stop_at=nan is no reward", "leave it out"]),
         (CREW + "[learning]\nown_share = 1.5" + PEERS, ["own_share=1.5 is outside 0..1"]),
         (CREW + "[learning]\nsuccess_memory = 1.0" + PEERS, ["success_memory=1.0 is outside"]),
         (

@@ -146,7 +146,7 @@ def test_what_is_sampled_has_the_version_and_the_weights_of_before_the_step(
     first: str, stage: Stage
 ) -> None:
     half, stepped = stage.peer.half, threading.Event()
-    alone = half.drawn(half.ask(), half.answers(half.ask()))
+    alone = half.drawn(half.answered(half.ask()))
     stage.engine.events.clear()
     stage.engine.before = lambda: stepped.wait(PATIENCE_S if first == "the step" else 0)
 
@@ -260,7 +260,7 @@ def test_round_after_round_beside_steps_is_as_it_would_be_alone(
         stage.chosen = stage.next_step()
     assert stage.overlap.on
     for version in range(2, 11):
-        alone = half.drawn(half.ask(), half.answers(half.ask()))
+        alone = half.drawn(half.answered(half.ask()))
         both = stage.overlap.both(lambda: stage.peer.step(stage.chosen, refresh=False))
         assert (policy.version, half.version) == (version + 1, version + 1)
         assert both.sampled == alone.sampled

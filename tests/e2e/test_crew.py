@@ -104,6 +104,13 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         "pace": "async",
         "learning": 'stale = "pace"\nmax_age = 1\nquota = 1',
     },
+    "several-steps": {
+        "trains": ("full", "lora"),
+        "learning": (
+            'schedule = "cosine"\nwarmup_rounds = 1\nweight_decay = 0.1\nepochs = 2\n'
+            "groups_per_step = 2\ninner_kl = 5.0"
+        ),
+    },
     "async-horizontal": {"trains": ("full", "lora"), "pace": "async", "layout": "horizontal"},
 }
 

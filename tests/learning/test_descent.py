@@ -7,7 +7,14 @@ import torch
 from torch import nn
 
 from motley.learning import descent
-from motley.learning.descent import FIRST_SCALE, GROWS_AFTER, LossScale, adam, descend
+from motley.learning.descent import (
+    FIRST_SCALE,
+    GROWS_AFTER,
+    LossScale,
+    adam,
+    descend,
+    optimiser_of,
+)
 
 OTHERS = [torch.float32, torch.bfloat16]
 
@@ -106,3 +113,58 @@ def test_a_gradient_that_is_no_number_changes_nothing(device: str) -> None:
 
     assert after(norms).tolist() == after((1.0, 1.0)).tolist()
     assert after((math.nan,)).tolist() == torch.tensor([0.1, 0.7]).tolist()
+
+
+# Weight decay
+
+
+def trained() -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((3, 4), (4,), (2, 2))
+    ]
+
+
+def walk(optimiser: torch.optim.Optimizer, parameters: list[nn.Parameter], steps: int = 5) -> None:
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        for parameter in parameters:
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        descend(optimiser, torch.tensor(1.0))  # type: ignore[arg-type]
+
+
+def test_matrices_decay_as_torchs_adamw_has_it_and_vectors_do_not() -> None:
+    ours, theirs, plain = trained(), trained(), trained()
+    walk(optimiser_of(ours, lr=0.1, weight_decay=0.3), ours)
+    walk(torch.optim.AdamW(theirs, lr=0.1, weight_decay=0.3), theirs)
+    walk(adam(plain, lr=0.1), plain)
+    for place in (0, 2):
+        torch.testing.assert_close(ours[place], theirs[place])
+        assert (ours[place] - plain[place]).abs().max() > 0.01
+    torch.testing.assert_close(ours[1], plain[1])
+
+
+def test_a_decay_is_decoupled_from_the_gradient() -> None:
+    """p - lr·decay·p - lr·m/(sqrt(v) + eps), whose last term is lr·sign of the first gradient."""
+    (matrix,) = [nn.Parameter(torch.tensor([[2.0, -4.0]]))]
+    optimiser = optimiser_of([matrix], lr=0.1, weight_decay=0.5)
+    matrix.grad = torch.tensor([[1.0, 100.0]])
+    descend(optimiser, torch.tensor(1.0))
+    expected = torch.tensor([[2.0 - 0.05 * 2 - 0.1, -4.0 + 0.05 * 4 - 0.1]])
+    torch.testing.assert_close(matrix.detach(), expected)
+
+
+def test_without_a_decay_it_is_the_same_adam_to_the_bit() -> None:
+    ours, theirs = trained(), trained()
+    walk(optimiser_of(ours, lr=0.1, weight_decay=0.0), ours)
+    walk(adam(theirs, lr=0.1), theirs)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_a_gradient_that_is_no_number_does_not_decay_anything_either() -> None:
+    parameters = trained()
+    optimiser = optimiser_of(parameters, lr=0.1, weight_decay=0.3)
+    for parameter in parameters:
+        parameter.grad = torch.full_like(parameter, math.nan)
+    descend(optimiser, torch.tensor(math.nan))
+    assert all(torch.equal(a, b) for a, b in zip(parameters, trained(), strict=True))

@@ -163,7 +163,7 @@ def test_a_take_of_nothing_is_not_a_wait() -> None:
 def test_what_is_dropped_is_counted_under_its_sender_and_reason(tmp_path: Path) -> None:
     made = waiting(tmp_path, part("a"), part("b"), part("b", "1.0"))
     made.drop(lambda c: c.group.origin.peer == "b", "stale")
-    made.drop_at_once("c", "late")
+    made.drop_at_once("c", "late", 9)
     assert ids(made) == ["a.0.0"]
     assert made.dropped == Counter({("b", "stale"): 2, ("c", "late"): 1})
 

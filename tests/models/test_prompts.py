@@ -7,8 +7,8 @@ from motley.config import Prompt
 from motley.models.prompts import Prompts
 from motley.models.tiny import tiny_vocabulary
 from motley.models.vocabulary import Vocabulary
-from motley.records import Problem
-from motley.tasks import Task, load_task
+from motley.records import Message, Problem
+from motley.tasks import Task, load_task, own_task
 
 TASK = load_task("digits", {"kinds": ["sort", "reverse"], "levels": [2]})
 PROBLEM = Problem(kind="sort", prompt="sort 21=", answer="12")
@@ -215,3 +215,37 @@ def test_a_template_that_tells_the_day_tells_the_same_one_always() -> None:
             Prompt(style="chat"),
             vocabulary=Vocabulary(text_tokenizer("{{ strftime_now('%d') }}" + turns)),
         ).ids(PROBLEM)
+
+
+def talk(*turns: tuple[str, str]) -> Problem:
+    messages = tuple(Message(role=role, content=content) for role, content in turns)
+    return Problem(prompt=messages[-1].content, answer="4", messages=messages)
+
+
+def test_messages_go_through_the_chat_template_whatever_the_style() -> None:
+    asked = talk(("user", "2+2?"))
+    plain, chat = (prompts(Prompt(style=style, system="Be brief.")) for style in ("plain", "chat"))
+    assert plain.ids(asked) == chat.ids(Problem(prompt="2+2?", answer="4"))
+    assert plain.answer_ids(asked) == chat.answer_ids(Problem(prompt="2+2?", answer="4"))
+    assert plain.ids(asked) != plain.ids(Problem(prompt="2+2?", answer="4"))
+
+
+def test_a_system_turn_of_the_rows_own_is_not_doubled() -> None:
+    made = prompts(Prompt(style="plain", system="Be brief."))
+    turns = ("system", "Be kind."), ("user", "hi"), ("assistant", "yes?"), ("user", "2+2?")
+    own = text(made, talk(*turns))
+    assert "Be kind." in own
+    assert "yes?" in own
+    assert "Be brief." not in own
+    assert "Be brief." in text(made, talk(("user", "2+2?")))
+
+
+def test_messages_need_a_chat_template() -> None:
+    with pytest.raises(ValueError, match="prompts are chat messages, and the model has no chat"):
+        prompts(vocabulary=tiny_vocabulary()).ids(talk(("user", "2")))
+
+
+def test_shots_of_messages_are_refused() -> None:
+    rows = [{"prompt": [{"role": "user", "content": f"{n}?"}], "answer": "4"} for n in range(30)]
+    with pytest.raises(ValueError, match="shots=2 with prompts that are chat messages"):
+        prompts(Prompt(shots=2), own_task(rows))

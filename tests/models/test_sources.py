@@ -255,8 +255,16 @@ def test_offline_by_the_environment_does_not_wait_for_the_hub(tmp_path: Path) ->
 # GGUF files
 
 
-def write_gguf(path: Path, model: LlamaForCausalLM, begins: bool | None) -> None:
-    """A Llama in float32 as llama.cpp's converter writes it, with a byte-level tokenizer."""
+def write_gguf(
+    path: Path,
+    model: LlamaForCausalLM,
+    begins: bool | None,
+    rounded: dict[str, gguf.GGMLQuantizationType] | None = None,
+) -> None:
+    """A Llama in float32 as llama.cpp's converter writes it, with a byte-level tokenizer.
+
+    `rounded`: the types of tensors that have another.
+    """
     tokenizer, config = text_tokenizer(begins=False), model.config
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(config.max_position_embeddings)
@@ -295,19 +303,23 @@ def write_gguf(path: Path, model: LlamaForCausalLM, begins: bool | None) -> None
                 .swapaxes(1, 2)
                 .reshape(array.shape)
             )
-        writer.add_tensor(
-            names.get_name(name, try_suffixes=(".weight",)), np.ascontiguousarray(array)
-        )
+        written = names.get_name(name, try_suffixes=(".weight",))
+        kind = (rounded or {}).get(written)
+        if kind is None:
+            writer.add_tensor(written, np.ascontiguousarray(array))
+        else:
+            writer.add_tensor(written, gguf.quantize(array, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def texting_llama(seed: int = 0) -> LlamaForCausalLM:
+def texting_llama(seed: int = 0, **others: object) -> LlamaForCausalLM:
     tokenizer = text_tokenizer()
     return small_llama(
         seed,
+        **others,
         vocab_size=len(tokenizer),
         intermediate_size=64,
         bos_token_id=tokenizer.bos_token_id,
@@ -321,6 +333,47 @@ def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("gguf") / "small.gguf"
     write_gguf(path, texting_llama(), begins=True)
     return path
+
+
+EXACT, ROUGH = gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_0
+
+
+@pytest.mark.parametrize(
+    "rounded",
+    [{}, {"output.weight": EXACT, "token_embd.weight": ROUGH}, {"token_embd.weight": EXACT}],
+)
+def test_a_head_that_is_a_copy_of_the_embeddings_is_tied_again(
+    rounded: dict[str, gguf.GGMLQuantizationType], tmp_path: Path
+) -> None:
+    """Tied models are often written with both; to train both would make another model of it."""
+    tied = texting_llama(tie_word_embeddings=True)
+    write_gguf(tmp_path / "m.gguf", tied, True, rounded)
+    names = [one.name for one in gguf.GGUFReader(tmp_path / "m.gguf").tensors]
+    assert {"output.weight", "token_embd.weight"} <= set(names)
+    model = read_model(find(str(tmp_path / "m.gguf")))
+    assert model.num_parameters() == tied.num_parameters()
+    assert model.config.tie_word_embeddings
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    torch.testing.assert_close(
+        model.lm_head.weight, tied.lm_head.weight, rtol=0, atol=2e-2 if rounded else 0
+    )
+
+
+@pytest.mark.parametrize("rounded", [{}, {"output.weight": EXACT, "token_embd.weight": ROUGH}])
+def test_a_head_of_its_own_stays_one(
+    rounded: dict[str, gguf.GGMLQuantizationType], tmp_path: Path
+) -> None:
+    write_gguf(tmp_path / "m.gguf", texting_llama(), True, rounded)
+    model = read_model(find(str(tmp_path / "m.gguf")))
+    assert model.num_parameters() == texting_llama().num_parameters()
+
+
+def test_a_head_that_was_tuned_a_little_by_itself_stays_one(tmp_path: Path) -> None:
+    llama = texting_llama()
+    with torch.no_grad():
+        llama.lm_head.weight.copy_(1.001 * llama.model.embed_tokens.weight)
+    write_gguf(tmp_path / "m.gguf", llama, True)
+    assert not read_model(find(str(tmp_path / "m.gguf"))).config.tie_word_embeddings
 
 
 def test_a_gguf_file_is_the_model_it_was_made_from(gguf_file: Path) -> None:

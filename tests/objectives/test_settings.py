@@ -17,12 +17,12 @@ CLIP = {"clip_low": 0.2, "clip_high": 0.2}
 UPLIFT = {"floor": 1.0, "C": 1.0} | FILTER | PENALTY
 
 SETTINGS: dict[tuple[str, str], dict[str, float | str]] = {
-    ("alone", ""): PENALTY,
-    ("nois", ""): PENALTY,
+    ("alone", ""): CLIP | PENALTY,
+    ("nois", ""): CLIP | PENALTY,
     ("grpo", ""): CLIP | PENALTY,
-    ("tis", ""): {"C": 2.0} | PENALTY,
-    ("ftis", ""): {"C": 2.0} | FILTER | PENALTY,
-    ("fnois", ""): FILTER | PENALTY,
+    ("tis", ""): {"C": 2.0} | CLIP | PENALTY,
+    ("ftis", ""): {"C": 2.0} | FILTER | CLIP | PENALTY,
+    ("fnois", ""): FILTER | CLIP | PENALTY,
     ("fvis", ""): FILTER | CLIP | PENALTY,
     ("dr_grpo", ""): CLIP | PENALTY,
     ("bnpo", ""): CLIP | PENALTY,
@@ -34,8 +34,8 @@ SETTINGS: dict[tuple[str, str], dict[str, float | str]] = {
     ("topr", ""): PENALTY,
     ("gmpo", ""): {"log_clip": 0.4} | PENALTY,
     ("uplift", ""): UPLIFT,
-    ("sapo_swarm", ""): PENALTY,
-    ("ftis", "code"): {"C": 2.0} | FILTER | PENALTY | {"kl_over": "group"},
+    ("sapo_swarm", ""): CLIP | PENALTY,
+    ("ftis", "code"): {"C": 2.0} | FILTER | CLIP | PENALTY | {"kl_over": "group"},
     ("gepo", "code"): {"scope": "microbatch"} | CLIP | PENALTY | {"toward": "code"},
     ("topr", "filtered"): FILTER | PENALTY,
     ("uplift", "relative"): UPLIFT | {"scale": 2.0},
@@ -124,8 +124,8 @@ def test_unknown_variant_is_told_the_known_ones() -> None:
 
 def test_setting_of_another_row_is_told_those_of_this_one() -> None:
     expected = (
-        r"^objective setting 'foreign' is not used by this objective; it uses C, beta, dual_clip, "
-        r"toward$"
+        r"^objective setting 'foreign' is not used by this objective; it uses C, beta, clip_high, "
+        r"clip_low, dual_clip, toward$"
     )
     with pytest.raises(ValueError, match=expected):
         objective("tis", settings={"foreign": 1.0})

@@ -25,11 +25,11 @@ from motley.models.opening import initial_policy
 from motley.objectives import objective
 from motley.peers.peer import Peer
 from motley.peers.reading import MOST_BYTES, MOST_ENTRIES
-from motley.peers.sampling import SamplerHalf
+from motley.peers.sampling import Answered, SamplerHalf
 from motley.peers.scrutiny import ScrutinyState
 from motley.peers.state import PeerState
 from motley.records import HUB, Charter, Content, Group, Problem, Rollout, Roster, Sampling
-from motley.tasks import Task, load_task
+from motley.tasks import Scorer, Task, load_task
 
 
 class NotingEngine:
@@ -648,7 +648,7 @@ class Generous:
 
 def test_a_reward_that_is_claimed_and_not_earned_is_refused(folder: Path) -> None:
     first, second = peers_of(spread_crew(folder), MemoryLog())
-    second.half.task = Generous(second.half.task)
+    second.half.scorer = Scorer(Generous(second.half.task))
     share(first, second)
     assert isinstance(learn(first), Wait)
     assert first.admission.refused == Counter({("full1", "reward"): 2})
@@ -661,7 +661,7 @@ def test_a_reward_that_is_claimed_and_not_earned_is_refused(folder: Path) -> Non
 
 def test_rewards_that_are_not_checked_are_taken_on_trust(folder: Path) -> None:
     first, second = peers_of(spread_crew(folder, check_rewards=False), MemoryLog())
-    second.half.task = Generous(second.half.task)
+    second.half.scorer = Scorer(Generous(second.half.task))
     share(first, second)
     first.receive()
     chosen = taken(first.choose())
@@ -786,8 +786,13 @@ def test_a_right_answer_with_a_special_token_inside_is_wrong(hidden: str) -> Non
         Rollout(tokens=tokens, logprobs=(-0.1,) * len(tokens), reward=1.0, ending="stop")
         for tokens in answers
     ]
+    texts = vocabulary.decode_all(answers)
     drawn = second.half.drawn(
-        asked, [[Completion(r.tokens, r.logprobs, r.ending) for r in rollouts]]
+        Answered(
+            asked,
+            [[Completion(r.tokens, r.logprobs, r.ending) for r in rollouts]],
+            second.half.scorer.begin(asked.problems, [texts]),
+        )
     )
     assert [r.reward for r in drawn.groups[0].rollouts] == [1.0, 0.0]
     lie = msgspec.structs.replace(drawn.groups[0], rollouts=tuple(rollouts))

@@ -158,7 +158,9 @@ def documented(heading: str) -> set[str]:
 
 def test_every_key_is_documented_and_no_other() -> None:
     of_peer = documented("## The peer's round") | documented("## The step")
-    assert set(LearnerLine.__struct_fields__) == of_peer | documented("## Accuracies") | {"timing"}
+    assert set(LearnerLine.__struct_fields__) == of_peer | documented(
+        "## Accuracies and rewards"
+    ) | {"timing"}
     assert set(SamplerLine.__struct_fields__) == documented("## A sampler's line")
     assert set(Timing.__struct_fields__) == documented("## `timing`")
     assert set(SenderMetrics.__struct_fields__) == documented("## `senders`: what came from whom")

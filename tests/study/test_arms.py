@@ -56,6 +56,28 @@ def test_the_arm_alone_is_a_crew_per_peer_with_all_the_sampling() -> None:
     ] * 2
 
 
+def test_an_arm_may_change_how_a_crew_learns() -> None:
+    arm = parse_arm("ftis:C=3,learning.epochs=4,learning.schedule=cosine,learning.lr=1e-4")
+    (crew,) = crews_of(CREW, arm, seed=0)
+    assert crew.objective == {"C": 3.0}
+    rules = crew.learning
+    assert (rules.epochs, rules.schedule, rules.lr) == (4, "cosine", 1e-4)
+    assert rules.grad_clip == CREW.learning.grad_clip
+    alone = crews_of(CREW, parse_arm("alone:learning.groups_per_step=2"), seed=0)
+    assert [crew.learning.groups_per_step for crew in alone] == [2, 2]
+    with pytest.raises(ValueError, match="no settings but of learning"):
+        parse_arm("alone:g=2")
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [("epoch=2", "unknown field `epoch`"), ("epochs=0", "epochs=0"), ("epochs=x", "int")],
+)
+def test_a_key_that_learning_does_not_have_is_refused(setting: str, words: str) -> None:
+    with pytest.raises(ValueError, match=rf"^arm 'ftis:learning.{setting}'.*{words}.*crew_file"):
+        crews_of(CREW, parse_arm(f"ftis:learning.{setting}"), seed=0)
+
+
 def test_the_arm_alone_own_samples_what_a_crew_member_samples() -> None:
     crews = crews_of(CREW, parse_arm("alone/own"), seed=2)
     assert [[p.name for p in crew.peer] for crew in crews] == [["a"], ["b"]]

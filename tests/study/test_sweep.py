@@ -225,7 +225,7 @@ def test_at_a_glance_there_is_a_row_per_arm_with_what_each_crew_cost() -> None:
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_a_drawing_is_a_picture(tmp_path: Path, seeds: int) -> None:
     lines = table([t for t in TRIALS if t.seed < seeds], ["near", "far"], ["gepo"])
-    draw(lines, tmp_path / "sweep.png")
+    draw(lines, tmp_path / "sweep.png", "accuracy")
     content = (tmp_path / "sweep.png").read_bytes()
     assert content.startswith(PNG)
     assert len(content) > 5000

@@ -9,12 +9,14 @@ import pytest
 
 from motley.records import Problem
 from motley.tasks import (
+    Measure,
     Task,
     assign,
     best_constant,
     check_task,
     draw_problems,
     evaluation_set,
+    examine_task,
     load_task,
 )
 
@@ -25,6 +27,7 @@ class Good:
     fingerprint = "echo"
     kinds = ("echo",)
     splits = ("train", "heldout")
+    measure: Measure = "accuracy"
     template = "{prompt}{answer}"
     instruction = ""
 
@@ -114,6 +117,44 @@ def test_a_good_task_has_no_fault() -> None:
 )
 def test_a_broken_task_is_found_out(task: Task, fault: str) -> None:
     assert any(found.startswith(fault) for found in check_task(task))
+
+
+class Shaped(Good):
+    """Rewards: `right` for the answer, `words` for anything else, and `odd` for one problem's."""
+
+    measure: Measure = "reward"
+
+    def __init__(self, right: float, words: float, odd: float | None = None) -> None:
+        self.right, self.words, self.odd = right, words, odd
+
+    def score(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[float]:
+        def one(number: int, is_right: bool) -> float:
+            if is_right and number == 0 and self.odd is not None:
+                return self.odd
+            return self.right if is_right else self.words
+
+        pairs = enumerate(zip(problems, completions, strict=True))
+        return [one(number, p.answer == c) for number, (p, c) in pairs]
+
+
+@pytest.mark.parametrize(("right", "words"), [(3.0, -5000.0), (-0.1, -0.2), (0.4, 0.1)])
+def test_shaped_rewards_of_any_range_have_no_fault(right: float, words: float) -> None:
+    assert examine_task(Shaped(right, words)) == ([], [])
+
+
+def test_partial_credit_for_words_is_odd_and_no_fault() -> None:
+    faults, notes = examine_task(Shaped(1.0, 0.2, odd=0.1))
+    assert faults == []
+    assert notes[0] == (
+        "train/echo: own answers have a mean reward of 0.955, mere words 0.2, but for 1 of 20 "
+        "problems words do as well as the answer"
+    )
+
+
+def test_a_reward_that_prefers_words_is_a_fault_and_one_that_is_always_the_same_a_note() -> None:
+    faults, _ = examine_task(Shaped(-1.0, 1.0))
+    assert "lead away from the answers" in faults[0]
+    assert [*map(len, examine_task(Shaped(1.0, 1.0)))] == [0, 2]
 
 
 def digits(*kinds: str) -> Task:

@@ -8,17 +8,34 @@ reading is stopped again.
 from motley.archive.examine import UNKNOWN, Examiner, Seen, Tally
 from motley.archive.opening import find_log, open_log
 from motley.archive.reading import Archive
-from motley.archive.tables import ExportCount, export, problems_of
+from motley.archive.rollouts import (
+    LoggedRollout,
+    RolloutFilter,
+    RolloutReader,
+    read_range,
+    read_rollouts,
+    rollouts,
+)
+from motley.archive.tables import ExportCount, crew_of, export, problems_of
+from motley.archive.texts import texts_of
 
 __all__ = [
     "UNKNOWN",
     "Archive",
     "Examiner",
     "ExportCount",
+    "LoggedRollout",
+    "RolloutFilter",
+    "RolloutReader",
     "Seen",
     "Tally",
+    "crew_of",
     "export",
     "find_log",
     "open_log",
     "problems_of",
+    "read_range",
+    "read_rollouts",
+    "rollouts",
+    "texts_of",
 ]

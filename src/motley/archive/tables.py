@@ -16,16 +16,17 @@ import msgspec
 
 from motley.archive.examine import Seen
 from motley.archive.reading import Archive
-from motley.config import parse_config, read_config
+from motley.archive.texts import TextOf, texts_of
+from motley.config import CrewConfig, parse_config, read_config
 from motley.files import sync
 from motley.records import Ending, Group, Problem, Rollout, Sampling
 from motley.tasks import assign, load_task
+from motley.tasks.extras import install
 from motley.trust import nkey_of
 
 BATCH_TOKENS = 2**18  # held in memory at a time; a row group of Parquet
 
 ProblemOf = Callable[[Group], Problem | None]
-TextOf = Callable[[Group, Rollout], str | None]
 
 
 class RolloutRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,7 +113,9 @@ class ExportCount:
     left_out: Counter[str] = field(default_factory=Counter)
 
 
-def export(records: Iterable[Seen], path: Path, problem_of: ProblemOf) -> ExportCount:
+def export(
+    records: Iterable[Seen], path: Path, problem_of: ProblemOf, text_of: TextOf | None = None
+) -> ExportCount:
     """Write every group without a fault to a new file, which is there only when it is whole."""
     if path.suffix not in _WRITERS:
         raise ValueError(
@@ -132,7 +135,7 @@ def export(records: Iterable[Seen], path: Path, problem_of: ProblemOf) -> Export
     try:
         with partial.open("wb") as file:
             with _WRITERS[path.suffix](file) as write:
-                for rows in _batches(records, problem_of, done):
+                for rows in _batches(records, problem_of, text_of or texts_of(), done):
                     write(rows)
             file.flush()
             os.fsync(file.fileno())
@@ -144,9 +147,8 @@ def export(records: Iterable[Seen], path: Path, problem_of: ProblemOf) -> Export
 
 
 def _batches(
-    records: Iterable[Seen], problem_of: ProblemOf, done: ExportCount
+    records: Iterable[Seen], problem_of: ProblemOf, text_of: TextOf, done: ExportCount
 ) -> Iterator[list[GroupRow]]:
-    text_of = _text_of()
     rows: list[GroupRow] = []
     num_tokens = 0
     for seen in records:
@@ -166,25 +168,28 @@ def _batches(
 # What a group is about
 
 
+def crew_of(archive: Archive) -> CrewConfig | None:
+    """The crew of a log; None where it has no charter.
+
+    The folder's own file names problem files and models as they are called on this machine.
+    """
+    own, charter = archive.folder / "config.toml", archive.charter()
+    if own.is_file():
+        return read_config(own)
+    return parse_config(charter.config, source="the crew's charter") if charter else None
+
+
 def problems_of(archive: Archive) -> ProblemOf:
     """The problem each group answers, by the crew's assignment.
 
     ValueError says why the task cannot be had here.
     """
-    charter = archive.charter()
-    if charter is None:
+    charter, config = archive.charter(), crew_of(archive)
+    if charter is None or config is None:
         raise ValueError("the log has no charter")
-    # names the problem files as they are called on this machine
-    own = archive.folder / "config.toml"
-    config = (
-        read_config(own)
-        if own.is_file()
-        else parse_config(charter.config, source="the crew's charter")
-    )
-    # A reward module is not needed, and whoever exports a log should not have to run it: its
-    # problems come from a file.
+    # A reward module is not needed, and whoever exports a log should not have to run it.
     name = config.crew.task
-    task = load_task(name if name == "digits" or name.startswith("file:") else "file:", config.task)
+    task = load_task(name, config.task, scores=False)
     if task.fingerprint != charter.task:
         raise ValueError(f"task {name} asks other problems here than in the crew's charter")
 
@@ -199,22 +204,6 @@ def problems_of(archive: Archive) -> ProblemOf:
         return problem if problem and problem.id == group.problem else None
 
     return problem_of
-
-
-def _text_of() -> TextOf:
-    from motley.models.tiny import tiny_vocabulary
-
-    known = tiny_vocabulary()
-
-    def text_of(group: Group, rollout: Rollout) -> str | None:
-        if (
-            group.origin.vocabulary != known.fingerprint
-            or max(rollout.tokens, default=0) >= known.size
-        ):
-            return None
-        return known.decode(rollout.tokens)
-
-    return text_of
 
 
 # Files
@@ -234,8 +223,7 @@ def _parquet(file: BinaryIO) -> Iterator[Write]:
         from pyarrow import parquet
     except ImportError:
         raise ValueError(
-            'Parquet is written by pyarrow; install it: pip install "motley-rl[parquet]", or '
-            "export to .jsonl"
+            f"Parquet is written by pyarrow; install it: {install('parquet')}; or export to .jsonl"
         ) from None
     schema = _schema(pyarrow)
     with parquet.ParquetWriter(file, schema, compression="zstd") as writer:

@@ -34,11 +34,12 @@ from motley.learning.select import Candidate
 from motley.models.policy import Policy
 from motley.objectives import objective
 from motley.records import Group, Origin, Problem, Rollout, Sampling
+from motley.tasks.extras import install
 
 LR = 1e-6
 GRAD_CLIP = 1.0
 NAME = "bench"
-NO_TRL = "not measured: pip install 'motley-rl[bench]'"
+NO_TRL = f"not measured: {install('bench')}"
 
 
 Reward = Callable[[str, str], float]  # of a prompt and what was answered

@@ -2,25 +2,33 @@
 
 from motley.cli import (
     attacking,
+    drafting,
     exporting,
     history,
     joining,
     measuring,
     models,
+    plotting,
+    rollouts,
     simulating,
     training,
     trusting,
 )
-from motley.cli.common import app
+from motley.cli.shell import app
+
+app.put_first()
 
 __all__ = [
     "app",
     "attacking",
+    "drafting",
     "exporting",
     "history",
     "joining",
     "measuring",
     "models",
+    "plotting",
+    "rollouts",
     "simulating",
     "training",
     "trusting",

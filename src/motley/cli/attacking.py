@@ -14,11 +14,12 @@ from motley.cli.common import (
     CrewFile,
     Objective,
     Rounds,
+    Settings,
     app,
     changed,
     plain_errors,
     print_rows,
-    say,
+    tell,
 )
 from motley.cli.progress import counted_runs
 from motley.config import CrewConfig, read_config
@@ -41,13 +42,16 @@ def attack_command(
     out: Annotated[
         Path | None, typer.Option(help="Where trials are kept; a stopped suite goes on there.")
     ] = None,
+    settings: Settings = None,
     as_json: AsJson = False,
 ) -> None:
-    """Attack a crew from inside, with and without its defences: what honest peers take over, what
-    they lose, when they notice, and whom they suspect wrongly.
+    """Attack a crew from inside, with and without its defences, and say what it costs.
+
+    What honest peers take over, what they lose, when they notice, whom they suspect wrongly.
     """
     with plain_errors():
-        config = changed(read_config(crew_file), objective, rounds, None)
+        config = changed(read_config(crew_file, settings or ()), objective, rounds, None)
+        _check_measure(config)
         folder = out or Path("runs") / f"attack-{config.crew.name}"
         rows = _rows(config, attack or [], range(seeds), hostile, folder, jobs)
         if as_json:
@@ -57,7 +61,17 @@ def attack_command(
             title = f"{config.crew.name}: {config.crew.objective}, {config.crew.rounds} rounds"
             print_rows([row.cells() for row in rows], title, as_json=False)
             for row in {row.attack: row for row in rows}.values():
-                say(f"{row.attack}: {row.wants}")
+                tell(f"{row.attack}: {row.wants}")
+
+
+def _check_measure(config: CrewConfig) -> None:
+    from motley.tasks import load_task
+
+    if load_task(config.crew.task, config.task).measure == "reward":
+        raise ValueError(
+            f"task {config.crew.task} gives rewards, and motley attack says what is lost of an "
+            "accuracy; use a task whose answers are right or wrong, such as digits"
+        )
 
 
 def _rows(

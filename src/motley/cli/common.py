@@ -1,4 +1,4 @@
-"""What all commands share: the app, options, tables, and how errors and Ctrl-C are met."""
+"""What all commands share: options, tables, and how errors and Ctrl-C are met."""
 
 from __future__ import annotations
 
@@ -18,28 +18,41 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from motley.cli.shell import App as App
+from motley.cli.shell import app as app
+from motley.cli.shell import console as console
+from motley.cli.shell import results as results
 from motley.config import ConfigError, CrewConfig
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    help="A crew of different language models that train each other.",
-)
-bench_app = typer.Typer(
-    no_args_is_help=True, help="Measure speed against a known rival, in one run."
-)
-app.add_typer(bench_app, name="bench")
-console = Console()
+bench_app = App(no_args_is_help=True, help="Measure speed against a known rival, in one run.")
+app.add_typer(bench_app, name="bench", rich_help_panel="More")
+
+LONGEST_CELL = 48  # letters of a stranger in a table
 
 CrewFile = Annotated[Path, typer.Argument(help="A crew file (TOML).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 Objective = Annotated[
     str, typer.Option(help="Use this objective instead of the crew file's; NAME or NAME/VARIANT.")
 ]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help=(
+            "Use this instead of what the crew file says, such as learning.lr=1e-5 or "
+            "peer.NAME.device=cpu. Repeatable."
+        ),
+    ),
+]
 Rounds = Annotated[int, typer.Option(help="Train this many rounds instead of the crew file's.")]
 Seed = Annotated[int | None, typer.Option(help="Use this seed instead of the crew file's.")]
 Out = Annotated[
     Path | None, typer.Option(help="The run's folder; a new one under runs/ otherwise.")
+]
+Best = Annotated[
+    bool,
+    typer.Option("--best", help="The checkpoint that was best on held-out, not the newest one."),
 ]
 Alone = Annotated[
     bool,
@@ -48,19 +61,32 @@ Alone = Annotated[
 
 
 def say(text: str) -> None:
-    """A line as it is."""
+    """A line as it is, of what is being done."""
     console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def tell(text: str) -> None:
+    """A line as it is, of what came of it: -q leaves it."""
+    results.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def stderr() -> Console:
+    """Where bars go that must not stand between results; silent with -q."""
+    return Console(stderr=True, quiet=console.quiet)
 
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """What a user did wrong, or a disk, is one line and not a traceback."""
+    """What a user did wrong, or a disk, is one line and not a traceback; what a user's own function
+    raised comes with its own.
+    """
     try:
         yield
     except (ConfigError, ValueError, FloatingPointError, OSError) as error:
-        Console(stderr=True, soft_wrap=True).print(
-            f"[red]error:[/red] {escape(str(error))}", highlight=False
-        )
+        shown = Console(stderr=True, soft_wrap=True)
+        if details := getattr(error, "details", ""):  # where in a user's own code it happened
+            shown.print(escape(details), highlight=False)
+        shown.print(f"[red]error:[/red] {escape(str(error))}", highlight=False)
         raise typer.Exit(2) from None
 
 
@@ -103,13 +129,6 @@ def command_line() -> str:
     return shlex.join(["motley", *sys.argv[1:]])
 
 
-def new_run_folder(name: str) -> Path:
-    number = 1
-    while (folder := Path("runs") / f"{name}-{number:03d}").exists():
-        number += 1
-    return folder
-
-
 def print_rows(rows: list[dict[str, Any]], title: str, as_json: bool) -> None:
     """A table, or with --json one object."""
     if as_json:
@@ -121,7 +140,7 @@ def print_rows(rows: list[dict[str, Any]], title: str, as_json: bool) -> None:
     for row in rows:
         table.add_row(*map(_cell, row.values()))
     # in a file nothing need be cut off
-    (console if console.is_terminal else Console(width=160)).print(table)
+    (results if results.is_terminal else Console(width=160)).print(table)
 
 
 def _cell(value: object) -> str:
@@ -130,3 +149,9 @@ def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.3f}" if value == 0 or 0.001 <= abs(value) < 1000 else f"{value:.1e}"
     return str(value)
+
+
+def printable(text: str, most: int = LONGEST_CELL) -> str:
+    """What a stranger wrote, cut, and without anything a terminal would obey."""
+    cut = text if len(text) <= most else text[: most - 1] + "…"
+    return "".join(letter if letter.isprintable() else "?" for letter in cut)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from motley.cli.common import app, plain_errors, say
+from motley.cli.common import Best, app, plain_errors, tell
 
 Dtype = Literal["float32", "bfloat16"]
 Merge = Annotated[
@@ -32,6 +32,7 @@ def export_command(
         str, typer.Option(help="Whose model; may be left out where one peer learns.")
     ] = "",
     merge: Merge = False,
+    best: Best = False,
     dtype: Annotated[
         Dtype,
         typer.Option(
@@ -39,9 +40,7 @@ def export_command(
         ),
     ] = "float32",
 ) -> None:
-    """Write a trained peer as an ordinary Hugging Face or PEFT folder, with a model card that says
-    how it was trained.
-    """
+    """Write a trained peer as an ordinary Hugging Face or PEFT folder, with a model card."""
     with plain_errors():
         from motley.reports.export import export_model, learners_of
 
@@ -51,8 +50,8 @@ def export_command(
                 f"{run} has {len(known)} peers that learn; choose one with --peer: "
                 f"{', '.join(known)}"
             )
-        folder = export_model(run, peer or known[0], out, merge, dtype)
-        say(
+        folder = export_model(run, peer or known[0], out, merge, dtype, best)
+        tell(
             f"{peer or known[0]} of {run} in {folder}; how it was trained and how to load it: "
             f"{folder / 'README.md'}"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,7 +17,7 @@ from rich.progress import TaskProgressColumn
 from rich.table import Table
 from rich.text import Text
 
-from motley.cli.common import AsJson, app, console, plain_errors
+from motley.cli.common import AsJson, app, plain_errors, printable, results, stderr, tell
 from motley.cli.progress import timed_bars
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 LEAST_WIDTH = 100  # of a table; a narrower terminal breaks the lines
 PIPED_WIDTH = 240  # where there is no terminal
-LONGEST_CELL = 48
 _WORDS = ("sender", "id", "kind", "problem", "fault", "faults")  # columns of text
 
 Row = dict[str, object]
@@ -51,7 +50,7 @@ def log_command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Who sent what to a crew's log: sizes, ages, rewards, and what is wrong with a record."""
+    """Show who sent what to a crew's log, and what is wrong with a record."""
     with plain_errors():
         from motley.archive import find_log, open_log
 
@@ -122,7 +121,7 @@ def _list(archive: Archive, newest: int, after: int, peer: str, as_json: bool) -
     elif rows:
         _print_table(archive, rows)
     else:
-        console.print("nothing", highlight=False)
+        tell("nothing")
 
 
 def _follow(archive: Archive, after: int | None, peer: str, as_json: bool) -> None:
@@ -141,7 +140,7 @@ def _follow(archive: Archive, after: int | None, peer: str, as_json: bool) -> No
 
 
 def _export(archive: Archive, path: Path, after: int, peer: str, as_json: bool) -> None:
-    from motley.archive import export, problems_of
+    from motley.archive import crew_of, export, problems_of, texts_of
 
     try:
         problem_of, why = problems_of(archive), ""
@@ -150,7 +149,7 @@ def _export(archive: Archive, path: Path, after: int, peer: str, as_json: bool) 
             lambda group: None,
             f"without prompts and answers, as the task cannot be loaded: {error}",
         )
-    done = export(_read(archive, after, peer), path, problem_of)
+    done = export(_read(archive, after, peer), path, problem_of, texts_of(crew_of(archive)))
     if as_json:
         _print_json(
             {
@@ -164,12 +163,12 @@ def _export(archive: Archive, path: Path, after: int, peer: str, as_json: bool) 
     faults = f"; {_counts(done.left_out)} left out" if done.left_out else ""
     for text in (f"{done.num_groups} groups in {path}{faults}", why):
         if text:
-            console.print(text, highlight=False, soft_wrap=True, markup=False)
+            tell(text)
 
 
 def _read(archive: Archive, after: int, peer: str) -> Iterator[Seen]:
     """The records that are wanted, with a bar on stderr for how far the reading has come."""
-    console = Console(stderr=True)
+    console = stderr()
     with timed_bars(
         "reading",
         TaskProgressColumn(),
@@ -222,11 +221,11 @@ def _record_row(seen: Seen, now_s: float) -> Row:
 
 def _line(row: Row) -> str:
     """A record as one line of text: `12 a.0.3 group, round 0, ...`."""
-    parts = [f"{row['position']} {_printable(str(row['id']))} {row['kind'] or 'unreadable'}"]
+    parts = [f"{row['position']} {printable(str(row['id']))} {row['kind'] or 'unreadable'}"]
     if row["kind"] == "group":
         parts += [
             f"round {row['round']}",
-            f"problem {_printable(str(row['problem']))}",
+            f"problem {printable(str(row['problem']))}",
             f"{row['rollouts']} rollouts of {row['tokens']} tokens",
             f"reward {_cell('reward', row['reward'])}",
         ]
@@ -247,7 +246,7 @@ def _print_table(archive: Archive, rows: list[Row], num_totals: int = 0) -> None
     """
     title = f"log of crew {archive.crew}" if archive.crew else f"log of {archive.folder}"
     table = Table(
-        title=Text(_printable(title)), box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0)
+        title=Text(printable(title)), box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0)
     )
     for name in rows[0]:
         words = name in _WORDS
@@ -260,7 +259,7 @@ def _print_table(archive: Archive, rows: list[Row], num_totals: int = 0) -> None
             *(Text(_cell(name, value)) for name, value in row.items()),
             end_section=number == len(rows) - num_totals,
         )
-    Console(width=max(console.width, LEAST_WIDTH) if console.is_terminal else PIPED_WIDTH).print(
+    Console(width=max(results.width, LEAST_WIDTH) if results.is_terminal else PIPED_WIDTH).print(
         table
     )
 
@@ -269,12 +268,12 @@ def _cell(name: str, value: object) -> str:
     if value is None:
         return ""
     if name == "age_s" and isinstance(value, float):
-        return _printable(_age(value))
+        return printable(_age(value))
     if isinstance(value, float):
         return f"{value:.3f}" if value == 0 or 0.001 <= abs(value) < 1000 else f"{value:.1e}"
     if isinstance(value, list):
         return "..".join(map(str, value))
-    return _counts(value) if isinstance(value, dict) else _printable(str(value))
+    return _counts(value) if isinstance(value, dict) else printable(str(value))
 
 
 def _age(seconds: float) -> str:
@@ -287,9 +286,3 @@ def _age(seconds: float) -> str:
 
 def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
-
-
-def _printable(text: str) -> str:
-    """What a stranger wrote, cut, and without anything a terminal would obey."""
-    cut: Iterable[str] = text if len(text) <= LONGEST_CELL else text[: LONGEST_CELL - 1] + "…"
-    return "".join(letter if letter.isprintable() else "?" for letter in cut)

@@ -14,8 +14,18 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from motley.cli.common import CrewFile, app, console, plain_errors, say, stop_on_interrupt
+from motley.cli.common import (
+    CrewFile,
+    Settings,
+    app,
+    console,
+    plain_errors,
+    say,
+    stop_on_interrupt,
+    tell,
+)
 from motley.config import REPORTERS, EnginePart, OpenAI, Vllm, check_name, read_config
+from motley.reports.saying import recall_signs, show_signs
 
 if TYPE_CHECKING:
     from motley.distributed.hub import Hub
@@ -67,31 +77,33 @@ def hub(
     out: Annotated[
         Path | None, typer.Option(help="The hub's folder; runs/CREW-hub otherwise.")
     ] = None,
+    settings: Settings = None,
 ) -> None:
-    """Run the log of a crew for peers on other machines; prints one line for each to paste.
+    """Run the log of a crew for peers on other machines, and print a line for each to paste.
 
     Ctrl-C stops it, the same line goes on.
     """
-    from motley.distributed.hub import Hub
-    from motley.distributed.orders import give_order
-    from motley.distributed.register import Order
-    from motley.runs.folder import NOBODY, check_config
-
     with plain_errors():
-        config = read_config(crew_file)
+        config = read_config(crew_file, settings or ())
         folder = out or Path("runs") / f"{config.crew.name}-hub"
         if revoke or invite or pardon:
+            from motley.distributed.orders import give_order
+            from motley.distributed.register import Order
+
             order = Order("invite", invite, days=invite_days)
             if revoke or pardon:
                 order = Order("revoke", revoke) if revoke else Order("pardon", pardon)
-            say(give_order(folder, order))
+            tell(give_order(folder, order))
             return
+        from motley.distributed.hub import Hub
+        from motley.runs.folder import NOBODY, check_config
+
         check_config(config, mine=NOBODY)
         place = _place(folder, host, port, public, tls, nats)
         running = Hub.open(config, folder, place, say, invite_days=invite_days)
         try:
             running.start()
-            say(f"hub of crew {config.crew.name} at {place.url}, folder {folder}")
+            tell(f"hub of crew {config.crew.name} at {place.url}, folder {folder}")
             _show_invitations(running)
             _serve(running)
         finally:
@@ -100,8 +112,8 @@ def hub(
 
 def _show_invitations(running: Hub) -> None:
     for peer, line in running.register.invitations().items():
-        say(f"\n{peer}{_until(running, peer)}:\n{line}")
-    say("")
+        tell(f"\n{peer}{_until(running, peer)}:\n{line}")
+    tell("")
 
 
 def _until(running: Hub, peer: str) -> str:
@@ -249,10 +261,11 @@ def join(
                     _take_part(participant, stop_asked, reports)
             finally:
                 participant.close()
+        recall_signs(folder, console)
         if not participant.finished:
-            say(f"left after round {participant.finished_rounds}; come back with the same line")
+            tell(f"left after round {participant.finished_rounds}; come back with the same line")
             raise typer.Exit(130)
-        say(f"finished; run folder: {folder}")
+        tell(f"finished; run folder: {folder}")
 
 
 def _trackers(given: list[str] | None) -> list[str] | None:
@@ -328,6 +341,7 @@ def _take_part(participant: Participant, stop_asked: Callable[[], bool], reports
                 said_s, said = elapsed_s(), what
             continue
         said_s, said = elapsed_s(), ""
+        show_signs([event], console)
         reports.log([event])
         per_round_s = (elapsed_s() - started_s) / max(1, event.round - first)
         line = (
@@ -340,16 +354,20 @@ def _take_part(participant: Participant, stop_asked: Callable[[], bool], reports
 
 
 def _learned(line: LearnerLine, rounds: int, per_round_s: float) -> str:
-    from motley.reports.display import mean
+    from motley.reports.scores import mean, score_text
+    from motley.runs.metrics import measure_of
 
-    skill = f", held-out accuracy {mean(line.heldout):.0%}" if line.heldout else ""
+    measure = measure_of([line])
+    skill = (
+        f", held-out {measure} {score_text(mean(line.heldout), measure)}" if line.heldout else ""
+    )
     gone = f", without {', '.join(line.without)}" if line.without else ""
     refused = sum(sum(reasons.values()) for reasons in (line.refused or {}).values())
     bad = f", {refused} records refused" if refused else ""
     muted = _muted(line)
     if not (skill or gone or muted or line.round % 10 == 1):
         return ""
-    reward = "" if line.reward is None else f" reward {line.reward:.2f}"
+    reward = "" if line.reward is None else f" reward {score_text(line.reward, 'reward')}"
     return (
         f"round {line.round} of {rounds}:{reward}{skill}{gone}{muted}{bad}; "
         f"{per_round_s * (rounds - line.round):.0f} s left"
@@ -367,10 +385,13 @@ def _muted(line: LearnerLine) -> str:
 
 def _sampled(line: SamplerLine, rounds: int) -> str:
     """A sampler counts no rounds: its learner's versions say how far the crew is."""
+    from motley.reports.scores import score_text
+
     if line.round % 10 != 1:
         return ""
     newest = line.version + (line.behind or 0)
+    reward = "" if line.reward is None else f" reward {score_text(line.reward, 'reward')},"
     return (
-        f"batch {line.round}: reward {line.reward:.2f}, with version {line.version}; "
+        f"batch {line.round}:{reward} with version {line.version}; "
         f"its learner is at {newest} of {rounds}"
     )

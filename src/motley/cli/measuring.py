@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from motley.cli.common import (
     AsJson,
+    Best,
     CrewFile,
+    Settings,
     app,
     bench_app,
     command_line,
     plain_errors,
     print_rows,
-    say,
+    stderr,
+    tell,
 )
 from motley.cli.progress import counted_runs, timed_bars
 from motley.config import PeerConfig, Prompt, read_config
@@ -53,21 +55,21 @@ def evaluate_command(
     problems: Annotated[int, typer.Option(min=2, help="Problems per kind.")] = 200,
     samples: Annotated[int, typer.Option(min=1, help="k of avg@k and pass@k.")] = 8,
     peer: Annotated[str, typer.Option(help="Only this peer of the run.")] = "",
+    settings: Settings = None,
+    best: Best = False,
     as_json: AsJson = False,
 ) -> None:
-    """Greedy and sampled accuracy with standard errors, and the best constant answer beside
-    them.
-    """
+    """Measure how good a run's models, or any model, are on a task's problems."""
     from motley.engines import torch_engine
     from motley.runs.evaluation import evaluate
 
     with plain_errors():
-        settings = _settings(target, task, crew_file)
-        if split not in settings.task.splits:
+        asked = _settings(target, task, crew_file, settings or ())
+        if split not in asked.task.splits:
             raise ValueError(
-                f"split {split!r} is not in this task; it has {', '.join(settings.task.splits)}"
+                f"split {split!r} is not in this task; it has {', '.join(asked.task.splits)}"
             )
-        policies = _policies(target, settings)
+        policies = _policies(target, asked, best)
         if peer and peer not in policies:
             raise ValueError(f"{target} has no peer {peer!r}; it has {', '.join(policies)}")
         rows = [
@@ -77,14 +79,14 @@ def evaluate_command(
             for line in evaluate(
                 torch_engine(policy),
                 policy.prompts,
-                settings.task,
+                asked.task,
                 split,
-                settings.sampling,
+                asked.sampling,
                 problems,
                 samples,
             )
         ]
-        print_rows(rows, f"{target} on {split}", as_json)
+        print_rows(rows, f"{target} on {split}: {asked.task.measure}", as_json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,27 +98,33 @@ class _Settings:
     prompt: Prompt
 
 
-def _settings(target: str, task: str, crew_file: Path | None) -> _Settings:
+def _settings(target: str, task: str, crew_file: Path | None, changes: Sequence[str]) -> _Settings:
     """Those of a crew file, else of the run; those that are usual for another task than theirs."""
     from motley.tasks import load_task
 
     own = Path(target) / "config.toml"
     path = crew_file or (own if own.exists() else None)
-    config = read_config(path) if path else None
+    if changes and path is None:
+        raise ValueError(
+            f"--set {changes[0]} changes a crew file, and {target} has none; give one with --crew"
+        )
+    config = read_config(path, changes) if path else None
     if config and task in ("", config.crew.task):
         chosen = load_task(config.crew.task, config.task)
         return _Settings(chosen, config.sampling, config.prompt)
     return _Settings(load_task(task or "digits", {}), Sampling(), Prompt())
 
 
-def _policies(target: str, settings: _Settings) -> dict[str, Policy]:
+def _policies(target: str, settings: _Settings, best: bool) -> dict[str, Policy]:
     """By name: every peer of a run, or a model."""
     from motley.models.opening import initial_policy, saved_policy
     from motley.runs.folder import trained_policies
 
     folder = Path(target)
     if (folder / "config.toml").exists():
-        return trained_policies(folder, settings.task, settings.prompt)
+        return trained_policies(folder, settings.task, settings.prompt, best)
+    if best:
+        raise ValueError(f"{target} is no run folder, so that it has no --best; leave it out")
     if folder.is_dir():
         return {folder.name: saved_policy(folder, settings.prompt, settings.task)}
     peer = PeerConfig(name="model", model=target)
@@ -137,6 +145,7 @@ def study(
     out: Annotated[
         Path | None, typer.Option(help="Where outcomes are kept; a stopped study goes on there.")
     ] = None,
+    settings: Settings = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a crew under several arms and seeds: tables, report.html and outcomes.csv with means,
@@ -145,16 +154,19 @@ def study(
     from motley.study.arms import parse_arms
     from motley.study.pages import Making, study_csv, study_page
     from motley.study.report import comparisons, glance, glance_markdown, markdown, table
-    from motley.study.running import measure_of, run_study
+    from motley.study.running import run_study
+    from motley.tasks import load_task
 
     with plain_errors():
-        config = read_config(crew_file)
+        config = read_config(crew_file, settings or ())
         chosen = parse_arms(arms)
         folder = out or Path("runs") / f"study-{config.crew.name}"
         with counted_runs() as count:
             outcomes = run_study(config, chosen, range(seeds), folder, jobs, count)
         labels = [arm.label for arm in chosen]
-        made = Making(command_line(), [config], labels, measure_of(config))
+        made = Making(
+            command_line(), [config], labels, load_task(config.crew.task, config.task).measure
+        )
         (folder / "report.html").write_text(study_page(outcomes, made), encoding="utf-8")
         (folder / "outcomes.csv").write_text(study_csv(outcomes, made), encoding="utf-8")
         lines = table(outcomes, labels, made.measure)
@@ -164,7 +176,7 @@ def study(
         else:
             sys.stdout.write(f"{glance_markdown(short)}\n{markdown(lines)}\n")
             say_found(comparisons(outcomes, labels), seeds)
-            say(f"report: {folder / 'report.html'}, {folder / 'outcomes.csv'}")
+            tell(f"report: {folder / 'report.html'}, {folder / 'outcomes.csv'}")
 
 
 def say_found(compared: Sequence[Comparison], num_seeds: int) -> None:
@@ -172,18 +184,18 @@ def say_found(compared: Sequence[Comparison], num_seeds: int) -> None:
     from motley.study.statistics import few_seeds_warning, sentences
 
     for text in sentences(compared):
-        say(text)
+        tell(text)
     if few := few_seeds_warning(num_seeds):
-        say(f"warning: {few}")
+        tell(f"warning: {few}")
 
 
 @app.command()
-def check(crew_file: CrewFile, as_json: AsJson = False) -> None:
-    """Check a crew file, its task and, per peer, the engine's log-probs against the trainer's."""
+def check(crew_file: CrewFile, settings: Settings = None, as_json: AsJson = False) -> None:
+    """Check a crew file, its task, and each peer's engine against its trainer."""
     from motley.runs.conformance import check_crew
 
     with plain_errors():
-        rows = check_crew(read_config(crew_file))
+        rows = check_crew(read_config(crew_file, settings or ()))
         print_rows(rows, f"check of {crew_file}", as_json)
         if any(row["result"] != "ok" for row in rows):
             raise typer.Exit(1)
@@ -196,9 +208,7 @@ def bench_local(
     ] = 9,
     as_json: AsJson = False,
 ) -> None:
-    """Sampling and training tokens/s against transformers' generate and a plain padded step; whole
-    GRPO steps against TRL's.
-    """
+    """Measure sampling and training on this machine against transformers and TRL."""
     from motley.benchmarks.local import local_benchmark
 
     with plain_errors(), _progress() as show:
@@ -223,9 +233,7 @@ def bench_gpu(
     ] = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Sampling, training and whole GRPO steps on a GPU, against transformers, TRL and the machine's
-    own limits.
-    """
+    """Measure sampling, training and whole steps on a GPU against transformers and TRL."""
     from motley.benchmarks.gpu import MODELS, SECTIONS, gpu_benchmark
 
     with plain_errors(), _progress() as show:
@@ -246,7 +254,7 @@ def bench_gpu(
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int], None]]:
     """A bar of what is being measured (what, done, total), with the time that is left."""
-    console = Console(stderr=True)
+    console = stderr()
     with timed_bars(
         "{task.description}", console=console, transient=True, disable=not console.is_terminal
     ) as progress:
@@ -258,9 +266,7 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
 
 @bench_app.command("wire")
 def bench_wire(as_json: AsJson = False) -> None:
-    """Bytes per token and rounding on a real model's rollouts, admission on one core, the stream's
-    throughput.
-    """
+    """Measure what rollouts cost on the wire: bytes, rounding, admission, throughput."""
     from motley.benchmarks.wire import wire_benchmark
 
     _bench(wire_benchmark, "about 10 s in all", "the wire, this machine", as_json)
@@ -268,9 +274,7 @@ def bench_wire(as_json: AsJson = False) -> None:
 
 @bench_app.command("weights")
 def bench_weights(as_json: AsJson = False) -> None:
-    """Bytes per sync of a learner's weights, changes against whole, on real training; every version
-    rebuilt and compared bit for bit.
-    """
+    """Measure what a learner's weights cost on the wire, and compare every version bit for bit."""
     from motley.benchmarks.weights import weights_benchmark
 
     _bench(weights_benchmark, "about a minute in all", "weights on their way to samplers", as_json)
@@ -288,7 +292,7 @@ def _bench(
         Progress(
             TextColumn("{task.description}"),
             TimeElapsedColumn(),
-            console=Console(stderr=True),
+            console=stderr(),
             transient=True,
         ) as bar,
     ):

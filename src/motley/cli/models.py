@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from motley.cli.common import AsJson, app, console, plain_errors, print_rows, say
+from motley.cli.common import App, AsJson, Settings, app, console, plain_errors, print_rows, tell
 from motley.cli.progress import skills_text, timed_bars
 from motley.config import PeerConfig, Prompt, Warm, read_config
 
@@ -17,17 +17,14 @@ if TYPE_CHECKING:
     from motley.models.policy import Policy
     from motley.tasks import Task
 
-models_app = typer.Typer(
-    no_args_is_help=True, help="Models that need no hub; GGUF files as ordinary folders."
-)
-app.add_typer(models_app, name="models")
+models_app = App(no_args_is_help=True, help="List, fetch and convert models that need no hub.")
+app.add_typer(models_app, name="models", rich_help_panel="More")
 
 
 @models_app.command("list")
 def list_models(as_json: AsJson = False) -> None:
-    """What `model =` may name without a hub, and whether it is here."""
-    from motley.models.sources import NAMED, named_folder
-    from motley.models.tiny import SHAPES
+    """List what `model =` may name without a hub, and whether it is here."""
+    from motley.models.named import NAMED, SHAPES, named_folder
 
     rows = []
     for name, model in NAMED.items():
@@ -48,7 +45,7 @@ def fetch_model(name: Annotated[str, typer.Argument(help="smollm2-135m or gemma3
 
     with plain_errors(), console.status(f"fetching {name}; a few minutes on a slow line") as status:
         folder = fetch(name, lambda what: status.update(f"{what}; a few minutes on a slow line"))
-        say(f"{name} is in {folder}")
+        tell(f"{name} is in {folder}")
 
 
 @models_app.command("convert")
@@ -66,7 +63,7 @@ def convert_model(
 
     with plain_errors(), console.status("converting; seconds to a minute"):
         convert(find(source), folder)
-        say(f"{source} is in {folder}")
+        tell(f"{source} is in {folder}")
 
 
 @app.command()
@@ -98,10 +95,9 @@ def warm(
         int, typer.Option(help="Leave only this many layers first, evenly chosen.")
     ] = 0,
     seed: Annotated[int, typer.Option(help="Of the order of problems.")] = 0,
+    settings: Settings = None,
 ) -> None:
-    """Tune a model on a task's own answers, so that RL has something to build on; the result is
-    cached and written as a folder.
-    """
+    """Tune a model on a task's own answers, so that RL has something to build on."""
     from motley.files import whole
     from motley.models.opening import check_peer, initial_policy
     from motley.tasks import evaluation_set, load_task
@@ -109,7 +105,11 @@ def warm(
     with plain_errors():
         if out.exists():
             raise ValueError(f"{out} exists; choose a folder that does not")
-        crew = read_config(Path(task)) if task.endswith(".toml") else None
+        if settings and not task.endswith(".toml"):
+            raise ValueError(
+                f"--set {settings[0]} changes a crew file, and {task} is none; give one as the task"
+            )
+        crew = read_config(Path(task), settings or ()) if task.endswith(".toml") else None
         chosen = load_task(crew.crew.task, crew.task) if crew else load_task(task, {})
         rules = crew.prompt if crew else Prompt()
         wanted = Warm(
@@ -126,7 +126,7 @@ def warm(
         _warm_with_bar(policy, chosen, wanted, seed)
         with whole(out) as partial:
             policy.save(partial)
-        say(f"{model}, warmed, is in {out}")
+        tell(f"{model}, warmed, is in {out}")
 
 
 def _warm_with_bar(policy: Policy, task: Task, wanted: Warm, seed: int) -> None:

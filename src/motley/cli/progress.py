@@ -1,4 +1,4 @@
-"""Bars: how far something has come, and the time that is left."""
+"""How far something has come, and the time that is left."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+
+from motley.cli.common import stderr
 
 
 def timed_bars(
@@ -40,7 +42,7 @@ def timed_bars(
 @contextmanager
 def counted_runs() -> Iterator[Callable[[int, int], None]]:
     """A bar on stderr to tell how many runs of how many are done."""
-    with timed_bars("runs", MofNCompleteColumn(), console=Console(stderr=True)) as progress:
+    with timed_bars("runs", MofNCompleteColumn(), console=stderr()) as progress:
         bar = progress.add_task("runs")
         yield lambda done, total: progress.update(bar, completed=done, total=total)
 

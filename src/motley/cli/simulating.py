@@ -19,18 +19,22 @@ from motley.cli.common import (
     Out,
     Rounds,
     Seed,
+    Settings,
     app,
     changed,
     command_line,
-    new_run_folder,
+    console,
     plain_errors,
     print_rows,
-    say,
+    stderr,
     stop_on_interrupt,
+    tell,
 )
 from motley.cli.measuring import say_found
 from motley.cli.progress import counted_runs, timed_bars
 from motley.config import CrewConfig, read_config
+from motley.files import new_run_folder
+from motley.reports.saying import recall_signs, show_signs
 
 
 @app.command()
@@ -40,22 +44,22 @@ def sim(
     rounds: Rounds = 0,
     seed: Seed = None,
     out: Out = None,
+    settings: Settings = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a crew on virtual time: real training, simulated delays, losses, outages, speeds and
-    churn.
-    """
+    """Train a crew on virtual time, with simulated delays, losses, outages, speeds and churn."""
     from motley.reports.display import duration
     from motley.sim.report import summary
 
     with plain_errors():
-        config = changed(read_config(crew_file), objective, rounds, seed)
+        config = changed(read_config(crew_file, settings or ()), objective, rounds, seed)
         folder = out or new_run_folder(config.crew.name)
-        took_s = _simulate(config, folder, Console(stderr=as_json))
+        took_s = _simulate(config, folder, stderr() if as_json else console)
         title = f"{config.crew.name}: {config.crew.objective}, {duration(took_s)} simulated"
         print_rows(summary(folder), title, as_json)
+        recall_signs(folder, Console(stderr=as_json))
         if not as_json:
-            say(f"run folder: {folder}")
+            tell(f"run folder: {folder}")
 
 
 def _simulate(config: CrewConfig, folder: Path, console: Console) -> float:
@@ -75,9 +79,11 @@ def _simulate(config: CrewConfig, folder: Path, console: Console) -> float:
         crew = SimCrew(config, folder, lambda peer, *_: show(f"warm start of {peer}"))
         for lines in crew.rounds():
             reports.log(lines)
+            show_signs(lines, console)
             show(f"{duration(lines[-1].time_s or 0.0)} simulated", crew.finished_rounds)
             if stop_asked():
-                say(
+                recall_signs(folder, console)
+                tell(
                     f"stopped at round {crew.finished_rounds}; a simulation is not resumed: "
                     f"its metrics so far are in {folder}"
                 )
@@ -110,6 +116,7 @@ def sweep(
     out: Annotated[
         Path | None, typer.Option(help="Where outcomes are kept; a stopped sweep goes on there.")
     ] = None,
+    settings: Settings = None,
     as_json: AsJson = False,
 ) -> None:
     """Simulate several crews under several arms and seeds: a table, a plot, report.html and
@@ -117,27 +124,32 @@ def sweep(
     """
     from motley.study.arms import parse_arms
     from motley.study.pages import Making, sweep_comparisons, sweep_csv, sweep_page
-    from motley.study.running import measure_of
     from motley.study.sweep import draw, glance, markdown, run_sweep, table
+    from motley.tasks import load_task
 
     with plain_errors():
-        configs = [_with_lr(read_config(path), lr) for path in crew_files]
+        configs = [_with_lr(read_config(path, settings or ()), lr) for path in crew_files]
         chosen = parse_arms(arms)
         folder = out or Path("runs") / "sweep"
         with counted_runs() as count:
             trials = run_sweep(configs, chosen, range(seeds), folder, jobs, count)
         crews, labels = [c.crew.name for c in configs], [arm.label for arm in chosen]
-        made = Making(command_line(), configs, labels, measure_of(configs[0]))
+        made = Making(
+            command_line(),
+            configs,
+            labels,
+            load_task(configs[0].crew.task, configs[0].task).measure,
+        )
         lines = table(trials, crews, labels, made.measure)
         (folder / "report.html").write_text(sweep_page(trials, made), encoding="utf-8")
         (folder / "trials.csv").write_text(sweep_csv(trials, made), encoding="utf-8")
         text = f"{glance(lines)}\n{markdown(lines)}"
         (folder / "table.md").write_text(text)
-        draw(lines, folder / "sweep.png")
+        draw(lines, folder / "sweep.png", made.measure)
         if as_json:
             sys.stdout.write(msgspec.json.encode({"lines": lines}).decode() + "\n")
         else:
             sys.stdout.write(text)
-            say("")
+            tell("")
             say_found(sweep_comparisons(trials, crews, labels), seeds)
-            say(f"table, plot and report: {folder}/table.md, sweep.png, report.html, trials.csv")
+            tell(f"table, plot and report: {folder}/table.md, sweep.png, report.html, trials.csv")

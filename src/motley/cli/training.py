@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
-from rich.live import Live
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -28,22 +28,28 @@ from motley.cli.common import (
     Out,
     Rounds,
     Seed,
+    Settings,
     app,
     changed,
     console,
-    new_run_folder,
     plain_errors,
+    results,
     say,
     stop_on_interrupt,
+    tell,
 )
 from motley.cli.progress import skills_text, timed_bars
 from motley.config import CrewConfig, read_config
+from motley.files import new_run_folder
+from motley.reports.saying import recall_signs
 
 if TYPE_CHECKING:
     from motley.distributed.processes import ProcessCrew
     from motley.reports.display import Skills
     from motley.runs.local import LocalCrew
-    from motley.runs.metrics import LearnerLine
+
+
+logger = logging.getLogger(__name__)
 
 
 def _run(crew: LocalCrew | ProcessCrew) -> bool:
@@ -51,36 +57,14 @@ def _run(crew: LocalCrew | ProcessCrew) -> bool:
 
     The crew is saved either way.
     """
-    from motley.reports.display import LiveTable
-    from motley.reports.trackers import Reports
-    from motley.runs.metrics import learner_lines, read_metrics
+    from motley.reports.watching import watched
 
-    reports = Reports(crew.config, crew.folder)
-    table = LiveTable(crew.config, first_round=crew.finished_rounds)
-    table.update(learner_lines(read_metrics(crew.folder)))
-    live = Live(table, console=console, refresh_per_second=4, transient=not console.is_terminal)
-    with stop_on_interrupt() as stop_asked, live, closing(reports):
-        for lines in crew.rounds():
-            table.update(lines)
-            reports.log(lines)
-            if lines and not console.is_terminal and lines[0].heldout:
-                console.print(
-                    _plain_progress(lines, crew.config.crew.rounds, table.time_left()),
-                    highlight=False,
-                    soft_wrap=True,
-                )
+    with stop_on_interrupt() as stop_asked, closing(watched(crew, console)) as rounds:
+        for _ in rounds:
             if stop_asked():
                 crew.save()
                 break
         return stop_asked()
-
-
-def _plain_progress(lines: Sequence[LearnerLine], rounds: int, left: str) -> str:
-    """A line where there is no terminal to redraw."""
-    from motley.reports.display import mean
-
-    peers = ", ".join(f"{line.peer} {mean(line.heldout):.0%}" for line in lines if line.heldout)
-    return f"round {lines[0].round} of {rounds}: held-out accuracy {peers}; {left} left"
 
 
 def _start_processes(begin: Callable[[Callable[[str], None]], ProcessCrew]) -> ProcessCrew:
@@ -121,13 +105,21 @@ def _start(config: CrewConfig, folder: Path, may_resume: bool = False) -> LocalC
 
 def _finish(crew: LocalCrew | ProcessCrew, alone: Skills) -> None:
     from motley.reports.display import draw_curves, skill_matrix, skills_at
-    from motley.runs.metrics import learner_lines, read_metrics
+    from motley.runs.metrics import learner_lines, measure_of, read_metrics
 
+    if crew.stopped:
+        console.print(
+            f"over after round {crew.finished_rounds} of {crew.config.crew.rounds}: {crew.stopped}",
+            soft_wrap=True,
+            highlight=False,
+        )
     lines = learner_lines(read_metrics(crew.folder))
-    console.print(skill_matrix(skills_at(lines, last=False), skills_at(lines, last=True), alone))
+    before, after = skills_at(lines, last=False), skills_at(lines, last=True)
+    results.print(skill_matrix(before, after, alone, measure_of(lines)))
     png, page = draw_curves(lines, alone, crew.folder)
-    console.print(f"curves: {png} and {page}", soft_wrap=True)
-    console.print(f"run folder: {crew.folder}", soft_wrap=True)
+    tell(f"curves: {png} and {page}")
+    recall_signs(crew.folder, console)
+    tell(f"run folder: {crew.folder}")
 
 
 def _train_alone(config: CrewConfig, folder: Path) -> bool:
@@ -143,9 +135,7 @@ def _train_alone(config: CrewConfig, folder: Path) -> bool:
         own = folder / "alone" / peer.name
         crew = _start(config.alone(peer.name), own, may_resume=True)
         stop_asked = _run(crew)
-        if crew.finished_rounds < config.crew.rounds or (
-            stop_asked and peer is not config.students[-1]
-        ):
+        if not crew.finished or (stop_asked and peer is not config.students[-1]):
             return True
         skills |= skills_at(learner_lines(read_metrics(own)), last=True)
     _write_alone(folder, _Alone(" ".join(["motley", *sys.argv[1:]]), skills))
@@ -180,8 +170,7 @@ def _train(
         if recorded:
             _write_alone(folder, recorded)
         stop_asked = _run(crew)
-        unfinished = crew.finished_rounds < crew.config.crew.rounds
-        stopped = (stop_asked and (unfinished or alone)) or (
+        stopped = (stop_asked and (not crew.finished or alone)) or (
             alone and _train_alone(crew.config, folder)
         )
     except KeyboardInterrupt:
@@ -193,7 +182,9 @@ def _train(
             if saved
             else "the same command; nothing was saved yet"
         )
-        console.print(f"stopped; go on with: {again}", soft_wrap=True)
+        if (folder / "metrics.jsonl").exists():
+            recall_signs(folder, console)
+        tell(f"stopped; go on with: {again}")
         raise typer.Exit(130)
     _finish(crew, _read_alone(folder))
 
@@ -207,21 +198,24 @@ def train(
     seed: Seed = None,
     out: Out = None,
     alone: Alone = False,
+    settings: Settings = None,
 ) -> None:
-    """Train a crew on this machine."""
+    """Train a crew on this machine, or go on with a run."""
     with plain_errors():
         if (crew_file is None) == (resume is None):
             raise ValueError("give a crew file to start, or --resume RUN to go on; not both")
         if resume is not None:
-            if objective or rounds or seed is not None or out:
+            if objective or seed is not None or out:
                 raise ValueError(
-                    "--resume goes on with the run's own settings; remove --objective, --rounds, "
-                    "--seed and --out"
+                    "--resume goes on with the run's own objective, seed and folder; remove "
+                    "--objective, --seed and --out, or begin a new run"
                 )
-            _train(_resuming(resume), resume, alone)
+            longer = [f"crew.rounds={rounds}"] if rounds else []
+            _train(_resuming(resume, [*(settings or ()), *longer]), resume, alone)
         elif crew_file is not None:
-            config = changed(read_config(crew_file), objective, rounds, seed)
+            config = changed(read_config(crew_file, settings or ()), objective, rounds, seed)
             folder = out or new_run_folder(config.crew.name)
+            logger.info("run folder %s", folder.resolve())
             _train(_starting(config, folder), folder, alone)
 
 
@@ -233,14 +227,16 @@ def _starting(config: CrewConfig, folder: Path) -> Callable[[], LocalCrew | Proc
     return lambda: _start_processes(lambda say: ProcessCrew.start(config, folder, say))
 
 
-def _resuming(folder: Path) -> Callable[[], LocalCrew | ProcessCrew]:
+def _resuming(folder: Path, settings: Sequence[str]) -> Callable[[], LocalCrew | ProcessCrew]:
     from motley.runs.local import LocalCrew
+    from motley.runs.resuming import config_to_resume
 
+    config = config_to_resume(folder, settings)
     if not (folder / "peers").exists():
-        return lambda: LocalCrew.resume(folder, say)
+        return lambda: LocalCrew.resume(folder, say, config=config)
     from motley.distributed.processes import ProcessCrew
 
-    return lambda: _start_processes(lambda say: ProcessCrew.resume(folder, say))
+    return lambda: _start_processes(lambda say: ProcessCrew.resume(folder, say, config))
 
 
 @app.command()
@@ -250,24 +246,27 @@ def demo(
     seed: Seed = None,
     out: Out = None,
     alone: Alone = False,
+    settings: Settings = None,
 ) -> None:
-    """Three different tiny models learn from each other: `motley train` on the crew file in the
-    package.
-    """
+    """Watch three different tiny models learn from each other, in minutes on a CPU."""
     with plain_errors():
         with as_file(files("motley") / "crews" / "demo.toml") as path:
-            config = read_config(path)
+            config, with_changes = read_config(path), read_config(path, settings or ())
         recorded = msgspec.json.decode(
             (files("motley") / "crews" / "demo_alone.json").read_bytes(), type=_Alone
         )
-        config_now = changed(config, objective, rounds, seed)
+        config_now = changed(with_changes, objective, rounds, seed)
         same_but_objective = msgspec.structs.replace(
-            config.crew, objective=config_now.crew.objective, variant=config_now.crew.variant
+            config,
+            crew=msgspec.structs.replace(
+                config.crew, objective=config_now.crew.objective, variant=config_now.crew.variant
+            ),
+            objective=config_now.objective,
         )
         folder = out or new_run_folder("demo")
         _train(
             lambda: _start(config_now, folder),
             folder,
             alone,
-            recorded if same_but_objective == config_now.crew and not alone else None,
+            recorded if same_but_objective == config_now and not alone else None,
         )

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import TaskID, TaskProgressColumn
 
-from motley.cli.common import AsJson, app, new_run_folder, plain_errors, print_rows, say
+from motley.cli.common import AsJson, app, plain_errors, print_rows, stderr, tell
 from motley.cli.progress import timed_bars
+from motley.files import new_run_folder
 
 Folder = Annotated[Path, typer.Argument(help="A run folder, or that of a peer that joined a hub.")]
 
@@ -43,8 +43,7 @@ def replay_command(
         with open_log(run) as archive:
             log = KeptLog(archive.entries())
             hub = archive.hub
-        stderr = Console(stderr=True)
-        with timed_bars("taking steps again", TaskProgressColumn(), console=stderr) as bars:
+        with timed_bars("taking steps again", TaskProgressColumn(), console=stderr()) as bars:
             tasks: dict[str, TaskID] = {}
 
             def progress(peer: str, done: int, total: int) -> None:
@@ -84,4 +83,4 @@ def pardon_command(
         if peer not in known:
             raise ValueError(f"the crew has no peer {peer!r}; it has {', '.join(known)}")
         Pardons(run).ask(peer)
-        say(f"{peer} is heard again from the next round of {run} on")
+        tell(f"{peer} is heard again from the next round of {run} on")

@@ -154,7 +154,7 @@ def _filled_up(start_S: Tensor, length: int) -> Tensor:
 
 def scorer(policy: Policy) -> Score:
     """`scoring.score` for one micro-batch after the other: with graphs where they run."""
-    decoder = known_decoder(policy.base)
+    decoder = None if policy.one_by_one else known_decoder(policy.base)
     if decoder is not None and is_fused(policy) and not policy.gradient_checkpointing:
         return CapturedScore(policy, decoder)
     return PlainScore(policy, decoder)

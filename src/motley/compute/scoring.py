@@ -6,17 +6,19 @@ the vocabulary projection sees only the positions that predict a completion toke
 `Packed` is built by learning.batches.
 
 Models that `support` knows have a forward of our own: a plain one here, and the same in a GPU's
-half types in `fused`. Any other runs its own code, with only the attention replaced by ours.
+half types in `fused`. Any other runs its own code, with only the attention replaced by ours; where
+that is not enough, on one sequence after the other (`alone`).
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from motley.compute.alone import score_alone
 from motley.compute.attention import PackedAttention
 from motley.compute.decoder import Decoder, known_decoder
 from motley.compute.layers import Layer, Norm, Projection, walk
@@ -26,8 +28,10 @@ from motley.compute.parts import rotate
 from motley.compute.shared_prefixes import Merged
 from motley.compute.support import runs_kernels
 from motley.models.policy import Policy
+from motley.models.sources import quiet
 
 ATTENTION = "motley"  # what transformers knows our attention by
+PLAINEST = "eager"
 # what some layers ask of attention, and neither torch's nor ours does
 UNUSUAL = ("softcap", "s_aux", "position_bias")
 
@@ -38,6 +42,9 @@ def score(policy: Policy, packed: Packed, decoder: Decoder | None = None) -> Sco
     `decoder`: the policy's, for whoever scores again and again; otherwise it is read anew.
     """
     packed = packed.to(policy.device)
+    if policy.one_by_one:
+        prepare(policy)
+        return score_alone(policy, packed)
     with torch.cuda.device_of(packed.token_N):  # where Triton starts its kernels
         return score_hidden(
             predicting_states(policy, packed, decoder), policy.base.get_output_embeddings(), packed
@@ -74,7 +81,7 @@ def _hidden_states(policy: Policy, packed: Packed | Merged, decoder: Decoder | N
         policy.device.type, dtype=policy.dtype, enabled=policy.dtype != torch.float32
     ):
         if decoder is None:
-            return _by_its_own_code(policy.base, packed, policy.gradient_checkpointing)
+            return _by_its_own_code(policy, packed)
         return plain_states(decoder, packed, checkpointed)
 
 
@@ -114,12 +121,13 @@ class _PlainPass:
         return state + (made if after is None else after(made))
 
 
-def _by_its_own_code(model: PreTrainedModel, packed: Packed | Merged, checkpointed: bool) -> Tensor:
+def _by_its_own_code(policy: Policy, packed: Packed | Merged) -> Tensor:
     """The model's forward on one row of all packed tokens.
 
     A mask of one element keeps transformers from making one of N x N.
     """
-    prepare(model)
+    prepare(policy)
+    model, checkpointed = policy.base, policy.gradient_checkpointing
     if checkpointed != bool(model.is_gradient_checkpointing):
         model.gradient_checkpointing_enable(
             {"use_reentrant": False}
@@ -136,13 +144,19 @@ def _by_its_own_code(model: PreTrainedModel, packed: Packed | Merged, checkpoint
     return hidden_ND
 
 
-def prepare(model: PreTrainedModel) -> None:
-    """Give a model our attention, and take its dropout: the policy that samples has none."""
-    if model.config._attn_implementation == ATTENTION:
+def prepare(policy: Policy) -> None:
+    """Give a model the attention it is computed with, and take its dropout: the policy that samples
+    has none.
+
+    Ours, or transformers' plainest, which knows all that a layer may ask for.
+    """
+    model, wanted = policy.base, PLAINEST if policy.one_by_one else ATTENTION
+    if model.config._attn_implementation == wanted:
         return
     AttentionInterface.register(ATTENTION, _attention)
     AttentionMaskInterface.register(ATTENTION, sdpa_mask)
-    model.set_attn_implementation(ATTENTION)
+    with quiet():  # about models that have only one
+        model.set_attn_implementation(wanted)
     model.eval()
     for part in model.modules():
         if isinstance(part, nn.Dropout):
@@ -184,6 +198,23 @@ def _attention(
             sliding_window=sliding_window,
             **others,
         )
+    _check_window(module, sliding_window)
     query_NHd, key_NHd, value_NHd = (heads[0].transpose(0, 1) for heads in (query, key, value))
     mixed_NHd = packed_attention(query_NHd, key_NHd, value_NHd, scaling, sliding_window)
     return mixed_NHd[None], None
+
+
+def _check_window(module: nn.Module, window: int | None) -> None:
+    """Refuse a layer that sees only a part of what is before it, and does not say which: ours is
+    not given transformers' mask.
+    """
+    config = getattr(module, "config", None)
+    kinds, number = getattr(config, "layer_types", None), getattr(module, "layer_idx", None)
+    if kinds and number is not None:
+        sees_all = kinds[number] == "full_attention"
+        is_told = kinds[number] == "sliding_attention" and window is not None
+    else:
+        sees_all = not getattr(config, "sliding_window", None)
+        is_told = window is not None
+    if not sees_all and not is_told:
+        raise ValueError("its attention has a window that it does not tell")

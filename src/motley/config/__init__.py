@@ -26,6 +26,14 @@ from motley.config.reading import (
     with_files_in,
     write_config,
 )
+from motley.config.resuming import (
+    MAY_CHANGE,
+    Change,
+    changes,
+    check_changes,
+    may_become,
+    values_of,
+)
 from motley.config.rules import (
     REPORTERS,
     Crew,
@@ -38,7 +46,9 @@ from motley.config.rules import (
 )
 
 __all__ = [
+    "MAY_CHANGE",
     "REPORTERS",
+    "Change",
     "Churn",
     "ConfigError",
     "Crew",
@@ -57,10 +67,14 @@ __all__ = [
     "Vllm",
     "Warm",
     "WeightsChannel",
+    "changes",
+    "check_changes",
     "check_name",
     "config_text",
+    "may_become",
     "parse_config",
     "read_config",
+    "values_of",
     "with_files_in",
     "write_config",
 ]

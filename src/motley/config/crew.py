@@ -59,6 +59,12 @@ class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 "own_share with stale = 'pace' stands still: foreign groups it keeps out stop the "
                 "sampler; remove own_share, or use 'drop'"
             )
+        if self.learning.warmup_rounds >= self.crew.rounds:
+            raise ValueError(
+                f"warmup_rounds={self.learning.warmup_rounds} is not below "
+                f"rounds={self.crew.rounds}, so that lr never has its full size; lower the one or "
+                "raise the other"
+            )
         if self.crew.objective == "alone" and len(names) > 1:
             raise ValueError(
                 "objective 'alone' means one peer that learns from itself, and this crew has "

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import re
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from motley.config import peers, rules
 from motley.config.crew import CrewConfig
+from motley.config.settings import Document, with_settings
 from motley.files import replace
 from motley.links import Delay, Link
 from motley.records import Sampling
+
+logger = logging.getLogger(__name__)
 
 
 class ConfigError(ValueError):
     """One line that says what is wrong in a crew file, and the remedy."""
 
 
-def read_config(path: Path) -> CrewConfig:
-    """Read and check a crew file."""
+def read_config(path: Path, settings: Sequence[str] = ()) -> CrewConfig:
+    """Read and check a crew file, with `learning.lr=1e-5` and the like on top of what it says."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -35,68 +40,118 @@ def read_config(path: Path) -> CrewConfig:
             f"crew file {path} is not UTF-8 text: {error.reason} at byte {error.start}; give a "
             "TOML file"
         ) from None
-    return _with_absolute_paths(parse_config(text, source=str(path)), path.resolve().parent)
+    config = parse_config(text, source=str(path), settings=settings)
+    logger.info("read %s%s", path.resolve(), "".join(f" --set {one}" for one in settings))
+    return _with_absolute_paths(config, path.resolve().parent)
 
 
 _FILES = ("file", "heldout", "ood")  # keys of [task] that name files
 
 
+class _Places(NamedTuple):
+    """Where what a crew file names is on this machine."""
+
+    file: Callable[[str], str]
+    reward: Callable[[str], str]  # of "module:function"
+
+
 def _with_absolute_paths(config: CrewConfig, folder: Path) -> CrewConfig:
-    """Files of problems are named relative to the crew file; a run must find them from anywhere."""
-    return _with_files(config, lambda name: folder / name)
+    """Files and reward modules are named relative to the crew file; a run must find them from
+    anywhere.
+    """
+
+    def reward(spec: str) -> str:
+        module, colon, function = spec.rpartition(":")
+        path = folder / module.removesuffix(".py")
+        return f"{path}:{function}" if colon and _is_module(path) else spec
+
+    return _with_files(config, _Places(lambda name: str(folder / name), reward))
 
 
 def with_files_in(config: CrewConfig, folder: Path | None) -> CrewConfig:
-    """The crew, with its files of problems looked for by name in a folder of this machine."""
-    return (
-        config
-        if folder is None
-        else _with_files(config, lambda name: folder.resolve() / Path(name).name)
-    )
+    """Another's crew, with its files and reward modules looked for by name in a folder of this
+    machine.
+
+    Which folder of this machine a program is taken from is not another's to say: a module that is
+    not there is looked for on Python's own path.
+    """
+
+    def reward(spec: str) -> str:
+        bare = re.split(r"[/\\]", spec)[-1]
+        path = (folder or Path()).resolve() / bare.rpartition(":")[0]
+        return f"{path.parent / bare}" if folder and _is_module(path) else bare
+
+    def file(name: str) -> str:
+        return name if folder is None else str(folder.resolve() / Path(name).name)
+
+    return _with_files(config, _Places(file, reward))
 
 
-def _with_files(config: CrewConfig, place: Callable[[str], Path]) -> CrewConfig:
-    task = _placed(config.task, place)
-    crew = msgspec.structs.replace(config.crew, task=_placed_spec(config.crew.task, place))
+def _is_module(path: Path) -> bool:
+    """Whether a folder has the module, or the package that it is of: FOLDER/package.module."""
+    top = path.name.partition(".")[0]
+    return (path.parent / f"{top}.py").is_file() or (path.parent / top / "__init__.py").is_file()
+
+
+def _with_files(config: CrewConfig, places: _Places) -> CrewConfig:
+    task = _placed(config.task, places)
+    crew = msgspec.structs.replace(config.crew, task=_placed_spec(config.crew.task, places))
     placed = tuple(
-        msgspec.structs.replace(peer, model=_placed_model(peer.model, place))
+        msgspec.structs.replace(peer, model=_placed_model(peer.model, places))
         for peer in config.peer
     )
     return msgspec.structs.replace(config, task=task, crew=crew, peer=placed)
 
 
-def _placed(table: dict[str, Any], place: Callable[[str], Path]) -> dict[str, Any]:
+def _placed(table: dict[str, Any], places: _Places) -> dict[str, Any]:
     """A [task], and the tables in it, which are tasks themselves in a mixture."""
-    placed: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, dict):
-            placed[key] = _placed(value, place)
-        elif isinstance(value, str) and key in _FILES:
-            placed[key] = str(place(value))
-        else:
-            placed[key] = (
-                _placed_spec(value, place) if key == "task" and isinstance(value, str) else value
-            )
-    return placed
+    return {key: _placed_value(key, value, places) for key, value in table.items()}
 
 
-def _placed_spec(spec: str, place: Callable[[str], Path]) -> str:
-    return f"file:{place(spec.removeprefix('file:'))}" if spec.startswith("file:") else spec
+def _placed_value(key: str, value: Any, places: _Places) -> Any:
+    if isinstance(value, dict):
+        return value if key == "fields" else _placed(value, places)
+    if key == "reward" and isinstance(value, list):
+        return [_placed_value(key, one, places) for one in value]
+    if not isinstance(value, str):
+        return value
+    if key in _FILES:
+        return places.file(value)
+    if key == "reward":
+        return places.reward(value)
+    return _placed_spec(value, places) if key == "task" else value
 
 
-def _placed_model(model: str, place: Callable[[str], Path]) -> str:
+def _placed_spec(spec: str, places: _Places) -> str:
+    if spec.startswith("file:"):
+        return f"file:{places.file(spec.removeprefix('file:'))}"
+    return spec if spec.startswith("reasoning_gym:") else places.reward(spec)
+
+
+def _placed_model(model: str, places: _Places) -> str:
     """A folder or GGUF file beside the crew file; ids, names and folders elsewhere stay."""
     written_as_path = model.startswith(("./", "../")) or (
         model.endswith(".gguf") and not Path(model).is_absolute()
     )
-    return str(place(model)) if written_as_path else model
+    return places.file(model) if written_as_path else model
 
 
-def parse_config(text: str, source: str = "crew file") -> CrewConfig:
+def parse_config(text: str, source: str = "crew file", settings: Sequence[str] = ()) -> CrewConfig:
+    document = _document(text, source)
+    if settings:
+        document = with_settings(document, settings)
+        source = " ".join([source, *(f"--set {setting}" for setting in settings)])
     try:
-        return msgspec.toml.decode(text, type=CrewConfig)
-    except msgspec.DecodeError as error:  # also ValidationError
+        return msgspec.convert(document, CrewConfig)
+    except msgspec.ValidationError as error:
         raise ConfigError(f"{source}: {_explain(str(error))}") from None
+
+
+def _document(text: str, source: str) -> Document:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source}: {error}") from None
 
 
 def write_config(config: CrewConfig, path: Path) -> None:
@@ -145,7 +200,8 @@ def _explain(message: str) -> str:
     unknown = re.search(r"unknown field `([^`]*)`", message)
     if unknown:
         home = {field: name for name, table in _TABLES.items() for field in table.__struct_fields__}
-        close = difflib.get_close_matches(unknown[1], home, n=1)
+        known = [*home, *CrewConfig.__struct_fields__]
+        close = difflib.get_close_matches(unknown[1], known, n=1)
         if unknown[1] in home:
             message += f"; it belongs under {home[unknown[1]]}"
         else:

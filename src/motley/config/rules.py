@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, get_args
 
 import msgspec
@@ -86,7 +87,15 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     lr: float = 5e-4
+    schedule: Literal["constant", "linear", "cosine"] = "constant"  # of lr, over all rounds
+    warmup_rounds: int = 0  # in which lr rises to its full size
+    final_lr: float = 0.0  # what linear and cosine leave of lr, as a share of it
+    weight_decay: float = 0.0  # decoupled, on matrices only: not on norms and biases
     grad_clip: float = 1.0
+    epochs: int = 1  # how often a round learns from its batch
+    groups_per_step: int = 0  # most groups of one optimiser step; 0: all of the batch
+    # a round takes no further step once the policy is this far from where it began; 0: no limit
+    inner_kl: float = 0.0
     # packed tokens of one micro-batch; 0: as many as memory holds, measured at the start
     token_budget: int = 0
     own_share: float = 0.0  # least share of own groups in a step
@@ -102,6 +111,12 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError(f"lr={self.lr} must be above 0")
         if not self.grad_clip > 0:
             raise ValueError(f"grad_clip={self.grad_clip} must be above 0; 1.0 is usual")
+        if not 0 <= self.final_lr <= 1:
+            raise ValueError(
+                f"final_lr={self.final_lr} is outside 0..1: it is a share of lr, such as 0.1"
+            )
+        if self.epochs < 1:
+            raise ValueError(f"epochs={self.epochs} learns nothing; use at least 1")
         if not 0 <= self.own_share <= 1:
             raise ValueError(
                 f"own_share={self.own_share} is outside 0..1; 0 takes what comes, 1 learns from "
@@ -113,7 +128,16 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             )
         if self.checkpoint_every < 1:
             raise ValueError(f"checkpoint_every={self.checkpoint_every} must be at least 1")
-        for name in ("token_budget", "quota", "max_age", "max_age_s"):
+        for name in (
+            "warmup_rounds",
+            "weight_decay",
+            "groups_per_step",
+            "inner_kl",
+            "token_budget",
+            "quota",
+            "max_age",
+            "max_age_s",
+        ):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}={getattr(self, name)} must not be negative")
 
@@ -173,10 +197,26 @@ class WeightsChannel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class Evaluate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     every: int = 10  # rounds; the last round is always evaluated
     problems: int = 64  # per kind
+    # a crew is over once no peer has done better on held-out for so many evaluations; 0: never
+    stop_after: int = 0
+    stop_at: float | None = None  # a mean held-out reward that is enough; None: none is
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether a crew can be over before its last round."""
+        return self.stop_after > 0 or self.stop_at is not None
 
     def __post_init__(self) -> None:
         if self.every < 1 or self.problems < 1:
             raise ValueError(
                 f"evaluate needs every >= 1 and problems >= 1; got every={self.every}, "
                 f"problems={self.problems}"
+            )
+        if self.stop_after < 0:
+            raise ValueError(
+                f"stop_after={self.stop_after} must not be negative; 0 trains to the last round"
+            )
+        if self.stop_at is not None and not math.isfinite(self.stop_at):
+            raise ValueError(
+                f"stop_at={self.stop_at} is no reward; leave it out to train to the last round"
             )

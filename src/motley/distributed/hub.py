@@ -22,7 +22,7 @@ import msgspec
 from nats.aio.msg import Msg
 
 from motley.clock import Clock, Deadline, RealClock
-from motley.config import CrewConfig, parse_config
+from motley.config import CrewConfig, config_text, may_become, parse_config
 from motley.distributed.desk import Desk
 from motley.distributed.register import (
     DAY_S,
@@ -100,21 +100,25 @@ class Hub:
         say: Say = lambda text: None,
         clock: Clock = RealClock(),
         invite_days: float = INVITE_DAYS,
+        may_change: bool = False,
     ) -> Hub:
         """The hub of a folder: as it was left, or new with an invitation for every peer.
 
-        `invite_days` 0: they have no end.
+        `invite_days` 0: they have no end. `may_change`: everyone hears of other rounds and the like
+        from whoever opens it; its charter stays.
         """
         folder.mkdir(parents=True, exist_ok=True)
         moved = False
         if (folder / "hub.json").exists():
             state = read_state(folder)
-            if parse_config(state.config) != config:
+            before = parse_config(state.config)
+            if before != config and not (may_change and may_become(before, config)):
                 raise ValueError(
                     f"{folder} holds the hub of a crew with other settings; choose another folder "
                     "with --out, or delete it"
                 )
             moved, state.place = state.place != place, place
+            state.config = config_text(config)
         else:
             expires_s = clock.now_s() + invite_days * DAY_S if invite_days else 0.0
             state = HubState.new(config, place, expires_s)

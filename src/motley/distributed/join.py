@@ -14,7 +14,10 @@ from motley.config import (
     CrewConfig,
     EnginePart,
     OpenAI,
+    changes,
+    check_changes,
     check_name,
+    may_become,
     parse_config,
     read_config,
     with_files_in,
@@ -43,12 +46,14 @@ class Brings(NamedTuple):
     its judge.
     """
 
-    data: Path | None = None  # the folder with the crew's problem files
+    data: Path | None = None  # the folder with the crew's problem files and reward modules
     model: str = ""
     device: str = ""
     # None: the one it came with before, or torch
     engine: Literal["torch"] | EnginePart | None = None
     judge: OpenAI | None = None  # never the crew file's either
+    # as it goes on, where its owner is this machine; None: as the charter has it
+    crew: CrewConfig | None = None
 
 
 def join(
@@ -128,9 +133,13 @@ def _agree(joining: Joining, log: NatsLog, brings: Brings) -> CrewConfig:
     """
     folder, me = joining.folder, joining.membership.peer
     charter = _listed(joining, log)
-    config = with_files_in(parse_config(charter.config, source="the crew's charter"), brings.data)
+    agreed = parse_config(charter.config, source="the crew's charter")
+    if brings.crew:
+        check_changes(changes(agreed, brings.crew), str(folder))
+    config = brings.crew or with_files_in(agreed, brings.data)
     path = folder / "config.toml"
-    config = _with_own(config, read_config(path) if path.exists() else None, me, brings)
+    before = read_config(path) if path.exists() else None
+    config = _with_own(config, before, me, brings)
     check_config(config, mine=config.student_of(me))
     if load_task(config.crew.task, config.task).fingerprint != charter.task:
         raise ValueError(
@@ -138,9 +147,9 @@ def _agree(joining: Joining, log: NatsLog, brings: Brings) -> CrewConfig:
             "give the folder with the crew's own problem files with --data, or use the same "
             "version of Motley"
         )
-    if not path.exists():
+    if before is None or (brings.crew and may_become(before, config)):
         write_config(config, path)
-    elif read_config(path) != config:
+    elif before != config:
         raise ValueError(
             f"{folder} holds a run of other settings; choose another folder with --out, or delete "
             "it"

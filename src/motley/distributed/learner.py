@@ -260,13 +260,21 @@ class LearnerRole:
             line = msgspec.structs.replace(line, without=self._without)
         self._sampled, self._sample_s, self._between = None, 0.0, True
         self._patience.begin_anew()
-        self.station.run.write([line])
+        self._write(line)
         if (
             peer.learned_rounds == self.station.config.crew.rounds
             or peer.learned_rounds % self.station.config.learning.checkpoint_every == 0
         ):
             self.save()
         return line
+
+    def _write(self, line: LearnerLine) -> None:
+        """Others wait for this peer's groups, so it does not stop early; it says when it could."""
+        stopping = self.station.run.stopping
+        before = stopping.reason
+        self.station.run.write([line])
+        if stopping.reason and not before:
+            self.station.say(f"{stopping.reason}; goes on for the crew, its best model is kept")
 
     def last_lines(self) -> Iterator[LearnerLine]:
         if self.finished_rounds >= self.station.config.crew.rounds or self._over:

@@ -10,8 +10,8 @@ would only slow the other down.
 
 | thread | does | touches |
 |---|---|---|
-| the main one | the step; then rewards, outbox, `refresh` | all but the engine |
-| beside | `Engine.sample` | the engine, and what no step changes of the policy |
+| the main one | the step; then groups, outbox, `refresh` | all but the engine |
+| beside | `Engine.sample`, then rewards | the engine, and what no step changes of the policy |
 
 Both begin together, and nothing else happens before both have ended: no thread outlives a step.
 What is sampled is of the engine's version, one behind what the step makes. A kill loses no more
@@ -28,14 +28,12 @@ import torch
 
 from motley.clock import timed
 from motley.config import CrewConfig, EnginePart
-from motley.engines import Completion
 from motley.learning.learner import StepReport
 from motley.learning.pace import pace_of
 from motley.models.devices import is_out_of_memory
-from motley.peers.sampling import Sampled, SamplerHalf
+from motley.peers.sampling import Answered, Sampled, SamplerHalf
 from motley.runs.metrics import Timing
 
-Answers = list[list[Completion]]
 TakeStep = Callable[..., StepReport | None]
 
 
@@ -86,7 +84,7 @@ class Overlap:
         half, asked, before = self._half, self._half.ask(), _times_full(self._device)
         clock = half.clock
         with ThreadPoolExecutor(1, thread_name_prefix="sampling") as beside:
-            sample = self._on_own_stream(lambda: half.answers(asked))
+            sample = self._on_own_stream(lambda: half.answered(asked))
             sampling = beside.submit(timed, sample, clock)
             report, learn_s = timed(step, clock)
         if self._stream:
@@ -97,14 +95,12 @@ class Overlap:
         if error or _times_full(self._device) > before:
             self._end("memory ran out")
         answers, sample_s = (None, 0.0) if error else sampling.result()
-        sampled, keep_s = timed(
-            lambda: half.keep(half.drawn(asked, answers)) if answers else None, clock
-        )
+        sampled, keep_s = timed(lambda: half.keep(half.drawn(answers)) if answers else None, clock)
         _, refresh_s = timed(half.refresh, clock)
         timing = Timing(sample_s + keep_s, learn_s + refresh_s, overlap_s=min(sample_s, learn_s))
         return Both(report, sampled, timing)
 
-    def _on_own_stream(self, sample: Callable[[], Answers]) -> Callable[[], Answers]:
+    def _on_own_stream(self, sample: Callable[[], Answered]) -> Callable[[], Answered]:
         """On a GPU work of two threads goes on at once in two streams only.
 
         The new one begins behind what was asked of the old so far.
@@ -114,7 +110,7 @@ class Overlap:
             return sample
         stream.wait_stream(torch.cuda.current_stream(self._device))
 
-        def on_stream() -> Answers:
+        def on_stream() -> Answered:
             with torch.cuda.stream(stream):
                 return sample()
 

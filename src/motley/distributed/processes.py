@@ -11,20 +11,38 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
-from motley.config import CrewConfig, read_config
+from motley.config import CrewConfig, parse_config
 from motley.distributed.hub import Hub
 from motley.distributed.join import Brings, join
 from motley.distributed.register import Place, Say, read_state
 from motley.exchange.nats.server import free_port
+from motley.learning.checkpoint import checkpoints, round_of
 from motley.runs.folder import check_config, new_folder
-from motley.runs.metrics import LearnerLine, append_lines, decode_lines, learner_lines
+from motley.runs.metrics import (
+    LearnerLine,
+    append_lines,
+    decode_lines,
+    learner_lines,
+    read_metrics,
+)
+from motley.runs.resuming import config_to_resume, go_on_with
+from motley.runs.stopping import Stopping
 
-_processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["motley.distributed.join"])  # torch is imported once for all
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkServerContext, SpawnContext
+
+# Windows can only spawn. Elsewhere torch is imported once for all.
+_processes: ForkServerContext | SpawnContext = (
+    multiprocessing.get_context("forkserver")
+    if "forkserver" in multiprocessing.get_all_start_methods()
+    else multiprocessing.get_context("spawn")
+)
+_processes.set_forkserver_preload(["motley.distributed.join"])
 
 
 class ProcessCrew:
@@ -33,6 +51,7 @@ class ProcessCrew:
     def __init__(self, config: CrewConfig, folder: Path, say: Say) -> None:
         self.config, self.folder, self._say = config, folder, say
         self.finished_rounds = 0
+        self._stopping = Stopping(config.evaluate)
         self._metrics = {
             peer.name: GrowingFile(folder / "peers" / peer.name / "metrics.jsonl")
             for peer in config.students
@@ -42,7 +61,9 @@ class ProcessCrew:
         self._children: dict[str, multiprocessing.process.BaseProcess] = {}
         (folder / "peers").mkdir(exist_ok=True)
         # its invitations never leave this machine
-        self._hub = Hub.open(config, folder / "hub", self._place(), say, invite_days=0.0)
+        self._hub = Hub.open(
+            config, folder / "hub", self._place(), say, invite_days=0.0, may_change=True
+        )
 
     @classmethod
     def start(cls, config: CrewConfig, folder: Path, say: Say = lambda text: None) -> ProcessCrew:
@@ -51,11 +72,42 @@ class ProcessCrew:
         return cls(config, folder, say)
 
     @classmethod
-    def resume(cls, folder: Path, say: Say = lambda text: None) -> ProcessCrew:
-        return cls(read_config(folder / "config.toml"), folder, say)
+    def resume(
+        cls,
+        folder: Path,
+        say: Say = lambda text: None,
+        config: CrewConfig | None = None,
+    ) -> ProcessCrew:
+        """`config`: with other rounds, or whatever else may change; None: as RUN/config.toml."""
+        config = config or config_to_resume(folder)
+        go_on_with(folder, _agreed(folder) or config, config, _done_rounds(config, folder))
+        crew = cls(config, folder, say)
+        if (folder / "metrics.jsonl").exists():
+            crew._hear(learner_lines(read_metrics(folder)))
+        return crew
+
+    @property
+    def stopped(self) -> str:
+        """Why the crew is over before its last round; empty if it is not."""
+        return self._stopping.reason
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.stopped) or self.finished_rounds >= self.config.crew.rounds
+
+    def _hear(self, lines: Sequence[LearnerLine]) -> None:
+        for line in lines:
+            self._stopping.hear(line)
+            self.finished_rounds = line.round
 
     def gather(self) -> Iterator[int]:
-        """Start everyone; yields how many have joined, until all have."""
+        """Start everyone; yields how many have joined, until all have.
+
+        A crew that stopped early is not started again.
+        """
+        if self.stopped:
+            return
+        self.finished_rounds, self._stopping = 0, Stopping(self.config.evaluate)
         self._hub.start()
         (self.folder / "metrics.jsonl").write_bytes(b"")  # put together anew from the peers' own
         invitations = self._hub.register.invitations()
@@ -70,27 +122,33 @@ class ProcessCrew:
             raise
 
     def rounds(self) -> Iterator[list[LearnerLine]]:
-        """Train to the last round; yields the lines of a round when every peer has finished it, and
-        in between nothing.
+        """Train to the last round, or until every peer is as good as it is going to be; yields the
+        lines of a round when every peer has finished it, and in between nothing.
 
-        Lines of round 0 are the skills before training.
+        Lines of round 0 are the skills before training. Whoever is ahead when all may stop saves
+        where it is, and leaves.
         """
         try:
             number = 0
-            while number <= self.config.crew.rounds:
+            while number <= self.config.crew.rounds and not self.stopped:
                 self._look_after()
                 yield []
-                while number <= self.config.crew.rounds and all(
-                    max(known, default=-1) >= number for known in self._lines.values()
+                while (
+                    number <= self.config.crew.rounds
+                    and not self.stopped
+                    and all(max(known, default=-1) >= number for known in self._lines.values())
                 ):
                     # an async peer may skip some
                     lines = [known[number] for known in self._lines.values() if number in known]
                     append_lines(self.folder / "metrics.jsonl", lines)
+                    self._hear(lines)
                     self.finished_rounds = number
                     number += 1
                     yield lines
             # one that was killed is started again
-            while any(child.is_alive() or child.exitcode for child in self._children.values()):
+            while not self.stopped and any(
+                child.is_alive() or child.exitcode for child in self._children.values()
+            ):
                 self._look_after()
         finally:
             self.close()
@@ -125,9 +183,8 @@ class ProcessCrew:
             (folder / "invitation").write_text(line.split()[-1])
         (folder / "error.txt").unlink(missing_ok=True)
         threads = max(1, (os.cpu_count() or 1) // len(self.config.peer))
-        # the crew file is this machine's own
         me = self.config.named(name)
-        brings = Brings(engine=me.engine, judge=me.judge)
+        brings = Brings(device=me.device, engine=me.engine, judge=me.judge, crew=self.config)
         arguments = (
             self._hub.register.state.place.url,
             self.config.crew.name,
@@ -165,6 +222,18 @@ class ProcessCrew:
         for name, file in self._metrics.items():
             lines = learner_lines(decode_lines(b"".join(file.new_lines())))
             self._lines[name] |= {line.round: line for line in lines}
+
+
+def _agreed(folder: Path) -> CrewConfig | None:
+    """The crew as its hub knows it; None before there was one."""
+    hub = folder / "hub"
+    return parse_config(read_state(hub).config) if (hub / "hub.json").exists() else None
+
+
+def _done_rounds(config: CrewConfig, folder: Path) -> int:
+    """Of the peer that is furthest on."""
+    kept = [checkpoints(folder / "peers" / peer.name / "checkpoints") for peer in config.students]
+    return max((round_of(paths[-1]) for paths in kept if paths), default=0)
 
 
 class GrowingFile:

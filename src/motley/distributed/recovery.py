@@ -33,6 +33,7 @@ class LearnerState(msgspec.Struct, frozen=True, kw_only=True):
 
     metrics_bytes: int
     over: bool  # there is nothing more to come, whatever the round
+    rounds: int = 0  # of the crew then; 0: a checkpoint of version 0.5, whose crew stays as it is
     peer: PeerState
 
 
@@ -46,7 +47,12 @@ class Recovery:
         """`over`: there is nothing more to come, whatever the round."""
         peer, run = self.peer, self.station.run
         sync(run.metrics)
-        state = LearnerState(metrics_bytes=run.metrics.stat().st_size, over=over, peer=peer.state())
+        state = LearnerState(
+            metrics_bytes=run.metrics.stat().st_size,
+            over=over,
+            rounds=run.config.crew.rounds,
+            peer=peer.state(),
+        )
         root = self.station.folder / "checkpoints"
         save_checkpoint(
             root,
@@ -70,12 +76,15 @@ class Recovery:
             return False
         whole, state = load_newest(station.folder / "checkpoints", LearnerState, station.say)
         run.cut_metrics(state.metrics_bytes, station.say)
+        longer = 0 < state.rounds < run.config.crew.rounds
+        if state.over and longer:
+            run.cut_last_line(station.say)
         self._check_journal(state.peer.learned_rounds)
         if isinstance(peer.log, ArrivingLog):
             peer.log.here = max(state.peer.cursor, self.journal.cursor)
         station.joining.patiently(lambda: run.restore(peer, whole, state.peer))
         station.say(f"going on after round {peer.learned_rounds}")
-        return state.over
+        return state.over and not longer
 
     def _check_journal(self, round: int) -> None:
         if num_lost := self.journal.forget_unreachable(round):

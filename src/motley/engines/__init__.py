@@ -10,6 +10,7 @@ from motley.config import EnginePart
 from motley.engines.branches import TorchEngine
 from motley.engines.engine import Completion, Engine
 from motley.engines.plain import PlainEngine
+from motley.engines.trial import own_code_engine
 from motley.models.policy import Policy
 
 __all__ = ["Completion", "Engine", "PlainEngine", "TorchEngine", "open_engine", "torch_engine"]
@@ -18,13 +19,14 @@ __all__ = ["Completion", "Engine", "PlainEngine", "TorchEngine", "open_engine", 
 def torch_engine(policy: Policy) -> Engine:
     """The built-in engine, the fastest one that computes this model on its device."""
     reason = why_unknown(policy.base)
-    if reason:
+    if reason or policy.one_by_one:
         if policy.device.type == "cuda":
             warnings.warn(
-                f"sampling by the model's own code, which is several times slower, since {reason}",
+                f"sampling by the model's own code, which is several times slower, since "
+                f"{reason or 'it is computed one sequence at a time'}",
                 stacklevel=2,
             )
-        return PlainEngine(policy)
+        return own_code_engine(policy)
     if runs_kernels(policy.device):
         from motley.engines.graphs import GraphEngine
 

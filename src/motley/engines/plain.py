@@ -26,7 +26,7 @@ class PlainEngine:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        prepare(policy.base)
+        prepare(policy)
 
     def refresh(self) -> None:
         """Nothing to take: the policy's own weights are used."""
@@ -90,13 +90,17 @@ class PlainEngine:
         """Logits [b, V] after the last token; `real_bK` says which positions are no padding."""
         position_bK = (real_bK.cumsum(1) - 1).clamp(min=0)
         model = self._policy.base
-        output = model.base_model(
+        computed = model if self._policy.one_by_one else model.base_model
+        output = computed(
             input_ids=token_bT,
             attention_mask=real_bK.long(),
             position_ids=position_bK[:, -token_bT.shape[1] :],
             past_key_values=cache,
             use_cache=True,
         )
+        if self._policy.one_by_one:  # the logits may be more than a projection
+            own_bV: Tensor = output.logits[:, -1].float()
+            return own_bV
         with torch.autocast(token_bT.device.type, enabled=False):
             logits_bV: Tensor = model.get_output_embeddings()(output[0][:, -1].float())
         return logits_bV

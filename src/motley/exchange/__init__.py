@@ -2,7 +2,7 @@
 
 from motley.exchange.headers import GroupHeader
 from motley.exchange.log import Entry, Log, LogError, stands_under
-from motley.exchange.memory import MemoryLog, cut_log
+from motley.exchange.memory import MemoryLog, cut_log, first_record
 from motley.exchange.outbox import Head, Mark, Outbox, Signer
 from motley.exchange.sections import RolloutArrays, WireError
 from motley.exchange.wire import Header, Limits, Sealed, decode, encode, pack, unpack
@@ -25,6 +25,7 @@ __all__ = [
     "cut_log",
     "decode",
     "encode",
+    "first_record",
     "pack",
     "stands_under",
     "unpack",

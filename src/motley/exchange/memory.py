@@ -76,6 +76,12 @@ class MemoryLog:
         os.truncate(path, whole)
 
 
+def first_record(path: Path) -> bytes:
+    """The record that a log's file begins with; nothing if it has none."""
+    content = path.read_bytes() if path.exists() else b""
+    return next((record for _, record, _ in _entries(content)), b"")
+
+
 def cut_log(path: Path, num_records: int) -> None:
     """Shorten a log's file to its first records, to resume from a checkpoint."""
     stops = [stop for _, _, stop in _entries(path.read_bytes())] if path.exists() else []

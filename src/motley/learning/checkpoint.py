@@ -102,6 +102,11 @@ def checkpoints(root: Path) -> list[Path]:
     return [by_round[round] for round in sorted(by_round)]
 
 
+def round_of(checkpoint: Path) -> int:
+    """After which it was taken."""
+    return int(checkpoint.name.removeprefix("round-"))
+
+
 def load_newest(
     root: Path, kind: type[RunState], say: Callable[[str], None]
 ) -> tuple[Path, RunState]:

@@ -1,5 +1,5 @@
-"""What every training step shares: Adam, and the loss scale that keeps the gradients of float16
-arithmetic inside float16's range.
+"""What every training step shares: Adam, with or without decay, and the loss scale that keeps the
+gradients of float16 arithmetic inside float16's range.
 """
 
 from __future__ import annotations
@@ -25,8 +25,28 @@ def adam(parameters: Iterable[Tensor], lr: float) -> torch.optim.Adam:
     return torch.optim.Adam(
         trained,
         lr=lr,
-        fused=all(p.device.type in FUSED and p.is_contiguous() for p in trained) or None,
+        fused=_fused(trained),
     )
+
+
+def optimiser_of(parameters: Sequence[Tensor], lr: float, weight_decay: float) -> torch.optim.Adam:
+    """Adam; with a decay AdamW, whose decay is not part of the gradient.
+
+    Vectors do not decay: norms and biases are no sizes that could be too large.
+    """
+    if not weight_decay:
+        return adam(parameters, lr)
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]], lr=lr, fused=_fused(parameters)
+    )
+
+
+def _fused(parameters: Sequence[Tensor]) -> bool | None:
+    return all(p.device.type in FUSED and p.is_contiguous() for p in parameters) or None
 
 
 def descend(optimiser: torch.optim.Adam, norm: Tensor) -> None:

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import torch
 
+from motley.compute.alone import fault_of, looks_ahead
 from motley.compute.scoring import score
 from motley.learning.batches import ToScore, micro_batches
 from motley.models.devices import is_out_of_memory
 from motley.models.policy import Policy
+from motley.models.precision import nearly
 
 MOST_TOKENS = 1 << 16
 LEAST_TOKENS = 1 << 10
@@ -25,7 +27,6 @@ SHARE = 0.4  # of the free memory: others use it too
 OPTIMISER_BYTES = 12  # of a value that trains: its gradient and Adam's two moments, in float32
 PROBE_LENGTH = 256
 MEMORY = Path("/proc/meminfo")
-CLOSE = 1e-2  # nat
 
 
 def fitting_budget(policy: Policy) -> int:
@@ -141,24 +142,24 @@ def too_large(budget: int) -> ValueError:
 
 
 def check_supported(policy: Policy) -> None:
-    """Refuse an architecture whose log-probs differ over packed tokens from its own forward's."""
-    try:
-        fault = _packing_fault(policy)
-        reason = f"its log-probs differ by {fault:.2g} between packed rows and its own forward"
-    except (ValueError, TypeError, RuntimeError, AttributeError) as error:
-        said, *_ = str(error).splitlines() or [type(error).__name__]
-        fault, reason = float("inf"), f"its code does not run over packed rows ({said})"
-    if not fault <= (CLOSE if policy.dtype == torch.float32 else 30 * CLOSE):
+    """Refuse an architecture whose log-probs are computed otherwise than by its own forward.
+
+    One that packing would compute wrongly is computed one sequence at a time from here on.
+    """
+    reason = _scoring_fault(policy)
+    if reason and not policy.one_by_one:
+        policy.one_by_one = True
+        reason = _scoring_fault(policy)
+    if reason:
         raise ValueError(
             f"architecture {policy.config.model_type!r} is not supported: {reason}; models like "
             "Llama, Qwen, Gemma 3, Mistral and GPT-2 are"
         )
 
 
-@torch.no_grad()
-def _packing_fault(policy: Policy) -> float:
-    """The largest difference, in nat, that packing makes to a few short rows, two of which begin
-    alike; not a number where one is not.
+def _scoring_fault(policy: Policy) -> str:
+    """Why a few short rows, two of which begin alike, are scored wrongly or without a gradient;
+    nothing where they are not.
     """
     rows = [
         ((5, 6, 7), (3, 4, 10)),
@@ -170,21 +171,23 @@ def _packing_fault(policy: Policy) -> float:
         ToScore(row=i, prompt=prompt, tokens=tokens) for i, (prompt, tokens) in enumerate(rows)
     ]
     (micro,) = micro_batches(sequences, 1 << 10, policy.device)
-    packed_BT = micro.unpack(score(policy, micro.packed).logp_M)
-    faults = []
-    for row_T, row in zip(packed_BT, micro.row_B.tolist(), strict=True):
-        sequence = sequences[row]
-        ids = torch.tensor([[*sequence.prompt, *sequence.tokens]], device=policy.device)
-        with torch.autocast(
-            policy.device.type, dtype=policy.dtype, enabled=policy.dtype != torch.float32
-        ):
-            logits_TV = policy.base(input_ids=ids, use_cache=False).logits[
-                0, len(sequence.prompt) - 1 : -1
-            ]
-        own_T = (
-            torch.log_softmax(logits_TV.float(), -1)
-            .gather(1, ids[0, len(sequence.prompt) :, None])
-            .squeeze(1)
-        )
-        faults.append((own_T - row_T[: len(own_T)]).abs().max())
-    return float(torch.stack(faults).max())
+    try:
+        if looks_ahead(policy):
+            return "what it says of a token depends on the tokens behind it"
+        logp_M = score(policy, micro.packed).logp_M
+        torch.autograd.grad(logp_M.sum(), [p for _, p in policy.trained()], allow_unused=True)
+        scored_BT = micro.unpack(logp_M.detach())
+        faults = [
+            fault_of(policy, prompt, tokens, scored_T[: len(tokens)])
+            for scored_T, row in zip(scored_BT, micro.row_B.tolist(), strict=True)
+            for prompt, tokens in [rows[row]]
+        ]
+        fault = float(torch.tensor(faults).max())  # not a number where one is not
+    except (ValueError, TypeError, RuntimeError, AttributeError, AssertionError) as error:
+        if isinstance(error, RuntimeError) and is_out_of_memory(error):
+            raise
+        said, *_ = str(error).splitlines() or [type(error).__name__]
+        return f"its code does not run here ({said})"
+    if nearly(fault, policy.dtype):
+        return ""
+    return f"its log-probs differ by {fault:.2g} from those of its own forward"

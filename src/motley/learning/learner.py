@@ -1,4 +1,4 @@
-"""Learner: one optimiser step from selected groups.
+"""Learner: a version from selected groups, by one optimiser step or several.
 
 Knows policies and objectives; knows no log and no peer.
 """
@@ -18,17 +18,28 @@ from torch import Tensor
 from motley.compute.graphs import scorer
 from motley.config import Learning, Trust
 from motley.learning.batches import MicroBatch, ToScore, micro_batches
-from motley.learning.blame import Blame, blame
-from motley.learning.descent import LossScale, adam, descend
+from motley.learning.blame import Blame, OwnFault, blame
+from motley.learning.descent import LossScale, descend, optimiser_of
 from motley.learning.diagnostics import Floats, Row, sender_metrics
+from motley.learning.fates import BLAMED
 from motley.learning.fitting import explained_memory, fitting_budget, halved, too_large
+from motley.learning.inner import (
+    InnerReport,
+    InnerTally,
+    Part,
+    Walk,
+    inner_parts,
+    with_start,
+)
 from motley.learning.notes import Overheard, note, note_scores
+from motley.learning.schedule import lr_at
 from motley.learning.select import Candidate
 from motley.learning.senders import SenderMetrics
 from motley.learning.sequences import (
     StepPlan,
     Unscored,
     Withheld,
+    fates_of,
     nothing_withheld,
     step_batch,
     step_plan,
@@ -51,8 +62,12 @@ class StepReport:
     ages: dict[int, int]  # age in versions -> groups
     senders: dict[str, SenderMetrics]
     blamed: tuple[str, ...] = ()  # left out, since theirs would not have been finite
+    # of every group, by position: a letter per rollout (learning/fates.py)
+    fates: dict[int, str] = field(default_factory=dict, compare=False)
     # of audited candidates, by position: per rollout, learner's minus sampler's log-prob of tokens
     log_ratios: dict[int, list[Floats]] = field(default_factory=dict, compare=False)
+    lr: float = 0.0
+    inner: InnerReport | None = None  # where there was more than one optimiser step
 
 
 @dataclass(slots=True)
@@ -85,18 +100,24 @@ class Learner:
         rules: Learning,
         lr: float,
         trust: Trust = Trust(),
+        *,
+        rounds: int = 1,
+        seed: int = 0,
     ) -> None:
+        """`rounds`: of the whole run, for the schedule. `seed`: the crew's."""
         self.policy = policy
         self.success = Success(rules.success_memory)
         self.scale = LossScale(policy.dtype)
         self._objective = objective
         self._rules = rules
         self._trust = trust
+        self._full_lr = self._lr = lr
+        self._rounds, self._seed = rounds, seed
         self.token_budget = rules.token_budget or fitting_budget(policy)
         self._halved = False
         self._parameters = [p for _, p in policy.trained()]
         self._score = scorer(policy)
-        self.optimiser = adam(self._parameters, lr)
+        self.optimiser = optimiser_of(self._parameters, lr, rules.weight_decay)
 
     def step(
         self,
@@ -104,7 +125,7 @@ class Learner:
         withheld: Withheld = nothing_withheld,
         audited: frozenset[int] = frozenset(),
     ) -> StepReport:
-        """Learn once from these groups.
+        """Learn from these groups, and have the next version.
 
         A step in which every advantage is zero changes nothing but the version. One that is not
         finite is taken again without the strangers whose sequences make it so.
@@ -113,6 +134,7 @@ class Learner:
         candidates whose log ratios are reported, also where nothing is learned from them.
         """
         self.success.update(candidates)
+        self._set_lr()
         blamed: tuple[str, ...] = ()
         while left := [c for c in candidates if c.group.origin.peer not in blamed]:
             alone = lambda peer: self._plan(
@@ -120,10 +142,18 @@ class Learner:
             )
             done = self._step(self._plan(left, withheld, audited), alone)
             if isinstance(done, StepReport):
-                return replace(done, blamed=blamed)
+                left_out = tuple(sorted({*blamed, *done.blamed}))
+                return replace(done, blamed=left_out, fates=_blamed(candidates) | done.fates)
             blamed = tuple(sorted({*blamed, *done.senders}))
-        self.policy.version += 1
-        return _nothing_left(blamed)
+        return self._made(replace(_nothing_left(blamed), fates=_blamed(candidates)))
+
+    def _set_lr(self) -> None:
+        """Once in a round: all its steps have the same."""
+        lr = lr_at(self._rules, self._full_lr, self._rounds, self.policy.version)
+        if lr != self._lr:
+            self._lr = lr
+            for group in self.optimiser.param_groups:
+                group["lr"] = lr
 
     def _plan(
         self,
@@ -138,6 +168,9 @@ class Learner:
 
     def _step(self, plan: StepPlan, alone: Callable[[str], StepPlan]) -> StepReport | Blame:
         """`alone`: what one sender's sequences would be by themselves."""
+        parts = inner_parts(plan, self._rules, self._seed, self.policy.version)
+        if len(parts) > 1:
+            return self._several(plan, parts, alone)
         rows, before = step_rows(plan, self.policy.version), self.scale.value
         made = self._backward(plan)
         if plan.todo:
@@ -154,18 +187,39 @@ class Learner:
             found = self._blame(plan, alone)
             self.scale.value = before  # which may do for who is left
             return found
+        report = self._made(_report(plan, rows, made, settled, self.policy.version))
+        return replace(report, senders=_with_gradients(senders, plan, settled))
+
+    def _several(
+        self, plan: StepPlan, parts: list[Part], alone: Callable[[str], StepPlan]
+    ) -> StepReport | Blame:
+        """Several optimiser steps. What the round decides it decides in a pass before the first:
+        weights, filter, pulls, and all that is measured.
+        """
+        rows, before = step_rows(plan, self.policy.version), self.scale.value
+        first = self._backward(plan, learns=False)
+        for one in first.notes:
+            note_scores(rows, one)
+        walked: set[str] | None = None
+        tally = InnerTally()
+        if np.isfinite(first.loss):
+            walk = Walk(self._backward, self._descend, self._blame, self.scale, tally)
+            begun = with_start(plan, first.scored)
+            walked = walk(begun, parts, first.scale_S, self._rules.inner_kl)
+        if walked is None:
+            found = self._blame(plan, alone)  # nothing has changed: it is all planned again
+            self.scale.value = before
+            return found
+        inner, scale_S = tally.report(), first.scale_S.tolist()
+        settled = Settled(inner.norm, list(zip(first.pull_S.tolist(), scale_S, strict=True)))
+        report = self._made(_report(plan, rows, first, settled, self.policy.version))
+        senders = _with_gradients(sender_metrics(rows), plan, settled)
+        return replace(report, senders=senders, inner=inner, blamed=tuple(sorted(walked)))
+
+    def _made(self, report: StepReport) -> StepReport:
+        """There is a new version."""
         self.policy.version += 1
-        ages = Counter(c.age(self.policy.version - 1) for c in plan.batch.candidates)
-        return StepReport(
-            loss=made.loss,
-            grad_norm=settled.norm,
-            num_sequences=len(rows),
-            num_scored=len(plan.todo),
-            num_tokens=sum(len(s.tokens) for s in plan.todo),
-            ages=dict(sorted(ages.items())),
-            senders=_with_gradients(senders, plan, settled),
-            log_ratios=_log_ratios(plan, rows, made.heard),
-        )
+        return replace(report, lr=self._lr)
 
     def _descend(self, norm: Tensor) -> None:
         with explained_memory(self.token_budget):
@@ -193,55 +247,57 @@ class Learner:
     def _blame(self, plan: StepPlan, alone: Callable[[str], StepPlan]) -> Blame:
         """Find the strangers whose sequences alone are not finite; raise where there is none."""
         norm_of = {}  # at a scale at which float16 holds all that it can
-        for peer in plan.batch.senders:
+        senders = plan.batch.senders if not plan.start else plan.speaking
+        for peer in senders:
             made = self._backward(alone(peer))
             norm_of[peer] = float(made.norm) if np.isfinite(made.loss) else np.nan
         fine = all(bool(p.isfinite().all()) for p in self._parameters)
-        found = blame(norm_of, plan.batch.strangers, fine)
+        found = blame(norm_of, plan.batch.strangers & {*senders}, fine)
         if isinstance(found, Blame):
             return found
-        raise FloatingPointError(
-            f"gradient norm is {sum(norm_of.values())} at version {self.policy.version}; nothing "
-            f"was changed by this step. {found.words}: lower lr{self._or_bfloat16()}; "
-            "a run goes on from its newest checkpoint with --resume"
-        )
+        raise _not_finite(found, sum(norm_of.values()), self.policy)
 
-    def _or_bfloat16(self) -> str:
-        return (
-            ", or set dtype = 'bfloat16' for the peer" if self.policy.dtype == torch.float16 else ""
-        )
-
-    def _backward(self, plan: StepPlan, scale_S: Tensor | None = None) -> Gradient:
-        """Add up the gradient.
+    def _backward(
+        self, plan: StepPlan, scale_S: Tensor | None = None, learns: bool = True
+    ) -> Gradient:
+        """Add up the gradient; with `learns` False all but that.
 
         Where memory does not hold a micro-batch, once more with half of it.
         """
         try:
-            return self._accumulate(plan, scale_S)
+            return self._accumulate(plan, scale_S, learns)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
             if self._halved and not self._score.holds:
                 raise too_large(self.token_budget) from error
         if self._score.forget():
-            return self._backward(plan, scale_S)
+            return self._backward(plan, scale_S, learns)
         self.token_budget, self._halved = halved(self.token_budget), True
-        return self._backward(plan, scale_S)
+        return self._backward(plan, scale_S, learns)
 
-    def _accumulate(self, plan: StepPlan, scale_S: Tensor | None) -> Gradient:
+    def _accumulate(self, plan: StepPlan, scale_S: Tensor | None, learns: bool) -> Gradient:
         """`scale_S`: what to leave of each sender's part."""
         self.optimiser.zero_grad()
         self._score.begin()
         micros = [unscored(plan, micro) for micro in self._micro_batches(plan.todo)]
-        made = self._launch(plan, micros, scale_S)
+        made = self._launch(plan, micros, scale_S, learns)
         return made._replace(heard=self._hear(plan)) if scale_S is None else made
 
-    def _launch(self, plan: StepPlan, micros: list[Unscored], scale_S: Tensor | None) -> Gradient:
+    def _launch(
+        self,
+        plan: StepPlan,
+        micros: list[Unscored],
+        scale_S: Tensor | None,
+        learns: bool = True,
+    ) -> Gradient:
         """On a GPU nothing here waits for it."""
         pulls = Pulls(len(plan.batch.senders), self.policy.device)
         notes, losses = [], [torch.zeros((), device=self.policy.device)]
+        scored: list[tuple[MicroBatch, Tensor]] = []
         for micro, sender_B, known in micros:
-            scores = self._score(micro.packed)
+            with torch.set_grad_enabled(learns):
+                scores = self._score(micro.packed)
             logp_BT = micro.unpack(scores.logp_M.detach()).requires_grad_()
             loss_batch = known(logp_learner_BT=logp_BT)
             output = self._objective.loss(loss_batch)
@@ -249,6 +305,9 @@ class Learner:
             pulls.add(sender_B, dloss_BT, logp_BT.detach(), micro.mask_BT)
             notes.append(note(micro, scores, loss_batch, output))
             losses.append(output.loss.detach())
+            if not learns:
+                scored.append((micro, logp_BT.detach()))
+                continue
             if scale_S is not None:
                 dloss_BT = dloss_BT * scale_S[sender_B, None]
             self.scale.backward(scores.logp_M, micro.pack(dloss_BT))
@@ -260,6 +319,7 @@ class Learner:
             scale_S=self._scales(plan, pull_S),
             notes=notes,
             heard=[],
+            scored=scored,
         )
 
     def _micro_batches(self, sequences: list[ToScore]) -> list[MicroBatch]:
@@ -282,6 +342,37 @@ class Learner:
             loss_batch = known(logp_learner_BT=micro.unpack(self._score(micro.packed).logp_M))
             heard.append(Overheard(micro.row_B.tolist(), loss_batch.log_ratio_BT))
         return heard
+
+
+def _blamed(candidates: Sequence[Candidate]) -> dict[int, str]:
+    """What became of the rollouts of a step, had it been left to nobody."""
+    return {c.position: BLAMED * len(c.group.rollouts) for c in candidates}
+
+
+def _not_finite(fault: OwnFault, norm: float, policy: Policy) -> FloatingPointError:
+    other = ", or set dtype = 'bfloat16' for the peer" if policy.dtype == torch.float16 else ""
+    return FloatingPointError(
+        f"gradient norm is {norm} at version {policy.version}; nothing was changed by this step. "
+        f"{fault.words}: lower lr{other}; a run goes on from its newest checkpoint with --resume"
+    )
+
+
+def _report(
+    plan: StepPlan, rows: list[Row], made: Gradient, settled: Settled, version: int
+) -> StepReport:
+    """What there is to say of a step from this version, but for the senders."""
+    ages = Counter(c.age(version) for c in plan.batch.candidates)
+    return StepReport(
+        loss=made.loss,
+        grad_norm=settled.norm,
+        num_sequences=len(rows),
+        num_scored=len(plan.todo),
+        num_tokens=sum(len(s.tokens) for s in plan.todo),
+        ages=dict(sorted(ages.items())),
+        senders={},
+        fates=fates_of(plan.batch, rows),
+        log_ratios=_log_ratios(plan, rows, made.heard),
+    )
 
 
 def _nothing_left(blamed: tuple[str, ...]) -> StepReport:

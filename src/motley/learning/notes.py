@@ -15,6 +15,7 @@ from motley.compute.logprobs import Scores
 from motley.learning.batches import MicroBatch
 from motley.learning.diagnostics import Floats, Row, ScoredRow
 from motley.objectives import LossBatch, LossOutput
+from motley.objectives.ratios import k3
 
 
 class Note(NamedTuple):
@@ -26,6 +27,8 @@ class Note(NamedTuple):
     keep_B: Tensor
     kl_B: Tensor
     loss: Tensor
+    # what has moved since the round began: tokens clipped, sum of k3, tokens; none in a first pass
+    moved_K: Tensor
 
 
 class Overheard(NamedTuple):
@@ -52,11 +55,20 @@ def note(micro: MicroBatch, scores: Scores, loss_batch: LossBatch, output: LossO
         output.keep_B,
         output.kl_B,
         output.loss.detach(),
+        _moved(loss_batch, output),
     )
     on_cpu = [one.to("cpu", non_blocking=one.is_cuda) for one in kept]
     device = scores.logp_M.device
     arrived = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
     return Note(arrived, micro.row_B.tolist(), *on_cpu)
+
+
+def _moved(batch: LossBatch, output: LossOutput) -> Tensor:
+    if batch.logp_start_BT is None:
+        return batch.logp_sampler_BT.new_empty(0)
+    clipped_BT = batch.mask_BT & (output.factor_BT == 0)
+    counts = [clipped_BT.sum(), k3(batch.moved_BT.detach()).sum(), batch.mask_BT.sum()]
+    return torch.stack([count.float() for count in counts])
 
 
 def note_scores(rows: list[Row], note: Note) -> None:

@@ -6,8 +6,8 @@ Knows no model and no gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import NamedTuple, Protocol
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from motley.learning.batches import MicroBatch, ToScore
 from motley.learning.diagnostics import Row
+from motley.learning.fates import FILTERED, LEARNED, SILENT, WITHHELD
 from motley.learning.select import Candidate
 from motley.models.prompts import Prompts
 from motley.objectives import LossBatch, Samples, Terms
@@ -67,6 +68,24 @@ class StepPlan:
     heard: list[ToScore] = field(default_factory=list)  # what is scored without any gradient
     withheld: dict[int, Mask] = field(default_factory=dict)  # by row, where A > 0
     audited: frozenset[int] = frozenset()  # positions of candidates
+    # by row, the learner's log-probs when the round began; none: this is its first pass
+    start: dict[int, NDArray[np.float32]] = field(default_factory=dict)
+
+    def sender_of(self, sequence: ToScore) -> str:
+        return self.batch.candidate_B[sequence.row].group.origin.peer
+
+    @property
+    def speaking(self) -> list[str]:
+        """Whose sequences can change the gradient."""
+        spoke = {self.sender_of(s) for s in self.todo}
+        return [sender for sender in self.batch.senders if sender in spoke]
+
+    def of(self, sender: str) -> StepPlan:
+        """The same, with this sender's sequences alone."""
+        return replace(self, todo=[s for s in self.todo if self.sender_of(s) == sender])
+
+    def without(self, senders: Set[str]) -> StepPlan:
+        return replace(self, todo=[s for s in self.todo if self.sender_of(s) not in senders])
 
 
 def step_batch(candidates: Sequence[Candidate], prompts: Prompts, success: SuccessOf) -> StepBatch:
@@ -157,6 +176,9 @@ def unscored(plan: StepPlan, micro: MicroBatch) -> Unscored:
     sampler_M = torch.from_numpy(np.fromiter(reported, np.float32, len(micro.packed.target_M))).to(
         device
     )
+    start_M = (
+        torch.from_numpy(np.concatenate([plan.start[row] for row in rows])) if plan.start else None
+    )
     sender_B = plan.batch.samples.sender_B[micro.row_B].to(device)
     known = partial(
         LossBatch,
@@ -165,6 +187,7 @@ def unscored(plan: StepPlan, micro: MicroBatch) -> Unscored:
         ended_B=plan.batch.ended_B[micro.row_B].to(device),
         terms=plan.terms.take(micro.row_B, device),
         withheld_BT=_withheld(plan, rows, micro.mask_BT),
+        logp_start_BT=None if start_M is None else micro.unpack(start_M.to(device)),
     )
     return Unscored(micro, sender_B, known)
 
@@ -177,6 +200,20 @@ def _withheld(plan: StepPlan, rows: list[int], mask_BT: Tensor) -> Tensor | None
         if row in plan.withheld:
             table_BT[place, : len(plan.withheld[row])] = plan.withheld[row]
     return torch.from_numpy(table_BT).to(mask_BT.device)
+
+
+def fates_of(batch: StepBatch, rows: Sequence[Row]) -> dict[int, str]:
+    """By position of a candidate: a letter for each of its rollouts."""
+    fates: dict[int, str] = {}
+    for candidate, row in zip(batch.candidate_B, rows, strict=True):
+        if row.scored is None or row.advantage == 0:
+            letter = SILENT
+        elif not row.scored.keep:
+            letter = FILTERED
+        else:
+            letter = WITHHELD if row.num_withheld else LEARNED
+        fates[candidate.position] = fates.get(candidate.position, "") + letter
+    return fates
 
 
 def step_rows(plan: StepPlan, version: int) -> list[Row]:

@@ -6,11 +6,13 @@ model serves all senders. Never waits for a GPU. Knows no sequence and no optimi
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from motley.learning.batches import MicroBatch
 from motley.learning.notes import Note, Overheard
 
 
@@ -23,6 +25,11 @@ class Gradient(NamedTuple):
     scale_S: Tensor  # what may be left of each sender's part
     notes: list[Note]
     heard: list[Overheard]
+    scored: list[tuple[MicroBatch, Tensor]]  # log-probs, where nothing was to be learned yet
+
+    @property
+    def is_finite(self) -> bool:
+        return bool(self.norm.isfinite()) and math.isfinite(self.loss)
 
     @property
     def loss(self) -> float:

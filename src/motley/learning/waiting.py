@@ -16,6 +16,7 @@ from motley.learning.select import Candidate, select, stale_families
 from motley.records import Backlog
 
 MADE_KEPT = 4096  # versions
+MAX_LET_GO = 4096  # groups between two steps of which it is kept why they were dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ class Waiting:
     config: CrewConfig
     window: StalenessWindow
     dropped: Counter[tuple[str, str]] = field(default_factory=Counter)  # (sender, reason) -> count
+    let_go: dict[int, str] = field(default_factory=dict)  # position -> reason, since the last step
     _candidates: list[Candidate] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[Candidate]:
@@ -156,12 +158,22 @@ class Waiting:
 
     def drop(self, unwanted: Callable[[Candidate], bool], reason: str) -> None:
         """Let go of groups, and count them under a reason."""
-        self.dropped += Counter((c.group.origin.peer, reason) for c in self if unwanted(c))
+        for candidate in filter(unwanted, self):
+            self.drop_at_once(candidate.group.origin.peer, reason, candidate.position)
         self._keep(lambda c: not unwanted(c))
 
-    def drop_at_once(self, sender: str, reason: str) -> None:
+    def drop_at_once(self, sender: str, reason: str, position: int) -> None:
         """Count a group that does not wait at all: its round is over, or its sender is muted."""
         self.dropped[sender, reason] += 1
+        if len(self.let_go) < MAX_LET_GO:
+            self.let_go[position] = reason
+
+    def without(self, muted: Sequence[str], taken: Sequence[Candidate]) -> list[Candidate]:
+        """What a step takes, but for what is of these senders."""
+        for candidate in taken:
+            if candidate.group.origin.peer in muted and len(self.let_go) < MAX_LET_GO:
+                self.let_go[candidate.position] = "muted"
+        return [c for c in taken if c.group.origin.peer not in muted]
 
     def drop_stale(self, round: Round) -> None:
         """Let go of whole families that are past the staleness window."""

@@ -24,7 +24,7 @@ from motley.config import Warm
 from motley.files import cache_folder, whole
 from motley.learning.batches import ToScore, micro_batches
 from motley.learning.descent import LossScale, adam
-from motley.learning.fitting import explained_memory, fitting_budget
+from motley.learning.fitting import check_supported, explained_memory, fitting_budget
 from motley.models.policy import Policy, load_tensors, save_tensors
 from motley.records import Problem
 from motley.tasks import Task
@@ -75,6 +75,7 @@ def warm_start(
             path.unlink()
         else:
             return
+    check_supported(policy)
     budget = fitting_budget(policy)
     with explained_memory(budget):
         _train(policy, task, warm, seed, budget, progress)

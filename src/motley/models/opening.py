@@ -6,16 +6,28 @@ import hashlib
 import json
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 from operator import itemgetter
 from pathlib import Path
 
-from peft import PeftModel
+import msgspec
 from transformers import GenerationConfig, PretrainedConfig
 
 from motley.config import PeerConfig, Prompt
 from motley.models.devices import check_dtype, choose_device, choose_dtype
-from motley.models.policy import Policy, choose_trained
+from motley.models.named import MAX_POSITIONS, TINY, check_tiny
+from motley.models.named import is_tiny as is_tiny
+from motley.models.policy import (
+    MADE_OF,
+    TRAINED,
+    MadeOf,
+    Policy,
+    choose_trained,
+    positions_of,
+    take_layers,
+    with_saved_adapter,
+)
 from motley.models.precision import fits_float16
 from motley.models.prompts import Prompts
 from motley.models.sources import (
@@ -27,16 +39,10 @@ from motley.models.sources import (
     read_shape,
     read_tokenizer,
 )
-from motley.models.tiny import MAX_POSITIONS, check_tiny, tiny_model, tiny_vocabulary
+from motley.models.tiny import tiny_model, tiny_vocabulary
 from motley.models.vocabulary import Vocabulary
 from motley.records import Problem
 from motley.tasks import Task
-
-TINY = "tiny:"
-
-
-def is_tiny(model: str) -> bool:
-    return model.startswith(TINY)
 
 
 def check_peer(
@@ -101,7 +107,7 @@ def _check_pretrained(peer: PeerConfig, rules: Prompt) -> tuple[Vocabulary, int]
         if peer.keep_layers:
             keep_layers(model, peer.keep_layers)
         choose_trained(model, peer.train, seed=0)
-    return vocabulary, getattr(config.get_text_config(), "max_position_embeddings", None) or 2**31
+    return vocabulary, positions_of(config.get_text_config())
 
 
 def initial_policy(
@@ -112,11 +118,12 @@ def initial_policy(
     device = choose_device(peer.device, small)
     check_dtype(peer.dtype, device)
     vocabulary = _vocabulary(peer.model, rules.stop)
-    model = (
-        tiny_model(peer.model.removeprefix(TINY), peer_seed(peer.name, seed))
-        if small
-        else read_model(find(peer.model))
-    )
+    if small:
+        model = tiny_model(peer.model.removeprefix(TINY), peer_seed(peer.name, seed))
+        lasting = peer.model
+    else:
+        source = find(peer.model)
+        model, lasting = read_model(source), source.lasting
     if peer.keep_layers:
         keep_layers(model, peer.keep_layers)
     model = model.to(device)
@@ -126,11 +133,12 @@ def initial_policy(
         prompts=Prompts.of(vocabulary, rules, task) if task else Prompts(vocabulary),
         dtype=choose_dtype(peer.dtype, device, small, lambda: fits_float16(model)),
         gradient_checkpointing=peer.gradient_checkpointing,
+        made_of=MadeOf(model=lasting, keep_layers=peer.keep_layers),
     )
 
 
 def saved_policy(folder: Path, rules: Prompt = Prompt(), task: Task | None = None) -> Policy:
-    """A policy from an ordinary model folder: a whole model, or an adapter that names its base."""
+    """A policy from a model folder: a whole model, or a part that names what it was made of."""
     if not (folder / "tokenizer_config.json").exists():
         raise ValueError(
             f"{folder} is no model folder: it has no tokenizer; give a run folder, or "
@@ -138,18 +146,32 @@ def saved_policy(folder: Path, rules: Prompt = Prompt(), task: Task | None = Non
         )
     if (folder / "config.json").exists():
         return initial_policy(PeerConfig(name="model", model=str(folder)), 0, rules, task)
-    if not (folder / "adapter_config.json").exists():
+    adapted = (folder / "adapter_config.json").exists()
+    if not adapted and not (folder / TRAINED).exists():
         raise ValueError(
             f"{folder} is no model folder: it has neither config.json nor adapter_config.json; "
             "give one that save_pretrained wrote"
         )
-    base = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
-    beside = folder / base  # an exported adapter has its base in its own folder
-    policy = initial_policy(
-        PeerConfig(name="model", model=str(beside) if beside.exists() else base), 0, rules, task
-    )
-    policy.model = PeftModel.from_pretrained(policy.base, folder)
+    made_of = _made_of(folder)
+    peer = PeerConfig(name="model", model=made_of.model, keep_layers=made_of.keep_layers)
+    policy = replace(initial_policy(peer, 0, rules, task), made_of=made_of)
+    if adapted:
+        policy.model = with_saved_adapter(policy.base, folder)
+    else:
+        take_layers(policy.model, folder)
     return policy
+
+
+def _made_of(folder: Path) -> MadeOf:
+    """What a part was trained on; an exported adapter may have it in its own folder."""
+    if (folder / MADE_OF).exists():
+        made_of = msgspec.json.decode((folder / MADE_OF).read_bytes(), type=MadeOf)
+        beside = folder / made_of.model
+    else:
+        rules = json.loads((folder / "adapter_config.json").read_text())
+        made_of = MadeOf(model=rules["base_model_name_or_path"])
+        beside = folder / "base" if (folder / "base").exists() else folder / made_of.model
+    return msgspec.structs.replace(made_of, model=str(beside)) if beside.exists() else made_of
 
 
 @lru_cache(maxsize=8)

@@ -6,13 +6,16 @@ Owns loading and saving; knows no sampling, objective or log, and not how a mode
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
-from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
+from peft import LoraConfig, PeftModel, get_peft_model, set_peft_model_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -22,7 +25,21 @@ from transformers.utils.logging import disable_progress_bar
 
 from motley.config import Lora, TrainPart
 from motley.models.prompts import Prompts
+from motley.models.sources import read_folder
 from motley.models.vocabulary import Vocabulary
+
+ADAPTER = "adapter_model.safetensors"
+TRAINED = "trained.safetensors"  # where only some layers train: those, by their parameters' names
+MADE_OF = "base.json"
+
+
+class MadeOf(msgspec.Struct, frozen=True, kw_only=True):
+    """What a policy began as, for folders that hold only the part of it that trains."""
+
+    # as a crew file names it; a path that is not absolute begins at the folder that says so
+    model: str
+    keep_layers: int = 0
+    frozen: str = ""  # digest of the layers that do not train
 
 
 @dataclass(slots=True)
@@ -35,6 +52,9 @@ class Policy:
     prompts: Prompts = None  # type: ignore[assignment]  # problems as they are, unless given
     dtype: torch.dtype = torch.float32  # of the arithmetic; what trains is kept in float32
     gradient_checkpointing: bool = False
+    made_of: MadeOf = MadeOf(model="")
+    # packing would change its numbers: sequences are computed alone, by the model's own code
+    one_by_one: bool = False
     fingerprint: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -62,29 +82,112 @@ class Policy:
 
     @property
     def max_positions(self) -> int:
-        return getattr(self.config, "max_position_embeddings", None) or 2**31
+        return positions_of(self.config)
+
+    @property
+    def is_adapted(self) -> bool:
+        return hasattr(self.model, "peft_config")
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether only some of its layers train."""
+        return not self.is_adapted and not all(p.requires_grad for p in self.model.parameters())
 
     def save(self, folder: Path) -> None:
-        """Write an ordinary Hugging Face folder, or a PEFT adapter folder for LoRA."""
-        disable_progress_bar()  # saving is part of a step that shows its own progress
-        # else PEFT asks the hub about them
-        options = {"save_embedding_layers": False} if hasattr(self.model, "peft_config") else {}
-        self.model.save_pretrained(folder, **options)  # type: ignore[operator]
+        """Write what trains: an ordinary Hugging Face folder, a PEFT adapter folder for LoRA, or
+        the tensors of the layers that train.
+        """
+        if self.is_partial:
+            folder.mkdir(parents=True, exist_ok=True)
+            save_tensors({name: p.detach() for name, p in self.trained()}, folder / TRAINED)
+        else:
+            disable_progress_bar()  # saving is part of a step that shows its own progress
+            # else PEFT asks the hub about them
+            options = {"save_embedding_layers": False} if self.is_adapted else {}
+            self.model.save_pretrained(folder, **options)  # type: ignore[operator]
+        if self.is_partial or self.is_adapted:
+            (folder / MADE_OF).write_bytes(msgspec.json.encode(self._made_of()))
         self.vocabulary.save(folder)
 
     def load(self, folder: Path) -> None:
         """Take the weights of a folder that `save` wrote for the same model."""
-        adapter = folder / "adapter_model.safetensors"
-        if adapter.exists():
-            set_peft_model_state_dict(self.model, load_tensors(adapter))
+        if (folder / ADAPTER).exists():
+            self._load_adapter(folder)
+        elif (folder / TRAINED).exists():
+            self._load_layers(folder)
         else:
-            loaded = self.base.load_state_dict(_saved_tensors(folder), strict=False)
-            missing = set(loaded.missing_keys) - {"lm_head.weight"}  # a tied head is stored once
-            if missing or loaded.unexpected_keys:
-                raise ValueError(
-                    f"{folder} holds another model: it lacks {sorted(missing)[:3]} and adds "
-                    f"{loaded.unexpected_keys[:3]}"
-                )
+            take_tensors(folder, self.base.state_dict(), read_folder(folder).state_dict())
+
+    def _made_of(self) -> MadeOf:
+        # an adapter's base is kept in the type of the arithmetic, and so differs between machines
+        if self.is_adapted:
+            return self.made_of
+        frozen = {name: p for name, p in self.model.named_parameters() if not p.requires_grad}
+        return msgspec.structs.replace(self.made_of, frozen=_digest(frozen))
+
+    def _load_adapter(self, folder: Path) -> None:
+        loaded = set_peft_model_state_dict(self.model, load_tensors(folder / ADAPTER))
+        lacking = sorted({name for name, _ in self.trained()} & set(loaded.missing_keys))
+        if lacking or loaded.unexpected_keys:
+            raise _other_model(folder, lacking, sorted(loaded.unexpected_keys))
+
+    def _load_layers(self, folder: Path) -> None:
+        own, saved = {name for name, _ in self.trained()}, saved_layers(folder)
+        if own != saved:
+            raise _other_model(folder, sorted(own - saved), sorted(saved - own))
+        take_layers(self.model, folder)
+
+
+def saved_layers(folder: Path) -> set[str]:
+    """Names of the tensors in a folder that holds only those that train."""
+    return set(load_tensors(folder / TRAINED))
+
+
+def take_layers(model: nn.Module, folder: Path) -> None:
+    """Give a model the layers that train, of a folder that holds only them; the others must be what
+    they were.
+    """
+    saved, own = load_tensors(folder / TRAINED), dict(model.named_parameters())
+    take_tensors(folder, {name: own[name] for name in own.keys() & saved.keys()}, saved)
+    made_of = msgspec.json.decode((folder / MADE_OF).read_bytes(), type=MadeOf)
+    if made_of.frozen != _digest({name: own[name] for name in own.keys() - saved.keys()}):
+        raise ValueError(
+            f"the layers that do not train are not those that {folder} was trained with; put the "
+            f"model {made_of.model} back as it was"
+        )
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    """Of float32 values. Sums of integers are the same in any order, so on any machine."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        value = tensors[name].detach()
+        bits = int(value.contiguous().view(torch.int32).sum(dtype=torch.int64))
+        digest.update(repr((name, tuple(value.shape), bits)).encode())
+    return digest.hexdigest()
+
+
+def take_tensors(folder: Path, own: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+    """Copy what was saved into a model's own tensors; other names or shapes are refused."""
+    alike = {name for name in own.keys() & saved.keys() if own[name].shape == saved[name].shape}
+    if len(alike) < len(own) or len(alike) < len(saved):
+        raise _other_model(folder, sorted(own.keys() - alike), sorted(saved.keys() - alike))
+    with torch.no_grad():
+        for name, value in saved.items():
+            own[name].copy_(value)
+
+
+def _other_model(folder: Path, lacking: list[str], further: list[str]) -> ValueError:
+    return ValueError(
+        f"{folder} holds another model: it lacks {lacking[:3]} and adds {further[:3]}; use the "
+        "model it was saved from"
+    )
+
+
+def positions_of(config: PretrainedConfig) -> int:
+    """How long a text may be; models without a limit name none, or less than one."""
+    named = getattr(config, "max_position_embeddings", None) or 0
+    return named if named > 0 else 2**31
 
 
 def choose_trained(model: PreTrainedModel, train: str | TrainPart, seed: int) -> nn.Module:
@@ -119,7 +222,7 @@ def _with_lora(model: PreTrainedModel, lora: Lora, seed: int) -> nn.Module:
                 f"lora targets name {name.rpartition('.')[2]}, which is no linear layer; leave it "
                 "out"
             )
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), _quiet_patterns():
         torch.manual_seed(seed)
         return get_peft_model(
             model,
@@ -133,6 +236,20 @@ def _with_lora(model: PreTrainedModel, lora: Lora, seed: int) -> nn.Module:
                 task_type="CAUSAL_LM",
             ),
         )
+
+
+def with_saved_adapter(base: PreTrainedModel, folder: Path) -> PeftModel:
+    """A model with the adapter of a folder around it."""
+    with _quiet_patterns():
+        return PeftModel.from_pretrained(base, folder)
+
+
+@contextmanager
+def _quiet_patterns() -> Iterator[None]:
+    """Without PEFT's word that nothing matches a pattern which it made for experts itself."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys did not match")
+        yield
 
 
 def _layers_name(model: PreTrainedModel) -> str:
@@ -168,15 +285,6 @@ def _fingerprint(model: PreTrainedModel) -> str:
         if "lora_" not in name
     )
     return hashlib.sha256(repr((model.config.model_type, shapes)).encode()).hexdigest()[:16]
-
-
-def _saved_tensors(folder: Path) -> dict[str, Tensor]:
-    """Of a model in one file, or in several."""
-    return {
-        name: value
-        for path in sorted(folder.glob("model*.safetensors"))
-        for name, value in load_tensors(path).items()
-    }
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:

@@ -1,6 +1,5 @@
-"""Whether a model's values fit float16.
-
-It rounds eight times less than bfloat16, but holds nothing above 65504.
+"""Whether a model's values fit float16, which rounds eight times less than bfloat16 but holds
+nothing above 65504; and whether two ways to compute a model give the same.
 """
 
 from __future__ import annotations
@@ -14,6 +13,23 @@ from transformers.pytorch_utils import Conv1D
 
 ROWS, TOKENS = 4, 32
 HEADROOM = 2  # training moves values, and other texts have others
+CLOSE = 1e-2
+HALF_CLOSE = 30 * CLOSE  # half types round the more
+
+
+def apart(logp_T: Tensor, other_T: Tensor, logits_TV: Tensor) -> float:
+    """How far two ways to compute log-probs are apart at most, in nat.
+
+    Where a model finds all tokens about as likely, as one with fresh weights does, nothing could
+    differ by much: it is then measured in parts of how far its log-probs are from each other.
+    """
+    spread = logits_TV.float().std(-1).mean().clamp(max=1)
+    return float((logp_T - other_T).abs().max() / spread)
+
+
+def nearly(fault: float, dtype: torch.dtype) -> bool:
+    """Whether a fault is rounding; one that is no number is not."""
+    return fault <= (CLOSE if dtype == torch.float32 else HALF_CLOSE)
 
 
 @torch.no_grad()

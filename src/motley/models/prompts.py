@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from motley.config import Prompt
 from motley.models.vocabulary import Turn, Vocabulary
-from motley.records import Problem
+from motley.records import Message, Problem
 from motley.tasks import Task
 from motley.tasks.task import AS_IT_IS
 
@@ -30,7 +30,8 @@ class Shot:
 class Prompts:
     """Plain: few-shot examples and the problem in one template.
 
-    Chat: the same as turns of the model's own chat template.
+    Chat: the same as turns of the model's own chat template. A problem that is a conversation is
+    put so in either case.
 
     >>> Prompts(vocabulary, template="Question: {prompt}\\nAnswer: {answer}")  # the prompt ends
     with "Answer:", answers begin with a space
@@ -42,7 +43,9 @@ class Prompts:
     system: str = ""
     shots: Mapping[str, list[Shot]] = field(default_factory=dict)  # kind -> examples
     task: Task | None = None
-    _known: dict[tuple[str, str], tuple[int, ...]] = field(default_factory=dict)
+    _known: dict[tuple[str, str, tuple[Message, ...]], tuple[int, ...]] = field(
+        default_factory=dict
+    )
 
     @classmethod
     def of(cls, vocabulary: Vocabulary, rules: Prompt, task: Task) -> Prompts:
@@ -71,21 +74,25 @@ class Prompts:
 
     def ids(self, problem: Problem) -> tuple[int, ...]:
         """What the model is given."""
-        key = problem.kind, problem.prompt
+        key = problem.kind, problem.prompt, problem.messages
         if key not in self._known:
             if len(self._known) >= 4096:
                 self._known.clear()
             self._known[key] = tuple(
-                self._chat_ids(problem) if self.chat else self._plain_ids(problem)
+                self._chat_ids(problem) if self._is_chat(problem) else self._plain_ids(problem)
             )
         return self._known[key]
 
     def answer_ids(self, problem: Problem) -> tuple[int, ...]:
         """A perfect completion, the end token included."""
         answer = self.task.target(problem) if self.task else problem.answer
-        if self.chat:
+        if self._is_chat(problem):
             return (*self.vocabulary.encode(answer), self.vocabulary.turn_end_id)
         return (*self.vocabulary.encode(self._gap + answer), self.vocabulary.end_id)
+
+    def _is_chat(self, problem: Problem) -> bool:
+        """A conversation is put to a model as one, whatever the style."""
+        return self.chat or bool(problem.messages)
 
     @property
     def _head(self) -> str:
@@ -114,13 +121,23 @@ class Prompts:
         ]
 
     def _chat_ids(self, problem: Problem) -> list[int]:
-        turns: list[Turn] = [{"role": "system", "content": self.system}] if self.system else []
+        asked: list[Turn] = [
+            {"role": message.role, "content": message.content} for message in problem.messages
+        ] or [{"role": "user", "content": problem.prompt}]
+        turns: list[Turn] = []
+        if self.system and asked[0]["role"] != "system":
+            turns.append({"role": "system", "content": self.system})
         for shot in self._examples(problem):
             turns += [
                 {"role": "user", "content": shot.prompt},
                 {"role": "assistant", "content": shot.answer},
             ]
-        return self.vocabulary.chat([*turns, {"role": "user", "content": problem.prompt}])
+        if problem.messages and not self.vocabulary.has_chat:
+            raise ValueError(
+                "the task's prompts are chat messages, and the model has no chat template; make "
+                "the prompts text, or use an instruct model"
+            )
+        return self.vocabulary.chat([*turns, *asked])
 
     def _examples(self, problem: Problem) -> list[Shot]:
         """Of the problem's kind, or for a kind that is never trained of the first; never the
@@ -137,6 +154,11 @@ def _shots(task: Task, kind: str, count: int) -> list[Shot]:
     shots: dict[str, Shot] = {}
     for number in range(100 * count):
         problem = task.draw(random.Random(f"shot/{number}"), "train", kind)
+        if problem.messages:
+            raise ValueError(
+                f"shots={count} with prompts that are chat messages; put the examples into the "
+                "messages, or make the prompts text"
+            )
         shots.setdefault(problem.prompt, Shot(problem.prompt, task.target(problem)))
         if len(shots) == count:
             return list(shots.values())

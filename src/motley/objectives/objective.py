@@ -15,7 +15,7 @@ from motley.objectives.batch import LossBatch, LossOutput, Samples, Terms
 from motley.objectives.importance import Filter, KeepAll, Unweighted, Weight
 from motley.objectives.ratios import k3, log_expectation
 from motley.objectives.reductions import PairSurvivors, Reduction, SequenceMean
-from motley.objectives.surrogates import DUAL_CLIP, Reinforce, Surrogate
+from motley.objectives.surrogates import DUAL_CLIP, InnerClip, Reinforce, Surrogate
 
 Setting = float | str
 # settings are 0 or more, but for these: a k1 estimate of KL can be negative, and a dual clip must
@@ -96,7 +96,11 @@ class Objective:
         )
 
     def loss(self, batch: LossBatch) -> LossOutput:
-        """The share of one micro-batch in the loss of the batch its terms come from."""
+        """The share of one micro-batch in the loss of the batch its terms come from.
+
+        In a later step of a round the filter still decides as at its start. So does the weight
+        where the surrogate has the ratio since then; elsewhere it is the present policy's.
+        """
         if not self.end_token:
             batch = batch.without_end()
         withheld_BT = torch.zeros_like(batch.mask_BT)
@@ -104,15 +108,24 @@ class Objective:
         if batch.withheld_BT is not None:
             withheld_BT = batch.withheld_BT & (batch.advantage_B > 0)[:, None]
             batch = batch.fixed(withheld_BT)
-        keep_B, kl_B = self.filter(batch)
-        weight_BT = self.weight(batch)
+        start = batch.at_start()
+        weighed = start if isinstance(self.surrogate, InnerClip) else batch
+        keep_B, kl_B = self.filter(start)
+        weight_BT = self.weight(weighed)
         surrogate_BT, factor_BT, ratio_BT = self.surrogate(batch)
         loss = -self.reduction(weight_BT * surrogate_BT, keep_B, batch)
         if self.penalty.beta:
             loss = loss + self.penalty(penalised)
         used_BT = torch.where(batch.mask_BT & ~withheld_BT, weight_BT * factor_BT, 0.0)
-        free_BT = torch.where(batch.mask_BT, self.weight.free(batch) * ratio_BT, 0.0)
-        return LossOutput(loss=loss, weight_BT=used_BT, free_BT=free_BT, keep_B=keep_B, kl_B=kl_B)
+        free_BT = torch.where(batch.mask_BT, self.weight.free(weighed) * ratio_BT, 0.0)
+        return LossOutput(
+            loss=loss,
+            weight_BT=used_BT,
+            free_BT=free_BT,
+            factor_BT=factor_BT,
+            keep_B=keep_B,
+            kl_B=kl_B,
+        )
 
     def settings(self) -> dict[str, Setting]:
         """Every number or choice a crew file may set on this row, with its value.

@@ -105,12 +105,15 @@ class GroupRatio:
 
 @dataclass(frozen=True, slots=True)
 class GroupOrSequenceRatio:
-    """GEPO's ratio, or GSPO's for sequences whose KL is under `near` (gepo_plus)."""
+    """GEPO's ratio, or GSPO's for sequences whose KL is under `near` (gepo_plus), as the round
+    began.
+    """
 
     near: float = 0.002
 
     def __call__(self, batch: LossBatch) -> Tensor:
-        kl_B = batch.token_mean(k3_learner_over_sampler(batch.log_ratio_BT.detach()))
+        log_ratio_BT = batch.at_start().log_ratio_BT.detach()
+        kl_B = batch.token_mean(k3_learner_over_sampler(log_ratio_BT))
         log_denominator_B = torch.where(
             kl_B < self.near, sampler_mean(batch), batch.terms.log_expectation_B
         )

@@ -26,10 +26,8 @@ DUAL_CLIP = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Reinforce:
-    """R_t·A with R_t = exp(lp_t - sg(lp_t)): value A, gradient A·grad log p.
-
-    Also the inner min(R·A, clip(R, 1-e, 1+e)·A) of TIS and F-TIS: with one optimiser step per batch
-    R is exactly 1, so its clip can never bind and both have this value and this gradient.
+    """R_t·A with R_t = exp(lp_t - sg(lp_t)): value A, gradient A·grad log p, in every step of a
+    round.
     """
 
     def __call__(self, batch: LossBatch) -> Applied:
@@ -37,6 +35,28 @@ class Reinforce:
         unit_BT = (logp_BT - logp_BT.detach()).exp()
         one_BT = torch.ones_like(batch.logp_sampler_BT)
         return unit_BT * batch.advantage_B[:, None], one_BT, one_BT
+
+
+@dataclass(frozen=True, slots=True)
+class InnerClip:
+    """min(R_t·A, clip(R_t, 1 - clip_low, 1 + clip_high)·A) with R_t = exp(lp_t - lp_t at the start
+    of the round): PPO's clip, within a round (GRPO, TIS, F-TIS).
+
+    In a round of one step R is exactly 1 and the clip can never bind: then it is Reinforce.
+    """
+
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+
+    def __call__(self, batch: LossBatch) -> Applied:
+        if batch.logp_start_BT is None:
+            return Reinforce()(batch)
+        ratio_BT = bounded_exp(batch.moved_BT)
+        advantage_B1 = batch.advantage_B[:, None]
+        plain_BT = ratio_BT * advantage_B1
+        clipped_BT = ratio_BT.clamp(1 - self.clip_low, 1 + self.clip_high) * advantage_B1
+        factor_BT = torch.where(plain_BT <= clipped_BT, ratio_BT, 0.0)
+        return torch.minimum(plain_BT, clipped_BT), factor_BT.detach(), ratio_BT.detach()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,4 +122,4 @@ class ClippedRatio:
         return torch.maximum(value_BT, floor_B1), factor_BT.detach(), ratio_BT.detach()
 
 
-Surrogate = Reinforce | LogProb | RatioTimesAdvantage | ClippedRatio
+Surrogate = Reinforce | InnerClip | LogProb | RatioTimesAdvantage | ClippedRatio

@@ -31,18 +31,18 @@ from motley.objectives.ratios import (
     SmoothedSequenceRatio,
 )
 from motley.objectives.reductions import ConstantLength, PairSurvivors, SequenceSum, TokenMean
-from motley.objectives.surrogates import ClippedRatio, LogProb, RatioTimesAdvantage
+from motley.objectives.surrogates import ClippedRatio, InnerClip, LogProb, RatioTimesAdvantage
 
 _ftis_filter = DropUnlikelyNegatives()
 
 OBJECTIVES: dict[str, Objective] = {
     # On-policy GRPO: own groups only, by selection. The row itself is that of nois.
-    "alone": Objective(),
-    "nois": Objective(),
+    "alone": Objective(surrogate=InnerClip()),
+    "nois": Objective(surrogate=InnerClip()),
     "grpo": Objective(surrogate=ClippedRatio()),
-    "tis": Objective(weight=Truncated()),
-    "ftis": Objective(weight=Truncated(), filter=_ftis_filter),
-    "fnois": Objective(filter=_ftis_filter),
+    "tis": Objective(weight=Truncated(), surrogate=InnerClip()),
+    "ftis": Objective(weight=Truncated(), filter=_ftis_filter, surrogate=InnerClip()),
+    "fnois": Objective(filter=_ftis_filter, surrogate=InnerClip()),
     "fvis": Objective(filter=_ftis_filter, surrogate=ClippedRatio()),
     "dr_grpo": Objective(advantage=Centred(), surrogate=ClippedRatio(), reduction=ConstantLength()),
     "bnpo": Objective(advantage=BetaNormalised(), surrogate=ClippedRatio(), reduction=TokenMean()),
@@ -58,7 +58,7 @@ OBJECTIVES: dict[str, Objective] = {
     ),
     "gmpo": Objective(surrogate=RatioTimesAdvantage()),
     "uplift": Objective(weight=Uplifting(), filter=_ftis_filter),
-    "sapo_swarm": Objective(reduction=TokenMean(), skip_silent=True),
+    "sapo_swarm": Objective(surrogate=InnerClip(), reduction=TokenMean(), skip_silent=True),
 }
 
 _uplift = OBJECTIVES["uplift"]
@@ -81,6 +81,7 @@ VARIANTS: dict[str, dict[str, Objective]] = {
             advantage=Centred(),
             weight=Truncated(),
             filter=DropUnlikelyNegatives(kl_over="group"),
+            surrogate=InnerClip(),
             reduction=PairSurvivors(),
             end_token=False,
         ),

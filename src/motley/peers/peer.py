@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
-from functools import lru_cache
 
 from motley.config import CrewConfig, PeerConfig
 from motley.exchange import Entry, Head, Log
@@ -26,7 +25,8 @@ from motley.learning.select import Candidate
 from motley.learning.waiting import Round, StalenessWindow, Take, Wait, Waiting
 from motley.peers.publications import Publications
 from motley.peers.reading import ReadingBudget
-from motley.peers.sampling import SamplerHalf, rules_of
+from motley.peers.rescoring import admission_of
+from motley.peers.sampling import SamplerHalf
 from motley.peers.scrutiny import Scrutiny, scrutiny_of
 from motley.peers.state import (
     Arrival,
@@ -37,7 +37,7 @@ from motley.peers.state import (
     is_own,
     waiting_again,
 )
-from motley.records import Problem, Rollout, Roster
+from motley.records import Roster
 from motley.trust import Admission, Admitted, AdmittedGroups, ReasonCount, RefusedRecord
 
 
@@ -71,9 +71,7 @@ class Peer:
         self.waiting = Waiting(self.config, window)
         self.admitted = AdmittedGroups(self.config.problems_per_peer)
         half.on_log = self.admitted.__contains__
-        problems = lru_cache(maxsize=256)(half.problems)
-        score = self._score if self.config.crew.check_rewards else None
-        self.admission = Admission(rules_of(self.config, policy), hub, problems, score)
+        self.admission = admission_of(half, hub)
         self.scrutiny = scrutiny_of(half)
         if self.me.role == "learner":
             self.weights = Publications(half, self.waiting)
@@ -85,12 +83,6 @@ class Peer:
     @property
     def me(self) -> PeerConfig:
         return self.half.me
-
-    def _score(self, problem: Problem, rollouts: Sequence[Rollout]) -> list[float]:
-        return self.half.task.score(
-            [problem] * len(rollouts),
-            self.learner.policy.vocabulary.decode_all(r.tokens for r in rollouts),
-        )
 
     # Publishing
 
@@ -157,9 +149,9 @@ class Peer:
                 f"sampled with version {made_with} of this learner, which has not made it",
             )
         elif not self.pace.wants(group, self.learned_rounds):
-            self.waiting.drop_at_once(group.origin.peer, "late")
+            self.waiting.drop_at_once(group.origin.peer, "late", entry.position)
         elif self.scrutiny.is_muted(group.origin.peer):
-            self.waiting.drop_at_once(group.origin.peer, "muted")
+            self.waiting.drop_at_once(group.origin.peer, "muted", entry.position)
         else:
             now_s = self.half.clock.now_s()
             # Of versions that were lost with a folder, this peer's own groups are as a stranger's.
@@ -252,7 +244,7 @@ class Peer:
         """
         muted = self.scrutiny.hear(groups, self.learned_rounds)
         self._drop_muted(muted)
-        return [c for c in groups if c.group.origin.peer not in muted]
+        return self.waiting.without(muted, groups)
 
     # State, for checkpoints
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from motley.clock import Clock
+from motley.clock import Clock, timed
 from motley.config import CrewConfig, PeerConfig
 from motley.engines import Completion, Engine
 from motley.engines.judge import Judge
@@ -24,7 +24,8 @@ from motley.files import disk_error
 from motley.links import Weather
 from motley.models.policy import Policy
 from motley.records import Group, Origin, Problem, Rollout
-from motley.tasks import Task, assign, decided
+from motley.tasks import Scorer, Task, assign, decided
+from motley.tasks.scoring import Promise
 from motley.trust import MAX_REWARD, Rules
 
 
@@ -44,6 +45,14 @@ class Asked(NamedTuple):
     problems: list[Problem]
     prompts: list[tuple[int, ...]]
     version: int  # of the weights that answer
+
+
+class Answered(NamedTuple):
+    """A round's answers, whose rewards are on their way."""
+
+    asked: Asked
+    answers: Sequence[Sequence[Completion]]
+    rewards_PG: Promise
 
 
 class DrawnRound(NamedTuple):
@@ -68,11 +77,14 @@ class SamplerHalf:
     # whether a group is known to be there, of an outbox that was lost
     on_log: Callable[[Group], bool] = lambda group: False
     judge: Judge | None = None
+    scorer: Scorer = field(default=None)  # type: ignore[assignment]  # of its own, if none is shared
+    reward_s: float = 0.0  # for which the last round only waited for rewards
     # of the weights the engine has, which the policy's may be ahead of
     version: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.version = self.policy.version
+        self.scorer = self.scorer or Scorer(self.task)
 
     def refresh(self) -> None:
         """Have the engine take the policy's present weights."""
@@ -91,11 +103,22 @@ class SamplerHalf:
 
         What was sampled before a crash is not sampled again.
         """
+        return self.finish(self.begin())
+
+    def begin(self) -> Answered | Sampled:
+        """Answer the next round's problems, unless that was done before a crash.
+
+        Rewards are computed beside what is done until `finish`.
+        """
         known = self.sampled_in(self.sampled_rounds)
-        if known:
+        return known if known else self.answered(self.ask())
+
+    def finish(self, begun: Answered | Sampled) -> Sampled:
+        """Put what was begun in the outbox."""
+        if isinstance(begun, Sampled):
             self.sampled_rounds += 1
-            return known
-        return self.keep(self.draw())
+            return begun
+        return self.keep(self.drawn(begun))
 
     def sampled_in(self, round: int) -> Sampled | None:
         """What the outbox knows of a round that was sampled before."""
@@ -108,8 +131,7 @@ class SamplerHalf:
 
     def draw(self) -> DrawnRound:
         """Sample the next round. Nothing is kept yet."""
-        asked = self.ask()
-        return self.drawn(asked, self.answers(asked))
+        return self.drawn(self.answered(self.ask()))
 
     def ask(self) -> Asked:
         """The next round."""
@@ -121,29 +143,36 @@ class SamplerHalf:
             self.version,
         )
 
-    def answers(self, asked: Asked) -> list[list[Completion]]:
+    def answered(self, asked: Asked) -> Answered:
         """What the engine says.
 
-        The one part of a round that may run in another thread: it touches nothing but the engine.
+        The one part of a round that may run in another thread: it touches nothing but the engine,
+        and has rewards computed.
         """
         seed = _seed(self.config.crew.seed, self.me.name, asked.round)
-        return self.engine.sample(
+        answers = self.engine.sample(
             asked.prompts, self.config.rollouts_per_group, self.config.sampling, seed
         )
+        texts = iter(self.policy.vocabulary.decode_all(c.tokens for row in answers for c in row))
+        texts_PG = [[next(texts) for _ in row] for row in answers]
+        return Answered(asked, answers, self.scorer.begin(asked.problems, texts_PG))
 
-    def drawn(self, asked: Asked, answers: Sequence[Sequence[Completion]]) -> DrawnRound:
+    def drawn(self, answered: Answered) -> DrawnRound:
         """The answers with their rewards, as groups."""
-        size, rollouts = self.config.rollouts_per_group, self._rollouts(asked, answers)
+        asked, answers = answered.asked, answered.answers
+        self._check_logprobs(asked, answers)
+        rewards_PG, self.reward_s = timed(answered.rewards_PG, self.clock)
         groups = [
-            self._group(asked, slot, rollouts[slot * size : (slot + 1) * size])
-            for slot in range(len(asked.problems))
+            self._group(asked, slot, self._rollouts(asked, row, rewards))
+            for slot, (row, rewards) in enumerate(zip(answers, rewards_PG, strict=True))
         ]
-        reward = sum(r.reward for r in rollouts) / len(rollouts)
-        return DrawnRound(
-            asked.round,
-            groups,
-            Sampled(sum(len(r.tokens) for r in rollouts), reward, asked.version),
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        sampled = Sampled(
+            sum(len(r.tokens) for r in rollouts),
+            sum(r.reward for r in rollouts) / len(rollouts),
+            asked.version,
         )
+        return DrawnRound(asked.round, groups, sampled)
 
     def keep(self, drawn: DrawnRound) -> Sampled:
         """Put a round's groups in the outbox; from here on they cannot be lost."""
@@ -166,22 +195,20 @@ class SamplerHalf:
         texts = self.policy.vocabulary.decode_all(r.tokens for r in group.rollouts)
         return self.judge.judged(problem, group, texts)
 
-    def _rollouts(self, asked: Asked, answers: Sequence[Sequence[Completion]]) -> list[Rollout]:
-        flat = [
-            (problem, c)
-            for problem, samples in zip(asked.problems, answers, strict=True)
-            for c in samples
-        ]
-        if not all(math.isfinite(logprob) for _, c in flat for logprob in c.logprobs):
+    def _check_logprobs(self, asked: Asked, answers: Sequence[Sequence[Completion]]) -> None:
+        if not all(math.isfinite(x) for row in answers for c in row for x in c.logprobs):
             raise FloatingPointError(
                 f"{self.me.name} samples with log-probs that are no numbers at version "
                 f"{asked.version}: its lr was too high for "
                 "its weights. Lower it; if the newest checkpoint has them already, delete it, and "
                 "go on from the one before"
             )
-        texts = self.policy.vocabulary.decode_all(c.tokens for _, c in flat)
-        rewards = decided(self.task.score([p for p, _ in flat], texts))
-        strange = [r for r in rewards if not abs(r) <= MAX_REWARD]
+
+    def _rollouts(
+        self, asked: Asked, answers: Sequence[Completion], rewards: Sequence[float]
+    ) -> list[Rollout]:
+        known = decided(rewards)
+        strange = [r for r in known if not abs(r) <= MAX_REWARD]
         if strange:
             raise ValueError(
                 f"the task gave a reward of {strange[0]} in round {asked.round}; expected a "
@@ -189,7 +216,7 @@ class SamplerHalf:
             )
         return [
             Rollout(tokens=c.tokens, logprobs=c.logprobs, reward=reward, ending=c.ending)
-            for (_, c), reward in zip(flat, rewards, strict=True)
+            for c, reward in zip(answers, known, strict=True)
         ]
 
     def _group(self, asked: Asked, slot: int, rollouts: Sequence[Rollout]) -> Group:

@@ -14,10 +14,11 @@ from typing import Any
 import msgspec
 
 import motley
-from motley.config import CrewConfig, PeerConfig, config_text
+from motley.config import CrewConfig, Learning, PeerConfig, config_text
 from motley.learning.senders import SenderMetrics
 from motley.models.sources import NAMED
-from motley.runs.metrics import Counts, LearnerLine
+from motley.reports.scores import score_text
+from motley.runs.metrics import Counts, LearnerLine, measure_of
 from motley.tasks import Split, best_constant, evaluation_set, load_task
 
 _SPLITS: tuple[Split, ...] = ("heldout", "ood")
@@ -41,9 +42,10 @@ class ExportedModel:
         return max((line.round for line in self.lines), default=0)
 
     @property
-    def version(self) -> int:
-        """Optimiser steps behind the weights."""
-        return next((line.version for line in reversed(self.lines) if line.version), 0)
+    def steps(self) -> int:
+        """Optimiser steps behind the weights: one for every version, and what rounds took more."""
+        version = next((line.version for line in reversed(self.lines) if line.version), 0)
+        return version + sum(line.inner_steps - 1 for line in self.lines if line.inner_steps)
 
     @property
     def refused(self) -> Counts:
@@ -151,7 +153,7 @@ def _loading(e: ExportedModel) -> str:
         "## Use\n\n```python\n"
         + "\n".join(code)
         + "\n```\n\n`prompt` is a problem, put as [prompt] of the crew file below says. Sampling "
-        "is that of training; for greedy answers, which the accuracies are of, give "
+        "is that of training; for greedy answers, which the figures below are of, give "
         "`do_sample=False`."
     )
 
@@ -161,25 +163,23 @@ def _skills(e: ExportedModel) -> str:
     if not measured:
         return ""
     before, after, rows = measured[0], measured[-1], []
+    measure = measure_of(measured)
     for split in _SPLITS:
         first, last = _accuracies(before, split), _accuracies(after, split)
-        constants = _constants(e.config, split) if last else {}
+        constants = _constants(e.config, split) if last and measure == "accuracy" else {}
         for kind, value in last.items():
-            rows.append(
-                (split, kind, _percent(first.get(kind)), _percent(value), constants.get(kind, ""))
-            )
-    head = (
-        "problems",
-        "kind",
-        f"round {before.round}",
-        f"round {after.round}",
-        "best constant answer",
+            score = score_text(first[kind], measure) if kind in first else ""
+            rows.append((split, kind, score, score_text(value, measure), constants.get(kind, "")))
+    head = ["problems", "kind", f"round {before.round}", f"round {after.round}"]
+    what = (
+        f"Mean reward of greedy answers to {e.config.evaluate.problems} fixed problems per kind; "
+        "held-out ones are never trained on."
     )
+    if measure == "reward":
+        return f"## Reward\n\n{what}\n\n{_table(head, [row[:4] for row in rows])}"
     return (
-        f"## Accuracy\n\nMean reward of greedy answers to {e.config.evaluate.problems} fixed "
-        "problems per kind; held-out ones are never "
-        "trained on. The best constant answer is what always giving the one most frequent answer "
-        f"would reach.\n\n{_table(head, rows)}"
+        f"## Accuracy\n\n{what} The best constant answer is what always giving the one most "
+        f"frequent answer would reach.\n\n{_table([*head, 'best constant answer'], rows)}"
     )
 
 
@@ -190,7 +190,7 @@ def _training(e: ExportedModel) -> str:
         "task": f"{_public(crew.task)}{_settings(_public(e.config.task))}",
         "prompt": f"{e.config.prompt.style}{_settings(_said(e.config.prompt))}",
         "objective": f"{objective}{_settings(e.config.objective)}",
-        "rounds": f"{e.trained} of {crew.rounds}; {e.version} optimiser steps",
+        "rounds": f"{e.trained} of {crew.rounds}; {e.steps} optimiser steps",
         "groups": (
             f"{crew.problems_per_round} problems a round over the crew, {crew.group_size} answers "
             f"each; {crew.layout}, {crew.pace}"
@@ -198,10 +198,24 @@ def _training(e: ExportedModel) -> str:
         "sampling": ", ".join(
             f"{key}={value}" for key, value in msgspec.to_builtins(sampling).items()
         ),
-        "learning rate": f"{e.me.lr or learning.lr}, gradients clipped at {learning.grad_clip}",
+        "learning rate": (
+            f"{e.me.lr or learning.lr}{_schedule(learning)}, gradients clipped at "
+            f"{learning.grad_clip}"
+        ),
         "seed": crew.seed,
     }
     return "## Training\n\n" + "\n".join(f"- {key}: {value}" for key, value in facts.items())
+
+
+def _schedule(learning: Learning) -> str:
+    """What is not as by default, of how the learning rate goes and what else shrinks weights."""
+    words = {
+        learning.schedule: learning.schedule != "constant",
+        f"{learning.warmup_rounds} rounds of warm-up": learning.warmup_rounds,
+        f"to {learning.final_lr:g} of it": learning.final_lr and learning.schedule != "constant",
+        f"weight decay {learning.weight_decay:g}": learning.weight_decay,
+    }
+    return "".join(f", {text}" for text, said in words.items() if said)
 
 
 def _crewmates(e: ExportedModel) -> str:

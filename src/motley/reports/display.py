@@ -9,17 +9,21 @@ import html
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 from rich.table import Table
 
 from motley.clock import Clock, RealClock
 from motley.config import CrewConfig
-from motley.runs.metrics import LearnerLine
+from motley.reports.scores import mean, score_text
+from motley.runs.metrics import LearnerLine, measure_of
+from motley.tasks import Measure
 
-Skills = dict[str, dict[str, float]]  # peer -> kind -> held-out accuracy
+Skills = dict[str, dict[str, float]]  # peer -> kind -> held-out accuracy or reward
 
 
 @dataclass(slots=True)
@@ -34,12 +38,15 @@ class LiveTable:
     clock: Clock = RealClock()
     lines: dict[str, LearnerLine] = field(default_factory=dict)
     seen: Skills = field(default_factory=dict)
+    measure: Measure = "accuracy"
     started_s: float = field(init=False)
 
     def __post_init__(self) -> None:
         self.started_s = self.clock.elapsed_s()
 
     def update(self, lines: Sequence[LearnerLine]) -> None:
+        if measure_of(lines) == "reward":
+            self.measure = "reward"
         for line in lines:
             self.lines[line.peer] = line
             if line.heldout:
@@ -65,7 +72,7 @@ class LiveTable:
             "peer",
             "round",
             "reward",
-            "held-out accuracy",
+            f"held-out {self.measure}",
             "groups taken (refused)",
             "filtered",
             "ess",
@@ -85,7 +92,8 @@ class LiveTable:
             sender: sum(reasons.values()) for sender, reasons in (line.refused or {}).items()
         }
         accuracy = " ".join(
-            f"{kind} {value:.0%}" for kind, value in self.seen.get(peer, {}).items()
+            f"{kind} {score_text(value, self.measure)}"
+            for kind, value in self.seen.get(peer, {}).items()
         )
         taken = {name: str(s.groups) for name, s in senders.items()} | {
             name: "0" for name in refused if name not in senders
@@ -110,7 +118,7 @@ class LiveTable:
             if took
             else ""
         )
-        reward = "" if line.reward is None else f"{line.reward:.2f}"
+        reward = "" if line.reward is None else score_text(line.reward, "reward")
         return [str(line.round), reward, accuracy, groups, filtered, ess, speed]
 
 
@@ -123,7 +131,7 @@ def duration(seconds: float) -> str:
 
 
 def skills_at(lines: Sequence[LearnerLine], last: bool) -> Skills:
-    """Every peer's first or last measured accuracies."""
+    """Every peer's first or last measured held-out scores."""
     skills: Skills = {}
     for line in lines:
         if line.heldout and (last or line.peer not in skills):
@@ -131,14 +139,10 @@ def skills_at(lines: Sequence[LearnerLine], last: bool) -> Skills:
     return skills
 
 
-def mean(by_kind: dict[str, float]) -> float:
-    return sum(by_kind.values()) / len(by_kind)
-
-
-def skill_matrix(before: Skills, after: Skills, alone: Skills) -> Table:
+def skill_matrix(before: Skills, after: Skills, alone: Skills, measure: Measure) -> Table:
     """peer x kind, before -> after, beside what each reaches alone with all the crew's sampling."""
     kinds = list(next(iter(after.values())))
-    table = Table(title="held-out accuracy: before → after" + (" (alone)" if alone else ""))
+    table = Table(title=f"held-out {measure}: before → after" + (" (alone)" if alone else ""))
     for column in ("peer", *kinds, "mean over kinds"):
         table.add_column(column)
     for peer in after:
@@ -149,7 +153,8 @@ def skill_matrix(before: Skills, after: Skills, alone: Skills) -> Table:
         table.add_row(
             peer,
             *(
-                f"{b:.0%} → {a:.0%}" + (f" ({c:.0%})" if c is not None else "")
+                f"{score_text(b, measure)} → {score_text(a, measure)}"
+                + (f" ({score_text(c, measure)})" if c is not None else "")
                 for b, a, c in columns
             ),
         )
@@ -158,26 +163,33 @@ def skill_matrix(before: Skills, after: Skills, alone: Skills) -> Table:
 
 def draw_curves(lines: Sequence[LearnerLine], alone: Skills, folder: Path) -> list[Path]:
     """Write curves.png and a self-contained curves.html into a run folder."""
-    figure = _figure(lines, alone)
+    measure = measure_of(lines)
+    figure = _figure(lines, alone, measure)
     png, page = folder / "curves.png", folder / "curves.html"
     figure.savefig(png, dpi=120)
-    image = io.StringIO()
-    figure.savefig(image, format="svg")
-    svg = image.getvalue()
     page.write_text(
         _page(
             folder.name,
-            svg[svg.index("<svg") :],
+            svg_of(figure),
             skills_at(lines, last=False),
             skills_at(lines, last=True),
             alone,
+            measure,
         ),
         encoding="utf-8",
     )
     return [png, page]
 
 
-def _figure(lines: Sequence[LearnerLine], alone: Skills) -> Figure:
+def svg_of(figure: Figure) -> str:
+    """A figure as an element of an HTML page."""
+    image = io.StringIO()
+    figure.savefig(image, format="svg")
+    svg = image.getvalue()
+    return svg[svg.index("<svg") :]
+
+
+def _figure(lines: Sequence[LearnerLine], alone: Skills, measure: Measure) -> Figure:
     peers = list(dict.fromkeys(line.peer for line in lines))
     figure = Figure(figsize=(4.2 * len(peers), 3.6), layout="constrained")
     axes: list[Axes] = list(figure.subplots(1, len(peers), sharey=True, squeeze=False)[0])
@@ -199,28 +211,44 @@ def _figure(lines: Sequence[LearnerLine], alone: Skills) -> Figure:
             axis.axhline(
                 mean(alone[peer]), color="black", linestyle=":", label="alone, mean at the end"
             )
-        axis.set(title=peer, xlabel="round", ylim=(0, 1.02))
-    axes[0].set_ylabel("held-out accuracy")
-    axes[-1].legend(fontsize="small", loc="lower right")
+        axis.set(title=peer, xlabel="round")
+    axes[0].set_ylabel(f"held-out {measure}")
+    if measure == "accuracy":  # the y axis is shared
+        show_shares(axes[0])
+    axes[-1].legend(fontsize="small", loc="best")
     return figure
 
 
-def _page(title: str, svg: str, before: Skills, after: Skills, alone: Skills) -> str:
-    kinds = list(next(iter(after.values())))
+def show_shares(axis: Axes) -> None:
+    """Have a y axis run from 0 to 100 %."""
+    axis.set_ylim(0, 1.02)
+    axis.yaxis.set_major_formatter(PercentFormatter(1.0))
+
+
+def _page(
+    title: str, svg: str, before: Skills, after: Skills, alone: Skills, measure: Measure
+) -> str:
+    kinds, words = list(next(iter(after.values()))), partial(score_text, measure=measure)
     head = "".join(
         f"<th>{html.escape(c)}</th>" for c in ("peer", *kinds, "mean over kinds", "alone, mean")
     )
     rows = "".join(
         f"<tr><td>{html.escape(peer)}</td>"
-        + "".join(f"<td>{before[peer][k]:.0%} → {after[peer][k]:.0%}</td>" for k in kinds)
-        + f"<td>{mean(before[peer]):.0%} → {mean(after[peer]):.0%}</td>"
-        + f"<td>{f'{mean(alone[peer]):.0%}' if peer in alone else ''}</td></tr>"
+        + "".join(f"<td>{words(before[peer][k])} → {words(after[peer][k])}</td>" for k in kinds)
+        + f"<td>{words(mean(before[peer]))} → {words(mean(after[peer]))}</td>"
+        + f"<td>{words(mean(alone[peer])) if peer in alone else ''}</td></tr>"
         for peer in after
     )
+    table = f"<h2>held-out {measure}</h2><table><tr>{head}</tr>{rows}</table>"
+    return html_page(title, svg + table)
+
+
+def html_page(title: str, body: str) -> str:
+    """A page that needs no other file. `body` is HTML, the title is text."""
     cells = "td,th{padding:.3em .9em;text-align:left;border-bottom:1px solid #ccc}"
     style = f"body{{font:15px system-ui;margin:2em}}{cells}svg{{max-width:100%;height:auto}}"
+    name = html.escape(title)
     return (
-        "<!doctype html><meta "
-        f"charset='utf-8'><title>{html.escape(title)}</title><style>{style}</style>"
-        f"<h1>{html.escape(title)}</h1>{svg}<table><tr>{head}</tr>{rows}</table>\n"
+        f"<!doctype html><meta charset='utf-8'><title>{name}</title><style>{style}</style>"
+        f"<h1>{name}</h1>{body}\n"
     )

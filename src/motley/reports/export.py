@@ -11,26 +11,33 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from peft import PeftModel
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from motley.config import PeerConfig, read_config
 from motley.files import whole
 from motley.learning.checkpoint import AnyState, load_manifest
-from motley.models.policy import load_tensors, save_tensors
-from motley.models.sources import NO_CODE, find, keep_layers, read_model
+from motley.models.policy import (
+    ADAPTER,
+    MADE_OF,
+    TRAINED,
+    load_tensors,
+    save_tensors,
+    take_layers,
+    with_saved_adapter,
+)
+from motley.models.sources import find, keep_layers, read_folder, read_model
 from motley.records import Sampling
 from motley.reports.card import ExportedModel, card, hub_id
 from motley.runs.folder import newest_checkpoint, peer_folder
 from motley.runs.metrics import LearnerLine, decode_lines, learner_lines
+from motley.runs.stopping import Best, best_checkpoint
 
 Dtype = Literal["float32", "bfloat16"]
 
-ADAPTER = "adapter_model.safetensors"
 # and weights; the rest is the tokenizer's
-_TOLD_ANEW = ("config.json", "generation_config.json", "adapter_config.json", "README.md")
+_TOLD_ANEW = ("config.json", "generation_config.json", "adapter_config.json", "README.md", MADE_OF)
 
 
 def learners_of(run: Path) -> list[str]:
@@ -45,15 +52,20 @@ def learners_of(run: Path) -> list[str]:
 
 
 def export_model(
-    run: Path, peer: str, out: Path, merge: bool = False, dtype: Dtype = "float32"
+    run: Path,
+    peer: str,
+    out: Path,
+    merge: bool = False,
+    dtype: Dtype = "float32",
+    best: bool = False,
 ) -> Path:
     """Write a peer's model at the run's newest checkpoint to `out`, all of it or nothing.
 
-    `merge`: an adapter into its base.
+    `merge`: an adapter into its base. `best`: as it was when it was best on held-out problems.
 
-    An adapter stays one unless merged. Its folder names the base where that is on the Hugging Face
-    hub; a base that only this run has (a tiny, warmed or cut model, or a local file) goes along, as
-    OUT/base.
+    An adapter stays one unless merged. Its folder names the base: an id of the Hugging Face hub, or
+    a model folder of this machine. A base that is neither (a tiny, warmed or cut model, or a file)
+    goes along, as OUT/base.
     """
     _check_free(out)
     known = learners_of(run)
@@ -62,9 +74,8 @@ def export_model(
             f"{run} has no peer {peer!r} that learns; it has {', '.join(known) or 'none'}"
         )
     config, own = read_config(run / "config.toml"), peer_folder(run, peer)
-    newest = newest_checkpoint(own)
-    state = load_manifest(newest, AnyState)
-    saved, me = newest / peer / "model", config.named(peer)
+    me = config.named(peer)
+    saved, lines = _best_of(own, peer) if best else _newest_of(own, peer)
     adapter = (saved / ADAPTER).exists()
     if merge and not adapter:
         raise ValueError(
@@ -74,14 +85,14 @@ def export_model(
         folder=out.resolve().name,
         config=config,
         me=me,
-        lines=_lines_until(own, peer, state),
+        lines=lines,
         adapter=adapter and not merge,
-        own_base=adapter and not merge and not _public_base(me),
+        own_base=adapter and not merge and not _named_base(me),
         dtype=dtype,
     )
     disable_progress_bar()
     write = (
-        _adapter_writer(facts, saved, own / "start" / peer)
+        _adapter_writer(facts, saved, own / "start" / peer, out)
         if facts.adapter
         else _model_writer(facts, saved, own / "start" / peer)
     )
@@ -96,6 +107,19 @@ def export_model(
     return out
 
 
+def _newest_of(own: Path, peer: str) -> tuple[Path, list[LearnerLine]]:
+    """A peer's newest model, and the metrics behind it."""
+    newest = newest_checkpoint(own)
+    return newest / peer / "model", _lines_until(own, peer, load_manifest(newest, AnyState))
+
+
+def _best_of(own: Path, peer: str) -> tuple[Path, list[LearnerLine]]:
+    folder = best_checkpoint(own, peer)
+    last = load_manifest(folder, Best).round
+    lines = [line for line in _lines_until(own, peer, AnyState()) if line.round <= last]
+    return folder / "model", lines
+
+
 def _check_free(out: Path) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(
@@ -103,9 +127,16 @@ def _check_free(out: Path) -> None:
         )
 
 
-def _public_base(me: PeerConfig) -> bool:
-    """Whether anyone can get the very base that an adapter was trained on."""
-    return bool(hub_id(me.model)) and not me.warm and not me.keep_layers
+def _named_base(me: PeerConfig) -> str:
+    """What PEFT finds the very base by that an adapter was trained on, from any working folder;
+    nothing where only this run has it.
+    """
+    if me.warm or me.keep_layers:
+        return ""
+    if hub_id(me.model):
+        return me.model
+    folder = Path(me.model).expanduser()
+    return str(folder.resolve()) if folder.is_dir() else ""
 
 
 def _lines_until(own: Path, peer: str, state: AnyState) -> list[LearnerLine]:
@@ -134,21 +165,24 @@ def _write_whole(out: Path, writers: Sequence[Callable[[Path], None]]) -> None:
 def _model_writer(facts: ExportedModel, saved: Path, start: Path) -> Callable[[Path], None]:
     """A whole model: as it trained, or an adapter added into its base in float32. Rounded last."""
     if (saved / ADAPTER).exists():
-        model = PeftModel.from_pretrained(
-            _base_model(facts.me, start), str(saved)
-        ).merge_and_unload()
+        model = with_saved_adapter(_base_model(facts.me, start), saved).merge_and_unload()
+    elif (saved / TRAINED).exists():
+        model = _base_model(facts.me, start)
+        take_layers(model, saved)
     else:
-        model = _read_model(saved)
+        model = read_folder(saved)
     model = model.to(getattr(torch, facts.dtype))
     model.generation_config = _as_sampled(model.generation_config, facts.config.sampling)
     return lambda folder: model.save_pretrained(folder)
 
 
-def _adapter_writer(facts: ExportedModel, saved: Path, start: Path) -> Callable[[Path], None]:
+def _adapter_writer(
+    facts: ExportedModel, saved: Path, start: Path, out: Path
+) -> Callable[[Path], None]:
     dtype = getattr(torch, facts.dtype)
     tensors = {name: tensor.to(dtype) for name, tensor in load_tensors(saved / ADAPTER).items()}
     rules = json.loads((saved / "adapter_config.json").read_text())
-    rules["base_model_name_or_path"] = "base" if facts.own_base else facts.me.model
+    rules["base_model_name_or_path"] = _named_base(facts.me) or str(out.resolve() / "base")
     base = _base_model(facts.me, start).to(dtype) if facts.own_base else None
     generation = base.generation_config if base is not None else GenerationConfig()
 
@@ -182,20 +216,10 @@ def _copy_tokenizer(saved: Path, folder: Path) -> None:
 # Reading
 
 
-def _read_model(place: Path) -> PreTrainedModel:
-    try:
-        return AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, **NO_CODE)
-    except OSError as error:
-        raise ValueError(
-            f"the model at {place} could not be read: {str(error).splitlines()[0]}; is the run "
-            "folder complete?"
-        ) from error
-
-
 def _base_model(me: PeerConfig, start: Path) -> PreTrainedModel:
     """What an adapter was trained on: made in this run, or found where the crew file says."""
     if start.exists():
-        return _read_model(start)
+        return read_folder(start)
     model = read_model(find(me.model))
     if me.keep_layers:
         keep_layers(model, me.keep_layers)

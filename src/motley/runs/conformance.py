@@ -47,7 +47,7 @@ from motley.learning.batches import MicroBatch, ToScore, micro_batches
 from motley.peers.sampling import SamplerHalf
 from motley.records import Sampling
 from motley.runs.folder import Run, check_config
-from motley.tasks import check_task, draw_problems, load_task
+from motley.tasks import draw_problems, examine_task, load_task
 
 EPSILON = torch.finfo(torch.float32).eps
 # what engine and trainer may differ by where both compute in float32, per layer, at temperature 1
@@ -122,8 +122,9 @@ def check_crew(config: CrewConfig) -> list[dict[str, Any]]:
     The ways are the crew's own, then others that tell conventions apart.
     """
     check_config(config)
-    faults = check_task(load_task(config.crew.task, config.task))
+    faults, notes = examine_task(load_task(config.crew.task, config.task))
     rows = [_row(f"task {config.crew.task}", "", None, "", "; ".join(faults))]
+    rows[0]["note"] = "; ".join(notes)
     with tempfile.TemporaryDirectory() as folder:
         run = Run(config, Path(folder))
         for me in config.students:
@@ -199,6 +200,7 @@ def _row(
         "99 %": difference.rare if difference else None,
         "largest_difference": difference.largest if difference else None,
         "result": fault or "ok",
+        "note": "",  # what is odd, and may be meant
     }
 
 

@@ -15,13 +15,13 @@ import numpy as np
 from motley.engines import Engine
 from motley.models.prompts import Prompts
 from motley.records import Problem, Sampling
-from motley.tasks import Split, Task, best_constant, decided, evaluation_set
+from motley.tasks import Scorer, Split, Task, best_constant, decided, evaluation_set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accuracy:
-    """Of one kind, or of all. avg@k is the mean over k samples of each problem, pass@k the share
-    with at least one right.
+    """Of one kind, or of all; of a task with rewards, their means. avg@k is the mean over k samples
+    of each problem, pass@k the share with at least one right.
     """
 
     kind: str
@@ -30,9 +30,9 @@ class Accuracy:
     greedy_error: float
     average: float  # avg@k, the estimate of pass@1 when sampling
     average_error: float
-    passed: float  # pass@k
+    passed: float | None  # pass@k; None for rewards, where nothing is right or wrong
     samples: int  # k
-    # accuracy of the best constant answer; None where problems have no answers to compare with
+    # accuracy of the best constant answer; None for rewards, and for problems without answers
     constant: float | None
 
     def row(self) -> dict[str, str | int | float | None]:
@@ -84,7 +84,7 @@ def _answers(
     completions = engine.sample([prompts.ids(p) for p in problems], samples, sampling, seed=0)
     texts = prompts.vocabulary.decode_all(c.tokens for row in completions for c in row)
     asked = [problem for problem, row in zip(problems, completions, strict=True) for _ in row]
-    rewards = decided(task.score(asked, texts))
+    rewards = decided(Scorer(task).score(asked, texts))
     return [Answered(*one) for one in zip(asked, texts, rewards, strict=True)]
 
 
@@ -136,7 +136,7 @@ def evaluate(
         engine, prompts, task, problems, msgspec.structs.replace(sampling, temperature=0.0)
     )[:, 0]
     sampled_PS = rewards_of(engine, prompts, task, problems, sampling, samples)
-    kinds = list(dict.fromkeys(p.kind for p in problems))
+    kinds, is_share = list(dict.fromkeys(p.kind for p in problems)), task.measure == "accuracy"
     if len(kinds) > 1:
         kinds.append("all")
     lines = []
@@ -151,9 +151,9 @@ def evaluate(
                 greedy_error=_standard_error(greedy),
                 average=float(average.mean()),
                 average_error=_standard_error(average),
-                passed=float((sampled_PS[chosen] >= 1).any(1).mean()),
+                passed=float((sampled_PS[chosen] >= 1).any(1).mean()) if is_share else None,
                 samples=samples,
-                constant=best_constant([problems[i] for i in chosen]),
+                constant=best_constant([problems[i] for i in chosen]) if is_share else None,
             )
         )
     return lines

@@ -6,6 +6,7 @@ Its log is in memory, with a file in the run folder (see runs/folder.py).
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from motley.clock import timed
-from motley.config import CrewConfig, config_text, read_config
+from motley.config import CrewConfig, config_text, may_become, read_config
 from motley.exchange import MemoryLog, Outbox, Signer, cut_log
 from motley.files import sync
 from motley.learning.checkpoint import (
@@ -39,8 +40,11 @@ from motley.runs.folder import (
     newest_checkpoint,
 )
 from motley.runs.metrics import LearnerLine, Timing
+from motley.runs.resuming import config_to_resume, founded, go_on_with
 from motley.tasks import Task
 from motley.trust import Identity
+
+logger = logging.getLogger(__name__)
 
 
 class CrewState(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,13 +60,18 @@ class LocalCrew:
     """Peers in turn. `rounds()` trains; every yielded list has one metrics line per peer."""
 
     def __init__(
-        self, config: CrewConfig, folder: Path, warm_progress: WarmProgress | None = None
+        self,
+        config: CrewConfig,
+        folder: Path,
+        warm_progress: WarmProgress | None = None,
+        task: Task | None = None,
     ) -> None:
+        """`task`: where it is at hand as an object."""
         self.config = config
         self.folder = folder
         self.finished_rounds = 0
         self._pace = pace_of(config)
-        self._run = Run(config, folder)
+        self._run = Run(config, folder, task=task)
         self._log = MemoryLog(folder / "groups" / "log.bin")
         hub = found_log(config, self._log, self._run.task)
         self.peers = [
@@ -72,34 +81,52 @@ class LocalCrew:
 
     @classmethod
     def start(
-        cls, config: CrewConfig, folder: Path, warm_progress: WarmProgress | None = None
+        cls,
+        config: CrewConfig,
+        folder: Path,
+        warm_progress: WarmProgress | None = None,
+        task: Task | None = None,
     ) -> LocalCrew:
         """A new run in a new folder, with the skills before training as its first metrics lines."""
-        check_config(config)
+        check_config(config, task=task)
         new_folder(folder, config, f"go on with: motley train --resume {folder}")
-        crew = cls(config, folder, warm_progress)
+        crew = cls(config, folder, warm_progress, task)
         crew._run.write([crew._run.first_line(peer) for peer in crew.peers])
         crew.save()
         return crew
 
     @classmethod
     def start_or_resume(
-        cls, config: CrewConfig, folder: Path, warm_progress: WarmProgress | None = None
+        cls,
+        config: CrewConfig,
+        folder: Path,
+        warm_progress: WarmProgress | None = None,
+        task: Task | None = None,
     ) -> LocalCrew:
         """Go on with a run of this folder, or begin it."""
         if not checkpoints(folder / "checkpoints"):
-            return cls.start(config, folder, warm_progress)
-        if read_config(folder / "config.toml") != config:
+            return cls.start(config, folder, warm_progress, task)
+        before = read_config(folder / "config.toml")
+        if not may_become(before, config):
             raise ValueError(
                 f"{folder} holds a run of other settings; choose another folder, or delete it"
             )
-        return cls.resume(folder)
+        return cls.resume(folder, task=task, config=config)
 
     @classmethod
-    def resume(cls, folder: Path, say: Callable[[str], None] = lambda text: None) -> LocalCrew:
+    def resume(
+        cls,
+        folder: Path,
+        say: Callable[[str], None] = lambda text: None,
+        task: Task | None = None,
+        config: CrewConfig | None = None,
+    ) -> LocalCrew:
         """Go on from the newest whole checkpoint. What was written after it is cut off and done
         again.
+
+        `config`: with other rounds, or whatever else may change; None: as RUN/config.toml has it.
         """
+        config = config or config_to_resume(folder)
         newest = newest_checkpoint(folder)
         try:
             newest, state = load_newest(folder / "checkpoints", CrewState, say)
@@ -109,26 +136,42 @@ class LocalCrew:
                 f"{folder} is a simulated run, which is not resumed; run motley sim again, with "
                 "another --out"
             ) from None
+        began = founded(folder)
+        go_on_with(folder, began[0] if began else config, config, state.round)
         cut_log(folder / "groups" / "log.bin", state.log_records)
-        crew = cls(read_config(folder / "config.toml"), folder)
+        crew = cls(config, folder, task=task)
+        if began and began[1].task != crew._run.task.fingerprint:
+            raise ValueError(
+                f"{folder}: task {config.crew.task} asks other problems than when the run began; "
+                "put its files back as they were, or begin a new run"
+            )
         crew._run.cut_metrics(state.metrics_bytes, say)
         crew.finished_rounds = state.round
+        logger.info("going on from %s", newest)
         for peer in crew.peers:
             crew._run.restore(peer, newest, state.peers[peer.me.name])
         return crew
 
+    @property
+    def stopped(self) -> str:
+        """Why the crew is over before its last round; empty if it is not."""
+        return self._run.stopping.reason
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.stopped) or self.finished_rounds >= self.config.crew.rounds
+
     def rounds(self) -> Iterator[list[LearnerLine]]:
-        """Train to the last round.
+        """Train to the last round, or until every peer is as good as it is going to be.
 
         Stopping between two yields loses nothing once `save` is called.
         """
-        while self.finished_rounds < self.config.crew.rounds:
+        while not self.finished:
             # where a step awaits everyone, everyone samples before anyone learns
             lines = self._round_together() if self._pace.awaits_others else self._round_in_turn()
             self.finished_rounds += 1
             self._run.write(lines)
-            last = self.finished_rounds == self.config.crew.rounds
-            if last or self.finished_rounds % self.config.learning.checkpoint_every == 0:
+            if self.finished or self.finished_rounds % self.config.learning.checkpoint_every == 0:
                 self.save()
             yield lines
 
@@ -151,22 +194,27 @@ class LocalCrew:
 
     def _round_together(self) -> list[LearnerLine]:
         clock = self._run.clock
-        sampled = [timed(peer.half.sample, clock) for peer in self.peers]
+        # rewards of one peer's answers are computed while the next one samples
+        begun = [timed(peer.half.begin, clock) for peer in self.peers]
+        sampled = [
+            timed(partial(peer.half.finish, answered), clock)
+            for peer, (answered, _) in zip(self.peers, begun, strict=True)
+        ]
         for peer in self.peers:
             peer.publish()
         learned = [timed(partial(_receive_and_learn, peer), clock) for peer in self.peers]
         number, lines = self.finished_rounds + 1, []
-        for peer, (batch, sample_s), (result, learn_s) in zip(
-            self.peers, sampled, learned, strict=True
+        for peer, (_, begin_s), (batch, finish_s), (result, learn_s) in zip(
+            self.peers, begun, sampled, learned, strict=True
         ):
             if isinstance(result, Wait):
                 raise ValueError(
                     f"peer {peer.me.name} has only {len(peer.waiting)} groups of round "
                     f"{number} and cannot go on: "
-                    f"refused so far {by_sender(peer.admission.refused)}; a lockstep crew needs "
-                    "every peer's groups"
+                    f"refused so far {by_sender(peer.admission.refused)}{_newest(peer)}; a "
+                    "lockstep crew needs every peer's groups"
                 )
-            timing = Timing(sample_s, learn_s)
+            timing = Timing(begin_s + finish_s, learn_s)
             lines.append(self._run.line(peer, number, batch, result.report, timing))
         return lines
 
@@ -183,6 +231,12 @@ class LocalCrew:
                 )
             )
         return lines
+
+
+def _newest(peer: Peer) -> str:
+    """Why the newest record was refused, in words."""
+    kept = peer.admission.kept
+    return f", the last because {kept[-1].detail}" if kept else ""
 
 
 def _receive_and_learn(peer: Peer) -> Learned | Wait:

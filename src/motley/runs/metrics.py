@@ -13,9 +13,10 @@ import msgspec
 
 from motley.files import append
 from motley.learning.senders import SenderMetrics
+from motley.tasks import Measure
 from motley.trust.standing import Suspicion
 
-ByKind = dict[str, float]  # kind of problem -> accuracy
+ByKind = dict[str, float]  # kind of problem -> accuracy, or mean reward: what the task measures
 Counts = dict[str, dict[str, int]]  # sender -> reason -> how many
 
 
@@ -27,6 +28,18 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True):
     sampled_tokens_per_s: float | None = None
     learned_tokens_per_s: float | None = None
     overlap_s: float | None = None  # in which both went on
+    reward_s: float | None = None  # of `sample_s`, only waiting for rewards
+
+
+class Sign(msgspec.Struct, frozen=True, omit_defaults=True):
+    """That something is wrong with a peer's training, said once: what, why it may be, what to do.
+
+    `runs/signs.py` says when.
+    """
+
+    sign: str  # its name, such as "all wrong"
+    words: str
+    senders: list[str] = []  # whom it is about; nobody: the peer itself
 
 
 class SampleAnswer(msgspec.Struct, frozen=True):
@@ -51,6 +64,10 @@ class LearnerLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     # of the step
     loss: float | None = None
     grad_norm: float | None = None
+    lr: float | None = None
+    inner_steps: int | None = None
+    inner_clipped: float | None = None
+    inner_kl: float | None = None
     num_sequences: int | None = None
     num_scored: int | None = None
     num_tokens: int | None = None
@@ -65,10 +82,12 @@ class LearnerLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     # of what it can
     heldout: ByKind | None = None
     ood: ByKind | None = None
+    measure: Measure | None = None  # what both are; None: accuracies
     timing: Timing | None = None
     time_s: float | None = None
     without: list[str] | None = None
     suspects: dict[str, Suspicion] | None = None
+    warnings: list[Sign] | None = None
     samples: list[SampleAnswer] | None = None
 
 
@@ -80,6 +99,7 @@ class FirstLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     time_s: float | None = None
     heldout: ByKind
     ood: ByKind | None = None
+    measure: Measure | None = None
 
 
 class SamplerLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -136,6 +156,18 @@ def read_metrics(folder: Path) -> list[MetricsLine]:
 def learner_lines(lines: Iterable[MetricsLine]) -> list[LearnerLine]:
     """Those of who learns."""
     return [line for line in lines if isinstance(line, LearnerLine)]
+
+
+def measure_of(lines: Iterable[MetricsLine]) -> Measure:
+    """What the lines of a run measure.
+
+    Those of old runs do not say: there, what is outside 0..1 cannot be an accuracy.
+    """
+    for line in learner_lines(lines):
+        values = [*(line.heldout or {}).values(), *(line.ood or {}).values()]
+        if line.measure == "reward" or not all(0 <= value <= 1 for value in values):
+            return "reward"
+    return "accuracy"
 
 
 def _decoded(line: bytes, place: str) -> MetricsLine:

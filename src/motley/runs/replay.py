@@ -41,6 +41,7 @@ class SavedRun(msgspec.Struct, frozen=True, kw_only=True):
     log_records: int | Unset = msgspec.UNSET
     metrics_bytes: int
     over: bool | Unset = msgspec.UNSET
+    rounds: int | Unset = msgspec.UNSET
     peer: PeerState | Unset = msgspec.UNSET
     peers: dict[str, PeerState] | Unset = msgspec.UNSET
 
@@ -141,7 +142,12 @@ class Replay:
 
     def _copy(self) -> None:
         """Everything that the run can go on from, but for what is made again."""
-        made_again = shutil.ignore_patterns("checkpoints", "metrics.jsonl", "journal.jsonl")
+        made_again = shutil.ignore_patterns(
+            "checkpoints",
+            "metrics.jsonl",
+            "journal.jsonl",
+            *([] if self.after else ["fates.jsonl"]),
+        )
         shutil.copytree(self.folder, self.out, ignore=made_again, dirs_exist_ok=True)
 
     def _again(

@@ -131,15 +131,16 @@ class SimCrew:
         return min(s.peer.learned_rounds for s in self.students)
 
     def rounds(self) -> Iterator[list[MetricsLine]]:
-        """Let time pass until everyone who learns has taken its last step."""
-        while not all(s.over for s in self.students):
+        """Let time pass until everyone who learns has taken its last step, or all may stop."""
+        while not all(s.over for s in self.students) and not self._run.stopping.reason:
             if not self.events.happen():
                 break
             if self._lines:
                 lines, self._lines = self._lines, []
                 self._run.write(lines)
                 yield lines
-        if stuck := [s for s in self.students if not s.over]:
+        stuck = [s for s in self.students if not s.over]
+        if stuck and not self._run.stopping.reason:
             yield self._end_early(stuck)
         self.save()
 

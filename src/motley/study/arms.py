@@ -2,7 +2,7 @@
 
 An arm is an objective, perhaps with a variant and settings; or `alone`, every peer by itself with
 all the crew's sampling; or `alone/own`, with no more than it samples in the crew: what someone has
-who does not join.
+who does not join. A setting such as `learning.epochs=2` is one of the crew file's [learning].
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from motley.config import CrewConfig
+from motley.config import CrewConfig, Learning
 
+LEARNING = "learning."  # settings that are the crew file's [learning]
 OWN = "own"  # with the own share of the sampling only
 
 
@@ -43,10 +44,12 @@ def parse_arm(text: str) -> Arm:
             settings[key] = float(value)
         except ValueError:
             settings[key] = value
-    if name == "alone" and (variant not in ("", OWN) or settings):
+    if name == "alone" and (
+        variant not in ("", OWN) or not all(key.startswith(LEARNING) for key in settings)
+    ):
         raise ValueError(
-            f"arm {text!r}: alone takes no variant but /own and no settings; it is every peer by "
-            "itself, on its own rollouts"
+            f"arm {text!r}: alone takes no variant but /own and no settings but of learning; it is "
+            "every peer by itself, on its own rollouts"
         )
     return Arm(text, name, variant, settings)
 
@@ -65,8 +68,23 @@ def parse_arms(text: str) -> list[Arm]:
 def crews_of(config: CrewConfig, arm: Arm, seed: int) -> list[CrewConfig]:
     """The crews an arm runs: the crew, or for `alone` one per peer."""
     crew = msgspec.structs.replace(config.crew, seed=seed)
-    config = msgspec.structs.replace(config, crew=crew)
+    config = msgspec.structs.replace(config, crew=crew, learning=_learning(config.learning, arm))
     if arm.objective == "alone":
         return [config.alone(peer.name, arm.variant == OWN) for peer in config.students]
     crew = msgspec.structs.replace(crew, objective=arm.objective, variant=arm.variant)
-    return [msgspec.structs.replace(config, crew=crew, objective=arm.settings)]
+    settings = {k: value for k, value in arm.settings.items() if not k.startswith(LEARNING)}
+    return [msgspec.structs.replace(config, crew=crew, objective=settings)]
+
+
+def _learning(rules: Learning, arm: Arm) -> Learning:
+    changes = {
+        key.removeprefix(LEARNING): value
+        for key, value in arm.settings.items()
+        if key.startswith(LEARNING)
+    }
+    try:
+        return msgspec.convert(msgspec.to_builtins(rules) | changes, Learning, strict=False)
+    except msgspec.ValidationError as error:
+        raise ValueError(
+            f"arm {arm.label!r}: {error}; docs/crew_file.md has the keys of [learning]"
+        ) from None

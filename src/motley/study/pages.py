@@ -17,12 +17,12 @@ from motley.study.statistics import (
     FEW_SEEDS,
     LEVEL,
     Comparison,
-    Measure,
     bounded_interval,
     few_seeds_warning,
     sentences,
 )
 from motley.study.sweep import Trial
+from motley.tasks import Measure
 
 CSV_HEAD = (
     "crew",

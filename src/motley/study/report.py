@@ -13,11 +13,11 @@ from motley.study.statistics import (
     UNKNOWN,
     Comparison,
     Estimate,
-    Measure,
     bounded_interval,
     interval,
     p_value_of,
 )
+from motley.tasks import Measure
 
 BASELINE = "alone"
 OPPONENTS = (BASELINE, f"{BASELINE}/{OWN}")  # with all the crew's sampling, with the own share

@@ -22,7 +22,6 @@ from motley.runs.folder import check_config
 from motley.runs.local import LocalCrew
 from motley.runs.metrics import LearnerLine, learner_lines, read_metrics
 from motley.study.arms import Arm, crews_of
-from motley.study.statistics import Measure
 
 T = TypeVar("T")
 
@@ -114,13 +113,6 @@ def claim(folder: Path, config: CrewConfig) -> None:
             "delete it"
         )
     write_config(config, made)
-
-
-def measure_of(config: CrewConfig) -> Measure:
-    """What the held-out numbers of a crew are: shares of right answers, or rewards."""
-    kind, found, _ = config.crew.task.partition(":")
-    own_function = bool(found) and kind not in ("file", "reasoning_gym")
-    return "reward" if own_function or config.task.get("partial") else "accuracy"
 
 
 def read_outcomes(path: Path) -> list[Outcome]:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from scipy import stats
 
-Measure = Literal["accuracy", "reward"]  # an accuracy lies in 0..1, a reward anywhere
+from motley.tasks import Measure
+
 LEVEL, POWER = 0.95, 0.8
 FEW_SEEDS = 5  # below it a report warns
 MOST_SEEDS = 200  # beyond it nobody is told how many would decide

@@ -29,9 +29,9 @@ from motley.study.running import claim, in_processes, keep, warm
 from motley.study.statistics import (
     Comparison,
     Estimate,
-    Measure,
     bounded_interval,
 )
+from motley.tasks import Measure
 
 DIAGNOSTICS = (
     "weight_var",
@@ -295,8 +295,10 @@ def glance(lines: Sequence[SweepRow]) -> str:
     )
 
 
-def draw(lines: Sequence[SweepRow], path: Path) -> None:
-    """Accuracy after the last round against the crew, a curve per arm, with 95 % intervals."""
+def draw(lines: Sequence[SweepRow], path: Path, measure: Measure) -> None:
+    """Accuracy or reward after the last round against the crew, a curve per arm, with 95 %
+    intervals.
+    """
     crews = list(dict.fromkeys(line.crew for line in lines))
     arms = list(dict.fromkeys(line.arm for line in lines))
     figure = Figure(figsize=(1.6 * len(crews) + 3, 4.2), layout="constrained")
@@ -319,6 +321,6 @@ def draw(lines: Sequence[SweepRow], path: Path) -> None:
             marker="o",
         )
     axis.set_xticks(range(len(crews)), crews, rotation=20)
-    axis.set_ylabel("held-out accuracy after the last round")
+    axis.set_ylabel(f"held-out {measure} after the last round")
     axis.legend(fontsize="small")
     figure.savefig(path, dpi=120)

@@ -9,10 +9,14 @@ import msgspec
 from motley.tasks.datasets import DATASETS, DatasetConfig, DatasetTask
 from motley.tasks.digits import Digits, DigitsConfig
 from motley.tasks.gym import GymConfig, GymTask
-from motley.tasks.jsonl import FileConfig, FileTask, load_reward
 from motley.tasks.mixture import Mixture
+from motley.tasks.own import OwnConfig, own_task, task_of_file
+from motley.tasks.rewards import RewardError, load_reward, named_reward
+from motley.tasks.rows import read_rows
+from motley.tasks.scoring import Scorer
 from motley.tasks.task import (
     UNDECIDED,
+    Measure,
     Split,
     Task,
     assign,
@@ -21,12 +25,16 @@ from motley.tasks.task import (
     decided,
     draw_problems,
     evaluation_set,
+    examine_task,
 )
 
 Config = TypeVar("Config", bound=msgspec.Struct)
 
 __all__ = [
     "UNDECIDED",
+    "Measure",
+    "RewardError",
+    "Scorer",
     "Split",
     "Task",
     "assign",
@@ -35,17 +43,22 @@ __all__ = [
     "decided",
     "draw_problems",
     "evaluation_set",
+    "examine_task",
     "load_task",
+    "own_task",
+    "read_rows",
 ]
 
-KNOWN = ("digits", *DATASETS, "reasoning_gym:NAME", "mixture", "file:PATH.jsonl", "module:function")
+KNOWN = ("digits", *DATASETS, "reasoning_gym:NAME", "mixture", "file:PATH", "module:function")
 
 
-def load_task(spec: str, parameters: dict[str, Any]) -> Task:
+def load_task(spec: str, parameters: dict[str, Any], scores: bool = True) -> Task:
     """A task by name, with its [task] table.
 
-    "module:function" is a reward function, its file of problems is under [task].
+    "module:function" is a reward function, its file of problems is under [task]. `scores` False:
+    reward functions are not imported, for who only asks which problems there are.
     """
+    load = load_reward if scores else named_reward
     if spec == "digits":
         return Digits(_convert(parameters, DigitsConfig, spec))
     if spec == "mixture":
@@ -59,11 +72,10 @@ def load_task(spec: str, parameters: dict[str, Any]) -> Task:
         others = {key: value for key, value in parameters.items() if key not in own}
         return GymTask(spec.removeprefix("reasoning_gym:"), _convert(own, GymConfig, spec), others)
     if spec.startswith("file:"):
-        return FileTask(
-            _convert({"file": spec.removeprefix("file:"), **parameters}, FileConfig, spec)
-        )
+        file = {"file": spec.removeprefix("file:")}
+        return task_of_file(_convert({**file, **parameters}, OwnConfig, spec), load=load)
     if ":" in spec:
-        return FileTask(_convert(parameters, FileConfig, spec), load_reward(spec))
+        return task_of_file(_convert(parameters, OwnConfig, spec), spec, load)
     raise ValueError(f"task {spec!r} is not known; use {', '.join(KNOWN[:-1])} or {KNOWN[-1]}")
 
 

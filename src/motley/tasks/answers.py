@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import threading
 from collections.abc import Callable
 from fractions import Fraction
 from functools import cache, lru_cache
@@ -167,11 +168,28 @@ def _spelt(text: str) -> str:
     return text.replace("\\$", "").replace("$", "").replace("**", "^").strip()
 
 
+class _Verdict:
+    """Of two answers; found once, however many threads ask."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.reward: float | None = None
+
+
 # the answers of a group are often the same, and admission asks again what the sampler asked
 @lru_cache(maxsize=1 << 16)
+def _verdict(answer: str, gold: str) -> _Verdict:
+    return _Verdict()
+
+
 def _verified(answer: str, gold: str) -> float:
-    reply = sandbox.call("motley.tasks.answers:verify", answer, gold)
-    return UNDECIDED if reply.outcome == "undecided" else float(reply.value is True)
+    verdict = _verdict(answer, gold)
+    with verdict.lock:
+        if verdict.reward is None:
+            reply = sandbox.call("motley.tasks.answers:verify", answer, gold)
+            undecided = reply.outcome == "undecided"
+            verdict.reward = UNDECIDED if undecided else float(reply.value is True)
+        return verdict.reward
 
 
 def verify(answer: str, gold: str) -> Callable[[], bool]:

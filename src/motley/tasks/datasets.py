@@ -15,12 +15,12 @@ from motley.records import Problem
 from motley.tasks.answers import INSTRUCTIONS, Form, find_answer, math_reward, wrap
 from motley.tasks.collection import Collection, split_sets
 from motley.tasks.extras import load, need
-from motley.tasks.jsonl import Fields, read_problems
-from motley.tasks.task import QUESTION
+from motley.tasks.rows import Fields, placed_rows
+from motley.tasks.task import QUESTION, Measure, Scoring
 
 
 class DatasetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    file: str = ""  # JSON lines in the dataset's own fields; without it: from the hub
+    file: str = ""  # in the dataset's own fields; without it: from the hub
     heldout: str = ""  # without it: the hub's test split, or one problem in ten by its hash
     ood: str = ""
     ood_task: str = ""  # the dataset `ood` is of; without it: the same one
@@ -38,7 +38,9 @@ class PublishedDataset(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DatasetTask(Collection):
+    measure: Measure = "accuracy"
     template = QUESTION
+    scoring: Scoring = "each"
 
     def __init__(self, name: str, config: DatasetConfig) -> None:
         need("math_verify", f"task {name!r}")
@@ -46,14 +48,14 @@ class DatasetTask(Collection):
         self._form = config.form
         self.instruction = INSTRUCTIONS[config.form]
         if config.file:
-            problems, heldout = read_problems(Path(config.file), source.make), []
+            problems, heldout = _of_file(config.file, source), []
         else:
             problems = _from_hub(source, source.train)
             heldout = (
                 _from_hub(source, source.heldout) if source.heldout and not config.heldout else []
             )
         if config.heldout:
-            heldout = read_problems(Path(config.heldout), source.make)
+            heldout = _of_file(config.heldout, source)
         ood = _ood(_source(ood_name), config)
         super().__init__(
             split_sets(problems, heldout, ood, config.file or source.hub),
@@ -72,9 +74,19 @@ class DatasetTask(Collection):
         ]
 
 
+def _of_file(name: str, source: PublishedDataset) -> list[Problem]:
+    rows = placed_rows(Path(name))
+    if len(rows) < 2:
+        raise ValueError(
+            f"{name} has {len(rows)} problems; at least 2 are needed, one to learn from and one "
+            "held out"
+        )
+    return [source.make(row.fields, row.place) for row in rows]
+
+
 def _ood(source: PublishedDataset, config: DatasetConfig) -> list[Problem]:
     if config.ood:
-        return read_problems(Path(config.ood), source.make)
+        return _of_file(config.ood, source)
     return _from_hub(source, source.heldout or source.train) if config.ood_task else []
 
 

@@ -20,7 +20,7 @@ from typing import Literal
 import msgspec
 
 from motley.records import Problem
-from motley.tasks.task import AS_IT_IS, Split, is_heldout
+from motley.tasks.task import AS_IT_IS, Measure, Scoring, Split, is_heldout
 
 HELDOUT_ONE_IN = 8
 MAX_LEVEL = 9
@@ -118,8 +118,10 @@ class Digits:
     """
 
     splits: tuple[Split, ...] = ("train", "heldout", "ood")
+    measure: Measure = "accuracy"
     template = AS_IT_IS
     instruction = ""
+    scoring: Scoring = "in turn"
 
     def __init__(self, config: DigitsConfig) -> None:
         self.kinds: tuple[str, ...] = config.kinds

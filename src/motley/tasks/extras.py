@@ -1,4 +1,6 @@
-"""Packages that only some tasks need: imported when such a task is loaded, never before."""
+"""Packages that only some need: how they are installed, and imported not before somebody needs
+them.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +8,24 @@ import importlib
 import importlib.util
 from types import ModuleType
 
-_REMEDY = "pip install 'motley-rl[tasks]'"
+
+def install(extra: str) -> str:
+    """How to get what an extra brings, from PyPI and in a clone of the repository."""
+    return (
+        f"pip install 'motley-rl[{extra}]', or in a clone .venv/bin/pip install -c constraints.txt "
+        f"-e '.[{extra}]'"
+    )
 
 
-def need(package: str, wanted_by: str) -> None:
+def need(package: str, wanted_by: str, extra: str = "tasks") -> None:
     """Refuse a task whose package is missing, without importing it."""
-    if importlib.util.find_spec(package) is None:
+    name = package.partition(".")[0]
+    if importlib.util.find_spec(name) is None:
         raise ValueError(
-            f"{wanted_by} needs the package {package}, which is not installed; {_REMEDY}"
+            f"{wanted_by} needs the package {name}, which is not installed; {install(extra)}"
         )
 
 
-def load(package: str, wanted_by: str) -> ModuleType:
-    need(package, wanted_by)
+def load(package: str, wanted_by: str, extra: str = "tasks") -> ModuleType:
+    need(package, wanted_by, extra)
     return importlib.import_module(package)

@@ -27,7 +27,7 @@ from motley.tasks import sandbox
 from motley.tasks.answers import INSTRUCTIONS, Form, find_answer, wrap
 from motley.tasks.extras import load
 from motley.tasks.harmless import evaluates, is_harmless
-from motley.tasks.task import QUESTION, UNDECIDED, Split, is_heldout
+from motley.tasks.task import QUESTION, UNDECIDED, Measure, Scoring, Split, is_heldout
 
 HELDOUT_ONE_IN = 8
 MAX_DRAWS = 10_000
@@ -67,6 +67,7 @@ class GymTask:
         self.splits: tuple[Split, ...] = (
             ("train", "heldout", "ood") if config.ood else ("train", "heldout")
         )
+        self.measure: Measure = "reward" if config.partial else "accuracy"
         self.instruction = INSTRUCTIONS[config.form]
         self._config = config
         self._sources = [_Source(name, parameters)]
@@ -74,6 +75,7 @@ class GymTask:
             self._sources.append(_Source(name, parameters | config.ood))
         for source in self._sources:
             self._check_form(source.entry(source.span - 1))
+        self.scoring: Scoring = "each" if self._sources[0].waits else "in turn"
         version = importlib.metadata.version("reasoning_gym")
         self.fingerprint = f"reasoning_gym {version} {name} {sorted(parameters.items())} {config}"
 
@@ -145,6 +147,7 @@ class _Source:
         self._name, self._parameters = name, parameters
         self._dataset = _create(name, {"seed": 0, **parameters})
         self._evaluates = evaluates(type(self._dataset))
+        self.waits = self._evaluates == "sympy"  # for another process
         self.entry = lru_cache(KEPT_ENTRIES)(self._make)
         self.span = self._find_span()
 
@@ -169,7 +172,7 @@ class _Source:
             )
         if not is_harmless(answer, self._evaluates):
             return 0.0
-        if self._evaluates == "sympy":
+        if self.waits:
             parameters = msgspec.json.encode(self._parameters, order="sorted").decode()
             reply = sandbox.call(
                 "motley.tasks.gym:score_limited", self._name, parameters, index, answer

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from motley.records import Problem
-from motley.tasks.task import Split, Task
+from motley.tasks.task import Measure, Scoring, Split, Task
 
 Loader = Callable[[str, dict[str, Any]], Task]
 
@@ -40,8 +40,12 @@ class Mixture:
         self.splits: tuple[Split, ...] = tuple(
             s for s in _SPLITS if any(s in part.splits for part in self._parts.values())
         )
+        measures = {part.measure for part in self._parts.values()}
+        self.measure: Measure = "accuracy" if measures == {"accuracy"} else "reward"
         self.template = _agreed([part.template for part in self._parts.values()])
         self.instruction = _agreed([part.instruction for part in self._parts.values()])
+        ways = {part.scoring for part in self._parts.values()}
+        self.scoring: Scoring = ways.pop() if len(ways) == 1 else "in turn"
         self.fingerprint = "mixture " + " | ".join(
             f"{key}: {part.fingerprint}" for key, part in self._parts.items()
         )

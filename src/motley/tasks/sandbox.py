@@ -26,6 +26,7 @@ import importlib
 import json
 import logging
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -37,6 +38,7 @@ from typing import Any, Literal
 import msgspec
 
 BUDGET = 2_000_000  # function calls; usual comparisons take hundreds to tens of thousands
+MOST_WORKERS = 16
 WORKER_S = 0.25  # of processor time, in which no machine makes so many calls
 UNCOUNTED = "antlr4"  # a parser that learns as it goes; the length of its text bounds it
 CPU_S = 30  # of processor time, ten times what the budget takes on a usual machine
@@ -69,30 +71,64 @@ def call(function: str, *arguments: Any) -> Reply:
 
     The function itself only prepares, and must not touch what a stranger wrote.
     """
-    return _caller(os.getpid()).call([function, *arguments])
+    callers = _callers(os.getpid())
+    caller = callers.take()
+    try:
+        return caller.call([function, *arguments])
+    finally:
+        callers.give_back(caller)
+
+
+class _Callers:
+    """The processes that calls wait for. There are more only while several threads call at once."""
+
+    def __init__(self) -> None:
+        self._idle: queue.LifoQueue[_Caller] = queue.LifoQueue()
+        for _ in range(num_workers()):
+            self._idle.put(_Caller())
+
+    def take(self) -> _Caller:
+        """The one that was used last: of calls in turn, all have the same."""
+        return self._idle.get()
+
+    def give_back(self, caller: _Caller) -> None:
+        self._idle.put(caller)
+
+    def stop(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._idle.get_nowait().stop()
+
+
+def num_workers() -> int:
+    """How many calls are answered at once: one core is left to whoever asks."""
+    return min(MOST_WORKERS, max(1, (os.cpu_count() or 1) - 1))
 
 
 @functools.cache
-def _caller(owner: int) -> _Caller:
-    """One per process: a fork must not talk through its parent's pipe."""
-    caller = _Caller()
-    atexit.register(caller.stop)
-    return caller
+def _callers(owner: int) -> _Callers:
+    """Of one process: a fork must not talk through its parent's pipes."""
+    callers = _Callers()
+    atexit.register(callers.stop)
+    return callers
 
 
 class _Caller:
-    """The asking side.
+    """The asking side, for one thread at a time.
 
     The process starts with the first call, and again after one that brought it down.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
 
     def call(self, question: list[Any]) -> Reply:
-        with self._lock:
-            reply = self._ask(self._process or self._start(), json.dumps(question))
+        if not hasattr(os, "fork"):
+            raise ValueError(
+                "formulas and puzzles are scored in copies of a process, which this system cannot "
+                'make; use Linux, macOS or WSL, or equal = "exact"'
+            )
+        reply = self._ask(self._process or self._start(), json.dumps(question))
         return msgspec.json.decode(reply, type=Reply) if reply else Reply("undecided")
 
     def stop(self) -> None:

@@ -10,11 +10,14 @@ import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from motley.records import Problem
 
 Split = Literal["train", "heldout", "ood"]
+# what a mean of scores is: the share that is right, or a mean reward of any range
+Measure = Literal["accuracy", "reward"]
+Scoring = Literal["in turn", "beside", "groups", "each"]  # see tasks/scoring.py
 
 # A score that this machine could not find out in time. It is no number, and never on the wire: who
 # sampled the answer counts it as 0, who reads it takes the sender's word. So a slow or busy machine
@@ -40,6 +43,11 @@ class Task(Protocol):
     def splits(self) -> tuple[Split, ...]: ...
 
     @property
+    def measure(self) -> Measure:
+        """Whether scores are right or wrong, 1 or 0, or rewards of any size."""
+        ...
+
+    @property
     def template(self) -> str | None:
         """How a problem is put to a model in plain style.
 
@@ -52,6 +60,11 @@ class Task(Protocol):
         """The form the scoring expects of an answer, in words for a system turn; empty where any
         will do; None: the crew file must say.
         """
+        ...
+
+    @property
+    def scoring(self) -> Scoring:
+        """What may be scored at once, and where: "in turn" is the safe word."""
         ...
 
     def kinds_of(self, split: Split) -> tuple[str, ...]:
@@ -116,56 +129,94 @@ def best_constant(problems: Sequence[Problem]) -> float | None:
     return answers.most_common(1)[0][1] / len(problems) if answers else None
 
 
+class TaskReport(NamedTuple):
+    """What was found out about a task without a model."""
+
+    faults: list[str]
+    notes: list[str]  # what is odd, and may be meant
+
+
 def check_task(task: Task, count: int = 20) -> list[str]:
     """What is wrong with a task, without a model.
 
     Own answers must score full, other answers less; splits must not meet.
     """
-    faults: list[str] = []
+    return examine_task(task, count).faults
+
+
+def examine_task(task: Task, count: int = 20) -> TaskReport:
+    """The same, with what is only odd.
+
+    Where scores are rewards, own answers must only do better than mere words on the mean.
+    """
+    report = TaskReport([], [])
     seen: dict[str, set[str]] = {}
     for split in task.splits:
         for kind in task.kinds_of(split):
             problems = [task.draw(random.Random(f"check/{i}"), split, kind) for i in range(count)]
             again = [task.draw(random.Random(f"check/{i}"), split, kind) for i in range(count)]
             if problems != again:
-                faults.append(f"{split}/{kind}: the same seed gives different problems")
-            faults += [
-                f"{split}/{kind}: {fault}"
-                for fault in _scoring_faults(task, [p for p in problems if p.answer])
-            ]
+                report.faults.append(f"{split}/{kind}: the same seed gives different problems")
+            faults, notes = _scoring(task, [p for p in problems if p.answer])
+            report.faults.extend(f"{split}/{kind}: {fault}" for fault in faults)
+            report.notes.extend(f"{split}/{kind}: {note}" for note in notes)
             seen.setdefault(split, set()).update(p.prompt for p in problems)
     for split in ("heldout", "ood"):
         shared = seen.get("train", set()) & seen.get(split, set())
         if shared:
-            faults.append(f"train and {split} share {len(shared)} prompts, such as {min(shared)!r}")
-    return faults
+            report.faults.append(
+                f"train and {split} share {len(shared)} prompts, such as {min(shared)!r}"
+            )
+    return report
 
 
 _NO_ANSWER = "no answer, only words"
 
 
-def _scoring_faults(task: Task, answered: Sequence[Problem]) -> list[str]:
+def _scoring(task: Task, answered: Sequence[Problem]) -> TaskReport:
     """Own targets must beat mere words always, and the targets of other problems mostly: answers
     that are spelt differently may still be equal, and a problem may have several right ones.
     """
     if not answered:
-        return []
+        return TaskReport([], [])
     own = task.score(answered, [task.target(p) for p in answered])
     words = task.score(answered, [_NO_ANSWER] * len(answered))
+    if task.measure == "reward":
+        return _reward_order(own, words)
     if min(own) <= max(words):
-        return [f"the own answer scores {min(own)}, a wrong one {max(words)}"]
+        return TaskReport([f"the own answer scores {min(own)}, a wrong one {max(words)}"], [])
     pairs = [
         (i, other)
         for i, p in enumerate(answered)
         if (other := _differing(p, answered[i:]) or _differing(p, answered[:i]))
     ]
     if not pairs:
-        return []
+        return TaskReport([], [])
     others = task.score([answered[i] for i, _ in pairs], [task.target(other) for _, other in pairs])
     as_good = [other for (i, _), other in zip(pairs, others, strict=True) if other >= own[i]]
     if 2 * len(as_good) > len(pairs):
-        return [f"the own answer scores {min(own)}, that of another problem {max(as_good)}"]
-    return []
+        fault = f"the own answer scores {min(own)}, that of another problem {max(as_good)}"
+        return TaskReport([fault], [])
+    return TaskReport([], [])
+
+
+def _reward_order(own: Sequence[float], words: Sequence[float]) -> TaskReport:
+    """Rewards may have any range and give part of the credit for anything: only the mean counts."""
+    right, wrong = sum(own) / len(own), sum(words) / len(words)
+    means = f"own answers have a mean reward of {right:.4g}, mere words {wrong:.4g}"
+    if right < wrong:
+        return TaskReport(
+            [f"{means}: learning would lead away from the answers; is a sign turned round?"], []
+        )
+    if right == wrong:
+        return TaskReport(
+            [], [f"{means}: the reward does not tell them apart; is it to look at the answer?"]
+        )
+    odd = sum(a <= b for a, b in zip(own, words, strict=True))
+    if odd:
+        note = f"{means}, but for {odd} of {len(own)} problems words do as well as the answer"
+        return TaskReport([], [note])
+    return TaskReport([], [])
 
 
 def _differing(problem: Problem, others: Sequence[Problem]) -> Problem | None:

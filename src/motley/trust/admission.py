@@ -10,7 +10,9 @@ and assignments; knows no model.
 
 from __future__ import annotations
 
+import logging
 import math
+import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -35,8 +37,10 @@ from motley.trust.identity import verifies
 from motley.trust.rules import Refusal, Rules
 from motley.trust.values import check_header, check_rollouts, check_time
 
+_log = logging.getLogger("motley")
 REWARD_TOLERANCE = 1e-5  # relative above 1: rewards travel as float32
 MAX_KEPT = 256
+MAX_LATELY = 4096  # refusals between two steps of which the position is kept
 # Refused in a row, of one sender: from here on its refusals are counted only, and of its records
 # one in so many is read to the end. The first that is admitted ends it.
 MAX_IN_A_ROW = 1000
@@ -110,17 +114,21 @@ class Admission:
     hub: bytes  # the key whose rosters count
     assignment: Assignment
     score: Score | None  # None: rewards are taken on trust
+    me: str = ""  # whose own rewards are not computed again: it signed them
+    shown: Callable[[Rollout], str] = lambda rollout: f"{len(rollout.tokens)} tokens"
     keys: dict[str, bytes] = field(default_factory=dict)  # peer -> key, by the newest roster
     revoked: frozenset[str] = frozenset()
     roster: int = 0  # its number
     chains: dict[bytes, Chain] = field(default_factory=dict)  # by key
     refused: Counter[tuple[str, str]] = field(default_factory=Counter)  # (sender, reason) -> count
     kept: deque[RefusedRecord] = field(default_factory=lambda: deque(maxlen=MAX_KEPT))  # the newest
+    lately: dict[int, str] = field(default_factory=dict)  # position -> reason, since the last step
     in_a_row: Counter[str] = field(default_factory=Counter)  # sender -> refused without a break
     # the same of what the sender did sign: what others write under its name does not count
     signed_in_a_row: Counter[str] = field(default_factory=Counter)
     copies: Copies = field(default_factory=Copies)
     undecided: int = 0  # rewards that were taken on trust, since this machine was too slow
+    _said: set[str] = field(default_factory=set)  # what users were told of rewards, once each
 
     def admit(self, entry: Entry) -> Verdict:
         """Judge a record. What the hub says is taken in; a refusal is counted and kept."""
@@ -173,6 +181,8 @@ class Admission:
         )
         if self.in_a_row[sender] <= MAX_IN_A_ROW:
             self.kept.append(refused)
+        if len(self.lately) < MAX_LATELY:
+            self.lately[entry.position] = reason
         return refused
 
     def _limits_of(self, id: str) -> Limits:
@@ -234,7 +244,8 @@ class Admission:
         marked = Marked.of(fields.problem, arrays)
         self._check_copies(fields, marked)
         group = fields.group(origin, arrays)
-        self._check_rewards(problem, group.rollouts)
+        if self.score is not None and fields.peer != self.me:
+            self._check_rewards(self.score, problem, group)
         self.copies.add(fields.peer, fields.id, marked, len(self.keys))
         return Admitted(group, problem, hash)
 
@@ -264,15 +275,17 @@ class Admission:
         if source:
             raise Refusal("copied", f"it repeats rollouts of {source}")
 
-    def _check_rewards(self, problem: Problem, rollouts: Sequence[Rollout]) -> None:
-        if self.score is None:
-            return
+    def _check_rewards(self, score: Score, problem: Problem, group: Group) -> None:
         try:
-            rights = [float(reward) for reward in self.score(problem, rollouts)]
-            pairs = list(zip(rollouts, rights, strict=True))
+            rights = [float(reward) for reward in score(problem, group.rollouts)]
+            pairs = list(zip(group.rollouts, rights, strict=True))
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
             raise
         except BaseException as error:  # noqa: BLE001 - a reward function is a user's, and what it is given here is a stranger's; a panic of a tokenizer is no Exception
+            self._say(
+                f"{type(error).__name__} {getattr(error, 'name', '')}",
+                f"group {group.id} is refused: {error}\n{_traceback(error)}",
+            )
             raise Refusal(
                 "unscorable", f"the reward function failed on it: {type(error).__name__}: {error}"
             ) from None
@@ -281,11 +294,27 @@ class Admission:
                 self.undecided += 1
                 continue
             if not abs(rollout.reward - right) <= REWARD_TOLERANCE * max(1.0, abs(right)):
-                raise Refusal(
-                    "reward",
+                detail = (
                     f"rollout {number} claims a reward of {rollout.reward}; computed here it is "
-                    f"{right}",
+                    f"{right}"
                 )
+                self._say(
+                    "differs",
+                    f"group {group.id} is refused: {detail}, for {self.shown(rollout)}; where a "
+                    "reward comes out differently each time, as of a judge, write check_rewards = "
+                    f"false under [crew]; otherwise {group.origin.peer} lies, or scores with "
+                    "another program",
+                )
+                raise Refusal("reward", detail)
+
+    def _say(self, what: str, text: str) -> None:
+        """Tell whoever runs this, once.
+
+        By a log and not as a warning, which could be made an exception: a stranger decides when.
+        """
+        if what not in self._said:
+            self._said.add(what)
+            _log.warning(text)
 
     # For checkpoints
 
@@ -314,6 +343,11 @@ class Admission:
         self.in_a_row = Counter(state.in_a_row)
         self.signed_in_a_row = Counter(state.signed_in_a_row)
         self.copies = Copies.from_state(state.copies)
+
+
+def _traceback(error: BaseException) -> str:
+    details: str = getattr(error, "details", "")
+    return details or "".join(traceback.format_exception(error)).rstrip()
 
 
 def stamp_of(entry: Entry) -> tuple[Stamp, bytes]:

@@ -35,6 +35,7 @@ START_S = 15.0
 # watches it; a share of the disk, which is the server's own default, would refuse streams whose
 # limits only together are more than it.
 _JETSTREAM = {"sync_interval": "always", "max_file_store": 2**60, "max_memory_store": 2**26}
+_AT_ONCE = getattr(signal, "SIGKILL", signal.SIGTERM)  # which Windows does not have
 
 
 @dataclass(slots=True)
@@ -82,6 +83,11 @@ class Server:
 
     def start(self) -> bool:
         """Start the server, or take over the one that a hub before us left; True if taken over."""
+        if not hasattr(signal, "SIGHUP"):
+            raise ValueError(
+                "a hub and its server need Linux or macOS; on Windows run motley hub in WSL, or "
+                "use a running NATS server with --nats URL. motley join works anywhere"
+            )
         lock = hold(self.folder / "server.lock")
         if lock is None and self._outdated:
             self.stop()
@@ -122,7 +128,7 @@ class Server:
     def reload(self) -> None:
         os.kill(self._pid(), signal.SIGHUP)
 
-    def kill(self, number: int = signal.SIGKILL) -> None:
+    def kill(self, number: int = _AT_ONCE) -> None:
         os.kill(self._pid(), number)
 
     def stop(self) -> None:

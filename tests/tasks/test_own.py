@@ -2,15 +2,13 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from motley.records import Problem
-from motley.tasks import Task, check_task, load_task
-from motley.tasks.jsonl import FileConfig, FileTask
+from motley.tasks import Task, check_task, load_task, own_task
 
 
 def write(path: Path, lines: list[dict[str, Any]]) -> Path:
@@ -31,14 +29,14 @@ def test_kinds_and_columns_come_from_the_file(tmp_path: Path) -> None:
     path = write(
         tmp_path / "p.jsonl",
         numbers(40, kind="easy", level=1)
-        + [{"prompt": f"hard {n}", "kind": "hard"} for n in range(40)],
+        + [{"prompt": f"hard {n}", "answer": "x", "kind": "hard"} for n in range(40)],
     )
     task = load_task(f"file:{path}", {})
     assert task.kinds == ("easy", "hard")
     problem = task.draw(random.Random(0), "train", "easy")
     assert problem.columns == {"level": 1}
     assert problem.prompt == f"say {problem.answer}"
-    assert task.draw(random.Random(0), "train", "hard").answer == ""
+    assert task.draw(random.Random(0), "train", "hard").answer == "x"
 
 
 def test_one_problem_in_ten_or_so_is_held_out_and_never_trained_on(tmp_path: Path) -> None:
@@ -52,16 +50,18 @@ def test_one_problem_in_ten_or_so_is_held_out_and_never_trained_on(tmp_path: Pat
 
 
 def test_a_problem_that_stands_twice_is_not_on_both_sides(tmp_path: Path) -> None:
-    task = load_task(f"file:{write(tmp_path / 'p.jsonl', numbers(60) + numbers(60))}", {})
+    path = write(tmp_path / "p.jsonl", numbers(60) + numbers(60))
+    with pytest.warns(UserWarning, match=r"60 prompts stand more than once.*jsonl:1 and .*:61;"):
+        task = load_task(f"file:{path}", {})
     assert all_of(task, "heldout") & all_of(task, "train") == set()
 
 
 def test_files_for_heldout_and_ood_are_used_as_they_are(tmp_path: Path) -> None:
     train, heldout = (
         write(tmp_path / "t.jsonl", numbers(12)),
-        write(tmp_path / "h.jsonl", [{"prompt": p} for p in "ab"]),
+        write(tmp_path / "h.jsonl", [{"prompt": p, "answer": p} for p in "ab"]),
     )
-    ood = write(tmp_path / "o.jsonl", [{"prompt": p} for p in "cd"])
+    ood = write(tmp_path / "o.jsonl", [{"prompt": p, "answer": p} for p in "cd"])
     task = load_task(f"file:{train}", {"heldout": str(heldout), "ood": str(ood)})
     assert task.splits == ("train", "heldout", "ood")
     assert (all_of(task, "heldout"), all_of(task, "ood")) == ({"a", "b"}, {"c", "d"})
@@ -79,14 +79,14 @@ def test_exact_match_looks_past_spaces_around_the_answer(tmp_path: Path) -> None
     [
         ("{not json", r"p\.jsonl:3: .*expected one JSON object per line, such as"),
         ("[1, 2]", r"p\.jsonl:3: .*expected one JSON object per line"),
-        ('{"answer": "4"}', r'p\.jsonl:3: no "prompt" text; every line needs one'),
-        ('{"prompt": ""}', r'p\.jsonl:3: no "prompt" text'),
-        ('{"prompt": 4}', r'p\.jsonl:3: no "prompt" text'),
+        ('{"answer": "4"}', r'p\.jsonl:3: no "prompt", as text or as messages; .* are answer;'),
+        ('{"prompt": ""}', r'p\.jsonl:3: an empty "prompt", as text'),
+        ('{"prompt": 4, "answer": "4"}', r'p\.jsonl:3: an empty "prompt"'),
     ],
 )
 def test_a_bad_line_is_named_by_its_number(third: str, words: str, tmp_path: Path) -> None:
     # The empty second line counts, as it does in an editor.
-    (tmp_path / "p.jsonl").write_text(f'{{"prompt": "a"}}\n\n{third}\n')
+    (tmp_path / "p.jsonl").write_text(f'{{"prompt": "a", "answer": "b"}}\n\n{third}\n')
     with pytest.raises(ValueError, match=words):
         load_task(f"file:{tmp_path / 'p.jsonl'}", {})
 
@@ -102,8 +102,9 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_kind_without_heldout_problems_is_refused(tmp_path: Path) -> None:
-    heldout = write(tmp_path / "h.jsonl", [{"prompt": p, "kind": "x"} for p in "ab"])
-    train = write(tmp_path / "t.jsonl", [{"prompt": p, "kind": k} for p in "ab" for k in "xy"])
+    heldout = write(tmp_path / "h.jsonl", [{"prompt": p, "answer": p, "kind": "x"} for p in "ab"])
+    rows = [{"prompt": p + k, "answer": p, "kind": k} for p in "ab" for k in "xy"]
+    train = write(tmp_path / "t.jsonl", rows)
     with pytest.raises(
         ValueError, match="no heldout problem of kind 'y'; add some, or name a heldout file"
     ):
@@ -115,12 +116,12 @@ def test_an_unknown_task_or_parameter_is_refused() -> None:
         ValueError,
         match=(
             r"'sums' is not known; use digits, gsm8k, math500, svamp, reasoning_gym:NAME, "
-            r"mixture, file:PATH\.jsonl or module:function"
+            r"mixture, file:PATH or module:function"
         ),
     ):
         load_task("sums", {})
     with pytest.raises(
-        ValueError, match=r"unknown field `fiel`.*known: file, heldout, ood, form, equal"
+        ValueError, match=r"unknown field `fiel`.*known: file, heldout, ood, fields, reward"
     ):
         load_task("file:x.jsonl", {"fiel": "y"})
 
@@ -171,7 +172,10 @@ def test_a_wrong_number_of_rewards_is_refused(rewards: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("no_such_module:f", "cannot import no_such_module: .*is it on PYTHONPATH"),
+        (
+            "no_such_module:f",
+            "cannot import no_such_module: .*beside the crew file, or on PYTHONPATH",
+        ),
         ("my_rewards:none", "module my_rewards has no none"),
         ("my_rewards:number", r"number is int; expected f\(prompts, completions"),
     ],
@@ -187,7 +191,10 @@ def test_a_reward_function_needs_a_file_of_problems(rewards: str) -> None:
 
 
 def test_a_line_separator_inside_a_prompt_does_not_end_the_line(tmp_path: Path) -> None:
-    lines = [json.dumps({"prompt": f"a\u2028b {n}"}, ensure_ascii=False) for n in range(30)]
+    lines = [
+        json.dumps({"prompt": f"a\u2028b {n}", "answer": "x"}, ensure_ascii=False)
+        for n in range(30)
+    ]
     (tmp_path / "p.jsonl").write_text("\n".join(lines), encoding="utf-8")
     load_task(f"file:{tmp_path / 'p.jsonl'}", {})
 
@@ -200,19 +207,13 @@ def test_a_file_with_nothing_left_to_train_on_is_refused(tmp_path: Path) -> None
         load_task(f"file:{write(tmp_path / 'h.jsonl', heldout)}", {})
 
 
-def test_a_null_answer_is_no_answer(tmp_path: Path) -> None:
-    path = write(tmp_path / "p.jsonl", [{"prompt": f"p{n}", "answer": None} for n in range(30)])
-    task = load_task(f"file:{path}", {})
-    assert task.draw(random.Random(0), "train", "all").answer == ""
-
-
 def test_a_field_named_like_an_argument_is_refused_at_load(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="completions"):
         load_task(f"file:{write(tmp_path / 'p.jsonl', numbers(30, completions='x'))}", {})
 
 
 def test_an_ood_file_may_have_kinds_of_its_own(tmp_path: Path) -> None:
-    ood = write(tmp_path / "o.jsonl", [{"prompt": p, "kind": "far"} for p in "cd"])
+    ood = write(tmp_path / "o.jsonl", [{"prompt": p, "answer": p, "kind": "far"} for p in "cd"])
     task = load_task(f"file:{write(tmp_path / 'p.jsonl', numbers(40))}", {"ood": str(ood)})
     assert (task.kinds, task.kinds_of("train"), task.kinds_of("heldout"), task.kinds_of("ood")) == (
         ("all",),
@@ -267,20 +268,135 @@ def test_a_reward_function_beside_a_form_is_refused(rewards: str) -> None:
         load_task("my_rewards:length", {"file": rewards, "form": "tags", "equal": "math"})
 
 
+# What rows must have
+
+
 @pytest.mark.parametrize(
-    ("reward", "words"),
+    ("bad", "words"),
     [
-        (lambda **given: [float("nan")] * 2, "the reward function returned nan; expected numbers"),
-        (lambda **given: [1 / 0], "the reward function failed: ZeroDivisionError: .*; expected f"),
+        ({"prompt": "p", "solution": "4"}, r'no "answer", and answers are compared; its fields are '
+         r'prompt, solution; say which it is with fields = \{ answer = "solution" \}'),
+        ({"prompt": "p", "answer": ""}, r'an empty "answer", and answers are compared'),
+        ({"prompt": "p", "answer": " \n"}, r'an empty "answer"'),
+        ({"prompt": "p", "answer": None}, r'an empty "answer"'),
+        ({"prompt": "p", "answer": True}, r"the answer is True; expected text or a number"),
+        ({"prompt": "p", "answer": ["4"]}, r"the answer is \['4'\]; expected text or a number"),
+        ({"question": "p", "answer": "4"}, r'no "prompt".*fields = \{ prompt = "question" \}'),
     ],
-    ids=["no number", "an error"],
-)
-def test_a_reward_function_that_fails_is_named_with_what_is_expected(
-    reward: Callable[..., list[float]], words: str, tmp_path: Path
+)  # fmt: skip
+def test_one_bad_row_among_200_is_refused_where_answers_are_compared(
+    bad: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
-    path = tmp_path / "problems.jsonl"
-    path.write_text('{"prompt": "a", "answer": "b"}\n' * 2 + '{"prompt": "c", "answer": "d"}\n')
-    task = FileTask(FileConfig(file=str(path)), reward)
+    lines = numbers(200)
+    lines[149] = bad
+    path = write(tmp_path / "p.jsonl", lines)
+    with pytest.raises(ValueError, match=rf"p\.jsonl:150: {words}"):
+        load_task(f"file:{path}", {})
+    with pytest.raises(ValueError, match=f"row 149: {words}"):
+        own_task(lines)
+
+
+def test_a_numbers_text_is_the_answer_and_a_whole_one_has_no_point() -> None:
+    rows = [{"prompt": str(n), "answer": answer} for n, answer in enumerate([4, 4.0, 0.5, "4.0"])]
+    task = own_task(rows, heldout=rows[:1])
+    rng = random.Random(0)
+    answers = {p.prompt: p.answer for p in (task.draw(rng, "train", "all") for _ in range(50))}
+    assert answers == {"0": "4", "1": "4", "2": "0.5", "3": "4.0"}
+
+
+def test_fields_are_mapped_to_what_the_rows_call_them(tmp_path: Path) -> None:
+    rows = [{"q": f"say {n}", "a": str(n), "of": "x", "answer": "hidden"} for n in range(30)]
+    fields = {"prompt": "q", "answer": "a", "kind": "of"}
+    path = write(tmp_path / "p.jsonl", rows)
+    for task in (load_task(f"file:{path}", {"fields": fields}), own_task(rows, fields=fields)):
+        problem = task.draw(random.Random(0), "train", "x")
+        assert problem.prompt == f"say {problem.answer}"
+        assert problem.columns == {}
+    with pytest.raises(ValueError, match=r"row 0: no field 'z', which fields names as prompt; its"):
+        own_task(rows, fields={"prompt": "z"})
+    with pytest.raises(ValueError, match=r"fields under \[task\] maps 'promt'; it can map prompt"):
+        own_task(rows, fields={"promt": "q"})
+
+
+def test_a_reward_function_gets_answers_that_are_no_text_as_they_are() -> None:
+    rows = [{"prompt": f"p{n}", "answer": {"from": n, "to": [n]}} for n in range(30)]
+    seen = []
+
+    def spy(prompts: list[str], answer: list[Any]) -> list[float]:
+        seen.extend(zip(prompts, answer, strict=True))
+        return [0.0] * len(prompts)
+
+    task = own_task(rows, rewards=spy)
     problem = task.draw(random.Random(0), "train", "all")
-    with pytest.raises(ValueError, match=words):
-        task.score([problem] * 2, ["a", "b"])
+    task.score([problem], ["x"])
+    number = int(problem.prompt[1:])
+    assert seen == [(problem.prompt, {"from": number, "to": [number]})]
+
+
+def test_duplicates_with_different_answers_are_named() -> None:
+    with pytest.warns(
+        UserWarning, match="2 prompts stand .*row 1 and row 31; 1 of them with different answers"
+    ):
+        own_task(
+            [*numbers(30), {"prompt": "say 0", "answer": "0"}, {"prompt": "say 1", "answer": "x"}]
+        )
+
+
+# Prompts that are conversations
+
+TALK = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "2+2?"}]
+
+
+def test_a_prompt_may_be_messages_and_its_id_is_of_all_of_them() -> None:
+    rows = [
+        {"prompt": [*TALK[:1], {"role": "user", "content": f"{n}?"}], "answer": str(n)}
+        for n in range(30)
+    ]
+    task = own_task(rows)
+    problem = task.draw(random.Random(0), "train", "all")
+    assert [(m.role, m.content) for m in problem.messages] == [
+        ("system", "be brief"),
+        ("user", f"{problem.answer}?"),
+    ]
+    assert problem.prompt == f"system: be brief\n\nuser: {problem.answer}?"
+    assert problem == own_task(rows).draw(random.Random(0), "train", "all")
+    assert problem.id == own_task(rows).draw(random.Random(0), "train", "all").id
+    assert problem.id != Problem(prompt=problem.prompt, answer=problem.answer).id
+
+
+def test_a_reward_function_gets_messages_as_the_row_has_them() -> None:
+    seen = []
+
+    def spy(prompts: list[Any], completions: list[str]) -> list[float]:
+        seen.extend(prompts)
+        return [0.0] * len(prompts)
+
+    task = own_task(
+        [{"prompt": TALK}, {"prompt": TALK[1:]}], rewards=spy, heldout=[{"prompt": "x"}]
+    )
+    rng = random.Random(0)
+    task.score([task.draw(rng, "train", "all") for _ in range(20)], ["x"] * 20)
+    assert all(prompt in (TALK, TALK[1:]) for prompt in seen)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        ([{"role": "user"}], "a message of the prompt is .*; expected a role and a content"),
+        (["hi"], "a message of the prompt is 'hi'; expected a role and a content"),
+        (
+            [{"role": "robot", "content": "x"}],
+            ".* has role 'robot' and str content; expected",
+        ),
+        ([{"role": "user", "content": [{"type": "text"}]}], ".* role 'user' and list content"),
+        (
+            [{"role": "user", "content": "x", "tool_calls": [1]}],
+            ".* has tool_calls in it;",
+        ),
+        ([*TALK, {"role": "assistant", "content": "4"}], "the last message .* is of 'assistant'"),
+        ([], 'an empty "prompt", as text or as messages'),
+    ],
+)
+def test_messages_with_a_fault_are_refused(prompt: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=f"row 1: {words}"):
+        own_task([{"prompt": "x", "answer": "y"}, {"prompt": prompt, "answer": "z"}])

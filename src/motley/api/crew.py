@@ -1,0 +1,181 @@
+"""A crew in Python: peers, data and rewards as objects; the same run as a crew file's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from motley.api.peer import Peer
+from motley.api.recipe import Recipe, reads_as
+from motley.api.run import Round, Run, accuracies
+from motley.api.tables import Table
+from motley.config import CrewConfig, read_config, write_config
+from motley.distributed.processes import ProcessCrew
+from motley.files import new_run_folder
+from motley.reports.watching import watched
+from motley.runs.local import LocalCrew
+from motley.tasks import Split, Task, load_task
+from motley.tasks.own import Rows
+from motley.tasks.rewards import Reward
+
+
+class Crew:
+    """Peers that learn from each other, on some problems, by some rewards.
+
+    `data`: a list of dicts, a pandas DataFrame, a `datasets.Dataset`, or a .jsonl, .json, .csv or
+    .parquet file. Each row has a `prompt` (text, or chat messages) and usually an `answer`;
+    `fields` maps other names. `rewards`: a function `f(prompts, completions, **columns) -> list`,
+    or several with `reward_weights`; none: a completion must be the answer. `task`: instead of
+    data, a task by name, such as "gsm8k". `settings`: further tables of a crew file, such as
+    `{"learning": {"schedule": "cosine"}}`.
+
+    >>> crew = Crew([Peer("tiny:0.3m"), Peer("tiny:1m", train="lora")], task="digits", rounds=20)
+    >>> run = crew.train()
+    """
+
+    def __init__(
+        self,
+        peers: Sequence[Peer | str],
+        data: Rows | None = None,
+        rewards: Reward | Sequence[Reward] | None = None,
+        *,
+        task: str | Task = "",
+        heldout: Rows | None = None,
+        ood: Rows | None = None,
+        fields: Mapping[str, str] | None = None,
+        reward_weights: Sequence[float] | None = None,
+        name: str = "crew",
+        objective: str = "",
+        rounds: int = 50,
+        group_size: int = 8,
+        problems_per_round: int = 0,
+        max_tokens: int = 0,
+        temperature: float = 1.0,
+        lr: float = 0.0,
+        seed: int = 0,
+        settings: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        recipe = Recipe(
+            peers=[Peer(peer) if isinstance(peer, str) else peer for peer in peers],
+            data=data,
+            rewards=rewards,
+            task=task,
+            heldout=heldout,
+            ood=ood,
+            fields=fields,
+            reward_weights=reward_weights,
+            name=name,
+            objective=objective,
+            rounds=rounds,
+            group_size=group_size,
+            problems_per_round=problems_per_round,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            lr=lr,
+            seed=seed,
+            settings=settings or {},
+        )
+        chosen = recipe.task_object()
+        self._prepare(chosen, name, lambda place: recipe.config(place, chosen))
+
+    def _prepare(self, task: Task, name: str, config_in: Callable[[Path], CrewConfig]) -> None:
+        """`config_in`: the crew, with what it brings as objects written to a folder."""
+        self.task, self.name = task, name
+        self._config_in = config_in
+        self._crew: LocalCrew | ProcessCrew | None = None
+
+    @classmethod
+    def read(cls, path: str | Path) -> Crew:
+        """The crew of a crew file."""
+        config = read_config(Path(path))
+        crew = cls.__new__(cls)
+        task = load_task(config.crew.task, config.task)
+        crew._prepare(task, config.crew.name, lambda place: config)
+        return crew
+
+    def write(self, path: str | Path) -> Path:
+        """Write a crew file that `motley train` reads.
+
+        Data and models that were given as objects go into a folder beside it.
+        """
+        path = Path(path)
+        config = self._config_in(path.with_suffix(""))
+        reads_as(config, self.task)
+        write_config(config, path)
+        return path
+
+    # Training
+
+    def train(self, folder: str | Path | None = None, *, progress: bool = True) -> Run:
+        """Train to the last round, in a new folder under runs/ or in this one.
+
+        A folder with a run of the same settings is gone on with.
+        """
+        for _ in self.rounds(folder, progress=progress):
+            pass
+        return self.run
+
+    def rounds(
+        self, folder: str | Path | None = None, *, progress: bool = False
+    ) -> Iterator[Round]:
+        """The same as a loop of one's own. Whoever leaves it loses nothing: the crew is saved."""
+        crew = self._open(folder)
+        try:
+            for lines in watched(crew, Console(), progress):
+                if lines:
+                    yield Round(lines[0].round, lines)
+        except GeneratorExit:
+            crew.save()
+            raise
+        except BaseException:
+            self._crew = None  # in the middle of a round: the newest checkpoint counts
+            raise
+
+    def evaluate(self, split: Split = "heldout", *, problems: int = 200, samples: int = 8) -> Table:
+        """How good every peer is now: greedy and sampled, with standard errors."""
+        crew = self._open(None)
+        if isinstance(crew, ProcessCrew):
+            return self.run.evaluate(split, problems=problems, samples=samples)
+        asked = [(p.me.name, p.half.engine, p.learner.policy.prompts) for p in crew.peers]
+        sampling = crew.config.sampling
+        return accuracies(asked, self.task, split, sampling, problems, samples)
+
+    @property
+    def run(self) -> Run:
+        """What the run has so far."""
+        if self._crew is None:
+            raise ValueError("this crew has no run yet; call train(), or motley.Run(folder)")
+        return Run(self._crew.folder, self.task)
+
+    def _open(self, folder: str | Path | None) -> LocalCrew | ProcessCrew:
+        if self._crew is not None and folder in (None, self._crew.folder, str(self._crew.folder)):
+            return self._crew
+        place = Path(folder) if folder else new_run_folder(self.name)
+        config = self._config_in(place)
+        if config.needs_processes:
+            reads_as(config, self.task)
+            self._crew = _processes(config, place)
+        else:
+            self._crew = LocalCrew.start_or_resume(config, place, task=self.task)
+        return self._crew
+
+    def __repr__(self) -> str:
+        done = f", {self._crew.finished_rounds} rounds in {self._crew.folder}" if self._crew else ""
+        return f"<motley.Crew {self.name}{done}>"
+
+
+def _processes(config: CrewConfig, folder: Path) -> ProcessCrew:
+    if not (folder / "peers").exists():
+        crew = ProcessCrew.start(config, folder)
+    elif read_config(folder / "config.toml") == config:
+        crew = ProcessCrew.resume(folder)
+    else:
+        raise ValueError(
+            f"{folder} holds a run of other settings; choose another folder, or delete it"
+        )
+    for _ in crew.gather():
+        pass
+    return crew

@@ -1,0 +1,119 @@
+"""The app: its version, short help, completion, and how much its commands say (-q, -v)."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+import typer
+from rich.console import Console
+
+from motley import __version__
+
+# what is done, as it is done: nothing with -q
+console = Console()
+# what was asked for
+results = Console()
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+FIRST = ("demo", "new", "train", "eval", "export")  # the commands that matter, in that order
+
+SHORT_HELP = f"""motley {__version__}: a crew of different language models that train each other
+
+  motley demo                   three tiny models learn from each other, in minutes on a CPU
+  motley new --model ID --data problems.csv --out crew.toml
+                                write a crew file, with comments, for your models and data
+  motley train crew.toml        train the crew; Ctrl-C stops it, --resume RUN goes on
+  motley eval RUN               how good its models are on held-out problems
+  motley export RUN OUT --peer NAME
+                                a trained model as an ordinary Hugging Face folder
+
+motley --help lists every command, motley COMMAND -h explains one."""
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings, errors and the result.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also what is loaded, and where.")]
+
+
+def set_loudness(quiet: bool, verbose: bool) -> None:
+    """How much the command that runs now says."""
+    if quiet and verbose:
+        raise typer.BadParameter("-q and -v exclude each other; give one of them")
+    console.quiet = quiet
+    logger = logging.getLogger("motley")
+    logger.setLevel(logging.INFO if verbose else logging.WARNING)
+    for handler in [*logger.handlers]:
+        logger.removeHandler(handler)
+    if verbose:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        logger.addHandler(handler)
+
+
+class App(typer.Typer):
+    """A Typer whose commands all take -q and -v, and stand in one of two panels of the help."""
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[[Command], Command]:
+        def register(function: Command) -> Command:
+            called = name or function.__name__.replace("_", "-")
+            options.setdefault("rich_help_panel", "Begin here" if called in FIRST else "More")
+            typer.Typer.command(self, called, **options)(_with_loudness(function))
+            return function
+
+        return register
+
+    def put_first(self) -> None:
+        """List the commands that matter before the others."""
+        order = {name: number for number, name in enumerate(FIRST)}
+        self.registered_commands.sort(key=lambda one: order.get(one.name or "", len(order)))
+
+
+def _with_loudness(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def command(*, quiet: bool, verbose: bool, **given: Any) -> Any:
+        set_loudness(quiet, verbose)
+        return function(**given)
+
+    # Typer reads types from here, and not the words that stand for them in the function's module
+    types = get_type_hints(function, include_extras=True)
+    own = inspect.signature(function)
+    given = [one.replace(annotation=types[name]) for name, one in own.parameters.items()]
+    more = {"quiet": Quiet, "verbose": Verbose}
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    added = [
+        inspect.Parameter(name, keyword, default=False, annotation=kind)
+        for name, kind in more.items()
+    ]
+    command.__signature__ = own.replace(  # type: ignore[attr-defined]
+        parameters=[*given, *added]
+    )
+    command.__annotations__ = types | more
+    return command
+
+
+app = App(
+    help="A crew of different language models that train each other.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        results.print(f"motley {__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def begin(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """A crew of different language models that train each other."""
+    if context.invoked_subcommand is None:
+        results.print(SHORT_HELP, highlight=False, soft_wrap=True, markup=False)

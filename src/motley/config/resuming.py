@@ -1,0 +1,100 @@
+"""What of a crew may change when a run goes on: how long, where and how it is watched. What it
+learns from, and by which rule, may not: its curve would be that of two runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import msgspec
+
+from motley.config.crew import CrewConfig
+from motley.config.reading import ConfigError
+
+# docs/crew_file.md has the same list, with reasons
+MAY_CHANGE = (
+    "crew.rounds",
+    "crew.report",
+    "crew.check_rewards",
+    "crew.deadline_s",
+    "crew.quorum",
+    "evaluate.*",
+    "learning.checkpoint_every",
+    "learning.token_budget",
+    "peer.*.device",
+    "peer.*.engine",
+    "peer.*.gradient_checkpointing",
+)
+
+# why not, by the first word of a key
+_REASONS = {
+    "crew": "the crew agreed on it when it began",
+    "task": "its problems or rewards would be others",
+    "prompt": "its problems would be put differently",
+    "objective": "steps before and after would be of two methods",
+    "sampling": "rollouts before and after would be of two kinds",
+    "learning": "steps before and after would be of two methods",
+    "trust": "the crew agreed on it when it began",
+    "weights": "samplers and learners agreed on it when the crew began",
+    "network": "the crew agreed on it when it began",
+    "peer": "the peer would be another",
+}
+REMEDY = (
+    "begin a new run, with model = RUN/checkpoints/round-N/PEER/model to go on from what was "
+    "learned"
+)
+
+
+class Change(msgspec.Struct, frozen=True):
+    """A key of a crew file whose value is another one from a round on."""
+
+    key: str  # such as crew.rounds or peer.a.device
+    before: Any
+    after: Any
+
+
+def changes(before: CrewConfig, after: CrewConfig) -> list[Change]:
+    """Where two crews differ, key by key."""
+    old, new = values_of(before), values_of(after)
+    return [
+        Change(key, old.get(key), new.get(key))
+        for key in {**old, **new}
+        if old.get(key) != new.get(key)
+    ]
+
+
+def check_changes(found: Sequence[Change], whose: str) -> None:
+    """Refuse what may not change while a run goes on."""
+    for change in found:
+        if not any(fnmatchcase(change.key, pattern) for pattern in MAY_CHANGE):
+            raise ConfigError(
+                f"{whose}: {change.key} was {_shown(change.before)} and cannot become "
+                f"{_shown(change.after)}: {_REASONS[change.key.split('.', 1)[0]]}; {REMEDY}. "
+                f"May change: {', '.join(MAY_CHANGE)}"
+            )
+
+
+def values_of(config: CrewConfig) -> dict[str, Any]:
+    """Values by TABLE.KEY, and of peers by peer.NAME.KEY, as JSON has them."""
+    plain = msgspec.json.decode(msgspec.json.encode(config))
+    peers = {f"peer.{peer['name']}": peer for peer in plain.pop("peer")}
+    return {
+        f"{table}.{key}": value
+        for table, content in (plain | peers).items()
+        for key, value in content.items()
+    }
+
+
+def may_become(before: CrewConfig, after: CrewConfig) -> bool:
+    """Whether a run that began with the one may go on with the other."""
+    try:
+        check_changes(changes(before, after), "")
+    except ConfigError:
+        return False
+    return True
+
+
+def _shown(value: Any) -> str:
+    return "not there" if value is None else str(value)

@@ -1,0 +1,59 @@
+"""What became of every group that a learner read since its last step, rollout by rollout.
+
+A table beside the metrics, for people who ask why a sample was not learned from
+(`archive/rollouts.py`). Training never reads it. Imports without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from motley.files import append, drop_unfinished_line, replace
+
+# of a rollout of a group that a step took
+LEARNED, SILENT, FILTERED, WITHHELD, BLAMED = "l", "s", "f", "w", "b"
+
+
+class StepFates(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One step of one learner: a line of RUN/groups/fates.jsonl.
+
+    >>> StepFates(round=3, peer="small", cursor=41, groups={38: "llsf"}, let_go={40: "stale"})
+    """
+
+    round: int
+    peer: str
+    cursor: int  # how far the log was read
+    groups: dict[int, str] = {}  # position of a group that was taken -> a letter per rollout
+    # position of one that was not -> why; "refused: reward" where admission did not let it in
+    let_go: dict[int, str] = {}
+
+
+class FateFile:
+    """As many steps as there are: about a byte per rollout, and ten per group."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        drop_unfinished_line(path)
+
+    def write(self, fates: StepFates) -> None:
+        append(self._path, msgspec.json.encode(fates) + b"\n")
+
+    def cut(self, peer: str, round: int) -> None:
+        """Take back what a peer wrote after a checkpoint of this round: it is written again."""
+        kept = [f for f in read_fates(self._path) if f.peer != peer or f.round <= round]
+        replace(self._path, b"".join(msgspec.json.encode(f) + b"\n" for f in kept))
+
+
+def read_fates(path: Path) -> Iterator[StepFates]:
+    """Every whole line; one that a kill cut short says nothing."""
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                yield msgspec.json.decode(line, type=StepFates)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                continue

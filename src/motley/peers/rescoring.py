@@ -1,0 +1,45 @@
+"""Rescoring: a stranger's rewards, computed again by the reader. Owns how tokens become text for
+it; what is compared with what is admission's (`trust/admission.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from motley.peers.sampling import SamplerHalf, rules_of
+from motley.records import Problem, Rollout
+from motley.trust import Admission
+
+
+@dataclass(frozen=True, slots=True)
+class Rescoring:
+    half: SamplerHalf
+
+    def __call__(self, problem: Problem, rollouts: Sequence[Rollout]) -> list[float]:
+        """Rewards as found here. What another peer of this process found is not found again."""
+        return self.half.scorer.group(problem, self._texts(rollouts))
+
+    def shown(self, rollout: Rollout) -> str:
+        """What it says, short and without anything that a terminal would obey."""
+        (text,) = self._texts([rollout])
+        return ascii(text if len(text) <= 120 else f"{text[:80]} ... {text[-40:]}")
+
+    def _texts(self, rollouts: Sequence[Rollout]) -> list[str]:
+        return self.half.policy.vocabulary.decode_all(r.tokens for r in rollouts)
+
+
+def admission_of(half: SamplerHalf, hub: bytes) -> Admission:
+    """How a peer judges records; rewards of others by computing them again, unless the crew file
+    says otherwise.
+    """
+    again = Rescoring(half)
+    return Admission(
+        rules_of(half.config, half.policy),
+        hub,
+        lru_cache(maxsize=256)(half.problems),
+        again if half.config.crew.check_rewards else None,
+        half.me.name,
+        again.shown,
+    )

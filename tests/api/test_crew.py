@@ -1,0 +1,169 @@
+"""A crew made of Python objects is the crew of a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import LlamaForCausalLM
+
+import motley
+from motley.models.tiny import tiny_model, tiny_vocabulary
+from motley.runs.metrics import read_metrics
+
+DATA = [
+    {"prompt": f"sort {n:02d}=", "answer": "".join(sorted(f"{n:02d}")), "note": n}
+    for n in range(100)
+]
+
+
+def right(completions: list[str], answer: list[str], **columns: Any) -> list[float]:
+    return [float(c == a) for c, a in zip(completions, answer, strict=True)]
+
+
+def small(**changes: Any) -> motley.Crew:
+    given: dict[str, Any] = {
+        "peers": [motley.Peer("tiny:0.3m", name="ann"), motley.Peer("tiny:0.3m", name="ben")],
+        "data": DATA,
+        "rewards": right,
+        "rounds": 2,
+        "group_size": 2,
+        "problems_per_round": 2,
+        "max_tokens": 4,
+        "settings": {"evaluate": {"problems": 4, "every": 1}},
+    }
+    return motley.Crew(**(given | changes))
+
+
+def metrics(folder: Path) -> list[Any]:
+    """All but the time it took."""
+    from msgspec.structs import replace
+
+    return [replace(line, timing=None) for line in read_metrics(folder)]
+
+
+def test_a_crew_trains_and_its_run_says_how(tmp_path: Path) -> None:
+    run = small().train(tmp_path / "run", progress=False)
+    assert run.peers == ["ann", "ben"]
+    assert {line.round for line in run.lines()} == {0, 1, 2}
+    assert set(run.summary().column("peer")) == {"ann", "ben"}
+    table = run.evaluate(problems=4, samples=2)
+    assert [row["peer"] for row in table] == ["ann", "ben"]
+    assert all(0 <= row["greedy"] <= 1 for row in table)
+
+
+def test_a_loop_of_ones_own_sees_every_round(tmp_path: Path) -> None:
+    crew = small()
+    seen = [(r.number, set(r.rewards), r["ann"].version) for r in crew.rounds(tmp_path / "run")]
+    assert seen == [(1, {"ann", "ben"}, 1), (2, {"ann", "ben"}, 2)]
+    assert set(crew.run.lines()[-1].heldout or {}) == {"all"}
+
+
+def test_who_leaves_the_loop_goes_on_where_it_was(tmp_path: Path) -> None:
+    small().train(tmp_path / "whole", progress=False)
+    for _ in small().rounds(tmp_path / "run"):
+        break
+    small().train(tmp_path / "run", progress=False)
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
+
+
+def test_the_same_crew_goes_on_in_the_same_object(tmp_path: Path) -> None:
+    crew = small()
+    next(iter(crew.rounds(tmp_path / "run")))
+    run = crew.train(progress=False)
+    small().train(tmp_path / "whole", progress=False)
+    assert metrics(run.folder) == metrics(tmp_path / "whole")
+
+
+def test_the_crew_file_it_writes_trains_the_same(tmp_path: Path) -> None:
+    path = small(rewards=None).write(tmp_path / "crew.toml")
+    motley.Crew.read(path).train(tmp_path / "read", progress=False)
+    small(rewards=None).train(tmp_path / "made", progress=False)
+    assert metrics(tmp_path / "read") == metrics(tmp_path / "made")
+
+
+def test_a_crew_with_a_lambda_trains_and_is_not_written(tmp_path: Path) -> None:
+    crew = small(rewards=lambda completions, **_: [float(len(c)) for c in completions])
+    crew.train(tmp_path / "run", progress=False)
+    with pytest.raises(ValueError, match="cannot be written to a file"):
+        crew.write(tmp_path / "crew.toml")
+
+
+def test_other_data_in_the_folder_of_a_run_is_refused(tmp_path: Path) -> None:
+    small(rounds=1).train(tmp_path / "run", progress=False)
+    with pytest.raises(ValueError, match=r"holds other data than this crew has"):
+        small(rounds=1, data=DATA[:50]).train(tmp_path / "run", progress=False)
+
+
+def test_other_settings_in_the_folder_of_a_run_are_refused(tmp_path: Path) -> None:
+    small(rounds=1).train(tmp_path / "run", progress=False)
+    with pytest.raises(ValueError, match=r"holds a run of other settings"):
+        small(rounds=1, lr=1e-5).train(tmp_path / "run", progress=False)
+
+
+def test_a_model_object_is_where_training_begins_and_is_not_changed(tmp_path: Path) -> None:
+    model, tokenizer = tiny_model("0.3m", seed=3), tiny_vocabulary().tokenizer
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    peers = [motley.Peer(model, tokenizer=tokenizer, name="mine"), motley.Peer("tiny:0.3m")]
+    length = lambda completions: [len(c) for c in completions]
+    run = small(peers=peers, rewards=length).train(tmp_path / "run", progress=False)
+    assert all(p.equal(before[name]) for name, p in model.named_parameters())
+    trained, same = run.model("mine")
+    assert isinstance(trained, LlamaForCausalLM)
+    assert same.get_vocab() == tokenizer.get_vocab()
+    assert not all(p.equal(before[name]) for name, p in trained.named_parameters())
+
+
+def test_an_exported_model_loads_in_plain_transformers(tmp_path: Path) -> None:
+    run = small().train(tmp_path / "run", progress=False)
+    out = run.export("ann", tmp_path / "ann")
+    assert LlamaForCausalLM.from_pretrained(out).config.vocab_size > 0
+    with pytest.raises(ValueError, match=r"no peer 'carl' that learns; it has ann, ben"):
+        run.export("carl", tmp_path / "carl")
+
+
+def test_evaluating_before_training_measures_the_start(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    crew = small()
+    before = crew.evaluate(problems=8, samples=1)
+    assert [row["peer"] for row in before] == ["ann", "ben"]
+    assert crew.run.folder == Path("runs/crew-001")
+    crew.train(progress=False)
+    assert {line.round for line in crew.run.lines()} == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"peers": []}, "a crew needs peers; give at least one"),
+        ({"data": None, "rewards": None}, "either data, as rows"),
+        ({"task": "digits"}, "not both"),
+        ({"data": None, "task": "digits"}, "rewards, heldout, ood and fields are for data"),
+        ({"settings": {"sampling": {"temperature": 0.5}}, "temperature": 0.7}, "said twice"),
+        ({"settings": {"lerning": {}}}, "did you mean learning"),
+        ({"peers": [motley.Peer(3)]}, "model is a int; expected a Hugging Face id"),
+        ({"peers": [motley.Peer(tiny_model("0.3m", 0))]}, "a model object needs its tokenizer"),
+        ({"peers": ["tiny:0.3m"], "objective": "uplift/relativ"}, "relativ"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(
+    changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=words) as caught:
+        small(**changes).train(tmp_path / "run", progress=False)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_task_by_name_and_one_peer(tmp_path: Path) -> None:
+    crew = small(
+        peers=["tiny:0.3m"],
+        data=None,
+        rewards=None,
+        task="digits",
+        max_tokens=8,
+        settings={"task": {"kinds": ["sort"], "levels": [2]}, "evaluate": {"problems": 4}},
+    )
+    run = crew.train(tmp_path / "run", progress=False)
+    assert run.config.crew.objective == "alone"
+    assert run.peers == ["0-3m"]
