@@ -18,9 +18,10 @@ from motley.study.pages import (
     sweep_page,
 )
 from motley.study.report import comparisons
-from motley.study.running import Outcome, measure_of
-from motley.study.statistics import Measure, sentences
+from motley.study.running import Outcome
+from motley.study.statistics import sentences
 from motley.study.sweep import DIAGNOSTICS, Trial
+from motley.tasks import Measure
 
 CREW = parse_config(
     '[crew]\nname = "pair"\ntask = "digits"\nrounds = 20\ngroup_size = 4\nproblems_per_round = 4\n'
@@ -144,6 +145,14 @@ def test_outcomes_of_before_that_kept_no_curve_are_drawn_from_start_to_end() -> 
     check_self_contained(study_page(old, made()))
 
 
+def test_with_one_arm_there_is_nothing_to_compare() -> None:
+    one = [o for o in outcomes(5) if o.arm == "alone"]
+    page = study_page(one, made(arms=["alone"]))
+    check_self_contained(page)
+    assert "nothing to compare" in page
+    assert "paired t test" not in page
+
+
 def rows(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(text.splitlines()))
 
@@ -194,19 +203,3 @@ def test_the_csv_of_a_sweep_compares_with_the_first_crew() -> None:
     assert float(found[4]["difference"]) == pytest.approx(-0.3)
     old = [msgspec.structs.replace(t, start={}, end={}) for t in TRIALS]
     assert {r["kind"] for r in rows(sweep_csv(old, SWEEP))} == {"mean"}
-
-
-@pytest.mark.parametrize(
-    ("task", "parameters", "measure"),
-    [
-        ("digits", {}, "accuracy"),
-        ("file:x.jsonl", {}, "accuracy"),
-        ("rewards:length", {}, "reward"),
-        ("reasoning_gym:chain_sum", {"partial": True}, "reward"),
-    ],
-)
-def test_a_reward_function_gives_rewards(
-    task: str, parameters: dict[str, object], measure: str
-) -> None:
-    crew = msgspec.structs.replace(CREW.crew, task=task)
-    assert measure_of(msgspec.structs.replace(CREW, crew=crew, task=parameters)) == measure

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from motley.learning.senders import SenderMetrics
+from motley.runs.curves import leaves
 from motley.runs.metrics import LearnerLine, MetricsLine, SamplerLine
 
 Scalars = dict[str, float]
@@ -22,19 +23,9 @@ def scalars_of(line: MetricsLine, everything: bool = False) -> Scalars:
     {'small/heldout': 0.5, 'small/heldout/sort': 0.5}
     """
     if everything:
-        plain: dict[str, object] = msgspec.to_builtins(line)
-        rest = {key: value for key, value in plain.items() if key not in ("round", "peer")}
-        return dict(_numbers(line.peer, rest))
+        return {f"{line.peer}/{key}": value for key, value in leaves(msgspec.to_builtins(line))}
     few = _of_sampler(line) if isinstance(line, SamplerLine) else _of_learner(line)
     return {f"{line.peer}/{name}": value for name, value in few if value is not None}
-
-
-def _numbers(path: str, value: object) -> Iterator[tuple[str, float]]:
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _numbers(f"{path}/{key}", inner)
-    elif isinstance(value, int | float):
-        yield path, value
 
 
 def _of_sampler(line: SamplerLine) -> Iterator[tuple[str, float | None]]:
@@ -54,7 +45,7 @@ def _of_learner(line: LearnerLine) -> Iterator[tuple[str, float | None]]:
     yield "entropy", _mean(senders, "entropy")
     yield "kl", _mean(strangers or senders, "kl_k3")
     yield "grad_norm", line.grad_norm
-    yield "lr", getattr(line, "lr", None)  # only where lines have one
+    yield "lr", line.lr
     yield "tokens", _mean(senders, "tokens")
     yield "truncated", _mean(senders, "truncated")
     yield "filtered", _mean(strangers, "filtered_negative")

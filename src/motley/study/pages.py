@@ -252,21 +252,30 @@ def how_to_read(measure: Measure, num_comparisons: int) -> list[str]:
         "Intervals of accuracies are taken on the log-odds scale. They stay between 0 and 1, and "
         "need not be as wide above as below. Differences have ordinary t intervals."
     )
-    chance = f"{num_comparisons * (1 - LEVEL):.1f}".removesuffix(".0")
     return [
         what[measure],
         "a ± b, and 95 % a to b: the mean over seeds, and an interval that holds the true mean in "
         "95 of 100 such studies. It is about other seeds of the same crew file. It says nothing "
         "of other tasks, models or settings.",
         *([bounded] if measure == "accuracy" else []),
+        *(_of_comparisons(num_comparisons) if num_comparisons else ()),
+        f"Fewer than {FEW_SEEDS} seeds: intervals are wide and rest on hardly any data.",
+    ]
+
+
+def _of_comparisons(num: int) -> list[str]:
+    chance = f"{num * (1 - LEVEL):.1f}".removesuffix(".0")
+    many = (
+        f"{num} comparisons are made here. If no difference were real, about {chance} would be "
+        "called decided by chance. A sentence says so where Holm's correction for that takes a "
+        "decision back."
+    )
+    return [
         "p: the chance of a difference at least this large if there were none. It is of the paired "
         "t test: each seed is compared with the same seed. Below .05 counts as decided.",
-        f"{num_comparisons} comparisons are made here. If none of them were real, about {chance} "
-        "would be called decided by chance. A sentence says so where Holm's correction for that "
-        "takes a decision back.",
+        *([many] if num > 1 else []),
         "About N seeds would decide it: so many find a difference of this size and spread four "
         "times in five. It is a guess from few seeds.",
-        f"Fewer than {FEW_SEEDS} seeds: intervals are wide and rest on hardly any data.",
     ]
 
 
