@@ -138,6 +138,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "mamba": {"state_size": 8},
     "mamba2": {"num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 1, "chunk_size": 8},
+    "minimax": EXPERTS
+    | ROTATED
+    | {"layer_types": ["linear_attention", "full_attention"], "block_size": 8},
     "mixtral": EXPERTS,
     "mpt": {"d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64, "expansion_ratio": 2},
     "nemotron": {},

@@ -23,6 +23,7 @@ import motley.reports.export
 from fakes import write_task
 from motley.cli import app
 from motley.config import CrewConfig, parse_config
+from motley.models.opening import saved_policy
 from motley.reports.card import ExportedModel, card, hub_id, public_config
 from motley.reports.export import export_model, learners_of
 from motley.runs.folder import trained_policies
@@ -173,16 +174,42 @@ def test_an_adapter_whose_base_nobody_else_has_brings_it_along(
         "generation_config.json",
         "tokenizer.json",
     } < names(out)
-    assert (
-        json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"] == "base"
-    )
+    assert named_base(out) == str(out / "base")
     base = AutoModelForCausalLM.from_pretrained(out / "base")
     torch.testing.assert_close(
         logits(PeftModel.from_pretrained(base, out)), trained["thin"], rtol=0, atol=1e-5
     )
-    monkeypatch.chdir(out)
+    monkeypatch.chdir(tmp_path.parent)  # PEFT looks for a path from wherever it is called
     torch.testing.assert_close(
-        logits(AutoPeftModelForCausalLM.from_pretrained(".")), trained["thin"], rtol=0, atol=1e-5
+        logits(AutoPeftModelForCausalLM.from_pretrained(out)), trained["thin"], rtol=0, atol=1e-5
+    )
+    elsewhere = out.rename(tmp_path / "elsewhere")  # it names a place that is no more
+    torch.testing.assert_close(
+        logits(saved_policy(elsewhere).model), trained["thin"], rtol=0, atol=1e-5
+    )
+
+
+def named_base(out: Path) -> str:
+    return json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"]
+
+
+def test_an_adapter_of_a_model_folder_names_it_and_plain_peft_finds_it(
+    crew: CrewConfig, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = export_model(run, "whole", tmp_path / "own-base")
+    monkeypatch.chdir(tmp_path)
+    me = msgspec.structs.replace(crew.named("thin"), model="own-base")
+    config = msgspec.structs.replace(crew.alone("thin"), peer=(me,))
+    config = msgspec.structs.replace(config, crew=msgspec.structs.replace(config.crew, rounds=1))
+    for _ in LocalCrew.start(config, tmp_path / "run").rounds():
+        pass
+    expected = logits(trained_policies(tmp_path / "run")["thin"].model)
+    out = export_model(tmp_path / "run", "thin", tmp_path / "out")
+    assert named_base(out) == str(base)
+    assert "base" not in names(out)
+    monkeypatch.chdir(tmp_path.parent)
+    torch.testing.assert_close(
+        logits(AutoPeftModelForCausalLM.from_pretrained(out)), expected, rtol=0, atol=1e-5
     )
 
 
@@ -229,10 +256,11 @@ def test_an_adapter_of_a_folder_that_only_this_machine_has(
     torch.testing.assert_close(logits(model), expected, rtol=0, atol=1e-5)
     text = (out / "README.md").read_text()
     assert "- base model: own-base (only 2 of its layers)" in text
-    assert (
-        str(tmp_path)
-        not in text + (out / ("config.json" if merge else "adapter_config.json")).read_text()
-    )
+    assert str(tmp_path) not in text
+    if merge:
+        assert str(tmp_path) not in (out / "config.json").read_text()
+    else:
+        assert named_base(out) == str(out / "base")
 
 
 @pytest.mark.parametrize(("merge", "peer"), [(False, "whole"), (False, "thin"), (True, "thin")])

@@ -7,6 +7,7 @@ a prompt is computed again for each of its completions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from transformers import PreTrainedModel
 from motley.compute.logprobs import Scores
 from motley.compute.packed import Packed
 from motley.models.policy import Policy
-from motley.models.precision import apart, nearly
+from motley.models.precision import apart, nearly, spread
 
 BEFORE, BEHIND = (5, 6, 7, 8), (3, 4, 10)
 
@@ -70,7 +71,12 @@ def looks_ahead(policy: Policy) -> bool:
     logits_TV = _logits(policy, (*BEFORE, *BEHIND))[: len(BEFORE)]
     alone_TV = _logits(policy, BEFORE)
     fault = apart(logits_TV.log_softmax(-1), alone_TV.log_softmax(-1), alone_TV)
-    return not nearly(fault, policy.dtype)
+    return not nearly(fault, policy.dtype) and not math.isnan(fault)
+
+
+@torch.no_grad()
+def spread_of(policy: Policy, ids: Sequence[int]) -> float:
+    return spread(_logits(policy, ids))
 
 
 @torch.no_grad()

@@ -80,6 +80,8 @@ class EvenEngine:
             )
             if self.caches:
                 cache = {name: output[name] for name in CACHES if name in output}
+                if not cache:
+                    raise ValueError("it gives no cache back")
             token_S, logp_S = draw(
                 output.logits[:, -1].float(),
                 torch.arange(rows, device=device),

@@ -23,8 +23,12 @@ def apart(logp_T: Tensor, other_T: Tensor, logits_TV: Tensor) -> float:
     Where a model finds all tokens about as likely, as one with fresh weights does, nothing could
     differ by much: it is then measured in parts of how far its log-probs are from each other.
     """
-    spread = logits_TV.float().std(-1).mean().clamp(max=1)
-    return float((logp_T - other_T).abs().max() / spread)
+    return float((logp_T - other_T).abs().max()) / spread(logits_TV)
+
+
+def spread(logits_TV: Tensor) -> float:
+    """How far a model's log-probs of tokens are from each other, in nat, and at most one."""
+    return float(logits_TV.float().std(-1).mean().clamp(1e-9, 1))
 
 
 def nearly(fault: float, dtype: torch.dtype) -> bool:
