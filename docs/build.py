@@ -32,6 +32,7 @@ MENU = {
     "Start": ("README.md", "docs/quickstart.md", "docs/words.md", "docs/troubleshooting.md"),
     "Use": (
         "docs/python.md",
+        "docs/command_line.md",
         "docs/crew_file.md",
         "docs/tasks.md",
         "docs/models.md",

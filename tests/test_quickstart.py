@@ -73,3 +73,12 @@ def test_the_settings_of_the_table_exist_in_trl() -> None:
         known += (Path(spec.origin).parent / file).read_text()
     named = [name.split("=")[0] for row in ROWS for name in re.findall(r"`([^`]+)`", row[0])]
     assert [name for name in named if not re.search(rf"^\s+{name}: ", known, re.MULTILINE)] == []
+
+
+@pytest.mark.slow
+def test_the_lines_of_python_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    block = PAGE.split("## The same in Python\n\n", 1)[1].split("\n[", 1)[0]
+    assert "rounds=30" in block
+    monkeypatch.chdir(tmp_path)
+    exec(compile(textwrap.dedent(block).replace("rounds=30", "rounds=1"), "quickstart", "exec"), {})
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["crew-001"]
