@@ -24,6 +24,7 @@ MAY_CHANGE = (
     "learning.checkpoint_every",
     "learning.token_budget",
     "peer.*.device",
+    "peer.*.dtype",  # that another machine computes alike: a checkpoint knows its arithmetic
     "peer.*.engine",
     "peer.*.gradient_checkpointing",
 )
