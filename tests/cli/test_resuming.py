@@ -152,7 +152,7 @@ def test_what_only_concerns_how_a_run_is_watched_may_change(short_run: Path) -> 
 @pytest.mark.parametrize(
     ("setting", "reason"),
     [
-        ("learning.lr=1e-5", "steps before and after would be of two methods"),
+        ("learning.grad_clip=2", "steps before and after would be of two methods"),
         ("crew.seed=5", "the crew agreed on it"),
         ("task.levels=[3]", "its problems or rewards would be others"),
         ("sampling.temperature=0.5", "rollouts before and after would be of two kinds"),
@@ -175,6 +175,16 @@ def test_a_crew_file_that_was_edited_in_a_run_folder_is_refused(short_run: Path)
     assert "sampling.temperature was 1.0 and cannot become 0.5" in error(
         "train", "--resume", short_run
     )
+
+
+def test_a_lower_learning_rate_counts_and_is_noted(short_run: Path) -> None:
+    before = weights(short_run)
+    settings = ["--set", "learning.lr=1e-30", "--set", "peer.b.lr=1e-30"]
+    motley("train", "--resume", short_run, "--rounds", 3, *settings)
+    moved = [name for name, values in weights(short_run).items() if values != before[name]]
+    assert {Path(name).name for name in moved} == {"optimiser.safetensors"}
+    noted = [(one.after_round, one.key, one.after) for one in read_changes(short_run)]
+    assert (2, "learning.lr", 1e-30) in noted
 
 
 def test_rounds_that_were_edited_in_a_run_folder_count_and_are_noted(short_run: Path) -> None:

@@ -14,6 +14,7 @@ from cli.test_cli import CREW, error
 from cli.test_cli import motley as run
 from motley.cli import app
 from motley.cli.shell import FIRST
+from motley.tasks.extras import install
 
 HEAVY = ("torch", "transformers", "matplotlib", "scipy", "peft", "datasets")
 
@@ -167,6 +168,15 @@ def test_quiet_leaves_the_result_and_verbose_says_what_is_loaded(tmp_path: Path)
     assert "round 2 of 2" in again.stdout
     assert again.stderr == ""
     assert run("check", crew, "-q", "-v", code=2).stdout == ""
+
+
+def test_one_place_says_how_extras_are_installed_from_anywhere() -> None:
+    root = Path(motley.__file__).parent
+    places = [path.name for path in root.rglob("*.py") if "motley-rl[" in path.read_text()]
+    assert places == ["extras.py"]
+    words = install("tasks")
+    assert "pip install 'motley-rl[tasks]'" in words
+    assert ".venv/bin/pip install -c constraints.txt -e '.[tasks]'" in words
 
 
 def test_completion_is_shown_and_nothing_is_installed_by_itself(

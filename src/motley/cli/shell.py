@@ -57,12 +57,13 @@ def set_loudness(quiet: bool, verbose: bool) -> None:
 
 
 class App(typer.Typer):
-    """A Typer whose commands all take -q and -v, and stand in one of two panels of the help."""
+    """A Typer whose commands all take -q and -v, and stand in one of two panels of its help."""
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[Command], Command]:
         def register(function: Command) -> Command:
             called = name or function.__name__.replace("_", "-")
-            options.setdefault("rich_help_panel", "Begin here" if called in FIRST else "More")
+            if self is app:
+                options.setdefault("rich_help_panel", "Begin here" if called in FIRST else "More")
             typer.Typer.command(self, called, **options)(_with_loudness(function))
             return function
 

@@ -1,5 +1,5 @@
-"""What of a crew may change when a run goes on: how long, where and how it is watched. What it
-learns from, and by which rule, may not: its curve would be that of two runs.
+"""What of a crew may change when a run goes on: how long, where, how fast and how it is watched.
+What it learns from, and by which rule, may not: its curve would be that of two runs.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ MAY_CHANGE = (
     "crew.deadline_s",
     "crew.quorum",
     "evaluate.*",
+    "learning.lr",  # where steps blew up; it is noted from which round on
     "learning.checkpoint_every",
     "learning.token_budget",
     "peer.*.device",
+    "peer.*.dtype",  # that another machine computes alike: a checkpoint knows its arithmetic
     "peer.*.engine",
     "peer.*.gradient_checkpointing",
+    "peer.*.lr",
 )
 
 # why not, by the first word of a key

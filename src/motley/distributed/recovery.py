@@ -28,7 +28,7 @@ from motley.records import Weights
 from motley.trust import known
 
 
-class LearnerState(msgspec.Struct, frozen=True, kw_only=True):
+class LearnerState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A learner in a checkpoint."""
 
     metrics_bytes: int
