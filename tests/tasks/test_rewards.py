@@ -248,6 +248,12 @@ def test_a_module_that_fails_on_import_shows_its_traceback(tmp_path: Path) -> No
     assert "y = x / 0" in caught.value.details
 
 
+@pytest.mark.parametrize("spec", ['"marks"', '":f"', '"marks:"'])
+def test_a_spec_that_names_no_function_is_refused(spec: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="names no function; write it as module:function"):
+        task_of(crew(tmp_path / "crew", spec, ""))
+
+
 def test_a_module_that_needs_a_package_says_which(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="marks needs No module named 'no_such_package'; install"):
         task_of(crew(tmp_path / "crew", '"marks:f"', "import no_such_package\n"))

@@ -270,6 +270,8 @@ def _own_traceback(error: Exception) -> str:
 def load_reward(spec: str) -> RewardFunction:
     """Import "module:function", or "FOLDER/module:function" from that folder before any other."""
     place, _, function_name = spec.rpartition(":")
+    if not place or not function_name:
+        raise ValueError(f"reward {spec!r} names no function; write it as module:function")
     folder, module_name = os.path.split(place.removesuffix(".py"))
     name = f"{module_name}:{function_name}"
     try:
