@@ -18,7 +18,7 @@ import pytest
 from fakes import spread_crew
 from hubs import PATIENCE_S
 from motley.clock import Deadline, RealClock
-from motley.config import CrewConfig, config_text
+from motley.config import CrewConfig, config_text, read_config
 from motley.distributed.processes import GrowingFile, ProcessCrew
 from motley.runs.folder import newest_checkpoint, peer_folder, trained_policies
 from motley.runs.local import LocalCrew
@@ -219,3 +219,26 @@ def test_a_file_that_was_cut_and_written_again_is_read_from_the_start(
     assert file.new_lines() == whole
     append(path, b"\n")
     assert b"".join(file.new_lines()) == (again + b"\n")[len(b"".join(whole)) :]
+
+
+def test_a_reward_module_beside_the_crew_file_is_found_in_processes_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    home.mkdir(), elsewhere.mkdir()
+    (home / "marked.py").write_text("def f(completions):\n    return [0.5] * len(completions)\n")
+    (elsewhere / "marked.py").write_text("raise SystemExit('the wrong one')\n")
+    rows = "".join(f'{{"prompt": "sort {n}=", "answer": "1"}}\n' for n in range(40))
+    (home / "p.jsonl").write_text(rows)
+    (home / "crew.toml").write_text(
+        '[crew]\nname = "c"\ntask = "file:p.jsonl"\nobjective = "ftis"\nrounds = 1\n'
+        "group_size = 2\nproblems_per_round = 2\nprocesses = true\n"
+        '[task]\nreward = "marked:f"\n[sampling]\nmax_tokens = 4\n[evaluate]\nproblems = 1\n'
+        '[[peer]]\nname = "a"\nmodel = "tiny:0.3m"\n[[peer]]\nname = "b"\nmodel = "tiny:0.3m"\n'
+    )
+    monkeypatch.chdir(elsewhere)
+    crew = ProcessCrew.start(read_config(home / "crew.toml"), tmp_path / "run")
+    assert list(bounded(crew.gather()))[-1] == 2
+    lines = [line for some in bounded(crew.rounds()) for line in some if line.round == 1]
+    assert [line.reward for line in lines] == [0.5, 0.5]
+    assert not any(line.refused for line in lines)

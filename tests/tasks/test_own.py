@@ -298,7 +298,7 @@ def test_one_bad_row_among_200_is_refused_where_answers_are_compared(
 
 def test_a_numbers_text_is_the_answer_and_a_whole_one_has_no_point() -> None:
     rows = [{"prompt": str(n), "answer": answer} for n, answer in enumerate([4, 4.0, 0.5, "4.0"])]
-    task = own_task(rows, heldout=rows[:1])
+    task = own_task(rows, heldout=[{"prompt": "x", "answer": "y"}])
     rng = random.Random(0)
     answers = {p.prompt: p.answer for p in (task.draw(rng, "train", "all") for _ in range(50))}
     assert answers == {"0": "4", "1": "4", "2": "0.5", "3": "4.0"}
@@ -340,6 +340,11 @@ def test_duplicates_with_different_answers_are_named() -> None:
         own_task(
             [*numbers(30), {"prompt": "say 0", "answer": "0"}, {"prompt": "say 1", "answer": "x"}]
         )
+
+
+def test_held_out_prompts_that_are_trained_on_are_named() -> None:
+    with pytest.warns(UserWarning, match="2 held-out prompts are trained on too, such as 'say 0'"):
+        own_task(numbers(30), heldout=numbers(2))
 
 
 # Prompts that are conversations

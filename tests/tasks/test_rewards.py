@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import random
 import sys
 import time
@@ -230,6 +231,35 @@ def test_reward_modules_are_found_beside_the_crew_file_and_do_not_mix(
     assert tasks[0].fingerprint == tasks[1].fingerprint
 
 
+def test_a_module_of_anybodys_with_the_same_name_is_neither_taken_nor_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "marks.py").write_text("f = 3\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "marks", raising=False)
+    before = importlib.import_module("marks")
+    body = "def f(completions):\n    return [4] * len(completions)\n"
+    task = task_of(crew(tmp_path / "crew", '"marks:f"', body))
+    assert task.score(problems(task, 1), ["x"]) == [4.0]
+    assert sys.modules["marks"] is before
+
+
+def test_a_module_that_was_changed_is_imported_again_and_otherwise_once(tmp_path: Path) -> None:
+    path = crew(tmp_path / "crew", '"marks:f"', "def f(completions):\n    return [1]\n")
+    first, again = task_of(path), task_of(path)
+    of = lambda task: task._rewards.functions[0].function
+    assert of(first) is of(again)
+    (path.parent / "marks.py").write_text("def f(completions):\n    return [1, 2, 3]\n")
+    assert of(task_of(path))([]) == [1, 2, 3]
+
+
+def test_a_module_named_like_one_of_pythons_is_refused(tmp_path: Path) -> None:
+    path = crew(tmp_path / "crew", '"random:f"', "")
+    (path.parent / "random.py").write_text("def f(completions):\n    return []\n")
+    with pytest.raises(ValueError, match="Python has a module random itself; rename yours"):
+        task_of(path)
+
+
 def test_several_rewards_of_a_crew_file_have_weights(tmp_path: Path) -> None:
     body = "def f(completions):\n    return [1] * len(completions)\ndef g(completions, answer):\n"
     path = crew(
@@ -246,6 +276,12 @@ def test_a_module_that_fails_on_import_shows_its_traceback(tmp_path: Path) -> No
     with pytest.raises(RewardError, match=r"importing marks failed: ZeroDivisionError") as caught:
         task_of(crew(tmp_path / "crew", '"marks:f"', "x = 1\ny = x / 0\n"))
     assert "y = x / 0" in caught.value.details
+
+
+@pytest.mark.parametrize("spec", ['"marks"', '":f"', '"marks:"'])
+def test_a_spec_that_names_no_function_is_refused(spec: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="names no function; write it as module:function"):
+        task_of(crew(tmp_path / "crew", spec, ""))
 
 
 def test_a_module_that_needs_a_package_says_which(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -64,7 +65,7 @@ def load_task(spec: str, parameters: dict[str, Any], scores: bool = True) -> Tas
     if spec == "digits":
         return Digits(_convert(parameters, DigitsConfig, spec))
     if spec == "mixture":
-        return Mixture(parameters, load_task)
+        return Mixture(parameters, partial(load_task, scores=scores))
     if spec in DATASETS:
         return DatasetTask(spec, _convert(parameters, DatasetConfig, spec))
     if spec.startswith("reasoning_gym:"):

@@ -78,6 +78,7 @@ class OwnTask(Collection):
             for split in ("heldout", "ood")
         )
         self._columns = sorted({name for p in (*train, *heldout, *ood) for name in p.columns})
+        _name_leaks(train, heldout)
         if rewards:
             rewards.check(self._columns)
         super().__init__(split_sets(train, heldout, ood, source), source, named)
@@ -351,6 +352,16 @@ def _name_duplicates(
         f"{rows[second].place}{but}; each row counts as a problem",
         stacklevel=2,
     )
+
+
+def _name_leaks(train: Sequence[Problem], heldout: Sequence[Problem]) -> None:
+    both = {p.prompt for p in train} & {p.prompt for p in heldout}
+    if both:
+        warnings.warn(
+            f"{len(both)} held-out prompts are trained on too, such as {min(both)[:80]!r}; what is "
+            "held out then measures what was learned by heart",
+            stacklevel=2,
+        )
 
 
 def _listed(fields: Fields) -> str:

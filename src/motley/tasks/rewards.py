@@ -270,10 +270,14 @@ def _own_traceback(error: Exception) -> str:
 def load_reward(spec: str) -> RewardFunction:
     """Import "module:function", or "FOLDER/module:function" from that folder before any other."""
     place, _, function_name = spec.rpartition(":")
+    if not place or not function_name:
+        raise ValueError(f"reward {spec!r} names no function; write it as module:function")
     folder, module_name = os.path.split(place.removesuffix(".py"))
     name = f"{module_name}:{function_name}"
+    if folder and module_name.partition(".")[0] in sys.stdlib_module_names:
+        raise ValueError(f"reward {name}: Python has a module {module_name} itself; rename yours")
     try:
-        module = _imported(Path(folder or os.getcwd()), module_name)
+        module = _imported(folder, module_name)
     except ModuleNotFoundError as error:
         if error.name and not f"{module_name}.".startswith(f"{error.name}."):
             raise ValueError(f"reward {name}: {module_name} needs {error}; install it") from error
@@ -307,31 +311,61 @@ def named_reward(spec: str) -> RewardFunction:
 
 
 _FOLDERS: set[Path] = set()  # that modules were imported from
+_LOADED: dict[tuple[Path, str], tuple[ModuleType, int]] = {}  # with when its file was changed
 
 
-def _imported(folder: Path, name: str) -> ModuleType:
-    """The module of this name in a folder, or where Python finds it.
+def _imported(folder: str, name: str) -> ModuleType:
+    """The module of this name in a folder; without one, where Python finds it.
 
-    A module of the same name from another crew's folder is forgotten first. What was made of it
-    keeps working.
+    Another module of the same name, of another crew's or of anybody's, is set aside meanwhile.
+    What was made of it keeps working.
     """
-    folder = folder.resolve()
-    here = {path.stem for path in folder.iterdir()} if folder.is_dir() else set()
+    home, top = Path(folder or os.getcwd()).resolve(), name.partition(".")[0]
+    known = _LOADED.get((home, name))
+    if known and _changed_ns(known[0]) == known[1]:
+        return known[0]
+    beside = {path.stem for path in home.glob("*.py")} if folder else set()
+    aside = _set_aside({top, *beside} - sys.stdlib_module_names, home, known is not None)
+    if not folder:  # then anybody's will do
+        sys.modules.update(aside)
+    _FOLDERS.add(home)
+    # as `python -m` does with the working folder; it stays, for what is imported in a function
+    if str(home) in sys.path:
+        sys.path.remove(str(home))
+    sys.path.insert(0, str(home))
+    importlib.invalidate_caches()
+    try:
+        module = importlib.import_module(name)
+    finally:
+        sys.modules.update(aside)
+    _LOADED[home, name] = module, _changed_ns(module)
+    return module
+
+
+def _set_aside(tops: set[str], home: Path, again: bool) -> dict[str, ModuleType]:
+    """Have Python forget modules of these names that are not of a folder, or all of them.
+
+    Those of no crew's folder come back.
+    """
+    aside: dict[str, ModuleType] = {}
     for known, module in list(sys.modules.items()):
         top = known.partition(".")[0]
-        if top in here and _home(module, top) not in (None, folder):
-            del sys.modules[known]
-    _FOLDERS.add(folder)
-    # as `python -m` does with the working folder; it stays, for what is imported in a function
-    if str(folder) in sys.path:
-        sys.path.remove(str(folder))
-    sys.path.insert(0, str(folder))
-    importlib.invalidate_caches()
-    return importlib.import_module(name)
+        file = getattr(module, "__file__", None)
+        if top not in tops or not file:
+            continue
+        path = Path(file).resolve()
+        is_of = lambda folder: path == folder / f"{top}.py" or folder / top in path.parents  # noqa: B023
+        folders = [folder for folder in (home, *_FOLDERS) if is_of(folder)]
+        if home in folders and not again:
+            continue
+        del sys.modules[known]
+        if not folders:
+            aside[known] = module
+    return aside
 
 
-def _home(module: ModuleType, top: str) -> Path | None:
-    """The folder it was imported from before, if that was one of ours."""
-    file = getattr(module, "__file__", None)
-    path = Path(file) if file else Path()
-    return next((f for f in _FOLDERS if path == f / f"{top}.py" or f / top in path.parents), None)
+def _changed_ns(module: ModuleType) -> int:
+    try:
+        return Path(module.__file__ or "").stat().st_mtime_ns
+    except OSError:
+        return 0
