@@ -163,7 +163,7 @@ def test_check_of_a_task_with_a_fault_fails(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(tmp_path))
         rows = as_json("check", tmp_path / "crew.toml", code=1)["rows"]
-    assert "the own answer scores 1.0, a wrong one 1.0" in rows[0]["result"]
+    assert "own answers have a mean reward of 1, mere words 1" in rows[0]["result"]
 
 
 def test_a_bad_crew_file_is_one_line(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from motley.config import CrewConfig, parse_config
 from motley.models.opening import saved_policy
 from motley.reports.card import ExportedModel, card, hub_id, public_config
 from motley.reports.export import export_model, learners_of
+from motley.reports.scores import score_text
 from motley.runs.folder import trained_policies
 from motley.runs.local import LocalCrew
 from motley.runs.metrics import LearnerLine, read_metrics
@@ -332,7 +333,7 @@ def test_the_card_counts_what_was_learned_from_whom(run: Path, tmp_path: Path) -
     assert rows["top"][2:4] == ["tiny:deep", "layers last:1"]
 
 
-def test_the_card_compares_before_after_and_a_constant_answer(run: Path, tmp_path: Path) -> None:
+def test_the_card_compares_rewards_before_and_after(run: Path, tmp_path: Path) -> None:
     measured = [
         line for line in read_metrics(run) if line.peer == "whole" and line.heldout is not None
     ]
@@ -340,9 +341,24 @@ def test_the_card_compares_before_after_and_a_constant_answer(run: Path, tmp_pat
     for split in ("heldout", "ood"):
         for kind in ("reverse", "sort"):
             before, after = (getattr(line, split)[kind] for line in (measured[0], measured[-1]))
-            assert re.search(
-                rf"\| {split} \| {kind} \| {before:.0%} \| {after:.0%} \| \d+% \|", text
-            )
+            scores = f"{score_text(before, 'reward')} | {score_text(after, 'reward')}"
+            assert f"| {split} | {kind} | {scores} |\n" in text
+
+
+def test_the_card_compares_accuracies_before_after_and_with_a_constant_answer() -> None:
+    files = 'file = "FOLDER/problems.jsonl"\nood = "FOLDER/problems.jsonl"'
+    digits = 'kinds = ["sort"]\nlevels = [3]'
+    config = parse_config(
+        CREW.replace("spread_reward:spread", "digits").replace(files, digits), source="here"
+    )
+    lines = [
+        LearnerLine(round=n, peer="whole", heldout={"sort": a}) for n, a in ((0, 0.25), (2, 0.5))
+    ]
+    made = ExportedModel(
+        folder="out", config=config, me=config.peer[0], lines=lines, adapter=False,
+        own_base=False, dtype="float32",
+    )  # fmt: skip
+    assert re.search(r"\| heldout \| sort \| 25% \| 50% \| \d+% \|", card(made))
 
 
 def test_lines_written_after_the_checkpoint_are_not_in_the_card(run: Path, tmp_path: Path) -> None:

@@ -142,6 +142,8 @@ def test_dropped_muted_and_unheard_senders_are_named(config: CrewConfig) -> None
     assert said(config, unselected) == []
     muted = {"full1": Suspicion(evidence=4.0, muted="log-probs", until=30)}
     assert said(config, [line(3, sender(), suspects=muted)]) == [(3, "muted", ["full1"])]
+    own_only = msgspec.structs.replace(config.learning, own_share=1.0)
+    assert said(msgspec.structs.replace(config, learning=own_only), dropped) == []
     unheard = [line(n, sender()) for n in range(1, 30)]
     assert said(config, unheard) == [(UNHEARD, "never heard", ["full1"])]
 

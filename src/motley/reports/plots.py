@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from motley.files import whole
 from motley.reports.display import html_page, show_shares, svg_of
 from motley.runs.curves import CurvePoint, numbers_of, run_lines
-from motley.runs.metrics import MetricsLine, measure_of
+from motley.runs.metrics import measure_of
 from motley.tasks import Measure
 
 DEFAULT_KEYS = ("heldout", "ood", "reward", "grad_norm")
@@ -29,11 +29,15 @@ SHARES = ("heldout", "heldout/*", "ood", "ood/*", "reward", "senders/*/reward")
 class PlottedRun:
     name: str
     measure: Measure
-    points: list[CurvePoint]
+    series: dict[tuple[str, str], list[CurvePoint]]  # of a peer and a key
 
     @property
     def keys(self) -> list[str]:
-        return list(dict.fromkeys(point.key for point in self.points))
+        return list(dict.fromkeys(key for _, key in self.series))
+
+    @property
+    def peers(self) -> list[str]:
+        return list(dict.fromkeys(peer for peer, _ in self.series))
 
 
 def read_run(folder: Path, name: str = "") -> PlottedRun:
@@ -42,12 +46,12 @@ def read_run(folder: Path, name: str = "") -> PlottedRun:
         raise ValueError(
             f"{folder / 'metrics.jsonl'} has no line yet; wait for the first round to end"
         )
-    points = [point for line in lines for point in _points(line)]
-    return PlottedRun(name or folder.resolve().name, measure_of(lines), points)
-
-
-def _points(line: MetricsLine) -> list[CurvePoint]:
-    return [CurvePoint(line.round, line.peer, key, value) for key, value in numbers_of(line)]
+    series: dict[tuple[str, str], list[CurvePoint]] = {}
+    for line in lines:
+        for key, value in numbers_of(line):
+            point = CurvePoint(line.round, line.peer, key, value)
+            series.setdefault((line.peer, key), []).append(point)
+    return PlottedRun(name or folder.resolve().name, measure_of(lines), series)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +114,7 @@ def _is_share(key: str) -> bool:
 
 def _colours(runs: Sequence[PlottedRun]) -> dict[tuple[str, str], str]:
     """One for each peer of each run."""
-    lines = dict.fromkeys((run.name, point.peer) for run in runs for point in run.points)
+    lines = [(run.name, peer) for run in runs for peer in run.peers]
     return {line: f"C{number % 10}" for number, line in enumerate(lines)}
 
 
@@ -122,8 +126,8 @@ def _draw(
     smooth: int,
     alone: bool,
 ) -> None:
-    for peer in dict.fromkeys(point.peer for point in run.points):
-        own = [p for p in run.points if p.peer == peer and p.key == key and math.isfinite(p.value)]
+    for peer in run.peers:
+        own = [point for point in run.series.get((peer, key), []) if math.isfinite(point.value)]
         values = smoothed([point.value for point in own], smooth)
         # every peer has a place in the legend, whether or not it has this key
         axis.plot(

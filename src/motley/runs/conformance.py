@@ -126,7 +126,6 @@ def check_crew(config: CrewConfig) -> list[dict[str, Any]]:
     faults, notes = examine_task(task)
     faults += unsteady(task) if config.crew.check_rewards else []
     rows = [_row(f"task {config.crew.task}", "", None, "", "; ".join(faults))]
-    rows[0]["note"] = "; ".join(notes)
     with tempfile.TemporaryDirectory() as folder:
         run = Run(config, Path(folder))
         for me in config.students:
@@ -142,6 +141,9 @@ def check_crew(config: CrewConfig) -> list[dict[str, Any]]:
             close = getattr(half.engine, "close", None)
             if close:
                 close()
+    if notes:  # what is odd in the task, and may be meant
+        rows = [{**row, "note": ""} for row in rows]
+        rows[0]["note"] = "; ".join(notes)
     return rows
 
 
@@ -202,7 +204,6 @@ def _row(
         "99 %": difference.rare if difference else None,
         "largest_difference": difference.largest if difference else None,
         "result": fault or "ok",
-        "note": "",  # what is odd, and may be meant
     }
 
 

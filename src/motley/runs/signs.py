@@ -52,7 +52,8 @@ class Expected:
         me = config.named(peer)
         return Expected(
             window=max(2, min(WINDOW, config.crew.rounds)),
-            others=tuple(name for name in config.authors if name != peer),
+            # nothing of others is wanted where own groups are to be everything
+            others=tuple(n for n in config.authors if n != peer and config.learning.own_share < 1),
             mine=frozenset(n for n in config.authors if config.student_of(n) == peer),
             lr=me.lr or config.learning.lr,
             max_tokens=config.sampling.max_tokens,

@@ -225,7 +225,7 @@ def _reward_order(own: Sequence[float], words: Sequence[float]) -> TaskReport:
         )
     if right == wrong:
         return TaskReport(
-            [], [f"{means}: the reward does not tell them apart; is it to look at the answer?"]
+            [f"{means}: the reward does not tell them apart; is it to look at the answer?"], []
         )
     odd = sum(a <= b for a, b in zip(own, words, strict=True))
     if odd:
