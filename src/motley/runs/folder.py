@@ -1,13 +1,16 @@
 """A run folder, the contract with people and tools: who builds a peer from it, measures it, and
 writes its metrics.
 
-RUN/config.toml            the crew as it ran RUN/start/PEER/            a peer's model before the
-first round, where it was made here: a tiny one, or one with a warm start RUN/metrics.jsonl
-a line per peer and round (docs/metrics.md) RUN/groups/                the log of a crew in one
-process; the outbox of a peer in its own RUN/checkpoints/round-N/   PEER/model is an ordinary
-Hugging Face or PEFT folder RUN/engine/PEER/           what an engine of its own needs: the weights
-and the log of its server RUN/tensorboard/, wandb/   what reporters write, where the crew file asks
-for them RUN/peers/PEER/            a crew of several processes: a run folder for each
+- RUN/config.toml: the crew as it ran.
+- RUN/start/PEER/: a peer's model before the first round, where it was made here: a tiny one, or one
+  with a warm start.
+- RUN/metrics.jsonl: a line per peer and round (docs/metrics.md).
+- RUN/groups/: the log of a crew in one process; the outbox of a peer in its own.
+- RUN/checkpoints/round-N/: PEER/model holds what trains. It is an ordinary Hugging Face or PEFT
+  folder; where only some layers train, it has those, and says what the others are from.
+- RUN/engine/PEER/: what an engine of its own needs: the weights and the log of its server.
+- RUN/tensorboard/, wandb/: what reporters write, where the crew file asks for them.
+- RUN/peers/PEER/: a crew of several processes: a run folder for each.
 """
 
 from __future__ import annotations
