@@ -189,6 +189,16 @@ def test_a_checkpoint_of_layers_holds_them_and_their_moments_only(tmp_path: Path
     assert_same_state(policy, again)
 
 
+def test_a_model_with_tensors_that_never_train_is_saved_whole(tmp_path: Path) -> None:
+    policy = policy_of("ernie4_5_moe")
+    assert not all(p.requires_grad for p in policy.model.parameters())
+    policy.save(tmp_path)
+    assert (tmp_path / "config.json").exists()
+    other = policy_of("ernie4_5_moe", seed=1)
+    other.load(tmp_path)
+    assert_same_state(policy, other)
+
+
 def test_whole_models_of_earlier_checkpoints_still_load_where_layers_train(tmp_path: Path) -> None:
     earlier, now = tiny_policy(seed=1), tiny_policy(LAST, seed=2)
     earlier.save(tmp_path)

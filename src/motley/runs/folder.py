@@ -329,7 +329,10 @@ def _opened_policy(config: CrewConfig, me: PeerConfig, start: Path, task: Task) 
     """The policy a peer begins with, from its folder if it has one; all of it trains."""
     policy = initial_policy(me, config.crew.seed, config.prompt, task)
     if start.exists():
-        policy.load(start)
+        try:
+            policy.load(start)
+        except ValueError as error:
+            raise ValueError(f"{error}; or delete {start}, which is then made again") from error
         # where an adapter's folder says its base is
         policy.base.name_or_path = str(start.resolve())
         policy.made_of = MadeOf(model=f"../../../../start/{me.name}")  # seen from a checkpoint
