@@ -54,3 +54,15 @@ def test_the_arm_alone_is_a_crew_per_peer_with_all_the_sampling() -> None:
     assert [(crew.problems_per_peer, crew.crew.seed, crew.objective) for crew in crews] == [
         (4, 2, {})
     ] * 2
+
+
+def test_the_arm_alone_own_samples_what_a_crew_member_samples() -> None:
+    crews = crews_of(CREW, parse_arm("alone/own"), seed=2)
+    assert [[p.name for p in crew.peer] for crew in crews] == [["a"], ["b"]]
+    assert [(c.problems_per_peer, c.rollouts_per_group) for c in crews] == [(2, 4)] * 2
+    assert {crew.crew.objective for crew in crews} == {"alone"}
+
+
+def test_other_variants_of_alone_are_refused() -> None:
+    with pytest.raises(ValueError, match="alone takes no variant but /own and no settings"):
+        parse_arm("alone/all")

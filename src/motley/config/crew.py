@@ -157,8 +157,11 @@ class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def quorum(self) -> int:
         return self.crew.quorum or min(2, len(self.authors))
 
-    def alone(self, name: str) -> CrewConfig:
-        """A crew of this one peer, which makes all the sampling of the crew itself."""
+    def alone(self, name: str, own_share: bool = False) -> CrewConfig:
+        """A crew of this one peer, which makes all the sampling of the crew itself.
+
+        `own_share`: only what it samples in the crew, as someone who did not join.
+        """
         peer = msgspec.structs.replace(self.named(name), role="peer")
         changes = {
             "objective": "alone",
@@ -169,6 +172,9 @@ class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         }
         if self.has_roles:
             changes["pace"] = "lockstep"
+        if own_share:
+            changes["problems_per_round"] = self.problems_per_peer
+            changes["group_size"] = self.rollouts_per_group
         crew = msgspec.structs.replace(self.crew, name=f"{self.crew.name}-alone-{name}", **changes)
         return msgspec.structs.replace(
             self, crew=crew, peer=(peer,), objective={}, network=Network()

@@ -1,6 +1,8 @@
 """Arms: the ways one crew is run in a study.
 
-An arm is an objective, perhaps with a variant and settings, or `alone`.
+An arm is an objective, perhaps with a variant and settings; or `alone`, every peer by itself with
+all the crew's sampling; or `alone/own`, with no more than it samples in the crew: what someone has
+who does not join.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ from dataclasses import dataclass
 import msgspec
 
 from motley.config import CrewConfig
+
+OWN = "own"  # with the own share of the sampling only
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +43,10 @@ def parse_arm(text: str) -> Arm:
             settings[key] = float(value)
         except ValueError:
             settings[key] = value
-    if name == "alone" and (variant or settings):
+    if name == "alone" and (variant not in ("", OWN) or settings):
         raise ValueError(
-            f"arm {text!r}: alone takes no variant or settings; it is every peer by itself, on "
-            "its own rollouts"
+            f"arm {text!r}: alone takes no variant but /own and no settings; it is every peer by "
+            "itself, on its own rollouts"
         )
     return Arm(text, name, variant, settings)
 
@@ -59,10 +63,10 @@ def parse_arms(text: str) -> list[Arm]:
 
 
 def crews_of(config: CrewConfig, arm: Arm, seed: int) -> list[CrewConfig]:
-    """The crews an arm runs: the crew, or for `alone` one per peer with all the sampling."""
+    """The crews an arm runs: the crew, or for `alone` one per peer."""
     crew = msgspec.structs.replace(config.crew, seed=seed)
     config = msgspec.structs.replace(config, crew=crew)
     if arm.objective == "alone":
-        return [config.alone(peer.name) for peer in config.students]
+        return [config.alone(peer.name, arm.variant == OWN) for peer in config.students]
     crew = msgspec.structs.replace(crew, objective=arm.objective, variant=arm.variant)
     return [msgspec.structs.replace(config, crew=crew, objective=arm.settings)]
