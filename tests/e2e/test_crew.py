@@ -26,6 +26,7 @@ from motley.exchange import Entry, decode, unpack
 from motley.exchange.sections import STEPS_PER_NAT
 from motley.learning.learner import Learner, StepReport
 from motley.learning.select import Candidate
+from motley.models.opening import saved_policy
 from motley.records import Charter, Content, Group, Roster
 from motley.runs.folder import newest_checkpoint, trained_policies
 from motley.runs.local import LocalCrew
@@ -381,16 +382,17 @@ def test_what_is_frozen_does_not_change_and_what_trains_does(folder: Path) -> No
 
 
 def test_checkpoints_are_ordinary_folders_of_transformers_and_peft(folder: Path) -> None:
+    """Or single layers, which `saved_policy` puts into the model that they name."""
     crew = run(spread_crew(folder, ("full", "lora", "last"), rounds=2), folder / "run")
     newest = newest_checkpoint(crew.folder)
     policies = trained_policies(crew.folder)
     ids = torch.tensor([[5, 12, 13, 14]])
     for peer, load in (
-        ("full0", AutoModelForCausalLM),
-        ("lora1", AutoPeftModelForCausalLM),
-        ("last2", AutoModelForCausalLM),
+        ("full0", AutoModelForCausalLM.from_pretrained),
+        ("lora1", AutoPeftModelForCausalLM.from_pretrained),
+        ("last2", lambda place: saved_policy(place).model),
     ):
-        model = load.from_pretrained(newest / peer / "model")
+        model = load(newest / peer / "model")
         trained = next(p.learner.policy.model for p in crew.peers if p.me.name == peer)
         with torch.no_grad():
             expected = trained(input_ids=ids).logits

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from engines import servers
 from fakes import (
@@ -28,11 +29,14 @@ from fakes import (
     small_llama,
     tiny_policy,
 )
+from families import family_model
+from motley.config import Lora, TrainPart
 from motley.config.peers import OpenAI, Vllm
 from motley.engines.engine import Completion
 from motley.engines.openai import OpenAIEngine
 from motley.engines.vllm import VllmEngine, can_reload, quote, server_environment, write_model
-from motley.models.policy import Policy
+from motley.models.policy import Policy, with_trained_part
+from motley.models.tiny import tiny_vocabulary
 from motley.records import Sampling
 
 PROMPTS = [(5, 12, 13, 14), (6, 20), (9,), (7, 15, 15, 16, 17, 27)]
@@ -68,6 +72,34 @@ def test_the_written_folder_is_the_policy_with_a_head_of_its_own(kind: str, tmp_
     assert [file.name for file in tmp_path.iterdir() if "safetensors" in file.name] == [
         "model.safetensors"
     ]
+
+
+@pytest.mark.parametrize("train", ["full", TrainPart(lora=Lora(rank=2, targets=("q_proj",)))])
+@pytest.mark.parametrize("kind", ["gpt_neox", "mixtral"])
+def test_weights_have_the_names_that_are_on_disk(
+    kind: str, train: str | TrainPart, tmp_path: Path
+) -> None:
+    """Which are not those in memory."""
+    if kind == "gpt_neox" and train != "full":
+        train = TrainPart(lora=Lora(rank=2, targets=("query_key_value",)))
+    policy = with_trained_part(Policy(family_model(kind), tiny_vocabulary()), train, 0)
+    policy.model.eval()
+    disturb(policy)
+    write_model(policy, tmp_path / "served")
+    family_model(kind).save_pretrained(tmp_path / "saved")
+    served, saved = (
+        load_file(tmp_path / name / "model.safetensors").keys() for name in ("served", "saved")
+    )
+    assert served == saved
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "served").eval()
+    torch.testing.assert_close(logits(model), logits(policy.model), rtol=0, atol=2e-5)
+
+
+def test_adapters_on_experts_are_refused(tmp_path: Path) -> None:
+    part = TrainPart(lora=Lora(rank=2))
+    policy = with_trained_part(Policy(family_model("mixtral"), tiny_vocabulary()), part, 0)
+    with pytest.raises(ValueError, match=r"not given adapters on experts .*; name lora targets"):
+        write_model(policy, tmp_path)
 
 
 def test_a_tied_head_that_vllm_always_ties_stays_tied(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import socket
 from pathlib import Path
 
 import msgspec
@@ -12,10 +13,10 @@ from safetensors.torch import load_file
 
 from fakes import TRAIN, spread_crew, tiny_policy, write_task
 from families import family_crew, family_model, write_family
-from motley.config import Lora, TrainPart
+from motley.config import Lora, PeerConfig, TrainPart
 from motley.learning.checkpoint import load_training, save_training
 from motley.learning.descent import adam
-from motley.models.opening import saved_policy
+from motley.models.opening import initial_policy, saved_policy
 from motley.models.policy import MADE_OF, TRAINED, MadeOf, Policy, with_trained_part
 from motley.models.returning import check_part_returns, check_returns
 from motley.models.sources import keep_layers
@@ -54,6 +55,24 @@ def test_a_sampler_takes_such_weights_from_the_log(kind: str) -> None:
     learner, sampler = policy_of(kind, seed=1), policy_of(kind, seed=2)
     take_state(sampler, decode_whole(encode_whole(trained_state(learner, "float32"))))
     assert_same_state(learner, sampler)
+
+
+@pytest.mark.parametrize("train", ["full", TrainPart(lora=Lora(rank=2)), LAST])
+def test_nothing_is_asked_of_a_network(
+    train: str | TrainPart, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def offline(*given: object) -> None:
+        raise AssertionError("a network was asked")
+
+    monkeypatch.setattr(socket.socket, "connect", offline)
+    monkeypatch.setattr(socket, "getaddrinfo", offline)
+    write_family("mixtral", tmp_path / "model")
+    policy = initial_policy(PeerConfig(name="a", model=str(tmp_path / "model")), 0)
+    check_returns(policy, tmp_path / "whole")
+    policy = with_trained_part(policy, train, 0)
+    policy.save(tmp_path / "saved")
+    policy.load(tmp_path / "saved")
+    assert_same_state(policy, saved_policy(tmp_path / "saved"))
 
 
 # Refusals
@@ -168,6 +187,16 @@ def test_a_checkpoint_of_layers_holds_them_and_their_moments_only(tmp_path: Path
     again = tiny_policy(LAST)
     load_training(again, adam([p for _, p in again.trained()], 1e-3), tmp_path / "one")
     assert_same_state(policy, again)
+
+
+def test_a_model_with_tensors_that_never_train_is_saved_whole(tmp_path: Path) -> None:
+    policy = policy_of("ernie4_5_moe")
+    assert not all(p.requires_grad for p in policy.model.parameters())
+    policy.save(tmp_path)
+    assert (tmp_path / "config.json").exists()
+    other = policy_of("ernie4_5_moe", seed=1)
+    other.load(tmp_path)
+    assert_same_state(policy, other)
 
 
 def test_whole_models_of_earlier_checkpoints_still_load_where_layers_train(tmp_path: Path) -> None:

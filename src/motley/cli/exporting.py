@@ -15,8 +15,8 @@ Merge = Annotated[
     typer.Option(
         "--merge",
         help=(
-            "Add a LoRA adapter into its base. Otherwise it stays one, with a base that is not on "
-            "the hub in OUT/base."
+            "Add a LoRA adapter into its base. Otherwise it stays one, and names its base; one "
+            "that only the run has goes to OUT/base."
         ),
     ),
 ]

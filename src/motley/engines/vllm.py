@@ -27,6 +27,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
 from motley.clock import Clock, Deadline, RealClock
 from motley.config.peers import OpenAI, Vllm
@@ -245,8 +246,9 @@ def write_model(policy: Policy, folder: Path) -> None:
             tensors[head] = model.get_input_embeddings().weight.detach().clone()
     config.save_pretrained(folder)
     fresh = folder / f"{WEIGHTS}.new"
+    on_disk = revert_weight_conversion(model, tensors)  # vLLM knows the names that are saved
     save_file(
-        {name: tensor.contiguous().cpu() for name, tensor in tensors.items()},
+        {name: tensor.contiguous().cpu() for name, tensor in on_disk.items()},
         fresh,
         metadata={"format": "pt"},
     )
@@ -265,6 +267,11 @@ def merged_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
     }
     for name, module in model.named_modules():
         if hasattr(module, "base_layer"):
+            if not hasattr(module.base_layer, "weight"):
+                raise ValueError(
+                    f"vllm is not given adapters on experts such as {name}; name lora targets that "
+                    "are linear layers, such as q_proj and v_proj"
+                )
             weights[f"{name}.weight"] = merged_weight(module)
     return weights
 

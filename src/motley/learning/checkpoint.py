@@ -2,9 +2,10 @@
 
 Two are kept. Hashes are checked on load. What the state says is up to whoever saves it.
 
-A folder per peer holds an ordinary Hugging Face or PEFT folder (`model/`) and
-`optimiser.safetensors`; `state.json` holds everything else and the sha256 of every file;
-`state.json.sha256` holds that of `state.json`, as `sha256sum -c` reads it. No pickle anywhere.
+A folder per peer has what trains and `optimiser.safetensors`. What trains is `model/`: an ordinary
+Hugging Face or PEFT folder, or the layers that train. `state.json` holds everything else and the
+sha256 of every file; `state.json.sha256` holds that of `state.json`, as `sha256sum -c` reads it. No
+pickle anywhere.
 """
 
 from __future__ import annotations
@@ -176,7 +177,7 @@ def _before(folder: Path) -> str:
 
 
 def save_training(policy: Policy, optimiser: torch.optim.Optimizer, folder: Path) -> None:
-    """Write weights as an ordinary model folder, and the optimiser's moments by name."""
+    """Write what trains, and the optimiser's moments of it by name."""
     check_finite(policy)
     folder.mkdir(parents=True)
     policy.save(folder / "model")

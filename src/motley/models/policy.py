@@ -53,6 +53,7 @@ class Policy:
     dtype: torch.dtype = torch.float32  # of the arithmetic; what trains is kept in float32
     gradient_checkpointing: bool = False
     made_of: MadeOf = MadeOf(model="")
+    is_partial: bool = False  # only some of its layers train
     # packing would change its numbers: sequences are computed alone, by the model's own code
     one_by_one: bool = False
     fingerprint: str = field(init=False)
@@ -87,11 +88,6 @@ class Policy:
     @property
     def is_adapted(self) -> bool:
         return hasattr(self.model, "peft_config")
-
-    @property
-    def is_partial(self) -> bool:
-        """Whether only some of its layers train."""
-        return not self.is_adapted and not all(p.requires_grad for p in self.model.parameters())
 
     def save(self, folder: Path) -> None:
         """Write what trains: an ordinary Hugging Face folder, a PEFT adapter folder for LoRA, or
@@ -303,10 +299,12 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 
 def with_trained_part(policy: Policy, train: str | TrainPart, seed: int) -> Policy:
     """The same model with what trains chosen."""
+    if isinstance(train, str):
+        return policy
     model = choose_trained(policy.base, train, seed)
-    if isinstance(train, TrainPart) and train.lora is not None:
+    if train.lora is not None:
         _store_frozen(model, policy)
-    return replace(policy, model=model)
+    return replace(policy, model=model, is_partial=train.lora is None)
 
 
 def merged_weight(linear: Any) -> Tensor:

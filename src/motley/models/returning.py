@@ -13,7 +13,7 @@ from torch import Tensor
 
 from motley.models.policy import Policy
 from motley.models.precision import apart, nearly
-from motley.models.sources import read_folder
+from motley.models.sources import quiet, read_folder
 
 SOME_TOKENS = (5, 6, 7, 3, 4, 10, 11, 9)
 
@@ -23,7 +23,8 @@ def check_returns(policy: Policy, folder: Path) -> None:
     otherwise, by name.
     """
     try:
-        policy.base.save_pretrained(folder)
+        with quiet():
+            policy.base.save_pretrained(folder)
         read = read_folder(folder)
     except (ValueError, RuntimeError, KeyError, TypeError, AttributeError, OSError) as error:
         said, *_ = str(error).splitlines() or [type(error).__name__]

@@ -7,7 +7,8 @@ writes its metrics.
     RUN/metrics.jsonl          a line per peer and round (docs/metrics.md)
     RUN/groups/                the log of a crew in one process; the outbox of a peer in its own
     RUN/groups/fates.jsonl     what became of every group (learning/fates.py)
-    RUN/checkpoints/round-N/   PEER/model is an ordinary Hugging Face or PEFT folder
+    RUN/checkpoints/round-N/   PEER/model holds what trains: an ordinary Hugging Face or PEFT folder;
+                               of some layers, these, and what the others are from
     RUN/best/PEER/round-N/     the best model of a peer, where the crew may stop early
     RUN/engine/PEER/           what an engine of its own needs: weights, and the log of its server
     RUN/tensorboard/, wandb/   what reporters write, where the crew file asks for them
@@ -428,7 +429,10 @@ def _opened_policy(config: CrewConfig, me: PeerConfig, start: Path, task: Task) 
     """The policy a peer begins with, from its folder if it has one; all of it trains."""
     policy = initial_policy(me, config.crew.seed, config.prompt, task)
     if start.exists():
-        policy.load(start)
+        try:
+            policy.load(start)
+        except ValueError as error:
+            raise ValueError(f"{error}; or delete {start}, which is then made again") from error
         # where an adapter's folder says its base is
         policy.base.name_or_path = str(start.resolve())
         policy.made_of = MadeOf(model=f"../../../../start/{me.name}")  # seen from a checkpoint
