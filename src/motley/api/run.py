@@ -92,7 +92,7 @@ class Run:
     def curves(self) -> Curves:
         """Every number of metrics.jsonl by round, peer and key (docs/metrics.md)."""
         run = read_run(self.folder)
-        rows = [point._asdict() for point in run.points]
+        rows = [point._asdict() for points in run.series.values() for point in points]
         return Curves(rows, lambda keys: plot([run], choose([run], keys).keys))
 
     def rollouts(self, **wanted: Any) -> Table:

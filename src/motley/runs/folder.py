@@ -7,8 +7,8 @@ writes its metrics.
     RUN/metrics.jsonl          a line per peer and round (docs/metrics.md)
     RUN/groups/                the log of a crew in one process; the outbox of a peer in its own
     RUN/groups/fates.jsonl     what became of every group (learning/fates.py)
-    RUN/checkpoints/round-N/   PEER/model holds what trains: an ordinary Hugging Face or PEFT folder;
-                               of some layers, these, and what the others are from
+    RUN/checkpoints/round-N/   PEER/model holds what trains: a Hugging Face or PEFT folder; of some
+                               layers, these, and what the others are from
     RUN/best/PEER/round-N/     the best model of a peer, where the crew may stop early
     RUN/engine/PEER/           what an engine of its own needs: weights, and the log of its server
     RUN/tensorboard/, wandb/   what reporters write, where the crew file asks for them
