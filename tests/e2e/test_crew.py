@@ -31,7 +31,7 @@ from motley.records import Charter, Content, Group, Roster
 from motley.runs.folder import newest_checkpoint, trained_policies
 from motley.runs.local import LocalCrew
 from motley.runs.metrics import read_metrics
-from motley.tasks import load_task
+from motley.tasks import Scorer, load_task
 
 pytestmark = pytest.mark.slow  # whole crews
 
@@ -348,10 +348,13 @@ def test_a_lockstep_crew_whose_rewards_cannot_be_computed_again_says_so_at_once(
     folder: Path,
 ) -> None:
     (folder / "luck_reward.py").write_text(LUCK)
+    run(spread_crew(folder, task="luck_reward:luck", rounds=1), folder / "one process")
     crew = LocalCrew.start(spread_crew(folder, task="luck_reward:luck"), folder / "run")
+    for peer in crew.peers:  # as in processes of their own: nobody knows what others found
+        peer.half.scorer = Scorer(peer.half.task)
     words = (
-        r"peer full0 has only 0 groups of round 1 and cannot go on: refused so far .*'full1': "
-        r"\{'reward': 2\}"
+        r"peer full0 has only 2 groups of round 1 and cannot go on: refused so far .*'full1': "
+        r"\{'reward': 2\}.*, the last because rollout \d claims a reward of .*computed here it is"
     )
     with pytest.raises(ValueError, match=words):
         finish(crew)
