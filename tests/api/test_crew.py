@@ -105,7 +105,7 @@ def test_other_data_in_the_folder_of_a_run_is_refused(tmp_path: Path) -> None:
 def test_other_settings_in_the_folder_of_a_run_are_refused(tmp_path: Path) -> None:
     small(rounds=1).train(tmp_path / "run", progress=False)
     with pytest.raises(ValueError, match=r"holds a run of other settings"):
-        small(rounds=1, lr=1e-5).train(tmp_path / "run", progress=False)
+        small(rounds=1, group_size=4).train(tmp_path / "run", progress=False)
 
 
 def test_a_model_object_is_where_training_begins_and_is_not_changed(tmp_path: Path) -> None:

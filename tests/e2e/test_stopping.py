@@ -41,7 +41,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Held-out values by round, whatever is learned."""
 
     def measured(run: Run, peer: Peer) -> Accuracies:
-        return Accuracies({"spread": VALUES[peer.me.name][peer.learned_rounds]}, None)
+        return Accuracies({"spread": VALUES[peer.me.name][peer.learned_rounds]}, None, [])
 
     monkeypatch.setattr(Run, "accuracies", measured)
     monkeypatch.setattr(motley.runs.folder, "RealClock", FixedClock)

@@ -89,7 +89,7 @@ def test_rows_that_end_leave_and_the_others_go_on(monkeypatch: pytest.MonkeyPatc
     policy = grouped_query_policy(seed=3)
     ends = (policy.vocabulary.end_id, 9, 17, 20, 21, 22, 23)
     policy = dataclasses.replace(
-        policy, vocabulary=Vocabulary(policy.vocabulary._tokenizer, ends=ends), prompts=None
+        policy, vocabulary=Vocabulary(policy.vocabulary.tokenizer, ends=ends), prompts=None
     )
     engine, sampling, lanes = GraphEngine(policy), Sampling(max_tokens=13), list[int]()
     step = engine._steps.step

@@ -154,7 +154,7 @@ def test_greedy_is_the_argmax_rollout_of_transformers(kind: str) -> None:
 @pytest.mark.parametrize("engine", [PlainEngine, TorchEngine])
 def test_any_of_several_end_ids_ends_a_completion(engine: type[PlainEngine | TorchEngine]) -> None:
     policy = grouped_query_policy(seed=3)
-    tokenizer = policy.vocabulary._tokenizer
+    tokenizer = policy.vocabulary.tokenizer
     ends = (policy.vocabulary.end_id, 9, 17, 20)
     policy = dataclasses.replace(policy, vocabulary=Vocabulary(tokenizer, ends=ends), prompts=None)
     made = [c for row in engine(policy).sample(PROMPTS, 40, LONG, seed=0) for c in row]

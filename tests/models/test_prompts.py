@@ -21,11 +21,11 @@ def prompts(
 
 
 def text(made: Prompts, problem: Problem = PROBLEM) -> str:
-    return made.vocabulary._tokenizer.decode(made.ids(problem))
+    return made.vocabulary.tokenizer.decode(made.ids(problem))
 
 
 def answer(made: Prompts, problem: Problem = PROBLEM) -> str:
-    return made.vocabulary._tokenizer.decode(made.answer_ids(problem))
+    return made.vocabulary.tokenizer.decode(made.answer_ids(problem))
 
 
 def test_without_rules_a_problem_is_put_as_it_is() -> None:
@@ -49,7 +49,7 @@ def test_a_chat_answer_ends_as_the_models_turns_do() -> None:
 
 def test_a_plain_prompt_begins_once_and_its_answer_not_at_all() -> None:
     made = prompts(Prompt(template="Q: {prompt}\nA: {answer}", system="Be brief.", shots=2))
-    begin = made.vocabulary._tokenizer.bos_token_id
+    begin = made.vocabulary.tokenizer.bos_token_id
     assert made.ids(PROBLEM)[0] == begin
     assert made.ids(PROBLEM).count(begin) == 1
     assert begin not in made.answer_ids(PROBLEM)

@@ -155,7 +155,7 @@ def test_special_tokens_without_a_row_in_the_model_are_not_used() -> None:
 
 def test_what_comes_before_a_plain_prompt_is_what_the_tokenizer_puts_there() -> None:
     begins, bare = Vocabulary(text_tokenizer()), Vocabulary(text_tokenizer(begins=False))
-    assert begins.begin == (begins._tokenizer.bos_token_id,)
+    assert begins.begin == (begins.tokenizer.bos_token_id,)
     assert bare.begin == ()
     assert begins.encode("sort") == bare.encode("sort")  # and never inside
     assert begins.fingerprint == bare.fingerprint
@@ -210,7 +210,7 @@ DEAF = CHATML.replace("{% for m in messages %}", "{% for m in messages if m['rol
 
 def spoken(template: str, turns: list[dict[str, str]]) -> str:
     vocabulary = Vocabulary(text_tokenizer(template))
-    return vocabulary._tokenizer.decode(vocabulary.chat(turns))
+    return vocabulary.tokenizer.decode(vocabulary.chat(turns))
 
 
 def test_a_conversation_ends_where_the_answer_begins() -> None:
@@ -239,7 +239,7 @@ def test_where_a_template_has_no_system_turn_it_opens_the_question(template: str
 
 def test_a_template_with_its_own_begin_token_begins_once() -> None:
     vocabulary = Vocabulary(text_tokenizer("{{ bos_token }}" + CHATML))
-    assert vocabulary.chat(QUESTION).count(vocabulary._tokenizer.bos_token_id) == 1
+    assert vocabulary.chat(QUESTION).count(vocabulary.tokenizer.bos_token_id) == 1
 
 
 @pytest.mark.parametrize("turns", [QUESTION, ASKED], ids=["question", "system and question"])

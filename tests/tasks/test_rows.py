@@ -169,6 +169,6 @@ def test_without_pyarrow_both_ways_to_install_it_are_named(
     monkeypatch.setattr(extras.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
         ValueError,
-        match=r"needs the package pyarrow.*'motley-rl\[parquet\]', in a clone .*'\.\[parquet\]'",
+        match=r"needs the package pyarrow.*'motley-rl\[parquet\]', or in a clone .*'\.\[parquet\]'",
     ):
         read_rows(tmp_path / "p.parquet")
