@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
 import pytest
+from peft import LoraConfig, get_peft_model
 from transformers import LlamaForCausalLM
 
 import motley
@@ -16,6 +18,16 @@ DATA = [
     {"prompt": f"sort {n:02d}=", "answer": "".join(sorted(f"{n:02d}")), "note": n}
     for n in range(100)
 ]
+
+
+class Scale:
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def score(self, completions: list[str]) -> list[float]:
+        return [self.scale] * len(completions)
+
+    __call__ = score
 
 
 def right(completions: list[str], answer: list[str], **columns: Any) -> list[float]:
@@ -148,6 +160,10 @@ def test_evaluating_before_training_measures_the_start(tmp_path: Path, monkeypat
         ({"data": None, "task": "digits"}, "rewards, heldout, ood and fields are for data"),
         ({"settings": {"sampling": {"temperature": 0.5}}, "temperature": 0.7}, "said twice"),
         ({"settings": {"lerning": {}}}, "did you mean learning"),
+        ({"settings": {"learning": 3}}, "settings has learning=3; expected a table"),
+        ({"settings": {"peer": [{"name": "x"}]}}, "given by itself"),
+        ({"rewards": 3}, "rewards is a int; expected a function"),
+        ({"rounds": 0}, "rounds=0 trains nothing"),
         ({"peers": [motley.Peer(3)]}, "model is a int; expected a Hugging Face id"),
         ({"peers": [motley.Peer(tiny_model("0.3m", 0))]}, "a model object needs its tokenizer"),
         ({"peers": ["tiny:0.3m"], "objective": "uplift/relativ"}, "relativ"),
@@ -159,6 +175,68 @@ def test_what_is_wrong_is_said_in_one_line(
     with pytest.raises(ValueError, match=words) as caught:
         small(**changes).train(tmp_path / "run", progress=False)
     assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_settings_say_otherwise_than_what_is_usual(tmp_path: Path) -> None:
+    crew = small(settings={"crew": {"seed": 3}, "sampling": {"temperature": 0.7}})
+    config = crew._config_in(None)
+    assert (config.crew.seed, config.sampling.temperature) == (3, 0.7)
+
+
+def test_one_peer_needs_no_list(tmp_path: Path) -> None:
+    for peer in ("tiny:0.3m", motley.Peer("tiny:0.3m")):
+        assert [p.model for p in small(peers=peer)._config_in(None).peer] == ["tiny:0.3m"]
+
+
+def test_rows_of_a_generator_are_read_once(tmp_path: Path) -> None:
+    run = small(data=(row for row in DATA), rounds=1).train(tmp_path / "run", progress=False)
+    assert len((run.folder / "data" / "train.jsonl").read_text().splitlines()) == len(DATA)
+
+
+@pytest.mark.parametrize(
+    "reward", [functools.partial(right, scale=5.0), Scale(2.0).score, Scale(2.0), lambda **_: []]
+)
+def test_a_reward_that_is_more_than_its_name_is_not_written(reward: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot be written to a file"):
+        small(rewards=reward).write(tmp_path / "crew.toml")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_written_crew_can_be_moved(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    model, tokenizer = tiny_model("0.3m", seed=3), tiny_vocabulary().tokenizer
+    peers = [motley.Peer(model, tokenizer=tokenizer, name="mine"), motley.Peer("tiny:0.3m")]
+    small(rewards=None, peers=peers).write(tmp_path / "one" / "crew")
+    (tmp_path / "one").rename(tmp_path / "two")
+    crew = motley.Crew.read(tmp_path / "two" / "crew")
+    assert crew.train(tmp_path / "run", progress=False).peers == ["mine", "0-3m"]
+
+
+def test_an_adapter_of_a_model_object_takes_its_base_along(tmp_path: Path) -> None:
+    model, tokenizer = tiny_model("0.3m", seed=3), tiny_vocabulary().tokenizer
+    peer = motley.Peer(model, tokenizer=tokenizer, name="mine", train="lora")
+    run = small(peers=[peer], rounds=1).train(tmp_path / "run", progress=False)
+    out = run.export("mine", tmp_path / "out")
+    assert (out / "base" / "config.json").exists()
+    assert "/models/" not in (out / "adapter_config.json").read_text()
+
+
+def test_a_model_with_adapters_is_refused_in_words(tmp_path: Path) -> None:
+    adapted = get_peft_model(tiny_model("0.3m", 0), LoraConfig(target_modules=["q_proj"]))
+    with pytest.raises(ValueError, match="has adapters already; give its base"):
+        small(peers=[motley.Peer(adapted, tokenizer=tiny_vocabulary().tokenizer)])
+
+
+def test_a_run_of_a_program_names_the_remedy_elsewhere(tmp_path: Path) -> None:
+    run = small(rewards=lambda completions: [0.0] * len(completions), rounds=1).train(
+        tmp_path / "run", progress=False
+    )
+    opened = motley.Run(run.folder)
+    assert opened.model("ann")[0].config.vocab_size > 0
+    with pytest.raises(ValueError, match=r"go on from there with motley\.Crew"):
+        opened.evaluate(problems=2, samples=1)
+    assert len(motley.Run(run.folder, small().task).evaluate(problems=2, samples=1)) == 2
 
 
 def test_a_task_by_name_and_one_peer(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def refusal(text: str) -> str:
             ["warm accuracy of sort is 1.5", "between 0 and 1"],
         ),
         (CREW.replace('"ftis"', '"alone"') + PEERS, ["'alone' means one peer", "--alone"]),
-        (CREW + "[learning]\nlr = 0" + PEERS, ["lr=0", "must be above 0"]),
+        (CREW + "[learning]\nlr = 0" + PEERS, ["lr=0", "must be a number above 0"]),
         (CREW + "[learning]\ngrad_clip = 0" + PEERS, ["grad_clip=0", "1.0 is usual"]),
         (CREW + "[trust]\nsender_share = 0" + PEERS, ["sender_share=0", "0.5 is usual"]),
         (CREW + "[trust]\nsender_share = 1.5" + PEERS, ["sender_share=1.5 is outside 0..1"]),

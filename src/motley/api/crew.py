@@ -9,15 +9,16 @@ from typing import Any
 from rich.console import Console
 
 from motley.api.peer import Peer
-from motley.api.recipe import Recipe, reads_as
+from motley.api.recipe import Recipe, beside
 from motley.api.run import Round, Run, accuracies
 from motley.api.tables import Table
 from motley.config import CrewConfig, read_config, write_config
 from motley.distributed.processes import ProcessCrew
 from motley.files import new_run_folder
+from motley.objectives import objective as known_objective
 from motley.reports.watching import watched
 from motley.runs.local import LocalCrew
-from motley.tasks import Split, Task, load_task
+from motley.tasks import Split, Task, load_task, read_rows
 from motley.tasks.own import Rows
 from motley.tasks.rewards import Reward
 
@@ -38,7 +39,7 @@ class Crew:
 
     def __init__(
         self,
-        peers: Sequence[Peer | str],
+        peers: Peer | str | Sequence[Peer | str],
         data: Rows | None = None,
         rewards: Reward | Sequence[Reward] | None = None,
         *,
@@ -59,12 +60,12 @@ class Crew:
         settings: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         recipe = Recipe(
-            peers=[Peer(peer) if isinstance(peer, str) else peer for peer in peers],
-            data=data,
+            peers=_each(peers),
+            data=_rows(data),
             rewards=rewards,
             task=task,
-            heldout=heldout,
-            ood=ood,
+            heldout=_rows(heldout),
+            ood=_rows(ood),
             fields=fields,
             reward_weights=reward_weights,
             name=name,
@@ -79,10 +80,23 @@ class Crew:
             settings=settings or {},
         )
         chosen = recipe.task_object()
-        self._prepare(chosen, name, lambda place: recipe.config(place, chosen))
+        config = recipe.config(None, chosen)  # what is wrong is said now
+        known_objective(config.crew.objective, config.crew.variant, config.objective)
+        self._prepare(
+            chosen, name, lambda place: recipe.config(place, chosen), unnamed=recipe.unnamed
+        )
 
-    def _prepare(self, task: Task, name: str, config_in: Callable[[Path], CrewConfig]) -> None:
-        """`config_in`: the crew, with what it brings as objects written to a folder."""
+    def _prepare(
+        self,
+        task: Task,
+        name: str,
+        config_in: Callable[[Path | None], CrewConfig],
+        unnamed: Sequence[str] = (),
+    ) -> None:
+        """`config_in`: the crew, with what it brings as objects written to a folder, or not yet.
+        `unnamed`: what no file can name.
+        """
+        self._unnamed = unnamed
         self.task, self.name = task, name
         self._config_in = config_in
         self._crew: LocalCrew | ProcessCrew | None = None
@@ -101,10 +115,10 @@ class Crew:
 
         Data and models that were given as objects go into a folder beside it.
         """
-        path = Path(path)
-        config = self._config_in(path.with_suffix(""))
-        reads_as(config, self.task)
-        write_config(config, path)
+        path = Path(path).expanduser()
+        self._check_named("be written to a file")
+        config = self._config_in(path.parent / f"{path.stem}_files")
+        write_config(beside(config, path.parent), path)
         return path
 
     # Training
@@ -153,18 +167,35 @@ class Crew:
     def _open(self, folder: str | Path | None) -> LocalCrew | ProcessCrew:
         if self._crew is not None and folder in (None, self._crew.folder, str(self._crew.folder)):
             return self._crew
-        place = Path(folder) if folder else new_run_folder(self.name)
+        place = Path(folder).expanduser() if folder else new_run_folder(self.name)
         config = self._config_in(place)
         if config.needs_processes:
-            reads_as(config, self.task)
+            self._check_named("run in several processes")
             self._crew = _processes(config, place)
         else:
             self._crew = LocalCrew.start_or_resume(config, place, task=self.task)
         return self._crew
 
+    def _check_named(self, wanted: str) -> None:
+        if self._unnamed:
+            raise ValueError(
+                f"this crew cannot {wanted}: {', '.join(self._unnamed)} is known to this program "
+                "only; put it into a module of its own as a function, and import it from there"
+            )
+
     def __repr__(self) -> str:
         done = f", {self._crew.finished_rounds} rounds in {self._crew.folder}" if self._crew else ""
         return f"<motley.Crew {self.name}{done}>"
+
+
+def _rows(data: Rows | None) -> Rows | None:
+    """Read once: a generator has nothing left the second time."""
+    return data if data is None or isinstance(data, str | Path) else read_rows(data)
+
+
+def _each(peers: Peer | str | Sequence[Peer | str]) -> list[Peer]:
+    given = [peers] if isinstance(peers, Peer | str) else peers
+    return [Peer(peer) if isinstance(peer, str) else peer for peer in given]
 
 
 def _processes(config: CrewConfig, folder: Path) -> ProcessCrew:

@@ -78,6 +78,11 @@ class Peer:
                     "leave it out"
                 )
             return str(self.model)
+        if hasattr(self.model, "peft_config"):
+            raise ValueError(
+                f"peer {name}: the model has adapters already; give its base, and "
+                "train=LoraConfig(…) for an adapter of its own"
+            )
         if not hasattr(self.model, "save_pretrained"):
             raise ValueError(
                 f"peer {name}: model is a {type(self.model).__name__}; expected a Hugging Face "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from motley.api.tables import Curves, Row, Table
 from motley.archive.rollouts import LoggedRollout, RolloutFilter, read_rollouts
@@ -58,7 +58,7 @@ class Run:
     """
 
     def __init__(self, folder: str | Path, task: Task | None = None) -> None:
-        self.folder = Path(folder)
+        self.folder = Path(folder).expanduser()
         newest_checkpoint(self.folder)  # it is one
         self.config = read_config(self.folder / "config.toml")
         self._task = task
@@ -113,7 +113,9 @@ class Run:
     def model(self, peer: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """A peer's trained model and its tokenizer, for plain transformers."""
         self._known(peer)
-        policy = trained_policies(self.folder, self.task)[peer]
+        # no reward is needed, and perhaps none can be had
+        task = self._task or load_task(self.config.crew.task, self.config.task, scores=False)
+        policy = trained_policies(self.folder, task)[peer]
         return policy.model, policy.vocabulary.tokenizer
 
     def export(
@@ -121,6 +123,8 @@ class Run:
     ) -> Path:
         """Write a peer's model as an ordinary Hugging Face or PEFT folder, with a model card."""
         self._known(peer)
+        if dtype not in get_args(Dtype):
+            raise ValueError(f"dtype={dtype!r} is not known; use {', '.join(get_args(Dtype))}")
         return export_model(self.folder, peer, Path(out), merge, dtype)
 
     def _known(self, peer: str) -> None:
@@ -145,6 +149,10 @@ def accuracies(
     samples: int,
 ) -> Table:
     """By peer and kind."""
+    if problems < 2 or samples < 1:
+        raise ValueError(
+            f"problems={problems} and samples={samples} measure nothing; use at least 2 and 1"
+        )
     if split not in task.splits:
         raise ValueError(f"split {split!r} is not in this task; it has {', '.join(task.splits)}")
     rows = [

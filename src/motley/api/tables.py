@@ -71,6 +71,8 @@ class Table(Sequence[Row]):
     @overload
     def __getitem__(self, index: slice) -> Table: ...
     def __getitem__(self, index: int | slice) -> Row | Table:
+        if isinstance(index, str):
+            raise TypeError(f"rows are numbered; for a column write .column({index!r})")
         if isinstance(index, slice):
             return Table(self.rows[index], self.title)
         return self.rows[index]
@@ -82,6 +84,8 @@ class Table(Sequence[Row]):
         return iter(self.rows)
 
     def __repr__(self) -> str:
+        if not self.rows:
+            return f"{self.title or 'table'}: no rows"
         shown = RichTable(title=self.title or None)
         for name in self.columns:
             shown.add_column(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -61,7 +62,8 @@ def new(
                 warn(f"there is no {module}.py beside {out} yet; the reward is looked for there")
         for renamed, called in (looked.fields if looked else {}).items():
             say(f"{renamed} is {called} in {data}")
-        tell(f"wrote {out}; next: motley check {out}, then motley train {out}")
+        named = shlex.quote(str(out))
+        tell(f"wrote {out}; next: motley check {named}, then motley train {named}")
 
 
 _WIDE = "tiny:1m:lora16"

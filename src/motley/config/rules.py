@@ -107,8 +107,8 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     checkpoint_every: int = 10  # rounds
 
     def __post_init__(self) -> None:
-        if not self.lr > 0:
-            raise ValueError(f"lr={self.lr} must be above 0")
+        if not 0 < self.lr < math.inf:
+            raise ValueError(f"lr={self.lr} must be a number above 0; 5e-4 is the default")
         if not self.grad_clip > 0:
             raise ValueError(f"grad_clip={self.grad_clip} must be above 0; 1.0 is usual")
         if not 0 <= self.final_lr <= 1:

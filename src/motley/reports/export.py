@@ -87,7 +87,7 @@ def export_model(
         me=me,
         lines=lines,
         adapter=adapter and not merge,
-        own_base=adapter and not merge and not _named_base(me),
+        own_base=adapter and not merge and not _stays(_named_base(me), run),
         dtype=dtype,
     )
     disable_progress_bar()
@@ -139,6 +139,11 @@ def _named_base(me: PeerConfig) -> str:
     return str(folder.resolve()) if folder.is_dir() else ""
 
 
+def _stays(base: str, run: Path) -> bool:
+    """Whether a base is still there when the run is not: a model object was written into it."""
+    return bool(base) and not Path(base).is_relative_to(run.resolve())
+
+
 def _lines_until(own: Path, peer: str, state: AnyState) -> list[LearnerLine]:
     """The peer's metrics that a checkpoint counts on: what comes later is not in its weights."""
     content = (own / "metrics.jsonl").read_bytes()[: state.metrics_bytes]
@@ -182,7 +187,8 @@ def _adapter_writer(
     dtype = getattr(torch, facts.dtype)
     tensors = {name: tensor.to(dtype) for name, tensor in load_tensors(saved / ADAPTER).items()}
     rules = json.loads((saved / "adapter_config.json").read_text())
-    rules["base_model_name_or_path"] = _named_base(facts.me) or str(out.resolve() / "base")
+    own = str(out.resolve() / "base")
+    rules["base_model_name_or_path"] = own if facts.own_base else _named_base(facts.me)
     base = _base_model(facts.me, start).to(dtype) if facts.own_base else None
     generation = base.generation_config if base is not None else GenerationConfig()
 

@@ -38,6 +38,8 @@ class Estimate:
         return format(self, ".2f")
 
     def __format__(self, spec: str) -> str:
+        if np.isnan(self.mean):
+            return ""  # there is none, as of other kinds where there is one
         if np.isnan(self.low):
             return format(self.mean, spec)
         if np.isclose(self.mean - self.low, self.high - self.mean):

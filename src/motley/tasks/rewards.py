@@ -274,6 +274,11 @@ def load_reward(spec: str) -> RewardFunction:
         raise ValueError(f"reward {spec!r} names no function; write it as module:function")
     folder, module_name = os.path.split(place.removesuffix(".py"))
     name = f"{module_name}:{function_name}"
+    if module_name == "__main__" or "<" in function_name:
+        raise ValueError(
+            f"reward {name} was given in a Python program, which alone knows it; go on from there "
+            "with motley.Crew(…).train(folder), or put the function into a module of its own"
+        )
     if folder and module_name.partition(".")[0] in sys.stdlib_module_names:
         raise ValueError(f"reward {name}: Python has a module {module_name} itself; rename yours")
     try:
