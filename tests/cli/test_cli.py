@@ -356,6 +356,7 @@ def test_a_study_folder_belongs_to_one_crew(crew_file: Path, tmp_path: Path) -> 
         ("max_tokens = 2", "max_tokens = 60", "do not fit the 64 positions"),
         ('model = "tiny:0.3m"\ntrain', 'model = "tiny:7b"\ntrain', "model 'tiny:7b' is not known"),
         ("lora = { rank = 2 }", 'layers = "nothing"', "matches no parameter"),
+        ("lora = { rank = 2 }", 'layers = "last:99"', "asks for more layers than the model has"),
         ("lora = { rank = 2 }", 'lora = { targets = ["lm_head"] }', "lm_head"),
         ("max_tokens = 2", "max_tokens = 2\nlr = 1e-4", "it belongs under [learning]"),
     ],

@@ -264,11 +264,14 @@ def _layers_name(model: PreTrainedModel) -> str:
 def _layer_prefixes(layers: str, name: str, num_layers: int) -> tuple[str, ...]:
     side, _, count = layers.partition(":")
     if side in ("first", "last") and count.isdigit():
-        wanted = (
-            range(num_layers)[: int(count)]
-            if side == "first"
-            else range(num_layers)[max(0, num_layers - int(count)) :]
-        )
+        number = int(count)
+        if number > num_layers:
+            raise ValueError(
+                f"train layers={layers!r} asks for more layers than the model has; it has "
+                f"{num_layers}"
+            )
+        every = range(num_layers)
+        wanted = every[:number] if side == "first" else every[num_layers - number :]
         return tuple(f"{name}.{i}." for i in wanted)
     return tuple(part.strip() for part in layers.split(","))
 
