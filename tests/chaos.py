@@ -222,8 +222,9 @@ def metrics_faults(
 
 
 def untimed(lines: list[LearnerLine], peer: str) -> list[LearnerLine]:
+    """Without what time decides; and whom a peer suspects, which rests on a lot of its own key."""
     return [
-        msgspec.structs.replace(line, timing=None, waiting=None)
+        msgspec.structs.replace(line, timing=None, waiting=None, suspects=None)
         for line in lines
         if line.peer == peer
     ]
