@@ -14,6 +14,8 @@ import motley
 from motley.models.tiny import tiny_model, tiny_vocabulary
 from motley.runs.metrics import read_metrics
 
+pytestmark = pytest.mark.slow
+
 DATA = [
     {"prompt": f"sort {n:02d}=", "answer": "".join(sorted(f"{n:02d}")), "note": n}
     for n in range(100)
@@ -55,6 +57,7 @@ def metrics(folder: Path) -> list[Any]:
     return [replace(line, timing=None) for line in read_metrics(folder)]
 
 
+@pytest.mark.quick
 def test_a_crew_trains_and_its_run_says_how(tmp_path: Path) -> None:
     run = small().train(tmp_path / "run", progress=False)
     assert run.peers == ["ann", "ben"]
@@ -178,12 +181,14 @@ def test_what_is_wrong_is_said_in_one_line(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.quick
 def test_settings_say_otherwise_than_what_is_usual(tmp_path: Path) -> None:
     crew = small(settings={"crew": {"seed": 3}, "sampling": {"temperature": 0.7}})
     config = crew._config_in(None)
     assert (config.crew.seed, config.sampling.temperature) == (3, 0.7)
 
 
+@pytest.mark.quick
 def test_one_peer_needs_no_list(tmp_path: Path) -> None:
     for peer in ("tiny:0.3m", motley.Peer("tiny:0.3m")):
         assert [p.model for p in small(peers=peer)._config_in(None).peer] == ["tiny:0.3m"]

@@ -16,6 +16,8 @@ from motley.learning.checkpoint import checkpoints
 from motley.runs.metrics import learner_lines, read_metrics
 from motley.runs.resuming import read_changes
 
+pytestmark = pytest.mark.slow
+
 # with something to learn from
 CREW = UNTAUGHT.replace(
     'model = "tiny:0.3m"', 'model = "tiny:0.3m"\nwarm = { kinds = ["compare"], steps = 20 }'
@@ -87,6 +89,7 @@ def short_run(finished: Path, tmp_path: Path) -> Path:
     return shutil.copytree(finished, tmp_path / "run")
 
 
+@pytest.mark.quick
 def test_an_extended_run_is_that_which_was_longer_from_the_start(
     long_run: Path, short_run: Path
 ) -> None:

@@ -15,6 +15,8 @@ from motley.runs.local import LocalCrew
 from motley.runs.metrics import learner_lines, read_metrics
 from motley.runs.replay import KeptLog, Replay, Replayed, kept_rounds
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -38,6 +40,7 @@ def weights(folder: Path, peer: str) -> dict[str, torch.Tensor]:
     return load_tensors(newest / peer / "model" / "model.safetensors")
 
 
+@pytest.mark.quick
 def test_without_leaving_anybody_out_the_same_weights_come_out(run: Path, tmp_path: Path) -> None:
     for after in (0, 2):
         out = tmp_path / f"again-{after}"
