@@ -20,6 +20,8 @@ from motley.learning.fates import FateFile, StepFates, read_fates
 from motley.runs.local import LocalCrew
 from motley.runs.metrics import learner_lines, read_metrics
 
+pytestmark = pytest.mark.slow
+
 SILENT_IN_PART = """
 def half(prompts, completions, **columns):
     \"\"\"Nothing of a prompt that ends in an even number is better than the rest.\"\"\"

@@ -15,6 +15,8 @@ from fakes import spread_crew
 from motley.cli import app
 from motley.config import write_config
 
+pytestmark = pytest.mark.slow
+
 REWARDS = """
 def wild(prompts, completions, **columns):
     return [100.0 * len(set(text)) - 5000 for text in completions]

@@ -16,6 +16,8 @@ from . import reference
 from .cases import REGIMES, ROWS, Case, batch_of, flat, make_case, run, samples_of, tiny
 from .reference import STEP, Reference, clipped_unit, sequence_mean
 
+pytestmark = pytest.mark.slow
+
 # Rows whose ratio is to the start of the round, with their weight as it was there.
 FROM_START = {
     ("alone", ""): sequence_mean(clipped_unit),

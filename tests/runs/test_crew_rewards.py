@@ -13,6 +13,8 @@ from motley.runs.local import LocalCrew, _newest
 from motley.sim.simulation import SimCrew
 from motley.tasks import RewardError, Scorer
 
+pytestmark = pytest.mark.slow
+
 CREW = """
 [crew]
 name = "rewarded"

@@ -16,6 +16,8 @@ from motley.runs.metrics import LearnerLine, Sign, append_lines, learner_lines, 
 from motley.runs.signs import UNHEARD, WINDOW, Watch, signs_of
 from motley.trust.standing import Suspicion
 
+pytestmark = pytest.mark.slow
+
 CREWS = Path(__file__).parents[2] / "crews"
 
 
