@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import LlamaForCausalLM
 
 import motley
+from motley.api.recipe import USUAL
 from motley.models.tiny import tiny_model, tiny_vocabulary
 from motley.runs.metrics import read_metrics
 
@@ -189,6 +191,31 @@ def test_settings_say_otherwise_than_what_is_usual(tmp_path: Path) -> None:
 
 
 @pytest.mark.quick
+def test_what_is_usual_is_what_the_signature_says() -> None:
+    said = inspect.signature(motley.Crew.__init__).parameters
+    assert {key: said[key].default for key in USUAL} == USUAL
+
+
+def test_after_a_failure_the_same_crew_goes_on_in_its_folder(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    calls = 0
+
+    def failing(completions: list[str]) -> list[float]:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise OSError("the judge is away")
+        return [float(len(c)) for c in completions]
+
+    crew = small(rewards=failing)
+    with pytest.raises(ValueError, match="the judge is away"):
+        crew.train(progress=False)
+    assert crew.train(progress=False).folder == Path("runs/crew-001")
+    assert {line.round for line in crew.run.lines()} == {0, 1, 2}
+
+
 def test_one_peer_needs_no_list(tmp_path: Path) -> None:
     for peer in ("tiny:0.3m", motley.Peer("tiny:0.3m")):
         assert [p.model for p in small(peers=peer)._config_in(None).peer] == ["tiny:0.3m"]

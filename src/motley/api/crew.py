@@ -100,6 +100,7 @@ class Crew:
         self.task, self.name = task, name
         self._config_in = config_in
         self._crew: LocalCrew | ProcessCrew | None = None
+        self._folder: Path | None = None  # of the run, once there is one
 
     @classmethod
     def read(cls, path: str | Path) -> Crew:
@@ -126,7 +127,7 @@ class Crew:
     def train(self, folder: str | Path | None = None, *, progress: bool = True) -> Run:
         """Train to the last round, in a new folder under runs/ or in this one.
 
-        A folder with a run of the same settings is gone on with.
+        A folder with a run of this crew is gone on with; docs/command_line.md has what may change.
         """
         for _ in self.rounds(folder, progress=progress):
             pass
@@ -143,6 +144,8 @@ class Crew:
                     yield Round(lines[0].round, lines)
         except GeneratorExit:
             crew.save()
+            if isinstance(crew, ProcessCrew):
+                self._crew = None  # its processes have ended
             raise
         except BaseException:
             self._crew = None  # in the middle of a round: the newest checkpoint counts
@@ -160,20 +163,21 @@ class Crew:
     @property
     def run(self) -> Run:
         """What the run has so far."""
-        if self._crew is None:
+        if self._folder is None:
             raise ValueError("this crew has no run yet; call train(), or motley.Run(folder)")
-        return Run(self._crew.folder, self.task)
+        return Run(self._folder, self.task)
 
     def _open(self, folder: str | Path | None) -> LocalCrew | ProcessCrew:
-        if self._crew is not None and folder in (None, self._crew.folder, str(self._crew.folder)):
+        place = Path(folder).expanduser() if folder else self._folder or new_run_folder(self.name)
+        if self._crew is not None and place == self._folder:
             return self._crew
-        place = Path(folder).expanduser() if folder else new_run_folder(self.name)
         config = self._config_in(place)
         if config.needs_processes:
             self._check_named("run in several processes")
             self._crew = _processes(config, place)
         else:
             self._crew = LocalCrew.start_or_resume(config, place, task=self.task)
+        self._folder = place
         return self._crew
 
     def _check_named(self, wanted: str) -> None:
@@ -184,8 +188,8 @@ class Crew:
             )
 
     def __repr__(self) -> str:
-        done = f", {self._crew.finished_rounds} rounds in {self._crew.folder}" if self._crew else ""
-        return f"<motley.Crew {self.name}{done}>"
+        place = f" in {self._folder}" if self._folder else ""
+        return f"<motley.Crew {self.name}{place}>"
 
 
 def _rows(data: Rows | None) -> Rows | None:
@@ -199,14 +203,11 @@ def _each(peers: Peer | str | Sequence[Peer | str]) -> list[Peer]:
 
 
 def _processes(config: CrewConfig, folder: Path) -> ProcessCrew:
-    if not (folder / "peers").exists():
-        crew = ProcessCrew.start(config, folder)
-    elif read_config(folder / "config.toml") == config:
-        crew = ProcessCrew.resume(folder)
-    else:
-        raise ValueError(
-            f"{folder} holds a run of other settings; choose another folder, or delete it"
-        )
+    crew = (
+        ProcessCrew.resume(folder, config=config)
+        if (folder / "peers").exists()
+        else ProcessCrew.start(config, folder)
+    )
     for _ in crew.gather():
         pass
     return crew

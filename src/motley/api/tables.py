@@ -10,13 +10,14 @@ import html
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, overload
 
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table as RichTable
 
 from motley.reports.display import svg_of
+from motley.reports.scores import cell_text
 
 if TYPE_CHECKING:
     import pandas
@@ -90,7 +91,7 @@ class Table(Sequence[Row]):
         for name in self.columns:
             shown.add_column(name)
         for row in self.rows[:MOST_SHOWN]:
-            shown.add_row(*(text_of(row.get(name)) for name in self.columns))
+            shown.add_row(*(cell_text(row.get(name)) for name in self.columns))
         console = Console(file=io.StringIO(), width=160)
         console.print(shown)
         written = console.file.getvalue()  # type: ignore[attr-defined]
@@ -100,7 +101,7 @@ class Table(Sequence[Row]):
         head = "".join(f"<th>{html.escape(name)}</th>" for name in self.columns)
         body = "".join(
             "<tr>"
-            + "".join(f"<td>{html.escape(text_of(row.get(name)))}</td>" for name in self.columns)
+            + "".join(f"<td>{html.escape(cell_text(row.get(name)))}</td>" for name in self.columns)
             + "</tr>"
             for row in self.rows[:MOST_SHOWN]
         )
@@ -110,14 +111,6 @@ class Table(Sequence[Row]):
     def _more(self) -> str:
         left = len(self.rows) - MOST_SHOWN
         return f"and {left} more rows" if left > 0 else ""
-
-
-def text_of(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:.3f}" if value == 0 or 0.001 <= abs(value) < 1000 else f"{value:.1e}"
-    return str(value)
 
 
 class Curves(Table):

@@ -23,6 +23,7 @@ from motley.cli.shell import app as app
 from motley.cli.shell import console as console
 from motley.cli.shell import results as results
 from motley.config import ConfigError, CrewConfig
+from motley.reports.scores import cell_text
 
 bench_app = App(no_args_is_help=True, help="Measure speed against a known rival, in one run.")
 app.add_typer(bench_app, name="bench", rich_help_panel="More")
@@ -145,17 +146,9 @@ def print_rows(rows: list[dict[str, Any]], title: str, as_json: bool) -> None:
     for column in rows[0]:
         table.add_column(column.replace("_", " "))
     for row in rows:
-        table.add_row(*map(_cell, row.values()))
+        table.add_row(*map(cell_text, row.values()))
     # in a file nothing need be cut off
     (results if results.is_terminal else Console(width=160)).print(table)
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:.3f}" if value == 0 or 0.001 <= abs(value) < 1000 else f"{value:.1e}"
-    return str(value)
 
 
 def printable(text: str, most: int = LONGEST_CELL) -> str:

@@ -354,8 +354,8 @@ def _take_part(participant: Participant, stop_asked: Callable[[], bool], reports
 
 
 def _learned(line: LearnerLine, rounds: int, per_round_s: float) -> str:
-    from motley.reports.scores import mean, score_text
-    from motley.runs.metrics import measure_of
+    from motley.reports.scores import score_text
+    from motley.runs.metrics import mean, measure_of
 
     measure = measure_of([line])
     skill = (

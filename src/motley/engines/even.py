@@ -9,44 +9,23 @@ used.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from motley.compute.scoring import prepare
-from motley.engines.engine import Completion
-from motley.engines.sampling import PromptIds, SampledRows, draw, sample_rows
+from motley.engines.plain import PlainEngine
+from motley.engines.sampling import PromptIds, SampledRows, draw
 from motley.models.policy import Policy
 from motley.records import Sampling
 
 CACHES = ("past_key_values", "cache_params")  # what models call their caches
 
 
-class EvenEngine:
-    keeps_snapshot = False
-
+class EvenEngine(PlainEngine):
     def __init__(self, policy: Policy, caches: bool) -> None:
         """`caches`: by the model's own cache; otherwise every token computes the row anew."""
-        self._policy = policy
+        super().__init__(policy)
         self.caches = caches
-        prepare(policy)
-
-    def refresh(self) -> None:
-        """Nothing to take: the policy's own weights are used."""
-
-    @torch.no_grad()
-    def sample(
-        self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: Sampling, seed: int
-    ) -> list[list[Completion]]:
-        policy = self._policy
-        policy.model.eval()
-        with torch.autocast(
-            policy.device.type, dtype=policy.dtype, enabled=policy.dtype != torch.float32
-        ):
-            return sample_rows(
-                partial(self._rows, sampling), policy, prompts, num_samples, sampling, seed
-            )
 
     def _rows(self, sampling: Sampling, prompts: PromptIds, uniform_BT: Tensor) -> SampledRows:
         num_samples = len(uniform_BT) // len(prompts)

@@ -19,8 +19,8 @@ from rich.table import Table
 
 from motley.clock import Clock, RealClock
 from motley.config import CrewConfig
-from motley.reports.scores import mean, score_text
-from motley.runs.metrics import LearnerLine, measure_of
+from motley.reports.scores import score_text
+from motley.runs.metrics import LearnerLine, mean, measure_of
 from motley.tasks import Measure
 
 Skills = dict[str, dict[str, float]]  # peer -> kind -> held-out accuracy or reward

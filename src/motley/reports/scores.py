@@ -1,8 +1,11 @@
-"""A score in words: an accuracy is a share in per cent, a reward is a number of any size."""
+"""Numbers in words: an accuracy is a share in per cent, a reward is a number of any size."""
 
 from __future__ import annotations
 
-from motley.tasks import Measure
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from motley.tasks import Measure
 
 
 def score_text(value: float, measure: Measure) -> str:
@@ -16,6 +19,10 @@ def score_text(value: float, measure: Measure) -> str:
     return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.3g}"
 
 
-def mean(by_kind: dict[str, float]) -> float:
-    """Over the kinds, each counting once."""
-    return sum(by_kind.values()) / len(by_kind)
+def cell_text(value: object) -> str:
+    """A value in a cell of a table."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.3f}" if value == 0 or 0.001 <= abs(value) < 1000 else f"{value:.1e}"
+    return str(value)

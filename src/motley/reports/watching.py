@@ -15,9 +15,9 @@ from rich.live import Live
 from motley.config import CrewConfig
 from motley.reports.display import LiveTable
 from motley.reports.saying import show_signs
-from motley.reports.scores import mean, score_text
+from motley.reports.scores import score_text
 from motley.reports.trackers import Reports
-from motley.runs.metrics import LearnerLine, learner_lines, measure_of, read_metrics
+from motley.runs.metrics import LearnerLine, learner_lines, mean, measure_of, read_metrics
 
 
 class Trainable(Protocol):

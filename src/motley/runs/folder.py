@@ -70,10 +70,11 @@ from motley.runs.metrics import (
     SamplerLine,
     Timing,
     append_lines,
+    mean,
     read_metrics,
 )
 from motley.runs.signs import Watch
-from motley.runs.stopping import Best, Stopping, best_checkpoint, keep_best, mean
+from motley.runs.stopping import Best, Stopping, best_checkpoint, keep_best
 from motley.tasks import Measure, Scorer, Task, evaluation_set, load_task
 
 logger = logging.getLogger(__name__)

@@ -130,6 +130,11 @@ _learner_decoder = msgspec.json.Decoder(LearnerLine)
 _sampler_decoder = msgspec.json.Decoder(SamplerLine)
 
 
+def mean(by_kind: ByKind) -> float:
+    """Over the kinds, each counting once."""
+    return sum(by_kind.values()) / len(by_kind)
+
+
 def append_lines(path: Path, lines: Sequence[MetricsLine | FirstLine]) -> None:
     append(path, b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
 

@@ -23,7 +23,7 @@ from motley.learning.checkpoint import (
     save_checkpoint,
 )
 from motley.models.policy import Policy
-from motley.runs.metrics import ByKind, FirstLine, MetricsLine
+from motley.runs.metrics import ByKind, FirstLine, MetricsLine, mean
 
 
 class Best(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,10 +76,6 @@ class Stopping:
                 f"{record.since} evaluations (stop_after = {rules.stop_after})"
             )
         return ""
-
-
-def mean(by_kind: ByKind) -> float:
-    return sum(by_kind.values()) / len(by_kind)
 
 
 # The best model
