@@ -52,7 +52,7 @@ KNOWN = [kind for kind in KINDS if not kind.startswith(("gpt2", "opt"))]
 def test_the_fast_engine_is_for_decoders_it_knows_and_this_one_for_the_others() -> None:
     assert isinstance(torch_engine(tiny_policy()), TorchEngine)
     for name, kind in KINDS.items():
-        assert isinstance(torch_engine(kind()), TorchEngine if name in KNOWN else PlainEngine)
+        assert type(torch_engine(kind())) is (TorchEngine if name in KNOWN else PlainEngine)
 
 
 @pytest.mark.parametrize("kind", KINDS)
