@@ -4,6 +4,8 @@ differences, filter and KL.
 
 from __future__ import annotations
 
+from math import inf
+
 import numpy as np
 import pytest
 
@@ -33,6 +35,18 @@ TUNED: list[tuple[str, str, dict[str, float | str]]] = [
     ("cispo", "", {"clip_high": 0.2}),
     ("gmpo", "", {"log_clip": 0.1, "dual_clip": 1.2}),
     ("grpo", "", {"dual_clip": 1.5, "beta": 0.1}),
+    ("dr_grpo", "", {"beta": 0.1}),
+    ("bnpo", "", {"beta": 0.1, "toward": "code"}),
+    ("topr", "", {"beta": 0.1, "toward": "reference"}),
+    ("sapo_swarm", "", {"beta": 0.1, "toward": "reference"}),
+    ("ftis", "", {"beta": 0.1, "toward": "reference", "beta_times": "ratio"}),
+    ("ftis", "code", {"beta": 0.1, "toward": "reference", "beta_times": "ratio"}),
+    ("cispo", "", {"beta": 0.1, "beta_times": "ratio", "dual_clip": 1.5}),
+    ("gspo", "", {"beta": 0.1, "toward": "reference", "beta_times": "ratio"}),
+    ("gepo", "", {"beta": 0.1, "beta_times": "ratio"}),
+    ("gepo_plus", "", {"beta": 0.1, "beta_times": "ratio", "near": 0.2}),
+    ("ds_gspo", "", {"beta": 0.1, "beta_times": "ratio", "toward": "reference"}),
+    ("gmpo", "", {"beta": 0.1, "beta_times": "ratio", "dual_clip": inf}),
     ("gspo", "", {"dual_clip": 1.1}),
     ("uplift", "shaped", {"gamma": 0.5}),
     ("uplift", "floored", {"floor": 0.8, "C": 1.5, "g": 0.1}),

@@ -50,7 +50,6 @@ class StepBatch:
     logp_sampler_B: list[tuple[float, ...]]
     sequences: list[ToScore]
     samples: Samples
-    ended_B: Tensor
     senders: list[str]  # by number; who is no stranger comes first
 
     @property
@@ -109,6 +108,7 @@ def step_batch(candidates: Sequence[Candidate], prompts: Prompts, success: Succe
         stranger_B=torch.tensor([c.stranger for _, c, _, _ in entries]),
         success_B=torch.tensor([success.of(c.problem.kind) for _, c, _, _ in entries]),
         length_B=torch.tensor([len(r.tokens) for _, _, _, r in entries]),
+        ended_B=torch.tensor([r.ending == "stop" for _, _, _, r in entries]),
         logq_mean_B=torch.tensor([sum(r.logprobs) / len(r.logprobs) for _, _, _, r in entries]),
         max_length=max(c.group.origin.sampling.max_tokens for c in candidates),
     )
@@ -129,7 +129,6 @@ def step_batch(candidates: Sequence[Candidate], prompts: Prompts, success: Succe
             for i, (g, c, _, r) in enumerate(entries)
         ],
         samples=samples,
-        ended_B=torch.tensor([r.ending == "stop" for _, _, _, r in entries]),
         senders=senders,
     )
 
@@ -184,7 +183,7 @@ def unscored(plan: StepPlan, micro: MicroBatch) -> Unscored:
         LossBatch,
         logp_sampler_BT=micro.unpack(sampler_M),
         mask_BT=micro.mask_BT,
-        ended_B=plan.batch.ended_B[micro.row_B].to(device),
+        ended_B=plan.batch.samples.ended_B[micro.row_B].to(device),
         terms=plan.terms.take(micro.row_B, device),
         withheld_BT=_withheld(plan, rows, micro.mask_BT),
         logp_start_BT=None if start_M is None else micro.unpack(start_M.to(device)),
@@ -236,7 +235,7 @@ def step_rows(plan: StepPlan, version: int) -> list[Row]:
                 batch.sequences,
                 batch.samples.reward_B.tolist(),
                 plan.terms.advantage_B.tolist(),
-                batch.ended_B.tolist(),
+                batch.samples.ended_B.tolist(),
                 strict=True,
             )
         )
