@@ -31,7 +31,8 @@ from motley.learning.inner import (
     inner_parts,
     with_start,
 )
-from motley.learning.notes import Overheard, note, note_scores
+from motley.learning.notes import Overheard, note, note_scores, reference_kl
+from motley.learning.reference import Reference
 from motley.learning.schedule import lr_at
 from motley.learning.select import Candidate
 from motley.learning.senders import SenderMetrics
@@ -46,7 +47,7 @@ from motley.learning.sequences import (
     step_rows,
     unscored,
 )
-from motley.learning.shares import Gradient, Pulls, Settled, scales
+from motley.learning.shares import Gradient, Pulls, Scored, Settled, scales
 from motley.models.devices import is_out_of_memory
 from motley.models.policy import Policy
 from motley.objectives import Objective
@@ -68,6 +69,7 @@ class StepReport:
     log_ratios: dict[int, list[Floats]] = field(default_factory=dict, compare=False)
     lr: float = 0.0
     inner: InnerReport | None = None  # where there was more than one optimiser step
+    reference_kl: float | None = None  # where a penalty pulls toward the reference
 
 
 @dataclass(slots=True)
@@ -104,7 +106,7 @@ class Learner:
         rounds: int = 1,
         seed: int = 0,
     ) -> None:
-        """`rounds`: of the whole run, for the schedule. `seed`: the crew's."""
+        """`policy`: as the run began. `rounds`: of the whole run. `seed`: the crew's."""
         self.policy = policy
         self.success = Success(rules.success_memory)
         self.scale = LossScale(policy.dtype)
@@ -113,6 +115,7 @@ class Learner:
         self._trust = trust
         self._full_lr = self._lr = lr
         self._rounds, self._seed = rounds, seed
+        self._reference = Reference(policy, objective.penalty.needs_reference)
         self.token_budget = rules.token_budget or fitting_budget(policy)
         self._halved = False
         self._parameters = [p for _, p in policy.trained()]
@@ -280,8 +283,9 @@ class Learner:
         """`scale_S`: what to leave of each sender's part."""
         self.optimiser.zero_grad()
         self._score.begin()
-        micros = [unscored(plan, micro) for micro in self._micro_batches(plan.todo)]
-        made = self._launch(plan, micros, scale_S, learns)
+        micros = map(partial(unscored, plan), self._micro_batches(plan.todo))
+        known = [self._reference.known(plan, micro) for micro in micros]
+        made = self._launch(plan, known, scale_S, learns)
         return made._replace(heard=self._hear(plan)) if scale_S is None else made
 
     def _launch(
@@ -294,7 +298,7 @@ class Learner:
         """On a GPU nothing here waits for it."""
         pulls = Pulls(len(plan.batch.senders), self.policy.device)
         notes, losses = [], [torch.zeros((), device=self.policy.device)]
-        scored: list[tuple[MicroBatch, Tensor]] = []
+        scored: list[Scored] = []
         for micro, sender_B, known in micros:
             with torch.set_grad_enabled(learns):
                 scores = self._score(micro.packed)
@@ -306,10 +310,9 @@ class Learner:
             notes.append(note(micro, scores, loss_batch, output))
             losses.append(output.loss.detach())
             if not learns:
-                scored.append((micro, logp_BT.detach()))
+                scored.append(Scored(micro, logp_BT.detach(), loss_batch.logp_ref_BT))
                 continue
-            if scale_S is not None:
-                dloss_BT = dloss_BT * scale_S[sender_B, None]
+            dloss_BT = dloss_BT if scale_S is None else dloss_BT * scale_S[sender_B, None]
             self.scale.backward(scores.logp_M, micro.pack(dloss_BT))
         pull_S = pulls.norm_S
         return Gradient(
@@ -330,9 +333,8 @@ class Learner:
             return torch.ones_like(pull_S)
         strangers = plan.batch.strangers
         stranger_S = torch.tensor([peer in strangers for peer in plan.batch.senders])
-        return scales(
-            pull_S, stranger_S.to(pull_S.device, non_blocking=True), self._trust.grad_share
-        )
+        stranger_S = stranger_S.to(pull_S.device, non_blocking=True)
+        return scales(pull_S, stranger_S, self._trust.grad_share)
 
     @torch.no_grad()
     def _hear(self, plan: StepPlan) -> list[Overheard]:
@@ -372,6 +374,7 @@ def _report(
         senders={},
         fates=fates_of(plan.batch, rows),
         log_ratios=_log_ratios(plan, rows, made.heard),
+        reference_kl=reference_kl(made.notes),
     )
 
 

@@ -69,6 +69,8 @@ class StepPlan:
     audited: frozenset[int] = frozenset()  # positions of candidates
     # by row, the learner's log-probs when the round began; none: this is its first pass
     start: dict[int, NDArray[np.float32]] = field(default_factory=dict)
+    # the same of the policy that the peer began with, where a penalty asks for it
+    ref: dict[int, NDArray[np.float32]] = field(default_factory=dict)
 
     def sender_of(self, sequence: ToScore) -> str:
         return self.batch.candidate_B[sequence.row].group.origin.peer
@@ -175,9 +177,6 @@ def unscored(plan: StepPlan, micro: MicroBatch) -> Unscored:
     sampler_M = torch.from_numpy(np.fromiter(reported, np.float32, len(micro.packed.target_M))).to(
         device
     )
-    start_M = (
-        torch.from_numpy(np.concatenate([plan.start[row] for row in rows])) if plan.start else None
-    )
     sender_B = plan.batch.samples.sender_B[micro.row_B].to(device)
     known = partial(
         LossBatch,
@@ -186,9 +185,19 @@ def unscored(plan: StepPlan, micro: MicroBatch) -> Unscored:
         ended_B=plan.batch.samples.ended_B[micro.row_B].to(device),
         terms=plan.terms.take(micro.row_B, device),
         withheld_BT=_withheld(plan, rows, micro.mask_BT),
-        logp_start_BT=None if start_M is None else micro.unpack(start_M.to(device)),
+        logp_start_BT=_table(plan.start, rows, micro),
+        logp_ref_BT=_table(plan.ref, rows, micro),
     )
     return Unscored(micro, sender_B, known)
+
+
+def _table(
+    by_row: dict[int, NDArray[np.float32]], rows: list[int], micro: MicroBatch
+) -> Tensor | None:
+    if not by_row:
+        return None
+    value_M = torch.from_numpy(np.concatenate([by_row[row] for row in rows]))
+    return micro.unpack(value_M.to(micro.mask_BT.device))
 
 
 def _withheld(plan: StepPlan, rows: list[int], mask_BT: Tensor) -> Tensor | None:
