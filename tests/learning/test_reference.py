@@ -191,6 +191,27 @@ def test_a_frozen_copy_in_a_half_type_gives_the_same_log_probs() -> None:
             assert set(sizes) == {torch.bfloat16}
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["full", "lora"])
+def test_on_a_gpu_the_pull_is_that_of_the_cpu(kind: str, dtype: torch.dtype) -> None:
+    """With graphs from the third round on."""
+    ours, theirs = replace(BEGAN[kind](), dtype=dtype), BEGAN[kind]()
+    ours.model.cuda()
+    learners = [a_learner(p, PULL | {"beta": 0.2, "dual_clip": inf}) for p in (ours, theirs)]
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for (_, p), (_, other) in zip(ours.trained(), theirs.trained(), strict=True):
+            drift = 0.05 * torch.randn(p.shape, generator=generator)
+            p += drift.to(p.device)
+            other += drift
+    for _ in range(5):
+        on_gpu, on_cpu = (one.step(groups([[1.0] * 3, [0.0] * 3])) for one in learners)
+        assert on_gpu.reference_kl == pytest.approx(on_cpu.reference_kl, rel=0.05, abs=2e-3)
+    assert on_cpu.reference_kl > 0.01
+
+
 def test_a_reference_is_the_policy_before_its_first_step() -> None:
     policy = tiny_policy()
     policy.version = 3

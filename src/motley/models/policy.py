@@ -314,13 +314,14 @@ def with_trained_part(policy: Policy, train: str | TrainPart, seed: int) -> Poli
 def frozen_copy(policy: Policy) -> Policy:
     """The policy as it is now, for good. What does not train is shared, and so costs no memory.
 
-    Linear layers are kept in the type of the arithmetic, as `_store_frozen` keeps an adapter's.
+    Linear layers are kept in the type of the arithmetic, as `_store_frozen` keeps an adapter's. Not
+    those with a bias: a GPU would round them otherwise than the policy's own.
     """
     head = policy.base.get_output_embeddings().weight
     half = {
         id(part.weight)
         for part in policy.model.modules()
-        if isinstance(part, nn.Linear) and part.weight is not head
+        if isinstance(part, nn.Linear) and part.bias is None and part.weight is not head
     }
     kept: dict[int, Any] = {}  # what a deep copy takes instead of copying
     for parameter in policy.model.parameters():
