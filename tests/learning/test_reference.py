@@ -212,6 +212,17 @@ def test_on_a_gpu_the_pull_is_that_of_the_cpu(kind: str, dtype: torch.dtype) -> 
     assert on_cpu.reference_kl > 0.01
 
 
+def test_a_reference_that_memory_does_not_hold_is_refused_with_what_helps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(policy: Policy) -> Policy:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("motley.learning.reference.frozen_copy", full)
+    with pytest.raises(ValueError, match=r"one more copy of what trains; train = \{ lora"):
+        a_learner(tiny_policy(), PULL)
+
+
 def test_a_reference_is_the_policy_before_its_first_step() -> None:
     policy = tiny_policy()
     policy.version = 3
