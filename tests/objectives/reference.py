@@ -384,3 +384,44 @@ ROWS: dict[tuple[str, str], tuple] = {
 for _name in ("grpo", "fvis", "dr_grpo", "bnpo", "gspo", "gepo", "gepo_plus", "ds_gspo", "gmpo"):
     _advantage, _adjust, _share, _constants = ROWS[(_name, "")]
     ROWS[(_name, "published")] = (_advantage, _adjust, _share, _constants | {"dual_clip": np.inf})
+
+
+# HACPO
+
+
+def capability_aware(case: Case) -> list[float]:
+    skill = [
+        1.0 if mine else clip(x, 0.1, 10.0) for mine, x in zip(case.own, case.skill, strict=True)
+    ]
+    advantage = []
+    for i in range(len(case)):
+        members = [j for j in range(len(case)) if case.group[j] == case.group[i]]
+        rewards = [case.reward[j] for j in members]
+        if max(rewards) == min(rewards):
+            advantage.append(0.0)
+            continue
+        baseline = sum(case.reward[j] / skill[j] for j in members) / len(members)
+        if baseline > max(rewards):
+            baseline = float(np.mean([case.reward[j] for j in members if case.own[j]] or rewards))
+        std = float(np.std(rewards, ddof=1))
+        advantage.append(skill[i] * (case.reward[i] - baseline) / (std + 1e-4))
+    return advantage
+
+
+def hacpo(b: Reference, i: int, lp: np.ndarray) -> float:
+    s = exp(float(np.mean(lp)) - float(np.mean(b.lq[i])))
+    if b.case.own[i]:
+        return -clipped(b, i, s) / b.B
+    low = min(1.0, 1 - b.o["cross_clip"] + b.o.get("taken", 0) * b.o["cross_step"])
+    fixed = exp(float(np.mean(b.fixed[i])) - float(np.mean(b.lq[i])))
+    return -clip(s, low, 1.0) * clip(fixed, low, 1.0) ** b.o["alpha"] * b.A[i] / b.B
+
+
+ROWS |= {
+    ("hacpo", ""): (
+        capability_aware,
+        (),
+        hacpo,
+        {"cross_clip": 0.8, "cross_step": 0.025, "alpha": 1.0},
+    ),
+}

@@ -11,6 +11,7 @@ are +0.5 and -0.5. There are 2 sequences of 2 and 3 tokens, 5 tokens in all; the
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import exp, log, sqrt
 
 import pytest
@@ -169,6 +170,15 @@ GOLDEN = [
         [0.5 * a / 6, a / 6, a / 6],
     ),
     ("sapo_swarm", "", {}, a / 5, [-a / 5] * 2, [a / 5] * 3),
+    # Own sequences, all as good as the receiver: gspo.
+    (
+        "hacpo",
+        "",
+        {},
+        (1.1447142 - 0.5477226) * a / 2,
+        [-0.5477226 * a / 4] * 2,
+        [1.1447142 * a / 6] * 3,
+    ),
 ]
 
 
@@ -279,3 +289,24 @@ def test_a_sequence_that_the_filter_drops_still_pays_its_penalty() -> None:
     assert plain.gradient[1] == pytest.approx([0.0])
     assert got.gradient[1] == pytest.approx([(exp(-2) - 1) / 2], rel=1e-5)
     assert got.loss - plain.loss == pytest.approx((exp(-2) + 1) / 2, rel=1e-5)
+
+
+def test_hacpo_of_a_foreign_pair_by_hand() -> None:
+    # A sender twice as good: the baseline is mean(r/2) = 1/4, so A = 2·(3/4, -1/4)/(sqrt(1/2)). The
+    # success has s = 0.5477226, inside 0.2..1: it weighs s^2. The failure has s = 1.1447142, not
+    # in it: its value counts as at 1, without gradient.
+    case = replace(PAIR, own=[False, False], skill=[2.0, 2.0])
+    got = run(objective("hacpo"), case)
+    unit = 1 / (sqrt(0.5) + 1e-4)
+    assert got.terms.advantage_B.tolist() == pytest.approx([1.5 * unit, -0.5 * unit], rel=1e-6)
+    assert got.loss == pytest.approx(-(0.3 * 1.5 - 0.5) * unit / 2, rel=1e-5)
+    assert got.gradient[0] == pytest.approx([-0.3 * 1.5 * unit / 4] * 2, rel=1e-5)
+    assert got.gradient[1] == pytest.approx([0, 0, 0])
+    # alpha = 3: s^4 = 0.09; a clip of 0.4 leaves 0.6..1, which s is not in
+    assert run(objective("hacpo", settings={"alpha": 3.0}), case).gradient[0] == pytest.approx(
+        [-0.09 * 1.5 * unit / 4] * 2, rel=1e-5
+    )
+    assert run(objective("hacpo", settings={"cross_clip": 0.4}), case).gradient[0].tolist() == [
+        0,
+        0,
+    ]

@@ -142,6 +142,11 @@ def test_inner_clip_of_tis_acts_on_the_ratio_not_on_the_product() -> None:
     assert run(objective("tis"), case).gradient[0] == pytest.approx([-(8 / 9) / (1 / 3 + 1e-4) / 9])
 
 
+def test_hacpo_of_own_sequences_is_gspo() -> None:
+    case = replace(make_case("horizontal", 0), own=[True] * 25)
+    same_rows(objective("hacpo"), objective("gspo"), case)
+
+
 # REINFORCE.
 
 

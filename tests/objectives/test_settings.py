@@ -51,6 +51,13 @@ SETTINGS: dict[tuple[str, str], dict[str, float | str]] = {
 for _name in ("grpo", "fvis", "dr_grpo", "bnpo", "gspo", "gepo", "gepo_plus", "ds_gspo", "gmpo"):
     SETTINGS[(_name, "published")] = SETTINGS[(_name, "")] | {"dual_clip": inf}
 
+SETTINGS |= {
+    ("hacpo", ""): {"most_skill": 10.0}
+    | CLIP
+    | {"cross_clip": 0.8, "cross_step": 0.025, "alpha": 1.0}
+    | PENALTY,
+}
+
 
 @pytest.mark.parametrize(("name", "variant"), ROWS, ids=ROW_IDS)
 def test_row_lists_exactly_its_settings_and_their_values(name: str, variant: str) -> None:
@@ -62,8 +69,8 @@ def test_every_listed_number_can_be_set_and_nothing_else_moves(name: str, varian
     before = objective(name, variant).settings()
     for setting, value in before.items():
         if not isinstance(value, str):
-            # a cap must stay above the floor, a dual clip above 1
-            new = 8.0 if setting in ("C", "dual_clip") else 0.125
+            # a cap must stay above the floor, a bound on a ratio above 1
+            new = 8.0 if setting in ("C", "dual_clip", "most_skill") else 0.125
             after = objective(name, variant, {setting: new}).settings()
             assert after == before | {setting: new}
 

@@ -161,7 +161,7 @@ def test_a_withheld_token_is_not_pushed_up_and_nothing_else_changes(
             expected[::2] = 0
             assert not got.output.weight_BT[i, : case.lengths[i] : 2].any()
         np.testing.assert_allclose(gradient, expected, rtol=1e-6, atol=1e-9)
-    assert held >= 5
+    assert held >= 4
 
 
 def test_a_penalty_does_not_push_a_withheld_token_up_either() -> None:

@@ -132,7 +132,7 @@ class Walk:
         blamed: set[str] = set()
         waiting = [*reversed(parts)]
         while waiting:
-            here = replace(plan, todo=waiting[-1].todo).without(blamed)
+            here = replace(plan, todo=waiting[-1].todo, num_taken=self.tally.steps).without(blamed)
             before = self.scale.value
             made = self._finite(here, scale_S * waiting[-1].factor)
             if made is None and not self.tally.steps:

@@ -47,6 +47,7 @@ from motley.learning.sequences import (
     unscored,
 )
 from motley.learning.shares import Gradient, Pulls, Settled, scales
+from motley.learning.success import Skills, Success
 from motley.models.devices import is_out_of_memory
 from motley.models.policy import Policy
 from motley.objectives import Objective
@@ -70,28 +71,6 @@ class StepReport:
     inner: InnerReport | None = None  # where there was more than one optimiser step
 
 
-@dataclass(slots=True)
-class Success:
-    """The receiver's running mean reward per kind of problem, from its own rollouts."""
-
-    memory: float
-    by_kind: dict[str, float] = field(default_factory=dict)
-
-    def update(self, candidates: Sequence[Candidate]) -> None:
-        rewards: dict[str, list[float]] = {}
-        for candidate in candidates:
-            if candidate.own:
-                rewards.setdefault(candidate.problem.kind, []).extend(
-                    r.reward for r in candidate.group.rollouts
-                )
-        for kind, values in rewards.items():
-            now = sum(values) / len(values)
-            self.by_kind[kind] = self.memory * self.by_kind.get(kind, now) + (1 - self.memory) * now
-
-    def of(self, kind: str) -> float:
-        return self.by_kind.get(kind, 0.0)
-
-
 class Learner:
     def __init__(
         self,
@@ -106,7 +85,7 @@ class Learner:
     ) -> None:
         """`rounds`: of the whole run, for the schedule. `seed`: the crew's."""
         self.policy = policy
-        self.success = Success(rules.success_memory)
+        self.success, self.skills = Success(rules.success_memory), Skills()
         self.scale = LossScale(policy.dtype)
         self._objective = objective
         self._rules = rules
@@ -134,6 +113,7 @@ class Learner:
         candidates whose log ratios are reported, also where nothing is learned from them.
         """
         self.success.update(candidates)
+        self.skills.update(candidates)
         self._set_lr()
         blamed: tuple[str, ...] = ()
         while left := [c for c in candidates if c.group.origin.peer not in blamed]:
@@ -161,7 +141,7 @@ class Learner:
         withheld: Withheld,
         audited: frozenset[int] = frozenset(),
     ) -> StepPlan:
-        batch = step_batch(candidates, self.policy.prompts, self.success)
+        batch = step_batch(candidates, self.policy.prompts, self.success, self.skills)
         terms = self._objective.prepare(batch.samples)
         silent_B = self._objective.silent(terms).tolist()
         return step_plan(batch, terms, silent_B, withheld, audited)
@@ -316,7 +296,7 @@ class Learner:
             norm=self.scale.clip(self._parameters, self._rules.grad_clip),
             loss_is_finite=torch.stack(losses).isfinite().all(),
             pull_S=pull_S,
-            scale_S=self._scales(plan, pull_S),
+            scale_S=_scales(plan, pull_S, self._trust.grad_share),
             notes=notes,
             heard=[],
             scored=scored,
@@ -324,15 +304,6 @@ class Learner:
 
     def _micro_batches(self, sequences: list[ToScore]) -> list[MicroBatch]:
         return micro_batches(sequences, self.token_budget, self.policy.device)
-
-    def _scales(self, plan: StepPlan, pull_S: Tensor) -> Tensor:
-        if not self._trust.grad_share:
-            return torch.ones_like(pull_S)
-        strangers = plan.batch.strangers
-        stranger_S = torch.tensor([peer in strangers for peer in plan.batch.senders])
-        return scales(
-            pull_S, stranger_S.to(pull_S.device, non_blocking=True), self._trust.grad_share
-        )
 
     @torch.no_grad()
     def _hear(self, plan: StepPlan) -> list[Overheard]:
@@ -342,6 +313,14 @@ class Learner:
             loss_batch = known(logp_learner_BT=micro.unpack(self._score(micro.packed).logp_M))
             heard.append(Overheard(micro.row_B.tolist(), loss_batch.log_ratio_BT))
         return heard
+
+
+def _scales(plan: StepPlan, pull_S: Tensor, most: float) -> Tensor:
+    if not most:
+        return torch.ones_like(pull_S)
+    strangers = plan.batch.strangers
+    stranger_S = torch.tensor([peer in strangers for peer in plan.batch.senders])
+    return scales(pull_S, stranger_S.to(pull_S.device, non_blocking=True), most)
 
 
 def _blamed(candidates: Sequence[Candidate]) -> dict[int, str]:

@@ -38,6 +38,11 @@ def group_std(value_B: Tensor, group_B: Tensor) -> Tensor:
     return (squared_B / (count_B - 1).clamp(min=1)).sqrt()
 
 
+def group_largest(value_B: Tensor, group_B: Tensor) -> Tensor:
+    largest_P = value_B.new_full((int(group_B.max()) + 1,), -torch.inf)
+    return largest_P.scatter_reduce(0, group_B, value_B, "amax")[group_B]
+
+
 @dataclass(frozen=True, slots=True)
 class Centred:
     """A = r - mean(r)."""
@@ -85,6 +90,39 @@ class BetaNormalised:
             torch.xlogy(alpha - 1, share_B) + torch.xlogy(beta - 1, 1 - share_B) - log_beta_function
         )
         return (reward_B - mean_B) * torch.exp(-log_pdf_B).clamp(max=MAX_BETA_FACTOR)
+
+
+@dataclass(frozen=True, slots=True)
+class CapabilityAware:
+    """A = o·(r - mean(r/o)) / (std(r) + 1e-4), o the sender's skill over the receiver's (HACPO).
+
+    o is held between 1/most_skill and most_skill; it is 1 for own sequences. Mean and std are the
+    group's: of all its senders (horizontal) or of one (vertical). A baseline above the group's
+    best reward is the mean of the group's own sequences instead, or of all where it has none.
+    A group of equal rewards stays silent.
+    """
+
+    most_skill: float = 10.0
+
+    def __call__(self, samples: Samples) -> Tensor:
+        reward_B, group_B = samples.reward_B.double(), samples.group_B
+        skill_B = samples.skill_B.double().clamp(1 / self.most_skill, self.most_skill)
+        skill_B = torch.where(samples.own_B, 1.0, skill_B)
+        baseline_B = group_mean(reward_B / skill_B, group_B)
+        too_high_B = baseline_B > group_largest(reward_B, group_B)
+        baseline_B = torch.where(too_high_B, _mean_of_own(samples), baseline_B)
+        spread_B = group_std(reward_B, group_B)
+        advantage_B = skill_B * (reward_B - baseline_B) / (spread_B + STD_EPSILON)
+        return torch.where(spread_B > 0, advantage_B, 0.0)
+
+
+def _mean_of_own(samples: Samples) -> Tensor:
+    """The mean reward of the group's own sequences; of all where it has none."""
+    reward_B, group_B = samples.reward_B.double(), samples.group_B
+    own_B = samples.own_B.double()
+    num_own_B = group_sum(own_B, group_B)
+    mean_B = group_sum(reward_B * own_B, group_B) / num_own_B.clamp(min=1)
+    return torch.where(num_own_B > 0, mean_B, group_mean(reward_B, group_B))
 
 
 # Adjustments: (samples, advantage) -> advantage. The named remedies that `uplift` is made of.
@@ -135,5 +173,5 @@ class ForeignCap:
         return torch.where(samples.own_B, advantage_B, factor * advantage_B)
 
 
-Advantage = Centred | Standardised | BetaNormalised
+Advantage = Centred | Standardised | BetaNormalised | CapabilityAware
 Adjustment = ReceiverRelative | Rehearsal | ForeignCap

@@ -32,6 +32,9 @@ class Samples:
     # also where the somebody is a sampler with the receiver's weights
     stranger_B: Tensor
     success_B: Tensor  # the receiver's running mean reward on this kind of problem
+    # mean reward of the sequence's sender over its last batches, as a multiple of the receiver's
+    # own: 1 for own sequences, and where either is not known
+    skill_B: Tensor
     length_B: Tensor  # int64, completion tokens, the end token included
     logq_mean_B: Tensor  # mean over tokens of the sampler's log-prob
     max_length: int  # the sampling limit, in tokens
@@ -46,6 +49,7 @@ class Samples:
                 self.own_B,
                 self.stranger_B,
                 self.success_B,
+                self.skill_B,
                 self.length_B,
                 self.logq_mean_B,
             )
@@ -102,6 +106,7 @@ class LossBatch:
     terms: Terms
     withheld_BT: Tensor | None = None  # bool, tokens not to be made likelier; None: no token is
     logp_start_BT: Tensor | None = None
+    num_taken: int = 0  # optimiser steps since the round began
 
     @property
     def advantage_B(self) -> Tensor:

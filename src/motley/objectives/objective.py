@@ -18,9 +18,9 @@ from motley.objectives.reductions import PairSurvivors, Reduction, SequenceMean
 from motley.objectives.surrogates import DUAL_CLIP, InnerClip, Reinforce, Surrogate
 
 Setting = float | str
-# settings are 0 or more, but for these: a k1 estimate of KL can be negative, and a dual clip must
-# leave a ratio of 1 alone
-LEAST = {"g": -math.inf, "dual_clip": 1.0}
+# settings are 0 or more, but for these: a k1 estimate of KL can be negative, and a bound on a ratio
+# must leave a ratio of 1 alone
+LEAST = {"g": -math.inf, "dual_clip": 1.0, "most_skill": 1.0}
 
 # What the settings that are text may say; the parts' Literal types say the same.
 CHOICES = {

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from motley.objectives.advantages import group_sum
+from motley.objectives.advantages import group_largest, group_sum
 from motley.objectives.batch import LossBatch
 
 # exp(60) is 1e26: far past any bound used here, and a sum of thousands of them still fits in
@@ -52,8 +52,7 @@ def log_expectation(logq_mean_B: Tensor, group_B: Tensor) -> Tensor:
     """logE = logsumexp_j(2·LQ_j) - logsumexp_j(LQ_j) over the sequence's group, taken relative to
     the group's largest LQ.
     """
-    largest_P = logq_mean_B.new_full((int(group_B.max()) + 1,), -torch.inf)
-    largest_B = largest_P.scatter_reduce(0, group_B, logq_mean_B, "amax")[group_B]
+    largest_B = group_largest(logq_mean_B, group_B)
     q_B = (logq_mean_B - largest_B).exp()
     return largest_B + group_sum(q_B**2, group_B).log() - group_sum(q_B, group_B).log()
 

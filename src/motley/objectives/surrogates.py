@@ -15,6 +15,7 @@ from motley.objectives.batch import LossBatch
 from motley.objectives.ratios import (
     GeometricRatio,
     Ratio,
+    SequenceRatio,
     TokenRatio,
     bounded_exp,
     sequence_log_ratio,
@@ -122,4 +123,34 @@ class ClippedRatio:
         return torch.maximum(value_BT, floor_B1), factor_BT.detach(), ratio_BT.detach()
 
 
-Surrogate = Reinforce | InnerClip | LogProb | RatioTimesAdvantage | ClippedRatio
+@dataclass(frozen=True, slots=True)
+class Collaborative:
+    """Own sequences: GSPO's clipped s·A. Foreign: c·sg(c)^alpha·A, c = clip(s, low, 1), with low =
+    1 - cross_clip + u·cross_step after u steps of the round, at most 1 (HACPO).
+
+    A foreign sequence outside of low..1 has no gradient; inside it weighs s^(1 + alpha).
+    """
+
+    own: ClippedRatio = ClippedRatio(ratio=SequenceRatio())
+    cross_clip: float = 0.8
+    cross_step: float = 0.025
+    alpha: float = 1.0
+
+    def __call__(self, batch: LossBatch) -> Applied:
+        value_BT, factor_BT, ratio_BT = self.own(batch)
+        low = min(1.0, 1 - self.cross_clip + batch.num_taken * self.cross_step)
+        sequence_BT = self.own.ratio(batch)
+        clipped_BT = sequence_BT.clamp(low, 1.0)
+        weight_BT = clipped_BT.detach() ** self.alpha
+        inside_BT = (sequence_BT >= low) & (sequence_BT <= 1)
+        cross_BT = clipped_BT * weight_BT * batch.advantage_B[:, None]
+        cross_factor_BT = torch.where(inside_BT, sequence_BT * weight_BT, 0.0).detach()
+        own_B1 = batch.terms.own_B[:, None]
+        return (
+            torch.where(own_B1, value_BT, cross_BT),
+            torch.where(own_B1, factor_BT, cross_factor_BT),
+            ratio_BT,
+        )
+
+
+Surrogate = Reinforce | InnerClip | LogProb | RatioTimesAdvantage | ClippedRatio | Collaborative

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from motley.objectives.advantages import (
     BetaNormalised,
+    CapabilityAware,
     Centred,
     ForeignCap,
     ReceiverRelative,
@@ -30,7 +31,13 @@ from motley.objectives.ratios import (
     SmoothedSequenceRatio,
 )
 from motley.objectives.reductions import ConstantLength, PairSurvivors, SequenceSum, TokenMean
-from motley.objectives.surrogates import ClippedRatio, InnerClip, LogProb, RatioTimesAdvantage
+from motley.objectives.surrogates import (
+    ClippedRatio,
+    Collaborative,
+    InnerClip,
+    LogProb,
+    RatioTimesAdvantage,
+)
 
 _ftis_filter = DropUnlikelyNegatives()
 
@@ -57,6 +64,7 @@ OBJECTIVES: dict[str, Objective] = {
     ),
     "gmpo": Objective(surrogate=RatioTimesAdvantage()),
     "uplift": Objective(weight=Uplifting(), filter=_ftis_filter),
+    "hacpo": Objective(advantage=CapabilityAware(), surrogate=Collaborative()),
     "sapo_swarm": Objective(surrogate=InnerClip(), reduction=TokenMean(), skip_silent=True),
 }
 
