@@ -193,6 +193,12 @@ def batch_of(
     )
 
 
+def prepared(row: Objective, case: Case) -> Terms:
+    """The terms of a case, with what its log-probs decide."""
+    terms = row.prepare(samples_of(case))
+    return row.settle(terms, [batch_of(case, terms)])
+
+
 @dataclass(frozen=True)
 class Result:
     """A loss with its gradient per sequence, unpadded."""
@@ -214,7 +220,7 @@ def run(
     """The objective's loss and gradient on a case, in one piece or summed over `cuts` (index
     lists).
     """
-    terms = row.prepare(samples_of(case))
+    terms = prepared(row, case)
     loss, gradient = 0.0, [np.zeros(n) for n in case.lengths]
     for index in cuts or [range(len(case))]:
         batch = batch_of(

@@ -13,7 +13,7 @@ import torch
 from motley.objectives import LossBatch, LossOutput, objective
 
 from . import reference
-from .cases import REGIMES, ROWS, Case, batch_of, flat, make_case, run, samples_of, tiny
+from .cases import REGIMES, ROWS, Case, batch_of, flat, make_case, prepared, run, samples_of, tiny
 from .reference import STEP, Reference, clipped_unit, sequence_mean
 
 pytestmark = pytest.mark.slow
@@ -26,6 +26,9 @@ FROM_START = {
     ("tis", ""): reference.ROWS[("tis", "")][2],
     ("ftis", ""): reference.ROWS[("ftis", "")][2],
     ("ftis", "code"): reference.ROWS[("ftis", "code")][2],
+    ("tis", "token_mask"): reference.ROWS[("tis", "token_mask")][2],
+    ("tis", "sequence"): reference.ROWS[("tis", "sequence")][2],
+    ("tis", "sequence_mask"): reference.ROWS[("tis", "sequence_mask")][2],
 }
 
 
@@ -88,7 +91,7 @@ def later(
     name: str, variant: str, case: Case, now: list[np.ndarray], num_taken: int = 0
 ) -> tuple[float, list[np.ndarray], LossOutput]:
     row = objective(name, variant)
-    terms = row.prepare(samples_of(case))
+    terms = prepared(row, case)
     start_BT = batch_of(case, terms).logp_learner_BT.detach()
     batch = dataclasses.replace(
         batch_of(dataclasses.replace(case, lp=now), terms),

@@ -29,6 +29,7 @@ from motley.learning.inner import (
     Part,
     Walk,
     inner_parts,
+    settled,
     with_start,
 )
 from motley.learning.notes import Overheard, note, note_scores
@@ -114,7 +115,6 @@ class Learner:
         """
         self.success.update(candidates)
         self.skills.update(candidates)
-        self._set_lr()
         blamed: tuple[str, ...] = ()
         while left := [c for c in candidates if c.group.origin.peer not in blamed]:
             alone = lambda peer: self._plan(
@@ -127,9 +127,9 @@ class Learner:
             blamed = tuple(sorted({*blamed, *done.senders}))
         return self._made(replace(_nothing_left(blamed), fates=_blamed(candidates)))
 
-    def _set_lr(self) -> None:
+    def _set_lr(self, scale: float) -> None:
         """Once in a round: all its steps have the same."""
-        lr = lr_at(self._rules, self._full_lr, self._rounds, self.policy.version)
+        lr = scale * lr_at(self._rules, self._full_lr, self._rounds, self.policy.version)
         if lr != self._lr:
             self._lr = lr
             for group in self.optimiser.param_groups:
@@ -144,10 +144,14 @@ class Learner:
         batch = step_batch(candidates, self.policy.prompts, self.success, self.skills)
         terms = self._objective.prepare(batch.samples)
         silent_B = self._objective.silent(terms).tolist()
-        return step_plan(batch, terms, silent_B, withheld, audited)
+        plan = step_plan(batch, terms, silent_B, withheld, audited)
+        if not (self._objective.looks and plan.todo):
+            return plan
+        return settled(plan, self._objective, self._backward(plan, learns=False).scored)
 
     def _step(self, plan: StepPlan, alone: Callable[[str], StepPlan]) -> StepReport | Blame:
         """`alone`: what one sender's sequences would be by themselves."""
+        self._set_lr(plan.terms.lr_scale)
         parts = inner_parts(plan, self._rules, self._seed, self.policy.version)
         if len(parts) > 1:
             return self._several(plan, parts, alone)
@@ -162,13 +166,13 @@ class Learner:
         for one in made.notes:
             note_scores(rows, one)
         senders = sender_metrics(rows)  # while a GPU still computes the gradient
-        settled = self._settle(plan, made) if plan.todo else Settled(0.0, [])
-        if settled is None:
+        outcome = self._settle(plan, made) if plan.todo else Settled(0.0, [])
+        if outcome is None:
             found = self._blame(plan, alone)
             self.scale.value = before  # which may do for who is left
             return found
-        report = self._made(_report(plan, rows, made, settled, self.policy.version))
-        return replace(report, senders=_with_gradients(senders, plan, settled))
+        report = self._made(_report(plan, rows, made, outcome, self.policy.version))
+        return replace(report, senders=_with_gradients(senders, plan, outcome))
 
     def _several(
         self, plan: StepPlan, parts: list[Part], alone: Callable[[str], StepPlan]
@@ -191,9 +195,9 @@ class Learner:
             self.scale.value = before
             return found
         inner, scale_S = tally.report(), first.scale_S.tolist()
-        settled = Settled(inner.norm, list(zip(first.pull_S.tolist(), scale_S, strict=True)))
-        report = self._made(_report(plan, rows, first, settled, self.policy.version))
-        senders = _with_gradients(sender_metrics(rows), plan, settled)
+        outcome = Settled(inner.norm, list(zip(first.pull_S.tolist(), scale_S, strict=True)))
+        report = self._made(_report(plan, rows, first, outcome, self.policy.version))
+        senders = _with_gradients(sender_metrics(rows), plan, outcome)
         return replace(report, senders=senders, inner=inner, blamed=tuple(sorted(walked)))
 
     def _made(self, report: StepReport) -> StepReport:

@@ -8,6 +8,7 @@ Must not know log-probs of the learner: an advantage is settled before the learn
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch import Tensor
 from motley.objectives.batch import Samples
 
 STD_EPSILON = 1e-4
+VARIANCE_EPSILON = 1e-8
 MAX_BETA_FACTOR = 1e6
 # Equal means differ by rounding: their variance is 1e-33, not 0. Group means that really differ do
 # so by more than 1e-5.
@@ -60,6 +62,44 @@ class Standardised:
         reward_B = samples.reward_B.double()
         spread_B = group_std(reward_B, samples.group_B) + STD_EPSILON
         return (reward_B - group_mean(reward_B, samples.group_B)) / spread_B
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStandardised:
+    """A = (r - mean(r)) / (std + 1e-4), std unbiased and over the rewards of the whole batch."""
+
+    def __call__(self, samples: Samples) -> Tensor:
+        reward_B = samples.reward_B.double()
+        spread = group_std(reward_B, torch.zeros_like(samples.group_B)) + STD_EPSILON
+        return (reward_B - group_mean(reward_B, samples.group_B)) / spread
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveOneOut:
+    """A = r - the mean of the others of the group; 0 for a group of one (RLOO)."""
+
+    def __call__(self, samples: Samples) -> Tensor:
+        reward_B, group_B = samples.reward_B.double(), samples.group_B
+        count_B = group_sum(torch.ones_like(reward_B), group_B)
+        return (reward_B - group_mean(reward_B, group_B)) * count_B / (count_B - 1).clamp(min=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Whitened:
+    """A = (x - mean(x)) / sqrt(var(x) + 1e-8), mean and unbiased variance over all tokens of the
+    batch (REINFORCE++). x = r, or r - the group's mean with baseline = "group".
+    """
+
+    baseline: Literal["none", "group"] = "none"
+
+    def __call__(self, samples: Samples) -> Tensor:
+        value_B, length_B = samples.reward_B.double(), samples.length_B.double()
+        if self.baseline == "group":
+            value_B = value_B - group_mean(value_B, samples.group_B)
+        total = length_B.sum()
+        centred_B = value_B - (length_B * value_B).sum() / total
+        variance = (length_B * centred_B**2).sum() / (total - 1).clamp(min=1)
+        return centred_B / (variance + VARIANCE_EPSILON).sqrt()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +153,7 @@ class CapabilityAware:
         baseline_B = torch.where(too_high_B, _mean_of_own(samples), baseline_B)
         spread_B = group_std(reward_B, group_B)
         advantage_B = skill_B * (reward_B - baseline_B) / (spread_B + STD_EPSILON)
-        return torch.where(spread_B > 0, advantage_B, 0.0)
+        return torch.where(spread_B == 0, 0.0, advantage_B)
 
 
 def _mean_of_own(samples: Samples) -> Tensor:
@@ -173,5 +213,13 @@ class ForeignCap:
         return torch.where(samples.own_B, advantage_B, factor * advantage_B)
 
 
-Advantage = Centred | Standardised | BetaNormalised | CapabilityAware
+Advantage = (
+    Centred
+    | Standardised
+    | BatchStandardised
+    | LeaveOneOut
+    | Whitened
+    | BetaNormalised
+    | CapabilityAware
+)
 Adjustment = ReceiverRelative | Rehearsal | ForeignCap

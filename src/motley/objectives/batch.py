@@ -8,6 +8,7 @@ micro-batches does not depend on how the batch was cut.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -72,6 +73,8 @@ class Terms:
     num_tokens: int
     num_pairs: int
     max_length: int
+    most_square: float = math.inf  # M2PO's bound on d^2
+    lr_scale: float = 1.0  # what is left of the learning rate
 
     def take(self, index_B: Tensor, device: torch.device | None = None) -> Terms:
         """The terms of some of the sequences; the denominators stay those of the whole batch."""
@@ -87,6 +90,8 @@ class Terms:
             num_tokens=self.num_tokens,
             num_pairs=self.num_pairs,
             max_length=self.max_length,
+            most_square=self.most_square,
+            lr_scale=self.lr_scale,
         )
 
 

@@ -48,6 +48,12 @@ def sequence_log_ratio(batch: LossBatch) -> Tensor:
     return batch.token_mean(batch.log_ratio_BT)
 
 
+def pushed_out(batch: LossBatch) -> Tensor:
+    """bool_BT: tokens whose ratio a step pushes further from 1, those that PPO's clip is about."""
+    log_ratio_BT, advantage_B1 = batch.log_ratio_BT.detach(), batch.advantage_B[:, None]
+    return (advantage_B1 * log_ratio_BT > 0) & batch.mask_BT
+
+
 def log_expectation(logq_mean_B: Tensor, group_B: Tensor) -> Tensor:
     """logE = logsumexp_j(2·LQ_j) - logsumexp_j(LQ_j) over the sequence's group, taken relative to
     the group's largest LQ.
@@ -157,9 +163,18 @@ class GeometricRatio:
         return bounded_exp(batch.token_mean(self.clipped(batch)))[:, None].expand_as(batch.mask_BT)
 
 
+@dataclass(frozen=True, slots=True)
+class ProductRatio:
+    """prod_t rho_t = p(a)/q(a), the ratio of whole-sequence probabilities (RLOO)."""
+
+    def __call__(self, batch: LossBatch) -> Tensor:
+        return bounded_exp(batch.log_ratio_BT.sum(1))[:, None].expand_as(batch.mask_BT)
+
+
 Ratio = (
     TokenRatio
     | SequenceRatio
+    | ProductRatio
     | GroupRatio
     | GroupOrSequenceRatio
     | SmoothedSequenceRatio
