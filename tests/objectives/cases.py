@@ -32,6 +32,7 @@ class Case:
     lq: list[np.ndarray]
     max_length: int = 16
     ref: list[np.ndarray] = field(default_factory=list)  # of the reference, where there is one
+    skill: list[float] = field(default_factory=list)  # none: all are as good as the receiver
 
     def __len__(self) -> int:
         return len(self.reward)
@@ -53,6 +54,7 @@ class Case:
             lq=[self.lq[i] for i in index],
             max_length=self.max_length,
             ref=[self.ref[i] for i in index] if self.ref else [],
+            skill=[self.skill[i] for i in index] if self.skill else [],
         )
 
 
@@ -133,6 +135,7 @@ def make_case(regime: str, seed: int) -> Case:
         lp=lp,
         lq=lq,
         ref=_references(lp, odd, seed),
+        skill=[1.0 if mine else (0.375, 2.5, 30.0)[i % 3] for i, mine in enumerate(own)],
     )
 
 
@@ -168,6 +171,7 @@ def samples_of(case: Case) -> Samples:
         own_B=torch.tensor(case.own),
         stranger_B=~torch.tensor(case.own),
         success_B=torch.tensor(case.success),
+        skill_B=torch.tensor(case.skill or [1.0] * len(case)),
         length_B=torch.tensor(case.lengths),
         ended_B=torch.tensor(case.ended),
         logq_mean_B=torch.tensor([float(row.mean()) for row in case.lq]),
@@ -208,6 +212,12 @@ def batch_of(
     )
 
 
+def prepared(row: Objective, case: Case) -> Terms:
+    """The terms of a case, with what its log-probs decide."""
+    terms = row.prepare(samples_of(case))
+    return row.settle(terms, [batch_of(case, terms)])
+
+
 @dataclass(frozen=True)
 class Result:
     """A loss with its gradient per sequence, unpadded."""
@@ -229,7 +239,7 @@ def run(
     """The objective's loss and gradient on a case, in one piece or summed over `cuts` (index
     lists).
     """
-    terms = row.prepare(samples_of(case))
+    terms = prepared(row, case)
     loss, gradient = 0.0, [np.zeros(n) for n in case.lengths]
     for index in cuts or [range(len(case))]:
         batch = batch_of(

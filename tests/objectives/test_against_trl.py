@@ -25,15 +25,12 @@ from torch import Tensor
 
 from motley.objectives import LossBatch, Objective, Samples, objective
 from motley.objectives.advantages import Standardised
-from motley.objectives.reductions import TokenMean
-from motley.objectives.surrogates import ClippedRatio
 
 pytestmark = pytest.mark.slow  # TRL takes long to import
 
 NUM_BATCHES = 60
 NUM_GROUPS, GROUP_SIZE, LONGEST, MAX_LENGTH = 4, 5, 9, 12
 FARTHEST = 9.0  # of a log ratio
-ROUNDING = {"rtol": 1e-9, "atol": 1e-12}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,64 +47,69 @@ class Match:
     strangers: bool = False
     penalty: bool = True  # whether the penalty equals TRL's too,
     penalty_times_ratio: bool = True  # and also times the ratio
+    rounding: float = 1e-9  # relative
 
 
-def published(name: str, **settings: float | str) -> Objective:
+def published(name: str, variant: str = "", **settings: float | str) -> Objective:
     """TRL has no bound for strangers; what it calls delta is for everyone."""
-    return objective(name, settings={"dual_clip": inf} | settings)
+    return objective(name, variant, {"dual_clip": inf} | settings)
 
 
-# Of parts that no row is made of as it stands.
-TOKEN_MEAN = Objective(
-    surrogate=ClippedRatio(dual_clip=inf),
-    reduction=TokenMean(),
-    penalty=replace(objective("grpo").penalty, dual_clip=inf),
-)
+def corrected(variant: str, mode: str, C: float) -> Match:
+    """What TRL does about an engine whose log-probs are not the trainer's. Its penalty's ratio is R
+    then, ours that to the sampler.
+    """
+    return Match(
+        row=published("tis", variant, C=C),
+        trl={
+            "loss_type": "grpo",
+            "use_vllm": True,
+            "vllm_importance_sampling_mode": mode,
+            "vllm_importance_sampling_clip_max": C,
+        },
+        old="start",
+        penalty_times_ratio=False,
+    )
+
+
+GRPO: dict[str, Any] = {"loss_type": "grpo"}
 
 MATCHES: dict[str, Match] = {
-    "grpo": Match(row=published("grpo"), trl={"loss_type": "grpo"}),
+    "grpo": Match(row=published("grpo"), trl=GRPO),
     "grpo-wide": Match(
         row=published("grpo", clip_low=0.1, clip_high=0.5),
-        trl={"loss_type": "grpo", "epsilon": 0.1, "epsilon_high": 0.5},
+        trl=GRPO | {"epsilon": 0.1, "epsilon_high": 0.5},
     ),
-    "grpo-delta": Match(
+    "grpo-delta": Match(row=published("grpo", delta=3.0), trl=GRPO | {"delta": 3.0}),
+    "grpo-strangers": Match(
         row=objective("grpo", settings={"dual_clip": 3.0}),
-        trl={"loss_type": "grpo", "delta": 3.0},
+        trl=GRPO | {"delta": 3.0},
         strangers=True,
         penalty=False,  # ours is bounded for strangers, TRL's for nobody
+    ),
+    "grpo-batch_std": Match(
+        row=published("grpo", "batch_std"),
+        trl=GRPO | {"scale_rewards": "batch"},
+        rounding=1e-6,  # TRL has n / (n - 1) in float32
     ),
     "dr_grpo": Match(
         row=published("dr_grpo"), trl={"loss_type": "dr_grpo", "scale_rewards": "none"}
     ),
     # no Beta density in it: not our row of that name
-    "trl-bnpo": Match(row=TOKEN_MEAN, trl={"loss_type": "bnpo"}),
-    "trl-dapo": Match(
-        row=replace(TOKEN_MEAN, surrogate=ClippedRatio(clip_high=0.28, dual_clip=inf)),
-        trl={"loss_type": "dapo", "epsilon_high": 0.28},
-    ),
-    "gspo": Match(
-        row=published("gspo"), trl={"loss_type": "grpo", "importance_sampling_level": "sequence"}
-    ),
+    "trl-bnpo": Match(row=published("dapo", clip_high=0.2), trl={"loss_type": "bnpo"}),
+    "dapo": Match(row=published("dapo"), trl={"loss_type": "dapo", "epsilon_high": 0.28}),
+    "gspo": Match(row=published("gspo"), trl=GRPO | {"importance_sampling_level": "sequence"}),
     "cispo": Match(row=published("cispo"), trl={"loss_type": "cispo", "epsilon_high": 5.0}),
+    # both have their temperatures in float32
+    "sapo": Match(row=published("sapo"), trl={"loss_type": "sapo"}, rounding=1e-6),
     "fvis-k1": Match(
-        row=published("fvis", kl="k1", g=0.3),
-        trl={"loss_type": "grpo", "off_policy_mask_threshold": 0.3},
+        row=published("fvis", kl="k1", g=0.3), trl=GRPO | {"off_policy_mask_threshold": 0.3}
     ),
-    "alone": Match(
-        row=published("alone"), trl={"loss_type": "grpo"}, old="start", penalty_times_ratio=False
-    ),
-    # TRL's ratio is R here, ours that to the sampler
-    "tis": Match(
-        row=published("tis"),
-        trl={
-            "loss_type": "grpo",
-            "use_vllm": True,
-            "vllm_importance_sampling_mode": "token_truncate",
-            "vllm_importance_sampling_clip_max": 2.0,
-        },
-        old="start",
-        penalty_times_ratio=False,
-    ),
+    "alone": Match(row=published("alone"), trl=GRPO, old="start", penalty_times_ratio=False),
+    "tis": corrected("", "token_truncate", C=2.0),
+    "tis-token_mask": corrected("token_mask", "token_mask", C=3.0),
+    "tis-sequence": corrected("sequence", "sequence_truncate", C=3.0),
+    "tis-sequence_mask": corrected("sequence_mask", "sequence_mask", C=3.0),
 }
 
 
@@ -276,6 +278,7 @@ def ours(match: Match, row: Objective, batch: Drawn) -> Value:
         own_B=own_B,
         stranger_B=~own_B,
         success_B=torch.zeros_like(batch.reward_B),
+        skill_B=torch.ones_like(batch.reward_B),
         length_B=batch.length_B,
         ended_B=torch.ones_like(own_B),
         logq_mean_B=masked_BT.sum(1) / batch.length_B,
@@ -325,15 +328,15 @@ def theirs(match: Match, settings: dict[str, Any], batch: Drawn) -> Value:
 
 
 def agree(match: Match, row: Objective, settings: dict[str, Any]) -> None:
-    bites = 0
+    bites, rounding = 0, {"rtol": match.rounding, "atol": 1e-12}
     for seed in range(NUM_BATCHES):
         batch = drawn(seed)
         (loss, gradient_BT), (expected, expected_BT) = (
             ours(match, row, batch),
             theirs(match, settings, batch),
         )
-        torch.testing.assert_close(loss, expected, **ROUNDING)
-        torch.testing.assert_close(gradient_BT, expected_BT, **ROUNDING)
+        torch.testing.assert_close(loss, expected, **rounding)
+        torch.testing.assert_close(gradient_BT, expected_BT, **rounding)
         bites += int((gradient_BT[batch.mask_BT] != 0).sum())
     assert bites > 20 * NUM_BATCHES, "rows without a gradient would pass"
 
@@ -374,8 +377,6 @@ def test_clips_bind_in_the_batches_that_are_drawn() -> None:
 
 def test_trls_bnpo_is_not_our_row_of_that_name() -> None:
     batch, match = drawn(1), MATCHES["trl-bnpo"]
-    ours_, theirs_ = ours(match, published("bnpo"), batch), theirs(match, {"beta": 0.0}, batch)
-    assert not torch.allclose(ours_[1], theirs_[1])
-    assert match.row == replace(published("bnpo"), advantage=Standardised()), (
-        "it is bnpo with standardised advantages"
-    )
+    found, expected = ours(match, published("bnpo"), batch), theirs(match, {"beta": 0.0}, batch)
+    assert not torch.allclose(found[1], expected[1])
+    assert match.row == replace(published("bnpo"), advantage=Standardised())

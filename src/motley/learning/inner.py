@@ -22,8 +22,9 @@ from motley.learning.batches import MicroBatch, ToScore
 from motley.learning.blame import Blame
 from motley.learning.descent import LossScale
 from motley.learning.notes import Note
-from motley.learning.sequences import StepPlan
+from motley.learning.sequences import StepPlan, unscored
 from motley.learning.shares import Gradient, Scored
+from motley.objectives import Objective
 
 
 class Part(NamedTuple):
@@ -88,6 +89,12 @@ def _by_row(micro: MicroBatch, logp_BT: Tensor) -> dict[int, NDArray[np.float32]
     }
 
 
+def settled(plan: StepPlan, objective: Objective, scored: Sequence[Scored]) -> StepPlan:
+    """The same, with what the row decides from the learner's log-probs of all that it scores."""
+    batches = [unscored(plan, one.micro).known(logp_learner_BT=one.logp_BT) for one in scored]
+    return replace(plan, terms=objective.settle(plan.terms, batches))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InnerReport:
     """What a round's steps came to; docs/metrics.md has the formulas."""
@@ -142,7 +149,7 @@ class Walk:
         blamed: set[str] = set()
         waiting = [*reversed(parts)]
         while waiting:
-            here = replace(plan, todo=waiting[-1].todo).without(blamed)
+            here = replace(plan, todo=waiting[-1].todo, num_taken=self.tally.steps).without(blamed)
             before = self.scale.value
             made = self._finite(here, scale_S * waiting[-1].factor)
             if made is None and not self.tally.steps:

@@ -39,6 +39,12 @@ class SuccessOf(Protocol):
         ...
 
 
+class SkillOf(Protocol):
+    def of(self, candidate: Candidate) -> float:
+        """The mean reward of its sender of late, as a multiple of the receiver's own."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class StepBatch:
     """The sequences of a step, one row each, groups next to each other."""
@@ -71,6 +77,7 @@ class StepPlan:
     start: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     # the same of the policy that the peer began with, where a penalty asks for it
     ref: dict[int, NDArray[np.float32]] = field(default_factory=dict)
+    num_taken: int = 0  # optimiser steps since the round began
 
     def sender_of(self, sequence: ToScore) -> str:
         return self.batch.candidate_B[sequence.row].group.origin.peer
@@ -89,7 +96,9 @@ class StepPlan:
         return replace(self, todo=[s for s in self.todo if self.sender_of(s) not in senders])
 
 
-def step_batch(candidates: Sequence[Candidate], prompts: Prompts, success: SuccessOf) -> StepBatch:
+def step_batch(
+    candidates: Sequence[Candidate], prompts: Prompts, success: SuccessOf, skills: SkillOf
+) -> StepBatch:
     group_index: dict[str, int] = {}
     entries = []
     for candidate in candidates:
@@ -109,6 +118,7 @@ def step_batch(candidates: Sequence[Candidate], prompts: Prompts, success: Succe
         own_B=torch.tensor([c.own for _, c, _, _ in entries]),
         stranger_B=torch.tensor([c.stranger for _, c, _, _ in entries]),
         success_B=torch.tensor([success.of(c.problem.kind) for _, c, _, _ in entries]),
+        skill_B=torch.tensor([skills.of(c) for _, c, _, _ in entries]),
         length_B=torch.tensor([len(r.tokens) for _, _, _, r in entries]),
         ended_B=torch.tensor([r.ending == "stop" for _, _, _, r in entries]),
         logq_mean_B=torch.tensor([sum(r.logprobs) / len(r.logprobs) for _, _, _, r in entries]),
@@ -187,6 +197,7 @@ def unscored(plan: StepPlan, micro: MicroBatch) -> Unscored:
         withheld_BT=_withheld(plan, rows, micro.mask_BT),
         logp_start_BT=_table(plan.start, rows, micro),
         logp_ref_BT=_table(plan.ref, rows, micro),
+        num_taken=plan.num_taken,
     )
     return Unscored(micro, sender_B, known)
 

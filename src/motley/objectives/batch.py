@@ -8,6 +8,7 @@ micro-batches does not depend on how the batch was cut.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -32,6 +33,9 @@ class Samples:
     # also where the somebody is a sampler with the receiver's weights
     stranger_B: Tensor
     success_B: Tensor  # the receiver's running mean reward on this kind of problem
+    # mean reward of the sequence's sender over its last batches, as a multiple of the receiver's
+    # own: 1 for own sequences, and where either is not known
+    skill_B: Tensor
     length_B: Tensor  # int64, completion tokens, the end token included
     ended_B: Tensor  # bool, the last token is the end token
     logq_mean_B: Tensor  # mean over tokens of the sampler's log-prob
@@ -47,6 +51,7 @@ class Samples:
                 self.own_B,
                 self.stranger_B,
                 self.success_B,
+                self.skill_B,
                 self.length_B,
                 self.ended_B,
                 self.logq_mean_B,
@@ -72,6 +77,8 @@ class Terms:
     num_penalised_tokens: int
     num_pairs: int
     max_length: int
+    most_square: float = math.inf  # M2PO's bound on d^2
+    lr_scale: float = 1.0  # what is left of the learning rate
 
     def take(self, index_B: Tensor, device: torch.device | None = None) -> Terms:
         """The terms of some of the sequences; the denominators stay those of the whole batch."""
@@ -88,6 +95,8 @@ class Terms:
             num_penalised_tokens=self.num_penalised_tokens,
             num_pairs=self.num_pairs,
             max_length=self.max_length,
+            most_square=self.most_square,
+            lr_scale=self.lr_scale,
         )
 
 
@@ -109,6 +118,7 @@ class LossBatch:
     withheld_BT: Tensor | None = None  # bool, tokens not to be made likelier; None: no token is
     logp_start_BT: Tensor | None = None
     logp_ref_BT: Tensor | None = None
+    num_taken: int = 0  # optimiser steps since the round began
 
     @property
     def advantage_B(self) -> Tensor:
