@@ -608,6 +608,7 @@ ROWS |= {
     ("tis", "token_mask"): (standardised, (), sequence_mean(token_masked), {"C": 3.0}),
     ("tis", "sequence"): (standardised, (), sequence_mean(sequence_truncated), {"C": 3.0}),
     ("tis", "sequence_mask"): (standardised, (), sequence_mean(sequence_masked), {"C": 3.0}),
+    ("tis", "trl"): (standardised, (), token_sum(sequence_masked), {"C": 3.0} | _TOKENS),
     ("dapo", ""): (standardised, (), token_sum(clipped_rho), {"clip_high": 0.28} | _TOKENS),
     ("sapo", ""): (standardised, (), sequence_mean(soft_gate), {"tau_pos": 1.0, "tau_neg": 1.05}),
     ("rloo", ""): (leave_one_out, (), of_ratio(product_ratio), {"ratio": product_ratio}),

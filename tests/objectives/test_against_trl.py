@@ -100,8 +100,7 @@ MATCHES: dict[str, Match] = {
     "dapo": Match(row=published("dapo"), trl={"loss_type": "dapo", "epsilon_high": 0.28}),
     "gspo": Match(row=published("gspo"), trl=GRPO | {"importance_sampling_level": "sequence"}),
     "cispo": Match(row=published("cispo"), trl={"loss_type": "cispo", "epsilon_high": 5.0}),
-    # both have their temperatures in float32
-    "sapo": Match(row=published("sapo"), trl={"loss_type": "sapo"}, rounding=1e-6),
+    "sapo": Match(row=published("sapo"), trl={"loss_type": "sapo"}),
     "fvis-k1": Match(
         row=published("fvis", kl="k1", g=0.3), trl=GRPO | {"off_policy_mask_threshold": 0.3}
     ),
@@ -110,6 +109,10 @@ MATCHES: dict[str, Match] = {
     "tis-token_mask": corrected("token_mask", "token_mask", C=3.0),
     "tis-sequence": corrected("sequence", "sequence_truncate", C=3.0),
     "tis-sequence_mask": corrected("sequence_mask", "sequence_mask", C=3.0),
+    # with vLLM, and all else as TRL has it
+    "tis-trl": Match(
+        row=published("tis", "trl"), trl={"use_vllm": True}, old="start", penalty_times_ratio=False
+    ),
 }
 
 
@@ -268,10 +271,10 @@ def drawn(seed: int) -> Drawn:
 Value = tuple[Tensor, Tensor]  # a loss and its gradient
 
 
-def ours(match: Match, row: Objective, batch: Drawn) -> Value:
+def samples_of(match: Match, batch: Drawn) -> Samples:
     own_B = torch.full_like(batch.group_B, not match.strangers, dtype=torch.bool)
     masked_BT = torch.where(batch.mask_BT, batch.logq_BT, 0.0)
-    samples = Samples(
+    return Samples(
         reward_B=batch.reward_B,
         group_B=batch.group_B,
         sender_B=torch.zeros_like(batch.group_B),
@@ -284,6 +287,10 @@ def ours(match: Match, row: Objective, batch: Drawn) -> Value:
         logq_mean_B=masked_BT.sum(1) / batch.length_B,
         max_length=MAX_LENGTH,
     )
+
+
+def ours(match: Match, row: Objective, batch: Drawn) -> Value:
+    samples = samples_of(match, batch)
     terms = row.prepare(samples)
     advantage_B = row.advantage(samples)
     torch.testing.assert_close(terms.advantage_B.double(), advantage_B, rtol=1e-6, atol=1e-7)
@@ -303,15 +310,22 @@ def ours(match: Match, row: Objective, batch: Drawn) -> Value:
     return output.loss.detach(), gradient_BT
 
 
+def inputs_of(batch: Drawn) -> dict[str, Tensor]:
+    """What TRL knows of tokens. Nothing computes their log-probs: the stand-in has them."""
+    token_BT = torch.zeros(batch.mask_BT.shape, dtype=torch.long)
+    return {
+        "prompt_ids": token_BT[:, :1],
+        "prompt_mask": torch.ones_like(token_BT[:, :1]),
+        "completion_ids": token_BT,
+        "completion_mask": batch.mask_BT.long(),
+    }
+
+
 def theirs(match: Match, settings: dict[str, Any], batch: Drawn) -> Value:
     logp_BT = batch.logp_BT.clone().requires_grad_()
     trainer = stand_in(match.trl | settings, logp_BT)
     old_BT = batch.logq_BT if match.old == "sampler" else batch.start_BT
-    inputs = {
-        "prompt_ids": torch.zeros(len(logp_BT), 1, dtype=torch.long),
-        "prompt_mask": torch.ones(len(logp_BT), 1, dtype=torch.long),
-        "completion_ids": torch.zeros(logp_BT.shape, dtype=torch.long),
-        "completion_mask": batch.mask_BT.long(),
+    inputs = inputs_of(batch) | {
         "advantages": trl_advantages(trainer, batch.reward_B),
         "old_per_token_logps": old_BT,
         "ref_per_token_logps": batch.ref_BT,
@@ -360,6 +374,25 @@ def test_row_with_a_reference_equals_trls_own_loss(name: str, times_ratio: bool)
     agree(match, match.row.with_settings(pull), settings)
     with pytest.raises(AssertionError):
         agree(match, match.row.with_settings(pull | {"beta": 0.041}), settings)
+
+
+def test_rloo_equals_the_loss_of_trls_trainer_of_that_name() -> None:
+    trainer_module()
+    from trl.trainer.rloo_trainer import RLOOTrainer
+
+    match = Match(row=published("rloo"), trl={})
+    for seed in range(NUM_BATCHES):
+        batch = drawn(seed)
+        logp_BT = batch.logp_BT.clone().requires_grad_()
+        inputs = inputs_of(batch) | {
+            "advantages": match.row.advantage(samples_of(match, batch)),
+            "old_logps": torch.where(batch.mask_BT, batch.logq_BT, 0.0).sum(1),
+        }
+        expected = RLOOTrainer._compute_loss(stand_in({}, logp_BT), None, inputs)
+        (expected_BT,) = torch.autograd.grad(expected, logp_BT)
+        loss, gradient_BT = ours(match, match.row, batch)
+        torch.testing.assert_close(loss, expected.detach(), rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(gradient_BT, expected_BT, rtol=1e-9, atol=1e-12)
 
 
 def test_clips_bind_in_the_batches_that_are_drawn() -> None:

@@ -29,6 +29,7 @@ FROM_START = {
     ("tis", "token_mask"): reference.ROWS[("tis", "token_mask")][2],
     ("tis", "sequence"): reference.ROWS[("tis", "sequence")][2],
     ("tis", "sequence_mask"): reference.ROWS[("tis", "sequence_mask")][2],
+    ("tis", "trl"): reference.ROWS[("tis", "trl")][2],
 }
 
 

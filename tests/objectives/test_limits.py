@@ -155,7 +155,7 @@ def test_dapo_with_equal_clips_is_grpo_over_tokens() -> None:
 
 
 def test_a_delta_at_the_dual_clip_makes_everybody_a_stranger() -> None:
-    case = replace(make_case("signed", 0), own=[True] * 25)
+    case = replace(make_case("horizontal", 0), own=[True] * 25)
     one = run(objective("grpo", settings={"delta": 3.0}), case)
     assert one.loss != run(objective("grpo"), case).loss
     as_strangers = replace(case, own=[False] * 25)

@@ -49,7 +49,7 @@ def denominator(name: str, variant: str, case: Case, got: Result, i: int) -> flo
         ),
         "sequences": len(case),
         "each": len(case) * case.lengths[i],
-    }[DENOMINATORS.get(name, "each")]
+    }["tokens" if variant == "trl" else DENOMINATORS.get(name, "each")]
 
 
 def weight_explains_gradient(name: str, variant: str, case: Case) -> None:

@@ -61,6 +61,7 @@ SETTINGS |= {
     ("tis", "token_mask"): {"C": 3.0} | CLIP | PENALTY,
     ("tis", "sequence"): {"C": 3.0} | CLIP | PENALTY,
     ("tis", "sequence_mask"): {"C": 3.0} | CLIP | PENALTY,
+    ("tis", "trl"): {"C": 3.0} | CLIP | PENALTY,
     ("dapo", ""): RATIO | {"clip_high": 0.28} | PENALTY,
     ("sapo", ""): {"tau_pos": 1.0, "tau_neg": 1.05} | PENALTY,
     ("rloo", ""): RATIO | PENALTY,

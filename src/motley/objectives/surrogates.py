@@ -200,7 +200,7 @@ class SoftGate:
         tau_B1 = torch.where(advantage_B1 > 0, self.tau_pos, self.tau_neg)
         gate_BT = torch.sigmoid(tau_B1 * (ratio_BT - 1))
         factor_BT = 4 * gate_BT * (1 - gate_BT) * ratio_BT
-        value_BT = 4 / tau_B1 * gate_BT * advantage_B1
+        value_BT = 4 * gate_BT / tau_B1 * advantage_B1
         return value_BT, factor_BT.detach(), ratio_BT.detach()
 
 

@@ -137,6 +137,7 @@ VARIANTS: dict[str, dict[str, Objective]] = {
         "token_mask": replace(OBJECTIVES["tis"], weight=TokenMasked()),
         "sequence": replace(OBJECTIVES["tis"], weight=SequenceTruncated()),
         "sequence_mask": replace(OBJECTIVES["tis"], weight=SequenceMasked()),
+        "trl": replace(OBJECTIVES["tis"], weight=SequenceMasked(), reduction=TokenMean()),
     },
     "grpo": {"batch_std": replace(OBJECTIVES["grpo"], advantage=BatchStandardised())},
     "reinforce_pp": {
