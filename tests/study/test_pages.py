@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from motley.config import parse_config
+from motley.study.outcomes import Outcome
 from motley.study.pages import (
     CSV_HEAD,
     Making,
@@ -18,7 +19,6 @@ from motley.study.pages import (
     sweep_page,
 )
 from motley.study.report import comparisons
-from motley.study.running import Outcome
 from motley.study.statistics import sentences
 from motley.study.sweep import DIAGNOSTICS, Trial
 from motley.tasks import Measure

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from motley.study.outcomes import Outcome
 from motley.study.report import StudyRow, comparisons, glance, markdown, table
-from motley.study.running import Outcome
 from motley.study.statistics import Estimate, bounded_interval
 
 

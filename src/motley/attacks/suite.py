@@ -21,7 +21,8 @@ from motley.attacks.crew import AttackedCrew, Parts
 from motley.config import CrewConfig, PeerConfig, Trust
 from motley.models.opening import initial_policy
 from motley.runs.folder import check_config
-from motley.study.running import in_processes, keep, warm
+from motley.study.processes import Job, LostRunsError, make_all
+from motley.study.running import keep, warm
 from motley.tasks import load_task
 
 Progress = Callable[[int, int], None]  # (done, of how many)
@@ -145,17 +146,34 @@ def run_suite(
     left = [(s, seed) for s, seed in wanted if _found(trials, s, seed) is None]
     done = len(wanted) - len(left)
     progress(done, len(wanted))
-    runs = in_processes(
-        jobs,
-        [partial(warm, config, seed, name) for config, seed, name in _warm_starts(left)],
-        [partial(run_trial, staging, seed) for staging, seed in left],
-    )
-    for number, trial in enumerate(runs, done + 1):
+    first = [
+        Job(
+            f"warm start of {name} of {config.named(name).model}, seed {seed}",
+            partial(warm, config, seed, name),
+        )
+        for config, seed, name in _warm_starts(left)
+    ]
+    runs = [
+        Job(
+            _name_of(staging, seed), partial(run_trial, staging, seed), tuple(j.name for j in first)
+        )
+        for staging, seed in left
+    ]
+
+    def kept(trial: AttackTrial) -> None:
         keep(path, [trial])
         trials.append(trial)
-        progress(number, len(wanted))
+        progress(sum(_found(trials, s, seed) is not None for s, seed in wanted), len(wanted))
+
+    if lost := make_all(jobs, first, runs, kept):
+        raise LostRunsError(lost, len(wanted))
     found = [_found(trials, staging, seed) for staging, seed in wanted]
     return [trial for trial in found if trial]
+
+
+def _name_of(staging: Staging, seed: int) -> str:
+    defences = "with" if staging.defended else "without"
+    return f"attack {staging.attack or 'none'} on {staging.crew}, {defences} defences, seed {seed}"
 
 
 def read_trials(path: Path) -> list[AttackTrial]:

@@ -154,7 +154,7 @@ def study(
     from motley.study.arms import parse_arms
     from motley.study.pages import Making, study_csv, study_page
     from motley.study.report import comparisons, glance, glance_markdown, markdown, table
-    from motley.study.running import run_study
+    from motley.study.running import Studied, run_study
     from motley.tasks import load_task
 
     with plain_errors():
@@ -162,7 +162,8 @@ def study(
         chosen = parse_arms(arms)
         folder = out or Path("runs") / f"study-{config.crew.name}"
         with counted_runs() as count:
-            outcomes = run_study(config, chosen, range(seeds), folder, jobs, count)
+            ended = run_study([Studied(config, folder)], chosen, range(seeds), jobs, count)
+        outcomes = ended.outcomes[config.crew.name]
         labels = [arm.label for arm in chosen]
         made = Making(
             command_line(), [config], labels, load_task(config.crew.task, config.task).measure

@@ -147,6 +147,15 @@ def parse_config(text: str, source: str = "crew file", settings: Sequence[str] =
         raise ConfigError(f"{source}: {_explain(str(error))}") from None
 
 
+def with_changes(config: CrewConfig, settings: Sequence[str]) -> CrewConfig:
+    """A crew with `learning.lr=1e-5` and the like instead of what it says."""
+    document = with_settings(_without_none(msgspec.to_builtins(config)), settings)
+    try:
+        return msgspec.convert(document, CrewConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_explain(str(error))) from None
+
+
 def _document(text: str, source: str) -> Document:
     try:
         return tomllib.loads(text)

@@ -11,8 +11,8 @@ from motley.config import CrewConfig, config_text
 from motley.reports import page
 from motley.reports.drawing import Curve, Span, curve_chart, padded, span_chart
 from motley.study import report, sweep
+from motley.study.outcomes import Outcome
 from motley.study.report import by_seed, mean_of
-from motley.study.running import Outcome
 from motley.study.statistics import (
     FEW_SEEDS,
     LEVEL,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from motley.study.arms import OWN
-from motley.study.running import Outcome
+from motley.study.arms import ALONE, OPPONENTS
+from motley.study.outcomes import Outcome
 from motley.study.statistics import (
     UNKNOWN,
     Comparison,
@@ -19,8 +19,7 @@ from motley.study.statistics import (
 )
 from motley.tasks import Measure
 
-BASELINE = "alone"
-OPPONENTS = (BASELINE, f"{BASELINE}/{OWN}")  # with all the crew's sampling, with the own share
+BASELINE = ALONE
 
 
 @dataclass(frozen=True, slots=True)
