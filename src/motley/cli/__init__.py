@@ -11,6 +11,7 @@ from motley.cli import (
     plotting,
     rollouts,
     simulating,
+    studying,
     training,
     trusting,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "plotting",
     "rollouts",
     "simulating",
+    "studying",
     "training",
     "trusting",
 ]
