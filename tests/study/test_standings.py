@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from motley.study.outcomes import Outcome, Spent
-from motley.study.standings import ALL, Standing, amount, below, cells, fall_of, said, standings
+from motley.study.standings import ALL, ArmStanding, amount, below, cells, fall_of, said, standings
 from motley.study.statistics import Estimate, holm
 
 
@@ -41,7 +41,7 @@ OUTCOMES = [
 ARMS = list(ENDS)
 
 
-def row(rows: list[Standing], arm: str, peer: str) -> Standing:
+def row(rows: list[ArmStanding], arm: str, peer: str) -> ArmStanding:
     return next(found for found in rows if (found.arm, found.peer) == (arm, peer))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from motley.study.standings import ALL, Against, Standing, against_cells
+from motley.study.standings import ALL, Against, ArmStanding, against_cells
 from motley.study.statistics import Comparison, holm
 
 
@@ -32,7 +32,7 @@ class OverCrews:
         )
 
 
-def over_crews(crews: Mapping[str, Sequence[Standing]], arms: Sequence[str]) -> list[OverCrews]:
+def over_crews(crews: Mapping[str, Sequence[ArmStanding]], arms: Sequence[str]) -> list[OverCrews]:
     """Rows by opponent, then by arm; p values corrected for the arms that meet an opponent."""
     met: dict[str, dict[str, dict[str, Against]]] = {}  # opponent -> arm -> crew ->
     for crew, rows in crews.items():
@@ -46,7 +46,7 @@ def over_crews(crews: Mapping[str, Sequence[Standing]], arms: Sequence[str]) -> 
     ]
 
 
-def _whole(rows: Sequence[Standing]) -> list[Standing]:
+def _whole(rows: Sequence[ArmStanding]) -> list[ArmStanding]:
     """Those of the mean over peers; a crew of one peer has no others."""
     return [row for row in rows if row.peer == ALL] or list(rows)
 

@@ -9,7 +9,7 @@ from motley.study import crews, report, standings
 from motley.study.crews import OverCrews, over_crews
 from motley.study.outcomes import Outcome
 from motley.study.report import Glance, StudyRow, markdown_table
-from motley.study.standings import ALL, Standing
+from motley.study.standings import ALL, ArmStanding
 from motley.tasks import Measure
 
 
@@ -22,14 +22,14 @@ class CrewFindings:
     outcomes: list[Outcome]
     glance: list[Glance]
     lines: list[StudyRow]
-    standings: list[Standing]
+    standings: list[ArmStanding]
 
     @property
-    def over_peers(self) -> list[Standing]:
+    def over_peers(self) -> list[ArmStanding]:
         return [row for row in self.standings if row.peer == ALL] or self.standings
 
     @property
-    def by_peer(self) -> list[Standing]:
+    def by_peer(self) -> list[ArmStanding]:
         """Of each peer, where there are several."""
         return [row for row in self.standings if row not in self.over_peers]
 

@@ -13,7 +13,7 @@ from motley.study.crews import OverCrews
 from motley.study.findings import CrewFindings, Findings
 from motley.study.outcomes import Outcome
 from motley.study.report import by_seed, mean_of
-from motley.study.standings import Standing
+from motley.study.standings import ArmStanding
 from motley.study.statistics import (
     FEW_SEEDS,
     LEVEL,
@@ -59,7 +59,7 @@ def study_page(found: Findings, made: Making) -> str:
     return page.page(f"Study of the crew{'s' * several} {named}", parts)
 
 
-def _first(found: Findings) -> list[Standing]:
+def _first(found: Findings) -> list[ArmStanding]:
     return [row for one in found.crews for row in one.over_peers]
 
 

@@ -51,7 +51,7 @@ class Against:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ArmStanding:
     """An arm and a peer. Numbers without an interval are means over seeds; nan: not known."""
 
     arm: str
@@ -73,7 +73,7 @@ def opponents_of(arms: Sequence[str]) -> list[str]:
 
 def standings(
     outcomes: Sequence[Outcome], arms: Sequence[str], measure: Measure = "accuracy"
-) -> list[Standing]:
+) -> list[ArmStanding]:
     """Rows of all peers together, then of each, if there are several; arms in their order."""
     peers = peers_of(outcomes)
     return [
@@ -85,7 +85,7 @@ def standings(
 
 def _standings(
     outcomes: Sequence[Outcome], arms: Sequence[str], peer: str, measure: Measure
-) -> list[Standing]:
+) -> list[ArmStanding]:
     against = {other: _against(outcomes, arms, other, peer) for other in opponents_of(arms)}
     rows = []
     for arm in arms:
@@ -93,7 +93,7 @@ def _standings(
         spent = lambda value, arm=arm: _mean_spent(outcomes, arm, value)
         falls = [f for o in outcomes if o.arm == arm and (f := fall_of(o, measure)) is not None]
         rows.append(
-            Standing(
+            ArmStanding(
                 arm=arm,
                 peer=peer,
                 mean=bounded_interval(ends, measure),
@@ -157,7 +157,7 @@ def fall_of(outcome: Outcome, measure: Measure = "accuracy") -> float | None:
 # Words
 
 
-def said(rows: Sequence[Standing]) -> list[str]:
+def said(rows: Sequence[ArmStanding]) -> list[str]:
     """A sentence per comparison, opponent by opponent."""
     opponents = dict.fromkeys(other for row in rows for other in row.against)
     return [
@@ -165,7 +165,7 @@ def said(rows: Sequence[Standing]) -> list[str]:
     ]
 
 
-def below(rows: Sequence[Standing]) -> list[str]:
+def below(rows: Sequence[ArmStanding]) -> list[str]:
     """For each opponent and arm, whether some peer ends below it outside its interval."""
     each = [row for row in rows if row.peer != ALL]
     opponents = dict.fromkeys(other for row in each for other in row.against)
@@ -177,7 +177,7 @@ def below(rows: Sequence[Standing]) -> list[str]:
     ]
 
 
-def _below(arm: str, opponent: str, rows: Sequence[Standing]) -> str:
+def _below(arm: str, opponent: str, rows: Sequence[ArmStanding]) -> str:
     met = {row.peer: row.against[opponent].difference for row in rows}
     if any(np.isnan(one.high) for one in met.values()):
         return f"{arm}: one seed has no interval; whether a peer ends below {opponent} is open"
@@ -191,7 +191,7 @@ def _below(arm: str, opponent: str, rows: Sequence[Standing]) -> str:
     return f"{arm}: below {opponent} outside its interval: {', '.join(losers)}"
 
 
-def cells(rows: Sequence[Standing]) -> tuple[list[str], list[list[str]]]:
+def cells(rows: Sequence[ArmStanding]) -> tuple[list[str], list[list[str]]]:
     """Head and rows of a table."""
     opponents = list(dict.fromkeys(other for row in rows for other in row.against))
     head = ["peer", "arm", "mean"]
@@ -201,7 +201,7 @@ def cells(rows: Sequence[Standing]) -> tuple[list[str], list[list[str]]]:
     return head, [_cells(row, opponents) for row in rows]
 
 
-def _cells(row: Standing, opponents: Sequence[str]) -> list[str]:
+def _cells(row: ArmStanding, opponents: Sequence[str]) -> list[str]:
     met = [text for other in opponents for text in against_cells(row.against.get(other))]
     learned = [amount(row.own_tokens), amount(row.foreign_tokens)]
     return [
