@@ -77,6 +77,20 @@ def test_a_child_that_outlives_its_process_holds_nobody_up() -> None:
     assert found == Lost("gone", "its process ended by itself with exit status 3")
 
 
+def test_a_job_that_needs_what_is_not_there_is_a_mistake_and_no_endless_loop() -> None:
+    with pytest.raises(AssertionError, match="run"):
+        list(in_processes(1, [Job("run", partial(str, 1), ("warm",))]))
+
+
+def test_what_is_needed_is_made_when_it_is_needed(tmp_path: Path) -> None:
+    path = tmp_path / "notes"
+    job = lambda name, *needs: Job(name, partial(note, path, name), needs)
+    first = [job("warm a"), job("warm b"), job("warm c")]
+    then = [job("run a", "warm a"), job("run ab", "warm a", "warm b")]
+    assert make_all(1, first, then, lambda name: None) == []
+    assert path.read_text().splitlines() == ["warm a", "run a", "warm b", "run ab"]
+
+
 def test_lost_runs_are_named_with_what_to_do() -> None:
     error = LostRunsError([Lost("arm a", "killed"), Lost("arm b", "wrong")], 9)
     assert str(error) == (

@@ -147,15 +147,14 @@ def run_suite(
     done = len(wanted) - len(left)
     progress(done, len(wanted))
     first = [
-        Job(
-            f"warm start of {name} of {config.named(name).model}, seed {seed}",
-            partial(warm, config, seed, name),
-        )
+        Job(_warm_name(config.named(name), seed), partial(warm, config, seed, name))
         for config, seed, name in _warm_starts(left)
     ]
     runs = [
         Job(
-            _name_of(staging, seed), partial(run_trial, staging, seed), tuple(j.name for j in first)
+            _name_of(staging, seed),
+            partial(run_trial, staging, seed),
+            tuple(_warm_name(peer, seed) for peer in staging.parts.config.peer),
         )
         for staging, seed in left
     ]
@@ -169,6 +168,10 @@ def run_suite(
         raise LostRunsError(lost, len(wanted))
     found = [_found(trials, staging, seed) for staging, seed in wanted]
     return [trial for trial in found if trial]
+
+
+def _warm_name(peer: PeerConfig, seed: int) -> str:
+    return f"warm start of {peer.name} from {peer.model}, seed {seed}"
 
 
 def _name_of(staging: Staging, seed: int) -> str:

@@ -61,12 +61,11 @@ class LostRunsError(ValueError):
 def make_all(
     num: int, first: Sequence[Job[None]], then: Sequence[Job[T]], kept: Callable[[T], None]
 ) -> list[Lost]:
-    """Do all of `first`, then all of `then`, in `num` processes, and call `kept` with each result
-    of `then` as it comes; which of them were lost.
+    """Do all of `then` in `num` processes, each after what it needs of `first`, and call `kept`
+    with each result as it comes; which of them were lost.
     """
     names, lost = {job.name for job in then}, []
-    work: list[Job[T | None]] = [*first, *then]
-    for end in in_processes(num, work):
+    for end in in_processes(num, _in_order(first, then)):
         if isinstance(end, Lost):
             logger.warning("%s: %s; going on with the others", end.name, end.why)
             lost += [end] if end.name in names else []
@@ -75,8 +74,20 @@ def make_all(
     return lost
 
 
+def _in_order(first: Sequence[Job[None]], then: Sequence[Job[T]]) -> list[Job[T | None]]:
+    """Each job behind what it needs, and nothing before somebody needs it: results come early."""
+    prepared = {job.name: job for job in first}
+    work: dict[str, Job[T | None]] = {}
+    for job in then:
+        work |= {name: prepared[name] for name in job.needs if name not in work}
+        work[job.name] = job
+    return list(work.values())
+
+
 def in_processes(num: int, work: Sequence[Job[T]]) -> Iterator[Returned[T] | Lost]:
-    """What became of each job, as it comes."""
+    """What became of each job, as it comes. Jobs stand behind those that they need."""
+    for place, job in enumerate(work):
+        assert set(job.needs) <= {one.name for one in work[:place]}, job.name
     waiting, done, lost = list(work), set[str](), set[str]()
     idle, busy = list[_Process](), dict[_Process, Job[T]]()
     try:
