@@ -159,3 +159,12 @@ def test_alone_with_other_settings_may_be_what_arms_are_compared_with() -> None:
     arms = parse_arms("alone=alone:learning.lr=1e-4 ftis")
     assert [arm.label for arm in arms] == ["alone", "ftis"]
     assert crews_of(CREW, arms[0], 0)[0].learning.lr == 1e-4
+
+
+def test_alone_with_teachers_is_a_crew_and_no_opponent() -> None:
+    arm = parse_arm("rescue=alone:teach.rescue=1,crew.meet=0.25")
+    assert not arm.is_alone
+    assert parse_arm("alone:crew.rounds=3").is_alone
+    for text in ("alone=alone:teach.rescue=1", "alone/own:teach.rescue=1"):
+        with pytest.raises(ValueError, match="alone"):
+            parse_arm(text)

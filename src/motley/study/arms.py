@@ -2,7 +2,8 @@
 
 An arm is an objective, perhaps with a variant and settings; or `alone`, every peer by itself with
 all the crew's sampling; or `alone/own`, with no more than it samples in the crew: what someone has
-who does not join. A setting such as `learning.epochs=2` is a key of a table of the crew file. What
+who does not join. `alone` with settings of [teach] is a crew whose peers learn from others by that
+alone. A setting such as `learning.epochs=2` is a key of a table of the crew file. What
 stands before a first `=` is a name: `best=uplift/relative:g=10`.
 """
 
@@ -47,6 +48,11 @@ class Arm:
         """What its name stands for; nothing if it has none."""
         return "" if self.label == self.text else self.text
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether peers are by themselves. An arm that sets [teach] has others who teach."""
+        return self.objective == ALONE and not any(c.startswith("teach.") for c in self.changes)
+
 
 def parse_arm(written: str) -> Arm:
     head = written.partition(":")[0]
@@ -89,13 +95,14 @@ def _check(arm: Arm, written: str) -> None:
             f"arm {written!r}: its name {arm.label!r} may have letters, digits and . + / - _ only"
         )
     own = arm.settings or any(key.startswith("objective.") for key in keys)
-    if arm.objective == ALONE and (arm.variant not in ("", OWN) or own):
+    variants = ("", OWN) if arm.is_alone else ("",)
+    if arm.objective == ALONE and (arm.variant not in variants or own):
         raise ValueError(
             f"arm {written!r}: alone takes no variant but /own and no settings but those of the "
             "crew file's tables, such as learning.epochs=2; it is every peer by itself, on its own "
             "rollouts"
         )
-    if arm.label in OPPONENTS and arm.label != arm.text.partition(":")[0]:
+    if arm.label in OPPONENTS and (arm.label != arm.text.partition(":")[0] or not arm.is_alone):
         raise ValueError(
             f"arm {written!r}: {arm.label} is what arms are compared with, so that nothing else "
             "may have its name; choose another"
@@ -115,19 +122,18 @@ def parse_arms(text: str) -> list[Arm]:
 
 def crews_of(config: CrewConfig, arm: Arm, seed: int) -> list[CrewConfig]:
     """The crews an arm runs: the crew, or for `alone` one per peer."""
-    crew = msgspec.structs.replace(config.crew, seed=seed)
-    if arm.objective != ALONE:
-        crew = msgspec.structs.replace(crew, objective=arm.objective, variant=arm.variant)
-    settings = config.objective if arm.objective == ALONE else arm.settings
-    config = _changed(msgspec.structs.replace(config, crew=crew, objective=settings), arm)
-    if arm.objective == ALONE:
+    config = msgspec.structs.replace(config, crew=msgspec.structs.replace(config.crew, seed=seed))
+    if arm.is_alone:
+        config = _changed(config, arm.changes, arm)
         return [config.alone(peer.name, arm.variant == OWN) for peer in config.students]
-    return [config]
+    config = msgspec.structs.replace(config, objective=arm.settings)
+    row = (f'crew.objective="{arm.objective}"', f'crew.variant="{arm.variant}"')
+    return [_changed(config, (*row, *arm.changes), arm)]
 
 
-def _changed(config: CrewConfig, arm: Arm) -> CrewConfig:
+def _changed(config: CrewConfig, changes: tuple[str, ...], arm: Arm) -> CrewConfig:
     try:
-        return with_changes(config, arm.changes) if arm.changes else config
+        return with_changes(config, changes)
     except ValueError as error:
         words = str(error).replace("--set ", "")  # as who sets keys on a command line is told
         raise ValueError(f"arm {arm.label!r}: {words}; docs/crew_file.md has the keys") from None

@@ -13,7 +13,6 @@ from motley.study.crews import OverCrews
 from motley.study.findings import CrewFindings, Findings
 from motley.study.outcomes import Outcome
 from motley.study.report import by_seed, mean_of
-from motley.study.standings import ArmStanding
 from motley.study.statistics import (
     FEW_SEEDS,
     LEVEL,
@@ -24,6 +23,11 @@ from motley.study.statistics import (
 )
 from motley.study.sweep import Trial
 from motley.tasks import Measure
+
+OVER_CREWS = (
+    "Over crews: a crew counts once, with its mean over peers and seeds, and the interval is about "
+    "other crews of the same sort. Crews below and above are those whose own interval leaves out 0."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,25 +46,21 @@ class Making:
 
 def study_page(found: Findings, made: Making) -> str:
     several = len(found.crews) > 1
-    over_all = [a.compared for row in _first(found) for a in row.against.values()]
-    num = len(over_all) + sum(len(row.against) for one in found.crews for row in one.by_peer)
+    rows = [row for one in found.crews for row in one.standings]
+    num = sum(len(row.against) for row in rows) + len(found.over)
     parts = [
         *_warned(found.num_seeds),
         page.heading("What was found"),
         *_found_over_crews(found),
         *(part for one in found.crews for part in _found_in(one, several)),
         page.heading(f"How to read this: {made.measure}, ±, 95 % and p"),
-        page.box(how_to_read(made.measure, num)),
+        page.box([*how_to_read(made.measure, num), *([OVER_CREWS] if found.over else ())]),
         *(part for one in found.crews for part in _section(one, made, several)),
         *(_over_crews(found.over) if found.over else ()),
         *_ending(made),
     ]
     named = ", ".join(one.crew for one in found.crews)
     return page.page(f"Study of the crew{'s' * several} {named}", parts)
-
-
-def _first(found: Findings) -> list[ArmStanding]:
-    return [row for one in found.crews for row in one.over_peers]
 
 
 def _warned(num_seeds: int) -> list[str]:
@@ -81,7 +81,7 @@ def _found_in(one: CrewFindings, several: bool) -> list[str]:
     name = [page.paragraph(f"{one.crew}:")] if several else []
     over_all, by_peer = standings.said(one.over_peers), standings.said(one.by_peer)
     if not over_all:
-        return [*name, page.paragraph("There is one arm only: nothing to compare.")]
+        return [*name, page.paragraph("There is nothing to compare: no arm but opponents.")]
     parts = [*name, page.bullets(over_all)]
     if by_peer:
         parts += [page.paragraph("Peer by peer:"), page.bullets(by_peer)]
