@@ -73,15 +73,17 @@ class Prompts:
         )
 
     def ids(self, problem: Problem) -> tuple[int, ...]:
-        """What the model is given."""
+        """What the model is given. Any thread may ask."""
         key = problem.kind, problem.prompt, problem.messages
-        if key not in self._known:
-            if len(self._known) >= 4096:
-                self._known.clear()
-            self._known[key] = tuple(
+        known = self._known.get(key)
+        if known is None:
+            known = tuple(
                 self._chat_ids(problem) if self._is_chat(problem) else self._plain_ids(problem)
             )
-        return self._known[key]
+            if len(self._known) >= 4096:
+                self._known.clear()
+            self._known[key] = known
+        return known
 
     def answer_ids(self, problem: Problem) -> tuple[int, ...]:
         """A perfect completion, the end token included."""
