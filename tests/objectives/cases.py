@@ -6,7 +6,7 @@ Every number fits in float32, so that the objective and its reference see the sa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ class Case:
     lp: list[np.ndarray]
     lq: list[np.ndarray]
     max_length: int = 16
+    skill: list[float] = field(default_factory=list)  # none: all are as good as the receiver
 
     def __len__(self) -> int:
         return len(self.reward)
@@ -51,6 +52,7 @@ class Case:
             lp=[self.lp[i] for i in index],
             lq=[self.lq[i] for i in index],
             max_length=self.max_length,
+            skill=[self.skill[i] for i in index] if self.skill else [],
         )
 
 
@@ -128,6 +130,7 @@ def make_case(regime: str, seed: int) -> Case:
         ended=[bool(rng.random() < 0.7) for _ in group],
         lp=lp,
         lq=lq,
+        skill=[1.0 if mine else (0.375, 2.5, 30.0)[i % 3] for i, mine in enumerate(own)],
     )
 
 
@@ -154,6 +157,7 @@ def samples_of(case: Case) -> Samples:
         own_B=torch.tensor(case.own),
         stranger_B=~torch.tensor(case.own),
         success_B=torch.tensor(case.success),
+        skill_B=torch.tensor(case.skill or [1.0] * len(case)),
         length_B=torch.tensor(case.lengths),
         logq_mean_B=torch.tensor([float(row.mean()) for row in case.lq]),
         max_length=case.max_length,
@@ -189,6 +193,12 @@ def batch_of(
     )
 
 
+def prepared(row: Objective, case: Case) -> Terms:
+    """The terms of a case, with what its log-probs decide."""
+    terms = row.prepare(samples_of(case))
+    return row.settle(terms, [batch_of(case, terms)])
+
+
 @dataclass(frozen=True)
 class Result:
     """A loss with its gradient per sequence, unpadded."""
@@ -210,7 +220,7 @@ def run(
     """The objective's loss and gradient on a case, in one piece or summed over `cuts` (index
     lists).
     """
-    terms = row.prepare(samples_of(case))
+    terms = prepared(row, case)
     loss, gradient = 0.0, [np.zeros(n) for n in case.lengths]
     for index in cuts or [range(len(case))]:
         batch = batch_of(

@@ -112,9 +112,10 @@ class Reference:
             "beta": 0.0,
             "toward": "sampler",
             "dual_clip": 3.0,
+            "delta": np.inf,
         }
         self.o |= constants
-        self.o |= {"clip_low": self.o["e"], "clip_high": self.o["e"]} | options
+        self.o = {"clip_low": self.o["e"], "clip_high": self.o["e"]} | self.o | options
         self.A = advantage(case)
         for step in adjust:
             self.A = step(case, self.A, self.o)
@@ -196,7 +197,10 @@ def clipped(b: Reference, i: int, ratio: float) -> float:
 
 
 def dual_clipped(b: Reference, i: int, value: float) -> float:
-    return value if b.case.own[i] or b.A[i] >= 0 else max(value, b.o["dual_clip"] * b.A[i])
+    if b.A[i] >= 0:
+        return value
+    value = max(value, b.o["delta"] * b.A[i])
+    return value if b.case.own[i] else max(value, b.o["dual_clip"] * b.A[i])
 
 
 def clipped_rho(b: Reference, i: int, t: int, lp: np.ndarray) -> float:
@@ -382,5 +386,181 @@ ROWS: dict[tuple[str, str], tuple] = {
     ("sapo_swarm", ""): (standardised, (), sapo_swarm, {}),
 }
 for _name in ("grpo", "fvis", "dr_grpo", "bnpo", "gspo", "gepo", "gepo_plus", "ds_gspo", "gmpo"):
+    _advantage, _adjust, _share, _constants = ROWS[(_name, "")]
+    ROWS[(_name, "published")] = (_advantage, _adjust, _share, _constants | {"dual_clip": np.inf})
+
+
+# HACPO
+
+
+def capability_aware(case: Case) -> list[float]:
+    skill = [
+        1.0 if mine else clip(x, 0.1, 10.0) for mine, x in zip(case.own, case.skill, strict=True)
+    ]
+    advantage = []
+    for i in range(len(case)):
+        members = [j for j in range(len(case)) if case.group[j] == case.group[i]]
+        rewards = [case.reward[j] for j in members]
+        if max(rewards) == min(rewards):
+            advantage.append(0.0)
+            continue
+        baseline = sum(case.reward[j] / skill[j] for j in members) / len(members)
+        if baseline > max(rewards):
+            baseline = float(np.mean([case.reward[j] for j in members if case.own[j]] or rewards))
+        std = float(np.std(rewards, ddof=1))
+        advantage.append(skill[i] * (case.reward[i] - baseline) / (std + 1e-4))
+    return advantage
+
+
+def hacpo(b: Reference, i: int, lp: np.ndarray) -> float:
+    s = exp(float(np.mean(lp)) - float(np.mean(b.lq[i])))
+    if b.case.own[i]:
+        return -clipped(b, i, s) / b.B
+    low = min(1.0, 1 - b.o["cross_clip"] + b.o.get("taken", 0) * b.o["cross_step"])
+    fixed = exp(float(np.mean(b.fixed[i])) - float(np.mean(b.lq[i])))
+    return -clip(s, low, 1.0) * clip(fixed, low, 1.0) ** b.o["alpha"] * b.A[i] / b.B
+
+
+# Rows of TRL, verl and prime-rl
+
+
+def batch_standardised(case: Case) -> list[float]:
+    std = float(np.std(case.reward, ddof=1))
+    return [a / (std + 1e-4) for a in centred(case)]
+
+
+def leave_one_out(case: Case) -> list[float]:
+    advantage = []
+    for i in range(len(case)):
+        others = [
+            case.reward[j] for j in range(len(case)) if case.group[j] == case.group[i] and j != i
+        ]
+        advantage.append(case.reward[i] - sum(others) / len(others) if others else 0.0)
+    return advantage
+
+
+def whitened(case: Case, values: list[float]) -> list[float]:
+    tokens = [x for x, n in zip(values, case.lengths, strict=True) for _ in range(n)]
+    mean, variance = float(np.mean(tokens)), float(np.var(tokens, ddof=1))
+    return [(x - mean) / sqrt(variance + 1e-8) for x in values]
+
+
+def product(b: Reference, i: int) -> float:
+    return float(np.prod(np.exp(b.fixed[i] - b.lq[i])))
+
+
+def token_masked(b: Reference, i: int, t: int, lp: np.ndarray) -> float:
+    rho = exp(b.fixed[i][t] - b.lq[i][t])
+    return rho * clipped_unit(b, i, t, lp) if rho <= b.o["C"] else 0.0
+
+
+def sequence_truncated(b: Reference, i: int, t: int, lp: np.ndarray) -> float:
+    return min(product(b, i), b.o["C"]) * clipped_unit(b, i, t, lp)
+
+
+def sequence_masked(b: Reference, i: int, t: int, lp: np.ndarray) -> float:
+    w = product(b, i)
+    return w * clipped_unit(b, i, t, lp) if w <= b.o["C"] else 0.0
+
+
+def vcpo(b: Reference, i: int, t: int, lp: np.ndarray) -> float:
+    return min(product(b, i), b.o["C"]) * plain(b, i, t, lp)
+
+
+def soft_gate(b: Reference, i: int, t: int, lp: np.ndarray) -> float:
+    tau = b.o["tau_pos"] if b.A[i] > 0 else b.o["tau_neg"]
+    x = min(tau * (exp(lp[t] - b.lq[i][t]) - 1), 700.0)
+    return 4 / tau * exp(x) / (1 + exp(x)) * b.A[i]
+
+
+def bounded_rho(b: Reference, i: int, t: int, lp: np.ndarray) -> float:
+    rho = exp(lp[t] - b.lq[i][t])
+    return rho if b.case.own[i] else min(rho, b.o["dual_clip"])
+
+
+def token_sum(token: Token) -> Callable[[Reference, int, np.ndarray], float]:
+    """-(1/all tokens) sum_t."""
+
+    def share(b: Reference, i: int, lp: np.ndarray) -> float:
+        return -sum(token(b, i, t, lp) for t in range(len(lp))) / b.total_tokens()
+
+    return share
+
+
+def dppo(b: Reference, i: int, lp: np.ndarray) -> float:
+    if b.A[i] == 0:
+        return 0.0
+    speaking = [j for j in range(b.B) if len(set(rewards_of_group(b.case, b.case.group[j]))) > 1]
+    total = 0.0
+    for t in range(len(lp)):
+        moved = exp(b.fixed[i][t]) - exp(b.lq[i][t])
+        if (moved <= b.o["mask_high"]) if b.A[i] > 0 else (moved >= -b.o["mask_low"]):
+            total += bounded_rho(b, i, t, lp) * b.A[i]
+        d = lp[t] - b.lq[i][t]
+        most = log(b.o["dual_clip"])
+        total -= b.o["tau"] * (d if b.case.own[i] else clip(d, -most, most)) ** 2
+    return -total / sum(len(b.lq[j]) for j in speaking)
+
+
+def second_moment(b: Reference, i: int, t: int, lp: np.ndarray) -> float:
+    d = b.fixed[i][t] - b.lq[i][t]
+    if d * b.A[i] > 0 and d * d > most_square(b):
+        return 0.0
+    return bounded_rho(b, i, t, lp) * b.A[i]
+
+
+def most_square(b: Reference) -> float:
+    """By taking the largest away until the mean of the rest fits, as the paper has it; by the
+    log-probs that the case begins with.
+    """
+    squares = sorted(
+        (p - q) ** 2
+        for A, lp, lq in zip(b.A, b.case.lp, b.lq, strict=True)
+        for p, q in zip(lp, lq, strict=True)
+        if (p - q) * A > 0
+    )
+    while squares and sum(squares) / len(squares) > b.o["budget"]:
+        largest = squares.pop()
+        while squares and largest <= squares[-1] * (1 + 2e-5):  # equal but for rounding
+            largest = squares.pop()
+    return squares[-1] * (1 + 1e-5) if squares else 0.0
+
+
+def rloo(b: Reference, i: int, lp: np.ndarray) -> float:
+    return -clipped(b, i, exp(float(np.sum(lp - b.lq[i])))) / b.B
+
+
+ROWS |= {
+    ("hacpo", ""): (
+        capability_aware,
+        (),
+        hacpo,
+        {"cross_clip": 0.8, "cross_step": 0.025, "alpha": 1.0},
+    ),
+    ("grpo", "batch_std"): (batch_standardised, (), sequence_mean(clipped_rho), {}),
+    ("tis", "token_mask"): (standardised, (), sequence_mean(token_masked), {"C": 3.0}),
+    ("tis", "sequence"): (standardised, (), sequence_mean(sequence_truncated), {"C": 3.0}),
+    ("tis", "sequence_mask"): (standardised, (), sequence_mean(sequence_masked), {"C": 3.0}),
+    ("tis", "trl"): (standardised, (), token_sum(sequence_masked), {"C": 3.0}),
+    ("dapo", ""): (standardised, (), token_sum(clipped_rho), {"clip_high": 0.28}),
+    ("sapo", ""): (standardised, (), sequence_mean(soft_gate), {"tau_pos": 1.0, "tau_neg": 1.05}),
+    ("rloo", ""): (leave_one_out, (), rloo, {}),
+    ("reinforce_pp", ""): (
+        lambda case: whitened(case, case.reward),
+        (),
+        token_sum(clipped_rho),
+        {},
+    ),
+    ("reinforce_pp", "baseline"): (
+        lambda case: whitened(case, centred(case)),
+        (),
+        token_sum(clipped_rho),
+        {},
+    ),
+    ("dppo", ""): (centred, (), dppo, {"mask_low": 0.2, "mask_high": 0.2, "tau": 1e-3}),
+    ("m2po", ""): (standardised, (), token_sum(second_moment), {"budget": 0.04}),
+    ("vcpo", ""): (standardised, (), sequence_mean(vcpo), {"C": 8.0}),
+}
+for _name in ("dapo", "rloo", "reinforce_pp"):
     _advantage, _adjust, _share, _constants = ROWS[(_name, "")]
     ROWS[(_name, "published")] = (_advantage, _adjust, _share, _constants | {"dual_clip": np.inf})

@@ -11,6 +11,7 @@ are +0.5 and -0.5. There are 2 sequences of 2 and 3 tokens, 5 tokens in all; the
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import exp, log, sqrt
 
 import pytest
@@ -169,6 +170,84 @@ GOLDEN = [
         [0.5 * a / 6, a / 6, a / 6],
     ),
     ("sapo_swarm", "", {}, a / 5, [-a / 5] * 2, [a / 5] * 3),
+    # grpo with rho up to 1.28, over 5 tokens: (1.28 + 0.2) a - (0.8 + 3 + 1) a.
+    ("dapo", "", {}, (4.8 - 1.48) * a / 5, [0, -0.2 * a / 5], [0, 3 * a / 5, a / 5]),
+    # With A < 0 rho counts as at most 2, and then has no gradient: 0.8 + 2 + 1.
+    ("grpo", "", {"delta": 2.0}, (3.8 / 3 - 0.7) * a / 2, [0, -0.2 * a / 4], [0, 0, a / 6]),
+    # One group, so its std is the batch's.
+    ("grpo", "batch_std", {}, (1.6 - 0.7) * a / 2, [0, -0.2 * a / 4], [0, 3 * a / 6, a / 6]),
+    # Weights (1.5, 0.2) and (0.5, 0, 1): 3 is above 2.5.
+    (
+        "tis",
+        "token_mask",
+        {"C": 2.5},
+        (0.5 - 0.85) * a / 2,
+        [-1.5 * a / 4, -0.2 * a / 4],
+        [0.5 * a / 6, 0, a / 6],
+    ),
+    # Products 1.5·0.2 = 0.3 and 0.5·3·1 = 1.5.
+    ("tis", "sequence", {}, 1.2 * a / 2, [-0.3 * a / 4] * 2, [1.5 * a / 6] * 3),
+    ("tis", "sequence", {"C": 1.0}, 0.7 * a / 2, [-0.3 * a / 4] * 2, [a / 6] * 3),
+    ("tis", "sequence_mask", {}, 1.2 * a / 2, [-0.3 * a / 4] * 2, [1.5 * a / 6] * 3),
+    ("tis", "sequence_mask", {"C": 1.0}, -0.3 * a / 2, [-0.3 * a / 4] * 2, [0] * 3),
+    ("tis", "trl", {}, 3.9 * a / 5, [-0.3 * a / 5] * 2, [1.5 * a / 5] * 3),
+    # Sequence 0, tau = 1: sigmoid(0.5) = 0.6224593 and sigmoid(-0.8) = 0.3100255; 4 g (1 - g) rho =
+    # 1.4100223 and 0.1711278. Sequence 1, tau = 1.05: sigmoid(-0.525) = 0.3716840, sigmoid(2.1) =
+    # 0.8909032 and 1/2; 4 g (1 - g) rho = 0.4670699, 1.1663365 and 1.
+    (
+        "sapo",
+        "",
+        {},
+        (4 / 1.05 * 1.7625870 / 3 - 4 * 0.9324848 / 2) * a / 2,
+        [-1.4100223 * a / 4, -0.1711278 * a / 4],
+        [0.4670699 * a / 6, 1.1663365 * a / 6, a / 6],
+    ),
+    # A = r - the other's: 1 and -1. Products 0.3 and 1.5, unclipped on the side that counts.
+    ("rloo", "", {}, (1.5 - 0.3) / 2, [-0.15] * 2, [0.75] * 3),
+    # 2 tokens of reward 1, 3 of 0: mean 0.4, variance 1.2/4 = 0.3: A = 1.0954451 and -0.7302967.
+    (
+        "reinforce_pp",
+        "",
+        {},
+        (4.8 * 0.7302967 - 1.4 * 1.0954451) / 5,
+        [0, -0.2 * 1.0954451 / 5],
+        [0, 3 * 0.7302967 / 5, 0.7302967 / 5],
+    ),
+    # r - 1/2 is as far from its mean over tokens.
+    (
+        "reinforce_pp",
+        "baseline",
+        {},
+        (4.8 * 0.7302967 - 1.4 * 1.0954451) / 5,
+        [0, -0.2 * 1.0954451 / 5],
+        [0, 3 * 0.7302967 / 5, 0.7302967 / 5],
+    ),
+    # p - q: 0.25 is above 0.2, -0.4 is not; with A < 0: -0.125, 0.5 and 0 are at least -0.2. A =
+    # ±0.5: 0.1 - 2.25 without the squares, which are ln^2 of 1.5, 0.2, 0.5 and 3, 4.4422046 in all.
+    (
+        "dppo",
+        "",
+        {},
+        (2.25 - 0.1 + 0.001 * 4.4422046) / 5,
+        [0.002 * 0.4054651 / 5, (-0.1 - 0.002 * 1.6094379) / 5],
+        [(0.25 - 0.002 * 0.6931472) / 5, (1.5 + 0.002 * 1.0986123) / 5, 0.1],
+    ),
+    ("dppo", "", {"mask_low": 0.1, "tau": 0.0}, (2 - 0.1) / 5, [0, -0.02], [0, 0.3, 0.1]),
+    # Pushed out: rho 1.5 with A > 0 (ln^2 = 0.1644) and 0.5 with A < 0 (0.4805); none fits 0.04.
+    ("m2po", "", {}, (4 - 0.2) * a / 5, [0, -0.2 * a / 5], [0, 3 * a / 5, a / 5]),
+    # 0.1644 fits into 0.2, both have a mean of 0.3224
+    ("m2po", "", {"budget": 0.2}, 2.3 * a / 5, [-0.3 * a, -0.2 * a / 5], [0, 3 * a / 5, a / 5]),
+    ("m2po", "", {"budget": 0.33}, 2.8 * a / 5, [-0.3 * a, -0.2 * a / 5], [a / 10, 0.6 * a, a / 5]),
+    ("vcpo", "", {}, 1.2 * a / 2, [-0.3 * a / 4] * 2, [1.5 * a / 6] * 3),
+    # Own sequences, all as good as the receiver: gspo.
+    (
+        "hacpo",
+        "",
+        {},
+        (1.1447142 - 0.5477226) * a / 2,
+        [-0.5477226 * a / 4] * 2,
+        [1.1447142 * a / 6] * 3,
+    ),
 ]
 
 
@@ -279,3 +358,24 @@ def test_a_sequence_that_the_filter_drops_still_pays_its_penalty() -> None:
     assert plain.gradient[1] == pytest.approx([0.0])
     assert got.gradient[1] == pytest.approx([(exp(-2) - 1) / 2], rel=1e-5)
     assert got.loss - plain.loss == pytest.approx((exp(-2) + 1) / 2, rel=1e-5)
+
+
+def test_hacpo_of_a_foreign_pair_by_hand() -> None:
+    # A sender twice as good: the baseline is mean(r/2) = 1/4, so A = 2·(3/4, -1/4)/(sqrt(1/2)). The
+    # success has s = 0.5477226, inside 0.2..1: it weighs s^2. The failure has s = 1.1447142, not
+    # in it: its value counts as at 1, without gradient.
+    case = replace(PAIR, own=[False, False], skill=[2.0, 2.0])
+    got = run(objective("hacpo"), case)
+    unit = 1 / (sqrt(0.5) + 1e-4)
+    assert got.terms.advantage_B.tolist() == pytest.approx([1.5 * unit, -0.5 * unit], rel=1e-6)
+    assert got.loss == pytest.approx(-(0.3 * 1.5 - 0.5) * unit / 2, rel=1e-5)
+    assert got.gradient[0] == pytest.approx([-0.3 * 1.5 * unit / 4] * 2, rel=1e-5)
+    assert got.gradient[1] == pytest.approx([0, 0, 0])
+    # alpha = 3: s^4 = 0.09; a clip of 0.4 leaves 0.6..1, which s is not in
+    assert run(objective("hacpo", settings={"alpha": 3.0}), case).gradient[0] == pytest.approx(
+        [-0.09 * 1.5 * unit / 4] * 2, rel=1e-5
+    )
+    assert run(objective("hacpo", settings={"cross_clip": 0.4}), case).gradient[0].tolist() == [
+        0,
+        0,
+    ]

@@ -22,8 +22,9 @@ from motley.learning.batches import MicroBatch, ToScore
 from motley.learning.blame import Blame
 from motley.learning.descent import LossScale
 from motley.learning.notes import Note
-from motley.learning.sequences import StepPlan
+from motley.learning.sequences import StepPlan, unscored
 from motley.learning.shares import Gradient
+from motley.objectives import Objective
 
 
 class Part(NamedTuple):
@@ -76,6 +77,14 @@ def with_start(plan: StepPlan, scored: Sequence[tuple[MicroBatch, Tensor]]) -> S
         for place, (row, length) in enumerate(zip(micro.row_B.tolist(), lengths, strict=True)):
             start[row] = table[place, :length]
     return replace(plan, start=start)
+
+
+def settled(
+    plan: StepPlan, objective: Objective, scored: Sequence[tuple[MicroBatch, Tensor]]
+) -> StepPlan:
+    """The same, with what the row decides from the learner's log-probs of all that it scores."""
+    batches = [unscored(plan, micro).known(logp_learner_BT=logp_BT) for micro, logp_BT in scored]
+    return replace(plan, terms=objective.settle(plan.terms, batches))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +141,7 @@ class Walk:
         blamed: set[str] = set()
         waiting = [*reversed(parts)]
         while waiting:
-            here = replace(plan, todo=waiting[-1].todo).without(blamed)
+            here = replace(plan, todo=waiting[-1].todo, num_taken=self.tally.steps).without(blamed)
             before = self.scale.value
             made = self._finite(here, scale_S * waiting[-1].factor)
             if made is None and not self.tally.steps:

@@ -29,6 +29,7 @@ from motley.learning.inner import (
     Part,
     Walk,
     inner_parts,
+    settled,
     with_start,
 )
 from motley.learning.notes import Overheard, note, note_scores
@@ -47,6 +48,7 @@ from motley.learning.sequences import (
     unscored,
 )
 from motley.learning.shares import Gradient, Pulls, Settled, scales
+from motley.learning.success import Skills, Success
 from motley.models.devices import is_out_of_memory
 from motley.models.policy import Policy
 from motley.objectives import Objective
@@ -70,28 +72,6 @@ class StepReport:
     inner: InnerReport | None = None  # where there was more than one optimiser step
 
 
-@dataclass(slots=True)
-class Success:
-    """The receiver's running mean reward per kind of problem, from its own rollouts."""
-
-    memory: float
-    by_kind: dict[str, float] = field(default_factory=dict)
-
-    def update(self, candidates: Sequence[Candidate]) -> None:
-        rewards: dict[str, list[float]] = {}
-        for candidate in candidates:
-            if candidate.own:
-                rewards.setdefault(candidate.problem.kind, []).extend(
-                    r.reward for r in candidate.group.rollouts
-                )
-        for kind, values in rewards.items():
-            now = sum(values) / len(values)
-            self.by_kind[kind] = self.memory * self.by_kind.get(kind, now) + (1 - self.memory) * now
-
-    def of(self, kind: str) -> float:
-        return self.by_kind.get(kind, 0.0)
-
-
 class Learner:
     def __init__(
         self,
@@ -106,7 +86,7 @@ class Learner:
     ) -> None:
         """`rounds`: of the whole run, for the schedule. `seed`: the crew's."""
         self.policy = policy
-        self.success = Success(rules.success_memory)
+        self.success, self.skills = Success(rules.success_memory), Skills()
         self.scale = LossScale(policy.dtype)
         self._objective = objective
         self._rules = rules
@@ -134,7 +114,7 @@ class Learner:
         candidates whose log ratios are reported, also where nothing is learned from them.
         """
         self.success.update(candidates)
-        self._set_lr()
+        self.skills.update(candidates)
         blamed: tuple[str, ...] = ()
         while left := [c for c in candidates if c.group.origin.peer not in blamed]:
             alone = lambda peer: self._plan(
@@ -147,9 +127,9 @@ class Learner:
             blamed = tuple(sorted({*blamed, *done.senders}))
         return self._made(replace(_nothing_left(blamed), fates=_blamed(candidates)))
 
-    def _set_lr(self) -> None:
+    def _set_lr(self, scale: float) -> None:
         """Once in a round: all its steps have the same."""
-        lr = lr_at(self._rules, self._full_lr, self._rounds, self.policy.version)
+        lr = scale * lr_at(self._rules, self._full_lr, self._rounds, self.policy.version)
         if lr != self._lr:
             self._lr = lr
             for group in self.optimiser.param_groups:
@@ -161,13 +141,17 @@ class Learner:
         withheld: Withheld,
         audited: frozenset[int] = frozenset(),
     ) -> StepPlan:
-        batch = step_batch(candidates, self.policy.prompts, self.success)
+        batch = step_batch(candidates, self.policy.prompts, self.success, self.skills)
         terms = self._objective.prepare(batch.samples)
         silent_B = self._objective.silent(terms).tolist()
-        return step_plan(batch, terms, silent_B, withheld, audited)
+        plan = step_plan(batch, terms, silent_B, withheld, audited)
+        if not (self._objective.looks and plan.todo):
+            return plan
+        return settled(plan, self._objective, self._backward(plan, learns=False).scored)
 
     def _step(self, plan: StepPlan, alone: Callable[[str], StepPlan]) -> StepReport | Blame:
         """`alone`: what one sender's sequences would be by themselves."""
+        self._set_lr(plan.terms.lr_scale)
         parts = inner_parts(plan, self._rules, self._seed, self.policy.version)
         if len(parts) > 1:
             return self._several(plan, parts, alone)
@@ -182,13 +166,13 @@ class Learner:
         for one in made.notes:
             note_scores(rows, one)
         senders = sender_metrics(rows)  # while a GPU still computes the gradient
-        settled = self._settle(plan, made) if plan.todo else Settled(0.0, [])
-        if settled is None:
+        outcome = self._settle(plan, made) if plan.todo else Settled(0.0, [])
+        if outcome is None:
             found = self._blame(plan, alone)
             self.scale.value = before  # which may do for who is left
             return found
-        report = self._made(_report(plan, rows, made, settled, self.policy.version))
-        return replace(report, senders=_with_gradients(senders, plan, settled))
+        report = self._made(_report(plan, rows, made, outcome, self.policy.version))
+        return replace(report, senders=_with_gradients(senders, plan, outcome))
 
     def _several(
         self, plan: StepPlan, parts: list[Part], alone: Callable[[str], StepPlan]
@@ -211,9 +195,9 @@ class Learner:
             self.scale.value = before
             return found
         inner, scale_S = tally.report(), first.scale_S.tolist()
-        settled = Settled(inner.norm, list(zip(first.pull_S.tolist(), scale_S, strict=True)))
-        report = self._made(_report(plan, rows, first, settled, self.policy.version))
-        senders = _with_gradients(sender_metrics(rows), plan, settled)
+        outcome = Settled(inner.norm, list(zip(first.pull_S.tolist(), scale_S, strict=True)))
+        report = self._made(_report(plan, rows, first, outcome, self.policy.version))
+        senders = _with_gradients(sender_metrics(rows), plan, outcome)
         return replace(report, senders=senders, inner=inner, blamed=tuple(sorted(walked)))
 
     def _made(self, report: StepReport) -> StepReport:
@@ -316,7 +300,7 @@ class Learner:
             norm=self.scale.clip(self._parameters, self._rules.grad_clip),
             loss_is_finite=torch.stack(losses).isfinite().all(),
             pull_S=pull_S,
-            scale_S=self._scales(plan, pull_S),
+            scale_S=_scales(plan, pull_S, self._trust.grad_share),
             notes=notes,
             heard=[],
             scored=scored,
@@ -324,15 +308,6 @@ class Learner:
 
     def _micro_batches(self, sequences: list[ToScore]) -> list[MicroBatch]:
         return micro_batches(sequences, self.token_budget, self.policy.device)
-
-    def _scales(self, plan: StepPlan, pull_S: Tensor) -> Tensor:
-        if not self._trust.grad_share:
-            return torch.ones_like(pull_S)
-        strangers = plan.batch.strangers
-        stranger_S = torch.tensor([peer in strangers for peer in plan.batch.senders])
-        return scales(
-            pull_S, stranger_S.to(pull_S.device, non_blocking=True), self._trust.grad_share
-        )
 
     @torch.no_grad()
     def _hear(self, plan: StepPlan) -> list[Overheard]:
@@ -342,6 +317,14 @@ class Learner:
             loss_batch = known(logp_learner_BT=micro.unpack(self._score(micro.packed).logp_M))
             heard.append(Overheard(micro.row_B.tolist(), loss_batch.log_ratio_BT))
         return heard
+
+
+def _scales(plan: StepPlan, pull_S: Tensor, most: float) -> Tensor:
+    if not most:
+        return torch.ones_like(pull_S)
+    strangers = plan.batch.strangers
+    stranger_S = torch.tensor([peer in strangers for peer in plan.batch.senders])
+    return scales(pull_S, stranger_S.to(pull_S.device, non_blocking=True), most)
 
 
 def _blamed(candidates: Sequence[Candidate]) -> dict[int, str]:

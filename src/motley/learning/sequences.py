@@ -39,6 +39,12 @@ class SuccessOf(Protocol):
         ...
 
 
+class SkillOf(Protocol):
+    def of(self, candidate: Candidate) -> float:
+        """The mean reward of its sender of late, as a multiple of the receiver's own."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class StepBatch:
     """The sequences of a step, one row each, groups next to each other."""
@@ -70,6 +76,7 @@ class StepPlan:
     audited: frozenset[int] = frozenset()  # positions of candidates
     # by row, the learner's log-probs when the round began; none: this is its first pass
     start: dict[int, NDArray[np.float32]] = field(default_factory=dict)
+    num_taken: int = 0  # optimiser steps since the round began
 
     def sender_of(self, sequence: ToScore) -> str:
         return self.batch.candidate_B[sequence.row].group.origin.peer
@@ -88,7 +95,9 @@ class StepPlan:
         return replace(self, todo=[s for s in self.todo if self.sender_of(s) not in senders])
 
 
-def step_batch(candidates: Sequence[Candidate], prompts: Prompts, success: SuccessOf) -> StepBatch:
+def step_batch(
+    candidates: Sequence[Candidate], prompts: Prompts, success: SuccessOf, skills: SkillOf
+) -> StepBatch:
     group_index: dict[str, int] = {}
     entries = []
     for candidate in candidates:
@@ -108,6 +117,7 @@ def step_batch(candidates: Sequence[Candidate], prompts: Prompts, success: Succe
         own_B=torch.tensor([c.own for _, c, _, _ in entries]),
         stranger_B=torch.tensor([c.stranger for _, c, _, _ in entries]),
         success_B=torch.tensor([success.of(c.problem.kind) for _, c, _, _ in entries]),
+        skill_B=torch.tensor([skills.of(c) for _, c, _, _ in entries]),
         length_B=torch.tensor([len(r.tokens) for _, _, _, r in entries]),
         logq_mean_B=torch.tensor([sum(r.logprobs) / len(r.logprobs) for _, _, _, r in entries]),
         max_length=max(c.group.origin.sampling.max_tokens for c in candidates),
@@ -188,6 +198,7 @@ def unscored(plan: StepPlan, micro: MicroBatch) -> Unscored:
         terms=plan.terms.take(micro.row_B, device),
         withheld_BT=_withheld(plan, rows, micro.mask_BT),
         logp_start_BT=None if start_M is None else micro.unpack(start_M.to(device)),
+        num_taken=plan.num_taken,
     )
     return Unscored(micro, sender_B, known)
 

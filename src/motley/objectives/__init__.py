@@ -3,6 +3,7 @@
 Knows tensors; knows no learner, record or transport.
 """
 
+from motley.objectives.about import about
 from motley.objectives.batch import LossBatch, LossOutput, Samples, Terms
 from motley.objectives.objective import Objective
 from motley.objectives.table import OBJECTIVES, VARIANTS, objective
@@ -15,5 +16,6 @@ __all__ = [
     "Objective",
     "Samples",
     "Terms",
+    "about",
     "objective",
 ]

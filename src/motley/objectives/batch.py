@@ -8,6 +8,7 @@ micro-batches does not depend on how the batch was cut.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -32,6 +33,9 @@ class Samples:
     # also where the somebody is a sampler with the receiver's weights
     stranger_B: Tensor
     success_B: Tensor  # the receiver's running mean reward on this kind of problem
+    # mean reward of the sequence's sender over its last batches, as a multiple of the receiver's
+    # own: 1 for own sequences, and where either is not known
+    skill_B: Tensor
     length_B: Tensor  # int64, completion tokens, the end token included
     logq_mean_B: Tensor  # mean over tokens of the sampler's log-prob
     max_length: int  # the sampling limit, in tokens
@@ -46,6 +50,7 @@ class Samples:
                 self.own_B,
                 self.stranger_B,
                 self.success_B,
+                self.skill_B,
                 self.length_B,
                 self.logq_mean_B,
             )
@@ -68,6 +73,8 @@ class Terms:
     num_tokens: int
     num_pairs: int
     max_length: int
+    most_square: float = math.inf  # M2PO's bound on d^2
+    lr_scale: float = 1.0  # what is left of the learning rate
 
     def take(self, index_B: Tensor, device: torch.device | None = None) -> Terms:
         """The terms of some of the sequences; the denominators stay those of the whole batch."""
@@ -83,6 +90,8 @@ class Terms:
             num_tokens=self.num_tokens,
             num_pairs=self.num_pairs,
             max_length=self.max_length,
+            most_square=self.most_square,
+            lr_scale=self.lr_scale,
         )
 
 
@@ -102,6 +111,7 @@ class LossBatch:
     terms: Terms
     withheld_BT: Tensor | None = None  # bool, tokens not to be made likelier; None: no token is
     logp_start_BT: Tensor | None = None
+    num_taken: int = 0  # optimiser steps since the round began
 
     @property
     def advantage_B(self) -> Tensor:

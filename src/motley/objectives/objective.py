@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,14 +14,16 @@ import torch
 from motley.objectives.advantages import Adjustment, Advantage, Standardised, group_sum
 from motley.objectives.batch import LossBatch, LossOutput, Samples, Terms
 from motley.objectives.importance import Filter, KeepAll, Unweighted, Weight
+from motley.objectives.looks import Look, NoLook
 from motley.objectives.ratios import k3, log_expectation
 from motley.objectives.reductions import PairSurvivors, Reduction, SequenceMean
 from motley.objectives.surrogates import DUAL_CLIP, InnerClip, Reinforce, Surrogate
 
 Setting = float | str
-# settings are 0 or more, but for these: a k1 estimate of KL can be negative, and a dual clip must
-# leave a ratio of 1 alone
-LEAST = {"g": -math.inf, "dual_clip": 1.0}
+# settings are 0 or more, but for these: a k1 estimate of KL can be negative, and a bound on a ratio
+# must leave a ratio of 1 alone
+LEAST = {"g": -math.inf, "dual_clip": 1.0, "delta": 1.0, "most_skill": 1.0}
+LEAST |= {"tau_pos": 0.01, "tau_neg": 0.01, "base_ess": 0.01}  # they divide
 
 # What the settings that are text may say; the parts' Literal types say the same.
 CHOICES = {
@@ -28,6 +31,8 @@ CHOICES = {
     "kl_over": ("own", "group"),
     "scope": ("group", "microbatch"),
     "toward": ("sampler", "code"),
+    "baseline": ("none", "group"),
+    "ess": ("truncated", "free"),
 }
 
 
@@ -68,6 +73,7 @@ class Objective:
     filter: Filter = KeepAll()
     surrogate: Surrogate = Reinforce()
     reduction: Reduction = SequenceMean()
+    look: Look = NoLook()
     penalty: Penalty = Penalty()
     end_token: bool = True  # False masks the end token out of the loss
     skip_silent: bool = False  # True leaves zero-advantage groups out of the denominators too
@@ -94,6 +100,15 @@ class Objective:
             num_pairs=int(pair_B.max()) + 1,
             max_length=samples.max_length,
         )
+
+    @property
+    def looks(self) -> bool:
+        """Whether the batch must be scored before its first step, for `settle`."""
+        return not isinstance(self.look, NoLook)
+
+    def settle(self, terms: Terms, scored: Sequence[LossBatch]) -> Terms:
+        """The terms with what the scored batch decides; `scored` are all its micro-batches."""
+        return self.look(terms, scored)
 
     def loss(self, batch: LossBatch) -> LossOutput:
         """The share of one micro-batch in the loss of the batch its terms come from.
@@ -173,6 +188,7 @@ class Objective:
             self.filter,
             self.surrogate,
             self.reduction,
+            self.look,
             self.penalty,
         ]
 
