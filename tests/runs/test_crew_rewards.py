@@ -156,4 +156,4 @@ def test_a_reward_that_differs_when_computed_again_says_so_and_the_remedy(
     (said,) = caplog.messages
     assert "claims a reward of" in said
     assert "computed here it is 7.5, for '" in said
-    assert "write check_rewards = false under [crew]" in said
+    assert "set crew.check_rewards = false" in said

@@ -106,6 +106,10 @@ class LearnerRole:
     def waits_for(self) -> str:
         return self._patience.words()
 
+    @property
+    def stuck(self) -> str:
+        return self._patience.stuck if self._idle else ""
+
     def save(self) -> None:
         self._recovery.save(self._over)
 

@@ -277,6 +277,8 @@ def _take_part(url: str, crew: str, folder: Path, num_threads: int, brings: Brin
         invitation = (folder / "invitation").read_text()
         participant = join(url, crew, invitation, folder, brings=brings)
         for _ in participant.rounds():
+            if participant.stuck:  # nobody here would shut anybody out
+                raise ValueError(participant.stuck)
             stop = stop or not (parent and parent.is_alive())
             if stop:
                 break

@@ -100,6 +100,10 @@ class SamplerRole:
         self.station.say(f"{follows} has taken its last step, or was shut out")
         yield from ()
 
+    @property
+    def stuck(self) -> str:
+        return ""
+
     def waits_for(self) -> str:
         follows = self.station.me.follows
         if self.sampler.follower.version < 0:

@@ -11,6 +11,7 @@ from functools import lru_cache
 from motley.peers.sampling import SamplerHalf, rules_of
 from motley.records import Problem, Rollout
 from motley.trust import Admission
+from motley.trust.steadiness import Steadiness
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,10 @@ class Rescoring:
     def __call__(self, problem: Problem, rollouts: Sequence[Rollout]) -> list[float]:
         """Rewards as found here. What another peer of this process found is not found again."""
         return self.half.scorer.group(problem, self._texts(rollouts))
+
+    def anew(self, problem: Problem, rollouts: Sequence[Rollout]) -> list[float]:
+        """Rewards as they are found now, whatever was found before."""
+        return self.half.scorer.score([problem] * len(rollouts), self._texts(rollouts))
 
     def shown(self, rollout: Rollout) -> str:
         """What it says, short and without anything that a terminal would obey."""
@@ -42,4 +47,5 @@ def admission_of(half: SamplerHalf, hub: bytes) -> Admission:
         again if half.config.crew.check_rewards else None,
         half.me.name,
         again.shown,
+        Steadiness(again.anew, again.shown) if half.config.crew.check_rewards else None,
     )
