@@ -57,7 +57,10 @@ def set_loudness(quiet: bool, verbose: bool) -> None:
 
 
 class App(typer.Typer):
-    """A Typer whose commands all take -q and -v, before their name or after it, and stand in one of two panels of its help."""
+    """A Typer whose commands all take -q and -v, before their name or after it.
+
+    They stand in one of two panels of its help.
+    """
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[Command], Command]:
         def register(function: Command) -> Command:
