@@ -46,6 +46,7 @@ def set_loudness(quiet: bool, verbose: bool) -> None:
     if quiet and verbose:
         raise typer.BadParameter("-q and -v exclude each other; give one of them")
     console.quiet = quiet
+    logging.getLogger("motley.kept").setLevel(logging.ERROR if quiet else logging.NOTSET)
     logger = logging.getLogger("motley")
     logger.setLevel(logging.INFO if verbose else logging.WARNING)
     for handler in [*logger.handlers]:
