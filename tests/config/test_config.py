@@ -9,7 +9,7 @@ import pytest
 from architectures import TURN_END, text_tokenizer, write_model
 from motley.config import ConfigError, CrewConfig, parse_config, read_config, write_config
 from motley.models import opening
-from motley.runs.folder import check_config
+from motley.runs.checking import check_config
 
 CREW = """
 [crew]

@@ -28,7 +28,8 @@ from motley.learning.learner import Learner, StepReport
 from motley.learning.select import Candidate
 from motley.models.opening import saved_policy
 from motley.records import Charter, Content, Group, Roster
-from motley.runs.folder import newest_checkpoint, trained_policies
+from motley.runs.building import trained_policies
+from motley.runs.folder import newest_checkpoint
 from motley.runs.local import LocalCrew
 from motley.runs.metrics import read_metrics
 from motley.tasks import Scorer, load_task

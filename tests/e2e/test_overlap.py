@@ -46,6 +46,7 @@ from motley.models.policy import Policy
 from motley.peers.peer import Peer
 from motley.records import Sampling
 from motley.runs import folder as folder_module
+from motley.runs.building import build_peer
 from motley.runs.folder import Run
 from motley.runs.local import LocalCrew
 from motley.runs.metrics import read_metrics
@@ -396,8 +397,12 @@ def taken_again(config: CrewConfig, folder: Path, name: str, log: MemoryLog) -> 
     again, journal = folder / "again" / name, Journal(folder / name / "journal.jsonl")
     shutil.copytree(folder / name / "start", again / "start")
     hub = Identity.kept_at(folder / "hub" / "hub.key").public
-    peer = Run(config, again).build(
-        config.named(name), log, Outbox(None, Signer(bytes(32), lambda message: b"")), hub
+    peer = build_peer(
+        Run(config, again),
+        config.named(name),
+        log,
+        Outbox(None, Signer(bytes(32), lambda message: b"")),
+        hub,
     )
     used: Counter[int] = Counter()
     while step := journal.of(peer.learned_rounds):

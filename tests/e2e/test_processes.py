@@ -20,7 +20,8 @@ from hubs import PATIENCE_S
 from motley.clock import Deadline, RealClock
 from motley.config import CrewConfig, config_text, read_config
 from motley.distributed.processes import GrowingFile, ProcessCrew
-from motley.runs.folder import newest_checkpoint, peer_folder, trained_policies
+from motley.runs.building import trained_policies
+from motley.runs.folder import newest_checkpoint, peer_folder
 from motley.runs.local import LocalCrew
 from motley.runs.metrics import MetricsLine, read_metrics
 

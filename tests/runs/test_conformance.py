@@ -19,6 +19,7 @@ from motley.peers.peer import Peer
 from motley.records import HUB, Sampling
 from motley.runs import conformance
 from motley.runs import folder as folder_module
+from motley.runs.building import build_peer
 from motley.runs.conformance import (
     Bound,
     Difference,
@@ -35,8 +36,8 @@ def peer_of(folder: Path, train: str, sampling: str = "") -> Peer:
     config = spread_crew(folder, (train, "full"), sampling=sampling)
     author = identity(config.peer[0].name)
     outbox = Outbox(None, Signer(author.public, author.sign))
-    return Run(config, folder / "run").build(
-        config.peer[0], MemoryLog(), outbox, identity(HUB).public
+    return build_peer(
+        Run(config, folder / "run"), config.peer[0], MemoryLog(), outbox, identity(HUB).public
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from motley.distributed.participant import Station
 from motley.learning.waiting import Round
 from motley.peers.peer import Peer
-from motley.runs.folder import by_sender
+from motley.runs.lines import by_sender
 from motley.trust.steadiness import FOR_REWARDS
 
 LEAST_WITNESSES = 2  # whatever the quorum: no peer is believed alone in what the crew has done

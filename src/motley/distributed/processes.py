@@ -23,7 +23,8 @@ from motley.distributed.join import Brings, join
 from motley.distributed.register import Place, Say, read_state
 from motley.exchange.nats.server import free_port
 from motley.learning.checkpoint import checkpoints, round_of
-from motley.runs.folder import check_config, new_folder
+from motley.runs.checking import check_config
+from motley.runs.folder import new_folder
 from motley.runs.metrics import (
     LearnerLine,
     append_lines,
