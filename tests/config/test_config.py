@@ -425,7 +425,7 @@ model = "tiny:1m"
         (FAR + SAMPLERS, ["someone who learns (a peer or a learner)"]),
         (
             FAR.replace('pace = "async"', "") + LEARNER + SAMPLERS,
-            ["do not wait for each other", 'write pace = "async"'],
+            ["do not wait for each other", 'set crew.pace = "async"'],
         ),
         (
             FAR + LEARNER.replace('"learner"', '"teacher"') + SAMPLERS,
@@ -837,7 +837,7 @@ def test_peers_that_end_their_answers_differently_are_refused(tmp_path: Path) ->
         (
             "",
             '[prompt]\nstyle = "chat"\n',
-            'has no chat template; write style = "plain" under [prompt], or use an instruct model',
+            'has no chat template; set prompt.style = "plain", or use an instruct model',
         ),
         ("keep_layers = 3", "", "keep_layers=3, and the model has 2; use fewer"),
         ('train = { lora = { targets = ["zz_proj"] } }', "", "zz_proj"),

@@ -429,7 +429,10 @@ def test_a_folder_that_holds_something_is_not_overwritten(folder: Path) -> None:
     (folder / "run" / "thesis.txt").write_text("years of work")
     with pytest.raises(
         ValueError,
-        match=r"is not empty; choose another with --out, or go on with: motley train --resume",
+        match=(
+            r"is not empty; choose another \(--out, or folder= in Python\), or go on with: motley "
+            "train --resume"
+        ),
     ):
         LocalCrew.start(spread_crew(folder), folder / "run")
 

@@ -208,7 +208,8 @@ def new_folder(folder: Path, config: CrewConfig, otherwise: str) -> None:
     _discard_unfinished(folder)
     if folder.exists() and any(path.name not in BROUGHT for path in folder.iterdir()):
         raise ValueError(
-            f"run folder {folder} is not empty; choose another with --out, or {otherwise}"
+            f"run folder {folder} is not empty; choose another (--out, or folder= in Python), or "
+            f"{otherwise}"
         )
     folder.mkdir(parents=True, exist_ok=True)
     write_config(config, folder / "config.toml")

@@ -143,7 +143,7 @@ def _no_contrast(history: History) -> Iterator[Sign]:
             f"no answer was right {history.rounds}, so that nothing can be learned. The problems "
             "are too hard for the model, or its answers are not in the form that is scored: look "
             "at some with motley rollouts; then try easier problems, a warm start, another "
-            "[prompt] or a larger max_tokens",
+            "prompt or a larger max_tokens",
         )
     elif history.measure == "accuracy" and low == 1:
         yield Sign(
@@ -174,7 +174,7 @@ def _truncated(history: History) -> Iterator[Sign]:
             "truncated",
             f"{mean_of(shares):.0%} of the completions were cut off at max_tokens = "
             f"{history.expected.max_tokens} {history.rounds}. Raise max_tokens; if the model never "
-            "ends an answer, give [prompt] a stop, or a model that was taught to end",
+            "ends an answer, set prompt.stop, or take a model that was taught to end",
         )
 
 
