@@ -45,7 +45,7 @@ from motley.models.opening import initial_policy
 from motley.models.policy import Policy
 from motley.peers.peer import Peer
 from motley.records import Sampling
-from motley.runs import folder as folder_module
+from motley.runs import building
 from motley.runs.building import build_peer
 from motley.runs.folder import Run
 from motley.runs.local import LocalCrew
@@ -89,7 +89,7 @@ class Watched(TorchEngine):
 def overlapping(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(enrolment, "RETRY_S", 0.05)
     monkeypatch.setattr(overlap, "pays", lambda half: True)
-    monkeypatch.setattr(folder_module, "open_engine", lambda policy, part, folder: Watched(policy))
+    monkeypatch.setattr(building, "open_engine", lambda policy, part, folder: Watched(policy))
     monkeypatch.setattr(Watched, "rounds", [])
     monkeypatch.setattr(Watched, "fails", None)
     monkeypatch.setattr(Watched, "stepped", threading.Event(), raising=False)

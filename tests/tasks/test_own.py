@@ -275,8 +275,8 @@ def test_a_reward_function_beside_a_form_is_refused(rewards: str) -> None:
     ("bad", "words"),
     [
         ({"prompt": "p", "solution": "4"}, r'no "answer", and answers are compared; its fields are '
-         r'prompt, solution; say which it is: fields = \{ answer = "solution" \} of \[task\], or in '
-         r'Python fields=\{"answer": "solution"\}'),
+         r'prompt, solution; say which it is: fields = \{ answer = "solution" \} of \[task\], or '
+         r'in Python fields=\{"answer": "solution"\}'),
         ({"prompt": "p", "answer": ""}, r'an empty "answer", and answers are compared'),
         ({"prompt": "p", "answer": " \n"}, r'an empty "answer"'),
         ({"prompt": "p", "answer": None}, r'an empty "answer"'),
