@@ -692,7 +692,19 @@ def test_a_peer_whose_own_reward_is_never_the_same_says_so_before_it_blames_othe
         UnsteadyRewardError, match=r"1\.0, then \d\.0, for '.*check_rewards = false"
     ):
         first.receive()
-    assert len(caplog.records) == (0 if own_first else 1)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("own_first", [True, False])
+def test_others_are_blamed_once_own_rewards_were_found_steady(
+    own_first: bool, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = peers_of(spread_crew(folder), MemoryLog())
+    second.half.scorer = Scorer(Generous(second.half.task))
+    share(*((first, second) if own_first else (second, first)))
+    first.receive()
+    (said,) = caplog.records
+    assert "otherwise full1 lies, or scores with another program" in said.getMessage()
 
 
 def test_a_round_that_was_refused_for_its_rewards_goes_on_once_they_are_taken_on_trust(

@@ -123,6 +123,7 @@ def reader(crew: LocalCrew, monkeypatch: pytest.MonkeyPatch, reward: Any) -> Any
     first.half.scorer = Scorer(first.half.task)
     function = first.half.task._rewards.functions[0]
     monkeypatch.setattr(function, "function", reward)
+    first.admission.steadiness = None  # it sampled with the function that all others have
     first.receive_all()
     return first
 

@@ -39,13 +39,13 @@ def admission_of(half: SamplerHalf, hub: bytes) -> Admission:
     """How a peer judges records; rewards of others by computing them again, unless the crew file
     says otherwise.
     """
-    again = Rescoring(half)
+    again, checked = Rescoring(half), half.config.crew.check_rewards
     return Admission(
         rules_of(half.config, half.policy),
         hub,
         lru_cache(maxsize=256)(half.problems),
-        again if half.config.crew.check_rewards else None,
+        again if checked else None,
         half.me.name,
         again.shown,
-        Steadiness(again.anew, again.shown) if half.config.crew.check_rewards else None,
+        Steadiness(again.anew, again.shown) if checked and half.me.role != "learner" else None,
     )

@@ -16,6 +16,7 @@ import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -295,18 +296,18 @@ class Admission:
         self.undecided += sum(map(math.isnan, rights[: differing.number if differing else None]))
         if differing is None:
             return
-        if self.steadiness:
-            self.steadiness.doubt()
         detail = (
             f"rollout {differing.number} claims a reward of {differing.rollout.reward}; computed "
             f"here it is {differing.right}"
         )
-        self._say(
+        blame = partial(
+            self._say,
             "differs",
             f"group {group.id} is refused: {detail}, for {self.shown(differing.rollout)}; where a "
             "reward comes out differently each time, as of a judge, set crew.check_rewards = "
             f"false; otherwise {group.origin.peer} lies, or scores with another program",
         )
+        self.steadiness.doubt(blame) if self.steadiness else blame()
         raise Refusal("reward", detail)
 
     def _say(self, what: str, text: str) -> None:

@@ -48,23 +48,26 @@ class Steadiness:
     score: Score  # computes anew, whatever is remembered
     shown: Callable[[Rollout], str]
     _own: tuple[Problem, Group] | None = None  # the newest, until it was computed anew
-    _doubted: bool = False
+    _blame: Callable[[], None] | None = None  # what to say of others, if own rewards are steady
 
     def own(self, problem: Problem, group: Group) -> None:
         """A group of this reader's own, with the rewards that it found."""
         self._own = (problem, group)
         self._ask()
 
-    def doubt(self) -> None:
-        """A reward of somebody else's differs. An error if this reader's own do, too."""
-        self._doubted = True
+    def doubt(self, blame: Callable[[], None]) -> None:
+        """A reward of somebody else's differs. An error if this reader's own do, too.
+
+        `blame`: called if they do not, once there is one to ask.
+        """
+        self._blame = self._blame or blame
         self._ask()
 
     def _ask(self) -> None:
-        if not self._doubted or self._own is None:
+        if self._blame is None or self._own is None:
             return
-        problem, group = self._own
-        self._doubted, self._own = False, None
+        (problem, group), blame = self._own, self._blame
+        self._own = self._blame = None
         differing = first_differing(group.rollouts, self.score(problem, group.rollouts))
         if differing:
             raise UnsteadyRewardError(
@@ -74,3 +77,4 @@ class Steadiness:
                 "false to take rewards on trust, or make the function steady. The run can be "
                 "resumed with either"
             )
+        blame()
