@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from motley.runs.folder import check_config
+from motley.runs.checking import check_config
 from motley.study.drawing import drawn_crews
 
 

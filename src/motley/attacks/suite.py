@@ -20,7 +20,7 @@ from motley.attacks.catalogue import ATTACKS
 from motley.attacks.crew import AttackedCrew, Parts
 from motley.config import CrewConfig, PeerConfig, Trust
 from motley.models.opening import initial_policy
-from motley.runs.folder import check_config
+from motley.runs.checking import check_config
 from motley.study.processes import Job, LostRunsError, make_all
 from motley.study.running import keep, warm
 from motley.tasks import load_task

@@ -113,7 +113,7 @@ def _settings(target: str, task: str, crew_file: Path | None, changes: Sequence[
 def _policies(target: str, settings: _Settings, best: bool) -> dict[str, Policy]:
     """By name: every peer of a run, or a model."""
     from motley.models.opening import initial_policy, saved_policy
-    from motley.runs.folder import trained_policies
+    from motley.runs.building import trained_policies
 
     folder = Path(target)
     if (folder / "config.toml").exists():

@@ -53,13 +53,13 @@ class Prompts:
         template, system = rules.template or task.template, rules.system or task.instruction
         if template is None and rules.style == "plain":
             raise ValueError(
-                "the parts of the mixture put their problems differently; write a template under "
-                "[prompt] for all of them"
+                "the parts of the mixture put their problems differently; set prompt.template "
+                "for all of them"
             )
         if system is None:
             raise ValueError(
                 "the parts of the mixture want answers of different forms; give them one form, or "
-                "write system under [prompt]"
+                "set prompt.system"
             )
         return cls(
             vocabulary,

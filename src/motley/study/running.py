@@ -19,7 +19,7 @@ import msgspec
 import torch
 
 from motley.config import CrewConfig, read_config, write_config
-from motley.runs.folder import check_config
+from motley.runs.checking import check_config
 from motley.runs.local import LocalCrew
 from motley.runs.metrics import read_metrics
 from motley.study.arms import Arm, crews_of

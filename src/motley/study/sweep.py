@@ -19,7 +19,7 @@ import torch
 from matplotlib.figure import Figure
 
 from motley.config import CrewConfig
-from motley.runs.folder import check_config
+from motley.runs.checking import check_config
 from motley.runs.metrics import LearnerLine, learner_lines, read_metrics
 from motley.sim.report import ages_of, num_dropped
 from motley.sim.simulation import SimCrew
