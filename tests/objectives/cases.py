@@ -32,6 +32,7 @@ class Case:
     lq: list[np.ndarray]
     max_length: int = 16
     skill: list[float] = field(default_factory=list)  # none: all are as good as the receiver
+    ref: list[np.ndarray] = field(default_factory=list)  # of the reference, where there is one
 
     def __len__(self) -> int:
         return len(self.reward)
@@ -53,6 +54,7 @@ class Case:
             lq=[self.lq[i] for i in index],
             max_length=self.max_length,
             skill=[self.skill[i] for i in index] if self.skill else [],
+            ref=[self.ref[i] for i in index] if self.ref else [],
         )
 
 
@@ -66,6 +68,7 @@ def tiny(
     success: float = 0.0,
     ended: Sequence[bool] | None = None,
     max_length: int = 16,
+    ref: Sequence[Sequence[float]] = (),
 ) -> Case:
     """A case written out by hand; one group of own, ended sequences unless told otherwise."""
     num = len(reward)
@@ -78,6 +81,7 @@ def tiny(
         lp=[_float32(row) for row in lp],
         lq=[_float32(row) for row in lq],
         max_length=max_length,
+        ref=[_float32(row) for row in ref],
     )
 
 
@@ -131,7 +135,17 @@ def make_case(regime: str, seed: int) -> Case:
         lp=lp,
         lq=lq,
         skill=[1.0 if mine else (0.375, 2.5, 30.0)[i % 3] for i, mine in enumerate(own)],
+        ref=_references(lp, odd, seed),
     )
+
+
+def _references(lp: list[np.ndarray], odd: float, seed: int) -> list[np.ndarray]:
+    """A policy that the learner has left: a little everywhere, and far at some tokens."""
+    rng = np.random.default_rng([seed, 1])
+    ref = [_float32(row + rng.normal(0, 0.3, len(row))) for row in lp]
+    for i in range(0, len(ref), 4):
+        ref[i][0] = float(_float32(ref[i] + odd * rng.choice([-1, 1]))[0])
+    return ref
 
 
 def _rewards(kind: str, group: list[int], rng: np.random.Generator) -> list[float]:
@@ -159,6 +173,7 @@ def samples_of(case: Case) -> Samples:
         success_B=torch.tensor(case.success),
         skill_B=torch.tensor(case.skill or [1.0] * len(case)),
         length_B=torch.tensor(case.lengths),
+        ended_B=torch.tensor(case.ended),
         logq_mean_B=torch.tensor([float(row.mean()) for row in case.lq]),
         max_length=case.max_length,
     )
@@ -179,8 +194,11 @@ def batch_of(
         torch.full((len(case), width), garbage),
         torch.full((len(case), width), -garbage / 2),
     )
+    ref_BT = torch.full((len(case), width), garbage * 2) if case.ref else None
     mask_BT = torch.zeros(len(case), width, dtype=torch.bool)
     for i, n in enumerate(case.lengths):
+        if ref_BT is not None:
+            ref_BT[i, :n] = torch.tensor(case.ref[i])
         logp_BT[i, :n], logq_BT[i, :n] = torch.tensor(case.lp[i]), torch.tensor(case.lq[i])
         mask_BT[i, :n] = True
     return LossBatch(
@@ -190,6 +208,7 @@ def batch_of(
         ended_B=torch.tensor(case.ended),
         terms=terms,
         withheld_BT=withheld,
+        logp_ref_BT=ref_BT,
     )
 
 

@@ -111,8 +111,11 @@ class Reference:
             "kl": "k3",
             "beta": 0.0,
             "toward": "sampler",
+            "beta_times": "one",
             "dual_clip": 3.0,
             "delta": np.inf,
+            "over": mean_of_means,
+            "ratio": rho,
         }
         self.o |= constants
         self.o = {"clip_low": self.o["e"], "clip_high": self.o["e"]} | self.o | options
@@ -126,7 +129,7 @@ class Reference:
     def share(self, i: int, lp: np.ndarray) -> float:
         loss = self._share(self, i, lp)
         if self.o["beta"]:
-            loss += self.o["beta"] * self.penalty(i, lp) / self.B
+            loss += self.o["beta"] * self.o["over"](self, i, self.penalty(i, lp))
         return loss
 
     def loss(self, lp: list[np.ndarray]) -> float:
@@ -147,13 +150,33 @@ class Reference:
             gradient.append(row)
         return gradient
 
-    def penalty(self, i: int, lp: np.ndarray) -> float:
-        exponents = lp - self.lq[i] if self.o["toward"] == "sampler" else self.lq[i] - lp
-        most = np.inf if self.case.own[i] else log(self.o["dual_clip"])
-        return float(np.mean([exp(min(x, most)) - 1 - min(x, most) for x in exponents]))
+    def penalty(self, i: int, lp: np.ndarray) -> list[float]:
+        """Of each token that counts."""
+        most = np.inf if self.case.own[i] else self.o["dual_clip"]
+        values = []
+        for t in range(self.num_trained(i)):
+            x = {
+                "sampler": lp[t] - self.lq[i][t],
+                "code": self.lq[i][t] - lp[t],
+                "reference": self.case.ref[i][t] - lp[t] if self.case.ref else 0.0,
+            }[self.o["toward"]]
+            x = min(x, log(most))
+            ratio = min(self.o["ratio"](self, i, t, lp), most)
+            values.append((exp(x) - 1 - x) * (ratio if self.o["beta_times"] == "ratio" else 1.0))
+        return values
 
     def group_members(self, i: int) -> list[int]:
         return [j for j in range(self.B) if self.case.group[j] == self.case.group[i]]
+
+    def pair(self, i: int) -> list[int]:
+        """Whom the F-TIS code has in one micro-batch with sequence i, of one author."""
+        members = self.group_members(i)
+        start = 2 * (members.index(i) // 2)
+        return members[start : start + 2]
+
+    def num_pairs(self) -> int:
+        sizes = [len(rewards_of_group(self.case, p)) for p in set(self.case.group)]
+        return sum((size + 1) // 2 for size in sizes)
 
     def num_trained(self, i: int) -> int:
         """How many tokens count: in the F-TIS code all but the end token."""
@@ -165,7 +188,7 @@ class Reference:
             d = self.fixed[i][t] - self.lq[i][t]
             total += exp(-d) - 1 + d if self.o["kl"] == "k3" else -d
         if self.o.get("kl_over") == "group":
-            return total / max(len(self.lq[j]) for j in self.group_members(i))
+            return total / max(1, *(self.num_trained(j) for j in self.group_members(i)))
         return total / max(1, self.num_trained(i))
 
     def kept(self, i: int) -> bool:
@@ -177,6 +200,56 @@ class Reference:
     def log_expectation(self, members: list[int]) -> float:
         q = [exp(float(np.mean(self.lq[j]))) for j in members]
         return log(sum(x * x for x in q) / sum(q))
+
+
+# What the values of a sequence's tokens add to the penalty: as its row sums, over all sequences.
+
+
+def mean_of_means(b: Reference, i: int, values: list[float]) -> float:
+    return sum(values) / max(1, len(values)) / b.B
+
+
+def mean_of_sums(b: Reference, i: int, values: list[float]) -> float:
+    return sum(values) / b.B
+
+
+def mean_of_tokens(b: Reference, i: int, values: list[float]) -> float:
+    return sum(values) / b.total_tokens()
+
+
+def mean_over_limit(b: Reference, i: int, values: list[float]) -> float:
+    return sum(values) / (b.B * b.case.max_length)
+
+
+def mean_of_pairs(b: Reference, i: int, values: list[float]) -> float:
+    return sum(values) / max(1, len(values)) / len(b.pair(i)) / b.num_pairs()
+
+
+# Ratios of one token, with gradient and without clip.
+
+
+def rho(b: Reference, i: int, t: int, lp: np.ndarray) -> float:
+    return exp(lp[t] - b.lq[i][t])
+
+
+def gspo_ratio(b: Reference, i: int, t: int, lp: np.ndarray) -> float:
+    return exp(float(np.mean(lp)) - float(np.mean(b.lq[i])))
+
+
+def gepo_ratio(b: Reference, i: int, t: int, lp: np.ndarray) -> float:
+    members = list(range(b.B)) if b.o.get("scope") == "microbatch" else b.group_members(i)
+    return exp(float(np.mean(lp)) - b.log_expectation(members))
+
+
+def gepo_plus_ratio(b: Reference, i: int, t: int, lp: np.ndarray) -> float:
+    d = b.fixed[i] - b.lq[i]
+    near = float(np.mean(np.exp(-d) - 1 + d)) < b.o["near"]
+    return gspo_ratio(b, i, t, lp) if near else gepo_ratio(b, i, t, lp)
+
+
+def ds_gspo_ratio(b: Reference, i: int, t: int, lp: np.ndarray) -> float:
+    q, p_fixed = exp(float(np.mean(b.lq[i]))), exp(float(np.mean(b.fixed[i])))
+    return exp(float(np.mean(lp))) / ((1 - b.o["mix"]) * q + b.o["mix"] * p_fixed)
 
 
 # Values of one token.
@@ -204,7 +277,7 @@ def dual_clipped(b: Reference, i: int, value: float) -> float:
 
 
 def clipped_rho(b: Reference, i: int, t: int, lp: np.ndarray) -> float:
-    return clipped(b, i, exp(lp[t] - b.lq[i][t]))
+    return clipped(b, i, rho(b, i, t, lp))
 
 
 def truncated(b: Reference, i: int, t: int, lp: np.ndarray) -> float:
@@ -221,12 +294,13 @@ def uplifted(b: Reference, i: int, t: int, lp: np.ndarray) -> float:
 
 
 Token = Callable[[Reference, int, int, np.ndarray], float]
+Share = Callable[[Reference, int, np.ndarray], float]
 
 
 # Shares of one sequence.
 
 
-def sequence_mean(token: Token) -> Callable[[Reference, int, np.ndarray], float]:
+def sequence_mean(token: Token) -> Share:
     """-(1/B) (1/|a_i|) sum_t, zero where the filter drops the sequence."""
 
     def share(b: Reference, i: int, lp: np.ndarray) -> float:
@@ -259,30 +333,9 @@ def sapo_swarm(b: Reference, i: int, lp: np.ndarray) -> float:
     return -sum(plain(b, i, t, lp) for t in range(len(lp))) / sum(len(b.lq[j]) for j in speaking)
 
 
-def gspo(b: Reference, i: int, lp: np.ndarray) -> float:
-    return -clipped(b, i, exp(float(np.mean(lp)) - float(np.mean(b.lq[i])))) / b.B
-
-
-def gepo(b: Reference, i: int, lp: np.ndarray) -> float:
-    members = list(range(b.B)) if b.o.get("scope") == "microbatch" else b.group_members(i)
-    return -clipped(b, i, exp(float(np.mean(lp)) - b.log_expectation(members))) / b.B
-
-
-def gepo_plus(b: Reference, i: int, lp: np.ndarray) -> float:
-    d = b.fixed[i] - b.lq[i]
-    near = float(np.mean(np.exp(d) - 1 - d)) < b.o["near"]
-    denominator = (
-        exp(float(np.mean(b.lq[i]))) if near else exp(b.log_expectation(b.group_members(i)))
-    )
-    return -clipped(b, i, exp(float(np.mean(lp))) / denominator) / b.B
-
-
-def ds_gspo(b: Reference, i: int, lp: np.ndarray) -> float:
-    q, p_fixed = exp(float(np.mean(b.lq[i]))), exp(float(np.mean(b.fixed[i])))
-    return (
-        -clipped(b, i, exp(float(np.mean(lp))) / ((1 - b.o["mix"]) * q + b.o["mix"] * p_fixed))
-        / b.B
-    )
+def of_ratio(ratio: Token) -> Share:
+    """-(1/B) of one clipped ratio for all tokens."""
+    return lambda b, i, lp: -clipped(b, i, ratio(b, i, 0, lp)) / b.B
 
 
 def gmpo(b: Reference, i: int, lp: np.ndarray) -> float:
@@ -307,13 +360,9 @@ def ftis_code(b: Reference, i: int, lp: np.ndarray) -> float:
     """
     if not b.kept(i) or b.num_trained(i) == 0:
         return 0.0
-    members = b.group_members(i)
-    start = 2 * (members.index(i) // 2)
-    survivors = sum(b.kept(j) for j in members[start : start + 2])
-    sizes = [len(rewards_of_group(b.case, p)) for p in set(b.case.group)]
-    num_pairs = sum((size + 1) // 2 for size in sizes)
+    survivors = sum(b.kept(j) for j in b.pair(i))
     tokens = range(b.num_trained(i))
-    return -sum(truncated(b, i, t, lp) for t in tokens) / len(tokens) / survivors / num_pairs
+    return -sum(truncated(b, i, t, lp) for t in tokens) / len(tokens) / survivors / b.num_pairs()
 
 
 def _relative(case: Case, advantage: list[float], o: dict) -> list[float]:
@@ -339,19 +388,34 @@ ROWS: dict[tuple[str, str], tuple] = {
     ("grpo", ""): (standardised, (), sequence_mean(clipped_rho), {}),
     ("tis", ""): (standardised, (), sequence_mean(truncated), {"C": 2.0}),
     ("ftis", ""): (standardised, (), sequence_mean(truncated), _FTIS),
-    ("ftis", "code"): (centred, (), ftis_code, _FTIS | {"no_end": True, "kl_over": "group"}),
+    ("ftis", "code"): (
+        centred,
+        (),
+        ftis_code,
+        _FTIS | {"no_end": True, "kl_over": "group", "over": mean_of_pairs},
+    ),
     ("fnois", ""): (standardised, (), sequence_mean(plain), {"filter": True}),
     ("fvis", ""): (standardised, (), sequence_mean(clipped_rho), {"filter": True}),
-    ("dr_grpo", ""): (centred, (), dr_grpo, {}),
-    ("bnpo", ""): (beta_normalised, (), bnpo, {}),
-    ("gspo", ""): (standardised, (), gspo, {}),
-    ("gepo", ""): (centred, (), gepo, {}),
-    ("gepo", "code"): (centred, (), gepo, {"scope": "microbatch", "toward": "code"}),
-    ("gepo_plus", ""): (centred, (), gepo_plus, {"near": 0.002}),
-    ("ds_gspo", ""): (standardised, (), ds_gspo, {"mix": 0.005}),
-    ("cispo", ""): (standardised, (), cispo, {"e": 4.0}),
-    ("topr", ""): (centred, (), topr, {}),
-    ("topr", "filtered"): (centred, (), topr, {"filter": True}),
+    ("dr_grpo", ""): (centred, (), dr_grpo, {"over": mean_over_limit}),
+    ("bnpo", ""): (beta_normalised, (), bnpo, {"over": mean_of_tokens}),
+    ("gspo", ""): (standardised, (), of_ratio(gspo_ratio), {"ratio": gspo_ratio}),
+    ("gepo", ""): (centred, (), of_ratio(gepo_ratio), {"ratio": gepo_ratio}),
+    ("gepo", "code"): (
+        centred,
+        (),
+        of_ratio(gepo_ratio),
+        {"scope": "microbatch", "toward": "code", "ratio": gepo_ratio},
+    ),
+    ("gepo_plus", ""): (
+        centred,
+        (),
+        of_ratio(gepo_plus_ratio),
+        {"near": 0.002, "ratio": gepo_plus_ratio},
+    ),
+    ("ds_gspo", ""): (centred, (), of_ratio(ds_gspo_ratio), {"mix": 0.005, "ratio": ds_gspo_ratio}),
+    ("cispo", ""): (standardised, (), cispo, {"e": 4.0, "over": mean_of_tokens}),
+    ("topr", ""): (centred, (), topr, {"over": mean_of_sums}),
+    ("topr", "filtered"): (centred, (), topr, {"filter": True, "over": mean_of_sums}),
     ("gmpo", ""): (standardised, (), gmpo, {"log_clip": 0.4}),
     ("uplift", ""): (standardised, (), _uplift, _UPLIFT),
     ("uplift", "relative"): (standardised, (_relative,), _uplift, _UPLIFT | {"scale": 2.0}),
@@ -383,7 +447,7 @@ ROWS: dict[tuple[str, str], tuple] = {
         _uplift,
         _UPLIFT | {"scale": 2.0, "rehearse": 0.3, "foreign_cap": 0.5},
     ),
-    ("sapo_swarm", ""): (standardised, (), sapo_swarm, {}),
+    ("sapo_swarm", ""): (standardised, (), sapo_swarm, {"over": mean_of_tokens}),
 }
 for _name in ("grpo", "fvis", "dr_grpo", "bnpo", "gspo", "gepo", "gepo_plus", "ds_gspo", "gmpo"):
     _advantage, _adjust, _share, _constants = ROWS[(_name, "")]

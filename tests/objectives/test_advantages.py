@@ -47,6 +47,7 @@ def samples(
         success_B=torch.tensor(success if isinstance(success, list) else [success] * num),
         skill_B=torch.tensor(skill if skill is not None else [1.0] * num),
         length_B=torch.full((num,), 3),
+        ended_B=torch.ones(num, dtype=torch.bool),
         logq_mean_B=torch.full((num,), -1.0),
         max_length=8,
     )
@@ -253,7 +254,10 @@ def horizontal_case() -> Case:
 def test_pairs_longest_and_denominators_by_hand() -> None:
     terms = objective("ftis", "code").prepare(samples_of(horizontal_case()))
     assert terms.pair_B.tolist() == [0, 0, 1, 2, 2, 3]
-    assert terms.group_longest_B.tolist() == [5, 5, 5, 3, 3, 4]
+    # all ended, and the code has no end tokens
+    assert terms.group_longest_B.tolist() == [4, 4, 4, 2, 2, 3]
+    with_end = objective("ftis").prepare(samples_of(horizontal_case()))
+    assert with_end.group_longest_B.tolist() == [5, 5, 5, 3, 3, 4]
     assert (terms.num_sequences, terms.num_tokens, terms.num_pairs, terms.max_length) == (
         6,
         18,
@@ -267,7 +271,7 @@ def test_taking_some_terms_keeps_the_denominators_of_the_whole_batch() -> None:
     some = terms.take(torch.tensor([4, 0]))
     assert some.advantage_B.tolist() == pytest.approx([0.5, 1 / 3])
     assert some.log_expectation_B.tolist() == pytest.approx([-1.0, -1.0])
-    assert some.group_longest_B.tolist() == [3, 5]
+    assert some.group_longest_B.tolist() == [2, 4]
     assert some.pair_B.tolist() == [2, 0]
     assert (some.num_sequences, some.num_tokens, some.num_pairs, some.max_length) == (6, 18, 4, 20)
 
@@ -296,6 +300,7 @@ def test_samples_refuse_tensors_of_different_length() -> None:
             success_B=torch.zeros(2),
             skill_B=torch.ones(3),
             length_B=torch.ones(3, dtype=torch.int64),
+            ended_B=torch.ones(3, dtype=torch.bool),
             logq_mean_B=torch.zeros(3),
             max_length=4,
         )

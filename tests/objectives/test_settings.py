@@ -11,7 +11,7 @@ from motley.objectives.importance import Truncated
 
 from .cases import ROW_IDS, ROWS
 
-PENALTY = {"beta": 0.0, "toward": "sampler", "dual_clip": 3.0}
+PENALTY = {"beta": 0.0, "toward": "sampler", "beta_times": "one", "dual_clip": 3.0}
 FILTER = {"g": 50.0, "kl": "k3", "kl_over": "own"}
 CLIP = {"clip_low": 0.2, "clip_high": 0.2}
 RATIO = CLIP | {"delta": inf}
@@ -97,10 +97,11 @@ def test_every_listed_number_can_be_set_and_nothing_else_moves(name: str, varian
         ("ftis", "kl", ("k3", "k1")),
         ("ftis", "kl_over", ("own", "group")),
         ("gepo", "scope", ("group", "microbatch")),
-        ("gepo", "toward", ("sampler", "code")),
+        ("gepo", "toward", ("sampler", "code", "reference")),
+        ("gepo", "beta_times", ("one", "ratio")),
     ],
 )
-def test_every_choice_can_be_set(name: str, setting: str, choices: tuple[str, str]) -> None:
+def test_every_choice_can_be_set(name: str, setting: str, choices: tuple[str, ...]) -> None:
     for choice in choices:
         assert objective(name, settings={setting: choice}).settings()[setting] == choice
 
@@ -122,6 +123,7 @@ def test_settings_of_a_row_made_by_hand() -> None:
         "C": 3.0,
         "beta": 0.0,
         "toward": "sampler",
+        "beta_times": "one",
         "dual_clip": 3.0,
     }
 
@@ -149,8 +151,8 @@ def test_unknown_variant_is_told_the_known_ones() -> None:
 
 def test_setting_of_another_row_is_told_those_of_this_one() -> None:
     expected = (
-        r"^objective setting 'foreign' is not used by this objective; it uses C, beta, clip_high, "
-        r"clip_low, dual_clip, toward$"
+        r"^objective setting 'foreign' is not used by this objective; it uses C, beta, beta_times, "
+        r"clip_high, clip_low, dual_clip, toward$"
     )
     with pytest.raises(ValueError, match=expected):
         objective("tis", settings={"foreign": 1.0})
@@ -182,6 +184,7 @@ def test_number_where_text_is_meant_and_text_where_a_number_is_meant() -> None:
         ("ftis", "kl_over", "batch"),
         ("gepo", "scope", "Group"),
         ("gepo", "toward", "learner"),
+        ("gepo", "beta_times", "rho"),
     ],
 )
 def test_unknown_choice_is_refused(name: str, setting: str, value: str) -> None:

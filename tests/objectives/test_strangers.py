@@ -37,19 +37,22 @@ def hostile_case(own: bool = False) -> Case:
     )
 
 
+@pytest.mark.parametrize("times", ["one", "ratio"])
 @pytest.mark.parametrize("beta", [0.0, 0.01])
 @pytest.mark.parametrize(("name", "variant"), BOUNDED)
 def test_whatever_a_stranger_reports_its_weight_is_bounded(
-    name: str, variant: str, beta: float
+    name: str, variant: str, beta: float, times: str
 ) -> None:
     case = hostile_case()
-    got = run(objective(name, variant, {"beta": beta}), case)
+    got = run(objective(name, variant, {"beta": beta, "beta_times": times}), case)
     assert np.isfinite(got.loss)
     assert np.isfinite(flat(got.gradient)).all()
     assert torch.isfinite(got.output.kl_B).all()
     assert float(got.output.weight_BT.max()) <= MOST_WEIGHT
-    # of one token: its weight times A, and what a penalty adds, over at least one sequence
-    most = MOST_WEIGHT * float(got.terms.advantage_B.abs().max()) + beta * 3
+    # of one token: its weight times A, and what a penalty adds, over at least one sequence; times
+    # a ratio of 3 that is 3 (3 - 1) and 3 (3 - 1 - log 3)
+    most = MOST_WEIGHT * float(got.terms.advantage_B.abs().max())
+    most += beta * (3 if times == "one" else 9)
     assert np.abs(flat(got.gradient)).max() <= most
 
 
@@ -163,12 +166,12 @@ def test_a_log_prob_that_is_no_number_is_not_hidden() -> None:
     assert np.isnan(run(objective("nois"), case).loss)
 
 
-@pytest.mark.parametrize("toward", ["sampler", "code"])
+@pytest.mark.parametrize("toward", ["sampler", "code", "reference"])
 def test_the_penalty_of_a_stranger_has_no_gradient_beyond_its_bound(toward: str) -> None:
     far = -40.0 if toward == "sampler" else -1.0
     ours = -1.0 if toward == "sampler" else -40.0
     for own in (True, False):
-        case = tiny([1.0, 1.0], [[ours]] * 2, [[far]] * 2, own=[own] * 2)
+        case = tiny([1.0, 1.0], [[ours]] * 2, [[far]] * 2, own=[own] * 2, ref=[[-1.0]] * 2)
         got = run(objective("nois", settings={"beta": 0.1, "toward": toward}), case)
         assert (np.abs(flat(got.gradient)).max() > 1e3) == own
     near = tiny([1.0, 1.0], [[-1.5]] * 2, [[-1.0]] * 2, own=[False] * 2)

@@ -23,7 +23,7 @@ from motley.learning.blame import Blame
 from motley.learning.descent import LossScale
 from motley.learning.notes import Note
 from motley.learning.sequences import StepPlan, unscored
-from motley.learning.shares import Gradient
+from motley.learning.shares import Gradient, Scored
 from motley.objectives import Objective
 
 
@@ -69,21 +69,29 @@ def _draw(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
-def with_start(plan: StepPlan, scored: Sequence[tuple[MicroBatch, Tensor]]) -> StepPlan:
-    """The same, with the learner's log-probs [B, T] of its sequences as the round's start."""
+def with_start(plan: StepPlan, scored: Sequence[Scored]) -> StepPlan:
+    """The same, with what the round decides by: log-probs of the learner as it begins, and of the
+    reference.
+    """
     start: dict[int, NDArray[np.float32]] = {}
-    for micro, logp_BT in scored:
-        table, lengths = logp_BT.float().cpu().numpy(), micro.mask_BT.sum(1).tolist()
-        for place, (row, length) in enumerate(zip(micro.row_B.tolist(), lengths, strict=True)):
-            start[row] = table[place, :length]
-    return replace(plan, start=start)
+    ref: dict[int, NDArray[np.float32]] = {}
+    for one in scored:
+        start |= _by_row(one.micro, one.logp_BT)
+        ref |= {} if one.ref_BT is None else _by_row(one.micro, one.ref_BT)
+    return replace(plan, start=start, ref=ref)
 
 
-def settled(
-    plan: StepPlan, objective: Objective, scored: Sequence[tuple[MicroBatch, Tensor]]
-) -> StepPlan:
+def _by_row(micro: MicroBatch, logp_BT: Tensor) -> dict[int, NDArray[np.float32]]:
+    table, lengths = logp_BT.float().cpu().numpy(), micro.mask_BT.sum(1).tolist()
+    return {
+        row: table[place, :length]
+        for place, (row, length) in enumerate(zip(micro.row_B.tolist(), lengths, strict=True))
+    }
+
+
+def settled(plan: StepPlan, objective: Objective, scored: Sequence[Scored]) -> StepPlan:
     """The same, with what the row decides from the learner's log-probs of all that it scores."""
-    batches = [unscored(plan, micro).known(logp_learner_BT=logp_BT) for micro, logp_BT in scored]
+    batches = [unscored(plan, one.micro).known(logp_learner_BT=one.logp_BT) for one in scored]
     return replace(plan, terms=objective.settle(plan.terms, batches))
 
 

@@ -32,7 +32,8 @@ from motley.learning.inner import (
     settled,
     with_start,
 )
-from motley.learning.notes import Overheard, note, note_scores
+from motley.learning.notes import Overheard, note, note_scores, reference_kl
+from motley.learning.reference import Reference
 from motley.learning.schedule import lr_at
 from motley.learning.select import Candidate
 from motley.learning.senders import SenderMetrics
@@ -47,7 +48,7 @@ from motley.learning.sequences import (
     step_rows,
     unscored,
 )
-from motley.learning.shares import Gradient, Pulls, Settled, scales
+from motley.learning.shares import Gradient, Pulls, Scored, Settled, scales
 from motley.learning.success import Skills, Success
 from motley.models.devices import is_out_of_memory
 from motley.models.policy import Policy
@@ -70,6 +71,7 @@ class StepReport:
     log_ratios: dict[int, list[Floats]] = field(default_factory=dict, compare=False)
     lr: float = 0.0
     inner: InnerReport | None = None  # where there was more than one optimiser step
+    reference_kl: float | None = None  # where a penalty pulls toward the reference
 
 
 class Learner:
@@ -84,7 +86,7 @@ class Learner:
         rounds: int = 1,
         seed: int = 0,
     ) -> None:
-        """`rounds`: of the whole run, for the schedule. `seed`: the crew's."""
+        """`policy`: as the run began. `rounds`: of the whole run. `seed`: the crew's."""
         self.policy = policy
         self.success, self.skills = Success(rules.success_memory), Skills()
         self.scale = LossScale(policy.dtype)
@@ -93,6 +95,7 @@ class Learner:
         self._trust = trust
         self._full_lr = self._lr = lr
         self._rounds, self._seed = rounds, seed
+        self._reference = Reference(policy, objective.penalty.needs_reference)
         self.token_budget = rules.token_budget or fitting_budget(policy)
         self._halved = False
         self._parameters = [p for _, p in policy.trained()]
@@ -264,8 +267,9 @@ class Learner:
         """`scale_S`: what to leave of each sender's part."""
         self.optimiser.zero_grad()
         self._score.begin()
-        micros = [unscored(plan, micro) for micro in self._micro_batches(plan.todo)]
-        made = self._launch(plan, micros, scale_S, learns)
+        micros = map(partial(unscored, plan), self._micro_batches(plan.todo))
+        known = [self._reference.known(plan, micro) for micro in micros]
+        made = self._launch(plan, known, scale_S, learns)
         return made._replace(heard=self._hear(plan)) if scale_S is None else made
 
     def _launch(
@@ -278,7 +282,7 @@ class Learner:
         """On a GPU nothing here waits for it."""
         pulls = Pulls(len(plan.batch.senders), self.policy.device)
         notes, losses = [], [torch.zeros((), device=self.policy.device)]
-        scored: list[tuple[MicroBatch, Tensor]] = []
+        scored: list[Scored] = []
         for micro, sender_B, known in micros:
             with torch.set_grad_enabled(learns):
                 scores = self._score(micro.packed)
@@ -290,10 +294,9 @@ class Learner:
             notes.append(note(micro, scores, loss_batch, output))
             losses.append(output.loss.detach())
             if not learns:
-                scored.append((micro, logp_BT.detach()))
+                scored.append(Scored(micro, logp_BT.detach(), loss_batch.logp_ref_BT))
                 continue
-            if scale_S is not None:
-                dloss_BT = dloss_BT * scale_S[sender_B, None]
+            dloss_BT = dloss_BT if scale_S is None else dloss_BT * scale_S[sender_B, None]
             self.scale.backward(scores.logp_M, micro.pack(dloss_BT))
         pull_S = pulls.norm_S
         return Gradient(
@@ -355,6 +358,7 @@ def _report(
         senders={},
         fates=fates_of(plan.batch, rows),
         log_ratios=_log_ratios(plan, rows, made.heard),
+        reference_kl=reference_kl(made.notes),
     )
 
 

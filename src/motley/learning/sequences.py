@@ -56,7 +56,6 @@ class StepBatch:
     logp_sampler_B: list[tuple[float, ...]]
     sequences: list[ToScore]
     samples: Samples
-    ended_B: Tensor
     senders: list[str]  # by number; who is no stranger comes first
 
     @property
@@ -77,6 +76,8 @@ class StepPlan:
     # by row, the learner's log-probs when the round began; none: this is its first pass
     start: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     num_taken: int = 0  # optimiser steps since the round began
+    # the same of the policy that the peer began with, where a penalty asks for it
+    ref: dict[int, NDArray[np.float32]] = field(default_factory=dict)
 
     def sender_of(self, sequence: ToScore) -> str:
         return self.batch.candidate_B[sequence.row].group.origin.peer
@@ -119,6 +120,7 @@ def step_batch(
         success_B=torch.tensor([success.of(c.problem.kind) for _, c, _, _ in entries]),
         skill_B=torch.tensor([skills.of(c) for _, c, _, _ in entries]),
         length_B=torch.tensor([len(r.tokens) for _, _, _, r in entries]),
+        ended_B=torch.tensor([r.ending == "stop" for _, _, _, r in entries]),
         logq_mean_B=torch.tensor([sum(r.logprobs) / len(r.logprobs) for _, _, _, r in entries]),
         max_length=max(c.group.origin.sampling.max_tokens for c in candidates),
     )
@@ -139,7 +141,6 @@ def step_batch(
             for i, (g, c, _, r) in enumerate(entries)
         ],
         samples=samples,
-        ended_B=torch.tensor([r.ending == "stop" for _, _, _, r in entries]),
         senders=senders,
     )
 
@@ -186,21 +187,28 @@ def unscored(plan: StepPlan, micro: MicroBatch) -> Unscored:
     sampler_M = torch.from_numpy(np.fromiter(reported, np.float32, len(micro.packed.target_M))).to(
         device
     )
-    start_M = (
-        torch.from_numpy(np.concatenate([plan.start[row] for row in rows])) if plan.start else None
-    )
     sender_B = plan.batch.samples.sender_B[micro.row_B].to(device)
     known = partial(
         LossBatch,
         logp_sampler_BT=micro.unpack(sampler_M),
         mask_BT=micro.mask_BT,
-        ended_B=plan.batch.ended_B[micro.row_B].to(device),
+        ended_B=plan.batch.samples.ended_B[micro.row_B].to(device),
         terms=plan.terms.take(micro.row_B, device),
         withheld_BT=_withheld(plan, rows, micro.mask_BT),
-        logp_start_BT=None if start_M is None else micro.unpack(start_M.to(device)),
+        logp_start_BT=_table(plan.start, rows, micro),
+        logp_ref_BT=_table(plan.ref, rows, micro),
         num_taken=plan.num_taken,
     )
     return Unscored(micro, sender_B, known)
+
+
+def _table(
+    by_row: dict[int, NDArray[np.float32]], rows: list[int], micro: MicroBatch
+) -> Tensor | None:
+    if not by_row:
+        return None
+    value_M = torch.from_numpy(np.concatenate([by_row[row] for row in rows]))
+    return micro.unpack(value_M.to(micro.mask_BT.device))
 
 
 def _withheld(plan: StepPlan, rows: list[int], mask_BT: Tensor) -> Tensor | None:
@@ -247,7 +255,7 @@ def step_rows(plan: StepPlan, version: int) -> list[Row]:
                 batch.sequences,
                 batch.samples.reward_B.tolist(),
                 plan.terms.advantage_B.tolist(),
-                batch.ended_B.tolist(),
+                batch.samples.ended_B.tolist(),
                 strict=True,
             )
         )

@@ -37,6 +37,7 @@ class Samples:
     # own: 1 for own sequences, and where either is not known
     skill_B: Tensor
     length_B: Tensor  # int64, completion tokens, the end token included
+    ended_B: Tensor  # bool, the last token is the end token
     logq_mean_B: Tensor  # mean over tokens of the sampler's log-prob
     max_length: int  # the sampling limit, in tokens
 
@@ -52,6 +53,7 @@ class Samples:
                 self.success_B,
                 self.skill_B,
                 self.length_B,
+                self.ended_B,
                 self.logq_mean_B,
             )
         }
@@ -66,11 +68,13 @@ class Terms:
     own_B: Tensor
     stranger_B: Tensor
     log_expectation_B: Tensor  # logE of GEPO over the sequence's group
-    group_longest_B: Tensor  # longest completion of the sequence's group, in tokens
+    # longest completion of the sequence's group, in tokens; without end tokens if the row has none
+    group_longest_B: Tensor
     pair_B: Tensor  # int64, which two neighbours of a group and sender are a pair of the F-TIS code
     num_sequences: int  # with skip_silent only those of speaking groups
-    num_penalised: int  # all of them
-    num_tokens: int
+    num_tokens: int  # the same
+    num_penalised: int  # all sequences
+    num_penalised_tokens: int
     num_pairs: int
     max_length: int
     most_square: float = math.inf  # M2PO's bound on d^2
@@ -86,8 +90,9 @@ class Terms:
             group_longest_B=self.group_longest_B[index_B].to(device),
             pair_B=self.pair_B[index_B].to(device),
             num_sequences=self.num_sequences,
-            num_penalised=self.num_penalised,
             num_tokens=self.num_tokens,
+            num_penalised=self.num_penalised,
+            num_penalised_tokens=self.num_penalised_tokens,
             num_pairs=self.num_pairs,
             max_length=self.max_length,
             most_square=self.most_square,
@@ -102,6 +107,7 @@ class LossBatch:
     Only `logp_learner_BT` carries a gradient; values outside the mask are ignored.
 
     `logp_start_BT`: the learner's log-probs when the round began; None: it has not moved since.
+    `logp_ref_BT`: those of the policy it began the run with; None: no penalty asks for them.
     """
 
     logp_learner_BT: Tensor
@@ -112,6 +118,7 @@ class LossBatch:
     withheld_BT: Tensor | None = None  # bool, tokens not to be made likelier; None: no token is
     logp_start_BT: Tensor | None = None
     num_taken: int = 0  # optimiser steps since the round began
+    logp_ref_BT: Tensor | None = None
 
     @property
     def advantage_B(self) -> Tensor:
@@ -131,6 +138,22 @@ class LossBatch:
     def moved_BT(self) -> Tensor:
         """log p - log p at the start of the round, zero outside the mask."""
         return self.logp_BT - self.at_start().logp_BT.detach()
+
+    @property
+    def ref_log_ratio_BT(self) -> Tensor:
+        """log p of the reference - log p, zero outside the mask."""
+        assert self.logp_ref_BT is not None, "a penalty toward the reference needs its log-probs"
+        ref_BT = self.logp_ref_BT.clamp(min=LEAST_LOGP)
+        return torch.where(self.mask_BT, ref_BT - self.logp_BT, 0.0)
+
+    def penalised(self) -> LossBatch:
+        """The same with every sequence in the denominators, silent ones too."""
+        terms = replace(
+            self.terms,
+            num_sequences=self.terms.num_penalised,
+            num_tokens=self.terms.num_penalised_tokens,
+        )
+        return replace(self, terms=terms)
 
     def at_start(self) -> LossBatch:
         """The same as it was at the start of the round."""

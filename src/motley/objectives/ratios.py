@@ -31,16 +31,9 @@ def k3(log_ratio_BT: Tensor) -> Tensor:
 def k3_sampler_over_learner(log_ratio_BT: Tensor) -> Tensor:
     """exp(-d) - 1 + d: grows without bound where the learner finds the token unlikely.
 
-    The F-TIS filter's estimator.
+    The estimator of the F-TIS filter, and of GEPO's released code.
     """
     return k3(-log_ratio_BT)
-
-
-def k3_learner_over_sampler(log_ratio_BT: Tensor) -> Tensor:
-    """exp(d) - 1 - d: unbiased for KL(q||p) on samples of q, and tame where the learner finds the
-    token unlikely.
-    """
-    return k3(log_ratio_BT)
 
 
 def sequence_log_ratio(batch: LossBatch) -> Tensor:
@@ -118,7 +111,7 @@ class GroupOrSequenceRatio:
 
     def __call__(self, batch: LossBatch) -> Tensor:
         log_ratio_BT = batch.at_start().log_ratio_BT.detach()
-        kl_B = batch.token_mean(k3_learner_over_sampler(log_ratio_BT))
+        kl_B = batch.token_mean(k3_sampler_over_learner(log_ratio_BT))
         log_denominator_B = torch.where(
             kl_B < self.near, sampler_mean(batch), batch.terms.log_expectation_B
         )

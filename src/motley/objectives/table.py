@@ -70,7 +70,9 @@ OBJECTIVES: dict[str, Objective] = {
     "gepo_plus": Objective(
         advantage=Centred(), surrogate=ClippedRatio(ratio=GroupOrSequenceRatio())
     ),
-    "ds_gspo": Objective(surrogate=ClippedRatio(ratio=SmoothedSequenceRatio())),
+    "ds_gspo": Objective(
+        advantage=Centred(), surrogate=ClippedRatio(ratio=SmoothedSequenceRatio())
+    ),
     "cispo": Objective(weight=ClippedAbove(), surrogate=LogProb(), reduction=TokenMean()),
     "topr": Objective(
         advantage=Centred(), weight=TaperedNegatives(), surrogate=LogProb(), reduction=SequenceSum()
