@@ -113,9 +113,9 @@ class Reference:
             "toward": "sampler",
             "beta_times": "one",
             "dual_clip": 3.0,
+            "delta": np.inf,
             "over": mean_of_means,
             "ratio": rho,
-            "delta": np.inf,
         }
         self.o |= constants
         self.o = {"clip_low": self.o["e"], "clip_high": self.o["e"]} | self.o | options

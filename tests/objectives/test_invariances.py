@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
 
 from motley.objectives import Objective, objective
 
-from .cases import ROW_IDS, ROWS, Case, Result, batch_of, flat, make_case, run, samples_of
+from .cases import ROW_IDS, ROWS, Case, Result, batch_of, flat, make_case, prepared, run, samples_of
 
 # Their loss is a sum over sequences; the other two say that it is not.
 CUT_ANYWHERE = [row for row in ROWS if row not in (("ftis", "code"), ("gepo", "code"))]
@@ -121,3 +123,21 @@ def test_padding_may_hold_numbers_that_are_not_finite(garbage: float) -> None:
 def test_padding_of_ratios_may_hold_numbers_that_are_not_finite(name: str, garbage: float) -> None:
     case = make_case("apart", seed=3)
     same(run(objective(name), case, extra=3, garbage=garbage), run(objective(name), case))
+
+
+# The F-TIS code and the release of GEPO say that others of a micro-batch count.
+@pytest.mark.parametrize(("name", "variant"), CUT_ANYWHERE)
+def test_a_sequence_without_a_token_adds_nothing_and_harms_nobody(name: str, variant: str) -> None:
+    row, case = objective(name, variant), varied_case(name, seed=5)
+    batch = batch_of(case, prepared(row, case))
+    empty = 20
+    mask_BT = batch.mask_BT.clone()
+    mask_BT[empty] = False
+    row.loss(batch).loss.backward()
+    expected_BT = batch.logp_learner_BT.grad.clone()
+    expected_BT[empty] = 0
+    batch.logp_learner_BT.grad = None
+    output = row.loss(replace(batch, mask_BT=mask_BT))
+    output.loss.backward()
+    assert torch.isfinite(output.loss)
+    np.testing.assert_allclose(batch.logp_learner_BT.grad, expected_BT, rtol=1e-6, atol=1e-9)

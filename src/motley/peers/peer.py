@@ -35,10 +35,18 @@ from motley.peers.state import (
     check_dtype,
     heard_again,
     is_own,
+    refused_for_rewards,
     waiting_again,
 )
 from motley.records import Roster
-from motley.trust import Admission, Admitted, AdmittedGroups, ReasonCount, RefusedRecord
+from motley.trust import (
+    Admission,
+    Admitted,
+    AdmittedGroups,
+    ReasonCount,
+    RefusedRecord,
+)
+from motley.trust.steadiness import FOR_REWARDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +132,7 @@ class Peer:
                 if isinstance(verdict, Admitted):
                     self._take_in(entry, verdict)
                 elif isinstance(verdict, RefusedRecord):
+                    self.admitted.refuse(verdict.id, verdict.signed)
                     self._drop_muted(self.scrutiny.refused(verdict, self.learned_rounds))
                 elif isinstance(verdict, Roster):
                     self._drop_revoked()
@@ -184,6 +193,10 @@ class Peer:
     def awaited(self) -> list[str]:
         """Whose groups of the present round are not all there; in async, nobody's."""
         return self.pace.awaited(self.waiting, self._round())
+
+    def forgone(self) -> list[str]:
+        """Whom of them it is no use to wait for: all came, and not all of it counts."""
+        return [n for n in self.awaited() if self.admitted.is_whole(n, self.learned_rounds)]
 
     def _round(self, closed: bool = False) -> Round:
         crewmates = self.crewmates
@@ -288,8 +301,28 @@ class Peer:
         heard = heard_again(state.scrutiny.heard, self.log, half)
         self.scrutiny.load_state(state.scrutiny, heard)
         self._drop_revoked()
+        if not self.config.crew.check_rewards:
+            _trust_rewards(self)
         counter, previous = state.head
         # an outbox that outlived the checkpoint is further; one without a file begins here
         if counter > half.outbox.head.counter:
             half.outbox.head = Head(counter, bytes.fromhex(previous))
         half.refresh()
+
+
+def _trust_rewards(peer: Peer) -> None:
+    """Take in what a crew had refused for its rewards before it was told to trust them.
+
+    A lockstep round that could not go on for that goes on. Others have gone on without.
+    """
+    if not peer.pace.awaits_others:
+        return
+    standing, version = peer.scrutiny.standing, peer.learner.policy.version
+    for name in [n for n, s in standing.muted.items() if s.reason in FOR_REWARDS]:
+        peer.scrutiny.pardon(name)
+    kept = refused_for_rewards(peer.admission.kept, version, peer.half.clock.now_s())
+    there = {c.position for c in peer.waiting}
+    for candidate in waiting_again(kept, peer.log, peer.half):
+        wanted = peer.pace.wants(candidate.group, peer.learned_rounds)
+        if wanted and candidate.position not in there:
+            peer.waiting.add(candidate)
