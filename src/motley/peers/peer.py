@@ -279,7 +279,7 @@ class Peer:
             admission=self.admission.state(),
             head=(head.counter, head.previous.hex()),
             scrutiny=self.scrutiny.state(),
-            skills={sender: list(means) for sender, means in learner.skills.means.items()},
+            skills=learner.skills.means,
         )
 
     def load_state(self, state: PeerState) -> None:
@@ -288,8 +288,7 @@ class Peer:
         learner.policy.version = state.version
         if not self.config.learning.token_budget:
             learner.token_budget = state.token_budget
-        learner.success.by_kind = dict(state.success)
-        learner.skills.means = {sender: list(means) for sender, means in state.skills.items()}
+        learner.success.by_kind, learner.skills.means = dict(state.success), dict(state.skills)
         half.sampled_rounds, self.learned_rounds = state.sampled_rounds, state.learned_rounds
         self.cursor = state.cursor
         window.version, window.made_s = state.version, dict(state.made_s)
