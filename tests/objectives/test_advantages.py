@@ -17,6 +17,7 @@ from motley.objectives import Samples, objective
 from motley.objectives.advantages import (
     BatchStandardised,
     BetaNormalised,
+    BothBaselines,
     CapabilityAware,
     Centred,
     ForeignCap,
@@ -158,6 +159,25 @@ def test_receiver_relative_lets_the_best_teacher_speak_until_the_receiver_catche
     for success, expected in [(0.0, 2.0), (0.75, 0.5), (1.0, 0.0)]:
         terms = row.prepare(samples([1.0, 1.0, 1.0, 1.0], [0, 0, 1, 1], own_and_foreign, success))
         assert terms.advantage_B.tolist() == pytest.approx([0.0, 0.0, expected, expected])
+
+
+def test_both_baselines_by_hand() -> None:
+    # A foreign group with one success of four, std .5: A = (1 - .25)/.5 = 1.5, more than 1 - .2.
+    # A foreign group all right: A = 0, less than 1 - .2. Own groups and failures stay.
+    rewards = [1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0]
+    batch = samples(rewards, [0] * 4 + [1] * 2 + [2] * 2, [False] * 6 + [True] * 2, success=0.2)
+    given = Standardised()(batch)
+    got = BothBaselines()(batch, given)
+    assert got[:4].tolist() == given[:4].tolist()
+    assert given[0].item() == pytest.approx(1.5, abs=1e-3)
+    assert got[4:6].tolist() == pytest.approx([0.8, 0.8])
+    assert got[6:].tolist() == given[6:].tolist()
+    assert BothBaselines(scale=3.0)(batch, given)[0].item() == pytest.approx(2.4)
+
+
+def test_both_baselines_silence_what_the_receiver_can_do_as_well() -> None:
+    batch = samples([1.0, 0.0], [0, 0], [False, False], success=1.0)
+    assert BothBaselines()(batch, Standardised()(batch))[0].item() == 0.0
 
 
 def test_receiver_relative_gradient_by_hand() -> None:

@@ -24,7 +24,8 @@ WITHOUT_GROUP_WEIGHT = [row for row in ROWS if row[0] != "gepo" and "shaped" not
 WITHOUT_REMEDY = [
     (name, v)
     for name, v in ROWS
-    if not ("relative" in v or "rehearsed" in v) and (name != "reinforce_pp" or v == "baseline")
+    if not ("relative" in v or "rehearsed" in v or v == "both")
+    and (name != "reinforce_pp" or v == "baseline")
 ]
 
 
