@@ -18,7 +18,7 @@ ROOT = Path(motley.__file__).parent
 
 # From the ground up: a room imports from the floors below its own, and from nowhere else.
 FLOORS = [
-    {"clock", "files", "links", "objectives", "records"},
+    {"clock", "files", "links", "objectives", "records", "spelling"},
     {"config", "exchange", "tasks"},
     {"exchange.nats", "models", "trust"},
     {"compute", "weights"},
