@@ -1,0 +1,304 @@
+"""Spans: the parts of a text whose log-probs two vocabularies can compare.
+
+Each vocabulary cuts a text its own way. A span runs from one stable cut to the next, and log-probs
+are summed over it. A cut is stable if it can be told without a look at what follows: no suffix of
+the text so far is a proper beginning of a token, so no token of any continuation crosses it.
+docs/methods.md says why nothing less will do.
+
+Owns where spans begin and end. Knows bytes and indices: no tokenizer, no tensor, no ratio's use.
+
+Axes: B completions, T tokens of one side, N bytes, S spans; all completions one after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from motley.spelling.table import Spelling
+
+Bytes = NDArray[np.uint8]
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Codes = NDArray[np.uint64]  # up to eight bytes as one number
+
+WINDOW = 8  # bytes looked back at; as many as a code holds
+
+
+class UnlikeTextsError(ValueError):
+    """Two sides that do not spell one text."""
+
+
+@dataclass(frozen=True)
+class StableCuts:
+    """After which bytes of a text no token of one vocabulary can go on.
+
+    Tokens `a`, `b`, `c`, `ab`, `5`, `b5`: in "ab5c5" the cuts after 5, c and 5 are stable. Those
+    after `a` and `b` are not, since `ab` and `b5` can cross them.
+
+    A beginning of a token counts only if it has no other as its suffix. That leaves few: of most
+    tables single bytes and parts of characters. Of one longer than eight bytes the last eight are
+    kept. So a stable cut may be missed there, and none is ever found that is not stable.
+    """
+
+    opening: Bools  # (256,): the byte begins a token of several bytes
+    inside: Bools  # (256,): other bytes that some token goes on behind; all else is stable
+    longer: tuple[Codes, ...]  # beginnings of 2, 3, ..., 8 bytes up to such a byte, each sorted
+
+    @staticmethod
+    def of(tokens: Iterable[bytes | None]) -> StableCuts:
+        """Of the tokens of a vocabulary; None: a token without text."""
+        several = [token for token in tokens if token is not None and len(token) > 1]
+        text_N = np.frombuffer(b"".join(several), np.uint8)
+        length_V = np.array([len(token) for token in several], np.int64)
+        place_N = _within(length_V)  # of the byte in its token
+        opening = np.zeros(256, np.bool_)
+        opening[text_N[place_N == 0]] = True
+        inner = (place_N > 0) & (place_N < np.repeat(length_V, length_V) - 1)
+        end_E = np.flatnonzero(inner & ~opening[text_N])  # where beginnings end
+        inside = np.zeros(256, np.bool_)
+        inside[text_N[end_E]] = True
+        longer: list[Codes] = []
+        for size in range(2, WINDOW + 1):
+            known = ~_ends_on(text_N, end_E, place_N[end_E] + 1, longer)
+            end_E = end_E[known]
+            exact = place_N[end_E] + 1 == size
+            here = exact if size < WINDOW else np.ones_like(exact)
+            longer.append(np.unique(_codes(text_N, end_E[here], size)))
+        return StableCuts(opening, inside, tuple(longer))
+
+    def after(self, text_N: Bytes, size_B: Ints) -> Bools:
+        """For each byte of the texts, whether the cut behind it is stable."""
+        stable_N = ~self.opening[text_N]
+        place_C = np.flatnonzero(self.inside[text_N])  # to be judged by more bytes than one
+        behind_C = _within(size_B)[place_C] + 1
+        stable_N[place_C] = ~_ends_on(text_N, place_C, behind_C, self.longer)
+        return stable_N
+
+
+def _within(size_B: Ints) -> Ints:
+    """Places in each of several rows: sizes 2, 3 -> 0, 1, 0, 1, 2."""
+    starts_B = np.cumsum(size_B) - size_B
+    return np.arange(int(size_B.sum()), dtype=np.int64) - np.repeat(starts_B, size_B)
+
+
+def _codes(text_N: Bytes, end_E: Ints, size: int) -> Codes:
+    """The `size` bytes up to each end as one number."""
+    codes = np.zeros(len(end_E), np.uint64)
+    for back in range(size):
+        codes |= text_N[end_E - back].astype(np.uint64) << np.uint64(8 * back)
+    return codes
+
+
+def _ends_on(text_N: Bytes, end_E: Ints, behind_E: Ints, longer: Sequence[Codes]) -> Bools:
+    """Whether one of the beginnings ends at each place, within the `behind` bytes up to it."""
+    found_E = np.zeros(len(end_E), np.bool_)
+    for size, codes in enumerate(longer, start=2):
+        asked = np.flatnonzero(~found_E & (behind_E >= size)) if len(codes) else codes
+        if len(asked):
+            looked = _codes(text_N, end_E[asked], size)
+            place = np.minimum(np.searchsorted(codes, looked), len(codes) - 1)
+            found_E[asked] = codes[place] == looked
+    return found_E
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How one vocabulary cuts the texts of several completions.
+
+    "ab", ended, as `a`, `b` and an end token: text b"ab", length_T 1, 1, 0, count_B 3.
+    """
+
+    text: bytes  # of all completions
+    length_T: Ints  # bytes of each token; 0: an end token
+    count_B: Ints  # tokens of each completion
+
+    def __post_init__(self) -> None:
+        last_T = np.zeros(len(self.length_T), np.bool_)
+        last_T[np.cumsum(self.count_B)[self.count_B > 0] - 1] = True
+        assert last_T[self.length_T == 0].all(), "an end token is the last of its completion"
+        assert self.count_B.sum() == len(self.length_T)
+        assert self.length_T.sum() == len(self.text)
+
+    @staticmethod
+    def of(spelling: Spelling, completions: Sequence[Sequence[int]], ended: Sequence[bool]) -> Cut:
+        """`ended`: whether the last token of a completion is its end token."""
+        texts: list[bytes] = []
+        lengths: list[int] = []
+        for tokens, end in zip(completions, ended, strict=True):
+            spelled = tokens[:-1] if end else tokens
+            texts.append(spelling.bytes_of(spelled))
+            lengths += [*spelling.lengths_of(spelled), *([0] if end else [])]
+        counts = [len(tokens) for tokens in completions]
+        return Cut(b"".join(texts), np.array(lengths, np.int64), np.array(counts, np.int64))
+
+    def sizes(self) -> Ints:
+        """Bytes of each completion."""
+        return self._sums(self.length_T)
+
+    def ended(self) -> Bools:
+        """Which completions have an end token."""
+        return self._sums((self.length_T == 0).astype(np.int64)) > 0
+
+    def slots(self, start_B: Ints) -> Ints:
+        """Where each token ends, in rows that start there and have a slot behind for the end."""
+        length_T = np.maximum(self.length_T, 1)
+        total_T = np.cumsum(length_T)
+        before_B = np.concatenate([[0], total_T])[np.cumsum(self.count_B) - self.count_B]
+        return total_T - 1 + np.repeat(start_B - before_B, self.count_B)
+
+    def _sums(self, value_T: Ints) -> Ints:
+        totals = np.concatenate([[0], np.cumsum(value_T)])
+        ends_B = np.cumsum(self.count_B)
+        sums: Ints = totals[ends_B] - totals[ends_B - self.count_B]
+        return sums
+
+
+@dataclass(frozen=True)
+class Tokenwise:
+    """One vocabulary on both sides: each token is a span, and nothing is to be done."""
+
+    def log_ratios(self, sent_T: Floats, scored_T: Floats) -> Floats:
+        return scored_T - sent_T
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """The spans of several completions between two vocabularies, in the order of the text."""
+
+    sender_T: Ints  # the span of each of the sender's tokens
+    receiver_T: Ints  # the span of each of the receiver's tokens
+    count_B: Ints  # spans of each completion
+    closed_S: Bools  # not: the completion was cut by length inside of the span
+
+    def log_ratios(self, sent_T: Floats, scored_T: Floats) -> Floats:
+        """Of each span: the receiver's log-probs less the sender's."""
+        num = len(self.closed_S)
+        scored_S = np.bincount(self.receiver_T, scored_T, minlength=num)
+        return np.subtract(scored_S, np.bincount(self.sender_T, sent_T, minlength=num), dtype=float)
+
+    def wagers(self, sent_T: Floats, scored_T: Floats) -> Floats:
+        """The same for who bets on them: a span that never closed pays nothing, -inf.
+
+        To leave it out instead would be to bet on what closed only, with hindsight.
+        """
+        return np.where(self.closed_S, self.log_ratios(sent_T, scored_T), -np.inf)
+
+    def num_sent(self) -> Ints:
+        """The sender's tokens in each span."""
+        return np.bincount(self.sender_T, minlength=len(self.closed_S))
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A sender's vocabulary and another one, the receiver's."""
+
+    sender: Spelling
+    receiver: Spelling
+    sender_cuts: StableCuts
+    receiver_cuts: StableCuts
+
+    @staticmethod
+    def of(sender: Spelling, receiver: Spelling) -> Pair:
+        cuts = [StableCuts.of(spelling.token_bytes) for spelling in (sender, receiver)]
+        return Pair(sender, receiver, *cuts)
+
+    def stable(self, text: bytes) -> Bools:
+        """After which bytes of a text neither vocabulary can have a token go on."""
+        return _stable(text, np.array([len(text)]), [self.sender_cuts, self.receiver_cuts])
+
+    def align(
+        self,
+        sent: Sequence[Sequence[int]],
+        scored: Sequence[Sequence[int]],
+        ended: Sequence[bool],
+    ) -> Aligned:
+        """Completions as the sender's tokens and as the receiver's.
+
+        Where a completion ended both have their end token. Where it did not, neither has.
+        """
+        sender, receiver = (
+            Cut.of(self.sender, sent, ended),
+            Cut.of(self.receiver, scored, ended),
+        )
+        return align(sender, receiver, [self.sender_cuts, self.receiver_cuts])
+
+
+def align(sender: Cut, receiver: Cut, cuts: Sequence[StableCuts]) -> Aligned:
+    """The spans of completions that two vocabularies cut.
+
+    An end token is one more symbol behind the text. So it closes a span; and it is a span by
+    itself if the cut before it is stable.
+    """
+    check_texts(sender, receiver)
+    size_B, ended_B = sender.sizes(), sender.ended()
+    start_B = np.cumsum(size_B + 1) - size_B - 1
+    last_B = start_B + size_B  # the slot of the end token
+    closes = np.zeros(len(sender.text) + len(size_B), np.bool_)
+    spelled = np.ones(len(closes), np.bool_)
+    spelled[last_B] = False
+    both_N = _within(size_B) < np.repeat(receiver.sizes(), size_B)  # the receiver has it too
+    closes[spelled] = both_N & _stable(sender.text, size_B, cuts)
+    open_B = ~ended_B & (size_B > 0) & ~closes[last_B - 1]
+    closes[last_B] = ended_B | open_B
+    total = np.concatenate([[0], np.cumsum(closes)])
+    span = total[:-1]  # of each slot
+    closed_S = np.ones(int(total[-1]), np.bool_)
+    closed_S[span[last_B[open_B]]] = False
+    return Aligned(
+        span[sender.slots(start_B)],
+        span[receiver.slots(start_B)],
+        total[last_B + 1] - total[start_B],
+        closed_S,
+    )
+
+
+def _stable(text: bytes, size_B: Ints, cuts: Sequence[StableCuts]) -> Bools:
+    text_N = np.frombuffer(text, np.uint8)
+    return np.logical_and.reduce([one.after(text_N, size_B) for one in cuts])
+
+
+def check_texts(sender: Cut, receiver: Cut) -> None:
+    """Both sides spell the same bytes and end alike.
+
+    Where a completion was cut by length inside of a character, the receiver may be without the
+    bytes of that character: it is no text yet.
+    """
+    texts = zip(_texts(sender), _texts(receiver), sender.ended(), receiver.ended(), strict=True)
+    for place, (sent, scored, sent_end, scored_end) in enumerate(texts):
+        if sent_end != scored_end:
+            raise UnlikeTextsError(
+                f"completion {place} has an end token on the {'sender' if sent_end else 'receiver'}"
+                "'s side only; expected it on both or on neither: encode it as it ended"
+            )
+        if sent != scored and (sent_end or whole(sent) != scored):
+            differ = next(
+                (i for i, pair in enumerate(zip(sent, scored, strict=False)) if pair[0] != pair[1]),
+                min(len(sent), len(scored)),
+            )
+            raise UnlikeTextsError(
+                f"completion {place} differs from byte {differ} on: the receiver has "
+                f"{scored[differ : differ + 8]!r}, expected the sender's "
+                f"{sent[differ : differ + 8]!r}: use it as text only"
+            )
+
+
+def _texts(cut: Cut) -> list[bytes]:
+    ends = np.cumsum(cut.sizes()).tolist()
+    return [cut.text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def whole(text: bytes) -> bytes:
+    """A text without the bytes of a character that is not finished."""
+    for back in range(1, min(3, len(text)) + 1):
+        byte = text[-back]
+        if byte >= 0xC0:  # begins a character of 2, 3 or 4 bytes
+            size = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return text[:-back] if back < size else text
+        if byte < 0x80:
+            return text
+    return text
