@@ -3,65 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
-from motley.spelling.spans import Aligned, Bools, Bytes, Cut, Floats, Ints, Pair, StableCuts, align
+from motley.spelling.spans import Aligned, Floats, Ints, Pair, StableCuts, align
 
 from .chains import END, FIRST, Chain, Model, Samples
-
-Rule = Callable[[bytes, set[int], set[int], bool], set[int]]
+from .other_cuts import before_a_space, by_rule, cut_of, every_common_cut, only_the_end
 
 LETTERS = b"abc5 "
 SENDER = (b"a", b"b", b"c", b"5", b" ", b"ab", b"abc", b"b5", b" a", b" ab", b"ca")
-SHARP = 2  # a chain whose letters tell much of those behind them
 RECEIVER = (b"a", b"b", b"c", b"5", b" ", b"bc", b" b", b"ca5", b"cab", b"aa")
-
-
-@dataclass(frozen=True)
-class Told(StableCuts):
-    """Cuts by another rule than ours, to see what becomes of ratios then."""
-
-    told_N: Bools
-
-    def after(self, text_N: Bytes, size_B: Ints) -> Bools:
-        return self.told_N
-
-
-def by_rule(samples: Samples, rule: Rule) -> Aligned:
-    """Spans closed where the rule says: bytes -> ends of both sides' tokens -> closing places."""
-    told: list[bool] = []
-    for sent, scored in zip(samples.sent, samples.scored, strict=True):
-        text = b"".join(sent)
-        ends = [set(np.cumsum([len(t) for t in side]).tolist()) for side in (sent, scored)]
-        closing = rule(text, ends[0], ends[1], END in sent)
-        told += [place in closing for place in range(1, len(text) + 1)]
-    sides = [_cut(samples.sent), _cut(samples.scored)]
-    empty = StableCuts.of(())
-    cuts = Told(empty.opening, empty.inside, empty.longer, np.array(told, np.bool_))
-    return align(sides[0], sides[1], [cuts])
-
-
-def _cut(completions: list[list[bytes]]) -> Cut:
-    lengths = [len(token) for tokens in completions for token in tokens]
-    counts = [len(tokens) for tokens in completions]
-    text = b"".join(b"".join(tokens) for tokens in completions)
-    return Cut(text, np.array(lengths, np.int64), np.array(counts, np.int64))
-
-
-def every_common_cut(text: bytes, sent: set[int], scored: set[int], ended: bool) -> set[int]:
-    return sent & scored
-
-
-def before_a_space(text: bytes, sent: set[int], scored: set[int], ended: bool) -> set[int]:
-    return {i for i in sent & scored if text[i : i + 1] == b" "}
-
-
-def only_the_end(text: bytes, sent: set[int], scored: set[int], ended: bool) -> set[int]:
-    return {len(text)} if ended else set()
+SHARP = 2  # a chain whose letters tell much of those behind them
 
 
 def stable(samples: Samples, sender: Model, receiver: Model) -> Aligned:
@@ -212,7 +166,7 @@ def test_a_common_cut_that_a_token_can_cross_doubles_the_ratio_of_an_honest_send
     cuts = [StableCuts.of([b"ab", b"abc"]), StableCuts.of([b"ab", b"c"])]
     assert not (cuts[0].after(np.frombuffer(b"ab", np.uint8), np.array([2]))).any()
     # neither is closed, so nobody may bet on them
-    spans = align(_cut(sent), _cut(scored), cuts)
+    spans = align(cut_of(sent), cut_of(scored), cuts)
     assert spans.closed_S.tolist() == [False, True]
     wagers = spans.wagers(np.array(samples.sent_logprobs), np.array(samples.scored_logprobs))
     assert np.exp(wagers) == pytest.approx([0.0, 2.0])  # 1 on average
@@ -221,7 +175,7 @@ def test_a_common_cut_that_a_token_can_cross_doubles_the_ratio_of_an_honest_send
 def test_to_leave_out_what_did_not_close_would_be_hindsight() -> None:
     # the sender says `5` or `a`, each half of the time, and is cut there; the receiver says `5`
     cuts = [StableCuts.of([b"a", b"5", b"ab"])]
-    sides = _cut([[b"5"], [b"a"]])
+    sides = cut_of([[b"5"], [b"a"]])
     wagers = align(sides, sides, cuts).wagers(np.log([0.5, 0.5]), np.array([0.0, -9.0]))
     assert np.exp(wagers) == pytest.approx([2.0, 0.0])
 

@@ -14,6 +14,9 @@ it, the tokens seen there so far come again with the sum of their reported proba
 
 What is audited must not depend on how it came out: a group is chosen before anybody looks at its
 rewards. Right answers of a worse peer are tokens it was lucky to draw, and would look like a lie.
+
+A sender of another vocabulary is bet on by spans (motley.spelling): a token of its own cut has no
+p. The other bets are on its own tokens alone, and stay what they are.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from typing import Literal
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from motley.records import Group, Rollout, Sampling
 from motley.trust.wager import Floats, Wager
@@ -32,6 +36,7 @@ from motley.trust.wager import Floats, Wager
 # What an honest engine's log-probs may be off by on average, as a ratio: rounding on the wire is
 # 0.0003, and bfloat16 against its own trainer came out at 0.0001 (docs/performance.md).
 NOISE = 0.005
+Ints = NDArray[np.int64]
 Lie = Literal["under-reported", "over-reported"]
 
 
@@ -55,10 +60,9 @@ class Audit:
     alpha: float  # chance of ever taking an honest sender for a liar
     senders: dict[str, SenderAudit] = field(default_factory=dict)
 
-    @property
-    def _width(self) -> int:
+    def _width(self, vocabulary_size: int) -> int:
         """How many tokens there are to choose from."""
-        return min(self.sampling.top_k or self.vocabulary_size, self.vocabulary_size)
+        return min(self.sampling.top_k or vocabulary_size, vocabulary_size)
 
     @property
     def _truncates(self) -> bool:
@@ -66,11 +70,15 @@ class Audit:
         cut = self.sampling.top_k > 0 or self.sampling.top_p < 1
         return cut and self.sampling.logprobs == "full"
 
-    def hear(self, group: Group) -> None:
-        """Bet on a group by itself, before anything is learned from it."""
+    def hear(self, group: Group, sender_size: int | None = None) -> None:
+        """Bet on a group by itself, before anything is learned from it.
+
+        `sender_size`: tokens of the sender's vocabulary; None: it is the receiver's own.
+        """
         sender = self._of(group.origin.peer)
         if not self._truncates:
-            guesses = [-np.array(r.logprobs) - math.log(self._width) for r in group.rollouts]
+            width = self._width(self.vocabulary_size if sender_size is None else sender_size)
+            guesses = [-np.array(r.logprobs) - math.log(width) for r in group.rollouts]
             sender.little.bet("guess", _ratios(np.concatenate(guesses)))
         again, new = sibling_payoffs(group.rollouts)
         if not self._truncates:
@@ -84,6 +92,19 @@ class Audit:
         """
         if log_ratios and not self._truncates:
             self._of(sender).little.bet("learner", _ratios(np.concatenate(log_ratios)))
+
+    def compare_spans(
+        self, sender: str, log_ratio_S: Floats, num_sent_S: Ints, num_forgone: int
+    ) -> None:
+        """Bet on spans of a group that was chosen without regard to how it came out.
+
+        The log-ratios are `Aligned.wagers`, with the sender's tokens in each span. `num_forgone`
+        are the spans of completions that were left out once they were seen: not canonical, or not
+        to be spelled. They pay nothing, since what is left out with hindsight cannot be drawn.
+        """
+        if not self._truncates:
+            paid = _ratios(log_ratio_S, num_sent_S)
+            self._of(sender).little.bet("learner", np.append(paid, np.zeros(num_forgone)))
 
     def lie(self, sender: str) -> Lie | None:
         """What a sender is caught at."""
@@ -125,9 +146,9 @@ class Audit:
             kept.little.logs, kept.much.logs = np.array(logs), np.array(state.much[name])
 
 
-def _ratios(log_ratio: Floats) -> Floats:
+def _ratios(log_ratio: Floats, num_tokens: Ints | int = 1) -> Floats:
     """Payoffs of at most 1 on average, whatever an honest engine's rounding does."""
-    return np.exp(np.clip(log_ratio - NOISE, -700.0, 700.0))
+    return np.exp(np.clip(log_ratio - NOISE * num_tokens, -700.0, 700.0))
 
 
 def sibling_payoffs(rollouts: Sequence[Rollout]) -> tuple[Floats, Floats]:
