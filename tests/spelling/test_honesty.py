@@ -86,6 +86,25 @@ def test_between_exact_models_of_one_text_each_stable_span_has_the_ratio_one() -
     assert np.abs(ratios).max() < 1e-9
 
 
+def test_the_ratio_of_a_stable_span_is_that_of_its_letters_alone() -> None:
+    sender, receiver = models(SHARP, 0.3)
+    samples = Samples.drawn(sender, receiver, np.random.default_rng(8), 200)
+    pair = Pair.of(sender.spelling, receiver.spelling)
+    expected = []
+    for tokens in samples.sent:
+        text, last, ratio = b"".join(tokens), -1, 0.0
+        for letter, closes in zip(text, pair.stable(text), strict=True):
+            chances = [m.chain.chance[last][letter] for m in (sender, receiver)]
+            ratio, last = ratio + math.log(chances[1] / chances[0]), letter
+            if closes:
+                expected.append(ratio)
+                ratio = 0.0
+        ends = [m.chain.end(last) for m in (sender, receiver)]
+        expected.append(ratio + math.log(ends[1] / ends[0]))
+    found = log_ratios(samples, stable(samples, sender, receiver))
+    assert found == pytest.approx(np.array(expected), abs=1e-9)
+
+
 def excess_of_unlike_models(seed: int, num: int) -> tuple[Floats, Ints]:
     """Ratios of stable spans, less 1, between models that differ in the text they expect."""
     sender, receiver = models(seed, 0.3)
