@@ -62,7 +62,8 @@ class Uncut:
 
     not utf-8: they end, begin or break inside a character, and a tokenizer reads characters only.
     unknown: a part of it is spelled by no token, or by a special one only, that stands for no text.
-    rewritten: the tokenizer changes the text (to NFC, say), and so has tokens for another one only.
+    rewritten: the tokenizer brings the text into another form (NFC, say), or leaves out what it has
+    no token for; what it would give is the cut of another text.
     """
 
     reason: Literal["not utf-8", "unknown", "rewritten"]
