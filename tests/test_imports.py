@@ -99,10 +99,10 @@ def test_promises_of_ignorance_are_kept(room: str, used: str) -> None:
     assert (room, used) not in arrows(), NEVER[room, used]
 
 
-def test_records_tasks_exchange_and_trust_import_without_torch() -> None:
+def test_records_tasks_exchange_trust_and_spelling_import_without_torch() -> None:
     code = (
         "import sys, motley.records, motley.config, motley.clock, motley.tasks, motley.exchange, "
-        "motley.trust\n"
+        "motley.trust, motley.spelling\n"
         "print([name for name in ('torch', 'transformers') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

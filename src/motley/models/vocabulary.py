@@ -14,6 +14,9 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from motley.models.spelled import Cut, Speller
+from motley.spelling import Spelling
+
 PAD = "<pad>"
 END = "<end>"
 UNKNOWN = "<unknown>"
@@ -57,6 +60,7 @@ class Vocabulary:
                 "its tokenizer_config.json"
             )
         self.end_ids: tuple[int, ...] = tuple(dict.fromkeys(known))
+        self._textless_ends = set(known) - set(stops)  # a stop is text, such as a newline
         pad = tokenizer.pad_token_id
         # some were added without giving the model a row
         self.pad_id: int = self.end_id if pad is None or pad >= self.size else pad
@@ -150,7 +154,7 @@ class Vocabulary:
 
     def decode_all(self, ids: Iterable[Sequence[int]]) -> list[str]:
         """The same of many, on all cores where that is worth it."""
-        kept = [list(one[:-1] if one and one[-1] in self.end_ids else one) for one in ids]
+        kept = [self._without_end(one) for one in ids]
         if self._nameless and not all(map(self._nameless.isdisjoint, kept)):
             return [self._spelled(one) for one in kept]
         return self._texts(kept)
@@ -185,6 +189,40 @@ class Vocabulary:
         names = [f"<{id}>" for id in ids if id in self._nameless]
         first, *rest = self._texts(parts)
         return first + "".join(name + text for name, text in zip(names, rest, strict=True))
+
+    # Bytes, for crews of several vocabularies
+
+    @property
+    def spelling(self) -> Spelling:
+        """The bytes of each token; NoSpellingError where they cannot be told."""
+        return self._speller.spelling
+
+    def cut(self, text: bytes) -> Cut:
+        """The tokens of a text that goes on where a prompt ended, or `Uncut` with the reason."""
+        (made,) = self.cut_all([text])
+        return made
+
+    def cut_all(self, texts: Sequence[bytes]) -> list[Cut]:
+        """The same of many, on all cores."""
+        return self._speller.cut_all(texts)
+
+    def is_canonical(self, ids: Sequence[int]) -> bool:
+        """Whether a completion's tokens are those that `cut` makes of their bytes; the token that
+        ended it does not count. One that ends inside a character is not.
+        """
+        (answer,) = self.are_canonical([ids])
+        return answer
+
+    def are_canonical(self, many: Sequence[Sequence[int]]) -> list[bool]:
+        """The same of many, on all cores."""
+        return self._speller.are_canonical([self._without_end(ids) for ids in many])
+
+    @cached_property
+    def _speller(self) -> Speller:
+        return Speller(self.tokenizer, self.size, self._textless_ends)
+
+    def _without_end(self, ids: Sequence[int]) -> list[int]:
+        return list(ids[:-1] if ids and ids[-1] in self.end_ids else ids)
 
     def save(self, folder: Path) -> None:
         self.tokenizer.save_pretrained(folder)
