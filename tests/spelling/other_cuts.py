@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from motley.spelling.spans import Aligned, Bools, Bytes, Cut, Ints, StableCuts, align
+from motley.spelling.spans import Aligned, Bools, Bytes, Ints, StableCuts, Tokenized, align
 
 from .chains import END, Samples
 
@@ -39,11 +39,11 @@ def by_rule(samples: Samples, rule: Rule) -> Aligned:
     return align(sides[0], sides[1], [cuts])
 
 
-def cut_of(completions: list[list[bytes]]) -> Cut:
+def cut_of(completions: list[list[bytes]]) -> Tokenized:
     lengths = [len(token) for tokens in completions for token in tokens]
     counts = [len(tokens) for tokens in completions]
     text = b"".join(b"".join(tokens) for tokens in completions)
-    return Cut(text, np.array(lengths, np.int64), np.array(counts, np.int64))
+    return Tokenized(text, np.array(lengths, np.int64), np.array(counts, np.int64))
 
 
 def every_common_cut(text: bytes, sent: set[int], scored: set[int], ended: bool) -> set[int]:

@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 
 from motley.spelling import Spelling, UnspelledError
 from motley.spelling.spans import (
-    Cut,
     Pair,
     StableCuts,
+    Tokenized,
     Tokenwise,
     UnlikeTextsError,
     align,
-    whole,
 )
 
 BYTES = [bytes([byte]) for byte in range(256)]
@@ -184,29 +183,14 @@ def test_an_empty_completion_has_no_span_and_an_ended_one_has_its_end() -> None:
     assert len(PAIR.align([], [], []).closed_S) == 0
 
 
-def test_a_character_that_was_cut_in_two_may_be_missing_on_the_receivers_side() -> None:
+def test_a_character_may_be_split_between_tokens_and_cut_in_two_by_length() -> None:
     left = Spelling((*BYTES, None, "a中".encode()[:3]))
     pair = Pair.of(left, Spelling((*BYTES, None)))
-    spans = pair.align([[257]], [[ord("a")]], [False])  # a and two of three bytes
-    assert spans.sender_T.tolist() == spans.receiver_T.tolist() == [0]
-    assert spans.closed_S.tolist() == [False]
-    spans = pair.align([[0xE4, 0xB8]], [[]], [False])  # the first two bytes alone
-    assert spans.sender_T.tolist() == [0, 0]
-    assert spans.closed_S.tolist() == [False]
-    with pytest.raises(UnlikeTextsError, match="differs from byte 1 on"):
-        pair.align([[257, 256]], [[ord("a"), 256]], [True])
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("é", "é"), ("aé", "aé"), ("", "")]
-    + [(t, "a") for t in (b"a\xc3", b"a\xe4", b"a\xe4\xb8", b"a\xf0\x9f\x8e")]
-    + [(b"\x80\x80\x80", b"\x80\x80\x80"), (b"a\x80", b"a\x80")],
-    ids=repr,
-)
-def test_whole_leaves_off_an_unfinished_character(text: str | bytes, expected: str | bytes) -> None:
-    found, wanted = (t.encode() if isinstance(t, str) else t for t in (text, expected))
-    assert whole(found) == wanted
+    spans = pair.align([[257, 0xAD], [257]], [list("a中".encode()), [*b"a\xe4\xb8"]], [False] * 2)
+    # the sender's long token ends at the second byte of the character, and none can go on there
+    assert spans.sender_T.tolist() == [0, 1, 2]
+    assert spans.receiver_T.tolist() == [0, 0, 0, 1, 2, 2, 2]
+    assert spans.closed_S.all()
 
 
 def test_texts_that_differ_are_named() -> None:
@@ -217,7 +201,9 @@ def test_texts_that_differ_are_named() -> None:
 
 
 def test_an_end_token_on_one_side_is_named() -> None:
-    sides = [Cut(b"a", np.array(lengths), np.array([len(lengths)])) for lengths in ([1, 0], [1])]
+    sides = [
+        Tokenized(b"a", np.array(lengths), np.array([len(lengths)])) for lengths in ([1, 0], [1])
+    ]
     for sender, receiver, who in ((*sides, "sender"), (*reversed(sides), "receiver")):
         with pytest.raises(UnlikeTextsError, match=f"end token on the {who}'s side only"):
             align(sender, receiver, [StableCuts.of([])])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motley.spelling.spans import StableCuts
+from motley.spelling.spans import RARE_SPACES, StableCuts
 
 LETTERS = b"abc"
 SINGLE = [bytes([letter]) for letter in LETTERS]
@@ -94,7 +94,10 @@ def test_a_long_beginning_closes_what_ends_like_it() -> None:
     assert stable([token], b"y1234567")[-1]
 
 
-@given(words=st.lists(st.binary(min_size=1, max_size=6), max_size=30), text=st.binary(max_size=60))
+SOME_BYTES = st.lists(st.sampled_from(b"ab5 \xc3\xa9\xff\x00"), max_size=40).map(bytes)
+
+
+@given(words=st.lists(SOME_BYTES.map(lambda b: b[:6]).filter(bool), max_size=30), text=SOME_BYTES)
 def test_a_byte_that_is_only_ever_the_last_of_a_token_is_always_a_stable_cut(
     words: list[bytes], text: bytes
 ) -> None:
@@ -113,6 +116,36 @@ def test_texts_are_judged_each_by_itself(words: list[bytes], texts: list[bytes])
     assert joined.tolist() == [s for text in texts for s in stable(words, text)]
 
 
+def merged(merges: list[tuple[bytes, bytes]], text: bytes) -> list[bytes]:
+    """Byte pair encoding: the earliest merge first, from the left."""
+    tokens = [bytes([byte]) for byte in text]
+    while True:
+        pairs = list(itertools.pairwise(tokens))
+        ranks = [merges.index(pair) for pair in pairs if pair in merges]
+        if not ranks:
+            return tokens
+        place = pairs.index(merges[min(ranks)])
+        tokens[place : place + 2] = [b"".join(pairs[place])]
+
+
+@given(
+    choices=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=8),
+    text=st.text("abc5", max_size=20).map(str.encode),
+)
+def test_byte_pairs_are_merged_within_stable_cuts_as_they_are_without(
+    choices: list[tuple[int, int]], text: bytes
+) -> None:
+    tokens, merges = [*SINGLE, b"5"], []
+    for left, right in choices:
+        pair = (tokens[left % len(tokens)], tokens[right % len(tokens)])
+        if b"5" not in pair[0] and b"".join(pair) not in tokens:
+            merges.append(pair)
+            tokens.append(b"".join(pair))
+    ends = [place + 1 for place, safe in enumerate(stable(tokens, text)) if safe]
+    parts = [text[a:b] for a, b in itertools.pairwise([0, *ends, len(text)])]
+    assert merged(merges, text) == [token for part in parts for token in merged(merges, part)]
+
+
 def test_digits_close_spans_and_letters_do_not() -> None:
     tokens = [b"a", b"b", b"c", b"ab", b"5", b"b5"]
     assert stable(tokens, b"ab5c5") == [False, False, True, True, True]
@@ -127,6 +160,14 @@ def test_a_character_is_closed_by_its_last_byte_only() -> None:
     # both characters are tokens of two bytes; the second may go on
     tokens = ["é".encode(), "è".encode(), "èa".encode()]
     assert stable(tokens, "éè".encode()) == [False, True, False, False]
+
+
+def test_behind_a_rare_space_no_cut_is_stable() -> None:
+    # Qwen 2.5 makes other tokens of " \u2005" where a letter follows
+    for space in RARE_SPACES:
+        assert space.isspace()
+        assert not any(stable([b"a"], space.encode())[-1:])
+    assert stable([b"a"], " \n\r\ta€".encode()) == [True] * 5 + [False, True, True]
 
 
 def test_tokens_without_text_are_passed_over() -> None:
