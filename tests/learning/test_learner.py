@@ -548,7 +548,7 @@ def test_on_a_gpu_a_step_waits_for_it_only_where_it_must() -> None:
     policy.dtype = torch.bfloat16
     learner, candidates = a_learner(policy, 10**6), groups(MIXED)
     for times in range(4):  # compiles, sees a size again, captures it, and replays it
-        plan = learner._plan(candidates, nothing_withheld, frozenset())
+        plan = learner._planner.plan(candidates, nothing_withheld, frozenset())
         learner.optimiser.zero_grad()
         learner._score.begin()
         ready = [

@@ -195,8 +195,7 @@ def problems_of(archive: Archive) -> ProblemOf:
 
     @lru_cache(maxsize=256)
     def assigned(peer: str, round: int) -> list[Problem]:
-        name = "" if config.crew.layout == "horizontal" else peer
-        return assign(task, config.crew.seed, name, round, config.problems_per_peer)
+        return assign(task, config.crew.seed, peer, round, config.problems_per_peer, config.num_met)
 
     def problem_of(group: Group) -> Problem | None:
         problems = assigned(group.origin.peer, group.round)

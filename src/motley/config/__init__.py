@@ -41,6 +41,7 @@ from motley.config.rules import (
     Learning,
     Prompt,
     Reporter,
+    Teach,
     Trust,
     WeightsChannel,
 )
@@ -62,6 +63,7 @@ __all__ = [
     "Prompt",
     "Reporter",
     "Speed",
+    "Teach",
     "TrainPart",
     "Trust",
     "Vllm",

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 
 import msgspec
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from motley.compute.graphs import scorer
-from motley.config import Learning, Trust
+from motley.config import Learning, Teach, Trust
 from motley.learning.batches import MicroBatch, ToScore, micro_batches
 from motley.learning.blame import Blame, OwnFault, blame
 from motley.learning.descent import LossScale, descend, optimiser_of
@@ -31,7 +32,9 @@ from motley.learning.inner import (
     inner_parts,
     with_start,
 )
+from motley.learning.meetings import Lesson
 from motley.learning.notes import Overheard, note, note_scores
+from motley.learning.planning import Planner
 from motley.learning.schedule import lr_at
 from motley.learning.select import Candidate
 from motley.learning.senders import SenderMetrics
@@ -41,15 +44,13 @@ from motley.learning.sequences import (
     Withheld,
     fates_of,
     nothing_withheld,
-    step_batch,
-    step_plan,
     step_rows,
     unscored,
 )
 from motley.learning.shares import Gradient, Pulls, Settled, scales
 from motley.models.devices import is_out_of_memory
 from motley.models.policy import Policy
-from motley.objectives import Objective
+from motley.objectives import Objective, rescue_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +69,17 @@ class StepReport:
     log_ratios: dict[int, list[Floats]] = field(default_factory=dict, compare=False)
     lr: float = 0.0
     inner: InnerReport | None = None  # where there was more than one optimiser step
+    met: MetReport | None = None  # where peers meet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetReport:
+    """What came of the problems that all peers answer; docs/metrics.md has the formulas."""
+
+    problems: int
+    failed: int
+    rescued: int
+    rescued_tokens: int
 
 
 @dataclass(slots=True)
@@ -100,6 +112,7 @@ class Learner:
         rules: Learning,
         lr: float,
         trust: Trust = Trust(),
+        teach: Teach = Teach(),
         *,
         rounds: int = 1,
         seed: int = 0,
@@ -111,6 +124,8 @@ class Learner:
         self._objective = objective
         self._rules = rules
         self._trust = trust
+        self._planner = Planner(objective, policy.prompts, self.success, teach.rescue)
+        self._rescue = rescue_of(objective, teach.gamma)
         self._full_lr = self._lr = lr
         self._rounds, self._seed = rounds, seed
         self.token_budget = rules.token_budget or fitting_budget(policy)
@@ -124,6 +139,7 @@ class Learner:
         candidates: Sequence[Candidate],
         withheld: Withheld = nothing_withheld,
         audited: frozenset[int] = frozenset(),
+        lessons: Sequence[Lesson] = (),
     ) -> StepReport:
         """Learn from these groups, and have the next version.
 
@@ -132,20 +148,22 @@ class Learner:
 
         `withheld`: which tokens of a rollout must not be made likelier. `audited`: positions of
         candidates whose log ratios are reported, also where nothing is learned from them.
+        `lessons`: what is made likelier beside the objective, at the weight of [teach].
         """
         self.success.update(candidates)
         self._set_lr()
-        blamed: tuple[str, ...] = ()
-        while left := [c for c in candidates if c.group.origin.peer not in blamed]:
-            alone = lambda peer: self._plan(
-                [c for c in candidates if c.group.origin.peer == peer], withheld
-            )
-            done = self._step(self._plan(left, withheld, audited), alone)
+        fates, blamed = _blamed(candidates), set[str]()
+        while candidates or lessons:
+            plan = self._planner.plan(candidates, withheld, audited, lessons)
+            alone = partial(self._planner.alone, candidates, withheld, lessons)
+            done = self._step(plan, alone)
             if isinstance(done, StepReport):
-                left_out = tuple(sorted({*blamed, *done.blamed}))
-                return replace(done, blamed=left_out, fates=_blamed(candidates) | done.fates)
-            blamed = tuple(sorted({*blamed, *done.senders}))
-        return self._made(replace(_nothing_left(blamed), fates=_blamed(candidates)))
+                left_out = tuple(sorted(blamed | {*done.blamed}))
+                return replace(done, blamed=left_out, fates=fates | done.fates)
+            blamed |= {*done.senders}
+            candidates = [c for c in candidates if c.group.origin.peer not in blamed]
+            lessons = [one for one in lessons if one.sender not in blamed]
+        return self._made(replace(_nothing_left(tuple(sorted(blamed))), fates=fates))
 
     def _set_lr(self) -> None:
         """Once in a round: all its steps have the same."""
@@ -154,17 +172,6 @@ class Learner:
             self._lr = lr
             for group in self.optimiser.param_groups:
                 group["lr"] = lr
-
-    def _plan(
-        self,
-        candidates: Sequence[Candidate],
-        withheld: Withheld,
-        audited: frozenset[int] = frozenset(),
-    ) -> StepPlan:
-        batch = step_batch(candidates, self.policy.prompts, self.success)
-        terms = self._objective.prepare(batch.samples)
-        silent_B = self._objective.silent(terms).tolist()
-        return step_plan(batch, terms, silent_B, withheld, audited)
 
     def _step(self, plan: StepPlan, alone: Callable[[str], StepPlan]) -> StepReport | Blame:
         """`alone`: what one sender's sequences would be by themselves."""
@@ -181,7 +188,8 @@ class Learner:
             self._descend(made.step_norm)
         for one in made.notes:
             note_scores(rows, one)
-        senders = sender_metrics(rows)  # while a GPU still computes the gradient
+        # while a GPU still computes the gradient
+        senders = sender_metrics(rows[: plan.batch.num_taken])
         settled = self._settle(plan, made) if plan.todo else Settled(0.0, [])
         if settled is None:
             found = self._blame(plan, alone)
@@ -213,7 +221,7 @@ class Learner:
         inner, scale_S = tally.report(), first.scale_S.tolist()
         settled = Settled(inner.norm, list(zip(first.pull_S.tolist(), scale_S, strict=True)))
         report = self._made(_report(plan, rows, first, settled, self.policy.version))
-        senders = _with_gradients(sender_metrics(rows), plan, settled)
+        senders = _with_gradients(sender_metrics(rows[: plan.batch.num_taken]), plan, settled)
         return replace(report, senders=senders, inner=inner, blamed=tuple(sorted(walked)))
 
     def _made(self, report: StepReport) -> StepReport:
@@ -280,7 +288,7 @@ class Learner:
         """`scale_S`: what to leave of each sender's part."""
         self.optimiser.zero_grad()
         self._score.begin()
-        micros = [unscored(plan, micro) for micro in self._micro_batches(plan.todo)]
+        micros = [unscored(plan, micro) for micro in self._micro_batches(*plan.by_objective())]
         made = self._launch(plan, micros, scale_S, learns)
         return made._replace(heard=self._hear(plan)) if scale_S is None else made
 
@@ -300,7 +308,8 @@ class Learner:
                 scores = self._score(micro.packed)
             logp_BT = micro.unpack(scores.logp_M.detach()).requires_grad_()
             loss_batch = known(logp_learner_BT=logp_BT)
-            output = self._objective.loss(loss_batch)
+            row = self._rescue if plan.has_lessons(micro) else self._objective
+            output = row.loss(loss_batch)
             (dloss_BT,) = torch.autograd.grad(output.loss, logp_BT)
             pulls.add(sender_B, dloss_BT, logp_BT.detach(), micro.mask_BT)
             notes.append(note(micro, scores, loss_batch, output))
@@ -322,8 +331,9 @@ class Learner:
             scored=scored,
         )
 
-    def _micro_batches(self, sequences: list[ToScore]) -> list[MicroBatch]:
-        return micro_batches(sequences, self.token_budget, self.policy.device)
+    def _micro_batches(self, *parts: list[ToScore]) -> list[MicroBatch]:
+        made = [micro_batches(part, self.token_budget, self.policy.device) for part in parts]
+        return list(chain.from_iterable(made))
 
     def _scales(self, plan: StepPlan, pull_S: Tensor) -> Tensor:
         if not self._trust.grad_share:
@@ -406,7 +416,8 @@ def _log_ratios(plan: StepPlan, rows: list[Row], heard: list[Overheard]) -> dict
     """By position: the log ratios of each rollout of audited candidates, in order."""
     of_row = {row: table for one in heard for row, table in one.by_row().items()}
     found: dict[int, list[Floats]] = {}
-    for number, (row, candidate) in enumerate(zip(rows, plan.batch.candidate_B, strict=True)):
+    taken = zip(rows[: plan.batch.num_taken], plan.batch.candidate_B, strict=False)
+    for number, (row, candidate) in enumerate(taken):
         if candidate.position in plan.audited:
             log_ratio = row.scored.log_ratio if row.scored else of_row[number][: row.num_tokens]
             found.setdefault(candidate.position, []).append(log_ratio)

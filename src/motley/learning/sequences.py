@@ -20,6 +20,7 @@ from torch import Tensor
 from motley.learning.batches import MicroBatch, ToScore
 from motley.learning.diagnostics import Row
 from motley.learning.fates import FILTERED, LEARNED, SILENT, WITHHELD
+from motley.learning.meetings import Lesson
 from motley.learning.select import Candidate
 from motley.models.prompts import Prompts
 from motley.objectives import LossBatch, Samples, Terms
@@ -44,6 +45,7 @@ class StepBatch:
     """The sequences of a step, one row each, groups next to each other."""
 
     candidates: list[Candidate]
+    num_taken: int  # rows of the candidates; behind them is one for each lesson
     candidate_B: list[Candidate]
     number_B: list[int]  # of the rollout in its candidate
     group_B: list[int]
@@ -55,7 +57,7 @@ class StepBatch:
 
     @property
     def strangers(self) -> set[str]:
-        return {c.group.origin.peer for c in self.candidates if c.stranger}
+        return {c.group.origin.peer for c in self.candidate_B if c.stranger}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,14 @@ class StepPlan:
     audited: frozenset[int] = frozenset()  # positions of candidates
     # by row, the learner's log-probs when the round began; none: this is its first pass
     start: dict[int, NDArray[np.float32]] = field(default_factory=dict)
+
+    def by_objective(self) -> tuple[list[ToScore], list[ToScore]]:
+        """What is to be scored, without its lessons, and these: another row has their loss."""
+        first = self.batch.num_taken
+        return [s for s in self.todo if s.row < first], [s for s in self.todo if s.row >= first]
+
+    def has_lessons(self, micro: MicroBatch) -> bool:
+        return int(micro.row_B[0]) >= self.batch.num_taken
 
     def sender_of(self, sequence: ToScore) -> str:
         return self.batch.candidate_B[sequence.row].group.origin.peer
@@ -88,7 +98,12 @@ class StepPlan:
         return replace(self, todo=[s for s in self.todo if self.sender_of(s) not in senders])
 
 
-def step_batch(candidates: Sequence[Candidate], prompts: Prompts, success: SuccessOf) -> StepBatch:
+def step_batch(
+    candidates: Sequence[Candidate],
+    prompts: Prompts,
+    success: SuccessOf,
+    lessons: Sequence[Lesson] = (),
+) -> StepBatch:
     group_index: dict[str, int] = {}
     entries = []
     for candidate in candidates:
@@ -98,7 +113,12 @@ def step_batch(candidates: Sequence[Candidate], prompts: Prompts, success: Succe
             for number, rollout in enumerate(candidate.group.rollouts)
         ]
     entries.sort(key=lambda entry: entry[0])
-    of_stranger = {c.group.origin.peer: c.stranger for c in candidates}
+    num_taken = len(entries)
+    entries += [
+        (len(group_index) + place, c, number, c.group.rollouts[number])
+        for place, (c, number, _) in enumerate(lessons)
+    ]
+    of_stranger = {c.group.origin.peer: c.stranger for _, c, _, _ in entries}
     senders = sorted(of_stranger, key=lambda peer: of_stranger[peer])
     sender_of = {peer: number for number, peer in enumerate(senders)}
     samples = Samples(
@@ -110,10 +130,11 @@ def step_batch(candidates: Sequence[Candidate], prompts: Prompts, success: Succe
         success_B=torch.tensor([success.of(c.problem.kind) for _, c, _, _ in entries]),
         length_B=torch.tensor([len(r.tokens) for _, _, _, r in entries]),
         logq_mean_B=torch.tensor([sum(r.logprobs) / len(r.logprobs) for _, _, _, r in entries]),
-        max_length=max(c.group.origin.sampling.max_tokens for c in candidates),
+        max_length=max(c.group.origin.sampling.max_tokens for _, c, _, _ in entries),
     )
     return StepBatch(
         candidates=list(candidates),
+        num_taken=num_taken,
         candidate_B=[c for _, c, _, _ in entries],
         number_B=[number for _, _, number, _ in entries],
         group_B=[g for g, _, _, _ in entries],
@@ -141,7 +162,10 @@ def step_plan(
     withheld: Withheld,
     audited: frozenset[int],
 ) -> StepPlan:
-    """Silent sequences are scored only where their candidate is audited, and not learned from."""
+    """Silent sequences are scored only where their candidate is audited, and not learned from.
+
+    No lesson is silent.
+    """
     masks = {
         row: mask
         for row, advantage in enumerate(terms.advantage_B.tolist())
@@ -151,10 +175,10 @@ def step_plan(
     return StepPlan(
         batch,
         terms,
-        todo=[s for s in batch.sequences if not silent_B[s.row]],
+        todo=[s for s in batch.sequences if s.row >= batch.num_taken or not silent_B[s.row]],
         heard=[
             s
-            for s in batch.sequences
+            for s in batch.sequences[: batch.num_taken]
             if silent_B[s.row] and batch.candidate_B[s.row].position in audited
         ],
         withheld=masks,
@@ -205,7 +229,7 @@ def _withheld(plan: StepPlan, rows: list[int], mask_BT: Tensor) -> Tensor | None
 def fates_of(batch: StepBatch, rows: Sequence[Row]) -> dict[int, str]:
     """By position of a candidate: a letter for each of its rollouts."""
     fates: dict[int, str] = {}
-    for candidate, row in zip(batch.candidate_B, rows, strict=True):
+    for candidate, row in zip(batch.candidate_B[: batch.num_taken], rows, strict=False):
         if row.scored is None or row.advantage == 0:
             letter = SILENT
         elif not row.scored.keep:

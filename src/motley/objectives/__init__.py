@@ -5,6 +5,7 @@ Knows tensors; knows no learner, record or transport.
 
 from motley.objectives.batch import LossBatch, LossOutput, Samples, Terms
 from motley.objectives.objective import Objective
+from motley.objectives.rescue import rescue_of
 from motley.objectives.table import OBJECTIVES, VARIANTS, objective
 
 __all__ = [
@@ -16,4 +17,5 @@ __all__ = [
     "Samples",
     "Terms",
     "objective",
+    "rescue_of",
 ]

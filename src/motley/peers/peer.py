@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
 
 from motley.config import CrewConfig, PeerConfig
-from motley.exchange import Entry, Head, Log
+from motley.exchange import Entry, Log
 from motley.learning.learner import Learner, StepReport
 from motley.learning.pace import Pace, Turns, pace_of
 from motley.learning.select import Candidate
@@ -33,10 +33,12 @@ from motley.peers.state import (
     PeerState,
     candidate_of,
     check_dtype,
+    go_on_from,
     heard_again,
     is_own,
     waiting_again,
 )
+from motley.peers.teaching import Teaching, teaching_of
 from motley.records import Roster
 from motley.trust import Admission, Admitted, AdmittedGroups, ReasonCount, RefusedRecord
 
@@ -61,6 +63,7 @@ class Peer:
     admission: Admission = field(init=False)
     admitted: AdmittedGroups = field(init=False)
     scrutiny: Scrutiny = field(init=False)
+    teaching: Teaching = field(init=False)
     weights: Publications | None = None  # of a learner, for its samplers
 
     def __post_init__(self, hub: bytes) -> None:
@@ -73,6 +76,7 @@ class Peer:
         half.on_log = self.admitted.__contains__
         self.admission = admission_of(half, hub)
         self.scrutiny = scrutiny_of(half)
+        self.teaching = teaching_of(half)
         if self.me.role == "learner":
             self.weights = Publications(half, self.waiting)
 
@@ -163,11 +167,13 @@ class Peer:
         """Let go of what waits of who was muted now."""
         if senders:
             self.waiting.drop(lambda c: c.group.origin.peer in senders, "muted")
+            self.teaching.leave_out(senders)
 
     def _drop_revoked(self) -> None:
         """Who is shut out counts no more, not with what it sent before either."""
         revoked = self.admission.revoked
         self.waiting.drop(lambda c: c.group.origin.peer in revoked, "revoked")
+        self.teaching.leave_out(revoked)
 
     # Learning
 
@@ -218,11 +224,14 @@ class Peer:
         groups = self._heard(chosen.groups)
         if not groups:
             return None
+        met = self.teaching.meet(groups, self.learner.policy.version)
         report = self.learner.step(
-            groups,
-            withheld=self.scrutiny.withheld(groups),
+            self.teaching.learned(groups),
+            withheld=self.scrutiny.withheld([*groups, *(one.candidate for one in met.lessons)]),
             audited=self.scrutiny.audited(groups),
+            lessons=met.lessons,
         )
+        report = self.teaching.told(report, met, groups)
         self._drop_muted(self.scrutiny.settle(groups, report, self.learned_rounds))
         if refresh:
             self.half.refresh()
@@ -266,6 +275,7 @@ class Peer:
             admission=self.admission.state(),
             head=(head.counter, head.previous.hex()),
             scrutiny=self.scrutiny.state(),
+            meetings=self.teaching.meetings.state(),
         )
 
     def load_state(self, state: PeerState) -> None:
@@ -285,9 +295,7 @@ class Peer:
         self.admission.load_state(state.admission)
         heard = heard_again(state.scrutiny.heard, self.log, half)
         self.scrutiny.load_state(state.scrutiny, heard)
+        self.teaching.load_state(state.meetings, self.log)
         self._drop_revoked()
-        counter, previous = state.head
-        # an outbox that outlived the checkpoint is further; one without a file begins here
-        if counter > half.outbox.head.counter:
-            half.outbox.head = Head(counter, bytes.fromhex(previous))
+        go_on_from(half.outbox, state.head)
         half.refresh()

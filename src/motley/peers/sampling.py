@@ -95,8 +95,10 @@ class SamplerHalf:
         """What a peer must answer in a round."""
         if peer not in self.config.authors:
             return []
-        name = "" if self.config.crew.layout == "horizontal" else peer
-        return assign(self.task, self.config.crew.seed, name, round, self.config.problems_per_peer)
+        config = self.config
+        return assign(
+            self.task, config.crew.seed, peer, round, config.problems_per_peer, config.num_met
+        )
 
     def sample(self) -> Sampled:
         """Answer the next round's problems and put the groups in the outbox.

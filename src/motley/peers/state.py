@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from motley.exchange import Entry, Log, WireError
+from motley.exchange import Entry, Head, Log, Outbox, WireError
+from motley.learning.meetings import MeetingsState
 from motley.learning.select import Candidate
 from motley.peers.sampling import SamplerHalf
 from motley.peers.scrutiny import HeardGroup, ScrutinyState
@@ -47,6 +48,7 @@ class PeerState(msgspec.Struct, frozen=True, kw_only=True):
     admission: AdmissionState
     head: tuple[int, str]  # of the outbox; hexadecimal
     scrutiny: ScrutinyState = ScrutinyState()
+    meetings: MeetingsState = MeetingsState()
 
 
 def check_dtype(state: PeerState, name: str, dtype: str) -> None:
@@ -56,6 +58,13 @@ def check_dtype(state: PeerState, name: str, dtype: str) -> None:
             f"peer {name} computed in {state.dtype} and now would in {dtype}; "
             f"set dtype = {state.dtype.removeprefix('torch.')!r} for it in the run's config.toml"
         )
+
+
+def go_on_from(outbox: Outbox, head: tuple[int, str]) -> None:
+    """An outbox that outlived the checkpoint is further; one without a file begins here."""
+    counter, previous = head
+    if counter > outbox.head.counter:
+        outbox.head = Head(counter, bytes.fromhex(previous))
 
 
 # Groups that wait

@@ -48,7 +48,7 @@ from motley.files import drop_unfinished_line, whole
 from motley.learning.checkpoint import AnyState, checkpoints, load_manifest, load_training
 from motley.learning.fates import FateFile, StepFates
 from motley.learning.fitting import check_supported
-from motley.learning.learner import Learner, StepReport
+from motley.learning.learner import Learner, MetReport, StepReport
 from motley.learning.warm import check_warm, warm_start
 from motley.models.devices import choose_device
 from motley.models.opening import check_peer, initial_policy, is_tiny, peer_seed
@@ -65,6 +65,7 @@ from motley.runs.metrics import (
     Counts,
     FirstLine,
     LearnerLine,
+    MetProblems,
     MetricsLine,
     SampleAnswer,
     SamplerLine,
@@ -93,6 +94,7 @@ def check_config(config: CrewConfig, mine: str | None = None, task: Task | None 
     """
     task = task or load_task(config.crew.task, config.task)
     objective(config.crew.objective, config.crew.variant, config.objective)
+    _check_success(config, task)
     problems = [p for split in task.splits for p in evaluation_set(task, split, per_kind=8)]
     vocabularies = {}
     for peer in config.students:
@@ -105,6 +107,14 @@ def check_config(config: CrewConfig, mine: str | None = None, task: Task | None 
         if peer.warm:
             check_warm(task, peer.warm)
     _check_vocabularies(vocabularies)
+
+
+def _check_success(config: CrewConfig, task: Task) -> None:
+    if config.teach.is_on and config.teach.success is None and task.measure == "reward":
+        raise ValueError(
+            f"[teach] must know a success, and task {config.crew.task} gives rewards of any size; "
+            "write success = the least reward of a good answer under [teach]"
+        )
 
 
 def _check_vocabularies(vocabularies: dict[str, Vocabulary]) -> None:
@@ -187,17 +197,7 @@ class Run:
         if not start.exists() and (me.warm or is_tiny(me.model)):
             _make_start(config, me, self.task, start, warm_progress)
         policy = self._checked_policy(me, start)
-        row = objective(config.crew.objective, config.crew.variant, config.objective)
-        lr = me.lr or config.learning.lr
-        learner = Learner(
-            policy,
-            row,
-            config.learning,
-            lr,
-            config.trust,
-            rounds=config.crew.rounds,
-            seed=config.crew.seed,
-        )
+        learner = _learner(config, me, policy)
         return Peer(self._half(me, policy, outbox), learner, log, hub)
 
     def _checked_policy(self, me: PeerConfig, start: Path) -> Policy:
@@ -390,6 +390,19 @@ class Run:
         self.cut_metrics(content.rfind(b"\n", 0, len(content) - 1) + 1, say)
 
 
+def _learner(config: CrewConfig, me: PeerConfig, policy: Policy) -> Learner:
+    return Learner(
+        policy,
+        objective(config.crew.objective, config.crew.variant, config.objective),
+        config.learning,
+        me.lr or config.learning.lr,
+        config.trust,
+        config.teach,
+        rounds=config.crew.rounds,
+        seed=config.crew.seed,
+    )
+
+
 def new_folder(folder: Path, config: CrewConfig, otherwise: str) -> None:
     """Make a run folder with the crew in it.
 
@@ -552,6 +565,16 @@ def _with_step(line: LearnerLine, report: StepReport) -> LearnerLine:
         inner_steps=report.inner.steps if report.inner else None,
         inner_clipped=report.inner.clipped if report.inner else None,
         inner_kl=report.inner.kl if report.inner else None,
+        met=_met(report.met) if report.met else None,
+    )
+
+
+def _met(report: MetReport) -> MetProblems:
+    return MetProblems(
+        problems=report.problems,
+        failed=report.failed,
+        rescued=report.rescued,
+        rescued_tokens=report.rescued_tokens,
     )
 
 
