@@ -4,6 +4,7 @@ and resumed anywhere it is the same.
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,13 @@ import motley.runs.folder
 from fakes import FixedClock, spread_crew
 from motley.config import CrewConfig
 from motley.learning.fates import read_fates
+from motley.learning.select import Candidate
+from motley.learning.waiting import Take
+from motley.peers.peer import Peer
+from motley.records import Group
 from motley.runs.local import LocalCrew
 from motley.runs.metrics import LearnerLine, learner_lines, read_metrics
+from motley.tasks import load_task
 
 from .test_crew import assert_same_run, finish, groups, metrics, run
 
@@ -97,3 +103,108 @@ def test_with_the_objective_alone_others_teach_by_rescues_alone(folder: Path) ->
         8
     }
     assert rescues(folder / "run")
+
+
+def branches(crew: LocalCrew) -> list[Group]:
+    return [group for group in groups(crew) if group.branch]
+
+
+@pytest.mark.parametrize("choice", ["drawn", "bisected"])
+def test_a_crew_continues_successes_where_it_failed(choice: str, folder: Path) -> None:
+    config = teaching_crew(folder, f'branch = "{choice}"', rounds=8)
+    crew = run(config, folder / "run")
+    made = branches(crew)
+    assert len(made) > 4
+    by_place = {(g.origin.peer, g.round, g.slot): g for g in groups(crew) if not g.branch}
+    vocabulary = crew.peers[0].learner.policy.vocabulary
+    for group in made:
+        author = group.origin.peer
+        failed = by_place[author, *group.place]
+        assert failed.problem == group.problem
+        assert failed.round < group.round
+        assert max(r.reward for r in failed.rollouts) < 1.6
+        # the prefix is that of a success of the other peer on the same problem
+        (other,) = {"full0", "full1"} - {author}
+        theirs = by_place[other, *group.place]
+        assert theirs.problem == group.problem
+        assert any(
+            r.reward >= 1.6 - 1e-6 and r.tokens[: len(group.prefix)] == group.prefix
+            for r in theirs.rollouts
+        )
+        for rollout in group.rollouts:
+            whole = group.prefix + rollout.tokens
+            text = vocabulary.decode_all([whole])[0]
+            assert len(whole) <= 16
+            assert rollout.reward == pytest.approx(
+                (len(set(text)) + (len(text) % 2 == 0)) / 10, abs=1e-6
+            )
+            assert (rollout.ending == "stop") == (whole[-1] in vocabulary.end_ids)
+
+
+def test_branches_enter_the_steps_of_their_author_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[tuple[str, Candidate]] = []
+    step = Peer.step
+
+    def noting(self: Peer, chosen: Take, *args: Any, **how: Any) -> Any:
+        taken.extend((self.me.name, c) for c in chosen.groups)
+        return step(self, chosen, *args, **how)
+
+    monkeypatch.setattr(Peer, "step", noting)
+    crew = run(teaching_crew(folder, 'branch = "bisected"', rounds=8), folder / "run")
+    learned = [(name, c) for name, c in taken if c.group.branch]
+    assert all(c.own and c.group.origin.peer == name for name, c in learned)
+    # each once, in the round in which it was sampled
+    assert sorted(c.group.id for _, c in learned) == sorted(g.id for g in branches(crew))
+    assert all(c.group.origin.version == c.group.round for _, c in learned)
+    assert not any(peer.waiting.dropped or peer.admission.refused for peer in crew.peers)
+    lines = [line for line in learner_lines(read_metrics(folder / "run")) if line.round]
+    sampled = Counter((g.origin.peer, g.round + 1) for g in branches(crew))
+    for line in lines:
+        assert line.met is not None
+        assert (line.met.branches or 0) == sampled[line.peer, line.round]
+        assert line.num_sequences == 16 + 2 * (line.met.branches or 0)
+
+
+@pytest.mark.parametrize("pace", ["lockstep", "async"])
+@pytest.mark.parametrize("layout", ["vertical", "horizontal"])
+def test_a_crew_that_branches_stopped_in_the_middle_and_resumed_ends_the_same(
+    layout: str, pace: str, folder: Path
+) -> None:
+    config = teaching_crew(
+        folder,
+        'branch = "bisected"\nrescue = 0.5',
+        layout=layout,
+        pace=pace,
+        rounds=7,
+        group_size=4 if layout == "horizontal" else 2,
+    )
+    whole = run(config, folder / "whole")
+    assert branches(whole)
+    stopped = LocalCrew.start(config, folder / "stopped")
+    for _ in zip(range(3), stopped.rounds(), strict=False):
+        pass
+    assert any(
+        one.low > 0 or one.high < len(one.tokens)
+        for peer in stopped.peers
+        for one in peer.state().prefixes.waiting
+    )
+    assert_same_run(finish(LocalCrew.resume(folder / "stopped")), whole)
+    assert metrics(folder / "stopped") == metrics(folder / "whole")
+
+
+def test_the_running_success_of_a_peer_does_not_count_branches(folder: Path) -> None:
+    config = teaching_crew(folder, 'branch = "drawn"', learning="success_memory = 0.0")
+    crew = run(config, folder / "run")
+    last = [g for g in groups(crew) if g.round == 5 and not g.branch]
+    task = load_task(config.crew.task, config.task)
+    for peer in crew.peers:
+        rewards: dict[str, list[float]] = {}
+        for group in last:
+            if group.origin.peer == peer.me.name:
+                kind = peer.half.problem_of(group).kind
+                rewards.setdefault(kind, []).extend(r.reward for r in group.rollouts)
+        for kind, values in rewards.items():
+            assert peer.learner.success.of(kind) == pytest.approx(sum(values) / len(values))
+        assert {*rewards} <= {*task.kinds}

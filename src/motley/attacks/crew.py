@@ -146,7 +146,7 @@ class AttackedCrew:
         """A hostile peer's turn: sample, forge, publish what it has not published before."""
         drawn = peer.half.draw()
         # it does not train, and says that it does
-        current = [_of_version(group, drawn.round) for group in drawn.groups]
+        current = [_of_version(group, drawn.round) for group in drawn.groups if not group.branch]
         forged = mounted.forge(current, self._scene(peer, drawn.round))
         new = [group for group in forged if group.id not in self._published]
         self._published.update(group.id for group in new)

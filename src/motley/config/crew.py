@@ -84,6 +84,11 @@ class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 "[teach] needs problems that all peers answer; write meet = 0.25 under [crew], or "
                 'layout = "horizontal"'
             )
+        if self.num_branches and self.has_roles:
+            raise ValueError(
+                f"branch = {self.teach.branch!r} is for peers that sample and learn, and this crew "
+                "has learners and samplers; remove branch, or the roles"
+            )
         if len(self.authors) < 2:
             raise ValueError("[teach] needs somebody to learn from; add a [[peer]], or remove it")
 
@@ -165,6 +170,13 @@ class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if self.crew.layout == "horizontal":
             return self.problems_per_peer
         return math.ceil(self.crew.meet * self.problems_per_peer - 1e-9)
+
+    @property
+    def num_branches(self) -> int:
+        """How many groups of continuations a peer may make in a round."""
+        if self.teach.branch == "off":
+            return 0
+        return self.teach.most_branches or self.num_met
 
     @property
     def authors_per_group(self) -> int:

@@ -189,12 +189,16 @@ class Teach(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     rescue: float = 0.0  # lambda of a likelihood step on such a success; 0: none is taken
     gamma: float = 0.0  # above 0: its tokens weigh gamma p / (p + gamma)^2, not 1
+    # own continuations of a prefix of such a success: its length is drawn, or bisected until some
+    # of them succeed and some fail
+    branch: Literal["off", "drawn", "bisected"] = "off"
+    most_branches: int = 0  # groups of continuations in a round; 0: as many as problems are met
     # a reward of at least this is a success; None: 1, where the task measures accuracy
     success: float | None = None
 
     @property
     def is_on(self) -> bool:
-        return self.rescue > 0
+        return self.rescue > 0 or self.branch != "off"
 
     @property
     def least_success(self) -> float:
@@ -205,6 +209,11 @@ class Teach(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ValueError(f"rescue={self.rescue} must not be negative; 1.0 is usual, 0 is off")
         if not 0 <= self.gamma < math.inf:
             raise ValueError(f"gamma={self.gamma} must not be negative; 0.1 is usual, 0 is off")
+        if self.most_branches < 0:
+            raise ValueError(
+                f"most_branches={self.most_branches} must not be negative; 0 is one for each met "
+                "problem of a round"
+            )
         if self.success is not None and not math.isfinite(self.success):
             raise ValueError(f"success={self.success} is no reward; 1.0 is usual")
 

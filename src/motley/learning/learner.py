@@ -42,6 +42,7 @@ from motley.learning.sequences import (
     StepPlan,
     Unscored,
     Withheld,
+    answers,
     fates_of,
     nothing_withheld,
     step_rows,
@@ -80,6 +81,7 @@ class MetReport:
     failed: int
     rescued: int
     rescued_tokens: int
+    unfit: int = 0
 
 
 @dataclass(slots=True)
@@ -92,7 +94,7 @@ class Success:
     def update(self, candidates: Sequence[Candidate]) -> None:
         rewards: dict[str, list[float]] = {}
         for candidate in candidates:
-            if candidate.own:
+            if candidate.own and not candidate.group.branch:
                 rewards.setdefault(candidate.problem.kind, []).extend(
                     r.reward for r in candidate.group.rollouts
                 )
@@ -189,7 +191,7 @@ class Learner:
         for one in made.notes:
             note_scores(rows, one)
         # while a GPU still computes the gradient
-        senders = sender_metrics(rows[: plan.batch.num_taken])
+        senders = sender_metrics(answers(plan, rows))
         settled = self._settle(plan, made) if plan.todo else Settled(0.0, [])
         if settled is None:
             found = self._blame(plan, alone)
@@ -221,7 +223,7 @@ class Learner:
         inner, scale_S = tally.report(), first.scale_S.tolist()
         settled = Settled(inner.norm, list(zip(first.pull_S.tolist(), scale_S, strict=True)))
         report = self._made(_report(plan, rows, first, settled, self.policy.version))
-        senders = _with_gradients(sender_metrics(rows[: plan.batch.num_taken]), plan, settled)
+        senders = _with_gradients(sender_metrics(answers(plan, rows)), plan, settled)
         return replace(report, senders=senders, inner=inner, blamed=tuple(sorted(walked)))
 
     def _made(self, report: StepReport) -> StepReport:

@@ -142,7 +142,7 @@ def step_batch(
         sequences=[
             ToScore(
                 row=i,
-                prompt=prompts.ids(c.problem),
+                prompt=prompts.ids(c.problem) + c.group.prefix,
                 tokens=r.tokens,
                 temperature=c.group.origin.sampling.temperature,
                 group=g,
@@ -238,6 +238,13 @@ def fates_of(batch: StepBatch, rows: Sequence[Row]) -> dict[int, str]:
             letter = WITHHELD if row.num_withheld else LEARNED
         fates[candidate.position] = fates.get(candidate.position, "") + letter
     return fates
+
+
+def answers(plan: StepPlan, rows: Sequence[Row]) -> list[Row]:
+    """Those of a step's rows that are answers to problems: no continuations, no lessons."""
+    batch = plan.batch
+    taken = zip(rows[: batch.num_taken], batch.candidate_B, strict=False)
+    return [row for row, candidate in taken if not candidate.group.branch]
 
 
 def step_rows(plan: StepPlan, version: int) -> list[Row]:

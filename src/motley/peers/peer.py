@@ -152,6 +152,8 @@ class Peer:
                 "version",
                 f"sampled with version {made_with} of this learner, which has not made it",
             )
+        elif group.branch and group.origin.peer != self.me.name:
+            self.waiting.pass_by("another's branch", entry.position)
         elif not self.pace.wants(group, self.learned_rounds):
             self.waiting.drop_at_once(group.origin.peer, "late", entry.position)
         elif self.scrutiny.is_muted(group.origin.peer):
@@ -192,9 +194,8 @@ class Peer:
         return self.pace.awaited(self.waiting, self._round())
 
     def _round(self, closed: bool = False) -> Round:
-        crewmates = self.crewmates
-        quorum = min(self.config.quorum, len(crewmates))
-        return Round(self.learned_rounds, crewmates, quorum, closed)
+        there = self.crewmates
+        return Round(self.learned_rounds, there, min(self.config.quorum, len(there)), closed)
 
     def learn(self, closed: bool = False) -> Learned | Wait:
         """Take one step if what it waits for is there."""
@@ -276,6 +277,7 @@ class Peer:
             head=(head.counter, head.previous.hex()),
             scrutiny=self.scrutiny.state(),
             meetings=self.teaching.meetings.state(),
+            prefixes=self.teaching.prefixes,
         )
 
     def load_state(self, state: PeerState) -> None:
@@ -295,7 +297,7 @@ class Peer:
         self.admission.load_state(state.admission)
         heard = heard_again(state.scrutiny.heard, self.log, half)
         self.scrutiny.load_state(state.scrutiny, heard)
-        self.teaching.load_state(state.meetings, self.log)
+        self.teaching.load_state(state, self.log)
         self._drop_revoked()
         go_on_from(half.outbox, state.head)
         half.refresh()

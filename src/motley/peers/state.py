@@ -12,6 +12,7 @@ import msgspec
 
 from motley.exchange import Entry, Head, Log, Outbox, WireError
 from motley.learning.meetings import MeetingsState
+from motley.learning.prefixes import PrefixState
 from motley.learning.select import Candidate
 from motley.peers.sampling import SamplerHalf
 from motley.peers.scrutiny import HeardGroup, ScrutinyState
@@ -49,6 +50,7 @@ class PeerState(msgspec.Struct, frozen=True, kw_only=True):
     head: tuple[int, str]  # of the outbox; hexadecimal
     scrutiny: ScrutinyState = ScrutinyState()
     meetings: MeetingsState = MeetingsState()
+    prefixes: PrefixState = PrefixState()
 
 
 def check_dtype(state: PeerState, name: str, dtype: str) -> None:
@@ -91,7 +93,7 @@ def candidate_of(admitted: Admitted, arrival: Arrival, half: SamplerHalf) -> Can
         problem=admitted.problem,
         own=is_own(group, half) and group.origin.version <= arrival.since,
         stranger=group.origin.peer != half.me.name,
-        family=f"{group.round}.{group.slot}" if horizontal else group.id,
+        family=f"{group.round}.{group.slot}" if horizontal and not group.branch else group.id,
         since=arrival.since,
         came_s=arrival.came_s,
         position=arrival.position,
@@ -137,8 +139,7 @@ def _admitted_before(entry: Entry, half: SamplerHalf) -> Admitted:
     try:
         group, hash = known(entry)
         if isinstance(group, Group):
-            problems = half.problems(group.origin.peer, group.round)
-            return Admitted(group, problems[group.slot], hash)
+            return Admitted(group, half.problem_of(group), hash)
     except (WireError, IndexError):
         pass
     raise ValueError(

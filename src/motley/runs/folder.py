@@ -48,7 +48,7 @@ from motley.files import drop_unfinished_line, whole
 from motley.learning.checkpoint import AnyState, checkpoints, load_manifest, load_training
 from motley.learning.fates import FateFile, StepFates
 from motley.learning.fitting import check_supported
-from motley.learning.learner import Learner, MetReport, StepReport
+from motley.learning.learner import Learner, StepReport
 from motley.learning.warm import check_warm, warm_start
 from motley.models.devices import choose_device
 from motley.models.opening import check_peer, initial_policy, is_tiny, peer_seed
@@ -301,8 +301,7 @@ class Run:
         if line.timing and sampled and sampled.fresh:
             waited = msgspec.structs.replace(line.timing, reward_s=peer.half.reward_s)
             line = msgspec.structs.replace(line, timing=waited)
-        if report:
-            line = _with_step(line, report)
+        line = _with_met(_with_step(line, report) if report else line, sampled, report)
         self._fates.write(_fates_of(peer, report))
         if number % self.config.evaluate.every == 0 or number == self.config.crew.rounds:
             skills = self.accuracies(peer)
@@ -565,17 +564,23 @@ def _with_step(line: LearnerLine, report: StepReport) -> LearnerLine:
         inner_steps=report.inner.steps if report.inner else None,
         inner_clipped=report.inner.clipped if report.inner else None,
         inner_kl=report.inner.kl if report.inner else None,
-        met=_met(report.met) if report.met else None,
     )
 
 
-def _met(report: MetReport) -> MetProblems:
-    return MetProblems(
-        problems=report.problems,
-        failed=report.failed,
-        rescued=report.rescued,
-        rescued_tokens=report.rescued_tokens,
+def _with_met(line: LearnerLine, sampled: Sampled | None, report: StepReport | None) -> LearnerLine:
+    """With what came of problems that all peers answer, in sampling and in learning."""
+    branches, met = sampled.branches if sampled else None, report.met if report else None
+    told = MetProblems(
+        problems=met.problems if met else None,
+        failed=met.failed if met else None,
+        rescued=met.rescued if met else None,
+        rescued_tokens=met.rescued_tokens if met else None,
+        unfit=met.unfit or None if met else None,
+        branches=len(branches.places) if branches else None,
+        branch_tokens=branches.num_tokens if branches else None,
+        branch_reward=branches.reward if branches else None,
     )
+    return msgspec.structs.replace(line, met=told) if branches or met else line
 
 
 def _with_rates(took: Timing, sampled: Sampled | None, report: StepReport | None) -> Timing:
