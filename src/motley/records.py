@@ -100,7 +100,7 @@ class Branch(msgspec.Struct, frozen=True, kw_only=True):
     prefix: tuple[int, ...]
 
 
-class Group(msgspec.Struct, frozen=True, kw_only=True):
+class Group(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All rollouts of one problem by one policy version: what is shared and learned from."""
 
     crew: str

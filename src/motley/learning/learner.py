@@ -81,6 +81,8 @@ class MetReport:
     failed: int
     rescued: int
     rescued_tokens: int
+    branched: int = 0
+    branched_tokens: int = 0
     unfit: int = 0
 
 

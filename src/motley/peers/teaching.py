@@ -75,11 +75,14 @@ class Teaching:
         for lesson in met.lessons:
             if lesson.sender not in report.blamed:
                 fates = with_rescue(fates, lesson.candidate.position, lesson.number)
+        branched = [c.group for c in taken if c.group.branch]
         told = MetReport(
             problems=met.problems,
             failed=met.failed,
             rescued=len(met.lessons),
             rescued_tokens=sum(len(one.tokens) for one in met.lessons),
+            branched=len(branched),
+            branched_tokens=sum(len(r.tokens) for group in branched for r in group.rollouts),
             unfit=self.unfit,
         )
         return replace(report, met=told, fates=fates)

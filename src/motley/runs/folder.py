@@ -575,6 +575,8 @@ def _with_met(line: LearnerLine, sampled: Sampled | None, report: StepReport | N
         failed=met.failed if met else None,
         rescued=met.rescued if met else None,
         rescued_tokens=met.rescued_tokens if met else None,
+        branched=met.branched or None if met else None,
+        branched_tokens=met.branched_tokens or None if met else None,
         unfit=met.unfit or None if met else None,
         branches=len(branches.places) if branches else None,
         branch_tokens=branches.num_tokens if branches else None,

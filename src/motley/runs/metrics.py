@@ -38,6 +38,8 @@ class MetProblems(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     failed: int | None = None
     rescued: int | None = None
     rescued_tokens: int | None = None
+    branched: int | None = None
+    branched_tokens: int | None = None
     unfit: int | None = None
     branches: int | None = None
     branch_tokens: int | None = None
