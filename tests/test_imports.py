@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,7 @@ def imports_of(path: Path) -> set[str]:
     return {room_of(tuple(parts)) for parts in below}
 
 
+@cache
 def arrows() -> set[tuple[str, str]]:
     """(room, room it imports from)"""
     doors = (ROOT / "__init__.py", ROOT / "__main__.py")

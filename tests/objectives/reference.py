@@ -208,16 +208,12 @@ def truncated(b: Reference, i: int, t: int, lp: np.ndarray) -> float:
 
 
 def uplifted(b: Reference, i: int, t: int, lp: np.ndarray) -> float:
+    if b.o["gamma"] > 0 and b.A[i] > 0 and not b.case.own[i]:
+        p = exp(b.fixed[i][t])
+        return b.o["gamma"] * p / (p + b.o["gamma"]) ** 2 * plain(b, i, t, lp)
     rho = exp(b.fixed[i][t] - b.lq[i][t])
     weight = clip(rho, b.o["floor"], b.o["C"]) if b.A[i] > 0 else min(rho, 1.0)
     return weight * plain(b, i, t, lp)
-
-
-def shaped(b: Reference, i: int, t: int, lp: np.ndarray) -> float:
-    if b.case.own[i] or b.A[i] <= 0:
-        return uplifted(b, i, t, lp)
-    p = exp(b.fixed[i][t])
-    return b.o["gamma"] * p / (p + b.o["gamma"]) ** 2 * plain(b, i, t, lp)
 
 
 Token = Callable[[Reference, int, int, np.ndarray], float]
@@ -329,7 +325,7 @@ def _capped(case: Case, advantage: list[float], o: dict) -> list[float]:
 
 
 _FTIS = {"filter": True, "C": 2.0}
-_UPLIFT = {"filter": True, "C": 1.0, "floor": 1.0}
+_UPLIFT = {"filter": True, "C": 1.0, "floor": 1.0, "gamma": 0.0}
 _uplift = sequence_mean(uplifted)
 
 # (name, variant) -> advantage, adjustments, share, constants
@@ -363,7 +359,19 @@ ROWS: dict[tuple[str, str], tuple] = {
         _UPLIFT | {"scale": 1.0, "rehearse": 0.3},
     ),
     ("uplift", "floored"): (standardised, (), _uplift, _UPLIFT | {"floor": 0.3, "C": 2.0}),
-    ("uplift", "shaped"): (standardised, (), sequence_mean(shaped), _UPLIFT | {"gamma": 0.1}),
+    ("uplift", "shaped"): (standardised, (), _uplift, _UPLIFT | {"gamma": 0.1}),
+    ("uplift", "relative_shaped"): (
+        standardised,
+        (_relative,),
+        _uplift,
+        _UPLIFT | {"scale": 2.0, "gamma": 0.1},
+    ),
+    ("uplift", "relative_rehearsed_shaped"): (
+        standardised,
+        (_relative, _rehearsed),
+        _uplift,
+        _UPLIFT | {"scale": 1.0, "rehearse": 0.3, "gamma": 0.1},
+    ),
     ("uplift", "capped"): (standardised, (_capped,), _uplift, _UPLIFT | {"foreign_cap": 0.5}),
     ("uplift", "relative_capped"): (
         standardised,

@@ -35,6 +35,8 @@ TUNED: list[tuple[str, str, dict[str, float | str]]] = [
     ("grpo", "", {"dual_clip": 1.5, "beta": 0.1}),
     ("gspo", "", {"dual_clip": 1.1}),
     ("uplift", "shaped", {"gamma": 0.5}),
+    ("uplift", "floored", {"gamma": 0.2}),
+    ("uplift", "relative_capped", {"gamma": 0.05}),
     ("uplift", "floored", {"floor": 0.8, "C": 1.5, "g": 0.1}),
     ("uplift", "relative", {"scale": 0.7}),
     ("uplift", "rehearsed", {"rehearse": 0.9}),

@@ -18,7 +18,7 @@ from .cases import ROW_IDS, ROWS, Case, flat, make_case, run, tiny
 
 UNCLIPPED = {"clip_low": 1.0, "clip_high": inf, "dual_clip": inf}
 # nor shaping, which is another weight than the ratio's
-WITHOUT_GROUP_WEIGHT = [row for row in ROWS if row[0] != "gepo" and row[1] != "shaped"]
+WITHOUT_GROUP_WEIGHT = [row for row in ROWS if row[0] != "gepo" and "shaped" not in row[1]]
 WITHOUT_REMEDY = [(name, v) for name, v in ROWS if not ("relative" in v or "rehearsed" in v)]
 
 

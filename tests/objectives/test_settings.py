@@ -14,7 +14,7 @@ from .cases import ROW_IDS, ROWS
 PENALTY = {"beta": 0.0, "toward": "sampler", "dual_clip": 3.0}
 FILTER = {"g": 50.0, "kl": "k3", "kl_over": "own"}
 CLIP = {"clip_low": 0.2, "clip_high": 0.2}
-UPLIFT = {"floor": 1.0, "C": 1.0} | FILTER | PENALTY
+UPLIFT = {"floor": 1.0, "C": 1.0, "gamma": 0.0} | FILTER | PENALTY
 
 SETTINGS: dict[tuple[str, str], dict[str, float | str]] = {
     ("alone", ""): CLIP | PENALTY,
@@ -43,6 +43,8 @@ SETTINGS: dict[tuple[str, str], dict[str, float | str]] = {
     ("uplift", "relative_rehearsed"): UPLIFT | {"scale": 1.0, "rehearse": 0.3},
     ("uplift", "floored"): UPLIFT | {"floor": 0.3, "C": 2.0},
     ("uplift", "shaped"): UPLIFT | {"gamma": 0.1},
+    ("uplift", "relative_shaped"): UPLIFT | {"scale": 2.0, "gamma": 0.1},
+    ("uplift", "relative_rehearsed_shaped"): UPLIFT | {"scale": 1.0, "rehearse": 0.3, "gamma": 0.1},
     ("uplift", "capped"): UPLIFT | {"foreign_cap": 0.5},
     ("uplift", "relative_capped"): UPLIFT | {"scale": 2.0, "rehearse": 0.3, "foreign_cap": 0.5},
 }

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from motley.objectives import objective
+from motley.objectives import VARIANTS, objective
 
 from .cases import ROWS, Case, batch_of, flat, make_case, run, samples_of, tiny
 
@@ -197,6 +197,31 @@ def test_shaping_weighs_foreign_successes_by_how_likely_they_are() -> None:
     assert weight_BT[0].tolist() == pytest.approx(shaped, rel=1e-5)
     assert weight_BT[1].tolist() == [1, 1, 1]
     assert weight_BT[2].tolist() == pytest.approx([1, 0.2, 2e-6], rel=1e-5)
+
+
+SHAPED = {"": "shaped", "relative": "relative_shaped"}
+SHAPED["relative_rehearsed"] = "relative_rehearsed_shaped"
+
+
+@pytest.mark.parametrize("variant", ["", *VARIANTS["uplift"]])
+def test_shaping_composes_with_every_variant_of_uplift(variant: str) -> None:
+    """It changes the weight of foreign positives and nothing else, and no advantage."""
+    case = make_case("apart", 4)
+    plain = run(objective("uplift", variant, {"gamma": 0.0}), case)
+    row = objective("uplift", variant, {"gamma": 0.1})
+    got = run(row, case)
+    assert got.terms.advantage_B.tolist() == plain.terms.advantage_B.tolist()
+    shaped = 0
+    for i, own in enumerate(case.own):
+        expected = plain.output.weight_BT[i, : case.lengths[i]].numpy()
+        if not own and float(got.terms.advantage_B[i]) > 0:
+            p = np.exp(case.lp[i])
+            expected, shaped = 0.1 * p / (p + 0.1) ** 2, shaped + 1
+        weight = got.output.weight_BT[i, : case.lengths[i]].numpy()
+        np.testing.assert_allclose(weight, expected, rtol=1e-5)
+    assert shaped > 1
+    if variant in SHAPED:
+        assert row == objective("uplift", SHAPED[variant])
 
 
 def test_a_group_is_paired_by_author() -> None:

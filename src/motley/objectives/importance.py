@@ -81,10 +81,14 @@ class Uplifting:
     """A > 0: clamp(rho_t, floor, C), which is 1 as shipped. A <= 0: min(rho_t, 1).
 
     Learn what works from anyone; unlearn only what you would do yourself.
+
+    With gamma above 0 foreign sequences with A > 0 weigh gamma·p/(p + gamma)^2 instead (LUFFY's
+    shaping): at most 1/4, at p = gamma. It vanishes on tokens that the learner finds absurd.
     """
 
     floor: float = 1.0
     C: float = 1.0
+    gamma: float = 0.0
 
     def __post_init__(self) -> None:
         if self.floor > self.C:
@@ -95,29 +99,18 @@ class Uplifting:
 
     def __call__(self, batch: LossBatch) -> Tensor:
         rho_BT = token_ratio(batch)
-        return torch.where(
+        weight_BT = torch.where(
             batch.advantage_B[:, None] > 0, rho_BT.clamp(self.floor, self.C), rho_BT.clamp(max=1)
         )
-
-    def free(self, batch: LossBatch) -> Tensor:
-        return token_ratio(batch)
-
-
-@dataclass(frozen=True, slots=True)
-class Shaped(Uplifting):
-    """Uplifting, but foreign sequences with A > 0 weigh gamma·p/(p + gamma)^2 (LUFFY's shaping).
-
-    At most 1/4, at p = gamma; it vanishes on tokens that the learner finds absurd.
-    """
-
-    gamma: float = 0.1
-
-    def __call__(self, batch: LossBatch) -> Tensor:
+        if not self.gamma:
+            return weight_BT
         p_BT = batch.logp_BT.detach().exp()
         shaped_BT = self.gamma * p_BT / (p_BT + self.gamma) ** 2
         shapes_B = ~batch.terms.own_B & (batch.advantage_B > 0)
-        # not super(): a dataclass with slots is another class than the one this stands in
-        return torch.where(shapes_B[:, None], shaped_BT, Uplifting.__call__(self, batch))
+        return torch.where(shapes_B[:, None], shaped_BT, weight_BT)
+
+    def free(self, batch: LossBatch) -> Tensor:
+        return token_ratio(batch)
 
 
 def sequence_kl(
@@ -160,5 +153,5 @@ class DropUnlikelyNegatives:
         return (batch.advantage_B > 0) | (kl_B < self.g), kl_B
 
 
-Weight = Unweighted | Truncated | ClippedAbove | TaperedNegatives | Uplifting | Shaped
+Weight = Unweighted | Truncated | ClippedAbove | TaperedNegatives | Uplifting
 Filter = KeepAll | DropUnlikelyNegatives

@@ -18,7 +18,6 @@ from motley.objectives.advantages import (
 from motley.objectives.importance import (
     ClippedAbove,
     DropUnlikelyNegatives,
-    Shaped,
     TaperedNegatives,
     Truncated,
     Uplifting,
@@ -62,6 +61,7 @@ OBJECTIVES: dict[str, Objective] = {
 }
 
 _uplift = OBJECTIVES["uplift"]
+_shaping = Uplifting(gamma=0.1)
 
 
 def _published(row: Objective, surrogate: ClippedRatio | RatioTimesAdvantage) -> Objective:
@@ -100,7 +100,11 @@ VARIANTS: dict[str, dict[str, Objective]] = {
         "rehearsed": replace(_uplift, adjust=(Rehearsal(),)),
         "relative_rehearsed": replace(_uplift, adjust=(ReceiverRelative(scale=1.0), Rehearsal())),
         "floored": replace(_uplift, weight=Uplifting(floor=0.3, C=2.0)),
-        "shaped": replace(_uplift, weight=Shaped()),
+        "shaped": replace(_uplift, weight=_shaping),
+        "relative_shaped": replace(_uplift, weight=_shaping, adjust=(ReceiverRelative(),)),
+        "relative_rehearsed_shaped": replace(
+            _uplift, weight=_shaping, adjust=(ReceiverRelative(scale=1.0), Rehearsal())
+        ),
         "capped": replace(_uplift, adjust=(ForeignCap(),)),
         "relative_capped": replace(_uplift, adjust=(ReceiverRelative(), Rehearsal(), ForeignCap())),
     },
