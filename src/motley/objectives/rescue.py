@@ -8,11 +8,10 @@ lambda stands as the advantage of such sequences (`Terms.with_lessons`), which a
 
 from __future__ import annotations
 
-from motley.objectives.importance import Shaped, Unweighted
+from motley.objectives.importance import Uplifting
 from motley.objectives.objective import Objective
 
 
 def rescue_of(row: Objective, gamma: float) -> Objective:
     """The row of rescued sequences: they are reduced like all others of the step."""
-    weight = Shaped(gamma=gamma) if gamma else Unweighted()
-    return Objective(weight=weight, reduction=row.reduction)
+    return Objective(weight=Uplifting(gamma=gamma), reduction=row.reduction)
