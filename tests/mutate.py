@@ -102,9 +102,9 @@ EQUIVALENT: dict[str, str] = {
     "ratios.py: together_B = torch.zeros_like(batch.terms.pair_B) | "
     "torch.zeros_like(batch.terms.pair_B) -> "
     "torch.ones_like(batch.terms.pair_B)": "one group, whatever its number",
-    "ratios.py: kl_B = batch.token_mean(k3_learner_over_sampler(batch.log_ratio_BT.detach())) | "
-    "batch.log_ratio_BT.detach() -> "
-    "batch.log_ratio_BT": "only compared, and a comparison has no gradient",
+    "ratios.py: log_ratio_BT = batch.at_start().log_ratio_BT.detach() | "
+    "batch.at_start().log_ratio_BT.detach() -> "
+    "batch.at_start().log_ratio_BT": "only compared, and a comparison has no gradient",
     "ratios.py: positive_B1 = batch.advantage_B[:, None] > 0 | "
     "batch.advantage_B[:, None] > 0 -> batch.advantage_B[:, None] >= 0": "times A = 0",
 }

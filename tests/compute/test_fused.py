@@ -23,7 +23,7 @@ from motley.compute.scoring import score
 from motley.compute.support import why_unknown
 from motley.config import TrainPart
 from motley.learning.batches import ToScore, micro_batches
-from motley.models.policy import Policy, with_trained_part
+from motley.models.policy import Policy, frozen_copy, with_trained_part
 
 KNOWN = [kind for kind in ARCHITECTURES if not why_unknown(own_code_policy(kind).base)]
 TRAINED = {
@@ -141,6 +141,26 @@ def test_weights_of_one_input_are_stacked_unless_they_need_no_copy() -> None:
         } == {dtype}
         assert qkv.weights[0] is layer.qkv[0].weight or weights == 1
         assert qkv.weights[0].requires_grad == (policy is full)
+
+
+@interpreted
+@pytest.mark.slow
+@pytest.mark.parametrize("train", ["full", "lora", "layers"])
+@pytest.mark.parametrize("kind", ["qwen3", "llama with biases", "gemma3"])
+def test_a_frozen_copy_gives_the_log_probs_of_the_policy_in_half_the_memory(
+    kind: str, train: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring, "runs_kernels", lambda device: True)
+    policy = dataclasses.replace(own_code_policy(kind, TRAINED[train]), dtype=torch.bfloat16)
+    copied = frozen_copy(policy)
+    (micro,) = micro_batches(few_sequences(), 10**6, policy.device)
+    with torch.no_grad():
+        ours, theirs = (score(one, micro.packed).logp_M for one in (policy, copied))
+    assert torch.equal(ours, theirs)
+    trained = {name for name, _ in policy.trained() if "mlp" in name and "lora" not in name}
+    kept = dict(copied.model.named_parameters())
+    assert {kept[name].dtype for name in trained} <= {torch.bfloat16}
+    assert bool(trained) == (train != "lora")
 
 
 @interpreted

@@ -113,6 +113,10 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         ),
     },
     "async-horizontal": {"trains": ("full", "lora"), "pace": "async", "layout": "horizontal"},
+    "reference": {
+        "trains": ("full", "lora", "last"),
+        "learning": 'epochs = 2\n[objective]\nbeta = 0.1\ntoward = "reference"',
+    },
 }
 
 

@@ -144,6 +144,26 @@ def test_a_crew_stopped_and_resumed_ends_the_same(
     assert_ended_as(local, crew.folder)
 
 
+def test_processes_stopped_and_resumed_are_pulled_toward_where_their_run_began(
+    task: Path, tmp_path: Path
+) -> None:
+    pull = '[objective]\nbeta = 0.1\ntoward = "reference"'
+    config = spread_crew(task, ("full", "lora"), learning=pull, rounds=3, processes=True)
+    local = LocalCrew.start(config, tmp_path / "local")
+    for _ in local.rounds():
+        pass
+    crew = ProcessCrew.start(config, tmp_path / "run")
+    rounds = gather(crew)
+    until_round(rounds, 1)
+    crew.save()
+    rounds.close()
+    finish(gather(ProcessCrew.resume(crew.folder)))
+    assert_ended_as(local.folder, crew.folder)
+    apart = [line.reference_kl for line in read_metrics(crew.folder) if line.round == 3]
+    assert len(apart) == len(NAMES)
+    assert min(apart) > 0
+
+
 def test_an_error_of_a_peer_ends_the_crew_and_is_shown(config: CrewConfig, tmp_path: Path) -> None:
     crew = ProcessCrew.start(config, tmp_path / "run")
     other = msgspec.structs.replace(config, crew=msgspec.structs.replace(config.crew, seed=1))

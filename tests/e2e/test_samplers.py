@@ -34,13 +34,13 @@ def test_far_samplers_and_their_learner_survive_kills_and_lose_nothing_that_was_
     raise AssertionError(f"killed in {MOST_RUNS} runs: {dict(killed)}")
 
 
-def test_a_learner_with_checkpoints_on_the_way_and_a_window_in_seconds(
+def test_a_learner_with_checkpoints_on_the_way_a_window_in_seconds_and_a_reference(
     task: Path, tmp_path: Path
 ) -> None:
-    config = roles_crew(
-        task, delay_s=0.3, rounds=10, checkpoint_every=3, learning="max_age_s = 60.0"
-    )
+    rules = 'max_age_s = 60.0\n[objective]\nbeta = 0.005\ntoward = "reference"'
+    config = roles_crew(task, delay_s=0.3, rounds=10, checkpoint_every=3, learning=rules)
     disturbed_run(config, tmp_path / "run", random.Random(SEED), kills=3, timeout_s=600)
     assert faults_of(config, tmp_path / "run") == []
     lines = read_metrics(tmp_path / "run" / "learner")
     assert sum(sum(line.ages.values()) for line in lines[1:]) == 10 * config.crew.problems_per_round
+    assert lines[-1].reference_kl > 0

@@ -49,7 +49,7 @@ def learned(candidates: Sequence[Candidate], **how: Any) -> tuple[torch.Tensor, 
 
 
 def plan_of(candidates: Sequence[Candidate], learner: Learner | None = None) -> StepPlan:
-    return (learner or a_learner())._planner.plan(candidates, nothing_withheld)
+    return (learner or a_learner())._plan(candidates, nothing_withheld)
 
 
 def families(

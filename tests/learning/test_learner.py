@@ -17,7 +17,7 @@ from motley.config import Learning
 from motley.learning.batches import micro_batches
 from motley.learning.descent import FIRST_SCALE
 from motley.learning.fitting import fitting_budget
-from motley.learning.learner import Learner, StepReport, Success
+from motley.learning.learner import Learner, StepReport
 from motley.learning.select import Candidate
 from motley.learning.senders import SenderMetrics
 from motley.learning.sequences import nothing_withheld, unscored
@@ -238,16 +238,6 @@ def test_frozen_parts_are_not_touched() -> None:
         torch.equal(value, dict(policy.model.named_parameters())[name])
         for name, value in frozen.items()
     )
-
-
-def test_success_is_a_running_mean_of_own_rewards_by_kind() -> None:
-    success = Success(memory=0.9)
-    assert success.of("sort") == 0.0
-    success.update(groups([[1.0, 1.0], [0.0, 0.5]]))  # the second is its own
-    assert success.of("sort") == pytest.approx(0.25)
-    success.update(groups([[0.0, 0.0], [1.0, 1.0]]))
-    assert success.of("sort") == pytest.approx(0.9 * 0.25 + 0.1 * 1.0)
-    assert success.of("sum") == 0.0
 
 
 def test_ages_count_groups_by_how_many_versions_ago_they_began_to_age() -> None:
@@ -548,7 +538,7 @@ def test_on_a_gpu_a_step_waits_for_it_only_where_it_must() -> None:
     policy.dtype = torch.bfloat16
     learner, candidates = a_learner(policy, 10**6), groups(MIXED)
     for times in range(4):  # compiles, sees a size again, captures it, and replays it
-        plan = learner._planner.plan(candidates, nothing_withheld, frozenset())
+        plan = learner._plan(candidates, nothing_withheld, frozenset())
         learner.optimiser.zero_grad()
         learner._score.begin()
         ready = [

@@ -6,7 +6,7 @@ Every number fits in float32, so that the objective and its reference see the sa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -31,6 +31,8 @@ class Case:
     lp: list[np.ndarray]
     lq: list[np.ndarray]
     max_length: int = 16
+    ref: list[np.ndarray] = field(default_factory=list)  # of the reference, where there is one
+    skill: list[float] = field(default_factory=list)  # none: all are as good as the receiver
 
     def __len__(self) -> int:
         return len(self.reward)
@@ -51,6 +53,8 @@ class Case:
             lp=[self.lp[i] for i in index],
             lq=[self.lq[i] for i in index],
             max_length=self.max_length,
+            ref=[self.ref[i] for i in index] if self.ref else [],
+            skill=[self.skill[i] for i in index] if self.skill else [],
         )
 
 
@@ -64,6 +68,7 @@ def tiny(
     success: float = 0.0,
     ended: Sequence[bool] | None = None,
     max_length: int = 16,
+    ref: Sequence[Sequence[float]] = (),
 ) -> Case:
     """A case written out by hand; one group of own, ended sequences unless told otherwise."""
     num = len(reward)
@@ -76,6 +81,7 @@ def tiny(
         lp=[_float32(row) for row in lp],
         lq=[_float32(row) for row in lq],
         max_length=max_length,
+        ref=[_float32(row) for row in ref],
     )
 
 
@@ -128,7 +134,18 @@ def make_case(regime: str, seed: int) -> Case:
         ended=[bool(rng.random() < 0.7) for _ in group],
         lp=lp,
         lq=lq,
+        ref=_references(lp, odd, seed),
+        skill=[1.0 if mine else (0.375, 2.5, 30.0)[i % 3] for i, mine in enumerate(own)],
     )
+
+
+def _references(lp: list[np.ndarray], odd: float, seed: int) -> list[np.ndarray]:
+    """A policy that the learner has left: a little everywhere, and far at some tokens."""
+    rng = np.random.default_rng([seed, 1])
+    ref = [_float32(row + rng.normal(0, 0.3, len(row))) for row in lp]
+    for i in range(0, len(ref), 4):
+        ref[i][0] = float(_float32(ref[i] + odd * rng.choice([-1, 1]))[0])
+    return ref
 
 
 def _rewards(kind: str, group: list[int], rng: np.random.Generator) -> list[float]:
@@ -154,7 +171,9 @@ def samples_of(case: Case) -> Samples:
         own_B=torch.tensor(case.own),
         stranger_B=~torch.tensor(case.own),
         success_B=torch.tensor(case.success),
+        skill_B=torch.tensor(case.skill or [1.0] * len(case)),
         length_B=torch.tensor(case.lengths),
+        ended_B=torch.tensor(case.ended),
         logq_mean_B=torch.tensor([float(row.mean()) for row in case.lq]),
         max_length=case.max_length,
     )
@@ -175,8 +194,11 @@ def batch_of(
         torch.full((len(case), width), garbage),
         torch.full((len(case), width), -garbage / 2),
     )
+    ref_BT = torch.full((len(case), width), garbage * 2) if case.ref else None
     mask_BT = torch.zeros(len(case), width, dtype=torch.bool)
     for i, n in enumerate(case.lengths):
+        if ref_BT is not None:
+            ref_BT[i, :n] = torch.tensor(case.ref[i])
         logp_BT[i, :n], logq_BT[i, :n] = torch.tensor(case.lp[i]), torch.tensor(case.lq[i])
         mask_BT[i, :n] = True
     return LossBatch(
@@ -186,7 +208,14 @@ def batch_of(
         ended_B=torch.tensor(case.ended),
         terms=terms,
         withheld_BT=withheld,
+        logp_ref_BT=ref_BT,
     )
+
+
+def prepared(row: Objective, case: Case) -> Terms:
+    """The terms of a case, with what its log-probs decide."""
+    terms = row.prepare(samples_of(case))
+    return row.settle(terms, [batch_of(case, terms)])
 
 
 @dataclass(frozen=True)
@@ -210,7 +239,7 @@ def run(
     """The objective's loss and gradient on a case, in one piece or summed over `cuts` (index
     lists).
     """
-    terms = row.prepare(samples_of(case))
+    terms = prepared(row, case)
     loss, gradient = 0.0, [np.zeros(n) for n in case.lengths]
     for index in cuts or [range(len(case))]:
         batch = batch_of(

@@ -14,6 +14,7 @@ from scipy import stats
 from motley.objectives import Samples, objective
 from motley.objectives.advantages import (
     BetaNormalised,
+    CapabilityAware,
     Centred,
     ForeignCap,
     ReceiverRelative,
@@ -29,6 +30,7 @@ def samples(
     group: list[int],
     own: list[bool] | None = None,
     success: float | list[float] = 0.0,
+    skill: list[float] | None = None,
 ) -> Samples:
     num = len(reward)
     return Samples(
@@ -38,7 +40,9 @@ def samples(
         own_B=torch.tensor(own if own is not None else [True] * num),
         stranger_B=~torch.tensor(own if own is not None else [True] * num),
         success_B=torch.tensor(success if isinstance(success, list) else [success] * num),
+        skill_B=torch.tensor(skill if skill is not None else [1.0] * num),
         length_B=torch.full((num,), 3),
+        ended_B=torch.ones(num, dtype=torch.bool),
         logq_mean_B=torch.full((num,), -1.0),
         max_length=8,
     )
@@ -245,7 +249,10 @@ def horizontal_case() -> Case:
 def test_pairs_longest_and_denominators_by_hand() -> None:
     terms = objective("ftis", "code").prepare(samples_of(horizontal_case()))
     assert terms.pair_B.tolist() == [0, 0, 1, 2, 2, 3]
-    assert terms.group_longest_B.tolist() == [5, 5, 5, 3, 3, 4]
+    # all ended, and the code has no end tokens
+    assert terms.group_longest_B.tolist() == [4, 4, 4, 2, 2, 3]
+    with_end = objective("ftis").prepare(samples_of(horizontal_case()))
+    assert with_end.group_longest_B.tolist() == [5, 5, 5, 3, 3, 4]
     assert (terms.num_sequences, terms.num_tokens, terms.num_pairs, terms.max_length) == (
         6,
         18,
@@ -259,7 +266,7 @@ def test_taking_some_terms_keeps_the_denominators_of_the_whole_batch() -> None:
     some = terms.take(torch.tensor([4, 0]))
     assert some.advantage_B.tolist() == pytest.approx([0.5, 1 / 3])
     assert some.log_expectation_B.tolist() == pytest.approx([-1.0, -1.0])
-    assert some.group_longest_B.tolist() == [3, 5]
+    assert some.group_longest_B.tolist() == [2, 4]
     assert some.pair_B.tolist() == [2, 0]
     assert (some.num_sequences, some.num_tokens, some.num_pairs, some.max_length) == (6, 18, 4, 20)
 
@@ -286,7 +293,9 @@ def test_samples_refuse_tensors_of_different_length() -> None:
             own_B=torch.ones(3, dtype=torch.bool),
             stranger_B=torch.zeros(3, dtype=torch.bool),
             success_B=torch.zeros(2),
+            skill_B=torch.ones(3),
             length_B=torch.ones(3, dtype=torch.int64),
+            ended_B=torch.ones(3, dtype=torch.bool),
             logq_mean_B=torch.zeros(3),
             max_length=4,
         )
@@ -300,3 +309,67 @@ def test_bnpo_takes_a_mean_reward_outside_0_and_1_as_the_nearer_of_the_two() -> 
         assert got.tolist() == inside.tolist()
         assert got[2:].abs().min() > 0
     assert BetaNormalised()(samples([1.0, 1.0, 0.0, 0.0], [0, 0, 1, 1])).tolist() == [0, 0, 0, 0]
+
+
+# HACPO's
+
+
+def test_capability_aware_of_a_joint_group_by_hand() -> None:
+    # own 1, 0; of a sender half as good 1, 0: the baseline is (1 + 0 + 2 + 0)/4 = 3/4
+    got = CapabilityAware()(
+        samples(
+            [1.0, 0.0, 1.0, 0.0],
+            [0] * 4,
+            own=[True, True, False, False],
+            skill=[1.0, 1.0, 0.5, 0.5],
+        )
+    )
+    unit = 1 / (sqrt(1 / 3) + 1e-4)
+    assert got.tolist() == pytest.approx([unit / 4, -3 * unit / 4, unit / 8, -3 * unit / 8])
+
+
+def test_capability_aware_of_equals_is_standardised_in_either_layout() -> None:
+    given = samples(
+        [1.0, 0.0, 0.0, 1.0, 1.0, 0.0], [0, 0, 0, 1, 1, 1], own=[True] * 3 + [False] * 3
+    )
+    assert CapabilityAware()(given).tolist() == pytest.approx(Standardised()(given).tolist())
+    mixed = samples([1.0, 0.0, 0.0, 1.0], [0] * 4, own=[True, False, True, False])
+    assert CapabilityAware()(mixed).tolist() == pytest.approx(Standardised()(mixed).tolist())
+
+
+def test_capability_aware_of_one_better_sender_raises_its_successes() -> None:
+    """A vertical group: A = (o·r - mean(r)) / std."""
+    got = CapabilityAware()(samples([1.0, 0.0], [0, 0], own=[False] * 2, skill=[4.0] * 2))
+    unit = 1 / (sqrt(0.5) + 1e-4)
+    assert got.tolist() == pytest.approx([3.5 * unit, -0.5 * unit])
+
+
+def test_capability_aware_is_silent_where_rewards_are_equal() -> None:
+    given = samples([1.0] * 4, [0, 0, 1, 1], own=[False] * 4, skill=[3.0, 0.2, 3.0, 3.0])
+    assert CapabilityAware()(given).tolist() == [0] * 4
+
+
+def test_capability_aware_takes_the_own_mean_where_its_baseline_is_above_every_reward() -> None:
+    # (0 + 0 + 10 + 10 + 10)/5 = 6 is above 1: the own mean, 0
+    worse = samples(
+        [0.0, 0.0, 1.0, 1.0, 1.0],
+        [0] * 5,
+        own=[True] * 2 + [False] * 3,
+        skill=[1.0] * 2 + [0.1] * 3,
+    )
+    unit = 1 / (sqrt(0.3) + 1e-4)
+    assert CapabilityAware()(worse).tolist() == pytest.approx([0, 0, *[0.1 * unit] * 3])
+    # without own sequences, the mean of all
+    foreign = samples([0.0, 1.0, 1.0], [0] * 3, own=[False] * 3, skill=[0.1] * 3)
+    unit = 0.1 / (sqrt(1 / 3) + 1e-4)
+    assert CapabilityAware()(foreign).tolist() == pytest.approx([-2 * unit / 3, *[unit / 3] * 2])
+
+
+@pytest.mark.parametrize(("told", "held"), [(1e9, 10.0), (1e-9, 0.1)])
+def test_capability_aware_holds_a_skill_within_its_bounds(told: float, held: float) -> None:
+    def of(skill: float) -> list[float]:
+        return CapabilityAware()(
+            samples([1.0, 0.0], [0, 0], own=[False] * 2, skill=[skill] * 2)
+        ).tolist()
+
+    assert of(told) == pytest.approx(of(held), rel=1e-6)

@@ -11,13 +11,14 @@ are +0.5 and -0.5. There are 2 sequences of 2 and 3 tokens, 5 tokens in all; the
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import exp, log, sqrt
 
 import pytest
 
 from motley.objectives import objective
 
-from .cases import run, tiny
+from .cases import flat, run, tiny
 
 a = 0.5 / (sqrt(0.5) + 1e-4)
 
@@ -62,8 +63,9 @@ GOLDEN = [
     # A = ±0.5, no end token: weights (1.5) and (0.5, 2); means 0.75 and -0.625 over two survivors
     # of one pair.
     ("ftis", "code", {}, -(0.75 - 0.625) / 2, [-0.75 / 2, 0], [0.25 / 4, 1.0 / 4, 0]),
-    # KL_1 = (0.306853 + 0.431946)/3 = 0.2463 over the group's longest length: one survivor.
-    ("ftis", "code", {"g": 0.2}, -0.75, [-0.75, 0], [0, 0, 0]),
+    # KL_1 = (0.306853 + 0.431946)/2 = 0.3694 over the group's longest length, which is 2 without
+    # its end token: one survivor.
+    ("ftis", "code", {"g": 0.3}, -0.75, [-0.75, 0], [0, 0, 0]),
     # A = ±0.5, sum over tokens / (2·10).
     ("dr_grpo", "", {}, (4.8 - 1.4) * 0.5 / 20, [0, -0.1 / 20], [0, 1.5 / 20, 0.5 / 20]),
     # One group: variance 0, alpha = beta = 1, density 1, so A = ±0.5; sum over tokens / 5.
@@ -101,13 +103,13 @@ GOLDEN = [
         [-0.0821584 + 0.1 / 3 / 4, -0.0821584 - 0.1 * 4 / 4],
         [-0.1 / 6, 0.1 * 2 / 3 / 6, 0],
     ),
-    # Neither KL (0.452, 0.365) is under 0.002: as gepo. Under near = 0.4 sequence 1 takes its own
+    # Neither KL (1.231, 0.246) is under 0.002: as gepo. Under near = 0.3 sequence 1 takes its own
     # ratio, 1.1447142.
     ("gepo_plus", "", {}, 0.0356832, [-0.0821584] * 2, [0, 0, 0]),
     (
         "gepo_plus",
         "",
-        {"near": 0.4},
+        {"near": 0.3},
         (1.1447142 - 0.6572671) * 0.5 / 2,
         [-0.0821584] * 2,
         [1.1447142 * 0.5 / 6] * 3,
@@ -118,9 +120,9 @@ GOLDEN = [
         "ds_gspo",
         "",
         {},
-        (1.1438867 - 0.5489641) * a / 2,
-        [-0.5489641 * a / 4] * 2,
-        [1.1438867 * a / 6] * 3,
+        (1.1438867 - 0.5489641) * 0.5 / 2,
+        [-0.5489641 * 0.5 / 4] * 2,
+        [1.1438867 * 0.5 / 6] * 3,
     ),
     # rho·log p: 1.5 ln 0.75 + 0.2 ln 0.1 = -0.8920401; 0.5 ln 0.125 + 3 ln 0.75 + ln 0.25 =
     # -3.2890613; / 5 tokens.
@@ -169,6 +171,84 @@ GOLDEN = [
         [0.5 * a / 6, a / 6, a / 6],
     ),
     ("sapo_swarm", "", {}, a / 5, [-a / 5] * 2, [a / 5] * 3),
+    # grpo with rho up to 1.28, over 5 tokens: (1.28 + 0.2) a - (0.8 + 3 + 1) a.
+    ("dapo", "", {}, (4.8 - 1.48) * a / 5, [0, -0.2 * a / 5], [0, 3 * a / 5, a / 5]),
+    # With A < 0 rho counts as at most 2, and then has no gradient: 0.8 + 2 + 1.
+    ("grpo", "", {"delta": 2.0}, (3.8 / 3 - 0.7) * a / 2, [0, -0.2 * a / 4], [0, 0, a / 6]),
+    # One group, so its std is the batch's.
+    ("grpo", "batch_std", {}, (1.6 - 0.7) * a / 2, [0, -0.2 * a / 4], [0, 3 * a / 6, a / 6]),
+    # Weights (1.5, 0.2) and (0.5, 0, 1): 3 is above 2.5.
+    (
+        "tis",
+        "token_mask",
+        {"C": 2.5},
+        (0.5 - 0.85) * a / 2,
+        [-1.5 * a / 4, -0.2 * a / 4],
+        [0.5 * a / 6, 0, a / 6],
+    ),
+    # Products 1.5·0.2 = 0.3 and 0.5·3·1 = 1.5.
+    ("tis", "sequence", {}, 1.2 * a / 2, [-0.3 * a / 4] * 2, [1.5 * a / 6] * 3),
+    ("tis", "sequence", {"C": 1.0}, 0.7 * a / 2, [-0.3 * a / 4] * 2, [a / 6] * 3),
+    ("tis", "sequence_mask", {}, 1.2 * a / 2, [-0.3 * a / 4] * 2, [1.5 * a / 6] * 3),
+    ("tis", "sequence_mask", {"C": 1.0}, -0.3 * a / 2, [-0.3 * a / 4] * 2, [0] * 3),
+    ("tis", "trl", {}, 3.9 * a / 5, [-0.3 * a / 5] * 2, [1.5 * a / 5] * 3),
+    # Sequence 0, tau = 1: sigmoid(0.5) = 0.6224593 and sigmoid(-0.8) = 0.3100255; 4 g (1 - g) rho =
+    # 1.4100223 and 0.1711278. Sequence 1, tau = 1.05: sigmoid(-0.525) = 0.3716840, sigmoid(2.1) =
+    # 0.8909032 and 1/2; 4 g (1 - g) rho = 0.4670699, 1.1663365 and 1.
+    (
+        "sapo",
+        "",
+        {},
+        (4 / 1.05 * 1.7625870 / 3 - 4 * 0.9324848 / 2) * a / 2,
+        [-1.4100223 * a / 4, -0.1711278 * a / 4],
+        [0.4670699 * a / 6, 1.1663365 * a / 6, a / 6],
+    ),
+    # A = r - the other's: 1 and -1. Products 0.3 and 1.5, unclipped on the side that counts.
+    ("rloo", "", {}, (1.5 - 0.3) / 2, [-0.15] * 2, [0.75] * 3),
+    # 2 tokens of reward 1, 3 of 0: mean 0.4, variance 1.2/4 = 0.3: A = 1.0954451 and -0.7302967.
+    (
+        "reinforce_pp",
+        "",
+        {},
+        (4.8 * 0.7302967 - 1.4 * 1.0954451) / 5,
+        [0, -0.2 * 1.0954451 / 5],
+        [0, 3 * 0.7302967 / 5, 0.7302967 / 5],
+    ),
+    # r - 1/2 is as far from its mean over tokens.
+    (
+        "reinforce_pp",
+        "baseline",
+        {},
+        (4.8 * 0.7302967 - 1.4 * 1.0954451) / 5,
+        [0, -0.2 * 1.0954451 / 5],
+        [0, 3 * 0.7302967 / 5, 0.7302967 / 5],
+    ),
+    # p - q: 0.25 is above 0.2, -0.4 is not; with A < 0: -0.125, 0.5 and 0 are at least -0.2. A =
+    # ±0.5: 0.1 - 2.25 without the squares, which are ln^2 of 1.5, 0.2, 0.5 and 3, 4.4422046 in all.
+    (
+        "dppo",
+        "",
+        {},
+        (2.25 - 0.1 + 0.001 * 4.4422046) / 5,
+        [0.002 * 0.4054651 / 5, (-0.1 - 0.002 * 1.6094379) / 5],
+        [(0.25 - 0.002 * 0.6931472) / 5, (1.5 + 0.002 * 1.0986123) / 5, 0.1],
+    ),
+    ("dppo", "", {"mask_low": 0.1, "tau": 0.0}, (2 - 0.1) / 5, [0, -0.02], [0, 0.3, 0.1]),
+    # Pushed out: rho 1.5 with A > 0 (ln^2 = 0.1644) and 0.5 with A < 0 (0.4805); none fits 0.04.
+    ("m2po", "", {}, (4 - 0.2) * a / 5, [0, -0.2 * a / 5], [0, 3 * a / 5, a / 5]),
+    # 0.1644 fits into 0.2, both have a mean of 0.3224
+    ("m2po", "", {"budget": 0.2}, 2.3 * a / 5, [-0.3 * a, -0.2 * a / 5], [0, 3 * a / 5, a / 5]),
+    ("m2po", "", {"budget": 0.33}, 2.8 * a / 5, [-0.3 * a, -0.2 * a / 5], [a / 10, 0.6 * a, a / 5]),
+    ("vcpo", "", {}, 1.2 * a / 2, [-0.3 * a / 4] * 2, [1.5 * a / 6] * 3),
+    # Own sequences, all as good as the receiver: gspo.
+    (
+        "hacpo",
+        "",
+        {},
+        (1.1447142 - 0.5477226) * a / 2,
+        [-0.5477226 * a / 4] * 2,
+        [1.1447142 * a / 6] * 3,
+    ),
 ]
 
 
@@ -196,9 +276,9 @@ def test_kl_is_measured_by_every_row_and_by_the_code_over_the_longest_length() -
     assert run(objective("ftis"), PAIR).output.kl_B.tolist() == pytest.approx(
         [1.231347, 0.246266], abs=1e-6
     )
-    # Without end tokens (0.072132)/3 and (0.306853 + 0.431946)/3.
+    # Without end tokens (0.072132)/2 and (0.306853 + 0.431946)/2.
     assert run(objective("ftis", "code"), PAIR).output.kl_B.tolist() == pytest.approx(
-        [0.024044, 0.246266], abs=1e-6
+        [0.036066, 0.369400], abs=1e-6
     )
     # mean(-d): -(ln 1.5 + ln 0.2)/2 and -(ln 0.5 + ln 3)/3.
     k1 = run(objective("ftis", settings={"kl": "k1"}), PAIR).output.kl_B.tolist()
@@ -260,13 +340,74 @@ def test_ftis_code_averages_survivors_within_each_pair_then_pairs() -> None:
     )
 
 
-def test_penalty_of_sapo_swarm_is_a_mean_over_the_sequences_it_sums() -> None:
-    # Two silent, two speaking sequences, all with d = ln 2: exp(d) - 1 - d = 0.3068528 for each, so
-    # that is the mean.
-    lq = [[log(0.25)]] * 4
-    case = tiny([1.0, 0.0, 1.0, 1.0], lp=[[log(0.5)]] * 4, lq=lq, group=[0, 0, 1, 1])
+def test_penalty_of_sapo_swarm_is_a_mean_over_the_tokens_it_sums() -> None:
+    # A speaking pair of 1 and 2 tokens with d = ln 2, exp(d) - 1 - d = 0.3068528; a silent pair of
+    # 2 and 3 tokens with d = 0. The mean over all 8 tokens, silent ones too.
+    lq = [[log(0.25)], [log(0.25)] * 2, [log(0.5)] * 2, [log(0.5)] * 3]
+    lp = [[log(0.5)] * len(row) for row in lq]
+    case = tiny([1.0, 0.0, 1.0, 1.0], lp=lp, lq=lq, group=[0, 0, 1, 1])
+    plain = run(objective("sapo_swarm"), case)
     got = run(objective("sapo_swarm", settings={"beta": 1.0}), case)
-    assert got.loss == pytest.approx(1 - log(2), rel=1e-5)
+    assert got.loss - plain.loss == pytest.approx(3 * (1 - log(2)) / 8, rel=1e-5)
+
+
+# What a token of either sequence of the pair counts: they have 2 and 3 tokens, the limit is 10.
+OVER = [
+    ("grpo", "", [1 / 4, 1 / 6]),  # 1/(B |a|)
+    ("gspo", "", [1 / 4, 1 / 6]),
+    ("topr", "", [1 / 2, 1 / 2]),  # 1/B
+    ("dr_grpo", "", [1 / 20, 1 / 20]),  # 1/(B max_len)
+    ("bnpo", "", [1 / 5, 1 / 5]),  # 1/tokens
+    ("cispo", "", [1 / 5, 1 / 5]),
+    ("sapo_swarm", "", [1 / 5, 1 / 5]),
+    ("ftis", "code", [1 / 2, 1 / 4]),  # one pair; 1 and 2 tokens without the end
+]
+
+
+@pytest.mark.parametrize(("name", "variant", "share"), OVER)
+def test_penalty_is_reduced_as_its_row_is(name: str, variant: str, share: list[float]) -> None:
+    # toward the sampler: the gradient of a token is its share times rho - 1
+    plain = run(objective(name, variant), PAIR)
+    got = run(objective(name, variant, {"beta": 0.1}), PAIR)
+    rho = [[1.5, 0.2], [0.5, 3.0, 1.0]]
+    for i, ratios in enumerate(rho):
+        added = [0.1 * share[i] * (r - 1) for r in ratios]
+        if variant == "code":
+            added[-1] = 0.0
+        assert got.gradient[i] - plain.gradient[i] == pytest.approx(added, abs=2e-7)
+    value = [[r - 1 - log(r) for r in ratios] for ratios in rho]
+    if variant == "code":
+        value = [tokens[:-1] for tokens in value]
+    total = sum(share[i] * sum(tokens) for i, tokens in enumerate(value))
+    assert got.loss - plain.loss == pytest.approx(0.1 * total, rel=1e-5)
+
+
+def test_penalty_toward_the_reference_by_hand() -> None:
+    # p = 1/2, reference 1/4 and 1: x = -ln 2 and ln 2, exp(x) - 1 - x = 0.1931472 and 0.3068528,
+    # gradient (1 - exp(x))/2 = 1/4 and -1/2. q = 1/2 says nothing.
+    half = [[log(0.5)], [log(0.5)]]
+    case = tiny([1.0, 1.0], lp=half, lq=half, ref=[[log(0.25)], [0.0]])
+    settings = {"beta": 1.0, "toward": "reference"}
+    got = run(objective("grpo", settings=settings), case)
+    assert got.loss == pytest.approx((0.1931472 + 0.3068528) / 2, rel=1e-5)
+    assert flat(got.gradient) == pytest.approx([0.25, -0.5], rel=1e-5)
+
+
+def test_penalty_times_the_ratio_by_hand() -> None:
+    # The same with q = 1/4, so rho = 2, which has a gradient too:
+    # d/dlog p of rho k3 = rho (k3 + 1 - exp(x)).
+    half, quarter = [[log(0.5)]] * 2, [[log(0.25)]] * 2
+    case = tiny([1.0, 1.0], lp=half, lq=quarter, ref=[[log(0.25)], [0.0]])
+    settings = {"beta": 1.0, "toward": "reference", "beta_times": "ratio"}
+    got = run(objective("nois", settings=settings), case)
+    assert got.loss == pytest.approx(0.1931472 + 0.3068528, rel=1e-5)
+    assert flat(got.gradient) == pytest.approx([0.1931472 + 0.5, 0.3068528 - 1], rel=1e-5)
+
+
+def test_a_penalty_toward_the_reference_has_no_meaning_without_its_log_probs() -> None:
+    row = objective("grpo", settings={"beta": 1.0, "toward": "reference"})
+    with pytest.raises(AssertionError, match="reference needs its log-probs"):
+        run(row, PAIR)
 
 
 def test_a_sequence_that_the_filter_drops_still_pays_its_penalty() -> None:
@@ -279,3 +420,24 @@ def test_a_sequence_that_the_filter_drops_still_pays_its_penalty() -> None:
     assert plain.gradient[1] == pytest.approx([0.0])
     assert got.gradient[1] == pytest.approx([(exp(-2) - 1) / 2], rel=1e-5)
     assert got.loss - plain.loss == pytest.approx((exp(-2) + 1) / 2, rel=1e-5)
+
+
+def test_hacpo_of_a_foreign_pair_by_hand() -> None:
+    # A sender twice as good: the baseline is mean(r/2) = 1/4, so A = 2·(3/4, -1/4)/(sqrt(1/2)). The
+    # success has s = 0.5477226, inside 0.2..1: it weighs s^2. The failure has s = 1.1447142, not
+    # in it: its value counts as at 1, without gradient.
+    case = replace(PAIR, own=[False, False], skill=[2.0, 2.0])
+    got = run(objective("hacpo"), case)
+    unit = 1 / (sqrt(0.5) + 1e-4)
+    assert got.terms.advantage_B.tolist() == pytest.approx([1.5 * unit, -0.5 * unit], rel=1e-6)
+    assert got.loss == pytest.approx(-(0.3 * 1.5 - 0.5) * unit / 2, rel=1e-5)
+    assert got.gradient[0] == pytest.approx([-0.3 * 1.5 * unit / 4] * 2, rel=1e-5)
+    assert got.gradient[1] == pytest.approx([0, 0, 0])
+    # alpha = 3: s^4 = 0.09; a clip of 0.4 leaves 0.6..1, which s is not in
+    assert run(objective("hacpo", settings={"alpha": 3.0}), case).gradient[0] == pytest.approx(
+        [-0.09 * 1.5 * unit / 4] * 2, rel=1e-5
+    )
+    assert run(objective("hacpo", settings={"cross_clip": 0.4}), case).gradient[0].tolist() == [
+        0,
+        0,
+    ]

@@ -13,7 +13,7 @@ import torch
 from motley.objectives import LossBatch, LossOutput, objective
 
 from . import reference
-from .cases import REGIMES, ROWS, Case, batch_of, flat, make_case, run, samples_of, tiny
+from .cases import REGIMES, ROWS, Case, batch_of, flat, make_case, prepared, run, samples_of, tiny
 from .reference import STEP, Reference, clipped_unit, sequence_mean
 
 pytestmark = pytest.mark.slow
@@ -26,6 +26,10 @@ FROM_START = {
     ("tis", ""): reference.ROWS[("tis", "")][2],
     ("ftis", ""): reference.ROWS[("ftis", "")][2],
     ("ftis", "code"): reference.ROWS[("ftis", "code")][2],
+    ("tis", "token_mask"): reference.ROWS[("tis", "token_mask")][2],
+    ("tis", "sequence"): reference.ROWS[("tis", "sequence")][2],
+    ("tis", "sequence_mask"): reference.ROWS[("tis", "sequence_mask")][2],
+    ("tis", "trl"): reference.ROWS[("tis", "trl")][2],
 }
 
 
@@ -85,13 +89,15 @@ def moved(case: Case, by: float, seed: int) -> list[np.ndarray]:
 
 
 def later(
-    name: str, variant: str, case: Case, now: list[np.ndarray]
+    name: str, variant: str, case: Case, now: list[np.ndarray], num_taken: int = 0
 ) -> tuple[float, list[np.ndarray], LossOutput]:
     row = objective(name, variant)
-    terms = row.prepare(samples_of(case))
+    terms = prepared(row, case)
     start_BT = batch_of(case, terms).logp_learner_BT.detach()
     batch = dataclasses.replace(
-        batch_of(dataclasses.replace(case, lp=now), terms), logp_start_BT=start_BT
+        batch_of(dataclasses.replace(case, lp=now), terms),
+        logp_start_BT=start_BT,
+        num_taken=num_taken,
     )
     output = row.loss(batch)
     output.loss.backward()
@@ -179,3 +185,19 @@ def test_what_has_moved_is_zero_outside_the_mask_and_in_a_first_pass() -> None:
     assert not batch.moved_BT.any()
     later: LossBatch = dataclasses.replace(batch, logp_start_BT=batch.logp_learner_BT.detach() - 1)
     assert torch.equal(later.moved_BT.detach() != 0, batch.mask_BT)
+
+
+def test_hacpo_narrows_what_it_takes_of_others_with_every_step_of_a_round() -> None:
+    # s = 0.5 of a foreign success; after u steps low is 0.2 + 0.025 u: 0.5 is in at 12, not at 13
+    case = tiny([1.0, 0.0], lp=[[-1.0], [-1.0]], lq=[[-1.0], [-1.0]], own=[False, False])
+    now = [np.array([-1.0 - float(np.log(1.99))]), np.array([-1.0])]
+    weights = {
+        taken: float(later("hacpo", "", case, now, taken)[2].weight_BT[0, 0])
+        for taken in (0, 12, 13, 99)
+    }
+    assert weights == {
+        0: pytest.approx(1.99**-2),
+        12: pytest.approx(1.99**-2),
+        13: 0.0,
+        99: 0.0,
+    }

@@ -11,32 +11,33 @@ from motley.objectives.importance import Truncated
 
 from .cases import ROW_IDS, ROWS
 
-PENALTY = {"beta": 0.0, "toward": "sampler", "dual_clip": 3.0}
+PENALTY = {"beta": 0.0, "toward": "sampler", "beta_times": "one", "dual_clip": 3.0}
 FILTER = {"g": 50.0, "kl": "k3", "kl_over": "own"}
 CLIP = {"clip_low": 0.2, "clip_high": 0.2}
+RATIO = CLIP | {"delta": inf}
 UPLIFT = {"floor": 1.0, "C": 1.0, "gamma": 0.0} | FILTER | PENALTY
 
 SETTINGS: dict[tuple[str, str], dict[str, float | str]] = {
     ("alone", ""): CLIP | PENALTY,
     ("nois", ""): CLIP | PENALTY,
-    ("grpo", ""): CLIP | PENALTY,
+    ("grpo", ""): RATIO | PENALTY,
     ("tis", ""): {"C": 2.0} | CLIP | PENALTY,
     ("ftis", ""): {"C": 2.0} | FILTER | CLIP | PENALTY,
     ("fnois", ""): FILTER | CLIP | PENALTY,
-    ("fvis", ""): FILTER | CLIP | PENALTY,
-    ("dr_grpo", ""): CLIP | PENALTY,
-    ("bnpo", ""): CLIP | PENALTY,
-    ("gspo", ""): CLIP | PENALTY,
-    ("gepo", ""): {"scope": "group"} | CLIP | PENALTY,
-    ("gepo_plus", ""): {"near": 0.002} | CLIP | PENALTY,
-    ("ds_gspo", ""): {"mix": 0.005} | CLIP | PENALTY,
+    ("fvis", ""): FILTER | RATIO | PENALTY,
+    ("dr_grpo", ""): RATIO | PENALTY,
+    ("bnpo", ""): RATIO | PENALTY,
+    ("gspo", ""): RATIO | PENALTY,
+    ("gepo", ""): {"scope": "group"} | RATIO | PENALTY,
+    ("gepo_plus", ""): {"near": 0.002} | RATIO | PENALTY,
+    ("ds_gspo", ""): {"mix": 0.005} | RATIO | PENALTY,
     ("cispo", ""): {"clip_high": 4.0} | PENALTY,
     ("topr", ""): PENALTY,
-    ("gmpo", ""): {"log_clip": 0.4} | PENALTY,
+    ("gmpo", ""): {"log_clip": 0.4, "delta": inf} | PENALTY,
     ("uplift", ""): UPLIFT,
     ("sapo_swarm", ""): CLIP | PENALTY,
     ("ftis", "code"): {"C": 2.0} | FILTER | CLIP | PENALTY | {"kl_over": "group"},
-    ("gepo", "code"): {"scope": "microbatch"} | CLIP | PENALTY | {"toward": "code"},
+    ("gepo", "code"): {"scope": "microbatch"} | RATIO | PENALTY | {"toward": "code"},
     ("topr", "filtered"): FILTER | PENALTY,
     ("uplift", "relative"): UPLIFT | {"scale": 2.0},
     ("uplift", "rehearsed"): UPLIFT | {"rehearse": 0.3},
@@ -51,6 +52,28 @@ SETTINGS: dict[tuple[str, str], dict[str, float | str]] = {
 for _name in ("grpo", "fvis", "dr_grpo", "bnpo", "gspo", "gepo", "gepo_plus", "ds_gspo", "gmpo"):
     SETTINGS[(_name, "published")] = SETTINGS[(_name, "")] | {"dual_clip": inf}
 
+SETTINGS |= {
+    ("hacpo", ""): {"most_skill": 10.0}
+    | RATIO
+    | {"cross_clip": 0.8, "cross_step": 0.025, "alpha": 1.0}
+    | PENALTY,
+    ("grpo", "batch_std"): RATIO | PENALTY,
+    ("tis", "token_mask"): {"C": 3.0} | CLIP | PENALTY,
+    ("tis", "sequence"): {"C": 3.0} | CLIP | PENALTY,
+    ("tis", "sequence_mask"): {"C": 3.0} | CLIP | PENALTY,
+    ("tis", "trl"): {"C": 3.0} | CLIP | PENALTY,
+    ("dapo", ""): RATIO | {"clip_high": 0.28} | PENALTY,
+    ("sapo", ""): {"tau_pos": 1.0, "tau_neg": 1.05} | PENALTY,
+    ("rloo", ""): RATIO | PENALTY,
+    ("reinforce_pp", ""): {"baseline": "none"} | RATIO | PENALTY,
+    ("reinforce_pp", "baseline"): {"baseline": "group"} | RATIO | PENALTY,
+    ("dppo", ""): {"mask_low": 0.2, "mask_high": 0.2, "tau": 1e-3} | PENALTY,
+    ("m2po", ""): {"budget": 0.04} | PENALTY,
+    ("vcpo", ""): {"C": 8.0, "base_ess": 1.0, "ess": "truncated"} | PENALTY,
+}
+for _name in ("dapo", "rloo", "reinforce_pp"):
+    SETTINGS[(_name, "published")] = SETTINGS[(_name, "")] | {"dual_clip": inf}
+
 
 @pytest.mark.parametrize(("name", "variant"), ROWS, ids=ROW_IDS)
 def test_row_lists_exactly_its_settings_and_their_values(name: str, variant: str) -> None:
@@ -62,8 +85,8 @@ def test_every_listed_number_can_be_set_and_nothing_else_moves(name: str, varian
     before = objective(name, variant).settings()
     for setting, value in before.items():
         if not isinstance(value, str):
-            # a cap must stay above the floor, a dual clip above 1
-            new = 8.0 if setting in ("C", "dual_clip") else 0.125
+            # a cap must stay above the floor, a bound on a ratio above 1
+            new = 9.0 if setting in ("C", "delta", "dual_clip", "most_skill") else 0.125
             after = objective(name, variant, {setting: new}).settings()
             assert after == before | {setting: new}
 
@@ -74,10 +97,11 @@ def test_every_listed_number_can_be_set_and_nothing_else_moves(name: str, varian
         ("ftis", "kl", ("k3", "k1")),
         ("ftis", "kl_over", ("own", "group")),
         ("gepo", "scope", ("group", "microbatch")),
-        ("gepo", "toward", ("sampler", "code")),
+        ("gepo", "toward", ("sampler", "code", "reference")),
+        ("gepo", "beta_times", ("one", "ratio")),
     ],
 )
-def test_every_choice_can_be_set(name: str, setting: str, choices: tuple[str, str]) -> None:
+def test_every_choice_can_be_set(name: str, setting: str, choices: tuple[str, ...]) -> None:
     for choice in choices:
         assert objective(name, settings={setting: choice}).settings()[setting] == choice
 
@@ -99,6 +123,7 @@ def test_settings_of_a_row_made_by_hand() -> None:
         "C": 3.0,
         "beta": 0.0,
         "toward": "sampler",
+        "beta_times": "one",
         "dual_clip": 3.0,
     }
 
@@ -110,24 +135,24 @@ def test_whole_numbers_are_numbers() -> None:
 def test_unknown_objective_is_told_the_known_ones() -> None:
     with pytest.raises(
         ValueError,
-        match=r"^objective 'sapo' is not known; choose one of alone, nois, .*, sapo_swarm$",
+        match=r"^objective 'vis' is not known; choose one of alone, nois, .*, sapo_swarm$",
     ):
-        objective("sapo")
+        objective("vis")
 
 
 def test_unknown_variant_is_told_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"^objective 'ftis' has no variant 'paper'; it has code$"):
         objective("ftis", "paper")
-    with pytest.raises(ValueError, match=r"^objective 'tis' has no variant 'code'; it has none$"):
-        objective("tis", "code")
+    with pytest.raises(ValueError, match=r"^objective 'nois' has no variant 'code'; it has none$"):
+        objective("nois", "code")
     with pytest.raises(ValueError, match=r"has no variant 'x'; it has relative, rehearsed, "):
         objective("uplift", "x")
 
 
 def test_setting_of_another_row_is_told_those_of_this_one() -> None:
     expected = (
-        r"^objective setting 'foreign' is not used by this objective; it uses C, beta, clip_high, "
-        r"clip_low, dual_clip, toward$"
+        r"^objective setting 'foreign' is not used by this objective; it uses C, beta, beta_times, "
+        r"clip_high, clip_low, dual_clip, toward$"
     )
     with pytest.raises(ValueError, match=expected):
         objective("tis", settings={"foreign": 1.0})
@@ -136,7 +161,7 @@ def test_setting_of_another_row_is_told_those_of_this_one() -> None:
 def test_misspelt_setting_is_told_the_nearest() -> None:
     with pytest.raises(
         ValueError,
-        match=r"it uses beta, clip_high, clip_low, dual_clip, toward; did you mean clip_high\?$",
+        match=r"clip_high, clip_low, delta, dual_clip, toward; did you mean clip_high\?$",
     ):
         objective("grpo", settings={"clip_hi": 0.3})
 
@@ -159,6 +184,7 @@ def test_number_where_text_is_meant_and_text_where_a_number_is_meant() -> None:
         ("ftis", "kl_over", "batch"),
         ("gepo", "scope", "Group"),
         ("gepo", "toward", "learner"),
+        ("gepo", "beta_times", "rho"),
     ],
 )
 def test_unknown_choice_is_refused(name: str, setting: str, value: str) -> None:

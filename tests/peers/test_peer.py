@@ -1217,3 +1217,16 @@ def test_a_round_whose_sampling_was_cut_short_is_sampled_as_a_whole(
     second.receive()
     assert ids(second.waiting) == ["full0.0.0", "full0.0.1"]
     assert second.admission.refused == Counter()
+
+
+def test_what_a_learner_remembers_of_rewards_is_in_its_checkpoint(folder: Path) -> None:
+    config, log = spread_crew(folder), MemoryLog()
+    peers = peers_of(config, log)
+    share(*peers)
+    peers[0].receive()
+    assert isinstance(learn(peers[0]), StepReport)
+    again = peers_of(config, log)[0]
+    again.load_state(json_copy(peers[0].state()))
+    assert again.learner.success == peers[0].learner.success
+    assert again.learner.skills == peers[0].learner.skills
+    assert set(again.learner.skills.means) == {"", "full1"}

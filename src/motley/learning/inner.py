@@ -22,8 +22,9 @@ from motley.learning.batches import MicroBatch, ToScore
 from motley.learning.blame import Blame
 from motley.learning.descent import LossScale
 from motley.learning.notes import Note
-from motley.learning.sequences import StepPlan
-from motley.learning.shares import Gradient
+from motley.learning.sequences import StepPlan, unscored
+from motley.learning.shares import Gradient, Scored
+from motley.objectives import Objective
 
 
 class Part(NamedTuple):
@@ -68,14 +69,30 @@ def _draw(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
-def with_start(plan: StepPlan, scored: Sequence[tuple[MicroBatch, Tensor]]) -> StepPlan:
-    """The same, with the learner's log-probs [B, T] of its sequences as the round's start."""
+def with_start(plan: StepPlan, scored: Sequence[Scored]) -> StepPlan:
+    """The same, with what the round decides by: log-probs of the learner as it begins, and of the
+    reference.
+    """
     start: dict[int, NDArray[np.float32]] = {}
-    for micro, logp_BT in scored:
-        table, lengths = logp_BT.float().cpu().numpy(), micro.mask_BT.sum(1).tolist()
-        for place, (row, length) in enumerate(zip(micro.row_B.tolist(), lengths, strict=True)):
-            start[row] = table[place, :length]
-    return replace(plan, start=start)
+    ref: dict[int, NDArray[np.float32]] = {}
+    for one in scored:
+        start |= _by_row(one.micro, one.logp_BT)
+        ref |= {} if one.ref_BT is None else _by_row(one.micro, one.ref_BT)
+    return replace(plan, start=start, ref=ref)
+
+
+def _by_row(micro: MicroBatch, logp_BT: Tensor) -> dict[int, NDArray[np.float32]]:
+    table, lengths = logp_BT.float().cpu().numpy(), micro.mask_BT.sum(1).tolist()
+    return {
+        row: table[place, :length]
+        for place, (row, length) in enumerate(zip(micro.row_B.tolist(), lengths, strict=True))
+    }
+
+
+def settled(plan: StepPlan, objective: Objective, scored: Sequence[Scored]) -> StepPlan:
+    """The same, with what the row decides from the learner's log-probs of all that it scores."""
+    batches = [unscored(plan, one.micro).known(logp_learner_BT=one.logp_BT) for one in scored]
+    return replace(plan, terms=objective.settle(plan.terms, batches))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +149,7 @@ class Walk:
         blamed: set[str] = set()
         waiting = [*reversed(parts)]
         while waiting:
-            here = replace(plan, todo=waiting[-1].todo).without(blamed)
+            here = replace(plan, todo=waiting[-1].todo, num_taken=self.tally.steps).without(blamed)
             before = self.scale.value
             made = self._finite(here, scale_S * waiting[-1].factor)
             if made is None and not self.tally.steps:

@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
+from typing import Any
 
 import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
-from motley.compute.graphs import scorer
+from motley.compute.graphs import Score, scorer
 from motley.config import Learning, Teach, Trust
 from motley.learning.batches import MicroBatch, ToScore, micro_batches
 from motley.learning.blame import Blame, OwnFault, blame
@@ -30,11 +31,13 @@ from motley.learning.inner import (
     Part,
     Walk,
     inner_parts,
+    settled,
     with_start,
 )
 from motley.learning.meetings import Lesson
-from motley.learning.notes import Overheard, note, note_scores
+from motley.learning.notes import Overheard, note, note_scores, reference_kl
 from motley.learning.planning import Planner
+from motley.learning.reference import Reference
 from motley.learning.schedule import lr_at
 from motley.learning.select import Candidate
 from motley.learning.senders import SenderMetrics
@@ -48,7 +51,8 @@ from motley.learning.sequences import (
     step_rows,
     unscored,
 )
-from motley.learning.shares import Gradient, Pulls, Settled, scales
+from motley.learning.shares import Gradient, Pulls, Scored, Settled, scales
+from motley.learning.success import Skills, Success
 from motley.models.devices import is_out_of_memory
 from motley.models.policy import Policy
 from motley.objectives import Objective, rescue_of
@@ -70,6 +74,7 @@ class StepReport:
     log_ratios: dict[int, list[Floats]] = field(default_factory=dict, compare=False)
     lr: float = 0.0
     inner: InnerReport | None = None  # where there was more than one optimiser step
+    reference_kl: float | None = None  # where a penalty pulls toward the reference
     met: MetReport | None = None  # where peers meet
 
 
@@ -86,28 +91,6 @@ class MetReport:
     unfit: int = 0
 
 
-@dataclass(slots=True)
-class Success:
-    """The receiver's running mean reward per kind of problem, from its own rollouts."""
-
-    memory: float
-    by_kind: dict[str, float] = field(default_factory=dict)
-
-    def update(self, candidates: Sequence[Candidate]) -> None:
-        rewards: dict[str, list[float]] = {}
-        for candidate in candidates:
-            if candidate.own and not candidate.group.branch:
-                rewards.setdefault(candidate.problem.kind, []).extend(
-                    r.reward for r in candidate.group.rollouts
-                )
-        for kind, values in rewards.items():
-            now = sum(values) / len(values)
-            self.by_kind[kind] = self.memory * self.by_kind.get(kind, now) + (1 - self.memory) * now
-
-    def of(self, kind: str) -> float:
-        return self.by_kind.get(kind, 0.0)
-
-
 class Learner:
     def __init__(
         self,
@@ -121,17 +104,18 @@ class Learner:
         rounds: int = 1,
         seed: int = 0,
     ) -> None:
-        """`rounds`: of the whole run, for the schedule. `seed`: the crew's."""
+        """`policy`: as the run began. `rounds`: of the whole run. `seed`: the crew's."""
         self.policy = policy
-        self.success = Success(rules.success_memory)
+        self.success, self.skills = Success(rules.success_memory), Skills()
         self.scale = LossScale(policy.dtype)
         self._objective = objective
         self._rules = rules
         self._trust = trust
-        self._planner = Planner(objective, policy.prompts, self.success, teach.rescue)
-        self._rescue = rescue_of(objective, teach.gamma)
+        self._planner = Planner(objective, policy.prompts, self.success, self.skills, teach.rescue)
+        self._rows = (objective, rescue_of(objective, teach.gamma))  # of answers, and of lessons
         self._full_lr = self._lr = lr
         self._rounds, self._seed = rounds, seed
+        self._reference = Reference(policy, objective.penalty.needs_reference)
         self.token_budget = rules.token_budget or fitting_budget(policy)
         self._halved = False
         self._parameters = [p for _, p in policy.trained()]
@@ -155,12 +139,11 @@ class Learner:
         `lessons`: what is made likelier beside the objective, at the weight of [teach].
         """
         self.success.update(candidates)
-        self._set_lr()
+        self.skills.update(candidates)
         fates, blamed = _blamed(candidates), set[str]()
         while candidates or lessons:
-            plan = self._planner.plan(candidates, withheld, audited, lessons)
-            alone = partial(self._planner.alone, candidates, withheld, lessons)
-            done = self._step(plan, alone)
+            plan = self._plan(candidates, withheld, audited, lessons)
+            done = self._step(plan, partial(self._alone, plan, withheld, lessons))
             if isinstance(done, StepReport):
                 left_out = tuple(sorted(blamed | {*done.blamed}))
                 return replace(done, blamed=left_out, fates=fates | done.fates)
@@ -169,16 +152,35 @@ class Learner:
             lessons = [one for one in lessons if one.sender not in blamed]
         return self._made(replace(_nothing_left(tuple(sorted(blamed))), fates=fates))
 
-    def _set_lr(self) -> None:
+    def _set_lr(self, scale: float) -> None:
         """Once in a round: all its steps have the same."""
-        lr = lr_at(self._rules, self._full_lr, self._rounds, self.policy.version)
+        lr = scale * lr_at(self._rules, self._full_lr, self._rounds, self.policy.version)
         if lr != self._lr:
             self._lr = lr
             for group in self.optimiser.param_groups:
                 group["lr"] = lr
 
+    def _plan(self, *what: Any, **how: Any) -> StepPlan:
+        """As the planner's, with what the row decides from the learner's log-probs of answers."""
+        plan = self._planner.plan(*what, **how)
+        answers, _ = plan.by_objective()
+        if not (self._objective.looks and answers):
+            return plan
+        alone = replace(plan, todo=answers)
+        looked = settled(alone, self._objective, self._backward(alone, learns=False).scored)
+        return replace(plan, terms=looked.terms)
+
+    def _alone(
+        self, plan: StepPlan, withheld: Withheld, lessons: Sequence[Lesson], peer: str
+    ) -> StepPlan:
+        """What one sender's sequences would be by themselves."""
+        candidates = [c for c in plan.batch.candidates if c.group.origin.peer == peer]
+        theirs = [one for one in lessons if one.sender == peer]
+        return self._plan(candidates, withheld, lessons=theirs)
+
     def _step(self, plan: StepPlan, alone: Callable[[str], StepPlan]) -> StepReport | Blame:
         """`alone`: what one sender's sequences would be by themselves."""
+        self._set_lr(plan.terms.lr_scale)
         parts = inner_parts(plan, self._rules, self._seed, self.policy.version)
         if len(parts) > 1:
             return self._several(plan, parts, alone)
@@ -194,13 +196,13 @@ class Learner:
             note_scores(rows, one)
         # while a GPU still computes the gradient
         senders = sender_metrics(answers(plan, rows))
-        settled = self._settle(plan, made) if plan.todo else Settled(0.0, [])
-        if settled is None:
+        outcome = self._settle(plan, made) if plan.todo else Settled(0.0, [])
+        if outcome is None:
             found = self._blame(plan, alone)
             self.scale.value = before  # which may do for who is left
             return found
-        report = self._made(_report(plan, rows, made, settled, self.policy.version))
-        return replace(report, senders=_with_gradients(senders, plan, settled))
+        report = self._made(_report(plan, rows, made, outcome, self.policy.version))
+        return replace(report, senders=_with_gradients(senders, plan, outcome))
 
     def _several(
         self, plan: StepPlan, parts: list[Part], alone: Callable[[str], StepPlan]
@@ -223,9 +225,9 @@ class Learner:
             self.scale.value = before
             return found
         inner, scale_S = tally.report(), first.scale_S.tolist()
-        settled = Settled(inner.norm, list(zip(first.pull_S.tolist(), scale_S, strict=True)))
-        report = self._made(_report(plan, rows, first, settled, self.policy.version))
-        senders = _with_gradients(sender_metrics(answers(plan, rows)), plan, settled)
+        outcome = Settled(inner.norm, list(zip(first.pull_S.tolist(), scale_S, strict=True)))
+        report = self._made(_report(plan, rows, first, outcome, self.policy.version))
+        senders = _with_gradients(sender_metrics(answers(plan, rows)), plan, outcome)
         return replace(report, senders=senders, inner=inner, blamed=tuple(sorted(walked)))
 
     def _made(self, report: StepReport) -> StepReport:
@@ -292,9 +294,12 @@ class Learner:
         """`scale_S`: what to leave of each sender's part."""
         self.optimiser.zero_grad()
         self._score.begin()
-        micros = [unscored(plan, micro) for micro in self._micro_batches(*plan.by_objective())]
-        made = self._launch(plan, micros, scale_S, learns)
-        return made._replace(heard=self._hear(plan)) if scale_S is None else made
+        micros = map(partial(unscored, plan), self._micro_batches(*plan.by_objective()))
+        known = [self._reference.known(plan, micro) for micro in micros]
+        made = self._launch(plan, known, scale_S, learns)
+        if scale_S is not None:
+            return made
+        return made._replace(heard=_hear(self._score, plan, self._micro_batches(plan.heard)))
 
     def _launch(
         self,
@@ -306,30 +311,28 @@ class Learner:
         """On a GPU nothing here waits for it."""
         pulls = Pulls(len(plan.batch.senders), self.policy.device)
         notes, losses = [], [torch.zeros((), device=self.policy.device)]
-        scored: list[tuple[MicroBatch, Tensor]] = []
+        scored: list[Scored] = []
         for micro, sender_B, known in micros:
             with torch.set_grad_enabled(learns):
                 scores = self._score(micro.packed)
             logp_BT = micro.unpack(scores.logp_M.detach()).requires_grad_()
             loss_batch = known(logp_learner_BT=logp_BT)
-            row = self._rescue if plan.has_lessons(micro) else self._objective
-            output = row.loss(loss_batch)
+            output = self._rows[plan.has_lessons(micro)].loss(loss_batch)
             (dloss_BT,) = torch.autograd.grad(output.loss, logp_BT)
             pulls.add(sender_B, dloss_BT, logp_BT.detach(), micro.mask_BT)
             notes.append(note(micro, scores, loss_batch, output))
             losses.append(output.loss.detach())
             if not learns:
-                scored.append((micro, logp_BT.detach()))
+                scored.append(Scored(micro, logp_BT.detach(), loss_batch.logp_ref_BT))
                 continue
-            if scale_S is not None:
-                dloss_BT = dloss_BT * scale_S[sender_B, None]
+            dloss_BT = dloss_BT if scale_S is None else dloss_BT * scale_S[sender_B, None]
             self.scale.backward(scores.logp_M, micro.pack(dloss_BT))
         pull_S = pulls.norm_S
         return Gradient(
             norm=self.scale.clip(self._parameters, self._rules.grad_clip),
             loss_is_finite=torch.stack(losses).isfinite().all(),
             pull_S=pull_S,
-            scale_S=self._scales(plan, pull_S),
+            scale_S=_scales(plan, pull_S, self._trust.grad_share),
             notes=notes,
             heard=[],
             scored=scored,
@@ -339,23 +342,23 @@ class Learner:
         made = [micro_batches(part, self.token_budget, self.policy.device) for part in parts]
         return list(chain.from_iterable(made))
 
-    def _scales(self, plan: StepPlan, pull_S: Tensor) -> Tensor:
-        if not self._trust.grad_share:
-            return torch.ones_like(pull_S)
-        strangers = plan.batch.strangers
-        stranger_S = torch.tensor([peer in strangers for peer in plan.batch.senders])
-        return scales(
-            pull_S, stranger_S.to(pull_S.device, non_blocking=True), self._trust.grad_share
-        )
 
-    @torch.no_grad()
-    def _hear(self, plan: StepPlan) -> list[Overheard]:
-        """Score what nothing is learned from."""
-        heard = []
-        for micro, _, known in map(partial(unscored, plan), self._micro_batches(plan.heard)):
-            loss_batch = known(logp_learner_BT=micro.unpack(self._score(micro.packed).logp_M))
-            heard.append(Overheard(micro.row_B.tolist(), loss_batch.log_ratio_BT))
-        return heard
+@torch.no_grad()
+def _hear(score: Score, plan: StepPlan, micros: Sequence[MicroBatch]) -> list[Overheard]:
+    """Score what nothing is learned from."""
+    heard = []
+    for micro, _, known in map(partial(unscored, plan), micros):
+        loss_batch = known(logp_learner_BT=micro.unpack(score(micro.packed).logp_M))
+        heard.append(Overheard(micro.row_B.tolist(), loss_batch.log_ratio_BT))
+    return heard
+
+
+def _scales(plan: StepPlan, pull_S: Tensor, most: float) -> Tensor:
+    if not most:
+        return torch.ones_like(pull_S)
+    strangers = plan.batch.strangers
+    stranger_S = torch.tensor([peer in strangers for peer in plan.batch.senders])
+    return scales(pull_S, stranger_S.to(pull_S.device, non_blocking=True), most)
 
 
 def _blamed(candidates: Sequence[Candidate]) -> dict[int, str]:
@@ -386,6 +389,7 @@ def _report(
         senders={},
         fates=fates_of(plan.batch, rows),
         log_ratios=_log_ratios(plan, rows, made.heard),
+        reference_kl=reference_kl(made.notes),
     )
 
 
@@ -420,7 +424,7 @@ def _log_ratios(plan: StepPlan, rows: list[Row], heard: list[Overheard]) -> dict
     """By position: the log ratios of each rollout of audited candidates, in order."""
     of_row = {row: table for one in heard for row, table in one.by_row().items()}
     found: dict[int, list[Floats]] = {}
-    taken = zip(rows[: plan.batch.num_taken], plan.batch.candidate_B, strict=False)
+    taken = zip(rows[: plan.batch.first_lesson], plan.batch.candidate_B, strict=False)
     for number, (row, candidate) in enumerate(taken):
         if candidate.position in plan.audited:
             log_ratio = row.scored.log_ratio if row.scored else of_row[number][: row.num_tokens]

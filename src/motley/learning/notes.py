@@ -5,6 +5,7 @@ Waits for a GPU only where a note is read.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +30,7 @@ class Note(NamedTuple):
     loss: Tensor
     # what has moved since the round began: tokens clipped, sum of k3, tokens; none in a first pass
     moved_K: Tensor
+    ref_K: Tensor  # what has moved since the run began: sum of k3, tokens; none without a reference
 
 
 class Overheard(NamedTuple):
@@ -56,6 +58,7 @@ def note(micro: MicroBatch, scores: Scores, loss_batch: LossBatch, output: LossO
         output.kl_B,
         output.loss.detach(),
         _moved(loss_batch, output),
+        _moved_since_the_start(loss_batch),
     )
     on_cpu = [one.to("cpu", non_blocking=one.is_cuda) for one in kept]
     device = scores.logp_M.device
@@ -69,6 +72,22 @@ def _moved(batch: LossBatch, output: LossOutput) -> Tensor:
     clipped_BT = batch.mask_BT & (output.factor_BT == 0)
     counts = [clipped_BT.sum(), k3(batch.moved_BT.detach()).sum(), batch.mask_BT.sum()]
     return torch.stack([count.float() for count in counts])
+
+
+def _moved_since_the_start(batch: LossBatch) -> Tensor:
+    if batch.logp_ref_BT is None:
+        return batch.logp_sampler_BT.new_empty(0)
+    counts = [k3(batch.ref_log_ratio_BT.detach()).sum(), batch.mask_BT.sum()]
+    return torch.stack([count.float() for count in counts])
+
+
+def reference_kl(notes: Sequence[Note]) -> float | None:
+    """Mean k3 over all tokens of some notes that have come; None without a reference."""
+    counts = [one.ref_K for one in notes if len(one.ref_K)]
+    if not counts:
+        return None
+    divergence, tokens = torch.stack(counts).sum(0).tolist()
+    return float(divergence / tokens)
 
 
 def note_scores(rows: list[Row], note: Note) -> None:

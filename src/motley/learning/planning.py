@@ -10,7 +10,14 @@ from dataclasses import dataclass
 
 from motley.learning.meetings import Lesson
 from motley.learning.select import Candidate
-from motley.learning.sequences import StepPlan, SuccessOf, Withheld, step_batch, step_plan
+from motley.learning.sequences import (
+    SkillOf,
+    StepPlan,
+    SuccessOf,
+    Withheld,
+    step_batch,
+    step_plan,
+)
 from motley.models.prompts import Prompts
 from motley.objectives import Objective, Terms
 
@@ -20,6 +27,7 @@ class Planner:
     objective: Objective
     prompts: Prompts
     success: SuccessOf
+    skills: SkillOf
     rescue: float  # the weight of a lesson
 
     def plan(
@@ -29,20 +37,9 @@ class Planner:
         audited: frozenset[int] = frozenset(),
         lessons: Sequence[Lesson] = (),
     ) -> StepPlan:
-        batch = step_batch(candidates, self.prompts, self.success, lessons)
-        taken = batch.samples.first(batch.num_taken)
+        batch = step_batch(candidates, self.prompts, self.success, self.skills, lessons)
+        taken = batch.samples.first(batch.first_lesson)
         terms = self.objective.prepare(taken) if candidates else Terms.of_nothing(taken)
         silent_B = self.objective.silent(terms).tolist() if candidates else []
         terms = terms.with_lessons(batch.samples, self.rescue)
         return step_plan(batch, terms, silent_B, withheld, audited)
-
-    def alone(
-        self,
-        candidates: Sequence[Candidate],
-        withheld: Withheld,
-        lessons: Sequence[Lesson],
-        peer: str,
-    ) -> StepPlan:
-        """What one sender's sequences would be by themselves."""
-        theirs = [c for c in candidates if c.group.origin.peer == peer]
-        return self.plan(theirs, withheld, lessons=[one for one in lessons if one.sender == peer])

@@ -40,19 +40,24 @@ class SuccessOf(Protocol):
         ...
 
 
+class SkillOf(Protocol):
+    def of(self, candidate: Candidate) -> float:
+        """The mean reward of its sender of late, as a multiple of the receiver's own."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class StepBatch:
     """The sequences of a step, one row each, groups next to each other."""
 
     candidates: list[Candidate]
-    num_taken: int  # rows of the candidates; behind them is one for each lesson
+    first_lesson: int  # row: those before are of the candidates, from it on one for each lesson
     candidate_B: list[Candidate]
     number_B: list[int]  # of the rollout in its candidate
     group_B: list[int]
     logp_sampler_B: list[tuple[float, ...]]
     sequences: list[ToScore]
     samples: Samples
-    ended_B: Tensor
     senders: list[str]  # by number; who is no stranger comes first
 
     @property
@@ -72,14 +77,17 @@ class StepPlan:
     audited: frozenset[int] = frozenset()  # positions of candidates
     # by row, the learner's log-probs when the round began; none: this is its first pass
     start: dict[int, NDArray[np.float32]] = field(default_factory=dict)
+    # the same of the policy that the peer began with, where a penalty asks for it
+    ref: dict[int, NDArray[np.float32]] = field(default_factory=dict)
+    num_taken: int = 0  # optimiser steps since the round began
 
     def by_objective(self) -> tuple[list[ToScore], list[ToScore]]:
         """What is to be scored, without its lessons, and these: another row has their loss."""
-        first = self.batch.num_taken
+        first = self.batch.first_lesson
         return [s for s in self.todo if s.row < first], [s for s in self.todo if s.row >= first]
 
     def has_lessons(self, micro: MicroBatch) -> bool:
-        return int(micro.row_B[0]) >= self.batch.num_taken
+        return int(micro.row_B[0]) >= self.batch.first_lesson
 
     def sender_of(self, sequence: ToScore) -> str:
         return self.batch.candidate_B[sequence.row].group.origin.peer
@@ -102,6 +110,7 @@ def step_batch(
     candidates: Sequence[Candidate],
     prompts: Prompts,
     success: SuccessOf,
+    skills: SkillOf,
     lessons: Sequence[Lesson] = (),
 ) -> StepBatch:
     group_index: dict[str, int] = {}
@@ -113,7 +122,7 @@ def step_batch(
             for number, rollout in enumerate(candidate.group.rollouts)
         ]
     entries.sort(key=lambda entry: entry[0])
-    num_taken = len(entries)
+    first_lesson = len(entries)
     entries += [
         (len(group_index) + place, c, number, c.group.rollouts[number])
         for place, (c, number, _) in enumerate(lessons)
@@ -128,13 +137,15 @@ def step_batch(
         own_B=torch.tensor([c.own for _, c, _, _ in entries]),
         stranger_B=torch.tensor([c.stranger for _, c, _, _ in entries]),
         success_B=torch.tensor([success.of(c.problem.kind) for _, c, _, _ in entries]),
+        skill_B=torch.tensor([skills.of(c) for _, c, _, _ in entries]),
         length_B=torch.tensor([len(r.tokens) for _, _, _, r in entries]),
+        ended_B=torch.tensor([r.ending == "stop" for _, _, _, r in entries]),
         logq_mean_B=torch.tensor([sum(r.logprobs) / len(r.logprobs) for _, _, _, r in entries]),
         max_length=max(c.group.origin.sampling.max_tokens for _, c, _, _ in entries),
     )
     return StepBatch(
         candidates=list(candidates),
-        num_taken=num_taken,
+        first_lesson=first_lesson,
         candidate_B=[c for _, c, _, _ in entries],
         number_B=[number for _, _, number, _ in entries],
         group_B=[g for g, _, _, _ in entries],
@@ -150,7 +161,6 @@ def step_batch(
             for i, (g, c, _, r) in enumerate(entries)
         ],
         samples=samples,
-        ended_B=torch.tensor([r.ending == "stop" for _, _, _, r in entries]),
         senders=senders,
     )
 
@@ -175,10 +185,10 @@ def step_plan(
     return StepPlan(
         batch,
         terms,
-        todo=[s for s in batch.sequences if s.row >= batch.num_taken or not silent_B[s.row]],
+        todo=[s for s in batch.sequences if s.row >= batch.first_lesson or not silent_B[s.row]],
         heard=[
             s
-            for s in batch.sequences[: batch.num_taken]
+            for s in batch.sequences[: batch.first_lesson]
             if silent_B[s.row] and batch.candidate_B[s.row].position in audited
         ],
         withheld=masks,
@@ -200,20 +210,28 @@ def unscored(plan: StepPlan, micro: MicroBatch) -> Unscored:
     sampler_M = torch.from_numpy(np.fromiter(reported, np.float32, len(micro.packed.target_M))).to(
         device
     )
-    start_M = (
-        torch.from_numpy(np.concatenate([plan.start[row] for row in rows])) if plan.start else None
-    )
     sender_B = plan.batch.samples.sender_B[micro.row_B].to(device)
     known = partial(
         LossBatch,
         logp_sampler_BT=micro.unpack(sampler_M),
         mask_BT=micro.mask_BT,
-        ended_B=plan.batch.ended_B[micro.row_B].to(device),
+        ended_B=plan.batch.samples.ended_B[micro.row_B].to(device),
         terms=plan.terms.take(micro.row_B, device),
         withheld_BT=_withheld(plan, rows, micro.mask_BT),
-        logp_start_BT=None if start_M is None else micro.unpack(start_M.to(device)),
+        logp_start_BT=_table(plan.start, rows, micro),
+        logp_ref_BT=_table(plan.ref, rows, micro),
+        num_taken=plan.num_taken,
     )
     return Unscored(micro, sender_B, known)
+
+
+def _table(
+    by_row: dict[int, NDArray[np.float32]], rows: list[int], micro: MicroBatch
+) -> Tensor | None:
+    if not by_row:
+        return None
+    value_M = torch.from_numpy(np.concatenate([by_row[row] for row in rows]))
+    return micro.unpack(value_M.to(micro.mask_BT.device))
 
 
 def _withheld(plan: StepPlan, rows: list[int], mask_BT: Tensor) -> Tensor | None:
@@ -229,7 +247,7 @@ def _withheld(plan: StepPlan, rows: list[int], mask_BT: Tensor) -> Tensor | None
 def fates_of(batch: StepBatch, rows: Sequence[Row]) -> dict[int, str]:
     """By position of a candidate: a letter for each of its rollouts."""
     fates: dict[int, str] = {}
-    for candidate, row in zip(batch.candidate_B[: batch.num_taken], rows, strict=False):
+    for candidate, row in zip(batch.candidate_B[: batch.first_lesson], rows, strict=False):
         if row.scored is None or row.advantage == 0:
             letter = SILENT
         elif not row.scored.keep:
@@ -243,7 +261,7 @@ def fates_of(batch: StepBatch, rows: Sequence[Row]) -> dict[int, str]:
 def answers(plan: StepPlan, rows: Sequence[Row]) -> list[Row]:
     """Those of a step's rows that are answers to problems: no continuations, no lessons."""
     batch = plan.batch
-    taken = zip(rows[: batch.num_taken], batch.candidate_B, strict=False)
+    taken = zip(rows[: batch.first_lesson], batch.candidate_B, strict=False)
     return [row for row, candidate in taken if not candidate.group.branch]
 
 
@@ -267,7 +285,7 @@ def step_rows(plan: StepPlan, version: int) -> list[Row]:
                 batch.sequences,
                 batch.samples.reward_B.tolist(),
                 plan.terms.advantage_B.tolist(),
-                batch.ended_B.tolist(),
+                batch.samples.ended_B.tolist(),
                 strict=True,
             )
         )

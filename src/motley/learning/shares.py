@@ -16,6 +16,14 @@ from motley.learning.batches import MicroBatch
 from motley.learning.notes import Note, Overheard
 
 
+class Scored(NamedTuple):
+    """Log-probs of a micro-batch before a round's first step."""
+
+    micro: MicroBatch
+    logp_BT: Tensor
+    ref_BT: Tensor | None  # of the policy that the peer began with, where a penalty asks for it
+
+
 class Gradient(NamedTuple):
     """What backward passes over all micro-batches left behind, beside the gradient itself."""
 
@@ -25,7 +33,7 @@ class Gradient(NamedTuple):
     scale_S: Tensor  # what may be left of each sender's part
     notes: list[Note]
     heard: list[Overheard]
-    scored: list[tuple[MicroBatch, Tensor]]  # log-probs, where nothing was to be learned yet
+    scored: list[Scored]  # where nothing was to be learned yet
 
     @property
     def is_finite(self) -> bool:

@@ -5,6 +5,7 @@ Owns loading and saving; knows no sampling, objective or log, and not how a mode
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import warnings
 from collections.abc import Iterator, Mapping
@@ -308,6 +309,29 @@ def with_trained_part(policy: Policy, train: str | TrainPart, seed: int) -> Poli
     if train.lora is not None:
         _store_frozen(model, policy)
     return replace(policy, model=model, is_partial=train.lora is None)
+
+
+def frozen_copy(policy: Policy) -> Policy:
+    """The policy as it is now, for good. What does not train is shared, and so costs no memory.
+
+    Linear layers are kept in the type of the arithmetic, as `_store_frozen` keeps an adapter's. Not
+    those with a bias: a GPU would round them otherwise than the policy's own.
+    """
+    head = policy.base.get_output_embeddings().weight
+    half = {
+        id(part.weight)
+        for part in policy.model.modules()
+        if isinstance(part, nn.Linear) and part.bias is None and part.weight is not head
+    }
+    kept: dict[int, Any] = {}  # what a deep copy takes instead of copying
+    for parameter in policy.model.parameters():
+        kept[id(parameter)] = parameter
+        if parameter.requires_grad:
+            dtype = policy.dtype if id(parameter) in half else parameter.dtype
+            value = parameter.detach().to(dtype, copy=True)
+            kept[id(parameter)] = nn.Parameter(value, requires_grad=False)
+    model = copy.deepcopy(policy.model, kept)
+    return replace(policy, model=model, gradient_checkpointing=False)
 
 
 def merged_weight(linear: Any) -> Tensor:

@@ -3,6 +3,7 @@
 Knows tensors; knows no learner, record or transport.
 """
 
+from motley.objectives.about import about
 from motley.objectives.batch import LossBatch, LossOutput, Samples, Terms
 from motley.objectives.objective import Objective
 from motley.objectives.rescue import rescue_of
@@ -16,6 +17,7 @@ __all__ = [
     "Objective",
     "Samples",
     "Terms",
+    "about",
     "objective",
     "rescue_of",
 ]

@@ -8,6 +8,7 @@ Must not know log-probs of the learner: an advantage is settled before the learn
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch import Tensor
 from motley.objectives.batch import Samples
 
 STD_EPSILON = 1e-4
+VARIANCE_EPSILON = 1e-8
 MAX_BETA_FACTOR = 1e6
 # Equal means differ by rounding: their variance is 1e-33, not 0. Group means that really differ do
 # so by more than 1e-5.
@@ -38,6 +40,11 @@ def group_std(value_B: Tensor, group_B: Tensor) -> Tensor:
     return (squared_B / (count_B - 1).clamp(min=1)).sqrt()
 
 
+def group_largest(value_B: Tensor, group_B: Tensor) -> Tensor:
+    largest_P = value_B.new_full((int(group_B.max()) + 1,), -torch.inf)
+    return largest_P.scatter_reduce(0, group_B, value_B, "amax")[group_B]
+
+
 @dataclass(frozen=True, slots=True)
 class Centred:
     """A = r - mean(r)."""
@@ -55,6 +62,44 @@ class Standardised:
         reward_B = samples.reward_B.double()
         spread_B = group_std(reward_B, samples.group_B) + STD_EPSILON
         return (reward_B - group_mean(reward_B, samples.group_B)) / spread_B
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStandardised:
+    """A = (r - mean(r)) / (std + 1e-4), std unbiased and over the rewards of the whole batch."""
+
+    def __call__(self, samples: Samples) -> Tensor:
+        reward_B = samples.reward_B.double()
+        spread = group_std(reward_B, torch.zeros_like(samples.group_B)) + STD_EPSILON
+        return (reward_B - group_mean(reward_B, samples.group_B)) / spread
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveOneOut:
+    """A = r - the mean of the others of the group; 0 for a group of one (RLOO)."""
+
+    def __call__(self, samples: Samples) -> Tensor:
+        reward_B, group_B = samples.reward_B.double(), samples.group_B
+        count_B = group_sum(torch.ones_like(reward_B), group_B)
+        return (reward_B - group_mean(reward_B, group_B)) * count_B / (count_B - 1).clamp(min=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Whitened:
+    """A = (x - mean(x)) / sqrt(var(x) + 1e-8), mean and unbiased variance over all tokens of the
+    batch (REINFORCE++). x = r, or r - the group's mean with baseline = "group".
+    """
+
+    baseline: Literal["none", "group"] = "none"
+
+    def __call__(self, samples: Samples) -> Tensor:
+        value_B, length_B = samples.reward_B.double(), samples.length_B.double()
+        if self.baseline == "group":
+            value_B = value_B - group_mean(value_B, samples.group_B)
+        total = length_B.sum()
+        centred_B = value_B - (length_B * value_B).sum() / total
+        variance = (length_B * centred_B**2).sum() / (total - 1).clamp(min=1)
+        return centred_B / (variance + VARIANCE_EPSILON).sqrt()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +130,39 @@ class BetaNormalised:
             torch.xlogy(alpha - 1, share_B) + torch.xlogy(beta - 1, 1 - share_B) - log_beta_function
         )
         return (reward_B - mean_B) * torch.exp(-log_pdf_B).clamp(max=MAX_BETA_FACTOR)
+
+
+@dataclass(frozen=True, slots=True)
+class CapabilityAware:
+    """A = o·(r - mean(r/o)) / (std(r) + 1e-4), o the sender's skill over the receiver's (HACPO).
+
+    o is held between 1/most_skill and most_skill; it is 1 for own sequences. Mean and std are the
+    group's: of all its senders (horizontal) or of one (vertical). A baseline above the group's
+    best reward is the mean of the group's own sequences instead, or of all where it has none.
+    A group of equal rewards stays silent.
+    """
+
+    most_skill: float = 10.0
+
+    def __call__(self, samples: Samples) -> Tensor:
+        reward_B, group_B = samples.reward_B.double(), samples.group_B
+        skill_B = samples.skill_B.double().clamp(1 / self.most_skill, self.most_skill)
+        skill_B = torch.where(samples.own_B, 1.0, skill_B)
+        baseline_B = group_mean(reward_B / skill_B, group_B)
+        too_high_B = baseline_B > group_largest(reward_B, group_B)
+        baseline_B = torch.where(too_high_B, _mean_of_own(samples), baseline_B)
+        spread_B = group_std(reward_B, group_B)
+        advantage_B = skill_B * (reward_B - baseline_B) / (spread_B + STD_EPSILON)
+        return torch.where(spread_B == 0, 0.0, advantage_B)
+
+
+def _mean_of_own(samples: Samples) -> Tensor:
+    """The mean reward of the group's own sequences; of all where it has none."""
+    reward_B, group_B = samples.reward_B.double(), samples.group_B
+    own_B = samples.own_B.double()
+    num_own_B = group_sum(own_B, group_B)
+    mean_B = group_sum(reward_B * own_B, group_B) / num_own_B.clamp(min=1)
+    return torch.where(num_own_B > 0, mean_B, group_mean(reward_B, group_B))
 
 
 # Adjustments: (samples, advantage) -> advantage. The named remedies that `uplift` is made of.
@@ -135,5 +213,13 @@ class ForeignCap:
         return torch.where(samples.own_B, advantage_B, factor * advantage_B)
 
 
-Advantage = Centred | Standardised | BetaNormalised
+Advantage = (
+    Centred
+    | Standardised
+    | BatchStandardised
+    | LeaveOneOut
+    | Whitened
+    | BetaNormalised
+    | CapabilityAware
+)
 Adjustment = ReceiverRelative | Rehearsal | ForeignCap

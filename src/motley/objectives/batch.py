@@ -8,6 +8,7 @@ micro-batches does not depend on how the batch was cut.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -33,7 +34,11 @@ class Samples:
     # also where the somebody is a sampler with the receiver's weights
     stranger_B: Tensor
     success_B: Tensor  # the receiver's running mean reward on this kind of problem
+    # mean reward of the sequence's sender over its last batches, as a multiple of the receiver's
+    # own: 1 for own sequences, and where either is not known
+    skill_B: Tensor
     length_B: Tensor  # int64, completion tokens, the end token included
+    ended_B: Tensor  # bool, the last token is the end token
     logq_mean_B: Tensor  # mean over tokens of the sampler's log-prob
     max_length: int  # the sampling limit, in tokens
 
@@ -47,7 +52,9 @@ class Samples:
                 self.own_B,
                 self.stranger_B,
                 self.success_B,
+                self.skill_B,
                 self.length_B,
+                self.ended_B,
                 self.logq_mean_B,
             )
         }
@@ -67,13 +74,17 @@ class Terms:
     own_B: Tensor
     stranger_B: Tensor
     log_expectation_B: Tensor  # logE of GEPO over the sequence's group
-    group_longest_B: Tensor  # longest completion of the sequence's group, in tokens
+    # longest completion of the sequence's group, in tokens; without end tokens if the row has none
+    group_longest_B: Tensor
     pair_B: Tensor  # int64, which two neighbours of a group and sender are a pair of the F-TIS code
     num_sequences: int  # with skip_silent only those of speaking groups
-    num_penalised: int  # all of them
-    num_tokens: int
+    num_tokens: int  # the same
+    num_penalised: int  # all sequences
+    num_penalised_tokens: int
     num_pairs: int
     max_length: int
+    most_square: float = math.inf  # M2PO's bound on d^2
+    lr_scale: float = 1.0  # what is left of the learning rate
 
     def take(self, index_B: Tensor, device: torch.device | None = None) -> Terms:
         """The terms of some of the sequences; the denominators stay those of the whole batch."""
@@ -85,10 +96,13 @@ class Terms:
             group_longest_B=self.group_longest_B[index_B].to(device),
             pair_B=self.pair_B[index_B].to(device),
             num_sequences=self.num_sequences,
-            num_penalised=self.num_penalised,
             num_tokens=self.num_tokens,
+            num_penalised=self.num_penalised,
+            num_penalised_tokens=self.num_penalised_tokens,
             num_pairs=self.num_pairs,
             max_length=self.max_length,
+            most_square=self.most_square,
+            lr_scale=self.lr_scale,
         )
 
     @staticmethod
@@ -103,8 +117,9 @@ class Terms:
             group_longest_B=samples.length_B,
             pair_B=samples.group_B,
             num_sequences=0,
-            num_penalised=0,
             num_tokens=0,
+            num_penalised=0,
+            num_penalised_tokens=0,
             num_pairs=0,
             max_length=samples.max_length,
         )
@@ -151,6 +166,7 @@ class LossBatch:
     Only `logp_learner_BT` carries a gradient; values outside the mask are ignored.
 
     `logp_start_BT`: the learner's log-probs when the round began; None: it has not moved since.
+    `logp_ref_BT`: those of the policy it began the run with; None: no penalty asks for them.
     """
 
     logp_learner_BT: Tensor
@@ -160,6 +176,8 @@ class LossBatch:
     terms: Terms
     withheld_BT: Tensor | None = None  # bool, tokens not to be made likelier; None: no token is
     logp_start_BT: Tensor | None = None
+    logp_ref_BT: Tensor | None = None
+    num_taken: int = 0  # optimiser steps since the round began
 
     @property
     def advantage_B(self) -> Tensor:
@@ -179,6 +197,22 @@ class LossBatch:
     def moved_BT(self) -> Tensor:
         """log p - log p at the start of the round, zero outside the mask."""
         return self.logp_BT - self.at_start().logp_BT.detach()
+
+    @property
+    def ref_log_ratio_BT(self) -> Tensor:
+        """log p of the reference - log p, zero outside the mask."""
+        assert self.logp_ref_BT is not None, "a penalty toward the reference needs its log-probs"
+        ref_BT = self.logp_ref_BT.clamp(min=LEAST_LOGP)
+        return torch.where(self.mask_BT, ref_BT - self.logp_BT, 0.0)
+
+    def penalised(self) -> LossBatch:
+        """The same with every sequence in the denominators, silent ones too."""
+        terms = replace(
+            self.terms,
+            num_sequences=self.terms.num_penalised,
+            num_tokens=self.terms.num_penalised_tokens,
+        )
+        return replace(self, terms=terms)
 
     def at_start(self) -> LossBatch:
         """The same as it was at the start of the round."""

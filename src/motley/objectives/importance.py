@@ -21,6 +21,11 @@ def token_ratio(batch: LossBatch) -> Tensor:
     return bounded_exp(batch.log_ratio_BT.detach())
 
 
+def product_ratio(batch: LossBatch) -> Tensor:
+    """prod_t rho_t of a sequence, for each of its tokens."""
+    return bounded_exp(batch.log_ratio_BT.detach().sum(1))[:, None].expand_as(batch.logp_sampler_BT)
+
+
 @dataclass(frozen=True, slots=True)
 class Unweighted:
     """1."""
@@ -43,6 +48,47 @@ class Truncated:
 
     def free(self, batch: LossBatch) -> Tensor:
         return token_ratio(batch)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenMasked:
+    """rho_t where it is at most C, else 0."""
+
+    C: float = 3.0
+
+    def __call__(self, batch: LossBatch) -> Tensor:
+        rho_BT = token_ratio(batch)
+        return torch.where(rho_BT <= self.C, rho_BT, 0.0)
+
+    def free(self, batch: LossBatch) -> Tensor:
+        return token_ratio(batch)
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceTruncated:
+    """min(prod_t rho_t, C): one weight for all tokens of a sequence."""
+
+    C: float = 3.0
+
+    def __call__(self, batch: LossBatch) -> Tensor:
+        return product_ratio(batch).clamp(max=self.C)
+
+    def free(self, batch: LossBatch) -> Tensor:
+        return product_ratio(batch)
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceMasked:
+    """prod_t rho_t where it is at most C, else 0."""
+
+    C: float = 3.0
+
+    def __call__(self, batch: LossBatch) -> Tensor:
+        product_BT = product_ratio(batch)
+        return torch.where(product_BT <= self.C, product_BT, 0.0)
+
+    def free(self, batch: LossBatch) -> Tensor:
+        return product_ratio(batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +117,7 @@ class TaperedNegatives:
         return weight_B[:, None].expand_as(batch.logp_sampler_BT)
 
     def free(self, batch: LossBatch) -> Tensor:
-        return bounded_exp(batch.log_ratio_BT.detach().sum(1))[:, None].expand_as(
-            batch.logp_sampler_BT
-        )
+        return product_ratio(batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,5 +197,14 @@ class DropUnlikelyNegatives:
         return (batch.advantage_B > 0) | (kl_B < self.g), kl_B
 
 
-Weight = Unweighted | Truncated | ClippedAbove | TaperedNegatives | Uplifting
+Weight = (
+    Unweighted
+    | Truncated
+    | TokenMasked
+    | SequenceTruncated
+    | SequenceMasked
+    | ClippedAbove
+    | TaperedNegatives
+    | Uplifting
+)
 Filter = KeepAll | DropUnlikelyNegatives

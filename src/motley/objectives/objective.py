@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,46 +14,74 @@ import torch
 from motley.objectives.advantages import Adjustment, Advantage, Standardised, group_sum
 from motley.objectives.batch import LossBatch, LossOutput, Samples, Terms
 from motley.objectives.importance import Filter, KeepAll, Unweighted, Weight
-from motley.objectives.ratios import k3, log_expectation
+from motley.objectives.looks import Look, NoLook
+from motley.objectives.ratios import Ratio, TokenRatio, k3, log_expectation
 from motley.objectives.reductions import PairSurvivors, Reduction, SequenceMean
-from motley.objectives.surrogates import DUAL_CLIP, InnerClip, Reinforce, Surrogate
+from motley.objectives.surrogates import (
+    DUAL_CLIP,
+    ClippedRatio,
+    InnerClip,
+    Reinforce,
+    Surrogate,
+)
 
 Setting = float | str
-# settings are 0 or more, but for these: a k1 estimate of KL can be negative, and a dual clip must
-# leave a ratio of 1 alone
-LEAST = {"g": -math.inf, "dual_clip": 1.0}
+# settings are 0 or more, but for these: a k1 estimate of KL can be negative, and a bound on a ratio
+# must leave a ratio of 1 alone
+LEAST = {"g": -math.inf, "dual_clip": 1.0, "delta": 1.0, "most_skill": 1.0}
+LEAST |= {"tau_pos": 0.01, "tau_neg": 0.01, "base_ess": 0.01}  # they divide
 
 # What the settings that are text may say; the parts' Literal types say the same.
 CHOICES = {
     "kl": ("k3", "k1"),
     "kl_over": ("own", "group"),
     "scope": ("group", "microbatch"),
-    "toward": ("sampler", "code"),
+    "toward": ("sampler", "code", "reference"),
+    "beta_times": ("one", "ratio"),
+    "baseline": ("none", "group"),
+    "ess": ("truncated", "free"),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Penalty:
-    """beta·mean_i mean_t k3, pulling the learner toward the sampler.
+    """beta·k3 of every token, reduced as the row's loss is, over all sequences.
 
     toward "sampler": exp(d) - 1 - d, unbiased for KL(q||p) on samples of q. "code": the other
     direction, exp(-d) - 1 + d, as GEPO's released code has it; it spikes where the learner finds a
-    token unlikely.
+    token unlikely. "reference": exp(x) - 1 - x with x = log p of the policy that the peer began
+    with - log p, unbiased for KL(p||reference) on samples of p.
 
-    A stranger's exponent is at most log(dual_clip), with no gradient beyond: it may report any q.
+    beta_times "ratio": times the row's ratio, with gradient and before its clip; rho_t in rows
+    without one. So it is unbiased on samples of q too.
+
+    A stranger's exponent is at most log(dual_clip) and its ratio at most dual_clip, with no
+    gradient beyond: it may report any q, and choose any token.
     """
 
     beta: float = 0.0
-    toward: Literal["sampler", "code"] = "sampler"
+    toward: Literal["sampler", "code", "reference"] = "sampler"
+    beta_times: Literal["one", "ratio"] = "one"
     dual_clip: float = DUAL_CLIP
 
-    def __call__(self, batch: LossBatch) -> torch.Tensor:
+    @property
+    def needs_reference(self) -> bool:
+        return self.beta > 0 and self.toward == "reference"
+
+    def __call__(self, batch: LossBatch, ratio: Ratio, reduction: Reduction) -> torch.Tensor:
         if batch.withheld_BT is not None:
             batch = batch.fixed(batch.withheld_BT)
-        exponent_BT = batch.log_ratio_BT if self.toward == "sampler" else -batch.log_ratio_BT
-        most_B = torch.where(batch.terms.stranger_B, math.log(self.dual_clip), torch.inf)
-        value_BT = k3(exponent_BT.clamp(max=most_B[:, None]))
-        return self.beta * batch.token_mean(value_BT).sum() / batch.terms.num_penalised
+        most_B1 = torch.where(batch.terms.stranger_B, self.dual_clip, torch.inf)[:, None]
+        value_BT = k3(self._exponent(batch).clamp(max=most_B1.log()))
+        if self.beta_times == "ratio":
+            value_BT = value_BT * ratio(batch).clamp(max=most_B1)
+        keep_B = torch.ones_like(batch.ended_B)
+        return self.beta * reduction(value_BT, keep_B, batch.penalised())
+
+    def _exponent(self, batch: LossBatch) -> torch.Tensor:
+        if self.toward == "reference":
+            return batch.ref_log_ratio_BT
+        return batch.log_ratio_BT if self.toward == "sampler" else -batch.log_ratio_BT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +97,7 @@ class Objective:
     filter: Filter = KeepAll()
     surrogate: Surrogate = Reinforce()
     reduction: Reduction = SequenceMean()
+    look: Look = NoLook()
     penalty: Penalty = Penalty()
     end_token: bool = True  # False masks the end token out of the loss
     skip_silent: bool = False  # True leaves zero-advantage groups out of the denominators too
@@ -86,14 +116,24 @@ class Objective:
             own_B=samples.own_B,
             stranger_B=samples.stranger_B,
             log_expectation_B=log_expectation(samples.logq_mean_B, samples.group_B),
-            group_longest_B=_group_longest(samples),
+            group_longest_B=_group_longest(samples, self.end_token),
             pair_B=pair_B,
             num_sequences=max(1, int(counted_B.sum())),
-            num_penalised=len(samples.reward_B),
             num_tokens=max(1, int(samples.length_B[counted_B].sum())),
+            num_penalised=len(samples.reward_B),
+            num_penalised_tokens=int(samples.length_B.sum()),
             num_pairs=int(pair_B.max()) + 1,
             max_length=samples.max_length,
         )
+
+    @property
+    def looks(self) -> bool:
+        """Whether the batch must be scored before its first step, for `settle`."""
+        return not isinstance(self.look, NoLook)
+
+    def settle(self, terms: Terms, scored: Sequence[LossBatch]) -> Terms:
+        """The terms with what the scored batch decides; `scored` are all its micro-batches."""
+        return self.look(terms, scored)
 
     def loss(self, batch: LossBatch) -> LossOutput:
         """The share of one micro-batch in the loss of the batch its terms come from.
@@ -115,7 +155,8 @@ class Objective:
         surrogate_BT, factor_BT, ratio_BT = self.surrogate(batch)
         loss = -self.reduction(weight_BT * surrogate_BT, keep_B, batch)
         if self.penalty.beta:
-            loss = loss + self.penalty(penalised)
+            ratio = self.surrogate.ratio if isinstance(self.surrogate, ClippedRatio) else None
+            loss = loss + self.penalty(penalised, ratio or TokenRatio(), self.reduction)
         used_BT = torch.where(batch.mask_BT & ~withheld_BT, weight_BT * factor_BT, 0.0)
         free_BT = torch.where(batch.mask_BT, self.weight.free(weighed) * ratio_BT, 0.0)
         return LossOutput(
@@ -131,7 +172,7 @@ class Objective:
         """Every number or choice a crew file may set on this row, with its value.
 
         >>> Objective(weight=Truncated(C=2.0)).settings()
-        {'C': 2.0, 'beta': 0.0, 'toward': 'sampler', 'dual_clip': 3.0}
+        {'C': 2.0, 'beta': 0.0, 'toward': 'sampler', 'beta_times': 'one', 'dual_clip': 3.0}
         """
         return {name: value for part in self._parts() for name, value in _settings_of(part).items()}
 
@@ -173,6 +214,7 @@ class Objective:
             self.filter,
             self.surrogate,
             self.reduction,
+            self.look,
             self.penalty,
         ]
 
@@ -204,11 +246,12 @@ def _pairs(samples: Samples) -> torch.Tensor:
     return torch.tensor(numbers, dtype=torch.int64, device=samples.group_B.device)
 
 
-def _group_longest(samples: Samples) -> torch.Tensor:
-    longest_P = torch.zeros(
-        int(samples.group_B.max()) + 1, dtype=samples.length_B.dtype, device=samples.length_B.device
+def _group_longest(samples: Samples, end_token: bool) -> torch.Tensor:
+    length_B = samples.length_B if end_token else samples.length_B - samples.ended_B.long()
+    longest_P = torch.ones(
+        int(samples.group_B.max()) + 1, dtype=length_B.dtype, device=length_B.device
     )
-    return longest_P.scatter_reduce(0, samples.group_B, samples.length_B, "amax")[samples.group_B]
+    return longest_P.scatter_reduce(0, samples.group_B, length_B, "amax")[samples.group_B]
 
 
 def _settings_of(part: Any) -> dict[str, Setting]:

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from motley.objectives.advantages import group_sum
+from motley.objectives.advantages import group_largest, group_sum
 from motley.objectives.batch import LossBatch
 
 # exp(60) is 1e26: far past any bound used here, and a sum of thousands of them still fits in
@@ -31,16 +31,9 @@ def k3(log_ratio_BT: Tensor) -> Tensor:
 def k3_sampler_over_learner(log_ratio_BT: Tensor) -> Tensor:
     """exp(-d) - 1 + d: grows without bound where the learner finds the token unlikely.
 
-    The F-TIS filter's estimator.
+    The estimator of the F-TIS filter, and of GEPO's released code.
     """
     return k3(-log_ratio_BT)
-
-
-def k3_learner_over_sampler(log_ratio_BT: Tensor) -> Tensor:
-    """exp(d) - 1 - d: unbiased for KL(q||p) on samples of q, and tame where the learner finds the
-    token unlikely.
-    """
-    return k3(log_ratio_BT)
 
 
 def sequence_log_ratio(batch: LossBatch) -> Tensor:
@@ -48,12 +41,17 @@ def sequence_log_ratio(batch: LossBatch) -> Tensor:
     return batch.token_mean(batch.log_ratio_BT)
 
 
+def pushed_out(batch: LossBatch) -> Tensor:
+    """bool_BT: tokens whose ratio a step pushes further from 1, those that PPO's clip is about."""
+    log_ratio_BT, advantage_B1 = batch.log_ratio_BT.detach(), batch.advantage_B[:, None]
+    return (advantage_B1 * log_ratio_BT > 0) & batch.mask_BT
+
+
 def log_expectation(logq_mean_B: Tensor, group_B: Tensor) -> Tensor:
     """logE = logsumexp_j(2·LQ_j) - logsumexp_j(LQ_j) over the sequence's group, taken relative to
     the group's largest LQ.
     """
-    largest_P = logq_mean_B.new_full((int(group_B.max()) + 1,), -torch.inf)
-    largest_B = largest_P.scatter_reduce(0, group_B, logq_mean_B, "amax")[group_B]
+    largest_B = group_largest(logq_mean_B, group_B)
     q_B = (logq_mean_B - largest_B).exp()
     return largest_B + group_sum(q_B**2, group_B).log() - group_sum(q_B, group_B).log()
 
@@ -113,7 +111,7 @@ class GroupOrSequenceRatio:
 
     def __call__(self, batch: LossBatch) -> Tensor:
         log_ratio_BT = batch.at_start().log_ratio_BT.detach()
-        kl_B = batch.token_mean(k3_learner_over_sampler(log_ratio_BT))
+        kl_B = batch.token_mean(k3_sampler_over_learner(log_ratio_BT))
         log_denominator_B = torch.where(
             kl_B < self.near, sampler_mean(batch), batch.terms.log_expectation_B
         )
@@ -158,9 +156,18 @@ class GeometricRatio:
         return bounded_exp(batch.token_mean(self.clipped(batch)))[:, None].expand_as(batch.mask_BT)
 
 
+@dataclass(frozen=True, slots=True)
+class ProductRatio:
+    """prod_t rho_t = p(a)/q(a), the ratio of whole-sequence probabilities (RLOO)."""
+
+    def __call__(self, batch: LossBatch) -> Tensor:
+        return bounded_exp(batch.log_ratio_BT.sum(1))[:, None].expand_as(batch.mask_BT)
+
+
 Ratio = (
     TokenRatio
     | SequenceRatio
+    | ProductRatio
     | GroupRatio
     | GroupOrSequenceRatio
     | SmoothedSequenceRatio

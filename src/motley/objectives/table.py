@@ -9,28 +9,47 @@ import math
 from dataclasses import replace
 
 from motley.objectives.advantages import (
+    BatchStandardised,
     BetaNormalised,
+    CapabilityAware,
     Centred,
     ForeignCap,
+    LeaveOneOut,
     ReceiverRelative,
     Rehearsal,
+    Whitened,
 )
 from motley.objectives.importance import (
     ClippedAbove,
     DropUnlikelyNegatives,
+    SequenceMasked,
+    SequenceTruncated,
     TaperedNegatives,
+    TokenMasked,
     Truncated,
     Uplifting,
 )
+from motley.objectives.looks import EffectiveSamples, SecondMoment
 from motley.objectives.objective import Objective, Penalty, Setting
 from motley.objectives.ratios import (
     GroupOrSequenceRatio,
     GroupRatio,
+    ProductRatio,
     SequenceRatio,
     SmoothedSequenceRatio,
 )
 from motley.objectives.reductions import ConstantLength, PairSurvivors, SequenceSum, TokenMean
-from motley.objectives.surrogates import ClippedRatio, InnerClip, LogProb, RatioTimesAdvantage
+from motley.objectives.surrogates import (
+    ClippedRatio,
+    Collaborative,
+    InnerClip,
+    LogProb,
+    MomentMasked,
+    ProbabilityMasked,
+    RatioTimesAdvantage,
+    Reinforce,
+    SoftGate,
+)
 
 _ftis_filter = DropUnlikelyNegatives()
 
@@ -43,6 +62,7 @@ OBJECTIVES: dict[str, Objective] = {
     "ftis": Objective(weight=Truncated(), filter=_ftis_filter, surrogate=InnerClip()),
     "fnois": Objective(filter=_ftis_filter, surrogate=InnerClip()),
     "fvis": Objective(filter=_ftis_filter, surrogate=ClippedRatio()),
+    "dapo": Objective(surrogate=ClippedRatio(clip_high=0.28), reduction=TokenMean()),
     "dr_grpo": Objective(advantage=Centred(), surrogate=ClippedRatio(), reduction=ConstantLength()),
     "bnpo": Objective(advantage=BetaNormalised(), surrogate=ClippedRatio(), reduction=TokenMean()),
     "gspo": Objective(surrogate=ClippedRatio(ratio=SequenceRatio())),
@@ -50,13 +70,31 @@ OBJECTIVES: dict[str, Objective] = {
     "gepo_plus": Objective(
         advantage=Centred(), surrogate=ClippedRatio(ratio=GroupOrSequenceRatio())
     ),
-    "ds_gspo": Objective(surrogate=ClippedRatio(ratio=SmoothedSequenceRatio())),
+    "ds_gspo": Objective(
+        advantage=Centred(), surrogate=ClippedRatio(ratio=SmoothedSequenceRatio())
+    ),
     "cispo": Objective(weight=ClippedAbove(), surrogate=LogProb(), reduction=TokenMean()),
     "topr": Objective(
         advantage=Centred(), weight=TaperedNegatives(), surrogate=LogProb(), reduction=SequenceSum()
     ),
     "gmpo": Objective(surrogate=RatioTimesAdvantage()),
+    "sapo": Objective(surrogate=SoftGate()),
+    "rloo": Objective(advantage=LeaveOneOut(), surrogate=ClippedRatio(ratio=ProductRatio())),
+    "reinforce_pp": Objective(
+        advantage=Whitened(), surrogate=ClippedRatio(), reduction=TokenMean()
+    ),
+    "dppo": Objective(
+        advantage=Centred(),
+        surrogate=ProbabilityMasked(),
+        reduction=TokenMean(),
+        skip_silent=True,
+    ),
+    "m2po": Objective(surrogate=MomentMasked(), reduction=TokenMean(), look=SecondMoment()),
+    "vcpo": Objective(
+        weight=SequenceTruncated(C=8.0), surrogate=Reinforce(), look=EffectiveSamples()
+    ),
     "uplift": Objective(weight=Uplifting(), filter=_ftis_filter),
+    "hacpo": Objective(advantage=CapabilityAware(), surrogate=Collaborative()),
     "sapo_swarm": Objective(surrogate=InnerClip(), reduction=TokenMean(), skip_silent=True),
 }
 
@@ -93,6 +131,17 @@ VARIANTS: dict[str, dict[str, Objective]] = {
             surrogate=ClippedRatio(ratio=GroupRatio(scope="microbatch")),
             penalty=Penalty(toward="code"),
         ),
+    },
+    # TRL's corrections for an engine whose log-probs are not the trainer's.
+    "tis": {
+        "token_mask": replace(OBJECTIVES["tis"], weight=TokenMasked()),
+        "sequence": replace(OBJECTIVES["tis"], weight=SequenceTruncated()),
+        "sequence_mask": replace(OBJECTIVES["tis"], weight=SequenceMasked()),
+        "trl": replace(OBJECTIVES["tis"], weight=SequenceMasked(), reduction=TokenMean()),
+    },
+    "grpo": {"batch_std": replace(OBJECTIVES["grpo"], advantage=BatchStandardised())},
+    "reinforce_pp": {
+        "baseline": replace(OBJECTIVES["reinforce_pp"], advantage=Whitened(baseline="group")),
     },
     "topr": {"filtered": replace(OBJECTIVES["topr"], filter=_ftis_filter)},
     "uplift": {

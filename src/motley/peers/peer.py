@@ -75,8 +75,7 @@ class Peer:
         self.admitted = AdmittedGroups(self.config.problems_per_peer)
         half.on_log = self.admitted.__contains__
         self.admission = admission_of(half, hub)
-        self.scrutiny = scrutiny_of(half)
-        self.teaching = teaching_of(half)
+        self.scrutiny, self.teaching = scrutiny_of(half), teaching_of(half)
         if self.me.role == "learner":
             self.weights = Publications(half, self.waiting)
 
@@ -278,15 +277,16 @@ class Peer:
             scrutiny=self.scrutiny.state(),
             meetings=self.teaching.meetings.state(),
             prefixes=self.teaching.prefixes,
+            skills={sender: list(means) for sender, means in learner.skills.means.items()},
         )
 
     def load_state(self, state: PeerState) -> None:
         learner, half, window = self.learner, self.half, self.waiting.window
         check_dtype(state, self.me.name, str(learner.policy.dtype))
         learner.policy.version = state.version
-        if not self.config.learning.token_budget:
-            learner.token_budget = state.token_budget
+        learner.token_budget = self.config.learning.token_budget or state.token_budget
         learner.success.by_kind = dict(state.success)
+        learner.skills.means = {sender: list(means) for sender, means in state.skills.items()}
         half.sampled_rounds, self.learned_rounds = state.sampled_rounds, state.learned_rounds
         self.cursor = state.cursor
         window.version, window.made_s = state.version, dict(state.made_s)

@@ -49,6 +49,8 @@ class PeerState(msgspec.Struct, frozen=True, kw_only=True):
     admission: AdmissionState
     head: tuple[int, str]  # of the outbox; hexadecimal
     scrutiny: ScrutinyState = ScrutinyState()
+    # mean rewards of the newest batches of everyone, oldest first
+    skills: dict[str, list[float]] = msgspec.field(default_factory=dict)
     meetings: MeetingsState = MeetingsState()
     prefixes: PrefixState = PrefixState()
 

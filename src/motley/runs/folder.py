@@ -564,6 +564,7 @@ def _with_step(line: LearnerLine, report: StepReport) -> LearnerLine:
         inner_steps=report.inner.steps if report.inner else None,
         inner_clipped=report.inner.clipped if report.inner else None,
         inner_kl=report.inner.kl if report.inner else None,
+        reference_kl=report.reference_kl,
     )
 
 

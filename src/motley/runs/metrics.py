@@ -83,6 +83,7 @@ class LearnerLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     inner_steps: int | None = None
     inner_clipped: float | None = None
     inner_kl: float | None = None
+    reference_kl: float | None = None
     num_sequences: int | None = None
     num_scored: int | None = None
     num_tokens: int | None = None
