@@ -24,7 +24,7 @@ from motley.engines.even import EvenEngine
 from motley.models.tiny import tiny_vocabulary
 from motley.peers.peer import Peer
 from motley.reports.export import export_model
-from motley.runs.folder import trained_policies
+from motley.runs.building import trained_policies
 from motley.runs.local import LocalCrew
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"

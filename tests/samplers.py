@@ -29,6 +29,7 @@ from motley.learning.checkpoint import save_training
 from motley.learning.journal import Journal
 from motley.learning.waiting import Wait
 from motley.records import Group, Weights
+from motley.runs.building import build_peer
 from motley.runs.folder import Run
 from motley.runs.metrics import read_metrics
 from motley.trust import Identity
@@ -165,8 +166,12 @@ def learner_faults(config: CrewConfig, folder: Path, entries: list[Entry]) -> li
         ]:
             return [*faults, "the log has holes"]
         hub = Identity.kept_at(folder / "hub" / "hub.key").public
-        peer = Run(config, again).build(
-            config.named("learner"), log, Outbox(None, Signer(bytes(32), lambda message: b"")), hub
+        peer = build_peer(
+            Run(config, again),
+            config.named("learner"),
+            log,
+            Outbox(None, Signer(bytes(32), lambda message: b"")),
+            hub,
         )
         for step in steps:
             peer.receive(until=step.cursor)

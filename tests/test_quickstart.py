@@ -12,7 +12,7 @@ import pytest
 
 from motley.config import CrewConfig, PeerConfig, parse_config
 from motley.objectives import OBJECTIVES
-from motley.runs.folder import check_config
+from motley.runs.checking import check_config
 from motley.tasks.own import OwnConfig
 
 PAGE = (Path(__file__).parents[1] / "docs" / "quickstart.md").read_text()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from motley.records import Rollout as Rollout
     from motley.records import Sampling as Sampling
     from motley.reports.export import export_model as export_model
-    from motley.runs.folder import trained_policies as trained_policies
+    from motley.runs.building import trained_policies as trained_policies
     from motley.runs.local import LocalCrew as LocalCrew
     from motley.runs.metrics import LearnerLine as LearnerLine
     from motley.runs.metrics import SamplerLine as SamplerLine
@@ -59,7 +59,7 @@ _HOMES = {
     "objective": "motley.objectives",
     "read_config": "motley.config",
     "read_metrics": "motley.runs.metrics",
-    "trained_policies": "motley.runs.folder",
+    "trained_policies": "motley.runs.building",
 }
 
 

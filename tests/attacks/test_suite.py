@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,6 +34,7 @@ from motley.cli import app
 from motley.config import CrewConfig
 from motley.records import Group
 from motley.runs.local import LocalCrew
+from motley.study.processes import Job, Lost
 
 
 def attacked(name: str, config: CrewConfig, folder: Path, hostile: int = 1) -> AttackedCrew:
@@ -202,8 +205,13 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.Monk
         return trial(staging.attack, seed, 0.5, 0.0, None)
 
     monkeypatch.setattr(module, "run_trial", fake)
-    in_turn = lambda jobs, first, then: (call() for call in then)
-    monkeypatch.setattr(module, "in_processes", in_turn)
+
+    def in_turn(num: int, first: object, then: Sequence[Job[Any]], kept: Any) -> list[Lost]:
+        for job in then:
+            kept(job.call())
+        return []
+
+    monkeypatch.setattr(module, "make_all", in_turn)
     stages = stagings(undefended(crew()), [ATTACKS["plant"]], hostile=1)
     counted: list[tuple[int, int]] = []
     progress = lambda done, total: counted.append((done, total))

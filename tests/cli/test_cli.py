@@ -215,28 +215,29 @@ def test_study_prints_a_table_and_does_not_run_twice(crew_file: Path) -> None:
         "--out",
         out,
     ]
-    short, text, found = motley(*command).stdout.split("\n\n")
+    short, against, scores, said = motley(*command).stdout.split("\n\n")
     assert [line.split("|")[1].strip() for line in short.splitlines()] == [
         "arm",
         "---",
         "alone",
         "ftis:C=3",
     ]
-    rows = [
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in text.splitlines()
-        if line.startswith("|")
-    ]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in scores.splitlines()]
     assert [(row[0], row[1]) for row in rows[2:]] == [
         (peer, arm) for peer in "ab" for arm in ("start", "alone", "ftis:C=3")
     ]
-    assert "ftis:C=3" in found.splitlines()[0]
-    assert "warning: 2 seeds" in found
-    assert "report: " in found
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in against.splitlines()]
+    assert [row[0] for row in rows[2:]] == ["all", "all", "a", "a", "b", "b"]
+    tokens = rows[0].index("tokens sampled")
+    assert all(row[tokens] for row in rows)
+    assert "ftis:C=3" in said.splitlines()[0]
+    assert "warning: 2 seeds" in said
+    assert "report: " in said
     page = (out / "report.html").read_text()
     assert "Warning: 2 seeds" in page
-    assert found.splitlines()[0] in html.unescape(page)
+    assert said.splitlines()[0].removeprefix("- ") in html.unescape(page)
     assert len((out / "outcomes.csv").read_text().splitlines()) == 1 + 2 * 2 * 2
+    assert len((out / "comparisons.csv").read_text().splitlines()) == 1 + 3
     kept = (out / "outcomes.jsonl").read_bytes()
     assert len(kept.splitlines()) == 2 * 2 * 2
     lines = as_json(*command)["lines"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import motley
 from cli.test_cli import CREW, error
 from cli.test_cli import motley as run
 from motley.cli import app
-from motley.cli.shell import FIRST
+from motley.cli.shell import FIRST, console
 from motley.tasks.extras import install
 
 HEAVY = ("torch", "transformers", "matplotlib", "scipy", "peft", "datasets")
@@ -168,6 +169,21 @@ def test_quiet_leaves_the_result_and_verbose_says_what_is_loaded(tmp_path: Path)
     assert "round 2 of 2" in again.stdout
     assert again.stderr == ""
     assert run("check", crew, "-q", "-v", code=2).stdout == ""
+
+
+def test_quiet_and_verbose_may_stand_before_the_command_too(tmp_path: Path) -> None:
+    crew = tmp_path / "crew.toml"
+    crew.write_text("nothing of a crew")
+    for before in ("-q", "--quiet"):
+        assert run(before, "models", "list").stdout
+        assert console.quiet
+    run("-v", "models", "list")
+    assert not console.quiet
+    assert logging.getLogger("motley").level == logging.INFO
+    for line in (("-q", "check", crew, "-v"), ("-v", "models", "list", "-q"), ("-q", "-v")):
+        assert "exclude each other" in run(*line, code=2).stderr
+    run("models", "list")
+    assert (console.quiet, logging.getLogger("motley").level) == (False, logging.WARNING)
 
 
 def test_one_place_says_how_extras_are_installed_from_anywhere() -> None:

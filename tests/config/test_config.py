@@ -10,7 +10,7 @@ from architectures import TURN_END, text_tokenizer, write_model
 from fakes import spread_crew
 from motley.config import ConfigError, CrewConfig, Teach, parse_config, read_config, write_config
 from motley.models import opening
-from motley.runs.folder import check_config
+from motley.runs.checking import check_config
 
 CREW = """
 [crew]
@@ -172,6 +172,14 @@ def refusal(text: str) -> str:
         ),
         (CREW + 'processes = "yes"' + PEERS, ["Expected `bool`, got `str`", "crew.processes"]),
         (CREW + "check_reward = false" + PEERS, ["did you mean check_rewards?"]),
+        (CREW + "learning_rate = 1e-4" + PEERS, ["here it is called lr, of [learning]"]),
+        (CREW + "lr = 1e-4" + PEERS, ["it belongs under [learning] or [[peer]]"]),
+        (CREW + "[learning]\ntop_kk = 1" + PEERS, ["did you mean top_k of [sampling]?"]),
+        (CREW + "[sampling]\ntemp = 1.0" + PEERS, ["did you mean temperature?"]),
+        (CREW + "[learning]\nlearning = 1" + PEERS, ["remove it, or see docs/crew_file.md"]),
+        (CREW + "[learning]\nlevels = 1" + PEERS, ["remove it, or see docs/crew_file.md"]),
+        (CREW + "[sampling]\nmax_toks = 1" + PEERS, ["did you mean max_tokens?"]),
+        (CREW + "rate = 1" + PEERS, ["remove it, or see docs/crew_file.md"]),
         (
             CREW + "[learning]\nquorum = 2" + PEERS,
             ["unknown field `quorum`", "it belongs under [crew]"],
@@ -457,7 +465,7 @@ model = "tiny:1m"
         (FAR + SAMPLERS, ["someone who learns (a peer or a learner)"]),
         (
             FAR.replace('pace = "async"', "") + LEARNER + SAMPLERS,
-            ["do not wait for each other", 'write pace = "async"'],
+            ["do not wait for each other", 'set crew.pace = "async"'],
         ),
         (
             FAR + LEARNER.replace('"learner"', '"teacher"') + SAMPLERS,
@@ -869,7 +877,7 @@ def test_peers_that_end_their_answers_differently_are_refused(tmp_path: Path) ->
         (
             "",
             '[prompt]\nstyle = "chat"\n',
-            'has no chat template; write style = "plain" under [prompt], or use an instruct model',
+            'has no chat template; set prompt.style = "plain", or use an instruct model',
         ),
         ("keep_layers = 3", "", "keep_layers=3, and the model has 2; use fewer"),
         ('train = { lora = { targets = ["zz_proj"] } }', "", "zz_proj"),

@@ -27,6 +27,7 @@ class FakePeer:
     config: Any
     groups: Sequence[tuple[str, int]]  # (sender, round), both slots
     revoked: Sequence[str] = ()
+    refused: Sequence[str] = ()  # whose groups of the round came, and do not count
     learned_rounds: int = 0
     me: Any = field(default_factory=lambda: SimpleNamespace(name="full0"))
 
@@ -34,7 +35,9 @@ class FakePeer:
         clock = VirtualClock()
         self.pace = pace_of(self.config)
         self.half = SimpleNamespace(sampled_rounds=self.config.crew.rounds)
-        self.admission = SimpleNamespace(refused=Counter())
+        self.admission = SimpleNamespace(
+            refused=Counter({(name, "reward"): 2 for name in self.refused}), kept=[]
+        )
         self.admitted = SimpleNamespace(complete=Counter(full0=3, full1=3, full2=1))
         self.waiting = Waiting(self.config, StalenessWindow(self.config.learning, clock, 0))
         for number, (sender, round) in enumerate(self.groups):
@@ -52,6 +55,13 @@ class FakePeer:
     def awaited(self) -> list[str]:
         return self.pace.awaited(self.waiting, Round(self.learned_rounds, self.crewmates, 2))
 
+    @property
+    def senders(self) -> list[str]:
+        return NAMES
+
+    def forgone(self) -> list[str]:
+        return [name for name in self.awaited() if name in self.refused]
+
 
 @dataclass
 class FakeStation:
@@ -63,10 +73,16 @@ class FakeStation:
         self.presence = SimpleNamespace(heard={})
 
 
-def patience(task: Path, *groups: tuple[str, int], revoked: Sequence[str] = (), **crew: Any) -> Any:
+def patience(
+    task: Path,
+    *groups: tuple[str, int],
+    revoked: Sequence[str] = (),
+    refused: Sequence[str] = (),
+    **crew: Any,
+) -> Any:
     config = spread_crew(task, ("full",) * 4, **({"deadline_s": 60.0} | crew))
     station = FakeStation(config)
-    return Patience(station, FakePeer(config, groups, revoked)), station.clock  # type: ignore[arg-type]
+    return Patience(station, FakePeer(config, groups, revoked, refused)), station.clock  # type: ignore[arg-type]
 
 
 EVERYONE_ELSE = [(name, 0) for name in NAMES[1:]]
@@ -106,6 +122,35 @@ def test_who_was_shut_out_says_nothing_of_the_crew(task: Path) -> None:
     groups = [*EVERYONE_ELSE, ("full2", 1), ("full3", 1)]
     one, _ = patience(task, *groups, revoked=["full3"])
     assert not one.has_gone_on(0)
+
+
+@pytest.mark.parametrize("deadline_s", [0.0, 60.0])
+def test_nobody_waits_for_groups_that_came_and_were_refused(deadline_s: float, task: Path) -> None:
+    there = [(name, 0) for name in NAMES[:2]]
+    for refused, vain in (([], False), (["full2"], False), (["full2", "full3"], True)):
+        one, _ = patience(task, *there, refused=refused, deadline_s=deadline_s)
+        assert one.is_closed() == vain
+        assert bool(one.stuck) == vain
+    one._station.log.connection.trouble = "the hub is away"
+    assert not one.is_closed()
+
+
+def test_a_round_that_can_never_be_whole_is_said_with_reasons_and_the_remedy(task: Path) -> None:
+    one, _ = patience(task, ("full0", 0), refused=NAMES[1:])
+    assert one.words() == one.stuck
+    assert one.stuck == (
+        "round 1 cannot go on: groups of full1, full2, full3 came and do not count, and it needs "
+        "those of 2 peers, refused full1: 2 for reward, full2: 2 for reward, full3: 2 for reward; "
+        "if rewards come out differently each time or on each machine, set crew.check_rewards = "
+        "false and resume"
+    )
+
+
+def test_a_learner_whose_samplers_are_all_muted_is_stuck_whatever_the_pace(task: Path) -> None:
+    for pace in ("lockstep", "async"):
+        one, _ = patience(task, revoked=NAMES, pace=pace)
+        assert one.stuck.startswith("every peer that samples for full0 is muted, ")
+        assert "see Groups are refused in docs/troubleshooting.md" in one.stuck
 
 
 def test_long_waits_say_how_to_go_on_without_who_is_waited_for(task: Path) -> None:

@@ -13,6 +13,7 @@ from motley.config import CrewConfig, parse_config
 from motley.distributed.recovery import Recovery
 from motley.exchange import MemoryLog
 from motley.learning.journal import Journal
+from motley.runs.building import build_peer
 from motley.runs.folder import Run
 from motley.runs.local import found_log, one_process_outbox
 from motley.runs.metrics import read_metrics
@@ -27,7 +28,7 @@ def recovery(config: CrewConfig, folder: Path) -> Recovery:
     run, log, said = Run(config, folder), MemoryLog(), []
     me = config.peer[0]
     hub = found_log(config, log, run.task)
-    peer = run.build(me, log, one_process_outbox(config, me.name), hub)
+    peer = build_peer(run, me, log, one_process_outbox(config, me.name), hub)
     joining = SimpleNamespace(patiently=lambda work: work())
     station = SimpleNamespace(run=run, folder=folder, say=said.append, joining=joining, blobs=None)
     return Recovery(station, peer, Journal(folder / "journal.jsonl"))  # type: ignore[arg-type]

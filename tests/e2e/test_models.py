@@ -8,9 +8,10 @@ from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from motley.config import CrewConfig, parse_config
+from motley.runs.building import trained_policies
 from motley.runs.conformance import check_crew
 from motley.runs.evaluation import greedy_by_kind
-from motley.runs.folder import newest_checkpoint, trained_policies
+from motley.runs.folder import newest_checkpoint
 from motley.runs.local import LocalCrew
 from motley.runs.metrics import read_metrics
 

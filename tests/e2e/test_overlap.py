@@ -45,7 +45,8 @@ from motley.models.opening import initial_policy
 from motley.models.policy import Policy
 from motley.peers.peer import Peer
 from motley.records import Sampling
-from motley.runs import folder as folder_module
+from motley.runs import building
+from motley.runs.building import build_peer
 from motley.runs.folder import Run
 from motley.runs.local import LocalCrew
 from motley.runs.metrics import read_metrics
@@ -88,7 +89,7 @@ class Watched(TorchEngine):
 def overlapping(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(enrolment, "RETRY_S", 0.05)
     monkeypatch.setattr(overlap, "pays", lambda half: True)
-    monkeypatch.setattr(folder_module, "open_engine", lambda policy, part, folder: Watched(policy))
+    monkeypatch.setattr(building, "open_engine", lambda policy, part, folder: Watched(policy))
     monkeypatch.setattr(Watched, "rounds", [])
     monkeypatch.setattr(Watched, "fails", None)
     monkeypatch.setattr(Watched, "stepped", threading.Event(), raising=False)
@@ -396,8 +397,12 @@ def taken_again(config: CrewConfig, folder: Path, name: str, log: MemoryLog) -> 
     again, journal = folder / "again" / name, Journal(folder / name / "journal.jsonl")
     shutil.copytree(folder / name / "start", again / "start")
     hub = Identity.kept_at(folder / "hub" / "hub.key").public
-    peer = Run(config, again).build(
-        config.named(name), log, Outbox(None, Signer(bytes(32), lambda message: b"")), hub
+    peer = build_peer(
+        Run(config, again),
+        config.named(name),
+        log,
+        Outbox(None, Signer(bytes(32), lambda message: b"")),
+        hub,
     )
     used: Counter[int] = Counter()
     while step := journal.of(peer.learned_rounds):

@@ -41,7 +41,7 @@ from motley.learning.checkpoint import checkpoints
 from motley.learning.journal import WrittenStep
 from motley.peers.peer import Peer
 from motley.records import FIRST_PREVIOUS, Group, Sampling
-from motley.runs import folder as folder_module
+from motley.runs import building
 from motley.runs.local import LocalCrew
 from motley.runs.metrics import MetricsLine, read_metrics
 from motley.trust import Identity
@@ -797,9 +797,7 @@ def test_an_engine_that_reports_other_logprobs_is_refused_with_figures(
         r"the engine of full0 differs by more than 1e-05 on average from its trainer "
         r"\(mean 1\.0e-03, 99th percentile 1\.0e-03\): .*; see motley check"
     )
-    monkeypatch.setattr(
-        folder_module, "open_engine", lambda policy, part, folder: Overconfident(policy)
-    )
+    monkeypatch.setattr(building, "open_engine", lambda policy, part, folder: Overconfident(policy))
     with pytest.raises(ValueError, match=words):
         house.join("full0")
     assert "differ by 1.0e-03 on average, by 1.0e-03 in one token" in house.said["full0"][-1]
@@ -811,9 +809,7 @@ def test_a_member_that_was_refused_lets_go_of_its_folder(
 ) -> None:
     house = house_of(pair(task))
     with monkeypatch.context() as patch:
-        patch.setattr(
-            folder_module, "open_engine", lambda policy, part, folder: Overconfident(policy)
-        )
+        patch.setattr(building, "open_engine", lambda policy, part, folder: Overconfident(policy))
         with pytest.raises(ValueError, match="the engine of full0 differs"):
             house.join("full0")
     house.join("full0")

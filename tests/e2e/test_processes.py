@@ -20,7 +20,8 @@ from hubs import PATIENCE_S
 from motley.clock import Deadline, RealClock
 from motley.config import CrewConfig, config_text, read_config
 from motley.distributed.processes import GrowingFile, ProcessCrew
-from motley.runs.folder import newest_checkpoint, peer_folder, trained_policies
+from motley.runs.building import trained_policies
+from motley.runs.folder import newest_checkpoint, peer_folder
 from motley.runs.local import LocalCrew
 from motley.runs.metrics import MetricsLine, read_metrics
 
@@ -262,3 +263,58 @@ def test_a_reward_module_beside_the_crew_file_is_found_in_processes_too(
     lines = [line for some in bounded(crew.rounds()) for line in some if line.round == 1]
     assert [line.reward for line in lines] == [0.5, 0.5]
     assert not any(line.refused for line in lines)
+
+
+REWARDS = """
+import os, random
+
+def luck(prompts, completions, **columns):
+    return [random.random() for _ in completions]
+
+def machine(prompts, completions, **columns):
+    return [float(os.getpid())] * len(completions)
+"""
+
+
+@pytest.fixture
+def rewards(task: Path) -> Path:
+    (task / "unlike_rewards.py").write_text(REWARDS)
+    return task
+
+
+@pytest.mark.parametrize("problems", [4, 6], ids=["few groups", "groups enough to mute a sender"])
+def test_rewards_that_are_never_the_same_end_a_crew_with_the_cause_and_it_goes_on_on_trust(
+    problems: int, rewards: Path, tmp_path: Path
+) -> None:
+    config = spread_crew(
+        rewards, task="unlike_rewards:luck", problems_per_round=problems, processes=True
+    )
+    crew = ProcessCrew.start(config, tmp_path / "run")
+    words = (
+        r"peer full\d stopped with an error: the reward function gives another number each time: "
+        r"\S+, then \S+, for '.*set crew\.check_rewards = false"
+    )
+    with pytest.raises(ValueError, match=words):
+        finish(gather(crew))
+    assert children() == {}
+    trusting = msgspec.structs.replace(config.crew, check_rewards=False)
+    resumed = ProcessCrew.resume(crew.folder, config=msgspec.structs.replace(config, crew=trusting))
+    finish(gather(resumed))
+    lines = read_metrics(crew.folder)
+    assert resumed.finished_rounds == 3
+    assert all(len(line.senders) == 2 for line in lines if line.round), "a group was lost"
+
+
+def test_rewards_that_every_machine_finds_differently_end_a_crew_with_what_was_refused(
+    rewards: Path, tmp_path: Path
+) -> None:
+    config = spread_crew(rewards, task="unlike_rewards:machine", processes=True)
+    crew = ProcessCrew.start(config, tmp_path / "run")
+    words = (
+        r"peer full\d stopped with an error: round 1 cannot go on: groups of full\d came and do "
+        r"not count, and it needs those of 2 peers, refused full\d: 2 for reward; the last because "
+        r"rollout 0 claims a reward of .*; computed here it is .*set crew\.check_rewards = false"
+    )
+    with pytest.raises(ValueError, match=words):
+        finish(gather(crew))
+    assert children() == {}

@@ -18,7 +18,9 @@ from motley.config import CrewConfig, Evaluate, config_text
 from motley.distributed.processes import ProcessCrew
 from motley.peers.peer import Peer
 from motley.reports.export import export_model
-from motley.runs.folder import Accuracies, Run, trained_policies
+from motley.runs.building import trained_policies
+from motley.runs.folder import Run
+from motley.runs.lines import Accuracies
 from motley.runs.local import LocalCrew
 from motley.runs.metrics import read_metrics
 from motley.sim.simulation import SimCrew

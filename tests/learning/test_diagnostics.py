@@ -102,7 +102,7 @@ def test_counts_and_means_are_over_every_row_of_a_sender() -> None:
 def test_a_sender_of_silent_groups_has_no_ratios() -> None:
     assert msgspec.to_builtins(sender_metrics(ROWS)["b"]) == {
         "groups": 1, "reward": 0.0, "accuracy": 0.0, "tokens": 3.0, "truncated": 1.0, "age": 0.0,
-        "silent_groups": 1
+        "silent_groups": 1, "sequences": 1
     }  # fmt: skip
 
 

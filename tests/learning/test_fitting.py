@@ -181,7 +181,7 @@ def test_a_halved_budget_is_said_with_the_setting_that_keeps_it() -> None:
         UserWarning,
         match=(
             r"out of memory with 4096 tokens in a micro-batch; going on with 2048\. .* "
-            r"token_budget = 2048 under"
+            r"learning\.token_budget = 2048"
         ),
     ):
         assert halved(4096) == 2048

@@ -300,7 +300,7 @@ def test_out_of_memory_halves_the_budget_once_and_learns_the_same(
         UserWarning,
         match=(
             r"out of memory with 40 tokens in a micro-batch; going on with 20\. .* set "
-            r"token_budget = 20"
+            r"learning\.token_budget = 20"
         ),
     ) as caught:
         report = learner.step(candidates)
@@ -343,7 +343,7 @@ def test_out_of_memory_again_is_an_error_with_remedies_that_changes_nothing(
     before = weights(policy)
     out_of_memory(monkeypatch, most_tokens=5)
     learner = Learner(policy, objective("ftis"), Learning(token_budget=80), lr=1e-3)
-    remedies = "out of memory with 40 tokens in a micro-batch; set token_budget = 20 or lower"
+    remedies = r"with 40 tokens in a micro-batch; set learning\.token_budget = 20 or lower"
     with (
         pytest.warns(UserWarning, match="going on with 40"),
         pytest.raises(ValueError, match=remedies),
@@ -363,7 +363,8 @@ def test_out_of_memory_in_a_later_step_is_not_halved_again(monkeypatch: pytest.M
     after_one = weights(policy)
     out_of_memory(monkeypatch, most_tokens=5)
     with pytest.raises(
-        ValueError, match="out of memory with 20 tokens in a micro-batch; set token_budget = 10"
+        ValueError,
+        match=r"with 20 tokens in a micro-batch; set learning\.token_budget = 10",
     ):
         learner.step(candidates)
     assert torch.equal(weights(policy), after_one)

@@ -21,7 +21,7 @@ from motley.models.policy import MADE_OF, TRAINED, MadeOf, Policy, with_trained_
 from motley.models.returning import check_part_returns, check_returns
 from motley.models.sources import keep_layers
 from motley.models.tiny import tiny_vocabulary
-from motley.runs.folder import trained_policies
+from motley.runs.building import trained_policies
 from motley.runs.local import LocalCrew
 from motley.weights.encoding import decode_whole, encode_whole, take_state, trained_state
 

@@ -378,7 +378,7 @@ def test_a_head_that_was_tuned_a_little_by_itself_stays_one(tmp_path: Path) -> N
 
 def test_a_gguf_file_is_the_model_it_was_made_from(gguf_file: Path) -> None:
     source = find(str(gguf_file))
-    assert source == ModelSource(str(gguf_file), str(gguf_file.parent.resolve()), "small.gguf")
+    assert (source.name, source.gguf, source.lasting) == (str(gguf_file), "", str(gguf_file))
     model = read_model(source)
     torch.testing.assert_close(logits(model), logits(texting_llama()), rtol=0, atol=1e-4)
     assert {p.dtype for p in model.parameters()} == {torch.float32}
@@ -427,6 +427,76 @@ def test_a_gguf_file_becomes_an_ordinary_folder_that_begins_texts_alike(
         for policy in policies
     ]
     assert made[0] == made[1]
+
+
+def test_a_gguf_file_is_converted_once_and_then_read_from_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MOTLEY_CACHE", str(tmp_path / "cache"))
+    made: list[Path] = []
+    monkeypatch.setattr(
+        sources, "convert", lambda source, folder: (made.append(folder), convert(source, folder))
+    )
+    reads: list[object] = []
+    reader = gguf.GGUFReader
+    monkeypatch.setattr(gguf, "GGUFReader", lambda path: (reads.append(path), reader(path))[1])
+    write_gguf(tmp_path / "m.gguf", texting_llama(), True)
+    first = find(str(tmp_path / "m.gguf"))
+    assert len(reads) == 1, "the file's head is read again for each of its parts"
+    assert [record.getMessage().split(": ")[-1] for record in caplog.records][1:-1] == [
+        "its vocabulary is read; reading its weights",
+        "its weights are read; writing them",
+    ]
+    caplog.clear()
+    for path in [tmp_path / "m.gguf"] * 2:
+        source = find(str(path))
+        policy = initial_policy(PeerConfig(name="a", model=str(path)), seed=0)
+        assert (source.place, source.lasting) == (first.place, str(path))
+        assert policy.made_of.model == str(path)
+    assert (len(made), caplog.records) == (1, [])
+    write_gguf(tmp_path / "m.gguf", texting_llama(), False)
+    assert find(str(tmp_path / "m.gguf")).place != first.place
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize("stop", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_conversion_that_was_stopped_leaves_nothing_and_the_next_one_is_whole(
+    stop: BaseException,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("MOTLEY_CACHE", str(tmp_path / "cache"))
+    write_gguf(tmp_path / "m.gguf", texting_llama(), True)
+    save = LlamaForCausalLM.save_pretrained
+
+    def cut_short(self: LlamaForCausalLM, folder: Path) -> None:
+        save(self, folder)
+        raise stop
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LlamaForCausalLM, "save_pretrained", cut_short)
+        if isinstance(stop, OSError):
+            source = find(str(tmp_path / "m.gguf"))
+            assert source == ModelSource(str(tmp_path / "m.gguf"), str(tmp_path), "m.gguf")
+            assert "(No space left on device), so that it is read anew" in caplog.text
+            torch.testing.assert_close(
+                logits(read_model(source)), logits(texting_llama()), rtol=0, atol=1e-4
+            )
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                find(str(tmp_path / "m.gguf"))
+    models = tmp_path / "cache" / "models"
+    assert [path.suffix for path in models.iterdir()] == [".lock"]
+    (killed,) = [path.name.removesuffix(".lock") for path in models.iterdir()]
+    (models / f"{killed}.abc").mkdir()  # as a kill leaves it
+    source = find(str(tmp_path / "m.gguf"))
+    torch.testing.assert_close(
+        logits(read_model(source)), logits(texting_llama()), rtol=0, atol=1e-4
+    )
+    assert sorted(path.name for path in models.iterdir()) == sorted(
+        [f"{killed}.lock", Path(source.place).name]
+    )
 
 
 def test_what_lies_beside_a_gguf_file_is_not_its_own(gguf_file: Path, tmp_path: Path) -> None:

@@ -31,8 +31,8 @@ class Case:
     lp: list[np.ndarray]
     lq: list[np.ndarray]
     max_length: int = 16
-    ref: list[np.ndarray] = field(default_factory=list)  # of the reference, where there is one
     skill: list[float] = field(default_factory=list)  # none: all are as good as the receiver
+    ref: list[np.ndarray] = field(default_factory=list)  # of the reference, where there is one
 
     def __len__(self) -> int:
         return len(self.reward)
@@ -53,8 +53,8 @@ class Case:
             lp=[self.lp[i] for i in index],
             lq=[self.lq[i] for i in index],
             max_length=self.max_length,
-            ref=[self.ref[i] for i in index] if self.ref else [],
             skill=[self.skill[i] for i in index] if self.skill else [],
+            ref=[self.ref[i] for i in index] if self.ref else [],
         )
 
 
@@ -134,8 +134,8 @@ def make_case(regime: str, seed: int) -> Case:
         ended=[bool(rng.random() < 0.7) for _ in group],
         lp=lp,
         lq=lq,
-        ref=_references(lp, odd, seed),
         skill=[1.0 if mine else (0.375, 2.5, 30.0)[i % 3] for i, mine in enumerate(own)],
+        ref=_references(lp, odd, seed),
     )
 
 

@@ -30,6 +30,7 @@ from motley.peers.scrutiny import ScrutinyState
 from motley.peers.state import PeerState
 from motley.records import HUB, Charter, Content, Group, Problem, Rollout, Roster, Sampling
 from motley.tasks import Scorer, Task, load_task
+from motley.trust.steadiness import UnsteadyRewardError
 
 
 class NotingEngine:
@@ -657,6 +658,70 @@ def test_a_reward_that_is_claimed_and_not_earned_is_refused(folder: Path) -> Non
     assert isinstance(learn(second), Wait)
     # to the liar, the others lie
     assert second.admission.refused == Counter({("full0", "reward"): 2})
+
+
+def test_what_was_refused_as_signed_is_not_awaited_any_more(folder: Path) -> None:
+    first, second = peers_of(spread_crew(folder), MemoryLog())
+    second.half.scorer = Scorer(Generous(second.half.task))
+    share(first)
+    first.receive()
+    assert (first.awaited(), first.forgone()) == (["full1"], [])
+    share(second)
+    first.receive()
+    assert (first.awaited(), first.forgone()) == (["full1"], ["full1"])
+
+
+class Moody(Generous):
+    """Gives more each time."""
+
+    calls = 0
+
+    def score(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[float]:
+        self.calls += 1
+        return [float(self.calls)] * len(completions)
+
+
+@pytest.mark.parametrize("own_first", [True, False])
+def test_a_peer_whose_own_reward_is_never_the_same_says_so_before_it_blames_others(
+    own_first: bool, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = peers_of(spread_crew(folder), MemoryLog())
+    first.half.scorer = Scorer(Moody(first.half.task))
+    share(*((first, second) if own_first else (second, first)))
+    with pytest.raises(
+        UnsteadyRewardError, match=r"1\.0, then \d\.0, for '.*check_rewards = false"
+    ):
+        first.receive()
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("own_first", [True, False])
+def test_others_are_blamed_once_own_rewards_were_found_steady(
+    own_first: bool, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = peers_of(spread_crew(folder), MemoryLog())
+    second.half.scorer = Scorer(Generous(second.half.task))
+    share(*((first, second) if own_first else (second, first)))
+    first.receive()
+    (said,) = caplog.records
+    assert "otherwise full1 lies, or scores with another program" in said.getMessage()
+
+
+def test_a_round_that_was_refused_for_its_rewards_goes_on_once_they_are_taken_on_trust(
+    folder: Path,
+) -> None:
+    config, log = spread_crew(folder, problems_per_round=6), MemoryLog()
+    first, second = peers_of(config, log)
+    second.half.scorer = Scorer(Generous(second.half.task))
+    share(first, second)
+    first.receive()
+    assert first.scrutiny.is_muted("full1")
+    state = first.state()
+    crew = msgspec.structs.replace(config.crew, check_rewards=False)
+    again, _ = peers_of(msgspec.structs.replace(config, crew=crew), log)
+    again.load_state(state)
+    assert ids(taken(again.choose())) == [f"full{n}.0.{slot}" for n in (0, 1) for slot in (0, 1, 2)]
+    assert not again.scrutiny.is_muted("full1")
 
 
 def test_rewards_that_are_not_checked_are_taken_on_trust(folder: Path) -> None:

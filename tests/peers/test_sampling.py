@@ -26,6 +26,7 @@ from motley.peers.follower import Sampler
 from motley.peers.peer import Learned, Peer
 from motley.peers.state import PeerState
 from motley.records import HUB, Backlog, Group, Roster, Weights
+from motley.runs.building import build_peer, build_sampler
 from motley.runs.folder import Run
 from motley.runs.local import found_log, one_process_outbox
 from motley.trust import stamp_of
@@ -78,7 +79,7 @@ class Crew:
         self.hub = found_log(config, self.log, self.run.task)
         self.blobs = {p.name: SickBlobs() for p in config.peer if p.role == "learner"}
         self.learners = {
-            p.name: self.run.build(p, self.log, one_process_outbox(config, p.name), self.hub)
+            p.name: build_peer(self.run, p, self.log, one_process_outbox(config, p.name), self.hub)
             for p in config.students
         }
         self.samplers = {p.name: self.sampler(p.name) for p in config.peer if p.role == "sampler"}
@@ -86,8 +87,13 @@ class Crew:
 
     def sampler(self, name: str) -> Sampler:
         me = self.config.named(name)
-        return self.run.build_sampler(
-            me, self.log, one_process_outbox(self.config, name), self.blobs[me.follows], self.hub
+        return build_sampler(
+            self.run,
+            me,
+            self.log,
+            one_process_outbox(self.config, name),
+            self.blobs[me.follows],
+            self.hub,
         )
 
     @property
@@ -693,8 +699,8 @@ def test_ages_survive_a_checkpoint(folder: Path) -> None:
     crew.learn()
     crew.learner.receive()
     state = msgspec.json.decode(msgspec.json.encode(crew.learner.state()), type=PeerState)
-    again = crew.run.build(
-        crew.config.named("l"), crew.log, one_process_outbox(crew.config, "l"), crew.hub
+    again = build_peer(
+        crew.run, crew.config.named("l"), crew.log, one_process_outbox(crew.config, "l"), crew.hub
     )
     again.load_state(state)
     assert since(again) == since(crew.learner) == {"s0": (True, 0, 10.0)}
@@ -783,8 +789,8 @@ def test_steps_are_replayed_with_the_parts_they_had_however_late(folder: Path) -
         assert isinstance(chosen, Take)
         steps.append(WrittenStep.of(len(steps), crew.learner.cursor, False, chosen.groups))
         crew.learner.step(chosen)
-    again = crew.run.build(
-        crew.config.named("l"), crew.log, one_process_outbox(crew.config, "l"), crew.hub
+    again = build_peer(
+        crew.run, crew.config.named("l"), crew.log, one_process_outbox(crew.config, "l"), crew.hub
     )
     crew.clock.advance(1e6)
     for step in steps:

@@ -27,7 +27,7 @@ from motley.models.opening import saved_policy
 from motley.reports.card import ExportedModel, card, hub_id, public_config
 from motley.reports.export import export_model, learners_of
 from motley.reports.scores import score_text
-from motley.runs.folder import trained_policies
+from motley.runs.building import trained_policies
 from motley.runs.local import LocalCrew
 from motley.runs.metrics import LearnerLine, read_metrics
 

@@ -17,8 +17,8 @@ from motley.exchange import MemoryLog, Outbox, Signer
 from motley.models.policy import Policy
 from motley.peers.peer import Peer
 from motley.records import HUB, Sampling
-from motley.runs import conformance
-from motley.runs import folder as folder_module
+from motley.runs import building, conformance
+from motley.runs.building import build_peer
 from motley.runs.conformance import (
     Bound,
     Difference,
@@ -35,8 +35,8 @@ def peer_of(folder: Path, train: str, sampling: str = "") -> Peer:
     config = spread_crew(folder, (train, "full"), sampling=sampling)
     author = identity(config.peer[0].name)
     outbox = Outbox(None, Signer(author.public, author.sign))
-    return Run(config, folder / "run").build(
-        config.peer[0], MemoryLog(), outbox, identity(HUB).public
+    return build_peer(
+        Run(config, folder / "run"), config.peer[0], MemoryLog(), outbox, identity(HUB).public
     )
 
 
@@ -331,7 +331,7 @@ def test_a_crew_is_checked_task_and_peers(folder: Path, monkeypatch: pytest.Monk
         0 < row["mean_difference"] <= row["99 %"] <= row["largest_difference"] for row in rows[1:]
     )
     doctor = doctored(lambda c: tuple(x - 0.25 for x in c.logprobs))
-    monkeypatch.setattr(folder_module, "open_engine", lambda policy, part, folder: doctor(policy))
+    monkeypatch.setattr(building, "open_engine", lambda policy, part, folder: doctor(policy))
     doctored_row = check_crew(config)[1]
     assert doctored_row["result"] == f"{ON_AVERAGE}, declared 'sampled'; what fits: nothing"
     assert doctored_row["99 %"] == pytest.approx(0.25, rel=0.01)
@@ -341,7 +341,7 @@ def test_a_crew_is_checked_task_and_peers(folder: Path, monkeypatch: pytest.Monk
 def test_an_engine_of_another_convention_is_found_out_and_its_own_is_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folder_module, "open_engine", lambda policy, part, folder: Raw(policy))
+    monkeypatch.setattr(building, "open_engine", lambda policy, part, folder: Raw(policy))
     at_one, sharper, *truncated = check_crew(spread_crew(folder, ("full", "full")))[1:5]
     assert (at_one["result"], at_one["fits"]) == ("ok", "any")
     for row in (sharper, *truncated):

@@ -123,6 +123,7 @@ def reader(crew: LocalCrew, monkeypatch: pytest.MonkeyPatch, reward: Any) -> Any
     first.half.scorer = Scorer(first.half.task)
     function = first.half.task._rewards.functions[0]
     monkeypatch.setattr(function, "function", reward)
+    first.admission.steadiness = None  # it sampled with the function that all others have
     first.receive_all()
     return first
 
@@ -156,4 +157,4 @@ def test_a_reward_that_differs_when_computed_again_says_so_and_the_remedy(
     (said,) = caplog.messages
     assert "claims a reward of" in said
     assert "computed here it is 7.5, for '" in said
-    assert "write check_rewards = false under [crew]" in said
+    assert "set crew.check_rewards = false" in said

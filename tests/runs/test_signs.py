@@ -11,9 +11,10 @@ import pytest
 from fakes import spread_crew
 from motley.config import CrewConfig, read_config
 from motley.learning.senders import Distribution, SenderMetrics
+from motley.runs.history import WINDOW
 from motley.runs.local import LocalCrew
 from motley.runs.metrics import LearnerLine, Sign, append_lines, learner_lines, read_metrics
-from motley.runs.signs import UNHEARD, WINDOW, Watch, signs_of
+from motley.runs.signs import UNHEARD, Watch, signs_of
 from motley.trust.standing import Suspicion
 
 pytestmark = pytest.mark.slow

@@ -22,7 +22,7 @@ from motley.links import Network
 from motley.models.policy import Policy
 from motley.peers.peer import Peer
 from motley.records import Group, Weights
-from motley.runs.folder import trained_policies
+from motley.runs.building import build_peer, trained_policies
 from motley.runs.local import LocalCrew
 from motley.runs.metrics import MetricsLine, read_metrics
 from motley.sim.events import Events
@@ -130,8 +130,8 @@ def test_a_simulation_leaves_the_weights_it_reached(folder: Path) -> None:
     assert same_weights(policy, crew.students[0].peer.learner.policy)
     assert not same_weights(
         policy,
-        crew._run.build(
-            crew.config.named("l"), crew.log, crew.students[0].peer.half.outbox, b""
+        build_peer(
+            crew._run, crew.config.named("l"), crew.log, crew.students[0].peer.half.outbox, b""
         ).learner.policy,
     )
 

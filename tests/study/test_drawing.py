@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from motley.runs.folder import check_config
+from motley.runs.checking import check_config
 from motley.study.drawing import drawn_crews
 
 
@@ -16,7 +16,7 @@ def test_more_crews_leave_the_first_as_they_are() -> None:
 
 
 def test_every_drawn_crew_can_be_run() -> None:
-    crews = drawn_crews(6, 1)
+    crews = drawn_crews(6, 2)
     for config in crews:
         check_config(config)
     assert {len(config.peer) for config in crews} == {2, 3, 4}

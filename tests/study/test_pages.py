@@ -9,17 +9,17 @@ import msgspec
 import pytest
 
 from motley.config import parse_config
-from motley.study.pages import (
-    CSV_HEAD,
-    Making,
+from motley.study.findings import Findings, findings, markdown, plain
+from motley.study.outcomes import Outcome, Spent
+from motley.study.pages import Making, study_page, sweep_page
+from motley.study.spreadsheets import (
+    COMPARISONS_HEAD,
+    STUDY_HEAD,
+    comparisons_csv,
     study_csv,
-    study_page,
     sweep_csv,
-    sweep_page,
 )
-from motley.study.report import comparisons
-from motley.study.running import Outcome
-from motley.study.statistics import sentences
+from motley.study.standings import below, said
 from motley.study.sweep import DIAGNOSTICS, Trial
 from motley.tasks import Measure
 
@@ -38,8 +38,9 @@ def outcome(arm: str, seed: int, peer: str, end: float) -> Outcome:
     ends = {"sort": end, "sum": end + 0.02 * seed}
     curve = {0: start, 10: {"sort": end / 2, "sum": end / 2}, 20: ends}
     return Outcome(
-        arm=arm, seed=seed, peer=peer, start=start, end=ends, lowest=start, ood={}, curve=curve
-    )
+        arm=arm, seed=seed, peer=peer, start=start, end=ends, lowest=start, ood={}, curve=curve,
+        spent=Spent(sampled=100 + seed, own=90, foreign=40, seconds=1.5),
+    )  # fmt: skip
 
 
 def outcomes(seeds: int) -> list[Outcome]:
@@ -53,6 +54,10 @@ def outcomes(seeds: int) -> list[Outcome]:
 
 def made(measure: Measure = "accuracy", arms: list[str] = ARMS) -> Making:
     return Making("motley study crew.toml --arms 'alone ftis:C=3'", [CREW], arms, measure)
+
+
+def of(some: list[Outcome], arms: list[str] = ARMS, measure: Measure = "accuracy") -> Findings:
+    return findings({"pair": some}, arms, measure)
 
 
 class Reader(HTMLParser):
@@ -89,18 +94,19 @@ def check_self_contained(page: str) -> None:
 
 
 def test_a_study_is_one_page_that_asks_for_nothing() -> None:
-    page = study_page(outcomes(5), made())
+    page = study_page(of(outcomes(5)), made())
     check_self_contained(page)
     assert page.count("<svg") == 4  # all, a, b, and the differences
     assert "prefers-color-scheme: dark" in page
 
 
 def test_a_page_says_what_was_compared_how_it_was_made_and_what_p_means() -> None:
-    page = html.unescape(study_page(outcomes(5), made()))
-    compared = comparisons(outcomes(5), ARMS)
-    assert len(compared) == 1
+    page = html.unescape(study_page(of(outcomes(5)), made()))
+    (crew,) = of(outcomes(5)).crews
+    assert len(said(crew.over_peers)) == 1
     assert "ftis:C=3 is better than alone by " in page
-    assert sentences(compared)[0].split(";")[0] in page
+    for text in (*said(crew.standings), *below(crew.standings)):
+        assert text in page
     assert "a: ftis:C=3 is better than alone" in page
     assert "motley study crew.toml --arms 'alone ftis:C=3'" in page
     assert 'model = "tiny:1m"' in page
@@ -111,7 +117,7 @@ def test_a_page_says_what_was_compared_how_it_was_made_and_what_p_means() -> Non
 
 @pytest.mark.parametrize(("seeds", "warned"), [(1, True), (4, True), (5, False)])
 def test_few_seeds_are_warned_of_at_the_top(seeds: int, warned: bool) -> None:
-    page = study_page(outcomes(seeds), made())
+    page = study_page(of(outcomes(seeds)), made())
     check_self_contained(page)
     assert ('class="warning"' in page) == warned
     assert page.index("What was found") > page.find('class="warning"')
@@ -122,7 +128,8 @@ def test_labels_cannot_break_a_page() -> None:
         msgspec.structs.replace(o, arm="<script>x</script>" if o.arm != "alone" else "alone")
         for o in outcomes(2)
     ]
-    check_self_contained(study_page(hostile, made(arms=["alone", "<script>x</script>"])))
+    arms = ["alone", "<script>x</script>"]
+    check_self_contained(study_page(of(hostile, arms), made(arms=arms)))
 
 
 def test_rewards_are_called_rewards_and_have_axes_of_their_own() -> None:
@@ -134,7 +141,7 @@ def test_rewards_are_called_rewards_and_have_axes_of_their_own() -> None:
         )
         for o in outcomes(5)
     ]
-    page = study_page(shaped, made("reward"))
+    page = study_page(of(shaped, measure="reward"), made("reward"))
     assert "accurac" not in page.replace(html.escape(made().command), "")
     assert "held-out reward" in page
     assert "−60" in page
@@ -142,12 +149,12 @@ def test_rewards_are_called_rewards_and_have_axes_of_their_own() -> None:
 
 def test_outcomes_of_before_that_kept_no_curve_are_drawn_from_start_to_end() -> None:
     old = [msgspec.structs.replace(o, curve={}) for o in outcomes(5)]
-    check_self_contained(study_page(old, made()))
+    check_self_contained(study_page(of(old), made()))
 
 
 def test_with_one_arm_there_is_nothing_to_compare() -> None:
     one = [o for o in outcomes(5) if o.arm == "alone"]
-    page = study_page(one, made(arms=["alone"]))
+    page = study_page(of(one, ["alone"]), made(arms=["alone"]))
     check_self_contained(page)
     assert "nothing to compare" in page
     assert "paired t test" not in page
@@ -158,8 +165,8 @@ def rows(text: str) -> list[dict[str, str]]:
 
 
 def test_the_csv_has_a_row_per_arm_seed_peer_and_kind() -> None:
-    found = rows(study_csv(outcomes(3), made()))
-    assert tuple(found[0]) == CSV_HEAD
+    found = rows(study_csv(of(outcomes(3)), "accuracy"))
+    assert tuple(found[0]) == STUDY_HEAD
     assert len(found) == 2 * 3 * 2 * 2
     assert len({(r["arm"], r["seed"], r["peer"], r["kind"]) for r in found}) == len(found)
     (one,) = [
@@ -171,6 +178,9 @@ def test_the_csv_has_a_row_per_arm_seed_peer_and_kind() -> None:
     assert float(one["end"]) == pytest.approx(0.64)
     assert float(one["difference"]) == pytest.approx(0.64 - (0.42 + 0.04))
     assert {r["difference"] for r in found if r["arm"] == "alone"} == {""}
+    assert (one["sampled_tokens"], one["own_tokens"], one["foreign_tokens"]) == ("102", "90", "40")
+    old = [msgspec.structs.replace(o, spent=None) for o in outcomes(1)]
+    assert {r["seconds"] for r in rows(study_csv(of(old), "accuracy"))} == {""}
 
 
 def trial(crew: str, seed: int, end: float, **fields: object) -> Trial:
@@ -196,10 +206,82 @@ def test_a_sweep_is_one_page_too() -> None:
 
 
 def test_the_csv_of_a_sweep_compares_with_the_first_crew() -> None:
-    found = rows(sweep_csv(TRIALS, SWEEP))
+    found = rows(sweep_csv(TRIALS, "pair", "accuracy"))
     assert len(found) == 6
     assert [r["difference"] for r in found[:3]] == [""] * 3
     assert {r["compared_with"] for r in found[3:]} == {"pair"}
     assert float(found[4]["difference"]) == pytest.approx(-0.3)
     old = [msgspec.structs.replace(t, start={}, end={}) for t in TRIALS]
-    assert {r["kind"] for r in rows(sweep_csv(old, SWEEP))} == {"mean"}
+    assert {r["kind"] for r in rows(sweep_csv(old, "pair", "accuracy"))} == {"mean"}
+
+
+# Several crews
+
+
+def several(seeds: int = 3) -> Findings:
+    arms = ["alone", "alone/own", "ftis:C=3"]
+    lower = {"alone": 0.0, "alone/own": -0.1, "ftis:C=3": 0.1}
+
+    def crew(shift: float) -> list[Outcome]:
+        return [
+            outcome(arm, seed, peer, 0.5 + lower[arm] + shift * (arm == "ftis:C=3") * (1 + seed))
+            for arm in arms
+            for seed in range(seeds)
+            for peer in "ab"
+        ]
+
+    return findings({"pair": crew(0.01), "far": crew(-0.001)}, arms, "accuracy")
+
+
+BOTH = Making(
+    "motley study a.toml b.toml", [CREW, FAR], ["alone"], "accuracy", {"best": "ftis:C=3"}
+)
+
+
+def test_several_crews_have_sections_of_their_own_and_one_over_crews() -> None:
+    text = html.unescape(study_page(several(), BOTH))
+    check_self_contained(study_page(several(), BOTH))
+    for name in ("pair: Curves", "far: Curves", "Over crews", "far: Every peer"):
+        assert f"<h2>{name}</h2>" in text
+    assert all(one.sentence in text for one in several().over)
+    assert "best = ftis:C=3" in text
+    assert text.count("<details>") == 2
+
+
+def test_text_and_json_of_several_crews_have_the_same() -> None:
+    found = several()
+    text, json = markdown(found), plain(found)
+    assert [line for line in text.splitlines() if line.startswith("#")] == [
+        "## pair",
+        "## far",
+        "## Over crews",
+    ]
+    assert {len(row.split("|")) for row in text.split("## Over")[1].splitlines() if "|" in row} == {
+        10
+    }
+    assert all(f"- {sentence}\n" in text for sentence in json["sentences"])  # type: ignore[attr-defined]
+    assert set(json) == {"crews", "over_crews", "sentences"}
+    assert len(msgspec.json.encode(json)) > 1000
+    one = plain(of(outcomes(3)))
+    assert set(one) == {"glance", "lines", "standings", "sentences", "below"}
+
+
+def test_the_csv_of_comparisons_has_crews_peers_and_the_row_over_crews() -> None:
+    found = rows(comparisons_csv(several()))
+    assert tuple(found[0]) == COMPARISONS_HEAD
+    assert len(found) == 2 * 3 * 2 + 2
+    assert {(r["crew"], r["peer"]) for r in found} == {
+        (crew, peer) for crew in ("pair", "far") for peer in ("", "a", "b")
+    } | {("", "")}
+    last = found[-1]
+    assert (last["compared_with"], last["unit"], last["units"]) == ("alone/own", "crew", "2")
+    single = rows(comparisons_csv(several(1)))
+    assert (single[0]["low"], single[0]["p"]) == ("", "")
+
+
+def test_arms_and_crews_whose_runs_were_all_lost_are_left_out() -> None:
+    some = [o for o in outcomes(3) if o.arm == "alone"]
+    found = findings({"pair": outcomes(3), "far": some, "gone": []}, ARMS, "accuracy")
+    assert [(one.crew, one.arms) for one in found.crews] == [("pair", ARMS), ("far", ["alone"])]
+    check_self_contained(study_page(found, BOTH))
+    assert "## far" in markdown(found)

@@ -4,7 +4,7 @@ import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from motley.cli import app
 from motley.config import CrewConfig
 from motley.links import Network
 from motley.study.arms import parse_arms
+from motley.study.processes import Job, Lost, LostRunsError
 from motley.study.statistics import bounded_interval
 from motley.study.sweep import (
     DIAGNOSTICS,
@@ -240,17 +241,24 @@ class Here:
     def __init__(self) -> None:
         self.called: Counter[str] = Counter()
 
-    def __call__(self, jobs: int, first: Sequence[Any], then: Sequence[Any]) -> Iterator[Any]:
-        for call in (*first, *then):
-            self.called[call.func.__name__] += 1
-        for call in then:  # what comes first are warm starts, which these crews have not
-            yield call()
+    def __call__(
+        self, num: int, first: Sequence[Job[Any]], then: Sequence[Job[Any]], kept: Any
+    ) -> list[Lost]:
+        for job in (*first, *then):
+            self.called[job.call.func.__name__] += 1  # type: ignore[attr-defined]
+        lost = []
+        for job in then:  # what comes first are warm starts, which these crews have not
+            try:
+                kept(job.call())
+            except ValueError as error:
+                lost.append(Lost(job.name, str(error)))
+        return lost
 
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> Here:
     found = Here()
-    monkeypatch.setattr(motley.study.sweep, "in_processes", found)
+    monkeypatch.setattr(motley.study.sweep, "make_all", found)
     return found
 
 
@@ -331,17 +339,17 @@ def test_crews_that_differ_in_their_names_only_come_out_the_same(folder: Path) -
     assert msgspec.structs.replace(second, crew=first.crew) == first
 
 
-def test_a_failing_run_is_an_error_and_what_was_done_before_is_kept(folder: Path) -> None:
+def test_a_failing_run_is_an_error_after_all_others_are_made_and_kept(folder: Path) -> None:
     gone = far_crew(
         folder,
         name="gone",
         rounds=2,
         per_peer=dict.fromkeys(("s0", "s1"), "churn = { leave_s = 0.01 }"),
     )
-    with pytest.raises(ValueError, match="nothing more can happen"):
-        swept([*crews(folder, 0.0), gone], "gepo", 1, folder / "sweep")
-    # whichever is looked at first
-    assert [t.crew for t in read_trials(folder / "sweep" / "trials.jsonl")] in ([], ["delay-0"])
+    words = "1 of 2 runs gave nothing: crew gone, arm gepo, seed 0: .*nothing more can happen"
+    with pytest.raises(LostRunsError, match=words):
+        swept([gone, *crews(folder, 0.0)], "gepo", 1, folder / "sweep")
+    assert [t.crew for t in read_trials(folder / "sweep" / "trials.jsonl")] == ["delay-0"]
 
 
 def test_two_crews_of_one_name_are_refused(folder: Path) -> None:

@@ -225,8 +225,8 @@ def test_a_hub_that_cannot_be_reached_is_said_to_be(
     with pytest.raises(
         ValueError,
         match=(
-            r"cannot get openai/gsm8k \(train\) from the Hugging Face hub: no route; .*set file = "
-            r'"problems.jsonl"'
+            r"cannot get openai/gsm8k \(train\) from the Hugging Face hub: no route; .*set "
+            r'task\.file = "problems.jsonl"'
         ),
     ):
         load_task("gsm8k", {})

@@ -186,7 +186,7 @@ def test_a_reward_that_cannot_be_used_is_refused(spec: str, words: str, rewards:
 
 
 def test_a_reward_function_needs_a_file_of_problems(rewards: str) -> None:
-    with pytest.raises(ValueError, match=r'set file = "problems.jsonl" under \[task\]'):
+    with pytest.raises(ValueError, match=r'set task.file = "problems.jsonl"'):
         load_task("my_rewards:length", {})
 
 
@@ -263,7 +263,7 @@ def test_scoring_changes_the_fingerprint(tmp_path: Path) -> None:
 def test_a_reward_function_beside_a_form_is_refused(rewards: str) -> None:
     with pytest.raises(
         ValueError,
-        match=r"form, equal under \[task\] would be ignored: the reward function scores; remove it",
+        match=r"task\.form, task\.equal would be ignored: the reward function scores; remove it",
     ):
         load_task("my_rewards:length", {"file": rewards, "form": "tags", "equal": "math"})
 
@@ -275,7 +275,8 @@ def test_a_reward_function_beside_a_form_is_refused(rewards: str) -> None:
     ("bad", "words"),
     [
         ({"prompt": "p", "solution": "4"}, r'no "answer", and answers are compared; its fields are '
-         r'prompt, solution; say which it is with fields = \{ answer = "solution" \}'),
+         r'prompt, solution; say which it is: fields = \{ answer = "solution" \} of \[task\], or '
+         r'in Python fields=\{"answer": "solution"\}'),
         ({"prompt": "p", "answer": ""}, r'an empty "answer", and answers are compared'),
         ({"prompt": "p", "answer": " \n"}, r'an empty "answer"'),
         ({"prompt": "p", "answer": None}, r'an empty "answer"'),
@@ -314,7 +315,7 @@ def test_fields_are_mapped_to_what_the_rows_call_them(tmp_path: Path) -> None:
         assert problem.columns == {}
     with pytest.raises(ValueError, match=r"row 0: no field 'z', which fields names as prompt; its"):
         own_task(rows, fields={"prompt": "z"})
-    with pytest.raises(ValueError, match=r"fields under \[task\] maps 'promt'; it can map prompt"):
+    with pytest.raises(ValueError, match=r"fields maps 'promt'; it can map prompt"):
         own_task(rows, fields={"promt": "q"})
 
 

@@ -181,5 +181,5 @@ def test_a_reward_that_differs_when_it_is_computed_again_is_named_with_both_valu
     rows = [{"prompt": f"p{n}", "answer": "x"} for n in range(30)]
     (fault,) = unsteady(own_task(rows, rewards=moody))
     assert "computed again: 1.0, then 2.0, for 'x'" in fault
-    assert "write check_rewards = false under [crew]" in fault
+    assert "set crew.check_rewards = false" in fault
     assert unsteady(own_task(rows)) == []

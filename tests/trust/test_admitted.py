@@ -33,6 +33,23 @@ def test_whole_rounds_are_remembered_by_their_number_alone() -> None:
     assert (admitted.complete, admitted.beyond) == (Counter({"a": 2}), {GroupPlace("a", 2, 0)})
 
 
+def test_a_place_that_was_passed_over_is_not_waited_for() -> None:
+    admitted = AdmittedGroups(num_slots=2)
+    admitted.add(group())
+    assert not admitted.is_whole("a", 0)
+    assert admitted.pass_over(GroupPlace("a", 0, 1))
+    assert admitted.is_whole("a", 0)
+    assert admitted.complete == Counter({"a": 1})
+    assert not admitted.add(group(slot=1))
+
+
+def test_the_place_of_a_group_is_read_from_the_id_of_its_record() -> None:
+    assert GroupPlace.read("a.3.1") == GroupPlace("a", 3, 1)
+    assert GroupPlace.read("a.3.1.0123456789abcdef") == GroupPlace("a", 3, 1)
+    for other in ("a.weights.3", "hub.charter", "hub.roster.0", "a.3", "a", "a.-1.0", ""):
+        assert GroupPlace.read(other) is None
+
+
 def test_in_whatever_order_groups_come_nothing_is_left_to_remember_in_the_end() -> None:
     rng = random.Random(0)
     groups = [

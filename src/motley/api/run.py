@@ -16,8 +16,9 @@ from motley.records import Sampling
 from motley.reports.display import skills_at
 from motley.reports.export import Dtype, export_model
 from motley.reports.plots import choose, plot, read_run
+from motley.runs.building import trained_policies
 from motley.runs.evaluation import evaluate
-from motley.runs.folder import newest_checkpoint, peer_folder, trained_policies
+from motley.runs.folder import newest_checkpoint, peer_folder
 from motley.runs.metrics import LearnerLine, learner_lines, mean, read_metrics
 from motley.tasks import Split, Task, load_task
 

@@ -23,6 +23,7 @@ from motley.learning.waiting import Wait
 from motley.models.policy import Policy
 from motley.peers.peer import Peer
 from motley.records import Group, Problem
+from motley.runs.building import build_peer
 from motley.runs.folder import Run
 from motley.runs.local import found_log, one_process_outbox
 from motley.tasks import evaluation_set
@@ -107,7 +108,7 @@ class AttackedCrew:
         if parts.twin and me.name == parts.hostile[0]:
             model = folder / "start" / parts.honest[0]
             shutil.copytree(model, folder / "start" / me.name)
-        return self._run.build(me, self._log, one_process_outbox(config, me.name), self._hub)
+        return build_peer(self._run, me, self._log, one_process_outbox(config, me.name), self._hub)
 
     @property
     def learners(self) -> list[str]:

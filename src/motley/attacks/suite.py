@@ -20,8 +20,9 @@ from motley.attacks.catalogue import ATTACKS
 from motley.attacks.crew import AttackedCrew, Parts
 from motley.config import CrewConfig, PeerConfig, Trust
 from motley.models.opening import initial_policy
-from motley.runs.folder import check_config
-from motley.study.running import in_processes, keep, warm
+from motley.runs.checking import check_config
+from motley.study.processes import Job, LostRunsError, make_all
+from motley.study.running import keep, warm
 from motley.tasks import load_task
 
 Progress = Callable[[int, int], None]  # (done, of how many)
@@ -145,17 +146,37 @@ def run_suite(
     left = [(s, seed) for s, seed in wanted if _found(trials, s, seed) is None]
     done = len(wanted) - len(left)
     progress(done, len(wanted))
-    runs = in_processes(
-        jobs,
-        [partial(warm, config, seed, name) for config, seed, name in _warm_starts(left)],
-        [partial(run_trial, staging, seed) for staging, seed in left],
-    )
-    for number, trial in enumerate(runs, done + 1):
+    first = [
+        Job(_warm_name(config.named(name), seed), partial(warm, config, seed, name))
+        for config, seed, name in _warm_starts(left)
+    ]
+    runs = [
+        Job(
+            _name_of(staging, seed),
+            partial(run_trial, staging, seed),
+            tuple(_warm_name(peer, seed) for peer in staging.parts.config.peer),
+        )
+        for staging, seed in left
+    ]
+
+    def kept(trial: AttackTrial) -> None:
         keep(path, [trial])
         trials.append(trial)
-        progress(number, len(wanted))
+        progress(sum(_found(trials, s, seed) is not None for s, seed in wanted), len(wanted))
+
+    if lost := make_all(jobs, first, runs, kept):
+        raise LostRunsError(lost, len(wanted))
     found = [_found(trials, staging, seed) for staging, seed in wanted]
     return [trial for trial in found if trial]
+
+
+def _warm_name(peer: PeerConfig, seed: int) -> str:
+    return f"warm start of {peer.name} from {peer.model}, seed {seed}"
+
+
+def _name_of(staging: Staging, seed: int) -> str:
+    defences = "with" if staging.defended else "without"
+    return f"attack {staging.attack or 'none'} on {staging.crew}, {defences} defences, seed {seed}"
 
 
 def read_trials(path: Path) -> list[AttackTrial]:

@@ -28,7 +28,7 @@ from motley.models.tiny import tiny_vocabulary
 from motley.records import Group, Origin, Problem, Rollout, Sampling, Stamp
 from motley.tasks import assign, load_task
 from motley.trust import Admission, Admitted, Identity, Rules
-from motley.trust.admission import Score
+from motley.trust.steadiness import Score
 
 FTIS_BYTES = 8  # per token: the paper's 4-byte id and 4-byte log-prob
 CREW = "bench"

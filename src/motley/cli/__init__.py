@@ -12,6 +12,7 @@ from motley.cli import (
     plotting,
     rollouts,
     simulating,
+    studying,
     training,
     trusting,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "plotting",
     "rollouts",
     "simulating",
+    "studying",
     "training",
     "trusting",
 ]

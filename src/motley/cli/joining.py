@@ -96,7 +96,7 @@ def hub(
             tell(give_order(folder, order))
             return
         from motley.distributed.hub import Hub
-        from motley.runs.folder import NOBODY, check_config
+        from motley.runs.checking import NOBODY, check_config
 
         check_config(config, mine=NOBODY)
         place = _place(folder, host, port, public, tls, nats)

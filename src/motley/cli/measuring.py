@@ -1,15 +1,13 @@
-"""motley eval, study, check and bench: figures."""
+"""motley eval, check and bench: figures."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import msgspec
 import typer
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
@@ -20,13 +18,11 @@ from motley.cli.common import (
     Settings,
     app,
     bench_app,
-    command_line,
     plain_errors,
     print_rows,
     stderr,
-    tell,
 )
-from motley.cli.progress import counted_runs, timed_bars
+from motley.cli.progress import timed_bars
 from motley.config import PeerConfig, Prompt, read_config
 from motley.records import Sampling
 from motley.tasks import Split, Task
@@ -34,7 +30,6 @@ from motley.tasks import Split, Task
 if TYPE_CHECKING:
     from motley.benchmarks.bench import Row
     from motley.models.policy import Policy
-    from motley.study.statistics import Comparison
 
 
 @app.command("eval")
@@ -118,7 +113,7 @@ def _settings(target: str, task: str, crew_file: Path | None, changes: Sequence[
 def _policies(target: str, settings: _Settings, best: bool) -> dict[str, Policy]:
     """By name: every peer of a run, or a model."""
     from motley.models.opening import initial_policy, saved_policy
-    from motley.runs.folder import trained_policies
+    from motley.runs.building import trained_policies
 
     folder = Path(target)
     if (folder / "config.toml").exists():
@@ -129,64 +124,6 @@ def _policies(target: str, settings: _Settings, best: bool) -> dict[str, Policy]
         return {folder.name: saved_policy(folder, settings.prompt, settings.task)}
     peer = PeerConfig(name="model", model=target)
     return {target: initial_policy(peer, 0, settings.prompt, settings.task)}
-
-
-@app.command()
-def study(
-    crew_file: CrewFile,
-    arms: Annotated[
-        str,
-        typer.Option(
-            help="Arms separated by spaces, such as 'alone ftis uplift/relative:scale=1'."
-        ),
-    ],
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds 0..N-1.")] = 5,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, one core each.")] = 2,
-    out: Annotated[
-        Path | None, typer.Option(help="Where outcomes are kept; a stopped study goes on there.")
-    ] = None,
-    settings: Settings = None,
-    as_json: AsJson = False,
-) -> None:
-    """Run a crew under several arms and seeds: tables, report.html and outcomes.csv with means,
-    intervals and paired differences from alone.
-    """
-    from motley.study.arms import parse_arms
-    from motley.study.pages import Making, study_csv, study_page
-    from motley.study.report import comparisons, glance, glance_markdown, markdown, table
-    from motley.study.running import run_study
-    from motley.tasks import load_task
-
-    with plain_errors():
-        config = read_config(crew_file, settings or ())
-        chosen = parse_arms(arms)
-        folder = out or Path("runs") / f"study-{config.crew.name}"
-        with counted_runs() as count:
-            outcomes = run_study(config, chosen, range(seeds), folder, jobs, count)
-        labels = [arm.label for arm in chosen]
-        made = Making(
-            command_line(), [config], labels, load_task(config.crew.task, config.task).measure
-        )
-        (folder / "report.html").write_text(study_page(outcomes, made), encoding="utf-8")
-        (folder / "outcomes.csv").write_text(study_csv(outcomes, made), encoding="utf-8")
-        lines = table(outcomes, labels, made.measure)
-        short = glance(outcomes, labels, made.measure)
-        if as_json:
-            sys.stdout.write(msgspec.json.encode({"glance": short, "lines": lines}).decode() + "\n")
-        else:
-            sys.stdout.write(f"{glance_markdown(short)}\n{markdown(lines)}\n")
-            say_found(comparisons(outcomes, labels), seeds)
-            tell(f"report: {folder / 'report.html'}, {folder / 'outcomes.csv'}")
-
-
-def say_found(compared: Sequence[Comparison], num_seeds: int) -> None:
-    """A sentence per comparison, and a warning where seeds are few."""
-    from motley.study.statistics import few_seeds_warning, sentences
-
-    for text in sentences(compared):
-        tell(text)
-    if few := few_seeds_warning(num_seeds):
-        tell(f"warning: {few}")
 
 
 @app.command()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import inf
 
 from rich.console import Console
 from rich.progress import (
@@ -25,8 +26,12 @@ def timed_bars(
     console: Console,
     transient: bool = False,
     disable: bool = False,
+    recent_s: float = 30.0,
 ) -> Progress:
-    """Bars behind words, then columns of one's own, the time that has passed and what is left."""
+    """Bars behind words, then columns of one's own, the time that has passed and what is left.
+
+    What is left is told by what was done in the last `recent_s`.
+    """
     times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
     return Progress(
         TextColumn(words),
@@ -36,13 +41,15 @@ def timed_bars(
         console=console,
         transient=transient,
         disable=disable,
+        speed_estimate_period=recent_s,
     )
 
 
 @contextmanager
 def counted_runs() -> Iterator[Callable[[int, int], None]]:
     """A bar on stderr to tell how many runs of how many are done."""
-    with timed_bars("runs", MofNCompleteColumn(), console=stderr()) as progress:
+    # a run can take an hour: all that were made count
+    with timed_bars("runs", MofNCompleteColumn(), console=stderr(), recent_s=inf) as progress:
         bar = progress.add_task("runs")
         yield lambda done, total: progress.update(bar, completed=done, total=total)
 

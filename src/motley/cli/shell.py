@@ -46,6 +46,7 @@ def set_loudness(quiet: bool, verbose: bool) -> None:
     if quiet and verbose:
         raise typer.BadParameter("-q and -v exclude each other; give one of them")
     console.quiet = quiet
+    logging.getLogger("motley.kept").setLevel(logging.ERROR if quiet else logging.NOTSET)
     logger = logging.getLogger("motley")
     logger.setLevel(logging.INFO if verbose else logging.WARNING)
     for handler in [*logger.handlers]:
@@ -57,7 +58,10 @@ def set_loudness(quiet: bool, verbose: bool) -> None:
 
 
 class App(typer.Typer):
-    """A Typer whose commands all take -q and -v, and stand in one of two panels of its help."""
+    """A Typer whose commands all take -q and -v, before their name or after it.
+
+    They stand in one of two panels of its help.
+    """
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[Command], Command]:
         def register(function: Command) -> Command:
@@ -77,15 +81,16 @@ class App(typer.Typer):
 
 def _with_loudness(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
-    def command(*, quiet: bool, verbose: bool, **given: Any) -> Any:
-        set_loudness(quiet, verbose)
+    def command(*, called: typer.Context, quiet: bool, verbose: bool, **given: Any) -> Any:
+        before = called.find_root().params  # what stands before the command
+        set_loudness(quiet or before["quiet"], verbose or before["verbose"])
         return function(**given)
 
     # Typer reads types from here, and not the words that stand for them in the function's module
     types = get_type_hints(function, include_extras=True)
     own = inspect.signature(function)
     given = [one.replace(annotation=types[name]) for name, one in own.parameters.items()]
-    more = {"quiet": Quiet, "verbose": Verbose}
+    more = {"called": typer.Context, "quiet": Quiet, "verbose": Verbose}
     keyword = inspect.Parameter.KEYWORD_ONLY
     added = [
         inspect.Parameter(name, keyword, default=False, annotation=kind)
@@ -116,7 +121,10 @@ def begin(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """A crew of different language models that train each other."""
     if context.invoked_subcommand is None:
+        set_loudness(quiet, verbose)
         results.print(SHORT_HELP, highlight=False, soft_wrap=True, markup=False)

@@ -30,8 +30,8 @@ from motley.cli.common import (
     stop_on_interrupt,
     tell,
 )
-from motley.cli.measuring import say_found
 from motley.cli.progress import counted_runs, timed_bars
+from motley.cli.studying import say_found
 from motley.config import CrewConfig, read_config
 from motley.files import new_run_folder
 from motley.reports.saying import recall_signs, show_signs
@@ -123,7 +123,8 @@ def sweep(
     trials.csv, with what each arm loses against the first crew.
     """
     from motley.study.arms import parse_arms
-    from motley.study.pages import Making, sweep_comparisons, sweep_csv, sweep_page
+    from motley.study.pages import Making, sweep_comparisons, sweep_page
+    from motley.study.spreadsheets import sweep_csv
     from motley.study.sweep import draw, glance, markdown, run_sweep, table
     from motley.tasks import load_task
 
@@ -139,10 +140,13 @@ def sweep(
             configs,
             labels,
             load_task(configs[0].crew.task, configs[0].task).measure,
+            {arm.label: arm.text for arm in chosen if arm.made},
         )
         lines = table(trials, crews, labels, made.measure)
         (folder / "report.html").write_text(sweep_page(trials, made), encoding="utf-8")
-        (folder / "trials.csv").write_text(sweep_csv(trials, made), encoding="utf-8")
+        (folder / "trials.csv").write_text(
+            sweep_csv(trials, crews[0], made.measure), encoding="utf-8"
+        )
         text = f"{glance(lines)}\n{markdown(lines)}"
         (folder / "table.md").write_text(text)
         draw(lines, folder / "sweep.png", made.measure)

@@ -23,6 +23,7 @@ from motley.config.reading import (
     config_text,
     parse_config,
     read_config,
+    with_changes,
     with_files_in,
     write_config,
 )
@@ -77,6 +78,7 @@ __all__ = [
     "parse_config",
     "read_config",
     "values_of",
+    "with_changes",
     "with_files_in",
     "write_config",
 ]

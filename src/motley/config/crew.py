@@ -118,7 +118,7 @@ class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             )
         if self.has_roles and self.crew.pace == "lockstep":
             raise ValueError(
-                'samplers and learners do not wait for each other; write pace = "async"'
+                'samplers and learners do not wait for each other; set crew.pace = "async"'
             )
         unknown = sorted(set(self.network.link) - {p.name for p in self.peer})
         if unknown:

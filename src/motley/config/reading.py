@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import re
 import tomllib
@@ -12,12 +11,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from motley.config import peers, rules
 from motley.config.crew import CrewConfig
+from motley.config.guessing import remedy
 from motley.config.settings import Document, with_settings
 from motley.files import replace
-from motley.links import Delay, Link
-from motley.records import Sampling
 
 logger = logging.getLogger(__name__)
 
@@ -147,6 +144,15 @@ def parse_config(text: str, source: str = "crew file", settings: Sequence[str] =
         raise ConfigError(f"{source}: {_explain(str(error))}") from None
 
 
+def with_changes(config: CrewConfig, settings: Sequence[str]) -> CrewConfig:
+    """A crew with `learning.lr=1e-5` and the like instead of what it says."""
+    document = with_settings(_without_none(msgspec.to_builtins(config)), settings)
+    try:
+        return msgspec.convert(document, CrewConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_explain(str(error))) from None
+
+
 def _document(text: str, source: str) -> Document:
     try:
         return tomllib.loads(text)
@@ -172,44 +178,13 @@ def _without_none(value: Any) -> Any:
     return value
 
 
-_TABLES: dict[str, type[msgspec.Struct]] = {
-    "warm": peers.Warm,
-    "lora": peers.Lora,
-    "train": peers.TrainPart,
-    "vllm": peers.Vllm,
-    "openai": peers.OpenAI,
-    "engine": peers.EnginePart,
-    "[peer.speed]": peers.Speed,
-    "[peer.churn]": peers.Churn,
-    "[[peer]]": peers.PeerConfig,
-    "delay": Delay,
-    "[network]": Link,
-    "[weights]": rules.WeightsChannel,
-    "[evaluate]": rules.Evaluate,
-    "[prompt]": rules.Prompt,
-    "[learning]": rules.Learning,
-    "[trust]": rules.Trust,
-    "[sampling]": Sampling,
-    "[crew]": rules.Crew,
-}
-
-
 def _explain(message: str) -> str:
     """msgspec's words, with the place named as in the file and a suggestion for a misspelt key."""
     message = re.sub(r" - at `\$\.?(.*)`", lambda m: f" (in {m[1] or 'the file'})", message)
     unknown = re.search(r"unknown field `([^`]*)`", message)
     if unknown:
-        home = {field: name for name, table in _TABLES.items() for field in table.__struct_fields__}
-        known = [*home, *CrewConfig.__struct_fields__]
-        close = difflib.get_close_matches(unknown[1], known, n=1)
-        if unknown[1] in home:
-            message += f"; it belongs under {home[unknown[1]]}"
-        else:
-            message += (
-                f"; did you mean {close[0]}?"
-                if close
-                else "; remove it, or see docs/crew_file.md for the keys"
-            )
+        place = re.search(r" \(in ([^)]*)\)$", message)
+        message += f"; {remedy(unknown[1], place[1] if place else '')}"
     if "Invalid enum value 'lora'" in message:
         message += "; write train = { lora = { rank = 8 } }"
     return message

@@ -33,7 +33,8 @@ from motley.exchange.nats.connection import NotAdmittedError
 from motley.exchange.nats.log import NatsLog
 from motley.files import hold
 from motley.records import HUB, Charter
-from motley.runs.folder import WarmProgress, check_config
+from motley.runs.building import WarmProgress
+from motley.runs.checking import check_config
 from motley.tasks import load_task
 from motley.trust import read_hub
 from motley.trust.invitation import Invitation

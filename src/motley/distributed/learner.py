@@ -31,7 +31,7 @@ from motley.learning.pace import Turns
 from motley.learning.waiting import Wait
 from motley.peers.peer import Peer
 from motley.peers.sampling import Sampled
-from motley.runs.folder import WarmProgress
+from motley.runs.building import WarmProgress, build_peer
 from motley.runs.metrics import LearnerLine, Timing
 
 
@@ -42,7 +42,7 @@ def begin_learning(station: Station, progress: WarmProgress | None) -> LearnerRo
     in it.
     """
     hub = station.joining.membership.hub
-    peer = station.run.build(station.me, _seen_log(station), station.outbox, hub, progress)
+    peer = build_peer(station.run, station.me, _seen_log(station), station.outbox, hub, progress)
     station.witness.rely_on(peer.admission)
     station.check_engine(peer.half)
     recovery = Recovery(station, peer, Journal(station.folder / "journal.jsonl"))
@@ -105,6 +105,10 @@ class LearnerRole:
 
     def waits_for(self) -> str:
         return self._patience.words()
+
+    @property
+    def stuck(self) -> str:
+        return self._patience.stuck if self._idle else ""
 
     def save(self) -> None:
         self._recovery.save(self._over)

@@ -59,6 +59,11 @@ class Role(Protocol):
         """In words."""
         ...
 
+    @property
+    def stuck(self) -> str:
+        """Why what it waits for can never come; empty if it may."""
+        ...
+
     def last_lines(self) -> Iterator[MetricsLine]:
         """What there is to say when everything is over."""
         ...
@@ -209,6 +214,11 @@ class Participant:
     @property
     def finished_rounds(self) -> int:
         return self.role.finished_rounds
+
+    @property
+    def stuck(self) -> str:
+        """Why nothing can come of waiting here. Strangers may be shut out; then it goes on."""
+        return self.role.stuck
 
     def rounds(self) -> Iterator[MetricsLine | str]:
         role, station = self.role, self.station

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from motley.distributed.participant import Station
 from motley.learning.waiting import Round
 from motley.peers.peer import Peer
-from motley.runs.folder import by_sender
+from motley.runs.lines import by_sender
+from motley.trust.steadiness import FOR_REWARDS
 
 LEAST_WITNESSES = 2  # whatever the quorum: no peer is believed alone in what the crew has done
 REMEDY_S = 60.0  # of waiting, after which it also says what can be done
@@ -31,7 +34,11 @@ class Patience:
         Never while the hub cannot be reached: then it is we who are missing.
         """
         crew, peer = self._station.config.crew, self._peer
-        if crew.deadline_s == 0 or self._station.log.connection.trouble:
+        if self._station.log.connection.trouble:
+            return False
+        if peer.pace.awaits_others and self._is_vain():
+            return True
+        if crew.deadline_s == 0:
             return False
         if self.waited_s >= crew.deadline_s:
             return True
@@ -41,6 +48,43 @@ class Patience:
             return True
         awaited = peer.awaited()
         return peer.me.name not in awaited and all(self._is_gone(name) for name in awaited)
+
+    def _is_vain(self) -> bool:
+        """Whether everything came that is waited for, and was refused: it does not come again."""
+        awaited = self._peer.awaited()
+        return bool(awaited) and awaited == self._peer.forgone()
+
+    @property
+    def stuck(self) -> str:
+        """Why what is waited for can never come, in words; empty if it may."""
+        peer = self._peer
+        if not peer.crewmates:
+            return f"every peer that samples for {peer.me.name} is muted, {self._why(peer.senders)}"
+        if not (peer.pace.awaits_others and self._is_vain()):
+            return ""
+        names = peer.awaited()
+        return (
+            f"round {peer.learned_rounds + 1} cannot go on: groups of {', '.join(names)} came and "
+            f"do not count, and it needs those of {self._station.config.quorum} peers, "
+            f"{self._why(names)}"
+        )
+
+    def _why(self, names: Sequence[str]) -> str:
+        """What was refused of peers, and what to do about it."""
+        admission = self._peer.admission
+        counts = by_sender(admission.refused)
+        said = [f"{name}: {_counted(counts[name])}" for name in names if name in counts]
+        last = [kept.detail for kept in admission.kept if kept.sender in names][-1:]
+        unlike = any(FOR_REWARDS & counts.get(name, {}).keys() for name in names)
+        remedy = (
+            "if rewards come out differently each time or on each machine, set "
+            "crew.check_rewards = false and resume"
+            if unlike
+            else "see Groups are refused in docs/troubleshooting.md"
+        )
+        return "; ".join(
+            [f"refused {', '.join(said)}", *(f"the last because {why}" for why in last), remedy]
+        )
 
     def has_gone_on(self, round: int) -> bool:
         """Whether the crew has closed a lockstep round without this peer. Only a quorum may say so.
@@ -86,6 +130,8 @@ class Patience:
     def words(self) -> str:
         """What it waits for."""
         peer = self._peer
+        if self.stuck:
+            return self.stuck
         if not peer.pace.awaits_others:
             return "; ".join([f"waiting for groups: {len(peer.waiting)} are there", *self._last()])
         awaited, refused = peer.awaited(), by_sender(peer.admission.refused)
@@ -116,3 +162,8 @@ class Patience:
         if self.waited_s < REMEDY_S or not others:
             return []
         return [f"to go on without one, the hub's owner says motley hub ... --revoke {others[0]}"]
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    """{"reward": 2} -> "2 for reward"."""
+    return ", ".join(f"{times} for {reason}" for reason, times in counts.items())

@@ -23,7 +23,8 @@ from motley.distributed.join import Brings, join
 from motley.distributed.register import Place, Say, read_state
 from motley.exchange.nats.server import free_port
 from motley.learning.checkpoint import checkpoints, round_of
-from motley.runs.folder import check_config, new_folder
+from motley.runs.checking import check_config
+from motley.runs.folder import new_folder
 from motley.runs.metrics import (
     LearnerLine,
     append_lines,
@@ -277,6 +278,8 @@ def _take_part(url: str, crew: str, folder: Path, num_threads: int, brings: Brin
         invitation = (folder / "invitation").read_text()
         participant = join(url, crew, invitation, folder, brings=brings)
         for _ in participant.rounds():
+            if participant.stuck:  # nobody here would shut anybody out
+                raise ValueError(participant.stuck)
             stop = stop or not (parent and parent.is_alive())
             if stop:
                 break

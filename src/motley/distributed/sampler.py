@@ -21,6 +21,8 @@ from motley.exchange import LogError
 from motley.exchange.nats.blobs import NatsBlobs
 from motley.peers.follower import Sampler
 from motley.records import Group
+from motley.runs.building import build_sampler
+from motley.runs.lines import sampler_line
 from motley.runs.metrics import SamplerLine, Timing
 from motley.trust import known
 
@@ -44,7 +46,7 @@ def _build(station: Station, held: ExitStack) -> Sampler:
     me, log = station.me, station.log
     blobs = NatsBlobs(log.connection, station.config.crew.name, me.follows)
     hub = station.joining.membership.hub
-    sampler = station.run.build_sampler(me, log, station.outbox, blobs, hub)
+    sampler = build_sampler(station.run, me, log, station.outbox, blobs, hub)
     beside = ThreadPoolExecutor(1, thread_name_prefix="weights")
     held.callback(beside.shutdown, wait=False, cancel_futures=True)
     sampler.submit = beside.submit
@@ -75,7 +77,7 @@ class SamplerRole:
         sampled, sample_s = timed(sampler.half.sample, station.clock)
         station.courier.wake()
         timing = Timing(sample_s, sampled_tokens_per_s=sampled.num_tokens / sample_s)
-        line = msgspec.structs.replace(station.run.sampler_line(sampler, sampled), timing=timing)
+        line = msgspec.structs.replace(sampler_line(sampler, sampled), timing=timing)
         station.run.write([line])
         return line
 
@@ -99,6 +101,10 @@ class SamplerRole:
         follows = self.station.me.follows
         self.station.say(f"{follows} has taken its last step, or was shut out")
         yield from ()
+
+    @property
+    def stuck(self) -> str:
+        return ""
 
     def waits_for(self) -> str:
         follows = self.station.me.follows

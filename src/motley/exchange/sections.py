@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -89,7 +90,7 @@ def encode_sections(id: str, rollouts: Sequence[Rollout], lossless: bool) -> lis
     rewards = _float32([r.reward for r in rollouts]).tobytes()
     endings = bytes(_ENDINGS.index(r.ending) for r in rollouts)
     lengths = varint_bytes(len(r.tokens) for r in rollouts)
-    tokens = varint_bytes(token for r in rollouts for token in r.tokens)
+    tokens = varint_bytes(chain.from_iterable(r.tokens for r in rollouts))
     logprobs = [_planes(logprob_N)] if lossless else _steps_bytes(_steps(logprob_N))
     return [rewards + endings + lengths, tokens, *logprobs]
 
@@ -101,7 +102,8 @@ def fits_rounding(rollouts: Sequence[Rollout]) -> bool:
 
 
 def _logprobs(rollouts: Sequence[Rollout]) -> npt.NDArray[np.float64]:
-    return np.array([logprob for r in rollouts for logprob in r.logprobs], dtype=np.float64)
+    every = chain.from_iterable(r.logprobs for r in rollouts)
+    return np.fromiter(every, dtype=np.float64)
 
 
 def _float32(values: npt.ArrayLike) -> npt.NDArray[np.float32]:
@@ -126,23 +128,22 @@ def _steps_bytes(step_N: Integers) -> list[bytes]:
     are not rounded up to bytes.
     """
     length_N = np.frexp(step_N)[1]
-    width_N = np.maximum(length_N - 1, 0)
-    start_N = np.cumsum(width_N) - width_N
-    bits = np.zeros(int(width_N.sum()), dtype=np.uint8)
-    for place in range(int(width_N.max(initial=0))):
-        wide = width_N > place
-        bits[start_N[wide] + place] = step_N[wide] >> place & 1
-    return [length_N.astype(np.uint8).tobytes(), np.packbits(bits, bitorder="little").tobytes()]
+    halves_N2 = step_N.astype("<u2").view(np.uint8).reshape(-1, 2)
+    bit_NK = np.unpackbits(halves_N2, axis=1, bitorder="little")
+    below_NK = np.arange(bit_NK.shape[1]) < length_N[:, None] - 1
+    rest = np.packbits(bit_NK[below_NK], bitorder="little")
+    return [length_N.astype(np.uint8).tobytes(), rest.tobytes()]
 
 
 def varint_bytes(numbers: Iterable[int]) -> bytes:
-    encoded = bytearray()
-    for number in numbers:
-        while number >= 128:
-            encoded.append(number & 127 | 128)
-            number >>= 7
-        encoded.append(number)
-    return bytes(encoded)
+    """Seven bits a byte, lowest first; a set eighth says that more follow."""
+    number_N = np.fromiter(numbers, dtype=np.int64)
+    if ((number_N < 0) | (number_N >> 7 * _VARINT_BYTES > 0)).any():
+        raise ValueError(f"numbers of a record go from 0 to 2^35; got {number_N.tolist()[:8]}")
+    last_N1 = np.maximum(np.frexp(number_N)[1] - 1, 0)[:, None] // 7
+    place_K = np.arange(_VARINT_BYTES)
+    byte_NK = number_N[:, None] >> 7 * place_K & 127 | (place_K < last_N1) << 7
+    return byte_NK[place_K <= last_N1].astype(np.uint8).tobytes()
 
 
 # Decoding

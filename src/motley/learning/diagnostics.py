@@ -77,6 +77,7 @@ def sender_metrics(rows: Sequence[Row]) -> dict[str, SenderMetrics]:
 def _of_sender(rows: list[Row]) -> SenderMetrics:
     metrics = SenderMetrics(
         groups=len({r.group for r in rows}),
+        sequences=len(rows),
         reward=_mean([r.reward for r in rows]),
         accuracy=_mean([float(r.reward >= 1) for r in rows]),
         tokens=_mean([r.num_tokens for r in rows]),

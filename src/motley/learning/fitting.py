@@ -126,7 +126,7 @@ def halved(budget: int) -> int:
     """A budget that ran out of memory, halved, with word of it."""
     warnings.warn(
         f"out of memory with {budget} tokens in a micro-batch; going on with {budget // 2}. "
-        f"To keep it so, set token_budget = {budget // 2} under [learning]",
+        f"To keep it so, set learning.token_budget = {budget // 2}",
         stacklevel=3,
     )
     if torch.cuda.is_available():
@@ -136,9 +136,9 @@ def halved(budget: int) -> int:
 
 def too_large(budget: int) -> ValueError:
     return ValueError(
-        f"out of memory with {budget} tokens in a micro-batch; set token_budget = "
-        f"{max(1, budget // 2)} or lower "
-        "under [learning], gradient_checkpointing = true or train = { lora = { rank = 16 } } for "
+        f"out of memory with {budget} tokens in a micro-batch; set learning.token_budget = "
+        f"{max(1, budget // 2)} or lower, "
+        "gradient_checkpointing = true or train = { lora = { rank = 16 } } for "
         "the peer, or lower max_tokens"
     )
 

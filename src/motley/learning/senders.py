@@ -27,6 +27,7 @@ class SenderMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """What came from one sender, in the order of the keys of its JSON."""
 
     groups: int
+    sequences: int | msgspec.UnsetType = msgspec.UNSET  # unset: in an old line
     reward: Number
     accuracy: Number
     tokens: Number

@@ -99,8 +99,8 @@ def _check_pretrained(peer: PeerConfig, rules: Prompt) -> tuple[Vocabulary, int]
     vocabulary = _vocabulary(peer.model, rules.stop)
     if rules.style == "chat" and not vocabulary.has_chat:
         raise ValueError(
-            f'peer {peer.name}: {peer.model} has no chat template; write style = "plain" under '
-            "[prompt], or use an instruct model"
+            f"peer {peer.name}: {peer.model} has no chat template; set prompt.style = "
+            '"plain", or use an instruct model'
         )
     if peer.keep_layers or not isinstance(peer.train, str):
         model = empty_model(config)

@@ -53,13 +53,13 @@ class Prompts:
         template, system = rules.template or task.template, rules.system or task.instruction
         if template is None and rules.style == "plain":
             raise ValueError(
-                "the parts of the mixture put their problems differently; write a template under "
-                "[prompt] for all of them"
+                "the parts of the mixture put their problems differently; set prompt.template "
+                "for all of them"
             )
         if system is None:
             raise ValueError(
                 "the parts of the mixture want answers of different forms; give them one form, or "
-                "write system under [prompt]"
+                "set prompt.system"
             )
         return cls(
             vocabulary,
@@ -73,15 +73,17 @@ class Prompts:
         )
 
     def ids(self, problem: Problem) -> tuple[int, ...]:
-        """What the model is given."""
+        """What the model is given. Any thread may ask."""
         key = problem.kind, problem.prompt, problem.messages
-        if key not in self._known:
-            if len(self._known) >= 4096:
-                self._known.clear()
-            self._known[key] = tuple(
+        known = self._known.get(key)
+        if known is None:
+            known = tuple(
                 self._chat_ids(problem) if self._is_chat(problem) else self._plain_ids(problem)
             )
-        return self._known[key]
+            if len(self._known) >= 4096:
+                self._known.clear()
+            self._known[key] = known
+        return known
 
     def answer_ids(self, problem: Problem) -> tuple[int, ...]:
         """A perfect completion, the end token included."""

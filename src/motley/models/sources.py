@@ -15,9 +15,11 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from tokenizers.processors import TemplateProcessing
 from transformers import (
     AutoConfig,
@@ -27,6 +29,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers import __version__ as transformers_version
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING,
@@ -35,6 +38,7 @@ from transformers.models.auto.modeling_auto import (
 from transformers.utils import logging
 
 from motley.files import whole
+from motley.models.kept import kept_folder, saying
 from motley.models.named import NAMED as NAMED
 from motley.models.named import Named as Named
 from motley.models.named import Wheel as Wheel
@@ -44,6 +48,8 @@ from motley.models.named import named_folder as named_folder
 Say = Callable[[str], None]
 # a model is data: programs that come with one are never run, and nobody is asked
 NO_CODE = {"trust_remote_code": False}
+# by what a GGUF file is turned into a folder; its number is that of our own part
+CONVERSION = f"gguf/1/transformers-{transformers_version}"
 ROUNDED = 0.15  # of a tensor, by four bits at least; two that were never one are 1.4 apart
 
 
@@ -54,6 +60,7 @@ class ModelSource:
     name: str  # as the user wrote it
     place: str  # a folder, or an id on the hub
     gguf: str = ""  # a file in the folder
+    made_of: str = ""  # the file that the folder was made of
 
     @property
     def options(self) -> dict[str, str]:
@@ -62,6 +69,8 @@ class ModelSource:
     @property
     def lasting(self) -> str:
         """Its name, good in any working folder."""
+        if self.made_of:
+            return self.made_of
         if self.gguf:
             return str(Path(self.place) / self.gguf)
         return (
@@ -72,7 +81,8 @@ class ModelSource:
 def find(name: str) -> ModelSource:
     """Where a model is.
 
-    A named one is made from its wheels first if they are installed; nothing is fetched.
+    A named one is made from its wheels first if they are installed; nothing is fetched. A GGUF file
+    is turned into an ordinary folder first, which is kept: reading one takes minutes.
     """
     if name in NAMED:
         folder = named_folder(name)
@@ -88,8 +98,15 @@ def find(name: str) -> ModelSource:
     if path is None:
         return ModelSource(name, name)
     if path.suffix == ".gguf":
-        return ModelSource(name, str(path.resolve().parent), path.name)
+        return _kept(name, path.resolve())
     return ModelSource(name, str(path.resolve()))
+
+
+def _kept(name: str, path: Path) -> ModelSource:
+    """A GGUF file as the folder that was made of it; as it is, where there is no room for one."""
+    source = ModelSource(name, str(path.parent), path.name)
+    folder = kept_folder(path, CONVERSION, lambda folder: convert(source, folder))
+    return ModelSource(name, str(folder), made_of=str(path)) if folder else source
 
 
 def read_shape(source: ModelSource) -> PretrainedConfig:
@@ -202,10 +219,42 @@ def convert(source: ModelSource, folder: Path) -> None:
     """Write a model as an ordinary Hugging Face folder, in one rename."""
     if folder.exists():
         raise ValueError(f"{folder} exists; choose a folder that does not")
-    with whole(folder) as partial, quiet():
-        tokenizer, model = read_tokenizer(source), read_model(source)
-        model.save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
+    with whole(folder) as partial, quiet(), _one_reader():
+        read_shape(source)
+        tokenizer = read_tokenizer(source)
+        saying.warning("%s: its vocabulary is read; reading its weights", source.name)
+        model = read_model(source)
+        saying.warning("%s: its weights are read; writing them", source.name)
+        with _disk_errors():
+            model.save_pretrained(partial)
+            tokenizer.save_pretrained(partial)
+
+
+@contextmanager
+def _one_reader() -> Iterator[None]:
+    """Have a GGUF file's head read once.
+
+    gguf takes a minute for a large vocabulary. transformers asks it for the configuration, the
+    tokenizer and the weights each.
+    """
+    import gguf
+
+    reader = gguf.GGUFReader
+    read = lru_cache(maxsize=1)(lambda path: reader(path))
+    gguf.GGUFReader = lambda path: read(str(path))  # type: ignore[assignment,misc]
+    try:
+        yield
+    finally:
+        gguf.GGUFReader = reader  # type: ignore[misc]
+
+
+@contextmanager
+def _disk_errors() -> Iterator[None]:
+    """What safetensors says of a disk, as Python says it."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
 
 
 def _installed(wheel: Wheel) -> Path | None:

@@ -99,8 +99,7 @@ class Vocabulary:
         ) as error:  # a template is a program of the model's author, and raises what it likes
             if not has_system:
                 raise ValueError(
-                    f"the model's chat template failed: {error}; write style = 'plain' under "
-                    "[prompt]"
+                    f"the model's chat template failed: {error}; set prompt.style = 'plain'"
                 ) from error
             text = ""
         # some know no system turn: it then opens the first question
@@ -117,7 +116,7 @@ class Vocabulary:
         """
         if not self.has_chat:
             raise NoTemplateError(
-                'the model has no chat template; write style = "plain" under [prompt], or use an '
+                'the model has no chat template; set prompt.style = "plain", or use an '
                 "instruct model"
             )
         template = str(self.tokenizer.chat_template)
@@ -125,7 +124,7 @@ class Vocabulary:
             raise NoTemplateError(
                 "the model's chat template tells the day it is rendered on, so that no two peers "
                 "would see the same prompt; "
-                'write style = "plain" under [prompt], or give the model a template without '
+                'set prompt.style = "plain", or give the model a template without '
                 "strftime_now"
             )
         return self.tokenizer.apply_chat_template(

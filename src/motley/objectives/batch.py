@@ -176,8 +176,8 @@ class LossBatch:
     terms: Terms
     withheld_BT: Tensor | None = None  # bool, tokens not to be made likelier; None: no token is
     logp_start_BT: Tensor | None = None
-    logp_ref_BT: Tensor | None = None
     num_taken: int = 0  # optimiser steps since the round began
+    logp_ref_BT: Tensor | None = None
 
     @property
     def advantage_B(self) -> Tensor:

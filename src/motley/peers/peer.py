@@ -36,11 +36,19 @@ from motley.peers.state import (
     go_on_from,
     heard_again,
     is_own,
+    refused_for_rewards,
     waiting_again,
 )
 from motley.peers.teaching import Teaching, teaching_of
 from motley.records import Roster
-from motley.trust import Admission, Admitted, AdmittedGroups, ReasonCount, RefusedRecord
+from motley.trust import (
+    Admission,
+    Admitted,
+    AdmittedGroups,
+    ReasonCount,
+    RefusedRecord,
+)
+from motley.trust.steadiness import FOR_REWARDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +135,7 @@ class Peer:
                 if isinstance(verdict, Admitted):
                     self._take_in(entry, verdict)
                 elif isinstance(verdict, RefusedRecord):
+                    self.admitted.refuse(verdict.id, verdict.signed)
                     self._drop_muted(self.scrutiny.refused(verdict, self.learned_rounds))
                 elif isinstance(verdict, Roster):
                     self._drop_revoked()
@@ -191,6 +200,10 @@ class Peer:
     def awaited(self) -> list[str]:
         """Whose groups of the present round are not all there; in async, nobody's."""
         return self.pace.awaited(self.waiting, self._round())
+
+    def forgone(self) -> list[str]:
+        """Whom of them it is no use to wait for: all came, and not all of it counts."""
+        return [n for n in self.awaited() if self.admitted.is_whole(n, self.learned_rounds)]
 
     def _round(self, closed: bool = False) -> Round:
         there = self.crewmates
@@ -258,27 +271,7 @@ class Peer:
     # State, for checkpoints
 
     def state(self) -> PeerState:
-        learner, head, window = self.learner, self.half.outbox.head, self.waiting.window
-        return PeerState(
-            version=learner.policy.version,
-            token_budget=learner.token_budget,
-            dtype=str(learner.policy.dtype),
-            sampled_rounds=self.half.sampled_rounds,
-            learned_rounds=self.learned_rounds,
-            cursor=self.cursor,
-            waiting=[Arrival(c.position, c.since, c.came_s) for c in self.waiting],
-            made_s=sorted(window.made_s.items()),
-            complete=dict(self.admitted.complete),
-            seen=sorted(self.admitted.beyond),
-            success=learner.success.by_kind,
-            dropped=ReasonCount.rows(self.waiting.dropped),
-            admission=self.admission.state(),
-            head=(head.counter, head.previous.hex()),
-            scrutiny=self.scrutiny.state(),
-            meetings=self.teaching.meetings.state(),
-            prefixes=self.teaching.prefixes,
-            skills={sender: list(means) for sender, means in learner.skills.means.items()},
-        )
+        return _state_of(self)
 
     def load_state(self, state: PeerState) -> None:
         learner, half, window = self.learner, self.half, self.waiting.window
@@ -299,5 +292,49 @@ class Peer:
         self.scrutiny.load_state(state.scrutiny, heard)
         self.teaching.load_state(state, self.log)
         self._drop_revoked()
+        if not self.config.crew.check_rewards:
+            _trust_rewards(self)
         go_on_from(half.outbox, state.head)
         half.refresh()
+
+
+def _state_of(peer: Peer) -> PeerState:
+    learner, head, window = peer.learner, peer.half.outbox.head, peer.waiting.window
+    return PeerState(
+        version=learner.policy.version,
+        token_budget=learner.token_budget,
+        dtype=str(learner.policy.dtype),
+        sampled_rounds=peer.half.sampled_rounds,
+        learned_rounds=peer.learned_rounds,
+        cursor=peer.cursor,
+        waiting=[Arrival(c.position, c.since, c.came_s) for c in peer.waiting],
+        made_s=sorted(window.made_s.items()),
+        complete=dict(peer.admitted.complete),
+        seen=sorted(peer.admitted.beyond),
+        success=learner.success.by_kind,
+        dropped=ReasonCount.rows(peer.waiting.dropped),
+        admission=peer.admission.state(),
+        head=(head.counter, head.previous.hex()),
+        scrutiny=peer.scrutiny.state(),
+        meetings=peer.teaching.meetings.state(),
+        prefixes=peer.teaching.prefixes,
+        skills={sender: list(means) for sender, means in learner.skills.means.items()},
+    )
+
+
+def _trust_rewards(peer: Peer) -> None:
+    """Take in what a crew had refused for its rewards before it was told to trust them.
+
+    A lockstep round that could not go on for that goes on. Others have gone on without.
+    """
+    if not peer.pace.awaits_others:
+        return
+    standing, version = peer.scrutiny.standing, peer.learner.policy.version
+    for name in [n for n, s in standing.muted.items() if s.reason in FOR_REWARDS]:
+        peer.scrutiny.pardon(name)
+    kept = refused_for_rewards(peer.admission.kept, version, peer.half.clock.now_s())
+    there = {c.position for c in peer.waiting}
+    for candidate in waiting_again(kept, peer.log, peer.half):
+        wanted = peer.pace.wants(candidate.group, peer.learned_rounds)
+        if wanted and candidate.position not in there:
+            peer.waiting.add(candidate)

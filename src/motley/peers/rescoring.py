@@ -11,6 +11,7 @@ from functools import lru_cache
 from motley.peers.sampling import SamplerHalf, rules_of
 from motley.records import Problem, Rollout
 from motley.trust import Admission
+from motley.trust.steadiness import Steadiness
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,10 @@ class Rescoring:
     def __call__(self, problem: Problem, rollouts: Sequence[Rollout]) -> list[float]:
         """Rewards as found here. What another peer of this process found is not found again."""
         return self.half.scorer.group(problem, self._texts(rollouts))
+
+    def anew(self, problem: Problem, rollouts: Sequence[Rollout]) -> list[float]:
+        """Rewards as they are found now, whatever was found before."""
+        return self.half.scorer.score([problem] * len(rollouts), self._texts(rollouts))
 
     def shown(self, rollout: Rollout) -> str:
         """What it says, short and without anything that a terminal would obey."""
@@ -34,12 +39,13 @@ def admission_of(half: SamplerHalf, hub: bytes) -> Admission:
     """How a peer judges records; rewards of others by computing them again, unless the crew file
     says otherwise.
     """
-    again = Rescoring(half)
+    again, checked = Rescoring(half), half.config.crew.check_rewards
     return Admission(
         rules_of(half.config, half.policy),
         hub,
         lru_cache(maxsize=256)(half.problems),
-        again if half.config.crew.check_rewards else None,
+        again if checked else None,
         half.me.name,
         again.shown,
+        Steadiness(again.anew, again.shown) if checked and half.me.role != "learner" else None,
     )

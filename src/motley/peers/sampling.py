@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import math
 import sqlite3
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -177,6 +179,8 @@ class SamplerHalf:
         and has rewards computed.
         """
         seed = _seed(self.config.crew.seed, self.me.name, asked.round)
+        # an engine waits for its GPU, and prompts can be spelled meanwhile
+        threading.Thread(target=self._look_ahead, args=(asked.round + 1,), daemon=True).start()
         sampling = self.config.sampling
         made = self.engine.sample(asked.prompts, self.config.rollouts_per_group, sampling, seed)
         befores = [branch.prefix if branch else () for branch in asked.branch_of]
@@ -191,6 +195,12 @@ class SamplerHalf:
         texts_PG = [[next(texts) for _ in row] for row in answers]
         num_cut = _num_tokens(made) - _num_tokens(answers)
         return Answered(asked, answers, self.scorer.begin(asked.problems, texts_PG), num_cut)
+
+    def _look_ahead(self, round: int) -> None:
+        """Have the prompts of a round known before it begins. What fails then fails again there."""
+        with suppress(Exception):
+            for problem in self.problems(self.me.name, round):
+                self.policy.prompts.ids(problem)
 
     def drawn(self, answered: Answered) -> DrawnRound:
         """The answers with their rewards, as groups."""

@@ -5,7 +5,7 @@ Groups themselves are not in a checkpoint: the log has them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from typing import NamedTuple
 
 import msgspec
@@ -17,7 +17,15 @@ from motley.learning.select import Candidate
 from motley.peers.sampling import SamplerHalf
 from motley.peers.scrutiny import HeardGroup, ScrutinyState
 from motley.records import Group
-from motley.trust import AdmissionState, Admitted, GroupPlace, ReasonCount, known
+from motley.trust import (
+    AdmissionState,
+    Admitted,
+    GroupPlace,
+    ReasonCount,
+    RefusedRecord,
+    known,
+)
+from motley.trust.steadiness import FOR_REWARDS
 
 
 class Arrival(NamedTuple):
@@ -101,6 +109,11 @@ def candidate_of(admitted: Admitted, arrival: Arrival, half: SamplerHalf) -> Can
         position=arrival.position,
         hash=admitted.hash,
     )
+
+
+def refused_for_rewards(kept: Iterable[RefusedRecord], version: int, now_s: float) -> list[Arrival]:
+    """Groups that were refused for nothing but their rewards, as if they came now."""
+    return [Arrival(r.position, version, now_s) for r in kept if r.reason in FOR_REWARDS]
 
 
 def waiting_again(arrivals: Sequence[Arrival], log: Log, half: SamplerHalf) -> list[Candidate]:

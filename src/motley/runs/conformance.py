@@ -46,7 +46,9 @@ from motley.exchange import MemoryLog, Outbox, Signer
 from motley.learning.batches import MicroBatch, ToScore, micro_batches
 from motley.peers.sampling import SamplerHalf
 from motley.records import Sampling
-from motley.runs.folder import Run, check_config
+from motley.runs.building import build_peer
+from motley.runs.checking import check_config
+from motley.runs.folder import Run
 from motley.tasks import draw_problems, examine_task, load_task, unsteady
 
 EPSILON = torch.finfo(torch.float32).eps
@@ -129,8 +131,12 @@ def check_crew(config: CrewConfig) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         run = Run(config, Path(folder))
         for me in config.students:
-            half = run.build(
-                me, MemoryLog(), Outbox(None, Signer(bytes(32), lambda message: b"")), bytes(32)
+            half = build_peer(
+                run,
+                me,
+                MemoryLog(),
+                Outbox(None, Signer(bytes(32), lambda message: b"")),
+                bytes(32),
             ).half
             where = (
                 f"{me.name}: engine against trainer, {half.policy.device.type} "

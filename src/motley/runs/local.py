@@ -31,14 +31,10 @@ from motley.learning.waiting import Wait
 from motley.peers.peer import Learned, Peer
 from motley.peers.state import PeerState
 from motley.records import HUB, Charter, Roster
-from motley.runs.folder import (
-    Run,
-    WarmProgress,
-    by_sender,
-    check_config,
-    new_folder,
-    newest_checkpoint,
-)
+from motley.runs.building import WarmProgress, build_peer
+from motley.runs.checking import check_config
+from motley.runs.folder import Run, new_folder, newest_checkpoint
+from motley.runs.lines import by_sender
 from motley.runs.metrics import LearnerLine, Timing
 from motley.runs.resuming import config_to_resume, founded, go_on_with
 from motley.tasks import Task
@@ -75,7 +71,9 @@ class LocalCrew:
         self._log = MemoryLog(folder / "groups" / "log.bin")
         hub = found_log(config, self._log, self._run.task)
         self.peers = [
-            self._run.build(me, self._log, one_process_outbox(config, me.name), hub, warm_progress)
+            build_peer(
+                self._run, me, self._log, one_process_outbox(config, me.name), hub, warm_progress
+            )
             for me in config.peer
         ]
 

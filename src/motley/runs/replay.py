@@ -26,6 +26,7 @@ from motley.learning.checkpoint import (
 from motley.learning.waiting import Wait
 from motley.peers.peer import Peer
 from motley.peers.state import PeerState
+from motley.runs.building import build_peer
 from motley.runs.folder import Run, newest_checkpoint
 from motley.runs.local import one_process_outbox
 from motley.runs.metrics import LearnerLine
@@ -153,11 +154,11 @@ class Replay:
     def _again(
         self, run: Run, me: PeerConfig, saved: SavedRun, newest: Path, progress: Progress
     ) -> tuple[Replayed, Peer]:
-        peer = run.build(me, self.log, one_process_outbox(run.config, me.name), self.hub)
+        peer = build_peer(run, me, self.log, one_process_outbox(run.config, me.name), self.hub)
         load_training(peer.learner.policy, peer.learner.optimiser, newest / me.name)
         peer.half.refresh()
         before = run.accuracies(peer).heldout
-        peer = run.build(me, self.log, one_process_outbox(run.config, me.name), self.hub)
+        peer = build_peer(run, me, self.log, one_process_outbox(run.config, me.name), self.hub)
         if self.after:
             checkpoint = self.folder / "checkpoints" / f"round-{self.after:06d}"
             run.restore(peer, checkpoint, load_manifest(checkpoint, SavedRun).of(me.name))

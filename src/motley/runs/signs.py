@@ -9,17 +9,23 @@ has none. docs/metrics.md lists them.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from motley.config import CrewConfig
-from motley.learning.senders import SenderMetrics
-from motley.runs.metrics import ByKind, Counts, LearnerLine, MetricsLine, Sign
-from motley.tasks import Measure
+from motley.runs.history import (
+    STANDSTILL,
+    Evaluation,
+    Expected,
+    History,
+    finite,
+    mean_of,
+    mean_over_groups,
+    senders_of,
+    total,
+)
+from motley.runs.metrics import LearnerLine, MetricsLine, Sign
 
-WINDOW = 5  # steps in a row; all of them in a shorter run
 UNHEARD = 20  # steps without a word of a sender
 TRUNCATED = 0.95  # share of the completions
 LEAST_ENTROPY = 0.02  # nats per token
@@ -32,121 +38,7 @@ LEAST_LR = 1e-9  # below, Adam's step is lost in the rounding of float32 weights
 MOST_LR = 0.05  # above, a step is as large as the weights themselves
 FALL = 0.15  # of an accuracy
 FALL_OF_REWARD = 0.25  # as a share of where it began
-STANDSTILL = 4  # evaluations that are equal
 LEAST_PROBLEMS = 20  # held-out problems of which equal figures say something
-
-
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """What a crew file says of a peer's lines."""
-
-    window: int
-    others: tuple[str, ...]  # who else samples
-    mine: frozenset[str]  # who samples with this peer's weights
-    lr: float
-    max_tokens: int
-    num_problems: int  # held-out, per kind
-
-    @staticmethod
-    def of(config: CrewConfig, peer: str) -> Expected:
-        me = config.named(peer)
-        return Expected(
-            window=max(2, min(WINDOW, config.crew.rounds)),
-            # nothing of others is wanted where own groups are to be everything
-            others=tuple(n for n in config.authors if n != peer and config.learning.own_share < 1),
-            mine=frozenset(n for n in config.authors if config.student_of(n) == peer),
-            lr=me.lr or config.learning.lr,
-            max_tokens=config.sampling.max_tokens,
-            num_problems=config.evaluate.problems,
-        )
-
-
-class Evaluation(NamedTuple):
-    heldout: ByKind
-    num_steps: int  # with a gradient, before it
-
-    @property
-    def mean(self) -> float:
-        return sum(self.heldout.values()) / len(self.heldout)
-
-
-@dataclass(slots=True)
-class History:
-    """What is remembered of one peer's lines: as much as the signs need, however long the run."""
-
-    expected: Expected
-    measure: Measure = "accuracy"
-    steps: deque[LearnerLine] = field(init=False)  # the newest
-    first_rewards: list[float] = field(default_factory=list)  # means over own samples
-    first_kl: dict[str, list[float]] = field(default_factory=dict)
-    num_steps: int = 0
-    num_moved: int = 0  # steps with a gradient
-    idle: list[LearnerLine] = field(default_factory=list)  # the newest in a row without a step
-    heard: set[str] = field(default_factory=set)
-    first: Evaluation | None = None
-    evaluations: deque[Evaluation] = field(default_factory=lambda: deque(maxlen=STANDSTILL))
-    said: set[tuple[str, str]] = field(default_factory=set)  # (sign, sender or nobody)
-
-    def __post_init__(self) -> None:
-        self.steps = deque(maxlen=self.expected.window)
-
-    @property
-    def newest(self) -> LearnerLine:
-        return self.steps[-1]
-
-    @property
-    def is_full(self) -> bool:
-        return len(self.steps) == self.expected.window
-
-    @property
-    def rounds(self) -> str:
-        return f"in the last {self.expected.window} rounds"
-
-    def add(self, line: LearnerLine) -> None:
-        if line.measure:
-            self.measure = line.measure
-        if line.num_sequences:
-            self._add_step(line)
-        idle = [*self.idle, line] if line.round and not line.num_sequences else []
-        self.idle = idle[-self.expected.window :]
-        if line.heldout:
-            evaluation = Evaluation(line.heldout, self.num_moved)
-            self.first = self.first or evaluation
-            self.evaluations.append(evaluation)
-
-    def _add_step(self, line: LearnerLine) -> None:
-        self.steps.append(line)
-        self.num_steps += 1
-        self.num_moved += bool(line.grad_norm)
-        if len(self.first_rewards) < WINDOW:
-            self.first_rewards.append(self.own_reward(line))
-        for name, sender in senders_of(line):
-            self.heard.add(name)
-            kl = finite(sender.number("kl_k1"))
-            first = self.first_kl.setdefault(name, [])
-            if kl is not None and len(first) < WINDOW:
-                first.append(kl)
-
-    def mine_of(self, line: LearnerLine) -> list[SenderMetrics]:
-        """What came of the peer's own weights; of a peer with no such samples, everything."""
-        own = [s for name, s in senders_of(line) if name in self.expected.mine]
-        return own or [s for _, s in senders_of(line)]
-
-    def own_reward(self, line: LearnerLine) -> float:
-        return _mean_over_groups(self.mine_of(line), "reward")
-
-    def always(self, key: str, name: str, holds: Callable[[float], bool]) -> list[float]:
-        """A sender's values in the window, if all of them are there and have a property."""
-        values = [
-            value
-            for line in self.steps
-            if (sender := (line.senders or {}).get(name))
-            if (value := finite(sender.number(key))) is not None and holds(value)
-        ]
-        return values if self.is_full and len(values) == len(self.steps) else []
-
-    def is_unheard(self, name: str) -> bool:
-        return self.is_full and not any(name in (line.senders or {}) for line in self.steps)
 
 
 class Watch:
@@ -213,33 +105,6 @@ def signs_of(lines: Iterable[MetricsLine]) -> list[Said]:
     return list(found.values())
 
 
-# Numbers of a line
-
-
-def finite(value: float | None) -> float | None:
-    """A file has no number for what is not finite, and neither has this."""
-    return value if value is not None and math.isfinite(value) else None
-
-
-def senders_of(line: LearnerLine) -> Iterable[tuple[str, SenderMetrics]]:
-    return (line.senders or {}).items()
-
-
-def _mean_over_groups(senders: list[SenderMetrics], key: str) -> float:
-    pairs = [(v, s.groups) for s in senders if (v := finite(s.number(key))) is not None]
-    groups = sum(count for _, count in pairs)
-    return sum(value * count for value, count in pairs) / groups if groups else math.nan
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
-
-
-def _total(counts: Counts | None, sender: str, besides: tuple[str, ...] = ()) -> dict[str, int]:
-    reasons = (counts or {}).get(sender, {})
-    return {reason: count for reason, count in reasons.items() if reason not in besides}
-
-
 # Signs of steps
 
 
@@ -278,7 +143,7 @@ def _no_contrast(history: History) -> Iterator[Sign]:
             f"no answer was right {history.rounds}, so that nothing can be learned. The problems "
             "are too hard for the model, or its answers are not in the form that is scored: look "
             "at some with motley rollouts; then try easier problems, a warm start, another "
-            "[prompt] or a larger max_tokens",
+            "prompt or a larger max_tokens",
         )
     elif history.measure == "accuracy" and low == 1:
         yield Sign(
@@ -303,13 +168,13 @@ def _no_contrast(history: History) -> Iterator[Sign]:
 
 
 def _truncated(history: History) -> Iterator[Sign]:
-    shares = [_mean_over_groups(history.mine_of(line), "truncated") for line in history.steps]
+    shares = [mean_over_groups(history.mine_of(line), "truncated") for line in history.steps]
     if history.is_full and all(share >= TRUNCATED for share in shares):
         yield Sign(
             "truncated",
-            f"{_mean(shares):.0%} of the completions were cut off at max_tokens = "
+            f"{mean_of(shares):.0%} of the completions were cut off at max_tokens = "
             f"{history.expected.max_tokens} {history.rounds}. Raise max_tokens; if the model never "
-            "ends an answer, give [prompt] a stop, or a model that was taught to end",
+            "ends an answer, set prompt.stop, or take a model that was taught to end",
         )
 
 
@@ -340,14 +205,14 @@ def _odd_lr(history: History) -> Iterator[Sign]:
 
 
 def _no_entropy(history: History) -> Iterator[Sign]:
-    values = [_mean_over_groups(history.mine_of(line), "entropy") for line in history.steps]
+    values = [mean_over_groups(history.mine_of(line), "entropy") for line in history.steps]
     if not history.is_full or not all(value < LEAST_ENTROPY for value in values):
         return
-    reward = _mean([history.own_reward(line) for line in history.steps])
+    reward = mean_of([history.own_reward(line) for line in history.steps])
     if history.measure == "reward" or reward < GOOD:
         yield Sign(
             "no entropy",
-            f"the entropy was {_mean(values):.1g} nats per token {history.rounds}: the model is "
+            f"the entropy was {mean_of(values):.1g} nats per token {history.rounds}: the model is "
             "sure of every token, its samples are alike, and it tries nothing new. If its reward "
             "is not as high as it can be, it has collapsed: go back to an earlier checkpoint with "
             "a lower lr, or set beta of [objective]",
@@ -362,7 +227,7 @@ def _kl(history: History) -> Iterator[Sign]:
             if values:
                 yield Sign(
                     "own kl",
-                    f"samples of its own weights are {_mean(values):.2g} nats per token away "
+                    f"samples of its own weights are {mean_of(values):.2g} nats per token away "
                     f"{history.rounds}. They are too old, or the engine computes something else: "
                     "lower lr or max_age, and see motley check",
                     [name],
@@ -370,7 +235,7 @@ def _kl(history: History) -> Iterator[Sign]:
         else:
             values = history.always("kl_k1", name, lambda kl: kl > FOREIGN_KL)
             before = history.first_kl.get(name) or [math.inf]
-            if values and _mean(values) > KL_GROWTH * max(0.0, _mean(before)):
+            if values and mean_of(values) > KL_GROWTH * max(0.0, mean_of(before)):
                 far.append(name)
     if far:
         yield Sign(
@@ -424,7 +289,7 @@ def _not_taken(history: History) -> Iterator[Sign]:
             ("dropped", first.dropped, last.dropped),
         ):
             besides = ("not selected", "muted", "revoked") if sign == "dropped" else ("revoked",)
-            earlier, counts = _total(before, name, besides), _total(now, name, besides)
+            earlier, counts = total(before, name, besides), total(now, name, besides)
             is_news = sum(counts.values()) > sum(earlier.values()) or name not in history.heard
             if counts and is_news:
                 reason = max(counts, key=lambda key: counts[key])
@@ -454,7 +319,7 @@ def _never_heard(history: History) -> Iterator[Sign]:
     if history.num_steps < UNHEARD:
         return
     for name in history.expected.others:
-        told = _total(last.refused, name) or _total(last.dropped, name)
+        told = total(last.refused, name) or total(last.dropped, name)
         if name not in history.heard and not told:
             yield Sign(
                 "never heard",
@@ -479,8 +344,8 @@ def _fall(history: History) -> Iterator[Sign]:
     fall = first.mean - max(evaluation.mean for evaluation in newest)
     if not fall > _most_fall(history, first):
         return
-    before = _mean(history.first_rewards)
-    now = _mean([history.own_reward(line) for line in history.steps])
+    before = mean_of(history.first_rewards)
+    now = mean_of([history.own_reward(line) for line in history.steps])
     moved = (
         f"the held-out {history.measure} fell from {first.mean:.4g} to {newest[-1].mean:.4g}, "
         f"below where it began, and the reward in training went from {before:.4g} to {now:.4g}"
@@ -507,7 +372,7 @@ def _most_fall(history: History, first: Evaluation) -> float:
         num_problems = history.expected.num_problems * len(first.heldout)
         return max(FALL, 4 * math.sqrt(0.5 / num_problems))
     rewards = history.first_rewards
-    spread = math.sqrt(_mean([(value - _mean(rewards)) ** 2 for value in rewards]))
+    spread = math.sqrt(mean_of([(value - mean_of(rewards)) ** 2 for value in rewards]))
     return max(FALL_OF_REWARD * abs(first.mean), 4 * spread)
 
 

@@ -98,7 +98,7 @@ def best_checkpoint(folder: Path, peer: str) -> Path:
     kept = checkpoints(folder / "best" / peer)
     if not kept:
         raise ValueError(
-            f"{folder} has no best checkpoint of {peer}; it is kept where [evaluate] has "
-            "stop_after or stop_at; leave --best out for the newest one"
+            f"{folder} has no best checkpoint of {peer}; it is kept where evaluate.stop_after "
+            "or evaluate.stop_at is set; leave --best out for the newest one"
         )
     return kept[-1]

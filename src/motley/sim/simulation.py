@@ -20,7 +20,10 @@ from motley.learning.pace import pace_of
 from motley.peers.follower import Sampler
 from motley.peers.peer import Peer
 from motley.peers.sampling import Sampled
-from motley.runs.folder import Run, WarmProgress, by_sender, check_config, new_folder
+from motley.runs.building import WarmProgress, build_peer, build_sampler
+from motley.runs.checking import check_config
+from motley.runs.folder import Run, new_folder
+from motley.runs.lines import by_sender, sampler_line
 from motley.runs.local import found_log, one_process_outbox
 from motley.runs.metrics import MetricsLine
 from motley.sim.events import Events
@@ -70,14 +73,24 @@ class SimCrew:
         log = (
             self.log if weather.link.instant else ArrivingLog(self.log, weather, self.events.clock)
         )
-        return self._run.build(
-            self.config.named(name), log, one_process_outbox(self.config, name), hub, progress
+        return build_peer(
+            self._run,
+            self.config.named(name),
+            log,
+            one_process_outbox(self.config, name),
+            hub,
+            progress,
         )
 
     def _sampler(self, name: str, hub: bytes) -> Sampler:
         me = self.config.named(name)
-        return self._run.build_sampler(
-            me, self.log, one_process_outbox(self.config, name), self.blobs_of(me.follows), hub
+        return build_sampler(
+            self._run,
+            me,
+            self.log,
+            one_process_outbox(self.config, name),
+            self.blobs_of(me.follows),
+            hub,
         )
 
     # What simulated peers see
@@ -113,7 +126,7 @@ class SimCrew:
             )
 
     def sampled(self, author: Sampler, sampled: Sampled) -> None:
-        line = self._run.sampler_line(author, sampled)
+        line = sampler_line(author, sampled)
         self._lines.append(msgspec.structs.replace(line, time_s=self.events.clock.now_s()))
 
     def learned(

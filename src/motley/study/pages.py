@@ -1,18 +1,18 @@
-"""A study and a sweep as one HTML file and one CSV file each."""
+"""A study and a sweep as one HTML file each."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from motley.config import CrewConfig, config_text
 from motley.reports import page
 from motley.reports.drawing import Curve, Span, curve_chart, padded, span_chart
-from motley.study import report, sweep
+from motley.study import crews, report, standings, sweep
+from motley.study.crews import OverCrews
+from motley.study.findings import CrewFindings, Findings
+from motley.study.outcomes import Outcome
 from motley.study.report import by_seed, mean_of
-from motley.study.running import Outcome
 from motley.study.statistics import (
     FEW_SEEDS,
     LEVEL,
@@ -24,19 +24,9 @@ from motley.study.statistics import (
 from motley.study.sweep import Trial
 from motley.tasks import Measure
 
-CSV_HEAD = (
-    "crew",
-    "arm",
-    "seed",
-    "peer",
-    "kind",
-    "measure",
-    "start",
-    "end",
-    "lowest",
-    "out_of_distribution",
-    "compared_with",
-    "difference",
+OVER_CREWS = (
+    "Over crews: a crew counts once, with its mean over peers and seeds, and the interval is about "
+    "other crews of the same sort. Crews below and above are those whose own interval leaves out 0."
 )
 
 
@@ -48,48 +38,98 @@ class Making:
     crews: Sequence[CrewConfig]
     arms: Sequence[str]
     measure: Measure
+    names: Mapping[str, str] = field(default_factory=dict)  # of arms -> what they stand for
 
 
 # Study
 
 
-def study_page(outcomes: Sequence[Outcome], made: Making) -> str:
-    name, arms, measure = made.crews[0].crew.name, made.arms, made.measure
-    over_all = report.comparisons(outcomes, arms)
-    by_peer = report.comparisons_by_peer(outcomes, arms)
+def study_page(found: Findings, made: Making) -> str:
+    several = len(found.crews) > 1
+    rows = [row for one in found.crews for row in one.standings]
+    num = sum(len(row.against) for row in rows) + len(found.over)
     parts = [
-        *_opening(len({o.seed for o in outcomes}), over_all, by_peer),
-        page.heading(f"How to read this: {measure}, ±, 95 % and p"),
-        page.box(how_to_read(measure, len(over_all) + len(by_peer))),
-        page.heading("Curves"),
-        page.paragraph(
-            f"Held-out {measure}, mean over kinds and seeds. Bands are 95 % intervals over seeds."
-        ),
-        page.charts(_study_charts(outcomes, made)),
-        *_differences(over_all, "mean over peers and kinds"),
-        page.heading("The crew at a glance"),
-        page.table(*report.glance_cells(report.glance(outcomes, arms, measure))),
-        page.heading("Every peer"),
-        page.table(*report.cells(report.table(outcomes, arms, measure))),
+        *_warned(found.num_seeds),
+        page.heading("What was found"),
+        *_found_over_crews(found),
+        *(part for one in found.crews for part in _found_in(one, several)),
+        page.heading(f"How to read this: {made.measure}, ±, 95 % and p"),
+        page.box([*how_to_read(made.measure, num), *([OVER_CREWS] if found.over else ())]),
+        *(part for one in found.crews for part in _section(one, made, several)),
+        *(_over_crews(found.over) if found.over else ()),
         *_ending(made),
     ]
-    return page.page(f"Study of the crew {name}", parts)
+    named = ", ".join(one.crew for one in found.crews)
+    return page.page(f"Study of the crew{'s' * several} {named}", parts)
 
 
-def _study_charts(outcomes: Sequence[Outcome], made: Making) -> list[str]:
-    peers = list(dict.fromkeys(o.peer for o in outcomes))
-    rounds = made.crews[0].crew.rounds
-    own = lambda peer: [o for o in outcomes if peer in ("", o.peer)]
+def _warned(num_seeds: int) -> list[str]:
+    return [page.warning(text)] if (text := few_seeds_warning(num_seeds)) else []
+
+
+def _found_over_crews(found: Findings) -> list[str]:
+    if not found.over:
+        return []
+    return [
+        page.paragraph("Over crews:"),
+        page.bullets([one.sentence for one in found.over]),
+    ]
+
+
+def _found_in(one: CrewFindings, several: bool) -> list[str]:
+    """The sentences of a crew."""
+    name = [page.paragraph(f"{one.crew}:")] if several else []
+    over_all, by_peer = standings.said(one.over_peers), standings.said(one.by_peer)
+    if not over_all:
+        return [*name, page.paragraph("There is nothing to compare: no arm but opponents.")]
+    parts = [*name, page.bullets(over_all)]
+    if by_peer:
+        parts += [page.paragraph("Peer by peer:"), page.bullets(by_peer)]
+    return [*parts, page.bullets(standings.below(one.standings))]
+
+
+def _section(one: CrewFindings, made: Making, several: bool) -> list[str]:
+    """Curves and tables of a crew."""
+    before = f"{one.crew}: " if several else ""
+    config = next(config for config in made.crews if config.crew.name == one.crew)
+    against = [a.compared for row in one.over_peers for a in row.against.values()]
+    return [
+        page.heading(f"{before}Curves"),
+        page.paragraph(
+            f"Held-out {made.measure}, mean over kinds and seeds. Bands are 95 % intervals over "
+            "seeds."
+        ),
+        page.charts(_study_charts(one, config.crew.rounds, made.measure)),
+        *_differences(against, "mean over peers and kinds", f"{before}Differences"),
+        page.heading(f"{before}The crew at a glance"),
+        page.table(*report.glance_cells(one.glance)),
+        page.heading(f"{before}Against alone, and what it took"),
+        page.table(*standings.cells(one.standings)),
+        page.heading(f"{before}Every peer"),
+        page.table(*report.cells(one.lines)),
+    ]
+
+
+def _over_crews(over: Sequence[OverCrews]) -> list[str]:
+    return [
+        *_differences([one.over.compared for one in over], "mean over crews", "Over crews"),
+        page.table(*crews.cells(over)),
+    ]
+
+
+def _study_charts(one: CrewFindings, rounds: int, measure: Measure) -> list[str]:
+    peers = report.peers_of(one.outcomes)
+    own = lambda peer: [o for o in one.outcomes if peer in ("", o.peer)]
     titles = (
         {"": "all peers"} | {peer: peer for peer in peers}
         if len(peers) > 1
         else {peers[0]: peers[0]}
     )
     curves = {
-        title: [_study_curve(own(peer), arm, made.measure, rounds) for arm in made.arms]
+        title: [_study_curve(own(peer), arm, measure, rounds) for arm in one.arms]
         for peer, title in titles.items()
     }
-    return _alike(curves, made.measure)
+    return _alike(curves, measure)
 
 
 def _study_curve(outcomes: Sequence[Outcome], arm: str, measure: Measure, rounds: int) -> Curve:
@@ -122,22 +162,6 @@ def _alike(curves: Mapping[str, Sequence[Curve]], measure: Measure) -> list[str]
     return [curve_chart(title, some, "round", label, ends) for title, some in curves.items()]
 
 
-def study_csv(outcomes: Sequence[Outcome], made: Making) -> str:
-    """A row per arm, seed, peer and kind."""
-    crew, baseline = made.crews[0].crew.name, report.baselines_of(made.arms)[0]
-    before = {(o.seed, o.peer): o.end for o in outcomes if o.arm == baseline}
-    rows = [
-        (
-            *(crew, o.arm, o.seed, o.peer, kind, made.measure),
-            *(o.start.get(kind), o.end[kind], o.lowest.get(kind), o.ood.get(kind)),
-            *_against(baseline, o.end[kind], before.get((o.seed, o.peer)), kind, o.arm == baseline),
-        )
-        for o in outcomes
-        for kind in o.end
-    ]
-    return _csv(rows)
-
-
 # Sweep
 
 
@@ -146,7 +170,11 @@ def sweep_page(trials: Sequence[Trial], made: Making) -> str:
     compared = sweep_comparisons(trials, crews, arms)
     lines = sweep.table(trials, crews, arms, measure)
     parts = [
-        *_opening(len({t.seed for t in trials}), compared, []),
+        *_warned(len({t.seed for t in trials})),
+        page.heading("What was found"),
+        page.bullets(sentences(compared))
+        if compared
+        else page.paragraph("There is one crew only: nothing to compare."),
         page.heading(f"How to read this: {measure}, ±, 95 % and p"),
         page.box(how_to_read(measure, len(compared))),
         page.heading("Curves"),
@@ -188,42 +216,12 @@ def _at(number: int) -> Callable[[Trial], float]:
     return lambda trial: trial.curve[number]
 
 
-def sweep_csv(trials: Sequence[Trial], made: Making) -> str:
-    """A row per crew, arm, seed, learner and kind; of trials that kept no kinds, their mean."""
-    first = made.crews[0].crew.name
-    ends = lambda t: t.end or {"mean": sweep.last_of(t)}
-    before = {(t.arm, t.seed, t.peer): ends(t) for t in trials if t.crew == first}
-    rows = [
-        (
-            *(t.crew, t.arm, t.seed, t.peer, kind, made.measure),
-            *(t.start.get(kind), end, None, None),
-            *_against(first, end, before.get((t.arm, t.seed, t.peer)), kind, t.crew == first),
-        )
-        for t in trials
-        for kind, end in ends(t).items()
-    ]
-    return _csv(rows)
-
-
 # Both
 
 
-def _opening(
-    num_seeds: int, compared: Sequence[Comparison], further: Sequence[Comparison]
+def _differences(
+    compared: Sequence[Comparison], words: str, heading: str = "Differences"
 ) -> list[str]:
-    """The warning, if there is one, and what was found."""
-    said = sentences([*compared, *further])
-    parts = [page.warning(text)] if (text := few_seeds_warning(num_seeds)) else []
-    parts += [page.heading("What was found")]
-    if not compared:
-        return [*parts, page.paragraph("There is one arm only: nothing to compare.")]
-    parts.append(page.bullets(said[: len(compared)]))
-    if further:
-        parts += [page.paragraph("Peer by peer:"), page.bullets(said[len(compared) :])]
-    return parts
-
-
-def _differences(compared: Sequence[Comparison], words: str) -> list[str]:
     """A chart per baseline."""
     against: dict[str, list[Span]] = {}
     for one in compared:
@@ -236,7 +234,7 @@ def _differences(compared: Sequence[Comparison], words: str) -> list[str]:
         for other, spans in against.items()
     ]
     return [
-        page.heading("Differences"),
+        page.heading(heading),
         page.paragraph("An interval that leaves out 0 decides; p below .05 says the same."),
         page.charts(drawn),
     ]
@@ -268,7 +266,8 @@ def _of_comparisons(num: int) -> list[str]:
     many = (
         f"{num} comparisons are made here. If no difference were real, about {chance} would be "
         "called decided by chance. A sentence says so where Holm's correction for that takes a "
-        "decision back."
+        "decision back. It is made among all that are compared with one and the same thing: the "
+        "arms of a study with one opponent and one peer, the rows of a sweep."
     )
     return [
         "p: the chance of a difference at least this large if there were none. It is of the paired "
@@ -283,24 +282,10 @@ def _ending(made: Making) -> list[str]:
     return [
         page.heading("How it was made"),
         page.code(made.command),
+        *(page.paragraph(f"{name} = {text}") for name, text in made.names.items()),
         *(
             page.folded(f"the crew file of {config.crew.name}", config_text(config))
             for config in made.crews
         ),
         page.paragraph(f"This report was written with {page.versions()}."),
     ]
-
-
-def _against(
-    other: str, value: float, before: Mapping[str, float] | None, kind: str, same: bool
-) -> tuple[str, float | None]:
-    known = before is not None and kind in before and not same
-    return (other, value - before[kind]) if known and before is not None else ("", None)
-
-
-def _csv(rows: Sequence[Sequence[object]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(CSV_HEAD)
-    writer.writerows(["" if cell is None else cell for cell in row] for row in rows)
-    return text.getvalue()

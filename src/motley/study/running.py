@@ -1,100 +1,142 @@
-"""Run every arm with every seed, several at a time, each in a process of its own.
+"""Run every arm of every crew with every seed, several at a time, each in a process of its own.
 
 What is done is not done again.
 """
 
 from __future__ import annotations
 
-import multiprocessing
+import hashlib
+import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol
 
 import msgspec
 import torch
 
 from motley.config import CrewConfig, read_config, write_config
-from motley.runs.folder import check_config
+from motley.runs.checking import check_config
 from motley.runs.local import LocalCrew
-from motley.runs.metrics import LearnerLine, learner_lines, read_metrics
+from motley.runs.metrics import read_metrics
 from motley.study.arms import Arm, crews_of
+from motley.study.outcomes import Outcome, outcome_of, read_outcomes
+from motley.study.processes import Job, Lost, make_all
 
-T = TypeVar("T")
+Progress = Callable[[int, int], None]  # (done, of how many)
+LONGEST_NAME = 80  # letters of a run's folder
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """One peer of one run: held-out score per kind before, after, and the lowest on the way."""
+class Kept(Protocol):
+    """What is kept of a run, for one peer."""
 
-    arm: str
-    seed: int
-    peer: str
-    start: dict[str, float]
-    end: dict[str, float]
-    lowest: dict[str, float]
-    ood: dict[str, float]
-    curve: dict[int, dict[str, float]] = {}  # round -> per kind
+    @property
+    def arm(self) -> str: ...
+    @property
+    def made(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Studied:
+    """A crew of a study, and the folder that keeps its outcomes."""
+
+    config: CrewConfig
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return self.config.crew.name
+
+    @property
+    def path(self) -> Path:
+        return self.folder / "outcomes.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What a study has: outcomes by crew, and the runs that gave none."""
+
+    outcomes: dict[str, list[Outcome]]
+    lost: list[Lost]
 
 
 def run_study(
-    config: CrewConfig,
+    crews: Sequence[Studied],
     arms: Sequence[Arm],
     seeds: Sequence[int],
-    folder: Path,
     jobs: int,
-    progress: Callable[[int, int], None],
-) -> list[Outcome]:
-    """Outcomes of arms x seeds; `progress(done, total)` after every run.
+    progress: Progress,
+) -> Ended:
+    """Crews x arms x seeds in one pool of processes; `progress(done, total)` after every run.
 
-    Results are kept in FOLDER/outcomes.jsonl.
+    Results are kept in the crew's FOLDER/outcomes.jsonl.
     """
-    for arm in arms:
-        for crew in crews_of(config, arm, 0):
-            check_config(crew)
-    claim(folder, config)
-    path = folder / "outcomes.jsonl"
-    outcomes = read_outcomes(path)
-    done = {(o.arm, o.seed) for o in outcomes}
-    todo = [(arm, seed) for seed in seeds for arm in arms if (arm.label, seed) not in done]
-    total = len(arms) * len(seeds)
-    progress(total - len(todo), total)
-    # Warm starts are shared by all arms of a seed: made once, before the runs that would each make
-    # them.
-    first = [
-        partial(warm, config, seed, peer.name)
-        for seed in sorted({s for _, s in todo})
-        for peer in config.students
+    check_names([crew.name for crew in crews], "study")
+    for crew in crews:
+        for arm in arms:
+            for config in crews_of(crew.config, arm, 0):
+                check_config(config)
+        claim(crew.folder, crew.config)
+    outcomes = {crew.name: read_outcomes(crew.path) for crew in crews}
+    for crew in crews:
+        check_kept(crew.path, outcomes[crew.name], arms)
+    done = {(name, o.arm, o.seed) for name, some in outcomes.items() for o in some}
+    todo = [
+        (crew, arm, seed)
+        for seed in seeds
+        for crew in crews
+        for arm in arms
+        if (crew.name, arm.label, seed) not in done
     ]
-    runs = in_processes(
-        jobs, first, [partial(_run, config, arm, seed, folder) for arm, seed in todo]
+    total = len(crews) * len(arms) * len(seeds)
+    progress(total - len(todo), total)
+
+    def kept(made: tuple[Studied, list[Outcome]]) -> None:
+        crew, found = made
+        keep(crew.path, found)
+        _drop_weights(crew, found[0])
+        outcomes[crew.name] += found
+        done.add((crew.name, found[0].arm, found[0].seed))
+        progress(len(done & wanted), total)
+
+    wanted = {(crew.name, arm.label, seed) for crew in crews for arm in arms for seed in seeds}
+    first = warm_starts([(crew.config, seed) for crew, _, seed in todo])
+    runs = [
+        Job(
+            f"crew {crew.name}, arm {arm.label}, seed {seed}",
+            partial(_run, crew, arm, seed),
+            names_of_warm_starts(crew.config, seed),
+        )
+        for crew, arm, seed in todo
+    ]
+    lost = make_all(jobs, first, runs, kept)
+    return Ended(
+        {
+            name: [o for o in some if (name, o.arm, o.seed) in wanted]
+            for name, some in outcomes.items()
+        },
+        lost,
     )
-    for number, made in enumerate(runs, total - len(todo) + 1):
-        keep(path, made)
-        outcomes += made
-        progress(number, total)
-    wanted = {(arm.label, seed) for arm in arms for seed in seeds}
-    return [o for o in outcomes if (o.arm, o.seed) in wanted]
 
 
-def in_processes(
-    jobs: int, first: Sequence[Callable[[], None]], then: Sequence[Callable[[], T]]
-) -> Iterator[T]:
-    """Call everything in processes of their own, several at a time; the results of `then` as they
-    come, after all of `first`.
-    """
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        try:
-            for made in [pool.submit(call) for call in first]:
-                made.result()
-            for future in as_completed([pool.submit(call) for call in then]):
-                yield future.result()
-        except BaseException:
-            # otherwise the rest of the queue would still be run
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+def check_names(names: Sequence[str], what: str) -> None:
+    if len(set(names)) < len(names):
+        raise ValueError(f"the crews of a {what} must have different names; got {', '.join(names)}")
+
+
+def check_kept(path: Path, kept: Sequence[Kept], arms: Sequence[Arm]) -> None:
+    """Refuse a folder where the name of an arm stood for something else."""
+    texts = {arm.label: arm.text for arm in arms}
+    for one in kept:
+        before, now = one.made or one.arm, texts.get(one.arm)
+        if now is not None and now != before:
+            raise ValueError(
+                f"arm {one.arm}={now}: {path} holds runs of {one.arm}={before}; choose another "
+                "name, or another folder with --out"
+            )
 
 
 def keep(path: Path, results: Sequence[msgspec.Struct]) -> None:
@@ -115,10 +157,27 @@ def claim(folder: Path, config: CrewConfig) -> None:
     write_config(config, made)
 
 
-def read_outcomes(path: Path) -> list[Outcome]:
-    if not path.exists():
-        return []
-    return [msgspec.json.decode(line, type=Outcome) for line in path.read_bytes().splitlines()]
+# Warm starts are shared by all arms of a seed: made once, before the runs that would each make them
+
+
+def warm_starts(needed: Sequence[tuple[CrewConfig, int]]) -> list[Job[None]]:
+    """Those of every crew and seed, each once."""
+    found = {
+        _warm_name(config, seed, peer.name): Job(
+            _warm_name(config, seed, peer.name), partial(warm, config, seed, peer.name)
+        )
+        for config, seed in needed
+        for peer in config.students
+    }
+    return list(found.values())
+
+
+def names_of_warm_starts(config: CrewConfig, seed: int) -> tuple[str, ...]:
+    return tuple(_warm_name(config, seed, peer.name) for peer in config.students)
+
+
+def _warm_name(config: CrewConfig, seed: int, peer: str) -> str:
+    return f"crew {config.crew.name}, warm start of {peer}, seed {seed}"
 
 
 def warm(config: CrewConfig, seed: int, peer: str) -> None:
@@ -131,33 +190,39 @@ def warm(config: CrewConfig, seed: int, peer: str) -> None:
         )
 
 
-def _run(config: CrewConfig, arm: Arm, seed: int, folder: Path) -> list[Outcome]:
+def _run(crew: Studied, arm: Arm, seed: int) -> tuple[Studied, list[Outcome]]:
+    """The crew, and the outcomes of its peers."""
     torch.set_num_threads(1)
     outcomes = []
-    for crew_config in crews_of(config, arm, seed):
-        name = f"{arm.label.replace('/', '-').replace(':', '-')}-{seed}"
-        run = folder / "runs" / name / crew_config.crew.name
-        crew = LocalCrew.start_or_resume(crew_config, run)
-        for _ in crew.rounds():
+    for config in crews_of(crew.config, arm, seed):
+        run = crew.folder / "runs" / folder_name(arm.label, seed) / config.crew.name
+        local = LocalCrew.start_or_resume(config, run)
+        for _ in local.rounds():
             pass
-        lines = learner_lines(read_metrics(run))
-        outcomes += [_outcome(arm, seed, peer.name, lines) for peer in crew_config.students]
-        # the numbers are what a study is for, and models are large
-        for weights in ("start", "checkpoints"):
-            shutil.rmtree(run / weights)
-    return outcomes
+        lines = read_metrics(run)
+        outcomes += [
+            outcome_of(config, arm.label, peer.name, lines, arm.made) for peer in config.students
+        ]
+    return crew, outcomes
 
 
-def _outcome(arm: Arm, seed: int, peer: str, lines: Sequence[LearnerLine]) -> Outcome:
-    own = [line for line in lines if line.peer == peer and line.heldout]
-    heldout = [line.heldout or {} for line in own]
-    return Outcome(
-        arm=arm.label,
-        seed=seed,
-        peer=peer,
-        start=heldout[0],
-        end=heldout[-1],
-        lowest={kind: min(measured[kind] for measured in heldout) for kind in heldout[0]},
-        ood=own[-1].ood or {},
-        curve={line.round: line.heldout or {} for line in own},
-    )
+def _drop_weights(crew: Studied, kept: Outcome) -> None:
+    """The numbers are what a study is for, and models are large. Not before they are kept: until
+    then a run that is stopped goes on from its weights.
+    """
+    folder = crew.folder / "runs" / folder_name(kept.arm, kept.seed)
+    for weights in ("start", "checkpoints"):
+        for path in folder.glob(f"*/{weights}"):
+            shutil.rmtree(path)
+
+
+def folder_name(label: str, seed: int) -> str:
+    """A run's folder: an arm's label in letters that every disk takes.
+
+    >>> folder_name("uplift/relative:scale=1", 0)
+    'uplift-relative-scale=1-0'
+    """
+    name = re.sub(r"[^\w.,+=-]", "-", label)
+    if len(name) > LONGEST_NAME:
+        name = f"{name[:LONGEST_NAME]}-{hashlib.sha256(label.encode()).hexdigest()[:8]}"
+    return f"{name}-{seed}"

@@ -105,11 +105,14 @@ def p_value_of(differences: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One thing against another, paired by seed. `differences`: one per seed, first less second."""
+    """One thing against another, paired by seed, or by crew. `differences`: one per unit, first
+    less second.
+    """
 
     first: str
     second: str
     differences: tuple[float, ...]
+    unit: str = "seed"
 
     @property
     def estimate(self) -> Estimate:
@@ -123,25 +126,26 @@ class Comparison:
 def sentence(compared: Comparison, corrected_p: float | None = None) -> str:
     """What a comparison says.
 
-    `corrected_p`: Holm's, among all comparisons of a report.
+    `corrected_p`: Holm's, among those that were made with it.
 
     >>> sentence(Comparison("uplift", "alone", (0.11, 0.13, 0.12, 0.14, 0.1)))
     'uplift is better than alone by .120 (95 % .100 to .140), p < .001, 5 seeds'
     """
     num, estimate, p = len(compared.differences), compared.estimate, compared.p_value
-    seeds = f"{num} seed{'' if num == 1 else 's'}"
+    unit = compared.unit
+    seeds = f"{num} {unit}{'' if num == 1 else 's'}"
     both = f"{compared.first} against {compared.second}"
     if num < 2:
-        return f"undecided: {both}, {_signed(estimate.mean)} on {seeds}; one seed decides nothing"
+        return f"undecided: {both}, {signed(estimate.mean)} on {seeds}; one {unit} decides nothing"
     if np.isnan(p):
         return (
-            f"undecided: {both}, {_signed(estimate.mean)} on each of {seeds}; without spread "
-            "between seeds no test can be made"
+            f"undecided: {both}, {signed(estimate.mean)} on each of {seeds}; without spread "
+            f"between {unit}s no test can be made"
         )
     if p >= 1 - LEVEL:
-        inner = f"95 % {_signed(estimate.low)} to {_signed(estimate.high)}"
-        words = f"undecided: {both}, {_signed(estimate.mean)} ({inner}), {_p(p)}, {seeds}"
-        return f"{words}; {_outlook(compared.differences)}"
+        inner = f"95 % {signed(estimate.low)} to {signed(estimate.high)}"
+        words = f"undecided: {both}, {signed(estimate.mean)} ({inner}), {_p(p)}, {seeds}"
+        return f"{words}; {_outlook(compared)}"
     better, sign = ("better", 1) if estimate.mean > 0 else ("worse", -1)
     low, high = sorted((sign * estimate.low, sign * estimate.high))
     words = (
@@ -166,11 +170,13 @@ def seeds_to_decide(differences: Sequence[float]) -> int | None:
     return None
 
 
-def _outlook(differences: Sequence[float]) -> str:
-    num = seeds_to_decide(differences)
+def _outlook(compared: Comparison) -> str:
+    num = seeds_to_decide(compared.differences)
     if num is None:
-        return f"more than {MOST_SEEDS} seeds would be needed for a difference this small"
-    return f"about {max(num, len(differences) + 1)} seeds would decide it"
+        return (
+            f"more than {MOST_SEEDS} {compared.unit}s would be needed for a difference this small"
+        )
+    return f"about {max(num, len(compared.differences) + 1)} {compared.unit}s would decide it"
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -198,7 +204,8 @@ def number(value: float) -> str:
     return f"{value:.3f}".replace("0.", ".", 1) if abs(value) < 1 else f"{value:.3f}"
 
 
-def _signed(value: float) -> str:
+def signed(value: float) -> str:
+    """The same with its sign."""
     return number(value) if value < 0 else f"+{number(value)}"
 
 

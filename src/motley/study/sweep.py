@@ -19,13 +19,22 @@ import torch
 from matplotlib.figure import Figure
 
 from motley.config import CrewConfig
-from motley.runs.folder import check_config
+from motley.runs.checking import check_config
 from motley.runs.metrics import LearnerLine, learner_lines, read_metrics
 from motley.sim.report import ages_of, num_dropped
 from motley.sim.simulation import SimCrew
 from motley.study.arms import Arm, crews_of
+from motley.study.processes import Job, LostRunsError, make_all
 from motley.study.report import markdown_table, mean_of
-from motley.study.running import claim, in_processes, keep, warm
+from motley.study.running import (
+    check_kept,
+    check_names,
+    claim,
+    folder_name,
+    keep,
+    names_of_warm_starts,
+    warm_starts,
+)
 from motley.study.statistics import (
     Comparison,
     Estimate,
@@ -61,6 +70,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     diagnostics: dict[str, float]  # mean over steps and senders
     start: dict[str, float] = {}  # per kind, as `end`
     end: dict[str, float] = {}
+    made: str = ""  # what an arm with a name stands for
 
 
 def run_sweep(
@@ -76,14 +86,14 @@ def run_sweep(
     Results are kept in FOLDER/trials.jsonl.
     """
     names = [config.crew.name for config in configs]
-    if len(set(names)) < len(names):
-        raise ValueError(f"the crews of a sweep must have different names; got {', '.join(names)}")
+    check_names(names, "sweep")
     for config in configs:
         for arm in arms:
             check_config(crews_of(config, arm, 0)[0])
         claim(folder / config.crew.name, config)
     path = folder / "trials.jsonl"
     trials = read_trials(path)
+    check_kept(path, trials, arms)
     done = {(t.crew, t.arm, t.seed) for t in trials}
     todo = [
         (c, arm, seed)
@@ -94,22 +104,26 @@ def run_sweep(
     ]
     total = len(configs) * len(arms) * len(seeds)
     progress(total - len(todo), total)
-    learners = [p.name for p in configs[0].students]
-    first = [
-        partial(warm, configs[0], seed, peer)
-        for seed in sorted({s for _, _, s in todo})
-        for peer in learners
+    # the crews of a sweep differ in their networks only, so that they share warm starts
+    first = warm_starts([(configs[0], seed) for _, _, seed in todo])
+    runs = [
+        Job(
+            f"crew {config.crew.name}, arm {arm.label}, seed {seed}",
+            partial(_run, config, arm, seed, folder / "runs"),
+            names_of_warm_starts(configs[0], seed),
+        )
+        for config, arm, seed in todo
     ]
-    runs = in_processes(
-        jobs,
-        first,
-        [partial(_run, config, arm, seed, folder / "runs") for config, arm, seed in todo],
-    )
-    for number, made in enumerate(runs, total - len(todo) + 1):
+
+    def kept(made: list[Trial]) -> None:
         keep(path, made)
-        trials += made
-        progress(number, total)
+        trials.extend(made)
+        done.add((made[0].crew, made[0].arm, made[0].seed))
+        progress(len(done & wanted), total)
+
     wanted = {(c, arm.label, seed) for c in names for arm in arms for seed in seeds}
+    if lost := make_all(jobs, first, runs, kept):
+        raise LostRunsError(lost, total)
     return [t for t in trials if (t.crew, t.arm, t.seed) in wanted]
 
 
@@ -124,12 +138,12 @@ def _run(config: CrewConfig, arm: Arm, seed: int, folder: Path) -> list[Trial]:
     return [
         trial
         for crew in crews_of(config, arm, seed)
-        for trial in _simulate(crew, config.crew.name, arm.label, folder)
+        for trial in _simulate(crew, config.crew.name, arm, folder)
     ]
 
 
-def _simulate(crew: CrewConfig, name: str, arm: str, folder: Path) -> list[Trial]:
-    run = folder / f"{crew.crew.name}-{arm.replace('/', '-').replace(':', '-')}-{crew.crew.seed}"
+def _simulate(crew: CrewConfig, name: str, arm: Arm, folder: Path) -> list[Trial]:
+    run = folder / f"{crew.crew.name}-{folder_name(arm.label, crew.crew.seed)}"
     shutil.rmtree(run, ignore_errors=True)  # a run that was stopped is made anew
     for _ in SimCrew(crew, run).rounds():
         pass
@@ -141,7 +155,7 @@ def _simulate(crew: CrewConfig, name: str, arm: str, folder: Path) -> list[Trial
     ]
 
 
-def _trial(crew: str, arm: str, seed: int, lines: list[LearnerLine]) -> Trial:
+def _trial(crew: str, arm: Arm, seed: int, lines: list[LearnerLine]) -> Trial:
     ages, measured = ages_of(lines), [line for line in lines if line.heldout]
     senders = [sender for line in lines for sender in (line.senders or {}).values()]
     known = {
@@ -149,7 +163,8 @@ def _trial(crew: str, arm: str, seed: int, lines: list[LearnerLine]) -> Trial:
     }
     return Trial(
         crew=crew,
-        arm=arm,
+        arm=arm.label,
+        made=arm.made,
         seed=seed,
         peer=lines[0].peer,
         curve={line.round: mean_of(line.heldout or {}) for line in measured},

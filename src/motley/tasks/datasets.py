@@ -104,7 +104,7 @@ def _from_hub(source: PublishedDataset, split: str) -> list[Problem]:
         raise ValueError(
             f"cannot get {source.hub} ({split}) from the Hugging Face hub: {error}; without a "
             "connection, "
-            'download it elsewhere and set file = "problems.jsonl" under [task]'
+            'download it elsewhere and set task.file = "problems.jsonl"'
         ) from None
     return [
         source.make(dict(row), f"{source.hub} {split} row {number}")

@@ -146,7 +146,7 @@ def task_of_file(
 ) -> OwnTask:
     """The task of a crew file: "file:PATH", or "module:function" as `reward`."""
     if not config.file:
-        raise ValueError('this task needs its problems: set file = "problems.jsonl" under [task]')
+        raise ValueError('this task needs its problems: set task.file = "problems.jsonl"')
     specs = [config.reward] if isinstance(config.reward, str) else config.reward
     if reward and specs:
         raise ValueError(
@@ -194,8 +194,8 @@ def _named(rewards: Rewards | None, form: Form, equal: Equal) -> str:
     }
     if rewards and said:
         raise ValueError(
-            f"{', '.join(said)} under [task] would be ignored: the reward function scores; remove "
-            "it, or use file:PATH without a reward"
+            f"{', '.join(f'task.{name}' for name in said)} would be ignored: the reward function "
+            "scores; remove it, or use file:PATH without a reward"
         )
     return rewards.names if rewards else str(said) if said else ""
 
@@ -219,7 +219,7 @@ class _Reader:
         unknown = sorted(fields.keys() - set(FIELDS))
         if unknown:
             raise ValueError(
-                f"fields under [task] maps {unknown[0]!r}; it can map {', '.join(FIELDS)}, as in "
+                f"fields maps {unknown[0]!r}; it can map {', '.join(FIELDS)}, as in "
                 'fields = { prompt = "question" }'
             )
         self._fields, self._compared = fields, compared
@@ -299,7 +299,8 @@ class _Reader:
         empty = "an empty" if name in row.fields or name in self._fields else "no"
         return ValueError(
             f'{row.place}: {empty} "{name}", {why}; its fields are {_listed(row.fields)}; say '
-            f'which it is with fields = {{ {name} = "{likely}" }} under [task]'
+            f'which it is: fields = {{ {name} = "{likely}" }} of [task], or in Python '
+            f'fields={{"{name}": "{likely}"}}'
             + (", or score with a reward function" if name == "answer" else "")
         )
 

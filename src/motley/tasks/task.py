@@ -186,8 +186,8 @@ def unsteady(task: Task, count: int = 8) -> list[str]:
         if once != again:
             return [
                 f"a reward differs when it is computed again: {once}, then {again}, for "
-                f"{text[:80]!r}; where it must, as of a judge, write check_rewards = false under "
-                "[crew]"
+                f"{text[:80]!r}; where it must, as of a judge, set crew.check_rewards = "
+                "false"
             ]
     return []
 

@@ -16,6 +16,7 @@ import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -36,10 +37,10 @@ from motley.trust.chain import Chain, ChainState
 from motley.trust.copies import Copies, GroupMarks, Marked
 from motley.trust.identity import verifies
 from motley.trust.rules import Refusal, Rules
+from motley.trust.steadiness import Score, Steadiness, first_differing
 from motley.trust.values import check_branch, check_header, check_rollouts, check_time
 
 _log = logging.getLogger("motley")
-REWARD_TOLERANCE = 1e-5  # relative above 1: rewards travel as float32
 MAX_KEPT = 256
 MAX_LATELY = 4096  # refusals between two steps of which the position is kept
 # Refused in a row, of one sender: from here on its refusals are counted only, and of its records
@@ -48,7 +49,6 @@ MAX_IN_A_ROW = 1000
 READ_ONE_IN = 16
 
 Assignment = Callable[[str, int], list[Problem]]  # (peer, round) -> the problems it must answer
-Score = Callable[[Problem, Sequence[Rollout]], list[float]]
 
 
 class RefusedRecord(msgspec.Struct, frozen=True):
@@ -117,6 +117,7 @@ class Admission:
     score: Score | None  # None: rewards are taken on trust
     me: str = ""  # whose own rewards are not computed again: it signed them
     shown: Callable[[Rollout], str] = lambda rollout: f"{len(rollout.tokens)} tokens"
+    steadiness: Steadiness | None = None  # None: whether a reward is steady is not asked
     keys: dict[str, bytes] = field(default_factory=dict)  # peer -> key, by the newest roster
     revoked: frozenset[str] = frozenset()
     roster: int = 0  # its number
@@ -253,6 +254,8 @@ class Admission:
         group = fields.group(origin, arrays)
         if self.score is not None and fields.peer != self.me:
             self._check_rewards(self.score, problem, group)
+        elif self.steadiness and fields.peer == self.me:
+            self.steadiness.own(problem, group)
         self.copies.add(fields.peer, fields.id, marked, len(self.keys))
         return Admitted(group, problem, hash)
 
@@ -285,7 +288,7 @@ class Admission:
     def _check_rewards(self, score: Score, problem: Problem, group: Group) -> None:
         try:
             rights = [float(reward) for reward in score(problem, group.rollouts)]
-            pairs = list(zip(group.rollouts, rights, strict=True))
+            differing = first_differing(group.rollouts, rights)
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
             raise
         except BaseException as error:  # noqa: BLE001 - a reward function is a user's, and what it is given here is a stranger's; a panic of a tokenizer is no Exception
@@ -296,23 +299,23 @@ class Admission:
             raise Refusal(
                 "unscorable", f"the reward function failed on it: {type(error).__name__}: {error}"
             ) from None
-        for number, (rollout, right) in enumerate(pairs):
-            if math.isnan(right):  # this machine could not find out: the sender's word counts
-                self.undecided += 1
-                continue
-            if not abs(rollout.reward - right) <= REWARD_TOLERANCE * max(1.0, abs(right)):
-                detail = (
-                    f"rollout {number} claims a reward of {rollout.reward}; computed here it is "
-                    f"{right}"
-                )
-                self._say(
-                    "differs",
-                    f"group {group.id} is refused: {detail}, for {self.shown(rollout)}; where a "
-                    "reward comes out differently each time, as of a judge, write check_rewards = "
-                    f"false under [crew]; otherwise {group.origin.peer} lies, or scores with "
-                    "another program",
-                )
-                raise Refusal("reward", detail)
+        # this machine could not find out: the sender's word counts
+        self.undecided += sum(map(math.isnan, rights[: differing.number if differing else None]))
+        if differing is None:
+            return
+        detail = (
+            f"rollout {differing.number} claims a reward of {differing.rollout.reward}; computed "
+            f"here it is {differing.right}"
+        )
+        blame = partial(
+            self._say,
+            "differs",
+            f"group {group.id} is refused: {detail}, for {self.shown(differing.rollout)}; where a "
+            "reward comes out differently each time, as of a judge, set crew.check_rewards = "
+            f"false; otherwise {group.origin.peer} lies, or scores with another program",
+        )
+        self.steadiness.doubt(blame) if self.steadiness else blame()
+        raise Refusal("reward", detail)
 
     def _say(self, what: str, text: str) -> None:
         """Tell whoever runs this, once.

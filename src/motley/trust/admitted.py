@@ -1,6 +1,7 @@
 """AdmittedGroups: which groups were admitted already, so that none is admitted twice.
 
-Whatever a log may show, a group is taken in once. Knows names and numbers of groups, nothing else.
+Whatever a log may show, a group is taken in once. One that was refused is passed over: an id is
+written once, so it will not come again. Knows names and numbers of groups, nothing else.
 """
 
 from __future__ import annotations
@@ -27,6 +28,14 @@ class GroupPlace(NamedTuple):
     def of(group: Group) -> GroupPlace:
         return GroupPlace(group.origin.peer, group.round, group.slot)
 
+    @staticmethod
+    def read(id: str) -> GroupPlace | None:
+        """The place of a group by the id of its record, tagged or not; None of other records."""
+        sender, *numbers = id.split(".")
+        if len(numbers) < 2 or not all(n.isascii() and n.isdigit() for n in numbers[:2]):
+            return None
+        return GroupPlace(sender, int(numbers[0]), int(numbers[1]))
+
 
 @dataclass(slots=True)
 class AdmittedGroups:
@@ -41,7 +50,7 @@ class AdmittedGroups:
     """
 
     num_slots: int  # groups of a peer in a round
-    # per sender: every group of the rounds below has been admitted, or comes too late
+    # per sender: every group of the rounds below has been admitted or passed over, or is too late
     complete: Counter[str] = field(default_factory=Counter)
     _beyond: defaultdict[str, set[GroupPlace]] = field(default_factory=lambda: defaultdict(set))
     _branches: defaultdict[str, set[GroupPlace]] = field(default_factory=lambda: defaultdict(set))
@@ -63,9 +72,12 @@ class AdmittedGroups:
 
     def add(self, group: Group) -> bool:
         """Take in a group, unless it is there; whether it is new."""
-        if group in self:
+        return self.pass_over(GroupPlace.of(group))
+
+    def pass_over(self, place: GroupPlace) -> bool:
+        """Take a place for filled; whether that is news."""
+        if self._has(place):
             return False
-        place = GroupPlace.of(group)
         if place.slot >= self.num_slots:
             self._add_branch(place)
             return True
@@ -78,9 +90,20 @@ class AdmittedGroups:
             self.complete[place.sender] += 1
         return True
 
+    def refuse(self, id: str, signed: bool) -> None:
+        """A record does not count. If its sender signed it, no other comes in its place."""
+        if signed and (place := GroupPlace.read(id)):
+            self.pass_over(place)
+
     def __contains__(self, group: Group) -> bool:
         """Whether this very group, or another under its id, was admitted."""
-        place = GroupPlace.of(group)
+        return self._has(GroupPlace.of(group))
+
+    def is_whole(self, sender: str, round: int) -> bool:
+        """Whether nothing of a sender's round is to come any more."""
+        return all(map(self._has, self._round(sender, round)))
+
+    def _has(self, place: GroupPlace) -> bool:
         if place.slot >= self.num_slots:
             branches = self._branches[place.sender]
             is_old = len(branches) == MOST_BRANCHES and place < min(branches)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import os
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 import nkeys
@@ -62,7 +63,12 @@ class Identity:
         return nkey_of(self.public)
 
     def sign(self, message: bytes) -> bytes:
-        return SigningKey(self.secret).sign(message).signature
+        return _signing_key(self.secret).sign(message).signature
+
+
+@lru_cache(64)
+def _signing_key(secret: bytes) -> SigningKey:
+    return SigningKey(secret)
 
 
 def verifies(public: bytes, signature: bytes, message: bytes) -> bool:

@@ -1,0 +1,66 @@
+"""What of a crew can be told to be wrong before any model loads."""
+
+from __future__ import annotations
+
+from motley.config import (
+    CrewConfig,
+)
+from motley.learning.warm import check_warm
+from motley.models.devices import choose_device
+from motley.models.opening import check_peer, is_tiny
+from motley.models.vocabulary import Vocabulary
+from motley.objectives import objective
+from motley.tasks import Task, evaluation_set, load_task
+
+NOBODY = ""  # a peer no crew has
+
+
+def check_config(config: CrewConfig, mine: str | None = None, task: Task | None = None) -> None:
+    """Look up every name a crew file uses, so that a mistake shows before any model loads.
+
+    `mine`: the only peer whose model must be on this machine; what others bring is theirs. None:
+    all of them. `task`: where it is at hand as an object.
+    """
+    task = task or load_task(config.crew.task, config.task)
+    objective(config.crew.objective, config.crew.variant, config.objective)
+    _check_success(config, task)
+    problems = [p for split in task.splits for p in evaluation_set(task, split, per_kind=8)]
+    vocabularies = {}
+    for peer in config.students:
+        if mine in (None, peer.name) or is_tiny(peer.model):
+            vocabularies[peer.name] = check_peer(
+                peer, config.prompt, task, problems, config.sampling.max_tokens
+            )
+        if mine in (None, peer.name):
+            choose_device(peer.device, small=False)
+        if peer.warm:
+            check_warm(task, peer.warm)
+    _check_vocabularies(vocabularies)
+
+
+def _check_success(config: CrewConfig, task: Task) -> None:
+    if config.teach.is_on and config.teach.success is None and task.measure == "reward":
+        raise ValueError(
+            f"[teach] must know a success, and task {config.crew.task} gives rewards of any size; "
+            "write success = the least reward of a good answer under [teach]"
+        )
+
+
+def _check_vocabularies(vocabularies: dict[str, Vocabulary]) -> None:
+    if not vocabularies:
+        return
+    (first, own), *others = vocabularies.items()
+    for name, vocabulary in others:
+        if vocabulary.fingerprint != own.fingerprint:
+            raise ValueError(
+                f"peers {first} and {name} have different vocabularies ({own.size} and "
+                f"{vocabulary.size} tokens), so that neither could "
+                "score the other's tokens; use models that share a tokenizer, such as sizes of "
+                "one family"
+            )
+        if set(vocabulary.end_ids) != set(own.end_ids):
+            raise ValueError(
+                f"peers {first} and {name} end their answers with different tokens, {own.end_ids} "
+                f"and {vocabulary.end_ids}; "
+                "give both models' generation_config.json the same eos_token_id"
+            )

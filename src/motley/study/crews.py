@@ -1,0 +1,104 @@
+"""What several crews say together: an arm's difference to its opponents, with crews as the unit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from motley.study.standings import ALL, Against, ArmStanding, against_cells
+from motley.study.statistics import Comparison, holm
+
+
+@dataclass(frozen=True, slots=True)
+class OverCrews:
+    """An arm against an opponent, over the crews in which both were run."""
+
+    arm: str
+    opponent: str
+    over: Against  # one difference per crew: the mean over its seeds
+    by_crew: dict[str, float]
+    below: list[str]  # crews that end below the opponent outside their own interval
+    above: list[str]
+
+    @property
+    def sentence(self) -> str:
+        num = len(self.by_crew)
+        named = f": {', '.join(self.below)}" if self.below else ""
+        return (
+            f"{self.over.sentence}; {len(self.below)} of {num} below it outside their interval"
+            f"{named}; {len(self.above)} above"
+        )
+
+
+def over_crews(crews: Mapping[str, Sequence[ArmStanding]], arms: Sequence[str]) -> list[OverCrews]:
+    """Rows by opponent, then by arm; p values corrected for the arms that meet an opponent."""
+    met: dict[str, dict[str, dict[str, Against]]] = {}  # opponent -> arm -> crew ->
+    for crew, rows in crews.items():
+        for row in _whole(rows):
+            for opponent, against in row.against.items():
+                met.setdefault(opponent, {}).setdefault(row.arm, {})[crew] = against
+    return [
+        one
+        for opponent, by_arm in met.items()
+        for one in _against(opponent, {arm: by_arm[arm] for arm in arms if arm in by_arm})
+    ]
+
+
+def _whole(rows: Sequence[ArmStanding]) -> list[ArmStanding]:
+    """Those of the mean over peers; a crew of one peer has no others."""
+    return [row for row in rows if row.peer == ALL] or list(rows)
+
+
+def _against(opponent: str, by_arm: Mapping[str, Mapping[str, Against]]) -> list[OverCrews]:
+    means = {
+        arm: {crew: one.difference.mean for crew, one in met.items()} for arm, met in by_arm.items()
+    }
+    compared = [
+        Comparison(arm, opponent, tuple(each.values()), unit="crew") for arm, each in means.items()
+    ]
+    corrected = holm([one.p_value for one in compared])
+    return [
+        OverCrews(
+            arm=one.first,
+            opponent=opponent,
+            over=Against(one, one.estimate, one.p_value, p),
+            by_crew=means[one.first],
+            below=[crew for crew, a in by_arm[one.first].items() if a.is_below],
+            above=[crew for crew, a in by_arm[one.first].items() if a.is_above],
+        )
+        for one, p in zip(compared, corrected, strict=True)
+    ]
+
+
+def cells(rows: Sequence[OverCrews]) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of a table."""
+    head = [
+        "arm",
+        "against",
+        "crews",
+        "mean over crews",
+        "p (Holm)",
+        "crews below",
+        "crews above",
+        "lowest",
+    ]
+    return head, [
+        [
+            row.arm,
+            row.opponent,
+            str(len(row.by_crew)),
+            *against_cells(row.over),
+            f"{len(row.below)}: {', '.join(row.below)}" if row.below else "0",
+            str(len(row.above)),
+            _lowest(row),
+        ]
+        for row in rows
+    ]
+
+
+def _lowest(row: OverCrews) -> str:
+    crew = min(row.by_crew, key=lambda name: row.by_crew[name])
+    value = row.by_crew[crew]
+    return "" if np.isnan(value) else f"{value:+.3f} ({crew})"

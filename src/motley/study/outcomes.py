@@ -1,0 +1,116 @@
+"""What a study keeps of a run: how good each peer was on the way, and what that took."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from motley.config import CrewConfig
+from motley.learning.senders import SenderMetrics
+from motley.runs.metrics import LearnerLine, MetricsLine, SamplerLine, learner_lines
+
+
+class Spent(msgspec.Struct, frozen=True, kw_only=True):
+    """What a peer's training took. Tokens are those of completions, evaluations apart."""
+
+    sampled: int  # by the peer, or by the samplers that follow it
+    own: int  # learned from: of the groups that steps took, those it sampled
+    foreign: int  # and those that others sampled
+    seconds: float  # of sampling and learning
+
+    @property
+    def learned(self) -> int:
+        return self.own + self.foreign
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """One peer of one run: held-out score per kind before, after, and the lowest on the way."""
+
+    arm: str  # its label
+    seed: int
+    peer: str
+    start: dict[str, float]
+    end: dict[str, float]
+    lowest: dict[str, float]
+    ood: dict[str, float]
+    curve: dict[int, dict[str, float]] = {}  # round -> per kind
+    spent: Spent | None = None  # None: kept before this was counted
+    made: str = ""  # what an arm with a name stands for
+
+
+def read_outcomes(path: Path) -> list[Outcome]:
+    if not path.exists():
+        return []
+    return [msgspec.json.decode(line, type=Outcome) for line in path.read_bytes().splitlines()]
+
+
+def outcome_of(
+    config: CrewConfig, arm: str, peer: str, lines: Sequence[MetricsLine], made: str = ""
+) -> Outcome:
+    """What a run of `config` came to for one of its peers."""
+    own = [line for line in learner_lines(lines) if line.peer == peer and line.heldout]
+    heldout = [line.heldout or {} for line in own]
+    return Outcome(
+        arm=arm,
+        seed=config.crew.seed,
+        peer=peer,
+        start=heldout[0],
+        end=heldout[-1],
+        lowest={kind: min(measured[kind] for measured in heldout) for kind in heldout[0]},
+        ood=own[-1].ood or {},
+        curve={line.round: line.heldout or {} for line in own},
+        spent=spent_of(config, peer, lines),
+        made=made,
+    )
+
+
+def spent_of(config: CrewConfig, peer: str, lines: Sequence[MetricsLine]) -> Spent:
+    mine = [line for line in lines if config.student_of(line.peer) == peer]
+    steps = [line for line in mine if isinstance(line, LearnerLine)]
+    own = [_learned(config, line, True) for line in steps]
+    sampled = sum(
+        line.sampled_tokens if isinstance(line, SamplerLine) else _sampled(config, line)
+        for line in mine
+    )
+    return Spent(
+        sampled=sampled,
+        own=sum(own),
+        foreign=sum(_learned(config, line, False) for line in steps),
+        seconds=sum(_seconds(line) for line in steps),
+    )
+
+
+def _sampled(config: CrewConfig, line: LearnerLine) -> int:
+    """Tokens that a peer sampled in a round.
+
+    A round that was sampled before a crash, and found again, has no rate. What the step took of
+    its own stands for it.
+    """
+    timing = line.timing
+    if timing and timing.sampled_tokens_per_s:
+        return round(timing.sampled_tokens_per_s * timing.sample_s)
+    return 0 if line.reward is None else _learned(config, line, True)
+
+
+def _learned(config: CrewConfig, line: LearnerLine, own: bool) -> int:
+    """Tokens of the groups that a step took: the peer's own, or those of others."""
+    return sum(
+        round((sender.tokens or 0.0) * _num_sequences(config, sender))
+        for name, sender in (line.senders or {}).items()
+        if (config.student_of(name) == line.peer) == own
+    )
+
+
+def _num_sequences(config: CrewConfig, sender: SenderMetrics) -> int:
+    if isinstance(sender.sequences, int):
+        return sender.sequences
+    return sender.groups * config.rollouts_per_group
+
+
+def _seconds(line: LearnerLine) -> float:
+    timing = line.timing
+    if timing is None:
+        return 0.0
+    return timing.sample_s + (timing.learn_s or 0.0) - (timing.overlap_s or 0.0)

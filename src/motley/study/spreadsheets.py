@@ -1,0 +1,121 @@
+"""Studies and sweeps as CSV files."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+
+from motley.study import sweep
+from motley.study.findings import Findings
+from motley.study.outcomes import Outcome
+from motley.study.standings import Against, opponents_of
+from motley.study.sweep import Trial
+from motley.tasks import Measure
+
+CSV_HEAD = (
+    "crew",
+    "arm",
+    "seed",
+    "peer",
+    "kind",
+    "measure",
+    "start",
+    "end",
+    "lowest",
+    "out_of_distribution",
+    "compared_with",
+    "difference",
+)
+STUDY_HEAD = (*CSV_HEAD, "sampled_tokens", "own_tokens", "foreign_tokens", "seconds")
+COMPARISONS_HEAD = (
+    "crew",
+    "peer",
+    "arm",
+    "compared_with",
+    "unit",
+    "units",
+    "difference",
+    "low",
+    "high",
+    "p",
+    "holm_p",
+)
+
+
+def study_csv(found: Findings, measure: Measure) -> str:
+    """A row per crew, arm, seed, peer and kind."""
+    rows = []
+    for one in found.crews:
+        baseline = opponents_of(one.arms)[0]
+        before = {(o.seed, o.peer): o.end for o in one.outcomes if o.arm == baseline}
+        rows += [
+            (
+                *(one.crew, o.arm, o.seed, o.peer, kind, measure),
+                *(o.start.get(kind), o.end[kind], o.lowest.get(kind), o.ood.get(kind)),
+                *_against(
+                    baseline, o.end[kind], before.get((o.seed, o.peer)), kind, o.arm == baseline
+                ),
+                *_spent(o),
+            )
+            for o in one.outcomes
+            for kind in o.end
+        ]
+    return _csv(STUDY_HEAD, rows)
+
+
+def _spent(outcome: Outcome) -> tuple[float | None, ...]:
+    spent = outcome.spent
+    if spent is None:
+        return (None,) * 4
+    return (spent.sampled, spent.own, spent.foreign, spent.seconds)
+
+
+def comparisons_csv(found: Findings) -> str:
+    """A row per crew, peer, arm and opponent; no peer: the mean over peers; no crew: over crews."""
+    rows = [
+        (one.crew, row.peer, row.arm, other, *_compared(against))
+        for one in found.crews
+        for row in one.standings
+        for other, against in row.against.items()
+    ]
+    rows += [("", "", one.arm, one.opponent, *_compared(one.over)) for one in found.over]
+    return _csv(COMPARISONS_HEAD, rows)
+
+
+def _compared(against: Against) -> tuple[object, ...]:
+    estimate, compared = against.difference, against.compared
+    numbers = (estimate.mean, estimate.low, estimate.high, against.p_value, against.holm_p)
+    known = [None if number != number else number for number in numbers]  # nan is no number
+    return (compared.unit, len(compared.differences), *known)
+
+
+def sweep_csv(trials: Sequence[Trial], first: str, measure: Measure) -> str:
+    """A row per crew, arm, seed, learner and kind; of trials that kept no kinds, their mean."""
+    ends = lambda t: t.end or {"mean": sweep.last_of(t)}
+    before = {(t.arm, t.seed, t.peer): ends(t) for t in trials if t.crew == first}
+    rows = [
+        (
+            *(t.crew, t.arm, t.seed, t.peer, kind, measure),
+            *(t.start.get(kind), end, None, None),
+            *_against(first, end, before.get((t.arm, t.seed, t.peer)), kind, t.crew == first),
+        )
+        for t in trials
+        for kind, end in ends(t).items()
+    ]
+    return _csv(CSV_HEAD, rows)
+
+
+def _against(
+    other: str, value: float, before: Mapping[str, float] | None, kind: str, same: bool
+) -> tuple[str, float | None]:
+    known = before is not None and kind in before and not same
+    return (other, value - before[kind]) if known and before is not None else ("", None)
+
+
+def _csv(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(head)
+    writer.writerows(["" if cell is None else cell for cell in row] for row in rows)
+    return text.getvalue()
