@@ -122,6 +122,14 @@ def refusal(text: str) -> str:
         (CREW + "[teach]\nrescue = 1.0" + PEERS, ["meet = 0.25 under [crew]", "horizontal"]),
         (CREW + "[teach]\nrescue = -1" + PEERS, ["rescue=-1", "0 is off"]),
         (CREW + "[teach]\ngamma = -1" + PEERS, ["gamma=-1", "0 is off"]),
+        (CREW + "[teach]\nmost_branches = -1" + PEERS, ["most_branches=-1", "0 is one for each"]),
+        (CREW + '[teach]\nbranch = "long"' + PEERS, ["'long'", "teach.branch"]),
+        (
+            CREW + 'pace = "async"\nmeet = 1.0\n[teach]\nbranch = "drawn"\n[[peer]]\nname = "a"\n'
+            'model = "tiny:1m"\nrole = "learner"\n[[peer]]\nname = "b"\nrole = "sampler"\n'
+            'follows = "a"',
+            ["branch = 'drawn' is for peers that sample and learn", "remove branch"],
+        ),
         (CREW + "[teach]\nsuccess = inf" + PEERS, ["success=inf is no reward"]),
         (
             CREW + 'meet = 0.5\n[teach]\nrescue = 1.0\n[[peer]]\nname = "a"\nmodel = "tiny:1m"',

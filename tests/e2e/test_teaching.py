@@ -4,15 +4,18 @@ and resumed anywhere it is the same.
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import motley.runs.folder
+from chaos import disturbed_run, metrics_faults, weights
 from fakes import FixedClock, spread_crew
-from motley.config import CrewConfig
+from motley.config import Churn, CrewConfig
 from motley.learning.fates import read_fates
 from motley.learning.select import Candidate
 from motley.learning.waiting import Take
@@ -21,6 +24,7 @@ from motley.records import Group
 from motley.runs.local import LocalCrew
 from motley.runs.metrics import LearnerLine, learner_lines, read_metrics
 from motley.tasks import load_task
+from sim.crews import simulated
 
 from .test_crew import assert_same_run, finish, groups, metrics, run
 
@@ -208,3 +212,46 @@ def test_the_running_success_of_a_peer_does_not_count_branches(folder: Path) -> 
         for kind, values in rewards.items():
             assert peer.learner.success.of(kind) == pytest.approx(sum(values) / len(values))
         assert {*rewards} <= {*task.kinds}
+
+
+def test_a_crew_that_branches_and_is_killed_ends_as_if_nothing_had_happened(
+    task: Path, tmp_path: Path
+) -> None:
+    """A process for each peer, at a hub; kill -9 at random moments."""
+    config = teaching_crew(task, 'branch = "bisected"\nrescue = 0.5', rounds=16)
+    # not in this process: conftest has it compute some products by other kernels than a user's
+    reference, rng, killed = tmp_path / "undisturbed", random.Random(3), 0
+    disturbed_run(config, reference, rng, 0, timeout_s=600)
+    for number in range(10):
+        folder = tmp_path / f"disturbed{number}"
+        killed += disturbed_run(config, folder, rng, 3 - killed, timeout_s=600).total()
+        for peer in config.peer:
+            found = read_metrics(folder / peer.name)
+            assert any(line.met and line.met.branches for line in learner_lines(found))
+            expected = read_metrics(reference / peer.name)
+            assert metrics_faults(config, peer.name, found, expected) == []
+            assert weights(folder / peer.name, peer.name) == weights(
+                reference / peer.name, peer.name
+            )
+        if killed >= 3:
+            break
+    assert killed >= 3
+
+
+def test_a_simulated_crew_that_branches_is_the_same_every_time_and_outlives_a_crash(
+    folder: Path,
+) -> None:
+    config = teaching_crew(folder, 'branch = "bisected"\nrescue = 0.5', pace="async", rounds=8)
+    once, twice = (simulated(config, folder / name) for name in ("once", "twice"))
+    assert metrics(once.folder) == metrics(twice.folder)
+    assert any(line.met and line.met.branched for line in learner_lines(read_metrics(once.folder)))
+    first, second = config.peer
+    half_way_s = [line.time_s or 0.0 for line in read_metrics(once.folder)][8]
+    churn = Churn(crashes=((half_way_s, half_way_s + 0.2),))
+    crashing = msgspec.structs.replace(
+        config, peer=(msgspec.structs.replace(first, churn=churn), second)
+    )
+    crew = simulated(crashing, folder / "crashed")
+    for student in crew.students:
+        assert student.peer.learned_rounds == 8
+        assert not student.peer.admission.refused
