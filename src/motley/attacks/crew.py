@@ -171,7 +171,7 @@ class AttackedCrew:
     def _groups_of_this_round(self) -> list[Group]:
         entries = self._log.read(self._round_began, limit=len(self._log))
         contents = [decode(unpack(entry.record).body)[1] for entry in entries]
-        return [content for content in contents if isinstance(content, Group)]
+        return [c for c in contents if isinstance(c, Group) and not c.branch]
 
     # What became of it
 

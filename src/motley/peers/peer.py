@@ -223,6 +223,9 @@ class Peer:
         """
         if again and self.config.learning.max_age_s:
             return self.waiting.take_again(again)
+        waits = self.pace.awaits_others and not closed
+        if waits and self.teaching.is_due(self.learned_rounds, self.admitted):
+            return Wait()
         return self.pace.choose(self.waiting, self._round(closed))
 
     def step(self, chosen: Take, again: bool = False, refresh: bool = True) -> StepReport | None:

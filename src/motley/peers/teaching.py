@@ -20,6 +20,7 @@ from motley.learning.prefixes import PREFIXES, Continued, PrefixQueue, PrefixSta
 from motley.learning.select import Candidate
 from motley.peers.sampling import SamplerHalf
 from motley.peers.state import Arrival, PeerState, waiting_again
+from motley.trust import AdmittedGroups
 
 
 @dataclass(slots=True)
@@ -31,6 +32,14 @@ class Teaching:
     @property
     def _rules(self) -> Teach:
         return self.half.config.teach
+
+    def is_due(self, round: int, admitted: AdmittedGroups) -> bool:
+        """Whether own continuations of a round are still on their way to the log."""
+        if self.half.prefixes is None:
+            return False
+        sampled = self.half.sampled_in(round)
+        count = len(sampled.branches.places) if sampled and sampled.branches else 0
+        return not admitted.has_branches(self.half.me.name, round, count)
 
     def meet(self, taken: Sequence[Candidate], version: int) -> Met:
         """Take in the groups of a step from this version, and give what it is to learn beside."""

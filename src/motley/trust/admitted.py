@@ -103,6 +103,11 @@ class AdmittedGroups:
         """Whether nothing of a sender's round is to come any more."""
         return all(map(self._has, self._round(sender, round)))
 
+    def has_branches(self, sender: str, round: int, count: int) -> bool:
+        """Whether the continuations of a sender's round came, of which there are so many."""
+        slots = range(self.num_slots, self.num_slots + count)
+        return all(self._has(GroupPlace(sender, round, slot)) for slot in slots)
+
     def _has(self, place: GroupPlace) -> bool:
         if place.slot >= self.num_slots:
             branches = self._branches[place.sender]
