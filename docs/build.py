@@ -44,6 +44,7 @@ MENU = {
     "Look up": ("docs/methods.md", "docs/metrics.md", "docs/protocol.md"),
     "Results": (
         "docs/results/specialists.md",
+        "docs/results/drawn.md",
         "docs/results/delay.md",
         "docs/results/smollm2.md",
         "docs/results/threats.md",

@@ -38,6 +38,7 @@ def lines(loop: ModuleType) -> list[Any]:
     return loop.main(rounds=2, warm_success=0.02)
 
 
+@pytest.mark.slow
 def test_two_rounds_are_finite_and_move_both_models(loop: ModuleType, lines: list[Any]) -> None:
     assert [(line.round, line.peer) for line in lines] == [(2, name) for name in loop.MODELS]
     for line in lines:

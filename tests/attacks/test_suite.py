@@ -44,6 +44,7 @@ def attacked(name: str, config: CrewConfig, folder: Path, hostile: int = 1) -> A
     return made
 
 
+@pytest.mark.slow
 def test_without_an_attack_it_is_the_crew_that_motley_trains(tmp_path: Path) -> None:
     config = crew(rounds=2)
     local = LocalCrew.start(config, tmp_path / "local")
@@ -70,6 +71,7 @@ def test_what_is_refused_is_detected_and_the_honest_go_on(tmp_path: Path) -> Non
     assert {len(answers) for answers in evidence.answers.values()} == {8}
 
 
+@pytest.mark.slow
 def test_hostile_peers_publish_last_and_have_read_everything(tmp_path: Path) -> None:
     seen: list[int] = []
 
@@ -84,6 +86,7 @@ def test_hostile_peers_publish_last_and_have_read_everything(tmp_path: Path) -> 
     assert made.evidence().taken == 0.5
 
 
+@pytest.mark.slow
 def test_a_flood_is_published_once(tmp_path: Path) -> None:
     made = attacked("flood", crew(rounds=3), tmp_path)
     assert sum(entry.id.startswith("d.") for entry in made._log.read(0)) == 3

@@ -128,6 +128,7 @@ def test_a_step_of_trl_is_compared_with_ours(monkeypatch: pytest.MonkeyPatch) ->
     assert (row["trl_peak_gib"], row["against"], row["note"]) == (2.0, "TRL, float32 weights", "")
 
 
+@pytest.mark.slow
 def test_a_trl_that_fails_leaves_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object, **named: object) -> Cost:
         raise ValueError("no such GPU\nand more")
@@ -138,6 +139,7 @@ def test_a_trl_that_fails_leaves_the_rest(monkeypatch: pytest.MonkeyPatch) -> No
     assert (row["note"], row["ratio"]) == ("not measured: no such GPU", None)
 
 
+@pytest.mark.slow
 def test_what_the_engine_says_when_memory_ends_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     class Cutting:
         def __init__(self, policy: Policy) -> None:
@@ -168,6 +170,7 @@ def test_the_floor_of_a_step_by_hand() -> None:
     )
 
 
+@pytest.mark.slow
 def test_log_probs_agree_and_a_trainer_that_is_off_is_seen(
     monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]]
 ) -> None:

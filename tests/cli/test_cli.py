@@ -90,6 +90,7 @@ def test_train_leaves_a_run_and_says_where(trained: Path, crew_file: Path) -> No
     assert "seed = 3" in (trained / "config.toml").read_text()
 
 
+@pytest.mark.slow
 def test_runs_without_a_folder_of_their_own_are_numbered(
     crew_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,6 +151,7 @@ def test_check_compares_engine_and_trainer(crew_file: Path) -> None:
     assert all(0 < row["mean_difference"] <= row["99 %"] < 1e-4 for row in rows[1:])
 
 
+@pytest.mark.slow
 def test_check_of_a_task_with_a_fault_fails(tmp_path: Path) -> None:
     lines = [{"prompt": f"sort {n}=", "answer": "1"} for n in range(10, 60)]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -304,6 +306,7 @@ def test_ctrl_c_finishes_the_round_saves_and_says_how_to_go_on(
     assert max(line.round for line in read_metrics(run)) == 3
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_says_how_to_go_on_too(
     crew_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -318,6 +321,7 @@ def test_a_second_ctrl_c_says_how_to_go_on_too(
     )
 
 
+@pytest.mark.slow
 def test_eval_of_a_saved_model_folder(trained: Path) -> None:
     newest = sorted((trained / "checkpoints").glob("round-*"))[-1]
     run = {
@@ -372,6 +376,7 @@ def test_what_cannot_work_is_said_before_any_training(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_problem_files_are_found_beside_the_crew_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -230,6 +230,7 @@ def test_what_does_not_fit_the_model_is_refused() -> None:
     assert 1 <= len(row[0].tokens) <= 4
 
 
+@pytest.mark.slow
 def test_a_small_adapter_is_not_lost_in_the_rounding_of_the_weights() -> None:
     """A step of 1e-3 is below what bfloat16 tells apart in many weights: merged, it would hardly
     act.

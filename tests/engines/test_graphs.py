@@ -147,7 +147,7 @@ def test_weights_are_taken_at_refresh_and_only_then_and_in_their_old_place() -> 
 
 
 @needs_interpreter
-@pytest.mark.parametrize("most", [16, 32])  # one prompt at a time, two
+@pytest.mark.parametrize("most", [16, slow(32)])  # one prompt at a time, two
 def test_prompts_may_be_run_in_parts(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = grouped_query_policy()
     monkeypatch.setattr("motley.engines.graphs.PREFILL_TOKENS", most)
@@ -215,7 +215,9 @@ def test_buckets_waste_no_more_than_a_third() -> None:
 # one block; several; several, the last one nearly empty
 @needs_interpreter
 @pytest.mark.parametrize("size", [28, slow(5000), slow(9001)])
-@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (20, 1.0), (0, 0.8), (1, 0.5), (20, 0.6)])
+@pytest.mark.parametrize(
+    ("top_k", "top_p"), [(0, 1.0), slow(20, 1.0), slow(0, 0.8), slow(1, 0.5), (20, 0.6)]
+)
 def test_tokens_are_those_of_the_inverse_distribution(size: int, top_k: int, top_p: float) -> None:
     """Where the uniform number falls within rounding of a token's edge, the neighbour may come;
     nothing else.

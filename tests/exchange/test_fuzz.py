@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from fuzz import fuzz
 
 
@@ -37,6 +39,7 @@ def test_changed_records_are_refused_by_name_and_never_raise() -> None:
     assert every_way_out <= set(result.outcomes)
 
 
+@pytest.mark.slow
 def test_the_same_seed_makes_the_same_changes() -> None:
     first, second, other = fuzz(100, seed=1), fuzz(100, seed=1), fuzz(100, seed=2)
     assert (first.outcomes, first.kinds) == (second.outcomes, second.kinds)

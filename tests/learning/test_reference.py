@@ -137,6 +137,22 @@ def test_several_steps_of_a_round_are_pulled_to_where_the_run_began_and_ask_it_o
     assert counted.asked == 2
 
 
+@pytest.mark.parametrize("row", ["m2po", "vcpo"])
+def test_a_row_that_looks_at_its_batch_first_asks_the_reference_once(row: str) -> None:
+    ends = {}
+    for beta in (0.5, 1e-9):
+        policy = tiny_policy()
+        learner = a_learner(policy, PULL | {"beta": beta}, row)
+        counted = Counted(learner._reference._score)
+        learner._reference._score = counted  # type: ignore[assignment]
+        moved(policy)
+        report = learner.step(groups(MIXED))
+        ends[beta] = weights(policy)
+        assert counted.asked == 1
+        assert report.reference_kl > 0.01
+    assert (ends[0.5] - ends[1e-9]).norm() > 1e-4  # vcpo lowers its learning rate
+
+
 def test_a_round_of_one_step_is_the_same_to_the_bit_with_a_reference() -> None:
     ends = []
     for rules in ({}, {"groups_per_step": 100}):

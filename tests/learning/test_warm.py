@@ -75,6 +75,7 @@ def test_the_same_recipe_comes_from_the_cache(
     assert len(list(tmp_path.rglob("*.safetensors"))) == 1
 
 
+@pytest.mark.slow
 def test_another_recipe_does_not_come_from_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,6 +238,7 @@ def test_a_warm_start_that_ends_in_no_numbers_is_an_error_and_not_cached(
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
+@pytest.mark.slow
 def test_a_torn_file_in_the_cache_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -179,9 +179,7 @@ def test_many_problems_do_not_fill_the_memory() -> None:
 def test_a_mixture_whose_parts_differ_needs_a_word_in_the_crew_file() -> None:
     gym = {"task": "reasoning_gym:chain_sum"}
     digits = load_task("mixture", {"gym": gym, "digits": {"task": "digits", "kinds": ["sort"]}})
-    with pytest.raises(
-        ValueError, match=r"put their problems differently; write a template under \[prompt\]"
-    ):
+    with pytest.raises(ValueError, match=r"put their problems differently; set prompt.template"):
         prompts(task=digits)
     problem = Problem(kind="digits", prompt="sort 21=", answer="12")
     assert text(prompts(Prompt(template="Q {prompt} A {answer}"), digits), problem).endswith(
@@ -190,7 +188,8 @@ def test_a_mixture_whose_parts_differ_needs_a_word_in_the_crew_file() -> None:
     assert prompts(Prompt(style="chat"), digits).ids(problem)
     forms = load_task("mixture", {"gym": gym, "tagged": {**gym, "form": "tags"}})
     with pytest.raises(
-        ValueError, match=r"want answers of different forms; give them one form, or write system"
+        ValueError,
+        match=r"want answers of different forms; give them one form, or set prompt.system",
     ):
         prompts(task=forms)
     assert text(

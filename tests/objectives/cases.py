@@ -7,16 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 
+from marks import slow
 from motley.objectives import OBJECTIVES, VARIANTS, LossBatch, LossOutput, Objective, Samples, Terms
 
 ROWS: list[tuple[str, str]] = [(name, "") for name in OBJECTIVES] + [
     (name, v) for name, rows in VARIANTS.items() for v in rows
 ]
 ROW_IDS = [f"{name}-{variant}" if variant else name for name, variant in ROWS]
+
+
+def cases_of(rows: Sequence[tuple[str, str]]) -> list[Any]:
+    """Cases of a test. What is published differs from its row in a bound only."""
+    return [slow(*row) if row[1] == "published" else row for row in rows]
 
 
 @dataclass(frozen=True)

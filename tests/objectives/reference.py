@@ -76,6 +76,15 @@ def receiver_relative(case: Case, advantage: list[float], scale: float) -> list[
     return adjusted
 
 
+def both_baselines(case: Case, advantage: list[float], scale: float) -> list[float]:
+    adjusted = list(advantage)
+    for i in range(len(case)):
+        if not case.own[i]:
+            gain = case.reward[i] - case.success[i]
+            adjusted[i] = max(scale * gain, advantage[i]) if gain > 0 else min(advantage[i], 0.0)
+    return adjusted
+
+
 def rehearsed(case: Case, advantage: list[float], rehearse: float) -> list[float]:
     adjusted = list(advantage)
     for i in range(len(case)):
@@ -365,6 +374,10 @@ def ftis_code(b: Reference, i: int, lp: np.ndarray) -> float:
     return -sum(truncated(b, i, t, lp) for t in tokens) / len(tokens) / survivors / b.num_pairs()
 
 
+def _both(case: Case, advantage: list[float], o: dict) -> list[float]:
+    return both_baselines(case, advantage, o["scale"])
+
+
 def _relative(case: Case, advantage: list[float], o: dict) -> list[float]:
     return receiver_relative(case, advantage, o["scale"])
 
@@ -419,6 +432,12 @@ ROWS: dict[tuple[str, str], tuple] = {
     ("gmpo", ""): (standardised, (), gmpo, {"log_clip": 0.4}),
     ("uplift", ""): (standardised, (), _uplift, _UPLIFT),
     ("uplift", "relative"): (standardised, (_relative,), _uplift, _UPLIFT | {"scale": 2.0}),
+    ("uplift", "both"): (
+        standardised,
+        (_both, _rehearsed),
+        _uplift,
+        _UPLIFT | {"scale": 1.0, "rehearse": 0.3},
+    ),
     ("uplift", "rehearsed"): (standardised, (_rehearsed,), _uplift, _UPLIFT | {"rehearse": 0.3}),
     ("uplift", "relative_rehearsed"): (
         standardised,

@@ -4,7 +4,9 @@ batch decides.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import sqrt
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -13,13 +15,17 @@ from scipy import stats
 
 from motley.objectives import Samples, objective
 from motley.objectives.advantages import (
+    BatchStandardised,
     BetaNormalised,
+    BothBaselines,
     CapabilityAware,
     Centred,
     ForeignCap,
+    LeaveOneOut,
     ReceiverRelative,
     Rehearsal,
     Standardised,
+    Whitened,
 )
 
 from .cases import Case, run, samples_of, tiny
@@ -153,6 +159,25 @@ def test_receiver_relative_lets_the_best_teacher_speak_until_the_receiver_catche
     for success, expected in [(0.0, 2.0), (0.75, 0.5), (1.0, 0.0)]:
         terms = row.prepare(samples([1.0, 1.0, 1.0, 1.0], [0, 0, 1, 1], own_and_foreign, success))
         assert terms.advantage_B.tolist() == pytest.approx([0.0, 0.0, expected, expected])
+
+
+def test_both_baselines_by_hand() -> None:
+    # A foreign group with one success of four, std .5: A = (1 - .25)/.5 = 1.5, more than 1 - .2.
+    # A foreign group all right: A = 0, less than 1 - .2. Own groups and failures stay.
+    rewards = [1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0]
+    batch = samples(rewards, [0] * 4 + [1] * 2 + [2] * 2, [False] * 6 + [True] * 2, success=0.2)
+    given = Standardised()(batch)
+    got = BothBaselines()(batch, given)
+    assert got[:4].tolist() == given[:4].tolist()
+    assert given[0].item() == pytest.approx(1.5, abs=1e-3)
+    assert got[4:6].tolist() == pytest.approx([0.8, 0.8])
+    assert got[6:].tolist() == given[6:].tolist()
+    assert BothBaselines(scale=3.0)(batch, given)[0].item() == pytest.approx(2.4)
+
+
+def test_both_baselines_silence_what_the_receiver_can_do_as_well() -> None:
+    batch = samples([1.0, 0.0], [0, 0], [False, False], success=1.0)
+    assert BothBaselines()(batch, Standardised()(batch))[0].item() == 0.0
 
 
 def test_receiver_relative_gradient_by_hand() -> None:
@@ -309,6 +334,43 @@ def test_bnpo_takes_a_mean_reward_outside_0_and_1_as_the_nearer_of_the_two() -> 
         assert got.tolist() == inside.tolist()
         assert got[2:].abs().min() > 0
     assert BetaNormalised()(samples([1.0, 1.0, 0.0, 0.0], [0, 0, 1, 1])).tolist() == [0, 0, 0, 0]
+
+
+# Those of TRL and verl
+
+
+def test_batch_standardised_divides_by_the_spread_of_all_rewards() -> None:
+    # rewards 1, 0, 1, 1: means 1/2 and 1, std of all 1/2
+    got = BatchStandardised()(samples([1.0, 0.0, 1.0, 1.0], [0, 0, 1, 1]))
+    unit = 1 / (0.5 + 1e-4)
+    assert got.tolist() == pytest.approx([unit / 2, -unit / 2, 0, 0])
+    assert BatchStandardised()(samples([1.0], [0])).tolist() == [0]
+
+
+def test_leave_one_out_by_hand() -> None:
+    got = LeaveOneOut()(samples([1.0, 0.0, 0.5, 3.0], [0, 0, 0, 1]))
+    assert got.tolist() == pytest.approx([0.75, -0.75, 0.0, 0.0])
+
+
+def test_whitened_counts_a_reward_as_often_as_its_sequence_has_tokens() -> None:
+    given = replace(
+        samples([1.0, 0.0, 1.0], [0, 0, 1]), length_B=torch.tensor([1, 3, 4], dtype=torch.int64)
+    )
+    # five tokens of 1, three of 0: mean 5/8, variance (5·9 + 3·25)/64/7
+    unit = 1 / sqrt(120 / 64 / 7 + 1e-8)
+    assert Whitened()(given).tolist() == pytest.approx([unit * x for x in (3 / 8, -5 / 8, 3 / 8)])
+    # r - mean is 1/2 once, -1/2 three times, 0 four times: mean -1/8, variance (25 + 27 + 4)/64/7
+    unit = 1 / sqrt(56 / 64 / 7 + 1e-8)
+    assert Whitened(baseline="group")(given).tolist() == pytest.approx(
+        [unit * x for x in (5 / 8, -3 / 8, 1 / 8)]
+    )
+
+
+@pytest.mark.parametrize("baseline", ["none", "group"])
+def test_whitened_rewards_that_are_all_equal_are_zero(baseline: Literal["none", "group"]) -> None:
+    assert Whitened(baseline)(samples([0.25] * 3, [0, 0, 1])).tolist() == [0] * 3
+    one = replace(samples([1.0], [0]), length_B=torch.tensor([1]))
+    assert Whitened(baseline)(one).tolist() == [0]
 
 
 # HACPO's

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
 
 from motley.objectives import Objective, objective
 
-from .cases import ROW_IDS, ROWS, Case, Result, batch_of, flat, make_case, run, samples_of
+from .cases import (
+    ROW_IDS,
+    ROWS,
+    Case,
+    Result,
+    batch_of,
+    cases_of,
+    flat,
+    make_case,
+    prepared,
+    run,
+    samples_of,
+)
 
 # Their loss is a sum over sequences; the other two say that it is not.
 CUT_ANYWHERE = [row for row in ROWS if row not in (("ftis", "code"), ("gepo", "code"))]
@@ -35,14 +49,14 @@ def random_cut(num: int, seed: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("garbage", [-7.5, 300.0])
-@pytest.mark.parametrize(("name", "variant"), ROWS, ids=ROW_IDS)
+@pytest.mark.parametrize(("name", "variant"), cases_of(ROWS), ids=ROW_IDS)
 def test_padding_changes_nothing(name: str, variant: str, garbage: float) -> None:
     row = objective(name, variant, {"beta": 0.1})
     case = varied_case(name, seed=3)
     same(run(row, case, extra=3, garbage=garbage), run(row, case))
 
 
-@pytest.mark.parametrize(("name", "variant"), ROWS, ids=ROW_IDS)
+@pytest.mark.parametrize(("name", "variant"), cases_of(ROWS), ids=ROW_IDS)
 def test_padding_reports_weight_zero(name: str, variant: str) -> None:
     case = varied_case(name, seed=3)
     weight_BT = run(objective(name, variant), case, extra=2, garbage=5.0).output.weight_BT
@@ -61,7 +75,7 @@ def test_end_token_is_taken_away_once() -> None:
     assert [once.mask_BT[i, :n].all().item() for i, n in enumerate(expected)] == [True] * len(case)
 
 
-@pytest.mark.parametrize(("name", "variant"), CUT_ANYWHERE)
+@pytest.mark.parametrize(("name", "variant"), cases_of(CUT_ANYWHERE))
 def test_any_cut_between_sequences_gives_the_same_loss_and_gradient(
     name: str, variant: str
 ) -> None:
@@ -88,7 +102,7 @@ def test_ftis_code_depends_on_a_cut_through_a_pair() -> None:
     assert np.abs(flat(cut.gradient) - flat(run(row, case).gradient)).max() > 1e-3
 
 
-@pytest.mark.parametrize(("name", "variant"), ROWS, ids=ROW_IDS)
+@pytest.mark.parametrize(("name", "variant"), cases_of(ROWS), ids=ROW_IDS)
 def test_order_of_groups_does_not_matter(name: str, variant: str) -> None:
     row = objective(name, variant, {"beta": 0.1})
     case = varied_case(name, seed=5)
@@ -102,7 +116,7 @@ def test_order_of_groups_does_not_matter(name: str, variant: str) -> None:
     same(Result(moved.loss, restored, moved.output, moved.terms), run(row, case))
 
 
-@pytest.mark.parametrize(("name", "variant"), CUT_ANYWHERE)
+@pytest.mark.parametrize(("name", "variant"), cases_of(CUT_ANYWHERE))
 def test_order_within_a_group_does_not_matter(name: str, variant: str) -> None:
     row = objective(name, variant)
     case = varied_case(name, seed=6)
@@ -121,3 +135,21 @@ def test_padding_may_hold_numbers_that_are_not_finite(garbage: float) -> None:
 def test_padding_of_ratios_may_hold_numbers_that_are_not_finite(name: str, garbage: float) -> None:
     case = make_case("apart", seed=3)
     same(run(objective(name), case, extra=3, garbage=garbage), run(objective(name), case))
+
+
+# The F-TIS code and the release of GEPO say that others of a micro-batch count.
+@pytest.mark.parametrize(("name", "variant"), cases_of(CUT_ANYWHERE))
+def test_a_sequence_without_a_token_adds_nothing_and_harms_nobody(name: str, variant: str) -> None:
+    row, case = objective(name, variant), varied_case(name, seed=5)
+    batch = batch_of(case, prepared(row, case))
+    empty = 20
+    mask_BT = batch.mask_BT.clone()
+    mask_BT[empty] = False
+    row.loss(batch).loss.backward()
+    expected_BT = batch.logp_learner_BT.grad.clone()
+    expected_BT[empty] = 0
+    batch.logp_learner_BT.grad = None
+    output = row.loss(replace(batch, mask_BT=mask_BT))
+    output.loss.backward()
+    assert torch.isfinite(output.loss)
+    np.testing.assert_allclose(batch.logp_learner_BT.grad, expected_BT, rtol=1e-6, atol=1e-9)

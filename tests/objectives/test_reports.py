@@ -12,7 +12,7 @@ import torch
 
 from motley.objectives import Objective, objective
 
-from .cases import ROW_IDS, ROWS, Case, Result, flat, make_case, run, samples_of, tiny
+from .cases import ROW_IDS, ROWS, Case, Result, cases_of, flat, make_case, run, samples_of, tiny
 
 DENOMINATORS = {
     "dr_grpo": "constant",
@@ -94,7 +94,7 @@ def test_gmpo_reports_its_ratio_where_nothing_is_clipped() -> None:
     )
 
 
-@pytest.mark.parametrize(("name", "variant"), ROWS, ids=ROW_IDS)
+@pytest.mark.parametrize(("name", "variant"), cases_of(ROWS), ids=ROW_IDS)
 def test_reports_carry_no_gradient(name: str, variant: str) -> None:
     output = run(objective(name, variant), make_case("apart", 7)).output
     assert not output.weight_BT.requires_grad
@@ -142,7 +142,7 @@ def test_silent_marks_exactly_the_zero_advantages(name: str, variant: str) -> No
     assert 0 < sum(expected) < len(expected)
 
 
-@pytest.mark.parametrize(("name", "variant"), ROWS, ids=ROW_IDS)
+@pytest.mark.parametrize(("name", "variant"), cases_of(ROWS), ids=ROW_IDS)
 def test_the_smallest_advantage_is_not_silent(name: str, variant: str) -> None:
     row = objective(name, variant)
     terms = row.prepare(samples_of(tiny([0.0] * 6, lp=[[-1.0]] * 6, lq=[[-1.0]] * 6)))
@@ -150,7 +150,7 @@ def test_the_smallest_advantage_is_not_silent(name: str, variant: str) -> None:
     assert row.silent(faint).tolist() == [False] * 4 + [True] * 2
 
 
-@pytest.mark.parametrize(("name", "variant"), ROWS, ids=ROW_IDS)
+@pytest.mark.parametrize(("name", "variant"), cases_of(ROWS), ids=ROW_IDS)
 def test_nothing_is_silent_under_a_penalty(name: str, variant: str) -> None:
     row = objective(name, variant, {"beta": 0.005})
     terms = row.prepare(samples_of(make_case("apart", 8)))
@@ -211,7 +211,7 @@ def test_leaving_a_silent_half_of_a_pair_out_changes_nothing() -> None:
     )
 
 
-@pytest.mark.parametrize(("name", "variant"), ROWS, ids=ROW_IDS)
+@pytest.mark.parametrize(("name", "variant"), cases_of(ROWS), ids=ROW_IDS)
 def test_reports_are_detached(name: str, variant: str) -> None:
     output = run(objective(name, variant), make_case("far", 0)).output
     assert output.loss.requires_grad

@@ -41,6 +41,7 @@ SETTINGS: dict[tuple[str, str], dict[str, float | str]] = {
     ("topr", "filtered"): FILTER | PENALTY,
     ("uplift", "relative"): UPLIFT | {"scale": 2.0},
     ("uplift", "rehearsed"): UPLIFT | {"rehearse": 0.3},
+    ("uplift", "both"): UPLIFT | {"scale": 1.0, "rehearse": 0.3},
     ("uplift", "relative_rehearsed"): UPLIFT | {"scale": 1.0, "rehearse": 0.3},
     ("uplift", "floored"): UPLIFT | {"floor": 0.3, "C": 2.0},
     ("uplift", "shaped"): UPLIFT | {"gamma": 0.1},
@@ -145,7 +146,7 @@ def test_unknown_variant_is_told_the_known_ones() -> None:
         objective("ftis", "paper")
     with pytest.raises(ValueError, match=r"^objective 'nois' has no variant 'code'; it has none$"):
         objective("nois", "code")
-    with pytest.raises(ValueError, match=r"has no variant 'x'; it has relative, rehearsed, "):
+    with pytest.raises(ValueError, match=r"has no variant 'x'; it has both, relative, "):
         objective("uplift", "x")
 
 

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 import motley.reports.export
 from fakes import write_task
+from marks import slow
 from motley.cli import app
 from motley.config import CrewConfig, parse_config
 from motley.models.opening import saved_policy
@@ -264,7 +265,9 @@ def test_an_adapter_of_a_folder_that_only_this_machine_has(
         assert named_base(out) == str(out / "base")
 
 
-@pytest.mark.parametrize(("merge", "peer"), [(False, "whole"), (False, "thin"), (True, "thin")])
+@pytest.mark.parametrize(
+    ("merge", "peer"), [(False, "whole"), slow(False, "thin"), slow(True, "thin")]
+)
 def test_weights_can_be_rounded(
     merge: bool, peer: str, run: Path, trained: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -113,5 +113,7 @@ def test_a_damaged_best_is_replaced(tmp_path: Path) -> None:
 
 
 def test_where_none_is_kept_the_error_says_what_keeps_one(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no best checkpoint of a; .*stop_after or stop_at"):
+    with pytest.raises(
+        ValueError, match=r"no best checkpoint of a; .*evaluate.stop_after or evaluate.stop_at"
+    ):
         best_checkpoint(tmp_path, "a")

@@ -156,19 +156,49 @@ def test_a_function_that_raises_the_third_time_stops_the_third_time() -> None:
         one.begin(PROBLEMS, TEXTS)()
 
 
-def test_processes_are_as_many_as_calls_at_once_and_one_for_calls_in_turn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+class FakeCaller(sandbox._Caller):
+    """One that is ready when it is let."""
+
+    ready: threading.Event
+
+    def call(self, question: list[Any]) -> sandbox.Reply:
+        self.ready.wait(60)
+        return sandbox.Reply("value")
+
+
+@pytest.fixture
+def callers(monkeypatch: pytest.MonkeyPatch) -> sandbox._Callers:
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    callers = sandbox._Callers()
-    first = callers.take()
+    monkeypatch.setattr(sandbox, "_Caller", FakeCaller)
+    monkeypatch.setattr(FakeCaller, "ready", threading.Event(), raising=False)
+    return sandbox._Callers()
+
+
+def test_processes_are_as_many_as_calls_at_once_and_one_for_calls_in_turn(
+    callers: sandbox._Callers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FakeCaller.ready.set()
+    first = callers.take(["f"])
     callers.give_back(first)
-    assert callers.take() is first
-    others = [callers.take(), callers.take()]
+    assert callers.take(["f"]) is first
+    others = [callers.take(["f"]), callers.take(["f"])]
     assert len({id(first), *map(id, others)}) == 3
     assert sandbox.num_workers() == 3
     monkeypatch.setattr(os, "cpu_count", lambda: 400)
     assert sandbox.num_workers() == sandbox.MOST_WORKERS
+
+
+def test_nobody_waits_for_a_process_to_begin_while_another_is_free(
+    callers: sandbox._Callers,
+) -> None:
+    FakeCaller.ready.set()
+    first = callers.take(["f"])
+    FakeCaller.ready.clear()  # a second takes for ever
+    with ThreadPoolExecutor(1) as pool:
+        second = pool.submit(callers.take, ["f"])
+        callers.give_back(first)
+        assert second.result(60) is first
+    FakeCaller.ready.set()
 
 
 def test_a_reward_that_differs_when_it_is_computed_again_is_named_with_both_values() -> None:

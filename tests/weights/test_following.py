@@ -200,6 +200,7 @@ def test_plans_do_not_depend_on_order_or_repetition() -> None:
         assert versions(follower.plan(shuffled)) == [5, 6, 7, 8]
 
 
+@pytest.mark.slow
 def test_any_subset_of_manifests_and_blobs_leads_to_a_state_the_learner_had() -> None:
     learner = Learner(anchor_every=4)
     learner.run(14)

@@ -177,9 +177,7 @@ class Recipe:
 
     @property
     def _objective(self) -> str:
-        if self.objective:
-            return self.objective
-        return "alone" if len(self.peers) == 1 else "uplift/relative"
+        return self.objective or "auto"
 
     @property
     def _max_tokens(self) -> int:

@@ -58,7 +58,7 @@ def attack_command(
             found = {"crew": config.crew.name, "rows": [row.plain() for row in rows]}
             sys.stdout.write(json.dumps(found) + "\n")
         else:
-            title = f"{config.crew.name}: {config.crew.objective}, {config.crew.rounds} rounds"
+            title = f"{config.crew.name}: {config.crew.row}, {config.crew.rounds} rounds"
             print_rows([row.cells() for row in rows], title, as_json=False)
             for row in {row.attack: row for row in rows}.values():
                 tell(f"{row.attack}: {row.wants}")

@@ -132,6 +132,13 @@ def changed(config: CrewConfig, objective: str, rounds: int, seed: int | None) -
     return msgspec.structs.replace(config, crew=crew, objective=settings)
 
 
+def say_choice(config: CrewConfig) -> CrewConfig:
+    """The same crew; which row "auto" took for it, and why, is said."""
+    if config.crew.chosen:
+        say(config.crew.chosen)
+    return config
+
+
 def command_line() -> str:
     """The command that is running, to be pasted."""
     return shlex.join(["motley", *sys.argv[1:]])

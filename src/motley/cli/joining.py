@@ -21,6 +21,7 @@ from motley.cli.common import (
     console,
     plain_errors,
     say,
+    say_choice,
     stop_on_interrupt,
     tell,
 )
@@ -84,7 +85,7 @@ def hub(
     Ctrl-C stops it, the same line goes on.
     """
     with plain_errors():
-        config = read_config(crew_file, settings or ())
+        config = say_choice(read_config(crew_file, settings or ()))
         folder = out or Path("runs") / f"{config.crew.name}-hub"
         if revoke or invite or pardon:
             from motley.distributed.orders import give_order

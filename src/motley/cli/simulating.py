@@ -26,6 +26,7 @@ from motley.cli.common import (
     console,
     plain_errors,
     print_rows,
+    say_choice,
     stderr,
     stop_on_interrupt,
     tell,
@@ -53,9 +54,10 @@ def sim(
 
     with plain_errors():
         config = changed(read_config(crew_file, settings or ()), objective, rounds, seed)
+        say_choice(config)
         folder = out or new_run_folder(config.crew.name)
         took_s = _simulate(config, folder, stderr() if as_json else console)
-        title = f"{config.crew.name}: {config.crew.objective}, {duration(took_s)} simulated"
+        title = f"{config.crew.name}: {config.crew.row}, {duration(took_s)} simulated"
         print_rows(summary(folder), title, as_json)
         recall_signs(folder, Console(stderr=as_json))
         if not as_json:

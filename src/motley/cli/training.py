@@ -35,6 +35,7 @@ from motley.cli.common import (
     plain_errors,
     results,
     say,
+    say_choice,
     stop_on_interrupt,
     tell,
 )
@@ -214,6 +215,7 @@ def train(
             _train(_resuming(resume, [*(settings or ()), *longer]), resume, alone)
         elif crew_file is not None:
             config = changed(read_config(crew_file, settings or ()), objective, rounds, seed)
+            say_choice(config)
             folder = out or new_run_folder(config.crew.name)
             logger.info("run folder %s", folder.resolve())
             _train(_starting(config, folder), folder, alone)

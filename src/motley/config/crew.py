@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from motley.config.choosing import AUTO, choice
 from motley.config.peers import PeerConfig
 from motley.config.rules import Crew, Evaluate, Learning, Prompt, Teach, Trust, WeightsChannel
 from motley.links import Network, Weather
@@ -35,6 +36,7 @@ class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 "temperature=0 gives every rollout of a group the same tokens, so nothing can be "
                 "learned; 1.0 is usual for training"
             )
+        self._decide()
         names = [p.name for p in self.peer]
         if len(set(names)) < len(names):
             raise ValueError(f"peer names must differ; got {', '.join(names)}")
@@ -91,6 +93,24 @@ class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             )
         if len(self.authors) < 2:
             raise ValueError("[teach] needs somebody to learn from; add a [[peer]], or remove it")
+
+    def _decide(self) -> None:
+        """Put the row that "auto" stands for in its place, so that a run keeps it."""
+        crew = self.crew
+        if crew.objective == AUTO:
+            if crew.variant:
+                raise ValueError(
+                    f"crew.variant = {crew.variant!r} is of a row that crew.objective = "
+                    f'"{AUTO}" may not take; leave the variant out, or name the row'
+                )
+            waits = self.has_roles or crew.pace == "async"
+            made = choice(len(self.students), waits)
+            changes = {"objective": made.objective, "variant": made.variant, "chosen": made.reason}
+        elif crew.chosen and not crew.chosen.startswith(f"{AUTO} took {crew.row}:"):
+            changes = {"chosen": ""}  # another row was named since
+        else:
+            return
+        msgspec.structs.force_setattr(self, "crew", msgspec.structs.replace(crew, **changes))
 
     def _check_roles(self) -> None:
         if not self.authors or not self.students:

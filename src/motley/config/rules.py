@@ -22,8 +22,9 @@ class Crew(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     rounds: int
     group_size: int
     problems_per_round: int  # over the whole crew
-    objective: str
+    objective: str = "auto"  # how a peer learns from what was sampled: motley objectives
     variant: str = ""
+    chosen: str = ""  # why "auto" took the row; Motley writes it
     layout: Literal["vertical", "horizontal"] = "vertical"
     pace: Literal["lockstep", "async"] = "lockstep"
     seed: int = 0
@@ -39,6 +40,11 @@ class Crew(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     # where metrics also go; nothing leaves the machine unless the reporter is told to
     report: tuple[Reporter, ...] = ()
     report_all: bool = False  # every number of a line, not the few that reports/series.py names
+
+    @property
+    def row(self) -> str:
+        """The objective, with its variant."""
+        return f"{self.objective}/{self.variant}" if self.variant else self.objective
 
     def __post_init__(self) -> None:
         check_name("crew", self.name)

@@ -74,11 +74,16 @@ def with_start(plan: StepPlan, scored: Sequence[Scored]) -> StepPlan:
     reference.
     """
     start: dict[int, NDArray[np.float32]] = {}
-    ref: dict[int, NDArray[np.float32]] = {}
     for one in scored:
         start |= _by_row(one.micro, one.logp_BT)
+    return replace(plan, start=start, ref=_references(scored))
+
+
+def _references(scored: Sequence[Scored]) -> dict[int, NDArray[np.float32]]:
+    ref: dict[int, NDArray[np.float32]] = {}
+    for one in scored:
         ref |= {} if one.ref_BT is None else _by_row(one.micro, one.ref_BT)
-    return replace(plan, start=start, ref=ref)
+    return ref
 
 
 def _by_row(micro: MicroBatch, logp_BT: Tensor) -> dict[int, NDArray[np.float32]]:
@@ -92,7 +97,8 @@ def _by_row(micro: MicroBatch, logp_BT: Tensor) -> dict[int, NDArray[np.float32]
 def settled(plan: StepPlan, objective: Objective, scored: Sequence[Scored]) -> StepPlan:
     """The same, with what the row decides from the learner's log-probs of all that it scores."""
     batches = [unscored(plan, one.micro).known(logp_learner_BT=one.logp_BT) for one in scored]
-    return replace(plan, terms=objective.settle(plan.terms, batches))
+    terms = objective.settle(plan.terms, batches)
+    return replace(plan, terms=terms, ref=_references(scored))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

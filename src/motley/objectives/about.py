@@ -55,9 +55,10 @@ ABOUT: dict[str, About] = {
     "m2po": About("the batch's second moment of log-ratios is bounded", "arXiv 2510.01161"),
     "vcpo": About("the learning rate follows the effective sample size", "arXiv 2602.17616"),
     "uplift": About("learn what works from anyone; unlearn what you would do yourself", _OURS),
+    "uplift/both": About("others' successes count by their group, or by what one lacks", _OURS),
     "uplift/relative": About("others' successes count by what the receiver lacks", _OURS),
     "uplift/rehearsed": About("own solved groups are rehearsed", _OURS),
-    "uplift/relative_rehearsed": About("both, and others' successes at half the scale", _OURS),
+    "uplift/relative_rehearsed": About("relative at half the scale, and rehearsed", _OURS),
     "uplift/floored": About("successes weigh their ratio, between 0.3 and 2", _OURS),
     "uplift/shaped": About(
         "others' successes weigh less where they are absurd", "arXiv 2504.14945"

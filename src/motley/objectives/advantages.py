@@ -185,6 +185,22 @@ class ReceiverRelative:
 
 
 @dataclass(frozen=True, slots=True)
+class BothBaselines:
+    """Foreign samples that beat the receiver's own running success s on this kind: the larger of A
+    and scale·(r - s); other foreign: min(A, 0).
+
+    A rare success counts as in its sender's group, a sure one by what the receiver lacks.
+    """
+
+    scale: float = 1.0
+
+    def __call__(self, samples: Samples, advantage_B: Tensor) -> Tensor:
+        relative_B = ReceiverRelative(self.scale)(samples, advantage_B)
+        beats_B = samples.reward_B.double() > samples.success_B.double()
+        return torch.where(beats_B, torch.maximum(advantage_B, relative_B), relative_B)
+
+
+@dataclass(frozen=True, slots=True)
 class Rehearsal:
     """Own groups in which every reward is the same and positive: A = rehearse·r instead of 0, so
     that own skill is held.
@@ -222,4 +238,4 @@ Advantage = (
     | BetaNormalised
     | CapabilityAware
 )
-Adjustment = ReceiverRelative | Rehearsal | ForeignCap
+Adjustment = ReceiverRelative | BothBaselines | Rehearsal | ForeignCap

@@ -76,7 +76,9 @@ class EffectiveSamples:
 
 
 def _log_products(batch: LossBatch) -> Tensor:
-    return batch.log_ratio_BT.detach().double().sum(1)[batch.advantage_B != 0].cpu()
+    # not every device has float64
+    log_ratio_BT, advantage_B = batch.log_ratio_BT.detach().cpu(), batch.advantage_B.cpu()
+    return log_ratio_BT.double().sum(1)[advantage_B != 0]
 
 
 Look = NoLook | SecondMoment | EffectiveSamples

@@ -11,6 +11,7 @@ from dataclasses import replace
 from motley.objectives.advantages import (
     BatchStandardised,
     BetaNormalised,
+    BothBaselines,
     CapabilityAware,
     Centred,
     ForeignCap,
@@ -145,6 +146,7 @@ VARIANTS: dict[str, dict[str, Objective]] = {
     },
     "topr": {"filtered": replace(OBJECTIVES["topr"], filter=_ftis_filter)},
     "uplift": {
+        "both": replace(_uplift, adjust=(BothBaselines(), Rehearsal())),
         "relative": replace(_uplift, adjust=(ReceiverRelative(),)),
         "rehearsed": replace(_uplift, adjust=(Rehearsal(),)),
         "relative_rehearsed": replace(_uplift, adjust=(ReceiverRelative(scale=1.0), Rehearsal())),

@@ -281,8 +281,7 @@ class Peer:
         check_dtype(state, self.me.name, str(learner.policy.dtype))
         learner.policy.version = state.version
         learner.token_budget = self.config.learning.token_budget or state.token_budget
-        learner.success.by_kind = dict(state.success)
-        learner.skills.means = {sender: list(means) for sender, means in state.skills.items()}
+        learner.success.by_kind, learner.skills.means = dict(state.success), dict(state.skills)
         half.sampled_rounds, self.learned_rounds = state.sampled_rounds, state.learned_rounds
         self.cursor = state.cursor
         window.version, window.made_s = state.version, dict(state.made_s)
@@ -321,7 +320,7 @@ def _state_of(peer: Peer) -> PeerState:
         scrutiny=peer.scrutiny.state(),
         meetings=peer.teaching.meetings.state(),
         prefixes=peer.teaching.prefixes,
-        skills={sender: list(means) for sender, means in learner.skills.means.items()},
+        skills=learner.skills.means,
     )
 
 

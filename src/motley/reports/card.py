@@ -185,7 +185,7 @@ def _skills(e: ExportedModel) -> str:
 
 def _training(e: ExportedModel) -> str:
     crew, sampling, learning = e.config.crew, e.config.sampling, e.config.learning
-    objective = f"{crew.objective}/{crew.variant}" if crew.variant else crew.objective
+    objective = crew.row
     facts = {
         "task": f"{_public(crew.task)}{_settings(_public(e.config.task))}",
         "prompt": f"{e.config.prompt.style}{_settings(_said(e.config.prompt))}",

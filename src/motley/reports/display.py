@@ -64,8 +64,7 @@ class LiveTable:
         done = max((line.round for line in self.lines.values()), default=0)
         table = Table(
             title=(
-                f"{crew.name}: {crew.objective}, round {done} of {crew.rounds}, "
-                f"{self.time_left()} left"
+                f"{crew.name}: {crew.row}, round {done} of {crew.rounds}, {self.time_left()} left"
             )
         )
         for column in (

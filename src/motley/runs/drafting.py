@@ -262,17 +262,12 @@ def _crew(draft: Draft) -> str:
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-") or "crew"
     check_name("crew", name)
     least = 24 if draft.tiny else 16
-    alone = peers == 1
     return _table(
         "[crew]",
         [
             ("name", _quoted(name), "names run folders"),
             ("task", _quoted(_task_of(draft)), "what is learned; its settings are under [task]"),
-            (
-                "objective",
-                '"alone"' if alone else '"ftis"',
-                "one peer learns from itself" if alone else "how a peer learns from the others",
-            ),
+            ("objective", '"auto"', "how peers learn; motley objectives lists all ways"),
             ("rounds", 100, "turns of sampling and learning; motley train --rounds N"),
             (
                 "problems_per_round",

@@ -71,25 +71,47 @@ def call(function: str, *arguments: Any) -> Reply:
 
     The function itself only prepares, and must not touch what a stranger wrote.
     """
+    question = [function, *arguments]
     callers = _callers(os.getpid())
-    caller = callers.take()
+    caller = callers.take(question)
     try:
-        return caller.call([function, *arguments])
+        return caller.call(question)
     finally:
         callers.give_back(caller)
 
 
 class _Callers:
-    """The processes that calls wait for. There are more only while several threads call at once."""
+    """The processes that calls wait for. There are more only while several threads call at once.
+
+    One takes seconds to load what it needs, so it does that beside: who finds none idle waits for
+    whichever is ready first, be it an old one or the new.
+    """
 
     def __init__(self) -> None:
         self._idle: queue.LifoQueue[_Caller] = queue.LifoQueue()
-        for _ in range(num_workers()):
-            self._idle.put(_Caller())
+        self._lock = threading.Lock()
+        self._num_begun = 0
 
-    def take(self) -> _Caller:
-        """The one that was used last: of calls in turn, all have the same."""
+    def take(self, question: list[Any]) -> _Caller:
+        """The one that was used last: of calls in turn, all have the same.
+
+        `question`: what a new one prepares itself with.
+        """
+        with contextlib.suppress(queue.Empty):
+            return self._idle.get_nowait()
+        with self._lock:
+            begins = self._num_begun < num_workers()
+            self._num_begun += begins
+        if begins:
+            threading.Thread(target=self._begin, args=(question,), daemon=True).start()
         return self._idle.get()
+
+    def _begin(self, question: list[Any]) -> None:
+        caller = _Caller()
+        # what fails here fails for who asks, too, and is said there
+        with contextlib.suppress(Exception):
+            caller.call(question)
+        self._idle.put(caller)
 
     def give_back(self, caller: _Caller) -> None:
         self._idle.put(caller)
