@@ -141,3 +141,24 @@ def test_rescues_take_part_in_several_steps_of_a_round(rules: dict[str, Any]) ->
     assert report.inner.steps == 2
     assert math.isfinite(report.loss)
     assert (taught - plain).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.parametrize("name", ["m2po", "ftis"])
+def test_a_penalty_toward_a_reference_leaves_rescues_alone(name: str, epochs: int) -> None:
+    mine, theirs = of("me", [1, 0, 0], 1), of("other", [1, 0, 0.5], 2)
+    row = objective(name, settings={"beta": 0.5, "toward": "reference"})
+    moved = []
+    for lessons in ([], [lesson_of(theirs)]):
+        policy = tiny_policy()
+        rules = Learning(grad_clip=1e9, epochs=epochs)
+        learner = Learner(policy, row, rules, 1.0, teach=Teach(rescue=1.0))
+        learner.optimiser = torch.optim.SGD([p for _, p in policy.trained()], lr=1.0)
+        before = torch.cat([p.detach().flatten().clone() for _, p in policy.trained()])
+        report = learner.step([mine, theirs], lessons=lessons)
+        moved.append(torch.cat([p.detach().flatten() for _, p in policy.trained()]) - before)
+        assert report.reference_kl is not None
+    if epochs == 1:  # the policy is where it began, and the penalty has no gradient yet
+        left = moved[1] * 7 / 6 - moved[0]
+        assert torch.allclose(left, likelihood_step(lesson_of(theirs)) / 6, rtol=1e-3, atol=1e-6)
+    assert torch.isfinite(moved[1]).all()

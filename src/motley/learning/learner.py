@@ -168,7 +168,7 @@ class Learner:
             return plan
         alone = replace(plan, todo=answers)
         looked = settled(alone, self._objective, self._backward(alone, learns=False).scored)
-        return replace(plan, terms=looked.terms)
+        return replace(looked, todo=plan.todo)
 
     def _alone(
         self, plan: StepPlan, withheld: Withheld, lessons: Sequence[Lesson], peer: str

@@ -228,7 +228,7 @@ def unscored(plan: StepPlan, micro: MicroBatch) -> Unscored:
 def _table(
     by_row: dict[int, NDArray[np.float32]], rows: list[int], micro: MicroBatch
 ) -> Tensor | None:
-    if not by_row:
+    if rows[0] not in by_row:  # nor are its others: lessons have micro-batches of their own
         return None
     value_M = torch.from_numpy(np.concatenate([by_row[row] for row in rows]))
     return micro.unpack(value_M.to(micro.mask_BT.device))
