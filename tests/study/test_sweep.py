@@ -376,12 +376,14 @@ def test_alone_is_the_learner_by_itself(folder: Path) -> None:
     assert (found.arm, found.peer, found.mean_age) == ("alone", "l", 0.0)
 
 
+@pytest.mark.slow
 def test_several_learners_of_a_crew_have_trials_of_their_own(folder: Path) -> None:
     config = far_crew(folder, samplers={"s": "l", "t": "k"}, **SETTINGS)
     found, _ = swept([config], "gepo", 1, folder / "sweep")
     assert [t.peer for t in found] == ["l", "k"]
 
 
+@pytest.mark.slow
 def test_alone_in_a_crew_of_two_learners_runs_or_is_refused_by_name(folder: Path) -> None:
     config = far_crew(folder, samplers={"s": "l", "t": "k"}, **SETTINGS)
     try:
@@ -392,6 +394,7 @@ def test_alone_in_a_crew_of_two_learners_runs_or_is_refused_by_name(folder: Path
         assert [t.peer for t in found] == ["l", "k"]
 
 
+@pytest.mark.slow
 def test_peers_that_end_early_have_trials_too(folder: Path) -> None:
     peers = spread_crew(folder, pace="async", rounds=5, learning="max_age = 0")
     config = msgspec.structs.replace(peers, network=Network(delay=0.2))
@@ -402,6 +405,7 @@ def test_peers_that_end_early_have_trials_too(folder: Path) -> None:
 # Command line
 
 
+@pytest.mark.slow
 def test_sweep_prints_a_table_and_leaves_it_with_a_plot(folder: Path, here: Here) -> None:
     files = []
     for number, delay in enumerate((0.0, 0.1)):
