@@ -325,6 +325,7 @@ def test_a_sweep_runs_every_crew_arm_and_seed_and_goes_on_where_it_stopped(
     assert read_trials(out / "trials.jsonl") == more
 
 
+@pytest.mark.slow
 def test_what_a_stopped_run_left_is_made_anew(folder: Path) -> None:
     out = folder / "sweep"
     (out / "runs" / "delay-0-gepo-0").mkdir(parents=True)
@@ -339,6 +340,7 @@ def test_crews_that_differ_in_their_names_only_come_out_the_same(folder: Path) -
     assert msgspec.structs.replace(second, crew=first.crew) == first
 
 
+@pytest.mark.slow
 def test_a_failing_run_is_an_error_after_all_others_are_made_and_kept(folder: Path) -> None:
     gone = far_crew(
         folder,
