@@ -90,7 +90,17 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     sampling: Sampling
 
 
-class Group(msgspec.Struct, frozen=True, kw_only=True):
+class Branch(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the rollouts of a group begin, which are not answers but ends of one: behind a prefix
+    of another peer's success, on a problem that the author had before and failed.
+    """
+
+    round: int  # of the author's own group on the problem
+    slot: int
+    prefix: tuple[int, ...]
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All rollouts of one problem by one policy version: what is shared and learned from."""
 
     crew: str
@@ -100,10 +110,21 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     origin: Origin
     rollouts: tuple[Rollout, ...]
     created_s: float
+    branch: Branch | None = None  # not None: only its author learns from it
 
     @property
     def id(self) -> str:
         return f"{self.origin.peer}.{self.round}.{self.slot}"
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The round and slot in which its author was given the problem."""
+        return (self.branch.round, self.branch.slot) if self.branch else (self.round, self.slot)
+
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        """What stands between the prompt and the rollouts."""
+        return self.branch.prefix if self.branch else ()
 
 
 class Charter(msgspec.Struct, frozen=True, kw_only=True):

@@ -61,6 +61,7 @@ def test_without_an_attack_it_is_the_crew_that_motley_trains(tmp_path: Path) -> 
     assert free.alarms.detected == 0
 
 
+@pytest.mark.slow
 def test_what_is_refused_is_detected_and_the_honest_go_on(tmp_path: Path) -> None:
     made = attacked("rewards", crew(rounds=2), tmp_path)
     assert made.alarms.detected == 1
@@ -149,6 +150,7 @@ def test_with_defences_to_take_away_every_crew_is_run_with_and_without_them() ->
     ]
 
 
+@pytest.mark.slow
 def test_an_honest_peer_that_stops_is_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
     staging = stagings(crew(), [ATTACKS["rewards"]], hostile=1)[-1]
 

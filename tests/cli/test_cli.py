@@ -100,6 +100,7 @@ def test_runs_without_a_folder_of_their_own_are_numbered(
         assert (Path("runs") / f"pair-00{number}" / "metrics.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_resume_goes_on_with_a_run(trained: Path) -> None:
     before = (trained / "metrics.jsonl").read_bytes()
     out = motley("train", "--resume", trained).stdout
@@ -119,6 +120,7 @@ def test_alone_also_trains_every_peer_by_itself(crew_file: Path) -> None:
     ] == [16]
 
 
+@pytest.mark.slow
 def test_eval_of_a_run_and_of_one_of_its_peers(trained: Path) -> None:
     rows = as_json("eval", trained, "--problems", 6, "--samples", 2)["rows"]
     assert [(row["peer"], row["kind"], row["problems"]) for row in rows] == [
@@ -144,6 +146,7 @@ def test_eval_of_a_model(crew_file: Path) -> None:
     assert [row["problems"] for row in rows] == [3, 3, 3, 9]
 
 
+@pytest.mark.slow
 def test_check_compares_engine_and_trainer(crew_file: Path) -> None:
     rows = as_json("check", crew_file)["rows"]
     assert [row["result"] for row in rows] == ["ok"] * 9

@@ -128,6 +128,7 @@ def test_warm_for_a_number_of_steps_writes_a_folder_that_a_crew_can_name(tmp_pat
     )
 
 
+@pytest.mark.slow
 def test_warm_until_an_accuracy_is_reached(tmp_path: Path) -> None:
     (tmp_path / "crew.toml").write_text(
         CREW.replace('template = "Q: {prompt}\\nA: {answer}"', 'template = "{prompt}{answer}"')

@@ -155,6 +155,7 @@ def test_a_setting_counts_and_nonsense_is_one_line(tmp_path: Path) -> None:
         assert "did you mean lr?" in error(*command, "--set", "learning.lrr=1")
 
 
+@pytest.mark.slow
 def test_quiet_leaves_the_result_and_verbose_says_what_is_loaded(tmp_path: Path) -> None:
     crew = tmp_path / "crew.toml"
     crew.write_text(CREW)

@@ -57,6 +57,7 @@ def gradients(policy: Policy, logp: list[Tensor]) -> dict[str, Tensor]:
     return {n: p.grad.clone() for n, p in policy.model.named_parameters() if p.grad is not None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_they_get_the_logprobs_and_gradients_of_single_sequences(kind: str) -> None:
     policy, sequences = policy_of(kind), ragged()

@@ -141,6 +141,7 @@ def gradients(out: Tensor, heads: list[Tensor]) -> tuple[Tensor, ...]:
     return torch.autograd.grad(out, heads, dout)
 
 
+@pytest.mark.slow
 @needs_interpreter
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("scaling", [None, slow(0.4)])

@@ -163,6 +163,7 @@ def test_a_frozen_copy_gives_the_log_probs_of_the_policy_in_half_the_memory(
     assert bool(trained) == (train != "lora")
 
 
+@pytest.mark.slow
 @interpreted
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("kind", ["qwen3", *map(slow, ["llama with biases", "gemma3"])])

@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from architectures import TURN_END, text_tokenizer, write_model
-from motley.config import ConfigError, CrewConfig, parse_config, read_config, write_config
+from fakes import spread_crew
+from motley.config import ConfigError, CrewConfig, Teach, parse_config, read_config, write_config
 from motley.models import opening
 from motley.runs.checking import check_config
 
@@ -117,6 +118,23 @@ def refusal(text: str) -> str:
             ["warm accuracy of sort is 1.5", "between 0 and 1"],
         ),
         (CREW.replace('"ftis"', '"alone"') + PEERS, ["'alone' means one peer", "--alone"]),
+        (CREW + "meet = 1.5" + PEERS, ["meet=1.5", "such as 0.25"]),
+        (CREW + "[teach]\nrescue = 1.0" + PEERS, ["meet = 0.25 under [crew]", "horizontal"]),
+        (CREW + "[teach]\nrescue = -1" + PEERS, ["rescue=-1", "0 is off"]),
+        (CREW + "[teach]\ngamma = -1" + PEERS, ["gamma=-1", "0 is off"]),
+        (CREW + "[teach]\nmost_branches = -1" + PEERS, ["most_branches=-1", "0 is one for each"]),
+        (CREW + '[teach]\nbranch = "long"' + PEERS, ["'long'", "teach.branch"]),
+        (
+            CREW + 'pace = "async"\nmeet = 1.0\n[teach]\nbranch = "drawn"\n[[peer]]\nname = "a"\n'
+            'model = "tiny:1m"\nrole = "learner"\n[[peer]]\nname = "b"\nrole = "sampler"\n'
+            'follows = "a"',
+            ["branch = 'drawn' is for peers that sample and learn", "remove branch"],
+        ),
+        (CREW + "[teach]\nsuccess = inf" + PEERS, ["success=inf is no reward"]),
+        (
+            CREW + 'meet = 0.5\n[teach]\nrescue = 1.0\n[[peer]]\nname = "a"\nmodel = "tiny:1m"',
+            ["somebody to learn from", "add a [[peer]]"],
+        ),
         (CREW + "[learning]\nlr = 0" + PEERS, ["lr=0", "must be a number above 0"]),
         (CREW + "[learning]\ngrad_clip = 0" + PEERS, ["grad_clip=0", "1.0 is usual"]),
         (CREW + "[trust]\nsender_share = 0" + PEERS, ["sender_share=0", "0.5 is usual"]),
@@ -283,6 +301,36 @@ def test_the_work_of_a_round_is_divided_by_problems_or_by_rollouts(
     assert (config.problems_per_peer, config.rollouts_per_group) == (problems, rollouts)
     alone = config.alone("a")
     assert alone.problems_per_peer * alone.rollouts_per_group == 36
+
+
+@pytest.mark.parametrize(
+    ("keys", "met"),
+    [
+        ("", 0),
+        ("meet = 0.01", 1),
+        ("meet = 0.5", 1),
+        ("meet = 0.6", 2),
+        ("meet = 1.0", 2),
+        ('layout = "horizontal"', 6),
+    ],
+)
+def test_peers_meet_on_a_share_of_their_problems_or_on_all(keys: str, met: int) -> None:
+    assert parse_config(CREW + keys + PEERS).num_met == met
+
+
+def test_a_crew_in_which_only_teaching_crosses_may_have_the_objective_alone() -> None:
+    text = CREW.replace('"ftis"', '"alone"') + "meet = 0.5\n[teach]\nrescue = 1.0" + PEERS
+    config = parse_config(text)
+    assert not config.alone("a").teach.is_on
+    assert config.alone("a").num_met == 0
+
+
+def test_a_task_with_rewards_of_any_size_must_say_what_a_success_is(folder: Path) -> None:
+    config = spread_crew(folder, layout="horizontal")
+    asked = lambda **teach: msgspec.structs.replace(config, teach=Teach(rescue=1.0, **teach))
+    with pytest.raises(ValueError, match=r"^\[teach\] must know a success, .* write success ="):
+        check_config(asked())
+    check_config(asked(success=0.5))
 
 
 def test_nobody_needs_to_ask_for_processes_deadlines_or_trust() -> None:

@@ -25,6 +25,7 @@ PLACES = {
     "Sampling": ("## `[sampling]`", "| key |", ""),
     "Learning": ("## `[learning]`", "| key |", ""),
     "Trust": ("## `[trust]`", "| key |", ""),
+    "Teach": ("## `[teach]`", "| key |", ""),
     "Evaluate": ("## `[evaluate]`", "| key |", ""),
     "WeightsChannel": ("## `[weights]`", "| key |", ""),
     "Link": ("## `[network]`", "| key |", ""),

@@ -420,6 +420,7 @@ def test_the_metrics_begin_with_the_skills_before_training(folder: Path) -> None
     assert set(lines[0].heldout) == {"reverse", "sort"}
 
 
+@pytest.mark.slow
 @pytest.mark.quick
 def test_training_raises_the_reward(folder: Path) -> None:
     crew = run(spread_crew(folder, ("full", "full"), rounds=15, group_size=8), folder / "run")
@@ -490,6 +491,7 @@ def test_a_paced_crew_with_an_own_share_is_refused_or_goes_on(folder: Path) -> N
     assert all(p.learner.policy.version == 6 for p in crew.peers)
 
 
+@pytest.mark.slow
 @pytest.mark.quick
 def test_a_crew_lets_go_of_its_files(folder: Path) -> None:
     crew = run(spread_crew(folder, rounds=1), folder / "run")

@@ -53,6 +53,7 @@ def policy_of(kind: str) -> Policy:
     return POLICIES[kind](seed=3) if kind in POLICIES else own_code_policy(kind)
 
 
+@pytest.mark.slow
 @needs_interpreter
 @pytest.mark.parametrize("kind", ["grouped", *map(slow, [*KNOWN, "qwen3 lora"])])
 def test_it_draws_what_the_engine_for_cpus_draws(kind: str) -> None:

@@ -113,6 +113,7 @@ def test_a_judge_that_is_not_there_is_an_error_at_once() -> None:
         Judge(OpenAI(url=url), [].append)
 
 
+@pytest.mark.slow
 def test_a_peers_judge_changes_what_it_learns_from_and_nothing_that_travels(
     task: Path, tmp_path: Path
 ) -> None:

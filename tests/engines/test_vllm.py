@@ -152,6 +152,7 @@ def stand_in(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_it_samples_follows_and_stops(stand_in: str, tmp_path: Path) -> None:
     policy = tiny_policy()
     with VllmEngine(policy, Vllm(python=stand_in), tmp_path) as engine:

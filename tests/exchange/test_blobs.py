@@ -317,6 +317,7 @@ def test_what_an_interrupted_put_left_is_deleted_with_the_others(
     eventually(lambda: num_messages(net, learner) == 2)
 
 
+@pytest.mark.slow
 def test_what_was_deleted_leaves_nothing_however_often_that_happens(
     net: Net, learner: NatsBlobs
 ) -> None:
@@ -345,6 +346,7 @@ def test_what_was_put_survives_kill_9(
     assert got(sampler, b"more") == b"more"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stored_chunks", [slow(0), 3, slow(25)])
 def test_a_put_during_which_the_server_is_killed_is_made_whole_by_another(
     net: Net, stored_chunks: int
@@ -374,6 +376,7 @@ def stored_bytes(net: Net) -> int:
     return sum(file.stat().st_size for file in net.server.folder.rglob("*.blk"))
 
 
+@pytest.mark.slow
 def test_a_get_during_which_the_server_is_killed_fails_and_succeeds_again(
     net: Net, learner: NatsBlobs, sampler: NatsBlobs
 ) -> None:
@@ -463,6 +466,7 @@ def test_whatever_stands_in_place_of_a_meta_the_blob_is_not_there_and_can_be_put
     assert got(net.blobs("b", "a"), content) == content
 
 
+@pytest.mark.slow
 def test_empty_chunks_do_not_keep_a_reader_busy(
     learner: NatsBlobs, sampler: NatsBlobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ import pytest
 from fuzz import fuzz
 
 
+@pytest.mark.slow
 def test_changed_records_are_refused_by_name_and_never_raise() -> None:
     result = fuzz(5000)
     assert result.failures == []

@@ -149,6 +149,7 @@ def test_a_crash_between_the_logs_answer_and_the_forgetting_sends_again_and_doub
     assert contents_of(log) == groups(0, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("takes", [0, 4, BATCH, BATCH + 1, *map(slow, [1, BATCH - 1, 2 * BATCH])])
 def test_a_log_that_fails_in_the_middle_gets_the_rest_later_and_nothing_twice(
     path: Path, takes: int

@@ -27,6 +27,7 @@ from motley.records import (
     NO_BASE,
     Backlog,
     Blob,
+    Branch,
     Charter,
     Content,
     Group,
@@ -157,6 +158,16 @@ def cases() -> dict[str, Case]:
                 [rollout([0], [-0.5], 0.0, "length"), rollout([], [], 0.0, "length")],
                 crew="日本 \x00\n",
                 problem="",
+            ),
+        ),
+        f"schema{SCHEMA}-branch": Case(
+            "größe",
+            group(
+                "größe",
+                4,
+                2,
+                [rollout([3, 1], [-0.5, -0.125], 1.0, "stop")],
+                branch=Branch(round=3, slot=1, prefix=(11, 127, 128, 128255)),
             ),
         ),
     }

@@ -140,6 +140,7 @@ def plain_tis(candidates: Sequence[Candidate], steps: Sequence[Sequence[str]], l
     return weights(policy), clipped / tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("epochs", "per_step"), [(2, 0), (1, 2), (2, 4)])
 def test_steps_of_a_round_against_a_plain_implementation(epochs: int, per_step: int) -> None:
     candidates, rules = groups(SPEAKING), {"epochs": epochs, "groups_per_step": per_step}

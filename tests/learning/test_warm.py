@@ -57,6 +57,7 @@ def test_a_warm_start_stops_once_every_target_is_reached(
     assert expected_accuracy(policy, fresh)["compare"] > 0.2
 
 
+@pytest.mark.slow
 def test_a_warm_start_is_deterministic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, steps = start(tmp_path / "one", monkeypatch)
     second, again = start(tmp_path / "two", monkeypatch)

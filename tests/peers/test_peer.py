@@ -1015,6 +1015,7 @@ def test_another_log_than_the_one_that_was_read_is_an_error(folder: Path) -> Non
         again.load_state(json_copy(first.state()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["vertical", "horizontal"])
 @pytest.mark.parametrize("pace", ["lockstep", "async"])
 def test_steps_repeated_up_to_the_same_positions_are_the_same_steps(

@@ -889,6 +889,7 @@ def test_whoever_is_told_to_wait_waits_for_a_learner_that_can_step(
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("learning", ["max_age = 2", slow("max_age = 0"), slow("max_age_s = 0.5")])
 def test_a_paced_learner_and_its_samplers_go_on_for_ever(folder: Path, learning: str) -> None:
     crew = paced(folder, learning)

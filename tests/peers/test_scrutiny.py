@@ -66,6 +66,7 @@ def rounds(peers: list[Peer], forge: Forge, count: int) -> list[StepReport | Wai
     return reports
 
 
+@pytest.mark.slow
 def test_honest_senders_are_not_suspected(folder: Path) -> None:
     peers = peers_of(crew_of_three(folder), MemoryLog())
     for _ in range(4):
@@ -74,6 +75,7 @@ def test_honest_senders_are_not_suspected(folder: Path) -> None:
     assert [peer.scrutiny.suspicions() for peer in peers] == [{}, {}, {}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nats", [-1.0, 3.0])
 def test_who_reports_false_log_probs_is_muted_and_no_longer_waited_for(
     nats: float, folder: Path
@@ -106,6 +108,7 @@ def test_three_forged_rewards_mute_a_sender(folder: Path) -> None:
     assert peers[0].scrutiny.suspicions()[peers[2].me.name].muted == "reward"
 
 
+@pytest.mark.slow
 def test_a_sender_is_heard_again_when_its_time_is_over_and_judged_anew(folder: Path) -> None:
     peers = peers_of(crew_of_three(folder, mute_rounds=2), MemoryLog())
     first, hostile = peers[0], peers[2].me.name
@@ -158,6 +161,7 @@ def test_a_peer_goes_on_judging_from_its_state(folder: Path) -> None:
         assert again.scrutiny.habits.of(sender) == first.scrutiny.habits.of(sender)
 
 
+@pytest.mark.slow
 def test_which_group_is_audited_hangs_on_the_receivers_key(folder: Path) -> None:
     peers = peers_of(crew_of_three(folder), MemoryLog())
     first, second, third = peers

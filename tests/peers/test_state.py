@@ -51,15 +51,10 @@ def test_a_crews_checkpoint_of_version_0_5_is_read_with_all_that_it_holds(
     assert (chain.next, [counter for counter, _ in chain.missing]) == (10, [7, 8])
 
 
-NEW = {
-    "scrutiny",
-    "skills",
-    "copies",
-    "in_a_row",
-    "signed_in_a_row",
-    "signed",
-    "undecided",
-}  # since 0.5
+NEW = {  # since 0.5
+    *("scrutiny", "copies", "in_a_row", "signed_in_a_row", "signed", "undecided"),
+    *("skills", "meetings", "prefixes"),
+}
 
 
 def as_before(value: object) -> object:

@@ -254,6 +254,7 @@ def test_a_bfloat16_engine_of_a_float32_trainer_is_found_out(folder: Path) -> No
     assert away.mean > 50 * BOUND.mean
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_problems")
 def test_a_bfloat16_engine_of_a_bfloat16_trainer_may_round_as_that_does(folder: Path) -> None:
     peer = peer_of(folder, "full")
@@ -276,6 +277,7 @@ def test_an_engine_that_samples_at_another_temperature_is_found_out(
     assert check_engine(peer.half).fault.endswith("on average")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("train", ["full", "lora", "last"])
 def test_the_check_leaves_a_peer_as_it_was(train: str, folder: Path) -> None:
     peer = peer_of(folder, train)
@@ -348,6 +350,7 @@ def test_an_engine_of_another_convention_is_found_out_and_its_own_is_named(
         assert row["result"].endswith("declared 'sampled'; what fits: raw")
 
 
+@pytest.mark.slow
 def test_a_task_that_does_not_know_its_own_answers_shows_in_the_check(folder: Path) -> None:
     rows = check_crew(spread_crew(folder, ("full", "full")))
     assert "learning would lead away from the answers" in rows[0]["result"]

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from fakes import spread_crew
-from motley.config import CrewConfig, read_config
+from motley.config import CrewConfig, Teach, read_config
 from motley.learning.senders import Distribution, SenderMetrics
 from motley.runs.history import WINDOW
 from motley.runs.local import LocalCrew
@@ -149,6 +149,10 @@ def test_dropped_muted_and_unheard_senders_are_named(config: CrewConfig) -> None
     assert said(msgspec.structs.replace(config, learning=own_only), dropped) == []
     unheard = [line(n, sender()) for n in range(1, 30)]
     assert said(config, unheard) == [(UNHEARD, "never heard", ["full1"])]
+    # others' groups teach beside the objective, and are in no step
+    crew = msgspec.structs.replace(config.crew, objective="alone", meet=1.0)
+    taught = msgspec.structs.replace(config, crew=crew, teach=Teach(rescue=1.0, success=1.0))
+    assert said(taught, unheard) == []
 
 
 def evaluated(scores: list[float], reward: float = 0.5, **more: object) -> list[LearnerLine]:

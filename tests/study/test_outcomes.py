@@ -6,7 +6,7 @@ import msgspec
 
 from motley.config import parse_config
 from motley.learning.senders import SenderMetrics
-from motley.runs.metrics import LearnerLine, SamplerLine, Timing
+from motley.runs.metrics import LearnerLine, MetProblems, SamplerLine, Timing
 from motley.study.outcomes import Spent, outcome_of, read_outcomes, spent_of
 
 CREW = parse_config(
@@ -55,6 +55,15 @@ def test_a_round_that_was_sampled_before_a_crash_counts_what_the_step_took_of_it
     assert spent_of(CREW, "a", [again]).sampled == 20
     waited = msgspec.structs.replace(again, reward=None)  # it did not sample in this round
     assert spent_of(CREW, "a", [waited]).sampled == 0
+
+
+def test_what_is_learned_beside_the_objective_counts() -> None:
+    """Rescues are others' tokens; continuations are own ones, in sampling and in learning."""
+    met = MetProblems(rescued_tokens=7, branched_tokens=5, branches=1, branch_tokens=6)
+    taught = msgspec.structs.replace(step(1, a=sender(2, 2.5, sequences=8)), met=met)
+    assert spent_of(CREW, "a", [taught]) == Spent(sampled=20, own=25, foreign=7, seconds=0.75)
+    again = msgspec.structs.replace(taught, timing=None)
+    assert spent_of(CREW, "a", [again]).sampled == 26
 
 
 def test_what_samplers_draw_is_their_learners() -> None:

@@ -325,6 +325,7 @@ def test_a_sweep_runs_every_crew_arm_and_seed_and_goes_on_where_it_stopped(
     assert read_trials(out / "trials.jsonl") == more
 
 
+@pytest.mark.slow
 def test_what_a_stopped_run_left_is_made_anew(folder: Path) -> None:
     out = folder / "sweep"
     (out / "runs" / "delay-0-gepo-0").mkdir(parents=True)
@@ -339,6 +340,7 @@ def test_crews_that_differ_in_their_names_only_come_out_the_same(folder: Path) -
     assert msgspec.structs.replace(second, crew=first.crew) == first
 
 
+@pytest.mark.slow
 def test_a_failing_run_is_an_error_after_all_others_are_made_and_kept(folder: Path) -> None:
     gone = far_crew(
         folder,
@@ -376,12 +378,14 @@ def test_alone_is_the_learner_by_itself(folder: Path) -> None:
     assert (found.arm, found.peer, found.mean_age) == ("alone", "l", 0.0)
 
 
+@pytest.mark.slow
 def test_several_learners_of_a_crew_have_trials_of_their_own(folder: Path) -> None:
     config = far_crew(folder, samplers={"s": "l", "t": "k"}, **SETTINGS)
     found, _ = swept([config], "gepo", 1, folder / "sweep")
     assert [t.peer for t in found] == ["l", "k"]
 
 
+@pytest.mark.slow
 def test_alone_in_a_crew_of_two_learners_runs_or_is_refused_by_name(folder: Path) -> None:
     config = far_crew(folder, samplers={"s": "l", "t": "k"}, **SETTINGS)
     try:
@@ -392,6 +396,7 @@ def test_alone_in_a_crew_of_two_learners_runs_or_is_refused_by_name(folder: Path
         assert [t.peer for t in found] == ["l", "k"]
 
 
+@pytest.mark.slow
 def test_peers_that_end_early_have_trials_too(folder: Path) -> None:
     peers = spread_crew(folder, pace="async", rounds=5, learning="max_age = 0")
     config = msgspec.structs.replace(peers, network=Network(delay=0.2))
@@ -402,6 +407,7 @@ def test_peers_that_end_early_have_trials_too(folder: Path) -> None:
 # Command line
 
 
+@pytest.mark.slow
 def test_sweep_prints_a_table_and_leaves_it_with_a_plot(folder: Path, here: Here) -> None:
     files = []
     for number, delay in enumerate((0.0, 0.1)):

@@ -184,6 +184,7 @@ def caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[sandbox.
     caller.stop()
 
 
+@pytest.mark.slow
 def test_what_goes_beyond_the_budget_of_work_fails_and_does_so_again(
     caller: sandbox._Caller,
 ) -> None:

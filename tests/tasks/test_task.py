@@ -172,6 +172,16 @@ def test_an_assignment_is_decided_by_seed_peer_and_round() -> None:
         assert other != first
 
 
+def test_the_first_of_everyones_problems_may_be_the_same_for_all() -> None:
+    task = digits("sort", "sum")
+    own = {peer: assign(task, 1, peer, 5, 6) for peer in "ab"}
+    shared = {peer: assign(task, 1, peer, 5, 6, met=2) for peer in "ab"}
+    assert shared["a"][:2] == shared["b"][:2] == assign(task, 1, "", 5, 6)[:2]
+    assert shared["a"][2:] == own["a"][2:] != shared["b"][2:] == own["b"][2:]
+    assert assign(task, 1, "a", 6, 6, met=2)[:2] != shared["a"][:2]
+    assert assign(task, 1, "a", 5, 6, met=6) == assign(task, 1, "b", 5, 6, met=6)
+
+
 def test_assigned_problems_are_for_training() -> None:
     task = digits("sort")
     heldout = {p.prompt for p in evaluation_set(task, "heldout", 500)}

@@ -20,6 +20,7 @@ def rollout(tokens: list[int], probabilities: list[float]) -> Rollout:
     return Rollout(tokens=tuple(tokens), logprobs=logprobs, reward=0.0, ending="length")
 
 
+@pytest.mark.slow
 def test_a_fair_bet_leaves_the_mean_wealth_where_it_was() -> None:
     rng, wealth = np.random.default_rng(0), []
     for _ in range(4000):
@@ -101,6 +102,7 @@ def test_who_lies_after_a_long_honest_time_is_caught_as_well() -> None:
     assert audit.lie("s") == "under-reported"
 
 
+@pytest.mark.slow
 def test_honest_senders_of_all_kinds_pass() -> None:
     rng = np.random.default_rng(7)
     caught = [audited(honest_kind(rng), seed, 1_000, alpha=1e-2) for seed in range(20)]

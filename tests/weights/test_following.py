@@ -300,6 +300,7 @@ def test_an_anchor_interval_of_nothing_is_refused() -> None:
         Publisher(grouped_query_policy(), "bfloat16", 0, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["lora", "grouped"])
 def test_what_is_since_the_last_but_one_anchor_is_needed(kind: str) -> None:
     learner = Learner(kind, anchor_every=3)
@@ -316,6 +317,7 @@ def test_what_is_since_the_last_but_one_anchor_is_needed(kind: str) -> None:
         learner.learn()
 
 
+@pytest.mark.slow
 def test_with_no_more_than_what_is_needed_anybody_can_follow() -> None:
     learner, first = Learner("lora", anchor_every=3), lora_policy(seed=2)
     steady = Follower(first)
@@ -334,6 +336,7 @@ def test_with_no_more_than_what_is_needed_anybody_can_follow() -> None:
 # What never trains
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["lora", "layers"])
 def test_what_never_trains_is_encoded_and_loaded_once(kind: str) -> None:
     learner, sampler = Learner(kind), POLICIES[kind](seed=2)

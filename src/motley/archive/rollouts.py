@@ -24,6 +24,7 @@ from motley.learning.fates import (
     BLAMED,
     FILTERED,
     LEARNED,
+    RESCUED,
     SILENT,
     WITHHELD,
     read_fates,
@@ -36,6 +37,7 @@ WORDS = {
     FILTERED: "filtered",
     WITHHELD: "withheld in part",
     BLAMED: "not finite",
+    RESCUED: "learned as a rescue",
 }
 NO_ADVANTAGE = "no advantage"  # as good as its group is on average, which is not silent
 TRUNCATED = "truncated"  # not a fate: such a rollout may be learned from

@@ -195,12 +195,12 @@ def problems_of(archive: Archive) -> ProblemOf:
 
     @lru_cache(maxsize=256)
     def assigned(peer: str, round: int) -> list[Problem]:
-        name = "" if config.crew.layout == "horizontal" else peer
-        return assign(task, config.crew.seed, name, round, config.problems_per_peer)
+        return assign(task, config.crew.seed, peer, round, config.problems_per_peer, config.num_met)
 
     def problem_of(group: Group) -> Problem | None:
-        problems = assigned(group.origin.peer, group.round)
-        problem = problems[group.slot] if 0 <= group.slot < len(problems) else None
+        round, slot = group.place
+        problems = assigned(group.origin.peer, round)
+        problem = problems[slot] if 0 <= slot < len(problems) else None
         return problem if problem and problem.id == group.problem else None
 
     return problem_of

@@ -27,12 +27,12 @@ def texts_of(config: CrewConfig | None = None) -> TextOf:
         return _find(fingerprint, models)
 
     def text_of(group: Group, rollout: Rollout) -> str | None:
-        known = vocabulary(group.origin.vocabulary)
-        if known is None or not all(0 <= token < known.size for token in rollout.tokens):
+        known, tokens = vocabulary(group.origin.vocabulary), group.prefix + rollout.tokens
+        if known is None or not all(0 <= token < known.size for token in tokens):
             return None
         # a crew may have other end tokens than the tokenizer's own
         ended = rollout.ending == "stop" and len(rollout.tokens) > 0
-        return known.decode(rollout.tokens[:-1] if ended else rollout.tokens)
+        return known.decode(tokens[:-1] if ended else tokens)
 
     return text_of
 

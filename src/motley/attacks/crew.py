@@ -147,7 +147,7 @@ class AttackedCrew:
         """A hostile peer's turn: sample, forge, publish what it has not published before."""
         drawn = peer.half.draw()
         # it does not train, and says that it does
-        current = [_of_version(group, drawn.round) for group in drawn.groups]
+        current = [_of_version(group, drawn.round) for group in drawn.groups if not group.branch]
         forged = mounted.forge(current, self._scene(peer, drawn.round))
         new = [group for group in forged if group.id not in self._published]
         self._published.update(group.id for group in new)
@@ -171,7 +171,7 @@ class AttackedCrew:
     def _groups_of_this_round(self) -> list[Group]:
         entries = self._log.read(self._round_began, limit=len(self._log))
         contents = [decode(unpack(entry.record).body)[1] for entry in entries]
-        return [content for content in contents if isinstance(content, Group)]
+        return [c for c in contents if isinstance(c, Group) and not c.branch]
 
     # What became of it
 

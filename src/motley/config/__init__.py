@@ -42,6 +42,7 @@ from motley.config.rules import (
     Learning,
     Prompt,
     Reporter,
+    Teach,
     Trust,
     WeightsChannel,
 )
@@ -63,6 +64,7 @@ __all__ = [
     "Prompt",
     "Reporter",
     "Speed",
+    "Teach",
     "TrainPart",
     "Trust",
     "Vllm",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
 
 from motley.config.choosing import AUTO, choice
 from motley.config.peers import PeerConfig
-from motley.config.rules import Crew, Evaluate, Learning, Prompt, Trust, WeightsChannel
+from motley.config.rules import Crew, Evaluate, Learning, Prompt, Teach, Trust, WeightsChannel
 from motley.links import Network, Weather
 from motley.records import Sampling
 
@@ -22,6 +23,7 @@ class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     sampling: Sampling = Sampling()
     learning: Learning = Learning()
     trust: Trust = Trust()
+    teach: Teach = Teach()
     evaluate: Evaluate = Evaluate()
     weights: WeightsChannel = WeightsChannel()
     network: Network = Network()
@@ -61,19 +63,36 @@ class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 "own_share with stale = 'pace' stands still: foreign groups it keeps out stop the "
                 "sampler; remove own_share, or use 'drop'"
             )
+        self._check_teaching()
         if self.learning.warmup_rounds >= self.crew.rounds:
             raise ValueError(
                 f"warmup_rounds={self.learning.warmup_rounds} is not below "
                 f"rounds={self.crew.rounds}, so that lr never has its full size; lower the one or "
                 "raise the other"
             )
-        if self.crew.objective == "alone" and len(names) > 1:
+        if self.crew.objective == "alone" and len(names) > 1 and not self.teach.is_on:
             raise ValueError(
                 "objective 'alone' means one peer that learns from itself, and this crew has "
                 "several; "
                 "run the crew with --alone, which trains every peer by itself with all the crew's "
-                "sampling"
+                "sampling, or have others teach by [teach] alone"
             )
+
+    def _check_teaching(self) -> None:
+        if not self.teach.is_on:
+            return
+        if not self.num_met:
+            raise ValueError(
+                "[teach] needs problems that all peers answer; write meet = 0.25 under [crew], or "
+                'layout = "horizontal"'
+            )
+        if self.num_branches and self.has_roles:
+            raise ValueError(
+                f"branch = {self.teach.branch!r} is for peers that sample and learn, and this crew "
+                "has learners and samplers; remove branch, or the roles"
+            )
+        if len(self.authors) < 2:
+            raise ValueError("[teach] needs somebody to learn from; add a [[peer]], or remove it")
 
     def _decide(self) -> None:
         """Put the row that "auto" stands for in its place, so that a run keeps it."""
@@ -166,6 +185,20 @@ class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         )
 
     @property
+    def num_met(self) -> int:
+        """How many of a peer's problems of a round all peers answer: its first."""
+        if self.crew.layout == "horizontal":
+            return self.problems_per_peer
+        return math.ceil(self.crew.meet * self.problems_per_peer - 1e-9)
+
+    @property
+    def num_branches(self) -> int:
+        """How many groups of continuations a peer may make in a round."""
+        if self.teach.branch == "off":
+            return 0
+        return self.teach.most_branches or self.num_met
+
+    @property
     def authors_per_group(self) -> int:
         return len(self.authors) if self.crew.layout == "horizontal" else 1
 
@@ -195,6 +228,7 @@ class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             "processes": False,
             "deadline_s": 0.0,
             "quorum": 0,
+            "meet": 0.0,
         }
         if self.has_roles:
             changes["pace"] = "lockstep"
@@ -203,7 +237,7 @@ class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             changes["group_size"] = self.rollouts_per_group
         crew = msgspec.structs.replace(self.crew, name=f"{self.crew.name}-alone-{name}", **changes)
         return msgspec.structs.replace(
-            self, crew=crew, peer=(peer,), objective={}, network=Network()
+            self, crew=crew, peer=(peer,), objective={}, network=Network(), teach=Teach()
         )
 
 

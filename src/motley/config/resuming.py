@@ -40,6 +40,7 @@ _REASONS = {
     "sampling": "rollouts before and after would be of two kinds",
     "learning": "steps before and after would be of two methods",
     "trust": "the crew agreed on it when it began",
+    "teach": "steps before and after would be of two methods",
     "weights": "samplers and learners agreed on it when the crew began",
     "network": "the crew agreed on it when it began",
     "peer": "the peer would be another",

@@ -1,4 +1,6 @@
-"""What holds for a whole crew: [crew], [prompt], [learning], [trust], [weights], [evaluate]."""
+"""What holds for a whole crew: [crew], [prompt], [learning], [trust], [teach], [weights],
+[evaluate].
+"""
 
 from __future__ import annotations
 
@@ -26,6 +28,8 @@ class Crew(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     layout: Literal["vertical", "horizontal"] = "vertical"
     pace: Literal["lockstep", "async"] = "lockstep"
     seed: int = 0
+    # share of each peer's problems of a round that all peers answer alike; horizontal: all of them
+    meet: float = 0.0
     processes: bool = False  # one process per peer, with a NATS server between them
     # a round goes on without who is late by this much; 0: waits for everyone
     deadline_s: float = 0.0
@@ -51,6 +55,11 @@ class Crew(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ValueError(
                 f"deadline_s={self.deadline_s} and quorum={self.quorum} must not be negative; "
                 "leave them out to wait for everyone"
+            )
+        if not 0 <= self.meet <= 1:
+            raise ValueError(
+                f"meet={self.meet} is outside 0..1: it is a share of a peer's problems, such as "
+                "0.25"
             )
         if self.group_size < 2:
             raise ValueError(
@@ -179,6 +188,40 @@ class Trust(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 f"grad_share={self.grad_share} must be at least 1, since an ordinary sender has 1; "
                 "4.0 is usual, 0 sets no limit"
             )
+
+
+class Teach(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a peer learns from others' successes on problems that it failed itself."""
+
+    rescue: float = 0.0  # lambda of a likelihood step on such a success; 0: none is taken
+    gamma: float = 0.0  # above 0: its tokens weigh gamma p / (p + gamma)^2, not 1
+    # own continuations of a prefix of such a success: its length is drawn, or bisected until some
+    # of them succeed and some fail
+    branch: Literal["off", "drawn", "bisected"] = "off"
+    most_branches: int = 0  # groups of continuations in a round; 0: as many as problems are met
+    # a reward of at least this is a success; None: 1, where the task measures accuracy
+    success: float | None = None
+
+    @property
+    def is_on(self) -> bool:
+        return self.rescue > 0 or self.branch != "off"
+
+    @property
+    def least_success(self) -> float:
+        return 1.0 if self.success is None else self.success
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rescue < math.inf:
+            raise ValueError(f"rescue={self.rescue} must not be negative; 1.0 is usual, 0 is off")
+        if not 0 <= self.gamma < math.inf:
+            raise ValueError(f"gamma={self.gamma} must not be negative; 0.1 is usual, 0 is off")
+        if self.most_branches < 0:
+            raise ValueError(
+                f"most_branches={self.most_branches} must not be negative; 0 is one for each met "
+                "problem of a round"
+            )
+        if self.success is not None and not math.isfinite(self.success):
+            raise ValueError(f"success={self.success} is no reward; 1.0 is usual")
 
 
 class WeightsChannel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -38,7 +38,8 @@ class Quotas:
         if peer.role == "sampler":
             needed = SAMPLERS_FOLD * rounds * config.crew.problems_per_round
         else:
-            needed = rounds + 1 if peer.role == "learner" else rounds * config.problems_per_peer
+            each = config.problems_per_peer + config.num_branches
+            needed = rounds + 1 if peer.role == "learner" else rounds * each
         return 2 * needed + SPARE_RECORDS
 
     def record_bytes(self, peer: PeerConfig) -> int:
@@ -48,7 +49,8 @@ class Quotas:
             size = 2 * MAX_BLOBS * BLOB_BYTES + BLOB_BYTES * len(config.peer)
         else:
             rollouts = config.rollouts_per_group
-            size = rollouts * (ROLLOUT_BYTES + TOKEN_BYTES * config.sampling.max_tokens)
+            prefix = TOKEN_BYTES * config.sampling.max_tokens if config.num_branches else 0
+            size = prefix + rollouts * (ROLLOUT_BYTES + TOKEN_BYTES * config.sampling.max_tokens)
         return min(RECORD_BYTES + size, MAX_RECORD_BYTES)
 
     def message_bytes(self, peer: PeerConfig) -> int:

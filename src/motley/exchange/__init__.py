@@ -1,6 +1,6 @@
 """The crew's log and the bytes on it. Imports without torch."""
 
-from motley.exchange.headers import GroupHeader
+from motley.exchange.headers import BranchHeader, GroupHeader
 from motley.exchange.log import Entry, Log, LogError, stands_under
 from motley.exchange.memory import MemoryLog, cut_log, first_record
 from motley.exchange.outbox import Head, Mark, Outbox, Signer
@@ -8,6 +8,7 @@ from motley.exchange.sections import RolloutArrays, WireError
 from motley.exchange.wire import Header, Limits, Sealed, decode, encode, pack, unpack
 
 __all__ = [
+    "BranchHeader",
     "Entry",
     "GroupHeader",
     "Head",

@@ -14,6 +14,7 @@ from motley.records import (
     NO_BASE,
     Backlog,
     Blob,
+    Branch,
     Charter,
     Content,
     Convention,
@@ -90,6 +91,18 @@ class GroupHeader(_Head, frozen=True, kw_only=True, tag="group"):
 
     def group(self, origin: Origin, arrays: RolloutArrays) -> Group:
         return _filled(Group, self, origin=origin, rollouts=arrays.rollouts())
+
+
+class BranchHeader(GroupHeader, frozen=True, kw_only=True, tag="branch"):
+    """A group of continuations: a group's fields, then where they begin."""
+
+    met_round: int
+    met_slot: int
+    prefix: tuple[int, ...]
+
+    def group(self, origin: Origin, arrays: RolloutArrays) -> Group:
+        branch = Branch(round=self.met_round, slot=self.met_slot, prefix=self.prefix)
+        return _filled(Group, self, origin=origin, rollouts=arrays.rollouts(), branch=branch)
 
 
 class WeightsHeader(_Head, frozen=True, kw_only=True, tag="weights"):
@@ -177,7 +190,7 @@ class RosterHeader(_Head, frozen=True, kw_only=True, tag="roster"):
         return _filled(Roster, self)
 
 
-AnyHeader = GroupHeader | WeightsHeader | CharterHeader | RosterHeader
+AnyHeader = GroupHeader | BranchHeader | WeightsHeader | CharterHeader | RosterHeader
 
 _encoder = msgspec.msgpack.Encoder(order="sorted")
 _decoder = msgspec.msgpack.Decoder(AnyHeader)
@@ -204,16 +217,12 @@ def decode_header(content: memoryview) -> AnyHeader:
 
 
 def _group_header(group: Group, stamp: Stamp, lossless: bool) -> GroupHeader:
-    origin, sampling = group.origin, group.origin.sampling
-    return _filled(
-        GroupHeader,
-        stamp,
-        group,
-        origin,
-        sampling,
-        num_rollouts=len(group.rollouts),
-        lossless=lossless,
-    )
+    sources = (stamp, group, group.origin, group.origin.sampling)
+    sizes = {"num_rollouts": len(group.rollouts), "lossless": lossless}
+    if group.branch is None:
+        return _filled(GroupHeader, *sources, **sizes)
+    place = {"met_round": group.branch.round, "met_slot": group.branch.slot}
+    return _filled(BranchHeader, *sources, **sizes, **place, prefix=group.branch.prefix)
 
 
 def _plain_header(

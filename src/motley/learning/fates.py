@@ -15,6 +15,7 @@ from motley.files import append, drop_unfinished_line, replace
 
 # of a rollout of a group that a step took
 LEARNED, SILENT, FILTERED, WITHHELD, BLAMED = "l", "s", "f", "w", "b"
+RESCUED = "r"  # its success was taken, whatever the objective made of it
 
 
 class StepFates(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -29,6 +30,14 @@ class StepFates(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     groups: dict[int, str] = {}  # position of a group that was taken -> a letter per rollout
     # position of one that was not -> why; "refused: reward" where admission did not let it in
     let_go: dict[int, str] = {}
+
+
+def with_rescue(fates: dict[int, str], position: int, number: int) -> dict[int, str]:
+    """The same where a rollout was rescued; of a group of an earlier step that is not told."""
+    letters = fates.get(position)
+    if letters is None:
+        return fates
+    return fates | {position: letters[:number] + RESCUED + letters[number + 1 :]}
 
 
 class FateFile:

@@ -9,14 +9,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
+from typing import Any
 
 import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
-from motley.compute.graphs import scorer
-from motley.config import Learning, Trust
+from motley.compute.graphs import Score, scorer
+from motley.config import Learning, Teach, Trust
 from motley.learning.batches import MicroBatch, ToScore, micro_batches
 from motley.learning.blame import Blame, OwnFault, blame
 from motley.learning.descent import LossScale, descend, optimiser_of
@@ -32,7 +34,9 @@ from motley.learning.inner import (
     settled,
     with_start,
 )
+from motley.learning.meetings import Lesson
 from motley.learning.notes import Overheard, note, note_scores, reference_kl
+from motley.learning.planning import Planner
 from motley.learning.reference import Reference
 from motley.learning.schedule import lr_at
 from motley.learning.select import Candidate
@@ -41,10 +45,9 @@ from motley.learning.sequences import (
     StepPlan,
     Unscored,
     Withheld,
+    answers,
     fates_of,
     nothing_withheld,
-    step_batch,
-    step_plan,
     step_rows,
     unscored,
 )
@@ -52,7 +55,7 @@ from motley.learning.shares import Gradient, Pulls, Scored, Settled, scales
 from motley.learning.success import Skills, Success
 from motley.models.devices import is_out_of_memory
 from motley.models.policy import Policy
-from motley.objectives import Objective
+from motley.objectives import Objective, rescue_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +75,20 @@ class StepReport:
     lr: float = 0.0
     inner: InnerReport | None = None  # where there was more than one optimiser step
     reference_kl: float | None = None  # where a penalty pulls toward the reference
+    met: MetReport | None = None  # where peers meet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetReport:
+    """What came of the problems that all peers answer; docs/metrics.md has the formulas."""
+
+    problems: int
+    failed: int
+    rescued: int
+    rescued_tokens: int
+    branched: int = 0
+    branched_tokens: int = 0
+    unfit: int = 0
 
 
 class Learner:
@@ -82,6 +99,7 @@ class Learner:
         rules: Learning,
         lr: float,
         trust: Trust = Trust(),
+        teach: Teach = Teach(),
         *,
         rounds: int = 1,
         seed: int = 0,
@@ -93,6 +111,8 @@ class Learner:
         self._objective = objective
         self._rules = rules
         self._trust = trust
+        self._planner = Planner(objective, policy.prompts, self.success, self.skills, teach.rescue)
+        self._rows = (objective, rescue_of(objective, teach.gamma))  # of answers, and of lessons
         self._full_lr = self._lr = lr
         self._rounds, self._seed = rounds, seed
         self._reference = Reference(policy, objective.penalty.needs_reference)
@@ -107,6 +127,7 @@ class Learner:
         candidates: Sequence[Candidate],
         withheld: Withheld = nothing_withheld,
         audited: frozenset[int] = frozenset(),
+        lessons: Sequence[Lesson] = (),
     ) -> StepReport:
         """Learn from these groups, and have the next version.
 
@@ -115,20 +136,21 @@ class Learner:
 
         `withheld`: which tokens of a rollout must not be made likelier. `audited`: positions of
         candidates whose log ratios are reported, also where nothing is learned from them.
+        `lessons`: what is made likelier beside the objective, at the weight of [teach].
         """
         self.success.update(candidates)
         self.skills.update(candidates)
-        blamed: tuple[str, ...] = ()
-        while left := [c for c in candidates if c.group.origin.peer not in blamed]:
-            alone = lambda peer: self._plan(
-                [c for c in candidates if c.group.origin.peer == peer], withheld
-            )
-            done = self._step(self._plan(left, withheld, audited), alone)
+        fates, blamed = _blamed(candidates), set[str]()
+        while candidates or lessons:
+            plan = self._plan(candidates, withheld, audited, lessons)
+            done = self._step(plan, partial(self._alone, plan, withheld, lessons))
             if isinstance(done, StepReport):
-                left_out = tuple(sorted({*blamed, *done.blamed}))
-                return replace(done, blamed=left_out, fates=_blamed(candidates) | done.fates)
-            blamed = tuple(sorted({*blamed, *done.senders}))
-        return self._made(replace(_nothing_left(blamed), fates=_blamed(candidates)))
+                left_out = tuple(sorted(blamed | {*done.blamed}))
+                return replace(done, blamed=left_out, fates=fates | done.fates)
+            blamed |= {*done.senders}
+            candidates = [c for c in candidates if c.group.origin.peer not in blamed]
+            lessons = [one for one in lessons if one.sender not in blamed]
+        return self._made(replace(_nothing_left(tuple(sorted(blamed))), fates=fates))
 
     def _set_lr(self, scale: float) -> None:
         """Once in a round: all its steps have the same."""
@@ -138,19 +160,23 @@ class Learner:
             for group in self.optimiser.param_groups:
                 group["lr"] = lr
 
-    def _plan(
-        self,
-        candidates: Sequence[Candidate],
-        withheld: Withheld,
-        audited: frozenset[int] = frozenset(),
-    ) -> StepPlan:
-        batch = step_batch(candidates, self.policy.prompts, self.success, self.skills)
-        terms = self._objective.prepare(batch.samples)
-        silent_B = self._objective.silent(terms).tolist()
-        plan = step_plan(batch, terms, silent_B, withheld, audited)
-        if not (self._objective.looks and plan.todo):
+    def _plan(self, *what: Any, **how: Any) -> StepPlan:
+        """As the planner's, with what the row decides from the learner's log-probs of answers."""
+        plan = self._planner.plan(*what, **how)
+        answers, _ = plan.by_objective()
+        if not (self._objective.looks and answers):
             return plan
-        return settled(plan, self._objective, self._backward(plan, learns=False).scored)
+        alone = replace(plan, todo=answers)
+        looked = settled(alone, self._objective, self._backward(alone, learns=False).scored)
+        return replace(looked, todo=plan.todo)
+
+    def _alone(
+        self, plan: StepPlan, withheld: Withheld, lessons: Sequence[Lesson], peer: str
+    ) -> StepPlan:
+        """What one sender's sequences would be by themselves."""
+        candidates = [c for c in plan.batch.candidates if c.group.origin.peer == peer]
+        theirs = [one for one in lessons if one.sender == peer]
+        return self._plan(candidates, withheld, lessons=theirs)
 
     def _step(self, plan: StepPlan, alone: Callable[[str], StepPlan]) -> StepReport | Blame:
         """`alone`: what one sender's sequences would be by themselves."""
@@ -168,7 +194,8 @@ class Learner:
             self._descend(made.step_norm)
         for one in made.notes:
             note_scores(rows, one)
-        senders = sender_metrics(rows)  # while a GPU still computes the gradient
+        # while a GPU still computes the gradient
+        senders = sender_metrics(answers(plan, rows))
         outcome = self._settle(plan, made) if plan.todo else Settled(0.0, [])
         if outcome is None:
             found = self._blame(plan, alone)
@@ -200,7 +227,7 @@ class Learner:
         inner, scale_S = tally.report(), first.scale_S.tolist()
         outcome = Settled(inner.norm, list(zip(first.pull_S.tolist(), scale_S, strict=True)))
         report = self._made(_report(plan, rows, first, outcome, self.policy.version))
-        senders = _with_gradients(sender_metrics(rows), plan, outcome)
+        senders = _with_gradients(sender_metrics(answers(plan, rows)), plan, outcome)
         return replace(report, senders=senders, inner=inner, blamed=tuple(sorted(walked)))
 
     def _made(self, report: StepReport) -> StepReport:
@@ -267,10 +294,12 @@ class Learner:
         """`scale_S`: what to leave of each sender's part."""
         self.optimiser.zero_grad()
         self._score.begin()
-        micros = map(partial(unscored, plan), self._micro_batches(plan.todo))
+        micros = map(partial(unscored, plan), self._micro_batches(*plan.by_objective()))
         known = [self._reference.known(plan, micro) for micro in micros]
         made = self._launch(plan, known, scale_S, learns)
-        return made._replace(heard=self._hear(plan)) if scale_S is None else made
+        if scale_S is not None:
+            return made
+        return made._replace(heard=_hear(self._score, plan, self._micro_batches(plan.heard)))
 
     def _launch(
         self,
@@ -288,7 +317,7 @@ class Learner:
                 scores = self._score(micro.packed)
             logp_BT = micro.unpack(scores.logp_M.detach()).requires_grad_()
             loss_batch = known(logp_learner_BT=logp_BT)
-            output = self._objective.loss(loss_batch)
+            output = self._rows[plan.has_lessons(micro)].loss(loss_batch)
             (dloss_BT,) = torch.autograd.grad(output.loss, logp_BT)
             pulls.add(sender_B, dloss_BT, logp_BT.detach(), micro.mask_BT)
             notes.append(note(micro, scores, loss_batch, output))
@@ -309,17 +338,19 @@ class Learner:
             scored=scored,
         )
 
-    def _micro_batches(self, sequences: list[ToScore]) -> list[MicroBatch]:
-        return micro_batches(sequences, self.token_budget, self.policy.device)
+    def _micro_batches(self, *parts: list[ToScore]) -> list[MicroBatch]:
+        made = [micro_batches(part, self.token_budget, self.policy.device) for part in parts]
+        return list(chain.from_iterable(made))
 
-    @torch.no_grad()
-    def _hear(self, plan: StepPlan) -> list[Overheard]:
-        """Score what nothing is learned from."""
-        heard = []
-        for micro, _, known in map(partial(unscored, plan), self._micro_batches(plan.heard)):
-            loss_batch = known(logp_learner_BT=micro.unpack(self._score(micro.packed).logp_M))
-            heard.append(Overheard(micro.row_B.tolist(), loss_batch.log_ratio_BT))
-        return heard
+
+@torch.no_grad()
+def _hear(score: Score, plan: StepPlan, micros: Sequence[MicroBatch]) -> list[Overheard]:
+    """Score what nothing is learned from."""
+    heard = []
+    for micro, _, known in map(partial(unscored, plan), micros):
+        loss_batch = known(logp_learner_BT=micro.unpack(score(micro.packed).logp_M))
+        heard.append(Overheard(micro.row_B.tolist(), loss_batch.log_ratio_BT))
+    return heard
 
 
 def _scales(plan: StepPlan, pull_S: Tensor, most: float) -> Tensor:
@@ -393,7 +424,8 @@ def _log_ratios(plan: StepPlan, rows: list[Row], heard: list[Overheard]) -> dict
     """By position: the log ratios of each rollout of audited candidates, in order."""
     of_row = {row: table for one in heard for row, table in one.by_row().items()}
     found: dict[int, list[Floats]] = {}
-    for number, (row, candidate) in enumerate(zip(rows, plan.batch.candidate_B, strict=True)):
+    taken = zip(rows[: plan.batch.first_lesson], plan.batch.candidate_B, strict=False)
+    for number, (row, candidate) in enumerate(taken):
         if candidate.position in plan.audited:
             log_ratio = row.scored.log_ratio if row.scored else of_row[number][: row.num_tokens]
             found.setdefault(candidate.position, []).append(log_ratio)

@@ -102,7 +102,11 @@ class Lockstep:
         return group.round >= learned_rounds
 
     def awaited(self, waiting: Waiting, round: Round) -> list[str]:
-        there = Counter(c.group.origin.peer for c in waiting if c.group.round == round.number)
+        there = Counter(
+            c.group.origin.peer
+            for c in waiting
+            if c.group.round == round.number and not c.group.branch
+        )
         return [name for name in round.crewmates if there[name] < self.config.problems_per_peer]
 
     def choose(self, waiting: Waiting, round: Round) -> Wait | Take:
@@ -112,7 +116,7 @@ class Lockstep:
             for c in waiting.whole_families(round)
             if c.group.round == round.number
         ]
-        authors = {c.group.origin.peer for c in ready}
+        authors = {c.group.origin.peer for c in ready if not c.group.branch}
         enough = not self.awaited(waiting, round) or (round.closed and len(authors) >= round.quorum)
         if not ready or not enough:
             return Wait()
@@ -165,7 +169,8 @@ class Async:
         if self._drops:
             waiting.drop_stale(round)
         whole = waiting.whole_families(round)
-        if len({c.family for c in whole}) < self.config.crew.problems_per_round:
+        answered = {c.family for c in whole if not c.group.branch}
+        if len(answered) < self.config.crew.problems_per_round:
             return Wait()
         taken = waiting.take(self._in_order(whole))
         # none: there is no own group yet to go with the foreign ones

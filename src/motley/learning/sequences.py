@@ -20,6 +20,7 @@ from torch import Tensor
 from motley.learning.batches import MicroBatch, ToScore
 from motley.learning.diagnostics import Row
 from motley.learning.fates import FILTERED, LEARNED, SILENT, WITHHELD
+from motley.learning.meetings import Lesson
 from motley.learning.select import Candidate
 from motley.models.prompts import Prompts
 from motley.objectives import LossBatch, Samples, Terms
@@ -50,6 +51,7 @@ class StepBatch:
     """The sequences of a step, one row each, groups next to each other."""
 
     candidates: list[Candidate]
+    first_lesson: int  # row: those before are of the candidates, from it on one for each lesson
     candidate_B: list[Candidate]
     number_B: list[int]  # of the rollout in its candidate
     group_B: list[int]
@@ -60,7 +62,7 @@ class StepBatch:
 
     @property
     def strangers(self) -> set[str]:
-        return {c.group.origin.peer for c in self.candidates if c.stranger}
+        return {c.group.origin.peer for c in self.candidate_B if c.stranger}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,14 @@ class StepPlan:
     # the same of the policy that the peer began with, where a penalty asks for it
     ref: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     num_taken: int = 0  # optimiser steps since the round began
+
+    def by_objective(self) -> tuple[list[ToScore], list[ToScore]]:
+        """What is to be scored, without its lessons, and these: another row has their loss."""
+        first = self.batch.first_lesson
+        return [s for s in self.todo if s.row < first], [s for s in self.todo if s.row >= first]
+
+    def has_lessons(self, micro: MicroBatch) -> bool:
+        return int(micro.row_B[0]) >= self.batch.first_lesson
 
     def sender_of(self, sequence: ToScore) -> str:
         return self.batch.candidate_B[sequence.row].group.origin.peer
@@ -97,7 +107,11 @@ class StepPlan:
 
 
 def step_batch(
-    candidates: Sequence[Candidate], prompts: Prompts, success: SuccessOf, skills: SkillOf
+    candidates: Sequence[Candidate],
+    prompts: Prompts,
+    success: SuccessOf,
+    skills: SkillOf,
+    lessons: Sequence[Lesson] = (),
 ) -> StepBatch:
     group_index: dict[str, int] = {}
     entries = []
@@ -108,7 +122,12 @@ def step_batch(
             for number, rollout in enumerate(candidate.group.rollouts)
         ]
     entries.sort(key=lambda entry: entry[0])
-    of_stranger = {c.group.origin.peer: c.stranger for c in candidates}
+    first_lesson = len(entries)
+    entries += [
+        (len(group_index) + place, c, number, c.group.rollouts[number])
+        for place, (c, number, _) in enumerate(lessons)
+    ]
+    of_stranger = {c.group.origin.peer: c.stranger for _, c, _, _ in entries}
     senders = sorted(of_stranger, key=lambda peer: of_stranger[peer])
     sender_of = {peer: number for number, peer in enumerate(senders)}
     samples = Samples(
@@ -122,10 +141,11 @@ def step_batch(
         length_B=torch.tensor([len(r.tokens) for _, _, _, r in entries]),
         ended_B=torch.tensor([r.ending == "stop" for _, _, _, r in entries]),
         logq_mean_B=torch.tensor([sum(r.logprobs) / len(r.logprobs) for _, _, _, r in entries]),
-        max_length=max(c.group.origin.sampling.max_tokens for c in candidates),
+        max_length=max(c.group.origin.sampling.max_tokens for _, c, _, _ in entries),
     )
     return StepBatch(
         candidates=list(candidates),
+        first_lesson=first_lesson,
         candidate_B=[c for _, c, _, _ in entries],
         number_B=[number for _, _, number, _ in entries],
         group_B=[g for g, _, _, _ in entries],
@@ -133,7 +153,7 @@ def step_batch(
         sequences=[
             ToScore(
                 row=i,
-                prompt=prompts.ids(c.problem),
+                prompt=prompts.ids(c.problem) + c.group.prefix,
                 tokens=r.tokens,
                 temperature=c.group.origin.sampling.temperature,
                 group=g,
@@ -152,7 +172,10 @@ def step_plan(
     withheld: Withheld,
     audited: frozenset[int],
 ) -> StepPlan:
-    """Silent sequences are scored only where their candidate is audited, and not learned from."""
+    """Silent sequences are scored only where their candidate is audited, and not learned from.
+
+    No lesson is silent.
+    """
     masks = {
         row: mask
         for row, advantage in enumerate(terms.advantage_B.tolist())
@@ -162,10 +185,10 @@ def step_plan(
     return StepPlan(
         batch,
         terms,
-        todo=[s for s in batch.sequences if not silent_B[s.row]],
+        todo=[s for s in batch.sequences if s.row >= batch.first_lesson or not silent_B[s.row]],
         heard=[
             s
-            for s in batch.sequences
+            for s in batch.sequences[: batch.first_lesson]
             if silent_B[s.row] and batch.candidate_B[s.row].position in audited
         ],
         withheld=masks,
@@ -205,7 +228,7 @@ def unscored(plan: StepPlan, micro: MicroBatch) -> Unscored:
 def _table(
     by_row: dict[int, NDArray[np.float32]], rows: list[int], micro: MicroBatch
 ) -> Tensor | None:
-    if not by_row:
+    if rows[0] not in by_row:  # nor are its others: lessons have micro-batches of their own
         return None
     value_M = torch.from_numpy(np.concatenate([by_row[row] for row in rows]))
     return micro.unpack(value_M.to(micro.mask_BT.device))
@@ -224,7 +247,7 @@ def _withheld(plan: StepPlan, rows: list[int], mask_BT: Tensor) -> Tensor | None
 def fates_of(batch: StepBatch, rows: Sequence[Row]) -> dict[int, str]:
     """By position of a candidate: a letter for each of its rollouts."""
     fates: dict[int, str] = {}
-    for candidate, row in zip(batch.candidate_B, rows, strict=True):
+    for candidate, row in zip(batch.candidate_B[: batch.first_lesson], rows, strict=False):
         if row.scored is None or row.advantage == 0:
             letter = SILENT
         elif not row.scored.keep:
@@ -233,6 +256,13 @@ def fates_of(batch: StepBatch, rows: Sequence[Row]) -> dict[int, str]:
             letter = WITHHELD if row.num_withheld else LEARNED
         fates[candidate.position] = fates.get(candidate.position, "") + letter
     return fates
+
+
+def answers(plan: StepPlan, rows: Sequence[Row]) -> list[Row]:
+    """Those of a step's rows that are answers to problems: no continuations, no lessons."""
+    batch = plan.batch
+    taken = zip(rows[: batch.first_lesson], batch.candidate_B, strict=False)
+    return [row for row, candidate in taken if not candidate.group.branch]
 
 
 def step_rows(plan: StepPlan, version: int) -> list[Row]:

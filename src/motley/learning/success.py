@@ -25,7 +25,7 @@ class Success:
     def update(self, candidates: Sequence[Candidate]) -> None:
         rewards: dict[str, list[float]] = {}
         for candidate in candidates:
-            if candidate.own:
+            if candidate.own and not candidate.group.branch:
                 rewards.setdefault(candidate.problem.kind, []).extend(
                     r.reward for r in candidate.group.rollouts
                 )
@@ -46,7 +46,7 @@ class Skills:
     def update(self, candidates: Sequence[Candidate]) -> None:
         """A sender's batch is what this step takes of it."""
         rewards: dict[str, list[float]] = {}
-        for candidate in candidates:
+        for candidate in (c for c in candidates if not c.group.branch):
             rewards.setdefault(_sender(candidate), []).extend(
                 r.reward for r in candidate.group.rollouts
             )

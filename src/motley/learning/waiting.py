@@ -111,9 +111,14 @@ class Waiting:
     def backlog(self) -> Backlog:
         """What samplers are told of how much waits."""
         return Backlog(
-            waiting=tuple(sorted(Counter(c.group.origin.peer for c in self).items())),
+            waiting=tuple(sorted(self.authors.items())),
             oldest_s=max(0.0, max(map(self.window.age_s, self), default=0.0)),
         )
+
+    @property
+    def authors(self) -> Counter[str]:
+        """How many answers wait of each; continuations wait for nobody."""
+        return Counter(c.group.origin.peer for c in self if not c.group.branch)
 
     # Taking
 
@@ -122,10 +127,15 @@ class Waiting:
         crew = self.config.crew
         # a horizontal crew shares every group evenly
         share = 1.0 if crew.layout == "horizontal" else self.config.sender_share
-        selection = select(ready, self.config.learning, crew.problems_per_round, share)
+        # own continuations come beside: they take no place of anybody's answers
+        beside = [c for c in ready if c.group.branch]
+        answers = [c for c in ready if not c.group.branch]
+        selection = select(answers, self.config.learning, crew.problems_per_round, share)
+        if not selection.take:
+            return ()
         used = {c.position for c in ready} - {c.position for c in selection.wait}
         self._keep(lambda c: c.position not in used)
-        return tuple(selection.take)
+        return (*selection.take, *beside)
 
     def take_again(self, positions: Sequence[int]) -> Wait | Take:
         """Take what the same step took before a crash, as far as it is there."""
@@ -151,7 +161,7 @@ class Waiting:
                 if round.closed
                 else set(round.crewmates).issubset
             )
-            whole = [c for c in self if enough(authors[c.family])]
+            whole = [c for c in self if c.group.branch or enough(authors[c.family])]
         return sorted(whole, key=lambda c: (c.group.round, c.family, c.group.origin.peer))
 
     # Dropping
@@ -165,6 +175,10 @@ class Waiting:
     def drop_at_once(self, sender: str, reason: str, position: int) -> None:
         """Count a group that does not wait at all: its round is over, or its sender is muted."""
         self.dropped[sender, reason] += 1
+        self.pass_by(reason, position)
+
+    def pass_by(self, reason: str, position: int) -> None:
+        """Say why a group is not learned from; nothing is lost with it."""
         if len(self.let_go) < MAX_LET_GO:
             self.let_go[position] = reason
 

@@ -6,6 +6,7 @@ Knows tensors; knows no learner, record or transport.
 from motley.objectives.about import about
 from motley.objectives.batch import LossBatch, LossOutput, Samples, Terms
 from motley.objectives.objective import Objective
+from motley.objectives.rescue import rescue_of
 from motley.objectives.table import OBJECTIVES, VARIANTS, objective
 
 __all__ = [
@@ -18,4 +19,5 @@ __all__ = [
     "Terms",
     "about",
     "objective",
+    "rescue_of",
 ]

@@ -9,7 +9,8 @@ micro-batches does not depend on how the batch was cut.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,6 +60,11 @@ class Samples:
         }
         assert len(sizes) == 1, f"per-sequence tensors differ in shape: {sizes}"
 
+    def first(self, count: int) -> Samples:
+        """The first sequences alone."""
+        cut: dict[str, Any] = {name: table[:count] for name, table in _tensors(self).items()}
+        return replace(self, **cut)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
@@ -98,6 +104,59 @@ class Terms:
             most_square=self.most_square,
             lr_scale=self.lr_scale,
         )
+
+    @staticmethod
+    def of_nothing(samples: Samples) -> Terms:
+        """Of a batch without sequences; its denominators count from 0."""
+        assert not len(samples.reward_B)
+        return Terms(
+            advantage_B=samples.reward_B,
+            own_B=samples.own_B,
+            stranger_B=samples.stranger_B,
+            log_expectation_B=samples.logq_mean_B,
+            group_longest_B=samples.length_B,
+            pair_B=samples.group_B,
+            num_sequences=0,
+            num_tokens=0,
+            num_penalised=0,
+            num_penalised_tokens=0,
+            num_pairs=0,
+            max_length=samples.max_length,
+        )
+
+    def with_lessons(self, samples: Samples, weight: float) -> Terms:
+        """The same with those sequences of a batch that these terms lack, at this advantage.
+
+        Each is a group by itself and counts in the denominators; of the others nothing changes.
+        """
+        first = len(self.advantage_B)
+        count = len(samples.reward_B) - first
+        if not count:
+            return self
+        added = {name: table.new_zeros(count) for name, table in _tensors(self).items()} | {
+            "advantage_B": self.advantage_B.new_full((count,), weight),
+            "own_B": samples.own_B[first:],
+            "stranger_B": samples.stranger_B[first:],
+            "log_expectation_B": samples.logq_mean_B[first:],
+            "group_longest_B": samples.length_B[first:],
+            "pair_B": self.num_pairs + torch.arange(count),
+        }
+        joined: dict[str, Any] = {
+            name: torch.cat([table, added[name].to(table.dtype)])
+            for name, table in _tensors(self).items()
+        }
+        return replace(
+            self,
+            **joined,
+            num_sequences=self.num_sequences + count,
+            num_tokens=self.num_tokens + int(samples.length_B[first:].sum()),
+            num_pairs=self.num_pairs + count,
+        )
+
+
+def _tensors(one: Samples | Terms) -> dict[str, Tensor]:
+    values = {field.name: getattr(one, field.name) for field in fields(one)}
+    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

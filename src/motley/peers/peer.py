@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
 
 from motley.config import CrewConfig, PeerConfig
-from motley.exchange import Entry, Head, Log
+from motley.exchange import Entry, Log
 from motley.learning.learner import Learner, StepReport
 from motley.learning.pace import Pace, Turns, pace_of
 from motley.learning.select import Candidate
@@ -33,11 +33,13 @@ from motley.peers.state import (
     PeerState,
     candidate_of,
     check_dtype,
+    go_on_from,
     heard_again,
     is_own,
     refused_for_rewards,
     waiting_again,
 )
+from motley.peers.teaching import Teaching, teaching_of
 from motley.records import Roster
 from motley.trust import (
     Admission,
@@ -69,6 +71,7 @@ class Peer:
     admission: Admission = field(init=False)
     admitted: AdmittedGroups = field(init=False)
     scrutiny: Scrutiny = field(init=False)
+    teaching: Teaching = field(init=False)
     weights: Publications | None = None  # of a learner, for its samplers
 
     def __post_init__(self, hub: bytes) -> None:
@@ -80,7 +83,7 @@ class Peer:
         self.admitted = AdmittedGroups(self.config.problems_per_peer)
         half.on_log = self.admitted.__contains__
         self.admission = admission_of(half, hub)
-        self.scrutiny = scrutiny_of(half)
+        self.scrutiny, self.teaching = scrutiny_of(half), teaching_of(half)
         if self.me.role == "learner":
             self.weights = Publications(half, self.waiting)
 
@@ -157,6 +160,8 @@ class Peer:
                 "version",
                 f"sampled with version {made_with} of this learner, which has not made it",
             )
+        elif group.branch and group.origin.peer != self.me.name:
+            self.waiting.pass_by("another's branch", entry.position)
         elif not self.pace.wants(group, self.learned_rounds):
             self.waiting.drop_at_once(group.origin.peer, "late", entry.position)
         elif self.scrutiny.is_muted(group.origin.peer):
@@ -172,11 +177,13 @@ class Peer:
         """Let go of what waits of who was muted now."""
         if senders:
             self.waiting.drop(lambda c: c.group.origin.peer in senders, "muted")
+            self.teaching.leave_out(senders)
 
     def _drop_revoked(self) -> None:
         """Who is shut out counts no more, not with what it sent before either."""
         revoked = self.admission.revoked
         self.waiting.drop(lambda c: c.group.origin.peer in revoked, "revoked")
+        self.teaching.leave_out(revoked)
 
     # Learning
 
@@ -199,9 +206,8 @@ class Peer:
         return [n for n in self.awaited() if self.admitted.is_whole(n, self.learned_rounds)]
 
     def _round(self, closed: bool = False) -> Round:
-        crewmates = self.crewmates
-        quorum = min(self.config.quorum, len(crewmates))
-        return Round(self.learned_rounds, crewmates, quorum, closed)
+        there = self.crewmates
+        return Round(self.learned_rounds, there, min(self.config.quorum, len(there)), closed)
 
     def learn(self, closed: bool = False) -> Learned | Wait:
         """Take one step if what it waits for is there."""
@@ -217,6 +223,9 @@ class Peer:
         """
         if again and self.config.learning.max_age_s:
             return self.waiting.take_again(again)
+        waits = self.pace.awaits_others and not closed
+        if waits and self.teaching.is_due(self.learned_rounds, self.admitted):
+            return Wait()
         return self.pace.choose(self.waiting, self._round(closed))
 
     def step(self, chosen: Take, again: bool = False, refresh: bool = True) -> StepReport | None:
@@ -231,11 +240,14 @@ class Peer:
         groups = self._heard(chosen.groups)
         if not groups:
             return None
+        met = self.teaching.meet(groups, self.learner.policy.version)
         report = self.learner.step(
-            groups,
-            withheld=self.scrutiny.withheld(groups),
+            self.teaching.learned(groups),
+            withheld=self.scrutiny.withheld([*groups, *(one.candidate for one in met.lessons)]),
             audited=self.scrutiny.audited(groups),
+            lessons=met.lessons,
         )
+        report = self.teaching.told(report, met, groups)
         self._drop_muted(self.scrutiny.settle(groups, report, self.learned_rounds))
         if refresh:
             self.half.refresh()
@@ -262,32 +274,13 @@ class Peer:
     # State, for checkpoints
 
     def state(self) -> PeerState:
-        learner, head, window = self.learner, self.half.outbox.head, self.waiting.window
-        return PeerState(
-            version=learner.policy.version,
-            token_budget=learner.token_budget,
-            dtype=str(learner.policy.dtype),
-            sampled_rounds=self.half.sampled_rounds,
-            learned_rounds=self.learned_rounds,
-            cursor=self.cursor,
-            waiting=[Arrival(c.position, c.since, c.came_s) for c in self.waiting],
-            made_s=sorted(window.made_s.items()),
-            complete=dict(self.admitted.complete),
-            seen=sorted(self.admitted.beyond),
-            success=learner.success.by_kind,
-            dropped=ReasonCount.rows(self.waiting.dropped),
-            admission=self.admission.state(),
-            head=(head.counter, head.previous.hex()),
-            scrutiny=self.scrutiny.state(),
-            skills=learner.skills.means,
-        )
+        return _state_of(self)
 
     def load_state(self, state: PeerState) -> None:
         learner, half, window = self.learner, self.half, self.waiting.window
         check_dtype(state, self.me.name, str(learner.policy.dtype))
         learner.policy.version = state.version
-        if not self.config.learning.token_budget:
-            learner.token_budget = state.token_budget
+        learner.token_budget = self.config.learning.token_budget or state.token_budget
         learner.success.by_kind, learner.skills.means = dict(state.success), dict(state.skills)
         half.sampled_rounds, self.learned_rounds = state.sampled_rounds, state.learned_rounds
         self.cursor = state.cursor
@@ -299,14 +292,36 @@ class Peer:
         self.admission.load_state(state.admission)
         heard = heard_again(state.scrutiny.heard, self.log, half)
         self.scrutiny.load_state(state.scrutiny, heard)
+        self.teaching.load_state(state, self.log)
         self._drop_revoked()
         if not self.config.crew.check_rewards:
             _trust_rewards(self)
-        counter, previous = state.head
-        # an outbox that outlived the checkpoint is further; one without a file begins here
-        if counter > half.outbox.head.counter:
-            half.outbox.head = Head(counter, bytes.fromhex(previous))
+        go_on_from(half.outbox, state.head)
         half.refresh()
+
+
+def _state_of(peer: Peer) -> PeerState:
+    learner, head, window = peer.learner, peer.half.outbox.head, peer.waiting.window
+    return PeerState(
+        version=learner.policy.version,
+        token_budget=learner.token_budget,
+        dtype=str(learner.policy.dtype),
+        sampled_rounds=peer.half.sampled_rounds,
+        learned_rounds=peer.learned_rounds,
+        cursor=peer.cursor,
+        waiting=[Arrival(c.position, c.since, c.came_s) for c in peer.waiting],
+        made_s=sorted(window.made_s.items()),
+        complete=dict(peer.admitted.complete),
+        seen=sorted(peer.admitted.beyond),
+        success=learner.success.by_kind,
+        dropped=ReasonCount.rows(peer.waiting.dropped),
+        admission=peer.admission.state(),
+        head=(head.counter, head.previous.hex()),
+        scrutiny=peer.scrutiny.state(),
+        meetings=peer.teaching.meetings.state(),
+        prefixes=peer.teaching.prefixes,
+        skills=learner.skills.means,
+    )
 
 
 def _trust_rewards(peer: Peer) -> None:

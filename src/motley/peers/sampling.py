@@ -23,21 +23,31 @@ from motley.engines import Completion, Engine
 from motley.engines.judge import Judge
 from motley.exchange import Mark, Outbox
 from motley.files import disk_error
+from motley.learning.prefixes import PrefixQueue
 from motley.links import Weather
 from motley.models.policy import Policy
-from motley.records import Group, Origin, Problem, Rollout
+from motley.records import Branch, Group, Origin, Problem, Rollout
 from motley.tasks import Scorer, Task, assign, decided
 from motley.tasks.scoring import Promise
 from motley.trust import MAX_REWARD, Rules
 
 
+class SampledBranches(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a round was continued from others' successes."""
+
+    places: tuple[tuple[int, int, int], ...]  # round and slot of a problem, length of the prefix
+    num_tokens: int
+    reward: float  # mean, of prefixes with their continuations
+
+
 class Sampled(msgspec.Struct, frozen=True):
     """What the sampler half did in one round."""
 
-    num_tokens: int
-    reward: float  # mean
+    num_tokens: int  # with those of branches
+    reward: float  # mean, of whole answers
     version: int = 0  # of the weights
     fresh: bool = True  # not found in the outbox after a crash
+    branches: SampledBranches | None = None
 
 
 class Asked(NamedTuple):
@@ -47,6 +57,12 @@ class Asked(NamedTuple):
     problems: list[Problem]
     prompts: list[tuple[int, ...]]
     version: int  # of the weights that answer
+    branches: Sequence[Branch] = ()  # of the last of the problems, whose prompts have the prefixes
+
+    @property
+    def branch_of(self) -> list[Branch | None]:
+        """For each problem."""
+        return [*[None] * (len(self.problems) - len(self.branches)), *self.branches]
 
 
 class Answered(NamedTuple):
@@ -55,6 +71,7 @@ class Answered(NamedTuple):
     asked: Asked
     answers: Sequence[Sequence[Completion]]
     rewards_PG: Promise
+    num_cut: int = 0  # tokens that branches had beyond their room
 
 
 class DrawnRound(NamedTuple):
@@ -81,6 +98,7 @@ class SamplerHalf:
     judge: Judge | None = None
     scorer: Scorer = field(default=None)  # type: ignore[assignment]  # of its own, if none is shared
     reward_s: float = 0.0  # for which the last round only waited for rewards
+    prefixes: PrefixQueue | None = None  # of others' successes that it continues
     # of the weights the engine has, which the policy's may be ahead of
     version: int = field(init=False)
 
@@ -97,8 +115,15 @@ class SamplerHalf:
         """What a peer must answer in a round."""
         if peer not in self.config.authors:
             return []
-        name = "" if self.config.crew.layout == "horizontal" else peer
-        return assign(self.task, self.config.crew.seed, name, round, self.config.problems_per_peer)
+        config = self.config
+        return assign(
+            self.task, config.crew.seed, peer, round, config.problems_per_peer, config.num_met
+        )
+
+    def problem_of(self, group: Group) -> Problem:
+        """What a group answers; IndexError where its author was not given such a problem."""
+        round, slot = group.place
+        return self.problems(group.origin.peer, round)[slot]
 
     def sample(self) -> Sampled:
         """Answer the next round's problems and put the groups in the outbox.
@@ -119,7 +144,7 @@ class SamplerHalf:
         """Put what was begun in the outbox."""
         if isinstance(begun, Sampled):
             self.sampled_rounds += 1
-            return begun
+            return self._taken(begun)
         return self.keep(self.drawn(begun))
 
     def sampled_in(self, round: int) -> Sampled | None:
@@ -138,12 +163,14 @@ class SamplerHalf:
     def ask(self) -> Asked:
         """The next round."""
         problems = self.problems(self.me.name, self.sampled_rounds)
-        return Asked(
-            self.sampled_rounds,
-            problems,
-            [self.policy.prompts.ids(p) for p in problems],
-            self.version,
-        )
+        branches = self.prefixes.due() if self.prefixes else []
+        problems += [self.problems(self.me.name, b.round)[b.slot] for b in branches]
+        asked = Asked(self.sampled_rounds, problems, [], self.version, branches)
+        prompts = [
+            (*self.policy.prompts.ids(problem), *(branch.prefix if branch else ()))
+            for problem, branch in zip(problems, asked.branch_of, strict=True)
+        ]
+        return asked._replace(prompts=prompts)
 
     def answered(self, asked: Asked) -> Answered:
         """What the engine says.
@@ -154,12 +181,20 @@ class SamplerHalf:
         seed = _seed(self.config.crew.seed, self.me.name, asked.round)
         # an engine waits for its GPU, and prompts can be spelled meanwhile
         threading.Thread(target=self._look_ahead, args=(asked.round + 1,), daemon=True).start()
-        answers = self.engine.sample(
-            asked.prompts, self.config.rollouts_per_group, self.config.sampling, seed
+        sampling = self.config.sampling
+        made = self.engine.sample(asked.prompts, self.config.rollouts_per_group, sampling, seed)
+        befores = [branch.prefix if branch else () for branch in asked.branch_of]
+        answers = [
+            [_within(completion, sampling.max_tokens - len(before)) for completion in row]
+            for row, before in zip(made, befores, strict=True)
+        ]
+        whole = (
+            (*before, *c.tokens) for row, before in zip(answers, befores, strict=True) for c in row
         )
-        texts = iter(self.policy.vocabulary.decode_all(c.tokens for row in answers for c in row))
+        texts = iter(self.policy.vocabulary.decode_all(whole))
         texts_PG = [[next(texts) for _ in row] for row in answers]
-        return Answered(asked, answers, self.scorer.begin(asked.problems, texts_PG))
+        num_cut = _num_tokens(made) - _num_tokens(answers)
+        return Answered(asked, answers, self.scorer.begin(asked.problems, texts_PG), num_cut)
 
     def _look_ahead(self, round: int) -> None:
         """Have the prompts of a round known before it begins. What fails then fails again there."""
@@ -176,11 +211,12 @@ class SamplerHalf:
             self._group(asked, slot, self._rollouts(asked, row, rewards))
             for slot, (row, rewards) in enumerate(zip(answers, rewards_PG, strict=True))
         ]
-        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        whole = [rollout for group in groups if not group.branch for rollout in group.rollouts]
         sampled = Sampled(
-            sum(len(r.tokens) for r in rollouts),
-            sum(r.reward for r in rollouts) / len(rollouts),
+            _num_tokens(answers) + answered.num_cut,
+            _mean_reward(whole),
             asked.version,
+            branches=_branches([g for g in groups if g.branch], answered.num_cut),
         )
         return DrawnRound(asked.round, groups, sampled)
 
@@ -196,13 +232,19 @@ class SamplerHalf:
             assert path, "only a file can be full"
             raise disk_error(path, str(error)) from error
         self.sampled_rounds = drawn.round + 1
-        return drawn.sampled
+        return self._taken(drawn.sampled)
+
+    def _taken(self, sampled: Sampled) -> Sampled:
+        if self.prefixes and sampled.branches:
+            self.prefixes.took(sampled.branches.places)
+        return sampled
 
     def judged(self, problem: Problem, group: Group) -> Group:
         """A group as this peer learns from it: with its judge's opinion, if it has one."""
         if self.judge is None:
             return group
-        texts = self.policy.vocabulary.decode_all(r.tokens for r in group.rollouts)
+        whole = ((*group.prefix, *r.tokens) for r in group.rollouts)
+        texts = self.policy.vocabulary.decode_all(whole)
         return self.judge.judged(problem, group, texts)
 
     def _check_logprobs(self, asked: Asked, answers: Sequence[Sequence[Completion]]) -> None:
@@ -246,6 +288,7 @@ class SamplerHalf:
             ),
             rollouts=tuple(rollouts),
             created_s=self.clock.now_s(),
+            branch=asked.branch_of[slot],
         )
 
 
@@ -264,6 +307,34 @@ def rules_of(config: CrewConfig, policy: Policy) -> Rules:
         steps=config.crew.rounds,
         learners=frozenset(p.name for p in config.peer if p.role == "learner"),
         students={p.name: config.student_of(p.name) for p in config.peer},
+        met_slots=config.num_met,
+        branches=config.num_branches,
+    )
+
+
+def _within(completion: Completion, most: int) -> Completion:
+    """As much of it as fits."""
+    if len(completion.tokens) <= most:
+        return completion
+    return Completion(completion.tokens[:most], completion.logprobs[:most], "length")
+
+
+def _num_tokens(answers: Sequence[Sequence[Completion]]) -> int:
+    return sum(len(completion.tokens) for row in answers for completion in row)
+
+
+def _mean_reward(rollouts: Sequence[Rollout]) -> float:
+    return sum(r.reward for r in rollouts) / len(rollouts)
+
+
+def _branches(groups: Sequence[Group], num_cut: int) -> SampledBranches | None:
+    if not groups:
+        return None
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    return SampledBranches(
+        places=tuple((*group.place, len(group.prefix)) for group in groups),
+        num_tokens=sum(len(r.tokens) for r in rollouts) + num_cut,
+        reward=_mean_reward(rollouts),
     )
 
 

@@ -86,6 +86,8 @@ class Scrutiny:
     def hear(self, taken: Sequence[Candidate], now: int) -> list[str]:
         """Groups are to be learned from in round `now`; who is muted for what they show."""
         for candidate in taken:
+            if candidate.group.branch:  # ends of answers, whose beginnings are another's
+                continue
             if self.rules.habits:
                 heard = HeardGroup(candidate.group, candidate.problem, candidate.position)
                 self._learn_habits(heard)

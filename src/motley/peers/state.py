@@ -10,7 +10,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from motley.exchange import Entry, Log, WireError
+from motley.exchange import Entry, Head, Log, Outbox, WireError
+from motley.learning.meetings import MeetingsState
+from motley.learning.prefixes import PrefixState
 from motley.learning.select import Candidate
 from motley.peers.sampling import SamplerHalf
 from motley.peers.scrutiny import HeardGroup, ScrutinyState
@@ -57,6 +59,8 @@ class PeerState(msgspec.Struct, frozen=True, kw_only=True):
     scrutiny: ScrutinyState = ScrutinyState()
     # mean rewards of the newest batches of everyone, oldest first
     skills: dict[str, list[float]] = msgspec.field(default_factory=dict)
+    meetings: MeetingsState = MeetingsState()
+    prefixes: PrefixState = PrefixState()
 
 
 def check_dtype(state: PeerState, name: str, dtype: str) -> None:
@@ -66,6 +70,13 @@ def check_dtype(state: PeerState, name: str, dtype: str) -> None:
             f"peer {name} computed in {state.dtype} and now would in {dtype}; "
             f"set dtype = {state.dtype.removeprefix('torch.')!r} for it in the run's config.toml"
         )
+
+
+def go_on_from(outbox: Outbox, head: tuple[int, str]) -> None:
+    """An outbox that outlived the checkpoint is further; one without a file begins here."""
+    counter, previous = head
+    if counter > outbox.head.counter:
+        outbox.head = Head(counter, bytes.fromhex(previous))
 
 
 # Groups that wait
@@ -92,7 +103,7 @@ def candidate_of(admitted: Admitted, arrival: Arrival, half: SamplerHalf) -> Can
         problem=admitted.problem,
         own=is_own(group, half) and group.origin.version <= arrival.since,
         stranger=group.origin.peer != half.me.name,
-        family=f"{group.round}.{group.slot}" if horizontal else group.id,
+        family=f"{group.round}.{group.slot}" if horizontal and not group.branch else group.id,
         since=arrival.since,
         came_s=arrival.came_s,
         position=arrival.position,
@@ -143,8 +154,7 @@ def _admitted_before(entry: Entry, half: SamplerHalf) -> Admitted:
     try:
         group, hash = known(entry)
         if isinstance(group, Group):
-            problems = half.problems(group.origin.peer, group.round)
-            return Admitted(group, problems[group.slot], hash)
+            return Admitted(group, half.problem_of(group), hash)
     except (WireError, IndexError):
         pass
     raise ValueError(

@@ -66,6 +66,7 @@ def build_peer(
         config.learning,
         lr,
         config.trust,
+        config.teach,
         rounds=config.crew.rounds,
         seed=config.crew.seed,
     )

@@ -23,6 +23,7 @@ def check_config(config: CrewConfig, mine: str | None = None, task: Task | None 
     """
     task = task or load_task(config.crew.task, config.task)
     objective(config.crew.objective, config.crew.variant, config.objective)
+    _check_success(config, task)
     problems = [p for split in task.splits for p in evaluation_set(task, split, per_kind=8)]
     vocabularies = {}
     for peer in config.students:
@@ -35,6 +36,14 @@ def check_config(config: CrewConfig, mine: str | None = None, task: Task | None 
         if peer.warm:
             check_warm(task, peer.warm)
     _check_vocabularies(vocabularies)
+
+
+def _check_success(config: CrewConfig, task: Task) -> None:
+    if config.teach.is_on and config.teach.success is None and task.measure == "reward":
+        raise ValueError(
+            f"[teach] must know a success, and task {config.crew.task} gives rewards of any size; "
+            "write success = the least reward of a good answer under [teach]"
+        )
 
 
 def _check_vocabularies(vocabularies: dict[str, Vocabulary]) -> None:

@@ -37,12 +37,16 @@ class Expected:
         return Expected(
             window=max(2, min(WINDOW, config.crew.rounds)),
             # nothing of others is wanted where own groups are to be everything
-            others=tuple(n for n in config.authors if n != peer and config.learning.own_share < 1),
+            others=tuple(n for n in config.authors if n != peer and _takes_others(config)),
             mine=frozenset(n for n in config.authors if config.student_of(n) == peer),
             lr=me.lr or config.learning.lr,
             max_tokens=config.sampling.max_tokens,
             num_problems=config.evaluate.problems,
         )
+
+
+def _takes_others(config: CrewConfig) -> bool:
+    return config.learning.own_share < 1 and config.crew.objective != "alone"
 
 
 class Evaluation(NamedTuple):

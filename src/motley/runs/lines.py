@@ -18,6 +18,7 @@ from motley.runs.evaluation import GradedAnswer
 from motley.runs.metrics import (
     Counts,
     LearnerLine,
+    MetProblems,
     SampleAnswer,
     SamplerLine,
     Timing,
@@ -60,9 +61,7 @@ def learner_line(
     if line.timing and sampled and sampled.fresh:
         waited = msgspec.structs.replace(line.timing, reward_s=peer.half.reward_s)
         line = msgspec.structs.replace(line, timing=waited)
-    if report:
-        line = _with_step(line, report)
-    return line
+    return _with_met(_with_step(line, report) if report else line, sampled, report)
 
 
 def sampler_line(sampler: Sampler, sampled: Sampled) -> SamplerLine:
@@ -123,6 +122,24 @@ def _with_step(line: LearnerLine, report: StepReport) -> LearnerLine:
         inner_kl=report.inner.kl if report.inner else None,
         reference_kl=report.reference_kl,
     )
+
+
+def _with_met(line: LearnerLine, sampled: Sampled | None, report: StepReport | None) -> LearnerLine:
+    """With what came of problems that all peers answer, in sampling and in learning."""
+    branches, met = sampled.branches if sampled else None, report.met if report else None
+    told = MetProblems(
+        problems=met.problems if met else None,
+        failed=met.failed if met else None,
+        rescued=met.rescued if met else None,
+        rescued_tokens=met.rescued_tokens if met else None,
+        branched=met.branched or None if met else None,
+        branched_tokens=met.branched_tokens or None if met else None,
+        unfit=met.unfit or None if met else None,
+        branches=len(branches.places) if branches else None,
+        branch_tokens=branches.num_tokens if branches else None,
+        branch_reward=branches.reward if branches else None,
+    )
+    return msgspec.structs.replace(line, met=told) if branches or met else line
 
 
 def _with_rates(took: Timing, sampled: Sampled | None, report: StepReport | None) -> Timing:

@@ -31,6 +31,21 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True):
     reward_s: float | None = None  # of `sample_s`, only waiting for rewards
 
 
+class MetProblems(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Of the problems that all peers answer: how many a step met, and what was learned there."""
+
+    problems: int | None = None
+    failed: int | None = None
+    rescued: int | None = None
+    rescued_tokens: int | None = None
+    branched: int | None = None
+    branched_tokens: int | None = None
+    unfit: int | None = None
+    branches: int | None = None
+    branch_tokens: int | None = None
+    branch_reward: float | None = None
+
+
 class Sign(msgspec.Struct, frozen=True, omit_defaults=True):
     """That something is wrong with a peer's training, said once: what, why it may be, what to do.
 
@@ -75,6 +90,7 @@ class LearnerLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     ages: dict[int, int] | None = None
     senders: dict[str, SenderMetrics] | None = None
     blamed: list[str] | None = None
+    met: MetProblems | None = None
     # of the exchange
     waiting: int | None = None
     refused: Counts | None = None

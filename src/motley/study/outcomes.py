@@ -74,10 +74,12 @@ def spent_of(config: CrewConfig, peer: str, lines: Sequence[MetricsLine]) -> Spe
         line.sampled_tokens if isinstance(line, SamplerLine) else _sampled(config, line)
         for line in mine
     )
+    met = [line.met for line in steps if line.met]
     return Spent(
         sampled=sampled,
-        own=sum(own),
-        foreign=sum(_learned(config, line, False) for line in steps),
+        own=sum(own) + sum(one.branched_tokens or 0 for one in met),
+        foreign=sum(_learned(config, line, False) for line in steps)
+        + sum(one.rescued_tokens or 0 for one in met),
         seconds=sum(_seconds(line) for line in steps),
     )
 
@@ -91,7 +93,8 @@ def _sampled(config: CrewConfig, line: LearnerLine) -> int:
     timing = line.timing
     if timing and timing.sampled_tokens_per_s:
         return round(timing.sampled_tokens_per_s * timing.sample_s)
-    return 0 if line.reward is None else _learned(config, line, True)
+    branches = (line.met.branch_tokens or 0) if line.met else 0
+    return 0 if line.reward is None else _learned(config, line, True) + branches
 
 
 def _learned(config: CrewConfig, line: LearnerLine, own: bool) -> int:

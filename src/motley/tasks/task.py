@@ -105,14 +105,18 @@ def draw_problems(task: Task, seed: str, split: Split, count: int) -> list[Probl
     return [task.draw(rng, split, kinds[(start + i) % len(kinds)]) for i in range(count)]
 
 
-def assign(task: Task, crew_seed: int, peer: str, round: int, count: int) -> list[Problem]:
+def assign(
+    task: Task, crew_seed: int, peer: str, round: int, count: int, met: int = 0
+) -> list[Problem]:
     """The problems a peer must answer in a round.
 
-    Anyone can recompute it, so nobody can pick favourites.
-
-    In a horizontal crew all peers answer the same problems: `peer` is then the empty string.
+    Anyone can recompute it, so nobody can pick favourites. The first `met` are the same for all
+    peers.
     """
-    return draw_problems(task, f"{crew_seed}/{peer}/{round}", "train", count)
+    shared = draw_problems(task, f"{crew_seed}//{round}", "train", met) if met else []
+    if met >= count:
+        return shared
+    return [*shared, *draw_problems(task, f"{crew_seed}/{peer}/{round}", "train", count)[met:]]
 
 
 def evaluation_set(task: Task, split: Split, per_kind: int) -> list[Problem]:

@@ -22,6 +22,7 @@ from typing import NamedTuple
 import msgspec
 
 from motley.exchange import (
+    BranchHeader,
     Entry,
     GroupHeader,
     Header,
@@ -37,7 +38,7 @@ from motley.trust.copies import Copies, GroupMarks, Marked
 from motley.trust.identity import verifies
 from motley.trust.rules import Refusal, Rules
 from motley.trust.steadiness import Score, Steadiness, first_differing
-from motley.trust.values import check_header, check_rollouts, check_time
+from motley.trust.values import check_branch, check_header, check_rollouts, check_time
 
 _log = logging.getLogger("motley")
 MAX_KEPT = 256
@@ -239,9 +240,15 @@ class Admission:
         self, header: Header, fields: GroupHeader, limits: Limits, hash: bytes
     ) -> Admitted:
         origin = check_header(self.rules, fields)
+        check_branch(self.rules, fields)
         arrays = header.arrays(limits)
+        if isinstance(fields, BranchHeader):
+            # Nobody but its author learns from it: what it claims of rewards concerns no other.
+            check_rollouts(self.rules, arrays, len(fields.prefix))
+            problem = self._problem_of(fields, fields.met_round, fields.met_slot)
+            return Admitted(fields.group(origin, arrays), problem, hash)
         check_rollouts(self.rules, arrays)
-        problem = self._problem_of(fields)
+        problem = self._problem_of(fields, fields.round, fields.slot)
         marked = Marked.of(fields.problem, arrays)
         self._check_copies(fields, marked)
         group = fields.group(origin, arrays)
@@ -252,15 +259,15 @@ class Admission:
         self.copies.add(fields.peer, fields.id, marked, len(self.keys))
         return Admitted(group, problem, hash)
 
-    def _problem_of(self, fields: GroupHeader) -> Problem:
-        problems = self.assignment(fields.peer, fields.round)
-        if not 0 <= fields.slot < len(problems) or problems[fields.slot].id != fields.problem:
+    def _problem_of(self, fields: GroupHeader, round: int, slot: int) -> Problem:
+        problems = self.assignment(fields.peer, round)
+        if not 0 <= slot < len(problems) or problems[slot].id != fields.problem:
             raise Refusal(
                 "assignment",
                 f"problem {fields.problem[:80]!r} is not what {fields.peer} was given in round "
-                f"{fields.round}",
+                f"{round}",
             )
-        return problems[fields.slot]
+        return problems[slot]
 
     def _check_copies(self, fields: GroupHeader, marked: Marked) -> None:
         """Samplers with the same weights can foresee each other's rollouts, since seeds are public:

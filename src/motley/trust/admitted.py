@@ -14,6 +14,7 @@ from typing import NamedTuple
 from motley.records import Group
 
 MOST_BEYOND = 2**14  # groups of one sender that are remembered one by one
+MOST_BRANCHES = 1024  # the same of continuations
 
 
 class GroupPlace(NamedTuple):
@@ -40,6 +41,9 @@ class GroupPlace(NamedTuple):
 class AdmittedGroups:
     """Remembers whole rounds by their number, and of later rounds every slot.
 
+    Slots behind those of problems are of continuations, of which a round may have any number: of
+    each sender the newest are remembered, and older ones are taken for admitted.
+
     With two slots a round, after a.0.0, a.0.1 and a.1.1: `complete` is {a: 1}, and `beyond` holds
     (a, 1, 1). Of a sender that leaves rounds out for ever, the older half of what is beyond is in
     time taken for whole.
@@ -49,18 +53,22 @@ class AdmittedGroups:
     # per sender: every group of the rounds below has been admitted or passed over, or is too late
     complete: Counter[str] = field(default_factory=Counter)
     _beyond: defaultdict[str, set[GroupPlace]] = field(default_factory=lambda: defaultdict(set))
+    _branches: defaultdict[str, set[GroupPlace]] = field(default_factory=lambda: defaultdict(set))
 
     @property
     def beyond(self) -> set[GroupPlace]:
-        """What was admitted of later rounds."""
-        return {place for places in self._beyond.values() for place in places}
+        """What was admitted of later rounds, and of continuations."""
+        kept = (*self._beyond.values(), *self._branches.values())
+        return {place for places in kept for place in places}
 
     def restore(self, complete: Mapping[str, int], beyond: Iterable[GroupPlace]) -> None:
         """Go on from a checkpoint."""
         self.complete = Counter(complete)
         self._beyond.clear()
+        self._branches.clear()
         for place in beyond:
-            self._beyond[place.sender].add(place)
+            held = self._branches if place.slot >= self.num_slots else self._beyond
+            held[place.sender].add(place)
 
     def add(self, group: Group) -> bool:
         """Take in a group, unless it is there; whether it is new."""
@@ -70,6 +78,9 @@ class AdmittedGroups:
         """Take a place for filled; whether that is news."""
         if self._has(place):
             return False
+        if place.slot >= self.num_slots:
+            self._add_branch(place)
+            return True
         beyond = self._beyond[place.sender]
         beyond.add(place)
         if len(beyond) > MOST_BEYOND:
@@ -92,8 +103,23 @@ class AdmittedGroups:
         """Whether nothing of a sender's round is to come any more."""
         return all(map(self._has, self._round(sender, round)))
 
+    def has_branches(self, sender: str, round: int, count: int) -> bool:
+        """Whether the continuations of a sender's round came, of which there are so many."""
+        slots = range(self.num_slots, self.num_slots + count)
+        return all(self._has(GroupPlace(sender, round, slot)) for slot in slots)
+
     def _has(self, place: GroupPlace) -> bool:
+        if place.slot >= self.num_slots:
+            branches = self._branches[place.sender]
+            is_old = len(branches) == MOST_BRANCHES and place < min(branches)
+            return is_old or place in branches
         return place.round < self.complete[place.sender] or place in self._beyond[place.sender]
+
+    def _add_branch(self, place: GroupPlace) -> None:
+        branches = self._branches[place.sender]
+        branches.add(place)
+        if len(branches) > MOST_BRANCHES:
+            branches.remove(min(branches))
 
     def _round(self, sender: str, round: int) -> set[GroupPlace]:
         return {GroupPlace(sender, round, slot) for slot in range(self.num_slots)}

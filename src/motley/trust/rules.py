@@ -60,6 +60,8 @@ class Rules:
     learners: frozenset[str] = frozenset()  # who may publish weights
     # whose weights a peer samples with, where they are not its own
     students: Mapping[str, str] = field(default_factory=dict)
+    met_slots: int = 0  # those of a round that all peers have alike
+    branches: int = 0  # further groups of a peer in a round, of continuations
 
     @property
     def max_tokens(self) -> int:
@@ -88,8 +90,9 @@ class Rules:
         """The largest record of a group that an honest peer of this crew can make."""
         token_bytes = -(-max(1, (self.vocabulary_size - 1).bit_length()) // 7)
         rollout_bytes = 4 + 1 + 5 + self.max_tokens * (token_bytes + 4)
-        body_bytes = 5 + _HEADER_BYTES + self.rollouts_per_group * rollout_bytes
-        return _limits(body_bytes, _HEADER_BYTES, self.max_tokens)
+        header_bytes = _HEADER_BYTES + (5 * self.max_tokens if self.branches else 0)
+        body_bytes = 5 + header_bytes + self.rollouts_per_group * rollout_bytes
+        return _limits(body_bytes, header_bytes, self.max_tokens)
 
     def limits_of(self, name: str, place: str) -> Limits:
         """How large the record may be that stands under the id NAME.PLACE, if there can be one."""
@@ -113,10 +116,11 @@ class Rules:
 
     def _check_place(self, round: int, slot: int) -> None:
         rounds = MAX_ROUNDS if self.rounds is None else self.rounds
-        if not (0 <= round < rounds and 0 <= slot < self.slots):
+        slots = self.slots + self.branches
+        if not (0 <= round < rounds and 0 <= slot < slots):
             raise Refusal(
                 "assignment",
-                f"the crew has no slot {slot} of round {round}; expected below {self.slots} and "
+                f"the crew has no slot {slot} of round {round}; expected below {slots} and "
                 f"{rounds}",
             )
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from motley.exchange import GroupHeader, RolloutArrays
+from motley.exchange import BranchHeader, GroupHeader, RolloutArrays
 from motley.records import Origin
 from motley.trust.rules import (
     LOGPROB_RANGE,
@@ -53,19 +53,51 @@ def check_header(rules: Rules, header: GroupHeader) -> Origin:
     return origin
 
 
+def check_branch(rules: Rules, header: GroupHeader) -> None:
+    """Hold where a group's rollouts begin to the rules.
+
+    Continuations have slots behind those of problems, and one of the problems that all peers had
+    before.
+    """
+    if not isinstance(header, BranchHeader):
+        if header.slot >= rules.slots:
+            raise Refusal("assignment", f"slot {header.slot} is for continuations, and it has none")
+        return
+    if header.slot < rules.slots:
+        raise Refusal("assignment", f"slot {header.slot} is for a problem, not for continuations")
+    if not (0 <= header.met_round < header.round and 0 <= header.met_slot < rules.met_slots):
+        raise Refusal(
+            "assignment",
+            f"its problem is of round {header.met_round}, slot {header.met_slot}; expected one "
+            f"that all peers had before round {header.round}",
+        )
+    if not 0 < len(header.prefix) < rules.max_tokens:
+        raise Refusal(
+            "prefix",
+            f"a prefix of {len(header.prefix)} tokens; expected 1 to {rules.max_tokens - 1}",
+        )
+    ends = set(rules.end_ids)
+    if not all(0 <= t < rules.vocabulary_size and t not in ends for t in header.prefix):
+        raise Refusal("prefix", "a token of the prefix is none of the vocabulary's, or ends it")
+
+
 def check_time(created_s: float) -> None:
     if not 0 <= created_s <= MAX_TIME_S:
         raise Refusal("time", f"created_s is {created_s}; expected 0 to {MAX_TIME_S}")
 
 
-def check_rollouts(rules: Rules, arrays: RolloutArrays) -> None:
-    """Hold every token, log-prob, ending and reward to the rules."""
+def check_rollouts(rules: Rules, arrays: RolloutArrays, num_before: int = 0) -> None:
+    """Hold every token, log-prob, ending and reward to the rules.
+
+    `num_before`: tokens of a prefix, which count to the length.
+    """
+    most = rules.max_tokens - num_before
     with np.errstate(all="ignore"):  # what is no number fails its comparison
         shortest, longest = arrays.length_R.min(initial=1), arrays.length_R.max(initial=1)
-        _check("length", shortest >= 1 and longest <= rules.max_tokens, arrays)
+        _check("length", shortest >= 1 and longest <= most, arrays)
         # none is negative
         _check("token", arrays.token_N.max(initial=0) < rules.vocabulary_size, arrays)
-        _check("ending", _has_right_endings(rules, arrays), arrays)
+        _check("ending", _has_right_endings(rules.end_ids, most, arrays), arrays)
         low, high = arrays.logprob_N.min(initial=0), arrays.logprob_N.max(initial=0)
         _check("logprob", rules.least_logprob <= low and high <= LOGPROB_RANGE[1], arrays)
         _check("logprob", _surprise_nats(rules, arrays) <= MOST_SURPRISE_NATS, arrays)
@@ -77,11 +109,11 @@ def _check(what: str, right: bool | np.bool_, arrays: RolloutArrays) -> None:
         raise Refusal(what, f"one of its {len(arrays.length_R)} rollouts has a bad {what}")
 
 
-def _has_right_endings(rules: Rules, arrays: RolloutArrays) -> bool:
+def _has_right_endings(end_ids: Sequence[int], most: int, arrays: RolloutArrays) -> bool:
     """What stopped ends in its only end token; what did not has none, and used up its length."""
     last_R = arrays.stop_R[arrays.stopped_R] - 1
-    ends = np.flatnonzero(_are_ends(arrays.token_N, rules.end_ids))
-    used_up_R = arrays.length_R[~arrays.stopped_R] == rules.max_tokens
+    ends = np.flatnonzero(_are_ends(arrays.token_N, end_ids))
+    used_up_R = arrays.length_R[~arrays.stopped_R] == most
     return np.array_equal(ends, last_R) and bool(used_up_R.all())
 
 

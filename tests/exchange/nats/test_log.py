@@ -101,6 +101,7 @@ def test_what_was_confirmed_survives_kill_9_at_the_same_positions(net: Net) -> N
     assert [entry.position for entry in before] == list(range(1, 71))
 
 
+@pytest.mark.slow
 def test_a_batch_in_flight_when_the_server_is_killed_is_completed_exactly_once_by_sending_it_again(
     net: Net,
 ) -> None:
@@ -129,6 +130,7 @@ def test_a_batch_in_flight_when_the_server_is_killed_is_completed_exactly_once_b
     assert read_all(reader)[: len(there)] == there
 
 
+@pytest.mark.slow
 def test_a_reader_goes_on_where_it_was_when_the_server_comes_back(net: Net) -> None:
     log, reader = net.log("a"), net.log("b")
     log.append(records("a", range(400), size=1000))

@@ -608,6 +608,7 @@ def test_another_fingerprint_is_refused_and_both_are_named(secure: Net) -> None:
         in_time(lambda: secure.connect("a", certificate=wrong, patience_s=10 * PATIENCE_S))
 
 
+@pytest.mark.slow
 def test_without_a_fingerprint_only_public_authorities_count(secure: Net) -> None:
     with pytest.raises(LogError, match=r"cannot reach tls://.*certificate"):
         secure.connect("a", patience_s=0)
