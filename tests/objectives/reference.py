@@ -609,8 +609,11 @@ def most_square(b: Reference) -> float:
     return squares[-1] * (1 + 1e-5) if squares else 0.0
 
 
-def rloo(b: Reference, i: int, lp: np.ndarray) -> float:
-    return -clipped(b, i, exp(float(np.sum(lp - b.lq[i])))) / b.B
+def product_ratio(b: Reference, i: int, t: int, lp: np.ndarray) -> float:
+    return exp(float(np.sum(lp - b.lq[i])))
+
+
+_TOKENS = {"over": mean_of_tokens}
 
 
 ROWS |= {
@@ -624,24 +627,24 @@ ROWS |= {
     ("tis", "token_mask"): (standardised, (), sequence_mean(token_masked), {"C": 3.0}),
     ("tis", "sequence"): (standardised, (), sequence_mean(sequence_truncated), {"C": 3.0}),
     ("tis", "sequence_mask"): (standardised, (), sequence_mean(sequence_masked), {"C": 3.0}),
-    ("tis", "trl"): (standardised, (), token_sum(sequence_masked), {"C": 3.0}),
-    ("dapo", ""): (standardised, (), token_sum(clipped_rho), {"clip_high": 0.28}),
+    ("tis", "trl"): (standardised, (), token_sum(sequence_masked), {"C": 3.0} | _TOKENS),
+    ("dapo", ""): (standardised, (), token_sum(clipped_rho), {"clip_high": 0.28} | _TOKENS),
     ("sapo", ""): (standardised, (), sequence_mean(soft_gate), {"tau_pos": 1.0, "tau_neg": 1.05}),
-    ("rloo", ""): (leave_one_out, (), rloo, {}),
+    ("rloo", ""): (leave_one_out, (), of_ratio(product_ratio), {"ratio": product_ratio}),
     ("reinforce_pp", ""): (
         lambda case: whitened(case, case.reward),
         (),
         token_sum(clipped_rho),
-        {},
+        _TOKENS,
     ),
     ("reinforce_pp", "baseline"): (
         lambda case: whitened(case, centred(case)),
         (),
         token_sum(clipped_rho),
-        {},
+        _TOKENS,
     ),
-    ("dppo", ""): (centred, (), dppo, {"mask_low": 0.2, "mask_high": 0.2, "tau": 1e-3}),
-    ("m2po", ""): (standardised, (), token_sum(second_moment), {"budget": 0.04}),
+    ("dppo", ""): (centred, (), dppo, {"mask_low": 0.2, "mask_high": 0.2, "tau": 1e-3} | _TOKENS),
+    ("m2po", ""): (standardised, (), token_sum(second_moment), {"budget": 0.04} | _TOKENS),
     ("vcpo", ""): (standardised, (), sequence_mean(vcpo), {"C": 8.0}),
 }
 for _name in ("dapo", "rloo", "reinforce_pp"):
