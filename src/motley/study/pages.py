@@ -41,10 +41,22 @@ class Making:
     names: Mapping[str, str] = field(default_factory=dict)  # of arms -> what they stand for
 
 
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of the report that another module worked out. What it has none of stays empty."""
+
+    title: str
+    text: str  # what it shows, and how to read it
+    table: tuple[Sequence[str], Sequence[Sequence[str]]] = ((), ())  # head and rows
+    curves: Mapping[str, Sequence[Curve]] = field(default_factory=dict)  # title of a chart ->
+    x_label: str = "round"
+    y_label: str = ""
+
+
 # Study
 
 
-def study_page(found: Findings, made: Making) -> str:
+def study_page(found: Findings, made: Making, sections: Sequence[Section] = ()) -> str:
     several = len(found.crews) > 1
     rows = [row for one in found.crews for row in one.standings]
     num = sum(len(row.against) for row in rows) + len(found.over)
@@ -57,6 +69,7 @@ def study_page(found: Findings, made: Making) -> str:
         page.box([*how_to_read(made.measure, num), *([OVER_CREWS] if found.over else ())]),
         *(part for one in found.crews for part in _section(one, made, several)),
         *(_over_crews(found.over) if found.over else ()),
+        *(part for section in sections for part in _shown(section)),
         *_ending(made),
     ]
     named = ", ".join(one.crew for one in found.crews)
@@ -114,6 +127,20 @@ def _over_crews(over: Sequence[OverCrews]) -> list[str]:
     return [
         *_differences([one.over.compared for one in over], "mean over crews", "Over crews"),
         page.table(*crews.cells(over)),
+    ]
+
+
+def _shown(section: Section) -> list[str]:
+    head, rows = section.table
+    drawn = [
+        curve_chart(title, curves, section.x_label, section.y_label)
+        for title, curves in section.curves.items()
+    ]
+    return [
+        page.heading(section.title),
+        page.paragraph(section.text),
+        *([page.charts(drawn)] if drawn else ()),
+        *([page.table(head, rows)] if rows else ()),
     ]
 
 
