@@ -255,13 +255,14 @@ def _equivalence_power(differences: Sequence[float], margin: float, num: int, bo
 
 def _outlook(compared: Comparison) -> str:
     num = seeds_to_decide(compared.differences)
-    return outlook(num, len(compared.differences), compared.unit)
+    words = outlook(num, len(compared.differences), compared.unit)
+    return f"{words} for a difference this small" if num is None else words
 
 
 def outlook(num: int | None, made: int, unit: str) -> str:
     """What so many units would do, where `made` were too few."""
     if num is None:
-        return f"more than {MOST_SEEDS} {unit}s would be needed for a difference this small"
+        return f"more than {MOST_SEEDS} {unit}s would be needed"
     return f"about {max(num, made + 1)} {unit}s would decide it"
 
 
