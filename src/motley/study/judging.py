@@ -40,55 +40,42 @@ IN = " in "  # "gepo in far": the arm gepo of the crew far, whichever crew it is
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A claim in one crew, or for one peer of it. `p_value`: that it is not so; nan: no test."""
+class ClaimPart:
+    """A claim in one crew, or for one peer of it."""
 
-    claim: Claim
     where: str  # crew, and peer if the claim is on every one
+    verdict: Verdict
     compared: Comparison
-    p_value: float
+    difference: Estimate
+    p_value: float  # of the test that the claim asks for; nan: it cannot be made
     holm_p: float  # among the arms of which the same is claimed against the same, on the same
+    effect: Estimate
+    seeds: int | None  # that would decide it; None: no number can be named
 
-    @property
-    def verdict(self) -> Verdict:
-        estimate = self.compared.estimate
-        if np.isnan(self.p_value):
-            return "undecided"
-        if _is_false(self.claim, estimate):
-            return "not reproduced"
-        on_its_side = self.claim.is_ != "better" or estimate.mean > self.claim.margin
-        return "reproduced" if on_its_side and self.holm_p < 1 - LEVEL else "undecided"
 
-    @property
-    def effect(self) -> Estimate:
-        return effect_size(self.compared.differences)
+def _part(claim: Claim, where: str, compared: Comparison, p: float, holm_p: float) -> ClaimPart:
+    differences = compared.differences
+    needed = _needed(claim, differences) if has_spread(differences) else None
+    return ClaimPart(
+        where=where,
+        verdict=_verdict(claim, compared.estimate, p, holm_p),
+        compared=compared,
+        difference=compared.estimate,
+        p_value=p,
+        holm_p=holm_p,
+        effect=effect_size(differences),
+        seeds=None if needed is None else max(needed, len(differences) + 1),
+    )
 
-    @property
-    def seeds(self) -> int | None:
-        """That would decide it; None: no number can be named."""
-        differences, claim = self.compared.differences, self.claim
-        needed = _needed(claim, differences) if has_spread(differences) else None
-        return None if needed is None else max(needed, len(differences) + 1)
 
-    @property
-    def sentence(self) -> str:
-        """The numbers."""
-        num, estimate = len(self.compared.differences), self.compared.estimate
-        units = f"{num} seed{'' if num == 1 else 's'}"
-        words = f"{self.compared.first} against {self.compared.second} {signed(estimate.mean)}"
-        if num < 2:
-            return f"{words}, {units}; one seed decides nothing"
-        if np.isnan(self.p_value):
-            return f"{words} on each of {units}; without spread no test can be made"
-        words += f" (95 % {signed(estimate.low)} to {signed(estimate.high)})"
-        corrected = " after Holm" if self.holm_p != self.p_value else ""
-        words += f", {asked(self.claim)}: {p_text(self.holm_p)}{corrected}"
-        if not np.isnan(self.effect.mean):
-            words += f", g = {self.effect:.1f}"
-        words += f", {units}"
-        if self.verdict == "undecided":
-            words += f"; {outlook(self.seeds, num, 'seed')}"
-        return words
+def _verdict(claim: Claim, difference: Estimate, p: float, holm_p: float) -> Verdict:
+    if np.isnan(p):
+        return "undecided"
+    if _is_false(claim, difference):
+        return "not reproduced"
+    # the test of "better" is two-sided, as those of the tables are
+    on_its_side = claim.is_ != "better" or difference.mean > claim.margin
+    return "reproduced" if on_its_side and holm_p < 1 - LEVEL else "undecided"
 
 
 def _needed(claim: Claim, differences: Sequence[float]) -> int | None:
@@ -122,13 +109,31 @@ def asked(claim: Claim) -> str:
     return f"above {signed(least) if least else '0'}"
 
 
+def _numbers(claim: Claim, part: ClaimPart) -> str:
+    """What a part says."""
+    num, difference = len(part.compared.differences), part.difference
+    units = f"{num} seed{'' if num == 1 else 's'}"
+    words = f"{claim.arm} against {claim.against} {signed(difference.mean)}"
+    if num < 2:
+        return f"{words}, {units}; one seed decides nothing"
+    if np.isnan(part.p_value):
+        return f"{words} on each of {units}; without spread no test can be made"
+    words += f" (95 % {signed(difference.low)} to {signed(difference.high)})"
+    corrected = " after Holm" if part.holm_p != part.p_value else ""
+    words += f", {asked(claim)}: {p_text(part.holm_p)}{corrected}"
+    if not np.isnan(part.effect.mean):
+        words += f", g = {part.effect:.1f}"
+    words += f", {units}"
+    return f"{words}; {outlook(part.seeds, num, 'seed')}" if part.verdict == "undecided" else words
+
+
 @dataclass(frozen=True, slots=True)
 class Judgement:
     claim: Claim
     verdict: Verdict
     sentence: str
     seeds: int | None  # that would decide it, if it is undecided and a number can be named
-    parts: list[Part]
+    parts: list[ClaimPart]
 
 
 def judged(claims: Sequence[Claim], outcomes: Mapping[str, Sequence[Outcome]]) -> list[Judgement]:
@@ -141,10 +146,17 @@ def judged(claims: Sequence[Claim], outcomes: Mapping[str, Sequence[Outcome]]) -
     corrected = dict[int, float]()
     for places in families.values():
         corrected |= zip(places, holm([p_values[place] for place in places]), strict=True)
-    parts = [
-        Part(*found, p_values[place], corrected[place]) for place, found in enumerate(compared)
+    return [
+        _judgement(
+            claim,
+            [
+                _part(*found, p_values[place], corrected[place])
+                for place, found in enumerate(compared)
+                if found[0] is claim
+            ],
+        )
+        for claim in claims
     ]
-    return [_judgement(claim, [part for part in parts if part.claim is claim]) for claim in claims]
 
 
 def _p_value(claim: Claim, compared: Comparison) -> float:
@@ -155,7 +167,7 @@ def _p_value(claim: Claim, compared: Comparison) -> float:
     return test(differences, claim.margin)
 
 
-def _judgement(claim: Claim, parts: list[Part]) -> Judgement:
+def _judgement(claim: Claim, parts: list[ClaimPart]) -> Judgement:
     verdicts = [part.verdict for part in parts]
     if "not reproduced" in verdicts:
         verdict: Verdict = "not reproduced"
@@ -164,9 +176,9 @@ def _judgement(claim: Claim, parts: list[Part]) -> Judgement:
     if not parts:
         numbers = f"no seed has runs of both {claim.arm} and {claim.against}"
     elif len(parts) == 1:
-        numbers = parts[0].sentence
+        numbers = _numbers(claim, parts[0])
     else:
-        each = [f"{part.where} ({part.verdict}): {part.sentence}" for part in parts]
+        each = [f"{part.where} ({part.verdict}): {_numbers(claim, part)}" for part in parts]
         held = f"{verdicts.count('reproduced')} of {len(parts)} hold"
         numbers = "; ".join([held, *each])
     needed = [part.seeds for part in parts if part.verdict == "undecided"]

@@ -40,6 +40,12 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     made: str = ""  # what an arm with a name stands for
 
 
+class CrewOutcome(Outcome, frozen=True, kw_only=True):
+    """An outcome that says whose it is, for files with outcomes of several crews."""
+
+    crew: str
+
+
 def read_outcomes(path: Path) -> list[Outcome]:
     if not path.exists():
         return []
