@@ -41,6 +41,12 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     key: str = ""  # of its run (study/keys.py); none: kept before runs had one
 
 
+class CrewOutcome(Outcome, frozen=True, kw_only=True):
+    """An outcome that says whose it is, for files with outcomes of several crews."""
+
+    crew: str
+
+
 def read_outcomes(path: Path) -> list[Outcome]:
     if not path.exists():
         return []
