@@ -3,12 +3,23 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import time
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from motley.study.processes import Job, Lost, LostRunsError, Returned, in_processes, make_all
+from motley.study import processes
+from motley.study.processes import (
+    Job,
+    Lost,
+    LostRunsError,
+    Returned,
+    Tell,
+    in_processes,
+    make_all,
+)
+from motley.study.room import Room
 
 
 def note(path: Path, text: str) -> str:
@@ -55,7 +66,7 @@ def test_a_process_that_dies_costs_its_call_only(
     assert "fewer --jobs" in why["killed"]
     assert why["wrong"] == "lr is far too large"
     assert why["broken"].startswith("KeyError: ")
-    assert why["gone"] == "its process ended by itself with exit status 7"
+    assert why["gone"].startswith("its process ended by itself with exit status 7 (twice")
     assert len(why) == len(lost) == 4
     assert "killed: its process was killed by SIGKILL" in caplog.text  # when it happens
 
@@ -67,14 +78,15 @@ def test_what_needs_a_lost_job_is_not_begun() -> None:
         Job("other", partial(str, 2)),
     ]
     found = list(in_processes(1, work))
-    assert found[0].name == "warm"
+    assert [one.name for one in found] == ["other", "warm", "run"]
     assert Lost("run", "not begun, since it needs warm") in found
     assert Returned("other", "2") in found
 
 
 def test_a_child_that_outlives_its_process_holds_nobody_up() -> None:
     (found,) = in_processes(1, [Job("gone", die_with_a_child_that_holds_the_pipe)])
-    assert found == Lost("gone", "its process ended by itself with exit status 3")
+    twice = "its process ended by itself with exit status 3 (twice, the second time alone)"
+    assert found == Lost("gone", twice)
 
 
 def test_a_job_that_needs_what_is_not_there_is_a_mistake_and_no_endless_loop() -> None:
@@ -97,3 +109,90 @@ def test_lost_runs_are_named_with_what_to_do() -> None:
         "2 of 9 runs gave nothing: arm a: killed; arm b: wrong; all others are kept, and the same "
         "command goes on with these"
     )
+
+
+# What is shared, and what happens to those for whom it is too little
+
+
+def die_first(path: Path, how: str) -> str:
+    """End for want of memory, unless this is the second time."""
+    if note(path, how) and len(path.read_text().splitlines()) > 1:
+        return how
+    if how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "full":
+        raise RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")
+    raise ValueError("out of memory with 1024 tokens in a micro-batch")
+
+
+def watch_alone(path: Path, seconds: float) -> str:
+    """Say how many are at work while this is."""
+    note(path, "in")
+    time.sleep(seconds)
+    lines = path.read_text().splitlines()
+    note(path, "out")
+    return str(lines.count("in") - lines.count("out"))
+
+
+@pytest.mark.parametrize("how", ["killed", "full", "told"])
+def test_who_had_too_little_memory_is_named_and_tried_again_alone(
+    how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    work = [
+        Job("greedy", partial(die_first, tmp_path / "notes", how)),
+        Job("after", partial(str, 1), ("greedy",)),
+        Job("other", partial(str, 2)),
+    ]
+    with caplog.at_level(logging.WARNING):
+        found = list(in_processes(2, work))
+    # the others first, then the one that was lost, then who waited for it
+    assert found == [Returned("other", "2"), Returned("greedy", how), Returned("after", "1")]
+    assert "greedy: " in caplog.text
+    assert "it is tried again alone, after the others" in caplog.text
+
+
+def test_an_ordinary_mistake_is_not_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert list(in_processes(1, [Job("wrong", partial(refuse, ValueError))])) == [
+            Lost("wrong", "lr is far too large")
+        ]
+    assert "again" not in caplog.text
+
+
+def test_the_kernel_s_own_word_tells_what_killed_a_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = tmp_path / "memory.events"
+    monkeypatch.setattr(processes, "MEMORY_EVENTS", events)
+    events.write_text("oom 2\noom_kill 2\n")
+    (found,) = in_processes(1, [Job("big", partial(kill_and_note, events))])
+    assert isinstance(found, Lost)
+    assert "the machine's memory was full: use fewer --jobs (twice" in found.why
+
+
+def kill_and_note(events: Path) -> None:
+    number = int(events.read_text().split()[-1])
+    events.write_text(f"oom 2\noom_kill {number + 1}\n")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def tell_and_end(tell: Tell) -> str:
+    for share in (0.25, 0.5):
+        tell(share)
+    return "done"
+
+
+def test_a_job_tells_how_far_it_is() -> None:
+    heard: list[tuple[str, float]] = []
+    work = [Job("slow", tell_and_end, tells=True)]
+    ends = list(in_processes(1, work, lambda name, share: heard.append((name, share))))
+    assert (ends, heard) == ([Returned("slow", "done")], [("slow", 0.25), ("slow", 0.5)])
+
+
+def test_no_more_run_than_fit_on_the_gpu(tmp_path: Path) -> None:
+    """A GPU of which only one run fits: two are never at work together, whatever --jobs says."""
+    room = Room(lambda: 10)
+    room.fits_another = lambda running: not running  # type: ignore[method-assign]
+    work = [Job(name, partial(watch_alone, tmp_path / "notes", 0.2)) for name in "abc"]
+    found = list(in_processes(3, work, room=room))
+    assert [one.value for one in found if isinstance(one, Returned)] == ["1", "1", "1"]

@@ -1,20 +1,24 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from motley.cli import app
-from motley.config import CrewConfig, config_text, parse_config
+from motley.config import CrewConfig, config_text, parse_config, with_changes
 from motley.study import running
 from motley.study.arms import Arm, parse_arms
 from motley.study.outcomes import Outcome, Spent, read_outcomes
-from motley.study.processes import Job, Lost
-from motley.study.running import Ended, Studied, folder_name, run_study
+from motley.study.processes import Heard, Job, Lost, Tell
+from motley.study.room import Room
+from motley.study.running import Ended, Run, Studied, run_study
 
 GAIN = {"alone": 0.0, "alone/own": -0.1, "ftis": 0.1, "best": 0.2}
 
@@ -23,7 +27,8 @@ def crew(name: str) -> CrewConfig:
     return parse_config(
         f'[crew]\nname = "{name}"\ntask = "digits"\nrounds = 4\ngroup_size = 4\n'
         'problems_per_round = 4\nobjective = "ftis"\n[[peer]]\nname = "a"\nmodel = "tiny:1m"\n'
-        '[[peer]]\nname = "b"\nmodel = "tiny:1m"\n'
+        "warm = { kinds = ['sort'], steps = 1 }\n"
+        '[[peer]]\nname = "b"\nmodel = "tiny:1m"\nwarm = { kinds = ["sort"], steps = 1 }\n'
     )
 
 
@@ -35,15 +40,16 @@ class Fakes:
         self.warmed: list[str] = []
         self.die: Callable[[str, str, int], bool] = lambda crew, arm, seed: False
 
-    def run(self, crew: Studied, arm: Arm, seed: int) -> tuple[Studied, list[Outcome]]:
-        self.made.append((crew.name, arm.label, seed))
-        weights = crew.folder / "runs" / folder_name(arm.label, seed) / crew.name / "checkpoints"
-        weights.mkdir(parents=True)
-        end = 0.5 + GAIN[arm.label] + 0.01 * ((seed + 3 * len(arm.label)) % 4)
-        return crew, [
+    def run(self, run: Run, arm: Arm, tell: Tell) -> str:
+        config = run.config
+        self.made.append((config.crew.name, arm.label, config.crew.seed))
+        tell(0.5)
+        (run.folder / "checkpoints").mkdir(parents=True)
+        end = 0.5 + GAIN[arm.label] + 0.01 * ((config.crew.seed + 3 * len(arm.label)) % 4)
+        outcomes = [
             Outcome(
                 arm=arm.label,
-                seed=seed,
+                seed=config.crew.seed,
                 peer=peer.name,
                 start={"x": 0.6},
                 end={"x": end},
@@ -51,22 +57,32 @@ class Fakes:
                 ood={},
                 spent=Spent(sampled=1000, own=500, foreign=500, seconds=1.0),
                 made=arm.made,
+                key=run.key,
             )
-            for peer in crew.config.students
+            for peer in config.students
         ]
+        running.keep(run.path, outcomes)
+        return run.key
 
     def make_all(
-        self, num: int, first: Sequence[Job[None]], then: Sequence[Job[Any]], kept: Any
+        self,
+        num: int,
+        first: Sequence[Job[None]],
+        then: Sequence[Job[str]],
+        kept: Callable[[str], None],
+        heard: Heard,
+        room: Room | None,
     ) -> list[Lost]:
         self.warmed += [job.name for job in first]
         assert {name for job in then for name in job.needs} == {job.name for job in first}
+        assert room is None  # tiny models compute on the CPU
         lost = []
         for job in then:
-            crew, arm, seed = job.call.args  # type: ignore[attr-defined]
-            if self.die(crew.name, arm.label, seed):
+            run, arm = job.call.args  # type: ignore[attr-defined]
+            if self.die(run.config.crew.name, arm.label, run.config.crew.seed):
                 lost.append(Lost(job.name, "its process was killed by SIGKILL"))
             else:
-                kept(job.call())
+                kept(job.call(partial(heard, job.name)))
         return lost
 
 
@@ -78,20 +94,28 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Fakes:
     return found
 
 
+def counting(
+    crews: Sequence[Studied], arms: str, seeds: int
+) -> tuple[Ended, list[tuple[float, int]]]:
+    counted: list[tuple[float, int]] = []
+    progress = lambda done, total: counted.append((done, total))
+    each = [(arm, range(seeds)) for arm in parse_arms(arms)]
+    return run_study(crews, each, 2, progress), counted
+
+
 def studied(
     folder: Path, arms: str, seeds: int, *names: str
-) -> tuple[Ended, list[tuple[int, int]]]:
-    counted: list[tuple[int, int]] = []
-    crews = [Studied(crew(name), folder / name) for name in names]
-    progress = lambda done, total: counted.append((done, total))
-    return run_study(crews, parse_arms(arms), range(seeds), 2, progress), counted
+) -> tuple[Ended, list[tuple[float, int]]]:
+    crews = [Studied(crew(name), folder / name, folder / "runs") for name in names]
+    return counting(crews, arms, seeds)
 
 
 def test_crews_share_one_pool_and_keep_their_outcomes_apart(tmp_path: Path, fakes: Fakes) -> None:
     ended, counted = studied(tmp_path, "alone ftis", 2, "near", "far")
-    assert counted == [(done, 8) for done in range(9)]
+    # of alone there is a run for each of two peers, and a run counts before it is over
+    assert counted == [(half / 2, 12) for half in range(25)]
     # seed by seed, so that a study that is stopped has something of every crew
-    assert [(name, seed) for name, _, seed in fakes.made[::2]] == [
+    assert [(name, seed) for name, _, seed in fakes.made if "alone" not in name] == [
         ("near", 0),
         ("far", 0),
         ("near", 1),
@@ -101,14 +125,15 @@ def test_crews_share_one_pool_and_keep_their_outcomes_apart(tmp_path: Path, fake
     for name in ("near", "far"):
         assert read_outcomes(tmp_path / name / "outcomes.jsonl") == ended.outcomes[name]
         assert (tmp_path / name / "crew.toml").exists()
-    assert list(tmp_path.glob("*/runs/*/*/checkpoints")) == []  # once outcomes are kept
+    assert len(ended.runs) == len(list((tmp_path / "runs").iterdir())) == 12
+    assert list(tmp_path.glob("runs/*/checkpoints")) == []  # once outcomes are kept
 
 
 def test_a_study_goes_on_with_more_crews_arms_and_seeds(tmp_path: Path, fakes: Fakes) -> None:
     studied(tmp_path, "alone ftis", 1, "near")
     ended, counted = studied(tmp_path, "ftis alone", 2, "near", "far")
-    assert counted[0] == (2, 8)
-    assert len(fakes.made) == len(set(fakes.made)) == 8
+    assert counted[0] == (3, 12)
+    assert len(fakes.made) == len(set(fakes.made)) == 12
     less, counted = studied(tmp_path, "ftis", 1, "far")
     assert (counted, {o.arm for o in less.outcomes["far"]}) == ([(1, 1)], {"ftis"})
     assert ended.lost == []
@@ -120,35 +145,78 @@ def test_a_run_that_died_is_named_the_others_go_on_and_it_is_made_again(
     fakes.die = lambda crew, arm, seed: (crew, arm, seed) == ("far", "ftis", 0)
     ended, counted = studied(tmp_path, "alone ftis", 2, "near", "far")
     assert ended.lost == [Lost("crew far, arm ftis, seed 0", "its process was killed by SIGKILL")]
-    assert counted[-1] == (7, 8)
+    assert (counted[-1], ended.total) == ((11, 12), 12)
     fakes.die = lambda crew, arm, seed: False
     ended, counted = studied(tmp_path, "alone ftis", 2, "near", "far")
-    assert (counted, ended.lost) == ([(7, 8), (8, 8)], [])
+    assert (counted, ended.lost) == ([(11, 12), (11.5, 12), (12, 12)], [])
 
 
-def test_the_name_of_an_arm_cannot_come_to_mean_something_else(
+def test_the_same_run_is_made_once_whatever_it_is_called(tmp_path: Path, fakes: Fakes) -> None:
+    """Under two names of one study, and in another study of the same folder."""
+    ended, counted = studied(tmp_path, "ftis best=ftis", 1, "near")
+    assert counted[-1] == (1, 1)
+    assert [(o.arm, o.made) for o in ended.outcomes["near"]] == [
+        ("ftis", ""),
+        ("ftis", ""),
+        ("best", "ftis"),
+        ("best", "ftis"),
+    ]
+    other = Studied(crew("near"), tmp_path / "other" / "near", tmp_path / "runs")
+    again, counted = counting([other], "alone ftis", 1)
+    assert counted[0] == (1, 3)
+    assert {o.arm for o in again.outcomes["near"]} == {"alone", "ftis"}
+    assert [name for name, _, _ in fakes.made] == ["near", "near-alone-a", "near-alone-b"]
+
+
+def test_another_crew_of_the_same_name_makes_new_runs_and_keeps_the_old(
     tmp_path: Path, fakes: Fakes
 ) -> None:
-    ended, _ = studied(tmp_path, "best=ftis:C=3", 1, "near")
-    assert {(o.arm, o.made) for o in ended.outcomes["near"]} == {("best", "ftis:C=3")}
+    def of(config: CrewConfig) -> tuple[Ended, list[tuple[float, int]]]:
+        return counting([Studied(config, tmp_path / "near", tmp_path / "runs")], "ftis", 1)
+
+    of(crew("near"))
+    changed = with_changes(crew("near"), ["learning.lr=1e-5"])
+    assert of(changed)[1][0] == (0, 1)
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+    assert of(crew("near"))[1] == [(1, 1)]
+    # where it is computed, and how often it is saved, makes it no other run
+    elsewhere = with_changes(crew("near"), ["peer.a.device=cpu", "learning.checkpoint_every=2"])
+    assert of(elsewhere)[1] == [(1, 1)]
+
+
+def test_arms_may_have_different_numbers_of_seeds(tmp_path: Path, fakes: Fakes) -> None:
+    alone, ftis = parse_arms("alone/own ftis")
+    crews = [Studied(crew("near"), tmp_path, tmp_path / "runs")]
+    ended = run_study(crews, [(alone, range(3)), (ftis, range(1))], 2, lambda done, total: None)
+    seeds = {(o.arm, o.seed) for o in ended.outcomes["near"]}
+    assert seeds == {("alone/own", 0), ("alone/own", 1), ("alone/own", 2), ("ftis", 0)}
+
+
+def test_outcomes_kept_by_names_of_arms_are_taken_over(tmp_path: Path, fakes: Fakes) -> None:
+    """Those of version 0.5, whose runs have no keys."""
     studied(tmp_path, "best=ftis:C=3", 1, "near")
+    path = tmp_path / "near" / "outcomes.jsonl"
+    old = [msgspec.structs.replace(one, key="") for one in read_outcomes(path)]
+    path.unlink()
+    running.keep(path, old)
+    shutil.rmtree(tmp_path / "runs")
+    ended, counted = studied(tmp_path, "best=ftis:C=3 ftis", 1, "near")
+    assert counted[0] == (0, 1)
+    assert [o.arm for o in ended.outcomes["near"]] == ["best", "best", "ftis", "ftis"]
     with pytest.raises(
         ValueError, match=r"arm best=topr: .*holds runs of best=ftis:C=3; choose an"
     ):
         studied(tmp_path, "best=topr", 1, "near")
+    other = Studied(
+        with_changes(crew("near"), ["crew.rounds=5"]), tmp_path / "near", tmp_path / "runs"
+    )
+    with pytest.raises(ValueError, match="holds a study of another crew file"):
+        counting([other], "ftis", 1)
 
 
 def test_two_crews_of_one_name_are_refused(tmp_path: Path, fakes: Fakes) -> None:
     with pytest.raises(ValueError, match="different names; got near, near"):
         studied(tmp_path, "ftis", 1, "near", "near")
-
-
-def test_folders_of_runs_are_short_and_differ() -> None:
-    assert folder_name("uplift/relative:scale=1", 0) == "uplift-relative-scale=1-0"
-    long = ["ftis:" + "x" * 100 + letter for letter in "ab"]
-    assert len({folder_name(label, 0) for label in long}) == 2
-    assert all(len(folder_name(label, 0)) < 100 for label in long)
-    assert "/" not in folder_name('ftis:task.kinds=["a/b"]', 0)
 
 
 # Command line
@@ -190,7 +258,7 @@ def test_several_crew_files_are_one_study(tmp_path: Path, fakes: Fakes) -> None:
             ("best", "alone/own"),
         ]
         assert again["lost"] == []
-    assert len(fakes.made) == 2 * 3 * 3
+    assert len(fakes.made) == 2 * 3 * (2 + 2 + 1)
 
 
 def test_crews_drawn_by_a_seed_are_written_down_and_run(tmp_path: Path, fakes: Fakes) -> None:
@@ -219,7 +287,7 @@ def test_a_study_with_a_lost_run_reports_the_others_and_fails(tmp_path: Path, fa
     command = [file, "--arms", "alone ftis", "--seeds", 3, "--out", tmp_path / "out"]
     result = motley(*command, "--json", code=2)
     assert json.loads(result.stdout)["lost"][0]["name"] == "crew near, arm ftis, seed 0"
-    words = "error: 1 of 6 runs gave nothing: crew near, arm ftis, seed 0: its process was killed"
+    words = "error: 1 of 9 runs gave nothing: crew near, arm ftis, seed 0: its process was killed"
     assert words in result.stderr
     assert "2 seeds" in json.loads(result.stdout)["sentences"][0]
     fakes.die = lambda crew, arm, seed: True
@@ -230,7 +298,7 @@ def test_a_study_with_a_lost_run_reports_the_others_and_fails(tmp_path: Path, fa
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [([], "there is no crew to study; give crew files, or --drawn 6"), (["."], "has no crew")],
+    [([], "there is no crew to study; give the name of a study"), (["."], "has no crew")],
 )
 def test_a_study_of_nothing_is_refused(
     arguments: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

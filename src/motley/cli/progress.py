@@ -46,8 +46,8 @@ def timed_bars(
 
 
 @contextmanager
-def counted_runs() -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr to tell how many runs of how many are done."""
+def counted_runs() -> Iterator[Callable[[float, int], None]]:
+    """A bar on stderr to tell how many runs of how many are done; parts of runs count too."""
     # a run can take an hour: all that were made count
     with timed_bars("runs", MofNCompleteColumn(), console=stderr(), recent_s=inf) as progress:
         bar = progress.add_task("runs")

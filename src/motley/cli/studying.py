@@ -4,43 +4,75 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
-from motley.cli.common import AsJson, Settings, app, command_line, plain_errors, tell
+from motley.cli.common import AsJson, Settings, app, command_line, plain_errors, print_rows, tell
 from motley.cli.progress import counted_runs
 from motley.config import CrewConfig, read_config, with_changes
 
 if TYPE_CHECKING:
     from motley.study.arms import Arm
+    from motley.study.plans import Claim, Study
     from motley.study.running import Ended
     from motley.study.statistics import Comparison
     from motley.tasks import Measure
 
 MOST_NAMES = 3  # of crews in the name of a folder
+SEEDS = 5  # where neither a plan nor the command line says how many
+STUDIES = Path("runs") / "studies"  # where those of plans are, which share their runs
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A study as a command line has it, and where it is to be."""
+
+    crews: list[CrewConfig]
+    arms: list[tuple[Arm, Sequence[int]]]
+    out: Path  # of all runs
+    folder: Path  # of the report
+    by_name: bool  # each crew has a folder in it
+    claims: Sequence[Claim] = ()
 
 
 @app.command()
 def study(
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="The name of a study (--list has them), a plan (TOML), the folder of a study; or "
+            "crew files, or folders of them."
+        ),
+    ] = None,
     arms: Annotated[
         str,
         typer.Option(
-            help="Arms separated by spaces, such as 'alone best=uplift/relative:crew.rounds=40'."
+            help="Arms separated by spaces, such as 'alone best=uplift/relative:crew.rounds=40'. A "
+            "plan has its own."
         ),
-    ],
-    crew_files: Annotated[
-        list[Path] | None, typer.Argument(help="Crew files, or folders of them.")
+    ] = "",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="The plan's tiny crews: minutes on two cores.")
+    ] = False,
+    list_them: Annotated[
+        bool, typer.Option("--list", help="The studies that come with Motley.")
+    ] = False,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="How many seeds; the plan's, or 5.")
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 5,
     first_seed: Annotated[
-        int, typer.Option(min=0, help="The first of them, where others were looked at before.")
-    ] = 0,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, one core each.")] = 2,
+        int | None,
+        typer.Option(min=0, help="The first of them, where others were looked at before."),
+    ] = None,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Runs at a time, one core each; on a GPU, if they fit.")
+    ] = 2,
     out: Annotated[
-        Path | None, typer.Option(help="Where outcomes are kept; a stopped study goes on there.")
+        Path | None, typer.Option(help="Where runs are kept; a stopped study goes on there.")
     ] = None,
     drawn: Annotated[int, typer.Option(min=0, help="Also so many crews drawn by a seed.")] = 0,
     draw_seed: Annotated[int, typer.Option(help="The seed they are drawn by.")] = 0,
@@ -48,30 +80,85 @@ def study(
     as_json: AsJson = False,
 ) -> None:
     """Run crews under several arms and seeds: tables, report.html and CSV files with means,
-    intervals and paired differences from alone and alone/own.
+    intervals, paired differences from alone and alone/own, and what became of a plan's claims.
     """
-    from motley.study.arms import parse_arms
-    from motley.study.processes import LostRunsError
-    from motley.study.running import Studied, run_study
-
     with plain_errors():
-        chosen = parse_arms(arms)
-        configs = _read(crew_files or [], settings or ())
-        if drawn:
-            configs += _drawn(drawn, draw_seed, settings or ())
-        if not configs:
-            raise ValueError("there is no crew to study; give crew files, or --drawn 6")
-        measure = _measure(configs)
-        folder = out or Path("runs") / _folder_name(configs, drawn, draw_seed)
-        by_name = len(configs) > 1 or bool(drawn)
-        crews = [Studied(c, folder / c.crew.name if by_name else folder) for c in configs]
-        with counted_runs() as count:
-            numbers = range(first_seed, first_seed + seeds)
-            ended = run_study(crews, chosen, numbers, jobs, count)
-        if any(ended.outcomes.values()):
-            _report(ended, configs, chosen, measure, folder, as_json)
-        if ended.lost:
-            raise LostRunsError(ended.lost, len(crews) * len(chosen) * seeds)
+        if list_them:
+            _list(as_json)
+            return
+        told = settings or ()
+        if plan := _plan_of(what or [], drawn):
+            from motley.study.plans import study_of
+
+            asked = _of_plan(study_of(plan, quick, arms, seeds, first_seed, told), out)
+        elif quick:
+            raise ValueError("--quick is for plans, which have tiny crews; motley study --list")
+        else:
+            numbers = range(first_seed or 0, (first_seed or 0) + (seeds or SEEDS))
+            configs = _read([Path(one) for one in what or []], told)
+            configs += _drawn(drawn, draw_seed, told) if drawn else []
+            folder = out or Path("runs") / _folder_name(configs, drawn, draw_seed)
+            asked = _of_crews(configs, arms, numbers, folder, len(configs) > 1 or bool(drawn))
+        _make(asked, jobs, as_json)
+
+
+def _list(as_json: bool) -> None:
+    from motley.study.plans import read_plan, shipped_plans
+
+    plans = [read_plan(path) for path in shipped_plans().values()]
+    rows = [
+        {"study": plan.name, "question": plan.question, "quick": plan.quick_time} for plan in plans
+    ]
+    print_rows(rows, "motley study NAME, or with --quick", as_json)
+
+
+def _plan_of(what: Sequence[str], drawn: int) -> Path | None:
+    """The file of a plan, if that is what was named."""
+    from motley.study.plans import plan_file
+
+    plans = [path for one in what if (path := plan_file(one))]
+    if plans and (len(what) > 1 or drawn):
+        raise ValueError(
+            f"{plans[0]} is a plan, which names its crews itself; give it alone, or crew files only"
+        )
+    return plans[0] if plans else None
+
+
+def _of_plan(study: Study, out: Path | None) -> _Asked:
+    base = out or (study.place.parent if study.place else STUDIES)
+    folder = study.place if study.place and not out else base / study.name
+    study.write(folder)
+    return _Asked(study.crews, study.arms, base, folder, True, study.claims)
+
+
+def _of_crews(
+    configs: list[CrewConfig], arms: str, seeds: range, folder: Path, by_name: bool
+) -> _Asked:
+    from motley.study.arms import parse_arms
+
+    if not arms:
+        raise ValueError("crew files need --arms, such as --arms 'alone/own alone ftis auto'")
+    chosen = parse_arms(arms)
+    if not configs:
+        raise ValueError(
+            "there is no crew to study; give the name of a study (motley study --list), crew "
+            "files, or --drawn 6"
+        )
+    return _Asked(configs, [(arm, seeds) for arm in chosen], folder, folder, by_name)
+
+
+def _make(asked: _Asked, jobs: int, as_json: bool) -> None:
+    from motley.study.processes import LostRunsError
+    from motley.study.running import run_study, studied
+
+    measure = _measure(asked.crews)
+    crews = studied(asked.crews, asked.out, asked.folder, asked.by_name)
+    with counted_runs() as count:
+        ended = run_study(crews, asked.arms, jobs, count)
+    if any(ended.outcomes.values()):
+        _report(ended, asked, measure, as_json)
+    if ended.lost:
+        raise LostRunsError(ended.lost, ended.total)
 
 
 def _read(paths: Sequence[Path], settings: Sequence[str]) -> list[CrewConfig]:
@@ -118,24 +205,18 @@ def _folder_name(configs: Sequence[CrewConfig], drawn: int, draw_seed: int) -> s
     return "-".join(["study", *names])
 
 
-def _report(
-    ended: Ended,
-    configs: Sequence[CrewConfig],
-    arms: Sequence[Arm],
-    measure: Measure,
-    folder: Path,
-    as_json: bool,
-) -> None:
+def _report(ended: Ended, asked: _Asked, measure: Measure, as_json: bool) -> None:
     """Write what was found into the folder, and say it."""
     from motley.study.findings import findings, plain
     from motley.study.pages import Making
     from motley.study.statistics import few_seeds_warning
     from motley.study.writing import TABLE, files_of
 
+    arms, folder = [arm for arm, _ in asked.arms], asked.folder
     labels = [arm.label for arm in arms]
-    found = findings(ended.outcomes, labels, measure)
+    found = findings(ended.outcomes, labels, measure, asked.claims)
     names = {arm.label: arm.text for arm in arms if arm.made}
-    made = Making(command_line(), configs, labels, measure, names)
+    made = Making(command_line(), asked.crews, labels, measure, names)
     files = files_of(found, made)
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")

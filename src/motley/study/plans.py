@@ -7,6 +7,7 @@ makes its runs, and study/judging.py holds its claims against them.
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ from motley.study.arms import Arm, parse_arms
 
 SHIPPED = Path(__file__).parents[1] / "studies"
 PLAN = "plan.toml"  # in the folder of a study: the plan as it was run
+
+PLACES = ("file", "heldout", "ood", "model")  # keys whose values can be files or folders
+_QUOTED = re.compile(r'"([^"]*)"')
 
 Relation = Literal["better", "equivalent", "not worse"]
 
@@ -207,10 +211,17 @@ def _chosen(plan: Plan, arms: str) -> list[Arm]:
 
 
 def _from_here(setting: str) -> str:
-    """A file or folder is named from where the command is given, not from where we keep plans."""
+    """Files and models are named from where the command is given, not from where plans lie."""
     key, equals, value = setting.partition("=")
-    path = Path(value.strip())
-    return f"{key}={path.resolve()}" if equals and value.strip() and path.exists() else setting
+    if key.rpartition(".")[2].strip() not in PLACES or not equals:
+        return setting
+    if value.strip().startswith("["):
+        return f"{key}=" + _QUOTED.sub(lambda found: f'"{_place(found[1])}"', value)
+    return f"{key}={_place(value.strip())}"
+
+
+def _place(name: str) -> str:
+    return str(Path(name).resolve()) if name and Path(name).exists() else name
 
 
 def _guess(word: str, known: Sequence[str]) -> str:

@@ -181,9 +181,12 @@ def _made(wanted: Sequence[Wanted]) -> list[MadeRun]:
     ]
 
 
-def _make(needed: dict[Wanted, list[Run]], jobs: int, progress: Progress) -> tuple[list[Lost], int]:
+def _make(wanted: Sequence[Wanted], jobs: int, progress: Progress) -> tuple[list[Lost], int]:
     """Make the runs that are not there; which were lost, of how many."""
-    all_runs = {run.key: (one, run) for one, runs in needed.items() for run in runs}
+    all_runs: dict[str, tuple[Wanted, Run]] = {}
+    for one in wanted:
+        for run in one.runs:
+            all_runs.setdefault(run.key, (one, run))
     todo = {key: (one, run) for key, (one, run) in all_runs.items() if not run.is_done}
     total, done = len(all_runs), len(all_runs) - len(todo)
     names = {
