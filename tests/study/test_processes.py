@@ -19,7 +19,7 @@ from motley.study.processes import (
     in_processes,
     make_all,
 )
-from motley.study.room import Room
+from motley.study.shared_gpu import SharedGpu
 
 
 def note(path: Path, text: str) -> str:
@@ -191,8 +191,8 @@ def test_a_job_tells_how_far_it_is() -> None:
 
 def test_no_more_run_than_fit_on_the_gpu(tmp_path: Path) -> None:
     """A GPU of which only one run fits: two are never at work together, whatever --jobs says."""
-    room = Room(lambda: 10)
-    room.fits_another = lambda running: not running  # type: ignore[method-assign]
+    gpu = SharedGpu(lambda: 10)
+    gpu.fits_another = lambda running: not running  # type: ignore[method-assign]
     work = [Job(name, partial(watch_alone, tmp_path / "notes", 0.2)) for name in "abc"]
-    found = list(in_processes(3, work, room=room))
+    found = list(in_processes(3, work, gpu=gpu))
     assert [one.value for one in found if isinstance(one, Returned)] == ["1", "1", "1"]

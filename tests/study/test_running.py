@@ -17,8 +17,8 @@ from motley.study import running
 from motley.study.arms import Arm, parse_arms
 from motley.study.outcomes import Outcome, Spent, read_outcomes
 from motley.study.processes import Heard, Job, Lost, Tell
-from motley.study.room import Room
-from motley.study.running import Ended, Run, Studied, run_study
+from motley.study.running import Ended, KeyedRun, Studied, run_study
+from motley.study.shared_gpu import SharedGpu
 
 GAIN = {"alone": 0.0, "alone/own": -0.1, "ftis": 0.1, "best": 0.2}
 
@@ -40,7 +40,7 @@ class Fakes:
         self.warmed: list[str] = []
         self.die: Callable[[str, str, int], bool] = lambda crew, arm, seed: False
 
-    def run(self, run: Run, arm: Arm, tell: Tell) -> str:
+    def run(self, run: KeyedRun, arm: Arm, tell: Tell) -> str:
         config = run.config
         self.made.append((config.crew.name, arm.label, config.crew.seed))
         tell(0.5)
@@ -71,11 +71,11 @@ class Fakes:
         then: Sequence[Job[str]],
         kept: Callable[[str], None],
         heard: Heard,
-        room: Room | None,
+        gpu: SharedGpu | None,
     ) -> list[Lost]:
         self.warmed += [job.name for job in first]
         assert {name for job in then for name in job.needs} == {job.name for job in first}
-        assert room is None  # tiny models compute on the CPU
+        assert gpu is None  # tiny models compute on the CPU
         lost = []
         for job in then:
             run, arm = job.call.args  # type: ignore[attr-defined]

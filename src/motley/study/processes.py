@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Generic, TypeVar, cast
 
-from motley.study.room import Room
+from motley.study.shared_gpu import SharedGpu
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -80,13 +80,13 @@ def make_all(
     then: Sequence[Job[T]],
     kept: Callable[[T], None],
     heard: Heard = _unheard,
-    room: Room | None = None,
+    gpu: SharedGpu | None = None,
 ) -> list[Lost]:
     """Do all of `then` in `num` processes, each after what it needs of `first`, and call `kept`
-    with each result as it comes; which of them were lost. `room`: of a GPU that they share.
+    with each result as it comes; which of them were lost. `gpu`: what they share.
     """
     names, lost = {job.name for job in then}, []
-    for end in in_processes(num, _in_order(first, then), heard, room):
+    for end in in_processes(num, _in_order(first, then), heard, gpu):
         if isinstance(end, Lost):
             logger.warning("%s: %s; going on with the others", end.name, end.why)
             lost += [end] if end.name in names else []
@@ -106,12 +106,12 @@ def _in_order(first: Sequence[Job[None]], then: Sequence[Job[T]]) -> list[Job[T 
 
 
 def in_processes(
-    num: int, work: Sequence[Job[T]], heard: Heard = _unheard, room: Room | None = None
+    num: int, work: Sequence[Job[T]], heard: Heard = _unheard, gpu: SharedGpu | None = None
 ) -> Iterator[Returned[T] | Lost]:
     """What became of each job, as it comes. Jobs stand behind those that they need."""
     for place, job in enumerate(work):
         assert set(job.needs) <= {one.name for one in work[:place]}, job.name
-    pool = _Pool(num, work, heard, room)
+    pool = _Pool(num, work, heard, gpu)
     try:
         yield from pool.ends()
     finally:
@@ -120,8 +120,10 @@ def in_processes(
 
 
 class _Pool(Generic[T]):
-    def __init__(self, num: int, work: Sequence[Job[T]], heard: Heard, room: Room | None) -> None:
-        self.num, self.heard, self.room = num, heard, room
+    def __init__(
+        self, num: int, work: Sequence[Job[T]], heard: Heard, gpu: SharedGpu | None
+    ) -> None:
+        self.num, self.heard, self.gpu = num, heard, gpu
         self.waiting = list(work)
         self.again: list[Job[T]] = []  # to be tried with nothing beside them
         self.tried = set[str]()  # those that were
@@ -136,8 +138,8 @@ class _Pool(Generic[T]):
                 if end := self._end_of(worker):
                     (self.lost if isinstance(end, Lost) else self.done).add(end.name)
                     yield end
-            if self.room:
-                self.room.look(len(self.busy))
+            if self.gpu:
+                self.gpu.look(len(self.busy))
 
     def _hopeless(self) -> Iterator[Lost]:
         for job in [job for job in self.waiting if self.lost.intersection(job.needs)]:
@@ -150,7 +152,7 @@ class _Pool(Generic[T]):
         if any(job.name in self.tried for job in self.busy.values()):
             return  # one that must have nothing beside it
         while len(self.busy) < self.num and (ready := self._ready()):
-            if self.room and not self.room.fits_another(len(self.busy)):
+            if self.gpu and not self.gpu.fits_another(len(self.busy)):
                 return
             self.waiting.remove(ready)
             self._begin(ready)
@@ -169,8 +171,8 @@ class _Pool(Generic[T]):
         worker = _worker_of(self.idle)
         self.busy[worker] = job
         worker.begin(job)
-        if self.room:
-            self.room.began()
+        if self.gpu:
+            self.gpu.began()
 
     def _end_of(self, worker: _Process) -> Returned[T] | Lost | None:
         """None: it has not ended, or will be tried again."""
@@ -180,12 +182,12 @@ class _Pool(Generic[T]):
             return None
         del self.busy[worker]
         self.idle.append(worker)
-        if self.room:
-            self.room.ended()
+        if self.gpu:
+            self.gpu.ended()
         if not isinstance(said, _Failed):
             return Returned(job.name, cast("T", said))
         if said.for_room and job.name not in self.tried:
-            beside = f"; {self.room.text()}" if self.room else ""
+            beside = f"; {self.gpu.text()}" if self.gpu else ""
             logger.warning(
                 "%s: %s%s; it is tried again alone, after the others", job.name, said.why, beside
             )

@@ -31,7 +31,7 @@ from motley.study.arms import Arm, crews_of
 from motley.study.keys import key_of, run_name, with_copies
 from motley.study.outcomes import Outcome, outcome_of, read_outcomes
 from motley.study.processes import Heard, Job, Lost, Tell, make_all
-from motley.study.room import gpu_room
+from motley.study.shared_gpu import shared_gpu
 
 Progress = Callable[[float, int], None]  # (done, of how many)
 SAVES = 4  # checkpoints of a run at the least, to go on from if it is stopped
@@ -65,7 +65,7 @@ class Studied:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class KeyedRun:
     """A run that a study needs, under its key. Several arms may come to the same one."""
 
     key: str
@@ -94,12 +94,12 @@ class Wanted(NamedTuple):
     crew: Studied
     arm: Arm
     seed: int
-    runs: list[Run]
+    runs: list[KeyedRun]
 
     @staticmethod
     def of(crew: Studied, arm: Arm, seed: int) -> Wanted:
         keyed = [(key_of(config), config) for config in crews_of(crew.config, arm, seed)]
-        runs = [Run(key, config, crew.runs / run_name(config, key)) for key, config in keyed]
+        runs = [KeyedRun(key, config, crew.runs / run_name(config, key)) for key, config in keyed]
         return Wanted(crew, arm, seed, runs)
 
 
@@ -183,7 +183,7 @@ def _made(wanted: Sequence[Wanted]) -> list[MadeRun]:
 
 def _make(wanted: Sequence[Wanted], jobs: int, progress: Progress) -> tuple[list[Lost], int]:
     """Make the runs that are not there; which were lost, of how many."""
-    all_runs: dict[str, tuple[Wanted, Run]] = {}
+    all_runs: dict[str, tuple[Wanted, KeyedRun]] = {}
     for one in wanted:
         for run in one.runs:
             all_runs.setdefault(run.key, (one, run))
@@ -230,7 +230,7 @@ def _pool(
     heard: Heard,
     on_gpu: bool,
 ) -> list[Lost]:
-    return make_all(jobs, first, work, kept, heard, gpu_room() if on_gpu else None)
+    return make_all(jobs, first, work, kept, heard, shared_gpu() if on_gpu else None)
 
 
 def uses_gpu(config: CrewConfig) -> bool:
@@ -331,7 +331,7 @@ def warm(config: CrewConfig, seed: int, peer: str) -> None:
     _give_back()
 
 
-def _run(run: Run, arm: Arm, tell: Tell) -> str:
+def _run(run: KeyedRun, arm: Arm, tell: Tell) -> str:
     """The key of a run that was made. It goes on from its newest checkpoint, if it has one."""
     torch.set_num_threads(1)
     config = run.config
@@ -353,7 +353,7 @@ def is_simulated(config: CrewConfig) -> bool:
     return config.has_roles or config.network != Network()
 
 
-def _train(run: Run, tell: Tell) -> None:
+def _train(run: KeyedRun, tell: Tell) -> None:
     crew = LocalCrew.start_or_resume(often_saved(run.config), run.folder)
     write_beside(crew.config, run.folder / "config.toml")
     tell(crew.finished_rounds / run.config.crew.rounds)
@@ -361,7 +361,7 @@ def _train(run: Run, tell: Tell) -> None:
         tell(crew.finished_rounds / run.config.crew.rounds)
 
 
-def _simulate(run: Run, tell: Tell) -> None:
+def _simulate(run: KeyedRun, tell: Tell) -> None:
     shutil.rmtree(run.folder, ignore_errors=True)  # one that was stopped is made anew
     crew = SimCrew(run.config, run.folder)
     write_beside(run.config, run.folder / "config.toml")

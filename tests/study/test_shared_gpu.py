@@ -5,8 +5,8 @@ import logging
 
 import pytest
 
-from motley.study import room
-from motley.study.room import SETTLED_S, Room, gpu_room
+from motley.study import shared_gpu as module
+from motley.study.shared_gpu import SETTLED_S, SharedGpu, shared_gpu
 
 GIB = 1 << 30
 
@@ -37,7 +37,7 @@ class Clock:
 
 def test_the_second_run_waits_until_the_first_has_all_it_takes() -> None:
     gpu, clock = Gpu(80), Clock()
-    shared = Room(gpu, clock)
+    shared = SharedGpu(gpu, clock)
     assert shared.fits_another(0)
     shared.began()
     for free in (78, 70, 60):  # it loads a model, and makes its first step
@@ -51,7 +51,7 @@ def test_the_second_run_waits_until_the_first_has_all_it_takes() -> None:
 
 def test_as_many_begin_as_fit_by_what_the_first_took() -> None:
     gpu, clock = Gpu(80), Clock()
-    shared = Room(gpu, clock)
+    shared = SharedGpu(gpu, clock)
     gpu.free = 60
     shared.look(1)
     shared.ended()  # what one takes is known: nobody need wait for the others to settle
@@ -65,7 +65,7 @@ def test_as_many_begin_as_fit_by_what_the_first_took() -> None:
 
 def test_what_others_take_meanwhile_counts() -> None:
     gpu, clock = Gpu(80), Clock()
-    shared = Room(gpu, clock)
+    shared = SharedGpu(gpu, clock)
     gpu.free = 60
     shared.look(1)
     clock.at_s += SETTLED_S
@@ -77,7 +77,7 @@ def test_what_others_take_meanwhile_counts() -> None:
 
 def test_runs_that_take_nothing_of_the_gpu_always_fit() -> None:
     clock = Clock()
-    shared = Room(Gpu(80), clock)
+    shared = SharedGpu(Gpu(80), clock)
     clock.at_s += SETTLED_S
     assert all(shared.fits_another(running) for running in range(9))
 
@@ -85,10 +85,10 @@ def test_runs_that_take_nothing_of_the_gpu_always_fit() -> None:
 def test_a_machine_that_cannot_say_what_is_free_is_told_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(room, "NVML", "libnothing-at-all.so.1")
-    room._nvml.cache_clear()
+    monkeypatch.setattr(module, "NVML", "libnothing-at-all.so.1")
+    module._nvml.cache_clear()
     with caplog.at_level(logging.WARNING):
-        assert gpu_room() is None
+        assert shared_gpu() is None
     assert "free memory is not known" in caplog.text
     assert "--jobs alone limits runs" in caplog.text
 
@@ -109,11 +109,11 @@ def test_the_driver_is_asked_for_the_gpu_that_may_be_used(monkeypatch: pytest.Mo
             memory._obj.free = 7 * GIB  # type: ignore[attr-defined]
             return 0
 
-    monkeypatch.setattr(room, "_nvml", Driver)
+    monkeypatch.setattr(module, "_nvml", Driver)
     for visible in ("1,0", "GPU-abc"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        room._gpu.cache_clear()
-        assert room.free_gpu_bytes() == 7 * GIB
-    room._gpu.cache_clear()
+        module._gpu.cache_clear()
+        assert module.free_gpu_bytes() == 7 * GIB
+    module._gpu.cache_clear()
     assert asked == [1, b"GPU-abc"]
-    assert ctypes.sizeof(room._Memory) == 24
+    assert ctypes.sizeof(module._Memory) == 24

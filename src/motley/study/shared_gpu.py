@@ -19,7 +19,7 @@ NVML = "libnvidia-ml.so.1"  # comes with the driver, and needs no room on the GP
 logger = logging.getLogger(__name__)
 
 
-class Room:
+class SharedGpu:
     """One run begins. Others follow once it has settled, as many as fit by what it took.
 
     What a run takes is the most that was ever in use, per run that was going on.
@@ -77,7 +77,7 @@ class _Memory(ctypes.Structure):
     )
 
 
-def gpu_room() -> Room | None:
+def shared_gpu() -> SharedGpu | None:
     """Of the first GPU that may be used. None: nobody can say what is free, and a warning says so.
 
     The driver is asked: torch would take some of the GPU for the question alone.
@@ -87,7 +87,7 @@ def gpu_room() -> Room | None:
     except OSError as error:
         logger.warning("the GPU's free memory is not known (%s); --jobs alone limits runs", error)
         return None
-    return Room(free_gpu_bytes)
+    return SharedGpu(free_gpu_bytes)
 
 
 def free_gpu_bytes() -> int:
