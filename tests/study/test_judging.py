@@ -132,6 +132,14 @@ def test_a_claim_on_every_peer_fails_with_one_of_them() -> None:
     assert "1 of 2 hold; c0, a (reproduced): ftis against alone +.100" in found.sentence
 
 
+def test_of_many_places_one_unlucky_one_does_not_refute_a_claim() -> None:
+    low = crew(ftis=-0.011)  # its interval ends below 0, but only just
+    assert judge(claim("better"), low).verdict == "not reproduced"
+    many = judge(claim("better"), low, *[crew(ftis=0.05)] * 4)
+    assert many.verdict == "undecided"
+    assert many.parts[0].refuting_p == pytest.approx(5 * many.parts[0].p_value)
+
+
 def test_over_several_crews_a_claim_must_hold_in_each() -> None:
     better = claim("better")
     assert judge(better, crew(ftis=0.1), crew(ftis=0.2)).verdict == "reproduced"

@@ -356,7 +356,7 @@ def test_several_crews_have_sections_of_their_own_and_one_over_crews() -> None:
 def test_text_and_json_of_several_crews_have_the_same() -> None:
     found = several()
     text, json = markdown(found, BOTH), plain(found)
-    assert [line for line in text.splitlines() if line.startswith("#")] == [
+    assert [line for line in text.splitlines() if line.startswith("## ")] == [
         "## pair",
         "## far",
         "## Over crews",

@@ -33,7 +33,7 @@ def files_of(found: Findings, made: Making, sections: Sequence[Section] = ()) ->
 def results_lines(found: Findings) -> str:
     """The outcomes of all crews."""
     lines = [
-        CrewOutcome(crew=one.crew, **msgspec.structs.asdict(outcome))
+        CrewOutcome(**(msgspec.structs.asdict(outcome) | {"crew": one.crew}))
         for one in found.crews
         for outcome in one.outcomes
     ]
@@ -62,16 +62,20 @@ def markdown(found: Findings, made: Making, sections: Sequence[Section] = ()) ->
 
 
 def _of_crew(one: CrewFindings) -> str:
-    tables = [
-        report.glance_cells(one.glance),
-        standings.cells(one.standings),
-        *([standings.cells(one.standings, "ood")] if standings.has_ood(one.standings) else ()),
-        standings.took_cells(one.standings),
-        report.cells(one.lines),
-    ]
+    tables = {
+        "The crew at a glance": report.glance_cells(one.glance),
+        "Against alone": standings.cells(one.standings),
+        "What each peer paid": standings.took_cells(one.standings),
+        "Every peer": report.cells(one.lines),
+    }
+    if standings.has_ood(one.standings):
+        tables["Against alone, out of distribution"] = standings.cells(one.standings, "ood")
     said = [*standings.said(one.over_peers), *standings.below(one.standings)]
     return "\n".join(
-        [*(markdown_table(*each) for each in tables), *([_bullets(said)] if said else [])]
+        [
+            *(f"### {title}\n\n{markdown_table(*cells)}" for title, cells in tables.items()),
+            *([f"### What was found\n\n{_bullets(said)}"] if said else []),
+        ]
     )
 
 
