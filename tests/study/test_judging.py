@@ -151,7 +151,9 @@ def test_over_several_crews_a_claim_must_hold_in_each() -> None:
 
 
 def test_a_claim_can_compare_an_arm_of_one_crew_with_an_arm_of_another() -> None:
-    late = Claim(text="late", arm="gepo in far", against="gepo in near", is_="not worse")
+    late = Claim(
+        text="late", arm="gepo in far", against="gepo in near", is_="not worse", margin=0.02
+    )
     crews = {"near": crew(gepo=0.1), "far": crew(gepo=0.0)[:-1], "other": crew(gepo=0.9)}
     (found,) = judged([late], crews)
     (part,) = found.parts

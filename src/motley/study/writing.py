@@ -65,11 +65,11 @@ def _of_crew(one: CrewFindings) -> str:
     tables = {
         "The crew at a glance": report.glance_cells(one.glance),
         "Against alone": standings.cells(one.standings),
-        "What each peer paid": standings.took_cells(one.standings),
-        "Every peer": report.cells(one.lines),
     }
     if standings.has_ood(one.standings):
         tables["Against alone, out of distribution"] = standings.cells(one.standings, "ood")
+    tables["What each peer paid"] = standings.took_cells(one.standings)
+    tables["Every peer"] = report.cells(one.lines)
     said = [*standings.said(one.over_peers), *standings.below(one.standings)]
     return "\n".join(
         [
