@@ -18,6 +18,7 @@ from motley.study.plans import Claim
 from motley.study.report import mean_of, peers_of
 from motley.study.statistics import (
     LEVEL,
+    MOST_SEEDS,
     Comparison,
     Estimate,
     effect_size,
@@ -189,9 +190,7 @@ def _judgement(claim: Claim, parts: list[ClaimPart]) -> Judgement:
     elif len(parts) == 1:
         numbers = _numbers(claim, parts[0])
     else:
-        each = [f"{part.where} ({part.verdict}): {_numbers(claim, part)}" for part in parts]
-        held = f"{verdicts.count('reproduced')} of {len(parts)} hold"
-        numbers = "; ".join([held, *each])
+        numbers = _told(claim, verdict, parts)
     needed = [part.seeds for part in parts if part.verdict == "undecided"]
     known = [seeds for seeds in needed if seeds is not None]
     return Judgement(
@@ -201,6 +200,54 @@ def _judgement(claim: Claim, parts: list[ClaimPart]) -> Judgement:
         seeds=max(known) if verdict == "undecided" and len(known) == len(needed) > 0 else None,
         parts=parts,
     )
+
+
+def _told(claim: Claim, verdict: Verdict, parts: Sequence[ClaimPart]) -> str:
+    """Several parts in short: how many hold, which do not, and the numbers of one."""
+    deciding = [part for part in parts if part.verdict == verdict]
+    words = f"{sum(part.verdict == 'reproduced' for part in parts)} of {len(parts)} hold"
+    if verdict == "not reproduced":
+        shown, which = min(deciding, key=lambda part: part.refuting_p), "clearest"
+    else:
+        shown, which = max(deciding, key=_weakness), "weakest"
+    if verdict != "reproduced":
+        words += f"; {verdict}: {', '.join(part.where for part in deciding)}"
+    return f"{words}; the {which} is {shown.where}: {_numbers(claim, shown)}"
+
+
+def _weakness(part: ClaimPart) -> tuple[float, float]:
+    """The more seeds would be needed, the weaker; then by p. What has no test is weakest."""
+    needed = 0.0
+    if part.verdict == "undecided":
+        needed = np.inf if part.seeds is None else part.seeds
+    return needed, np.nan_to_num(part.holm_p, nan=np.inf)
+
+
+def cells(judgements: Sequence[Judgement]) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of a table: every part of every claim."""
+    head = ["claim", "where", "verdict", "difference", "it should be", "p (Holm)", "g", "seeds"]
+    head.append("seeds that would decide it")
+    return head, [
+        [
+            one.claim.text.rstrip(". "),
+            part.where,
+            part.verdict,
+            f"{part.difference:+.3f}".replace("± +", "± "),
+            asked(one.claim),
+            "" if np.isnan(part.holm_p) else p_text(part.holm_p).removeprefix("p ").lstrip("= "),
+            f"{part.effect:.1f}",
+            str(len(part.compared.differences)),
+            _needed_cell(part),
+        ]
+        for one in judgements
+        for part in one.parts
+    ]
+
+
+def _needed_cell(part: ClaimPart) -> str:
+    if part.verdict != "undecided" or np.isnan(part.p_value):
+        return ""
+    return f"> {MOST_SEEDS}" if part.seeds is None else str(part.seeds)
 
 
 def _heading(on: str) -> str:
@@ -229,7 +276,7 @@ def _met(
             first, second = _by_seed(ours, peer), _by_seed(theirs, peer)
             shared = sorted(set(first) & set(second))
             if shared:
-                where = f"{crew}, {peer}" if claim.on == EVERY_PEER else crew
+                where = f"{peer} of {crew}" if claim.on == EVERY_PEER else crew
                 differences = tuple(first[seed] - second[seed] for seed in shared)
                 yield where, Comparison(claim.arm, claim.against, differences)
 

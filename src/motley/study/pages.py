@@ -10,7 +10,7 @@ import numpy as np
 from motley.config import CrewConfig, config_text
 from motley.reports import page
 from motley.reports.drawing import Curve, Span, curve_chart, padded, span_chart
-from motley.study import crews, report, standings, sweep
+from motley.study import crews, judging, report, standings, sweep
 from motley.study.crews import OverCrews
 from motley.study.findings import CrewFindings, Findings
 from motley.study.outcomes import Outcome
@@ -93,6 +93,7 @@ def _claims(found: Findings) -> list[str]:
     return [
         page.heading("The claims"),
         page.bullets([one.sentence for one in found.judgements]),
+        *([page.table(*judging.cells(found.judgements))] if found.has_parts else ()),
     ]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from motley.study import crews, report, standings
+from motley.study import crews, judging, report, standings
 from motley.study.findings import CrewFindings, Findings
 from motley.study.outcomes import CrewOutcome
 from motley.study.pages import Making, Section, study_page, words_of
@@ -48,6 +48,8 @@ def markdown(found: Findings, made: Making, sections: Sequence[Section] = ()) ->
     several = len(found.crews) > 1
     claims = [one.sentence for one in found.judgements]
     parts = [f"## The claims\n\n{_bullets(claims)}"] if claims else []
+    if found.has_parts:
+        parts.append(markdown_table(*judging.cells(found.judgements)))
     parts += [
         f"## {one.crew}\n\n{_of_crew(one)}" if several else _of_crew(one) for one in found.crews
     ]
