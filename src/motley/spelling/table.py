@@ -20,6 +20,9 @@ MAX_TOTAL_BYTES = 2**22  # of all: with the lengths it fits a record's body (8 M
 
 _COUNT_BYTES = 4
 _LENGTH_BYTES = 2
+MAX_ENCODED_BYTES = _COUNT_BYTES + _LENGTH_BYTES * MAX_TOKENS + MAX_TOTAL_BYTES
+# Of a completion, for each token that it may have. A stranger's table can make any number of them.
+MOST_BYTES_A_TOKEN = 64
 
 
 class SpellingError(ValueError):
@@ -50,7 +53,7 @@ class Spelling:
     text at the end do not count, since models of one tokenizer have more or fewer of them.
     """
 
-    token_bytes: tuple[bytes | None, ...]
+    token_bytes: tuple[bytes | None, ...] = field(repr=False)
     fingerprint: str = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -70,6 +73,18 @@ class Spelling:
     def bytes_of(self, ids: Iterable[int]) -> bytes:
         """What the tokens spell, one behind the other."""
         return b"".join(self._of(ids))
+
+    def text_of(self, ids: Iterable[int], max_tokens: int) -> str | None:
+        """What a reward function of others is given; None where they cannot read it: a token stands
+        for no text, or it has over 64 bytes for each of the tokens that a completion may have.
+        """
+        try:
+            spelled = self.bytes_of(ids)
+        except UnspelledError:
+            return None
+        if len(spelled) > MOST_BYTES_A_TOKEN * max_tokens:
+            return None
+        return spelled.decode(errors="replace")
 
     def lengths_of(self, ids: Iterable[int]) -> list[int]:
         """How many bytes each token has."""
