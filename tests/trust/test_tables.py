@@ -273,8 +273,8 @@ def test_rewards_are_computed_from_the_bytes() -> None:
 
 
 def test_what_nobody_can_read_is_not_compared() -> None:
-    """A special token stands for no text; 300 bytes are more than 64 for each of four tokens."""
-    unread = [rollout([1, 5, 900], reward=77.0), rollout([8, 900], reward=-77.0)]
+    """A special token inside stands for no text."""
+    unread = [rollout([1, 5, 900], reward=77.0), rollout([5, 900], reward=-77.0)]
     verdict = told(admission(), *both(group(rollouts=unread)))
     assert isinstance(verdict, Admitted)
     reason, detail = refusal(

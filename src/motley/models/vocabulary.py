@@ -227,7 +227,7 @@ class Vocabulary:
 
     def _read(self, ids: list[int]) -> str:
         try:
-            return self.spelling.bytes_of(ids).decode(errors="replace")
+            return self.spelling.text_of(ids)
         except UnspelledError:
             return self.decode_all([ids])[0]
 

@@ -26,6 +26,7 @@ from motley.files import disk_error
 from motley.learning.prefixes import PrefixQueue
 from motley.links import Weather
 from motley.models.policy import Policy
+from motley.models.vocabulary import Vocabulary
 from motley.records import Branch, Group, Origin, Problem, Rollout, Table
 from motley.tasks import Scorer, Task, assign, decided
 from motley.tasks.scoring import Promise
@@ -249,17 +250,11 @@ class SamplerHalf:
 
         It is due at once: groups of another round may be on the log before those of this one.
         """
-        mark, vocabulary = Mark("table"), self.policy.vocabulary
+        mark = Mark("table")
         known = self.outbox.key in self.tables or self.outbox.note_of(mark) is not None
         if self.mixed and not known:
-            table = Table(
-                crew=self.config.crew.name,
-                peer=self.me.name,
-                vocabulary=vocabulary.fingerprint,
-                ends=vocabulary.end_ids,
-                encoded=vocabulary.spelling.encode(),
-            )
-            self.outbox.put([table], mark)
+            crew, vocabulary = self.config.crew.name, self.policy.vocabulary
+            self.outbox.put([_table_of(crew, self.me.name, vocabulary)], mark)
 
     def _taken(self, sampled: Sampled) -> Sampled:
         if self.prefixes and sampled.branches:
@@ -306,20 +301,11 @@ class SamplerHalf:
             )
         ]
 
-    def _canonical(self, asked: Asked, slot: int, answers: Sequence[Completion]) -> Sequence[bool]:
-        """Which answers a reader of another vocabulary can compare log-probs of.
-
-        Those whose tokens the tokenizer makes of the text, that ended as answers are taught to:
-        elsewhere another end is another event. Of branches nobody else learns.
-        """
-        if not self.mixed or asked.branch_of[slot]:
+    def _canonical(self, asked: Asked, slot: int, answers: Sequence[Completion]) -> list[bool]:
+        """Which answers a reader of another vocabulary can compare log-probs of."""
+        if not self.mixed or asked.branch_of[slot]:  # of branches nobody else learns
             return [True] * len(answers)
-        end = self.policy.prompts.end_id(asked.problems[slot])
-        cut = self.policy.vocabulary.are_canonical([c.tokens for c in answers])
-        return [
-            own and (c.ending == "length" or c.tokens[-1] == end)
-            for own, c in zip(cut, answers, strict=True)
-        ]
+        return _canonical(self.policy, asked.problems[slot], answers)
 
     def _group(self, asked: Asked, slot: int, rollouts: Sequence[Rollout]) -> Group:
         policy = self.policy
@@ -360,6 +346,28 @@ def rules_of(half: SamplerHalf) -> Rules:
         branches=config.num_branches,
         mixed=half.mixed,
     )
+
+
+def _table_of(crew: str, peer: str, vocabulary: Vocabulary) -> Table:
+    return Table(
+        crew=crew,
+        peer=peer,
+        vocabulary=vocabulary.fingerprint,
+        ends=vocabulary.end_ids,
+        encoded=vocabulary.spelling.encode(),
+    )
+
+
+def _canonical(policy: Policy, problem: Problem, answers: Sequence[Completion]) -> list[bool]:
+    """Whether the tokenizer makes these tokens of the text, and the end is the one that is taught:
+    for a model with one end, another one is another event.
+    """
+    end = policy.prompts.end_id(problem)
+    are_cut_so = policy.vocabulary.are_canonical([c.tokens for c in answers])
+    return [
+        is_cut_so and (c.ending == "length" or c.tokens[-1] == end)
+        for is_cut_so, c in zip(are_cut_so, answers, strict=True)
+    ]
 
 
 def _within(completion: Completion, most: int) -> Completion:

@@ -21,8 +21,6 @@ MAX_TOTAL_BYTES = 2**22  # of all: with the lengths it fits a record's body (8 M
 _COUNT_BYTES = 4
 _LENGTH_BYTES = 2
 MAX_ENCODED_BYTES = _COUNT_BYTES + _LENGTH_BYTES * MAX_TOKENS + MAX_TOTAL_BYTES
-# Of a completion, for each token that it may have. A stranger's table can make any number of them.
-MOST_BYTES_A_TOKEN = 64
 
 
 class SpellingError(ValueError):
@@ -74,17 +72,11 @@ class Spelling:
         """What the tokens spell, one behind the other."""
         return b"".join(self._of(ids))
 
-    def text_of(self, ids: Iterable[int], max_tokens: int) -> str | None:
-        """What a reward function of others is given; None where they cannot read it: a token stands
-        for no text, or it has over 64 bytes for each of the tokens that a completion may have.
+    def text_of(self, ids: Iterable[int]) -> str:
+        """What a reward function is given, wherever the table is known: a byte that is no part of a
+        character is U+FFFD.
         """
-        try:
-            spelled = self.bytes_of(ids)
-        except UnspelledError:
-            return None
-        if len(spelled) > MOST_BYTES_A_TOKEN * max_tokens:
-            return None
-        return spelled.decode(errors="replace")
+        return self.bytes_of(ids).decode(errors="replace")
 
     def lengths_of(self, ids: Iterable[int]) -> list[int]:
         """How many bytes each token has."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -40,7 +41,7 @@ from motley.records import (
     Table,
     Weights,
 )
-from motley.spelling import Spelling
+from motley.spelling import Spelling, UnspelledError
 from motley.trust.chain import Chain, ChainState
 from motley.trust.copies import Copies, GroupMarks, Marked
 from motley.trust.identity import verifies
@@ -81,7 +82,7 @@ class Admitted(NamedTuple):
     group: Group
     problem: Problem
     hash: bytes  # of its record
-    spelling: Spelling | None = None  # of its tokens; None: they are of the reader's vocabulary
+    spelling: Spelling | None = None  # of its sender's tokens; None: they are the reader's own
 
 
 # What became of a record: a group, a sender's table, a learner's weights, a word of the hub's, or
@@ -329,9 +330,7 @@ class Admission:
             assert score
             return Claim(group, group.rollouts, lambda: score(problem, group.rollouts), self.shown)
         assert score_texts, "a reader of several vocabularies scores texts"
-        most = self.rules.max_tokens
-        read = [(r, spelling.text_of(r.tokens[: _spelled(r)], most)) for r in group.rollouts]
-        texts = {rollout: text for rollout, text in read if text is not None}
+        texts = _texts(group.rollouts, spelling)
         return Claim(
             group,
             list(texts),
@@ -370,9 +369,14 @@ class Admission:
         self.copies = Copies.from_state(state.copies)
 
 
-def _spelled(rollout: Rollout) -> int:
-    """Its tokens without the one that ended it."""
-    return len(rollout.tokens) - (rollout.ending == "stop")
+def _texts(rollouts: Sequence[Rollout], spelling: Spelling) -> dict[Rollout, str]:
+    """Of those that are text, but for the token that ended them."""
+    texts = {}
+    for rollout in rollouts:
+        ids = rollout.tokens[:-1] if rollout.ending == "stop" else rollout.tokens
+        with suppress(UnspelledError):
+            texts[rollout] = spelling.text_of(ids)
+    return texts
 
 
 def stamp_of(entry: Entry) -> tuple[Stamp, bytes]:
