@@ -17,7 +17,7 @@ from motley.archive.rollouts import (
     rollouts,
 )
 from motley.archive.tables import ExportCount, crew_of, export, problems_of
-from motley.archive.texts import Texts
+from motley.archive.texts import LogTexts
 
 __all__ = [
     "UNKNOWN",
@@ -29,7 +29,7 @@ __all__ = [
     "RolloutReader",
     "Seen",
     "Tally",
-    "Texts",
+    "LogTexts",
     "crew_of",
     "export",
     "find_log",
