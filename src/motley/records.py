@@ -71,13 +71,16 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             )
 
 
-class Rollout(msgspec.Struct, frozen=True, kw_only=True):
+class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One completion. `tokens` includes the end token when `ending` is "stop"."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]  # the sampler's, one per token
     reward: float
     ending: Ending
+    # whether these are the tokens that the sender's own tokenizer makes of the text, and the end is
+    # the one that its answers are taught: said in crews of several vocabularies only
+    canonical: bool = True
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):

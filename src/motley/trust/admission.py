@@ -33,6 +33,7 @@ from motley.exchange import (
     unpack,
 )
 from motley.records import HUB, Charter, Content, Group, Problem, Rollout, Roster, Stamp, Weights
+from motley.spelling import Spelling
 from motley.trust.chain import Chain, ChainState
 from motley.trust.copies import Copies, GroupMarks, Marked
 from motley.trust.identity import verifies
@@ -71,6 +72,7 @@ class Admitted(NamedTuple):
     group: Group
     problem: Problem
     hash: bytes  # of its record
+    spelling: Spelling | None = None  # of its sender's tokens; None: they are the reader's own
 
 
 # What became of a record: a group, a learner's weights, a word of the hub's, or a refusal.
