@@ -189,7 +189,7 @@ def test_a_table_cannot_make_a_completion_longer_than_the_bounds(prompts: Prompt
         Rollout(tokens=(id, 3), logprobs=(-1.0, -1.0), reward=0.0, ending="stop")
         for id in (0, 1, 2)
     ]
-    made, reading = translated(
+    _, reading = translated(
         translator(prompts, max_tokens=1).translate(group(rollouts=rollouts), PROBLEM, huge)
     )
     assert [type(read) for read in reading.rollouts] == [NotCut, NotCut, BySpans]
