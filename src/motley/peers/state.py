@@ -19,8 +19,8 @@ from motley.learning.select import Candidate
 from motley.learning.translating import Translation, Translator, Unread
 from motley.peers.sampling import SamplerHalf
 from motley.peers.scrutiny import HeardGroup, ScrutinyState
-from motley.records import Group
-from motley.spelling import Tokenwise
+from motley.records import Group, Table
+from motley.spelling import Spelling, Tokenwise
 from motley.trust import (
     AdmissionState,
     Admitted,
@@ -28,6 +28,7 @@ from motley.trust import (
     ReasonCount,
     RefusedRecord,
     known,
+    stamp_of,
 )
 from motley.trust.steadiness import FOR_REWARDS
 
@@ -179,6 +180,24 @@ def _tokens_of(admitted: Admitted, reader: Reader) -> Group:
     return made.group
 
 
+def tables_again(positions: Sequence[int], log: Log) -> list[tuple[bytes, Table, int]]:
+    """Read the tables that were known when a checkpoint was saved: key, table and position."""
+    return [_table_before(entry) for entry in _read_again(log, set(positions))]
+
+
+def _table_before(entry: Entry) -> tuple[bytes, Table, int]:
+    try:
+        table, _ = known(entry)
+        if isinstance(table, Table):
+            return stamp_of(entry)[0].key, table, entry.position
+    except WireError:
+        pass
+    raise ValueError(
+        f"the log has no table at position {entry.position}, where this peer had read one; is it "
+        "another log?"
+    )
+
+
 def _read_again(log: Log, positions: Set[int]) -> list[Entry]:
     entries: list[Entry] = []
     after = min(positions, default=1) - 1
@@ -198,10 +217,23 @@ def _admitted_before(entry: Entry, half: SamplerHalf) -> Admitted:
     try:
         group, hash = known(entry)
         if isinstance(group, Group):
-            return Admitted(group, half.problem_of(group), hash)
+            return Admitted(group, half.problem_of(group), hash, _spelling(entry, group, half))
     except (WireError, IndexError):
         pass
     raise ValueError(
         f"the log has no group at position {entry.position}, where this peer had read one; is "
         "it another log?"
     )
+
+
+def _spelling(entry: Entry, group: Group, half: SamplerHalf) -> Spelling | None:
+    """What a group's tokens stand for, by its sender's table; None: it is of the own vocabulary."""
+    if group.origin.vocabulary == half.policy.vocabulary.fingerprint:
+        return None
+    table = half.tables.of(stamp_of(entry)[0].key, group.origin.vocabulary)
+    if table is None:
+        raise ValueError(
+            f"group {group.id} is of vocabulary {group.origin.vocabulary[:80]!r}, of which the log "
+            "has no table by its sender; is it another log?"
+        )
+    return table.spelling
