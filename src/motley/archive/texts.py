@@ -18,7 +18,7 @@ TextOf = Callable[[Group, Rollout], str | None]
 def texts_of(config: CrewConfig | None = None) -> TextOf:
     """The text of a rollout; None where its vocabulary is not known here.
 
-    `config`: the crew whose models may have it; the tiny models' is always known.
+    `config`: the crew whose models may have it; the tiny models' are always known.
     """
     models = [peer.model for peer in config.students] if config else []
 
@@ -40,11 +40,12 @@ def texts_of(config: CrewConfig | None = None) -> TextOf:
 def _find(fingerprint: str, models: Sequence[str]) -> Vocabulary | None:
     from motley.models.opening import is_tiny
     from motley.models.sources import find, read_shape, read_tokenizer
-    from motley.models.tiny import tiny_vocabulary
+    from motley.models.tiny import tiny_vocabularies
     from motley.models.vocabulary import Vocabulary
 
-    if tiny_vocabulary().fingerprint == fingerprint:
-        return tiny_vocabulary()
+    for tiny in tiny_vocabularies():
+        if tiny.fingerprint == fingerprint:
+            return tiny
     for model in dict.fromkeys(models):
         if is_tiny(model):
             continue
