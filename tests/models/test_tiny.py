@@ -179,7 +179,7 @@ def test_a_crew_of_each_vocabulary_trains_resumes_is_read_and_exported(
     name: str, tmp_path: Path
 ) -> None:
     config = parse_config(CREW.replace("NAME", name))
-    assert {row["result"] for row in check_crew(config)} == {"ok"}
+    assert {row["result"] for row in check_crew(config).rows} == {"ok"}
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     for _ in LocalCrew.start(config, whole).rounds():
         pass

@@ -191,6 +191,11 @@ def _vocabulary(model: str, stop: str) -> Vocabulary:
     )
 
 
+def vocabulary_of(model: str, rules: Prompt) -> Vocabulary:
+    """A model's vocabulary, without its weights."""
+    return _vocabulary(model, rules.stop)
+
+
 def _ends(source: ModelSource, config: PretrainedConfig) -> list[int]:
     """What ends an answer by the model's own word; chat models often name several tokens."""
     named = [config.eos_token_id]
