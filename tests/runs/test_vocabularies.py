@@ -18,7 +18,7 @@ from motley.records import Problem
 from motley.runs import checking
 from motley.runs.conformance import check_crew
 from motley.runs.other_cuts import CutText, Likelihood, Marginal
-from motley.runs.vocabularies import Answer, Crossing, Speaker, crossing, crossings
+from motley.runs.vocabularies import Crossing, Speaker, Spoken, crossing, crossings
 
 PROMPT = "sort 4312="
 
@@ -44,7 +44,7 @@ def speaker(
             Completion(whole, (-1.0,) * len(whole), "stop" if ended else "length"),
         )
     problem = Problem(prompt=PROMPT, answer="1234")
-    return Speaker(name or vocabulary, policy, [Answer(problem, one) for one in made])
+    return Speaker(name or vocabulary, policy, [Spoken(problem, one) for one in made])
 
 
 def crossed(sender: Speaker, receiver: str) -> Crossing:
@@ -93,7 +93,7 @@ def test_an_answer_with_a_special_token_inside_cannot_be_read() -> None:
     sender = speaker("words", [("12", True)])
     pad, end = sender.policy.vocabulary.pad_id, sender.policy.vocabulary.end_id
     odd = Completion((*ids(sender.policy, "1"), pad, end), (-1.0,) * 3, "stop")
-    both = Speaker("words", sender.policy, [*sender.answers, Answer(PROBLEM, odd)])
+    both = Speaker("words", sender.policy, [*sender.answers, Spoken(PROBLEM, odd)])
     found = crossed(both, "bytes")
     assert (found.not_canonical, found.uncut) == (0.5, 0.5)
 

@@ -49,7 +49,7 @@ from motley.records import Problem, Sampling
 from motley.runs.building import build_peer
 from motley.runs.checking import check_config
 from motley.runs.folder import Run
-from motley.runs.vocabularies import Answer, Crossing, Speaker, crossings, is_large, is_mixed
+from motley.runs.vocabularies import Crossing, Speaker, Spoken, crossings, is_large, is_mixed
 from motley.tasks import draw_problems, examine_task, load_task, unsteady
 
 EPSILON = torch.finfo(torch.float32).eps
@@ -162,10 +162,10 @@ def check_crew(config: CrewConfig) -> CrewCheck:
     return CrewCheck(rows, crossings(speakers, config.sampling.temperature))
 
 
-def _answers(half: SamplerHalf) -> list[Answer]:
+def _answers(half: SamplerHalf) -> list[Spoken]:
     """What a peer samples now, as the crew does."""
     problems, made = _sampled(half, half.config.sampling)
-    return [Answer(p, c) for p, row in zip(problems, made, strict=True) for c in row]
+    return [Spoken(p, c) for p, row in zip(problems, made, strict=True) for c in row]
 
 
 def _sampled(half: SamplerHalf, sampling: Sampling) -> tuple[list[Problem], list[list[Completion]]]:

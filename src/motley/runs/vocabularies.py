@@ -32,7 +32,7 @@ FEW = 0.01  # a share that is not worth a word
 NEARLY_TOKENS = 1.5  # of a span: so few that it is nearly a token
 
 
-class Answer(NamedTuple):
+class Spoken(NamedTuple):
     problem: Problem
     completion: Completion
 
@@ -41,7 +41,7 @@ class Answer(NamedTuple):
         return self.completion.ending == "stop"
 
     @property
-    def spoken(self) -> tuple[int, ...]:
+    def tokens(self) -> tuple[int, ...]:
         """Without the token that ended it."""
         return self.completion.tokens[:-1] if self.ended else self.completion.tokens
 
@@ -52,7 +52,7 @@ class Speaker:
 
     name: str
     policy: Policy
-    answers: Sequence[Answer]
+    answers: Sequence[Spoken]
 
 
 class Spanned(NamedTuple):
@@ -123,7 +123,7 @@ def crossing(sender: Speaker, receiver: Speaker, temperature: float) -> Crossing
 def _are_canonical(sender: Speaker) -> list[bool]:
     """By their tokens, and by what ended them."""
     prompts, answers = sender.policy.prompts, sender.answers
-    cut_so = sender.policy.vocabulary.are_canonical([answer.spoken for answer in answers])
+    cut_so = sender.policy.vocabulary.are_canonical([answer.tokens for answer in answers])
     return [
         is_cut_so and (not a.ended or a.completion.tokens[-1] == prompts.end_id(a.problem))
         for a, is_cut_so in zip(answers, cut_so, strict=True)
@@ -136,7 +136,7 @@ def _cuts(sender: Speaker, receiver: Speaker) -> list[CutText | None]:
     found: list[CutText | None] = []
     for answer in sender.answers:
         try:
-            text = sender.policy.vocabulary.spelling.bytes_of(answer.spoken)
+            text = sender.policy.vocabulary.spelling.bytes_of(answer.tokens)
         except UnspelledError:  # a special token
             found.append(None)
             continue
@@ -147,7 +147,7 @@ def _cuts(sender: Speaker, receiver: Speaker) -> list[CutText | None]:
     return found
 
 
-def _spans(sender: Speaker, receiver: Speaker, both: Sequence[tuple[Answer, CutText]]) -> Spanned:
+def _spans(sender: Speaker, receiver: Speaker, both: Sequence[tuple[Spoken, CutText]]) -> Spanned:
     sides = [speaker.policy.vocabulary.spelling for speaker in (sender, receiver)]
     spans = Pair.of(*sides).align(
         [answer.completion.tokens for answer, _ in both],
