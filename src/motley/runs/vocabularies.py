@@ -97,7 +97,7 @@ def crossings(speakers: Sequence[Speaker], temperature: float) -> list[Crossing]
 
 def crossing(sender: Speaker, receiver: Speaker, temperature: float) -> Crossing:
     """`temperature`: what the crew samples with, and scores at."""
-    canonical = _are_canonical(sender)
+    canonical = are_canonical(sender)
     cuts = _cuts(sender, receiver)
     both = [
         (answer, cut)
@@ -120,8 +120,8 @@ def crossing(sender: Speaker, receiver: Speaker, temperature: float) -> Crossing
     )
 
 
-def _are_canonical(sender: Speaker) -> list[bool]:
-    """By their tokens, and by what ended them."""
+def are_canonical(sender: Speaker) -> list[bool]:
+    """Which answers are what their sender's tokenizer makes of them, and ended as it is taught."""
     prompts, answers = sender.policy.prompts, sender.answers
     cut_so = sender.policy.vocabulary.are_canonical([answer.tokens for answer in answers])
     return [
