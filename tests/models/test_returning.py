@@ -115,6 +115,35 @@ def test_a_model_that_its_configuration_does_not_describe_is_refused(tmp_path: P
     assert "its weights do, and its log-probs differ by" in refusal(policy, tmp_path)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_what_two_processors_round_differently_is_not_held_against_a_model(tmp_path: Path) -> None:
+    """Of loud layers, whose log-probs differ between CPU and GPU by more than is called close."""
+    policy = policy_of("llama")
+    with torch.no_grad():
+        for _, parameter in policy.trained():
+            parameter.mul_(8)
+    policy.model.cuda()
+    check_returns(policy, tmp_path)
+
+
+def test_a_model_is_compared_by_its_own_weights_once(tmp_path: Path) -> None:
+    """What was read is used for its shape alone, so that no second copy need fit the device."""
+    policy = policy_of("llama")
+    seen: list[int] = []
+    forward = torch.nn.Linear.forward
+
+    def watched(layer: torch.nn.Linear, given: torch.Tensor) -> torch.Tensor:
+        seen.append(layer.weight.data_ptr())
+        return forward(layer, given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.nn.Linear, "forward", watched)
+        check_returns(policy, tmp_path)
+    assert set(seen) <= {p.data_ptr() for p in policy.model.parameters()}
+    assert len(seen) == 2 * len(set(seen))
+
+
 def test_a_run_whose_model_would_not_come_back_is_refused_before_the_first_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 
 from motley.models.policy import Policy
 from motley.models.precision import apart, nearly
@@ -38,7 +39,8 @@ def check_returns(policy: Policy, folder: Path) -> None:
         raise _refusal(
             policy, f"{len(otherwise)} tensors differ, such as {', '.join(otherwise[:3])}"
         )
-    logits_TV, back_TV = _some_logits(policy.base), _some_logits(read).to(policy.device)
+    logits_TV = _some_logits(policy.base, own)
+    back_TV = _some_logits(_beside(read, policy.device), own)
     fault = apart(logits_TV.log_softmax(-1), back_TV.log_softmax(-1), logits_TV)
     if not nearly(fault, torch.float32):
         raise _refusal(
@@ -65,12 +67,25 @@ def _same(own: Tensor, back: Tensor) -> bool:
     return own.shape == back.shape and torch.equal(own.to(back.device), back)
 
 
+def _beside(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
+    """The model without its weights, on a device: what its configuration alone makes of it.
+
+    Two processors round differently. So the same weights are computed twice on one, and need not
+    be there twice.
+    """
+    for part in model.modules():
+        for name, buffer in part.named_buffers(recurse=False):
+            setattr(part, name, buffer.to(device))
+    return model
+
+
 @torch.no_grad()
-def _some_logits(model: torch.nn.Module) -> Tensor:
-    device = next(model.parameters()).device
-    logits_TV: Tensor = model.eval()(
-        input_ids=torch.tensor([SOME_TOKENS], device=device), use_cache=False
-    ).logits[0]
+def _some_logits(model: torch.nn.Module, weights: dict[str, Tensor]) -> Tensor:
+    device = next(iter(weights.values())).device
+    given = {"input_ids": torch.tensor([SOME_TOKENS], device=device), "use_cache": False}
+    # both names of what is tied are given
+    output = functional_call(model.eval(), weights, (), given, tie_weights=False)
+    logits_TV: Tensor = output.logits[0]
     return logits_TV.float()
 
 
