@@ -23,6 +23,7 @@ STEPS_PER_NAT = 1700  # a log-prob is off by half a step at most, a ratio by 0.0
 LEAST_LOGPROB, MOST_LOGPROB = -(2**16 - 1) / STEPS_PER_NAT, 0.5 / STEPS_PER_NAT
 
 _ENDINGS: tuple[Ending, Ending] = ("stop", "length")
+_OTHER_CUT = 2  # a bit of the ending: not canonical
 _VARINT_BYTES = 5
 
 Integers = npt.NDArray[np.int64]
@@ -44,6 +45,7 @@ class RolloutArrays:
 
     reward_R: Floats
     stopped_R: npt.NDArray[np.bool_]  # the ending is "stop", not "length"
+    canonical_R: npt.NDArray[np.bool_]
     length_R: Integers
     token_N: Integers
     logprob_N: Floats
@@ -56,8 +58,12 @@ class RolloutArrays:
     def rollouts(self) -> tuple[Rollout, ...]:
         tokens, logprobs = self.token_N.tolist(), self.logprob_N.tolist()
         made, start = [], 0
-        for stop, reward, stopped in zip(
-            self.stop_R.tolist(), self.reward_R.tolist(), self.stopped_R.tolist(), strict=True
+        for stop, reward, stopped, canonical in zip(
+            self.stop_R.tolist(),
+            self.reward_R.tolist(),
+            self.stopped_R.tolist(),
+            self.canonical_R.tolist(),
+            strict=True,
         ):
             made.append(
                 Rollout(
@@ -65,6 +71,7 @@ class RolloutArrays:
                     logprobs=tuple(logprobs[start:stop]),
                     reward=reward,
                     ending="stop" if stopped else "length",
+                    canonical=canonical,
                 )
             )
             start = stop
@@ -88,7 +95,7 @@ def encode_sections(id: str, rollouts: Sequence[Rollout], lossless: bool) -> lis
             "use a smaller group_size or max_tokens"
         )
     rewards = _float32([r.reward for r in rollouts]).tobytes()
-    endings = bytes(_ENDINGS.index(r.ending) for r in rollouts)
+    endings = bytes(_ENDINGS.index(r.ending) + _OTHER_CUT * (not r.canonical) for r in rollouts)
     lengths = varint_bytes(len(r.tokens) for r in rollouts)
     tokens = varint_bytes(chain.from_iterable(r.tokens for r in rollouts))
     logprobs = [_planes(logprob_N)] if lossless else _steps_bytes(_steps(logprob_N))
@@ -164,7 +171,7 @@ def decode_sections(
     rewards_stop, endings_stop = 4 * num_rollouts, 5 * num_rollouts
     _must_have(sections, endings_stop)
     ending_R = np.frombuffer(sections, np.uint8, num_rollouts, rewards_stop)
-    if ending_R.max(initial=0) >= len(_ENDINGS):
+    if ending_R.max(initial=0) >= 2 * _OTHER_CUT:
         raise WireError("malformed", "an ending is neither stop nor length")
     length_R, start = varints(sections, endings_stop, num_rollouts)
     total = int(length_R.sum())
@@ -178,7 +185,8 @@ def decode_sections(
     decode = _exact_logprobs if lossless else _rounded_logprobs
     return RolloutArrays(
         np.frombuffer(sections, "<f4", num_rollouts),
-        ending_R == 0,
+        ending_R & 1 == 0,
+        ending_R < _OTHER_CUT,
         length_R,
         token_N,
         decode(sections[start:], total),

@@ -20,7 +20,6 @@ from motley.exchange.headers import (
     CharterHeader,
     GroupHeader,
     RosterHeader,
-    WeightsHeader,
     decode_header,
     encode_header,
 )
@@ -162,7 +161,7 @@ class Header:
 
     @property
     def sender(self) -> str:
-        return self.fields.peer if isinstance(self.fields, GroupHeader | WeightsHeader) else HUB
+        return HUB if isinstance(self.fields, CharterHeader | RosterHeader) else self.fields.peer
 
     @property
     def is_of_hub(self) -> bool:

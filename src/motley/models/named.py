@@ -7,6 +7,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -150,3 +151,13 @@ def _in_hub_cache(model: str) -> Path | None:
     cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
     snapshots = (cache / f"models--{model.replace('/', '--')}" / "snapshots").glob("*")
     return max(snapshots, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def may_be_mixed(models: Iterable[str]) -> bool:
+    """Whether models may have different vocabularies, as far as their names tell."""
+    return len({_kind(model) for model in models}) > 1
+
+
+def _kind(model: str) -> str:
+    """Equal for names that surely have one vocabulary: one name, or tiny models of any size."""
+    return TINY + (model.partition("/")[2] or "words") if is_tiny(model) else model

@@ -15,7 +15,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from motley.models.spelled import ALPHABET, Cut, Speller
-from motley.spelling import Spelling
+from motley.spelling import Spelling, UnspelledError
 
 PAD = "<pad>"
 END = "<end>"
@@ -216,6 +216,20 @@ class Vocabulary:
     def are_canonical(self, many: Sequence[Sequence[int]]) -> list[bool]:
         """The same of many, on all cores."""
         return self._speller.are_canonical([self._without_end(ids) for ids in many])
+
+    def read_all(self, ids: Iterable[Sequence[int]]) -> list[str]:
+        """Text of many, as who has nothing but the table reads it. A decoder may differ: some leave
+        out a leading space. Where a token stands for no text nobody else can read it, and it is as
+        `decode` has it.
+        """
+        kept = [self._without_end(one) for one in ids]
+        return [self._read(one) for one in kept]
+
+    def _read(self, ids: list[int]) -> str:
+        try:
+            return self.spelling.text_of(ids)
+        except UnspelledError:
+            return self.decode_all([ids])[0]
 
     @cached_property
     def _speller(self) -> Speller:

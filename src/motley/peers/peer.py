@@ -37,6 +37,7 @@ from motley.peers.state import (
     heard_again,
     is_own,
     refused_for_rewards,
+    tables_again,
     waiting_again,
 )
 from motley.peers.teaching import Teaching, teaching_of
@@ -284,6 +285,7 @@ class Peer:
         learner.success.by_kind, learner.skills.means = dict(state.success), dict(state.skills)
         half.sampled_rounds, self.learned_rounds = state.sampled_rounds, state.learned_rounds
         self.cursor = state.cursor
+        half.tables.restore(tables_again(state.admission.tables, self.log))
         window.version, window.made_s = state.version, dict(state.made_s)
         self.waiting.restore(
             waiting_again(state.waiting, self.log, half), ReasonCount.counter(state.dropped)

@@ -16,7 +16,8 @@ from motley.learning.prefixes import PrefixState
 from motley.learning.select import Candidate
 from motley.peers.sampling import SamplerHalf
 from motley.peers.scrutiny import HeardGroup, ScrutinyState
-from motley.records import Group
+from motley.records import Group, Table
+from motley.spelling import Spelling
 from motley.trust import (
     AdmissionState,
     Admitted,
@@ -24,6 +25,7 @@ from motley.trust import (
     ReasonCount,
     RefusedRecord,
     known,
+    stamp_of,
 )
 from motley.trust.steadiness import FOR_REWARDS
 
@@ -135,6 +137,24 @@ def heard_again(positions: Sequence[int], log: Log, half: SamplerHalf) -> list[H
     ]
 
 
+def tables_again(positions: Sequence[int], log: Log) -> list[tuple[bytes, Table, int]]:
+    """Read the tables that were known when a checkpoint was saved: key, table and position."""
+    return [_table_before(entry) for entry in _read_again(log, set(positions))]
+
+
+def _table_before(entry: Entry) -> tuple[bytes, Table, int]:
+    try:
+        table, _ = known(entry)
+        if isinstance(table, Table):
+            return stamp_of(entry)[0].key, table, entry.position
+    except WireError:
+        pass
+    raise ValueError(
+        f"the log has no table at position {entry.position}, where this peer had read one; is it "
+        "another log?"
+    )
+
+
 def _read_again(log: Log, positions: Set[int]) -> list[Entry]:
     entries: list[Entry] = []
     after = min(positions, default=1) - 1
@@ -154,10 +174,23 @@ def _admitted_before(entry: Entry, half: SamplerHalf) -> Admitted:
     try:
         group, hash = known(entry)
         if isinstance(group, Group):
-            return Admitted(group, half.problem_of(group), hash)
+            return Admitted(group, half.problem_of(group), hash, _spelling(entry, group, half))
     except (WireError, IndexError):
         pass
     raise ValueError(
         f"the log has no group at position {entry.position}, where this peer had read one; is "
         "it another log?"
     )
+
+
+def _spelling(entry: Entry, group: Group, half: SamplerHalf) -> Spelling | None:
+    """What a group's tokens stand for, by its sender's table; None: it is of the own vocabulary."""
+    if group.origin.vocabulary == half.policy.vocabulary.fingerprint:
+        return None
+    table = half.tables.of(stamp_of(entry)[0].key, group.origin.vocabulary)
+    if table is None:
+        raise ValueError(
+            f"group {group.id} is of vocabulary {group.origin.vocabulary[:80]!r}, of which the log "
+            "has no table by its sender; is it another log?"
+        )
+    return table.spelling

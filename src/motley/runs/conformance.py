@@ -47,9 +47,9 @@ from motley.learning.batches import MicroBatch, ToScore, micro_batches
 from motley.peers.sampling import SamplerHalf
 from motley.records import Problem, Sampling
 from motley.runs.building import build_peer
-from motley.runs.checking import check_config
+from motley.runs.checking import check_config, is_mixed
 from motley.runs.folder import Run
-from motley.runs.vocabularies import Crossing, Speaker, Spoken, crossings, is_large, is_mixed
+from motley.runs.vocabularies import Crossing, Speaker, Spoken, crossings, is_large
 from motley.tasks import draw_problems, examine_task, load_task, unsteady
 
 EPSILON = torch.finfo(torch.float32).eps
@@ -136,7 +136,7 @@ def check_crew(config: CrewConfig) -> CrewCheck:
     speakers: list[Speaker] = []
     mixed = is_mixed(config)
     with tempfile.TemporaryDirectory() as folder:
-        run = Run(config, Path(folder))
+        run = Run(config, Path(folder), mixed=mixed)
         for me in config.students:
             half = build_peer(
                 run,

@@ -15,9 +15,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from motley.config import CrewConfig
 from motley.engines import Completion
-from motley.models.opening import vocabulary_of
 from motley.models.policy import Policy
 from motley.records import Problem
 from motley.runs.other_cuts import CutText, Marginal
@@ -77,12 +75,6 @@ class Crossing(msgspec.Struct, frozen=True, kw_only=True):
 
 def is_large(policy: Policy) -> bool:
     return sum(p.numel() for p in policy.model.parameters()) > LARGE_PARAMETERS
-
-
-def is_mixed(config: CrewConfig) -> bool:
-    """Whether peers have different vocabularies."""
-    models = {peer.model for peer in config.students}
-    return len({vocabulary_of(model, config.prompt).fingerprint for model in models}) > 1
 
 
 def crossings(speakers: Sequence[Speaker], temperature: float) -> list[Crossing]:

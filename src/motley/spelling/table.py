@@ -20,6 +20,7 @@ MAX_TOTAL_BYTES = 2**22  # of all: with the lengths it fits a record's body (8 M
 
 _COUNT_BYTES = 4
 _LENGTH_BYTES = 2
+MAX_ENCODED_BYTES = _COUNT_BYTES + _LENGTH_BYTES * MAX_TOKENS + MAX_TOTAL_BYTES
 
 
 class SpellingError(ValueError):
@@ -50,7 +51,7 @@ class Spelling:
     text at the end do not count, since models of one tokenizer have more or fewer of them.
     """
 
-    token_bytes: tuple[bytes | None, ...]
+    token_bytes: tuple[bytes | None, ...] = field(repr=False)
     fingerprint: str = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -70,6 +71,12 @@ class Spelling:
     def bytes_of(self, ids: Iterable[int]) -> bytes:
         """What the tokens spell, one behind the other."""
         return b"".join(self._of(ids))
+
+    def text_of(self, ids: Iterable[int]) -> str:
+        """What a reward function is given, wherever the table is known: a byte that is no part of a
+        character is U+FFFD.
+        """
+        return self.bytes_of(ids).decode(errors="replace")
 
     def lengths_of(self, ids: Iterable[int]) -> list[int]:
         """How many bytes each token has."""
