@@ -24,8 +24,11 @@ from motley.learning.fates import (
     BLAMED,
     FILTERED,
     LEARNED,
+    NOT_CUT,
     RESCUED,
     SILENT,
+    TEXT_ONLY,
+    UNREAD,
     WITHHELD,
     read_fates,
 )
@@ -38,6 +41,9 @@ WORDS = {
     WITHHELD: "withheld in part",
     BLAMED: "not finite",
     RESCUED: "learned as a rescue",
+    TEXT_ONLY: "text only: not its vocabulary's own cut",
+    NOT_CUT: "no cut in the learner's vocabulary",
+    UNREAD: "unreadable: a token inside stands for no text",
 }
 NO_ADVANTAGE = "no advantage"  # as good as its group is on average, which is not silent
 TRUNCATED = "truncated"  # not a fate: such a rollout may be learned from

@@ -31,11 +31,13 @@ from motley.peers.scrutiny import Scrutiny, scrutiny_of
 from motley.peers.state import (
     Arrival,
     PeerState,
+    Reader,
     candidate_of,
     check_dtype,
     go_on_from,
     heard_again,
     is_own,
+    reader_of,
     refused_for_rewards,
     tables_again,
     waiting_again,
@@ -73,6 +75,7 @@ class Peer:
     admitted: AdmittedGroups = field(init=False)
     scrutiny: Scrutiny = field(init=False)
     teaching: Teaching = field(init=False)
+    reader: Reader = field(init=False)
     weights: Publications | None = None  # of a learner, for its samplers
 
     def __post_init__(self, hub: bytes) -> None:
@@ -84,7 +87,8 @@ class Peer:
         self.admitted = AdmittedGroups(self.config.problems_per_peer)
         half.on_log = self.admitted.__contains__
         self.admission = admission_of(half, hub)
-        self.scrutiny, self.teaching = scrutiny_of(half), teaching_of(half)
+        self.reader = reader_of(half)
+        self.scrutiny, self.teaching = scrutiny_of(half), teaching_of(self.reader)
         if self.me.role == "learner":
             self.weights = Publications(half, self.waiting)
 
@@ -172,7 +176,11 @@ class Peer:
             # Of versions that were lost with a folder, this peer's own groups are as a stranger's.
             since = made_with if own and made_with <= version else version
             arrival = Arrival(entry.position, since, now_s)
-            self.waiting.add(candidate_of(admitted, arrival, self.half))
+            candidate = candidate_of(admitted, arrival, self.reader)
+            if isinstance(candidate, Candidate):
+                self.waiting.add(candidate)
+            else:
+                self.waiting.drop_at_once(group.origin.peer, "unread", entry.position)
 
     def _drop_muted(self, senders: Sequence[str]) -> None:
         """Let go of what waits of who was muted now."""
@@ -288,11 +296,11 @@ class Peer:
         half.tables.restore(tables_again(state.admission.tables, self.log))
         window.version, window.made_s = state.version, dict(state.made_s)
         self.waiting.restore(
-            waiting_again(state.waiting, self.log, half), ReasonCount.counter(state.dropped)
+            waiting_again(state.waiting, self.log, self.reader), ReasonCount.counter(state.dropped)
         )
         self.admitted.restore(state.complete, state.seen)
         self.admission.load_state(state.admission)
-        heard = heard_again(state.scrutiny.heard, self.log, half)
+        heard = heard_again(state.scrutiny.heard, self.log, self.reader)
         self.scrutiny.load_state(state.scrutiny, heard)
         self.teaching.load_state(state, self.log)
         self._drop_revoked()
@@ -338,7 +346,7 @@ def _trust_rewards(peer: Peer) -> None:
         peer.scrutiny.pardon(name)
     kept = refused_for_rewards(peer.admission.kept, version, peer.half.clock.now_s())
     there = {c.position for c in peer.waiting}
-    for candidate in waiting_again(kept, peer.log, peer.half):
+    for candidate in waiting_again(kept, peer.log, peer.reader):
         wanted = peer.pace.wants(candidate.group, peer.learned_rounds)
         if wanted and candidate.position not in there:
             peer.waiting.add(candidate)

@@ -6,6 +6,7 @@ Groups themselves are not in a checkpoint: the log has them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
@@ -13,11 +14,13 @@ import msgspec
 from motley.exchange import Entry, Head, Log, Outbox, WireError
 from motley.learning.meetings import MeetingsState
 from motley.learning.prefixes import PrefixState
+from motley.learning.readings import spelled
 from motley.learning.select import Candidate
+from motley.learning.translating import Translation, Translator, Unread
 from motley.peers.sampling import SamplerHalf
 from motley.peers.scrutiny import HeardGroup, ScrutinyState
 from motley.records import Group, Table
-from motley.spelling import Spelling
+from motley.spelling import Spelling, Tokenwise
 from motley.trust import (
     AdmissionState,
     Admitted,
@@ -92,16 +95,45 @@ def is_own(group: Group, half: SamplerHalf) -> bool:
     return half.config.student_of(group.origin.peer) == half.me.name
 
 
-def candidate_of(admitted: Admitted, arrival: Arrival, half: SamplerHalf) -> Candidate:
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """What a peer reads groups by: its own half, and for other vocabularies a translator."""
+
+    half: SamplerHalf
+    translator: Translator
+
+    def read(self, admitted: Admitted) -> Translation | Group | Unread:
+        """A group as this peer learns from it, its judge's opinion with it."""
+        group, problem, half = admitted.group, admitted.problem, self.half
+        if admitted.spelling is None:
+            return half.judged(problem, group)
+        made = self.translator.translate(group, problem, admitted.spelling)
+        if isinstance(made, Unread) or half.judge is None:
+            return made
+        kept = [group.rollouts[read.number] for read in made.reading.rollouts]
+        texts = [spelled(admitted.spelling, r).decode(errors="replace") for r in kept]
+        return made._replace(group=half.judge.judged(problem, made.group, texts))
+
+
+def reader_of(half: SamplerHalf) -> Reader:
+    """That of the peer which samples with this half."""
+    policy, most = half.policy, half.config.sampling.max_tokens
+    return Reader(half, Translator(policy.prompts, most, policy.max_positions))
+
+
+def candidate_of(admitted: Admitted, arrival: Arrival, reader: Reader) -> Candidate | Unread:
     """An admitted group, as it waits at this peer.
 
     One of a version that came after its arrival is of weights that were lost with a folder: it is
     learned from as a stranger's.
     """
-    group = admitted.group
+    read, half = reader.read(admitted), reader.half
+    if isinstance(read, Unread):
+        return read
+    group, reading = read if isinstance(read, Translation) else (read, Tokenwise())
     horizontal = half.config.crew.layout == "horizontal"
     return Candidate(
-        group=half.judged(admitted.problem, group),
+        group=group,
         problem=admitted.problem,
         own=is_own(group, half) and group.origin.version <= arrival.since,
         stranger=group.origin.peer != half.me.name,
@@ -110,6 +142,7 @@ def candidate_of(admitted: Admitted, arrival: Arrival, half: SamplerHalf) -> Can
         came_s=arrival.came_s,
         position=arrival.position,
         hash=admitted.hash,
+        reading=reading,
     )
 
 
@@ -118,23 +151,33 @@ def refused_for_rewards(kept: Iterable[RefusedRecord], version: int, now_s: floa
     return [Arrival(r.position, version, now_s) for r in kept if r.reason in FOR_REWARDS]
 
 
-def waiting_again(arrivals: Sequence[Arrival], log: Log, half: SamplerHalf) -> list[Candidate]:
+def waiting_again(arrivals: Sequence[Arrival], log: Log, reader: Reader) -> list[Candidate]:
     """Read the groups that waited when a checkpoint was saved."""
     by_position = {arrival.position: arrival for arrival in arrivals}
-    return [
-        candidate_of(_admitted_before(entry, half), by_position[entry.position], half)
+    read = [
+        candidate_of(_admitted_before(entry, reader.half), by_position[entry.position], reader)
         for entry in _read_again(log, by_position.keys())
     ]
+    return [candidate for candidate in read if isinstance(candidate, Candidate)]
 
 
-def heard_again(positions: Sequence[int], log: Log, half: SamplerHalf) -> list[HeardGroup]:
+def heard_again(positions: Sequence[int], log: Log, reader: Reader) -> list[HeardGroup]:
     """Read the groups from which habits were learned when a checkpoint was saved."""
     entries = _read_again(log, set(positions))
-    admitted = {entry.position: _admitted_before(entry, half) for entry in entries}
+    admitted = {entry.position: _admitted_before(entry, reader.half) for entry in entries}
+    heard = {position: _tokens_of(one, reader) for position, one in admitted.items()}
     return [
-        HeardGroup(admitted[position].group, admitted[position].problem, position)
-        for position in positions
+        HeardGroup(heard[position], admitted[position].problem, position) for position in positions
     ]
+
+
+def _tokens_of(admitted: Admitted, reader: Reader) -> Group:
+    """The group in the receiver's tokens."""
+    if admitted.spelling is None:
+        return admitted.group
+    made = reader.translator.translate(admitted.group, admitted.problem, admitted.spelling)
+    assert isinstance(made, Translation), "what was heard could be read"
+    return made.group
 
 
 def tables_again(positions: Sequence[int], log: Log) -> list[tuple[bytes, Table, int]]:

@@ -275,6 +275,7 @@ REMEDIES = {
     "stale": "its groups are too old when they are taken: raise max_age, or set stale = 'pace'",
     "late": "its groups come after the deadline: raise deadline_s",
     "incomplete": "parts of its groups never come: raise max_age",
+    "unread": "its completions have special tokens inside, which are no text: look at its prompts",
 }
 
 
