@@ -23,7 +23,7 @@ TokenBytes = tuple[str | None, ...]  # hexadecimal; None: the token stands for n
 class LogTexts:
     """What rollouts say; None where their vocabulary is not known here.
 
-    `config`: the crew whose models may have it; the tiny models' is always known.
+    `config`: the crew whose models may have it; the tiny models' are always known.
     """
 
     def __init__(self, config: CrewConfig | None = None) -> None:
@@ -71,11 +71,12 @@ def _without_end(rollout: Rollout) -> tuple[int, ...]:
 def _find(fingerprint: str, models: Sequence[str]) -> Vocabulary | None:
     from motley.models.opening import is_tiny
     from motley.models.sources import find, read_shape, read_tokenizer
-    from motley.models.tiny import tiny_vocabulary
+    from motley.models.tiny import tiny_vocabularies
     from motley.models.vocabulary import Vocabulary
 
-    if tiny_vocabulary().fingerprint == fingerprint:
-        return tiny_vocabulary()
+    for tiny in tiny_vocabularies():
+        if tiny.fingerprint == fingerprint:
+            return tiny
     for model in dict.fromkeys(models):
         if is_tiny(model):
             continue
