@@ -17,7 +17,7 @@ from motley.archive.rollouts import (
     rollouts,
 )
 from motley.archive.tables import ExportCount, crew_of, export, problems_of
-from motley.archive.texts import texts_of
+from motley.archive.texts import Texts
 
 __all__ = [
     "UNKNOWN",
@@ -29,6 +29,7 @@ __all__ = [
     "RolloutReader",
     "Seen",
     "Tally",
+    "Texts",
     "crew_of",
     "export",
     "find_log",
@@ -37,5 +38,4 @@ __all__ = [
     "read_range",
     "read_rollouts",
     "rollouts",
-    "texts_of",
 ]

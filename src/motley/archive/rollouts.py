@@ -19,7 +19,7 @@ from motley.archive.examine import Seen
 from motley.archive.opening import find_log, open_log
 from motley.archive.reading import Archive
 from motley.archive.tables import ProblemOf, crew_of, problems_of
-from motley.archive.texts import TextOf, texts_of
+from motley.archive.texts import Texts
 from motley.learning.fates import (
     BLAMED,
     FILTERED,
@@ -162,7 +162,7 @@ class RolloutReader:
 
     archive: Archive
     problem_of: ProblemOf
-    text_of: TextOf
+    texts: Texts
     book: FateBook
     learners: tuple[str, ...]
     note: str  # what cannot be shown, and why
@@ -181,7 +181,7 @@ class RolloutReader:
         if not book.cursors:
             missing = f"{archive.folder / 'groups' / 'fates.jsonl'} is not there"
             note = "; ".join(filter(None, (note, f"what was learned from is not known: {missing}")))
-        return RolloutReader(archive, problem_of, texts_of(config), book, learners, note)
+        return RolloutReader(archive, problem_of, Texts(config), book, learners, note)
 
     def rollouts(self, wanted: RolloutFilter = RolloutFilter()) -> Iterator[LoggedRollout]:
         """In the order of the log."""
@@ -216,7 +216,7 @@ class RolloutReader:
                 kind=problem.kind if problem else None,
                 prompt=problem.prompt if problem else None,
                 answer=problem.answer if problem else None,
-                completion=self.text_of(group, rollout),
+                completion=self.texts.text(seen, rollout),
                 num_tokens=len(rollout.tokens),
                 reward=rollout.reward if math.isfinite(rollout.reward) else None,
                 ending=rollout.ending,
