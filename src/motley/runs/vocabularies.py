@@ -24,7 +24,7 @@ from motley.spelling import Pair, UnspelledError
 LARGE_PARAMETERS = 10_000_000
 NUM_TEXTS = 16  # whose other cuts are looked at
 FEW_TEXTS = 4  # where a model is large
-NUM_WALKS = 32  # other ways through each
+NUM_WALKS = 16  # other ways through each
 MOST_CUT_TOKENS = 16  # of each, from its beginning
 FEW = 0.01  # a share that is not worth a word
 NEARLY_TOKENS = 1.5  # of a span: so few that it is nearly a token
@@ -163,7 +163,7 @@ def _gap(policy: Policy, cuts: Sequence[CutText], temperature: float) -> float:
     num = FEW_TEXTS if is_large(policy) else NUM_TEXTS
     some = [_beginning(policy, one) for one in cuts[:: max(1, len(cuts) // num)][:num]]
     found = marginal.likelihoods(some, NUM_WALKS)
-    return sum(one.gap for one in found) / -sum(one.canonical for one in found)
+    return sum(one.gap for one in found) / max(1e-9, -sum(one.canonical for one in found))
 
 
 def _beginning(policy: Policy, one: CutText) -> CutText:
