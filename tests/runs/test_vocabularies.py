@@ -90,6 +90,12 @@ def test_answers_that_a_receiver_has_no_tokens_for_count_in_the_baseline_only() 
     assert "text only" not in found.objectives
 
 
+def test_answers_that_are_too_long_in_the_receivers_tokens_are_not_cut() -> None:
+    sender = speaker("words", [(["increment "] * 6, True), (["increment "] * 5, False)])
+    found = crossed(sender, "bytes")  # behind ten bytes of prompt, in 64 positions
+    assert (found.not_canonical, found.uncut) == (0.0, 0.5)
+
+
 def test_an_answer_with_a_special_token_inside_cannot_be_read() -> None:
     sender = speaker("words", [("12", True)])
     pad, end = sender.policy.vocabulary.pad_id, sender.policy.vocabulary.end_id

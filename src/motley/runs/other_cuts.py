@@ -149,7 +149,8 @@ class Marginal:
         if place == len(walk.one.text):
             return bool(walk.one.end)
         far = walk.log_weight - walk.canonical[place] < NEGLIGIBLE
-        if far or not self._fitting(walk.one, walk.tokens):
+        full = len(walk.one.prompt) + len(walk.tokens) >= self.policy.max_positions
+        if far or full or not self._fitting(walk.one, walk.tokens):
             walk.log_weight = -math.inf
             return False
         return True

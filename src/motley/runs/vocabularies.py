@@ -68,7 +68,7 @@ class Crossing(msgspec.Struct, frozen=True, kw_only=True):
     bytes_in_spans: float | None  # in closed spans that are not the whole answer
     tokens_per_span: float | None  # the receiver's tokens
     not_canonical: float  # of answers: in other tokens than the sender's tokenizer makes of them
-    uncut: float  # of answers: the receiver has no tokens for them
+    uncut: float  # of answers: the receiver has no tokens for them, or too many
     gap: float | None  # of the log-likelihood: what other cuts add to the canonical one
     objectives: str  # what they lose by it
 
@@ -123,8 +123,10 @@ def are_canonical(sender: Speaker) -> list[bool]:
 
 
 def _cuts(sender: Speaker, receiver: Speaker) -> list[CutText | None]:
-    """Each answer in the receiver's tokens; None: it has none for it, or nobody can read it."""
-    prompts = receiver.policy.prompts
+    """Each answer in the receiver's tokens; None: it has none for it, or too many for its model,
+    or nobody can read it.
+    """
+    prompts, most = receiver.policy.prompts, receiver.policy.max_positions
     found: list[CutText | None] = []
     for answer in sender.answers:
         try:
@@ -135,7 +137,10 @@ def _cuts(sender: Speaker, receiver: Speaker) -> list[CutText | None]:
         cut = receiver.policy.vocabulary.cut(text)
         end = (prompts.end_id(answer.problem),) if answer.ended else ()
         prompt = prompts.ids(answer.problem)
-        found.append(CutText(prompt, text, cut, end) if isinstance(cut, tuple) else None)
+        if isinstance(cut, tuple) and len(prompt) + len(cut) + len(end) <= most:
+            found.append(CutText(prompt, text, cut, end))
+        else:
+            found.append(None)
     return found
 
 
