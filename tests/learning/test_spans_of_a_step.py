@@ -142,10 +142,14 @@ def test_log_ratios_of_an_audited_group_are_those_of_its_spans() -> None:
         report = learner.step([foreign, own_group()], audited=frozenset({5}))
         prompt = policy.prompts.ids(PROBLEM)
         assert isinstance(foreign.reading, Reading)
-        compared = [r for r in foreign.reading.rollouts if isinstance(r, BySpans)]
+        compared = [
+            (number, its)
+            for number, its in enumerate(foreign.reading.rollouts)
+            if isinstance(its, BySpans)
+        ]
         assert len(report.log_ratios[5]) == len(compared) == 4
-        for got, its in zip(report.log_ratios[5], compared, strict=True):
-            mine, theirs = foreign.group.rollouts[its.number], foreign_rollouts()[its.number]
+        for got, (number, its) in zip(report.log_ratios[5], compared, strict=True):
+            mine, theirs = foreign.group.rollouts[number], foreign_rollouts()[number]
             logp = reference_logp(policy, prompt, mine.tokens).detach().double().numpy()
             sums = its.spans.sums(logp) - _sent_sums(theirs, its)
             if its.spans.is_open:

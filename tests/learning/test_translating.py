@@ -147,7 +147,7 @@ def test_what_is_not_its_senders_own_cut_is_text_only(prompts: Prompts) -> None:
     made, reading = translated(
         translator(prompts).translate(group(rollouts=rollouts), PROBLEM, SENDER)
     )
-    assert reading.rollouts[0] == TextOnly(0)
+    assert reading.rollouts[0] == TextOnly()
     assert prompts.vocabulary.spelling.bytes_of(made.rollouts[0].tokens[:-1]) == b"12"
     assert sum(made.rollouts[0].logprobs) == pytest.approx(sum(rollouts[0].logprobs))
 
@@ -157,7 +157,7 @@ def test_what_the_receiver_has_no_tokens_for_is_kept_without_any(prompts: Prompt
     made, reading = translated(
         translator(prompts).translate(group(rollouts=rollouts), PROBLEM, SENDER)
     )
-    assert reading.rollouts[:2] == (NotCut(0), NotCut(1))
+    assert reading.rollouts[:2] == (NotCut(), NotCut())
     assert [len(r.tokens) for r in made.rollouts] == [0, 0, 2]
     assert [r.reward for r in made.rollouts] == [1.0, 0.0, 0.0]
 
@@ -167,10 +167,10 @@ def test_what_has_a_token_without_text_inside_is_left_out(prompts: Prompts) -> N
     made, reading = translated(
         translator(prompts).translate(group(rollouts=rollouts), PROBLEM, SENDER)
     )
-    assert [read.number for read in reading.rollouts] == [0, 2]
+    assert reading.number_R == (0, 2)
     assert len(made.rollouts) == 2
     assert reading.sent_letters("lt") == "lxt"
-    assert reading.counts(made)[:3] == (3, 1, 1)
+    assert reading.counts()[:3] == (3, 1, 1)
 
 
 def test_a_group_of_which_one_completion_can_be_read_is_not_read(prompts: Prompts) -> None:

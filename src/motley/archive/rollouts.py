@@ -45,6 +45,7 @@ WORDS = {
     NOT_CUT: "no cut in the learner's vocabulary",
     UNREAD: "unreadable: a token inside stands for no text",
 }
+QUIET = {SILENT, TEXT_ONLY, NOT_CUT, UNREAD}  # all that a silent group may have
 NO_ADVANTAGE = "no advantage"  # as good as its group is on average, which is not silent
 TRUNCATED = "truncated"  # not a fate: such a rollout may be learned from
 NOT_RECORDED = "not recorded"
@@ -149,7 +150,7 @@ class FateBook:
     def _word(self, peer: str, position: int, number: int) -> str:
         letters = self.taken.get(position, {}).get(peer, "")
         if number < len(letters):
-            alone = letters[number] == SILENT and set(letters) != {SILENT}
+            alone = letters[number] == SILENT and not set(letters) <= QUIET
             return NO_ADVANTAGE if alone else WORDS.get(letters[number], NOT_RECORDED)
         otherwise = "waiting" if position <= self.cursors[peer] else "not read yet"
         return self.let_go.get(position, {}).get(peer, otherwise)

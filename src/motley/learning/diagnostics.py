@@ -132,7 +132,7 @@ def with_readings(
     by_sender: dict[str, list[ReadingCounts]] = {}
     for c in candidates:
         if isinstance(c.reading, Reading) and c.group.origin.peer in senders:
-            by_sender.setdefault(c.group.origin.peer, []).append(c.reading.counts(c.group))
+            by_sender.setdefault(c.group.origin.peer, []).append(c.reading.counts())
     read = {peer: _read(senders[peer], counts) for peer, counts in by_sender.items()}
     return {**senders, **read}
 

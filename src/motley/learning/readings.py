@@ -7,7 +7,6 @@ Knows spans and bytes; knows no tokenizer and no tensor. How a reading is made i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -48,8 +47,8 @@ class RolloutSpans:
 class BySpans:
     """A rollout that the objective learns from, span by span."""
 
-    number: int  # in the group as it was sent
     spans: RolloutSpans
+    num_tokens: int  # the receiver's
     num_bytes: int
     num_closed_bytes: int  # in spans that closed, unless one span is all there is
 
@@ -61,14 +60,10 @@ class TextOnly:
     It counts in its group's baseline, and can be a lesson or a prefix.
     """
 
-    number: int
-
 
 @dataclass(frozen=True, slots=True)
 class NotCut:
     """The receiver has no tokens for it, or too many. It counts in its group's baseline."""
-
-    number: int
 
 
 ReadRollout = BySpans | TextOnly | NotCut
@@ -96,6 +91,7 @@ class Reading:
 
     sent: Group
     pair: Pair
+    number_R: tuple[int, ...]  # of those rollouts, in the group as it was sent
     rollouts: tuple[ReadRollout, ...]  # one for each of the translated group
     max_tokens: int
 
@@ -106,8 +102,8 @@ class Reading:
     def sent_letters(self, letters: str) -> str:
         """A letter for each rollout as it was sent, from those of the translated ones."""
         written = [UNREAD] * len(self.sent.rollouts)
-        for read, letter in zip(self.rollouts, letters, strict=True):
-            written[read.number] = letter
+        for number, letter in zip(self.number_R, letters, strict=True):
+            written[number] = letter
         return "".join(written)
 
     def letter_of(self, number: int, otherwise: str) -> str:
@@ -122,7 +118,8 @@ class Reading:
 
     def num_forgone(self) -> int:
         """Spans, as far as they can be told, of rollouts that nobody bets on once they are seen."""
-        compared = {read.number for read in self.rollouts if isinstance(read, BySpans)}
+        reads = zip(self.number_R, self.rollouts, strict=True)
+        compared = {number for number, read in reads if isinstance(read, BySpans)}
         gone = [r for number, r in enumerate(self.sent.rollouts) if number not in compared]
         return sum(self._num_spans(spelled(self.pair.sender, rollout)) for rollout in gone)
 
@@ -131,7 +128,7 @@ class Reading:
         looked_at = text[: FOLD_BYTES * self.max_tokens]
         return int(self.pair.stable(looked_at).sum()) + len(text) - len(looked_at) + 1
 
-    def counts(self, translated: Group) -> ReadingCounts:
+    def counts(self) -> ReadingCounts:
         by_spans = [read for read in self.rollouts if isinstance(read, BySpans)]
         text_only = sum(isinstance(read, TextOnly) for read in self.rollouts)
         sent = len(self.sent.rollouts)
@@ -139,24 +136,16 @@ class Reading:
             sent=sent,
             text_only=text_only,
             uncut=sent - text_only - len(by_spans),
-            num_tokens=sum(
-                len(rollout.tokens)
-                for rollout, read in zip(translated.rollouts, self.rollouts, strict=True)
-                if isinstance(read, BySpans)
-            ),
+            num_tokens=sum(read.num_tokens for read in by_spans),
             num_spans=sum(len(read.spans.start_S) for read in by_spans),
             num_bytes=sum(read.num_bytes for read in by_spans),
             num_closed_bytes=sum(read.num_closed_bytes for read in by_spans),
         )
 
 
-def without_end(rollout: Rollout) -> tuple[int, ...]:
-    return rollout.tokens[:-1] if rollout.ending == "stop" else rollout.tokens
-
-
 def spelled(spelling: Spelling, rollout: Rollout) -> bytes:
     """The text of a rollout, up to the first token that stands for none."""
-    tokens: Sequence[int] = without_end(rollout)
+    tokens = rollout.tokens[:-1] if rollout.ending == "stop" else rollout.tokens
     while True:
         try:
             return spelling.bytes_of(tokens)

@@ -64,7 +64,7 @@ class Candidate:
         """The number of a rollout as it was sent."""
         if isinstance(self.reading, Tokenwise):
             return number
-        return self.reading.rollouts[number].number
+        return self.reading.number_R[number]
 
     def logq_mean(self, number: int) -> float:
         """Mean over a rollout's tokens of the sampler's log-prob; over the sender's own where the

@@ -10,6 +10,7 @@ Knows a vocabulary, prompts and the bounds of what a stranger may make of its ta
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
@@ -26,10 +27,9 @@ from motley.learning.readings import (
     ReadRollout,
     RolloutSpans,
     TextOnly,
-    without_end,
 )
 from motley.models.prompts import Prompts
-from motley.records import Group, Problem, Rollout
+from motley.records import Group, Problem
 from motley.spelling import Aligned, Pair, Spelling, StableCuts, UnspelledError
 
 FOLD_TOKENS = 8  # of a completion, times max_tokens: a longer cut is not learned from
@@ -52,12 +52,33 @@ class Unread(NamedTuple):
     why: str
 
 
-class _Texts(NamedTuple):
-    """What could be read of a group."""
+class ForeignGroup(NamedTuple):
+    """A group of a sender with this table, to be translated."""
 
-    number_R: list[int]
-    rollouts: list[Rollout]
-    text_R: list[bytes]
+    group: Group
+    problem: Problem
+    spelling: Spelling
+
+
+class _Completion(NamedTuple):
+    """What the translation of a rollout follows from."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    canonical: bool
+    ends: bool
+    end: int  # token of the receiver's
+    most: int  # tokens of the receiver's
+
+    @property
+    def spelled(self) -> tuple[int, ...]:
+        return self.tokens[:-1] if self.ends else self.tokens
+
+
+class _Translated(NamedTuple):
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    read: ReadRollout
 
 
 @dataclass(slots=True)
@@ -69,54 +90,89 @@ class Translator:
 
     def translate(self, group: Group, problem: Problem, spelling: Spelling) -> Translation | Unread:
         """Read a group of a sender with this table."""
-        texts = _readable(group, spelling)
-        if len(texts.rollouts) < min(2, len(group.rollouts)):
-            return Unread(
-                f"{len(texts.rollouts)} of {len(group.rollouts)} completions are text; expected 2 "
-                "or more without a special token inside"
-            )
-        tokens_R = self._cut(texts, problem)
-        compared = [
-            place
-            for place, (rollout, tokens) in enumerate(zip(texts.rollouts, tokens_R, strict=True))
-            if rollout.canonical and tokens
-        ]
-        pair = self._pair(spelling)
-        rollouts, reads = _as_text(texts, tokens_R), _unspanned(texts, tokens_R)
-        if compared:
-            sent = [texts.rollouts[place] for place in compared]
-            cut = [tokens_R[place] for place in compared]
-            aligned = pair.align([r.tokens for r in sent], cut, [r.ending == "stop" for r in sent])
-            laid = _laid(sent, cut, aligned)
-            spans = _spans(aligned, [len(tokens) for tokens in cut])
-            for place, logprobs, one in zip(compared, laid, spans, strict=True):
-                rollouts[place] = msgspec.structs.replace(rollouts[place], logprobs=logprobs)
-                reads[place] = self._by_spans(
-                    texts.number_R[place], one, tokens_R[place], texts.text_R[place]
-                )
-        translated = msgspec.structs.replace(group, rollouts=tuple(rollouts))
-        return Translation(translated, Reading(group, pair, tuple(reads), self.max_tokens))
-
-    def _cut(self, texts: _Texts, problem: Problem) -> list[tuple[int, ...]]:
-        """Tokens of the receiver's, its end token with them; none where there is no fit cut."""
-        room = self.max_positions - len(self.prompts.ids(problem))
-        most = min(FOLD_TOKENS * self.max_tokens, room)
-        short = [len(text) <= FOLD_BYTES * self.max_tokens for text in texts.text_R]
-        cuts = iter(
-            self.prompts.vocabulary.cut_all(
-                [text for text, fits in zip(texts.text_R, short, strict=True) if fits]
-            )
-        )
-        end = self.prompts.end_id(problem)
-        made: list[tuple[int, ...]] = []
-        for rollout, fits in zip(texts.rollouts, short, strict=True):
-            cut = next(cuts) if fits else None
-            if not isinstance(cut, tuple):
-                made.append(())
-                continue
-            tokens = (*cut, end) if rollout.ending == "stop" else cut
-            made.append(tokens if len(tokens) <= most else ())
+        (made,) = self.translate_all([ForeignGroup(group, problem, spelling)])
         return made
+
+    def translate_all(self, asked: Sequence[ForeignGroup]) -> list[Translation | Unread]:
+        """The same of many, which costs little more than of one."""
+        wanted: dict[str, dict[_Completion, None]] = {}  # of each table, each once
+        rows = [self._completions(one) for one in asked]
+        for (_, _, spelling), row in zip(asked, rows, strict=True):
+            wanted.setdefault(spelling.fingerprint, {}).update(dict.fromkeys(row))
+        tables = {one.spelling.fingerprint: one.spelling for one in asked}
+        pairs = {name: self._pair(spelling) for name, spelling in tables.items()}
+        known = {name: self._translated(list(wanted[name]), pairs[name]) for name in wanted}
+        return [
+            self._read(group, row, known[spelling.fingerprint], pairs[spelling.fingerprint])
+            for (group, _, spelling), row in zip(asked, rows, strict=True)
+        ]
+
+    def _completions(self, asked: ForeignGroup) -> list[_Completion]:
+        prompts, problem = self.prompts, asked.problem
+        end, room = prompts.end_id(problem), self.max_positions - len(prompts.ids(problem))
+        most = min(FOLD_TOKENS * self.max_tokens, room)
+        return [
+            _Completion(r.tokens, r.logprobs, r.canonical, r.ending == "stop", end, most)
+            for r in asked.group.rollouts
+        ]
+
+    def _read(
+        self,
+        group: Group,
+        row: Sequence[_Completion],
+        known: dict[_Completion, _Translated],
+        pair: Pair,
+    ) -> Translation | Unread:
+        kept = [number for number, one in enumerate(row) if one in known]
+        if len(kept) < min(2, len(row)):
+            return Unread(
+                f"{len(kept)} of {len(row)} completions are text; expected 2 or more without a "
+                "special token inside"
+            )
+        made = [known[row[number]] for number in kept]
+        rollouts = tuple(
+            msgspec.structs.replace(
+                group.rollouts[number], tokens=one.tokens, logprobs=one.logprobs
+            )
+            for number, one in zip(kept, made, strict=True)
+        )
+        reads = tuple(one.read for one in made)
+        reading = Reading(group, pair, tuple(kept), reads, self.max_tokens)
+        return Translation(msgspec.structs.replace(group, rollouts=rollouts), reading)
+
+    def _translated(
+        self, wanted: Sequence[_Completion], pair: Pair
+    ) -> dict[_Completion, _Translated]:
+        """Those that are text but for their end token."""
+        texts = _texts(wanted, pair.sender)
+        cuts = self._cut(texts)
+        made = {
+            one: _Translated(tokens, _evenly(one, tokens), TextOnly() if tokens else NotCut())
+            for one, tokens in cuts.items()
+        }
+        compared = [one for one, tokens in cuts.items() if one.canonical and tokens]
+        if compared:
+            cut = [cuts[one] for one in compared]
+            sent = [one.tokens for one in compared]
+            aligned = pair.align(sent, cut, [one.ends for one in compared])
+            laid = _laid(compared, cut, aligned)
+            spans = _spans(aligned, [len(tokens) for tokens in cut])
+            for one, tokens, logprobs, its in zip(compared, cut, laid, spans, strict=True):
+                read = self._by_spans(its, tokens, len(texts[one]))
+                made[one] = _Translated(tokens, logprobs, read)
+        return made
+
+    def _cut(self, texts: dict[_Completion, bytes]) -> dict[_Completion, tuple[int, ...]]:
+        """Tokens of the receiver's, its end token with them; none where there is no fit cut."""
+        fit = [text for text in texts.values() if len(text) <= FOLD_BYTES * self.max_tokens]
+        each = list(dict.fromkeys(fit))
+        known = dict(zip(each, self.prompts.vocabulary.cut_all(each), strict=True))
+        cuts: dict[_Completion, tuple[int, ...]] = {}
+        for one, text in texts.items():
+            cut = known.get(text)
+            tokens = cut + ((one.end,) if one.ends else ()) if isinstance(cut, tuple) else ()
+            cuts[one] = tokens if len(tokens) <= one.most else ()
+        return cuts
 
     def _pair(self, spelling: Spelling) -> Pair:
         pair = self._pairs.get(spelling.fingerprint)
@@ -130,84 +186,60 @@ class Translator:
             self._pairs[spelling.fingerprint] = pair
         return pair
 
-    def _by_spans(
-        self, number: int, spans: RolloutSpans, tokens: Sequence[int], text: bytes
-    ) -> BySpans:
+    def _by_spans(self, spans: RolloutSpans, tokens: Sequence[int], num_bytes: int) -> BySpans:
         closed = 0
         if len(spans.start_S) > 1:
             last = tokens[int(spans.start_S[-1]) :]
             left = self.prompts.vocabulary.spelling.lengths_of(last) if spans.is_open else []
-            closed = len(text) - sum(left)
-        return BySpans(number, spans, len(text), closed)
+            closed = num_bytes - sum(left)
+        return BySpans(spans, len(tokens), num_bytes, closed)
 
 
-def _readable(group: Group, spelling: Spelling) -> _Texts:
-    """The rollouts that are text but for their end token."""
-    texts = _Texts([], [], [])
-    for number, rollout in enumerate(group.rollouts):
-        try:
-            text = spelling.bytes_of(without_end(rollout))
-        except UnspelledError:
-            continue
-        texts.number_R.append(number)
-        texts.rollouts.append(rollout)
-        texts.text_R.append(text)
+def _texts(wanted: Sequence[_Completion], spelling: Spelling) -> dict[_Completion, bytes]:
+    texts: dict[_Completion, bytes] = {}
+    for one in wanted:
+        with suppress(UnspelledError):
+            texts[one] = spelling.bytes_of(one.spelled)
     return texts
 
 
-def _as_text(texts: _Texts, tokens_R: Sequence[tuple[int, ...]]) -> list[Rollout]:
-    """With the receiver's tokens; the sum of the sender's log-probs is spread over all of them."""
-    return [
-        msgspec.structs.replace(
-            rollout,
-            tokens=tokens,
-            logprobs=(sum(rollout.logprobs) / len(tokens),) * len(tokens) if tokens else (),
-        )
-        for rollout, tokens in zip(texts.rollouts, tokens_R, strict=True)
-    ]
-
-
-def _unspanned(texts: _Texts, tokens_R: Sequence[tuple[int, ...]]) -> list[ReadRollout]:
-    return [
-        TextOnly(number) if tokens else NotCut(number)
-        for number, tokens in zip(texts.number_R, tokens_R, strict=True)
-    ]
+def _evenly(one: _Completion, tokens: tuple[int, ...]) -> tuple[float, ...]:
+    """The sum of the sender's log-probs spread over all tokens."""
+    return (sum(one.logprobs) / len(tokens),) * len(tokens) if tokens else ()
 
 
 def _laid(
-    sent: Sequence[Rollout], cut: Sequence[tuple[int, ...]], spans: Aligned
+    sent: Sequence[_Completion], cut: Sequence[tuple[int, ...]], spans: Aligned
 ) -> list[tuple[float, ...]]:
     """The sender's log-probs on the receiver's tokens: in each span evenly, that of the end on the
     end. Sums over spans are kept, up to the rounding of float64.
     """
-    ended = np.array([rollout.ending == "stop" for rollout in sent])
-    logq_T = np.fromiter(chain.from_iterable(r.logprobs for r in sent), np.float64)
-    sent_T = 2 * spans.sender_T + _is_end([len(r.tokens) for r in sent], ended)
-    cut_T = 2 * spans.receiver_T + _is_end([len(tokens) for tokens in cut], ended)
+    ends = [one.ends for one in sent]
+    logq_T = np.fromiter(chain.from_iterable(one.logprobs for one in sent), np.float64)
+    sent_T = 2 * spans.sender_T + _is_end([len(one.tokens) for one in sent], ends)
+    cut_T = 2 * spans.receiver_T + _is_end([len(tokens) for tokens in cut], ends)
     total = np.bincount(sent_T, logq_T)
-    share_T = (total / np.maximum(1, np.bincount(cut_T, minlength=len(total))))[cut_T]
-    ends = np.cumsum([len(tokens) for tokens in cut])[:-1]
-    return [tuple(part.tolist()) for part in np.split(share_T, ends)]
+    share_T = (total / np.maximum(1, np.bincount(cut_T, minlength=len(total))))[cut_T].tolist()
+    laid, start = [], 0
+    for tokens in cut:
+        laid.append(tuple(share_T[start : start + len(tokens)]))
+        start += len(tokens)
+    return laid
 
 
-def _is_end(lengths: Sequence[int], ended: np.ndarray) -> Ints:
+def _is_end(lengths: Sequence[int], ends: Sequence[bool]) -> Ints:
     mask = np.zeros(sum(lengths), np.int64)
-    mask[np.cumsum(lengths) - 1] = ended
+    mask[np.cumsum(lengths) - 1] = ends
     return mask
 
 
 def _spans(spans: Aligned, lengths: Sequence[int]) -> list[RolloutSpans]:
     first_S = np.flatnonzero(np.diff(spans.receiver_T, prepend=-1))
-    ends_R = np.cumsum(spans.count_B)
-    begins_R = np.cumsum(lengths) - lengths
-    num_sent_S = spans.num_sent()
-    return [
-        RolloutSpans(
-            first_S[end - count : end] - begin,
-            num_sent_S[end - count : end],
-            not spans.closed_S[end - 1],
-        )
-        for end, count, begin in zip(
-            ends_R.tolist(), spans.count_B.tolist(), begins_R.tolist(), strict=True
-        )
-    ]
+    num_sent_S, closed_S = spans.num_sent(), spans.closed_S.tolist()
+    made, end, begin = [], 0, 0
+    for count, length in zip(spans.count_B.tolist(), lengths, strict=True):
+        its = slice(end, end + count)
+        end += count
+        made.append(RolloutSpans(first_S[its] - begin, num_sent_S[its], not closed_S[end - 1]))
+        begin += length
+    return made

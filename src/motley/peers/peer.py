@@ -32,7 +32,7 @@ from motley.peers.state import (
     Arrival,
     PeerState,
     Reader,
-    candidate_of,
+    candidates_of,
     check_dtype,
     go_on_from,
     heard_again,
@@ -76,6 +76,7 @@ class Peer:
     scrutiny: Scrutiny = field(init=False)
     teaching: Teaching = field(init=False)
     reader: Reader = field(init=False)
+    arrived: list[tuple[Admitted, Arrival]] = field(default_factory=list)  # not waiting yet
     weights: Publications | None = None  # of a learner, for its samplers
 
     def __post_init__(self, hub: bytes) -> None:
@@ -131,6 +132,11 @@ class Peer:
         Admitted groups wait; others are counted. Only so much is read at a time: whoever writes
         faster than this peer reads does not keep it from learning.
         """
+        is_end = self._read(until)
+        _let_in(self)
+        return is_end
+
+    def _read(self, until: int | None) -> bool:
         budget = ReadingBudget()
         while entries := self.log.read(self.cursor):
             for entry in entries:
@@ -140,9 +146,11 @@ class Peer:
                 if isinstance(verdict, Admitted):
                     self._take_in(entry, verdict)
                 elif isinstance(verdict, RefusedRecord):
+                    _let_in(self)
                     self.admitted.refuse(verdict.id, verdict.signed)
                     self._drop_muted(self.scrutiny.refused(verdict, self.learned_rounds))
                 elif isinstance(verdict, Roster):
+                    _let_in(self)
                     self._drop_revoked()
                 self.cursor = entry.position
                 if budget.is_spent_on(entry):
@@ -176,11 +184,7 @@ class Peer:
             # Of versions that were lost with a folder, this peer's own groups are as a stranger's.
             since = made_with if own and made_with <= version else version
             arrival = Arrival(entry.position, since, now_s)
-            candidate = candidate_of(admitted, arrival, self.reader)
-            if isinstance(candidate, Candidate):
-                self.waiting.add(candidate)
-            else:
-                self.waiting.drop_at_once(group.origin.peer, "unread", entry.position)
+            self.arrived.append((admitted, arrival))
 
     def _drop_muted(self, senders: Sequence[str]) -> None:
         """Let go of what waits of who was muted now."""
@@ -308,6 +312,18 @@ class Peer:
             _trust_rewards(self)
         go_on_from(half.outbox, state.head)
         half.refresh()
+
+
+def _let_in(peer: Peer) -> None:
+    """Have groups wait that have come: together, since to read them one by one costs more."""
+    arrived, peer.arrived = peer.arrived, []
+    candidates = candidates_of(arrived, peer.reader)
+    for (admitted, arrival), candidate in zip(arrived, candidates, strict=True):
+        if isinstance(candidate, Candidate):
+            peer.waiting.add(candidate)
+        else:
+            sender = admitted.group.origin.peer
+            peer.waiting.drop_at_once(sender, "unread", arrival.position)
 
 
 def _state_of(peer: Peer) -> PeerState:

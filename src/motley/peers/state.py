@@ -16,10 +16,10 @@ from motley.learning.meetings import MeetingsState
 from motley.learning.prefixes import PrefixState
 from motley.learning.readings import spelled
 from motley.learning.select import Candidate
-from motley.learning.translating import Translation, Translator, Unread
+from motley.learning.translating import ForeignGroup, Translation, Translator, Unread
 from motley.peers.sampling import SamplerHalf
 from motley.peers.scrutiny import HeardGroup, ScrutinyState
-from motley.records import Group, Table
+from motley.records import Group, Problem, Table
 from motley.spelling import Spelling, Tokenwise
 from motley.trust import (
     AdmissionState,
@@ -102,17 +102,29 @@ class Reader:
     half: SamplerHalf
     translator: Translator
 
-    def read(self, admitted: Admitted) -> Translation | Group | Unread:
-        """A group as this peer learns from it, its judge's opinion with it."""
-        group, problem, half = admitted.group, admitted.problem, self.half
-        if admitted.spelling is None:
-            return half.judged(problem, group)
-        made = self.translator.translate(group, problem, admitted.spelling)
-        if isinstance(made, Unread) or half.judge is None:
+    def read_all(self, admitted: Sequence[Admitted]) -> list[Group | Translation | Unread]:
+        """Groups as this peer learns from them, its judge's opinion with them."""
+        asked = [
+            ForeignGroup(a.group, a.problem, a.spelling) for a in admitted if a.spelling is not None
+        ]
+        made = iter(self.translator.translate_all(asked))
+        return [
+            self.half.judged(one.problem, one.group)
+            if one.spelling is None
+            else self._judged(one.problem, next(made))
+            for one in admitted
+        ]
+
+    def _judged(self, problem: Problem, made: Translation | Unread) -> Translation | Unread:
+        judge = self.half.judge
+        if isinstance(made, Unread) or judge is None:
             return made
-        kept = [group.rollouts[read.number] for read in made.reading.rollouts]
-        texts = [spelled(admitted.spelling, r).decode(errors="replace") for r in kept]
-        return made._replace(group=half.judge.judged(problem, made.group, texts))
+        sent, sender = made.reading.sent.rollouts, made.reading.pair.sender
+        texts = [
+            spelled(sender, sent[number]).decode(errors="replace")
+            for number in made.reading.number_R
+        ]
+        return made._replace(group=judge.judged(problem, made.group, texts))
 
 
 def reader_of(half: SamplerHalf) -> Reader:
@@ -121,15 +133,25 @@ def reader_of(half: SamplerHalf) -> Reader:
     return Reader(half, Translator(policy.prompts, most, policy.max_positions))
 
 
-def candidate_of(admitted: Admitted, arrival: Arrival, reader: Reader) -> Candidate | Unread:
+def candidates_of(
+    admitted: Sequence[tuple[Admitted, Arrival]], reader: Reader
+) -> list[Candidate | Unread]:
+    """Admitted groups, as they wait at this peer."""
+    read = reader.read_all([one for one, _ in admitted])
+    return [
+        one if isinstance(one, Unread) else _candidate(one, its, arrival, reader.half)
+        for one, (its, arrival) in zip(read, admitted, strict=True)
+    ]
+
+
+def _candidate(
+    read: Group | Translation, admitted: Admitted, arrival: Arrival, half: SamplerHalf
+) -> Candidate:
     """An admitted group, as it waits at this peer.
 
     One of a version that came after its arrival is of weights that were lost with a folder: it is
     learned from as a stranger's.
     """
-    read, half = reader.read(admitted), reader.half
-    if isinstance(read, Unread):
-        return read
     group, reading = read if isinstance(read, Translation) else (read, Tokenwise())
     horizontal = half.config.crew.layout == "horizontal"
     return Candidate(
@@ -155,10 +177,10 @@ def waiting_again(arrivals: Sequence[Arrival], log: Log, reader: Reader) -> list
     """Read the groups that waited when a checkpoint was saved."""
     by_position = {arrival.position: arrival for arrival in arrivals}
     read = [
-        candidate_of(_admitted_before(entry, reader.half), by_position[entry.position], reader)
+        (_admitted_before(entry, reader.half), by_position[entry.position])
         for entry in _read_again(log, by_position.keys())
     ]
-    return [candidate for candidate in read if isinstance(candidate, Candidate)]
+    return [one for one in candidates_of(read, reader) if isinstance(one, Candidate)]
 
 
 def heard_again(positions: Sequence[int], log: Log, reader: Reader) -> list[HeardGroup]:

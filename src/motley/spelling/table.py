@@ -70,7 +70,7 @@ class Spelling:
 
     def bytes_of(self, ids: Iterable[int]) -> bytes:
         """What the tokens spell, one behind the other."""
-        return b"".join(self._of(ids))
+        return b"".join(self.pieces(ids))
 
     def text_of(self, ids: Iterable[int]) -> str:
         """What a reward function is given, wherever the table is known: a byte that is no part of a
@@ -80,9 +80,10 @@ class Spelling:
 
     def lengths_of(self, ids: Iterable[int]) -> list[int]:
         """How many bytes each token has."""
-        return [len(token) for token in self._of(ids)]
+        return [len(token) for token in self.pieces(ids)]
 
-    def _of(self, ids: Iterable[int]) -> list[bytes]:
+    def pieces(self, ids: Iterable[int]) -> list[bytes]:
+        """The bytes of each token."""
         table = self.token_bytes
         found = []
         for id in ids:
