@@ -206,6 +206,13 @@ def test_crews_drawn_by_a_seed_are_written_down_and_run(tmp_path: Path, fakes: F
     assert (one / "drawn_0_0" / "crew.toml").exists()
 
 
+def test_seeds_begin_where_they_are_told_to(tmp_path: Path, fakes: Fakes) -> None:
+    (file,) = files(tmp_path, "near")
+    out = tmp_path / "out"
+    motley(file, "--arms", "alone", "--seeds", 2, "--first-seed", 3, "--out", out)
+    assert {one.seed for one in read_outcomes(out / "outcomes.jsonl")} == {3, 4}
+
+
 def test_a_study_with_a_lost_run_reports_the_others_and_fails(tmp_path: Path, fakes: Fakes) -> None:
     (file,) = files(tmp_path, "near")
     fakes.die = lambda crew, arm, seed: seed == 0 and arm != "alone"

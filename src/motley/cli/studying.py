@@ -34,7 +34,10 @@ def study(
     crew_files: Annotated[
         list[Path] | None, typer.Argument(help="Crew files, or folders of them.")
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds 0..N-1.")] = 5,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 5,
+    first_seed: Annotated[
+        int, typer.Option(min=0, help="The first of them, where others were looked at before.")
+    ] = 0,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, one core each.")] = 2,
     out: Annotated[
         Path | None, typer.Option(help="Where outcomes are kept; a stopped study goes on there.")
@@ -63,7 +66,8 @@ def study(
         by_name = len(configs) > 1 or bool(drawn)
         crews = [Studied(c, folder / c.crew.name if by_name else folder) for c in configs]
         with counted_runs() as count:
-            ended = run_study(crews, chosen, range(seeds), jobs, count)
+            numbers = range(first_seed, first_seed + seeds)
+            ended = run_study(crews, chosen, numbers, jobs, count)
         if any(ended.outcomes.values()):
             _report(ended, configs, chosen, measure, folder, as_json)
         if ended.lost:

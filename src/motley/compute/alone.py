@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from motley.compute.logprobs import Scores
 from motley.compute.packed import Packed
 from motley.models.policy import Policy
-from motley.models.precision import apart, nearly, spread
+from motley.models.precision import apart, nearly, spread, spread_ids
 
 BEFORE, BEHIND = (5, 6, 7, 8), (3, 4, 10)
 
@@ -68,8 +68,9 @@ def own_logits(model: PreTrainedModel, token_1T: Tensor, count: int) -> Tensor:
 @torch.no_grad()
 def looks_ahead(policy: Policy) -> bool:
     """Whether what a model says of a token depends on the tokens behind it."""
-    logits_TV = _logits(policy, (*BEFORE, *BEHIND))[: len(BEFORE)]
-    alone_TV = _logits(policy, BEFORE)
+    before, behind = (spread_ids(ids, policy.vocabulary.size) for ids in (BEFORE, BEHIND))
+    logits_TV = _logits(policy, (*before, *behind))[: len(before)]
+    alone_TV = _logits(policy, before)
     fault = apart(logits_TV.log_softmax(-1), alone_TV.log_softmax(-1), alone_TV)
     return not nearly(fault, policy.dtype) and not math.isnan(fault)
 

@@ -14,7 +14,7 @@ from motley.engines.even import EvenEngine
 from motley.engines.plain import PlainEngine
 from motley.models.devices import is_out_of_memory
 from motley.models.policy import Policy
-from motley.models.precision import nearly
+from motley.models.precision import nearly, spread_ids
 from motley.models.sources import quiet
 from motley.records import Sampling
 
@@ -49,10 +49,11 @@ def own_code_engine(policy: Policy) -> Engine:
 def _fault(engine: Engine, policy: Policy) -> str:
     """Why an engine does not sample what the model's own forward says; nothing where it does."""
     try:
-        made = engine.sample(PROMPTS, 2, FEW, seed=0)
+        prompts = [spread_ids(ids, policy.vocabulary.size) for ids in PROMPTS]
+        made = engine.sample(prompts, 2, FEW, seed=0)
         fault = max(
             fault_of(policy, prompt, one.tokens, torch.tensor(one.logprobs))
-            for prompt, samples in zip(PROMPTS, made, strict=True)
+            for prompt, samples in zip(prompts, made, strict=True)
             for one in samples
         )
     except _UNFIT as error:

@@ -18,7 +18,7 @@ from motley.compute.scoring import score
 from motley.learning.batches import ToScore, micro_batches
 from motley.models.devices import is_out_of_memory
 from motley.models.policy import Policy
-from motley.models.precision import nearly
+from motley.models.precision import nearly, spread_ids
 
 MOST_TOKENS = 1 << 16
 LEAST_TOKENS = 1 << 10
@@ -178,18 +178,19 @@ _OTHER_ROWS: _Rows = [
 def _scoring_fault(policy: Policy) -> str:
     """Why rows are scored wrongly or without a gradient; nothing where they are not."""
     try:
-        logp = _scored(policy, _ROWS)
+        rows, other_rows = (_spread(rows, policy) for rows in (_ROWS, _OTHER_ROWS))
+        logp = _scored(policy, rows)
         torch.autograd.grad(
             torch.cat(logp).sum(), [p for _, p in policy.trained()], allow_unused=True
         )
         if looks_ahead(policy):
             return "what it says of a token depends on the tokens behind it"
         faults = [
-            fault_of(policy, *row, logp_T.detach()) for row, logp_T in zip(_ROWS, logp, strict=True)
+            fault_of(policy, *row, logp_T.detach()) for row, logp_T in zip(rows, logp, strict=True)
         ]
         with torch.no_grad():
-            leak = (_scored(policy, _OTHER_ROWS)[-1] - logp[-1]).abs().max()
-        spread = spread_of(policy, _ROWS[-1][0])
+            leak = (_scored(policy, other_rows)[-1] - logp[-1]).abs().max()
+        spread = spread_of(policy, rows[-1][0])
     except (ValueError, TypeError, RuntimeError, AttributeError, AssertionError) as error:
         if isinstance(error, RuntimeError) and is_out_of_memory(error):
             raise
@@ -204,6 +205,11 @@ def _scoring_fault(policy: Policy) -> str:
     if not nearly(factor * float(leak) / spread, policy.dtype):
         return "what it says of a sequence depends on the sequences beside it"
     return ""
+
+
+def _spread(rows: _Rows, policy: Policy) -> _Rows:
+    size = policy.vocabulary.size
+    return [(spread_ids(prompt, size), spread_ids(tokens, size)) for prompt, tokens in rows]
 
 
 def _scored(policy: Policy, rows: _Rows) -> list[Tensor]:

@@ -4,6 +4,7 @@ nothing above 65504; and whether two ways to compute a model give the same.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -24,6 +25,15 @@ def apart(logp_T: Tensor, other_T: Tensor, logits_TV: Tensor) -> float:
     differ by much: it is then measured in parts of how far its log-probs are from each other.
     """
     return float((logp_T - other_T).abs().max()) / spread(logits_TV)
+
+
+def spread_ids(ids: Iterable[int], size: int) -> tuple[int, ...]:
+    """Some ids below 16, spread over a vocabulary.
+
+    The first ones are often reserved and were never trained. There float32 itself is uncertain: by
+    .02 nat for SmolLM2's, and by 3e-4 for others.
+    """
+    return tuple(id * max(1, size // 16) for id in ids)
 
 
 def spread(logits_TV: Tensor) -> float:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from motley.models.policy import Policy
-from motley.models.precision import apart, nearly
+from motley.models.precision import apart, nearly, spread_ids
 from motley.models.sources import quiet, read_folder
 
 SOME_TOKENS = (5, 6, 7, 3, 4, 10, 11, 9)
@@ -39,8 +39,9 @@ def check_returns(policy: Policy, folder: Path) -> None:
         raise _refusal(
             policy, f"{len(otherwise)} tensors differ, such as {', '.join(otherwise[:3])}"
         )
-    logits_TV = _some_logits(policy.base, own)
-    back_TV = _some_logits(_beside(read, policy.device), own)
+    ids = spread_ids(SOME_TOKENS, policy.vocabulary.size)
+    logits_TV = _some_logits(policy.base, own, ids)
+    back_TV = _some_logits(_beside(read, policy.device), own, ids)
     fault = apart(logits_TV.log_softmax(-1), back_TV.log_softmax(-1), logits_TV)
     if not nearly(fault, torch.float32):
         raise _refusal(
@@ -80,9 +81,11 @@ def _beside(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
 
 
 @torch.no_grad()
-def _some_logits(model: torch.nn.Module, weights: dict[str, Tensor]) -> Tensor:
+def _some_logits(
+    model: torch.nn.Module, weights: dict[str, Tensor], ids: tuple[int, ...]
+) -> Tensor:
     device = next(iter(weights.values())).device
-    given = {"input_ids": torch.tensor([SOME_TOKENS], device=device), "use_cache": False}
+    given = {"input_ids": torch.tensor([ids], device=device), "use_cache": False}
     # both names of what is tied are given
     output = functional_call(model.eval(), weights, (), given, tie_weights=False)
     logits_TV: Tensor = output.logits[0]

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from pathlib import Path
+from socketserver import StreamRequestHandler, ThreadingTCPServer
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -622,6 +624,26 @@ def test_without_tls_a_server_with_tls_is_out_of_reach(secure: Net) -> None:
         Connection(
             Login(secure.url.replace("tls:", "nats:"), "a", identity("a").nkey_seed), patience_s=0.5
         )
+
+
+class NoNats(StreamRequestHandler):
+    """Says something else, and waits for the caller to go."""
+
+    def handle(self) -> None:
+        self.wfile.write(b"HELLO\r\n")
+        self.rfile.read()
+
+
+def test_an_attempt_that_failed_leaves_no_socket_open() -> None:
+    with ThreadingTCPServer(("127.0.0.1", 0), NoNats) as other:
+        other.block_on_close = True  # until every caller has gone
+        thread = Thread(target=other.serve_forever)
+        thread.start()
+        url = f"nats://127.0.0.1:{other.server_address[1]}"
+        with pytest.raises(LogError, match="cannot reach"):
+            Connection(Login(url, "a", identity("a").nkey_seed), patience_s=1)  # several attempts
+        in_time(other.shutdown)
+    thread.join()
 
 
 def test_with_tls_a_server_without_it_is_out_of_reach(net: Net) -> None:

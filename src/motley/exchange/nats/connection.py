@@ -43,6 +43,11 @@ class SturdyClient(Client):
     Here it is read as far as it goes.
     """
 
+    def abandon(self) -> None:
+        """Let go of the socket of an attempt that failed: nats-py leaves it open."""
+        if self._transport is not None:
+            self._transport.close()
+
     async def _process_msg(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
     ) -> None:
@@ -206,6 +211,7 @@ class Connection:
                 await self._unless_refused(self._connect_once())
                 return
             except (nats.errors.Error, OSError, TimeoutError) as error:
+                self._client.abandon()
                 if isinstance(error, LogError):
                     raise
                 if deadline.passed:
