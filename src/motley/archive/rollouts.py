@@ -41,9 +41,9 @@ WORDS = {
     WITHHELD: "withheld in part",
     BLAMED: "not finite",
     RESCUED: "learned as a rescue",
-    TEXT_ONLY: "text only: not its vocabulary's own cut",
-    NOT_CUT: "no cut in the learner's vocabulary",
-    UNREAD: "unreadable: a token inside stands for no text",
+    TEXT_ONLY: "text only",
+    NOT_CUT: "not cut",
+    UNREAD: "unreadable",
 }
 QUIET = {SILENT, TEXT_ONLY, NOT_CUT, UNREAD}  # all that a silent group may have
 NO_ADVANTAGE = "no advantage"  # as good as its group is on average, which is not silent

@@ -10,7 +10,6 @@ Knows a vocabulary, prompts and the bounds of what a stranger may make of its ta
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
@@ -95,15 +94,16 @@ class Translator:
 
     def translate_all(self, asked: Sequence[ForeignGroup]) -> list[Translation | Unread]:
         """The same of many, which costs little more than of one."""
-        wanted: dict[str, dict[_Completion, None]] = {}  # of each table, each once
-        rows = [self._completions(one) for one in asked]
-        for (_, _, spelling), row in zip(asked, rows, strict=True):
-            wanted.setdefault(spelling.fingerprint, {}).update(dict.fromkeys(row))
         tables = {one.spelling.fingerprint: one.spelling for one in asked}
+        places: dict[str, dict[_Completion, int]] = {name: {} for name in tables}
+        rows = []  # where the completions of each group are among those of its table, each once
+        for one in asked:
+            place = places[one.spelling.fingerprint]
+            rows.append([place.setdefault(c, len(place)) for c in self._completions(one)])
         pairs = {name: self._pair(spelling) for name, spelling in tables.items()}
-        known = {name: self._translated(list(wanted[name]), pairs[name]) for name in wanted}
+        made = {name: self._translated(list(places[name]), pairs[name]) for name in tables}
         return [
-            self._read(group, row, known[spelling.fingerprint], pairs[spelling.fingerprint])
+            self._read(group, [made[spelling.fingerprint][place] for place in row], spelling)
             for (group, _, spelling), row in zip(asked, rows, strict=True)
         ]
 
@@ -117,61 +117,62 @@ class Translator:
         ]
 
     def _read(
-        self,
-        group: Group,
-        row: Sequence[_Completion],
-        known: dict[_Completion, _Translated],
-        pair: Pair,
+        self, group: Group, row: Sequence[_Translated | None], spelling: Spelling
     ) -> Translation | Unread:
-        kept = [number for number, one in enumerate(row) if one in known]
+        kept = [(number, one) for number, one in enumerate(row) if one is not None]
         if len(kept) < min(2, len(row)):
             return Unread(
                 f"{len(kept)} of {len(row)} completions are text; expected 2 or more without a "
                 "special token inside"
             )
-        made = [known[row[number]] for number in kept]
         rollouts = tuple(
             msgspec.structs.replace(
                 group.rollouts[number], tokens=one.tokens, logprobs=one.logprobs
             )
-            for number, one in zip(kept, made, strict=True)
+            for number, one in kept
         )
-        reads = tuple(one.read for one in made)
-        reading = Reading(group, pair, tuple(kept), reads, self.max_tokens)
+        reading = Reading(
+            group,
+            self._pair(spelling),
+            tuple(number for number, _ in kept),
+            tuple(one.read for _, one in kept),
+            self.max_tokens,
+        )
         return Translation(msgspec.structs.replace(group, rollouts=rollouts), reading)
 
-    def _translated(
-        self, wanted: Sequence[_Completion], pair: Pair
-    ) -> dict[_Completion, _Translated]:
-        """Those that are text but for their end token."""
+    def _translated(self, wanted: Sequence[_Completion], pair: Pair) -> list[_Translated | None]:
+        """None: not text, also without its end token."""
         texts = _texts(wanted, pair.sender)
-        cuts = self._cut(texts)
-        made = {
-            one: _Translated(tokens, _evenly(one, tokens), TextOnly() if tokens else NotCut())
-            for one, tokens in cuts.items()
-        }
-        compared = [one for one, tokens in cuts.items() if one.canonical and tokens]
+        cuts = self._cut(wanted, texts)
+        made = [
+            None
+            if text is None
+            else _Translated(cut, _evenly(one, cut), TextOnly() if cut else NotCut())
+            for one, text, cut in zip(wanted, texts, cuts, strict=True)
+        ]
+        compared = [place for place, one in enumerate(wanted) if one.canonical and cuts[place]]
         if compared:
-            cut = [cuts[one] for one in compared]
-            sent = [one.tokens for one in compared]
-            aligned = pair.align(sent, cut, [one.ends for one in compared])
-            laid = _laid(compared, cut, aligned)
+            sent, cut = [wanted[place] for place in compared], [cuts[place] for place in compared]
+            aligned = pair.align([one.tokens for one in sent], cut, [one.ends for one in sent])
+            laid = _laid(sent, cut, aligned)
             spans = _spans(aligned, [len(tokens) for tokens in cut])
-            for one, tokens, logprobs, its in zip(compared, cut, laid, spans, strict=True):
-                read = self._by_spans(its, tokens, len(texts[one]))
-                made[one] = _Translated(tokens, logprobs, read)
+            for place, logprobs, its in zip(compared, laid, spans, strict=True):
+                read = self._by_spans(its, cuts[place], len(texts[place] or b""))
+                made[place] = _Translated(cuts[place], logprobs, read)
         return made
 
-    def _cut(self, texts: dict[_Completion, bytes]) -> dict[_Completion, tuple[int, ...]]:
+    def _cut(
+        self, wanted: Sequence[_Completion], texts: Sequence[bytes | None]
+    ) -> list[tuple[int, ...]]:
         """Tokens of the receiver's, its end token with them; none where there is no fit cut."""
-        fit = [text for text in texts.values() if len(text) <= FOLD_BYTES * self.max_tokens]
-        each = list(dict.fromkeys(fit))
+        most = FOLD_BYTES * self.max_tokens
+        each = list(dict.fromkeys(text for text in texts if text is not None and len(text) <= most))
         known = dict(zip(each, self.prompts.vocabulary.cut_all(each), strict=True))
-        cuts: dict[_Completion, tuple[int, ...]] = {}
-        for one, text in texts.items():
-            cut = known.get(text)
+        cuts: list[tuple[int, ...]] = []
+        for one, text in zip(wanted, texts, strict=True):
+            cut = None if text is None else known.get(text)
             tokens = cut + ((one.end,) if one.ends else ()) if isinstance(cut, tuple) else ()
-            cuts[one] = tokens if len(tokens) <= one.most else ()
+            cuts.append(tokens if len(tokens) <= one.most else ())
         return cuts
 
     def _pair(self, spelling: Spelling) -> Pair:
@@ -195,11 +196,13 @@ class Translator:
         return BySpans(spans, len(tokens), num_bytes, closed)
 
 
-def _texts(wanted: Sequence[_Completion], spelling: Spelling) -> dict[_Completion, bytes]:
-    texts: dict[_Completion, bytes] = {}
+def _texts(wanted: Sequence[_Completion], spelling: Spelling) -> list[bytes | None]:
+    texts: list[bytes | None] = []
     for one in wanted:
-        with suppress(UnspelledError):
-            texts[one] = spelling.bytes_of(one.spelled)
+        try:
+            texts.append(spelling.bytes_of(one.spelled))
+        except UnspelledError:
+            texts.append(None)
     return texts
 
 

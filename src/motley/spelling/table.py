@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import cast
 
 import numpy as np
 
@@ -84,14 +85,15 @@ class Spelling:
 
     def pieces(self, ids: Iterable[int]) -> list[bytes]:
         """The bytes of each token."""
-        table = self.token_bytes
-        found = []
-        for id in ids:
-            token = table[id] if 0 <= id < len(table) else None
-            if token is None:
-                raise UnspelledError(id, len(table))
-            found.append(token)
-        return found
+        ids, table = tuple(ids), self.token_bytes
+        if not ids:
+            return []
+        if min(ids) >= 0 and max(ids) < len(table):
+            found = [table[id] for id in ids]
+            if all(found):
+                return cast(list[bytes], found)
+        wrong = next(id for id in ids if not 0 <= id < len(table) or table[id] is None)
+        raise UnspelledError(wrong, len(table))
 
     def encode(self) -> bytes:
         """The table as bytes: how many tokens, all lengths, then all bytes.
