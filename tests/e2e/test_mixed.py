@@ -66,6 +66,19 @@ def test_a_mixed_crew_stopped_anywhere_and_resumed_ends_the_same(pace: str, fold
     assert metrics(folder / "stopped") == metrics(folder / "whole")
 
 
+@pytest.mark.parametrize("layout", ["vertical", "horizontal"])
+def test_a_group_that_cannot_be_read_holds_nobody_up(layout: str, folder: Path) -> None:
+    """Of untrained models many completions have special tokens inside, which are no text."""
+    size = 2 if layout == "vertical" else 6
+    config = mixed_crew(folder, group_size=size, layout=layout, task="spread_reward:spread")
+    whole = run(config, folder / "whole")
+    dropped = [line.dropped or {} for line in learner_lines(read_metrics(whole.folder))]
+    assert any("unread" in reasons for each in dropped for reasons in each.values())
+    stopped = LocalCrew.start(config, folder / "stopped")
+    next(stopped.rounds())
+    assert_same_run(finish(LocalCrew.resume(folder / "stopped")), whole)
+
+
 def test_a_mixed_crew_of_processes_learns_from_the_same_as_one_in_a_single_process(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
