@@ -17,7 +17,7 @@ from motley.models.tiny import tiny_vocabulary
 from motley.models.vocabulary import Vocabulary
 from motley.peers.peer import Peer
 from motley.peers.sampling import _canonical
-from motley.records import Content, Group, Problem, Table
+from motley.records import Content, Group, Table
 from motley.spelling import Spelling
 from motley.trust import RefusedRecord, stamp_of
 from peers.test_peer import peers_of, share
@@ -129,14 +129,13 @@ def test_a_peer_of_another_log_is_told_so(config: CrewConfig) -> None:
 
 
 def test_a_group_of_a_vocabulary_without_a_table_is_refused_and_told_what_was_expected(
-    config: CrewConfig,
+    config: CrewConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = MemoryLog()
     first, second = mixed_peers(config, log)
-    second.half.policy.vocabulary.fingerprint, right = "other", tiny_vocabulary().fingerprint
+    monkeypatch.setattr(second.half.policy.vocabulary, "fingerprint", "other")
     second.half.mixed = False  # it thinks that all have its own
     share(second)
-    second.half.policy.vocabulary.fingerprint = right
     first.receive_all()
     refused = first.admission.kept[-1]
     assert isinstance(refused, RefusedRecord)
@@ -211,10 +210,10 @@ def test_branches_are_not_asked_for_their_cut(config: CrewConfig) -> None:
     assert half._canonical(half.ask(), 0, [unknown]) == [False]
 
 
-def test_problems_need_no_flag(config: CrewConfig) -> None:
-    """Of a crew with one vocabulary nothing is asked of the tokenizer."""
+def test_of_a_crew_with_one_vocabulary_nothing_is_asked_of_its_table(
+    config: CrewConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (half, _) = (peer.half for peer in peers_of(config, MemoryLog()))
-    half.policy.vocabulary.__dict__["_speller"] = None  # would fail
+    monkeypatch.setitem(half.policy.vocabulary.__dict__, "_speller", None)  # would fail
     assert half._canonical(half.ask(), 0, [Completion((2,), (-1.0,), "length")]) == [True]
     assert half.texts([(11, 12, 1)]) == tiny_vocabulary().decode_all([(11, 12, 1)])
-    assert isinstance(half.problems("full0", 0)[0], Problem)
