@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from motley.archive import rollouts
-from motley.config import PeerConfig, Warm, parse_config
+from motley.config import PeerConfig, Warm, parse_config, read_config, with_changes
 from motley.learning.warm import expected_accuracy, warm_start
 from motley.models.named import TINY_VOCABULARIES, TinyParts
 from motley.models.opening import initial_policy, saved_policy
@@ -20,12 +20,14 @@ from motley.models.spelled import Uncut
 from motley.models.tiny import tiny_model, tiny_vocabularies
 from motley.models.vocabulary import Vocabulary
 from motley.reports.export import export_model
+from motley.runs.checking import check_config
 from motley.runs.conformance import check_crew
 from motley.runs.local import LocalCrew
 from motley.spelling import Pair
 from motley.tasks import draw_problems, load_task
 from motley.tasks.digits import SYMBOLS, WORDS
 
+CREWS = Path(__file__).parents[2] / "crews"
 KINDS = ["reverse", "sort", "increment", "sum", "difference", "product", "chain", "compare"]
 BY_NAME = dict(zip(TINY_VOCABULARIES, tiny_vocabularies(), strict=True))
 digits_text = st.lists(st.sampled_from([*WORDS, *SYMBOLS])).map("".join)
@@ -140,6 +142,15 @@ def test_a_name_without_a_vocabulary_has_the_weights_it_always_had() -> None:
     assert torch.equal(value("0.3m"), value("0.3m/words"))
     assert float(value("0.3m").double().abs().sum()) == pytest.approx(13986.53100653111)
     assert value("0.3m/bytes").numel() - value("0.3m").numel() == 96 * (258 - 28)
+
+
+def test_the_ready_crew_of_three_vocabularies_fits_the_finest_cut() -> None:
+    config = read_config(CREWS / "vocabularies.toml")
+    assert [TinyParts.of(peer.model).vocabulary for peer in config.peer] == list(BY_NAME)
+    check_config(config)
+    too_short = with_changes(config, ["sampling.max_tokens=5"])
+    with pytest.raises(ValueError, match="use at least 6, the end token included"):
+        check_config(too_short)
 
 
 CREW = """

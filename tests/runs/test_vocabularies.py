@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from cli.test_cli import as_json, motley
 from fakes import PROBLEM, reference_logp
-from motley.config import PeerConfig, parse_config
+from motley.config import PeerConfig
 from motley.engines import Completion
 from motley.models.opening import initial_policy
 from motley.models.policy import Policy
 from motley.records import Problem
-from motley.runs.conformance import check_crew
 from motley.runs.other_cuts import CutText, Likelihood, Marginal
 from motley.runs.vocabularies import Crossing, Speaker, Spoken, crossing, crossings
 
@@ -86,6 +88,12 @@ def test_answers_that_a_receiver_has_no_tokens_for_count_in_the_baseline_only() 
     assert (found.not_canonical, found.uncut) == (0.0, pytest.approx(1 / 3))
     assert "33% count in the baseline only" in found.objectives
     assert "text only" not in found.objectives
+
+
+def test_answers_that_are_too_long_in_the_receivers_tokens_are_not_cut() -> None:
+    sender = speaker("words", [(["increment "] * 6, True), (["increment "] * 5, False)])
+    found = crossed(sender, "bytes")  # behind ten bytes of prompt, in 64 positions
+    assert (found.not_canonical, found.uncut) == (0.0, 0.5)
 
 
 def test_an_answer_with_a_special_token_inside_cannot_be_read() -> None:
@@ -191,14 +199,26 @@ warm = { kinds = ["compare"], steps = 20 }
 """
 
 
-@pytest.mark.slow
-def test_a_check_tells_of_each_pair() -> None:
-    rows, pairs = check_crew(parse_config(CREW.replace("OTHER", "words")))
-    assert {row["result"] for row in rows} == {"ok"}
-    assert [(pair.sender, pair.receiver) for pair in pairs] == [("a", "b"), ("b", "a")]
-    assert all(pair.tokens_per_span for pair in pairs)
+def checked(folder: Path, other: str) -> dict[str, Any]:
+    crew = folder / "crew.toml"
+    crew.write_text(CREW.replace("OTHER", other))
+    return as_json("check", crew)
 
 
 @pytest.mark.slow
-def test_a_crew_of_one_vocabulary_has_no_pairs() -> None:
-    assert check_crew(parse_config(CREW.replace("OTHER", "bytes"))).pairs == []
+def test_a_check_tells_of_each_pair(tmp_path: Path) -> None:
+    found = checked(tmp_path, "words")
+    assert {row["result"] for row in found["rows"]} == {"ok"}
+    first, second = found["pairs"]
+    assert (first["sender"], first["receiver"]) == ("a", "b")
+    assert (second["sender"], second["receiver"]) == ("b", "a")
+    assert all(
+        0 < pair["bytes_in_spans"] <= 1 <= pair["tokens_per_span"] for pair in (first, second)
+    )
+    assert second["gap"] == 0.0  # bytes spell a text in one way only
+    assert "spans are nearly tokens" in motley("check", tmp_path / "crew.toml").stdout
+
+
+@pytest.mark.slow
+def test_a_crew_of_one_vocabulary_has_no_pairs(tmp_path: Path) -> None:
+    assert checked(tmp_path, "bytes").keys() == {"title", "rows"}

@@ -17,19 +17,19 @@ from motley.archive.rollouts import (
     rollouts,
 )
 from motley.archive.tables import ExportCount, crew_of, export, problems_of
-from motley.archive.texts import Texts
+from motley.archive.texts import LogTexts
 
 __all__ = [
     "UNKNOWN",
     "Archive",
     "Examiner",
     "ExportCount",
+    "LogTexts",
     "LoggedRollout",
     "RolloutFilter",
     "RolloutReader",
     "Seen",
     "Tally",
-    "Texts",
     "crew_of",
     "export",
     "find_log",

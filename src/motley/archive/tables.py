@@ -16,7 +16,7 @@ import msgspec
 
 from motley.archive.examine import Seen
 from motley.archive.reading import Archive
-from motley.archive.texts import Texts, TokenBytes
+from motley.archive.texts import LogTexts, TokenBytes
 from motley.config import CrewConfig, parse_config, read_config
 from motley.files import sync
 from motley.records import Ending, Group, Problem, Rollout, Sampling
@@ -64,7 +64,7 @@ class GroupRow(msgspec.Struct, frozen=True, kw_only=True):
     rollouts: tuple[RolloutRow, ...]
 
     @staticmethod
-    def of(seen: Seen, problem_of: ProblemOf, texts: Texts) -> GroupRow:
+    def of(seen: Seen, problem_of: ProblemOf, texts: LogTexts) -> GroupRow:
         group, stamp = seen.group, seen.stamp
         assert group
         assert stamp
@@ -91,7 +91,7 @@ class GroupRow(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def _rollout_row(seen: Seen, rollout: Rollout, texts: Texts) -> RolloutRow:
+def _rollout_row(seen: Seen, rollout: Rollout, texts: LogTexts) -> RolloutRow:
     return RolloutRow(
         tokens=rollout.tokens,
         logprobs=tuple(map(_finite, rollout.logprobs)),
@@ -116,7 +116,7 @@ class ExportCount:
 
 
 def export(
-    records: Iterable[Seen], path: Path, problem_of: ProblemOf, texts: Texts | None = None
+    records: Iterable[Seen], path: Path, problem_of: ProblemOf, texts: LogTexts | None = None
 ) -> ExportCount:
     """Write every group without a fault to a new file, which is there only when it is whole."""
     if path.suffix not in _WRITERS:
@@ -137,7 +137,7 @@ def export(
     try:
         with partial.open("wb") as file:
             with _WRITERS[path.suffix](file) as write:
-                for rows in _batches(records, problem_of, texts or Texts(), done):
+                for rows in _batches(records, problem_of, texts or LogTexts(), done):
                     write(rows)
             file.flush()
             os.fsync(file.fileno())
@@ -149,7 +149,7 @@ def export(
 
 
 def _batches(
-    records: Iterable[Seen], problem_of: ProblemOf, texts: Texts, done: ExportCount
+    records: Iterable[Seen], problem_of: ProblemOf, texts: LogTexts, done: ExportCount
 ) -> Iterator[list[GroupRow]]:
     rows: list[GroupRow] = []
     num_tokens = 0

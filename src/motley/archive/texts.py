@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 TokenBytes = tuple[str | None, ...]  # hexadecimal; None: the token stands for no text, or ended it
 
 
-class Texts:
+class LogTexts:
     """What rollouts say; None where their vocabulary is not known here.
 
     `config`: the crew whose models may have it; the tiny models' are always known.

@@ -140,7 +140,7 @@ def _follow(archive: Archive, after: int | None, peer: str, as_json: bool) -> No
 
 
 def _export(archive: Archive, path: Path, after: int, peer: str, as_json: bool) -> None:
-    from motley.archive import Texts, crew_of, export, problems_of
+    from motley.archive import LogTexts, crew_of, export, problems_of
 
     try:
         problem_of, why = problems_of(archive), ""
@@ -150,7 +150,7 @@ def _export(archive: Archive, path: Path, after: int, peer: str, as_json: bool) 
             f"without prompts and answers, as the task cannot be loaded: {error}",
         )
     records = _read(archive, after, peer, with_tables=True)
-    done = export(records, path, problem_of, Texts(crew_of(archive)))
+    done = export(records, path, problem_of, LogTexts(crew_of(archive)))
     if as_json:
         _print_json(
             {

@@ -38,17 +38,12 @@ MOST_PAIRS = 64  # senders' tables that are kept ready
 class Translation(NamedTuple):
     """A group in the receiver's tokens, and how it is to be read.
 
-    What cannot be cut has no tokens.
+    What cannot be cut has no tokens. A group of which fewer than two completions are text has no
+    rollouts: there is nothing to compare them with, but its sender did answer.
     """
 
     group: Group
     reading: Reading
-
-
-class Unread(NamedTuple):
-    """A group of which too little can be read, and why."""
-
-    why: str
 
 
 class ForeignGroup(NamedTuple):
@@ -87,12 +82,12 @@ class Translator:
     max_positions: int  # of the receiver's model
     _pairs: dict[str, Pair] = field(default_factory=dict)  # by the fingerprint of a table
 
-    def translate(self, group: Group, problem: Problem, spelling: Spelling) -> Translation | Unread:
+    def translate(self, group: Group, problem: Problem, spelling: Spelling) -> Translation:
         """Read a group of a sender with this table."""
         (made,) = self.translate_all([ForeignGroup(group, problem, spelling)])
         return made
 
-    def translate_all(self, asked: Sequence[ForeignGroup]) -> list[Translation | Unread]:
+    def translate_all(self, asked: Sequence[ForeignGroup]) -> list[Translation]:
         """The same of many, which costs little more than of one."""
         tables = {one.spelling.fingerprint: one.spelling for one in asked}
         places: dict[str, dict[_Completion, int]] = {name: {} for name in tables}
@@ -118,13 +113,10 @@ class Translator:
 
     def _read(
         self, group: Group, row: Sequence[_Translated | None], spelling: Spelling
-    ) -> Translation | Unread:
+    ) -> Translation:
         kept = [(number, one) for number, one in enumerate(row) if one is not None]
         if len(kept) < min(2, len(row)):
-            return Unread(
-                f"{len(kept)} of {len(row)} completions are text; expected 2 or more without a "
-                "special token inside"
-            )
+            kept = []
         rollouts = tuple(
             msgspec.structs.replace(
                 group.rollouts[number], tokens=one.tokens, logprobs=one.logprobs

@@ -160,4 +160,4 @@ def may_be_mixed(models: Iterable[str]) -> bool:
 
 def _kind(model: str) -> str:
     """Equal for names that surely have one vocabulary: one name, or tiny models of any size."""
-    return TINY + (model.partition("/")[2] or "words") if is_tiny(model) else model
+    return TINY + (model.partition("/")[2] or TINY_VOCABULARIES[0]) if is_tiny(model) else model

@@ -250,7 +250,7 @@ class Peer:
         """
         self.learned_rounds += 1
         self.scrutiny.begin_round(self.learned_rounds)
-        groups = self._heard(chosen.groups)
+        groups = self._heard(_readable(self, chosen.groups))
         if not groups:
             return None
         met = self.teaching.meet(groups, self.learner.policy.version)
@@ -317,13 +317,20 @@ class Peer:
 def _let_in(peer: Peer) -> None:
     """Have groups wait that have come: together, since to read them one by one costs more."""
     arrived, peer.arrived = peer.arrived, []
-    candidates = candidates_of(arrived, peer.reader)
-    for (admitted, arrival), candidate in zip(arrived, candidates, strict=True):
-        if isinstance(candidate, Candidate):
-            peer.waiting.add(candidate)
-        else:
-            sender = admitted.group.origin.peer
-            peer.waiting.drop_at_once(sender, "unread", arrival.position)
+    for candidate in candidates_of(arrived, peer.reader):
+        peer.waiting.add(candidate)
+
+
+def _readable(peer: Peer, groups: Sequence[Candidate]) -> list[Candidate]:
+    """Without those of another vocabulary of which too little is text.
+
+    Not when they arrive: a round waits for its groups, and they have come.
+    """
+    for candidate in groups:
+        if not candidate.group.rollouts:
+            sender = candidate.group.origin.peer
+            peer.waiting.drop_at_once(sender, "unread", candidate.position)
+    return [candidate for candidate in groups if candidate.group.rollouts]
 
 
 def _state_of(peer: Peer) -> PeerState:

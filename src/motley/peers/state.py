@@ -16,7 +16,7 @@ from motley.learning.meetings import MeetingsState
 from motley.learning.prefixes import PrefixState
 from motley.learning.readings import spelled
 from motley.learning.select import Candidate
-from motley.learning.translating import ForeignGroup, Translation, Translator, Unread
+from motley.learning.translating import ForeignGroup, Translation, Translator
 from motley.peers.sampling import SamplerHalf
 from motley.peers.scrutiny import HeardGroup, ScrutinyState
 from motley.records import Group, Problem, Table
@@ -102,7 +102,7 @@ class Reader:
     half: SamplerHalf
     translator: Translator
 
-    def read_all(self, admitted: Sequence[Admitted]) -> list[Group | Translation | Unread]:
+    def read_all(self, admitted: Sequence[Admitted]) -> list[Group | Translation]:
         """Groups as this peer learns from them, its judge's opinion with them."""
         asked = [
             ForeignGroup(a.group, a.problem, a.spelling) for a in admitted if a.spelling is not None
@@ -115,9 +115,9 @@ class Reader:
             for one in admitted
         ]
 
-    def _judged(self, problem: Problem, made: Translation | Unread) -> Translation | Unread:
+    def _judged(self, problem: Problem, made: Translation) -> Translation:
         judge = self.half.judge
-        if isinstance(made, Unread) or judge is None:
+        if judge is None or not made.group.rollouts:
             return made
         sent, sender = made.reading.sent.rollouts, made.reading.pair.sender
         texts = [
@@ -133,13 +133,11 @@ def reader_of(half: SamplerHalf) -> Reader:
     return Reader(half, Translator(policy.prompts, most, policy.max_positions))
 
 
-def candidates_of(
-    admitted: Sequence[tuple[Admitted, Arrival]], reader: Reader
-) -> list[Candidate | Unread]:
+def candidates_of(admitted: Sequence[tuple[Admitted, Arrival]], reader: Reader) -> list[Candidate]:
     """Admitted groups, as they wait at this peer."""
     read = reader.read_all([one for one, _ in admitted])
     return [
-        one if isinstance(one, Unread) else _candidate(one, its, arrival, reader.half)
+        _candidate(one, its, arrival, reader.half)
         for one, (its, arrival) in zip(read, admitted, strict=True)
     ]
 
@@ -180,7 +178,7 @@ def waiting_again(arrivals: Sequence[Arrival], log: Log, reader: Reader) -> list
         (_admitted_before(entry, reader.half), by_position[entry.position])
         for entry in _read_again(log, by_position.keys())
     ]
-    return [one for one in candidates_of(read, reader) if isinstance(one, Candidate)]
+    return candidates_of(read, reader)
 
 
 def heard_again(positions: Sequence[int], log: Log, reader: Reader) -> list[HeardGroup]:

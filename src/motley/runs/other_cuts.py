@@ -5,6 +5,7 @@ the same bytes in other tokens too. What that adds is estimated without bias. On
 canonical cut gives the exact chance to leave it at each place, by a token that still fits the text.
 Each such way out goes on by tokens that fit, drawn by the model. Its weight is the chance to leave,
 times the chance at each token after that it fits. Where there are too many ways, some are drawn.
+A way that is e^-20 as likely as the canonical cut, up to the same byte, is not gone to its end.
 
 Knows a model and bytes. Knows no sender.
 """
@@ -24,6 +25,7 @@ from motley.learning.batches import MicroBatch, ToScore, micro_batches
 from motley.models.policy import Policy
 
 TOKENS_AT_ONCE = 4096
+NEGLIGIBLE = -20.0  # the log of how likely a way is, beside the canonical cut
 Ids = tuple[int, ...]
 LogProbs = list[float]  # one for each of some tokens
 
@@ -62,6 +64,7 @@ class _Walk:
     one: CutText
     tokens: Ids
     log_weight: float
+    canonical: LogProbs  # of the canonical cut up to each byte, or the next place where it is cut
 
 
 @dataclass
@@ -86,9 +89,11 @@ class Marginal:
         canonical: list[float] = []
         walks: list[list[_Walk]] = []
         for one, sequence, logp_TC in zip(texts, asked, self._chances(asked), strict=True):
-            logp, ways = _ways_out(sequence, logp_TC)
-            canonical.append(logp)
-            walks.append(self._begun(one, ways, num_walks))
+            sums, ways = _ways_out(sequence, logp_TC)
+            canonical.append(sums[-1])
+            begun = self._begun(ways, num_walks)
+            at_bytes = self._at_bytes(one, sums)
+            walks.append([_Walk(one, way, logp, at_bytes) for way, logp in begun])
         self._finish([walk for of_one in walks for walk in of_one])
         return [
             Likelihood(logp, _gap(logp, [walk.log_weight for walk in of_one]))
@@ -108,36 +113,47 @@ class Marginal:
         ends = range(place + 1, min(len(one.text), place + self._longest) + 1)
         return tuple(id for end in ends for id in self._ids.get(one.text[place:end], ()))
 
-    def _begun(self, one: CutText, ways: dict[Ids, float], num: int) -> list[_Walk]:
+    def _at_bytes(self, one: CutText, sums: LogProbs) -> LogProbs:
+        sizes = self.policy.vocabulary.spelling.lengths_of(one.cut)
+        spread = [logp for size, logp in zip(sizes, sums, strict=False) for _ in range(size)]
+        return [0.0, *spread]
+
+    def _begun(self, ways: dict[Ids, float], num: int) -> list[tuple[Ids, float]]:
         """All ways out, or some, so that the mean of their weights stands for the sum of all.
 
         Half of the draw goes by their chances. The other half is even: a way out may be unlikely,
         and what follows so likely that it counts most.
         """
         if len(ways) <= num:
-            return [_Walk(one, way, logp + math.log(len(ways))) for way, logp in ways.items()]
+            return [(way, logp + math.log(len(ways))) for way, logp in ways.items()]
         weights = _weights(list(ways.values()))
         shares = [(weight / sum(weights) + 1 / len(ways)) / 2 for weight in weights]
         drawn = self.rng.choices(list(zip(ways.items(), shares, strict=True)), shares, k=num)
-        return [_Walk(one, way, logp - math.log(share)) for (way, logp), share in drawn]
+        return [(way, logp - math.log(share)) for (way, logp), share in drawn]
 
     def _finish(self, walks: list[_Walk]) -> None:
         while walks:
+            walks = [walk for walk in walks if self._goes_on(walk)]
             fitting = [self._fitting(walk.one, walk.tokens) for walk in walks]
-            for walk, some in zip(walks, fitting, strict=True):
-                if not some and self._is_short(walk):  # no token goes on from here
-                    walk.log_weight = -math.inf
-            open_ = [(walk, some) for walk, some in zip(walks, fitting, strict=True) if some]
-            chances = self._chances([_next(walk, some) for walk, some in open_])
-            for (walk, some), logp_TC in zip(open_, chances, strict=True):
+            asked = [_next(walk, some) for walk, some in zip(walks, fitting, strict=True)]
+            for walk, some, logp_TC in zip(walks, fitting, self._chances(asked), strict=True):
                 (token,) = self.rng.choices(some, _weights(logp_TC[-1]))
                 walk.tokens = (*walk.tokens, token)
                 walk.log_weight += _log_sum(logp_TC[-1])
-            walks = [walk for walk, some in open_ if some != walk.one.end]
 
-    def _is_short(self, walk: _Walk) -> bool:
-        spelled = self.policy.vocabulary.spelling.bytes_of(walk.tokens)
-        return len(spelled) < len(walk.one.text)
+    def _goes_on(self, walk: _Walk) -> bool:
+        """Whether a way is not at its end; one that leads nowhere has no weight."""
+        if walk.tokens[-1:] == walk.one.end:
+            return False
+        place = len(self.policy.vocabulary.spelling.bytes_of(walk.tokens))
+        if place == len(walk.one.text):
+            return bool(walk.one.end)
+        far = walk.log_weight - walk.canonical[place] < NEGLIGIBLE
+        full = len(walk.one.prompt) + len(walk.tokens) >= self.policy.max_positions
+        if far or full or not self._fitting(walk.one, walk.tokens):
+            walk.log_weight = -math.inf
+            return False
+        return True
 
     def _chances(self, asked: Sequence[_Asked]) -> list[list[LogProbs]]:
         """Log-probs of the candidates at each place of each sequence."""
@@ -158,9 +174,9 @@ class Marginal:
             yield from torch.log_softmax(project(hidden, head).double() / self.temperature, -1)
 
 
-def _ways_out(asked: _Asked, logp_TC: Sequence[LogProbs]) -> tuple[float, dict[Ids, float]]:
-    """The log-prob of the canonical cut, and of each way to leave it."""
-    so_far = 0.0
+def _ways_out(asked: _Asked, logp_TC: Sequence[LogProbs]) -> tuple[LogProbs, dict[Ids, float]]:
+    """The log-prob of the canonical cut up to each token, and of each way to leave it."""
+    so_far, sums = 0.0, []
     ways: dict[Ids, float] = {}
     for place, (token, candidates, logp_C) in enumerate(
         zip(asked.tokens, asked.candidates, logp_TC, strict=True)
@@ -172,7 +188,8 @@ def _ways_out(asked: _Asked, logp_TC: Sequence[LogProbs]) -> tuple[float, dict[I
             if other != token
         }
         so_far += at[token]
-    return so_far, ways
+        sums.append(so_far)
+    return sums, ways
 
 
 def _next(walk: _Walk, candidates: Ids) -> _Asked:

@@ -24,7 +24,7 @@ from motley.spelling import Pair, UnspelledError
 LARGE_PARAMETERS = 10_000_000
 NUM_TEXTS = 16  # whose other cuts are looked at
 FEW_TEXTS = 4  # where a model is large
-NUM_WALKS = 32  # other ways through each
+NUM_WALKS = 16  # other ways through each
 MOST_CUT_TOKENS = 16  # of each, from its beginning
 FEW = 0.01  # a share that is not worth a word
 NEARLY_TOKENS = 1.5  # of a span: so few that it is nearly a token
@@ -68,7 +68,7 @@ class Crossing(msgspec.Struct, frozen=True, kw_only=True):
     bytes_in_spans: float | None  # in closed spans that are not the whole answer
     tokens_per_span: float | None  # the receiver's tokens
     not_canonical: float  # of answers: in other tokens than the sender's tokenizer makes of them
-    uncut: float  # of answers: the receiver has no tokens for them
+    uncut: float  # of answers: the receiver has no tokens for them, or too many
     gap: float | None  # of the log-likelihood: what other cuts add to the canonical one
     objectives: str  # what they lose by it
 
@@ -123,8 +123,10 @@ def are_canonical(sender: Speaker) -> list[bool]:
 
 
 def _cuts(sender: Speaker, receiver: Speaker) -> list[CutText | None]:
-    """Each answer in the receiver's tokens; None: it has none for it, or nobody can read it."""
-    prompts = receiver.policy.prompts
+    """Each answer in the receiver's tokens; None: it has none for it, or too many for its model,
+    or nobody can read it.
+    """
+    prompts, most = receiver.policy.prompts, receiver.policy.max_positions
     found: list[CutText | None] = []
     for answer in sender.answers:
         try:
@@ -135,7 +137,10 @@ def _cuts(sender: Speaker, receiver: Speaker) -> list[CutText | None]:
         cut = receiver.policy.vocabulary.cut(text)
         end = (prompts.end_id(answer.problem),) if answer.ended else ()
         prompt = prompts.ids(answer.problem)
-        found.append(CutText(prompt, text, cut, end) if isinstance(cut, tuple) else None)
+        if isinstance(cut, tuple) and len(prompt) + len(cut) + len(end) <= most:
+            found.append(CutText(prompt, text, cut, end))
+        else:
+            found.append(None)
     return found
 
 
@@ -163,7 +168,7 @@ def _gap(policy: Policy, cuts: Sequence[CutText], temperature: float) -> float:
     num = FEW_TEXTS if is_large(policy) else NUM_TEXTS
     some = [_beginning(policy, one) for one in cuts[:: max(1, len(cuts) // num)][:num]]
     found = marginal.likelihoods(some, NUM_WALKS)
-    return sum(one.gap for one in found) / -sum(one.canonical for one in found)
+    return sum(one.gap for one in found) / max(1e-9, -sum(one.canonical for one in found))
 
 
 def _beginning(policy: Policy, one: CutText) -> CutText:
