@@ -165,3 +165,14 @@ def test_sums_over_spans_are_exact_however_long_they_are() -> None:
         np.testing.assert_allclose(
             table.total(value_BT).numpy()[0], np.repeat(expected, sizes), rtol=1e-12
         )
+
+
+def test_a_span_counts_once_in_the_second_moment_that_a_batch_allows() -> None:
+    # squares of spans: .01, .09 and .25, on average .117; by tokens it would be .13
+    lp = [[-0.9, -1.0, -1.0, -0.7, -1.0, -0.5]]
+    case = tiny([1.0, 0.0], lp * 2, [[-1.0] * 6] * 2, own=[False] * 2)
+    case = replace(case, spans=[[1, 3, 2]] * 2, open=[False] * 2)
+    row = objective("m2po", settings={"budget": 0.12})
+    assert prepared(row, case).most_square == pytest.approx(0.25, rel=1e-4)
+    below = objective("m2po", settings={"budget": 0.11})
+    assert prepared(below, case).most_square == pytest.approx(0.09, rel=1e-4)
