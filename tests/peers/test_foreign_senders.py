@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -20,10 +21,12 @@ from motley.learning.translating import Translation, Translator
 from motley.peers.scrutiny import Scrutiny
 from motley.records import Group, Origin, Problem, Rollout, Sampling
 from motley.spelling import Spelling
+from motley.trust.wager import STAKES
 from spelling.chains import END, Model
 from trust.test_audit_spans import Foreigner, honest
 
 GROUPS = 40
+LEARNERS = slice(1, 1 + len(STAKES))  # the bettors on what the learner makes of it
 
 
 @dataclass(frozen=True)
@@ -96,11 +99,8 @@ def scored(one: Foreigner, made: Candidate) -> StepReport:
     )
 
 
-def caught(one: Foreigner, seed: int, num_groups: int, alpha: float) -> int | None:
-    """After how many groups the sender is muted; None: not within so many."""
-    rng = np.random.default_rng(seed)
-    translator = Translator(ModelPrompts(one.receiver), 100_000, 100_000)
-    scrutiny = Scrutiny(
+def scrutiny_of(one: Foreigner, alpha: float) -> Scrutiny:
+    return Scrutiny(
         me="r",
         rules=Trust(alpha=alpha, habits=False),
         sampling=Sampling(),
@@ -108,6 +108,13 @@ def caught(one: Foreigner, seed: int, num_groups: int, alpha: float) -> int | No
         familiar=lambda problem: (),
         secret=bytes(32),
     )
+
+
+def caught(one: Foreigner, seed: int, num_groups: int, alpha: float) -> int | None:
+    """After how many groups the sender is muted; None: not within so many."""
+    rng = np.random.default_rng(seed)
+    translator = Translator(ModelPrompts(one.receiver), 100_000, 100_000)
+    scrutiny = scrutiny_of(one, alpha)
     for number in range(num_groups):
         told = translator.translate(drawn(one, rng), PROBLEM, one.sender.spelling)
         assert isinstance(told, Translation)
@@ -143,3 +150,24 @@ def test_one_that_reports_too_little_is_muted(lie: float, within: int) -> None:
 def test_one_that_calls_a_part_of_it_text_only_is_muted_as_well() -> None:
     one = replace(honest(0), lie=1.0, most_tokens=1000, forgone=0.2)
     assert caught(one, 0, 60, alpha=1e-3)
+
+
+def test_what_cannot_be_read_is_lost_to_who_bet_on_it() -> None:
+    one = replace(honest(0), most_tokens=1000)
+    sent = drawn(one, np.random.default_rng(0))
+    # an end token inside of every completion but one: none is left to compare it with
+    broken = [
+        msgspec.structs.replace(
+            r, tokens=(0, len(one.sender.tokens), *r.tokens), logprobs=(-1.0, -1.0, *r.logprobs)
+        )
+        for r in sent.rollouts[1:]
+    ]
+    sent = msgspec.structs.replace(sent, rollouts=(sent.rollouts[0], *broken))
+    translator = Translator(ModelPrompts(one.receiver), 100_000, 100_000)
+    unread = translator.translate(sent, PROBLEM, one.sender.spelling)
+    assert unread.group.rollouts == ()
+    scrutiny = scrutiny_of(one, alpha=1e-3)
+    first = scrutiny.audit._of("s").little.logs[LEARNERS].copy()
+    scrutiny.forgo(replace(candidate(unread.group), reading=unread.reading))
+    lost = first - scrutiny.audit.senders["s"].little.logs[LEARNERS]
+    assert lost[-1] > 7 * np.log(2)  # half of what is left at stake, eight times at least

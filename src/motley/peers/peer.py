@@ -329,6 +329,7 @@ def _readable(peer: Peer, groups: Sequence[Candidate]) -> list[Candidate]:
     for candidate in groups:
         if not candidate.group.rollouts:
             sender = candidate.group.origin.peer
+            peer.scrutiny.forgo(candidate)
             peer.waiting.drop_at_once(sender, "unread", candidate.position)
     return [candidate for candidate in groups if candidate.group.rollouts]
 

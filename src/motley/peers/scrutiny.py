@@ -120,6 +120,14 @@ class Scrutiny:
         senders = sorted({c.group.origin.peer for c in taken} - {self.me})
         return [*broke, *(name for name in senders if self._convict(name, now))]
 
+    def forgo(self, candidate: Candidate) -> None:
+        """A group cannot be read. What was bet on it is lost: to take it for never sent would be to
+        bet on what can be read only, with hindsight.
+        """
+        if self.rules.alpha and candidate.group.origin.peer != self.me:
+            self._hear_tokens(candidate)
+            self._compare(candidate, [])
+
     def _compare(self, candidate: Candidate, log_ratios: Sequence[Floats]) -> None:
         """Bet on what the learner makes of a group: tokens, or spans of another vocabulary."""
         sender, reading = candidate.group.origin.peer, candidate.reading
