@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 import motley.runs.folder
 from fakes import FixedClock, spread_crew
 from motley.cli import app
-from motley.config import CrewConfig
+from motley.config import CrewConfig, parse_config
 from motley.distributed.processes import ProcessCrew
 from motley.records import Table
 from motley.runs.local import LocalCrew
 from motley.runs.metrics import learner_lines, read_metrics
 from motley.runs.replay import KeptLog, Replay
-from sim.crews import simulated
+from sim.crews import crew_text, simulated
 
 from .test_crew import assert_same_run, contents, finish, metrics, run
 
@@ -122,6 +122,20 @@ def test_tables_arrive_before_groups_however_late_these_are(folder: Path) -> Non
     lines = learner_lines(read_metrics(folder / "run"))
     assert all(refused == {} for refused in refused_of(folder / "run"))
     assert any(len(line.senders or {}) == 3 for line in lines)
+
+
+def test_samplers_publish_the_tables_of_their_learners(folder: Path) -> None:
+    followed = {"s0": "l", "s1": "m"}
+    crew = {"task": "spread_reward:digits", "group_size": 12, "learning": "max_age = 5"}
+    text = crew_text(folder, samplers=followed, **crew)
+    before, name, behind = text.partition('name = "m"')
+    other = behind.replace("tiny:0.3m", "tiny:0.3m/bytes", 1)
+    far = simulated(parse_config(before + name + other), folder / "run")
+    tables = [entry.id for entry in far.log.read(0, 10**6) if entry.id.endswith(".table")]
+    assert tables == ["s0.table", "s1.table"]
+    assert all(refused == {} for refused in refused_of(folder / "run"))
+    last = learner_lines(read_metrics(folder / "run"))[-2:]
+    assert [set(line.senders or {}) for line in last] == [{"s0", "s1"}] * 2
 
 
 def test_a_mixed_run_is_taken_again_from_its_log_and_exported(folder: Path) -> None:
