@@ -187,7 +187,7 @@ def bombs(intruder: Intruder, round: int) -> None:
     size = intruder.config.rollouts_per_group
     many = 2**20 // size
     rollout = Rollout(tokens=(0,) * many, logprobs=(0.0,) * many, reward=0.0, ending="length")
-    sections = b"".join(encode_sections("bomb", [rollout] * size, lossless=False))
+    sections = b"".join(encode_sections("bomb", [rollout] * size, lossless=False).parts)
     key, head = intruder.half.outbox.key, intruder.half.outbox.head
     records = []
     for number in range(40 // ROUNDS + 1):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -81,8 +81,15 @@ class RolloutArrays:
 # Encoding
 
 
-def encode_sections(id: str, rollouts: Sequence[Rollout], lossless: bool) -> list[bytes]:
+class Sections(NamedTuple):
     """Rewards, endings and lengths; tokens; log-probs: cut where the kind of bytes changes."""
+
+    lossless: bool  # log-probs are not rounded
+    parts: list[bytes]
+
+
+def encode_sections(id: str, rollouts: Sequence[Rollout], lossless: bool) -> Sections:
+    """Without rounding also where a log-prob is beyond what the rounded form can say."""
     if any(len(rollout.tokens) != len(rollout.logprobs) for rollout in rollouts):
         raise ValueError(
             f"a rollout of group {id} has not as many log-probs as tokens; expected one each"
@@ -98,14 +105,10 @@ def encode_sections(id: str, rollouts: Sequence[Rollout], lossless: bool) -> lis
     endings = bytes(_ENDINGS.index(r.ending) + _OTHER_CUT * (not r.canonical) for r in rollouts)
     lengths = varint_bytes(len(r.tokens) for r in rollouts)
     tokens = varint_bytes(chain.from_iterable(r.tokens for r in rollouts))
+    fits = bool(((logprob_N >= LEAST_LOGPROB) & (logprob_N <= MOST_LOGPROB)).all())
+    lossless = lossless or not fits
     logprobs = [_planes(logprob_N)] if lossless else _steps_bytes(_steps(logprob_N))
-    return [rewards + endings + lengths, tokens, *logprobs]
-
-
-def fits_rounding(rollouts: Sequence[Rollout]) -> bool:
-    """Whether every log-prob is within what the rounded form can say."""
-    logprob_N = _logprobs(rollouts)
-    return bool(((logprob_N >= LEAST_LOGPROB) & (logprob_N <= MOST_LOGPROB)).all())
+    return Sections(lossless, [rewards + endings + lengths, tokens, *logprobs])
 
 
 def _logprobs(rollouts: Sequence[Rollout]) -> npt.NDArray[np.float64]:
@@ -145,10 +148,13 @@ def _steps_bytes(step_N: Integers) -> list[bytes]:
 def varint_bytes(numbers: Iterable[int]) -> bytes:
     """Seven bits a byte, lowest first; a set eighth says that more follow."""
     number_N = np.fromiter(numbers, dtype=np.int64)
-    if ((number_N < 0) | (number_N >> 7 * _VARINT_BYTES > 0)).any():
+    num_bytes = max(1, -(-int(number_N.max(initial=0)).bit_length() // 7))  # of the largest
+    if number_N.min(initial=0) < 0 or num_bytes > _VARINT_BYTES:
         raise ValueError(f"numbers of a record go from 0 to 2^35; got {number_N.tolist()[:8]}")
+    if num_bytes == 1:
+        return number_N.astype(np.uint8).tobytes()
     last_N1 = np.maximum(np.frexp(number_N)[1] - 1, 0)[:, None] // 7
-    place_K = np.arange(_VARINT_BYTES)
+    place_K = np.arange(num_bytes)
     byte_NK = number_N[:, None] >> 7 * place_K & 127 | (place_K < last_N1) << 7
     return byte_NK[place_K <= last_N1].astype(np.uint8).tobytes()
 
