@@ -45,7 +45,7 @@ from motley.spelling import Spelling, UnspelledError
 from motley.trust.chain import Chain, ChainState
 from motley.trust.copies import Copies, GroupMarks, Marked
 from motley.trust.identity import verifies
-from motley.trust.rewards import Claim, RewardCheck, in_short
+from motley.trust.rewards import RewardCheck, RewardClaim, in_short
 from motley.trust.rules import Refusal, Rules
 from motley.trust.steadiness import Score, Steadiness
 from motley.trust.tables import Tables
@@ -320,7 +320,7 @@ class Admission:
         if source:
             raise Refusal("copied", f"it repeats rollouts of {source}")
 
-    def _claim(self, problem: Problem, group: Group, spelling: Spelling | None) -> Claim:
+    def _claim(self, problem: Problem, group: Group, spelling: Spelling | None) -> RewardClaim:
         """The rewards to be computed again: all, or of another vocabulary those of readable text.
 
         What cannot be read is not learned from, so what it claims is not held against its sender.
@@ -328,10 +328,12 @@ class Admission:
         score, score_texts = self.score, self.score_texts
         if spelling is None:
             assert score
-            return Claim(group, group.rollouts, lambda: score(problem, group.rollouts), self.shown)
+            return RewardClaim(
+                group, group.rollouts, lambda: score(problem, group.rollouts), self.shown
+            )
         assert score_texts, "a reader of several vocabularies scores texts"
         texts = _texts(group.rollouts, spelling)
-        return Claim(
+        return RewardClaim(
             group,
             list(texts),
             lambda: score_texts(problem, list(texts.values())) if texts else [],

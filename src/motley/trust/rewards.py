@@ -21,7 +21,7 @@ from motley.trust.steadiness import Differing, Steadiness, first_differing
 _log = logging.getLogger("motley")
 
 
-class Claim(NamedTuple):
+class RewardClaim(NamedTuple):
     """Rollouts of a group, and how their rewards are computed here."""
 
     group: Group
@@ -40,7 +40,7 @@ class RewardCheck:
     undecided: int = 0  # rewards that were taken on trust, since this machine was too slow
     _said: set[str] = field(default_factory=set)  # what users were told of rewards, once each
 
-    def check(self, claim: Claim, steadiness: Steadiness | None) -> None:
+    def check(self, claim: RewardClaim, steadiness: Steadiness | None) -> None:
         """Refuse a group whose rewards come out differently here."""
         try:
             rights = [float(reward) for reward in claim.score()]
@@ -60,7 +60,9 @@ class RewardCheck:
         if differing:
             self._refuse(claim, differing, steadiness)
 
-    def _refuse(self, claim: Claim, differing: Differing, steadiness: Steadiness | None) -> None:
+    def _refuse(
+        self, claim: RewardClaim, differing: Differing, steadiness: Steadiness | None
+    ) -> None:
         group = claim.group
         detail = (
             f"rollout {group.rollouts.index(differing.rollout)} claims a reward of "
