@@ -47,6 +47,7 @@ MENU = {
         "docs/results/drawn.md",
         "docs/results/delay.md",
         "docs/results/smollm2.md",
+        "docs/results/vocabularies.md",
         "docs/results/threats.md",
         "docs/results/wire.md",
         "docs/performance.md",

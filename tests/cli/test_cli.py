@@ -220,7 +220,18 @@ def test_study_prints_a_table_and_does_not_run_twice(crew_file: Path) -> None:
         "--out",
         out,
     ]
-    short, against, scores, said = motley(*command).stdout.split("\n\n")
+    parts = motley(*command).stdout.split("\n\n")
+    titles = [part.removeprefix("### ") for part in parts[::2]]
+    assert titles == [
+        "The crew at a glance",
+        "Against alone",
+        "Against alone, out of distribution",
+        "What each peer paid",
+        "Every peer",
+        "What was found",
+        "## How to read this",
+    ]
+    short, against, far, paid, scores, said, foot = parts[1::2]
     assert [line.split("|")[1].strip() for line in short.splitlines()] == [
         "arm",
         "---",
@@ -231,18 +242,20 @@ def test_study_prints_a_table_and_does_not_run_twice(crew_file: Path) -> None:
     assert [(row[0], row[1]) for row in rows[2:]] == [
         (peer, arm) for peer in "ab" for arm in ("start", "alone", "ftis:C=3")
     ]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in against.splitlines()]
+    assert all("| within ±.030: p (Holm) |" in table for table in (against, far))
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in paid.splitlines()]
     assert [row[0] for row in rows[2:]] == ["all", "all", "a", "a", "b", "b"]
     tokens = rows[0].index("tokens sampled")
     assert all(row[tokens] for row in rows)
     assert "ftis:C=3" in said.splitlines()[0]
-    assert "warning: 2 seeds" in said
-    assert "report: " in said
+    assert "warning: 2 seeds" in foot
+    assert "report: " in foot
     page = (out / "report.html").read_text()
     assert "Warning: 2 seeds" in page
     assert said.splitlines()[0].removeprefix("- ") in html.unescape(page)
     assert len((out / "outcomes.csv").read_text().splitlines()) == 1 + 2 * 2 * 2
-    assert len((out / "comparisons.csv").read_text().splitlines()) == 1 + 3
+    assert len((out / "comparisons.csv").read_text().splitlines()) == 1 + 3 * 2
+    assert len((out / "results.jsonl").read_text().splitlines()) == 2 * 2 * 2
     kept = (out / "outcomes.jsonl").read_bytes()
     assert len(kept.splitlines()) == 2 * 2 * 2
     lines = as_json(*command)["lines"]

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from scipy import stats
 
-from motley.study.judging import Judgement, judged
+from motley.study.judging import Judgement, cells, judged
 from motley.study.outcomes import Outcome
 from motley.study.plans import Claim
 from motley.study.statistics import effect_size, holm, number
@@ -125,11 +125,22 @@ def test_a_claim_on_every_peer_fails_with_one_of_them() -> None:
     some += [o for o in crew(ftis=-0.1) if o.peer == "b" and o.arm == "ftis"]
     found = judge(claim("not worse", 0.02, "every peer"), some)
     assert [(part.where, part.verdict) for part in found.parts] == [
-        ("c0, a", "reproduced"),
-        ("c0, b", "not reproduced"),
+        ("a of c0", "reproduced"),
+        ("b of c0", "not reproduced"),
     ]
     assert found.verdict == "not reproduced"
-    assert "1 of 2 hold; c0, a (reproduced): ftis against alone +.100" in found.sentence
+    assert (
+        "mean over kinds: 1 of 2 hold; not reproduced: b of c0; the clearest is b of c0: ftis "
+        "against alone -.100 (95 % "
+    ) in found.sentence
+
+
+def test_of_many_places_one_unlucky_one_does_not_refute_a_claim() -> None:
+    low = crew(ftis=-0.011)  # its interval ends below 0, but only just
+    assert judge(claim("better"), low).verdict == "not reproduced"
+    many = judge(claim("better"), low, *[crew(ftis=0.05)] * 4)
+    assert many.verdict == "undecided"
+    assert many.parts[0].refuting_p == pytest.approx(5 * many.parts[0].p_value)
 
 
 def test_over_several_crews_a_claim_must_hold_in_each() -> None:
@@ -137,13 +148,37 @@ def test_over_several_crews_a_claim_must_hold_in_each() -> None:
     assert judge(better, crew(ftis=0.1), crew(ftis=0.2)).verdict == "reproduced"
     open_ = judge(better, crew(ftis=0.1), crew(ftis=0.004))
     assert (open_.verdict, open_.seeds) == ("undecided", open_.parts[1].seeds)
+    assert "1 of 2 hold; undecided: c1; the weakest is c1: ftis against" in open_.sentence
+    assert "2 of 2 hold; the weakest is c0: ftis against alone +.100" in (
+        judge(better, crew(ftis=0.1), crew(ftis=0.2)).sentence
+    )
     assert judge(better, crew(ftis=0.004), crew(ftis=-0.1)).verdict == "not reproduced"
     # only one of them has the arm
     assert [part.where for part in judge(better, crew(), crew(ftis=0.2)).parts] == ["c1"]
 
 
+def test_a_table_has_every_part_of_every_claim() -> None:
+    found = judged(
+        [claim("better"), claim("equivalent", 0.03), claim("better", arm="none")],
+        {"c0": crew(ftis=0.1), "c1": crew(1, ftis=0.004)},
+    )
+    head, rows = cells(found)
+    first, second, third, _ = (dict(zip(head, row, strict=True)) for row in rows)
+    assert [(row["where"], row["verdict"]) for row in (first, second, third)] == [
+        ("c0", "reproduced"),
+        ("c1", "undecided"),
+        ("c0", "not reproduced"),
+    ]
+    assert (first["difference"], first["p (Holm)"]) == ("+0.100 ± 0.009", "< .001")
+    assert (first["it should be"], third["it should be"]) == ("above 0", "within ±.030")
+    assert (second["difference"], second["p (Holm)"], second["seeds"]) == ("-0.006", "", "1")
+    assert second["seeds that would decide it"] == ""
+
+
 def test_a_claim_can_compare_an_arm_of_one_crew_with_an_arm_of_another() -> None:
-    late = Claim(text="late", arm="gepo in far", against="gepo in near", is_="not worse")
+    late = Claim(
+        text="late", arm="gepo in far", against="gepo in near", is_="not worse", margin=0.02
+    )
     crews = {"near": crew(gepo=0.1), "far": crew(gepo=0.0)[:-1], "other": crew(gepo=0.9)}
     (found,) = judged([late], crews)
     (part,) = found.parts

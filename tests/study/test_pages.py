@@ -243,6 +243,10 @@ def test_the_claims_come_first_and_say_how_they_ended() -> None:
         assert f"- {one.sentence}\n" in text
     assert page.index("<h2>The claims</h2>") < page.index("<h2>What was found</h2>")
     assert text.startswith("## The claims\n\n- reproduced: It pays <b> to join. Mean over peers")
+    assert "<th>it should be</th>" in page
+    assert "| it should be |" in text
+    single = findings({"pair": outcomes(5)}, ARMS, "accuracy", [BETTER])
+    assert "it should be" not in study_page(single, made()) + markdown(single, made())
     assert "<h2>The claims</h2>" not in study_page(of(outcomes(5)), made())
     assert msgspec.json.decode(msgspec.json.encode(plain(found)))["judgements"][1]["verdict"] == (
         "not reproduced"
@@ -254,8 +258,8 @@ def test_the_csv_of_claims_has_a_row_per_place_where_a_claim_is_judged() -> None
     assert tuple(found[0]) == CLAIMS_HEAD
     assert [(r["is"], r["where"], r["verdict_there"]) for r in found] == [
         ("better", "pair", "reproduced"),
-        ("equivalent", "pair, a", "not reproduced"),
-        ("equivalent", "pair, b", "not reproduced"),
+        ("equivalent", "a of pair", "not reproduced"),
+        ("equivalent", "b of pair", "not reproduced"),
     ]
     assert float(found[0]["difference"]) == pytest.approx(0.18)
     lost = findings({"pair": outcomes(3)[:6]}, ARMS, "accuracy", [BETTER])
@@ -356,7 +360,7 @@ def test_several_crews_have_sections_of_their_own_and_one_over_crews() -> None:
 def test_text_and_json_of_several_crews_have_the_same() -> None:
     found = several()
     text, json = markdown(found, BOTH), plain(found)
-    assert [line for line in text.splitlines() if line.startswith("#")] == [
+    assert [line for line in text.splitlines() if line.startswith("## ")] == [
         "## pair",
         "## far",
         "## Over crews",

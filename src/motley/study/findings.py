@@ -48,6 +48,11 @@ class Findings:
     margin: float  # of equivalence, where no claim states another; nan: none
 
     @property
+    def has_parts(self) -> bool:
+        """Whether a claim is about several crews or peers, so that a sentence cannot have all."""
+        return any(len(one.parts) > 1 for one in self.judgements)
+
+    @property
     def num_seeds(self) -> int:
         """That the crew with the fewest has."""
         return min(len({o.seed for o in one.outcomes}) for one in self.crews)

@@ -7,9 +7,9 @@ is, and not reproduced where one is not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from motley.study.plans import Claim
 from motley.study.report import mean_of, peers_of
 from motley.study.statistics import (
     LEVEL,
+    MOST_SEEDS,
     Comparison,
     Estimate,
     effect_size,
@@ -49,33 +50,61 @@ class ClaimPart:
     difference: Estimate
     p_value: float  # of the test that the claim asks for; nan: it cannot be made
     holm_p: float  # among the arms of which the same is claimed against the same, on the same
+    refuting_p: float  # two-sided, that it is not so; corrected for the parts of the claim
     effect: Estimate
     seeds: int | None  # that would decide it; None: no number can be named
 
 
-def _part(claim: Claim, where: str, compared: Comparison, p: float, holm_p: float) -> ClaimPart:
-    differences = compared.differences
-    needed = _needed(claim, differences) if has_spread(differences) else None
-    return ClaimPart(
-        where=where,
-        verdict=_verdict(claim, compared.estimate, p, holm_p),
-        compared=compared,
-        difference=compared.estimate,
-        p_value=p,
-        holm_p=holm_p,
-        effect=effect_size(differences),
-        seeds=None if needed is None else max(needed, len(differences) + 1),
-    )
+class _Tested(NamedTuple):
+    """A comparison that a claim asks for, before anything is corrected."""
 
+    claim: Claim
+    where: str
+    compared: Comparison
 
-def _verdict(claim: Claim, difference: Estimate, p: float, holm_p: float) -> Verdict:
-    if np.isnan(p):
-        return "undecided"
-    if _is_false(claim, difference):
-        return "not reproduced"
-    # the test of "better" is two-sided, as those of the tables are
-    on_its_side = claim.is_ != "better" or difference.mean > claim.margin
-    return "reproduced" if on_its_side and holm_p < 1 - LEVEL else "undecided"
+    @property
+    def p_value(self) -> float:
+        differences, margin = self.compared.differences, self.claim.margin
+        if self.claim.is_ == "better":
+            return p_value_of(differences, margin)
+        test = equivalence_p if self.claim.is_ == "equivalent" else not_worse_p
+        return test(differences, margin)
+
+    @property
+    def refuting_p(self) -> float:
+        """1 where the data are on the claim's side. Below .05 the whole 95 % interval lies where
+        the claim is wrong.
+        """
+        differences, margin = self.compared.differences, self.claim.margin
+        mean = float(np.mean(differences))
+        if self.claim.is_ == "better":
+            return p_value_of(differences, margin) if mean < margin else 1.0
+        if mean < -margin:
+            return p_value_of(differences, -margin)
+        too_good = self.claim.is_ == "equivalent" and mean > margin
+        return p_value_of(differences, margin) if too_good else 1.0
+
+    def part(self, holm_p: float, refuting_p: float) -> ClaimPart:
+        differences, estimate = self.compared.differences, self.compared.estimate
+        needed = _needed(self.claim, differences) if has_spread(differences) else None
+        # the test of "better" is two-sided, as those of the tables are
+        on_its_side = self.claim.is_ != "better" or estimate.mean > self.claim.margin
+        verdict: Verdict = "undecided"
+        if refuting_p < 1 - LEVEL:
+            verdict = "not reproduced"
+        elif on_its_side and holm_p < 1 - LEVEL:
+            verdict = "reproduced"
+        return ClaimPart(
+            where=self.where,
+            verdict=verdict,
+            compared=self.compared,
+            difference=estimate,
+            p_value=self.p_value,
+            holm_p=holm_p,
+            refuting_p=refuting_p,
+            effect=effect_size(differences),
+            seeds=None if needed is None else max(needed, len(differences) + 1),
+        )
 
 
 def _needed(claim: Claim, differences: Sequence[float]) -> int | None:
@@ -87,14 +116,6 @@ def _needed(claim: Claim, differences: Sequence[float]) -> int | None:
     if claim.is_ == "equivalent" and mean > margin:
         return seeds_to_decide(differences, margin)
     return seeds_to_be_equivalent(differences, margin, both=claim.is_ == "equivalent")
-
-
-def _is_false(claim: Claim, difference: Estimate) -> bool:
-    """Whether the whole interval lies where the claim is wrong."""
-    if claim.is_ == "better":
-        return difference.high < claim.margin
-    below = difference.high < -claim.margin
-    return below or (claim.is_ == "equivalent" and difference.low > claim.margin)
 
 
 def asked(claim: Claim) -> str:
@@ -138,33 +159,24 @@ class Judgement:
 
 def judged(claims: Sequence[Claim], outcomes: Mapping[str, Sequence[Outcome]]) -> list[Judgement]:
     """One per claim, in their order. `outcomes`: by crew."""
-    compared = [(claim, where, one) for claim in claims for where, one in _met(claim, outcomes)]
-    p_values = [_p_value(claim, one) for claim, _, one in compared]
-    families: dict[tuple[str, ...], list[int]] = {}
-    for place, (claim, where, _) in enumerate(compared):
-        families.setdefault((where, claim.against, claim.on, claim.is_), []).append(place)
-    corrected = dict[int, float]()
-    for places in families.values():
-        corrected |= zip(places, holm([p_values[place] for place in places]), strict=True)
+    tested = [_Tested(claim, *met) for claim in claims for met in _met(claim, outcomes)]
+    alike = lambda t: (t.where, t.claim.against, t.claim.on, t.claim.is_)
+    corrected = _corrected([t.p_value for t in tested], [alike(t) for t in tested])
+    refuting = _corrected([t.refuting_p for t in tested], [id(t.claim) for t in tested])
+    parts = [(t.claim, t.part(*p)) for t, *p in zip(tested, corrected, refuting, strict=True)]
     return [
-        _judgement(
-            claim,
-            [
-                _part(*found, p_values[place], corrected[place])
-                for place, found in enumerate(compared)
-                if found[0] is claim
-            ],
-        )
-        for claim in claims
+        _judgement(claim, [part for other, part in parts if other is claim]) for claim in claims
     ]
 
 
-def _p_value(claim: Claim, compared: Comparison) -> float:
-    differences = compared.differences
-    if claim.is_ == "better":
-        return p_value_of(differences, claim.margin)
-    test = equivalence_p if claim.is_ == "equivalent" else not_worse_p
-    return test(differences, claim.margin)
+def _corrected(p_values: Sequence[float], families: Sequence[Hashable]) -> list[float]:
+    """Holm's, among those of the same family."""
+    found = list(p_values)
+    for family in set(families):
+        places = [place for place, other in enumerate(families) if other == family]
+        for place, p in zip(places, holm([p_values[place] for place in places]), strict=True):
+            found[place] = p
+    return found
 
 
 def _judgement(claim: Claim, parts: list[ClaimPart]) -> Judgement:
@@ -178,9 +190,7 @@ def _judgement(claim: Claim, parts: list[ClaimPart]) -> Judgement:
     elif len(parts) == 1:
         numbers = _numbers(claim, parts[0])
     else:
-        each = [f"{part.where} ({part.verdict}): {_numbers(claim, part)}" for part in parts]
-        held = f"{verdicts.count('reproduced')} of {len(parts)} hold"
-        numbers = "; ".join([held, *each])
+        numbers = _told(claim, verdict, parts)
     needed = [part.seeds for part in parts if part.verdict == "undecided"]
     known = [seeds for seeds in needed if seeds is not None]
     return Judgement(
@@ -190,6 +200,54 @@ def _judgement(claim: Claim, parts: list[ClaimPart]) -> Judgement:
         seeds=max(known) if verdict == "undecided" and len(known) == len(needed) > 0 else None,
         parts=parts,
     )
+
+
+def _told(claim: Claim, verdict: Verdict, parts: Sequence[ClaimPart]) -> str:
+    """Several parts in short: how many hold, which do not, and the numbers of one."""
+    deciding = [part for part in parts if part.verdict == verdict]
+    words = f"{sum(part.verdict == 'reproduced' for part in parts)} of {len(parts)} hold"
+    if verdict == "not reproduced":
+        shown, which = min(deciding, key=lambda part: part.refuting_p), "clearest"
+    else:
+        shown, which = max(deciding, key=_weakness), "weakest"
+    if verdict != "reproduced":
+        words += f"; {verdict}: {', '.join(part.where for part in deciding)}"
+    return f"{words}; the {which} is {shown.where}: {_numbers(claim, shown)}"
+
+
+def _weakness(part: ClaimPart) -> tuple[float, float]:
+    """The more seeds would be needed, the weaker; then by p. What has no test is weakest."""
+    needed = 0.0
+    if part.verdict == "undecided":
+        needed = np.inf if part.seeds is None else part.seeds
+    return needed, np.nan_to_num(part.holm_p, nan=np.inf)
+
+
+def cells(judgements: Sequence[Judgement]) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of a table: every part of every claim."""
+    head = ["claim", "where", "verdict", "difference", "it should be", "p (Holm)", "g", "seeds"]
+    head.append("seeds that would decide it")
+    return head, [
+        [
+            one.claim.text.rstrip(". "),
+            part.where,
+            part.verdict,
+            f"{part.difference:+.3f}".replace("± +", "± "),
+            asked(one.claim),
+            "" if np.isnan(part.holm_p) else p_text(part.holm_p).removeprefix("p ").lstrip("= "),
+            f"{part.effect:.1f}",
+            str(len(part.compared.differences)),
+            _needed_cell(part),
+        ]
+        for one in judgements
+        for part in one.parts
+    ]
+
+
+def _needed_cell(part: ClaimPart) -> str:
+    if part.verdict != "undecided" or np.isnan(part.p_value):
+        return ""
+    return f"> {MOST_SEEDS}" if part.seeds is None else str(part.seeds)
 
 
 def _heading(on: str) -> str:
@@ -218,7 +276,7 @@ def _met(
             first, second = _by_seed(ours, peer), _by_seed(theirs, peer)
             shared = sorted(set(first) & set(second))
             if shared:
-                where = f"{crew}, {peer}" if claim.on == EVERY_PEER else crew
+                where = f"{peer} of {crew}" if claim.on == EVERY_PEER else crew
                 differences = tuple(first[seed] - second[seed] for seed in shared)
                 yield where, Comparison(claim.arm, claim.against, differences)
 

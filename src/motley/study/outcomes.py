@@ -44,7 +44,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 class CrewOutcome(Outcome, frozen=True, kw_only=True):
     """An outcome that says whose it is, for files with outcomes of several crews."""
 
-    crew: str
+    crew: str = ""  # the file says whose it is
 
 
 def read_outcomes(path: Path) -> list[Outcome]:

@@ -10,7 +10,7 @@ import numpy as np
 from motley.config import CrewConfig, config_text
 from motley.reports import page
 from motley.reports.drawing import Curve, Span, curve_chart, padded, span_chart
-from motley.study import crews, report, standings, sweep
+from motley.study import crews, judging, report, standings, sweep
 from motley.study.crews import OverCrews
 from motley.study.findings import CrewFindings, Findings
 from motley.study.outcomes import Outcome
@@ -37,7 +37,8 @@ CLAIMS = (
     "correction for the arms of which the same is claimed. Better: the difference is above the "
     "margin. Equivalent: it is within the margin. Not worse: it is above minus the margin. Not "
     "reproduced: the whole 95 % interval lies where the claim is wrong. All else is undecided. A "
-    "claim about several crews or peers must hold in each; one where it is wrong is enough."
+    "claim about several crews or peers must hold in each. One where it is wrong is enough, after "
+    "Holm's correction for their number."
 )
 
 
@@ -92,6 +93,7 @@ def _claims(found: Findings) -> list[str]:
     return [
         page.heading("The claims"),
         page.bullets([one.sentence for one in found.judgements]),
+        *([page.table(*judging.cells(found.judgements))] if found.has_parts else ()),
     ]
 
 
@@ -337,7 +339,8 @@ def _of_comparisons(num: int) -> list[str]:
         f"{num} comparisons are made here. If no difference were real, about {chance} would be "
         "called decided by chance. A sentence says so where Holm's correction for that takes a "
         "decision back. It is made among all that are compared with one and the same thing: the "
-        "arms of a study with one opponent and one peer, the rows of a sweep."
+        "arms of a study with one opponent and one peer, the rows of a sweep. In a table p (Holm) "
+        "is p after it."
     )
     return [
         "p: the chance of a difference at least this large if there were none. It is of the paired "

@@ -306,7 +306,7 @@ def against_cells(against: Against | None, margins: Collection[float]) -> list[s
     p_values = [against.holm_p, against.equivalence_holm_p][: columns - 2]
     return [
         f"{estimate.mean:+.3f}{width}",
-        *("" if np.isnan(p) else f"{p:.3f}" for p in p_values),
+        *("" if np.isnan(p) else f"{p:.3f}" if p >= 0.001 else "< 0.001" for p in p_values),
         f"{against.effect:.1f}",
     ]
 

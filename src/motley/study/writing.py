@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from motley.study import crews, report, standings
+from motley.study import crews, judging, report, standings
 from motley.study.findings import CrewFindings, Findings
 from motley.study.outcomes import CrewOutcome
 from motley.study.pages import Making, Section, study_page, words_of
@@ -33,7 +33,7 @@ def files_of(found: Findings, made: Making, sections: Sequence[Section] = ()) ->
 def results_lines(found: Findings) -> str:
     """The outcomes of all crews."""
     lines = [
-        CrewOutcome(crew=one.crew, **msgspec.structs.asdict(outcome))
+        CrewOutcome(**(msgspec.structs.asdict(outcome) | {"crew": one.crew}))
         for one in found.crews
         for outcome in one.outcomes
     ]
@@ -48,6 +48,8 @@ def markdown(found: Findings, made: Making, sections: Sequence[Section] = ()) ->
     several = len(found.crews) > 1
     claims = [one.sentence for one in found.judgements]
     parts = [f"## The claims\n\n{_bullets(claims)}"] if claims else []
+    if found.has_parts:
+        parts.append(markdown_table(*judging.cells(found.judgements)))
     parts += [
         f"## {one.crew}\n\n{_of_crew(one)}" if several else _of_crew(one) for one in found.crews
     ]
@@ -62,16 +64,20 @@ def markdown(found: Findings, made: Making, sections: Sequence[Section] = ()) ->
 
 
 def _of_crew(one: CrewFindings) -> str:
-    tables = [
-        report.glance_cells(one.glance),
-        standings.cells(one.standings),
-        *([standings.cells(one.standings, "ood")] if standings.has_ood(one.standings) else ()),
-        standings.took_cells(one.standings),
-        report.cells(one.lines),
-    ]
+    tables = {
+        "The crew at a glance": report.glance_cells(one.glance),
+        "Against alone": standings.cells(one.standings),
+    }
+    if standings.has_ood(one.standings):
+        tables["Against alone, out of distribution"] = standings.cells(one.standings, "ood")
+    tables["What each peer paid"] = standings.took_cells(one.standings)
+    tables["Every peer"] = report.cells(one.lines)
     said = [*standings.said(one.over_peers), *standings.below(one.standings)]
     return "\n".join(
-        [*(markdown_table(*each) for each in tables), *([_bullets(said)] if said else [])]
+        [
+            *(f"### {title}\n\n{markdown_table(*cells)}" for title, cells in tables.items()),
+            *([f"### What was found\n\n{_bullets(said)}"] if said else []),
+        ]
     )
 
 
