@@ -1,0 +1,330 @@
+"""Gradients at a checkpoint: fresh problems, answered by every peer, and what each row's step makes
+of the answers.
+
+Owns the sampling, the steps and how a large gradient is made small; `estimators.py` has what is
+computed of them. The run's folder is only read.
+
+A gradient is what a real step leaves behind at a learning rate of 0, not clipped, nothing withheld.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from motley.clock import RealClock
+from motley.config import CrewConfig, PeerConfig, Trust, read_config
+from motley.engines import torch_engine
+from motley.learning.learner import Learner
+from motley.learning.select import Candidate
+from motley.learning.senders import SenderMetrics
+from motley.learning.success import Skills, Success
+from motley.models.policy import Policy
+from motley.objectives import Objective, objective
+from motley.objectives.advantages import LeaveOneOut
+from motley.objectives.reductions import SequenceSum
+from motley.objectives.surrogates import Reinforce
+from motley.peers.sampling import Asked, SamplerHalf
+from motley.records import Problem
+from motley.runs.building import policies_after
+from motley.runs.local import one_process_outbox
+from motley.study.arms import parse_arms
+from motley.study.estimators import FEWEST_BATCHES, EstimatorLine, Vectors, compare
+from motley.tasks import Task, draw_problems, load_task
+
+# The gradient of the expected reward, without bias: the baseline of a sequence is made of others.
+REFERENCE = Objective(advantage=LeaveOneOut(), surrogate=Reinforce(), reduction=SequenceSum())
+USUAL_ROWS = "nois grpo tis ftis gepo uplift"
+MOST_EXACT = 2**21  # values of a gradient that is kept whole
+PROJECTED = 65521  # a prime: no width of a matrix divides it, so that columns do not pile up
+CHUNK = 256 * PROJECTED  # values that get their signs at once
+
+Batches = list[list[Candidate]]
+Vector = NDArray[np.float32]  # a gradient
+Say = Callable[[str], None]
+Progress = Callable[[str, int, int], None]  # (what, steps done, steps in all)
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much is sampled: so many batches of so many groups, by every peer."""
+
+    batches: int = 32
+    groups: int = 0  # 0: as many as a step of the crew has
+
+    def __post_init__(self) -> None:
+        if self.batches < FEWEST_BATCHES:
+            raise ValueError(
+                f"batches={self.batches} say nothing of their own error; use at least "
+                f"{FEWEST_BATCHES}, 32 is usual"
+            )
+
+
+def rows_of(text: str) -> dict[str, Objective]:
+    """Rows as arms are written, such as "tis:C=4 uplift/relative"; by their labels."""
+    rows = {}
+    for arm in parse_arms(text):
+        row = objective(arm.objective, arm.variant, arm.settings)
+        if arm.changes:
+            raise ValueError(
+                f"row {arm.label!r} sets {arm.changes[0]}; a gradient has settings of the "
+                "objective only, such as tis:C=4"
+            )
+        if row.penalty.needs_reference:
+            raise ValueError(
+                f"row {arm.label!r} pulls toward the policy it began with, which is no estimate "
+                "of the reward's gradient; leave it out, or set beta=0"
+            )
+        rows[arm.label] = row
+    return rows
+
+
+def measure(
+    folder: Path,
+    round: int,
+    rows: dict[str, Objective],
+    size: Size = Size(),
+    progress: Progress = lambda what, done, total: None,
+    say: Say = lambda text: None,
+) -> list[EstimatorLine]:
+    """Every row on every sender's samples, for every receiver of a run."""
+    config = _vertical(read_config(folder / "config.toml"))
+    task = load_task(config.crew.task, config.task)
+    policies = policies_after(folder, round)
+    size = Size(size.batches, size.groups or config.crew.problems_per_round)
+    problems = [
+        draw_problems(task, f"estimators/{config.crew.seed}/{number}", "train", size.groups)
+        for number in range(size.batches)
+    ]
+    batches = {}
+    for number, (name, policy) in enumerate(policies.items()):
+        progress(f"sampling by {name}", number, len(policies))
+        batches[name] = _sampled(config, config.named(name), task, policy, problems)
+    total = size.batches * len(policies) * (1 + len(rows) * len(policies))
+    done, lines = 0, []
+    for name, policy in policies.items():
+        probe = Probe(config, round, name, policy, _received(batches, policies, name, say))
+
+        def step(what: str) -> None:
+            nonlocal done
+            done += 1
+            progress(what, done, total)
+
+        lines += probe.lines(rows, step)
+    return lines
+
+
+def _vertical(config: CrewConfig) -> CrewConfig:
+    """Groups are whole and of one sender, however the crew makes them."""
+    crew = msgspec.structs.replace(config.crew, layout="vertical")
+    authors = len(config.authors)
+    fitting = math.ceil(crew.problems_per_round / authors) * authors
+    crew = msgspec.structs.replace(crew, problems_per_round=fitting)
+    return msgspec.structs.replace(config, crew=crew)
+
+
+def _sampled(
+    config: CrewConfig,
+    me: PeerConfig,
+    task: Task,
+    policy: Policy,
+    problems: Sequence[Sequence[Problem]],
+) -> Batches:
+    """A peer's answers to the problems of every batch, as another peer receives them."""
+    outbox, weather = one_process_outbox(config, me.name), config.weather(me.name)
+    half = SamplerHalf(config, me, task, policy, torch_engine(policy), outbox, RealClock(), weather)
+    batches = []
+    for number, some in enumerate(problems):
+        # a round that no run has, so that nothing is drawn with the seeds of its samples
+        place = config.crew.rounds + 1 + number
+        prompts = [policy.prompts.ids(problem) for problem in some]
+        groups = half.drawn(half.answered(Asked(place, list(some), prompts, policy.version))).groups
+        batches.append(
+            [
+                Candidate(
+                    group=group,
+                    problem=problem,
+                    own=False,
+                    stranger=True,
+                    family=group.id,
+                    since=policy.version,
+                    position=number * len(some) + slot,
+                )
+                for slot, (group, problem) in enumerate(zip(groups, some, strict=True))
+            ]
+        )
+    return batches
+
+
+def _received(
+    batches: dict[str, Batches], policies: dict[str, Policy], receiver: str, say: Say
+) -> dict[str, Batches]:
+    """By sender, what a receiver can read; its own are no stranger's."""
+    theirs = {name: policy.vocabulary.fingerprint for name, policy in policies.items()}
+    readable = [name for name in batches if theirs[name] == theirs[receiver]]
+    for name in batches.keys() - readable:
+        say(f"{receiver} and {name} have different vocabularies: not measured between them")
+    own = [[_as_own(c) for c in batch] for batch in batches[receiver]]
+    return {receiver: own} | {name: batches[name] for name in readable if name != receiver}
+
+
+def _as_own(candidate: Candidate) -> Candidate:
+    return Candidate(
+        group=candidate.group,
+        problem=candidate.problem,
+        own=True,
+        stranger=False,
+        family=candidate.family,
+        since=candidate.since,
+        position=candidate.position,
+    )
+
+
+@dataclass(slots=True)
+class Probe:
+    """A receiver at a checkpoint, and everybody's samples; the own come first."""
+
+    config: CrewConfig
+    round: int
+    name: str
+    policy: Policy
+    senders: dict[str, Batches]
+    token_budget: int = 0
+
+    def lines(self, rows: dict[str, Objective], step: Callable[[str], None]) -> list[EstimatorLine]:
+        own = self.senders[self.name]
+        reference, _ = self._gradients(REFERENCE, "reference", own, step)
+        lines = []
+        for row, how in rows.items():
+            nearest: Vectors | None = None  # on own samples, which come first
+            for sender, batches in self.senders.items():
+                vectors, heard = self._gradients(how, row, batches, step)
+                nearest = vectors if nearest is None else nearest
+                lines.append(self._line(row, sender, vectors, nearest, reference, heard))
+        return lines
+
+    def _line(
+        self,
+        row: str,
+        sender: str,
+        vectors: Vectors,
+        own: Vectors,
+        reference: Vectors,
+        heard: Sequence[SenderMetrics],
+    ) -> EstimatorLine:
+        compared = compare(vectors, own, reference)
+        values = sum(p.numel() for _, p in self.policy.trained())
+        return EstimatorLine(
+            round=self.round,
+            receiver=self.name,
+            sender=sender,
+            row=row,
+            bias=_known(compared.bias.value),
+            bias_error=_known(compared.bias.error),
+            cosine=_known(compared.cosine.value),
+            cosine_error=_known(compared.cosine.error),
+            variance=_known(compared.variance),
+            ess=_mean([one.number("ess") for one in heard]),
+            weight=_mean([one.number("weight") for one in heard]),
+            reference_error=_known(compared.reference_error),
+            batches=len(vectors),
+            groups=len(self.senders[sender][0]),
+            values=values,
+            projected=0 if values <= MOST_EXACT else PROJECTED,
+        )
+
+    def _gradients(
+        self, row: Objective, label: str, batches: Batches, step: Callable[[str], None]
+    ) -> tuple[Vectors, list[SenderMetrics]]:
+        """A gradient per batch, and what the step said of its sender."""
+        learner = self._learner(row)
+        parameters = [p for _, p in self.policy.trained()]
+        vectors: list[Vector] = []
+        heard: list[SenderMetrics] = []
+        for batch in batches:
+            # a batch is not to be judged by what another was
+            learner.success.by_kind = dict(self._success.by_kind)
+            learner.skills.means = {peer: [*means] for peer, means in self._skills.means.items()}
+            report = learner.step(batch)
+            self.policy.version = self.round
+            if report.blamed:
+                raise FloatingPointError(
+                    f"row {label} is no number on samples of {report.blamed[0]} for {self.name} "
+                    f"at round {self.round}; leave the row out with --rows"
+                )
+            vectors.append(vector_of(parameters))
+            heard += report.senders.values()
+            step(f"{self.name}: {label}")
+        self.token_budget = learner.token_budget
+        return np.stack(vectors), heard
+
+    def _learner(self, row: Objective) -> Learner:
+        """One whose steps change nothing."""
+        rules = msgspec.structs.replace(
+            self.config.learning,
+            grad_clip=math.inf,
+            weight_decay=0.0,
+            epochs=1,
+            groups_per_step=0,
+            token_budget=self.token_budget or self.config.learning.token_budget,
+        )
+        return Learner(self.policy, row, rules, 0.0, Trust(grad_share=0.0))
+
+    @property
+    def _success(self) -> Success:
+        success = Success(0.0)
+        success.update([c for batch in self.senders[self.name] for c in batch])
+        return success
+
+    @property
+    def _skills(self) -> Skills:
+        skills = Skills()
+        skills.update([c for batches in self.senders.values() for batch in batches for c in batch])
+        return skills
+
+
+def vector_of(parameters: Sequence[Tensor]) -> Vector:
+    """The gradient that parameters hold, in one row; of large ones a projection.
+
+    Value i is multiplied by a random sign and added to number i mod PROJECTED. Products of two
+    such rows are, over signs, those of the gradients. The signs are always the same.
+    """
+    if sum(p.numel() for p in parameters) <= MOST_EXACT:
+        return torch.cat([_gradient(p) for p in parameters]).cpu().numpy()
+    total = torch.zeros(PROJECTED, device=parameters[0].device)
+    place = 0
+    for parameter in parameters:
+        for part in _gradient(parameter).split(CHUNK):
+            generator = torch.Generator(part.device).manual_seed(place)
+            bits = torch.randint(
+                0, 2, part.shape, generator=generator, device=part.device, dtype=torch.int8
+            )
+            signed = torch.where(bits == 1, part, -part)
+            short = -len(signed) % PROJECTED
+            folded = torch.nn.functional.pad(signed, (0, short)).view(-1, PROJECTED).sum(0)
+            total += folded.roll(place % PROJECTED)
+            place += len(part)
+    return total.cpu().numpy()
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    if parameter.grad is None:
+        return torch.zeros(parameter.numel(), device=parameter.device)
+    return parameter.grad.detach().float().reshape(-1)
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
