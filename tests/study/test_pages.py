@@ -9,18 +9,23 @@ import msgspec
 import pytest
 
 from motley.config import parse_config
-from motley.study.findings import Findings, findings, markdown, plain
-from motley.study.outcomes import Outcome, Spent
-from motley.study.pages import Making, study_page, sweep_page
+from motley.reports.drawing import Curve
+from motley.study.findings import Findings, findings, plain
+from motley.study.outcomes import CrewOutcome, Outcome, Spent
+from motley.study.pages import Making, Section, study_page, sweep_page
+from motley.study.plans import Claim
 from motley.study.spreadsheets import (
+    CLAIMS_HEAD,
     COMPARISONS_HEAD,
     STUDY_HEAD,
+    claims_csv,
     comparisons_csv,
     study_csv,
     sweep_csv,
 )
 from motley.study.standings import below, said
 from motley.study.sweep import DIAGNOSTICS, Trial
+from motley.study.writing import files_of, markdown, results_lines
 from motley.tasks import Measure
 
 CREW = parse_config(
@@ -215,6 +220,106 @@ def test_the_csv_of_a_sweep_compares_with_the_first_crew() -> None:
     assert {r["kind"] for r in rows(sweep_csv(old, "pair", "accuracy"))} == {"mean"}
 
 
+# Claims, sections and words
+
+BETTER = Claim(text="It pays <b> to join.", arm="ftis:C=3", against="alone", is_="better")
+EQUAL = Claim(
+    text="Sharing ends where alone ends", arm="ftis:C=3", against="alone", is_="equivalent",
+    margin=0.02, on="every peer",
+)  # fmt: skip
+
+
+def claimed(seeds: int = 5) -> Findings:
+    return findings({"pair": outcomes(seeds)}, ARMS, "accuracy", [BETTER, EQUAL])
+
+
+def test_the_claims_come_first_and_say_how_they_ended() -> None:
+    found = claimed()
+    page, text = study_page(found, made()), markdown(found, made())
+    check_self_contained(page)
+    assert [one.verdict for one in found.judgements] == ["reproduced", "not reproduced"]
+    for one in found.judgements:
+        assert one.sentence in html.unescape(page)
+        assert f"- {one.sentence}\n" in text
+    assert page.index("<h2>The claims</h2>") < page.index("<h2>What was found</h2>")
+    assert text.startswith("## The claims\n\n- reproduced: It pays <b> to join. Mean over peers")
+    assert "<h2>The claims</h2>" not in study_page(of(outcomes(5)), made())
+    assert msgspec.json.decode(msgspec.json.encode(plain(found)))["judgements"][1]["verdict"] == (
+        "not reproduced"
+    )
+
+
+def test_the_csv_of_claims_has_a_row_per_place_where_a_claim_is_judged() -> None:
+    found = rows(claims_csv(claimed()))
+    assert tuple(found[0]) == CLAIMS_HEAD
+    assert [(r["is"], r["where"], r["verdict_there"]) for r in found] == [
+        ("better", "pair", "reproduced"),
+        ("equivalent", "pair, a", "not reproduced"),
+        ("equivalent", "pair, b", "not reproduced"),
+    ]
+    assert float(found[0]["difference"]) == pytest.approx(0.18)
+    lost = findings({"pair": outcomes(3)[:6]}, ARMS, "accuracy", [BETTER])
+    (row,) = rows(claims_csv(lost))
+    assert (row["verdict"], row["where"], row["p"]) == ("undecided", "", "")
+
+
+def test_the_words_are_explained_once_at_the_foot() -> None:
+    page = html.unescape(study_page(claimed(), made()))
+    text = markdown(claimed(), made())
+    foot = page.index("<h2>How to read this")
+    assert page.index("<h2>Every peer</h2>") < foot < page.index("<h2>How it was made</h2>")
+    for words in ("a ± b", "p: the chance", "Holm's correction", "two one-sided", "Hedges' g"):
+        assert page.count(words) >= 1
+        assert page.index(words) > foot
+        assert words in text[text.index("## How to read this") :]
+    assert "Claims: reproduced means" in page
+    assert "Claims: reproduced means" not in study_page(of(outcomes(5)), made())
+    assert "the margin is .030" in page
+    assert "the margin is" not in study_page(of(outcomes(5), measure="reward"), made("reward"))
+
+
+def test_sections_of_others_are_shown_after_the_tables() -> None:
+    section = Section(
+        title="Weights",
+        text="Before & after truncation.",
+        table=(["round", "mean"], [["1", "<0.5>"]]),
+        curves={"weights of a": [Curve("before", [1, 2], [0.5, 0.25])]},
+    )
+    bare = Section(title="Nothing yet", text="No run kept it.")
+    page = study_page(of(outcomes(5)), made(), [section, bare])
+    check_self_contained(page)
+    assert page.count("<svg") == 5
+    assert page.index("<h2>Every peer</h2>") < page.index("<h2>Weights</h2>")
+    assert "<td>&lt;0.5&gt;</td>" in page
+    text = markdown(of(outcomes(5)), made(), [section, bare])
+    assert "## Weights\n\nBefore & after truncation.\n\n| round | mean |\n" in text
+    assert "## Nothing yet\n\nNo run kept it.\n\n## How" in text
+
+
+def test_a_report_has_outcomes_with_their_crew_and_a_file_of_claims_if_there_are_any() -> None:
+    files = files_of(claimed(), made())
+    assert set(files) == {
+        *("report.html", "table.md", "outcomes.csv", "comparisons.csv"),
+        *("results.jsonl", "claims.csv"),
+    }
+    assert "claims.csv" not in files_of(of(outcomes(2)), made())
+    first = msgspec.json.decode(results_lines(several()).splitlines()[-1], type=CrewOutcome)
+    assert (first.crew, first.arm, first.seed, first.peer) == ("far", "ftis:C=3", 2, "b")
+
+
+def test_accuracy_out_of_distribution_has_differences_too() -> None:
+    far = [msgspec.structs.replace(o, ood={"x": o.end["sum"] / 2}) for o in outcomes(5)]
+    page, text = study_page(of(far), made()), markdown(of(far), made())
+    assert "<h2>Against alone, out of distribution</h2>" in page
+    assert "| peer | arm | out of distribution | against alone |" in text
+    found = rows(comparisons_csv(of(far)))
+    assert [r["on"] for r in found] == ["heldout", "ood"] * 3
+    (whole,) = [r for r in found if (r["peer"], r["on"]) == ("", "ood")]
+    assert float(whole["difference"]) == pytest.approx(0.09)
+    assert (whole["margin"], whole["units"]) == ("0.03", "5")
+    assert float(whole["g_low"]) < float(whole["g"]) < float(whole["g_high"])
+
+
 # Several crews
 
 
@@ -250,20 +355,21 @@ def test_several_crews_have_sections_of_their_own_and_one_over_crews() -> None:
 
 def test_text_and_json_of_several_crews_have_the_same() -> None:
     found = several()
-    text, json = markdown(found), plain(found)
-    assert [line for line in text.splitlines() if line.startswith("#")] == [
+    text, json = markdown(found, BOTH), plain(found)
+    assert [line for line in text.splitlines() if line.startswith("## ")] == [
         "## pair",
         "## far",
         "## Over crews",
+        "## How to read this",
     ]
     assert {len(row.split("|")) for row in text.split("## Over")[1].splitlines() if "|" in row} == {
-        10
+        12
     }
     assert all(f"- {sentence}\n" in text for sentence in json["sentences"])  # type: ignore[attr-defined]
-    assert set(json) == {"crews", "over_crews", "sentences"}
+    assert set(json) == {"judgements", "crews", "over_crews", "sentences"}
     assert len(msgspec.json.encode(json)) > 1000
     one = plain(of(outcomes(3)))
-    assert set(one) == {"glance", "lines", "standings", "sentences", "below"}
+    assert set(one) == {"judgements", "glance", "lines", "standings", "sentences", "below"}
 
 
 def test_the_csv_of_comparisons_has_crews_peers_and_the_row_over_crews() -> None:
@@ -284,4 +390,4 @@ def test_arms_and_crews_whose_runs_were_all_lost_are_left_out() -> None:
     found = findings({"pair": outcomes(3), "far": some, "gone": []}, ARMS, "accuracy")
     assert [(one.crew, one.arms) for one in found.crews] == [("pair", ARMS), ("far", ["alone"])]
     check_self_contained(study_page(found, BOTH))
-    assert "## far" in markdown(found)
+    assert "## far" in markdown(found, BOTH)

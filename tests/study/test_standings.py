@@ -2,13 +2,25 @@ from __future__ import annotations
 
 from math import isnan
 
+import msgspec
 import numpy as np
 import pytest
 from scipy import stats
 
 from motley.study.outcomes import Outcome, Spent
-from motley.study.standings import ALL, ArmStanding, amount, below, cells, fall_of, said, standings
-from motley.study.statistics import Estimate, holm
+from motley.study.standings import (
+    ALL,
+    ArmStanding,
+    amount,
+    below,
+    cells,
+    fall_of,
+    has_ood,
+    said,
+    standings,
+    took_cells,
+)
+from motley.study.statistics import Estimate, effect_size, equivalence_p, holm
 
 
 def outcome(
@@ -68,6 +80,45 @@ def test_p_values_are_corrected_for_the_arms_that_meet_one_opponent() -> None:
         assert len(met) == 2
         assert [one.holm_p for one in met] == pytest.approx(holm([one.p_value for one in met]))
         assert met[0].holm_p == pytest.approx(2 * met[0].p_value)
+
+
+def test_equivalence_and_effect_size_are_told_of_every_difference() -> None:
+    rows = standings(OUTCOMES, ARMS, margin=0.2)
+    met = [found.against["alone"] for found in rows if found.against]
+    differences = [one.compared.differences for one in met]
+    p_values = [equivalence_p(some, 0.2) for some in differences]
+    assert [one.equivalence_p for one in met] == pytest.approx(p_values)
+    assert [one.equivalence_holm_p for one in met] == pytest.approx(holm(p_values))
+    assert [one.effect for one in met] == [effect_size(some) for some in differences]
+    head, (_, _, first, _) = cells(rows)
+    assert head[3:7] == ["against alone", "p (Holm)", "within ±.200: p (Holm)", "g"]
+    assert first[5] == f"{met[0].equivalence_holm_p:.3f}"
+    assert first[6] == f"{met[0].effect:.1f}"
+
+
+def test_without_a_margin_there_is_no_column_of_equivalence() -> None:
+    head, rows = cells(standings(OUTCOMES, ARMS, "reward", float("nan")))
+    assert head[3:] == [
+        *("against alone", "p (Holm)", "g"),
+        *("against alone/own", "p (Holm)", "g"),
+    ]
+    assert {len(cells_of) for cells_of in rows} == {len(head)}
+
+
+def test_differences_out_of_distribution_have_a_table_of_their_own() -> None:
+    assert not has_ood(standings(OUTCOMES, ARMS))
+    far = [msgspec.structs.replace(o, ood={"x": o.end["sum"] / 2}) for o in OUTCOMES]
+    far = [msgspec.structs.replace(o, ood={}) if (o.arm, o.seed) == ("ftis", 3) else o for o in far]
+    rows = standings(far, ARMS)
+    assert has_ood(rows)
+    found = row(rows, "ftis", "p")
+    halves = [(e - b) / 2 for e, b in zip(ENDS["ftis"][:3], ENDS["alone"][:3], strict=True)]
+    assert found.ood_against["alone"].compared.differences == pytest.approx(halves)
+    assert found.ood.mean == pytest.approx(np.mean([e / 2 - 0.025 for e in ENDS["ftis"][:3]]))
+    head, (_, _, third, _) = cells(rows, "ood")
+    got = dict(zip(head, third, strict=True))
+    assert got["against alone"].startswith(f"{np.mean(halves):+.3f} ± ")
+    assert got["out of distribution"] == str(found.ood)
 
 
 def test_all_peers_come_first_with_the_mean_of_each_run() -> None:
@@ -141,7 +192,7 @@ def test_what_an_arm_took_is_a_mean_over_seeds_and_not_known_of_old_outcomes() -
     spent = [Spent(sampled=1000 * n, own=800, foreign=20 * n, seconds=10.0 * n) for n in (1, 3)]
     known = [outcome("ftis", seed, 0.5, spent=one) for seed, one in enumerate(spent)]
     rows = standings([*known, outcome("old", 0, 0.5), outcome("old", 1, 0.6)], ["ftis", "old"])
-    head, (first, second) = cells(rows)
+    head, (first, second) = took_cells(rows)
     got = dict(zip(head, first, strict=True))
     assert got["tokens sampled"] == "2.00k"
     assert got["learned: own + foreign"] == "800 + 40"

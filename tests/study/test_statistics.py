@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import isnan, nan
 
 import numpy as np
@@ -10,10 +11,15 @@ from motley.study.statistics import (
     Comparison,
     Estimate,
     bounded_interval,
+    effect_size,
+    equivalence_p,
     few_seeds_warning,
     holm,
     interval,
+    not_worse_p,
     number,
+    p_value_of,
+    seeds_to_be_equivalent,
     seeds_to_decide,
     sentence,
     sentences,
@@ -88,6 +94,86 @@ def test_intervals_of_accuracies_hold_the_mean_more_often_than_plain_ones() -> N
             hits[measure] += found.low <= mean <= found.high
     assert hits["accuracy"] / 600 == pytest.approx(0.95, abs=0.02)
     assert hits["reward"] < hits["accuracy"] - 10
+
+
+# Equivalence and effect sizes
+
+SMALL = (0.012, -0.008, 0.004, -0.002, 0.006)
+
+
+@pytest.mark.parametrize("margin", [0.005, 0.02, 0.1])
+def test_equivalence_is_the_larger_p_of_scipys_two_one_sided_tests(margin: float) -> None:
+    loss = stats.ttest_1samp(SMALL, -margin, alternative="greater").pvalue
+    gain = stats.ttest_1samp(SMALL, margin, alternative="less").pvalue
+    assert equivalence_p(SMALL, margin) == pytest.approx(max(loss, gain))
+    assert not_worse_p(SMALL, margin) == pytest.approx(loss)
+    # the same said by an interval: of 90 %, wholly inside the margin
+    low, high = stats.ttest_1samp(SMALL, 0).confidence_interval(0.9)
+    assert (equivalence_p(SMALL, margin) < 0.05) == (-margin < low and high < margin)
+
+
+def test_two_arms_that_are_far_apart_are_equivalent_only_inside_a_margin_that_wide() -> None:
+    assert equivalence_p((0.11, 0.13, 0.12), 0.03) > 0.99
+    assert equivalence_p((0.11, 0.13, 0.12), 0.2) < 0.05
+
+
+@pytest.mark.parametrize("test", [equivalence_p, not_worse_p])
+def test_without_spread_nothing_is_equivalent(test: Callable[..., float]) -> None:
+    assert isnan(test((0.1,), 0.5))
+    assert isnan(test((0.1, 0.1), 0.5))
+
+
+def test_a_test_can_be_against_another_difference_than_none() -> None:
+    assert p_value_of(SMALL, 0.03) == pytest.approx(stats.ttest_1samp(SMALL, 0.03).pvalue)
+
+
+def test_an_effect_size_is_unbiased_on_few_seeds() -> None:
+    drawn = np.random.default_rng(2).normal(0.8, 1, (200_000, 5))
+    plain = drawn.mean(1) / drawn.std(1, ddof=1)
+    factor = effect_size(tuple(drawn[0])).mean / plain[0]
+    assert np.mean(plain) > 0.98
+    assert np.mean(factor * plain) == pytest.approx(0.8, abs=0.01)
+
+
+@pytest.mark.parametrize("differences", [SMALL, (0.11, 0.13, 0.12), (-0.5, -0.51, -0.49, -0.5001)])
+def test_the_interval_of_an_effect_size_is_of_the_noncentral_t(differences: tuple[float]) -> None:
+    found, num = effect_size(differences), len(differences)
+    t = stats.ttest_1samp(differences, 0).statistic
+    unbiased = found.mean / (t / np.sqrt(num))
+    for end, share in ((found.low, 0.975), (found.high, 0.025)):
+        true = end / unbiased * np.sqrt(num)
+        assert stats.nct.cdf(t, num - 1, true) == pytest.approx(share, abs=5e-4)
+    assert found.low < found.mean < found.high
+
+
+def test_the_interval_of_an_effect_size_holds_it_in_95_of_100_studies() -> None:
+    drawn = np.random.default_rng(3).normal(0.7, 1, (400, 5))
+    found = [effect_size(tuple(some)) for some in drawn]
+    factor = found[0].mean / (drawn[0].mean() / drawn[0].std(ddof=1))
+    held = [one.low <= 0.7 * factor <= one.high for one in found]
+    assert np.mean(held) == pytest.approx(0.95, abs=0.025)
+
+
+def test_an_effect_has_no_size_on_two_seeds_or_without_spread() -> None:
+    assert isnan(effect_size((0.1, 0.2)).mean)
+    assert isnan(effect_size((0.1, 0.1, 0.1)).mean)
+
+
+@pytest.mark.parametrize(("mean", "both"), [(0.0, True), (0.012, True), (0.012, False)])
+def test_so_many_seeds_find_equivalence_four_times_in_five(mean: float, both: bool) -> None:
+    shape = np.array([-1.0, 1.0, -1.0, 1.0])
+    differences = mean + 0.04 * shape / np.std(shape, ddof=1)
+    num = seeds_to_be_equivalent(tuple(differences), 0.03, both)
+    assert num is not None
+    drawn = np.random.default_rng(4).normal(mean, 0.04, (4000, num))
+    loss = stats.ttest_1samp(drawn, -0.03, axis=1, alternative="greater").pvalue
+    gain = stats.ttest_1samp(drawn, 0.03, axis=1, alternative="less").pvalue
+    p = np.maximum(loss, gain) if both else loss
+    assert np.mean(p < 0.05) == pytest.approx(0.82, abs=0.035)
+
+
+def test_no_number_of_seeds_makes_a_large_difference_equivalent() -> None:
+    assert seeds_to_be_equivalent((0.11, 0.13, 0.12), 0.03) is None
 
 
 # Sentences

@@ -22,7 +22,7 @@ Show = Callable[[str, int, int], None]  # (what, done, total)
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class BenchSection:
     title: str
     jobs: Callable[[Bench, str], list[Job]]  # of one model
     every_model: bool = True  # False: only of the first
@@ -90,19 +90,23 @@ def _machine(bench: Bench) -> list[Row]:
     ]
 
 
-SECTIONS: dict[str, Section] = {
-    "machine": Section("the machine", _machine_jobs, every_model=False),
-    "decode": Section(
+SECTIONS: dict[str, BenchSection] = {
+    "machine": BenchSection("the machine", _machine_jobs, every_model=False),
+    "decode": BenchSection(
         "one token of every sequence, against transformers' generate", sampling.decode_jobs
     ),
-    "context": Section("one token of every sequence, at longer contexts", sampling.context_jobs),
-    "memory": Section("more sequences than memory holds", sampling.memory_jobs, every_model=False),
-    "call": Section(
+    "context": BenchSection(
+        "one token of every sequence, at longer contexts", sampling.context_jobs
+    ),
+    "memory": BenchSection(
+        "more sequences than memory holds", sampling.memory_jobs, every_model=False
+    ),
+    "call": BenchSection(
         "a whole call of the sampler, against transformers' generate", sampling.call_jobs
     ),
-    "training": Section(
+    "training": BenchSection(
         "a training step, against padded rows with full logits", training.training_jobs
     ),
-    "logprobs": Section("log-probs", training.logprob_jobs),
-    "grpo": Section("a whole GRPO step, against TRL", training.grpo_jobs),
+    "logprobs": BenchSection("log-probs", training.logprob_jobs),
+    "grpo": BenchSection("a whole GRPO step, against TRL", training.grpo_jobs),
 }

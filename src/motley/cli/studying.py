@@ -127,27 +127,22 @@ def _report(
     as_json: bool,
 ) -> None:
     """Write what was found into the folder, and say it."""
-    from motley.study.findings import findings, markdown, plain
-    from motley.study.pages import Making, study_page
-    from motley.study.spreadsheets import comparisons_csv, study_csv
+    from motley.study.findings import findings, plain
+    from motley.study.pages import Making
     from motley.study.statistics import few_seeds_warning
+    from motley.study.writing import TABLE, files_of
 
     labels = [arm.label for arm in arms]
     found = findings(ended.outcomes, labels, measure)
     names = {arm.label: arm.text for arm in arms if arm.made}
     made = Making(command_line(), configs, labels, measure, names)
-    files = {
-        "report.html": study_page(found, made),
-        "table.md": markdown(found),
-        "outcomes.csv": study_csv(found, measure),
-        "comparisons.csv": comparisons_csv(found),
-    }
+    files = files_of(found, made)
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")
     if as_json:
         sys.stdout.write(msgspec.json.encode(plain(found) | {"lost": ended.lost}).decode() + "\n")
         return
-    sys.stdout.write(files["table.md"])
+    sys.stdout.write(files[TABLE])
     if few := few_seeds_warning(found.num_seeds):
         tell(f"warning: {few}")
     tell(f"report: {', '.join(str(folder / name) for name in files)}")

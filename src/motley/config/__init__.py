@@ -20,11 +20,14 @@ from motley.config.peers import (
 )
 from motley.config.reading import (
     ConfigError,
+    by_name,
     config_text,
     parse_config,
     read_config,
     with_changes,
+    with_each_file,
     with_files_in,
+    write_beside,
     write_config,
 )
 from motley.config.resuming import (
@@ -70,6 +73,7 @@ __all__ = [
     "Vllm",
     "Warm",
     "WeightsChannel",
+    "by_name",
     "changes",
     "check_changes",
     "check_name",
@@ -79,6 +83,8 @@ __all__ = [
     "read_config",
     "values_of",
     "with_changes",
+    "with_each_file",
     "with_files_in",
+    "write_beside",
     "write_config",
 ]

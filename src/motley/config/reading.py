@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import tomllib
 from collections.abc import Callable, Sequence
@@ -84,6 +85,46 @@ def with_files_in(config: CrewConfig, folder: Path | None) -> CrewConfig:
     return _with_files(config, _Places(file, reward))
 
 
+def with_each_file(config: CrewConfig, place: Callable[[str], str]) -> CrewConfig:
+    """The crew with each of its task's files put elsewhere by `place`."""
+    return msgspec.structs.replace(
+        _with_files(config, _Places(place, lambda spec: spec)), peer=config.peer
+    )
+
+
+def by_name(config: CrewConfig) -> CrewConfig:
+    """The crew with files, reward modules and local models by their last names: the same on every
+    machine, wherever they lie there.
+    """
+    bare = lambda place: re.split(r"[/\\]", place)[-1]
+    named = _with_files(config, _Places(bare, bare))
+    peers = tuple(
+        msgspec.structs.replace(peer, model=bare(peer.model)) if _is_place(peer.model) else peer
+        for peer in named.peer
+    )
+    return msgspec.structs.replace(named, peer=peers)
+
+
+def write_beside(config: CrewConfig, path: Path) -> None:
+    """Write a crew file that names files and models of this machine from where it lies itself, so
+    that they may be moved together.
+    """
+    folder = path.resolve().parent
+    near = lambda place: os.path.relpath(place, folder) if Path(place).is_absolute() else place
+    placed = _with_files(config, _Places(near, near))
+    peers = tuple(
+        msgspec.structs.replace(peer, model=f"./{near(peer.model)}")
+        if Path(peer.model).is_absolute()
+        else peer
+        for peer in placed.peer
+    )
+    write_config(msgspec.structs.replace(placed, peer=peers), path)
+
+
+def _is_place(model: str) -> bool:
+    return Path(model).is_absolute() or model.startswith(("./", "../")) or model.endswith(".gguf")
+
+
 def _is_module(path: Path) -> bool:
     """Whether a folder has the module, or the package that it is of: FOLDER/package.module."""
     top = path.name.partition(".")[0]
@@ -108,7 +149,7 @@ def _placed(table: dict[str, Any], places: _Places) -> dict[str, Any]:
 def _placed_value(key: str, value: Any, places: _Places) -> Any:
     if isinstance(value, dict):
         return value if key == "fields" else _placed(value, places)
-    if key == "reward" and isinstance(value, list):
+    if key in ("reward", *_FILES) and isinstance(value, list):
         return [_placed_value(key, one, places) for one in value]
     if not isinstance(value, str):
         return value

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from motley.config.crew import CrewConfig
-from motley.config.reading import ConfigError
+from motley.config.reading import ConfigError, by_name
 
 # docs/command_line.md has the same list, with reasons
 MAY_CHANGE = (
@@ -81,8 +81,11 @@ def check_changes(found: Sequence[Change], whose: str) -> None:
 
 
 def values_of(config: CrewConfig) -> dict[str, Any]:
-    """Values by TABLE.KEY, and of peers by peer.NAME.KEY, as JSON has them."""
-    plain = msgspec.json.decode(msgspec.json.encode(config))
+    """Values by TABLE.KEY, and of peers by peer.NAME.KEY, as JSON has them.
+
+    Files and models are there by their last names: a run may go on where they lie elsewhere.
+    """
+    plain = msgspec.json.decode(msgspec.json.encode(by_name(config)))
     peers = {f"peer.{peer['name']}": peer for peer in plain.pop("peer")}
     return {
         f"{table}.{key}": value

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from motley.clock import timed
-from motley.config import CrewConfig, config_text, may_become, read_config
+from motley.config import CrewConfig, by_name, config_text, may_become, read_config
 from motley.exchange import MemoryLog, Outbox, Signer, cut_log
 from motley.files import sync
 from motley.learning.checkpoint import (
@@ -265,7 +265,7 @@ def found_log(config: CrewConfig, log: MemoryLog, task: Task) -> bytes:
     On a log that has begun, nothing changes.
     """
     name, outbox = config.crew.name, one_process_outbox(config, HUB)
-    charter = Charter(crew=name, config=config_text(config), task=task.fingerprint)
+    charter = Charter(crew=name, config=config_text(by_name(config)), task=task.fingerprint)
     keys = {me.name: one_process_identity(config, me.name).public for me in config.peer}
     outbox.put([charter, Roster(crew=name, number=0, keys=keys)])
     outbox.deliver(log)

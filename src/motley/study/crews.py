@@ -7,8 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from motley.study.standings import ALL, Against, ArmStanding, against_cells
-from motley.study.statistics import Comparison, holm
+from motley.study.standings import (
+    ALL,
+    Against,
+    ArmStanding,
+    against_cells,
+    equivalence_head,
+    met,
+)
+from motley.study.statistics import Comparison
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +41,14 @@ class OverCrews:
 
 def over_crews(crews: Mapping[str, Sequence[ArmStanding]], arms: Sequence[str]) -> list[OverCrews]:
     """Rows by opponent, then by arm; p values corrected for the arms that meet an opponent."""
-    met: dict[str, dict[str, dict[str, Against]]] = {}  # opponent -> arm -> crew ->
+    found: dict[str, dict[str, dict[str, Against]]] = {}  # opponent -> arm -> crew ->
     for crew, rows in crews.items():
         for row in _whole(rows):
             for opponent, against in row.against.items():
-                met.setdefault(opponent, {}).setdefault(row.arm, {})[crew] = against
+                found.setdefault(opponent, {}).setdefault(row.arm, {})[crew] = against
     return [
         one
-        for opponent, by_arm in met.items()
+        for opponent, by_arm in found.items()
         for one in _against(opponent, {arm: by_arm[arm] for arm in arms if arm in by_arm})
     ]
 
@@ -53,33 +60,37 @@ def _whole(rows: Sequence[ArmStanding]) -> list[ArmStanding]:
 
 def _against(opponent: str, by_arm: Mapping[str, Mapping[str, Against]]) -> list[OverCrews]:
     means = {
-        arm: {crew: one.difference.mean for crew, one in met.items()} for arm, met in by_arm.items()
+        arm: {crew: one.difference.mean for crew, one in each.items()}
+        for arm, each in by_arm.items()
     }
     compared = [
         Comparison(arm, opponent, tuple(each.values()), unit="crew") for arm, each in means.items()
     ]
-    corrected = holm([one.p_value for one in compared])
+    margin = next((one.margin for each in by_arm.values() for one in each.values()), float("nan"))
     return [
         OverCrews(
-            arm=one.first,
+            arm=over.compared.first,
             opponent=opponent,
-            over=Against(one, one.estimate, one.p_value, p),
-            by_crew=means[one.first],
-            below=[crew for crew, a in by_arm[one.first].items() if a.is_below],
-            above=[crew for crew, a in by_arm[one.first].items() if a.is_above],
+            over=over,
+            by_crew=means[over.compared.first],
+            below=[crew for crew, a in by_arm[over.compared.first].items() if a.is_below],
+            above=[crew for crew, a in by_arm[over.compared.first].items() if a.is_above],
         )
-        for one, p in zip(compared, corrected, strict=True)
+        for over in met(compared, margin)
     ]
 
 
 def cells(rows: Sequence[OverCrews]) -> tuple[list[str], list[list[str]]]:
     """Head and rows of a table."""
+    margins = {row.over.margin for row in rows}
     head = [
         "arm",
         "against",
         "crews",
         "mean over crews",
         "p (Holm)",
+        *equivalence_head(margins),
+        "g",
         "crews below",
         "crews above",
         "lowest",
@@ -89,7 +100,7 @@ def cells(rows: Sequence[OverCrews]) -> tuple[list[str], list[list[str]]]:
             row.arm,
             row.opponent,
             str(len(row.by_crew)),
-            *against_cells(row.over),
+            *against_cells(row.over, margins),
             f"{len(row.below)}: {', '.join(row.below)}" if row.below else "0",
             str(len(row.above)),
             _lowest(row),

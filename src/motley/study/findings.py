@@ -1,15 +1,21 @@
-"""All that a study found, worked out once: for the terminal, and for the page and the files."""
+"""All that a study found, worked out once: for the terminal, and for the page and the files.
+
+How it is written down is in `study/writing.py`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from motley.study import crews, report, standings
+from motley.study import report, standings
 from motley.study.crews import OverCrews, over_crews
+from motley.study.judging import Judgement, judged
 from motley.study.outcomes import Outcome
-from motley.study.report import Glance, StudyRow, markdown_table
+from motley.study.plans import Claim
+from motley.study.report import Glance, StudyRow
 from motley.study.standings import ALL, ArmStanding
+from motley.study.statistics import MARGIN
 from motley.tasks import Measure
 
 
@@ -36,8 +42,10 @@ class CrewFindings:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
+    judgements: list[Judgement]  # one per claim
     crews: list[CrewFindings]
     over: list[OverCrews]  # empty for one crew
+    margin: float  # of equivalence, where no claim states another; nan: none
 
     @property
     def num_seeds(self) -> int:
@@ -46,16 +54,20 @@ class Findings:
 
 
 def findings(
-    outcomes: Mapping[str, Sequence[Outcome]], arms: Sequence[str], measure: Measure
+    outcomes: Mapping[str, Sequence[Outcome]],
+    arms: Sequence[str],
+    measure: Measure,
+    claims: Sequence[Claim] = (),
 ) -> Findings:
     """`outcomes`: by crew. Arms and crews of which every run was lost are left out."""
-    found = [_of_crew(crew, some, arms, measure) for crew, some in outcomes.items() if some]
+    margin = MARGIN if measure == "accuracy" else float("nan")  # rewards have no scale
+    found = [_of_crew(crew, some, arms, measure, margin) for crew, some in outcomes.items() if some]
     several = {one.crew: one.standings for one in found} if len(outcomes) > 1 else {}
-    return Findings(found, over_crews(several, arms))
+    return Findings(judged(claims, outcomes), found, over_crews(several, arms), margin)
 
 
 def _of_crew(
-    crew: str, outcomes: Sequence[Outcome], arms: Sequence[str], measure: Measure
+    crew: str, outcomes: Sequence[Outcome], arms: Sequence[str], measure: Measure, margin: float
 ) -> CrewFindings:
     made = {o.arm for o in outcomes}
     there = [arm for arm in arms if arm in made]
@@ -65,15 +77,18 @@ def _of_crew(
         outcomes=list(outcomes),
         glance=report.glance(outcomes, there, measure),
         lines=report.table(outcomes, there, measure),
-        standings=standings.standings(outcomes, there, measure),
+        standings=standings.standings(outcomes, there, measure, margin),
     )
 
 
 def plain(found: Findings) -> dict[str, object]:
-    """What --json has: of one crew its tables, of several those of each and those over crews."""
+    """What --json has: the claims; of one crew its tables, of several those of each and those over
+    crews.
+    """
+    claims: dict[str, object] = {"judgements": found.judgements}
     if len(found.crews) == 1 and not found.over:
-        return _plain(found.crews[0])
-    return {
+        return claims | _plain(found.crews[0])
+    return claims | {
         "crews": {one.crew: _plain(one) for one in found.crews},
         "over_crews": found.over,
         "sentences": [one.sentence for one in found.over],
@@ -88,31 +103,3 @@ def _plain(one: CrewFindings) -> dict[str, object]:
         "sentences": standings.said(one.standings),
         "below": standings.below(one.standings),
     }
-
-
-def markdown(found: Findings) -> str:
-    """All tables and sentences."""
-    several = len(found.crews) > 1
-    parts = [
-        f"## {one.crew}\n\n{_markdown(one)}" if several else _markdown(one) for one in found.crews
-    ]
-    if found.over:
-        said = [one.sentence for one in found.over]
-        parts.append(
-            f"## Over crews\n\n{markdown_table(*crews.cells(found.over))}\n{_bullets(said)}"
-        )
-    return "\n".join(parts)
-
-
-def _markdown(one: CrewFindings) -> str:
-    tables = [
-        markdown_table(*report.glance_cells(one.glance)),
-        markdown_table(*standings.cells(one.standings)),
-        markdown_table(*report.cells(one.lines)),
-    ]
-    said = [*standings.said(one.over_peers), *standings.below(one.standings)]
-    return "\n".join([*tables, *([_bullets(said)] if said else [])])
-
-
-def _bullets(said: Sequence[str]) -> str:
-    return "".join(f"- {text}\n" for text in said)

@@ -38,6 +38,13 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     curve: dict[int, dict[str, float]] = {}  # round -> per kind
     spent: Spent | None = None  # None: kept before this was counted
     made: str = ""  # what an arm with a name stands for
+    key: str = ""  # of its run (study/keys.py); none: kept before runs had one
+
+
+class CrewOutcome(Outcome, frozen=True, kw_only=True):
+    """An outcome that says whose it is, for files with outcomes of several crews."""
+
+    crew: str = ""  # the file says whose it is
 
 
 def read_outcomes(path: Path) -> list[Outcome]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from motley.config import CrewConfig, config_text
 from motley.reports import page
 from motley.reports.drawing import Curve, Span, curve_chart, padded, span_chart
@@ -19,6 +21,7 @@ from motley.study.statistics import (
     Comparison,
     bounded_interval,
     few_seeds_warning,
+    number,
     sentences,
 )
 from motley.study.sweep import Trial
@@ -27,6 +30,15 @@ from motley.tasks import Measure
 OVER_CREWS = (
     "Over crews: a crew counts once, with its mean over peers and seeds, and the interval is about "
     "other crews of the same sort. Crews below and above are those whose own interval leaves out 0."
+)
+
+CLAIMS = (
+    "Claims: reproduced means that the test a claim asks for has p below .05, after Holm's "
+    "correction for the arms of which the same is claimed. Better: the difference is above the "
+    "margin. Equivalent: it is within the margin. Not worse: it is above minus the margin. Not "
+    "reproduced: the whole 95 % interval lies where the claim is wrong. All else is undecided. A "
+    "claim about several crews or peers must hold in each. One where it is wrong is enough, after "
+    "Holm's correction for their number."
 )
 
 
@@ -58,22 +70,42 @@ class Section:
 
 def study_page(found: Findings, made: Making, sections: Sequence[Section] = ()) -> str:
     several = len(found.crews) > 1
-    rows = [row for one in found.crews for row in one.standings]
-    num = sum(len(row.against) for row in rows) + len(found.over)
     parts = [
         *_warned(found.num_seeds),
+        *_claims(found),
         page.heading("What was found"),
         *_found_over_crews(found),
         *(part for one in found.crews for part in _found_in(one, several)),
-        page.heading(f"How to read this: {made.measure}, ±, 95 % and p"),
-        page.box([*how_to_read(made.measure, num), *([OVER_CREWS] if found.over else ())]),
         *(part for one in found.crews for part in _section(one, made, several)),
         *(_over_crews(found.over) if found.over else ()),
         *(part for section in sections for part in _shown(section)),
+        page.heading(f"How to read this: {made.measure}, ±, 95 % and p"),
+        page.box(words_of(found, made.measure)),
         *_ending(made),
     ]
     named = ", ".join(one.crew for one in found.crews)
     return page.page(f"Study of the crew{'s' * several} {named}", parts)
+
+
+def _claims(found: Findings) -> list[str]:
+    if not found.judgements:
+        return []
+    return [
+        page.heading("The claims"),
+        page.bullets([one.sentence for one in found.judgements]),
+    ]
+
+
+def words_of(found: Findings, measure: Measure) -> list[str]:
+    """What the words and signs of a study's report mean."""
+    rows = [row for one in found.crews for row in one.standings]
+    num = sum(len(row.against) + len(row.ood_against) for row in rows) + len(found.over)
+    return [
+        *how_to_read(measure, num),
+        *(_of_sizes(found.margin) if num or found.judgements else ()),
+        *([CLAIMS] if found.judgements else ()),
+        *([OVER_CREWS] if found.over else ()),
+    ]
 
 
 def _warned(num_seeds: int) -> list[str]:
@@ -116,10 +148,22 @@ def _section(one: CrewFindings, made: Making, several: bool) -> list[str]:
         *_differences(against, "mean over peers and kinds", f"{before}Differences"),
         page.heading(f"{before}The crew at a glance"),
         page.table(*report.glance_cells(one.glance)),
-        page.heading(f"{before}Against alone, and what it took"),
+        page.heading(f"{before}Against alone"),
         page.table(*standings.cells(one.standings)),
+        *_out_of_distribution(one, before),
+        page.heading(f"{before}What each peer paid"),
+        page.table(*standings.took_cells(one.standings)),
         page.heading(f"{before}Every peer"),
         page.table(*report.cells(one.lines)),
+    ]
+
+
+def _out_of_distribution(one: CrewFindings, before: str) -> list[str]:
+    if not standings.has_ood(one.standings):
+        return []
+    return [
+        page.heading(f"{before}Against alone, out of distribution"),
+        page.table(*standings.cells(one.standings, "ood")),
     ]
 
 
@@ -294,7 +338,8 @@ def _of_comparisons(num: int) -> list[str]:
         f"{num} comparisons are made here. If no difference were real, about {chance} would be "
         "called decided by chance. A sentence says so where Holm's correction for that takes a "
         "decision back. It is made among all that are compared with one and the same thing: the "
-        "arms of a study with one opponent and one peer, the rows of a sweep."
+        "arms of a study with one opponent and one peer, the rows of a sweep. In a table p (Holm) "
+        "is p after it."
     )
     return [
         "p: the chance of a difference at least this large if there were none. It is of the paired "
@@ -302,6 +347,23 @@ def _of_comparisons(num: int) -> list[str]:
         *([many] if num > 1 else []),
         "About N seeds would decide it: so many find a difference of this size and spread four "
         "times in five. It is a guess from few seeds.",
+    ]
+
+
+def _of_sizes(margin: float) -> list[str]:
+    stated = (
+        f" In tables the margin is {number(margin)}: a smaller difference is taken to make none."
+        if not np.isnan(margin)
+        else ""
+    )
+    return [
+        "Within ±m: two one-sided paired t tests, against a loss of m and against a gain of m. The "
+        "larger p counts. Below .05 says that the true difference is smaller than the margin m, "
+        f"either way: the two are equivalent. A large p does not say that they differ.{stated}",
+        "g: Hedges' g, the mean difference divided by the spread of differences between seeds, "
+        "corrected for few seeds, with its 95 % interval. It says how reliably one seed shows "
+        "the difference: at 1 about five seeds of six point the same way. It says nothing of how "
+        "much the difference matters. It needs three seeds.",
     ]
 
 

@@ -1,6 +1,7 @@
 """Calls in processes of their own, several at a time. A process that dies costs its call only.
 
-Knows nothing of what is called.
+One that dies, or has too little memory, is tried again when nothing runs beside it. Knows nothing
+of what is called.
 """
 
 from __future__ import annotations
@@ -14,23 +15,34 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Generic, TypeVar, cast
+
+from motley.study.room import Room
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+Tell = Callable[[float], None]  # how much of a job is done, from 0 to 1
+Heard = Callable[[str, float], None]  # (name of a job, how much of it is done)
 LOOK_S = 1.0  # between two looks at who still lives
 PLAIN_ERRORS = (ValueError, FloatingPointError, OSError)  # whose own words say enough
+NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "cannot allocate")
+MEMORY_EVENTS = Path("/sys/fs/cgroup/memory.events")  # of Linux: also how often it killed for room
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Job(Generic[T_co]):
-    """A call that can be pickled. It starts when all jobs in `needs` are done."""
+    """A call that can be pickled. It starts when all jobs in `needs` are done.
+
+    `tells`: the call takes a function, by which it tells how much is done.
+    """
 
     name: str
-    call: Callable[[], T_co]
+    call: Callable[..., T_co]
     needs: tuple[str, ...] = ()
+    tells: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +70,23 @@ class LostRunsError(ValueError):
         )
 
 
+def _unheard(name: str, share: float) -> None:
+    pass
+
+
 def make_all(
-    num: int, first: Sequence[Job[None]], then: Sequence[Job[T]], kept: Callable[[T], None]
+    num: int,
+    first: Sequence[Job[None]],
+    then: Sequence[Job[T]],
+    kept: Callable[[T], None],
+    heard: Heard = _unheard,
+    room: Room | None = None,
 ) -> list[Lost]:
     """Do all of `then` in `num` processes, each after what it needs of `first`, and call `kept`
-    with each result as it comes; which of them were lost.
+    with each result as it comes; which of them were lost. `room`: of a GPU that they share.
     """
     names, lost = {job.name for job in then}, []
-    for end in in_processes(num, _in_order(first, then)):
+    for end in in_processes(num, _in_order(first, then), heard, room):
         if isinstance(end, Lost):
             logger.warning("%s: %s; going on with the others", end.name, end.why)
             lost += [end] if end.name in names else []
@@ -84,41 +105,94 @@ def _in_order(first: Sequence[Job[None]], then: Sequence[Job[T]]) -> list[Job[T 
     return list(work.values())
 
 
-def in_processes(num: int, work: Sequence[Job[T]]) -> Iterator[Returned[T] | Lost]:
+def in_processes(
+    num: int, work: Sequence[Job[T]], heard: Heard = _unheard, room: Room | None = None
+) -> Iterator[Returned[T] | Lost]:
     """What became of each job, as it comes. Jobs stand behind those that they need."""
     for place, job in enumerate(work):
         assert set(job.needs) <= {one.name for one in work[:place]}, job.name
-    waiting, done, lost = list(work), set[str](), set[str]()
-    idle, busy = list[_Process](), dict[_Process, Job[T]]()
+    pool = _Pool(num, work, heard, room)
     try:
-        while waiting or busy:
-            for job in _hopeless(waiting, lost):
-                waiting.remove(job)
-                lost.add(job.name)
-                needed = next(name for name in job.needs if name in lost)
-                yield Lost(job.name, f"not begun, since it needs {needed}")
-            while len(busy) < num and (ready := _ready(waiting, done)):
-                waiting.remove(ready)
-                worker = _worker_of(idle)
-                busy[worker] = ready
-                worker.begin(ready.call)
-            for worker in _ended(list(busy)):
-                job = busy.pop(worker)
-                end = worker.end_of(job)
-                (lost if isinstance(end, Lost) else done).add(job.name)
-                idle.append(worker)
-                yield end
+        yield from pool.ends()
     finally:
-        for worker in (*idle, *busy):
+        for worker in (*pool.idle, *pool.busy):
             worker.stop()
 
 
-def _hopeless(waiting: Sequence[Job[T]], lost: set[str]) -> list[Job[T]]:
-    return [job for job in waiting if lost.intersection(job.needs)]
+class _Pool(Generic[T]):
+    def __init__(self, num: int, work: Sequence[Job[T]], heard: Heard, room: Room | None) -> None:
+        self.num, self.heard, self.room = num, heard, room
+        self.waiting = list(work)
+        self.again: list[Job[T]] = []  # to be tried with nothing beside them
+        self.tried = set[str]()  # those that were
+        self.done, self.lost = set[str](), set[str]()
+        self.idle, self.busy = list[_Process](), dict[_Process, Job[T]]()
 
+    def ends(self) -> Iterator[Returned[T] | Lost]:
+        while self.waiting or self.again or self.busy:
+            yield from self._hopeless()
+            self._begin_what_fits()
+            for worker in _speaking(list(self.busy)):
+                if end := self._end_of(worker):
+                    (self.lost if isinstance(end, Lost) else self.done).add(end.name)
+                    yield end
+            if self.room:
+                self.room.look(len(self.busy))
 
-def _ready(waiting: Sequence[Job[T]], done: set[str]) -> Job[T] | None:
-    return next((job for job in waiting if done.issuperset(job.needs)), None)
+    def _hopeless(self) -> Iterator[Lost]:
+        for job in [job for job in self.waiting if self.lost.intersection(job.needs)]:
+            self.waiting.remove(job)
+            self.lost.add(job.name)
+            needed = next(name for name in job.needs if name in self.lost)
+            yield Lost(job.name, f"not begun, since it needs {needed}")
+
+    def _begin_what_fits(self) -> None:
+        if any(job.name in self.tried for job in self.busy.values()):
+            return  # one that must have nothing beside it
+        while len(self.busy) < self.num and (ready := self._ready()):
+            if self.room and not self.room.fits_another(len(self.busy)):
+                return
+            self.waiting.remove(ready)
+            self._begin(ready)
+        if self.again and not self.busy:
+            for worker in self.idle:  # what they hold is given back
+                worker.stop()
+            self.idle.clear()
+            job = self.again.pop(0)
+            self.tried.add(job.name)
+            self._begin(job)
+
+    def _ready(self) -> Job[T] | None:
+        return next((job for job in self.waiting if self.done.issuperset(job.needs)), None)
+
+    def _begin(self, job: Job[T]) -> None:
+        worker = _worker_of(self.idle)
+        self.busy[worker] = job
+        worker.begin(job)
+        if self.room:
+            self.room.began()
+
+    def _end_of(self, worker: _Process) -> Returned[T] | Lost | None:
+        """None: it has not ended, or will be tried again."""
+        job, said = self.busy[worker], worker.said()
+        if isinstance(said, _Told):
+            self.heard(job.name, said.share)
+            return None
+        del self.busy[worker]
+        self.idle.append(worker)
+        if self.room:
+            self.room.ended()
+        if not isinstance(said, _Failed):
+            return Returned(job.name, cast("T", said))
+        if said.for_room and job.name not in self.tried:
+            beside = f"; {self.room.text()}" if self.room else ""
+            logger.warning(
+                "%s: %s%s; it is tried again alone, after the others", job.name, said.why, beside
+            )
+            self.again.append(job)
+            return None
+        twice = " (twice, the second time alone)" if job.name in self.tried else ""
+        return Lost(job.name, said.why + twice)
 
 
 def _worker_of(idle: list[_Process]) -> _Process:
@@ -139,23 +213,25 @@ class _Process:
         self.process = context.Process(target=_serve, args=(theirs,))
         self.process.start()
         theirs.close()
+        self._kills = 0  # by the kernel, for memory, before the call
 
-    def begin(self, call: Callable[[], object]) -> None:
-        with suppress(BrokenPipeError):  # it has just died; `end_of` says so
-            self.pipe.send(call)
+    def begin(self, job: Job[T]) -> None:
+        self._kills = _kills_for_memory()
+        with suppress(BrokenPipeError):  # it has just died; `said` says so
+            self.pipe.send((job.call, job.tells))
 
-    def end_of(self, job: Job[T]) -> Returned[T] | Lost:
+    def said(self) -> object:
+        """A result, `_Told` or `_Failed`."""
         try:
             # a child of a dead worker can hold its pipe open, with nothing in it
-            value: T | _Failed = self.pipe.recv() if self.pipe.poll() else _NOTHING
+            value = self.pipe.recv() if self.pipe.poll() else _NOTHING
         except (EOFError, ConnectionResetError):
             value = _NOTHING
         if value is _NOTHING:
             self.process.join()
-            return Lost(job.name, _cause_of_death(self.process.exitcode))
-        return (
-            Lost(job.name, value.why) if isinstance(value, _Failed) else Returned(job.name, value)
-        )
+            killed = _kills_for_memory() > self._kills
+            return _Failed(_cause_of_death(self.process.exitcode, killed), for_room=True)
+        return value
 
     def stop(self) -> None:
         """At once: a run that is stopped goes on from its checkpoint."""
@@ -164,48 +240,71 @@ class _Process:
         self.process.join()
 
 
-def _ended(busy: Sequence[_Process]) -> list[_Process]:
-    """Those who have something to say, or cannot any more; at least one, if there are any."""
-    while busy:
-        ready = set(wait([worker.pipe for worker in busy], LOOK_S))
-        if ended := [w for w in busy if w.pipe in ready or not w.process.is_alive()]:
-            return ended
-    return []
+def _speaking(busy: Sequence[_Process]) -> list[_Process]:
+    """Those who have something to say, or cannot any more; perhaps nobody."""
+    ready = set(wait([worker.pipe for worker in busy], LOOK_S))
+    return [w for w in busy if w.pipe in ready or not w.process.is_alive()]
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    share: float
 
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
     why: str
+    for_room: bool = False  # perhaps for want of memory, so that it may succeed alone
 
 
 _NOTHING = _Failed("")
 
 
 def _serve(pipe: Connection) -> None:
+    tell: Tell = lambda share: pipe.send(_Told(share))
     while True:
         try:
-            call = pipe.recv()
-            pipe.send(_result_of(call))
+            call, tells = pipe.recv()
+            pipe.send(_result_of(call, *([tell] if tells else [])))
         except (EOFError, BrokenPipeError, KeyboardInterrupt):
             return  # whoever asked has gone
 
 
-def _result_of(call: Callable[[], T]) -> T | _Failed:
+def _result_of(call: Callable[..., T], *given: Tell) -> T | _Failed:
     try:
-        return call()
+        return call(*given)
     except PLAIN_ERRORS as error:
         if details := getattr(error, "details", ""):  # where in a user's own code it happened
             sys.stderr.write(f"{details}\n")
-        return _Failed(str(error))
+        return _Failed(str(error), _is_for_room(error))
     except Exception as error:  # noqa: BLE001 - one run's fault must not cost the others
-        traceback.print_exc()
-        return _Failed(f"{type(error).__name__}: {error}")
+        if not (for_room := _is_for_room(error)):
+            traceback.print_exc()
+        return _Failed(f"{type(error).__name__}: {error}", for_room)
 
 
-def _cause_of_death(exit_code: int | None) -> str:
-    if exit_code is not None and exit_code < 0:
-        known = {number.value: number.name for number in signal.Signals}
-        name = known.get(-exit_code, f"signal {-exit_code}")
+def _is_for_room(error: Exception) -> bool:
+    words = str(error).lower()
+    return isinstance(error, MemoryError) or any(text in words for text in NO_MEMORY)
+
+
+def _kills_for_memory() -> int:
+    """How many processes here the kernel has killed for memory; 0 where it does not say."""
+    try:
+        lines = MEMORY_EVENTS.read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+
+
+def _cause_of_death(exit_code: int | None, killed_for_memory: bool) -> str:
+    if exit_code is None or exit_code >= 0:
+        return f"its process ended by itself with exit status {exit_code}"
+    known = {number.value: number.name for number in signal.Signals}
+    name = known.get(-exit_code, f"signal {-exit_code}")
+    remedy = ""
+    if killed_for_memory:
+        remedy = "; the machine's memory was full: use fewer --jobs"
+    elif name == "SIGKILL":
         remedy = "; too little memory is the usual cause: use fewer --jobs"
-        return f"its process was killed by {name}{remedy if name == 'SIGKILL' else ''}"
-    return f"its process ended by itself with exit status {exit_code}"
+    return f"its process was killed by {name}{remedy}"

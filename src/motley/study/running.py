@@ -1,33 +1,41 @@
 """Run every arm of every crew with every seed, several at a time, each in a process of its own.
 
-What is done is not done again.
+What is done is not done again: a run belongs to what its crew file says (study/keys.py), and not to
+the study that asked for it first.
 """
 
 from __future__ import annotations
 
-import hashlib
-import re
+import gc
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 import torch
 
-from motley.config import CrewConfig, read_config, write_config
+from motley.config import CrewConfig, read_config, write_beside, write_config
+from motley.files import replace
+from motley.links import Network
+from motley.models.devices import choose_device
+from motley.models.opening import is_tiny
 from motley.runs.checking import check_config
 from motley.runs.local import LocalCrew
 from motley.runs.metrics import read_metrics
+from motley.sim.simulation import SimCrew
 from motley.study.arms import Arm, crews_of
+from motley.study.keys import key_of, run_name, with_copies
 from motley.study.outcomes import Outcome, outcome_of, read_outcomes
-from motley.study.processes import Job, Lost, make_all
+from motley.study.processes import Heard, Job, Lost, Tell, make_all
+from motley.study.room import gpu_room
 
-Progress = Callable[[int, int], None]  # (done, of how many)
-LONGEST_NAME = 80  # letters of a run's folder
+Progress = Callable[[float, int], None]  # (done, of how many)
+SAVES = 4  # checkpoints of a run at the least, to go on from if it is stopped
+OUTCOMES = "outcomes.jsonl"
 
 
 class Kept(Protocol):
@@ -41,10 +49,11 @@ class Kept(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Studied:
-    """A crew of a study, and the folder that keeps its outcomes."""
+    """A crew of a study, the folder of its outcomes, and the one of all runs."""
 
     config: CrewConfig
     folder: Path
+    runs: Path
 
     @property
     def name(self) -> str:
@@ -52,74 +61,178 @@ class Studied:
 
     @property
     def path(self) -> Path:
-        return self.folder / "outcomes.jsonl"
+        return self.folder / OUTCOMES
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run that a study needs, under its key. Several arms may come to the same one."""
+
+    key: str
+    config: CrewConfig
+    folder: Path
+
+    @property
+    def path(self) -> Path:
+        return self.folder / OUTCOMES
+
+    @property
+    def is_done(self) -> bool:
+        return self.path.exists()
+
+    def outcomes(self, arm: Arm) -> list[Outcome]:
+        """As those of an arm, which may have been called otherwise when they were made."""
+        return [
+            msgspec.structs.replace(one, arm=arm.label, made=arm.made)
+            for one in read_outcomes(self.path)
+        ]
+
+
+class Wanted(NamedTuple):
+    """An arm of a crew with a seed: one run, or one for each peer if they are alone."""
+
+    crew: Studied
+    arm: Arm
+    seed: int
+    runs: list[Run]
+
+    @staticmethod
+    def of(crew: Studied, arm: Arm, seed: int) -> Wanted:
+        keyed = [(key_of(config), config) for config in crews_of(crew.config, arm, seed)]
+        runs = [Run(key, config, crew.runs / run_name(config, key)) for key, config in keyed]
+        return Wanted(crew, arm, seed, runs)
+
+
+class MadeRun(NamedTuple):
+    crew: str
+    arm: str  # its label
+    seed: int
+    folder: Path
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What a study has: outcomes by crew, and the runs that gave none."""
+    """What a study has: outcomes by crew, the runs that gave none, and where the others are."""
 
     outcomes: dict[str, list[Outcome]]
     lost: list[Lost]
+    total: int  # runs that were wanted
+    runs: list[MadeRun] = field(default_factory=list)
 
 
 def run_study(
     crews: Sequence[Studied],
-    arms: Sequence[Arm],
-    seeds: Sequence[int],
+    arms: Sequence[tuple[Arm, Sequence[int]]],
     jobs: int,
     progress: Progress,
 ) -> Ended:
-    """Crews x arms x seeds in one pool of processes; `progress(done, total)` after every run.
+    """Crews x arms, each with its seeds, in one pool of processes; `progress(done, total)` as they
+    go on.
 
-    Results are kept in the crew's FOLDER/outcomes.jsonl.
+    What a crew came to is in its FOLDER/outcomes.jsonl, and each run in its own.
     """
     check_names([crew.name for crew in crews], "study")
     for crew in crews:
-        for arm in arms:
+        for arm, _ in arms:
             for config in crews_of(crew.config, arm, 0):
                 check_config(config)
-        claim(crew.folder, crew.config)
-    outcomes = {crew.name: read_outcomes(crew.path) for crew in crews}
+    before = {crew.name: _kept_by_label(crew, [arm for arm, _ in arms]) for crew in crews}
     for crew in crews:
-        check_kept(crew.path, outcomes[crew.name], arms)
-    done = {(name, o.arm, o.seed) for name, some in outcomes.items() for o in some}
-    todo = [
-        (crew, arm, seed)
-        for seed in seeds
+        _write_crew(crew)
+    wanted = [
+        Wanted.of(crew, arm, seed)
+        # seed by seed, so that a study that is stopped has something of all
+        for seed in sorted({seed for _, seeds in arms for seed in seeds})
         for crew in crews
-        for arm in arms
-        if (crew.name, arm.label, seed) not in done
+        for arm, seeds in arms
+        if seed in seeds and not _has(before[crew.name], arm, seed)
     ]
-    total = len(crews) * len(arms) * len(seeds)
-    progress(total - len(todo), total)
+    lost, total = _make(wanted, jobs, progress)
+    asked = {(arm.label, seed) for arm, seeds in arms for seed in seeds}
+    outcomes = {}
+    for crew in crews:
+        all_outcomes = before[crew.name] + _found(wanted, crew)
+        replace(crew.path, _lines(all_outcomes))
+        outcomes[crew.name] = [one for one in all_outcomes if (one.arm, one.seed) in asked]
+    return Ended(outcomes, lost, total, _made(wanted))
 
-    def kept(made: tuple[Studied, list[Outcome]]) -> None:
-        crew, found = made
-        keep(crew.path, found)
-        _drop_weights(crew, found[0])
-        outcomes[crew.name] += found
-        done.add((crew.name, found[0].arm, found[0].seed))
-        progress(len(done & wanted), total)
 
-    wanted = {(crew.name, arm.label, seed) for crew in crews for arm in arms for seed in seeds}
-    first = warm_starts([(crew.config, seed) for crew, _, seed in todo])
-    runs = [
+def _has(kept: Sequence[Outcome], arm: Arm, seed: int) -> bool:
+    return any((one.arm, one.seed) == (arm.label, seed) for one in kept)
+
+
+def _found(wanted: Sequence[Wanted], crew: Studied) -> list[Outcome]:
+    """Of all arms and seeds whose runs are done."""
+    return [
+        outcome
+        for one in wanted
+        if one.crew is crew and all(run.is_done for run in one.runs)
+        for run in one.runs
+        for outcome in run.outcomes(one.arm)
+    ]
+
+
+def _made(wanted: Sequence[Wanted]) -> list[MadeRun]:
+    return [
+        MadeRun(one.crew.name, one.arm.label, one.seed, run.folder)
+        for one in wanted
+        for run in one.runs
+        if run.is_done
+    ]
+
+
+def _make(needed: dict[Wanted, list[Run]], jobs: int, progress: Progress) -> tuple[list[Lost], int]:
+    """Make the runs that are not there; which were lost, of how many."""
+    all_runs = {run.key: (one, run) for one, runs in needed.items() for run in runs}
+    todo = {key: (one, run) for key, (one, run) in all_runs.items() if not run.is_done}
+    total, done = len(all_runs), len(all_runs) - len(todo)
+    names = {
+        key: f"crew {run.config.crew.name}, arm {one.arm.label}, seed {one.seed}"
+        for key, (one, run) in todo.items()
+    }
+    going_on: dict[str, float] = {}  # by name, how far
+    progress(done, total)
+
+    def heard(name: str, share: float) -> None:
+        going_on[name] = share
+        progress(done + sum(going_on.values()), total)
+
+    def kept(key: str) -> None:
+        nonlocal done
+        done += 1
+        going_on.pop(names[key], None)
+        _drop_weights(todo[key][1].folder)
+        progress(done + sum(going_on.values()), total)
+
+    first = warm_starts([(one.crew.config, one.seed) for one, _ in todo.values()])
+    work = [
         Job(
-            f"crew {crew.name}, arm {arm.label}, seed {seed}",
-            partial(_run, crew, arm, seed),
-            names_of_warm_starts(crew.config, seed),
+            names[key],
+            partial(_run, run, one.arm),
+            names_of_warm_starts(one.crew.config, one.seed),
+            tells=True,
         )
-        for crew, arm, seed in todo
+        for key, (one, run) in todo.items()
     ]
-    lost = make_all(jobs, first, runs, kept)
-    return Ended(
-        {
-            name: [o for o in some if (name, o.arm, o.seed) in wanted]
-            for name, some in outcomes.items()
-        },
-        lost,
-    )
+    on_gpu = any(uses_gpu(run.config) for _, run in todo.values())
+    lost = _pool(jobs, first, work, kept, heard, on_gpu)
+    return lost, total
+
+
+def _pool(
+    jobs: int,
+    first: Sequence[Job[None]],
+    work: Sequence[Job[str]],
+    kept: Callable[[str], None],
+    heard: Heard,
+    on_gpu: bool,
+) -> list[Lost]:
+    return make_all(jobs, first, work, kept, heard, gpu_room() if on_gpu else None)
+
+
+def uses_gpu(config: CrewConfig) -> bool:
+    devices = [choose_device(p.device, small=is_tiny(p.model)) for p in config.students]
+    return any(device.type == "cuda" for device in devices)
 
 
 def check_names(names: Sequence[str], what: str) -> None:
@@ -142,19 +255,43 @@ def check_kept(path: Path, kept: Sequence[Kept], arms: Sequence[Arm]) -> None:
 def keep(path: Path, results: Sequence[msgspec.Struct]) -> None:
     """Add results to a file of JSON lines."""
     with path.open("ab") as file:
-        file.write(b"".join(msgspec.json.encode(one) + b"\n" for one in results))
+        file.write(_lines(results))
+
+
+def _lines(results: Sequence[msgspec.Struct]) -> bytes:
+    return b"".join(msgspec.json.encode(one) + b"\n" for one in results)
+
+
+def _kept_by_label(crew: Studied, arms: Sequence[Arm]) -> list[Outcome]:
+    """Outcomes of version 0.5, which kept them by the names of arms, and one crew in a folder."""
+    kept = [one for one in read_outcomes(crew.path) if not one.key]
+    if kept:
+        _check_same(crew.folder, crew.config)
+        check_kept(crew.path, kept, arms)
+    return kept
 
 
 def claim(folder: Path, config: CrewConfig) -> None:
-    """A study's folder belongs to one crew file: another's outcomes must not be taken for it."""
+    """A folder that keeps results by names belongs to one crew file: another's must not be taken
+    for it.
+    """
+    _check_same(folder, config)
     folder.mkdir(parents=True, exist_ok=True)
+    write_config(config, folder / "crew.toml")
+
+
+def _check_same(folder: Path, config: CrewConfig) -> None:
     made = folder / "crew.toml"
-    if made.exists() and read_config(made) != config:
+    if made.exists() and key_of(read_config(made)) != key_of(config):
         raise ValueError(
             f"{folder} holds a study of another crew file; choose another folder with --out, or "
             "delete it"
         )
-    write_config(config, made)
+
+
+def _write_crew(crew: Studied) -> None:
+    crew.folder.mkdir(parents=True, exist_ok=True)
+    write_beside(crew.config, crew.folder / "crew.toml")
 
 
 # Warm starts are shared by all arms of a seed: made once, before the runs that would each make them
@@ -168,12 +305,13 @@ def warm_starts(needed: Sequence[tuple[CrewConfig, int]]) -> list[Job[None]]:
         )
         for config, seed in needed
         for peer in config.students
+        if peer.warm
     }
     return list(found.values())
 
 
 def names_of_warm_starts(config: CrewConfig, seed: int) -> tuple[str, ...]:
-    return tuple(_warm_name(config, seed, peer.name) for peer in config.students)
+    return tuple(_warm_name(config, seed, peer.name) for peer in config.students if peer.warm)
 
 
 def _warm_name(config: CrewConfig, seed: int, peer: str) -> str:
@@ -184,45 +322,79 @@ def warm(config: CrewConfig, seed: int, peer: str) -> None:
     """Make a peer's warm start, which is then cached."""
     torch.set_num_threads(1)
     crew = msgspec.structs.replace(config.crew, seed=seed)
+    alone = msgspec.structs.replace(config, crew=crew).alone(peer)
     with tempfile.TemporaryDirectory() as folder:
-        LocalCrew.start(
-            msgspec.structs.replace(config, crew=crew).alone(peer), Path(folder) / "warm"
-        )
+        LocalCrew(alone, Path(folder) / "warm")
+    _give_back()
 
 
-def _run(crew: Studied, arm: Arm, seed: int) -> tuple[Studied, list[Outcome]]:
-    """The crew, and the outcomes of its peers."""
+def _run(run: Run, arm: Arm, tell: Tell) -> str:
+    """The key of a run that was made. It goes on from its newest checkpoint, if it has one."""
     torch.set_num_threads(1)
-    outcomes = []
-    for config in crews_of(crew.config, arm, seed):
-        run = crew.folder / "runs" / folder_name(arm.label, seed) / config.crew.name
-        local = LocalCrew.start_or_resume(config, run)
-        for _ in local.rounds():
-            pass
-        lines = read_metrics(run)
-        outcomes += [
-            outcome_of(config, arm.label, peer.name, lines, arm.made) for peer in config.students
-        ]
-    return crew, outcomes
+    config = run.config
+    (_simulate if is_simulated(config) else _train)(run, tell)
+    lines = read_metrics(run.folder)
+    outcomes = [
+        msgspec.structs.replace(
+            outcome_of(config, arm.label, peer.name, lines, arm.made), key=run.key
+        )
+        for peer in config.students
+    ]
+    replace(run.path, _lines(outcomes))
+    _give_back()
+    return run.key
 
 
-def _drop_weights(crew: Studied, kept: Outcome) -> None:
+def is_simulated(config: CrewConfig) -> bool:
+    """Samplers, learners and networks take their time beside each other: that is made up."""
+    return config.has_roles or config.network != Network()
+
+
+def _train(run: Run, tell: Tell) -> None:
+    crew = LocalCrew.start_or_resume(often_saved(run.config), run.folder)
+    write_beside(crew.config, run.folder / "config.toml")
+    tell(crew.finished_rounds / run.config.crew.rounds)
+    for _ in crew.rounds():
+        tell(crew.finished_rounds / run.config.crew.rounds)
+
+
+def _simulate(run: Run, tell: Tell) -> None:
+    shutil.rmtree(run.folder, ignore_errors=True)  # one that was stopped is made anew
+    crew = SimCrew(run.config, run.folder)
+    write_beside(run.config, run.folder / "config.toml")
+    for _ in crew.rounds():
+        tell(min(1.0, crew.finished_rounds / run.config.crew.rounds))
+
+
+def often_saved(config: CrewConfig) -> CrewConfig:
+    """With a checkpoint several times on the way: a run that is stopped goes on from the newest."""
+    every = min(config.learning.checkpoint_every, -(-config.crew.rounds // SAVES))
+    learning = msgspec.structs.replace(config.learning, checkpoint_every=every)
+    return msgspec.structs.replace(config, learning=learning)
+
+
+def _give_back() -> None:
+    """What a run held of the GPU, while the process waits for the next."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def _drop_weights(folder: Path) -> None:
     """The numbers are what a study is for, and models are large. Not before they are kept: until
     then a run that is stopped goes on from its weights.
     """
-    folder = crew.folder / "runs" / folder_name(kept.arm, kept.seed)
     for weights in ("start", "checkpoints"):
-        for path in folder.glob(f"*/{weights}"):
-            shutil.rmtree(path)
+        shutil.rmtree(folder / weights, ignore_errors=True)
 
 
-def folder_name(label: str, seed: int) -> str:
-    """A run's folder: an arm's label in letters that every disk takes.
-
-    >>> folder_name("uplift/relative:scale=1", 0)
-    'uplift-relative-scale=1-0'
-    """
-    name = re.sub(r"[^\w.,+=-]", "-", label)
-    if len(name) > LONGEST_NAME:
-        name = f"{name[:LONGEST_NAME]}-{hashlib.sha256(label.encode()).hexdigest()[:8]}"
-    return f"{name}-{seed}"
+def studied(configs: Sequence[CrewConfig], out: Path, folder: Path, by_name: bool) -> list[Studied]:
+    """Crews of a study in `folder`; runs, and copies of their files, are shared by all of `out`."""
+    return [
+        Studied(
+            with_copies(config, out / "data"),
+            folder / config.crew.name if by_name else folder,
+            out / "runs",
+        )
+        for config in configs
+    ]

@@ -6,10 +6,13 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from motley.study import sweep
 from motley.study.findings import Findings
 from motley.study.outcomes import Outcome
 from motley.study.standings import Against, opponents_of
+from motley.study.statistics import Estimate
 from motley.study.sweep import Trial
 from motley.tasks import Measure
 
@@ -40,6 +43,34 @@ COMPARISONS_HEAD = (
     "high",
     "p",
     "holm_p",
+    "on",
+    "margin",
+    "equivalence_p",
+    "equivalence_holm_p",
+    "g",
+    "g_low",
+    "g_high",
+)
+CLAIMS_HEAD = (
+    "claim",
+    "verdict",
+    "arm",
+    "compared_with",
+    "is",
+    "margin",
+    "on",
+    "where",
+    "verdict_there",
+    "seeds",
+    "difference",
+    "low",
+    "high",
+    "p",
+    "holm_p",
+    "g",
+    "g_low",
+    "g_high",
+    "seeds_to_decide",
 )
 
 
@@ -74,20 +105,52 @@ def _spent(outcome: Outcome) -> tuple[float | None, ...]:
 def comparisons_csv(found: Findings) -> str:
     """A row per crew, peer, arm and opponent; no peer: the mean over peers; no crew: over crews."""
     rows = [
-        (one.crew, row.peer, row.arm, other, *_compared(against))
+        (one.crew, row.peer, row.arm, other, *_compared(against, on))
         for one in found.crews
         for row in one.standings
-        for other, against in row.against.items()
+        for on, met in (("heldout", row.against), ("ood", row.ood_against))
+        for other, against in met.items()
     ]
-    rows += [("", "", one.arm, one.opponent, *_compared(one.over)) for one in found.over]
+    rows += [("", "", one.arm, one.opponent, *_compared(one.over, "heldout")) for one in found.over]
     return _csv(COMPARISONS_HEAD, rows)
 
 
-def _compared(against: Against) -> tuple[object, ...]:
-    estimate, compared = against.difference, against.compared
-    numbers = (estimate.mean, estimate.low, estimate.high, against.p_value, against.holm_p)
-    known = [None if number != number else number for number in numbers]  # nan is no number
-    return (compared.unit, len(compared.differences), *known)
+def _compared(against: Against, on: str) -> tuple[object, ...]:
+    compared = against.compared
+    return (
+        compared.unit,
+        len(compared.differences),
+        *_numbers(against.difference, against.p_value, against.holm_p),
+        on,
+        *_numbers(against.margin, against.equivalence_p, against.equivalence_holm_p),
+        *_numbers(against.effect),
+    )
+
+
+def _numbers(*values: float | Estimate) -> list[float | None]:
+    """An estimate has three; nan is no number."""
+    flat: list[float] = []
+    for value in values:
+        flat += [value.mean, value.low, value.high] if isinstance(value, Estimate) else [value]
+    return [None if np.isnan(one) else one for one in flat]
+
+
+def claims_csv(found: Findings) -> str:
+    """A row per claim and per crew, or crew and peer, in which it is judged."""
+    rows: list[tuple[object, ...]] = []
+    for one in found.judgements:
+        claim = one.claim
+        asked = (claim.arm, claim.against, claim.is_, claim.margin, claim.on)
+        before = (claim.text, one.verdict, *asked)
+        rows += [
+            (
+                *(*before, part.where, part.verdict, len(part.compared.differences)),
+                *_numbers(part.difference, part.p_value, part.holm_p, part.effect),
+                part.seeds if part.verdict == "undecided" else None,
+            )
+            for part in one.parts
+        ] or [(*before, *[None] * (len(CLAIMS_HEAD) - len(before)))]
+    return _csv(CLAIMS_HEAD, rows)
 
 
 def sweep_csv(trials: Sequence[Trial], first: str, measure: Measure) -> str:

@@ -4,8 +4,9 @@ the arm took, and how far it let fall what a peer was good at.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -13,10 +14,14 @@ from motley.study.arms import OPPONENTS
 from motley.study.outcomes import Outcome, Spent
 from motley.study.report import by_seed, mean_of, peers_of
 from motley.study.statistics import (
+    MARGIN,
     Comparison,
     Estimate,
     bounded_interval,
+    effect_size,
+    equivalence_p,
     holm,
+    number,
     sentence,
     signed,
 )
@@ -35,6 +40,10 @@ class Against:
     difference: Estimate
     p_value: float  # two-sided paired t test; nan where it cannot be made
     holm_p: float  # corrected for the arms that meet this opponent, with the same peer
+    margin: float  # of equivalence; nan: none was stated
+    equivalence_p: float  # two one-sided tests
+    equivalence_holm_p: float  # corrected for the same
+    effect: Estimate  # Hedges' g
 
     @property
     def is_below(self) -> bool:
@@ -57,7 +66,9 @@ class ArmStanding:
     arm: str
     peer: str  # or ALL
     mean: Estimate  # over kinds, at the end
+    ood: Estimate  # the same out of distribution
     against: dict[str, Against]  # opponent -> ; empty for opponents
+    ood_against: dict[str, Against]
     sampled_tokens: float  # a peer's, as all that follow
     own_tokens: float  # learned from
     foreign_tokens: float
@@ -72,32 +83,102 @@ def opponents_of(arms: Sequence[str]) -> list[str]:
 
 
 def standings(
-    outcomes: Sequence[Outcome], arms: Sequence[str], measure: Measure = "accuracy"
+    outcomes: Sequence[Outcome],
+    arms: Sequence[str],
+    measure: Measure = "accuracy",
+    margin: float = MARGIN,
 ) -> list[ArmStanding]:
     """Rows of all peers together, then of each, if there are several; arms in their order."""
     peers = peers_of(outcomes)
     return [
         row
         for peer in ([ALL, *peers] if len(peers) > 1 else peers)
-        for row in _standings([o for o in outcomes if peer in (ALL, o.peer)], arms, peer, measure)
+        for row in _standings(
+            _Peer(peer, [o for o in outcomes if peer in (ALL, o.peer)], arms, margin), measure
+        )
     ]
 
 
-def _standings(
-    outcomes: Sequence[Outcome], arms: Sequence[str], peer: str, measure: Measure
-) -> list[ArmStanding]:
-    against = {other: _against(outcomes, arms, other, peer) for other in opponents_of(arms)}
+@dataclass(frozen=True, slots=True)
+class _Peer:
+    """What rows are made of: outcomes of a peer, or of ALL."""
+
+    peer: str
+    outcomes: Sequence[Outcome]
+    arms: Sequence[str]
+    margin: float
+
+    def by_seed(self, arm: str, value: Callable[[Outcome], float]) -> dict[int, float]:
+        """Of the runs that have it."""
+        some = [o for o in self.outcomes if o.arm == arm and not np.isnan(value(o))]
+        return dict(zip(sorted({o.seed for o in some}), by_seed(some, arm, value), strict=True))
+
+    def against(self, opponent: str, value: Callable[[Outcome], float]) -> dict[str, Against]:
+        """By arm: every one that is no opponent itself, paired by seed."""
+        challengers = [arm for arm in self.arms if arm not in opponents_of(self.arms)]
+        before = self.by_seed(opponent, value)
+        words = f"{self.peer}: " if self.peer != ALL else ""
+        compared = [
+            Comparison(
+                f"{words}{arm}",
+                opponent,
+                tuple(e - before[s] for s, e in self.by_seed(arm, value).items() if s in before),
+            )
+            for arm in challengers
+        ]
+        return dict(zip(challengers, met(compared, self.margin), strict=True))
+
+
+def met(compared: Sequence[Comparison], margin: float) -> list[Against]:
+    """Comparisons with one opponent, corrected for their number."""
+    same = [
+        NONE if np.isnan(margin) else equivalence_p(one.differences, margin) for one in compared
+    ]
+    corrected, same_corrected = holm([one.p_value for one in compared]), holm(same)
+    return [
+        Against(
+            compared=one,
+            difference=one.estimate,
+            p_value=one.p_value,
+            holm_p=corrected[place],
+            margin=margin,
+            equivalence_p=same[place],
+            equivalence_holm_p=same_corrected[place],
+            effect=effect_size(one.differences),
+        )
+        for place, one in enumerate(compared)
+    ]
+
+
+def _end(outcome: Outcome) -> float:
+    return mean_of(outcome.end)
+
+
+def _ood(outcome: Outcome) -> float:
+    return mean_of(outcome.ood)
+
+
+def _standings(found: _Peer, measure: Measure) -> list[ArmStanding]:
+    opponents = opponents_of(found.arms)
+    against = {other: found.against(other, _end) for other in opponents}
+    ood = {other: found.against(other, _ood) for other in opponents}
     rows = []
-    for arm in arms:
-        ends = by_seed(outcomes, arm, lambda o: mean_of(o.end))
-        spent = lambda value, arm=arm: _mean_spent(outcomes, arm, value)
-        falls = [f for o in outcomes if o.arm == arm and (f := fall_of(o, measure)) is not None]
+    for arm in found.arms:
+        spent = lambda value, arm=arm: _mean_spent(found.outcomes, arm, value)
+        made = [o for o in found.outcomes if o.arm == arm]
+        falls = [f for o in made if (f := fall_of(o, measure)) is not None]
         rows.append(
             ArmStanding(
                 arm=arm,
-                peer=peer,
-                mean=bounded_interval(ends, measure),
-                against={other: met[arm] for other, met in against.items() if arm in met},
+                peer=found.peer,
+                mean=bounded_interval(list(found.by_seed(arm, _end).values()), measure),
+                ood=bounded_interval(list(found.by_seed(arm, _ood).values()), measure),
+                against={other: by_arm[arm] for other, by_arm in against.items() if arm in by_arm},
+                ood_against={
+                    other: by_arm[arm]
+                    for other, by_arm in ood.items()
+                    if arm in by_arm and by_arm[arm].compared.differences
+                },
                 sampled_tokens=spent(lambda s: s.sampled),
                 own_tokens=spent(lambda s: s.own),
                 foreign_tokens=spent(lambda s: s.foreign),
@@ -107,33 +188,6 @@ def _standings(
             )
         )
     return rows
-
-
-def _against(
-    outcomes: Sequence[Outcome], arms: Sequence[str], opponent: str, peer: str
-) -> dict[str, Against]:
-    """By arm: every one that is no opponent itself, paired by seed."""
-    challengers = [arm for arm in arms if arm not in opponents_of(arms)]
-    before = _end_by_seed(outcomes, opponent)
-    words = f"{peer}: " if peer != ALL else ""
-    compared = [
-        Comparison(
-            f"{words}{arm}",
-            opponent,
-            tuple(e - before[s] for s, e in _end_by_seed(outcomes, arm).items() if s in before),
-        )
-        for arm in challengers
-    ]
-    corrected = holm([one.p_value for one in compared])
-    return {
-        arm: Against(one, one.estimate, one.p_value, p)
-        for arm, one, p in zip(challengers, compared, corrected, strict=True)
-    }
-
-
-def _end_by_seed(outcomes: Sequence[Outcome], arm: str) -> dict[int, float]:
-    seeds = sorted({o.seed for o in outcomes if o.arm == arm})
-    return dict(zip(seeds, by_seed(outcomes, arm, lambda o: mean_of(o.end)), strict=True))
 
 
 def _mean_spent(outcomes: Sequence[Outcome], arm: str, value: Callable[[Spent], float]) -> float:
@@ -191,38 +245,70 @@ def _below(arm: str, opponent: str, rows: Sequence[ArmStanding]) -> str:
     return f"{arm}: below {opponent} outside its interval: {', '.join(losers)}"
 
 
-def cells(rows: Sequence[ArmStanding]) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of a table."""
-    opponents = list(dict.fromkeys(other for row in rows for other in row.against))
-    head = ["peer", "arm", "mean"]
+def cells(
+    rows: Sequence[ArmStanding], on: Literal["heldout", "ood"] = "heldout"
+) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of a table: how the arms end, and their differences."""
+    ood = on == "ood"
+    all_met = [row.ood_against if ood else row.against for row in rows]
+    opponents = list(dict.fromkeys(other for by_other in all_met for other in by_other))
+    margins = {one.margin for by_other in all_met for one in by_other.values()}
+    head = ["peer", "arm", "out of distribution" if ood else "mean"]
     for other in opponents:
-        head += [f"against {other}", "p (Holm)"]
-    head += ["tokens sampled", "learned: own + foreign", "deepest fall: mean", "worst", "seconds"]
-    return head, [_cells(row, opponents) for row in rows]
+        head += [f"against {other}", "p (Holm)", *equivalence_head(margins), "g"]
+    return head, [
+        [
+            row.peer or "all",
+            row.arm,
+            str(row.ood if ood else row.mean),
+            *(text for other in opponents for text in against_cells(by_other.get(other), margins)),
+        ]
+        for row, by_other in zip(rows, all_met, strict=True)
+    ]
 
 
-def _cells(row: ArmStanding, opponents: Sequence[str]) -> list[str]:
-    met = [text for other in opponents for text in against_cells(row.against.get(other))]
+def has_ood(rows: Sequence[ArmStanding]) -> bool:
+    return any(not np.isnan(row.ood.mean) for row in rows)
+
+
+def took_cells(rows: Sequence[ArmStanding]) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of a table: what each peer paid."""
+    head = ["peer", "arm", "tokens sampled", "learned: own + foreign", "seconds"]
+    head += ["deepest fall: mean", "worst"]
+    return head, [_took(row) for row in rows]
+
+
+def _took(row: ArmStanding) -> list[str]:
     learned = [amount(row.own_tokens), amount(row.foreign_tokens)]
     return [
         row.peer or "all",
         row.arm,
-        str(row.mean),
-        *met,
         amount(row.sampled_tokens),
         " + ".join(learned) if all(learned) else "",
-        *("" if np.isnan(fall) else f"{fall:.3f}" for fall in (row.fall, row.worst_fall)),
         "" if np.isnan(row.seconds) else f"{row.seconds:.0f}",
+        *("" if np.isnan(fall) else f"{fall:.3f}" for fall in (row.fall, row.worst_fall)),
     ]
 
 
-def against_cells(against: Against | None) -> tuple[str, str]:
-    """A difference with its interval, and its corrected p."""
+def equivalence_head(margins: Collection[float]) -> list[str]:
+    """The head of the column of equivalence, if a margin was stated."""
+    stated = sorted(margin for margin in margins if not np.isnan(margin))
+    return [f"within ±{', ±'.join(map(number, stated))}: p (Holm)"] if stated else []
+
+
+def against_cells(against: Against | None, margins: Collection[float]) -> list[str]:
+    """A difference with its interval, its corrected p, that of equivalence, and its size."""
+    columns = 3 + len(equivalence_head(margins))
     if against is None or np.isnan(against.difference.mean):
-        return "", ""
-    estimate, p = against.difference, against.holm_p
+        return [""] * columns
+    estimate = against.difference
     width = "" if np.isnan(estimate.low) else f" ± {estimate.half_width:.3f}"
-    return f"{estimate.mean:+.3f}{width}", "" if np.isnan(p) else f"{p:.3f}"
+    p_values = [against.holm_p, against.equivalence_holm_p][: columns - 2]
+    return [
+        f"{estimate.mean:+.3f}{width}",
+        *("" if np.isnan(p) else f"{p:.3f}" if p >= 0.001 else "< 0.001" for p in p_values),
+        f"{against.effect:.1f}",
+    ]
 
 
 def amount(value: float) -> str:

@@ -9,13 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy import optimize, special, stats
 
 from motley.tasks import Measure
 
 LEVEL, POWER = 0.95, 0.8
 FEW_SEEDS = 5  # below it a report warns
 MOST_SEEDS = 200  # beyond it nobody is told how many would decide
+MARGIN = (
+    0.03  # of accuracies: a smaller difference makes no difference, unless a study says another
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,12 @@ def _standard_error(values: Sequence[float]) -> float:
     return float(np.std(values, ddof=1) / np.sqrt(len(values)))
 
 
+def _spread_ratios(df: int) -> np.ndarray:
+    """Measured over true spread: equally likely values of its chi distribution."""
+    shares = (np.arange(1000) + 0.5) / 1000
+    return np.sqrt(stats.chi2.ppf(shares, df) / df)
+
+
 def has_spread(values: Sequence[float]) -> bool:
     """Whether a test against zero can be made: not with one value, nor with several that differ by
     rounding only.
@@ -96,11 +105,53 @@ def has_spread(values: Sequence[float]) -> bool:
     return len(values) > 1 and float(np.std(values)) > 1e-9
 
 
-def p_value_of(differences: Sequence[float]) -> float:
-    """Two-sided paired t test against no difference; nan where it cannot be made."""
+def p_value_of(differences: Sequence[float], beyond: float = 0.0) -> float:
+    """Two-sided paired t test against a difference of `beyond`; nan where it cannot be made."""
     if not has_spread(differences):
         return float("nan")
-    return float(stats.ttest_1samp(differences, 0).pvalue)
+    return float(stats.ttest_1samp(differences, beyond).pvalue)
+
+
+def not_worse_p(differences: Sequence[float], margin: float) -> float:
+    """One-sided paired t test against a loss of `margin` or more; nan where it cannot be made."""
+    if not has_spread(differences):
+        return float("nan")
+    return float(stats.ttest_1samp(differences, -margin, alternative="greater").pvalue)
+
+
+def equivalence_p(differences: Sequence[float], margin: float) -> float:
+    """Two one-sided paired t tests: against a loss, and against a gain, of `margin` or more.
+
+    The larger of both p. Below .05 says: the difference is smaller than the margin, either way.
+    """
+    return float(
+        np.maximum(not_worse_p(differences, margin), not_worse_p([-d for d in differences], margin))
+    )
+
+
+def effect_size(differences: Sequence[float]) -> Estimate:
+    """Hedges' g of paired differences, with its 95 % interval; nan for fewer than 3.
+
+    g = J · mean / sd, with J = Γ(df/2) / (√(df/2) Γ((df-1)/2)), which takes away the bias of few
+    seeds. The interval is that of the noncentral t distribution: t = √n mean / sd has the
+    noncentrality √n times the true effect. Given the ratio r of measured to true spread, t is at
+    most what it is with the chance Φ(t r - noncentrality).
+    """
+    num = len(differences)
+    if num < 3 or not has_spread(differences):
+        return UNKNOWN
+    df, root = num - 1, np.sqrt(num)
+    unbiased = float(
+        np.exp(special.gammaln(df / 2) - special.gammaln((df - 1) / 2)) / np.sqrt(df / 2)
+    )
+    t = float(np.mean(differences) / _standard_error(differences))
+    ratios = _spread_ratios(df)
+    far = 4 * abs(t) + 10  # wider than any interval of 3 seeds or more
+    low, high = (
+        optimize.brentq(lambda shift, p=p: np.mean(special.ndtr(t * ratios - shift)) - p, -far, far)
+        for p in ((1 + LEVEL) / 2, (1 - LEVEL) / 2)
+    )
+    return Estimate(*(float(unbiased * value / root) for value in (t, low, high)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,39 +195,75 @@ def sentence(compared: Comparison, corrected_p: float | None = None) -> str:
         )
     if p >= 1 - LEVEL:
         inner = f"95 % {signed(estimate.low)} to {signed(estimate.high)}"
-        words = f"undecided: {both}, {signed(estimate.mean)} ({inner}), {_p(p)}, {seeds}"
+        words = f"undecided: {both}, {signed(estimate.mean)} ({inner}), {p_text(p)}, {seeds}"
         return f"{words}; {_outlook(compared)}"
     better, sign = ("better", 1) if estimate.mean > 0 else ("worse", -1)
     low, high = sorted((sign * estimate.low, sign * estimate.high))
     words = (
         f"{compared.first} is {better} than {compared.second} by {number(abs(estimate.mean))} "
-        f"(95 % {number(low)} to {number(high)}), {_p(p)}, {seeds}"
+        f"(95 % {number(low)} to {number(high)}), {p_text(p)}, {seeds}"
     )
     if corrected_p is not None and corrected_p >= 1 - LEVEL:
-        words += f"; not after Holm's correction for several comparisons ({_p(corrected_p)})"
+        words += f"; not after Holm's correction for several comparisons ({p_text(corrected_p)})"
     return words
 
 
-def seeds_to_decide(differences: Sequence[float]) -> int | None:
-    """Seeds with which a difference of this size and spread would be found four times in five.
+def seeds_to_decide(differences: Sequence[float], beyond: float = 0.0) -> int | None:
+    """Seeds with which a difference of this size and spread would be told from `beyond` four times
+    in five.
 
     None: more than MOST_SEEDS.
     """
-    spread, mean = float(np.std(differences, ddof=1)), abs(float(np.mean(differences)))
+    spread = float(np.std(differences, ddof=1))
+    distance = abs(float(np.mean(differences)) - beyond)
     for num in range(max(3, len(differences)), MOST_SEEDS + 1):
         needed = (_t_quantile(num) + _t_quantile(num, POWER)) * spread / np.sqrt(num)
-        if needed <= mean:
+        if needed <= distance:
             return num
     return None
 
 
+def seeds_to_be_equivalent(
+    differences: Sequence[float], margin: float, both: bool = True
+) -> int | None:
+    """Seeds with which a difference of this size and spread would be found to be inside the margin
+    four times in five; or, not `both`, to be no loss of it.
+
+    None: more than MOST_SEEDS.
+    """
+    for num in range(max(3, len(differences)), MOST_SEEDS + 1):
+        if _equivalence_power(differences, margin, num, both) >= POWER:
+            return num
+    return None
+
+
+def _equivalence_power(differences: Sequence[float], margin: float, num: int, both: bool) -> float:
+    """Chance that `num` seeds reject a loss of the margin, and if `both` a gain of it too.
+
+    Given the ratio r of measured to true spread, the mean must lie t · r standard errors inside.
+    """
+    error = float(np.std(differences, ddof=1)) / np.sqrt(num)
+    mean = float(np.mean(differences))
+    room = _t_quantile(num, LEVEL) * _spread_ratios(num - 1)
+    above_loss = (mean + margin) / error - room
+    below_gain = (margin - mean) / error - room
+    if not both:
+        return float(np.mean(special.ndtr(above_loss)))
+    chance = special.ndtr(below_gain) - special.ndtr(-above_loss)
+    return float(np.mean(np.maximum(chance, 0.0)))
+
+
 def _outlook(compared: Comparison) -> str:
     num = seeds_to_decide(compared.differences)
+    words = outlook(num, len(compared.differences), compared.unit)
+    return f"{words} for a difference this small" if num is None else words
+
+
+def outlook(num: int | None, made: int, unit: str) -> str:
+    """What so many units would do, where `made` were too few."""
     if num is None:
-        return (
-            f"more than {MOST_SEEDS} {compared.unit}s would be needed for a difference this small"
-        )
-    return f"about {max(num, len(compared.differences) + 1)} {compared.unit}s would decide it"
+        return f"more than {MOST_SEEDS} {unit}s would be needed"
+    return f"about {max(num, made + 1)} {unit}s would decide it"
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -209,7 +296,7 @@ def signed(value: float) -> str:
     return number(value) if value < 0 else f"+{number(value)}"
 
 
-def _p(value: float) -> str:
+def p_text(value: float) -> str:
     return "p < .001" if value < 0.001 else f"p = {number(value)}"
 
 

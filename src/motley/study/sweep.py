@@ -7,6 +7,7 @@ all seeds, not each seed's luckiest.
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,13 +25,13 @@ from motley.runs.metrics import LearnerLine, learner_lines, read_metrics
 from motley.sim.report import ages_of, num_dropped
 from motley.sim.simulation import SimCrew
 from motley.study.arms import Arm, crews_of
+from motley.study.keys import key_of, run_name
 from motley.study.processes import Job, LostRunsError, make_all
 from motley.study.report import markdown_table, mean_of
 from motley.study.running import (
     check_kept,
     check_names,
     claim,
-    folder_name,
     keep,
     names_of_warm_starts,
     warm_starts,
@@ -143,7 +144,8 @@ def _run(config: CrewConfig, arm: Arm, seed: int, folder: Path) -> list[Trial]:
 
 
 def _simulate(crew: CrewConfig, name: str, arm: Arm, folder: Path) -> list[Trial]:
-    run = folder / f"{crew.crew.name}-{folder_name(arm.label, crew.crew.seed)}"
+    key = hashlib.sha256(f"{arm.label} {key_of(crew)}".encode()).hexdigest()
+    run = folder / run_name(crew, key)
     shutil.rmtree(run, ignore_errors=True)  # a run that was stopped is made anew
     for _ in SimCrew(crew, run).rounds():
         pass

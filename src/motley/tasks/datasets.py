@@ -22,8 +22,8 @@ from motley.tasks.task import QUESTION, Measure, Scoring
 class DatasetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     file: str = ""  # in the dataset's own fields; without it: from the hub
     heldout: str = ""  # without it: the hub's test split, or one problem in ten by its hash
-    ood: str = ""
-    ood_task: str = ""  # the dataset `ood` is of; without it: the same one
+    ood: str | tuple[str, ...] = ""  # or several files, one for each of `ood_task`
+    ood_task: str | tuple[str, ...] = ""  # the dataset `ood` is of; without it: the same one
     form: Form = "tags"
 
 
@@ -44,7 +44,7 @@ class DatasetTask(Collection):
 
     def __init__(self, name: str, config: DatasetConfig) -> None:
         need("math_verify", f"task {name!r}")
-        source, ood_name = _source(name), config.ood_task or name
+        source = DATASETS[name]
         self._form = config.form
         self.instruction = INSTRUCTIONS[config.form]
         if config.file:
@@ -56,7 +56,7 @@ class DatasetTask(Collection):
             )
         if config.heldout:
             heldout = _of_file(config.heldout, source)
-        ood = _ood(_source(ood_name), config)
+        ood = _ood(name, config)
         super().__init__(
             split_sets(problems, heldout, ood, config.file or source.hub),
             config.file or source.hub,
@@ -84,10 +84,25 @@ def _of_file(name: str, source: PublishedDataset) -> list[Problem]:
     return [source.make(row.fields, row.place) for row in rows]
 
 
-def _ood(source: PublishedDataset, config: DatasetConfig) -> list[Problem]:
-    if config.ood:
-        return _of_file(config.ood, source)
-    return _from_hub(source, source.heldout or source.train) if config.ood_task else []
+def _ood(name: str, config: DatasetConfig) -> list[Problem]:
+    """Of all datasets that are named for it, each a kind of its own."""
+    files, names = _several(config.ood), _several(config.ood_task)
+    if not names:
+        names = (name,) * len(files)
+    if files and len(files) != len(names):
+        raise ValueError(
+            f"ood has {len(files)} files for {len(names)} datasets of ood_task "
+            f"({', '.join(names)}); name one file for each, or none to take all from the hub"
+        )
+    if not files:
+        sources = map(_source, names)
+        return [p for one in sources for p in _from_hub(one, one.heldout or one.train)]
+    pairs = zip(files, names, strict=True)
+    return [p for file, dataset in pairs for p in _of_file(file, _source(dataset))]
+
+
+def _several(value: str | tuple[str, ...]) -> tuple[str, ...]:
+    return ((value,) if value else ()) if isinstance(value, str) else value
 
 
 def _source(name: str) -> PublishedDataset:

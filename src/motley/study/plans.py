@@ -1,0 +1,218 @@
+"""Study plans: what is asked, of which crews, under which arms and seeds, and what is claimed.
+
+Those in motley/studies/ are found by their names. A plan says what a study is; study/running.py
+makes its runs, and study/judging.py holds its claims against them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from motley.config import CrewConfig, check_name, read_config
+from motley.files import replace
+from motley.study.arms import Arm, parse_arms
+
+SHIPPED = Path(__file__).parents[1] / "studies"
+PLAN = "plan.toml"  # in the folder of a study: the plan as it was run
+
+Relation = Literal["better", "equivalent", "not worse"]
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an arm is said to be against another, and by how much."""
+
+    text: str
+    arm: str
+    against: str
+    is_: Relation = msgspec.field(name="is")
+    margin: float = 0.0
+    on: str = "mean"
+
+    def __post_init__(self) -> None:
+        if not self.margin >= 0:
+            raise ValueError(f"claim {self.text!r}: margin={self.margin} must not be negative")
+        if self.is_ != "better" and not self.margin:
+            raise ValueError(
+                f'claim {self.text!r}: is = "{self.is_}" needs a margin above 0, such as 0.03: '
+                "without one nothing could show it"
+            )
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    question: str
+    crews: tuple[str, ...]  # crew files, named from the folder of the plan
+    quick: tuple[str, ...] = ()  # tiny ones, for --quick
+    quick_time: str = ""  # how long that takes, as it was measured
+    arms: tuple[str, ...]
+    seeds: int = 5
+    quick_seeds: int = 2
+    first_seed: int = 0
+    more_arms: tuple[str, ...] = ()  # worth a look, but not so many seeds
+    more_seeds: int = 1
+    settings: tuple[str, ...] = ()  # of all crews, written as for --set
+    claim: tuple[Claim, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_name("study", self.name)
+        if not self.crews:
+            raise ValueError(f'study {self.name} has no crews; name some, as crews = ["crew.toml"]')
+        for key in ("seeds", "quick_seeds", "more_seeds"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"{key}={getattr(self, key)} runs nothing; use at least 1")
+        if self.first_seed < 0:
+            raise ValueError(f"first_seed={self.first_seed} must not be negative; 0 is usual")
+        labels = [arm.label for arm in parse_arms(" ".join((*self.arms, *self.more_arms)))]
+        for claim in self.claim:
+            for named in (claim.arm, claim.against):
+                arm = named.partition(" in ")[0]  # "gepo in far": of that crew
+                if arm not in labels:
+                    raise ValueError(
+                        f"claim {claim.text!r} is about arm {arm!r}, which the plan does not run; "
+                        f"{_guess(arm, labels)}"
+                    )
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """A plan as it is to be run."""
+
+    plan: Plan
+    crews: list[CrewConfig]
+    arms: list[tuple[Arm, Sequence[int]]]  # each with its seeds
+    name: str  # of its folder
+    place: Path | None  # the folder that it was begun in; None: it is named by `name`
+
+    @property
+    def labels(self) -> set[str]:
+        return {arm.label for arm, _ in self.arms}
+
+    @property
+    def claims(self) -> list[Claim]:
+        """Those about arms that are run."""
+        return [c for c in self.plan.claim if {_arm_of(c.arm), _arm_of(c.against)} <= self.labels]
+
+    def write(self, folder: Path) -> None:
+        """The plan as it is run, beside crew files: what is needed to go on with it elsewhere."""
+        seeds = self.arms[0][1]
+        plan = msgspec.structs.replace(
+            self.plan,
+            crews=tuple(f"{config.crew.name}/crew.toml" for config in self.crews),
+            quick=(),
+            quick_time="",
+            arms=tuple(_written(arm) for arm, its in self.arms if its == seeds),
+            seeds=len(seeds),
+            first_seed=seeds[0],
+            more_arms=tuple(_written(arm) for arm, its in self.arms if its != seeds),
+            settings=(),
+            claim=tuple(self.claims),
+        )
+        folder.mkdir(parents=True, exist_ok=True)
+        replace(folder / PLAN, msgspec.toml.encode(plan))
+
+
+def _written(arm: Arm) -> str:
+    return f"{arm.label}={arm.text}" if arm.made else arm.text
+
+
+def _arm_of(text: str) -> str:
+    return text.partition(" in ")[0]
+
+
+def shipped_plans() -> dict[str, Path]:
+    """Files by their names."""
+    return {path.stem: path for path in sorted(SHIPPED.glob("*.toml"))}
+
+
+def plan_file(what: str) -> Path | None:
+    """The plan that a word means: a name of ours, a file of a user's, the folder of a study; None
+    if it is the path of something else.
+    """
+    path = Path(what)
+    if (path / PLAN).is_file():
+        return path / PLAN
+    if path.suffix == ".toml" and path.is_file():
+        return path if _is_plan(path) else None
+    if path.exists() or path.suffix or "/" in what:
+        return None
+    known = shipped_plans()
+    if what not in known:
+        raise ValueError(f"there is no study {what!r}; {_guess(what, list(known))}")
+    return known[what]
+
+
+def _is_plan(path: Path) -> bool:
+    """A plan has crews, and a crew file is one."""
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        return False  # whoever reads it as a crew file says what is wrong
+    return "crew" not in found and bool({"crews", "question", "claim"} & set(found))
+
+
+def read_plan(path: Path) -> Plan:
+    try:
+        return msgspec.toml.decode(path.read_bytes(), type=Plan)
+    except (msgspec.ValidationError, msgspec.DecodeError, OSError) as error:
+        words = str(error).replace(" - at `$", " (in `").replace("(in `.", "(in `")
+        raise ValueError(
+            f"study plan {path}: {words}; docs/studies.md explains a plan line by line"
+        ) from None
+
+
+def study_of(
+    path: Path,
+    quick: bool = False,
+    arms: str = "",
+    seeds: int | None = None,
+    first_seed: int | None = None,
+    settings: Sequence[str] = (),
+) -> Study:
+    """What a plan asks for, with other arms, seeds and settings if they are given."""
+    plan = read_plan(path)
+    if quick and not plan.quick:
+        raise ValueError(f"study {plan.name} has no quick crews; run it without --quick")
+    told = [*plan.settings, *map(_from_here, settings)]
+    crews = [
+        read_config(path.parent / file, told) for file in (plan.quick if quick else plan.crews)
+    ]
+    first = plan.first_seed if first_seed is None else first_seed
+    many = seeds or (plan.quick_seeds if quick else plan.seeds)
+    few = many if quick or seeds else plan.more_seeds
+    if arms:
+        chosen = [(arm, many) for arm in _chosen(plan, arms)]
+    else:
+        parsed = parse_arms(" ".join((*plan.arms, *plan.more_arms)))
+        chosen = [(arm, many if i < len(plan.arms) else few) for i, arm in enumerate(parsed)]
+    return Study(
+        plan,
+        crews,
+        [(arm, range(first, first + number)) for arm, number in chosen],
+        f"{plan.name}-quick" if quick else plan.name,
+        path.parent if path.name == PLAN else None,
+    )
+
+
+def _chosen(plan: Plan, arms: str) -> list[Arm]:
+    """Arms of a command line; a plan's own may be called by their names alone."""
+    own = {arm.label: _written(arm) for arm in parse_arms(" ".join((*plan.arms, *plan.more_arms)))}
+    return parse_arms(" ".join(own.get(word, word) for word in arms.split()))
+
+
+def _from_here(setting: str) -> str:
+    """A file or folder is named from where the command is given, not from where we keep plans."""
+    key, equals, value = setting.partition("=")
+    path = Path(value.strip())
+    return f"{key}={path.resolve()}" if equals and value.strip() and path.exists() else setting
+
+
+def _guess(word: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=3)
+    return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"

@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+from math import isnan
+
+import msgspec
+import pytest
+from scipy import stats
+
+from motley.study.judging import Judgement, judged
+from motley.study.outcomes import Outcome
+from motley.study.plans import Claim
+from motley.study.statistics import effect_size, holm, number
+
+NOISE = (-0.01, 0.0, 0.01, 0.004, -0.004)
+
+
+def crew(seeds: int = 5, **gains: float) -> list[Outcome]:
+    """`gains`: arm -> how far its two peers end above alone; out of distribution half as far."""
+    return [
+        outcome(arm, seed, peer, 0.5 + gain + (arm != "alone") * NOISE[seed])
+        for arm, gain in {"alone": 0.0, **gains}.items()
+        for seed in range(seeds)
+        for peer in "ab"
+    ]
+
+
+def outcome(arm: str, seed: int, peer: str, end: float) -> Outcome:
+    return Outcome(
+        arm=arm,
+        seed=seed,
+        peer=peer,
+        start={"sort": 0.1, "sum": 0.1},
+        end={"sort": end + 0.05, "sum": end - 0.05},
+        lowest={"sort": 0.1, "sum": 0.1},
+        ood={"all": (end + 0.5) / 2},
+    )
+
+
+def claim(is_: str, margin: float = 0.0, on: str = "mean", arm: str = "ftis") -> Claim:
+    text = f"{arm} is {is_}."
+    return msgspec.convert(
+        {"text": text, "arm": arm, "against": "alone", "is": is_, "margin": margin, "on": on}, Claim
+    )
+
+
+def judge(one: Claim, *crews: list[Outcome]) -> Judgement:
+    (found,) = judged([one], {f"c{place}": some for place, some in enumerate(crews)})
+    return found
+
+
+@pytest.mark.parametrize(
+    ("is_", "margin", "gain", "verdict"),
+    [
+        ("better", 0.0, 0.05, "reproduced"),
+        ("better", 0.0, -0.05, "not reproduced"),
+        ("better", 0.0, 0.004, "undecided"),
+        ("better", 0.03, 0.05, "reproduced"),
+        ("better", 0.05, 0.05, "undecided"),
+        ("better", 0.03, 0.0, "not reproduced"),  # it may be better, but not by three points
+        ("equivalent", 0.03, 0.0, "reproduced"),
+        ("equivalent", 0.03, 0.012, "reproduced"),
+        ("equivalent", 0.03, 0.029, "undecided"),
+        ("equivalent", 0.03, 0.08, "not reproduced"),
+        ("equivalent", 0.03, -0.08, "not reproduced"),
+        ("not worse", 0.03, -0.012, "reproduced"),
+        ("not worse", 0.03, 0.5, "reproduced"),
+        ("not worse", 0.03, -0.03, "undecided"),
+        ("not worse", 0.03, -0.08, "not reproduced"),
+    ],
+)
+def test_a_claim_is_decided_by_the_tests_that_it_asks_for(
+    is_: str, margin: float, gain: float, verdict: str
+) -> None:
+    found = judge(claim(is_, margin), crew(ftis=gain))
+    assert found.verdict == verdict
+    assert found.sentence.startswith(f"{verdict}: ftis is {is_}. Mean over peers and kinds: ftis ")
+    assert (found.seeds is not None) == ("would decide it" in found.sentence)
+    if verdict != "undecided":
+        assert found.seeds is None
+
+
+def test_a_sentence_has_the_numbers_it_was_made_of() -> None:
+    differences = [0.012 + noise for noise in NOISE]
+    test = stats.ttest_1samp(differences, 0)
+    low, high = test.confidence_interval(0.95)
+    p = max(
+        stats.ttest_1samp(differences, -0.03, alternative="greater").pvalue,
+        stats.ttest_1samp(differences, 0.03, alternative="less").pvalue,
+    )
+    g = effect_size(differences)
+    assert judge(claim("equivalent", 0.03), crew(ftis=0.012)).sentence == (
+        "reproduced: ftis is equivalent. Mean over peers and kinds: ftis against alone "
+        f"+.012 (95 % +{number(low)} to +{number(high)}), within ±.030: p = {number(p)}, "
+        f"g = {g.mean:.1f} ({g.low:.1f} to {g.high:.1f}), 5 seeds."
+    )
+
+
+def test_an_open_claim_says_how_many_seeds_would_decide_it() -> None:
+    found = judge(claim("better"), crew(ftis=0.004))
+    assert found.seeds is not None
+    assert found.seeds > 5
+    assert f"; about {found.seeds} seeds would decide it." in found.sentence
+    never = judge(claim("equivalent", 0.03), crew(ftis=0.03))
+    assert never.seeds is None
+    assert never.sentence.endswith("more than 200 seeds would be needed.")
+
+
+def test_a_claim_can_be_on_a_peer_on_a_kind_and_out_of_distribution() -> None:
+    some = [
+        msgspec.structs.replace(o, end={kind: v - 0.3 for kind, v in o.end.items()})
+        if (o.peer, o.arm) == ("b", "ftis")
+        else o
+        for o in crew(ftis=0.1)
+    ]
+    mean = {
+        on: judge(claim("better", on=on), some).parts[0].compared.estimate.mean
+        for on in ("mean", "a", "b", "sum", "ood")
+    }
+    expected = {"mean": -0.05, "a": 0.1, "b": -0.2, "sum": -0.05, "ood": 0.05}
+    assert mean == pytest.approx(expected)
+
+
+def test_a_claim_on_every_peer_fails_with_one_of_them() -> None:
+    some = [o for o in crew(ftis=0.1) if o.peer == "a" or o.arm == "alone"]
+    some += [o for o in crew(ftis=-0.1) if o.peer == "b" and o.arm == "ftis"]
+    found = judge(claim("not worse", 0.02, "every peer"), some)
+    assert [(part.where, part.verdict) for part in found.parts] == [
+        ("c0, a", "reproduced"),
+        ("c0, b", "not reproduced"),
+    ]
+    assert found.verdict == "not reproduced"
+    assert "1 of 2 hold; c0, a (reproduced): ftis against alone +.100" in found.sentence
+
+
+def test_of_many_places_one_unlucky_one_does_not_refute_a_claim() -> None:
+    low = crew(ftis=-0.011)  # its interval ends below 0, but only just
+    assert judge(claim("better"), low).verdict == "not reproduced"
+    many = judge(claim("better"), low, *[crew(ftis=0.05)] * 4)
+    assert many.verdict == "undecided"
+    assert many.parts[0].refuting_p == pytest.approx(5 * many.parts[0].p_value)
+
+
+def test_over_several_crews_a_claim_must_hold_in_each() -> None:
+    better = claim("better")
+    assert judge(better, crew(ftis=0.1), crew(ftis=0.2)).verdict == "reproduced"
+    open_ = judge(better, crew(ftis=0.1), crew(ftis=0.004))
+    assert (open_.verdict, open_.seeds) == ("undecided", open_.parts[1].seeds)
+    assert judge(better, crew(ftis=0.004), crew(ftis=-0.1)).verdict == "not reproduced"
+    # only one of them has the arm
+    assert [part.where for part in judge(better, crew(), crew(ftis=0.2)).parts] == ["c1"]
+
+
+def test_a_claim_can_compare_an_arm_of_one_crew_with_an_arm_of_another() -> None:
+    late = Claim(text="late", arm="gepo in far", against="gepo in near", is_="not worse")
+    crews = {"near": crew(gepo=0.1), "far": crew(gepo=0.0)[:-1], "other": crew(gepo=0.9)}
+    (found,) = judged([late], crews)
+    (part,) = found.parts
+    assert part.where == "far"
+    assert part.compared.differences[:4] == pytest.approx([-0.1] * 4)
+    inside = msgspec.structs.replace(late, against="alone")
+    (found,) = judged([inside], crews)
+    assert found.parts[0].compared.differences[:4] == pytest.approx(NOISE[:4])
+
+
+def test_claims_of_the_same_kind_are_corrected_together_and_others_are_not() -> None:
+    claims = [claim("better", arm=arm) for arm in ("ftis", "topr")] + [claim("not worse", 0.03)]
+    found = judged(claims, {"c": crew(ftis=0.008, topr=0.009)})
+    p_values = [one.parts[0].p_value for one in found]
+    assert [one.parts[0].holm_p for one in found] == pytest.approx(
+        [*holm(p_values[:2]), p_values[2]]
+    )
+    assert "after Holm" in found[0].sentence
+    assert "after Holm" not in found[2].sentence
+
+
+def test_a_claim_that_does_not_survive_its_correction_is_undecided() -> None:
+    alone = judged([claim("better")], {"c": crew(ftis=0.011)})
+    assert alone[0].verdict == "reproduced"
+    many = [claim("better", arm=arm) for arm in ("ftis", "t", "u", "v")]
+    found = judged(many, {"c": crew(ftis=0.011, t=0.0, u=0.0, v=0.0)})
+    assert found[0].verdict == "undecided"
+    assert found[0].seeds == 6
+
+
+def test_one_seed_equal_seeds_and_missing_runs_decide_nothing() -> None:
+    single = judge(claim("better"), crew(1, ftis=0.5))
+    assert single.verdict == "undecided"
+    assert single.sentence.endswith("+.490, 1 seed; one seed decides nothing.")
+    flat = [o for o in crew(3, ftis=0.5) if o.arm == "alone"]
+    flat += [msgspec.structs.replace(o, arm="ftis") for o in flat]
+    same = judge(claim("equivalent", 0.1), flat)
+    assert (same.verdict, isnan(same.parts[0].p_value)) == ("undecided", True)
+    assert "without spread no test can be made" in same.sentence
+    missing = judge(claim("better", arm="hacpo"), crew(ftis=0.1))
+    assert (missing.verdict, missing.seeds, missing.parts) == ("undecided", None, [])
+    assert "no seed has runs of both hacpo and alone" in missing.sentence
