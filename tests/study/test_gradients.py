@@ -21,7 +21,7 @@ from motley.records import Problem
 from motley.runs.local import LocalCrew
 from motley.study import gradients
 from motley.study.estimators import read_estimators
-from motley.study.gradients import REFERENCE, Probe, Size, measure, rows_of, vector_of
+from motley.study.gradients import REFERENCE, Probe, ProbeSize, measure, rows_of, vector_of
 
 REWARDS = [[1.0, 0.0, 0.0], [0.0, 1.0, 1.0]]
 
@@ -148,7 +148,7 @@ def test_too_few_batches_are_refused() -> None:
     with pytest.raises(
         ValueError, match="batches=3 say nothing of their own error; use at least 4"
     ):
-        Size(3)
+        ProbeSize(3)
 
 
 # A run
@@ -178,9 +178,9 @@ def contents(folder: Path) -> dict[str, str]:
 def test_a_run_is_measured_at_a_checkpoint_and_only_read(run: Path) -> None:
     before = contents(run)
     rows: dict[str, Objective] = rows_of("nois tis ftis:g=0.001")
-    lines = measure(run, 2, rows, Size(6, 3))
+    lines = measure(run, 2, rows, ProbeSize(6, 3))
     assert contents(run) == before
-    assert measure(run, 2, rows, Size(6, 3)) == lines
+    assert measure(run, 2, rows, ProbeSize(6, 3)) == lines
     found = {(one.receiver, one.sender, one.row): one for one in lines}
     assert len(found) == len(lines) == 2 * 2 * 3
     for peer in ("full0", "lora1"):
@@ -192,7 +192,7 @@ def test_a_run_is_measured_at_a_checkpoint_and_only_read(run: Path) -> None:
     assert crossed.ess < 1
     assert crossed.groups == 3
     assert crossed.values > found["lora1", "full0", "tis"].values
-    assert measure(run, 0, rows_of("nois"), Size(4, 2)) != lines
+    assert measure(run, 0, rows_of("nois"), ProbeSize(4, 2)) != lines
 
 
 @pytest.mark.slow

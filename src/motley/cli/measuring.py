@@ -213,10 +213,10 @@ def bench_estimators(
     """
     from motley.runs.replay import kept_rounds
     from motley.study.estimators import keep_estimators, noisy, shown
-    from motley.study.gradients import USUAL_ROWS, Size, measure, rows_of
+    from motley.study.gradients import USUAL_ROWS, ProbeSize, measure, rows_of
 
     with plain_errors():
-        chosen, size = rows_of(rows or USUAL_ROWS), Size(batches, groups)
+        chosen, size = rows_of(rows or USUAL_ROWS), ProbeSize(batches, groups)
         lines = []
         with _progress() as show:
             for number in rounds or [0, kept_rounds(run)[-1]]:

@@ -54,7 +54,7 @@ Progress = Callable[[str, int, int], None]  # (what, steps done, steps in all)
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class ProbeSize:
     """How much is sampled: so many batches of so many groups, by every peer."""
 
     batches: int = 32
@@ -91,7 +91,7 @@ def measure(
     folder: Path,
     round: int,
     rows: dict[str, Objective],
-    size: Size = Size(),
+    size: ProbeSize = ProbeSize(),
     progress: Progress = lambda what, done, total: None,
     say: Say = lambda text: None,
 ) -> list[EstimatorLine]:
@@ -99,7 +99,7 @@ def measure(
     config = _vertical(read_config(folder / "config.toml"))
     task = load_task(config.crew.task, config.task)
     policies = policies_after(folder, round)
-    size = Size(size.batches, size.groups or config.crew.problems_per_round)
+    size = ProbeSize(size.batches, size.groups or config.crew.problems_per_round)
     problems = [
         draw_problems(task, f"estimators/{config.crew.seed}/{number}", "train", size.groups)
         for number in range(size.batches)

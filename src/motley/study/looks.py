@@ -35,7 +35,7 @@ class StudyRun(NamedTuple):
     folder: Path
 
 
-class Heard(NamedTuple):
+class FromSender(NamedTuple):
     """What a step of one run took from one sender."""
 
     run: StudyRun
@@ -124,10 +124,10 @@ def looks_of(runs: Sequence[StudyRun]) -> list[Section]:
     return sections
 
 
-def heard_in(run: StudyRun) -> list[Heard]:
+def heard_in(run: StudyRun) -> list[FromSender]:
     """Step by step, what a run's peers took from whom."""
     return [
-        Heard(run, line.round, line.peer, sender, took)
+        FromSender(run, line.round, line.peer, sender, took)
         for line in learner_lines(run_lines(run.folder))
         for sender, took in sorted((line.senders or {}).items())
     ]
@@ -144,7 +144,7 @@ def number_of(took: SenderMetrics, path: str) -> float | None:
     return value
 
 
-def _section(look: Look, before: str, heard: Sequence[Heard]) -> Section:
+def _section(look: Look, before: str, heard: Sequence[FromSender]) -> Section:
     arms = list(dict.fromkeys(one.run.arm for one in heard))
     rows = []
     for arm in arms:
@@ -164,12 +164,12 @@ def _section(look: Look, before: str, heard: Sequence[Heard]) -> Section:
     return Section(before + look.title, look.text + drawn, (head, rows), charts, y_label=look.label)
 
 
-def _mean_text(heard: Sequence[Heard], path: str) -> str:
+def _mean_text(heard: Sequence[FromSender], path: str) -> str:
     """Mean over steps, then over seeds."""
     return f"{interval([*_by_seed(heard, path).values()]):.3g}"
 
 
-def _by_seed(heard: Sequence[Heard], path: str) -> dict[int, float]:
+def _by_seed(heard: Sequence[FromSender], path: str) -> dict[int, float]:
     values: dict[int, list[float]] = {}
     for one in heard:
         if (value := number_of(one.took, path)) is not None:
@@ -177,11 +177,11 @@ def _by_seed(heard: Sequence[Heard], path: str) -> dict[int, float]:
     return {seed: float(np.mean(some)) for seed, some in values.items()}
 
 
-def _curves(heard: Sequence[Heard], arms: Sequence[str], path: str) -> list[Curve]:
+def _curves(heard: Sequence[FromSender], arms: Sequence[str], path: str) -> list[Curve]:
     width = -(-max(one.round for one in heard) // MOST_POINTS)
     made = []
     for arm in arms:
-        of_bin: dict[int, list[Heard]] = {}
+        of_bin: dict[int, list[FromSender]] = {}
         for one in heard:
             if one.run.arm == arm:
                 of_bin.setdefault((one.round - 1) // width, []).append(one)
