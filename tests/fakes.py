@@ -227,6 +227,11 @@ REWARD_MODULE = '''
 def spread(prompts, completions, answer, **columns):
     """A share for every different character, and for an even length."""
     return [(len(set(text)) + (len(text) % 2 == 0)) / 10 for text in completions]
+
+
+def digits(prompts, completions, answer, **columns):
+    """The same of digits alone: names of special tokens, which others cannot read, pay nothing."""
+    return spread(prompts, ["".join(filter(str.isdigit, c)) for c in completions], answer)
 '''
 
 
@@ -254,9 +259,12 @@ def spread_crew(
     trains: Sequence[str] = ("full", "full"),
     learning: str = "",
     sampling: str = "",
+    models: Sequence[str] = (),
     **crew: Any,
 ) -> CrewConfig:
-    """A crew of tiny:0.3m peers, named after what of them trains, on the dense task in `folder`."""
+    """A crew of tiny:0.3m peers, or of other models, named after what of them trains, on the dense
+    task in `folder`.
+    """
     settings = {
         "name": "spread",
         "task": "spread_reward:spread",
@@ -266,8 +274,10 @@ def spread_crew(
         "objective": "ftis",
     } | crew
     peers = "".join(
-        f'[[peer]]\nname = "{train}{number}"\nmodel = "tiny:0.3m"\n{TRAIN[train]}'
-        for number, train in enumerate(trains)
+        f'[[peer]]\nname = "{train}{number}"\nmodel = "{model}"\n{TRAIN[train]}'
+        for number, (train, model) in enumerate(
+            zip(trains, models or ["tiny:0.3m"] * len(trains), strict=True)
+        )
     )
     keys = "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
     return parse_config(

@@ -46,9 +46,11 @@ from motley.records import (
     Roster,
     Sampling,
     Stamp,
+    Table,
     Weights,
 )
-from motley.trust import MAX_REWARD, Admission, Admitted, Rules
+from motley.spelling import Spelling
+from motley.trust import MAX_REWARD, Admission, Admitted, Rules, Tables
 
 # The header of a group, in its order on the wire.
 FIELDS = [
@@ -68,14 +70,18 @@ RULES = Rules(
     rounds=4,
     steps=4,
     learners=frozenset({"l"}),
+    mixed=True,
 )
 PROBLEMS = [Problem(prompt="reverse 12=", answer="21"), Problem(prompt="sort 21=", answer="12")]
 AUTHORS = {
     name: SigningKey(hashlib.sha256(name.encode()).digest())
-    for name in ("a", "größe", "gone", "hub", "l")
+    for name in ("a", "f", "größe", "gone", "hub", "l")
 }
 KEYS = {name: bytes(key.verify_key) for name, key in AUTHORS.items()}
-ROSTER = {name: KEYS[name] for name in ("a", "größe", "l")}
+ROSTER = {name: KEYS[name] for name in ("a", "f", "größe", "l")}
+# f has a vocabulary of its own: token 1 ends, token 2 is special, token 3 is right
+FOREIGN = Spelling((None, None, None, *(b"%d" % number for number in range(3, 16))))
+TABLE = Table(crew="crew", peer="f", vocabulary="w", ends=(1,), encoded=FOREIGN.encode())
 STRANGE = [
     None, True, -1, 0, 1, 2, 255, 4095, 4097, 2**31, 2**63 - 1, 2**63, 2**64 - 1,
     0.0, 0.5, -1.5, 1e300, math.nan, math.inf, -math.inf,
@@ -92,7 +98,7 @@ EDGES: dict[str, list[Any]] = {
     "problem": [PROBLEMS[0].id, PROBLEMS[1].id, "", "x" * 3000],
     "created_s": [0.0, 0, -0.0, 2.0**33, 2.0**33 + 2, -1e-9, 1e300, math.inf, math.nan],
     "model": ["", "m" * 200, "m" * 201, "\u2028", "\n", "m" * 5000],
-    "vocabulary": ["v", "", "v" * 3000],
+    "vocabulary": ["v", "w", "", "v" * 3000],
     "version": [0, 4, 5, -1, 2**31, 2**64 - 1],
     "temperature": [1.0, 1, 1.0 + 2**-52, 1e-40, 5e-324, 0.0, 10.0, 10.1, math.nan],
     "top_k": [0, 1, 32, -1, 2**63],
@@ -109,6 +115,7 @@ FAMILIAR = [
 PLACES = [
     "", ".", "0", "0.0", "0.0.0", "00.0", "0.00", "+1.0", "-1.0", "1e3.0", "٣.0", "4.0", "0.2",
     "9" * 30 + ".0", "weights.0", "weights.5", "weights.x", "charter", "roster.0", "0.0\n",
+    "table", "table.0", "table." + "0" * 16, "tables",
     "\x00.0",
 ]  # fmt: skip
 MEMORY_MAY_GROW_BYTES = 32 * 2**20
@@ -189,6 +196,8 @@ def id_of(header: Sequence[Any], otherwise: str) -> str:
         return f"{header[5]}.{header[6]}.{header[7]}"
     if header[0] == "weights" and len(header) > 6:
         return f"{header[5]}.weights.{header[6]}"
+    if header[0] == "table" and len(header) > 5:
+        return f"{header[5]}.table"
     if header[0] == "roster" and len(header) > 5:
         return f"hub.roster.{header[5]}"
     return otherwise
@@ -207,9 +216,40 @@ def score(problem: Problem, rollouts: Sequence[Rollout]) -> list[float]:
     return [float(rollout.tokens[0] == 3) for rollout in rollouts]
 
 
-def admission() -> Admission:
+def score_texts(problem: Problem, texts: Sequence[str]) -> list[float]:
+    if any("15" in text for text in texts):
+        raise ZeroDivisionError("a reward function that fails on what it does not know")
+    return [float(text.startswith("3")) for text in texts]
+
+
+def admission(with_table: bool = True) -> Admission:
+    """`with_table`: f's is on the log already."""
+    tables = Tables()
+    if with_table:
+        tables.add(KEYS["f"], TABLE, 1)
     return Admission(
-        RULES, KEYS["hub"], assigned, score, keys=dict(ROSTER), revoked=frozenset({"gone"})
+        RULES,
+        KEYS["hub"],
+        assigned,
+        score,
+        score_texts=score_texts,
+        tables=tables,
+        keys=dict(ROSTER),
+        revoked=frozenset({"gone"}),
+    )
+
+
+def foreign_group(round: int, slot: int) -> Group:
+    """Of f, in its own vocabulary."""
+    made = group("f", round, slot, (-0.5, -1.0, -0.25, -2.0))
+    first, second = made.rollouts
+    return msgspec.structs.replace(
+        made,
+        origin=msgspec.structs.replace(made.origin, vocabulary="w"),
+        rollouts=(
+            msgspec.structs.replace(first, canonical=False),
+            msgspec.structs.replace(second, tokens=(14, 4, 5, 6, 7, 8, 9, 10)),
+        ),
     )
 
 
@@ -260,6 +300,8 @@ def bases() -> list[Base]:
         ("hub", Charter(crew="crew", config='[crew]\nname = "crew"\n', task="t")),
         ("hub", Roster(crew="crew", number=1, keys=ROSTER, revoked=("gone",))),
         ("l", WEIGHTS),
+        ("f", TABLE),
+        ("f", foreign_group(0, 1)),
     ]
     return [base(author, content) for author, content in contents]
 
@@ -345,6 +387,7 @@ class Fuzzer:
             self._bomb,
             self._again,
             self._id,
+            self._table,
         ]
 
     def mutant(self) -> Mutant:
@@ -510,7 +553,7 @@ class Fuzzer:
         logprobs = bytes(4 * total) if header[-1] else bytes(total)
         sections = (
             bytes(4 * count)
-            + bytes(self.rng.choice((0, 1, 1, 2)) for _ in range(count))
+            + bytes(self.rng.choice((0, 1, 1, 2, 3, 4)) for _ in range(count))
             + b"".join(map(varint, lengths))
             + tokens
             + logprobs
@@ -537,6 +580,18 @@ class Fuzzer:
         rollouts = tuple(self.rng.choice(FAMILIAR) for _ in range(2))
         made = msgspec.structs.replace(base.content, rollouts=rollouts)
         return self._signed("again", base, base.id, encode(made, Stamp(key=KEYS[base.author])))
+
+    def _table(self, base: Base) -> Mutant:
+        """Another table of f's: with lengths that lie, other sizes, other ends."""
+        rng, name = self.rng, self.rng.choice(("w", "w", "v", "x"))
+        count, size = rng.choice((0, 1, 2, 16, 300, 2**20 + 1)), rng.choice((0, 1, 3, 2049))
+        planes = [bytes([size >> shift & 255]) * min(count, 300) for shift in (0, 8)]
+        made = count.to_bytes(4, "little") + b"".join(planes)
+        made += bytes(max(0, min(count, 300) * size + rng.choice((-1, 0, 0, 1))))
+        encoded = rng.choice((made, rng.choice(BYTE_CHANGES)(rng, TABLE.encoded)))
+        ends = rng.choice(((1,), (), (0, 0), (0, 1), (299,), (2**34,), (-1,), (2**40,)))
+        header = [*base_header("f"), "f", name, list(ends), encoded]
+        return self._signed("table", self.bases[-2], "f.table", put_together(header, b""))
 
     def _id(self, base: Base) -> Mutant:
         """The record as it is, under a strange id."""
@@ -577,13 +632,26 @@ class Fuzzer:
             else rollout.reward
         )
         ending = self.rng.choice(("stop", "length")) if action == 4 else rollout.ending
-        return Rollout(tokens=tuple(tokens), logprobs=tuple(logprobs), reward=reward, ending=ending)
+        return Rollout(
+            tokens=tuple(tokens),
+            logprobs=tuple(logprobs),
+            reward=reward,
+            ending=ending,
+            canonical=self.rng.random() < 0.5,
+        )
+
+
+def base_header(author: str) -> list[Any]:
+    """What the header of every table begins with."""
+    return ["table", KEYS[author], 0, bytes(32), "crew"]
 
 
 # What must hold
 
 
-def fault_of(mutant: Mutant, found: Admitted | None, counted: int, fuzzer: Fuzzer) -> str:
+def fault_of(
+    mutant: Mutant, found: Admitted | None, counted: int, fuzzer: Fuzzer, gate: Admission
+) -> str:
     """What is wrong with how a mutant was taken, or nothing."""
     if counted:
         return "" if counted == 1 and found is None else f"was counted {counted} times"
@@ -595,13 +663,20 @@ def fault_of(mutant: Mutant, found: Admitted | None, counted: int, fuzzer: Fuzze
         )
     return (
         ""
-        if found is None or keeps_rules(found, mutant.entry.id)
+        if found is None or keeps_rules(found, mutant.entry.id, gate)
         else f"was admitted, and breaks the crew's rules: {found.group}"
     )
 
 
-def keeps_rules(found: Admitted, id: str) -> bool:
-    group, even = found.group, math.log(RULES.vocabulary_size)
+def keeps_rules(found: Admitted, id: str, gate: Admission) -> bool:
+    group, size, ends = found.group, RULES.vocabulary_size, RULES.end_ids
+    if group.origin.vocabulary != RULES.vocabulary:
+        table = gate.tables.of(KEYS[group.origin.peer], group.origin.vocabulary)
+        if table is None or found.spelling is not table.spelling:
+            return False
+        size, ends = len(table.spelling), table.ends
+    elif found.spelling is not None:
+        return False
     return (
         group.crew == RULES.crew
         and group.origin.peer in ROSTER
@@ -614,18 +689,19 @@ def keeps_rules(found: Admitted, id: str) -> bool:
         and group.origin.model.isprintable()
         and group.origin.sampling == Sampling(max_tokens=8)
         and len(group.rollouts) == RULES.rollouts_per_group
-        and all(keeps_rules_of_rollouts(r, even) for r in group.rollouts)
+        and all(keeps_rules_of_rollouts(r, size, ends) for r in group.rollouts)
         and (group.rollouts[0] != group.rollouts[1] or -sum(group.rollouts[0].logprobs) < 35)
     )
 
 
-def keeps_rules_of_rollouts(rollout: Rollout, even: float) -> bool:
-    ends = [place for place, token in enumerate(rollout.tokens) if token == 1]
+def keeps_rules_of_rollouts(rollout: Rollout, size: int, end_ids: Sequence[int]) -> bool:
+    even = math.log(size)
+    ends = [place for place, token in enumerate(rollout.tokens) if token in end_ids]
     so_far = list(itertools.accumulate(-logprob - even for logprob in rollout.logprobs))
     return (
         len(rollout.tokens) == len(rollout.logprobs)
         and 1 <= len(rollout.tokens) <= RULES.max_tokens
-        and all(0 <= token < RULES.vocabulary_size for token in rollout.tokens)
+        and all(0 <= token < size for token in rollout.tokens)
         and all(-even - 30 <= logprob <= 1e-3 for logprob in rollout.logprobs)
         and max(so_far) < 30.01
         and (
@@ -663,7 +739,7 @@ def fuzz(
         if number == records // 10:
             memory = memory_bytes()
         if fuzzer.rng.random() < 0.75:
-            gate = admission()
+            gate = admission(with_table=fuzzer.rng.random() < 0.75)
         mutant = fuzzer.mutant()
         before = gate.refused.total()
         try:
@@ -678,7 +754,7 @@ def fuzz(
         result.outcomes[outcome] += 1
         result.kinds[mutant.kind] += 1
         result.admitted_by_kind[mutant.kind] += found is not None
-        fault = fault_of(mutant, found, counted, fuzzer)
+        fault = fault_of(mutant, found, counted, fuzzer, gate)
         if fault:
             result.fail(f"{number} ({mutant.kind}) {fault}: {shown(mutant.entry)}")
         if number % 4096 == 0:

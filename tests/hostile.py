@@ -46,8 +46,9 @@ from motley.exchange.sections import encode_sections, varints
 from motley.exchange.wire import SCHEMA
 from motley.files import replace
 from motley.peers.sampling import SamplerHalf
-from motley.records import Group, Origin, Rollout, Stamp
+from motley.records import Content, Group, Origin, Rollout, Stamp, Table
 from motley.runs.metrics import LearnerLine
+from motley.spelling import Spelling
 
 processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(["motley.distributed.join", "hubs"])
@@ -99,7 +100,7 @@ class Intruder:
     ) -> Group:
         half = self.half
         problem = half.problems(half.me.name, round)[slot]
-        texts = half.policy.vocabulary.decode_all(completions)
+        texts = half.texts(completions)
         rewards = half.task.score([problem] * len(texts), texts)
         ends = half.policy.vocabulary.end_ids
         made = {
@@ -127,14 +128,25 @@ class Intruder:
             created_s=time.time(),
         )
 
-    def send(self, groups: Sequence[Group]) -> None:
-        self.half.outbox.put(groups)
+    def send(self, contents: Sequence[Content]) -> None:
+        self.half.outbox.put(contents)
         self.participant.station.courier.wake()
 
     def publish(self, subject: str, content: bytes, reply: str = "") -> None:
         """Past everything that keeps a peer to the rules."""
         connection = self.participant.station.log.connection
         connection.call(lambda client: client.publish(subject, content, reply=reply))
+
+    def table(self, spelling: Spelling | None = None) -> Table:
+        """Its own, or what it says is its own."""
+        vocabulary = self.half.policy.vocabulary
+        return Table(
+            crew=self.config.crew.name,
+            peer=HOSTILE,
+            vocabulary=vocabulary.fingerprint,
+            ends=vocabulary.end_ids,
+            encoded=(spelling or vocabulary.spelling).encode(),
+        )
 
     def sealed(self, body: bytes) -> bytes:
         return pack(self.participant.station.joining.identity.sign(Sealed(b"", body).signed), body)
@@ -175,7 +187,7 @@ def bombs(intruder: Intruder, round: int) -> None:
     size = intruder.config.rollouts_per_group
     many = 2**20 // size
     rollout = Rollout(tokens=(0,) * many, logprobs=(0.0,) * many, reward=0.0, ending="length")
-    sections = b"".join(encode_sections("bomb", [rollout] * size, lossless=False))
+    sections = b"".join(encode_sections("bomb", [rollout] * size, lossless=False).parts)
     key, head = intruder.half.outbox.key, intruder.half.outbox.head
     records = []
     for number in range(40 // ROUNDS + 1):
@@ -308,11 +320,80 @@ def forked_chain(intruder: Intruder, round: int) -> None:
         intruder.participant.station.log.append([(group.id, intruder.sealed(body))])
 
 
+def no_table(intruder: Intruder, round: int) -> None:
+    """Groups of a vocabulary that nobody else knows."""
+    intruder.send(intruder.groups(round))
+
+
+def bad_tables(intruder: Intruder, round: int) -> None:
+    """Tables that are none, in every round another one, and groups as if they were."""
+    table, right = intruder.table(), intruder.table().encoded
+    bad = [b"", right[:-1], right + b"x", b"\xff" * 4 + right[4:], right[:4] + b"\xff" * 2000]
+    intruder.send([msgspec.structs.replace(table, encoded=bad[round % len(bad)])])
+    wait_until(lambda: len(intruder.half.outbox) == 0)  # an id can be in an outbox once
+    intruder.send(intruder.groups(round))
+
+
+def second_tables(intruder: Intruder, round: int) -> None:
+    """A right table and, in every round, another one behind it."""
+    spelled = list(intruder.half.policy.vocabulary.spelling.token_bytes)
+    shifted = tuple(spelled[-round:] + spelled[:-round])
+    intruder.send([intruder.table(Spelling(shifted))])
+    wait_until(lambda: len(intruder.half.outbox) == 0)
+    intruder.send(intruder.groups(round))
+
+
+def tables_of_others(intruder: Intruder, round: int) -> None:
+    """Its table under the names of others."""
+    if round == 0:
+        intruder.send([intruder.table()])
+    intruder.send(intruder.groups(round))
+    for peer in intruder.config.peer:
+        forged = msgspec.structs.replace(intruder.table(), peer=peer.name)
+        body = encode(forged, Stamp(key=intruder.half.outbox.key))
+        intruder.publish(intruder.names.record(f"{peer.name}.table"), intruder.sealed(body))
+
+
+def huge_tables(intruder: Intruder, round: int) -> None:
+    """The largest table there can be, and then records as large under every id there is."""
+    if round == 0:
+        rows = (
+            *(b"%2047d" % number for number in range(2048)),
+            *(None for _ in range(2**20 - 2048)),
+        )
+        intruder.send([intruder.table(Spelling(rows))])
+    intruder.send(intruder.groups(round))
+    for number in range(20):
+        record = bytes([SCHEMA]) + intruder.rng.randbytes(4 * 2**20 - 100)
+        intruder.publish(intruder.names.record(f"{HOSTILE}.table.{round}{number:015}"), record)
+
+
+def lying_table(intruder: Intruder, round: int) -> None:
+    """A table by which its tokens say other digits, with the rewards of those."""
+    vocabulary = intruder.half.policy.vocabulary
+    spelled = vocabulary.spelling.token_bytes
+    lies = Spelling(tuple(b"123456" if one == b"1" else one for one in spelled))
+    if round == 0:
+        intruder.send([intruder.table(lies)])
+    made = []
+    for group in intruder.groups(round):
+        problem = intruder.half.problem_of(group)
+        texts = [lies.text_of(r.tokens[:-1]) for r in group.rollouts]
+        rewards = intruder.half.task.score([problem] * len(texts), texts)
+        rollouts = tuple(
+            msgspec.structs.replace(rollout, reward=reward)
+            for rollout, reward in zip(group.rollouts, rewards, strict=True)
+        )
+        made.append(msgspec.structs.replace(group, rollouts=rollouts))
+    intruder.send(made)
+
+
 @dataclass(frozen=True)
 class Line:
     name: str
     act: Act
     roles: bool = False  # a learner and samplers, one of whom is hostile
+    mixed: bool = False  # peers have three vocabularies
 
 
 LINES = [
@@ -337,6 +418,13 @@ LINES = [
     Line("presence-future", future_presence),
     Line("frames", huge_frames),
     Line("chain", forked_chain),
+    Line("no-table", no_table, mixed=True),
+    Line("bad-tables", bad_tables, mixed=True),
+    Line("second-tables", second_tables, mixed=True),
+    Line("tables-of-others", tables_of_others, mixed=True),
+    Line("huge-tables", huge_tables, mixed=True),
+    Line("lying-table", lying_table, mixed=True),
+    Line("table-unasked", second_tables),
 ]
 BY_NAME = {line.name: line for line in LINES}
 
@@ -449,7 +537,12 @@ def crew_of(line: Line, folder: Path, pace: str, objective: str) -> CrewConfig:
     settings = {"rounds": ROUNDS, "deadline_s": DEADLINE_S, "objective": objective, "quorum": 2}
     if line.roles:
         return roles_crew(folder, objective)
-    return spread_crew(folder, ("full",) * 4, pace=pace, **settings)
+    models: tuple[str, ...] = ()
+    if line.mixed:
+        models = ("tiny:0.3m", "tiny:0.3m/bytes", "tiny:0.3m", "tiny:0.3m/pairs")
+        settings["group_size"] = 12  # of fewer, often less than two have no special token
+        settings["task"] = "spread_reward:digits"
+    return spread_crew(folder, ("full",) * 4, models=models, pace=pace, **settings)
 
 
 def roles_crew(folder: Path, objective: str) -> CrewConfig:

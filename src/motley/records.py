@@ -1,6 +1,6 @@
-"""The nouns of a crew: Problem, Rollout, Group, Origin; a learner's Weights for its samplers; what
-its hub says: Charter, Roster; and the Stamp under which all of it is published. Frozen data, no
-behaviour that needs torch, a task or a transport.
+"""The nouns of a crew: Problem, Rollout, Group, Origin; the Table of a sender's vocabulary; a
+learner's Weights for its samplers; what its hub says: Charter, Roster; and the Stamp under which
+all of it is published. Frozen data, no behaviour that needs torch, a task or a transport.
 """
 
 from __future__ import annotations
@@ -71,13 +71,16 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             )
 
 
-class Rollout(msgspec.Struct, frozen=True, kw_only=True):
+class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One completion. `tokens` includes the end token when `ending` is "stop"."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]  # the sampler's, one per token
     reward: float
     ending: Ending
+    # whether these are the tokens that the sender's own tokenizer makes of the text, and the end is
+    # the one that its answers are taught: said in crews of several vocabularies only
+    canonical: bool = True
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,6 +128,22 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def prefix(self) -> tuple[int, ...]:
         """What stands between the prompt and the rollouts."""
         return self.branch.prefix if self.branch else ()
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sender's tokens stand for, for those who have another vocabulary. Once, before its
+    first group.
+    """
+
+    crew: str
+    peer: str
+    vocabulary: str  # as its groups name it
+    ends: tuple[int, ...]  # tokens that end an answer, the one that is taught first
+    encoded: bytes  # Spelling.encode: the bytes of each token
+
+    @property
+    def id(self) -> str:
+        return f"{self.peer}.table"
 
 
 class Charter(msgspec.Struct, frozen=True, kw_only=True):
@@ -202,7 +221,7 @@ class Weights(msgspec.Struct, frozen=True, kw_only=True):
 HUB = "hub"  # the name under which a hub publishes; no peer may have it
 FIRST_PREVIOUS = bytes(32)  # what stands for the hash of the record before a publisher's first
 
-Content = Group | Weights | Charter | Roster
+Content = Group | Table | Weights | Charter | Roster
 
 
 class Stamp(msgspec.Struct, frozen=True, kw_only=True):

@@ -29,15 +29,17 @@ from motley.archive import (
     open_log,
     problems_of,
 )
+from motley.archive.reading import FileSource
 from motley.cli import app
 from motley.distributed.enrolment import Membership
 from motley.distributed.hub import Hub
 from motley.exchange import Entry, MemoryLog, Outbox, Signer, encode
 from motley.exchange.nats.server import Server
 from motley.models.tiny import tiny_vocabulary
-from motley.records import HUB, Group, Roster, Sampling, Stamp
+from motley.records import HUB, Group, Roster, Sampling, Stamp, Table
 from motley.runs.local import LocalCrew
 from motley.runs.metrics import read_metrics
+from motley.spelling import Spelling
 from motley.trust import nkey_of
 
 GARBAGE = b"\x02" + bytes(64) + b"not a group"
@@ -396,6 +398,9 @@ def test_json_lines_and_parquet_hold_the_same_and_what_the_log_holds(
             assert tuple(exported["logprobs"]) == original.logprobs
             assert (exported["reward"], exported["ending"]) == (original.reward, original.ending)
             assert exported["text"] == tiny_vocabulary().decode(original.tokens)
+            spelled = [tiny_bytes(t) for t in original.tokens]
+            assert exported["token_bytes"] == spelled
+            assert exported["canonical"]
     of_first = [row for row in rows if row["peer"] == "full0"]
     assert [row["counter"] for row in of_first] == [0, 1, 2, 3]
     assert len({row["key"] for row in of_first}) == 1
@@ -460,9 +465,70 @@ def test_what_is_not_known_or_no_number_is_null(tmp_path: Path) -> None:
         "reward": None,
         "ending": "stop",
         "text": None,
+        "token_bytes": [tiny_bytes(11), None],
+        "canonical": True,
     }
     assert first["rollouts"][1]["text"] == tiny_vocabulary().decode((11, 12, 1))
     assert second["rollouts"][0]["text"] is None
+    assert second["rollouts"][0]["token_bytes"] is None
+
+
+def tiny_bytes(token: int) -> str | None:
+    """What a token of tiny models stands for, in hexadecimal."""
+    spelled = tiny_vocabulary().spelling.token_bytes[token]
+    return None if spelled is None else spelled.hex()
+
+
+MARTIAN = Spelling((None, None, b"\xc3", b"\xa9", b" 12", None))
+TABLE = Table(crew="crew", peer="a", vocabulary="martian", ends=(1,), encoded=MARTIAN.encode())
+
+
+def test_a_vocabulary_that_is_not_here_is_read_by_its_table_on_the_log(tmp_path: Path) -> None:
+    found, author = examiner("a"), identity("a")
+    table = entry(TABLE, author)
+    whole, torn = rollout((4, 2, 3, 1)), rollout((2, 4, 1))
+    other_cut = msgspec.structs.replace(rollout((5, 4, 1)), canonical=False)
+    made = group(vocabulary="martian", rollouts=[whole, torn, other_cut])
+    seen = [found.look(table), found.look(entry(made, author, 1, table))]
+    assert (seen[0].kind, seen[0].fault, seen[1].spelling) == ("table", "", MARTIAN)
+    for name in ("log.jsonl", "log.parquet"):
+        assert export(seen, tmp_path / name, lambda made: None).num_groups == 1
+    (row,) = rows = json_lines(tmp_path / "log.jsonl")
+    assert parquet.read_table(tmp_path / "log.parquet").to_pylist() == rows
+    told = [[r[name] for name in ("text", "token_bytes", "canonical")] for r in row["rollouts"]]
+    assert told == [
+        [" 12é", ["203132", "c3", "a9", None], True],
+        ["\ufffd 12", ["c3", "203132", None], True],
+        [None, [None, "203132", None], False],  # nobody here knows what a special token is called
+    ]
+    for rollout_row in row["rollouts"][:2]:
+        spelled = b"".join(bytes.fromhex(one) for one in rollout_row["token_bytes"] if one)
+        assert spelled.decode(errors="replace") == rollout_row["text"]
+
+
+def test_tables_that_stand_before_what_is_exported_count(tmp_path: Path) -> None:
+    log, author = MemoryLog(tmp_path / "log.bin"), identity("a")
+    roster = Roster(crew="crew", number=0, keys={"a": author.public})
+    table = entry(TABLE, author)
+    made = entry(group(vocabulary="martian", rollouts=[rollout((4, 1))]), author, 1, table)
+    for one in (entry(roster, identity(HUB)), table, made):
+        log.append([(one.id, one.record)])
+    source = FileSource(tmp_path / "log.bin")
+    archive = Archive(tmp_path, "crew", identity(HUB).public, source)
+    assert [seen.spelling for seen in archive.records(2)] == [None]
+    assert [seen.spelling for seen in archive.records(2, with_tables=True)] == [MARTIAN]
+    assert [seen.spelling for seen in archive.records()] == [None, None, MARTIAN]
+
+
+def test_a_second_table_is_a_fault_and_a_bad_one_too() -> None:
+    found, author = examiner("a"), identity("a")
+    bad = entry(msgspec.structs.replace(TABLE, encoded=b"?"), author)
+    assert found.look(bad).fault == "table"
+    first = entry(TABLE, author, 1, bad)
+    assert found.look(first).fault == ""
+    second = entry(msgspec.structs.replace(TABLE, vocabulary="venusian"), author, 2, first)
+    assert found.look(second).fault == "table"
+    assert found.look(entry(TABLE, author, 3, second)).fault == ""  # the first again
 
 
 def test_a_task_that_is_not_here_leaves_out_prompts_and_says_so(

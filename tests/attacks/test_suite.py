@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -106,6 +107,14 @@ def test_the_last_peers_of_the_file_are_hostile_and_somebody_stays_honest() -> N
     assert parts_of(crew(), Cast(), 2).honest == ("a", "b")
     with pytest.raises(ValueError, match="4 hostile peers of 4 leave nobody honest"):
         parts_of(crew(), Cast(), 4)
+
+
+def test_attacks_are_not_mounted_on_a_crew_of_several_vocabularies() -> None:
+    config = crew()
+    last = msgspec.structs.replace(config.peer[-1], model="tiny:0.3m/bytes")
+    mixed = msgspec.structs.replace(config, peer=(*config.peer[:-1], last))
+    with pytest.raises(ValueError, match="attacks are written in one vocabulary"):
+        parts_of(mixed, Cast(), 1)
 
 
 @pytest.mark.parametrize("layout", ["vertical", "horizontal"])

@@ -67,6 +67,26 @@ def test_what_it_writes_for_tiny_models_trains(tmp_path: Path) -> None:
     assert [line.round for line in read_metrics(tmp_path / "run")] == [0, 0, 1, 1]
 
 
+@pytest.mark.parametrize(
+    ("vocabulary", "num_digits", "max_tokens"),
+    [("words", 40, 2), ("bytes", 40, 6), ("words", 55, 2), ("bytes", 55, None)],
+)
+def test_a_tiny_model_of_bytes_has_longer_prompts_and_answers(
+    vocabulary: str, num_digits: int, max_tokens: int | None, tmp_path: Path
+) -> None:
+    """None: they do not fit its positions."""
+    first = 10 ** (num_digits - 1)
+    rows = [{"prompt": f"reverse {first + n}=", "answer": "sort "} for n in range(20)]
+    (tmp_path / "p.json").write_text(json.dumps(rows))
+    command = ["new", "--data", tmp_path / "p.json", "--model", f"tiny:0.3m/{vocabulary}"]
+    command += ["--out", tmp_path / "crew.toml"]
+    if max_tokens is None:
+        assert "of up to 70 tokens do not fit the 64 positions" in error(*command)
+        return
+    motley(*command)
+    assert read_config(tmp_path / "crew.toml").sampling.max_tokens == max_tokens
+
+
 def test_chat_adapters_and_paths_beside_the_crew_file(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "models" / "mine", chat=True)
     out = tmp_path / "crews" / "crew.toml"

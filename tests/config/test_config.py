@@ -5,12 +5,15 @@ from pathlib import Path
 import huggingface_hub.constants
 import msgspec
 import pytest
+from tokenizers import normalizers
+from transformers import PreTrainedTokenizerFast
 
 from architectures import TURN_END, text_tokenizer, write_model
 from fakes import spread_crew
 from motley.config import ConfigError, CrewConfig, Teach, parse_config, read_config, write_config
 from motley.models import opening
-from motley.runs.checking import check_config
+from motley.models.named import may_be_mixed
+from motley.runs.checking import check_config, is_mixed
 
 CREW = """
 [crew]
@@ -853,15 +856,41 @@ MATES: list[tuple[str, int, dict[str, object]]] = [
 
 
 @pytest.mark.usefixtures("no_weights")
-def test_peers_that_do_not_share_a_vocabulary_are_refused(tmp_path: Path) -> None:
-    first, second = (
+def test_peers_of_different_vocabularies_make_a_mixed_crew(tmp_path: Path) -> None:
+    first, second, same = (
         write_model(tmp_path / "a"),
         write_model(tmp_path / "b", tokenizer=text_tokenizer(size=280)),
+        write_model(tmp_path / "c", layers=4),
     )
-    said = unfit(of_models(first, second))
-    assert "peers p0 and p1 have different vocabularies (" in said
-    assert "use models that share a tokenizer, such as sizes of one family" in said
-    assert "peers p0 and p1 have different vocabularies" in unfit(of_models("tiny:0.3m", first))
+    for models in ((first, second), ("tiny:0.3m", first), (first, same, second)):
+        check_config(of_models(*models))
+        assert is_mixed(of_models(*models))
+    assert not is_mixed(of_models(first, same))
+    assert not is_mixed(of_models(first, first))
+    assert not is_mixed(of_models("tiny:0.3m", "tiny:1m"))
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_a_mixed_crew_refuses_a_model_whose_tokens_nobody_else_can_read(tmp_path: Path) -> None:
+    whole, tokenizer = write_model(tmp_path / "a"), text_tokenizer(size=280)
+    lowering = tokenizer.backend_tokenizer
+    lowering.normalizer = normalizers.Lowercase()
+    lowered = PreTrainedTokenizerFast(tokenizer_object=lowering, eos_token=tokenizer.eos_token)
+    unspelled = write_model(tmp_path / "b", "gpt2", tokenizer=lowered)
+    said = unfit(of_models(whole, unspelled))
+    assert said.startswith(
+        "peer p1 shares a crew with models of other vocabularies, and the tokens"
+    )
+    assert "let its model share a crew with models of the same vocabulary only" in said
+    check_config(of_models(unspelled, unspelled))
+
+
+def test_names_tell_whether_models_may_have_different_vocabularies() -> None:
+    assert not may_be_mixed(["tiny:0.3m", "tiny:4m", "tiny:1m/words"])
+    assert not may_be_mixed(["qwen", "qwen"])
+    assert may_be_mixed(["qwen", "qwen-large"])
+    assert may_be_mixed(["tiny:1m", "tiny:1m/bytes"])
+    assert may_be_mixed(["tiny:1m", "qwen"])
 
 
 @pytest.mark.usefixtures("no_weights")

@@ -13,7 +13,7 @@ from motley.config import CrewConfig
 pytestmark = pytest.mark.slow  # a process per peer
 
 
-@pytest.mark.parametrize("line", ["cold", "later"])
+@pytest.mark.parametrize("line", ["cold", "later", "second-tables"])
 def test_honest_peers_neither_stop_nor_wait_for_a_hostile_one(line: str, task: Path) -> None:
     result = run_line(BY_NAME[line], task, "lockstep", "ftis")
     assert result.fault == ""

@@ -151,6 +151,6 @@ def test_a_run_is_read_again_with_the_same_skills(crew: LocalCrew) -> None:
 
 
 def test_the_engine_reports_the_trainers_logprobs(config: CrewConfig) -> None:
-    rows = check_crew(config)
+    rows = check_crew(config).rows
     assert {row["result"] for row in rows} == {"ok"}
     assert [row["fits"] for row in rows[1:]] == 2 * ["any", "sampled, full", "sampled", "sampled"]

@@ -36,8 +36,10 @@ from motley.records import (
     Roster,
     Sampling,
     Stamp,
+    Table,
     Weights,
 )
+from motley.spelling import Spelling
 from motley.trust import Identity, verifies
 
 FOLDER = Path(__file__).parent / "vectors"
@@ -170,7 +172,35 @@ def cases() -> dict[str, Case]:
                 branch=Branch(round=3, slot=1, prefix=(11, 127, 128, 128255)),
             ),
         ),
+        f"schema{SCHEMA}-table": Case(
+            "ann",
+            Table(
+                crew="sums",
+                peer="ann",
+                vocabulary="9f86d081884c7d65",
+                ends=(1, 300),
+                encoded=Spelling(SPELLED).encode(),
+            ),
+        ),
+        f"schema{SCHEMA}-not-canonical": Case(
+            "ann",
+            group(
+                "ann",
+                301,
+                0,
+                [
+                    msgspec.structs.replace(one, canonical=canonical)
+                    for one, canonical in zip(
+                        [*ordinary, ordinary[1]], [True, False, False, True], strict=True
+                    )
+                ],
+            ),
+        ),
     }
+
+
+# No text, an end, one byte, a part of a character, spaces: and rows of nothing up to token 300.
+SPELLED = (None, None, b"a", b"\xc3", b" " * 300, *(None for _ in range(296)))
 
 
 def told(content: Content) -> Any:

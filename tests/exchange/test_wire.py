@@ -502,7 +502,7 @@ def test_the_sections_stand_in_their_order() -> None:
         pytest.param(SECTIONS[:-1], "truncated", id="a byte too few"),
         pytest.param(SECTIONS * 2, "malformed", id="twice"),
         pytest.param(SECTIONS[:9], "truncated", id="an ending too few"),
-        pytest.param(with_bytes(9, 10, b"\x02"), "malformed", id="an ending out of range"),
+        pytest.param(with_bytes(9, 10, b"\x04"), "malformed", id="an ending out of range"),
         pytest.param(with_bytes(10, 11, LONG_NUMBER), "malformed", id="a length of six bytes"),
         pytest.param(with_bytes(12, 13, LONG_NUMBER), "malformed", id="a token of six bytes"),
         pytest.param(with_bytes(10, 11, varint(25)), "truncated", id="a length too great"),

@@ -6,14 +6,23 @@ Every number fits in float32, so that the objective and its reference see the sa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from marks import slow
-from motley.objectives import OBJECTIVES, VARIANTS, LossBatch, LossOutput, Objective, Samples, Terms
+from motley.objectives import (
+    OBJECTIVES,
+    VARIANTS,
+    LossBatch,
+    LossOutput,
+    Objective,
+    Samples,
+    SpanTable,
+    Terms,
+)
 
 ROWS: list[tuple[str, str]] = [(name, "") for name in OBJECTIVES] + [
     (name, v) for name, rows in VARIANTS.items() for v in rows
@@ -40,6 +49,9 @@ class Case:
     max_length: int = 16
     skill: list[float] = field(default_factory=list)  # none: all are as good as the receiver
     ref: list[np.ndarray] = field(default_factory=list)  # of the reference, where there is one
+    # sizes of the spans of each sequence, in tokens; none: each token is one
+    spans: list[list[int]] = field(default_factory=list)
+    open: list[bool] = field(default_factory=list)  # the last span was cut by length
 
     def __len__(self) -> int:
         return len(self.reward)
@@ -62,6 +74,8 @@ class Case:
             max_length=self.max_length,
             skill=[self.skill[i] for i in index] if self.skill else [],
             ref=[self.ref[i] for i in index] if self.ref else [],
+            spans=[self.spans[i] for i in index] if self.spans else [],
+            open=[self.open[i] for i in index] if self.open else [],
         )
 
 
@@ -216,7 +230,37 @@ def batch_of(
         terms=terms,
         withheld_BT=withheld,
         logp_ref_BT=ref_BT,
+        spans=span_table(case, width) if case.spans else None,
     )
+
+
+def span_table(case: Case, width: int) -> SpanTable:
+    place_BT = torch.zeros(len(case), width, dtype=torch.int64)
+    last_BT = torch.arange(width).repeat(len(case), 1)
+    open_BT = torch.zeros(len(case), width, dtype=torch.bool)
+    for i, sizes in enumerate(case.spans):
+        start = 0
+        for size in sizes:
+            place_BT[i, start : start + size] = torch.arange(size)
+            last_BT[i, start : start + size] = start + size - 1
+            start += size
+        open_BT[i, start - sizes[-1] if sizes else start : start] = case.open[i]
+    longest = max((size for sizes in case.spans for size in sizes), default=1)
+    return SpanTable(place_BT=place_BT, last_BT=last_BT, open_BT=open_BT, longest=longest)
+
+
+def spanned(case: Case, seed: int) -> Case:
+    """The same where foreign sequences are of another vocabulary, and some of them cut open."""
+    rng = np.random.default_rng([seed, 2])
+    spans: list[list[int]] = []
+    for own, length in zip(case.own, case.lengths, strict=True):
+        cuts = np.flatnonzero(rng.random(length - 1) < rng.choice([0.0, 0.4, 1.0])) + 1
+        spans.append([] if own else np.diff([0, *cuts, length]).tolist())
+    is_open = [
+        bool(sizes) and not ended and rng.random() < 0.7
+        for sizes, ended in zip(spans, case.ended, strict=True)
+    ]
+    return replace(case, spans=spans, open=is_open)
 
 
 def prepared(row: Objective, case: Case) -> Terms:

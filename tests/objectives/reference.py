@@ -6,6 +6,9 @@ stop-gradient reads `b.fixed` instead, the log-probs at which the gradient is ta
 differences in `lp` give the gradient.
 
 rho = exp(lp - lq), R = exp(lp - fixed), A the advantage.
+
+Of a sequence with spans lp - lq is that of a token's span. What is summed over tokens varies with
+the token's own lp alone (`d`), what is counted once per span with all of its (`whole_d`).
 """
 
 from __future__ import annotations
@@ -164,13 +167,17 @@ class Reference:
         most = np.inf if self.case.own[i] else self.o["dual_clip"]
         values = []
         for t in range(self.num_trained(i)):
+            if self.o["toward"] != "reference" and t != self.span(i, t)[0]:
+                values.append(0.0)
+                continue
             x = {
-                "sampler": lp[t] - self.lq[i][t],
-                "code": self.lq[i][t] - lp[t],
+                "sampler": self.whole_d(i, t, lp),
+                "code": -self.whole_d(i, t, lp),
                 "reference": self.case.ref[i][t] - lp[t] if self.case.ref else 0.0,
             }[self.o["toward"]]
             x = min(x, log(most))
-            ratio = min(self.o["ratio"](self, i, t, lp), most)
+            ratio = self.o["ratio"]
+            ratio = min((whole_rho if ratio is rho else ratio)(self, i, t, lp), most)
             values.append((exp(x) - 1 - x) * (ratio if self.o["beta_times"] == "ratio" else 1.0))
         return values
 
@@ -193,12 +200,54 @@ class Reference:
 
     def kl(self, i: int) -> float:
         total = 0.0
-        for t in range(self.num_trained(i)):
-            d = self.fixed[i][t] - self.lq[i][t]
+        for t in self.span_starts(i):
+            d = self.d(i, t, self.fixed[i])
             total += exp(-d) - 1 + d if self.o["kl"] == "k3" else -d
         if self.o.get("kl_over") == "group":
             return total / max(1, *(self.num_trained(j) for j in self.group_members(i)))
         return total / max(1, self.num_trained(i))
+
+    # Spans
+
+    def span(self, i: int, t: int) -> list[int]:
+        """The trained tokens of the span of a token."""
+        start = 0
+        for size in self.case.spans[i] if self.case.spans else []:
+            if start <= t < start + size:
+                return [u for u in range(start, start + size) if u < self.num_trained(i)]
+            start += size
+        return [t]
+
+    def span_starts(self, i: int) -> list[int]:
+        return [t for t in range(self.num_trained(i)) if t == self.span(i, t)[0]]
+
+    def is_open(self, i: int, t: int) -> bool:
+        """Whether a token's span was cut by length, or lost its end token."""
+        if not self.case.spans or not self.case.spans[i]:
+            return False
+        last = len(self.lq[i]) - 1
+        size, lost = self.case.spans[i][-1], self.num_trained(i) <= last
+        return t > last - size and (self.case.open[i] or lost)
+
+    def excess(self, i: int, t: int) -> float:
+        """What the log-ratio of a token's span is above what it counts as."""
+        total = sum(self.fixed[i][u] - self.lq[i][u] for u in self.span(i, t))
+        return max(0.0, total) if self.is_open(i, t) else 0.0
+
+    def d(self, i: int, t: int, lp: np.ndarray) -> float:
+        fixed = sum(self.fixed[i][u] - self.lq[i][u] for u in self.span(i, t))
+        return fixed - self.excess(i, t) + lp[t] - self.fixed[i][t]
+
+    def whole_d(self, i: int, t: int, lp: np.ndarray) -> float:
+        return sum(lp[u] - self.lq[i][u] for u in self.span(i, t)) - self.excess(i, t)
+
+    def sum_d(self, i: int, lp: np.ndarray) -> float:
+        """Of the whole sequence."""
+        return sum(self.whole_d(i, t, lp) for t in self.span_starts(i))
+
+    def mean_lp(self, i: int, lp: np.ndarray) -> float:
+        excess = sum(self.excess(i, t) for t in self.span_starts(i))
+        return (float(np.sum(lp)) - excess) / len(lp)
 
     def kept(self, i: int) -> bool:
         return not self.o.get("filter") or self.A[i] > 0 or self.kl(i) < self.o["g"]
@@ -238,27 +287,31 @@ def mean_of_pairs(b: Reference, i: int, values: list[float]) -> float:
 
 
 def rho(b: Reference, i: int, t: int, lp: np.ndarray) -> float:
-    return exp(lp[t] - b.lq[i][t])
+    return exp(b.d(i, t, lp))
+
+
+def whole_rho(b: Reference, i: int, t: int, lp: np.ndarray) -> float:
+    return exp(b.whole_d(i, t, lp))
 
 
 def gspo_ratio(b: Reference, i: int, t: int, lp: np.ndarray) -> float:
-    return exp(float(np.mean(lp)) - float(np.mean(b.lq[i])))
+    return exp(b.mean_lp(i, lp) - float(np.mean(b.lq[i])))
 
 
 def gepo_ratio(b: Reference, i: int, t: int, lp: np.ndarray) -> float:
     members = list(range(b.B)) if b.o.get("scope") == "microbatch" else b.group_members(i)
-    return exp(float(np.mean(lp)) - b.log_expectation(members))
+    return exp(b.mean_lp(i, lp) - b.log_expectation(members))
 
 
 def gepo_plus_ratio(b: Reference, i: int, t: int, lp: np.ndarray) -> float:
-    d = b.fixed[i] - b.lq[i]
-    near = float(np.mean(np.exp(-d) - 1 + d)) < b.o["near"]
+    ds = [b.d(i, s, b.fixed[i]) for s in b.span_starts(i)]
+    near = sum(exp(-d) - 1 + d for d in ds) / len(lp) < b.o["near"]
     return gspo_ratio(b, i, t, lp) if near else gepo_ratio(b, i, t, lp)
 
 
 def ds_gspo_ratio(b: Reference, i: int, t: int, lp: np.ndarray) -> float:
-    q, p_fixed = exp(float(np.mean(b.lq[i]))), exp(float(np.mean(b.fixed[i])))
-    return exp(float(np.mean(lp))) / ((1 - b.o["mix"]) * q + b.o["mix"] * p_fixed)
+    q, p_fixed = exp(float(np.mean(b.lq[i]))), exp(b.mean_lp(i, b.fixed[i]))
+    return exp(b.mean_lp(i, lp)) / ((1 - b.o["mix"]) * q + b.o["mix"] * p_fixed)
 
 
 # Values of one token.
@@ -290,15 +343,15 @@ def clipped_rho(b: Reference, i: int, t: int, lp: np.ndarray) -> float:
 
 
 def truncated(b: Reference, i: int, t: int, lp: np.ndarray) -> float:
-    return min(exp(b.fixed[i][t] - b.lq[i][t]), b.o["C"]) * clipped_unit(b, i, t, lp)
+    return min(rho(b, i, t, b.fixed[i]), b.o["C"]) * clipped_unit(b, i, t, lp)
 
 
 def uplifted(b: Reference, i: int, t: int, lp: np.ndarray) -> float:
     if b.o["gamma"] > 0 and b.A[i] > 0 and not b.case.own[i]:
         p = exp(b.fixed[i][t])
         return b.o["gamma"] * p / (p + b.o["gamma"]) ** 2 * plain(b, i, t, lp)
-    rho = exp(b.fixed[i][t] - b.lq[i][t])
-    weight = clip(rho, b.o["floor"], b.o["C"]) if b.A[i] > 0 else min(rho, 1.0)
+    ratio = rho(b, i, t, b.fixed[i])
+    weight = clip(ratio, b.o["floor"], b.o["C"]) if b.A[i] > 0 else min(ratio, 1.0)
     return weight * plain(b, i, t, lp)
 
 
@@ -331,7 +384,7 @@ def bnpo(b: Reference, i: int, lp: np.ndarray) -> float:
 def cispo(b: Reference, i: int, lp: np.ndarray) -> float:
     total = 0.0
     for t in range(len(lp)):
-        total += clip(exp(b.fixed[i][t] - b.lq[i][t]), 0.0, 1 + b.o["clip_high"]) * lp[t] * b.A[i]
+        total += clip(rho(b, i, t, b.fixed[i]), 0.0, 1 + b.o["clip_high"]) * lp[t] * b.A[i]
     return -total / b.total_tokens()
 
 
@@ -349,17 +402,16 @@ def of_ratio(ratio: Token) -> Share:
 
 def gmpo(b: Reference, i: int, lp: np.ndarray) -> float:
     product, bound = 1.0, exp(b.o["log_clip"])
-    for t in range(len(lp)):
-        rho = exp(lp[t] - b.lq[i][t])
-        product *= min(rho, bound) if b.A[i] > 0 else max(rho, 1 / bound)
+    for t in b.span_starts(i):
+        ratio = whole_rho(b, i, t, lp)
+        product *= min(ratio, bound) if b.A[i] > 0 else max(ratio, 1 / bound)
     return -dual_clipped(b, i, product ** (1 / len(lp)) * b.A[i]) / b.B
 
 
 def topr(b: Reference, i: int, lp: np.ndarray) -> float:
     if not b.kept(i):
         return 0.0
-    product = float(np.prod(np.exp(b.fixed[i] - b.lq[i])))
-    weight = 1.0 if b.A[i] >= 0 else clip(product, 0.0, 1.0)
+    weight = 1.0 if b.A[i] >= 0 else clip(product(b, i), 0.0, 1.0)
     return -weight * float(np.sum(lp)) * b.A[i] / b.B
 
 
@@ -496,11 +548,11 @@ def capability_aware(case: Case) -> list[float]:
 
 
 def hacpo(b: Reference, i: int, lp: np.ndarray) -> float:
-    s = exp(float(np.mean(lp)) - float(np.mean(b.lq[i])))
+    s = gspo_ratio(b, i, 0, lp)
     if b.case.own[i]:
         return -clipped(b, i, s) / b.B
     low = min(1.0, 1 - b.o["cross_clip"] + b.o.get("taken", 0) * b.o["cross_step"])
-    fixed = exp(float(np.mean(b.fixed[i])) - float(np.mean(b.lq[i])))
+    fixed = gspo_ratio(b, i, 0, b.fixed[i])
     return -clip(s, low, 1.0) * clip(fixed, low, 1.0) ** b.o["alpha"] * b.A[i] / b.B
 
 
@@ -529,12 +581,12 @@ def whitened(case: Case, values: list[float]) -> list[float]:
 
 
 def product(b: Reference, i: int) -> float:
-    return float(np.prod(np.exp(b.fixed[i] - b.lq[i])))
+    return exp(b.sum_d(i, b.fixed[i]))
 
 
 def token_masked(b: Reference, i: int, t: int, lp: np.ndarray) -> float:
-    rho = exp(b.fixed[i][t] - b.lq[i][t])
-    return rho * clipped_unit(b, i, t, lp) if rho <= b.o["C"] else 0.0
+    ratio = rho(b, i, t, b.fixed[i])
+    return ratio * clipped_unit(b, i, t, lp) if ratio <= b.o["C"] else 0.0
 
 
 def sequence_truncated(b: Reference, i: int, t: int, lp: np.ndarray) -> float:
@@ -552,13 +604,13 @@ def vcpo(b: Reference, i: int, t: int, lp: np.ndarray) -> float:
 
 def soft_gate(b: Reference, i: int, t: int, lp: np.ndarray) -> float:
     tau = b.o["tau_pos"] if b.A[i] > 0 else b.o["tau_neg"]
-    x = min(tau * (exp(lp[t] - b.lq[i][t]) - 1), 700.0)
+    x = min(tau * (rho(b, i, t, lp) - 1), 700.0)
     return 4 / tau * exp(x) / (1 + exp(x)) * b.A[i]
 
 
 def bounded_rho(b: Reference, i: int, t: int, lp: np.ndarray) -> float:
-    rho = exp(lp[t] - b.lq[i][t])
-    return rho if b.case.own[i] else min(rho, b.o["dual_clip"])
+    ratio = rho(b, i, t, lp)
+    return ratio if b.case.own[i] else min(ratio, b.o["dual_clip"])
 
 
 def token_sum(token: Token) -> Callable[[Reference, int, np.ndarray], float]:
@@ -576,17 +628,18 @@ def dppo(b: Reference, i: int, lp: np.ndarray) -> float:
     speaking = [j for j in range(b.B) if len(set(rewards_of_group(b.case, b.case.group[j]))) > 1]
     total = 0.0
     for t in range(len(lp)):
-        moved = exp(b.fixed[i][t]) - exp(b.lq[i][t])
+        p, q = (exp(sum(row[i][u] for u in b.span(i, t))) for row in (b.fixed, b.lq))
+        moved = p - q
         if (moved <= b.o["mask_high"]) if b.A[i] > 0 else (moved >= -b.o["mask_low"]):
             total += bounded_rho(b, i, t, lp) * b.A[i]
-        d = lp[t] - b.lq[i][t]
+        d = b.d(i, t, lp)
         most = log(b.o["dual_clip"])
         total -= b.o["tau"] * (d if b.case.own[i] else clip(d, -most, most)) ** 2
     return -total / sum(len(b.lq[j]) for j in speaking)
 
 
 def second_moment(b: Reference, i: int, t: int, lp: np.ndarray) -> float:
-    d = b.fixed[i][t] - b.lq[i][t]
+    d = b.d(i, t, b.fixed[i])
     if d * b.A[i] > 0 and d * d > most_square(b):
         return 0.0
     return bounded_rho(b, i, t, lp) * b.A[i]
@@ -596,12 +649,10 @@ def most_square(b: Reference) -> float:
     """By taking the largest away until the mean of the rest fits, as the paper has it; by the
     log-probs that the case begins with.
     """
-    squares = sorted(
-        (p - q) ** 2
-        for A, lp, lq in zip(b.A, b.case.lp, b.lq, strict=True)
-        for p, q in zip(lp, lq, strict=True)
-        if (p - q) * A > 0
-    )
+    present, b.fixed = b.fixed, b.case.lp
+    ratios = [(b.A[i], b.d(i, t, b.fixed[i])) for i in range(b.B) for t in b.span_starts(i)]
+    b.fixed = present
+    squares = sorted(d * d for A, d in ratios if d * A > 0)
     while squares and sum(squares) / len(squares) > b.o["budget"]:
         largest = squares.pop()
         while squares and largest <= squares[-1] * (1 + 2e-5):  # equal but for rounding
@@ -610,7 +661,7 @@ def most_square(b: Reference) -> float:
 
 
 def product_ratio(b: Reference, i: int, t: int, lp: np.ndarray) -> float:
-    return exp(float(np.sum(lp - b.lq[i])))
+    return exp(b.sum_d(i, lp))
 
 
 _TOKENS = {"over": mean_of_tokens}

@@ -58,7 +58,9 @@ def outbox_of(name: str, folder: Path | None = None, lossless: bool = False) -> 
     )
 
 
-def peers_of(config: CrewConfig, log: Log, outboxes: Path | None = None) -> list[Peer]:
+def peers_of(
+    config: CrewConfig, log: Log, outboxes: Path | None = None, mixed: bool = False
+) -> list[Peer]:
     """The peers of a crew whose hub has begun the log."""
     begin(config, log)
     task = load_task(config.crew.task, config.task)
@@ -75,6 +77,7 @@ def peers_of(config: CrewConfig, log: Log, outboxes: Path | None = None) -> list
             outbox=outbox_of(me.name, outboxes, config.crew.lossless),
             clock=FixedClock(),
             weather=config.weather(me.name),
+            mixed=mixed,
         )
         peers.append(Peer(half, Learner(policy, row, rules, rules.lr), log, identity(HUB).public))
     return peers

@@ -319,7 +319,7 @@ def test_a_crew_is_checked_task_and_peers(folder: Path, monkeypatch: pytest.Monk
         "    return [float(c.strip() == a) for c, a in zip(completions, answer)]\n"
     )
     config = spread_crew(folder, ("full", "lora"), task="exact:exact_match")
-    rows = check_crew(config)
+    rows = check_crew(config).rows
     assert {(row["what"], row["result"]) for row in rows} == {
         ("task exact:exact_match", "ok"),
         ("full0: engine against trainer, cpu float32", "ok"),
@@ -334,7 +334,7 @@ def test_a_crew_is_checked_task_and_peers(folder: Path, monkeypatch: pytest.Monk
     )
     doctor = doctored(lambda c: tuple(x - 0.25 for x in c.logprobs))
     monkeypatch.setattr(building, "open_engine", lambda policy, part, folder: doctor(policy))
-    doctored_row = check_crew(config)[1]
+    doctored_row = check_crew(config).rows[1]
     assert doctored_row["result"] == f"{ON_AVERAGE}, declared 'sampled'; what fits: nothing"
     assert doctored_row["99 %"] == pytest.approx(0.25, rel=0.01)
 
@@ -344,7 +344,7 @@ def test_an_engine_of_another_convention_is_found_out_and_its_own_is_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(building, "open_engine", lambda policy, part, folder: Raw(policy))
-    at_one, sharper, *truncated = check_crew(spread_crew(folder, ("full", "full")))[1:5]
+    at_one, sharper, *truncated = check_crew(spread_crew(folder, ("full", "full"))).rows[1:5]
     assert (at_one["result"], at_one["fits"]) == ("ok", "any")
     for row in (sharper, *truncated):
         assert row["result"].endswith("declared 'sampled'; what fits: raw")
@@ -352,7 +352,7 @@ def test_an_engine_of_another_convention_is_found_out_and_its_own_is_named(
 
 @pytest.mark.slow
 def test_a_task_that_does_not_know_its_own_answers_shows_in_the_check(folder: Path) -> None:
-    rows = check_crew(spread_crew(folder, ("full", "full")))
+    rows = check_crew(spread_crew(folder, ("full", "full"))).rows
     assert "learning would lead away from the answers" in rows[0]["result"]
     assert rows[0]["result"] != "ok"
     assert {row["result"] for row in rows[1:]} == {"ok"}

@@ -158,7 +158,7 @@ def test_a_good_group_is_admitted_with_its_problem_and_hash() -> None:
         (entry(group(round=3, slot=1), A, 1, first), group(round=3, slot=1), PROBLEM),
     ]
     for one, made, problem in cases:
-        assert gate.admit(one) == (made, problem, unpack(one.record).hash)
+        assert gate.admit(one) == Admitted(made, problem, unpack(one.record).hash)
         assert known(one) == (made, unpack(one.record).hash)
     assert gate.refused == Counter()
     assert not gate.kept

@@ -17,13 +17,14 @@ from motley.archive.rollouts import (
     rollouts,
 )
 from motley.archive.tables import ExportCount, crew_of, export, problems_of
-from motley.archive.texts import texts_of
+from motley.archive.texts import LogTexts
 
 __all__ = [
     "UNKNOWN",
     "Archive",
     "Examiner",
     "ExportCount",
+    "LogTexts",
     "LoggedRollout",
     "RolloutFilter",
     "RolloutReader",
@@ -37,5 +38,4 @@ __all__ = [
     "read_range",
     "read_rollouts",
     "rollouts",
-    "texts_of",
 ]

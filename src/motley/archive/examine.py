@@ -11,8 +11,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from motley.exchange import Entry, Header, Sealed, WireError, unpack
-from motley.records import HUB, Charter, Content, Group, Roster, Stamp
-from motley.trust import verifies
+from motley.records import HUB, Charter, Content, Group, Roster, Stamp, Table
+from motley.spelling import Spelling
+from motley.trust import Tables, verifies
+from motley.trust.rules import Refusal
 
 UNKNOWN = "unknown"  # the sender of a record whose name is not on the roster of that place
 INT64 = range(-(2**63), 2**63)
@@ -32,6 +34,7 @@ class Seen:
     fault: str = ""
     stamp: Stamp | None = None
     content: Content | None = None
+    spelling: Spelling | None = None  # of a group's tokens, by its sender's table on the log
 
     @property
     def kind(self) -> str:
@@ -61,6 +64,7 @@ class Examiner:
     charter: Charter | None = None
     keys: dict[str, bytes] = field(default_factory=dict)
     revoked: frozenset[str] = frozenset()
+    tables: Tables = field(default_factory=Tables)
 
     def look(self, entry: Entry) -> Seen:
         name = entry.id.split(".", 1)[0]
@@ -71,11 +75,18 @@ class Examiner:
             header = Header.of(sealed.body)
             stamp, content = header.stamp, header.content()
             fault = self._fault(entry, header, sealed) or _range_fault(content)
-        except WireError as error:
+            if not fault:
+                self._take_in(content, stamp, entry.position)
+        except (WireError, Refusal) as error:
             fault = error.reason
-        if not fault:
-            self._take_in(content)
-        return Seen(entry.position, entry.id, sender, len(entry.record), fault, stamp, content)
+        size, spelling = len(entry.record), self._spelling(stamp, content)
+        return Seen(entry.position, entry.id, sender, size, fault, stamp, content, spelling)
+
+    def _spelling(self, stamp: Stamp | None, content: Content | None) -> Spelling | None:
+        if stamp is None or not isinstance(content, Group):
+            return None
+        table = self.tables.of(stamp.key, content.origin.vocabulary)
+        return table.spelling if table else None
 
     def _fault(self, entry: Entry, header: Header, sealed: Sealed) -> str:
         """In the words of admission."""
@@ -92,8 +103,10 @@ class Examiner:
             return "key"
         return "" if verifies(key, sealed.signature, sealed.signed) else "signature"
 
-    def _take_in(self, content: Content | None) -> None:
-        if isinstance(content, Charter):
+    def _take_in(self, content: Content, stamp: Stamp, position: int) -> None:
+        if isinstance(content, Table):
+            self.tables.add(stamp.key, content, position)
+        elif isinstance(content, Charter):
             self.charter = content
         elif isinstance(content, Roster):
             self.keys, self.revoked = dict(content.keys), frozenset(content.revoked)

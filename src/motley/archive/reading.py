@@ -119,10 +119,12 @@ class Archive:
     def charter(self) -> Charter | None:
         return self._examiner(self.source.last()).charter
 
-    def records(self, after: int = 0) -> Iterator[Seen]:
-        """Everything behind a position up to the newest there is now."""
+    def records(self, after: int = 0, with_tables: bool = False) -> Iterator[Seen]:
+        """Everything behind a position up to the newest there is now. `with_tables`: groups are
+        read by tables that stand before it, too, which takes to read all that does.
+        """
         last = self.source.last()
-        examiner = self._examiner(after)
+        examiner = self._examiner(after, with_tables)
         while after < last and (page := self.source.read(after)):
             yield from (examiner.look(entry) for entry in page if entry.position <= last)
             after = page[-1].position
@@ -162,10 +164,18 @@ class Archive:
             else:
                 self.source.wait(after)
 
-    def _examiner(self, position: int) -> Examiner:
+    def _examiner(self, position: int, with_tables: bool = False) -> Examiner:
         """One that has seen what the hub said up to a position."""
         examiner = Examiner(self.crew, self.hub)
-        for entry in self.source.of_hub():
+        said = self.source.of_hub()
+        for entry in sorted([*said, *self._tables(position)]) if with_tables else said:
             if entry.position <= position:
                 examiner.look(entry)
         return examiner
+
+    def _tables(self, position: int) -> Iterator[Entry]:
+        """What stands up to a position under the ids of tables."""
+        after = 0
+        while after < position and (page := self.source.read(after)):
+            yield from (entry for entry in page if entry.id.split(".")[1:2] == ["table"])
+            after = page[-1].position

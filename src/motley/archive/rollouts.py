@@ -19,13 +19,16 @@ from motley.archive.examine import Seen
 from motley.archive.opening import find_log, open_log
 from motley.archive.reading import Archive
 from motley.archive.tables import ProblemOf, crew_of, problems_of
-from motley.archive.texts import TextOf, texts_of
+from motley.archive.texts import LogTexts
 from motley.learning.fates import (
     BLAMED,
     FILTERED,
     LEARNED,
+    NOT_CUT,
     RESCUED,
     SILENT,
+    TEXT_ONLY,
+    UNREAD,
     WITHHELD,
     read_fates,
 )
@@ -38,7 +41,11 @@ WORDS = {
     WITHHELD: "withheld in part",
     BLAMED: "not finite",
     RESCUED: "learned as a rescue",
+    TEXT_ONLY: "text only",
+    NOT_CUT: "not cut",
+    UNREAD: "unreadable",
 }
+QUIET = {SILENT, TEXT_ONLY, NOT_CUT, UNREAD}  # all that a silent group may have
 NO_ADVANTAGE = "no advantage"  # as good as its group is on average, which is not silent
 TRUNCATED = "truncated"  # not a fate: such a rollout may be learned from
 NOT_RECORDED = "not recorded"
@@ -143,7 +150,7 @@ class FateBook:
     def _word(self, peer: str, position: int, number: int) -> str:
         letters = self.taken.get(position, {}).get(peer, "")
         if number < len(letters):
-            alone = letters[number] == SILENT and set(letters) != {SILENT}
+            alone = letters[number] == SILENT and not set(letters) <= QUIET
             return NO_ADVANTAGE if alone else WORDS.get(letters[number], NOT_RECORDED)
         otherwise = "waiting" if position <= self.cursors[peer] else "not read yet"
         return self.let_go.get(position, {}).get(peer, otherwise)
@@ -155,7 +162,7 @@ class RolloutReader:
 
     archive: Archive
     problem_of: ProblemOf
-    text_of: TextOf
+    texts: LogTexts
     book: FateBook
     learners: tuple[str, ...]
     note: str  # what cannot be shown, and why
@@ -174,7 +181,7 @@ class RolloutReader:
         if not book.cursors:
             missing = f"{archive.folder / 'groups' / 'fates.jsonl'} is not there"
             note = "; ".join(filter(None, (note, f"what was learned from is not known: {missing}")))
-        return RolloutReader(archive, problem_of, texts_of(config), book, learners, note)
+        return RolloutReader(archive, problem_of, LogTexts(config), book, learners, note)
 
     def rollouts(self, wanted: RolloutFilter = RolloutFilter()) -> Iterator[LoggedRollout]:
         """In the order of the log."""
@@ -209,7 +216,7 @@ class RolloutReader:
                 kind=problem.kind if problem else None,
                 prompt=problem.prompt if problem else None,
                 answer=problem.answer if problem else None,
-                completion=self.text_of(group, rollout),
+                completion=self.texts.text(seen, rollout),
                 num_tokens=len(rollout.tokens),
                 reward=rollout.reward if math.isfinite(rollout.reward) else None,
                 ending=rollout.ending,

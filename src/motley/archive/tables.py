@@ -16,7 +16,7 @@ import msgspec
 
 from motley.archive.examine import Seen
 from motley.archive.reading import Archive
-from motley.archive.texts import TextOf, texts_of
+from motley.archive.texts import LogTexts, TokenBytes
 from motley.config import CrewConfig, parse_config, read_config
 from motley.files import sync
 from motley.records import Ending, Group, Problem, Rollout, Sampling
@@ -35,6 +35,8 @@ class RolloutRow(msgspec.Struct, frozen=True, kw_only=True):
     reward: float | None  # the same
     ending: Ending
     text: str | None  # None: the vocabulary is not known here
+    token_bytes: TokenBytes | None  # the same
+    canonical: bool
 
 
 class GroupRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +64,7 @@ class GroupRow(msgspec.Struct, frozen=True, kw_only=True):
     rollouts: tuple[RolloutRow, ...]
 
     @staticmethod
-    def of(seen: Seen, problem_of: ProblemOf, text_of: TextOf) -> GroupRow:
+    def of(seen: Seen, problem_of: ProblemOf, texts: LogTexts) -> GroupRow:
         group, stamp = seen.group, seen.stamp
         assert group
         assert stamp
@@ -85,19 +87,19 @@ class GroupRow(msgspec.Struct, frozen=True, kw_only=True):
             version=origin.version,
             sampling=origin.sampling,
             created_s=group.created_s,
-            rollouts=tuple(
-                _rollout_row(rollout, text_of(group, rollout)) for rollout in group.rollouts
-            ),
+            rollouts=tuple(_rollout_row(seen, rollout, texts) for rollout in group.rollouts),
         )
 
 
-def _rollout_row(rollout: Rollout, text: str | None) -> RolloutRow:
+def _rollout_row(seen: Seen, rollout: Rollout, texts: LogTexts) -> RolloutRow:
     return RolloutRow(
         tokens=rollout.tokens,
         logprobs=tuple(map(_finite, rollout.logprobs)),
         reward=_finite(rollout.reward),
         ending=rollout.ending,
-        text=text,
+        text=texts.text(seen, rollout),
+        token_bytes=texts.token_bytes(seen, rollout),
+        canonical=rollout.canonical,
     )
 
 
@@ -114,7 +116,7 @@ class ExportCount:
 
 
 def export(
-    records: Iterable[Seen], path: Path, problem_of: ProblemOf, text_of: TextOf | None = None
+    records: Iterable[Seen], path: Path, problem_of: ProblemOf, texts: LogTexts | None = None
 ) -> ExportCount:
     """Write every group without a fault to a new file, which is there only when it is whole."""
     if path.suffix not in _WRITERS:
@@ -135,7 +137,7 @@ def export(
     try:
         with partial.open("wb") as file:
             with _WRITERS[path.suffix](file) as write:
-                for rows in _batches(records, problem_of, text_of or texts_of(), done):
+                for rows in _batches(records, problem_of, texts or LogTexts(), done):
                     write(rows)
             file.flush()
             os.fsync(file.fileno())
@@ -147,7 +149,7 @@ def export(
 
 
 def _batches(
-    records: Iterable[Seen], problem_of: ProblemOf, text_of: TextOf, done: ExportCount
+    records: Iterable[Seen], problem_of: ProblemOf, texts: LogTexts, done: ExportCount
 ) -> Iterator[list[GroupRow]]:
     rows: list[GroupRow] = []
     num_tokens = 0
@@ -157,7 +159,7 @@ def _batches(
         if seen.fault or not seen.group:
             continue
         done.num_groups += 1
-        rows.append(GroupRow.of(seen, problem_of, text_of))
+        rows.append(GroupRow.of(seen, problem_of, texts))
         num_tokens += seen.num_tokens
         if num_tokens >= BATCH_TOKENS:
             yield rows
@@ -259,6 +261,8 @@ def _schema(arrow: Any) -> Any:
             may("reward", real),
             must("ending", text),
             may("text", text),
+            may("token_bytes", arrow.list_(may("element", text))),
+            must("canonical", arrow.bool_()),
         ]
     )
     return arrow.schema(

@@ -1,50 +1,82 @@
-"""Tokens of a log as text, where their vocabulary can be had on this machine."""
+"""Tokens of a log as text and as bytes, where their vocabulary can be had: by the table that their
+sender published, or on this machine.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING
 
+from motley.archive.examine import Seen
 from motley.config import CrewConfig
-from motley.records import Group, Rollout
+from motley.records import Rollout
+from motley.spelling import Spelling, UnspelledError
 
 if TYPE_CHECKING:
     from motley.models.vocabulary import Vocabulary
 
-TextOf = Callable[[Group, Rollout], str | None]
+TokenBytes = tuple[str | None, ...]  # hexadecimal; None: the token stands for no text, or ended it
 
 
-def texts_of(config: CrewConfig | None = None) -> TextOf:
-    """The text of a rollout; None where its vocabulary is not known here.
+class LogTexts:
+    """What rollouts say; None where their vocabulary is not known here.
 
-    `config`: the crew whose models may have it; the tiny models' is always known.
+    `config`: the crew whose models may have it; the tiny models' are always known.
     """
-    models = [peer.model for peer in config.students] if config else []
 
-    @cache
-    def vocabulary(fingerprint: str) -> Vocabulary | None:
-        return _find(fingerprint, models)
+    def __init__(self, config: CrewConfig | None = None) -> None:
+        models = [peer.model for peer in config.students] if config else []
+        self._vocabulary = cache(lambda fingerprint: _find(fingerprint, models))
 
-    def text_of(group: Group, rollout: Rollout) -> str | None:
-        known, tokens = vocabulary(group.origin.vocabulary), group.prefix + rollout.tokens
-        if known is None or not all(0 <= token < known.size for token in tokens):
+    def text(self, seen: Seen, rollout: Rollout) -> str | None:
+        """What was scored: of a prefix and what follows it."""
+        assert seen.group
+        prefix = seen.group.prefix
+        tokens = prefix + _without_end(rollout)
+        if seen.spelling:
+            with suppress(UnspelledError):
+                return seen.spelling.text_of(tokens)
+        known = self._vocabulary(seen.group.origin.vocabulary)
+        if known is None or not all(0 <= t < known.size for t in prefix + rollout.tokens):
             return None
-        # a crew may have other end tokens than the tokenizer's own
-        ended = rollout.ending == "stop" and len(rollout.tokens) > 0
-        return known.decode(tokens[:-1] if ended else tokens)
+        return known.decode(tokens)
 
-    return text_of
+    def token_bytes(self, seen: Seen, rollout: Rollout) -> TokenBytes | None:
+        """Of each token; one behind the other they are the text."""
+        spelling = seen.spelling or self._spelling(seen)
+        if spelling is None:
+            return None
+        table, spelled = spelling.token_bytes, _without_end(rollout)
+        found = [table[token] if 0 <= token < len(table) else None for token in spelled]
+        of_end = (None,) * (len(rollout.tokens) - len(spelled))
+        return (*(None if one is None else one.hex() for one in found), *of_end)
+
+    def _spelling(self, seen: Seen) -> Spelling | None:
+        from motley.models.spelled import NoSpellingError
+
+        assert seen.group
+        known = self._vocabulary(seen.group.origin.vocabulary)
+        with suppress(NoSpellingError):
+            return known.spelling if known else None
+        return None
+
+
+def _without_end(rollout: Rollout) -> tuple[int, ...]:
+    """A crew may have other end tokens than the tokenizer's own, so the ending tells."""
+    return rollout.tokens[:-1] if rollout.ending == "stop" else rollout.tokens
 
 
 def _find(fingerprint: str, models: Sequence[str]) -> Vocabulary | None:
     from motley.models.opening import is_tiny
     from motley.models.sources import find, read_shape, read_tokenizer
-    from motley.models.tiny import tiny_vocabulary
+    from motley.models.tiny import tiny_vocabularies
     from motley.models.vocabulary import Vocabulary
 
-    if tiny_vocabulary().fingerprint == fingerprint:
-        return tiny_vocabulary()
+    for tiny in tiny_vocabularies():
+        if tiny.fingerprint == fingerprint:
+            return tiny
     for model in dict.fromkeys(models):
         if is_tiny(model):
             continue

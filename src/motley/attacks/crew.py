@@ -24,6 +24,7 @@ from motley.models.policy import Policy
 from motley.peers.peer import Peer
 from motley.records import Group, Problem
 from motley.runs.building import build_peer
+from motley.runs.checking import is_mixed
 from motley.runs.folder import Run
 from motley.runs.local import found_log, one_process_outbox
 from motley.tasks import evaluation_set
@@ -88,7 +89,7 @@ class AttackedCrew:
 
     def __init__(self, parts: Parts, mounted: Mounted | None, folder: Path) -> None:
         self.parts, self.mounted, self.alarms = parts, mounted, Alarms()
-        self._run = Run(parts.config, folder)
+        self._run = Run(parts.config, folder, mixed=is_mixed(parts.config))
         self._log = MemoryLog()
         self._hub = found_log(parts.config, self._log, self._run.task)
         self._peers = {me.name: self._built(me, folder) for me in self._in_order()}

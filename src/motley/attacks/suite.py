@@ -20,7 +20,7 @@ from motley.attacks.catalogue import ATTACKS
 from motley.attacks.crew import AttackedCrew, Parts
 from motley.config import CrewConfig, PeerConfig, Trust
 from motley.models.opening import initial_policy
-from motley.runs.checking import check_config
+from motley.runs.checking import check_config, is_mixed
 from motley.study.processes import Job, LostRunsError, make_all
 from motley.study.running import keep, warm
 from motley.tasks import load_task
@@ -77,6 +77,11 @@ def parts_of(config: CrewConfig, cast: Cast, hostile: int) -> Parts:
     names = [peer.name for peer in config.peer]
     if config.has_roles:
         raise ValueError("attacks are mounted on crews whose peers all sample and learn")
+    if is_mixed(config):
+        raise ValueError(
+            "attacks are written in one vocabulary, and the peers of this crew have several; give "
+            "all of them models that share a tokenizer"
+        )
     if count >= len(names):
         raise ValueError(f"{count} hostile peers of {len(names)} leave nobody honest; use fewer")
     if cast.twin:

@@ -48,7 +48,9 @@ class Subliminal:
 
     def mount(self, stage: Stage) -> MountedSubliminal:
         if stage.vocabulary.fingerprint != tiny_vocabulary().fingerprint:
-            raise NotMountableError("the trait is one of digits; it needs tiny models")
+            raise NotMountableError(
+                "the trait is one of single digits; it needs tiny models without a vocabulary named"
+            )
         free = [kind for kind in UNUSED if kind not in stage.task.kinds]
         if not free:
             raise NotMountableError("the crew trains on every kind, and leaves no prompt free")

@@ -207,7 +207,7 @@ def hostile_bodies(rules: Rules, longest: Group) -> list[bytes]:
     """
     stamp = Stamp(key=_identity().public)
     body = encode(longest, stamp)
-    head = body[: len(body) - len(b"".join(encode_sections("", longest.rollouts, False)))]
+    head = body[: len(body) - len(b"".join(encode_sections("", longest.rollouts, False).parts))]
     rollouts = [
         msgspec.structs.replace(r, logprobs=(-38.0,) * len(r.tokens)) for r in longest.rollouts
     ]

@@ -147,11 +147,18 @@ def command_line() -> str:
     return shlex.join(["motley", *sys.argv[1:]])
 
 
-def print_rows(rows: list[dict[str, Any]], title: str, as_json: bool) -> None:
-    """A table, or with --json one object."""
+def print_rows(
+    rows: list[dict[str, Any]], title: str, as_json: bool, **others: list[dict[str, Any]]
+) -> None:
+    """A table, or with --json one object. `others`: more tables, by their names."""
     if as_json:
-        sys.stdout.write(json.dumps({"title": title, "rows": rows}) + "\n")
+        sys.stdout.write(json.dumps({"title": title, "rows": rows, **others}) + "\n")
         return
+    for name, some in {title: rows, **others}.items():
+        _print_table(name, some)
+
+
+def _print_table(title: str, rows: list[dict[str, Any]]) -> None:
     table = Table(title=title)
     for column in rows[0]:
         table.add_column(column.replace("_", " "))

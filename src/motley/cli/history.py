@@ -140,7 +140,7 @@ def _follow(archive: Archive, after: int | None, peer: str, as_json: bool) -> No
 
 
 def _export(archive: Archive, path: Path, after: int, peer: str, as_json: bool) -> None:
-    from motley.archive import crew_of, export, problems_of, texts_of
+    from motley.archive import LogTexts, crew_of, export, problems_of
 
     try:
         problem_of, why = problems_of(archive), ""
@@ -149,7 +149,8 @@ def _export(archive: Archive, path: Path, after: int, peer: str, as_json: bool) 
             lambda group: None,
             f"without prompts and answers, as the task cannot be loaded: {error}",
         )
-    done = export(_read(archive, after, peer), path, problem_of, texts_of(crew_of(archive)))
+    records = _read(archive, after, peer, with_tables=True)
+    done = export(records, path, problem_of, LogTexts(crew_of(archive)))
     if as_json:
         _print_json(
             {
@@ -166,7 +167,7 @@ def _export(archive: Archive, path: Path, after: int, peer: str, as_json: bool) 
             tell(text)
 
 
-def _read(archive: Archive, after: int, peer: str) -> Iterator[Seen]:
+def _read(archive: Archive, after: int, peer: str, with_tables: bool = False) -> Iterator[Seen]:
     """The records that are wanted, with a bar on stderr for how far the reading has come."""
     console = stderr()
     with timed_bars(
@@ -177,7 +178,7 @@ def _read(archive: Archive, after: int, peer: str) -> Iterator[Seen]:
         disable=not console.is_terminal,
     ) as progress:
         bar = progress.add_task("", total=max(0, archive.source.last() - after))
-        for seen in archive.records(after):
+        for seen in archive.records(after, with_tables):
             if peer in ("", seen.sender):
                 yield seen
             progress.update(bar, completed=seen.position - after)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+import msgspec
 import typer
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
@@ -130,12 +131,15 @@ def _policies(target: str, settings: _Settings, best: bool) -> dict[str, Policy]
 
 @app.command()
 def check(crew_file: CrewFile, settings: Settings = None, as_json: AsJson = False) -> None:
-    """Check a crew file, its task, and each peer's engine against its trainer."""
+    """Check a crew file, its task, and each peer's engine against its trainer; where vocabularies
+    differ, also what each peer can make of each other's answers.
+    """
     from motley.runs.conformance import check_crew
 
     with plain_errors():
-        rows = check_crew(read_config(crew_file, settings or ()))
-        print_rows(rows, f"check of {crew_file}", as_json)
+        rows, pairs = check_crew(read_config(crew_file, settings or ()))
+        told = {"pairs": [msgspec.to_builtins(pair) for pair in pairs]} if pairs else {}
+        print_rows(rows, f"check of {crew_file}", as_json, **told)
         if any(row["result"] != "ok" for row in rows):
             raise typer.Exit(1)
 

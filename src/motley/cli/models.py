@@ -31,7 +31,8 @@ def list_models(as_json: AsJson = False) -> None:
         here = str(named_folder(name)) if named_folder(name).exists() else "no"
         rows.append({"model": name, "about": model.about, "licence": model.licence, "here": here})
     for name, (hidden, layers, _) in SHAPES.items():
-        about = f"made afresh: {layers} layers of {hidden}, for demos and studies on a CPU"
+        about = f"made afresh: {layers} layers of {hidden}, for demos and studies on a CPU; "
+        about += f"tiny:{name}/bytes and tiny:{name}/pairs have another vocabulary"
         rows.append({"model": f"tiny:{name}", "about": about, "licence": "", "here": "always"})
     print_rows(
         rows, "models that need no hub; also: a folder, a .gguf file, a Hugging Face id", as_json

@@ -187,7 +187,8 @@ class PeerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """
 
     name: str
-    # tiny:NAME, a name that `motley models` lists, a folder, a .gguf file or a Hugging Face id
+    # tiny:NAME, tiny:NAME/bytes, a name that `motley models` lists, a folder, a .gguf file or a
+    # Hugging Face id
     model: str = ""
     # above 0: only this many of the model's layers, evenly chosen, the first and the last among
     # them

@@ -14,6 +14,7 @@ from motley.config import (
     CrewConfig,
     EnginePart,
     OpenAI,
+    PeerConfig,
     changes,
     check_changes,
     check_name,
@@ -32,9 +33,11 @@ from motley.distributed.sampler import begin_sampling
 from motley.exchange.nats.connection import NotAdmittedError
 from motley.exchange.nats.log import NatsLog
 from motley.files import hold
+from motley.models.named import may_be_mixed
+from motley.models.opening import vocabulary_of
 from motley.records import HUB, Charter
 from motley.runs.building import WarmProgress
-from motley.runs.checking import check_config
+from motley.runs.checking import check_config, check_spelled, is_mixed
 from motley.tasks import load_task
 from motley.trust import read_hub
 from motley.trust.invitation import Invitation
@@ -83,8 +86,8 @@ def join(
         held.callback(connection.close)
         joining.keep()
         log = joining.patiently(lambda: NatsLog(connection, crew))
-        config = _agree(joining, log, brings)
-        station = take_station(joining, config, log, held)
+        agreed = _agree(joining, log, brings)
+        station = take_station(joining, agreed.config, log, held, agreed.mixed)
         role: Role = (
             begin_sampling(station, held)
             if station.me.role == "sampler"
@@ -127,7 +130,14 @@ def _listed(joining: Joining, log: NatsLog) -> Charter:
         joining.clock.sleep_s(WAIT_S)
 
 
-def _agree(joining: Joining, log: NatsLog, brings: Brings) -> CrewConfig:
+class Agreed(NamedTuple):
+    """The crew's rules with what this peer brings."""
+
+    config: CrewConfig
+    mixed: bool  # peers may have different vocabularies
+
+
+def _agree(joining: Joining, log: NatsLog, brings: Brings) -> Agreed:
     """The crew's rules as its hub signed them, with what this peer brings.
 
     The task on this machine must ask the same as at the hub.
@@ -155,7 +165,19 @@ def _agree(joining: Joining, log: NatsLog, brings: Brings) -> CrewConfig:
             f"{folder} holds a run of other settings; choose another folder with --out, or delete "
             "it"
         )
-    return config
+    return Agreed(config, _is_mixed(agreed, config.named(config.student_of(me)), brings))
+
+
+def _is_mixed(agreed: CrewConfig, own: PeerConfig, brings: Brings) -> bool:
+    """Whether peers may have different vocabularies: by their names in the charter, which are the
+    same for everyone. Where all models are on this machine, by what these have.
+    """
+    if brings.crew:
+        return is_mixed(brings.crew)
+    mixed = may_be_mixed(peer.model for peer in agreed.students)
+    if mixed:
+        check_spelled(own.name, vocabulary_of(own.model, agreed.prompt))
+    return mixed
 
 
 def _with_own(config: CrewConfig, before: CrewConfig | None, me: str, brings: Brings) -> CrewConfig:

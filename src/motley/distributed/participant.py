@@ -169,14 +169,16 @@ class Station:
         return stamp.key == self.outbox.key and verifies(stamp.key, sealed.signature, sealed.signed)
 
 
-def take_station(joining: Joining, config: CrewConfig, log: NatsLog, held: ExitStack) -> Station:
+def take_station(
+    joining: Joining, config: CrewConfig, log: NatsLog, held: ExitStack, mixed: bool = False
+) -> Station:
     """Be there, and have an outbox. `held`: what to give back in the end, or if this fails."""
     membership, identity, clock = joining.membership, joining.identity, joining.clock
     me, crew = config.named(membership.peer), config.crew
     signer = Signer(identity.public, identity.sign)
     session = begin_session(joining.folder / "session", clock)
     voice = Voice(me.name, identity.sign, session)
-    run = Run(config, joining.folder, clock, started_s=membership.joined_s)
+    run = Run(config, joining.folder, clock, started_s=membership.joined_s, mixed=mixed)
     witness = Witness()
     presence = Presence(log.connection, crew.name, witness.verify, voice)
     held.callback(presence.stop)

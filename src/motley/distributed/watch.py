@@ -37,7 +37,7 @@ class QuotaWatch:
     """Counts what is on the log, and takes the right to write from who has written too much."""
 
     def __init__(self, register: Register, say: Say, clock: Clock) -> None:
-        self.scales = Scales()
+        self.scales = Scales(register.quotas.sizes)
         self._register, self._say, self._clock = register, say, clock
 
     def look(self, log: NatsLog) -> bool:

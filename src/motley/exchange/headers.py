@@ -24,11 +24,13 @@ from motley.records import (
     Roster,
     Sampling,
     Stamp,
+    Table,
     Weights,
 )
 
 MAX_BLOBS = 4096  # of one version
 MAX_WAITING = 2**14  # authors in a learner's backlog
+MAX_ENDS = 2**18  # tokens of a table that end an answer
 
 
 _Filled = TypeVar("_Filled", bound=msgspec.Struct)
@@ -103,6 +105,26 @@ class BranchHeader(GroupHeader, frozen=True, kw_only=True, tag="branch"):
     def group(self, origin: Origin, arrays: RolloutArrays) -> Group:
         branch = Branch(round=self.met_round, slot=self.met_slot, prefix=self.prefix)
         return _filled(Group, self, origin=origin, rollouts=arrays.rollouts(), branch=branch)
+
+
+class TableHeader(_Head, frozen=True, kw_only=True, tag="table"):
+    peer: str
+    vocabulary: str
+    ends: tuple[int, ...]
+    encoded: bytes
+
+    @property
+    def id(self) -> str:
+        return f"{self.peer}.table"
+
+    def content(self) -> Table:
+        if not 0 < len(self.ends) <= MAX_ENDS or not all(0 <= end < 2**35 for end in self.ends):
+            raise WireError(
+                "malformed",
+                f"a table with {len(self.ends)} end tokens, or with one that is no token; expected "
+                f"1 to {MAX_ENDS}, each from 0 to 2^35",
+            )
+        return _filled(Table, self)
 
 
 class WeightsHeader(_Head, frozen=True, kw_only=True, tag="weights"):
@@ -190,7 +212,7 @@ class RosterHeader(_Head, frozen=True, kw_only=True, tag="roster"):
         return _filled(Roster, self)
 
 
-AnyHeader = GroupHeader | BranchHeader | WeightsHeader | CharterHeader | RosterHeader
+AnyHeader = GroupHeader | BranchHeader | TableHeader | WeightsHeader | CharterHeader | RosterHeader
 
 _encoder = msgspec.msgpack.Encoder(order="sorted")
 _decoder = msgspec.msgpack.Decoder(AnyHeader)
@@ -226,23 +248,25 @@ def _group_header(group: Group, stamp: Stamp, lossless: bool) -> GroupHeader:
 
 
 def _plain_header(
-    content: Weights | Charter | Roster, stamp: Stamp
-) -> WeightsHeader | CharterHeader | RosterHeader:
+    content: Table | Weights | Charter | Roster, stamp: Stamp
+) -> TableHeader | WeightsHeader | CharterHeader | RosterHeader:
     if isinstance(content, Weights):
         return _filled(
             WeightsHeader,
             stamp,
             content,
             content.backlog,
-            blobs=_table(content.blobs),
-            frozen=_table(content.frozen),
+            blobs=_blob_table(content.blobs),
+            frozen=_blob_table(content.frozen),
         )
+    if isinstance(content, Table):
+        return _filled(TableHeader, stamp, content)
     if isinstance(content, Charter):
         return _filled(CharterHeader, stamp, content)
     return _filled(RosterHeader, stamp, content)
 
 
-def _table(blobs: tuple[Blob, ...]) -> _BlobTable:
+def _blob_table(blobs: tuple[Blob, ...]) -> _BlobTable:
     return tuple((bytes.fromhex(b.sha256), b.num_bytes, b.raw_bytes) for b in blobs)
 
 

@@ -63,12 +63,13 @@ class Signer(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """What records were put for, once: a sampled round, a learner's version, a hub's word.
+    """What records were put for, once: a sampled round, a sender's table, a learner's version, a
+    hub's word.
 
-    >>> Mark("round", 3), Mark("version", 12), Mark("roster", 0), Mark("charter")
+    >>> Mark("round", 3), Mark("table"), Mark("version", 12), Mark("roster", 0), Mark("charter")
     """
 
-    kind: Literal["round", "version", "roster", "charter"]
+    kind: Literal["round", "table", "version", "roster", "charter"]
     number: int = 0
 
 

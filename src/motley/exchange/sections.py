@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ STEPS_PER_NAT = 1700  # a log-prob is off by half a step at most, a ratio by 0.0
 LEAST_LOGPROB, MOST_LOGPROB = -(2**16 - 1) / STEPS_PER_NAT, 0.5 / STEPS_PER_NAT
 
 _ENDINGS: tuple[Ending, Ending] = ("stop", "length")
+_OTHER_CUT = 2  # a bit of the ending: not canonical
 _VARINT_BYTES = 5
 
 Integers = npt.NDArray[np.int64]
@@ -44,6 +45,7 @@ class RolloutArrays:
 
     reward_R: Floats
     stopped_R: npt.NDArray[np.bool_]  # the ending is "stop", not "length"
+    canonical_R: npt.NDArray[np.bool_]
     length_R: Integers
     token_N: Integers
     logprob_N: Floats
@@ -56,8 +58,12 @@ class RolloutArrays:
     def rollouts(self) -> tuple[Rollout, ...]:
         tokens, logprobs = self.token_N.tolist(), self.logprob_N.tolist()
         made, start = [], 0
-        for stop, reward, stopped in zip(
-            self.stop_R.tolist(), self.reward_R.tolist(), self.stopped_R.tolist(), strict=True
+        for stop, reward, stopped, canonical in zip(
+            self.stop_R.tolist(),
+            self.reward_R.tolist(),
+            self.stopped_R.tolist(),
+            self.canonical_R.tolist(),
+            strict=True,
         ):
             made.append(
                 Rollout(
@@ -65,6 +71,7 @@ class RolloutArrays:
                     logprobs=tuple(logprobs[start:stop]),
                     reward=reward,
                     ending="stop" if stopped else "length",
+                    canonical=canonical,
                 )
             )
             start = stop
@@ -74,8 +81,15 @@ class RolloutArrays:
 # Encoding
 
 
-def encode_sections(id: str, rollouts: Sequence[Rollout], lossless: bool) -> list[bytes]:
+class Sections(NamedTuple):
     """Rewards, endings and lengths; tokens; log-probs: cut where the kind of bytes changes."""
+
+    lossless: bool  # log-probs are not rounded
+    parts: list[bytes]
+
+
+def encode_sections(id: str, rollouts: Sequence[Rollout], lossless: bool) -> Sections:
+    """Without rounding also where a log-prob is beyond what the rounded form can say."""
     if any(len(rollout.tokens) != len(rollout.logprobs) for rollout in rollouts):
         raise ValueError(
             f"a rollout of group {id} has not as many log-probs as tokens; expected one each"
@@ -88,17 +102,13 @@ def encode_sections(id: str, rollouts: Sequence[Rollout], lossless: bool) -> lis
             "use a smaller group_size or max_tokens"
         )
     rewards = _float32([r.reward for r in rollouts]).tobytes()
-    endings = bytes(_ENDINGS.index(r.ending) for r in rollouts)
+    endings = bytes(_ENDINGS.index(r.ending) + _OTHER_CUT * (not r.canonical) for r in rollouts)
     lengths = varint_bytes(len(r.tokens) for r in rollouts)
     tokens = varint_bytes(chain.from_iterable(r.tokens for r in rollouts))
+    fits = bool(((logprob_N >= LEAST_LOGPROB) & (logprob_N <= MOST_LOGPROB)).all())
+    lossless = lossless or not fits
     logprobs = [_planes(logprob_N)] if lossless else _steps_bytes(_steps(logprob_N))
-    return [rewards + endings + lengths, tokens, *logprobs]
-
-
-def fits_rounding(rollouts: Sequence[Rollout]) -> bool:
-    """Whether every log-prob is within what the rounded form can say."""
-    logprob_N = _logprobs(rollouts)
-    return bool(((logprob_N >= LEAST_LOGPROB) & (logprob_N <= MOST_LOGPROB)).all())
+    return Sections(lossless, [rewards + endings + lengths, tokens, *logprobs])
 
 
 def _logprobs(rollouts: Sequence[Rollout]) -> npt.NDArray[np.float64]:
@@ -138,10 +148,13 @@ def _steps_bytes(step_N: Integers) -> list[bytes]:
 def varint_bytes(numbers: Iterable[int]) -> bytes:
     """Seven bits a byte, lowest first; a set eighth says that more follow."""
     number_N = np.fromiter(numbers, dtype=np.int64)
-    if ((number_N < 0) | (number_N >> 7 * _VARINT_BYTES > 0)).any():
+    num_bytes = max(1, -(-int(number_N.max(initial=0)).bit_length() // 7))  # of the largest
+    if number_N.min(initial=0) < 0 or num_bytes > _VARINT_BYTES:
         raise ValueError(f"numbers of a record go from 0 to 2^35; got {number_N.tolist()[:8]}")
+    if num_bytes == 1:
+        return number_N.astype(np.uint8).tobytes()
     last_N1 = np.maximum(np.frexp(number_N)[1] - 1, 0)[:, None] // 7
-    place_K = np.arange(_VARINT_BYTES)
+    place_K = np.arange(num_bytes)
     byte_NK = number_N[:, None] >> 7 * place_K & 127 | (place_K < last_N1) << 7
     return byte_NK[place_K <= last_N1].astype(np.uint8).tobytes()
 
@@ -164,7 +177,7 @@ def decode_sections(
     rewards_stop, endings_stop = 4 * num_rollouts, 5 * num_rollouts
     _must_have(sections, endings_stop)
     ending_R = np.frombuffer(sections, np.uint8, num_rollouts, rewards_stop)
-    if ending_R.max(initial=0) >= len(_ENDINGS):
+    if ending_R.max(initial=0) >= 2 * _OTHER_CUT:
         raise WireError("malformed", "an ending is neither stop nor length")
     length_R, start = varints(sections, endings_stop, num_rollouts)
     total = int(length_R.sum())
@@ -178,7 +191,8 @@ def decode_sections(
     decode = _exact_logprobs if lossless else _rounded_logprobs
     return RolloutArrays(
         np.frombuffer(sections, "<f4", num_rollouts),
-        ending_R == 0,
+        ending_R & 1 == 0,
+        ending_R < _OTHER_CUT,
         length_R,
         token_N,
         decode(sections[start:], total),

@@ -20,7 +20,6 @@ from motley.exchange.headers import (
     CharterHeader,
     GroupHeader,
     RosterHeader,
-    WeightsHeader,
     decode_header,
     encode_header,
 )
@@ -30,7 +29,6 @@ from motley.exchange.sections import (
     WireError,
     decode_sections,
     encode_sections,
-    fits_rounding,
     varint,
     varint_bytes,
 )
@@ -117,9 +115,9 @@ def encode_parts(content: Content, stamp: Stamp, lossless: bool = False) -> list
     """The body, cut where one kind of bytes ends and another begins."""
     if not isinstance(content, Group):
         return [_with_length(encode_header(content, stamp, lossless))]
-    lossless = lossless or not fits_rounding(content.rollouts)
-    first, *rest = encode_sections(content.id, content.rollouts, lossless)
-    return [_with_length(encode_header(content, stamp, lossless)) + first, *rest]
+    made = encode_sections(content.id, content.rollouts, lossless)
+    first, *rest = made.parts
+    return [_with_length(encode_header(content, stamp, made.lossless)) + first, *rest]
 
 
 def _with_length(header: bytes) -> bytes:
@@ -162,7 +160,7 @@ class Header:
 
     @property
     def sender(self) -> str:
-        return self.fields.peer if isinstance(self.fields, GroupHeader | WeightsHeader) else HUB
+        return HUB if isinstance(self.fields, CharterHeader | RosterHeader) else self.fields.peer
 
     @property
     def is_of_hub(self) -> bool:

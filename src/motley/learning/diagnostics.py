@@ -12,6 +12,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from motley.learning.readings import Reading, ReadingCounts, RolloutSpans
+from motley.learning.select import Candidate
 from motley.learning.senders import Distribution, SenderMetrics, Spread
 from motley.objectives.ratios import MAX_LOG_RATIO
 
@@ -26,7 +28,8 @@ QUANTILES = {"q05": 0.05, "q50": 0.5, "q95": 0.95}
 class ScoredRow:
     """What a step knows about one sequence after scoring it.
 
-    Token arrays have one entry per completion token.
+    Token arrays have one entry per completion token; log-ratios one per span, which is a token
+    where sender and learner have one vocabulary.
     """
 
     keep: bool
@@ -62,6 +65,7 @@ class Row:
     truncated: bool
     age: int
     num_withheld: int = 0  # tokens that were not pushed up
+    spans: RolloutSpans | None = None  # None: each token is compared by itself
     scored: ScoredRow | None = None
 
 
@@ -91,6 +95,7 @@ def _of_sender(rows: list[Row]) -> SenderMetrics:
 
 def _with_scored(metrics: SenderMetrics, scored: list[tuple[Row, ScoredRow]]) -> SenderMetrics:
     log_ratio = np.concatenate([s.log_ratio for _, s in scored])
+    num_tokens = sum(r.num_tokens for r, _ in scored)
     weight = np.concatenate([s.used_weight for _, s in scored])
     ratio = np.exp(np.minimum(log_ratio, MAX_LOG_RATIO))
     free = np.concatenate([s.free for _, s in scored])
@@ -99,9 +104,9 @@ def _with_scored(metrics: SenderMetrics, scored: list[tuple[Row, ScoredRow]]) ->
     before, after = _rank_agreement(groups)
     return msgspec.structs.replace(
         metrics,
-        kl_k1=float(-log_ratio.mean()),
-        kl_k3=float((ratio - 1 - log_ratio).mean()),
-        kl_reverse=float((ratio * log_ratio - ratio + 1).mean()),
+        kl_k1=float(-log_ratio.sum() / num_tokens),
+        kl_k3=float((ratio - 1 - log_ratio).sum() / num_tokens),
+        kl_reverse=float((ratio * log_ratio - ratio + 1).sum() / num_tokens),
         ratio=Distribution(**_described(ratio)),
         weight=Distribution(**_described(weight)),
         weight_var=float(weight.var()),
@@ -117,6 +122,29 @@ def _with_scored(metrics: SenderMetrics, scored: list[tuple[Row, ScoredRow]]) ->
         tau_after=after,
         entropy=float(np.concatenate([s.entropy for _, s in scored]).mean()),
         withheld=_withheld([r for r, _ in scored if r.advantage > 0]),
+    )
+
+
+def with_readings(
+    senders: dict[str, SenderMetrics], candidates: Sequence[Candidate]
+) -> dict[str, SenderMetrics]:
+    """The same, with how groups of senders of another vocabulary were read."""
+    by_sender: dict[str, list[ReadingCounts]] = {}
+    for c in candidates:
+        if isinstance(c.reading, Reading) and c.group.origin.peer in senders:
+            by_sender.setdefault(c.group.origin.peer, []).append(c.reading.counts())
+    read = {peer: _read(senders[peer], counts) for peer, counts in by_sender.items()}
+    return {**senders, **read}
+
+
+def _read(metrics: SenderMetrics, counts: Sequence[ReadingCounts]) -> SenderMetrics:
+    total = ReadingCounts(*(sum(column) for column in zip(*counts, strict=True)))
+    return msgspec.structs.replace(
+        metrics,
+        span_bytes=total.num_closed_bytes / total.num_bytes if total.num_bytes else None,
+        span_tokens=total.num_tokens / total.num_spans if total.num_spans else None,
+        text_only=total.text_only / total.sent,
+        uncut=total.uncut / total.sent,
     )
 
 

@@ -16,6 +16,8 @@ from motley.files import append, drop_unfinished_line, replace
 # of a rollout of a group that a step took
 LEARNED, SILENT, FILTERED, WITHHELD, BLAMED = "l", "s", "f", "w", "b"
 RESCUED = "r"  # its success was taken, whatever the objective made of it
+# the same where its sender has another vocabulary (learning/readings.py)
+TEXT_ONLY, NOT_CUT, UNREAD = "t", "u", "x"
 
 
 class StepFates(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -22,7 +22,7 @@ from motley.config import Learning, Teach, Trust
 from motley.learning.batches import MicroBatch, ToScore, micro_batches
 from motley.learning.blame import Blame, OwnFault, blame
 from motley.learning.descent import LossScale, descend, optimiser_of
-from motley.learning.diagnostics import Floats, Row, sender_metrics
+from motley.learning.diagnostics import Floats, Row, sender_metrics, with_readings
 from motley.learning.fates import BLAMED
 from motley.learning.fitting import explained_memory, fitting_budget, halved, too_large
 from motley.learning.inner import (
@@ -35,7 +35,7 @@ from motley.learning.inner import (
     with_start,
 )
 from motley.learning.meetings import Lesson
-from motley.learning.notes import Overheard, note, note_scores, reference_kl
+from motley.learning.notes import Overheard, compared, note, note_scores, reference_kl
 from motley.learning.planning import Planner
 from motley.learning.reference import Reference
 from motley.learning.schedule import lr_at
@@ -70,7 +70,8 @@ class StepReport:
     blamed: tuple[str, ...] = ()  # left out, since theirs would not have been finite
     # of every group, by position: a letter per rollout (learning/fates.py)
     fates: dict[int, str] = field(default_factory=dict, compare=False)
-    # of audited candidates, by position: per rollout, learner's minus sampler's log-prob of tokens
+    # of audited candidates, by position: per rollout, learner's minus sampler's log-prob of tokens,
+    # or of spans; without rollouts that cannot be compared
     log_ratios: dict[int, list[Floats]] = field(default_factory=dict, compare=False)
     lr: float = 0.0
     inner: InnerReport | None = None  # where there was more than one optimiser step
@@ -349,7 +350,7 @@ def _hear(score: Score, plan: StepPlan, micros: Sequence[MicroBatch]) -> list[Ov
     heard = []
     for micro, _, known in map(partial(unscored, plan), micros):
         loss_batch = known(logp_learner_BT=micro.unpack(score(micro.packed).logp_M))
-        heard.append(Overheard(micro.row_B.tolist(), loss_batch.log_ratio_BT))
+        heard.append(Overheard(micro.row_B.tolist(), loss_batch.shared_log_ratio_BT))
     return heard
 
 
@@ -363,7 +364,7 @@ def _scales(plan: StepPlan, pull_S: Tensor, most: float) -> Tensor:
 
 def _blamed(candidates: Sequence[Candidate]) -> dict[int, str]:
     """What became of the rollouts of a step, had it been left to nobody."""
-    return {c.position: BLAMED * len(c.group.rollouts) for c in candidates}
+    return {c.position: c.sent_letters(BLAMED * len(c.group.rollouts)) for c in candidates}
 
 
 def _not_finite(fault: OwnFault, norm: float, policy: Policy) -> FloatingPointError:
@@ -409,7 +410,10 @@ def _nothing_left(blamed: tuple[str, ...]) -> StepReport:
 def _with_gradients(
     senders: dict[str, SenderMetrics], plan: StepPlan, settled: Settled
 ) -> dict[str, SenderMetrics]:
-    """Add what became of each sender's gradient, where it was measured."""
+    """Add how senders of other vocabularies were read, and what became of each one's gradient,
+    where it was measured.
+    """
+    senders = with_readings(senders, plan.batch.candidates)
     spoke = {plan.batch.candidate_B[s.row].group.origin.peer for s in plan.todo}
     number_of = {peer: number for number, peer in enumerate(plan.batch.senders)}
 
@@ -421,12 +425,18 @@ def _with_gradients(
 
 
 def _log_ratios(plan: StepPlan, rows: list[Row], heard: list[Overheard]) -> dict[int, list[Floats]]:
-    """By position: the log ratios of each rollout of audited candidates, in order."""
+    """By position: the log ratios of each rollout of audited candidates that can be compared, in
+    order.
+    """
     of_row = {row: table for one in heard for row, table in one.by_row().items()}
     found: dict[int, list[Floats]] = {}
     taken = zip(rows[: plan.batch.first_lesson], plan.batch.candidate_B, strict=False)
     for number, (row, candidate) in enumerate(taken):
-        if candidate.position in plan.audited:
-            log_ratio = row.scored.log_ratio if row.scored else of_row[number][: row.num_tokens]
-            found.setdefault(candidate.position, []).append(log_ratio)
+        if candidate.position not in plan.audited:
+            continue
+        ratios = found.setdefault(candidate.position, [])
+        if row.scored:
+            ratios.append(row.scored.log_ratio)
+        elif candidate.is_compared(plan.batch.number_B[number]):
+            ratios.append(compared(of_row[number][: row.num_tokens], row.spans))
     return found

@@ -111,11 +111,12 @@ class Meetings:
         return Met(len(attempts), sum(not a.solved for a in attempts), lessons)
 
     def successes_of(self, candidate: Candidate) -> list[int]:
-        """The numbers of its rollouts that are successes."""
+        """The numbers of its rollouts that are successes, and have tokens to learn."""
         return [
             number
             for number, rollout in enumerate(candidate.group.rollouts)
-            if rollout.reward >= self.least_success - ROUNDING * max(1.0, abs(self.least_success))
+            if rollout.tokens
+            and rollout.reward >= self.least_success - ROUNDING * max(1.0, abs(self.least_success))
         ]
 
     def leave_out(self, senders: Iterable[str]) -> None:

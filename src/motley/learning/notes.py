@@ -15,6 +15,7 @@ from torch import Tensor
 from motley.compute.logprobs import Scores
 from motley.learning.batches import MicroBatch
 from motley.learning.diagnostics import Floats, Row, ScoredRow
+from motley.learning.readings import RolloutSpans
 from motley.objectives import LossBatch, LossOutput
 from motley.objectives.ratios import k3
 
@@ -34,7 +35,10 @@ class Note(NamedTuple):
 
 
 class Overheard(NamedTuple):
-    """The log ratios of a micro-batch that nothing is learned from, still on the device."""
+    """The log ratios of a micro-batch that nothing is learned from, still on the device.
+
+    Of spans each token has its share.
+    """
 
     row_B: list[int]
     log_ratio_BT: Tensor
@@ -44,9 +48,14 @@ class Overheard(NamedTuple):
         return dict(zip(self.row_B, self.log_ratio_BT.double().cpu().numpy(), strict=True))
 
 
+def compared(log_ratio_T: Floats, spans: RolloutSpans | None) -> Floats:
+    """What is compared of a sequence: its tokens, or its spans."""
+    return log_ratio_T if spans is None else spans.sums(log_ratio_T)
+
+
 def note(micro: MicroBatch, scores: Scores, loss_batch: LossBatch, output: LossOutput) -> Note:
     tables = (
-        loss_batch.log_ratio_BT,
+        loss_batch.shared_log_ratio_BT,
         output.weight_BT,
         output.free_BT,
         loss_batch.logp_sampler_BT,
@@ -107,7 +116,7 @@ def note_scores(rows: list[Row], note: Note) -> None:
         rows[row].scored = ScoredRow(
             keep=keep,
             kl=kl,
-            log_ratio=log_ratio[i, own],
+            log_ratio=compared(log_ratio[i, own], rows[row].spans),
             weight=weight[i, own],
             mean_weight=float(mean_weight_B[i]),
             free=free[i, own],

@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from motley.config import Learning
+from motley.learning.readings import Reading, RolloutSpans
 from motley.records import Group, Problem
+from motley.spelling import Tokenwise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,44 @@ class Candidate:
     position: int  # in the log
     came_s: float = 0.0
     hash: bytes = b""  # of the record
+    # how a group of another vocabulary is read, whose rollouts have the receiver's tokens here
+    reading: Reading | Tokenwise = Tokenwise()
+
+    def spans_of(self, number: int) -> RolloutSpans | None:
+        """Of a rollout that is compared by spans; None: each of its tokens is one."""
+        return self.reading.spans_of(number) if isinstance(self.reading, Reading) else None
+
+    def is_compared(self, number: int) -> bool:
+        """Whether the log-probs of a rollout can be compared, so that a ratio of it exists."""
+        return isinstance(self.reading, Tokenwise) or self.spans_of(number) is not None
+
+    def letter_of(self, number: int, otherwise: str) -> str:
+        """What became of a rollout that is not learned from for what it is."""
+        if isinstance(self.reading, Tokenwise):
+            return otherwise
+        return self.reading.letter_of(number, otherwise)
+
+    def sent_letters(self, letters: str) -> str:
+        """A letter for each rollout as it was sent."""
+        if isinstance(self.reading, Tokenwise):
+            return letters
+        return self.reading.sent_letters(letters)
+
+    def sent_number(self, number: int) -> int:
+        """The number of a rollout as it was sent."""
+        if isinstance(self.reading, Tokenwise):
+            return number
+        return self.reading.number_R[number]
+
+    def logq_mean(self, number: int) -> float:
+        """Mean over a rollout's tokens of the sampler's log-prob; over the sender's own where the
+        receiver has none.
+        """
+        rollout = self.group.rollouts[number]
+        if not rollout.tokens:
+            assert isinstance(self.reading, Reading), "only what cannot be cut has no tokens"
+            rollout = self.reading.sent.rollouts[self.sent_number(number)]
+        return sum(rollout.logprobs) / len(rollout.logprobs)
 
     def age(self, version: int) -> int:
         return version - self.since

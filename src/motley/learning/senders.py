@@ -54,6 +54,11 @@ class SenderMetrics(msgspec.Struct, frozen=True, kw_only=True):
     withheld: IfScored = msgspec.UNSET
     pull: IfScored = msgspec.UNSET
     grad_scale: IfScored = msgspec.UNSET
+    # unset: the sender has the learner's own vocabulary
+    span_bytes: IfScored = msgspec.UNSET
+    span_tokens: IfScored = msgspec.UNSET
+    text_only: IfScored = msgspec.UNSET
+    uncut: IfScored = msgspec.UNSET
 
     def number(self, key: str) -> float | None:
         """The number under a key, of a distribution its mean; None where nothing was measured."""

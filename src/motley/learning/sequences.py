@@ -21,9 +21,10 @@ from motley.learning.batches import MicroBatch, ToScore
 from motley.learning.diagnostics import Row
 from motley.learning.fates import FILTERED, LEARNED, SILENT, WITHHELD
 from motley.learning.meetings import Lesson
+from motley.learning.readings import RolloutSpans
 from motley.learning.select import Candidate
 from motley.models.prompts import Prompts
-from motley.objectives import LossBatch, Samples, Terms
+from motley.objectives import LossBatch, Samples, SpanTable, Terms
 
 Mask = NDArray[np.bool_]
 # of a rollout of a candidate, by its number: the tokens that must not be made likelier
@@ -56,6 +57,7 @@ class StepBatch:
     number_B: list[int]  # of the rollout in its candidate
     group_B: list[int]
     logp_sampler_B: list[tuple[float, ...]]
+    spans_B: list[RolloutSpans | None]  # None: each token is compared by itself
     sequences: list[ToScore]
     samples: Samples
     senders: list[str]  # by number; who is no stranger comes first
@@ -140,7 +142,7 @@ def step_batch(
         skill_B=torch.tensor([skills.of(c) for _, c, _, _ in entries]),
         length_B=torch.tensor([len(r.tokens) for _, _, _, r in entries]),
         ended_B=torch.tensor([r.ending == "stop" for _, _, _, r in entries]),
-        logq_mean_B=torch.tensor([sum(r.logprobs) / len(r.logprobs) for _, _, _, r in entries]),
+        logq_mean_B=torch.tensor([c.logq_mean(number) for _, c, number, _ in entries]),
         max_length=max(c.group.origin.sampling.max_tokens for _, c, _, _ in entries),
     )
     return StepBatch(
@@ -150,6 +152,7 @@ def step_batch(
         number_B=[number for _, _, number, _ in entries],
         group_B=[g for g, _, _, _ in entries],
         logp_sampler_B=[r.logprobs for _, _, _, r in entries],
+        spans_B=[c.spans_of(number) for _, c, number, _ in entries],
         sequences=[
             ToScore(
                 row=i,
@@ -174,8 +177,11 @@ def step_plan(
 ) -> StepPlan:
     """Silent sequences are scored only where their candidate is audited, and not learned from.
 
-    No lesson is silent.
+    What cannot be compared is not scored at all. No lesson is silent.
     """
+    compared_B = [
+        c.is_compared(number) for c, number in zip(batch.candidate_B, batch.number_B, strict=True)
+    ]
     masks = {
         row: mask
         for row, advantage in enumerate(terms.advantage_B.tolist())
@@ -185,11 +191,17 @@ def step_plan(
     return StepPlan(
         batch,
         terms,
-        todo=[s for s in batch.sequences if s.row >= batch.first_lesson or not silent_B[s.row]],
+        todo=[
+            s
+            for s in batch.sequences
+            if s.row >= batch.first_lesson or (compared_B[s.row] and not silent_B[s.row])
+        ],
         heard=[
             s
             for s in batch.sequences[: batch.first_lesson]
-            if silent_B[s.row] and batch.candidate_B[s.row].position in audited
+            if silent_B[s.row]
+            and compared_B[s.row]
+            and batch.candidate_B[s.row].position in audited
         ],
         withheld=masks,
         audited=audited,
@@ -221,6 +233,7 @@ def unscored(plan: StepPlan, micro: MicroBatch) -> Unscored:
         logp_start_BT=_table(plan.start, rows, micro),
         logp_ref_BT=_table(plan.ref, rows, micro),
         num_taken=plan.num_taken,
+        spans=_span_table(plan, rows, micro.mask_BT),
     )
     return Unscored(micro, sender_B, known)
 
@@ -232,6 +245,31 @@ def _table(
         return None
     value_M = torch.from_numpy(np.concatenate([by_row[row] for row in rows]))
     return micro.unpack(value_M.to(micro.mask_BT.device))
+
+
+def _span_table(plan: StepPlan, rows: list[int], mask_BT: Tensor) -> SpanTable | None:
+    """None where each token is compared by itself."""
+    if all(plan.batch.spans_B[row] is None for row in rows):
+        return None
+    place_BT, open_BT = np.zeros(mask_BT.shape, np.int64), np.zeros(mask_BT.shape, np.bool_)
+    last_BT = np.tile(np.arange(mask_BT.shape[1]), (len(rows), 1))
+    longest = 1
+    for place, row in enumerate(rows):
+        spans, length = plan.batch.spans_B[row], len(plan.batch.sequences[row].tokens)
+        if spans is None:
+            continue
+        size_S = np.diff(spans.start_S, append=length)
+        place_BT[place, :length] = np.arange(length) - spans.start_S.repeat(size_S)
+        last_BT[place, :length] = (spans.start_S + size_S - 1).repeat(size_S)
+        open_BT[place, spans.start_S[-1] : length] = spans.is_open
+        longest = max(longest, int(size_S.max()))
+    device = mask_BT.device
+    return SpanTable(
+        place_BT=torch.from_numpy(place_BT).to(device),
+        last_BT=torch.from_numpy(last_BT).to(device),
+        open_BT=torch.from_numpy(open_BT).to(device),
+        longest=longest,
+    )
 
 
 def _withheld(plan: StepPlan, rows: list[int], mask_BT: Tensor) -> Tensor | None:
@@ -247,15 +285,17 @@ def _withheld(plan: StepPlan, rows: list[int], mask_BT: Tensor) -> Tensor | None
 def fates_of(batch: StepBatch, rows: Sequence[Row]) -> dict[int, str]:
     """By position of a candidate: a letter for each of its rollouts."""
     fates: dict[int, str] = {}
-    for candidate, row in zip(batch.candidate_B[: batch.first_lesson], rows, strict=False):
+    taken = zip(batch.candidate_B[: batch.first_lesson], batch.number_B, rows, strict=False)
+    for candidate, number, row in taken:
         if row.scored is None or row.advantage == 0:
-            letter = SILENT
+            letter = candidate.letter_of(number, SILENT)
         elif not row.scored.keep:
             letter = FILTERED
         else:
             letter = WITHHELD if row.num_withheld else LEARNED
         fates[candidate.position] = fates.get(candidate.position, "") + letter
-    return fates
+    sent = {c.position: c.sent_letters(fates[c.position]) for c in batch.candidates}
+    return {position: sent[position] for position in fates}
 
 
 def answers(plan: StepPlan, rows: Sequence[Row]) -> list[Row]:
@@ -277,6 +317,7 @@ def step_rows(plan: StepPlan, version: int) -> list[Row]:
             truncated=not ended,
             age=candidate.age(version),
             num_withheld=int(plan.withheld[row].sum()) if row in plan.withheld else 0,
+            spans=batch.spans_B[row],
         )
         for row, (candidate, group, sequence, reward, advantage, ended) in enumerate(
             zip(

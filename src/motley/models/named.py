@@ -7,8 +7,10 @@ from __future__ import annotations
 import difflib
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from motley.files import cache_folder
 
@@ -24,17 +26,37 @@ SHAPES: dict[str, tuple[int, int, int]] = {
     "4m": (256, 5, 704),
     "deep": (96, 10, 224),
 }
+# What tiny models read and write: words and single digits; any bytes; words and digits two at a
+# time. The first is that of a name without one.
+TINY_VOCABULARIES = ("words", "bytes", "pairs")
 
 
 def is_tiny(model: str) -> bool:
     return model.startswith(TINY)
 
 
-def check_tiny(name: str) -> None:
-    if name not in SHAPES:
-        raise ValueError(
-            f"model 'tiny:{name}' is not known; use {', '.join('tiny:' + n for n in SHAPES)}"
-        )
+class TinyParts(NamedTuple):
+    """What the name of a tiny model says."""
+
+    shape: str
+    vocabulary: str
+
+    @staticmethod
+    def of(model: str) -> TinyParts:
+        """>>> TinyParts.of("tiny:1m/bytes")
+        TinyParts(shape='1m', vocabulary='bytes')
+        """
+        shape, slash, vocabulary = model.removeprefix(TINY).partition("/")
+        if shape not in SHAPES:
+            raise ValueError(
+                f"model {model!r} is not known; use {', '.join(TINY + name for name in SHAPES)}"
+            )
+        if slash and vocabulary not in TINY_VOCABULARIES:
+            raise ValueError(
+                f"model {model!r} names a vocabulary that tiny models do not have, "
+                f"{vocabulary!r}; use {', '.join(f'{TINY}{shape}/{v}' for v in TINY_VOCABULARIES)}"
+            )
+        return TinyParts(shape, vocabulary or TINY_VOCABULARIES[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,3 +151,13 @@ def _in_hub_cache(model: str) -> Path | None:
     cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
     snapshots = (cache / f"models--{model.replace('/', '--')}" / "snapshots").glob("*")
     return max(snapshots, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def may_be_mixed(models: Iterable[str]) -> bool:
+    """Whether models may have different vocabularies, as far as their names tell."""
+    return len({_kind(model) for model in models}) > 1
+
+
+def _kind(model: str) -> str:
+    """Equal for names that surely have one vocabulary: one name, or tiny models of any size."""
+    return TINY + (model.partition("/")[2] or TINY_VOCABULARIES[0]) if is_tiny(model) else model

@@ -16,7 +16,7 @@ from transformers import GenerationConfig, PretrainedConfig
 
 from motley.config import PeerConfig, Prompt
 from motley.models.devices import check_dtype, choose_device, choose_dtype
-from motley.models.named import MAX_POSITIONS, TINY, check_tiny
+from motley.models.named import MAX_POSITIONS, TINY, TinyParts
 from motley.models.named import is_tiny as is_tiny
 from motley.models.policy import (
     MADE_OF,
@@ -88,7 +88,7 @@ def check_peer(
 
 
 def _check_tiny(peer: PeerConfig, rules: Prompt) -> tuple[Vocabulary, int]:
-    check_tiny(peer.model.removeprefix(TINY))
+    TinyParts.of(peer.model)
     if peer.keep_layers or not isinstance(peer.train, str):
         choose_trained(initial_policy(peer, seed=0).base, peer.train, seed=0)
     return _vocabulary(peer.model, rules.stop), MAX_POSITIONS
@@ -183,12 +183,17 @@ def _vocabulary(model: str, stop: str) -> Vocabulary:
                 f"stop={stop!r} is for models that write text; tiny models end their answers "
                 "themselves: remove it"
             )
-        return tiny_vocabulary()
+        return tiny_vocabulary(TinyParts.of(model).vocabulary)
     source = find(model)
     config = read_shape(source).get_text_config()
     return Vocabulary(
         read_tokenizer(source), ends=_ends(source, config), stop=stop, size=config.vocab_size
     )
+
+
+def vocabulary_of(model: str, rules: Prompt) -> Vocabulary:
+    """A model's vocabulary, without its weights."""
+    return _vocabulary(model, rules.stop)
 
 
 def _ends(source: ModelSource, config: PretrainedConfig) -> list[int]:

@@ -88,9 +88,12 @@ class Prompts:
     def answer_ids(self, problem: Problem) -> tuple[int, ...]:
         """A perfect completion, the end token included."""
         answer = self.task.target(problem) if self.task else problem.answer
-        if self._is_chat(problem):
-            return (*self.vocabulary.encode(answer), self.vocabulary.turn_end_id)
-        return (*self.vocabulary.encode(self._gap + answer), self.vocabulary.end_id)
+        gap = "" if self._is_chat(problem) else self._gap
+        return (*self.vocabulary.encode(gap + answer), self.end_id(problem))
+
+    def end_id(self, problem: Problem) -> int:
+        """What its answers are taught to end with."""
+        return self.vocabulary.turn_end_id if self._is_chat(problem) else self.vocabulary.end_id
 
     def _is_chat(self, problem: Problem) -> bool:
         """A conversation is put to a model as one, whatever the style."""

@@ -128,7 +128,12 @@ class Speller:
         batch = self._bare.encode_batch_fast(texts, add_special_tokens=False)
         if not self._ids:
             return [tuple(one.ids) for one in batch]
-        return [tuple(self._ids.get(id, id) for id in one.ids) for one in batch]
+        return [
+            tuple(ids)
+            if self._ids.keys().isdisjoint(ids := one.ids)
+            else tuple(self._ids.get(id, id) for id in ids)
+            for one in batch
+        ]
 
     def _checked(self, raw: bytes, ids: tuple[int, ...]) -> Cut:
         """Nothing is believed of a cut that does not spell what was cut."""

@@ -14,8 +14,8 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from motley.models.spelled import Cut, Speller
-from motley.spelling import Spelling
+from motley.models.spelled import ALPHABET, Cut, Speller
+from motley.spelling import Spelling, UnspelledError
 
 PAD = "<pad>"
 END = "<end>"
@@ -87,7 +87,7 @@ class Vocabulary:
         if not self._spells_all and self.tokenizer.unk_token_id in ids:
             raise ValueError(
                 f"the vocabulary cannot spell {text!r}; tiny models know digits, the words of the "
-                "digits task and +-*,<>= only"
+                "digits task and +-*,<>= only, but for tiny:NAME/bytes, which spells any text"
             )
         return ids
 
@@ -217,6 +217,20 @@ class Vocabulary:
         """The same of many, on all cores."""
         return self._speller.are_canonical([self._without_end(ids) for ids in many])
 
+    def read_all(self, ids: Iterable[Sequence[int]]) -> list[str]:
+        """Text of many, as who has nothing but the table reads it. A decoder may differ: some leave
+        out a leading space. Where a token stands for no text nobody else can read it, and it is as
+        `decode` has it.
+        """
+        kept = [self._without_end(one) for one in ids]
+        return [self._read(one) for one in kept]
+
+    def _read(self, ids: list[int]) -> str:
+        try:
+            return self.spelling.text_of(ids)
+        except UnspelledError:
+            return self.decode_all([ids])[0]
+
     @cached_property
     def _speller(self) -> Speller:
         return Speller(self.tokenizer, self.size, self._textless_ends)
@@ -239,21 +253,36 @@ def _beginning_with(tokenizer: PreTrainedTokenizerBase, stop: str) -> list[int]:
     return exact + [i for i in ids if i not in exact]
 
 
-def word_vocabulary(words: Sequence[str], symbols: str) -> Vocabulary:
-    """One token per word and per symbol. A word is letters and the space after them."""
+def word_vocabulary(words: Sequence[str], symbols: str, at_once: str = "") -> Vocabulary:
+    """One token per word and per symbol. A word is letters and the space after them, or what
+    `at_once` says, from the left.
+    """
     tokens = [PAD, END, UNKNOWN, *words, *symbols]
     tokenizer = Tokenizer(
         models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token=UNKNOWN)
     )
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[a-z]+ |[\s\S]"), behavior="isolated")
+    parts = "|".join(part for part in ("[a-z]+ ", at_once, r"[\s\S]") if part)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(parts), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens([PAD, END, UNKNOWN])
-    return Vocabulary(
-        PreTrainedTokenizerFast(
-            tokenizer_object=tokenizer,
-            eos_token=END,
-            pad_token=PAD,
-            unk_token=UNKNOWN,
-            clean_up_tokenization_spaces=False,
-        )
+    return Vocabulary(_named(tokenizer, unk_token=UNKNOWN))
+
+
+def byte_vocabulary() -> Vocabulary:
+    """One token per byte: byte-level BPE that joins nothing."""
+    tokens = [PAD, END, *ALPHABET]
+    tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([PAD, END])
+    return Vocabulary(_named(tokenizer))
+
+
+def _named(tokenizer: Tokenizer, **more: str) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=END,
+        pad_token=PAD,
+        clean_up_tokenization_spaces=False,
+        **more,
     )

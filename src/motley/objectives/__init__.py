@@ -4,7 +4,7 @@ Knows tensors; knows no learner, record or transport.
 """
 
 from motley.objectives.about import about
-from motley.objectives.batch import LossBatch, LossOutput, Samples, Terms
+from motley.objectives.batch import LossBatch, LossOutput, Samples, SpanTable, Terms
 from motley.objectives.objective import Objective
 from motley.objectives.rescue import rescue_of
 from motley.objectives.table import OBJECTIVES, VARIANTS, objective
@@ -16,6 +16,7 @@ __all__ = [
     "LossOutput",
     "Objective",
     "Samples",
+    "SpanTable",
     "Terms",
     "about",
     "objective",

@@ -160,10 +160,45 @@ def _tensors(one: Samples | Terms) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpanTable:
+    """Which tokens of a micro-batch are compared together: spans, row by row.
+
+    Tokens of the learner's own vocabulary are each a span, and so is every place behind them. Of a
+    sequence of another vocabulary, log-probs count only when summed over a span (motley.spelling).
+    """
+
+    place_BT: Tensor  # int64, of the token in its span
+    last_BT: Tensor  # int64, where its span ends in the row
+    open_BT: Tensor  # bool, its span was cut by length, before it closed
+    longest: int  # span, in tokens
+
+    def total(self, value_BT: Tensor) -> Tensor:
+        """The sum over each token's span.
+
+        By pairs, then pairs of pairs: the same on every device, however large a table is.
+        """
+        back = 1
+        while back < self.longest:
+            before_BT = torch.nn.functional.pad(value_BT[:, :-back], (back, 0))
+            value_BT = value_BT + torch.where(self.place_BT >= back, before_BT, 0.0)
+            back *= 2
+        return value_BT.gather(1, self.last_BT)
+
+    def without(self, gone_BT: Tensor) -> SpanTable:
+        """The same where some tokens count no more: what is left of their spans never closed."""
+        left_BT = self.total(gone_BT.float()) > 0
+        return replace(self, open_BT=self.open_BT | left_BT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LossBatch:
     """One micro-batch.
 
     Only `logp_learner_BT` carries a gradient; values outside the mask are ignored.
+
+    `spans`: what of it is compared by spans of several tokens; None: each token by itself. The
+    sampler's log-probs are then laid on the learner's tokens, so that their sums over spans are
+    the sampler's. Where a span was cut by length no honest ratio exists, and it counts at most 1.
 
     `logp_start_BT`: the learner's log-probs when the round began; None: it has not moved since.
     `logp_ref_BT`: those of the policy it began the run with; None: no penalty asks for them.
@@ -178,6 +213,7 @@ class LossBatch:
     logp_start_BT: Tensor | None = None
     num_taken: int = 0  # optimiser steps since the round began
     logp_ref_BT: Tensor | None = None
+    spans: SpanTable | None = None
 
     @property
     def advantage_B(self) -> Tensor:
@@ -185,8 +221,68 @@ class LossBatch:
 
     @property
     def log_ratio_BT(self) -> Tensor:
-        """d_t = log p - log q, zero outside the mask."""
-        return torch.where(self.mask_BT, self.logp_BT - self.logp_sampler_BT, 0.0)
+        """d_t = log p - log q, zero outside the mask; of a span on each of its tokens.
+
+        The gradient is the token's own. So over the tokens of a span the gradient of any f(d) adds
+        up to that of f(d) of the span.
+        """
+        if self.spans is None:
+            return torch.where(self.mask_BT, self.logp_BT - self.logp_sampler_BT, 0.0)
+        logp_BT, total_BT = self.logp_BT, self._span_total().detach()
+        log_ratio_BT = logp_BT - logp_BT.detach() + self._bounded(total_BT)
+        return torch.where(self.mask_BT, log_ratio_BT, 0.0)
+
+    @property
+    def span_log_ratio_BT(self) -> Tensor:
+        """The same with the gradient of the whole span: for what is counted once per span."""
+        if self.spans is None:
+            return self.log_ratio_BT
+        total_BT = self._span_total()
+        log_ratio_BT = total_BT - total_BT.detach() + self._bounded(total_BT.detach())
+        return torch.where(self.mask_BT, log_ratio_BT, 0.0)
+
+    @property
+    def shared_log_ratio_BT(self) -> Tensor:
+        """The same with each token's share alone: for sums over sequences."""
+        if self.spans is None:
+            return self.log_ratio_BT
+        logp_BT, total_BT = self.logp_BT, self._span_total().detach()
+        # evenly, since rounding must not decide on which side of 1 a bounded ratio is
+        even_BT = logp_BT - logp_BT.detach() + self._bounded(total_BT) / self._num_BT
+        own_BT = logp_BT - self.logp_sampler_BT
+        return torch.where(self.mask_BT, torch.where(self.spans.open_BT, even_BT, own_BT), 0.0)
+
+    @property
+    def compared_logp_BT(self) -> Tensor:
+        """The learner's log-probs, less what a span that never closed has above the sampler's."""
+        if self.spans is None:
+            return self.logp_BT
+        total_BT = self._span_total().detach()
+        above_BT = (total_BT - self._bounded(total_BT)) / self._num_BT
+        return self.logp_BT - torch.where(self.mask_BT, above_BT, 0.0)
+
+    @property
+    def _num_BT(self) -> Tensor:
+        """Tokens of each token's span."""
+        assert self.spans is not None
+        return self.spans.total(self.mask_BT.float()).clamp(min=1)
+
+    def _span_total(self) -> Tensor:
+        return self.span_total(self.logp_BT - self.logp_sampler_BT)
+
+    def _bounded(self, total_BT: Tensor) -> Tensor:
+        assert self.spans is not None
+        return torch.where(self.spans.open_BT, total_BT.clamp(max=0), total_BT)
+
+    def span_total(self, value_BT: Tensor) -> Tensor:
+        """The sum over each token's span, of what the mask has."""
+        if self.spans is None:
+            return value_BT
+        return self.spans.total(torch.where(self.mask_BT, value_BT, 0.0))
+
+    def once(self, mask_BT: Tensor) -> Tensor:
+        """Of the tokens of a mask, the first of each span."""
+        return mask_BT if self.spans is None else mask_BT & (self.spans.place_BT == 0)
 
     @property
     def logp_BT(self) -> Tensor:
@@ -224,13 +320,21 @@ class LossBatch:
         """Mean over each sequence's own tokens."""
         return torch.where(self.mask_BT, value_BT, 0.0).sum(1) / self.mask_BT.sum(1).clamp(min=1)
 
+    def span_mean(self, value_BT: Tensor) -> Tensor:
+        """Sum over each sequence's spans, by its own tokens."""
+        once_BT = self.once(self.mask_BT)
+        return torch.where(once_BT, value_BT, 0.0).sum(1) / self.mask_BT.sum(1).clamp(min=1)
+
     def without_end(self) -> LossBatch:
         """The same with the end token masked out of every sequence that has one."""
         position_T = torch.arange(self.mask_BT.shape[1], device=self.mask_BT.device)
         last_B1 = self.mask_BT.sum(1, keepdim=True) - 1
         is_end_BT = self.ended_B[:, None] & (position_T == last_B1)
         return replace(
-            self, mask_BT=self.mask_BT & ~is_end_BT, ended_B=torch.zeros_like(self.ended_B)
+            self,
+            mask_BT=self.mask_BT & ~is_end_BT,
+            ended_B=torch.zeros_like(self.ended_B),
+            spans=self.spans and self.spans.without(is_end_BT),
         )
 
     def fixed(self, fixed_BT: Tensor) -> LossBatch:

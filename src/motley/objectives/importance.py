@@ -23,7 +23,8 @@ def token_ratio(batch: LossBatch) -> Tensor:
 
 def product_ratio(batch: LossBatch) -> Tensor:
     """prod_t rho_t of a sequence, for each of its tokens."""
-    return bounded_exp(batch.log_ratio_BT.detach().sum(1))[:, None].expand_as(batch.logp_sampler_BT)
+    log_ratio_B = batch.shared_log_ratio_BT.detach().sum(1)
+    return bounded_exp(log_ratio_B)[:, None].expand_as(batch.logp_sampler_BT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ class TaperedNegatives:
     """
 
     def __call__(self, batch: LossBatch) -> Tensor:
-        sequence_B = batch.log_ratio_BT.detach().sum(1).clamp(max=0).exp()
+        sequence_B = batch.shared_log_ratio_BT.detach().sum(1).clamp(max=0).exp()
         weight_B = torch.where(batch.advantage_B >= 0, 1.0, sequence_B)
         return weight_B[:, None].expand_as(batch.logp_sampler_BT)
 
@@ -161,13 +162,15 @@ def sequence_kl(
     batch: LossBatch, estimator: Literal["k3", "k1"], over: Literal["own", "group"]
 ) -> Tensor:
     """KL_i = mean_t(exp(-d_t) - 1 + d_t) (k3) or mean_t(-d_t) (k1), over the own length or the
-    group's longest.
+    group's longest. Of spans the sum, over the length in tokens: still nats per token.
     """
     log_ratio_BT = batch.log_ratio_BT.detach()
     value_BT = k3_sampler_over_learner(log_ratio_BT) if estimator == "k3" else -log_ratio_BT
     if over == "own":
-        return batch.token_mean(value_BT)
-    return torch.where(batch.mask_BT, value_BT, 0.0).sum(1) / batch.terms.group_longest_B
+        return batch.span_mean(value_BT)
+    return (
+        torch.where(batch.once(batch.mask_BT), value_BT, 0.0).sum(1) / batch.terms.group_longest_B
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,8 @@ class NoLook:
 
 @dataclass(frozen=True, slots=True)
 class SecondMoment:
-    """The largest d^2 such that all tokens pushed out whose d^2 is no larger have a mean d^2 of at
-    most `budget` (M2PO).
+    """The largest d^2 such that all tokens, or spans, pushed out whose d^2 is no larger have a mean
+    d^2 of at most `budget` (M2PO).
     """
 
     budget: float = 0.04
@@ -51,7 +51,7 @@ class SecondMoment:
 
 
 def _squares(batch: LossBatch) -> Tensor:
-    return (batch.log_ratio_BT.detach() ** 2)[pushed_out(batch)].cpu()
+    return (batch.log_ratio_BT.detach() ** 2)[batch.once(pushed_out(batch))].cpu()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class EffectiveSamples:
 
 def _log_products(batch: LossBatch) -> Tensor:
     # not every device has float64
-    log_ratio_BT, advantage_B = batch.log_ratio_BT.detach().cpu(), batch.advantage_B.cpu()
+    log_ratio_BT, advantage_B = batch.shared_log_ratio_BT.detach().cpu(), batch.advantage_B.cpu()
     return log_ratio_BT.double().sum(1)[advantage_B != 0]
 
 

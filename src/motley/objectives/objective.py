@@ -15,7 +15,7 @@ from motley.objectives.advantages import Adjustment, Advantage, Standardised, gr
 from motley.objectives.batch import LossBatch, LossOutput, Samples, Terms
 from motley.objectives.importance import Filter, KeepAll, Unweighted, Weight
 from motley.objectives.looks import Look, NoLook
-from motley.objectives.ratios import Ratio, TokenRatio, k3, log_expectation
+from motley.objectives.ratios import Ratio, TokenRatio, k3, log_expectation, span_ratio
 from motley.objectives.reductions import PairSurvivors, Reduction, SequenceMean
 from motley.objectives.surrogates import (
     DUAL_CLIP,
@@ -45,7 +45,8 @@ CHOICES = {
 
 @dataclass(frozen=True, slots=True)
 class Penalty:
-    """beta·k3 of every token, reduced as the row's loss is, over all sequences.
+    """beta·k3 of every token, reduced as the row's loss is, over all sequences; toward the sampler
+    of every span, where it has another vocabulary.
 
     toward "sampler": exp(d) - 1 - d, unbiased for KL(q||p) on samples of q. "code": the other
     direction, exp(-d) - 1 + d, as GEPO's released code has it; it spikes where the learner finds a
@@ -74,14 +75,17 @@ class Penalty:
         most_B1 = torch.where(batch.terms.stranger_B, self.dual_clip, torch.inf)[:, None]
         value_BT = k3(self._exponent(batch).clamp(max=most_B1.log()))
         if self.beta_times == "ratio":
-            value_BT = value_BT * ratio(batch).clamp(max=most_B1)
+            value_BT = value_BT * span_ratio(ratio, batch).clamp(max=most_B1)
+        if batch.spans is not None and self.toward != "reference":
+            value_BT = torch.where(batch.once(batch.mask_BT), value_BT, 0.0)
         keep_B = torch.ones_like(batch.ended_B)
         return self.beta * reduction(value_BT, keep_B, batch.penalised())
 
     def _exponent(self, batch: LossBatch) -> torch.Tensor:
         if self.toward == "reference":
             return batch.ref_log_ratio_BT
-        return batch.log_ratio_BT if self.toward == "sampler" else -batch.log_ratio_BT
+        log_ratio_BT = batch.span_log_ratio_BT
+        return log_ratio_BT if self.toward == "sampler" else -log_ratio_BT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

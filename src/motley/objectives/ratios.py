@@ -38,7 +38,7 @@ def k3_sampler_over_learner(log_ratio_BT: Tensor) -> Tensor:
 
 def sequence_log_ratio(batch: LossBatch) -> Tensor:
     """LP_i - LQ_i: the log of the ratio of geometric-mean token probabilities."""
-    return batch.token_mean(batch.log_ratio_BT)
+    return batch.token_mean(batch.shared_log_ratio_BT)
 
 
 def pushed_out(batch: LossBatch) -> Tensor:
@@ -61,7 +61,7 @@ def sampler_mean(batch: LossBatch) -> Tensor:
 
 
 def learner_mean(batch: LossBatch) -> Tensor:
-    return batch.token_mean(batch.logp_BT)
+    return batch.token_mean(batch.compared_logp_BT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class GroupOrSequenceRatio:
 
     def __call__(self, batch: LossBatch) -> Tensor:
         log_ratio_BT = batch.at_start().log_ratio_BT.detach()
-        kl_B = batch.token_mean(k3_sampler_over_learner(log_ratio_BT))
+        kl_B = batch.span_mean(k3_sampler_over_learner(log_ratio_BT))
         log_denominator_B = torch.where(
             kl_B < self.near, sampler_mean(batch), batch.terms.log_expectation_B
         )
@@ -138,13 +138,13 @@ class SmoothedSequenceRatio:
 @dataclass(frozen=True, slots=True)
 class GeometricRatio:
     """exp(mean_t min(d_t, c)) for A > 0, exp(mean_t max(d_t, -c)) for A < 0 (GMPO): clipped where
-    clipping is pessimistic.
+    clipping is pessimistic. A span is clipped as one; its mean is still over tokens.
     """
 
     log_clip: float = 0.4
 
     def clipped(self, batch: LossBatch) -> Tensor:
-        log_ratio_BT = batch.log_ratio_BT
+        log_ratio_BT = batch.span_log_ratio_BT
         positive_B1 = batch.advantage_B[:, None] > 0
         return torch.where(
             positive_B1,
@@ -153,7 +153,7 @@ class GeometricRatio:
         )
 
     def __call__(self, batch: LossBatch) -> Tensor:
-        return bounded_exp(batch.token_mean(self.clipped(batch)))[:, None].expand_as(batch.mask_BT)
+        return bounded_exp(batch.span_mean(self.clipped(batch)))[:, None].expand_as(batch.mask_BT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ class ProductRatio:
     """prod_t rho_t = p(a)/q(a), the ratio of whole-sequence probabilities (RLOO)."""
 
     def __call__(self, batch: LossBatch) -> Tensor:
-        return bounded_exp(batch.log_ratio_BT.sum(1))[:, None].expand_as(batch.mask_BT)
+        return bounded_exp(batch.shared_log_ratio_BT.sum(1))[:, None].expand_as(batch.mask_BT)
 
 
 Ratio = (
@@ -173,3 +173,13 @@ Ratio = (
     | SmoothedSequenceRatio
     | GeometricRatio
 )
+
+
+def span_ratio(ratio: Ratio, batch: LossBatch) -> Tensor:
+    """The ratio of each token, with the gradient of all tokens that it is made of.
+
+    That of a span has its token's own alone where a token's value is summed over tokens.
+    """
+    if isinstance(ratio, TokenRatio):
+        return bounded_exp(batch.span_log_ratio_BT)
+    return ratio(batch)

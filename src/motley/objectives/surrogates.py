@@ -151,7 +151,9 @@ class ProbabilityMasked:
         advantage_B1, log_ratio_BT = batch.advantage_B[:, None], batch.log_ratio_BT
         plain_BT = bounded_exp(log_ratio_BT)
         ratio_BT = stranger_bounded(batch, plain_BT, self.dual_clip)
-        moved_BT = (batch.logp_BT.exp() - batch.logp_sampler_BT.exp()).detach()
+        moved_BT = (
+            batch.span_total(batch.logp_BT).exp() - batch.span_total(batch.logp_sampler_BT).exp()
+        ).detach()
         keep_BT = torch.where(
             advantage_B1 > 0, moved_BT <= self.mask_high, moved_BT >= -self.mask_low
         )

@@ -147,9 +147,7 @@ class Sampler:
         """
         self.cursors = dict.fromkeys((self.me.follows, HUB), 0)  # in this order: see `receive`
         self.known, self.newest, self.transfer = {}, None, None
-        self.admission = Admission(
-            rules_of(self.half.config, self.half.policy), self.hub, self.half.problems, None
-        )
+        self.admission = Admission(rules_of(self.half), self.hub, self.half.problems, None)
         self.follower = Follower(self.half.policy)
 
     def may_sample(self) -> bool:

@@ -31,12 +31,15 @@ from motley.peers.scrutiny import Scrutiny, scrutiny_of
 from motley.peers.state import (
     Arrival,
     PeerState,
-    candidate_of,
+    Reader,
+    candidates_of,
     check_dtype,
     go_on_from,
     heard_again,
     is_own,
+    reader_of,
     refused_for_rewards,
+    tables_again,
     waiting_again,
 )
 from motley.peers.teaching import Teaching, teaching_of
@@ -72,6 +75,8 @@ class Peer:
     admitted: AdmittedGroups = field(init=False)
     scrutiny: Scrutiny = field(init=False)
     teaching: Teaching = field(init=False)
+    reader: Reader = field(init=False)
+    arrived: list[tuple[Admitted, Arrival]] = field(default_factory=list)  # not waiting yet
     weights: Publications | None = None  # of a learner, for its samplers
 
     def __post_init__(self, hub: bytes) -> None:
@@ -83,7 +88,8 @@ class Peer:
         self.admitted = AdmittedGroups(self.config.problems_per_peer)
         half.on_log = self.admitted.__contains__
         self.admission = admission_of(half, hub)
-        self.scrutiny, self.teaching = scrutiny_of(half), teaching_of(half)
+        self.reader = reader_of(half)
+        self.scrutiny, self.teaching = scrutiny_of(half), teaching_of(self.reader)
         if self.me.role == "learner":
             self.weights = Publications(half, self.waiting)
 
@@ -126,6 +132,11 @@ class Peer:
         Admitted groups wait; others are counted. Only so much is read at a time: whoever writes
         faster than this peer reads does not keep it from learning.
         """
+        is_end = self._read(until)
+        _let_in(self)
+        return is_end
+
+    def _read(self, until: int | None) -> bool:
         budget = ReadingBudget()
         while entries := self.log.read(self.cursor):
             for entry in entries:
@@ -135,9 +146,11 @@ class Peer:
                 if isinstance(verdict, Admitted):
                     self._take_in(entry, verdict)
                 elif isinstance(verdict, RefusedRecord):
+                    _let_in(self)
                     self.admitted.refuse(verdict.id, verdict.signed)
                     self._drop_muted(self.scrutiny.refused(verdict, self.learned_rounds))
                 elif isinstance(verdict, Roster):
+                    _let_in(self)
                     self._drop_revoked()
                 self.cursor = entry.position
                 if budget.is_spent_on(entry):
@@ -171,7 +184,7 @@ class Peer:
             # Of versions that were lost with a folder, this peer's own groups are as a stranger's.
             since = made_with if own and made_with <= version else version
             arrival = Arrival(entry.position, since, now_s)
-            self.waiting.add(candidate_of(admitted, arrival, self.half))
+            self.arrived.append((admitted, arrival))
 
     def _drop_muted(self, senders: Sequence[str]) -> None:
         """Let go of what waits of who was muted now."""
@@ -237,7 +250,7 @@ class Peer:
         """
         self.learned_rounds += 1
         self.scrutiny.begin_round(self.learned_rounds)
-        groups = self._heard(chosen.groups)
+        groups = self._heard(_readable(self, chosen.groups))
         if not groups:
             return None
         met = self.teaching.meet(groups, self.learner.policy.version)
@@ -284,13 +297,14 @@ class Peer:
         learner.success.by_kind, learner.skills.means = dict(state.success), dict(state.skills)
         half.sampled_rounds, self.learned_rounds = state.sampled_rounds, state.learned_rounds
         self.cursor = state.cursor
+        half.tables.restore(tables_again(state.admission.tables, self.log))
         window.version, window.made_s = state.version, dict(state.made_s)
         self.waiting.restore(
-            waiting_again(state.waiting, self.log, half), ReasonCount.counter(state.dropped)
+            waiting_again(state.waiting, self.log, self.reader), ReasonCount.counter(state.dropped)
         )
         self.admitted.restore(state.complete, state.seen)
         self.admission.load_state(state.admission)
-        heard = heard_again(state.scrutiny.heard, self.log, half)
+        heard = heard_again(state.scrutiny.heard, self.log, self.reader)
         self.scrutiny.load_state(state.scrutiny, heard)
         self.teaching.load_state(state, self.log)
         self._drop_revoked()
@@ -298,6 +312,26 @@ class Peer:
             _trust_rewards(self)
         go_on_from(half.outbox, state.head)
         half.refresh()
+
+
+def _let_in(peer: Peer) -> None:
+    """Have groups wait that have come: together, since to read them one by one costs more."""
+    arrived, peer.arrived = peer.arrived, []
+    for candidate in candidates_of(arrived, peer.reader):
+        peer.waiting.add(candidate)
+
+
+def _readable(peer: Peer, groups: Sequence[Candidate]) -> list[Candidate]:
+    """Without those of another vocabulary of which too little is text.
+
+    Not when they arrive: a round waits for its groups, and they have come.
+    """
+    for candidate in groups:
+        if not candidate.group.rollouts:
+            sender = candidate.group.origin.peer
+            peer.scrutiny.forgo(candidate)
+            peer.waiting.drop_at_once(sender, "unread", candidate.position)
+    return [candidate for candidate in groups if candidate.group.rollouts]
 
 
 def _state_of(peer: Peer) -> PeerState:
@@ -336,7 +370,7 @@ def _trust_rewards(peer: Peer) -> None:
         peer.scrutiny.pardon(name)
     kept = refused_for_rewards(peer.admission.kept, version, peer.half.clock.now_s())
     there = {c.position for c in peer.waiting}
-    for candidate in waiting_again(kept, peer.log, peer.half):
+    for candidate in waiting_again(kept, peer.log, peer.reader):
         wanted = peer.pace.wants(candidate.group, peer.learned_rounds)
         if wanted and candidate.position not in there:
             peer.waiting.add(candidate)

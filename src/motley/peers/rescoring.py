@@ -11,6 +11,7 @@ from functools import lru_cache
 from motley.peers.sampling import SamplerHalf, rules_of
 from motley.records import Problem, Rollout
 from motley.trust import Admission
+from motley.trust.rewards import in_short
 from motley.trust.steadiness import Steadiness
 
 
@@ -20,7 +21,11 @@ class Rescoring:
 
     def __call__(self, problem: Problem, rollouts: Sequence[Rollout]) -> list[float]:
         """Rewards as found here. What another peer of this process found is not found again."""
-        return self.half.scorer.group(problem, self._texts(rollouts))
+        return self.of_texts(problem, self._texts(rollouts))
+
+    def of_texts(self, problem: Problem, texts: Sequence[str]) -> list[float]:
+        """The same of answers in another vocabulary, which were read by its table."""
+        return self.half.scorer.group(problem, texts)
 
     def anew(self, problem: Problem, rollouts: Sequence[Rollout]) -> list[float]:
         """Rewards as they are found now, whatever was found before."""
@@ -29,10 +34,10 @@ class Rescoring:
     def shown(self, rollout: Rollout) -> str:
         """What it says, short and without anything that a terminal would obey."""
         (text,) = self._texts([rollout])
-        return ascii(text if len(text) <= 120 else f"{text[:80]} ... {text[-40:]}")
+        return in_short(text)
 
     def _texts(self, rollouts: Sequence[Rollout]) -> list[str]:
-        return self.half.policy.vocabulary.decode_all(r.tokens for r in rollouts)
+        return self.half.texts(r.tokens for r in rollouts)
 
 
 def admission_of(half: SamplerHalf, hub: bytes) -> Admission:
@@ -41,11 +46,13 @@ def admission_of(half: SamplerHalf, hub: bytes) -> Admission:
     """
     again, checked = Rescoring(half), half.config.crew.check_rewards
     return Admission(
-        rules_of(half.config, half.policy),
+        rules_of(half),
         hub,
         lru_cache(maxsize=256)(half.problems),
         again if checked else None,
         half.me.name,
         again.shown,
         Steadiness(again.anew, again.shown) if checked and half.me.role != "learner" else None,
+        again.of_texts,
+        half.tables,
     )

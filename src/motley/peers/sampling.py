@@ -10,7 +10,7 @@ import hashlib
 import math
 import sqlite3
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -26,10 +26,11 @@ from motley.files import disk_error
 from motley.learning.prefixes import PrefixQueue
 from motley.links import Weather
 from motley.models.policy import Policy
-from motley.records import Branch, Group, Origin, Problem, Rollout
+from motley.models.vocabulary import Vocabulary
+from motley.records import Branch, Group, Origin, Problem, Rollout, Table
 from motley.tasks import Scorer, Task, assign, decided
 from motley.tasks.scoring import Promise
-from motley.trust import MAX_REWARD, Rules
+from motley.trust import MAX_REWARD, Rules, Tables
 
 
 class SampledBranches(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +100,10 @@ class SamplerHalf:
     scorer: Scorer = field(default=None)  # type: ignore[assignment]  # of its own, if none is shared
     reward_s: float = 0.0  # for which the last round only waited for rewards
     prefixes: PrefixQueue | None = None  # of others' successes that it continues
+    # Whether vocabularies of the crew may differ: then a table goes out before the first group, and
+    # what is scored are the bytes of the tokens, which everyone can read.
+    mixed: bool = False
+    tables: Tables = field(default_factory=Tables)  # those known here, its own among them
     # of the weights the engine has, which the policy's may be ahead of
     version: int = field(init=False)
 
@@ -191,10 +196,15 @@ class SamplerHalf:
         whole = (
             (*before, *c.tokens) for row, before in zip(answers, befores, strict=True) for c in row
         )
-        texts = iter(self.policy.vocabulary.decode_all(whole))
+        texts = iter(self.texts(whole))
         texts_PG = [[next(texts) for _ in row] for row in answers]
         num_cut = _num_tokens(made) - _num_tokens(answers)
         return Answered(asked, answers, self.scorer.begin(asked.problems, texts_PG), num_cut)
+
+    def texts(self, completions: Iterable[Sequence[int]]) -> list[str]:
+        """What a reward function is given for completions of this vocabulary."""
+        vocabulary = self.policy.vocabulary
+        return (vocabulary.read_all if self.mixed else vocabulary.decode_all)(completions)
 
     def _look_ahead(self, round: int) -> None:
         """Have the prompts of a round known before it begins. What fails then fails again there."""
@@ -208,7 +218,7 @@ class SamplerHalf:
         self._check_logprobs(asked, answers)
         rewards_PG, self.reward_s = timed(answered.rewards_PG, self.clock)
         groups = [
-            self._group(asked, slot, self._rollouts(asked, row, rewards))
+            self._group(asked, slot, self._rollouts(asked, slot, row, rewards))
             for slot, (row, rewards) in enumerate(zip(answers, rewards_PG, strict=True))
         ]
         whole = [rollout for group in groups if not group.branch for rollout in group.rollouts]
@@ -226,6 +236,7 @@ class SamplerHalf:
         due_s = self.weather.sent(str(drawn.round), self.clock.now_s())
         note = msgspec.msgpack.encode(drawn.sampled)
         try:
+            self._put_table()
             self.outbox.put(unknown, Mark("round", drawn.round), note, due_s=due_s)
         except sqlite3.OperationalError as error:
             path = self.outbox.path
@@ -233,6 +244,17 @@ class SamplerHalf:
             raise disk_error(path, str(error)) from error
         self.sampled_rounds = drawn.round + 1
         return self._taken(drawn.sampled)
+
+    def _put_table(self) -> None:
+        """Put the vocabulary's table in the outbox, once.
+
+        It is due at once: groups of another round may be on the log before those of this one.
+        """
+        mark = Mark("table")
+        known = self.outbox.key in self.tables or self.outbox.note_of(mark) is not None
+        if self.mixed and not known:
+            crew, vocabulary = self.config.crew.name, self.policy.vocabulary
+            self.outbox.put([_table_of(crew, self.me.name, vocabulary)], mark)
 
     def _taken(self, sampled: Sampled) -> Sampled:
         if self.prefixes and sampled.branches:
@@ -244,8 +266,7 @@ class SamplerHalf:
         if self.judge is None:
             return group
         whole = ((*group.prefix, *r.tokens) for r in group.rollouts)
-        texts = self.policy.vocabulary.decode_all(whole)
-        return self.judge.judged(problem, group, texts)
+        return self.judge.judged(problem, group, self.texts(whole))
 
     def _check_logprobs(self, asked: Asked, answers: Sequence[Sequence[Completion]]) -> None:
         # a sum is finite where its parts are: one question for a completion, not one for a token
@@ -258,7 +279,7 @@ class SamplerHalf:
             )
 
     def _rollouts(
-        self, asked: Asked, answers: Sequence[Completion], rewards: Sequence[float]
+        self, asked: Asked, slot: int, answers: Sequence[Completion], rewards: Sequence[float]
     ) -> list[Rollout]:
         known = decided(rewards)
         strange = [r for r in known if not abs(r) <= MAX_REWARD]
@@ -268,9 +289,23 @@ class SamplerHalf:
                 f"number of at most {MAX_REWARD:g} in size"
             )
         return [
-            Rollout(tokens=c.tokens, logprobs=c.logprobs, reward=reward, ending=c.ending)
-            for c, reward in zip(answers, known, strict=True)
+            Rollout(
+                tokens=c.tokens,
+                logprobs=c.logprobs,
+                reward=reward,
+                ending=c.ending,
+                canonical=canonical,
+            )
+            for c, reward, canonical in zip(
+                answers, known, self._canonical(asked, slot, answers), strict=True
+            )
         ]
+
+    def _canonical(self, asked: Asked, slot: int, answers: Sequence[Completion]) -> list[bool]:
+        """Which answers a reader of another vocabulary can compare log-probs of."""
+        if not self.mixed or asked.branch_of[slot]:  # of branches nobody else learns
+            return [True] * len(answers)
+        return _canonical(self.policy, asked.problems[slot], answers)
 
     def _group(self, asked: Asked, slot: int, rollouts: Sequence[Rollout]) -> Group:
         policy = self.policy
@@ -292,9 +327,9 @@ class SamplerHalf:
         )
 
 
-def rules_of(config: CrewConfig, policy: Policy) -> Rules:
+def rules_of(half: SamplerHalf) -> Rules:
     """What every record of the crew must meet, for a reader with this model's vocabulary."""
-    vocabulary = policy.vocabulary
+    config, vocabulary = half.config, half.policy.vocabulary
     return Rules(
         crew=config.crew.name,
         vocabulary=vocabulary.fingerprint,
@@ -309,7 +344,30 @@ def rules_of(config: CrewConfig, policy: Policy) -> Rules:
         students={p.name: config.student_of(p.name) for p in config.peer},
         met_slots=config.num_met,
         branches=config.num_branches,
+        mixed=half.mixed,
     )
+
+
+def _table_of(crew: str, peer: str, vocabulary: Vocabulary) -> Table:
+    return Table(
+        crew=crew,
+        peer=peer,
+        vocabulary=vocabulary.fingerprint,
+        ends=vocabulary.end_ids,
+        encoded=vocabulary.spelling.encode(),
+    )
+
+
+def _canonical(policy: Policy, problem: Problem, answers: Sequence[Completion]) -> list[bool]:
+    """Whether the tokenizer makes these tokens of the text, and the end is the one that is taught:
+    for a model with one end, another one is another event.
+    """
+    end = policy.prompts.end_id(problem)
+    are_cut_so = policy.vocabulary.are_canonical([c.tokens for c in answers])
+    return [
+        is_cut_so and (c.ending == "length" or c.tokens[-1] == end)
+        for is_cut_so, c in zip(are_cut_so, answers, strict=True)
+    ]
 
 
 def _within(completion: Completion, most: int) -> Completion:

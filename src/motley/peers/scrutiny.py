@@ -21,9 +21,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from motley.config import Trust
 from motley.learning.learner import StepReport
+from motley.learning.readings import BySpans, Floats, Reading
 from motley.learning.select import Candidate
 from motley.peers.sampling import SamplerHalf
 from motley.records import Group, Problem, Sampling
@@ -92,9 +94,17 @@ class Scrutiny:
                 heard = HeardGroup(candidate.group, candidate.problem, candidate.position)
                 self._learn_habits(heard)
             if self.rules.alpha and candidate.group.origin.peer != self.me:
-                self.audit.hear(candidate.group)
+                self._hear_tokens(candidate)
         senders = sorted({c.group.origin.peer for c in taken} - {self.me})
         return [name for name in senders if self._convict(name, now)]
+
+    def _hear_tokens(self, candidate: Candidate) -> None:
+        """Bet on tokens as their sender drew them."""
+        reading = candidate.reading
+        if isinstance(reading, Reading):
+            self.audit.hear(reading.sent, len(reading.pair.sender))
+        else:
+            self.audit.hear(candidate.group)
 
     def _learn_habits(self, heard: HeardGroup) -> None:
         sender = heard.group.origin.peer
@@ -105,11 +115,33 @@ class Scrutiny:
         """A step was taken in round `now`; who is muted for what it showed."""
         for candidate in taken:
             if candidate.position in report.log_ratios:
-                sender = candidate.group.origin.peer
-                self.audit.compare(sender, report.log_ratios[candidate.position])
+                self._compare(candidate, report.log_ratios[candidate.position])
         broke = [name for name in report.blamed if self.standing.mute(name, BROKE_A_STEP, now)]
         senders = sorted({c.group.origin.peer for c in taken} - {self.me})
         return [*broke, *(name for name in senders if self._convict(name, now))]
+
+    def forgo(self, candidate: Candidate) -> None:
+        """A group cannot be read. What was bet on it is lost: to take it for never sent would be to
+        bet on what can be read only, with hindsight.
+        """
+        if self.rules.alpha and candidate.group.origin.peer != self.me:
+            self._hear_tokens(candidate)
+            self._compare(candidate, [])
+
+    def _compare(self, candidate: Candidate, log_ratios: Sequence[Floats]) -> None:
+        """Bet on what the learner makes of a group: tokens, or spans of another vocabulary."""
+        sender, reading = candidate.group.origin.peer, candidate.reading
+        if not isinstance(reading, Reading):
+            self.audit.compare(sender, log_ratios)
+            return
+        spans = [read.spans for read in reading.rollouts if isinstance(read, BySpans)]
+        paid = [one.wagers(ratios) for one, ratios in zip(spans, log_ratios, strict=True)]
+        self.audit.compare_spans(
+            sender,
+            np.concatenate([*paid, np.empty(0)]),
+            np.concatenate([*(one.num_sent_S for one in spans), np.empty(0, np.int64)]),
+            reading.num_forgone(),
+        )
 
     def begin_round(self, now: int) -> None:
         """Strikes fade, sentences end; who is heard again is audited anew."""

@@ -6,6 +6,7 @@ Groups themselves are not in a checkpoint: the log has them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
@@ -13,10 +14,13 @@ import msgspec
 from motley.exchange import Entry, Head, Log, Outbox, WireError
 from motley.learning.meetings import MeetingsState
 from motley.learning.prefixes import PrefixState
+from motley.learning.readings import spelled
 from motley.learning.select import Candidate
+from motley.learning.translating import ForeignGroup, Translation, Translator
 from motley.peers.sampling import SamplerHalf
 from motley.peers.scrutiny import HeardGroup, ScrutinyState
-from motley.records import Group
+from motley.records import Group, Problem, Table
+from motley.spelling import Spelling, Tokenwise
 from motley.trust import (
     AdmissionState,
     Admitted,
@@ -24,6 +28,7 @@ from motley.trust import (
     ReasonCount,
     RefusedRecord,
     known,
+    stamp_of,
 )
 from motley.trust.steadiness import FOR_REWARDS
 
@@ -90,16 +95,65 @@ def is_own(group: Group, half: SamplerHalf) -> bool:
     return half.config.student_of(group.origin.peer) == half.me.name
 
 
-def candidate_of(admitted: Admitted, arrival: Arrival, half: SamplerHalf) -> Candidate:
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """What a peer reads groups by: its own half, and for other vocabularies a translator."""
+
+    half: SamplerHalf
+    translator: Translator
+
+    def read_all(self, admitted: Sequence[Admitted]) -> list[Group | Translation]:
+        """Groups as this peer learns from them, its judge's opinion with them."""
+        asked = [
+            ForeignGroup(a.group, a.problem, a.spelling) for a in admitted if a.spelling is not None
+        ]
+        made = iter(self.translator.translate_all(asked))
+        return [
+            self.half.judged(one.problem, one.group)
+            if one.spelling is None
+            else self._judged(one.problem, next(made))
+            for one in admitted
+        ]
+
+    def _judged(self, problem: Problem, made: Translation) -> Translation:
+        judge = self.half.judge
+        if judge is None or not made.group.rollouts:
+            return made
+        sent, sender = made.reading.sent.rollouts, made.reading.pair.sender
+        texts = [
+            spelled(sender, sent[number]).decode(errors="replace")
+            for number in made.reading.number_R
+        ]
+        return made._replace(group=judge.judged(problem, made.group, texts))
+
+
+def reader_of(half: SamplerHalf) -> Reader:
+    """That of the peer which samples with this half."""
+    policy, most = half.policy, half.config.sampling.max_tokens
+    return Reader(half, Translator(policy.prompts, most, policy.max_positions))
+
+
+def candidates_of(admitted: Sequence[tuple[Admitted, Arrival]], reader: Reader) -> list[Candidate]:
+    """Admitted groups, as they wait at this peer."""
+    read = reader.read_all([one for one, _ in admitted])
+    return [
+        _candidate(one, its, arrival, reader.half)
+        for one, (its, arrival) in zip(read, admitted, strict=True)
+    ]
+
+
+def _candidate(
+    read: Group | Translation, admitted: Admitted, arrival: Arrival, half: SamplerHalf
+) -> Candidate:
     """An admitted group, as it waits at this peer.
 
     One of a version that came after its arrival is of weights that were lost with a folder: it is
     learned from as a stranger's.
     """
-    group = admitted.group
+    group, reading = read if isinstance(read, Translation) else (read, Tokenwise())
     horizontal = half.config.crew.layout == "horizontal"
     return Candidate(
-        group=half.judged(admitted.problem, group),
+        group=group,
         problem=admitted.problem,
         own=is_own(group, half) and group.origin.version <= arrival.since,
         stranger=group.origin.peer != half.me.name,
@@ -108,6 +162,7 @@ def candidate_of(admitted: Admitted, arrival: Arrival, half: SamplerHalf) -> Can
         came_s=arrival.came_s,
         position=arrival.position,
         hash=admitted.hash,
+        reading=reading,
     )
 
 
@@ -116,23 +171,51 @@ def refused_for_rewards(kept: Iterable[RefusedRecord], version: int, now_s: floa
     return [Arrival(r.position, version, now_s) for r in kept if r.reason in FOR_REWARDS]
 
 
-def waiting_again(arrivals: Sequence[Arrival], log: Log, half: SamplerHalf) -> list[Candidate]:
+def waiting_again(arrivals: Sequence[Arrival], log: Log, reader: Reader) -> list[Candidate]:
     """Read the groups that waited when a checkpoint was saved."""
     by_position = {arrival.position: arrival for arrival in arrivals}
-    return [
-        candidate_of(_admitted_before(entry, half), by_position[entry.position], half)
+    read = [
+        (_admitted_before(entry, reader.half), by_position[entry.position])
         for entry in _read_again(log, by_position.keys())
     ]
+    return candidates_of(read, reader)
 
 
-def heard_again(positions: Sequence[int], log: Log, half: SamplerHalf) -> list[HeardGroup]:
+def heard_again(positions: Sequence[int], log: Log, reader: Reader) -> list[HeardGroup]:
     """Read the groups from which habits were learned when a checkpoint was saved."""
     entries = _read_again(log, set(positions))
-    admitted = {entry.position: _admitted_before(entry, half) for entry in entries}
+    admitted = {entry.position: _admitted_before(entry, reader.half) for entry in entries}
+    heard = {position: _tokens_of(one, reader) for position, one in admitted.items()}
     return [
-        HeardGroup(admitted[position].group, admitted[position].problem, position)
-        for position in positions
+        HeardGroup(heard[position], admitted[position].problem, position) for position in positions
     ]
+
+
+def _tokens_of(admitted: Admitted, reader: Reader) -> Group:
+    """The group in the receiver's tokens."""
+    if admitted.spelling is None:
+        return admitted.group
+    made = reader.translator.translate(admitted.group, admitted.problem, admitted.spelling)
+    assert isinstance(made, Translation), "what was heard could be read"
+    return made.group
+
+
+def tables_again(positions: Sequence[int], log: Log) -> list[tuple[bytes, Table, int]]:
+    """Read the tables that were known when a checkpoint was saved: key, table and position."""
+    return [_table_before(entry) for entry in _read_again(log, set(positions))]
+
+
+def _table_before(entry: Entry) -> tuple[bytes, Table, int]:
+    try:
+        table, _ = known(entry)
+        if isinstance(table, Table):
+            return stamp_of(entry)[0].key, table, entry.position
+    except WireError:
+        pass
+    raise ValueError(
+        f"the log has no table at position {entry.position}, where this peer had read one; is it "
+        "another log?"
+    )
 
 
 def _read_again(log: Log, positions: Set[int]) -> list[Entry]:
@@ -154,10 +237,23 @@ def _admitted_before(entry: Entry, half: SamplerHalf) -> Admitted:
     try:
         group, hash = known(entry)
         if isinstance(group, Group):
-            return Admitted(group, half.problem_of(group), hash)
+            return Admitted(group, half.problem_of(group), hash, _spelling(entry, group, half))
     except (WireError, IndexError):
         pass
     raise ValueError(
         f"the log has no group at position {entry.position}, where this peer had read one; is "
         "it another log?"
     )
+
+
+def _spelling(entry: Entry, group: Group, half: SamplerHalf) -> Spelling | None:
+    """What a group's tokens stand for, by its sender's table; None: it is of the own vocabulary."""
+    if group.origin.vocabulary == half.policy.vocabulary.fingerprint:
+        return None
+    table = half.tables.of(stamp_of(entry)[0].key, group.origin.vocabulary)
+    if table is None:
+        raise ValueError(
+            f"group {group.id} is of vocabulary {group.origin.vocabulary[:80]!r}, of which the log "
+            "has no table by its sender; is it another log?"
+        )
+    return table.spelling

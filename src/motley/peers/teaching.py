@@ -19,15 +19,19 @@ from motley.learning.meetings import Lesson, Meetings, Met
 from motley.learning.prefixes import PREFIXES, Continued, PrefixQueue, PrefixState, TriedPrefix
 from motley.learning.select import Candidate
 from motley.peers.sampling import SamplerHalf
-from motley.peers.state import Arrival, PeerState, waiting_again
+from motley.peers.state import Arrival, PeerState, Reader, waiting_again
 from motley.trust import AdmittedGroups
 
 
 @dataclass(slots=True)
 class Teaching:
-    half: SamplerHalf
+    reader: Reader
     meetings: Meetings
     unfit: int = 0  # successes of the last step that the model has no room to continue
+
+    @property
+    def half(self) -> SamplerHalf:
+        return self.reader.half
 
     @property
     def _rules(self) -> Teach:
@@ -66,10 +70,13 @@ class Teaching:
         )
 
     def _fits(self, lesson: Lesson) -> bool:
-        """Whether the longest prefix leaves the engine its room for a whole answer."""
+        """Whether the longest prefix leaves the engine its room for a whole answer, and is one
+        itself: in another vocabulary a success may have more tokens than an answer may.
+        """
         policy, prompt = self.half.policy, self.half.policy.prompts.ids(lesson.candidate.problem)
-        room = policy.max_positions - self.half.config.sampling.max_tokens
-        return len(prompt) + len(lesson.tokens) <= room
+        most = self.half.config.sampling.max_tokens
+        fits = len(prompt) + len(lesson.tokens) <= policy.max_positions - most
+        return fits and len(lesson.tokens) <= most
 
     def learned(self, taken: Sequence[Candidate]) -> list[Candidate]:
         """What the objective learns from: of "alone" it is own groups, others teach beside it."""
@@ -80,10 +87,12 @@ class Teaching:
         """The report with what came of meetings."""
         if not self._rules.is_on:
             return report
-        fates = {c.position: SILENT * len(c.group.rollouts) for c in taken} | report.fates
+        silent = {c.position: c.sent_letters(SILENT * len(c.group.rollouts)) for c in taken}
+        fates = silent | report.fates
         for lesson in met.lessons:
             if lesson.sender not in report.blamed:
-                fates = with_rescue(fates, lesson.candidate.position, lesson.number)
+                number = lesson.candidate.sent_number(lesson.number)
+                fates = with_rescue(fates, lesson.candidate.position, number)
         branched = [c.group for c in taken if c.group.branch]
         told = MetReport(
             problems=met.problems,
@@ -103,7 +112,7 @@ class Teaching:
     def load_state(self, state: PeerState, log: Log) -> None:
         successes = state.meetings.successes
         arrivals = [Arrival(s.position, s.since, s.came_s) for s in successes]
-        by_position = {c.position: c for c in waiting_again(arrivals, log, self.half)}
+        by_position = {c.position: c for c in waiting_again(arrivals, log, self.reader)}
         self.meetings.load_state(state.meetings, [by_position[s.position] for s in successes])
         if self.half.prefixes:
             self.half.prefixes.load_state(state.prefixes)
@@ -119,11 +128,12 @@ def _continued(lesson: Lesson) -> Continued:
     return Continued(attempt.problem, attempt.round, attempt.slot, tokens, low=0, high=len(tokens))
 
 
-def teaching_of(half: SamplerHalf) -> Teaching:
-    """That of the peer which samples with this half."""
+def teaching_of(reader: Reader) -> Teaching:
+    """That of the peer which reads so."""
+    half = reader.half
     config, crew, teach = half.config, half.config.crew, half.config.teach
     # in lockstep both halves of a meeting are in one step
     window = config.learning.max_age if crew.pace == "async" else 0
     if config.num_branches:
         half.prefixes = PrefixQueue(PREFIXES[teach.branch], config.num_branches, crew.seed)
-    return Teaching(half, Meetings(config.num_met, teach.least_success, crew.seed, window))
+    return Teaching(reader, Meetings(config.num_met, teach.least_success, crew.seed, window))

@@ -125,6 +125,7 @@ def _half(run: Run, me: PeerConfig, policy: Policy, outbox: Outbox) -> SamplerHa
         run.clock,
         weather,
         scorer=run.scorer,
+        mixed=run.mixed,
     )
     half.judge = Judge(me.judge) if me.judge else None
     return half

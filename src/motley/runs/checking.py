@@ -7,7 +7,9 @@ from motley.config import (
 )
 from motley.learning.warm import check_warm
 from motley.models.devices import choose_device
-from motley.models.opening import check_peer, is_tiny
+from motley.models.named import is_tiny, may_be_mixed
+from motley.models.opening import check_peer, vocabulary_of
+from motley.models.spelled import NoSpellingError
 from motley.models.vocabulary import Vocabulary
 from motley.objectives import objective
 from motley.tasks import Task, evaluation_set, load_task
@@ -46,21 +48,34 @@ def _check_success(config: CrewConfig, task: Task) -> None:
         )
 
 
+def is_mixed(config: CrewConfig) -> bool:
+    """Whether the peers of a crew have different vocabularies; all their models are here."""
+    models = dict.fromkeys(peer.model for peer in config.students)
+    if not may_be_mixed(models):
+        return False
+    return len({vocabulary_of(model, config.prompt).fingerprint for model in models}) > 1
+
+
 def _check_vocabularies(vocabularies: dict[str, Vocabulary]) -> None:
-    if not vocabularies:
-        return
-    (first, own), *others = vocabularies.items()
-    for name, vocabulary in others:
-        if vocabulary.fingerprint != own.fingerprint:
+    first: dict[str, str] = {}  # fingerprint -> the first peer that has it
+    for name, vocabulary in vocabularies.items():
+        other = first.setdefault(vocabulary.fingerprint, name)
+        if set(vocabulary.end_ids) != set(vocabularies[other].end_ids):
             raise ValueError(
-                f"peers {first} and {name} have different vocabularies ({own.size} and "
-                f"{vocabulary.size} tokens), so that neither could "
-                "score the other's tokens; use models that share a tokenizer, such as sizes of "
-                "one family"
-            )
-        if set(vocabulary.end_ids) != set(own.end_ids):
-            raise ValueError(
-                f"peers {first} and {name} end their answers with different tokens, {own.end_ids} "
-                f"and {vocabulary.end_ids}; "
+                f"peers {other} and {name} end their answers with different tokens, "
+                f"{vocabularies[other].end_ids} and {vocabulary.end_ids}; "
                 "give both models' generation_config.json the same eos_token_id"
             )
+    if len(first) > 1:
+        for name in first.values():
+            check_spelled(name, vocabularies[name])
+
+
+def check_spelled(name: str, vocabulary: Vocabulary) -> None:
+    """Refuse a peer of a mixed crew whose tokens nobody else could read."""
+    try:
+        vocabulary.spelling  # noqa: B018 - whether there is one is all that is asked
+    except NoSpellingError as error:
+        raise ValueError(
+            f"peer {name} shares a crew with models of other vocabularies, and {error}"
+        ) from error

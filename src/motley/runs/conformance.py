@@ -45,10 +45,11 @@ from motley.engines.sampling import truncate
 from motley.exchange import MemoryLog, Outbox, Signer
 from motley.learning.batches import MicroBatch, ToScore, micro_batches
 from motley.peers.sampling import SamplerHalf
-from motley.records import Sampling
+from motley.records import Problem, Sampling
 from motley.runs.building import build_peer
-from motley.runs.checking import check_config
+from motley.runs.checking import check_config, is_mixed
 from motley.runs.folder import Run
+from motley.runs.vocabularies import Crossing, Speaker, Spoken, crossings, is_large
 from motley.tasks import draw_problems, examine_task, load_task, unsteady
 
 EPSILON = torch.finfo(torch.float32).eps
@@ -64,7 +65,6 @@ OUTSIDE = 0.01
 NUM_PROBLEMS = 32
 NUM_SAMPLES = 4
 FEW_PROBLEMS = 8  # where a model is large
-LARGE_PARAMETERS = 10_000_000
 MAX_TOKENS = 64
 
 # What a log-prob may be of. "raw" is what many servers give: the full softmax at temperature 1,
@@ -118,18 +118,25 @@ def _own_bound(half: SamplerHalf, sampling: Sampling) -> Bound:
     return float32_bound(half.policy.config.num_hidden_layers, sampling.temperature)
 
 
-def check_crew(config: CrewConfig) -> list[dict[str, Any]]:
-    """One row for the task, and for each peer one per way of sampling.
-
-    The ways are the crew's own, then others that tell conventions apart.
+class CrewCheck(NamedTuple):
+    """One row for the task, and for each peer one per way of sampling: the crew's own, then others
+    that tell conventions apart. Where vocabularies differ, also what peers make of each other.
     """
+
+    rows: list[dict[str, Any]]
+    pairs: list[Crossing]
+
+
+def check_crew(config: CrewConfig) -> CrewCheck:
     check_config(config)
     task = load_task(config.crew.task, config.task)
     faults, notes = examine_task(task)
     faults += unsteady(task) if config.crew.check_rewards else []
     rows = [_row(f"task {config.crew.task}", "", None, "", "; ".join(faults))]
+    speakers: list[Speaker] = []
+    mixed = is_mixed(config)
     with tempfile.TemporaryDirectory() as folder:
-        run = Run(config, Path(folder))
+        run = Run(config, Path(folder), mixed=mixed)
         for me in config.students:
             half = build_peer(
                 run,
@@ -144,13 +151,29 @@ def check_crew(config: CrewConfig) -> list[dict[str, Any]]:
             )
             with _disturbed_adapters(half):
                 rows += [_way(half, where, sampling) for sampling in _ways(config.sampling)]
+            if mixed:
+                speakers.append(Speaker(me.name, half.policy, _answers(half)))
             close = getattr(half.engine, "close", None)
             if close:
                 close()
     if notes:  # what is odd in the task, and may be meant
         rows = [{**row, "note": ""} for row in rows]
         rows[0]["note"] = "; ".join(notes)
-    return rows
+    return CrewCheck(rows, crossings(speakers, config.sampling.temperature))
+
+
+def _answers(half: SamplerHalf) -> list[Spoken]:
+    """What a peer samples now, as the crew does."""
+    problems, made = _sampled(half, half.config.sampling)
+    return [Spoken(p, c) for p, row in zip(problems, made, strict=True) for c in row]
+
+
+def _sampled(half: SamplerHalf, sampling: Sampling) -> tuple[list[Problem], list[list[Completion]]]:
+    sampling = msgspec.structs.replace(sampling, max_tokens=min(MAX_TOKENS, sampling.max_tokens))
+    num = FEW_PROBLEMS if is_large(half.policy) else NUM_PROBLEMS
+    problems = draw_problems(half.task, "check", "train", num)
+    prompts = [half.policy.prompts.ids(p) for p in problems]
+    return problems, half.engine.sample(prompts, NUM_SAMPLES, sampling, seed=0)
 
 
 def _ways(own: Sampling) -> list[Sampling]:
@@ -246,11 +269,8 @@ def _disturbed_adapters(half: SamplerHalf) -> Iterator[None]:
 def differences(half: SamplerHalf, sampling: Sampling) -> dict[str, Difference]:
     """What the engine reports for sampled tokens, against every meaning the trainer can give it."""
     policy = half.policy
-    sampling = msgspec.structs.replace(sampling, max_tokens=min(MAX_TOKENS, sampling.max_tokens))
-    large = sum(p.numel() for p in policy.model.parameters()) > LARGE_PARAMETERS
-    problems = draw_problems(half.task, "check", "train", FEW_PROBLEMS if large else NUM_PROBLEMS)
+    problems, made = _sampled(half, sampling)
     prompts = [policy.prompts.ids(p) for p in problems]
-    made = half.engine.sample(prompts, NUM_SAMPLES, sampling, seed=0)
     flat = [(prompt, c) for prompt, row in zip(prompts, made, strict=True) for c in row]
     sequences = [ToScore(row=i, prompt=p, tokens=c.tokens) for i, (p, c) in enumerate(flat)]
     away: dict[str, list[Tensor]] = {meaning: [] for meaning in MEANINGS}

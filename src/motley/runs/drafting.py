@@ -17,8 +17,7 @@ from motley.config import check_name, parse_config
 from motley.models.named import (
     MAX_POSITIONS,
     NAMED,
-    TINY,
-    check_tiny,
+    TinyParts,
     has_chat,
     is_tiny,
     local_model,
@@ -49,7 +48,7 @@ class DraftModel(NamedTuple):
         match = _PART.fullmatch(text)
         chosen = DraftModel(match[1], match[2]) if match else DraftModel(text, "full")
         if is_tiny(chosen.model):
-            check_tiny(chosen.model.removeprefix(TINY))
+            TinyParts.of(chosen.model)
         elif chosen.model not in NAMED:
             local_model(chosen.model)  # refuses what is not there
         return chosen
@@ -109,8 +108,10 @@ class DraftData:
     def has_messages(self) -> bool:
         return any(prompt.startswith('[{"') for prompt in self.prompts)
 
-    def check_spelling(self) -> None:
-        """Refuse what tiny models cannot read or write."""
+    def check_spelling(self, by_bytes: bool) -> None:
+        """Refuse what tiny models cannot read or write. `by_bytes`: one of them reads bytes, and
+        has the longest prompts and answers.
+        """
         for number, text in enumerate([*self.prompts, *self.answers]):
             if left := _SPELT.sub("", text):
                 raise ValueError(
@@ -118,22 +119,22 @@ class DraftData:
                     f"digits task only, and row {number % len(self.prompts)} has {left[:40]!r}; "
                     "name a pretrained model with --model, such as smollm2-135m"
                 )
-        longest = max(map(tokens_of, self.prompts)) + self.most_tiny_tokens
+        prompts = [num_tokens(text, by_bytes) for text in self.prompts]
+        longest = max(prompts) + self.most_tiny_tokens(by_bytes)
         if longest > MAX_POSITIONS:
             raise ValueError(
                 f"{self.path}: prompts and answers of up to {longest} tokens do not fit the "
                 f"{MAX_POSITIONS} positions of tiny models; name a pretrained model with --model"
             )
 
-    @property
-    def most_tiny_tokens(self) -> int:
+    def most_tiny_tokens(self, by_bytes: bool) -> int:
         """Of an answer, with its end."""
-        return max(map(tokens_of, self.answers), default=7) + 1
+        return max((num_tokens(text, by_bytes) for text in self.answers), default=7) + 1
 
 
-def tokens_of(text: str) -> int:
+def num_tokens(text: str, by_bytes: bool) -> int:
     """Of a tiny model."""
-    return len(_SPELT.findall(text))
+    return len(text.encode()) if by_bytes else len(_SPELT.findall(text))
 
 
 def _texts(values: Sequence[object]) -> tuple[str, ...]:
@@ -194,6 +195,12 @@ class Draft:
         return any(is_tiny(model.model) for model in self.models)
 
     @property
+    def by_bytes(self) -> bool:
+        """Whether a tiny model reads bytes."""
+        tiny = [model.model for model in self.models if is_tiny(model.model)]
+        return any(TinyParts.of(model).vocabulary == "bytes" for model in tiny)
+
+    @property
     def chat(self) -> bool:
         return all(has_chat(model.model) for model in self.models)
 
@@ -201,11 +208,11 @@ class Draft:
         """The crew file. It is checked as any other would be."""
         if self.tiny and not all(is_tiny(model.model) for model in self.models):
             raise ValueError(
-                "tiny models have a vocabulary of their own, and peers must share one; name tiny "
+                "tiny models know digits only, and cannot read what the others write; name tiny "
                 "models only, or none"
             )
         if self.tiny and self.data:
-            self.data.check_spelling()
+            self.data.check_spelling(self.by_bytes)
         if self.data and self.data.has_messages and not self.chat:
             raise ValueError(
                 f"{self.data.path} has prompts of chat messages, and not every model has a chat "
@@ -344,7 +351,7 @@ def _prompt(draft: Draft) -> str:
 
 def _sampling(draft: Draft) -> str:
     if draft.tiny:
-        most = draft.data.most_tiny_tokens if draft.data else 8
+        most = draft.data.most_tiny_tokens(draft.by_bytes) if draft.data else 8
         why = "the longest answer, and its end"
     elif draft.data is None:
         most, why = 8, "the longest answer, and its end"

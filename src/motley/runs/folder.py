@@ -65,14 +65,16 @@ class Run:
         clock: Clock | None = None,
         started_s: float = 0.0,
         task: Task | None = None,
+        mixed: bool = False,
     ) -> None:
         """`started_s`: when on this clock the seconds of the crew file's network begin. `task`:
-        where it is at hand as an object.
+        where it is at hand as an object. `mixed`: whether peers may have different vocabularies.
         """
         self.config = config
         self.folder = folder
         self.clock = clock or RealClock()
         self.started_s = started_s
+        self.mixed = mixed
         self.task = task or load_task(config.crew.task, config.task)
         self._measure: Measure | None = "reward" if self.task.measure == "reward" else None
         self.scorer = Scorer(self.task)  # of all peers in this process

@@ -32,7 +32,7 @@ from motley.peers.peer import Learned, Peer
 from motley.peers.state import PeerState
 from motley.records import HUB, Charter, Roster
 from motley.runs.building import WarmProgress, build_peer
-from motley.runs.checking import check_config
+from motley.runs.checking import check_config, is_mixed
 from motley.runs.folder import Run, new_folder, newest_checkpoint
 from motley.runs.lines import by_sender
 from motley.runs.metrics import LearnerLine, Timing
@@ -67,7 +67,7 @@ class LocalCrew:
         self.folder = folder
         self.finished_rounds = 0
         self._pace = pace_of(config)
-        self._run = Run(config, folder, task=task)
+        self._run = Run(config, folder, task=task, mixed=is_mixed(config))
         self._log = MemoryLog(folder / "groups" / "log.bin")
         hub = found_log(config, self._log, self._run.task)
         self.peers = [

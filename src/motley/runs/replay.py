@@ -111,7 +111,7 @@ class Replay:
         mine = [me for me in config.students if (newest / me.name).exists()]
         self._check(config, mine)
         self._copy()
-        run = Run(config, self.out)
+        run = Run(config, self.out, mixed=any(saved.of(me.name).admission.tables for me in mine))
         outcomes = [self._again(run, me, saved, newest, progress) for me in mine]
         peers = {peer.me.name: peer for _, peer in outcomes}
         states = {name: _moved_on(peer.state(), saved.of(name)) for name, peer in peers.items()}

@@ -269,12 +269,13 @@ REMEDIES = {
         "it cannot be, set check_rewards = false"
     ),
     "unscorable": "the reward function fails on its completions: see the error above, and mend it",
-    "vocabulary": "its model has another tokenizer: crewmates must share one",
+    "vocabulary": "it has another vocabulary, and has not published the bytes of its tokens",
     "sampling": "it samples with other settings than [sampling]: have it join anew",
     "assignment": "it answers other problems: do both have the same task files?",
     "stale": "its groups are too old when they are taken: raise max_age, or set stale = 'pace'",
     "late": "its groups come after the deadline: raise deadline_s",
     "incomplete": "parts of its groups never come: raise max_age",
+    "unread": "its completions have special tokens inside, which are no text: look at its prompts",
 }
 
 

@@ -21,7 +21,7 @@ from motley.peers.follower import Sampler
 from motley.peers.peer import Peer
 from motley.peers.sampling import Sampled
 from motley.runs.building import WarmProgress, build_peer, build_sampler
-from motley.runs.checking import check_config
+from motley.runs.checking import check_config, is_mixed
 from motley.runs.folder import Run, new_folder
 from motley.runs.lines import by_sender, sampler_line
 from motley.runs.local import found_log, one_process_outbox
@@ -57,7 +57,7 @@ class SimCrew:
         self._blobs: dict[str, Blobs] = {}
         self._lines: list[MetricsLine] = []
         self._unlearned = self._came = 0  # records since the last step, and all of them
-        self._run = Run(config, folder, self.events.clock)
+        self._run = Run(config, folder, self.events.clock, mixed=is_mixed(config))
         hub = found_log(config, self.log, self._run.task)
         self.students = [
             SimStudent(self, self._student(name, hub, warm_progress))

@@ -139,9 +139,11 @@ class Tokenized:
         texts: list[bytes] = []
         lengths: list[int] = []
         for tokens, end in zip(completions, ended, strict=True):
-            spelled = tokens[:-1] if end else tokens
-            texts.append(spelling.bytes_of(spelled))
-            lengths += [*spelling.lengths_of(spelled), *([0] if end else [])]
+            pieces = spelling.pieces(tokens[:-1] if end else tokens)
+            texts += pieces
+            lengths += map(len, pieces)
+            if end:
+                lengths.append(0)
         counts = [len(tokens) for tokens in completions]
         return Tokenized(b"".join(texts), np.array(lengths, np.int64), np.array(counts, np.int64))
 

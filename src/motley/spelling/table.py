@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import cast
 
 import numpy as np
 
@@ -20,6 +21,7 @@ MAX_TOTAL_BYTES = 2**22  # of all: with the lengths it fits a record's body (8 M
 
 _COUNT_BYTES = 4
 _LENGTH_BYTES = 2
+MAX_ENCODED_BYTES = _COUNT_BYTES + _LENGTH_BYTES * MAX_TOKENS + MAX_TOTAL_BYTES
 
 
 class SpellingError(ValueError):
@@ -50,7 +52,7 @@ class Spelling:
     text at the end do not count, since models of one tokenizer have more or fewer of them.
     """
 
-    token_bytes: tuple[bytes | None, ...]
+    token_bytes: tuple[bytes | None, ...] = field(repr=False)
     fingerprint: str = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -69,21 +71,29 @@ class Spelling:
 
     def bytes_of(self, ids: Iterable[int]) -> bytes:
         """What the tokens spell, one behind the other."""
-        return b"".join(self._of(ids))
+        return b"".join(self.pieces(ids))
+
+    def text_of(self, ids: Iterable[int]) -> str:
+        """What a reward function is given, wherever the table is known: a byte that is no part of a
+        character is U+FFFD.
+        """
+        return self.bytes_of(ids).decode(errors="replace")
 
     def lengths_of(self, ids: Iterable[int]) -> list[int]:
         """How many bytes each token has."""
-        return [len(token) for token in self._of(ids)]
+        return [len(token) for token in self.pieces(ids)]
 
-    def _of(self, ids: Iterable[int]) -> list[bytes]:
-        table = self.token_bytes
-        found = []
-        for id in ids:
-            token = table[id] if 0 <= id < len(table) else None
-            if token is None:
-                raise UnspelledError(id, len(table))
-            found.append(token)
-        return found
+    def pieces(self, ids: Iterable[int]) -> list[bytes]:
+        """The bytes of each token."""
+        ids, table = tuple(ids), self.token_bytes
+        if not ids:
+            return []
+        if min(ids) >= 0 and max(ids) < len(table):
+            found = [table[id] for id in ids]
+            if all(found):
+                return cast(list[bytes], found)
+        wrong = next(id for id in ids if not 0 <= id < len(table) or table[id] is None)
+        raise UnspelledError(wrong, len(table))
 
     def encode(self) -> bytes:
         """The table as bytes: how many tokens, all lengths, then all bytes.

@@ -14,6 +14,7 @@ from motley.trust.admission import (
 from motley.trust.admitted import AdmittedGroups, GroupPlace
 from motley.trust.identity import Identity, nkey_of, verifies
 from motley.trust.rules import Rules
+from motley.trust.tables import Tables
 from motley.trust.values import MAX_REWARD
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "ReasonCount",
     "RefusedRecord",
     "Rules",
+    "Tables",
     "Verdict",
     "known",
     "nkey_of",

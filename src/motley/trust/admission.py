@@ -10,13 +10,10 @@ and assignments; knows no model.
 
 from __future__ import annotations
 
-import logging
-import math
-import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -32,15 +29,28 @@ from motley.exchange import (
     stands_under,
     unpack,
 )
-from motley.records import HUB, Charter, Content, Group, Problem, Rollout, Roster, Stamp, Weights
+from motley.records import (
+    HUB,
+    Charter,
+    Content,
+    Group,
+    Problem,
+    Rollout,
+    Roster,
+    Stamp,
+    Table,
+    Weights,
+)
+from motley.spelling import Spelling, UnspelledError
 from motley.trust.chain import Chain, ChainState
 from motley.trust.copies import Copies, GroupMarks, Marked
 from motley.trust.identity import verifies
+from motley.trust.rewards import Claim, RewardCheck, in_short
 from motley.trust.rules import Refusal, Rules
-from motley.trust.steadiness import Score, Steadiness, first_differing
+from motley.trust.steadiness import Score, Steadiness
+from motley.trust.tables import Tables
 from motley.trust.values import check_branch, check_header, check_rollouts, check_time
 
-_log = logging.getLogger("motley")
 MAX_KEPT = 256
 MAX_LATELY = 4096  # refusals between two steps of which the position is kept
 # Refused in a row, of one sender: from here on its refusals are counted only, and of its records
@@ -49,6 +59,7 @@ MAX_IN_A_ROW = 1000
 READ_ONE_IN = 16
 
 Assignment = Callable[[str, int], list[Problem]]  # (peer, round) -> the problems it must answer
+ScoreTexts = Callable[[Problem, Sequence[str]], list[float]]
 
 
 class RefusedRecord(msgspec.Struct, frozen=True):
@@ -71,10 +82,12 @@ class Admitted(NamedTuple):
     group: Group
     problem: Problem
     hash: bytes  # of its record
+    spelling: Spelling | None = None  # of its sender's tokens; None: they are the reader's own
 
 
-# What became of a record: a group, a learner's weights, a word of the hub's, or a refusal.
-Verdict = Admitted | Weights | Charter | Roster | RefusedRecord
+# What became of a record: a group, a sender's table, a learner's weights, a word of the hub's, or
+# a refusal.
+Verdict = Admitted | Table | Weights | Charter | Roster | RefusedRecord
 
 
 class ReasonCount(NamedTuple):
@@ -107,6 +120,7 @@ class AdmissionState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     in_a_row: dict[str, int] = {}
     signed_in_a_row: dict[str, int] = {}
     copies: list[GroupMarks] = []
+    tables: list[int] = []  # where they stand in the log
 
 
 @dataclass(slots=True)
@@ -118,6 +132,8 @@ class Admission:
     me: str = ""  # whose own rewards are not computed again: it signed them
     shown: Callable[[Rollout], str] = lambda rollout: f"{len(rollout.tokens)} tokens"
     steadiness: Steadiness | None = None  # None: whether a reward is steady is not asked
+    score_texts: ScoreTexts | None = None  # of senders with another vocabulary
+    tables: Tables = field(default_factory=Tables)
     keys: dict[str, bytes] = field(default_factory=dict)  # peer -> key, by the newest roster
     revoked: frozenset[str] = frozenset()
     roster: int = 0  # its number
@@ -129,8 +145,7 @@ class Admission:
     # the same of what the sender did sign: what others write under its name does not count
     signed_in_a_row: Counter[str] = field(default_factory=Counter)
     copies: Copies = field(default_factory=Copies)
-    undecided: int = 0  # rewards that were taken on trust, since this machine was too slow
-    _said: set[str] = field(default_factory=set)  # what users were told of rewards, once each
+    rewards: RewardCheck = field(default_factory=RewardCheck)
 
     def admit(self, entry: Entry) -> Verdict:
         """Judge a record. What the hub says is taken in; a refusal is counted and kept."""
@@ -145,19 +160,21 @@ class Admission:
         sender = header.sender
         try:
             self._check_flood(sender)
-            verdict = self._judged(header, limits, hash)
+            verdict = self._judged(header, limits, hash, entry.position)
         except (WireError, Refusal) as error:
             self.signed_in_a_row[sender] += 1
             return self.refuse(entry, error.reason, str(error), signed=True)
         del self.in_a_row[sender], self.signed_in_a_row[sender]
         return verdict
 
-    def _judged(self, header: Header, limits: Limits, hash: bytes) -> Verdict:
+    def _judged(self, header: Header, limits: Limits, hash: bytes, position: int) -> Verdict:
         if isinstance(header.fields, GroupHeader):
             return self._admitted(header, header.fields, limits, hash)
         content = header.content()
         if isinstance(content, Weights):
             check_time(content.created_s)
+        if isinstance(content, Table):
+            self.tables.add(header.stamp.key, content, position)
         if isinstance(content, Roster) and content.number >= self.roster:
             self._take_in(content)
         assert not isinstance(content, Group)
@@ -194,7 +211,19 @@ class Admission:
             raise Refusal("revoked", f"{name} was shut out by the hub")
         if name != HUB and name not in self.keys:
             raise Refusal("sender", f"no peer {name[:80]!r} is on the roster")
-        return self.rules.limits_of(name, place)
+        return self._rules_of(name)[0].limits_of(name, place)
+
+    def _rules_of(self, name: str) -> tuple[Rules, Spelling | None]:
+        """What a sender's groups must meet, by its own table if it has another vocabulary; and what
+        its tokens stand for then.
+        """
+        key = self.keys.get(name) if self.rules.mixed else None
+        table = self.tables.of(key) if key else None
+        if table is None or table.vocabulary == self.rules.vocabulary:
+            return self.rules, None
+        return self.rules.with_vocabulary(
+            table.vocabulary, len(table.spelling), table.ends
+        ), table.spelling
 
     def _check_sender(self, entry: Entry, header: Header, sealed: Sealed, hash: bytes) -> None:
         if header.crew != self.rules.crew:
@@ -228,6 +257,11 @@ class Admission:
             )
 
     @property
+    def undecided(self) -> int:
+        """Rewards that were taken on trust, since this machine was too slow."""
+        return self.rewards.undecided
+
+    @property
     def missing(self) -> dict[str, int]:
         """Per peer: records its chain says exist, and the log has not shown."""
         return {
@@ -239,25 +273,26 @@ class Admission:
     def _admitted(
         self, header: Header, fields: GroupHeader, limits: Limits, hash: bytes
     ) -> Admitted:
-        origin = check_header(self.rules, fields)
-        check_branch(self.rules, fields)
+        rules, spelling = self._rules_of(fields.peer)
+        origin = check_header(rules, fields)
+        check_branch(rules, fields)
         arrays = header.arrays(limits)
         if isinstance(fields, BranchHeader):
             # Nobody but its author learns from it: what it claims of rewards concerns no other.
-            check_rollouts(self.rules, arrays, len(fields.prefix))
+            check_rollouts(rules, arrays, len(fields.prefix))
             problem = self._problem_of(fields, fields.met_round, fields.met_slot)
-            return Admitted(fields.group(origin, arrays), problem, hash)
-        check_rollouts(self.rules, arrays)
+            return Admitted(fields.group(origin, arrays), problem, hash, spelling)
+        check_rollouts(rules, arrays)
         problem = self._problem_of(fields, fields.round, fields.slot)
         marked = Marked.of(fields.problem, arrays)
         self._check_copies(fields, marked)
         group = fields.group(origin, arrays)
         if self.score is not None and fields.peer != self.me:
-            self._check_rewards(self.score, problem, group)
+            self.rewards.check(self._claim(problem, group, spelling), self.steadiness)
         elif self.steadiness and fields.peer == self.me:
             self.steadiness.own(problem, group)
         self.copies.add(fields.peer, fields.id, marked, len(self.keys))
-        return Admitted(group, problem, hash)
+        return Admitted(group, problem, hash, spelling)
 
     def _problem_of(self, fields: GroupHeader, round: int, slot: int) -> Problem:
         problems = self.assignment(fields.peer, round)
@@ -285,46 +320,23 @@ class Admission:
         if source:
             raise Refusal("copied", f"it repeats rollouts of {source}")
 
-    def _check_rewards(self, score: Score, problem: Problem, group: Group) -> None:
-        try:
-            rights = [float(reward) for reward in score(problem, group.rollouts)]
-            differing = first_differing(group.rollouts, rights)
-        except (KeyboardInterrupt, SystemExit, GeneratorExit):
-            raise
-        except BaseException as error:  # noqa: BLE001 - a reward function is a user's, and what it is given here is a stranger's; a panic of a tokenizer is no Exception
-            self._say(
-                f"{type(error).__name__} {getattr(error, 'name', '')}",
-                f"group {group.id} is refused: {error}\n{_traceback(error)}",
-            )
-            raise Refusal(
-                "unscorable", f"the reward function failed on it: {type(error).__name__}: {error}"
-            ) from None
-        # this machine could not find out: the sender's word counts
-        self.undecided += sum(map(math.isnan, rights[: differing.number if differing else None]))
-        if differing is None:
-            return
-        detail = (
-            f"rollout {differing.number} claims a reward of {differing.rollout.reward}; computed "
-            f"here it is {differing.right}"
-        )
-        blame = partial(
-            self._say,
-            "differs",
-            f"group {group.id} is refused: {detail}, for {self.shown(differing.rollout)}; where a "
-            "reward comes out differently each time, as of a judge, set crew.check_rewards = "
-            f"false; otherwise {group.origin.peer} lies, or scores with another program",
-        )
-        self.steadiness.doubt(blame) if self.steadiness else blame()
-        raise Refusal("reward", detail)
+    def _claim(self, problem: Problem, group: Group, spelling: Spelling | None) -> Claim:
+        """The rewards to be computed again: all, or of another vocabulary those of readable text.
 
-    def _say(self, what: str, text: str) -> None:
-        """Tell whoever runs this, once.
-
-        By a log and not as a warning, which could be made an exception: a stranger decides when.
+        What cannot be read is not learned from, so what it claims is not held against its sender.
         """
-        if what not in self._said:
-            self._said.add(what)
-            _log.warning(text)
+        score, score_texts = self.score, self.score_texts
+        if spelling is None:
+            assert score
+            return Claim(group, group.rollouts, lambda: score(problem, group.rollouts), self.shown)
+        assert score_texts, "a reader of several vocabularies scores texts"
+        texts = _texts(group.rollouts, spelling)
+        return Claim(
+            group,
+            list(texts),
+            lambda: score_texts(problem, list(texts.values())) if texts else [],
+            lambda rollout: in_short(texts[rollout]),
+        )
 
     # For checkpoints
 
@@ -339,9 +351,11 @@ class Admission:
             in_a_row=dict(sorted(self.in_a_row.items())),
             signed_in_a_row=dict(sorted(self.signed_in_a_row.items())),
             copies=self.copies.state(),
+            tables=self.tables.positions,
         )
 
     def load_state(self, state: AdmissionState) -> None:
+        """Go on from a checkpoint. Tables are read again from the log, by whoever has it."""
         self.keys = {peer: bytes.fromhex(key) for peer, key in state.keys.items()}
         self.revoked = frozenset(state.revoked)
         self.roster = state.roster
@@ -355,9 +369,14 @@ class Admission:
         self.copies = Copies.from_state(state.copies)
 
 
-def _traceback(error: BaseException) -> str:
-    details: str = getattr(error, "details", "")
-    return details or "".join(traceback.format_exception(error)).rstrip()
+def _texts(rollouts: Sequence[Rollout], spelling: Spelling) -> dict[Rollout, str]:
+    """Of those that are text, but for the token that ended them."""
+    texts = {}
+    for rollout in rollouts:
+        ids = rollout.tokens[:-1] if rollout.ending == "stop" else rollout.tokens
+        with suppress(UnspelledError):
+            texts[rollout] = spelling.text_of(ids)
+    return texts
 
 
 def stamp_of(entry: Entry) -> tuple[Stamp, bytes]:

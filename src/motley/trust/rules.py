@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from motley.exchange import Limits
+from motley.exchange.headers import MAX_ENDS
 from motley.exchange.sections import STEPS_PER_NAT
 from motley.records import HUB, Sampling
+from motley.spelling.table import MAX_ENCODED_BYTES
 
 # A sampler draws from at most W tokens, so that E_q[1 / (W q)] <= 1 at every token, whatever came
 # before. The product of 1 / (W q) over a rollout is then a supermartingale, and by Ville's
@@ -28,10 +30,13 @@ _HEADER_BYTES = 4096
 # of what has no sections: a learner's weights, with twice 4,096 blobs and a backlog; a charter; a
 # roster of thousands
 _PLAIN_BYTES = 2**20
+# of a table: that of the largest vocabulary, with its end tokens
+_TABLE_BYTES = _HEADER_BYTES + MAX_ENCODED_BYTES + 5 * MAX_ENDS
 
 _NUMBER = r"(-?(?:0|[1-9][0-9]{0,18}))"
 _TAG = r"(?:\.[0-9a-f]{16})?"  # where somebody else took the id first
 _GROUP = re.compile(rf"{_NUMBER}\.{_NUMBER}{_TAG}", re.ASCII)
+_TABLE = re.compile(rf"table{_TAG}", re.ASCII)
 _WEIGHTS = re.compile(rf"weights\.{_NUMBER}{_TAG}", re.ASCII)
 _OF_HUB = re.compile(rf"(?:charter|roster\.{_NUMBER}){_TAG}", re.ASCII)
 
@@ -62,6 +67,11 @@ class Rules:
     students: Mapping[str, str] = field(default_factory=dict)
     met_slots: int = 0  # those of a round that all peers have alike
     branches: int = 0  # further groups of a peer in a round, of continuations
+    mixed: bool = False  # whether peers may have other vocabularies, and publish their tables
+
+    def with_vocabulary(self, name: str, size: int, end_ids: tuple[int, ...]) -> Rules:
+        """The same for a sender of another vocabulary."""
+        return replace(self, vocabulary=name, vocabulary_size=size, end_ids=end_ids)
 
     @property
     def max_tokens(self) -> int:
@@ -105,6 +115,9 @@ class Rules:
                 raise Refusal("role", f"{name} is no learner, and publishes weights")
             self.check_version(int(found[1]))
             return _limits(_PLAIN_BYTES, _PLAIN_BYTES, 0)
+        if _TABLE.fullmatch(place):
+            self._check_publishes_table(name)
+            return _limits(_TABLE_BYTES, _TABLE_BYTES, 0)
         if found := _GROUP.fullmatch(place):
             self._check_place(int(found[1]), int(found[2]))
             return self.group_limits
@@ -113,6 +126,12 @@ class Rules:
     def check_version(self, version: int) -> None:
         if not 0 <= version <= self.steps:
             raise Refusal("version", f"there is no version {version}; the last is {self.steps}")
+
+    def _check_publishes_table(self, name: str) -> None:
+        if not self.mixed:
+            raise Refusal("table", "the crew has one vocabulary, and needs no table of it")
+        if name in self.learners:
+            raise Refusal("role", f"{name} is a learner that publishes no groups, and has a table")
 
     def _check_place(self, round: int, slot: int) -> None:
         rounds = MAX_ROUNDS if self.rounds is None else self.rounds

@@ -32,10 +32,13 @@ def check_header(rules: Rules, header: GroupHeader) -> Origin:
     """Hold what stands before the rollouts to the rules; who made the group, with what."""
     origin = header.origin()
     if origin.vocabulary != rules.vocabulary:
-        raise Refusal(
-            "vocabulary",
-            f"vocabulary {origin.vocabulary[:80]!r} is not the crew's {rules.vocabulary!r}",
+        expected = (
+            f"{rules.vocabulary!r}, and no table of {header.peer}'s with it stands before it on "
+            "the log; expected the table first"
+            if rules.mixed
+            else f"the crew's {rules.vocabulary!r}"
         )
+        raise Refusal("vocabulary", f"vocabulary {origin.vocabulary[:80]!r} is not {expected}")
     if origin.sampling != rules.sampling:
         raise Refusal("sampling", f"sampled with {origin.sampling}, not with {rules.sampling}")
     rules.check_version(origin.version)

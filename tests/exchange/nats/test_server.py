@@ -399,12 +399,15 @@ def test_a_peer_writes_under_its_own_name_only(net: Net, watch: Watch) -> None:
     for subject in [*OTHERS_SUBJECTS, *COMMANDS]:
         said = publish(a.connection, subject, json.dumps(COMMANDS.get(subject, {})).encode())
         assert "permissions violation for publish" in said, subject
-    for id in ("b.0.0", "hub.roster.9"):
+    for id in ("b.0.0", "b.table", "hub.roster.9"):
         with pytest.raises(LogError, match="permissions violation"):
             a.append([(id, b"forged")])
     assert watch.all() == before
-    a.append([("a.0.0", b"mine")])
-    assert watch.log.read(0)[len(before[1]) :] == [Entry(3, "a.0.0", b"mine")]
+    a.append([("a.table", b"mine"), ("a.0.0", b"mine")])
+    assert watch.log.read(0)[len(before[1]) :] == [
+        Entry(3, "a.table", b"mine"),
+        Entry(4, "a.0.0", b"mine"),
+    ]
 
 
 def test_a_peer_hears_its_own_answers_and_nothing_else(net: Net) -> None:

@@ -25,8 +25,10 @@ class Names:
 
     def records_by(self, peer: str, learner: bool = False) -> tuple[str, ...]:
         """The shapes of all that a peer can have to write: its ids, and its ids with a tag."""
-        shape = f"{self._root}.log.{peer}.{'weights' if learner else '*'}.*"
-        return shape, f"{shape}.*"
+        own = f"{self._root}.log.{peer}"
+        if learner:
+            return f"{own}.weights.*", f"{own}.weights.*.*"
+        return f"{own}.table", f"{own}.*.*", f"{own}.*.*.*"
 
     def presence(self, peer: str) -> str:
         return f"{self._root}.presence.{peer}"

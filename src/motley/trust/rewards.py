@@ -1,0 +1,91 @@
+"""RewardCheck: the rewards that a sender claims, held to those that the reader computes.
+
+Owns what is told to people, once each, and what the machine could not find out. How an answer
+becomes a text, and a text a reward, is the reader's (`peers/rescoring.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+from motley.records import Group, Rollout
+from motley.trust.rules import Refusal
+from motley.trust.steadiness import Differing, Steadiness, first_differing
+
+_log = logging.getLogger("motley")
+
+
+class Claim(NamedTuple):
+    """Rollouts of a group, and how their rewards are computed here."""
+
+    group: Group
+    rollouts: Sequence[Rollout]  # those that the reader can read
+    score: Callable[[], Sequence[float]]
+    shown: Callable[[Rollout], str]
+
+
+def in_short(text: str) -> str:
+    """A stranger's text without anything that a terminal would obey."""
+    return ascii(text if len(text) <= 120 else f"{text[:80]} ... {text[-40:]}")
+
+
+@dataclass(slots=True)
+class RewardCheck:
+    undecided: int = 0  # rewards that were taken on trust, since this machine was too slow
+    _said: set[str] = field(default_factory=set)  # what users were told of rewards, once each
+
+    def check(self, claim: Claim, steadiness: Steadiness | None) -> None:
+        """Refuse a group whose rewards come out differently here."""
+        try:
+            rights = [float(reward) for reward in claim.score()]
+            differing = first_differing(claim.rollouts, rights)
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - a reward function is a user's, and what it is given here is a stranger's; a panic of a tokenizer is no Exception
+            self._say(
+                f"{type(error).__name__} {getattr(error, 'name', '')}",
+                f"group {claim.group.id} is refused: {error}\n{_traceback(error)}",
+            )
+            raise Refusal(
+                "unscorable", f"the reward function failed on it: {type(error).__name__}: {error}"
+            ) from None
+        # this machine could not find out: the sender's word counts
+        self.undecided += sum(map(math.isnan, rights[: differing.number if differing else None]))
+        if differing:
+            self._refuse(claim, differing, steadiness)
+
+    def _refuse(self, claim: Claim, differing: Differing, steadiness: Steadiness | None) -> None:
+        group = claim.group
+        detail = (
+            f"rollout {group.rollouts.index(differing.rollout)} claims a reward of "
+            f"{differing.rollout.reward}; computed here it is {differing.right}"
+        )
+        blame = partial(
+            self._say,
+            "differs",
+            f"group {group.id} is refused: {detail}, for {claim.shown(differing.rollout)}; where a "
+            "reward comes out differently each time, as of a judge, set crew.check_rewards = "
+            f"false; otherwise {group.origin.peer} lies, or scores with another program",
+        )
+        steadiness.doubt(blame) if steadiness else blame()
+        raise Refusal("reward", detail)
+
+    def _say(self, what: str, text: str) -> None:
+        """Tell whoever runs this, once.
+
+        By a log and not as a warning, which could be made an exception: a stranger decides when.
+        """
+        if what not in self._said:
+            self._said.add(what)
+            _log.warning(text)
+
+
+def _traceback(error: BaseException) -> str:
+    details: str = getattr(error, "details", "")
+    return details or "".join(traceback.format_exception(error)).rstrip()
