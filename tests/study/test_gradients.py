@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -62,7 +63,9 @@ def by_hand(measured: Probe) -> torch.Tensor:
 def test_a_step_leaves_its_gradient_and_changes_no_weight() -> None:
     one = probe({"me": [made(own=True)] * 4})
     before = [p.detach().clone() for _, p in one.policy.trained()]
-    vectors, heard = one._gradients(REFERENCE, "reference", one.senders["me"], lambda what: None)
+    vectors, heard = one.gradients(
+        "r", one.learner(REFERENCE), one.senders["me"], lambda what: None
+    )
     assert np.allclose(vectors[0], by_hand(one).numpy(), rtol=1e-3, atol=1e-6)
     assert np.abs(vectors[0]).max() > 1e-3
     assert (vectors[0] == vectors[3]).all()
@@ -73,11 +76,12 @@ def test_a_step_leaves_its_gradient_and_changes_no_weight() -> None:
 
 def test_a_large_gradient_is_not_clipped() -> None:
     one = probe({"me": [made(own=True)]})
-    (small,), _ = one._gradients(REFERENCE, "r", one.senders["me"], lambda what: None)
+    learner = one.learner(REFERENCE)
+    (small,), _ = one.gradients("r", learner, one.senders["me"], lambda what: None)
     with torch.no_grad():
         for _, parameter in one.policy.trained():
             parameter.mul_(2)
-    (large,), _ = one._gradients(REFERENCE, "r", one.senders["me"], lambda what: None)
+    (large,), _ = one.gradients("r", learner, one.senders["me"], lambda what: None)
     assert np.linalg.norm(large) > max(2.0, float(np.linalg.norm(small)))
 
 
@@ -193,6 +197,30 @@ def test_a_run_is_measured_at_a_checkpoint_and_only_read(run: Path) -> None:
     assert crossed.groups == 3
     assert crossed.values > found["lora1", "full0", "tis"].values
     assert measure(run, 0, rows_of("nois"), ProbeSize(4, 2)) != lines
+
+
+@pytest.mark.slow
+def test_senders_of_another_vocabulary_are_read_as_a_step_reads_them(tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        write_task(tmp_path)
+        config = spread_crew(tmp_path, rounds=1)
+        models = ("tiny:0.3m/words", "tiny:0.3m/bytes")
+        peers = tuple(
+            msgspec.structs.replace(peer, model=model)
+            for peer, model in zip(config.peer, models, strict=True)
+        )
+        config = msgspec.structs.replace(config, peer=peers)
+        LocalCrew.start(config, tmp_path / "run")
+        lines = measure(tmp_path / "run", 0, rows_of("nois tis"), ProbeSize(4, 3))
+    found = {(one.receiver, one.sender, one.row): one for one in lines}
+    assert len(found) == 2 * 2 * 2
+    assert found["full0", "full0", "tis"].weight == pytest.approx(1, abs=1e-3)
+    # words can be spelled in bytes; bytes at random are no text, so that nothing is learned of them
+    spelled, lost = found["full1", "full0", "tis"], found["full0", "full1", "tis"]
+    assert spelled.weight is not None
+    assert 0 < spelled.weight < 2
+    assert (lost.bias, lost.weight) == (1, None)
 
 
 @pytest.mark.slow

@@ -21,7 +21,6 @@ from motley.cli.common import (
     bench_app,
     plain_errors,
     print_rows,
-    say,
     stderr,
     warn,
 )
@@ -224,7 +223,7 @@ def bench_estimators(
         lines = []
         with _progress() as show:
             for number in rounds or [0, kept_rounds(run)[-1]]:
-                lines += measure(run, number, chosen, size, show, say)
+                lines += measure(run, number, chosen, size, show)
         keep_estimators(run, lines)
         print_rows([shown(line) for line in lines], f"gradients of {run}", as_json)
         if hidden := list(dict.fromkeys(noisy(lines))):

@@ -39,6 +39,7 @@ Vectors = NDArray[np.float32]  # [K, values]: a gradient per batch
 Gram = NDArray[np.float64]  # [K, K]
 FILE = "estimators.jsonl"
 FEWEST_BATCHES = 4  # for an error that means something
+PART = 2**16  # values
 MOST_NOISE = 0.5  # of |g*|^2, as a share of it: beyond, a reader is warned
 TEXT = (
     "At a checkpoint, the receiver and every sender answer the same fresh problems. Reference: the "
@@ -105,8 +106,10 @@ class Compared:
 
 def compare(vectors: Vectors, own: Vectors, reference: Vectors) -> Compared:
     """`own`: of the same row on the receiver's own samples."""
-    g, o, r = (one.astype(np.float64) for one in (vectors, own, reference))
-    gg, gr, rr, oo, of_r = g @ g.T, g @ r.T, r @ r.T, o @ o.T, o @ r.T
+    count = len(vectors)
+    gg, gr = products(vectors, vectors), products(vectors, reference)
+    oo, of_r = products(own, own), products(own, reference)
+    rr = products(reference, reference)
 
     def scale(u: Callable[[Gram], float]) -> float:
         return _over(u(of_r), u(oo))
@@ -121,11 +124,19 @@ def compare(vectors: Vectors, own: Vectors, reference: Vectors) -> Compared:
 
     spread = float(np.diag(gg).mean()) - between(gg)
     return Compared(
-        squared_bias=_jackknifed(squared_bias, len(g)),
-        cosine=_jackknifed(cosine, len(g)),
+        squared_bias=_jackknifed(squared_bias, count),
+        cosine=_jackknifed(cosine, count),
         variance=_over(scale(between) ** 2 * spread, between(rr)),
-        reference_error=_over(_jackknifed(lambda u: u(rr), len(g)).error, between(rr)),
+        reference_error=_over(_jackknifed(lambda u: u(rr), count).error, between(rr)),
     )
+
+
+def products(first: Vectors, second: Vectors) -> Gram:
+    """<a_k, b_l> in float64, of a part at a time: twice the memory is not needed at once."""
+    parts = range(0, first.shape[1], PART)
+    cut = lambda table, start: table[:, start : start + PART].astype(np.float64)
+    made = [cut(first, start) @ cut(second, start).T for start in parts]
+    return np.sum(made, axis=0)
 
 
 def between(gram: Gram) -> float:

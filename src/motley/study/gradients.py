@@ -24,18 +24,21 @@ from motley.clock import RealClock
 from motley.config import CrewConfig, PeerConfig, Trust, read_config
 from motley.engines import torch_engine
 from motley.learning.learner import Learner
+from motley.learning.readings import Reading
 from motley.learning.select import Candidate
 from motley.learning.senders import SenderMetrics
 from motley.learning.success import Skills, Success
+from motley.learning.translating import ForeignGroup, Translator
 from motley.models.policy import Policy
 from motley.objectives import Objective, objective
 from motley.objectives.advantages import LeaveOneOut
 from motley.objectives.reductions import SequenceSum
 from motley.objectives.surrogates import Reinforce
 from motley.peers.sampling import Asked, SamplerHalf
-from motley.records import Problem
+from motley.records import Group, Problem
 from motley.runs.building import policies_after
 from motley.runs.local import one_process_outbox
+from motley.spelling import Tokenwise
 from motley.study.arms import parse_arms
 from motley.study.estimators import FEWEST_BATCHES, EstimatorLine, Vectors, compare
 from motley.tasks import Task, draw_problems, load_task
@@ -47,9 +50,10 @@ MOST_EXACT = 2**21  # values of a gradient that is kept whole
 PROJECTED = 65521  # a prime: no width of a matrix divides it, so that columns do not pile up
 CHUNK = 256 * PROJECTED  # values that get their signs at once
 
+Sample = tuple[Group, Problem]
+SampledBatches = list[list[Sample]]
 Batches = list[list[Candidate]]
 Vector = NDArray[np.float32]  # a gradient
-Say = Callable[[str], None]
 Progress = Callable[[str, int, int], None]  # (what, steps done, steps in all)
 
 
@@ -93,7 +97,6 @@ def measure(
     rows: dict[str, Objective],
     size: ProbeSize = ProbeSize(),
     progress: Progress = lambda what, done, total: None,
-    say: Say = lambda text: None,
 ) -> list[EstimatorLine]:
     """Every row on every sender's samples, for every receiver of a run."""
     config = _vertical(read_config(folder / "config.toml"))
@@ -104,14 +107,14 @@ def measure(
         draw_problems(task, f"estimators/{config.crew.seed}/{number}", "train", size.groups)
         for number in range(size.batches)
     ]
-    batches = {}
+    sampled = {}
     for number, (name, policy) in enumerate(policies.items()):
         progress(f"sampling by {name}", number, len(policies))
-        batches[name] = _sampled(config, config.named(name), task, policy, problems)
+        sampled[name] = _sampled(config, config.named(name), task, policy, problems)
     total = size.batches * len(policies) * (1 + len(rows) * len(policies))
     done, lines = 0, []
     for name, policy in policies.items():
-        probe = Probe(config, round, name, policy, _received(batches, policies, name, say))
+        probe = Probe(config, round, name, policy, _received(sampled, policies, name))
 
         def step(what: str) -> None:
             nonlocal done
@@ -137,8 +140,8 @@ def _sampled(
     task: Task,
     policy: Policy,
     problems: Sequence[Sequence[Problem]],
-) -> Batches:
-    """A peer's answers to the problems of every batch, as another peer receives them."""
+) -> SampledBatches:
+    """A peer's answers to the problems of every batch."""
     outbox, weather = one_process_outbox(config, me.name), config.weather(me.name)
     half = SamplerHalf(config, me, task, policy, torch_engine(policy), outbox, RealClock(), weather)
     batches = []
@@ -146,51 +149,61 @@ def _sampled(
         # a round that no run has, so that nothing is drawn with the seeds of its samples
         place = config.crew.rounds + 1 + number
         prompts = [policy.prompts.ids(problem) for problem in some]
-        groups = half.drawn(half.answered(Asked(place, list(some), prompts, policy.version))).groups
-        batches.append(
-            [
-                Candidate(
-                    group=group,
-                    problem=problem,
-                    own=False,
-                    stranger=True,
-                    family=group.id,
-                    since=policy.version,
-                    position=number * len(some) + slot,
-                )
-                for slot, (group, problem) in enumerate(zip(groups, some, strict=True))
-            ]
-        )
+        asked = Asked(place, list(some), prompts, policy.version)
+        groups = half.drawn(half.answered(asked)).groups
+        batches.append(list(zip(groups, some, strict=True)))
     return batches
 
 
 def _received(
-    batches: dict[str, Batches], policies: dict[str, Policy], receiver: str, say: Say
+    sampled: dict[str, SampledBatches], policies: dict[str, Policy], receiver: str
 ) -> dict[str, Batches]:
-    """By sender, what a receiver can read; its own are no stranger's."""
-    theirs = {name: policy.vocabulary.fingerprint for name, policy in policies.items()}
-    readable = [name for name in batches if theirs[name] == theirs[receiver]]
-    for name in batches.keys() - readable:
-        say(f"{receiver} and {name} have different vocabularies: not measured between them")
-    own = [[_as_own(c) for c in batch] for batch in batches[receiver]]
-    return {receiver: own} | {name: batches[name] for name in readable if name != receiver}
+    """By sender, as a receiver learns from it; its own are no stranger's."""
+    return {
+        name: _candidates(batches, policies[name], policies[receiver], name == receiver)
+        for name, batches in sampled.items()
+    }
 
 
-def _as_own(candidate: Candidate) -> Candidate:
-    return Candidate(
-        group=candidate.group,
-        problem=candidate.problem,
-        own=True,
-        stranger=False,
-        family=candidate.family,
-        since=candidate.since,
-        position=candidate.position,
-    )
+def _candidates(sampled: SampledBatches, sender: Policy, receiver: Policy, own: bool) -> Batches:
+    read = _reading_of(sender, receiver, sampled[0][0][0].origin.sampling.max_tokens)
+    return [
+        [
+            Candidate(
+                group=group,
+                problem=problem,
+                own=own,
+                stranger=not own,
+                family=group.id,
+                since=receiver.version,
+                position=number * len(batch) + slot,
+                reading=reading,
+            )
+            for slot, (problem, (group, reading)) in enumerate(
+                zip([p for _, p in batch], read(batch), strict=True)
+            )
+        ]
+        for number, batch in enumerate(sampled)
+    ]
+
+
+def _reading_of(
+    sender: Policy, receiver: Policy, max_tokens: int
+) -> Callable[[list[Sample]], list[tuple[Group, Reading | Tokenwise]]]:
+    """How a receiver reads groups: as they are, or in its own tokens."""
+    if sender.vocabulary.fingerprint == receiver.vocabulary.fingerprint:
+        return lambda batch: [(group, Tokenwise()) for group, _ in batch]
+    translator = Translator(receiver.prompts, max_tokens, receiver.max_positions)
+    spelling = sender.vocabulary.spelling
+    return lambda batch: [
+        (made.group, made.reading)
+        for made in translator.translate_all([ForeignGroup(*one, spelling) for one in batch])
+    ]
 
 
 @dataclass(slots=True)
 class Probe:
-    """A receiver at a checkpoint, and everybody's samples; the own come first."""
+    """A receiver at a checkpoint, and everybody's samples."""
 
     config: CrewConfig
     round: int
@@ -201,14 +214,15 @@ class Probe:
 
     def lines(self, rows: dict[str, Objective], step: Callable[[str], None]) -> list[EstimatorLine]:
         own = self.senders[self.name]
-        reference, _ = self._gradients(REFERENCE, "reference", own, step)
+        reference, _ = self.gradients("reference", self.learner(REFERENCE), own, step)
         lines = []
         for row, how in rows.items():
-            nearest: Vectors | None = None  # on own samples, which come first
-            for sender, batches in self.senders.items():
-                vectors, heard = self._gradients(how, row, batches, step)
-                nearest = vectors if nearest is None else nearest
-                lines.append(self._line(row, sender, vectors, nearest, reference, heard))
+            learner = self.learner(how)
+            on_own, heard = self.gradients(row, learner, own, step)
+            lines.append(self._line(row, self.name, on_own, on_own, reference, heard))
+            for sender in [name for name in self.senders if name != self.name]:
+                vectors, heard = self.gradients(row, learner, self.senders[sender], step)
+                lines.append(self._line(row, sender, vectors, on_own, reference, heard))
         return lines
 
     def _line(
@@ -241,32 +255,32 @@ class Probe:
             projected=0 if values <= MOST_EXACT else PROJECTED,
         )
 
-    def _gradients(
-        self, row: Objective, label: str, batches: Batches, step: Callable[[str], None]
+    def gradients(
+        self, row: str, learner: Learner, batches: Batches, step: Callable[[str], None]
     ) -> tuple[Vectors, list[SenderMetrics]]:
         """A gradient per batch, and what the step said of its sender."""
-        learner = self._learner(row)
+        success, skills = self._success, self._skills
         parameters = [p for _, p in self.policy.trained()]
         vectors: list[Vector] = []
         heard: list[SenderMetrics] = []
         for batch in batches:
             # a batch is not to be judged by what another was
-            learner.success.by_kind = dict(self._success.by_kind)
-            learner.skills.means = {peer: [*means] for peer, means in self._skills.means.items()}
+            learner.success.by_kind = dict(success.by_kind)
+            learner.skills.means = {peer: [*means] for peer, means in skills.means.items()}
             report = learner.step(batch)
             self.policy.version = self.round
             if report.blamed:
                 raise FloatingPointError(
-                    f"row {label} is no number on samples of {report.blamed[0]} for {self.name} "
+                    f"row {row} is no number on samples of {report.blamed[0]} for {self.name} "
                     f"at round {self.round}; leave the row out with --rows"
                 )
             vectors.append(vector_of(parameters))
             heard += report.senders.values()
-            step(f"{self.name}: {label}")
+            step(f"{self.name}: {row}")
         self.token_budget = learner.token_budget
         return np.stack(vectors), heard
 
-    def _learner(self, row: Objective) -> Learner:
+    def learner(self, row: Objective) -> Learner:
         """One whose steps change nothing."""
         rules = msgspec.structs.replace(
             self.config.learning,
