@@ -16,6 +16,7 @@ from motley.objectives.importance import Truncated
 from motley.objectives.surrogates import InnerClip
 from motley.study.estimators import (
     EstimatorLine,
+    EstimatorPlan,
     Vectors,
     between,
     compare,
@@ -231,3 +232,17 @@ def test_a_reference_that_noise_hides_is_named() -> None:
     assert noisy([line(), line(reference_error=0.9), line(reference_error=None)]) == [
         "small at round 0", "small at round 0",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rounds", "every", "due"),
+    [(40, 10, [0, 20, 40]), (40, 15, [0, 30, 40]), (3, 10, [0, 3]), (50, 13, [0, 26, 50])],
+)
+def test_a_run_is_measured_where_it_is_saved(rounds: int, every: int, due: list[int]) -> None:
+    assert EstimatorPlan(arm="ftis", rows="tis").due(rounds, every) == due
+
+
+@pytest.mark.parametrize("wrong", [{"batches": 3}, {"seeds": 0}])
+def test_a_plan_that_would_measure_nothing_is_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=r"\[estimators\] .* use at least"):
+        EstimatorPlan(arm="ftis", rows="tis", **wrong)

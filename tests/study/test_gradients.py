@@ -21,8 +21,16 @@ from motley.objectives import Objective, objective
 from motley.records import Problem
 from motley.runs.local import LocalCrew
 from motley.study import gradients
-from motley.study.estimators import read_estimators
-from motley.study.gradients import REFERENCE, Probe, ProbeSize, measure, rows_of, vector_of
+from motley.study.estimators import EstimatorPlan, read_estimators
+from motley.study.gradients import (
+    REFERENCE,
+    Probe,
+    ProbeSize,
+    measure,
+    measure_if_due,
+    rows_of,
+    vector_of,
+)
 
 REWARDS = [[1.0, 0.0, 0.0], [0.0, 1.0, 1.0]]
 
@@ -197,6 +205,20 @@ def test_a_run_is_measured_at_a_checkpoint_and_only_read(run: Path) -> None:
     assert crossed.groups == 3
     assert crossed.values > found["lora1", "full0", "tis"].values
     assert measure(run, 0, rows_of("nois"), ProbeSize(4, 2)) != lines
+
+
+@pytest.mark.slow
+def test_a_run_on_its_way_is_measured_once_where_it_is_due(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    asked = EstimatorPlan(arm="ftis", rows="tis", batches=4, groups=2)
+    for number in (0, 1, 2):
+        measure_if_due(tmp_path / "run", asked, number)
+    lines = read_estimators(tmp_path / "run")
+    assert {one.round for one in lines} == {0, 2}
+    monkeypatch.setattr(gradients, "measure", None)  # nobody calls it again
+    measure_if_due(tmp_path / "run", asked, 2)
 
 
 @pytest.mark.slow

@@ -40,7 +40,15 @@ from motley.runs.building import policies_after
 from motley.runs.local import one_process_outbox
 from motley.spelling import Tokenwise
 from motley.study.arms import parse_arms
-from motley.study.estimators import FEWEST_BATCHES, EstimatorLine, Vectors, compare
+from motley.study.estimators import (
+    FEWEST_BATCHES,
+    EstimatorLine,
+    EstimatorPlan,
+    Vectors,
+    compare,
+    keep_estimators,
+    read_estimators,
+)
 from motley.tasks import Task, draw_problems, load_task
 
 # The gradient of the expected reward, without bias: the baseline of a sequence is made of others.
@@ -123,6 +131,17 @@ def measure(
 
         lines += probe.lines(rows, step)
     return lines
+
+
+def measure_if_due(folder: Path, asked: EstimatorPlan, round: int) -> None:
+    """Measure a run on its way, just saved after a round; once, if it was stopped there before."""
+    config = read_config(folder / "config.toml")
+    known = {line.round for line in read_estimators(folder)}
+    due = asked.due(config.crew.rounds, config.learning.checkpoint_every)
+    if round not in due or round in known or len(config.students) < 2:
+        return
+    size = ProbeSize(asked.batches, asked.groups)
+    keep_estimators(folder, measure(folder, round, rows_of(asked.rows), size))
 
 
 def _vertical(config: CrewConfig) -> CrewConfig:
