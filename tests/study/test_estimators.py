@@ -26,7 +26,7 @@ from motley.study.estimators import (
     read_estimators,
 )
 from motley.study.gradients import REFERENCE
-from motley.study.looks import StudyRun
+from motley.study.outcomes import StudyRun
 
 G = 4  # completions of a group
 P = np.array([0.3, 0.7])  # the receiver's policy: token 0 has reward 1, token 1 has 0

@@ -21,7 +21,7 @@ from motley.objectives import Objective, objective
 from motley.records import Problem
 from motley.runs.local import LocalCrew
 from motley.study import gradients
-from motley.study.estimators import EstimatorPlan, read_estimators
+from motley.study.estimators import read_estimators
 from motley.study.gradients import (
     REFERENCE,
     Probe,
@@ -31,6 +31,7 @@ from motley.study.gradients import (
     rows_of,
     vector_of,
 )
+from motley.study.plans import EstimatorPlan
 
 REWARDS = [[1.0, 0.0, 0.0], [0.0, 1.0, 1.0]]
 

@@ -9,7 +9,8 @@ import pytest
 from motley.learning.senders import Distribution, SenderMetrics, Spread
 from motley.reports import page
 from motley.runs.metrics import LearnerLine, append_lines
-from motley.study.looks import MOST_POINTS, StudyRun, heard_in, looks_of, number_of
+from motley.study.looks import MOST_POINTS, heard_in, looks_of, number_of
+from motley.study.outcomes import StudyRun
 from motley.study.pages import Section, _shown
 
 

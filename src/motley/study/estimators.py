@@ -31,14 +31,13 @@ from numpy.typing import NDArray
 from motley.files import replace
 from motley.learning.senders import Number
 from motley.reports.drawing import Curve
-from motley.study.looks import StudyRun
+from motley.study.outcomes import StudyRun
 from motley.study.pages import Section
 from motley.study.statistics import interval
 
 Vectors = NDArray[np.float32]  # [K, values]: a gradient per batch
 Gram = NDArray[np.float64]  # [K, K]
 FILE = "estimators.jsonl"
-FEWEST_BATCHES = 4  # for an error that means something
 PART = 2**16  # values
 MOST_NOISE = 0.5  # of |g*|^2, as a share of it: beyond, a reader is warned
 TEXT = (
@@ -77,35 +76,6 @@ class EstimatorLine(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def key(self) -> tuple[int, str, str, str]:
         return self.round, self.receiver, self.sender, self.row
-
-
-class EstimatorPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which runs of a study are measured, and by which rows: [estimators] of a plan."""
-
-    arm: str  # whose runs, of the first seeds
-    rows: str  # as arms are written, separated by spaces
-    seeds: int = 1
-    batches: int = 32
-    groups: int = 0  # of a batch; 0: as many as a step of the crew has
-
-    def __post_init__(self) -> None:
-        if self.batches < FEWEST_BATCHES:
-            raise ValueError(
-                f"[estimators] batches={self.batches} say nothing of their own error; use at least "
-                f"{FEWEST_BATCHES}, 32 is usual"
-            )
-        if self.seeds < 1:
-            raise ValueError(f"[estimators] seeds={self.seeds} measures nothing; use at least 1")
-
-    def due(self, rounds: int, every: int) -> list[int]:
-        """The rounds of a run after which it is measured: its beginning, middle and end, where
-        there are checkpoints.
-
-        >>> EstimatorPlan(arm="ftis", rows="tis").due(rounds=40, every=15)
-        [0, 30, 40]
-        """
-        middle = -(-rounds // (2 * every)) * every
-        return sorted({0, min(middle, rounds), rounds})
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,14 +41,13 @@ from motley.runs.local import one_process_outbox
 from motley.spelling import Tokenwise
 from motley.study.arms import parse_arms
 from motley.study.estimators import (
-    FEWEST_BATCHES,
     EstimatorLine,
-    EstimatorPlan,
     Vectors,
     compare,
     keep_estimators,
     read_estimators,
 )
+from motley.study.plans import FEWEST_BATCHES, EstimatorPlan
 from motley.tasks import Task, draw_problems, load_task
 
 # The gradient of the expected reward, without bias: the baseline of a sequence is made of others.

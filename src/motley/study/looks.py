@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -17,22 +16,11 @@ from motley.learning.senders import SenderMetrics
 from motley.reports.drawing import Curve
 from motley.runs.curves import run_lines
 from motley.runs.metrics import learner_lines
+from motley.study.outcomes import StudyRun
 from motley.study.pages import Section
 from motley.study.statistics import Estimate, interval
 
 MOST_POINTS = 40  # of a curve: more rounds are put together, so many at a time
-
-
-class StudyRun(NamedTuple):
-    """A run of a study, and where it is.
-
-    >>> StudyRun("specialists", "ftis", 0, Path("runs/study/runs/ftis-0/specialists"))
-    """
-
-    crew: str
-    arm: str  # its label
-    seed: int
-    folder: Path
 
 
 class FromSender(NamedTuple):
