@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from motley.config import CrewConfig, read_config
 from motley.models import named
 from motley.runs.checking import check_config
 from motley.study.arms import crews_of
-from motley.study.plans import Plan, plan_file, read_plan, shipped_plans, study_of
+from motley.study.plans import Claim, Plan, plan_file, read_plan, shipped_plans, study_of
 from motley.study.running import Ended, Studied
 from study.test_running import files
 
@@ -154,6 +156,23 @@ def test_a_crew_file_is_no_plan_and_an_unknown_name_is_guessed(plan: Path, tmp_p
         plan_file("ftis-sise")
     with pytest.raises(ValueError, match="no study 'xyz'; known: delay, ftis-ablation"):
         plan_file("xyz")
+
+
+def test_the_plan_that_the_docs_explain_is_one() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "studies.md").read_text()
+    explained = page.split("### A plan, line by line")[1].split("    motley study mine.toml")[0]
+    plan = msgspec.toml.decode(textwrap.dedent(explained), type=Plan)
+    keys = set(re.findall(r"^    (\w+) = ", explained, re.MULTILINE))
+    fields = {field.encode_name for kind in (Plan, Claim) for field in msgspec.structs.fields(kind)}
+    assert fields - keys == {"claim", "estimators"}  # tables
+    assert plan.claim[0].on == "every peer"
+
+
+def test_the_docs_list_every_shipped_study() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "studies.md").read_text()
+    for name in NAMES:
+        plan = shipped(name)
+        assert f"| `{name}` | {plan.question} | {plan.quick_time.split(' on ')[0]} |" in page
 
 
 # The command

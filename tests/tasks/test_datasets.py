@@ -119,6 +119,19 @@ def test_another_dataset_can_be_out_of_distribution(tmp_path: Path) -> None:
     assert check_task(task) == []
 
 
+def test_several_datasets_can_be_out_of_distribution_each_a_kind(tmp_path: Path) -> None:
+    files = {
+        "file": write(tmp_path / "g.jsonl", gsm8k(60)),
+        "ood": [write(tmp_path / "s.jsonl", svamp(20)), write(tmp_path / "m.jsonl", math500(20))],
+        "ood_task": ["svamp", "math500"],
+    }
+    task = load_task("gsm8k", files)
+    assert (task.kinds, task.kinds_of("ood")) == (("gsm8k",), ("math500", "svamp"))
+    assert check_task(task) == []
+    with pytest.raises(ValueError, match="ood has 1 files for 2 datasets of ood_task"):
+        load_task("gsm8k", {**files, "ood": files["ood"][:1]})
+
+
 def test_a_heldout_file_is_used_as_it_is(tmp_path: Path) -> None:
     files = {
         "file": write(tmp_path / "t.jsonl", gsm8k(20)),

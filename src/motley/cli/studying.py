@@ -28,7 +28,7 @@ STUDIES = Path("runs") / "studies"  # where those of plans are, which share thei
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _StudyAsked:
     """A study as a command line has it, and where it is to be."""
 
     crews: list[CrewConfig]
@@ -125,16 +125,16 @@ def _plan_of(what: Sequence[str], drawn: int) -> Path | None:
     return plans[0] if plans else None
 
 
-def _of_plan(study: Study, out: Path | None) -> _Asked:
+def _of_plan(study: Study, out: Path | None) -> _StudyAsked:
     base = out or (study.place.parent if study.place else STUDIES)
     folder = study.place if study.place and not out else base / study.name
     study.write(folder)
-    return _Asked(study.crews, study.arms, base, folder, True, study.claims, study.measured)
+    return _StudyAsked(study.crews, study.arms, base, folder, True, study.claims, study.measured)
 
 
 def _of_crews(
     configs: list[CrewConfig], arms: str, seeds: range, folder: Path, by_name: bool
-) -> _Asked:
+) -> _StudyAsked:
     from motley.study.arms import parse_arms
 
     if not arms:
@@ -145,10 +145,10 @@ def _of_crews(
             "there is no crew to study; give the name of a study (motley study --list), crew "
             "files, or --drawn 6"
         )
-    return _Asked(configs, [(arm, seeds) for arm in chosen], folder, folder, by_name)
+    return _StudyAsked(configs, [(arm, seeds) for arm in chosen], folder, folder, by_name)
 
 
-def _make(asked: _Asked, jobs: int, as_json: bool) -> None:
+def _make(asked: _StudyAsked, jobs: int, as_json: bool) -> None:
     from motley.study.processes import LostRunsError
     from motley.study.running import run_study, studied
 
@@ -206,7 +206,7 @@ def _folder_name(configs: Sequence[CrewConfig], drawn: int, draw_seed: int) -> s
     return "-".join(["study", *names])
 
 
-def _report(ended: Ended, asked: _Asked, measure: Measure, as_json: bool) -> None:
+def _report(ended: Ended, asked: _StudyAsked, measure: Measure, as_json: bool) -> None:
     """Write what was found into the folder, and say it."""
     from motley.study.estimators import estimators_of
     from motley.study.findings import findings, plain

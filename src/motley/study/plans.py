@@ -168,7 +168,8 @@ class Study:
             estimators=self.measured,
         )
         folder.mkdir(parents=True, exist_ok=True)
-        replace(folder / PLAN, msgspec.toml.encode(plan))
+        said = {key: one for key, one in msgspec.to_builtins(plan).items() if one is not None}
+        replace(folder / PLAN, msgspec.toml.encode(said))
 
 
 def _written(arm: Arm) -> str:
