@@ -356,18 +356,9 @@ def test_eval_of_a_saved_model_folder(trained: Path) -> None:
     assert "is no model folder" in error("eval", trained / "groups")
 
 
-@pytest.mark.slow
-def test_a_study_folder_belongs_to_one_crew(crew_file: Path, tmp_path: Path) -> None:
-    out = tmp_path / "study"
-    motley("study", crew_file, "--arms", "ftis", "--seeds", 1, "--jobs", 1, "--out", out)
-    other = tmp_path / "other.toml"
-    other.write_text(crew_file.read_text().replace("rounds = ", "rounds = 1"))
-    assert (
-        "holds a study of another crew file"
-        in motley("study", other, "--arms", "ftis", "--seeds", 1, "--out", out, code=2).stderr
-    )
-    for arms in ("", "ftis ftis"):
-        assert "name at least one arm, none twice" in error("study", crew_file, "--arms", arms)
+def test_arms_of_a_study_are_named_once(crew_file: Path) -> None:
+    assert "name at least one arm, none twice" in error("study", crew_file, "--arms", "ftis ftis")
+    assert "crew files need --arms" in error("study", crew_file)
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,18 @@ def test_a_command_line_has_the_last_word(plan: Path) -> None:
     assert study_of(plan, settings=["crew.rounds=9"]).crews[0].crew.rounds == 9
 
 
+def test_gradients_are_measured_of_an_arm_that_is_run_and_not_in_haste(plan: Path) -> None:
+    plan.write_text(PLAN + '\n[estimators]\narm = "best"\nrows = "tis ftis"\n')
+    asked = study_of(plan).measured
+    assert asked
+    assert (asked.arm, asked.seeds) == ("best", 1)
+    assert study_of(plan, quick=True).measured is None
+    assert study_of(plan, arms="alone").measured is None
+    assert "[estimators] names arm 'bst'" in refused(
+        plan, 'arm = "best"\nrows', 'arm = "bst"\nrows'
+    )
+
+
 def test_files_of_settings_are_named_from_where_the_command_is_given(
     plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

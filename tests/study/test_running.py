@@ -16,6 +16,7 @@ from motley.config import CrewConfig, config_text, parse_config, with_changes
 from motley.study import running
 from motley.study.arms import Arm, parse_arms
 from motley.study.outcomes import Outcome, Spent, read_outcomes
+from motley.study.plans import EstimatorPlan
 from motley.study.processes import Heard, Job, Lost, Tell
 from motley.study.running import Ended, KeyedRun, Studied, run_study
 from motley.study.shared_gpu import SharedGpu
@@ -40,7 +41,7 @@ class Fakes:
         self.warmed: list[str] = []
         self.die: Callable[[str, str, int], bool] = lambda crew, arm, seed: False
 
-    def run(self, run: KeyedRun, arm: Arm, tell: Tell) -> str:
+    def run(self, run: KeyedRun, arm: Arm, measured: EstimatorPlan | None, tell: Tell) -> str:
         config = run.config
         self.made.append((config.crew.name, arm.label, config.crew.seed))
         tell(0.5)
@@ -78,7 +79,7 @@ class Fakes:
         assert gpu is None  # tiny models compute on the CPU
         lost = []
         for job in then:
-            run, arm = job.call.args  # type: ignore[attr-defined]
+            run, arm, _ = job.call.args  # type: ignore[attr-defined]
             if self.die(run.config.crew.name, arm.label, run.config.crew.seed):
                 lost.append(Lost(job.name, "its process was killed by SIGKILL"))
             else:

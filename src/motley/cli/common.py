@@ -25,7 +25,10 @@ from motley.cli.shell import results as results
 from motley.config import ConfigError, CrewConfig
 from motley.reports.scores import cell_text
 
-bench_app = App(no_args_is_help=True, help="Measure speed against a known rival, in one run.")
+bench_app = App(
+    no_args_is_help=True,
+    help="Measure speed against a known rival, or gradients against the true one.",
+)
 app.add_typer(bench_app, name="bench", rich_help_panel="More")
 
 LONGEST_CELL = 48  # letters of a stranger in a table

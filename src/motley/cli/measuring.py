@@ -22,6 +22,7 @@ from motley.cli.common import (
     plain_errors,
     print_rows,
     stderr,
+    warn,
 )
 from motley.cli.progress import timed_bars
 from motley.config import PeerConfig, Prompt, read_config
@@ -190,6 +191,46 @@ def bench_gpu(
         ]
         if measured:
             print_rows(measured, section.title, as_json)
+
+
+@bench_app.command("estimators")
+def bench_estimators(
+    run: Annotated[Path, typer.Argument(help="A run folder that has its checkpoints.")],
+    rows: Annotated[
+        str, typer.Option(help="Rows separated by spaces, such as 'tis:C=4 uplift/relative'.")
+    ] = "",
+    rounds: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--round", min=0, help="A kept checkpoint; 0 is the beginning. May be given again."
+        ),
+    ] = None,
+    batches: Annotated[int, typer.Option(help="Batches of fresh problems, for every peer.")] = 32,
+    groups: Annotated[
+        int, typer.Option(min=0, help="Groups of a batch; 0: as many as a step of the crew has.")
+    ] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Measure bias and variance of each row's gradient against that of the expected reward, at
+    checkpoints of a run. The numbers are also kept in RUN/estimators.jsonl.
+    """
+    from motley.runs.replay import kept_rounds
+    from motley.study.estimators import keep_estimators, noisy, shown
+    from motley.study.gradients import USUAL_ROWS, ProbeSize, measure, rows_of
+
+    with plain_errors():
+        chosen, size = rows_of(rows or USUAL_ROWS), ProbeSize(batches, groups)
+        lines = []
+        with _progress() as show:
+            for number in rounds or [0, kept_rounds(run)[-1]]:
+                lines += measure(run, number, chosen, size, show)
+        keep_estimators(run, lines)
+        print_rows([shown(line) for line in lines], f"gradients of {run}", as_json)
+        if hidden := list(dict.fromkeys(noisy(lines))):
+            warn(
+                f"the reference is hardly larger than its error for {', '.join(hidden)}; give "
+                f"more --batches than {batches}, or more --groups"
+            )
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from motley.config import CrewConfig, read_config, with_changes
 
 if TYPE_CHECKING:
     from motley.study.arms import Arm
-    from motley.study.plans import Claim, Study
+    from motley.study.plans import Claim, EstimatorPlan, Study
     from motley.study.running import Ended
     from motley.study.statistics import Comparison
     from motley.tasks import Measure
@@ -37,6 +37,7 @@ class _Asked:
     folder: Path  # of the report
     by_name: bool  # each crew has a folder in it
     claims: Sequence[Claim] = ()
+    measured: EstimatorPlan | None = None  # gradients
 
 
 @app.command()
@@ -128,7 +129,7 @@ def _of_plan(study: Study, out: Path | None) -> _Asked:
     base = out or (study.place.parent if study.place else STUDIES)
     folder = study.place if study.place and not out else base / study.name
     study.write(folder)
-    return _Asked(study.crews, study.arms, base, folder, True, study.claims)
+    return _Asked(study.crews, study.arms, base, folder, True, study.claims, study.measured)
 
 
 def _of_crews(
@@ -154,7 +155,7 @@ def _make(asked: _Asked, jobs: int, as_json: bool) -> None:
     measure = _measure(asked.crews)
     crews = studied(asked.crews, asked.out, asked.folder, asked.by_name)
     with counted_runs() as count:
-        ended = run_study(crews, asked.arms, jobs, count)
+        ended = run_study(crews, asked.arms, jobs, count, asked.measured)
     if any(ended.outcomes.values()):
         _report(ended, asked, measure, as_json)
     if ended.lost:
@@ -207,7 +208,9 @@ def _folder_name(configs: Sequence[CrewConfig], drawn: int, draw_seed: int) -> s
 
 def _report(ended: Ended, asked: _Asked, measure: Measure, as_json: bool) -> None:
     """Write what was found into the folder, and say it."""
+    from motley.study.estimators import estimators_of
     from motley.study.findings import findings, plain
+    from motley.study.looks import looks_of
     from motley.study.pages import Making
     from motley.study.statistics import few_seeds_warning
     from motley.study.writing import TABLE, files_of
@@ -217,7 +220,7 @@ def _report(ended: Ended, asked: _Asked, measure: Measure, as_json: bool) -> Non
     found = findings(ended.outcomes, labels, measure, asked.claims)
     names = {arm.label: arm.text for arm in arms if arm.made}
     made = Making(command_line(), asked.crews, labels, measure, names)
-    files = files_of(found, made)
+    files = files_of(found, made, [*looks_of(ended.runs), *estimators_of(ended.runs)])
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")
     if as_json:

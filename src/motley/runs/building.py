@@ -25,7 +25,7 @@ from motley.engines.judge import Judge
 from motley.exchange import Log, Outbox
 from motley.exchange.blobs import Blobs
 from motley.files import whole
-from motley.learning.checkpoint import AnyState, checkpoints, load_manifest
+from motley.learning.checkpoint import AnyState, checkpoints, load_manifest, round_of
 from motley.learning.fitting import check_supported
 from motley.learning.learner import Learner
 from motley.learning.warm import warm_start
@@ -190,7 +190,40 @@ def trained_policies(
             continue
         chosen = best_checkpoint(own, me.name) if best else newest
         load_manifest(chosen, AnyState)
-        opened = _opened_policy(config, me, own / "start" / me.name, task)
-        policies[me.name] = _with_trained_part(config, me, opened)
+        policies[me.name] = _first_policy(config, me, own, task)
         policies[me.name].load(chosen / "model" if best else newest / me.name / "model")
     return policies
+
+
+def policies_after(folder: Path, round: int) -> dict[str, Policy]:
+    """Every peer's policy as a run's checkpoint of this round has it; 0: before the first."""
+    config = read_config(folder / "config.toml")
+    task = load_task(config.crew.task, config.task)
+    policies = {}
+    for me in config.students:
+        own = peer_folder(folder, me.name)
+        if (me.warm or is_tiny(me.model)) and not (own / "start" / me.name).exists():
+            raise ValueError(
+                f"{own} has no weights of {me.name} any more, as runs of a study that is done; "
+                "give a run that still has its start/ and checkpoints/"
+            )
+        policies[me.name] = _first_policy(config, me, own, task)
+        policies[me.name].version = round
+        if not round:
+            continue
+        checkpoint = own / "checkpoints" / f"round-{round:06d}"
+        kept = sorted({0, *map(round_of, checkpoints(own / "checkpoints"))})
+        if round not in kept:
+            raise ValueError(
+                f"{own} has no checkpoint of round {round}; it has those of "
+                f"{', '.join(map(str, kept))} (0 is the beginning)"
+            )
+        load_manifest(checkpoint, AnyState)
+        policies[me.name].load(checkpoint / me.name / "model")
+    return policies
+
+
+def _first_policy(config: CrewConfig, me: PeerConfig, own: Path, task: Task) -> Policy:
+    """As a run of this folder began."""
+    opened = _opened_policy(config, me, own / "start" / me.name, task)
+    return _with_trained_part(config, me, opened)

@@ -4,6 +4,7 @@ RUN/config.toml            the crew as it ran
 RUN/start/PEER/            a peer's model before the first round, where it was made here: a tiny
                            one, or one with a warm start
 RUN/metrics.jsonl          a line per peer and round (docs/metrics.md)
+RUN/estimators.jsonl       how far gradients are off, if that was measured (docs/metrics.md)
 RUN/groups/                the log of a crew in one process; the outbox of a peer in its own
 RUN/groups/fates.jsonl     what became of every group (learning/fates.py)
 RUN/checkpoints/round-N/   PEER/model holds what trains: a Hugging Face or PEFT folder; of some

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from motley.config import CrewConfig
 from motley.learning.senders import SenderMetrics
 from motley.runs.metrics import LearnerLine, MetricsLine, SamplerLine, learner_lines
+
+
+class StudyRun(NamedTuple):
+    """A run of a study, and where it is.
+
+    >>> StudyRun("specialists", "ftis", 0, Path("runs/study/runs/ftis-0/specialists"))
+    """
+
+    crew: str
+    arm: str  # its label
+    seed: int
+    folder: Path
 
 
 class Spent(msgspec.Struct, frozen=True, kw_only=True):

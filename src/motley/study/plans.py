@@ -24,6 +24,7 @@ SHIPPED = Path(__file__).parents[1] / "studies"
 PLAN = "plan.toml"  # in the folder of a study: the plan as it was run
 
 PLACES = ("file", "heldout", "ood", "model")  # keys whose values can be files or folders
+FEWEST_BATCHES = 4  # for an error that means something
 _QUOTED = re.compile(r'"([^"]*)"')
 
 Relation = Literal["better", "equivalent", "not worse"]
@@ -49,6 +50,35 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             )
 
 
+class EstimatorPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which runs of a study are measured, and by which rows: [estimators] of a plan."""
+
+    arm: str  # whose runs, of the first seeds
+    rows: str  # as arms are written, separated by spaces
+    seeds: int = 1
+    batches: int = 32
+    groups: int = 0  # of a batch; 0: as many as a step of the crew has
+
+    def __post_init__(self) -> None:
+        if self.batches < FEWEST_BATCHES:
+            raise ValueError(
+                f"[estimators] batches={self.batches} say nothing of their own error; use at least "
+                f"{FEWEST_BATCHES}, 32 is usual"
+            )
+        if self.seeds < 1:
+            raise ValueError(f"[estimators] seeds={self.seeds} measures nothing; use at least 1")
+
+    def due(self, rounds: int, every: int) -> list[int]:
+        """The rounds of a run after which it is measured: its beginning, middle and end, where
+        there are checkpoints.
+
+        >>> EstimatorPlan(arm="ftis", rows="tis").due(rounds=40, every=15)
+        [0, 30, 40]
+        """
+        middle = -(-rounds // (2 * every)) * every
+        return sorted({0, min(middle, rounds), rounds})
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
     question: str
@@ -63,6 +93,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     more_seeds: int = 1
     settings: tuple[str, ...] = ()  # of all crews, written as for --set
     claim: tuple[Claim, ...] = ()
+    estimators: EstimatorPlan | None = None  # gradients that are measured on the way
 
     def __post_init__(self) -> None:
         check_name("study", self.name)
@@ -74,6 +105,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         if self.first_seed < 0:
             raise ValueError(f"first_seed={self.first_seed} must not be negative; 0 is usual")
         labels = [arm.label for arm in parse_arms(" ".join((*self.arms, *self.more_arms)))]
+        if self.estimators and self.estimators.arm not in labels:
+            arm = self.estimators.arm
+            raise ValueError(
+                f"[estimators] names arm {arm!r}, which the plan does not run; "
+                f"{_guess(arm, labels)}"
+            )
         for claim in self.claim:
             for named in (claim.arm, claim.against):
                 arm = named.partition(" in ")[0]  # "gepo in far": of that crew
@@ -91,8 +128,13 @@ class Study:
     plan: Plan
     crews: list[CrewConfig]
     arms: list[tuple[Arm, Sequence[int]]]  # each with its seeds
-    name: str  # of its folder
-    place: Path | None  # the folder that it was begun in; None: it is named by `name`
+    quick: bool
+    place: Path | None  # the folder that it was begun in; None: a new one
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return f"{self.plan.name}-quick" if self.quick else self.plan.name
 
     @property
     def labels(self) -> set[str]:
@@ -102,6 +144,12 @@ class Study:
     def claims(self) -> list[Claim]:
         """Those about arms that are run."""
         return [c for c in self.plan.claim if {_arm_of(c.arm), _arm_of(c.against)} <= self.labels]
+
+    @property
+    def measured(self) -> EstimatorPlan | None:
+        """Of which runs gradients are measured; of none, if its arm is not run, or in haste."""
+        asked = self.plan.estimators
+        return asked if asked and asked.arm in self.labels and not self.quick else None
 
     def write(self, folder: Path) -> None:
         """The plan as it is run, beside crew files: what is needed to go on with it elsewhere."""
@@ -117,6 +165,7 @@ class Study:
             more_arms=tuple(_written(arm) for arm, its in self.arms if its != seeds),
             settings=(),
             claim=tuple(self.claims),
+            estimators=self.measured,
         )
         folder.mkdir(parents=True, exist_ok=True)
         replace(folder / PLAN, msgspec.toml.encode(plan))
@@ -199,7 +248,7 @@ def study_of(
         plan,
         crews,
         [(arm, range(first, first + number)) for arm, number in chosen],
-        f"{plan.name}-quick" if quick else plan.name,
+        quick,
         path.parent if path.name == PLAN else None,
     )
 

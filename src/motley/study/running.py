@@ -29,7 +29,8 @@ from motley.runs.metrics import read_metrics
 from motley.sim.simulation import SimCrew
 from motley.study.arms import Arm, crews_of
 from motley.study.keys import key_of, run_name, with_copies
-from motley.study.outcomes import Outcome, outcome_of, read_outcomes
+from motley.study.outcomes import Outcome, StudyRun, outcome_of, read_outcomes
+from motley.study.plans import EstimatorPlan
 from motley.study.processes import Heard, Job, Lost, Tell, make_all
 from motley.study.shared_gpu import shared_gpu
 
@@ -103,13 +104,6 @@ class Wanted(NamedTuple):
         return Wanted(crew, arm, seed, runs)
 
 
-class MadeRun(NamedTuple):
-    crew: str
-    arm: str  # its label
-    seed: int
-    folder: Path
-
-
 @dataclass(frozen=True, slots=True)
 class Ended:
     """What a study has: outcomes by crew, the runs that gave none, and where the others are."""
@@ -117,7 +111,7 @@ class Ended:
     outcomes: dict[str, list[Outcome]]
     lost: list[Lost]
     total: int  # runs that were wanted
-    runs: list[MadeRun] = field(default_factory=list)
+    runs: list[StudyRun] = field(default_factory=list)
 
 
 def run_study(
@@ -125,9 +119,10 @@ def run_study(
     arms: Sequence[tuple[Arm, Sequence[int]]],
     jobs: int,
     progress: Progress,
+    measured: EstimatorPlan | None = None,
 ) -> Ended:
     """Crews x arms, each with its seeds, in one pool of processes; `progress(done, total)` as they
-    go on.
+    go on. `measured`: gradients of which arm are.
 
     What a crew came to is in its FOLDER/outcomes.jsonl, and each run in its own.
     """
@@ -147,7 +142,7 @@ def run_study(
         for arm, seeds in arms
         if seed in seeds and not _has(before[crew.name], arm, seed)
     ]
-    lost, total = _make(wanted, jobs, progress)
+    lost, total = _make(wanted, jobs, progress, measured)
     asked = {(arm.label, seed) for arm, seeds in arms for seed in seeds}
     outcomes = {}
     for crew in crews:
@@ -172,16 +167,18 @@ def _found(wanted: Sequence[Wanted], crew: Studied) -> list[Outcome]:
     ]
 
 
-def _made(wanted: Sequence[Wanted]) -> list[MadeRun]:
+def _made(wanted: Sequence[Wanted]) -> list[StudyRun]:
     return [
-        MadeRun(one.crew.name, one.arm.label, one.seed, run.folder)
+        StudyRun(one.crew.name, one.arm.label, one.seed, run.folder)
         for one in wanted
         for run in one.runs
         if run.is_done
     ]
 
 
-def _make(wanted: Sequence[Wanted], jobs: int, progress: Progress) -> tuple[list[Lost], int]:
+def _make(
+    wanted: Sequence[Wanted], jobs: int, progress: Progress, measured: EstimatorPlan | None
+) -> tuple[list[Lost], int]:
     """Make the runs that are not there; which were lost, of how many."""
     all_runs: dict[str, tuple[Wanted, KeyedRun]] = {}
     for one in wanted:
@@ -211,7 +208,7 @@ def _make(wanted: Sequence[Wanted], jobs: int, progress: Progress) -> tuple[list
     work = [
         Job(
             names[key],
-            partial(_run, run, one.arm),
+            partial(_run, run, one.arm, _measured(measured, wanted, one)),
             names_of_warm_starts(one.crew.config, one.seed),
             tells=True,
         )
@@ -231,6 +228,16 @@ def _pool(
     on_gpu: bool,
 ) -> list[Lost]:
     return make_all(jobs, first, work, kept, heard, shared_gpu() if on_gpu else None)
+
+
+def _measured(
+    asked: EstimatorPlan | None, wanted: Sequence[Wanted], one: Wanted
+) -> EstimatorPlan | None:
+    """What is to be measured of the runs of an arm with a seed; None: nothing."""
+    if asked is None or one.arm.label != asked.arm:
+        return None
+    seeds = sorted({other.seed for other in wanted})
+    return asked if one.seed in seeds[: asked.seeds] else None
 
 
 def uses_gpu(config: CrewConfig) -> bool:
@@ -331,11 +338,14 @@ def warm(config: CrewConfig, seed: int, peer: str) -> None:
     _give_back()
 
 
-def _run(run: KeyedRun, arm: Arm, tell: Tell) -> str:
+def _run(run: KeyedRun, arm: Arm, measured: EstimatorPlan | None, tell: Tell) -> str:
     """The key of a run that was made. It goes on from its newest checkpoint, if it has one."""
     torch.set_num_threads(1)
     config = run.config
-    (_simulate if is_simulated(config) else _train)(run, tell)
+    if is_simulated(config):
+        _simulate(run, tell)
+    else:
+        _train(run, measured, tell)
     lines = read_metrics(run.folder)
     outcomes = [
         msgspec.structs.replace(
@@ -353,12 +363,20 @@ def is_simulated(config: CrewConfig) -> bool:
     return config.has_roles or config.network != Network()
 
 
-def _train(run: KeyedRun, tell: Tell) -> None:
+def _train(run: KeyedRun, measured: EstimatorPlan | None, tell: Tell) -> None:
+    from motley.study.gradients import measure_if_due  # which is about runs of studies, too
+
     crew = LocalCrew.start_or_resume(often_saved(run.config), run.folder)
     write_beside(crew.config, run.folder / "config.toml")
-    tell(crew.finished_rounds / run.config.crew.rounds)
-    for _ in crew.rounds():
+
+    def went_on() -> None:
+        if measured:
+            measure_if_due(run.folder, measured, crew.finished_rounds)
         tell(crew.finished_rounds / run.config.crew.rounds)
+
+    went_on()
+    for _ in crew.rounds():
+        went_on()
 
 
 def _simulate(run: KeyedRun, tell: Tell) -> None:

@@ -1,0 +1,176 @@
+"""A study that is stopped, moved to another machine and finished there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from motley.config import CrewConfig, by_name, parse_config, read_config, with_changes, write_beside
+from motley.runs.local import LocalCrew
+from motley.runs.metrics import read_metrics
+from motley.study import running
+from motley.study.arms import parse_arms
+from motley.study.keys import key_of, run_name, with_copies
+from motley.study.processes import Heard, Job, Lost
+from motley.study.running import Ended, Wanted, often_saved, run_study, studied
+from motley.study.shared_gpu import SharedGpu
+
+CREW = """\
+[crew]
+name = "{name}"
+task = "digits"
+objective = "ftis"
+rounds = 4
+group_size = 4
+problems_per_round = 4
+{extra}
+[task]
+kinds = ["sort"]
+levels = [3]
+[sampling]
+max_tokens = 6
+[evaluate]
+every = 2
+problems = 8
+"""
+PEERS = '[[peer]]\nname = "a"\nmodel = "tiny:0.3m"\n[[peer]]\nname = "b"\nmodel = "tiny:0.3m"\n'
+
+
+def crew(name: str, extra: str = "", peers: str = PEERS) -> CrewConfig:
+    return parse_config(CREW.format(name=name, extra=extra) + peers)
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How far runs were when they told, made in this process."""
+    heard_of: list[float] = []
+
+    def make_all(
+        num: int,
+        first: Sequence[Job[None]],
+        then: Sequence[Job[str]],
+        kept: Callable[[str], None],
+        heard: Heard,
+        gpu: SharedGpu | None,
+    ) -> list[Lost]:
+        for job in then:
+            kept(job.call(lambda share: heard_of.append(share)))
+        return []
+
+    monkeypatch.setattr(running, "make_all", make_all)
+    return heard_of
+
+
+def run(config: CrewConfig, out: Path, arm: str = "ftis") -> Ended:
+    crews = studied([config], out, out / "study", True)
+    arms = [(one, range(1)) for one in parse_arms(arm)]
+    return run_study(crews, arms, 1, lambda done, total: None)
+
+
+@pytest.mark.slow
+def test_a_run_that_was_stopped_goes_on_from_its_checkpoint_in_another_place(
+    tmp_path: Path, told: list[float]
+) -> None:
+    whole = run(crew("near"), tmp_path / "whole")
+    assert told == [0, 0.25, 0.5, 0.75, 1]
+    told.clear()
+    # stopped after two rounds
+    begun = tmp_path / "begun"
+    (studied_crew,) = studied([crew("near")], begun, begun / "study", True)
+    (half,) = Wanted.of(studied_crew, parse_arms("ftis")[0], 0).runs
+    stopped = LocalCrew.start(often_saved(half.config), half.folder)
+    for _, _ in zip(range(2), stopped.rounds(), strict=False):
+        pass
+    moved = tmp_path / "elsewhere" / "moved"
+    moved.parent.mkdir()
+    begun.rename(moved)
+    ended = run(crew("near"), moved)
+    assert told == [0.5, 0.75, 1]
+    scores = lambda e: [(o.peer, o.start, o.end, o.curve) for o in e.outcomes["near"]]
+    assert scores(ended) == scores(whole)
+    for text in (path for path in moved.rglob("*") if path.is_file()):
+        assert str(tmp_path).encode() not in text.read_bytes(), text
+    assert not list(moved.glob("runs/*/checkpoints"))
+    assert len(read_metrics(ended.runs[0].folder)) == 2 * 5
+
+
+@pytest.mark.slow
+def test_a_crew_with_samplers_far_away_is_simulated(tmp_path: Path, told: list[float]) -> None:
+    peers = (
+        '[[peer]]\nname = "a"\nmodel = "tiny:0.3m"\nrole = "learner"\n'
+        '[[peer]]\nname = "s"\nrole = "sampler"\nfollows = "a"\n'
+    )
+    config = crew("far", 'pace = "async"', peers)
+    late = run(config, tmp_path, "gepo late=gepo:network.delay=60")
+    assert {o.arm for o in late.outcomes["far"]} == {"gepo", "late"}
+    assert told[-1] == 1
+    assert all((one.folder / "metrics.jsonl").exists() for one in late.runs)
+
+
+# What is the same on two machines
+
+
+def test_files_count_by_their_content_and_travel_with_the_study(tmp_path: Path) -> None:
+    rows = [json.dumps({"question": f"{i}?", "answer": f"#### {i}"}) for i in range(30)]
+    here, there = tmp_path / "here", tmp_path / "there"
+    keys = []
+    for folder in (here, there):
+        folder.mkdir()
+        (folder / f"{folder.name}.jsonl").write_text("\n".join(rows))
+        (folder / "model").mkdir()
+        (folder / "model" / "model.safetensors").write_bytes(b"12345")
+        config = with_changes(
+            crew("near"),
+            [
+                "crew.task=gsm8k",
+                "task={}",
+                f"task.file={folder}/{folder.name}.jsonl",
+                f"peer.a.model={folder}/model",
+            ],
+        )
+        keys.append(key_of(config))
+    assert keys[0] == keys[1]
+    copied = with_copies(config, here / "data")
+    assert key_of(copied) == keys[0]
+    assert with_copies(copied, here / "data") == copied
+    (here / "study" / "near").mkdir(parents=True)
+    write_beside(copied, here / "study" / "near" / "crew.toml")
+    text = (here / "study" / "near" / "crew.toml").read_text()
+    assert str(tmp_path) not in text
+    moved = here.rename(tmp_path / "moved")
+    found = read_config(moved / "study" / "near" / "crew.toml")
+    assert Path(found.task["file"]).read_text() == "\n".join(rows)
+    assert by_name(found).peer[0].model == "model"
+    (there / "there.jsonl").write_text("\n".join(rows[1:]))
+    assert key_of(config) != keys[0]
+    (there / "there.jsonl").write_text("\n".join(rows))
+    (there / "model" / "model.safetensors").write_bytes(b"123456")
+    assert key_of(config) != keys[0]
+
+
+def test_keys_are_of_what_is_said_and_not_of_defaults() -> None:
+    plain = crew("near")
+    for setting in ("learning.grad_clip=1.0", "peer.a.device=cpu", "learning.token_budget=64"):
+        assert key_of(with_changes(plain, [setting])) == key_of(plain), setting
+    for setting in ("learning.grad_clip=2.0", "crew.seed=1", "peer.a.dtype=bfloat16"):
+        assert key_of(with_changes(plain, [setting])) != key_of(plain), setting
+
+
+def test_folders_of_runs_are_short_and_say_what_is_in_them() -> None:
+    config = with_changes(crew("near"), ["crew.objective=uplift", "crew.variant=relative"])
+    name = run_name(config, key_of(config))
+    assert name.startswith("near-uplift-relative-0-")
+    long = with_changes(config, [f"crew.name={'x' * 200}"])
+    assert len(run_name(long, key_of(long))) < 110
+
+
+def test_runs_of_studies_are_saved_on_the_way() -> None:
+    every = lambda *settings: (
+        often_saved(with_changes(crew("near"), settings)).learning.checkpoint_every
+    )
+    assert every("crew.rounds=150", "learning.checkpoint_every=150") == 38
+    assert every("crew.rounds=150", "learning.checkpoint_every=10") == 10
+    assert every() == 1
