@@ -16,7 +16,6 @@ from motley.objectives.importance import Truncated
 from motley.objectives.surrogates import InnerClip
 from motley.study.estimators import (
     EstimatorLine,
-    EstimatorPlan,
     Vectors,
     between,
     compare,
@@ -27,6 +26,7 @@ from motley.study.estimators import (
 )
 from motley.study.gradients import REFERENCE
 from motley.study.outcomes import StudyRun
+from motley.study.plans import EstimatorPlan
 
 G = 4  # completions of a group
 P = np.array([0.3, 0.7])  # the receiver's policy: token 0 has reward 1, token 1 has 0
@@ -202,6 +202,12 @@ def test_what_is_measured_again_counts_instead(tmp_path: Path) -> None:
     assert [(one.round, one.row, one.bias) for one in read_estimators(tmp_path)] == [
         (0, "ftis", 0.4), (0, "tis", 0.5), (20, "tis", 0.4),
     ]  # fmt: skip
+
+
+def test_a_damaged_file_is_named_with_a_remedy(tmp_path: Path) -> None:
+    (tmp_path / "estimators.jsonl").write_text('{"round": 1}\n')
+    with pytest.raises(ValueError, match=r"estimators.jsonl has a line that is no .*; delete"):
+        read_estimators(tmp_path)
 
 
 def test_a_run_that_was_not_measured_has_no_section(tmp_path: Path) -> None:

@@ -82,6 +82,13 @@ def test_arms_in_which_nobody_hears_another_are_left_out(tmp_path: Path) -> None
     assert {arm for arm, _ in cells(looks_of([alone, crew])[0])} == {"tis"}
 
 
+def test_a_run_whose_metrics_are_gone_does_not_stop_a_report(tmp_path: Path) -> None:
+    kept = run(tmp_path, "tis", 0, [{"deep": took(1.0, 2.0)}])
+    gone = run(tmp_path, "tis", 1, [{"deep": took(3.0, 2.0)}])
+    (gone.folder / "metrics.jsonl").unlink()
+    assert cells(looks_of([kept, gone])[0])["tis", "deep → small"]["mean after"] == "1"
+
+
 def test_many_rounds_are_put_together_at_the_middle_of_their_rounds(tmp_path: Path) -> None:
     steps = [{"deep": took(float(number), 1.0)} for number in range(1, 2 * MOST_POINTS + 1)]
     (curve,) = looks_of([run(tmp_path, "tis", 0, steps)])[0].curves["mean weight after: small"]

@@ -172,9 +172,15 @@ def read_estimators(folder: Path) -> list[EstimatorLine]:
     path = folder / FILE
     if not path.exists():
         return []
-    return [
-        msgspec.json.decode(line, type=EstimatorLine) for line in path.read_bytes().splitlines()
-    ]
+    try:
+        return [
+            msgspec.json.decode(line, type=EstimatorLine) for line in path.read_bytes().splitlines()
+        ]
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"{path} has a line that is no measurement ({error}); delete the file, and measure "
+            "again if the run still has its checkpoints"
+        ) from None
 
 
 def keep_estimators(folder: Path, measured: Sequence[EstimatorLine]) -> None:

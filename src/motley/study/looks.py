@@ -98,18 +98,23 @@ LOOKS = (
 
 def looks_of(runs: Sequence[StudyRun]) -> list[Section]:
     """A section for each look, crew by crew. Arms whose peers hear nobody but themselves are left
-    out: there every weight is 1.
+    out: there every weight is 1. So are runs whose metrics somebody has deleted.
     """
     sections = []
-    crews = list(dict.fromkeys(run.crew for run in runs))
+    kept = [run for run in runs if has_lines(run)]
+    crews = list(dict.fromkeys(run.crew for run in kept))
     for crew in crews:
-        heard = [one for run in runs if run.crew == crew for one in heard_in(run)]
+        heard = [one for run in kept if run.crew == crew for one in heard_in(run)]
         shared = {one.run.arm for one in heard if one.is_foreign}
         heard = [one for one in heard if one.run.arm in shared]
         before = f"{crew}: " if len(crews) > 1 else ""
         if heard:
             sections += [_section(look, before, heard) for look in LOOKS]
     return sections
+
+
+def has_lines(run: StudyRun) -> bool:
+    return any(run.folder.glob("metrics.jsonl")) or any(run.folder.glob("peers/*/metrics.jsonl"))
 
 
 def heard_in(run: StudyRun) -> list[FromSender]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from scipy import optimize, special, stats
@@ -92,6 +93,7 @@ def _standard_error(values: Sequence[float]) -> float:
     return float(np.std(values, ddof=1) / np.sqrt(len(values)))
 
 
+@cache  # one study asks for the same ones hundreds of times
 def _spread_ratios(df: int) -> np.ndarray:
     """Measured over true spread: equally likely values of its chi distribution."""
     shares = (np.arange(1000) + 0.5) / 1000
