@@ -46,6 +46,7 @@ class Fakes:
         self.made.append((config.crew.name, arm.label, config.crew.seed))
         tell(0.5)
         (run.folder / "checkpoints").mkdir(parents=True)
+        (run.folder / "metrics.jsonl").touch()
         end = 0.5 + GAIN[arm.label] + 0.01 * ((config.crew.seed + 3 * len(arm.label)) % 4)
         outcomes = [
             Outcome(
