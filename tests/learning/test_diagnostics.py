@@ -167,3 +167,22 @@ def test_flatness_is_one_over_one_plus_the_squared_variation_of_q() -> None:
     q = np.exp(logq)
     assert flatness(logq) == pytest.approx(1 / (1 + np.var(q) / np.mean(q) ** 2))
     assert flatness(np.full(5, -700.0)) == pytest.approx(1.0)
+
+
+def test_rounding_on_the_wire_does_not_reorder_a_group() -> None:
+    weights = [1.0003, 0.9997, 1.0, 1.0002]  # own ones: they would be 1
+    rewards = [1.0, 1.0, 0.0, 0.0]
+    rows = [
+        row("a", 0, reward, reward - 0.5, scored(True, [0.0], [weight]))
+        for reward, weight in zip(rewards, weights, strict=True)
+    ]
+    metrics = sender_metrics(rows)["a"]
+    assert (metrics.tau_before, metrics.tau_after) == (1.0, 1.0)
+
+
+def test_rewards_that_hardly_differ_are_still_ranked() -> None:
+    rows = [
+        row("a", 0, reward, advantage, scored(True, [0.0], [1.0]))
+        for reward, advantage in ((1.0, -1.0), (1.0001, 0.0), (1.0002, 1.0))
+    ]
+    assert sender_metrics(rows)["a"].tau_before == 1.0

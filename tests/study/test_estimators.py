@@ -234,6 +234,19 @@ def test_the_section_has_means_over_seeds_and_curves_of_others_samples(tmp_path:
     assert "exact" in section.text
 
 
+def test_what_noise_hides_is_left_out_of_the_report(tmp_path: Path) -> None:
+    keep_estimators(tmp_path, [line(), line(round=20, cosine=5.6, reference_error=0.9)])
+    (section,) = estimators_of([StudyRun("pair", "ftis", 0, tmp_path)])
+    _, rows = section.table
+    assert [row[4:] for row in rows] == [
+        ["0.4", "0.1", "0.9", "2", "0.8", "0.7"],
+        ["", "", "", "", "0.8", "0.7"],
+    ]
+    (curve,) = section.curves["bias on others' samples: small"]
+    assert list(curve.x) == [0]
+    assert "Cells are empty where the reference is hardly larger" in section.text
+
+
 def test_a_reference_that_noise_hides_is_named() -> None:
     assert noisy([line(), line(reference_error=0.9), line(reference_error=None)]) == [
         "small at round 0", "small at round 0",

@@ -5,7 +5,7 @@ Reads arrays; changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -176,10 +176,17 @@ def _tau(a: Floats, b: Floats) -> float | None:
     return float((a * b).sum() / scale) if scale else None
 
 
-def _order(value: Floats) -> Floats:
-    """sign(x_i - x_j), with differences of float32 rounding counted as ties."""
+def _order(value: Floats, tie: float = TIE) -> Floats:
+    """sign(x_i - x_j), with differences of rounding counted as ties."""
     difference = value[:, None] - value
-    return np.where(np.abs(difference) <= TIE * np.abs(value).max(), 0.0, np.sign(difference))
+    return np.where(np.abs(difference) <= tie * np.abs(value).max(), 0.0, np.sign(difference))
+
+
+def _order_of_pulls(
+    members: list[tuple[Row, ScoredRow]], weight: Callable[[ScoredRow], float]
+) -> Floats:
+    """That of A·weight. Weights of reported log-probs are as rounded as these are on the wire."""
+    return _order(np.array([r.advantage * weight(s) for r, s in members]), BOUND)
 
 
 def flatness(logq: Floats) -> float:
@@ -206,17 +213,10 @@ def _rank_agreement(groups: list[list[tuple[Row, ScoredRow]]]) -> tuple[float | 
     before, after = [], []
     for members in groups:
         reward = _order(np.array([r.reward for r, _ in members]))
-        before.append(
-            _tau(reward, _order(np.array([r.advantage * s.mean_weight for r, s in members])))
-        )
+        before.append(_tau(reward, _order_of_pulls(members, lambda s: s.mean_weight)))
         kept = all(s.keep for _, s in members)
-        after.append(
-            before[-1]
-            if kept
-            else _tau(
-                reward, _order(np.array([r.advantage * s.mean_used_weight for r, s in members]))
-            )
-        )
+        used = lambda s: s.mean_used_weight
+        after.append(before[-1] if kept else _tau(reward, _order_of_pulls(members, used)))
     return _mean([t for t in before if t is not None]), _mean([t for t in after if t is not None])
 
 

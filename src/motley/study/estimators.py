@@ -74,6 +74,11 @@ class EstimatorLine(msgspec.Struct, frozen=True, kw_only=True):
     projected: int  # to so many numbers; 0: the gradients are exact
 
     @property
+    def is_known(self) -> bool:
+        """Whether the reference is larger than its noise, so that the rest means something."""
+        return self.reference_error is not None and self.reference_error <= MOST_NOISE
+
+    @property
     def key(self) -> tuple[int, str, str, str]:
         return self.round, self.receiver, self.sender, self.row
 
@@ -192,11 +197,7 @@ def keep_estimators(folder: Path, measured: Sequence[EstimatorLine]) -> None:
 
 def noisy(lines: Sequence[EstimatorLine]) -> list[str]:
     """Of which receivers the reference is hardly larger than its own error."""
-    return [
-        f"{line.receiver} at round {line.round}"
-        for line in lines
-        if line.reference_error is None or line.reference_error > MOST_NOISE
-    ]
+    return [f"{line.receiver} at round {line.round}" for line in lines if not line.is_known]
 
 
 def shown(line: EstimatorLine) -> dict[str, str | float | None]:
@@ -243,9 +244,17 @@ def _section(before: str, lines: Sequence[tuple[StudyRun, EstimatorLine]]) -> Se
 
 
 def _cells(lines: Sequence[EstimatorLine]) -> list[str]:
-    """Means over seeds; the error is that of one seed's, at most."""
-    keys = ("bias", "bias_error", "cosine", "variance", "ess", "weight")
-    known = {key: [v for one in lines if (v := getattr(one, key)) is not None] for key in keys}
+    """Means over seeds; the error is that of one seed's, at most. Nothing of what noise hides."""
+    hidden = ("bias", "bias_error", "cosine", "variance")
+    keys = (*hidden, "ess", "weight")
+    known = {
+        key: [
+            value
+            for one in lines
+            if (one.is_known or key not in hidden) and (value := getattr(one, key)) is not None
+        ]
+        for key in keys
+    }
     texts = {key: f"{interval(values):.3g}" for key, values in known.items()}
     texts["bias_error"] = f"{max(known['bias_error']):.2g}" if known["bias_error"] else ""
     return [texts[key] for key in keys]
@@ -256,7 +265,7 @@ def _charts(lines: Sequence[tuple[StudyRun, EstimatorLine]]) -> dict[str, list[C
     arms = {run.arm for run, _ in lines}
     points: dict[str, dict[str, dict[int, list[float]]]] = {}
     for run, line in lines:
-        if line.sender != line.receiver and line.bias is not None:
+        if line.sender != line.receiver and line.is_known and line.bias is not None:
             where = f"{line.receiver} in {run.arm}" if len(arms) > 1 else line.receiver
             chart = points.setdefault(f"bias on others' samples: {where}", {})
             chart.setdefault(line.row, {}).setdefault(line.round, []).append(line.bias)
@@ -273,9 +282,14 @@ def _exactness(lines: Sequence[EstimatorLine]) -> str:
     sizes = sorted({(one.batches, one.groups) for one in lines})
     told = ", ".join(f"{batches} batches of {groups} groups" for batches, groups in sizes)
     projected = max(one.projected for one in lines)
-    if not projected:
-        return f"Measured with {told}; gradients are exact."
-    return (
-        f"Measured with {told}; gradients are projected to {projected} numbers by random signs, "
-        f"which moves a product of two of them by about {projected**-0.5:.1%} of their lengths."
+    exact = "gradients are exact."
+    if projected:
+        exact = (
+            f"gradients are projected to {projected} numbers by random signs, which moves a "
+            f"product of two of them by about {projected**-0.5:.1%} of their lengths."
+        )
+    hidden = (
+        " Cells are empty where the reference is hardly larger than its error: more batches would "
+        "fill them."
     )
+    return f"Measured with {told}; {exact}{hidden if noisy(lines) else ''}"
