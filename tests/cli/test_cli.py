@@ -220,7 +220,9 @@ def test_study_prints_a_table_and_does_not_run_twice(crew_file: Path) -> None:
         "--out",
         out,
     ]
-    parts = motley(*command).stdout.split("\n\n")
+    printed = motley(*command).stdout
+    tables, _, foot = printed.partition("\n\n## ")
+    parts = tables.split("\n\n")
     titles = [part.removeprefix("### ") for part in parts[::2]]
     assert titles == [
         "The crew at a glance",
@@ -229,9 +231,8 @@ def test_study_prints_a_table_and_does_not_run_twice(crew_file: Path) -> None:
         "What each peer paid",
         "Every peer",
         "What was found",
-        "## How to read this",
     ]
-    short, against, far, paid, scores, said, foot = parts[1::2]
+    short, against, far, paid, scores, said = parts[1::2]
     assert [line.split("|")[1].strip() for line in short.splitlines()] == [
         "arm",
         "---",
@@ -248,6 +249,7 @@ def test_study_prints_a_table_and_does_not_run_twice(crew_file: Path) -> None:
     tokens = rows[0].index("tokens sampled")
     assert all(row[tokens] for row in rows)
     assert "ftis:C=3" in said.splitlines()[0]
+    assert foot.index("Weights before and after") < foot.index("## How to read this")
     assert "warning: 2 seeds" in foot
     assert "report: " in foot
     page = (out / "report.html").read_text()
