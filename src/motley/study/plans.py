@@ -84,7 +84,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     question: str
     crews: tuple[str, ...]  # crew files, named from the folder of the plan
     quick: tuple[str, ...] = ()  # tiny ones, for --quick
-    quick_time: str = ""  # how long that takes, as it was measured
+    quick_time: str = ""  # how long that takes
     arms: tuple[str, ...]
     seeds: int = 5
     quick_seeds: int = 2
