@@ -1,5 +1,6 @@
-"""What every test shares: one thread, a cache of warm starts that is not the user's, the one real
-model some of them need, and Triton kernels that are interpreted where there is no GPU to run them.
+"""What every test shares: one thread, no deadline, a cache of warm starts that is not the user's,
+the one real model some of them need, and Triton kernels that are interpreted where there is no GPU
+to run them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 from motley.files import cache_folder
 
@@ -20,6 +22,9 @@ if not torch.cuda.is_available():
     # read when a kernel is defined: those of Triton itself with the first import of transformers
     os.environ["TRITON_INTERPRET"] = "1"
 USERS_CACHE = cache_folder()
+# a busy machine is not a fault
+settings.register_profile("motley", deadline=None)
+settings.load_profile("motley")
 
 
 @pytest.fixture(scope="session", autouse=True)

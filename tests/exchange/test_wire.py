@@ -120,7 +120,7 @@ FLOATS32 = st.floats(width=32)
 TOKENS = st.integers(0, 2**35 - 1)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(
         st.tuples(
@@ -146,7 +146,7 @@ def test_a_lossless_group_comes_back_to_the_last_bit_of_float32(parts: list[Any]
     assert repr(found) == repr(sent)  # in which NaN equals itself, and -0.0 not 0.0
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(st.floats(LEAST_LOGPROB, MOST_LOGPROB), min_size=1, max_size=8), st.floats(-1e6, 1e6)
 )
@@ -171,7 +171,7 @@ def test_rounded_logprobs_are_off_by_half_a_step_at_most_and_all_else_is_exact(
     assert found.reward == float(np.float32(reward))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.floats(LEAST_LOGPROB, MOST_LOGPROB), min_size=1, max_size=8))
 def test_what_was_rounded_once_is_not_rounded_again(logprobs: list[float]) -> None:
     once = encode(with_logprobs(*logprobs), STAMP)
@@ -598,7 +598,7 @@ def test_every_number_of_steps_comes_back() -> None:
 STEPS = st.integers(0, 16).flatmap(lambda bits: st.integers(2**bits // 2, 2**bits - 1))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.lists(STEPS, max_size=12), max_size=4))
 def test_the_bits_of_a_group_are_one_row(parts: list[list[int]]) -> None:
     made = [with_logprobs(*(-step / STEPS_PER_NAT for step in part)).rollouts[0] for part in parts]

@@ -81,7 +81,7 @@ def check_tiling(
 # Any text
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     sender=st.sampled_from(KINDS),
     receiver=st.sampled_from(KINDS),

@@ -57,7 +57,7 @@ def names(vocabulary: Vocabulary, text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", SMALL)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="▁")))
 def test_any_text_is_spelled_by_its_cut_which_is_canonical(kind: str, text: str) -> None:
     vocabulary, raw = small(kind), text.encode()

@@ -74,7 +74,7 @@ def test_every_problem_of_the_digits_task_is_spelled_and_scored(name: str) -> No
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(text=digits_text)
 def test_a_cut_spells_its_text_and_is_canonical(name: str, text: str) -> None:
     vocabulary = BY_NAME[name]
@@ -84,7 +84,7 @@ def test_a_cut_spells_its_text_and_is_canonical(name: str, text: str) -> None:
     assert vocabulary.is_canonical([*ids, vocabulary.end_id])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(text=st.text(st.characters(exclude_categories=["Cs"])))
 def test_bytes_spell_any_text_a_token_a_byte(text: str) -> None:
     ids = BY_NAME["bytes"].cut(text.encode())

@@ -45,7 +45,7 @@ def by_beginnings(tokens: list[bytes], text: bytes) -> list[bool]:
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(words=WORDS, text=st.text("abc", min_size=1, max_size=5).map(str.encode))
 def test_a_cut_is_stable_if_and_only_if_no_token_of_any_continuation_crosses_it(
     words: list[bytes], text: bytes
@@ -55,7 +55,7 @@ def test_a_cut_is_stable_if_and_only_if_no_token_of_any_continuation_crosses_it(
     assert stable(tokens, text) == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(words=WORDS.filter(bool), text=st.text("abc", min_size=1, max_size=5).map(str.encode))
 def test_nothing_crosses_a_stable_cut_where_letters_are_no_tokens(
     words: list[bytes], text: bytes

@@ -980,7 +980,7 @@ def test_an_admission_goes_on_from_its_state_as_if_nothing_had_been(stop: int) -
 # Anything
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.binary(max_size=200),
     st.sampled_from([b"", b"\x02", RECORD[:65], RECORD[:75]]),
@@ -1004,7 +1004,7 @@ VALUES = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.sampled_from(FIELDS), VALUES, st.sampled_from(FIELDS), VALUES)
 def test_a_signed_group_with_any_value_anywhere_never_raises(
     first: str, value: Any, second: str, other: Any
@@ -1017,7 +1017,7 @@ def test_a_signed_group_with_any_value_anywhere_never_raises(
     assert isinstance(verdict, Admitted if gate.refused.total() == 0 else RefusedRecord)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_a_signed_body_with_any_byte_changed_never_raises(data: st.DataObject) -> None:
     body = bytearray(encode(group(), Stamp(key=A.public)))

@@ -159,7 +159,7 @@ def test_a_chain_goes_on_from_its_state_as_if_nothing_had_been(passed_over: int)
     assert again == chain
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(1, 40).flatmap(lambda length: st.permutations(range(length))))
 def test_an_honest_chain_is_taken_in_whole_in_any_order(order: list[int]) -> None:
     chain, links = Chain(), honest(len(order))
@@ -167,7 +167,7 @@ def test_an_honest_chain_is_taken_in_whole_in_any_order(order: list[int]) -> Non
     assert whole(chain, len(order))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.integers(2, 30).flatmap(
         lambda length: st.tuples(st.permutations(range(length)), st.integers(0, length - 2))
@@ -183,7 +183,7 @@ def test_with_one_record_replaced_by_a_forged_one_no_order_is_taken_in_whole(
     assert taken([links[number] for number in order], chain).count("fork") >= 1
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.integers(1, 30).flatmap(
         lambda length: st.tuples(st.permutations(range(length + 1)), st.integers(0, length - 1))
@@ -213,7 +213,7 @@ def test_a_gap_at_every_second_place_is_remembered_in_bounded_memory() -> None:
     assert min(chain.recent) == len(links) - REMEMBERED
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.integers(1, 60).flatmap(
         lambda length: st.tuples(st.permutations(range(length)), st.integers(0, length))
