@@ -43,7 +43,7 @@ from motley.peers.peer import Peer
 from motley.records import FIRST_PREVIOUS, Group, Sampling
 from motley.runs import building
 from motley.runs.local import LocalCrew
-from motley.runs.metrics import MetricsLine, read_metrics
+from motley.runs.metrics import MetricsLine, learner_lines, read_metrics
 from motley.trust import Identity
 from motley.trust.chain import Chain
 from motley.trust.invitation import Invitation
@@ -991,17 +991,35 @@ def test_nobody_asks_a_server_that_the_crew_file_names_for_it(
     house.finish()
 
 
-def test_a_crewmate_of_another_vocabulary_is_named_and_not_waited_for_in_silence(
+def two_vocabularies(house_of: HouseOf, config: CrewConfig, folder: Path) -> House:
+    """Each peer brings a model of its own, whatever the crew file calls it."""
+    house = house_of(config)
+    for name, size in (("full0", 300), ("last1", 310)):
+        model = write_model(folder / f"of {name}", tokenizer=text_tokenizer(size=size))
+        house.join(name, model=str(model))
+    return house
+
+
+def test_crewmates_of_other_models_read_each_others_vocabularies(
     task: Path, house_of: HouseOf, tmp_path: Path
 ) -> None:
     config = pair(task, rounds=1)
-    unknown = tuple(msgspec.structs.replace(p, model=f"/only/with/{p.name}") for p in config.peer)
-    house = house_of(msgspec.structs.replace(config, peer=unknown))
-    for name, size in (("full0", 300), ("last1", 310)):
-        house.join(
-            name,
-            model=str(write_model(tmp_path / f"of {name}", tokenizer=text_tokenizer(size=size))),
-        )
+    peers = tuple(msgspec.structs.replace(p, model=f"/only/with/{p.name}") for p in config.peer)
+    house = two_vocabularies(house_of, msgspec.structs.replace(config, peer=peers), tmp_path)
+    house.until(lambda: all(house.peer(name).learned_rounds == 1 for name in ("full0", "last1")))
+    for name in ("full0", "last1"):
+        assert not house.peer(name).admission.refused
+        last = list(learner_lines(read_metrics(house.folder / name)))[-1]
+        assert set(last.senders or {}) == {"full0", "last1"}
+
+
+def test_a_crewmate_of_another_vocabulary_is_named_and_not_waited_for_in_silence(
+    task: Path, house_of: HouseOf, tmp_path: Path
+) -> None:
+    """Where the crew file calls all models by one name nobody expects another vocabulary."""
+    config = pair(task, rounds=1)
+    peers = tuple(msgspec.structs.replace(p, model="/only/elsewhere") for p in config.peer)
+    house = two_vocabularies(house_of, msgspec.structs.replace(config, peer=peers), tmp_path)
     house.until(
         lambda: any(
             "groups of last1 came and do not count" in text and "vocabulary" in text
