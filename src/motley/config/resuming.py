@@ -4,8 +4,10 @@ What it learns from, and by which rule, may not: its curve would be that of two 
 
 from __future__ import annotations
 
+import filecmp
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -60,13 +62,37 @@ class Change(msgspec.Struct, frozen=True):
 
 
 def changes(before: CrewConfig, after: CrewConfig) -> list[Change]:
-    """Where two crews differ, key by key."""
+    """Where two crews differ, key by key.
+
+    A file or model that lies elsewhere is the same one moved, if it holds the same or there is none
+    any more where it was.
+    """
     old, new = values_of(before), values_of(after)
+    was, now = _values(before), _values(after)
     return [
-        Change(key, old.get(key), new.get(key))
+        Change(key, was.get(key), now.get(key))
         for key in {**old, **new}
-        if old.get(key) != new.get(key)
+        if old.get(key) != new.get(key) or _is_another(was.get(key), now.get(key))
     ]
+
+
+def _is_another(was: Any, now: Any) -> bool:
+    """Of two values that are alike by name: whether they are places that hold different things."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        return any(_is_another(was[key], now[key]) for key in was.keys() & now.keys())
+    if isinstance(was, list) and isinstance(now, list):
+        return any(map(_is_another, was, now))
+    if was == now or not (isinstance(was, str) and isinstance(now, str)):
+        return False
+    one, other = (Path(place.removeprefix("file:")) for place in (was, now))
+    return one.exists() and not _hold_the_same(one, other)
+
+
+def _hold_the_same(one: Path, other: Path) -> bool:
+    if not (one.is_dir() and other.is_dir()):
+        return one.is_file() and other.is_file() and filecmp.cmp(one, other, shallow=False)
+    names, others = ({path.name for path in place.iterdir()} for place in (one, other))
+    return names == others and all(_hold_the_same(one / name, other / name) for name in names)
 
 
 def check_changes(found: Sequence[Change], whose: str) -> None:
@@ -85,7 +111,11 @@ def values_of(config: CrewConfig) -> dict[str, Any]:
 
     Files and models are there by their last names: a run may go on where they lie elsewhere.
     """
-    plain = msgspec.json.decode(msgspec.json.encode(by_name(config)))
+    return _values(by_name(config))
+
+
+def _values(config: CrewConfig) -> dict[str, Any]:
+    plain = msgspec.json.decode(msgspec.json.encode(config))
     peers = {f"peer.{peer['name']}": peer for peer in plain.pop("peer")}
     return {
         f"{table}.{key}": value

@@ -113,7 +113,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             )
         for claim in self.claim:
             for named in (claim.arm, claim.against):
-                arm = named.partition(" in ")[0]  # "gepo in far": of that crew
+                arm = _arm_of(named)
                 if arm not in labels:
                     raise ValueError(
                         f"claim {claim.text!r} is about arm {arm!r}, which the plan does not run; "
@@ -177,6 +177,7 @@ def _written(arm: Arm) -> str:
 
 
 def _arm_of(text: str) -> str:
+    """That of "gepo in far", which is about the crew of that name."""
     return text.partition(" in ")[0]
 
 

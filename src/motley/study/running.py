@@ -31,7 +31,7 @@ from motley.study.arms import Arm, crews_of
 from motley.study.keys import key_of, run_name, with_copies
 from motley.study.outcomes import Outcome, StudyRun, outcome_of, read_outcomes
 from motley.study.plans import EstimatorPlan
-from motley.study.processes import Heard, Job, Lost, Tell, make_all
+from motley.study.processes import Job, Lost, Tell, make_all
 from motley.study.shared_gpu import shared_gpu
 
 Progress = Callable[[float, int], None]  # (done, of how many)
@@ -215,19 +215,8 @@ def _make(
         for key, (one, run) in todo.items()
     ]
     on_gpu = any(uses_gpu(run.config) for _, run in todo.values())
-    lost = _pool(jobs, first, work, kept, heard, on_gpu)
+    lost = make_all(jobs, first, work, kept, heard, shared_gpu() if on_gpu else None)
     return lost, total
-
-
-def _pool(
-    jobs: int,
-    first: Sequence[Job[None]],
-    work: Sequence[Job[str]],
-    kept: Callable[[str], None],
-    heard: Heard,
-    on_gpu: bool,
-) -> list[Lost]:
-    return make_all(jobs, first, work, kept, heard, shared_gpu() if on_gpu else None)
 
 
 def _measured(
