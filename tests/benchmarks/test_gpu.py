@@ -120,6 +120,7 @@ def test_a_missing_trl_is_said_in_the_row(rows: list[dict[str, Any]]) -> None:
         assert 0 < row["sampling_s"] < row["seconds"]
 
 
+@pytest.mark.slow
 def test_a_step_of_trl_is_compared_with_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpo, "has_trl", lambda: True)
     monkeypatch.setattr(grpo, "trl_cost", lambda policy, work, repeats, weights: Cost(100.0, 2.0))

@@ -116,6 +116,7 @@ def test_completions_of_trl_may_end_where_ours_may(monkeypatch: pytest.MonkeyPat
     assert min(lengths) < 8
 
 
+@pytest.mark.slow
 def test_a_micro_batch_that_does_not_divide_the_step_is_refused() -> None:
     pytest.importorskip("trl")
     with pytest.raises(ValueError, match="trl_rows=5 does not divide the 12 completions"):

@@ -300,6 +300,7 @@ def test_bench_gpu_without_one_says_so() -> None:
     assert "torch finds no CUDA GPU here" in error("bench", "gpu", "--model", "tiny:0.3m")
 
 
+@pytest.mark.slow
 def test_ctrl_c_finishes_the_round_saves_and_says_how_to_go_on(
     crew_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

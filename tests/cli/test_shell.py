@@ -76,6 +76,7 @@ def test_a_log_is_read_and_a_crew_file_drafted_without_torch(
     )
 
 
+@pytest.mark.slow
 def test_a_peer_is_shut_out_without_torch(tmp_path: Path) -> None:
     from motley.config import parse_config
     from motley.distributed.hub import Hub
@@ -196,6 +197,7 @@ def test_one_place_says_how_extras_are_installed_from_anywhere() -> None:
     assert ".venv/bin/pip install -c constraints.txt -e '.[tasks]'" in words
 
 
+@pytest.mark.slow
 def test_completion_is_shown_and_nothing_is_installed_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -159,6 +159,7 @@ def test_two_parts_merged_are_the_attention_over_rows_with_masks(
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @needs_interpreter
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("kind", ["ragged", "only of one token", "single inputs"])

@@ -72,6 +72,7 @@ def gradients(policy: Policy, total: Tensor) -> dict[str, Tensor | None]:
     return {name: p.grad for name, p in policy.model.named_parameters()}
 
 
+@pytest.mark.slow
 @interpreted
 @pytest.mark.parametrize(
     ("kind", "train", "checkpointed"),

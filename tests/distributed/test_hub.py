@@ -509,6 +509,7 @@ def test_who_writes_more_than_it_can_need_may_not_write_any_more_and_others_can(
     assert b.connection._client.stats["reconnects"] == 0
 
 
+@pytest.mark.slow
 def test_a_peer_that_was_muted_can_be_pardoned_and_then_has_its_quota_again(
     home: Household, hub: Hub
 ) -> None:

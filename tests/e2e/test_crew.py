@@ -121,6 +121,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [quick("lockstep"), *list(LAYOUTS)[1:]])
 def test_the_same_seed_gives_the_same_run(layout: str, folder: Path) -> None:
     config = spread_crew(folder, rounds=3, **LAYOUTS[layout])
@@ -267,6 +268,7 @@ def test_in_async_no_group_is_learned_twice_and_none_is_lost(
         assert len(given) + len(peer.waiting) + peer.waiting.dropped.total() == len(read) >= 26
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sampling", "lossless"),
     [("", False), ("", True), ("temperature = 0.7", False), quick("temperature = 0.7", True)],
@@ -421,7 +423,6 @@ def test_the_metrics_begin_with_the_skills_before_training(folder: Path) -> None
     assert set(lines[0].heldout) == {"reverse", "sort"}
 
 
-@pytest.mark.slow
 @pytest.mark.quick
 def test_training_raises_the_reward(folder: Path) -> None:
     crew = run(spread_crew(folder, ("full", "full"), rounds=15, group_size=8), folder / "run")
@@ -492,7 +493,6 @@ def test_a_paced_crew_with_an_own_share_is_refused_or_goes_on(folder: Path) -> N
     assert all(p.learner.policy.version == 6 for p in crew.peers)
 
 
-@pytest.mark.slow
 @pytest.mark.quick
 def test_a_crew_lets_go_of_its_files(folder: Path) -> None:
     crew = run(spread_crew(folder, rounds=1), folder / "run")

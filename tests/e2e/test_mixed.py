@@ -49,7 +49,6 @@ def refused_of(folder: Path) -> list[object]:
     return [line.refused for line in learner_lines(read_metrics(folder)) if line.round]
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("pace", ["lockstep", "async"])
 def test_a_mixed_crew_stopped_anywhere_and_resumed_ends_the_same(pace: str, folder: Path) -> None:
     config = mixed_crew(folder, pace=pace)

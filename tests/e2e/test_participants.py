@@ -1075,7 +1075,6 @@ class Cheat:
         assert "error" not in msgspec.json.decode(answer.data)
 
 
-@pytest.mark.slow
 @pytest.mark.quick
 def test_what_a_cheat_puts_on_the_log_is_refused_by_name_and_training_goes_on(
     task: Path, house_of: HouseOf

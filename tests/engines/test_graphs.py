@@ -147,6 +147,7 @@ def test_weights_are_taken_at_refresh_and_only_then_and_in_their_old_place() -> 
     assert_alike(after, TorchEngine(policy).sample(PROMPTS, 1, sampling, seed=0))
 
 
+@pytest.mark.slow
 @needs_interpreter
 @pytest.mark.parametrize("most", [16, slow(32)])  # one prompt at a time, two
 def test_prompts_may_be_run_in_parts(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,6 +215,7 @@ def test_buckets_waste_no_more_than_a_third() -> None:
 
 
 # one block; several; several, the last one nearly empty
+@pytest.mark.slow
 @needs_interpreter
 @pytest.mark.parametrize("size", [28, slow(5000), slow(9001)])
 @pytest.mark.parametrize(

@@ -174,6 +174,7 @@ def test_it_samples_follows_and_stops(stand_in: str, tmp_path: Path) -> None:
         OpenAIEngine(policy, OpenAI(url=f"{url}/v1"), tmp_path, lambda _: None)
 
 
+@pytest.mark.slow
 def test_one_that_cannot_reload_is_started_anew(stand_in: str, tmp_path: Path) -> None:
     policy = tiny_policy()
     policy.base.config.model_type = "gemma2"

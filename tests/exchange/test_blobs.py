@@ -307,6 +307,7 @@ def test_a_put_whose_learner_died_anywhere_is_made_whole_by_another(
         again.connection.close()
 
 
+@pytest.mark.slow
 def test_what_an_interrupted_put_left_is_deleted_with_the_others(
     net: Net, learner: NatsBlobs
 ) -> None:

@@ -120,6 +120,7 @@ FLOATS32 = st.floats(width=32)
 TOKENS = st.integers(0, 2**35 - 1)
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(
     st.lists(
@@ -598,6 +599,7 @@ def test_every_number_of_steps_comes_back() -> None:
 STEPS = st.integers(0, 16).flatmap(lambda bits: st.integers(2**bits // 2, 2**bits - 1))
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.lists(st.lists(STEPS, max_size=12), max_size=4))
 def test_the_bits_of_a_group_are_one_row(parts: list[list[int]]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
 from fakes import candidate, group, rollout
 from motley.learning.meetings import Meetings
 from motley.learning.select import Candidate
@@ -109,6 +111,7 @@ def test_what_has_waited_for_the_window_is_forgotten() -> None:
         assert not one.meet([answered("other", [1, 0])], version=6 + window).lessons
 
 
+@pytest.mark.slow
 def test_no_more_than_so_many_problems_are_remembered() -> None:
     one = meetings(window=10**6)
     for round in range(1100):

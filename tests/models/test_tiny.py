@@ -114,6 +114,7 @@ def test_where_the_cuts_of_two_are_stable(sender: str, receiver: str, stable: st
     assert found == [" ", *(c for c in text[5:] if c in stable)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BY_NAME)
 def test_tiny_models_of_each_vocabulary_learn_their_digits(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

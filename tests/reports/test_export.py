@@ -240,6 +240,7 @@ def test_an_adapter_of_a_model_on_the_hub_names_it(run: Path, tmp_path: Path) ->
     assert 'from_pretrained("someone/model-1b")' in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("merge", [False, True])
 def test_an_adapter_of_a_folder_that_only_this_machine_has(
     merge: bool, crew: CrewConfig, run: Path, tmp_path: Path

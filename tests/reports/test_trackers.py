@@ -502,6 +502,7 @@ def wandb_records(content: bytes) -> Iterator[bytes]:
             record = b""
 
 
+@pytest.mark.slow
 @needs("wandb")
 def test_wandb_mode_of_the_environment_counts(tmp_path: Path) -> None:
     done = in_a_process(GUARDED.replace("REPORTER", "wandb"), tmp_path, WANDB_MODE="disabled")

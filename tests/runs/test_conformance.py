@@ -313,6 +313,7 @@ def test_an_engine_that_fails_leaves_the_adapters_as_they_were(folder: Path) -> 
     )
 
 
+@pytest.mark.slow
 def test_a_crew_is_checked_task_and_peers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "exact.py").write_text(
         "def exact_match(completions, answer):\n"
@@ -339,6 +340,7 @@ def test_a_crew_is_checked_task_and_peers(folder: Path, monkeypatch: pytest.Monk
     assert doctored_row["99 %"] == pytest.approx(0.25, rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_problems")
 def test_an_engine_of_another_convention_is_found_out_and_its_own_is_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -119,6 +119,7 @@ def test_spans_close_at_stable_cuts_and_at_the_end_only(case: Case) -> None:
     assert spans.closed_S.tolist() == expected
 
 
+@pytest.mark.slow
 @given(case=cases(), seed=st.integers(0, 9))
 def test_sums_are_conserved(case: Case, seed: int) -> None:
     spans = case.pair.align(case.sent, case.scored, case.ended)

@@ -265,6 +265,7 @@ def shipped(name: str) -> Plan:
     return read_plan(shipped_plans()[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_shipped_study_can_be_begun(name: str) -> None:
     """Its full crews need models and data; the tiny ones are checked whole, under every arm."""

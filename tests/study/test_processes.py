@@ -71,6 +71,7 @@ def test_a_process_that_dies_costs_its_call_only(
     assert "killed: its process was killed by SIGKILL" in caplog.text  # when it happens
 
 
+@pytest.mark.slow
 def test_what_needs_a_lost_job_is_not_begun() -> None:
     work = [
         Job("warm", kill_oneself),
@@ -83,6 +84,7 @@ def test_what_needs_a_lost_job_is_not_begun() -> None:
     assert Returned("other", "2") in found
 
 
+@pytest.mark.slow
 def test_a_child_that_outlives_its_process_holds_nobody_up() -> None:
     (found,) = in_processes(1, [Job("gone", die_with_a_child_that_holds_the_pipe)])
     twice = "its process ended by itself with exit status 3 (twice, the second time alone)"

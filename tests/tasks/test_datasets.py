@@ -57,6 +57,7 @@ def first(task: Task, split: str = "train") -> Problem:
     return task.draw(random.Random(0), split, task.kinds_of(split)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "rows"), [("gsm8k", gsm8k(60)), ("math500", math500(60)), ("svamp", svamp(60))]
 )

@@ -42,6 +42,7 @@ def draws(task: Task, split: str, count: int, seed: int = 0) -> list[Problem]:
     return [task.draw(rng, split, task.kinds_of(split)[0]) for _ in range(count)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLE)
 def test_datasets_pass_the_task_check(name: str) -> None:
     task = gym(name)

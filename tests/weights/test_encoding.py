@@ -331,6 +331,7 @@ def test_a_change_is_much_smaller_than_the_whole(share: float, most: float) -> N
     assert num_bytes(encode_change(state, new)) < most * num_bytes(encode_whole(new))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bfloat16", "float32"])
 @pytest.mark.parametrize("kind", POLICIES)
 def test_a_chain_of_changes_of_a_training_is_the_whole(kind: str, precision: Any) -> None:

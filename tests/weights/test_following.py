@@ -190,6 +190,7 @@ def test_a_sampler_that_comes_late_or_misses_versions_takes_the_shortest_way() -
     assert follower.apply([], learner.fetch) is None
 
 
+@pytest.mark.slow
 def test_plans_do_not_depend_on_order_or_repetition() -> None:
     known = Learner().run(9)
     rng = random.Random(0)

@@ -103,6 +103,7 @@ def test_the_stores_own_client_reads_what_we_wrote(net: Net, size: int) -> None:
     assert not info.deleted
 
 
+@pytest.mark.slow
 def test_the_stores_own_client_lists_what_is_there_and_not_what_was_deleted(net: Net) -> None:
     learner, contents = net.blobs("a", "a"), [b"", b"one", BIG]
     assert listed(net) == {}
@@ -208,6 +209,7 @@ def watch(net: Net) -> Watch:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["b", "c", "d"])
 def test_nobody_but_the_learner_can_write_to_its_bucket(net: Net, watch: Watch, name: str) -> None:
     other, before = net.blobs(name, "a"), watch()
@@ -221,6 +223,7 @@ def test_nobody_but_the_learner_can_write_to_its_bucket(net: Net, watch: Watch, 
     assert watch() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a", "b", "c", "d"])
 def test_nobody_can_give_the_server_a_command_about_a_bucket(
     net: Net, watch: Watch, name: str
@@ -231,6 +234,7 @@ def test_nobody_can_give_the_server_a_command_about_a_bucket(
     assert watch() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["c", "d"])
 def test_only_the_learner_and_who_follows_it_can_read_its_bucket(
     net: Net, watch: Watch, name: str
@@ -255,6 +259,7 @@ def test_nobody_hears_what_is_written_to_a_bucket(net: Net, name: str) -> None:
         assert "permissions violation for subscription" in subscribe(connection, subject), subject
 
 
+@pytest.mark.slow
 def test_nothing_can_be_done_by_having_the_server_answer_to_a_forbidden_subject(
     net: Net, watch: Watch
 ) -> None:

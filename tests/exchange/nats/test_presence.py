@@ -46,6 +46,7 @@ def heard_in(listener: Presence, peer: str, state: str) -> Heard:
     )
 
 
+@pytest.mark.slow
 def test_what_a_peer_says_is_heard_by_peers_and_hub(net: Net) -> None:
     a, b, hub = (
         presence_of(net.connect(name), name if name in PEERS else "") for name in (*PEERS, HUB)

@@ -176,6 +176,7 @@ def test_an_unknown_key_is_not_admitted_and_hears_so_at_once(net: Net) -> None:
         Connection(Login(net.url, "a"))
 
 
+@pytest.mark.slow
 def test_where_nobody_listens_a_connection_fails_after_its_patience() -> None:
     clock = SteppingClock(0.1)
     with pytest.raises(
@@ -619,6 +620,7 @@ def test_without_a_fingerprint_only_public_authorities_count(secure: Net) -> Non
         secure.connect("a", patience_s=0)
 
 
+@pytest.mark.slow
 def test_without_tls_a_server_with_tls_is_out_of_reach(secure: Net) -> None:
     with pytest.raises(LogError, match=r"cannot reach nats://"):
         Connection(
@@ -634,6 +636,7 @@ class NoNats(StreamRequestHandler):
         self.rfile.read()
 
 
+@pytest.mark.slow
 def test_an_attempt_that_failed_leaves_no_socket_open() -> None:
     with ThreadingTCPServer(("127.0.0.1", 0), NoNats) as other:
         other.block_on_close = True  # until every caller has gone
