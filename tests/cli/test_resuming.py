@@ -89,7 +89,6 @@ def short_run(finished: Path, tmp_path: Path) -> Path:
     return shutil.copytree(finished, tmp_path / "run")
 
 
-@pytest.mark.slow
 @pytest.mark.quick
 def test_an_extended_run_is_that_which_was_longer_from_the_start(
     long_run: Path, short_run: Path
@@ -104,7 +103,6 @@ def test_an_extended_run_is_that_which_was_longer_from_the_start(
     assert (change.after_round, change.key, change.before, change.after) == (2, "crew.rounds", 2, 4)
 
 
-@pytest.mark.slow
 def test_an_asynchronous_run_is_extended_alike(tmp_path: Path) -> None:
     crew = crew_in(tmp_path, ASYNC)
     motley("train", crew, "--rounds", 4, "--out", tmp_path / "long")
@@ -114,7 +112,6 @@ def test_an_asynchronous_run_is_extended_alike(tmp_path: Path) -> None:
     assert without_timing(tmp_path / "run") == without_timing(tmp_path / "long")
 
 
-@pytest.mark.slow
 def test_a_run_of_several_processes_is_extended_alike(tmp_path: Path) -> None:
     crew = crew_in(tmp_path, PROCESSES)
     motley("train", crew, "--rounds", 4, "--out", tmp_path / "long")
@@ -128,7 +125,6 @@ def test_a_run_of_several_processes_is_extended_alike(tmp_path: Path) -> None:
     assert [change.key for change in read_changes(tmp_path / "run")] == ["crew.rounds"]
 
 
-@pytest.mark.slow
 def test_an_asynchronous_run_of_several_processes_goes_on_to_its_new_end(tmp_path: Path) -> None:
     crew = crew_in(tmp_path, PROCESSES.replace("processes", 'pace = "async"\nprocesses'))
     motley("train", crew, "--out", tmp_path / "run")

@@ -121,7 +121,6 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("layout", [quick("lockstep"), *list(LAYOUTS)[1:]])
 def test_the_same_seed_gives_the_same_run(layout: str, folder: Path) -> None:
     config = spread_crew(folder, rounds=3, **LAYOUTS[layout])
@@ -268,7 +267,6 @@ def test_in_async_no_group_is_learned_twice_and_none_is_lost(
         assert len(given) + len(peer.waiting) + peer.waiting.dropped.total() == len(read) >= 26
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sampling", "lossless"),
     [("", False), ("", True), ("temperature = 0.7", False), quick("temperature = 0.7", True)],

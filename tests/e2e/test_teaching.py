@@ -48,7 +48,6 @@ def rescues(folder: Path) -> list[LearnerLine]:
     return [line for line in learner_lines(read_metrics(folder)) if line.met and line.met.rescued]
 
 
-@pytest.mark.slow
 @pytest.mark.quick
 def test_a_crew_rescues_where_one_failed_and_another_did_not(folder: Path) -> None:
     crew = run(teaching_crew(folder, "rescue = 1.0"), folder / "run")

@@ -40,8 +40,6 @@ def weights(folder: Path, peer: str) -> dict[str, torch.Tensor]:
     return load_tensors(newest / peer / "model" / "model.safetensors")
 
 
-@pytest.mark.slow
-@pytest.mark.quick
 def test_without_leaving_anybody_out_the_same_weights_come_out(run: Path, tmp_path: Path) -> None:
     for after in (0, 2):
         out = tmp_path / f"again-{after}"

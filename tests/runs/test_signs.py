@@ -254,7 +254,6 @@ def test_a_crew_with_a_constant_reward_says_so_across_a_stop(folder: Path) -> No
     assert [*warned(run)] == [*warned(whole)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["attacked", "specialists"])
 def test_an_ordinary_crew_has_no_sign(name: str, tmp_path: Path) -> None:
     config = read_config(CREWS / f"{name}.toml")
