@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -30,14 +30,7 @@ class RecordHead(NamedTuple):
     num_bytes: int
 
 
-class _Frame(NamedTuple):
-    start: int
-    id: bytes
-    num_bytes: int  # of the record
-
-    @property
-    def stop(self) -> int:
-        return self.start + HEAD.size + len(self.id) + self.num_bytes
+_Frame = tuple[int, bytes, int, int]  # where it starts, id, bytes of the record, where it stops
 
 
 class LogFile:
@@ -102,22 +95,20 @@ class LogFile:
         if count <= 0:
             return []
         with self._path.open("rb") as file:
-            frames = islice(_frames(file, self._starts[after]), count)
-            return [_head(after + n, frame) for n, frame in enumerate(frames, 1)]
+            return _heads(after, islice(_frames(file, self._starts[after]), count))
 
     def _walk_on(self, limit: int) -> list[RecordHead]:
         """Of records that were not known before; they are from now on."""
-        heads: list[RecordHead] = []
+        known = len(self._starts)
         with self._path.open("rb") as file:
-            for frame in islice(_frames(file, self._end), limit):
-                self._starts.append(frame.start)
-                self._end = frame.stop
-                heads.append(_head(len(self._starts), frame))
-                if frame.id.startswith(self._prefix):
-                    self.kept.append(len(self._starts))
-            if heads:
+            frames = list(islice(_frames(file, self._end), limit))
+            if frames:
+                self._starts.extend([start for start, _, _, _ in frames])
+                self._end = frames[-1][3]
                 self._newest = self._checksum(file)
-        return heads
+        own = (n for n, frame in enumerate(frames, known + 1) if frame[1].startswith(self._prefix))
+        self.kept.extend(own)
+        return _heads(known, frames)
 
     def _check(self) -> None:
         """Begin anew if the file is not what it was with something behind it."""
@@ -144,8 +135,11 @@ class LogFile:
         return status.st_size, status.st_mtime_ns
 
 
-def _head(position: int, frame: _Frame) -> RecordHead:
-    return RecordHead(position, frame.id.decode(errors="replace"), frame.num_bytes)
+def _heads(after: int, frames: Iterable[_Frame]) -> list[RecordHead]:
+    return [
+        RecordHead(position, id.decode(errors="replace"), num_bytes)
+        for position, (_, id, num_bytes, _) in enumerate(frames, after + 1)
+    ]
 
 
 def _frames(file: BinaryIO, offset: int) -> Iterator[_Frame]:
@@ -159,10 +153,11 @@ def _frames(file: BinaryIO, offset: int) -> Iterator[_Frame]:
             middle = at + HEAD.size + id_size
             if middle > len(block):
                 break
-            if offset + middle + num_bytes > size:
+            stop = middle + num_bytes
+            if offset + stop > size:
                 return
-            yield _Frame(offset + at, block[at + HEAD.size : middle], num_bytes)
-            at = middle + num_bytes
+            yield offset + at, block[at + HEAD.size : middle], num_bytes, offset + stop
+            at = stop
         if at == 0:  # the end, or what is no entry
             return
         offset += at
