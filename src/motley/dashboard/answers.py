@@ -228,7 +228,7 @@ class Suspect(Answer, frozen=True):
 
 class TrustView(Answer, frozen=True):
     suspects: list[Suspect]
-    alarm: float  # powers of ten of evidence at which a sender is muted
+    alarm: float | None  # powers of ten of evidence at which a sender is muted; None: nobody is
     faults: dict[str, dict[str, int]]  # sender -> fault -> records of the log
 
 
