@@ -5,7 +5,7 @@ or a hub's server for a while.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from motley.archive.reading import Archive, FileSource, StreamSource
-from motley.exchange import Header, WireError, unpack
+from motley.exchange import Entry, Header, WireError, unpack
 from motley.records import Charter
 from motley.trust import Identity
 
@@ -90,12 +90,19 @@ def open_log(folder: Path, may_start: bool = True) -> AbstractContextManager[Arc
 def _of_file(folder: Path) -> Iterator[Archive]:
     source = FileSource(folder / "groups" / "log.bin")
     crew, hub = "", b""
-    for entry in reversed(source.of_hub()):
+    # a log begins with its charter; only where it does not, all is looked through
+    for entry in _lazily(lambda: source.read(0, 1), source.of_hub):
         with suppress(WireError):
             header = Header.of(unpack(entry.record).body)
             if isinstance(header.content(), Charter):
                 crew, hub = header.crew, header.stamp.key
+                break
     yield Archive(folder, crew, hub, source)
+
+
+def _lazily(*reads: Callable[[], list[Entry]]) -> Iterator[Entry]:
+    for read in reads:
+        yield from read()
 
 
 @contextmanager
