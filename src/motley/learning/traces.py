@@ -155,7 +155,7 @@ class TraceFiles:
 def _next_to_go(rounds: Iterable[int]) -> int:
     """Of the older rounds the first of those that the smallest power of two divides."""
     ordered = sorted(rounds)
-    older = ordered[:-NEWEST]
+    older = ordered[: 1 - NEWEST]  # the newest of all is still to come
     return min(older, key=lambda number: (number & -number, number)) if older else ordered[0]
 
 

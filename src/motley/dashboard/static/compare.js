@@ -1,0 +1,2 @@
+import { el } from "./dom.js";
+export async function compareView() { return el('p', {}, 'compare'); }
