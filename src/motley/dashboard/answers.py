@@ -169,6 +169,9 @@ class GroupText(Answer, frozen=True):
     rollouts: list[RolloutText]
     before: int | None  # position of the group before it in the log
     after: int | None
+    left_out: list[
+        str
+    ] = []  # learners some of whose traces are too large to be shown beside others
 
 
 class FormulaLine(Answer, frozen=True):

@@ -165,6 +165,11 @@ class FateIndex:
             learner.add(heads, number, starts, sizes)
             self.num_steps += len(steps)
 
+    @property
+    def share(self) -> float:
+        """0..1: how much of the files was looked at."""
+        return 1.0 if self.is_whole else 0.99 * _share([(f.path, f.end) for f in self._files])
+
     def files(self) -> list[tuple[Path, int]]:
         """Every file that was found, and how far it was read."""
         return [(file.path, file.end) for file in self._files]
@@ -214,6 +219,11 @@ class FateIndex:
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             # the file was cut since; the next look at it begins anew
             return StepFates(round=0, peer=peer, cursor=0)
+
+
+def _share(done: list[tuple[Path, int]]) -> float:
+    size = sum(path.stat().st_size for path, _ in done if path.is_file())
+    return min(1.0, sum(end for _, end in done) / max(1, size))
 
 
 def _whole_lines(block: bytes, rest: Callable[[], bytes]) -> bytes:
@@ -282,6 +292,11 @@ class FateTotals:
                     break
         self._done[path] = done
         return done == end
+
+    @property
+    def share(self) -> float:
+        """0..1: how much of the files was counted."""
+        return 1.0 if self.is_whole else 0.99 * _share([*self._done.items()])
 
     def of(self, learner: str = "") -> Iterator[tuple[str, Column]]:
         """Every fate with its counts by round; of all learners where none is named."""

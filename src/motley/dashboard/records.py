@@ -84,6 +84,7 @@ class LogIndex:
         self._numbers: dict[str, int] = {}  # name -> its place in `names`
         self.telling: list[int] = []  # positions of what the hub said, and of tables
         self._num_tables: Counter[str] = Counter()
+        self.num_groups = self.num_bytes = 0
         self.is_whole = False  # up to the end that was there at the last look
 
     def __len__(self) -> int:
@@ -112,6 +113,8 @@ class LogIndex:
 
     def _add(self, heads: list[RecordHead]) -> None:
         said = [read_id(head.id) for head in heads]
+        self.num_groups += sum(one.kind == GROUP for one in said)
+        self.num_bytes += sum(head.num_bytes for head in heads)
         self._position.extend([head.position for head in heads])
         self._bytes.extend([head.num_bytes for head in heads])
         self._sender.extend([self._number(one.sender) for one in said])
@@ -155,6 +158,12 @@ class LogIndex:
         groups = np.bincount(sender_R[self._kind.values == GROUP], minlength=room)
         sizes = np.bincount(sender_R, weights=self._bytes.values, minlength=room)
         return {name: (int(groups[n]), int(sizes[n])) for n, name in enumerate(self.names)}
+
+    def behind(self, position: int) -> dict[str, int]:
+        """Sender -> its records behind a position."""
+        first = int(np.searchsorted(self._position.values, position, "right"))
+        counts = np.bincount(self._sender.values[first:], minlength=len(self.names))
+        return {name: int(counts[n]) for n, name in enumerate(self.names)}
 
     def place_of(self, position: int) -> Named | None:
         """What the id of the record at a position says; None: there is none."""
@@ -218,14 +227,15 @@ class RecordReader:
                 )
         return None
 
-    def look_back(self, deadline: Deadline) -> None:
-        """Examine what nobody asked for yet, the newest first."""
+    def look_back(self, deadline: Deadline) -> bool:
+        """Examine what nobody asked for yet, the newest first; False: there is nothing left."""
         self._hear()
         self._make_room(self._index.last)
         end = self._index.last + 1
         while not deadline.passed and (end := self._looked_at.rfind(0, 1, end)) > 0:
             self._examined(end)
             self._looked_at[end] = 1  # also where there is none
+        return end > 0
 
     @property
     def num_looked_at(self) -> int:
