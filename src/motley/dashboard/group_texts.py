@@ -11,7 +11,7 @@ from motley.archive import LoggedRollout, RolloutReader, Seen
 from motley.dashboard.answers import GroupText, RolloutText, TokenTrace
 from motley.dashboard.fate_index import FateIndex
 from motley.dashboard.reasons import fault_words
-from motley.dashboard.records import Named
+from motley.dashboard.records import RecordName
 from motley.dashboard.token_traces import TraceReader, numbers
 from motley.learning.traces import RolloutTrace
 from motley.records import Group, Rollout
@@ -33,7 +33,7 @@ class GroupWriter:
     left_out: set[str] = field(default_factory=set)
 
     def text(
-        self, seen: Seen, named: Named, neighbours: Neighbours, learner: str = ""
+        self, seen: Seen, named: RecordName, neighbours: Neighbours, learner: str = ""
     ) -> GroupText:
         """`learner`: the only one whose traces are wanted; nothing: those of all."""
         group = seen.group

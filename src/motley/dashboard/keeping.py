@@ -20,7 +20,7 @@ from typing import IO
 from motley.archive import Archive, hub_of, is_stopped, open_left, open_log
 from motley.archive.reading import PAGE, WAIT_S
 from motley.clock import Clock, RealClock
-from motley.exchange import Entry
+from motley.exchange import Entry, RecordHead
 from motley.records import HUB
 
 RETRY_S = 1.0
@@ -29,6 +29,8 @@ CLOSE_S = 2.0  # for a call over the network to come back
 
 class LogCopy:
     """Records of a log in a file of ours, with their positions: a source for an Archive."""
+
+    cuts = 0  # a server takes nothing back
 
     def __init__(self, file: IO[bytes], clock: Clock = RealClock()) -> None:
         self._file, self._clock = file, clock
@@ -63,6 +65,9 @@ class LogCopy:
         middle = start + self._id_sizes[number]
         id, record = content[start:middle].decode(), content[middle:stop]
         return Entry(self._positions[number], id, record)
+
+    def heads(self, after: int, limit: int = PAGE) -> list[RecordHead]:
+        return [RecordHead(e.position, e.id, len(e.record)) for e in self.read(after, limit)]
 
     def last(self) -> int:
         with self._lock:

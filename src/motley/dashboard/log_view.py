@@ -10,9 +10,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import RLock
+from threading import Event, RLock, Thread
 
 import numpy as np
 
@@ -40,12 +39,13 @@ from motley.dashboard.answers import (
 from motley.dashboard.fate_index import FateIndex, FateTotals
 from motley.dashboard.group_texts import GroupWriter
 from motley.dashboard.reasons import REFUSED
-from motley.dashboard.records import GROUP, LogIndex, Named, NewestGroup, RecordReader
+from motley.dashboard.records import GROUP, LogIndex, RecordName, NewestGroup, RecordReader
 from motley.dashboard.sums import discarded, wires
 from motley.dashboard.token_traces import TraceReader
 from motley.exchange import LogError
 
 ANSWER_S = 0.15  # before the answer is written; a page is to have it within 0.3
+LOAD_S = 5.0  # that one group may wait for what is being loaded
 SLICE_S = 0.01  # of a refresh, in which no question is answered
 LOOK_BACK_S = 0.02  # of a refresh, for records that nobody asked for
 MAX_LIMIT = 500
@@ -91,7 +91,7 @@ class LogView:
 
     def __init__(self, archive: Archive, clock: Clock = RealClock()) -> None:
         self._archive, self._clock = archive, clock
-        self._lock, self._loading = RLock(), RLock()
+        self._lock = RLock()
         self._index = LogIndex(archive.source)
         self._records = RecordReader(archive, self._index)
         self._fates = FateIndex(archive.folder)
@@ -101,14 +101,17 @@ class LogView:
             self._fates, self._config.rollouts_per_group if self._config else 1
         )
         self._rollouts: RolloutReader | None = None
+        self._loader = Thread(target=self._load, name="texts", daemon=True)
+        self._loaded = Event()
         self._out_of_reach = ""
 
     # What is new
 
     def refresh(self, seconds: float = 0.2) -> bool:
         """Look at what the log and its fates have grown by, for about so long; True if something is
-        new. The first call also loads the task and the vocabularies, which takes a moment more.
+        new. The first call has a thread load the task and the vocabularies, which takes seconds.
         """
+        self._begin_loading()
         deadline = Deadline(self._clock, seconds)
         cuts, known = self._index.cuts, len(self._index)
         try:
@@ -119,7 +122,6 @@ class LogView:
         is_new = (cuts, known) != (self._index.cuts, len(self._index))
         is_new |= self._go_on(deadline, self._fates.read_on)
         is_new |= self._go_on(deadline, self._totals.count_on)
-        self._reader()
         try:
             self._go_on(Deadline(self._clock, min(seconds, LOOK_BACK_S)), self._records.look_back)
         except LogError as error:
@@ -160,32 +162,44 @@ class LogView:
             found.append(f"what was learned from is not known: {missing} is not there")
         return [note for note in found if note]
 
-    def _reader(self) -> RolloutReader:
-        with self._loading:
-            if self._rollouts is None:
-                problem_of, note = problems_or_note(self._archive)
-                texts = LogTexts(self._config)
-                texts.pieces("", ())  # what it needs is loaded now
-                self._rollouts = RolloutReader(
-                    self._archive, problem_of, texts, self._fates, _students(self._config), note
-                )
-            return self._rollouts
+    def _begin_loading(self) -> None:
+        if self._loader.ident is None:
+            self._loader.start()
 
-    @contextmanager
-    def _asked(self) -> Iterator[RolloutReader]:
-        reader = self._reader()
-        with self._lock:
-            yield reader
+    def _load(self) -> None:
+        """What is needed to tell what a group is about and says."""
+        try:
+            problem_of, note = problems_or_note(self._archive)
+            texts = LogTexts(self._config)
+            texts.pieces("", ())  # have the vocabularies ready
+        except (OSError, ImportError) as error:
+            problem_of, texts = lambda group: None, LogTexts()
+            note = f"without prompts and answers, as they cannot be read: {error}"
+        self._rollouts = RolloutReader(
+            self._archive, problem_of, texts, self._fates, _students(self._config), note
+        )
+        self._loaded.set()
+
+    def _reader(self, seconds: float) -> RolloutReader | None:
+        """None: it is not ready in this time."""
+        self._begin_loading()
+        self._loaded.wait(seconds)
+        return self._rollouts
 
     # Groups
 
     def groups(self, query: GroupQuery) -> GroupPage:
         """A page of groups, in the order of the log. Filters that need a group's content look at as
-        many groups as there is time for; `next` then goes on where they stopped.
+        many groups as there is time for; `next` then goes on where they stopped. So it does while
+        the task and the vocabularies are being loaded: no group has been looked at then.
         """
-        with self._asked() as reader:
-            wanted, deadline = query.filter, Deadline(self._clock, ANSWER_S)
-            reader.check(wanted)
+        reader, wanted = self._reader(ANSWER_S), query.filter
+        if reader is None:
+            total = self._index.num_groups
+            return GroupPage(groups=[], next=query.after, looked_at=0, total=total)
+        reader.check(wanted)
+        with self._lock:
+            deadline = Deadline(self._clock, ANSWER_S)
             lines: list[GroupLine] = []
             looked_at, last, limit = 0, query.after, max(1, min(query.limit, MAX_LIMIT))
             next_after: int | None = None
@@ -236,7 +250,13 @@ class LogView:
 
     def group(self, position: int, learner: str = "") -> GroupText:
         """One group whole, with what every learner made of its tokens, or one of them."""
-        with self._asked() as reader:
+        reader = self._reader(LOAD_S)
+        if reader is None:
+            raise ValueError(
+                "the task and the vocabularies of the crew are still being loaded; ask again in a "
+                "moment"
+            )
+        with self._lock:
             named = self._index.place_of(position)
             seen = self._records.look(position) if named and named.kind == GROUP else None
             if named is None or seen is None:
@@ -303,7 +323,7 @@ class LogView:
             )
 
 
-def _group_line(seen: Seen, named: Named, rollouts: list[LoggedRollout]) -> GroupLine:
+def _group_line(seen: Seen, named: RecordName, rollouts: list[LoggedRollout]) -> GroupLine:
     assert seen.group
     prompt = rollouts[0].prompt if rollouts else None
     return GroupLine(
@@ -328,7 +348,7 @@ def _group_line(seen: Seen, named: Named, rollouts: list[LoggedRollout]) -> Grou
     )
 
 
-def _unreadable_line(seen: Seen, named: Named) -> GroupLine:
+def _unreadable_line(seen: Seen, named: RecordName) -> GroupLine:
     """A record under the id of a group that cannot be read as one."""
     return GroupLine(
         position=seen.position,
