@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Event, RLock, Thread
 
@@ -29,6 +30,7 @@ from motley.clock import Clock, Deadline, RealClock
 from motley.config import CrewConfig
 from motley.dashboard.answers import (
     Discarded,
+    Formula,
     GroupLine,
     GroupPage,
     GroupText,
@@ -37,9 +39,11 @@ from motley.dashboard.answers import (
     Speed,
 )
 from motley.dashboard.fate_index import FateIndex, FateTotals
+from motley.dashboard.formulas import formula
 from motley.dashboard.group_texts import GroupWriter
 from motley.dashboard.reasons import REFUSED
-from motley.dashboard.records import GROUP, LogIndex, RecordName, NewestGroup, RecordReader
+from motley.dashboard.records import GROUP, LogIndex, NewestGroup, RecordName, RecordReader
+from motley.dashboard.rows import Row, row_of
 from motley.dashboard.sums import discarded, wires
 from motley.dashboard.token_traces import TraceReader
 from motley.exchange import LogError
@@ -102,7 +106,8 @@ class LogView:
         )
         self._rollouts: RolloutReader | None = None
         self._loader = Thread(target=self._load, name="texts", daemon=True)
-        self._loaded = Event()
+        self._loaded, self._row_loaded = Event(), Event()
+        self._row = Row(name="", about="", note="it is still being loaded")
         self._out_of_reach = ""
 
     # What is new
@@ -157,6 +162,7 @@ class LogView:
     def notes(self) -> list[str]:
         """What cannot be shown, and why."""
         found = [self._out_of_reach, self._rollouts.note if self._rollouts else ""]
+        found += [self._row.note] if self._row_loaded.is_set() else []
         if self._fates.is_whole and not self._fates.learners:
             missing = self._archive.folder / "groups" / "fates.jsonl"
             found.append(f"what was learned from is not known: {missing} is not there")
@@ -179,6 +185,9 @@ class LogView:
             self._archive, problem_of, texts, self._fates, _students(self._config), note
         )
         self._loaded.set()
+        if self._config:
+            self._row = row_of(self._config)
+        self._row_loaded.set()
 
     def _reader(self, seconds: float) -> RolloutReader | None:
         """None: it is not ready in this time."""
@@ -250,6 +259,24 @@ class LogView:
 
     def group(self, position: int, learner: str = "") -> GroupText:
         """One group whole, with what every learner made of its tokens, or one of them."""
+        with self._writing() as writer:
+            seen, named = self._group_at(position)
+            positions = self._index.groups()
+            place = int(np.searchsorted(positions, position))
+            before = int(positions[place - 1]) if place else None
+            after = int(positions[place + 1]) if place + 1 < len(positions) else None
+            return writer.text(seen, named, (before, after), learner)
+
+    def formula(self, position: int, number: int, learner: str, token: int) -> Formula:
+        """What a learner's step made of one token, line by line."""
+        with self._writing() as writer:
+            self._must_be_known(learner)
+            facts = writer.facts(self._group_at(position)[0], number, learner, token)
+        self._row_loaded.wait(LOAD_S)
+        return formula(self._row, facts)
+
+    @contextmanager
+    def _writing(self) -> Iterator[GroupWriter]:
         reader = self._reader(LOAD_S)
         if reader is None:
             raise ValueError(
@@ -257,19 +284,17 @@ class LogView:
                 "moment"
             )
         with self._lock:
-            named = self._index.place_of(position)
-            seen = self._records.look(position) if named and named.kind == GROUP else None
-            if named is None or seen is None:
-                raise ValueError(
-                    f"there is no group at position {position} of the log; it has "
-                    f"{len(self._index)} records so far: choose one of the list of groups"
-                )
-            positions = self._index.groups()
-            place = int(np.searchsorted(positions, position))
-            before = int(positions[place - 1]) if place else None
-            after = int(positions[place + 1]) if place + 1 < len(positions) else None
-            writer = GroupWriter(reader, self._fates, self._traces, self._vocabulary_of)
-            return writer.text(seen, named, (before, after), learner)
+            yield GroupWriter(reader, self._fates, self._traces, self._vocabulary_of)
+
+    def _group_at(self, position: int) -> tuple[Seen, RecordName]:
+        named = self._index.place_of(position)
+        seen = self._records.look(position) if named and named.kind == GROUP else None
+        if named is None or seen is None:
+            raise ValueError(
+                f"there is no group at position {position} of the log; it has "
+                f"{len(self._index)} records so far: choose one of the list of groups"
+            )
+        return seen, named
 
     def _vocabulary_of(self, peer: str) -> str:
         """By the newest group of a peer; nothing where it has none."""

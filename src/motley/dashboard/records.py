@@ -59,8 +59,8 @@ _OTHERS = {"table": TABLE, "weights": WEIGHTS}
 def read_id(id: str) -> RecordName:
     """What an id says; numbers of more than nine digits are no round's and no slot's.
 
-    >>> read_id("small.3.0"), read_id("hub.roster.2")
-    (RecordName(sender='small', kind=0, round=3, slot=0), RecordName(sender='hub', kind=3, round=-1, slot=-1))
+    >>> read_id("small.3.0")
+    RecordName(sender='small', kind=0, round=3, slot=0)
     """
     match = _GROUP_ID.fullmatch(id)
     if match and match[1] != HUB:
