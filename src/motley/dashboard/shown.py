@@ -156,7 +156,8 @@ class ShownRun:
 
     def _noted(self) -> list[str]:
         """What cannot be shown, and why."""
-        return [note for note in (self._keeper.note, self._trouble) if note]
+        notes = [self._keeper.note, self._trouble, *(self._log.notes if self._log else ())]
+        return [note for note in notes if note]
 
     # The thread
 
