@@ -8,9 +8,11 @@ const LEFT = 54;
 const RIGHT = 12;
 
 /** Charts are drawn for the width they are shown at: a scaled one has tiny words on a phone. */
-export function chartSize() {
+function sizeOf(isWide) {
   const room = document.documentElement.clientWidth;
-  return { width: room < 760 ? Math.max(280, room - 34) : 640, height: room < 760 ? 210 : 240 };
+  if (room < 760) return { width: Math.max(280, room - 34), height: 210 };
+  if (isWide || room < 1000) return { width: Math.min(1500, room - 60), height: 270 };
+  return { width: Math.min(740, room / 2 - 50), height: 240 };
 }
 
 /** Round numbers that cover low..high, about `count` of them. */
@@ -42,8 +44,8 @@ export function span(values, { zero = false } = {}) {
 }
 
 export class Axes {
-  constructor({ x, y, xWords = "round", yWords = "", yText = num, xText = num, xTicks }) {
-    Object.assign(this, chartSize(), { xSpan: x, ySpan: y, xWords, yWords, yText, xText, xTicks });
+  constructor({ x, y, xWords = "round", yWords = "", yText = num, xText = num, xTicks, isWide = false }) {
+    Object.assign(this, sizeOf(isWide), { xSpan: x, ySpan: y, xWords, yWords, yText, xText, xTicks });
   }
 
   x = (value) =>
