@@ -7,7 +7,7 @@ import { num } from "./words.js";
 /** Counts over rounds, one part on the other. parts: [{name, colour, points}]; hide: names that
  * are off until somebody wants them. A mark has round, next (the round the next bar begins at)
  * and reason, the part's name. */
-export function stacked({ id, title, parts, hide = [], yText = num, onPick, above, isWide }) {
+export function stacked({ id, title, parts, hide = [], yText = num, onPick, above, columns }) {
   const rounds = [...new Set(parts.flatMap((part) => part.points.map(([round]) => round)))].sort((a, b) => a - b);
   if (!rounds.length) return blank(id, title, above);
   const off = hiddenOf(id, hide);
@@ -18,7 +18,7 @@ export function stacked({ id, title, parts, hide = [], yText = num, onPick, abov
   const shown = parts.map((part) => !off.has(part.name));
   const sum = (round) => parts.reduce((all, _, at) => all + (shown[at] ? values[at].get(round) ?? 0 : 0), 0);
   const axes = new Axes({
-    x: [rounds[0], rounds.at(-1) + width], y: span(rounds.map(sum), { zero: true }), yText, isWide,
+    x: [rounds[0], rounds.at(-1) + width], y: span(rounds.map(sum), { zero: true }), yText, columns,
   });
   const base = new Map(rounds.map((round) => [round, 0]));
   const rows = parts.map((part, at) => ({

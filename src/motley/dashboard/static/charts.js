@@ -6,7 +6,8 @@ import { redraw } from "./route.js";
 import { num } from "./words.js";
 
 const COLOURS = 10;
-export const colour = (index) => `c${index % COLOURS}`;
+/** The classes of a series: a second ten has the same colours, dotted. */
+export const colour = (index) => `c${index % COLOURS}${index % (2 * COLOURS) < COLOURS ? "" : " second"}`;
 
 // What somebody chose in a chart outlives its drawing: by the chart's id.
 const hidden = new Map(); // names of series that the legend has off
@@ -146,13 +147,13 @@ function walk(event, id, rows, off, onPick) {
 
 /** Lines over rounds. series: [{name, colour, dashed, points, peer, sender}]; rule: {y, words} is
  * a level to compare with. yText writes a value, `whole` is the span of an accuracy. */
-export function lines({ id, title, series, yText = num, whole = false, zero = false, rule, onPick, above, isWide }) {
+export function lines({ id, title, series, yText = num, whole = false, zero = false, rule, onPick, above, columns }) {
   const drawn = series.filter((one) => one.points.length);
   const rounds = drawn.flatMap((one) => one.points.map(([round]) => round));
   const values = drawn.flatMap((one) => one.points.map(([, value]) => value));
   if (!values.some((value) => value !== null)) return blank(id, title, above);
   const axes = new Axes({
-    x: spanOfRounds(rounds), y: whole ? [0, 1] : span(rule ? [...values, rule.y] : values, { zero }), yText, isWide,
+    x: spanOfRounds(rounds), y: whole ? [0, 1] : span(rule ? [...values, rule.y] : values, { zero }), yText, columns,
   });
   const off = hiddenOf(id);
   const rows = drawn.map((one) => ({

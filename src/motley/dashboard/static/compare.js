@@ -42,7 +42,7 @@ async function chart(both, crews, names, number, keys) {
   const isScore = /^(reward|heldout|ood)\b/.test(number);
   const isAccuracy = isScore && crews.every((crew) => crew.measure === "accuracy");
   return lines({
-    id: "compare", title: `${number}: ${names[0]} (solid) and ${names[1]} (dashed)`, series, whole: isAccuracy, isWide: true,
+    id: "compare", title: `${number}: ${names[0]} (solid) and ${names[1]} (dashed)`, series, whole: isAccuracy, columns: 1,
     yText: isAccuracy ? (value) => score(value, "accuracy") : num,
     above: choice("number", "number", keys.map((key) => [key, key]), number, (value) => change({ number: value })),
   });
@@ -61,7 +61,7 @@ function facts(crews, names) {
     ["newest held-out, mean", (crew) => score(mean(crew), crew.measure)],
     ["warnings", (crew) => num(crew.warnings.length)],
   ];
-  return table("Two runs side by side", ["", ...names], rows.map(([name, of]) =>
+  return table("Two runs side by side", ["of the run", ...names], rows.map(([name, of]) =>
     el("tr", {}, el("th", { scope: "row" }, name), crews.map((crew) => el("td", {}, of(crew))))));
 }
 

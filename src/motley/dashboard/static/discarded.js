@@ -23,7 +23,7 @@ export async function discardedView({ run, params }) {
         el("p", { class: "note" }, `${num(found.total)} rollouts. A reason opens its rollouts.`)),
       reasons(found, parts)),
     stacked({
-      id: `discarded-${learner}`, title: "Rollouts by reason, over rounds", parts, hide: ["learned"], isWide: true,
+      id: `discarded-${learner}`, title: "Rollouts by reason, over rounds", parts, hide: ["learned"], columns: 1,
       onPick: (mark) => go("rollouts", { learner, fate: mark.reason, rounds: `${mark.round}..${mark.next - 1}` }),
     }));
 }
@@ -35,7 +35,7 @@ function reasons(found, parts) {
       el("th", { scope: "row", class: parts[index].colour },
         el("span", { class: "swatch block", "aria-hidden": "true" }),
         el("a", { class: "target", href: link("rollouts", { learner: found.learner, fate: reason.reason }) }, reason.reason)),
-      el("td", { class: "num" }, num(reason.count)),
+      el("td", { class: "num" }, num(reason.count), el("small", { class: "phone" }, " rollouts")),
       el("td", { class: "num" }, percent(found.total ? reason.count / found.total : null)),
-      el("td", { class: "words" }, reason.words))));
+      el("td", { class: "words" }, reason.words))), { class: "scroll blocks", id: "reasons" });
 }

@@ -122,7 +122,7 @@ function list(groups, filters, measure, back) {
   const [low, high] = measure === "accuracy" ? [0, 1] : [Math.min(...rewards), Math.max(...rewards)];
   const level = (reward) => (reward === null ? null : high > low ? (reward - low) / (high - low) : 1);
   const heads = ["round", "sampled by", "kind", "rollouts", "prompt"];
-  return el("div", { class: "scroll free", role: "region", "aria-label": "Groups" },
+  return el("div", { class: "scroll free blocks", role: "region", "aria-label": "List of groups" },
     el("table", { id: "groups" },
       el("caption", {}, "Groups in the order of the log"),
       el("thead", {}, el("tr", {}, heads.map((head) => el("th", { scope: "col" }, head)))),
