@@ -55,6 +55,7 @@ def scored(
         free=np.array(weight if free is None else free),
         logq=logq,
         entropy=np.full(len(weight), 0.5),
+        push=np.zeros(len(weight)),
     )
 
 

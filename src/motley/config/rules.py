@@ -249,6 +249,11 @@ class Evaluate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     # a crew is over once no peer has done better on held-out for so many evaluations; 0: never
     stop_after: int = 0
     stop_at: float | None = None  # a mean held-out reward that is enough; None: none is
+    traces: int = 64  # MiB a peer, of what steps made of tokens (learning/traces.py); 0: none
+
+    @property
+    def most_trace_bytes(self) -> int:
+        return self.traces << 20
 
     @property
     def may_stop(self) -> bool:
@@ -264,6 +269,10 @@ class Evaluate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if self.stop_after < 0:
             raise ValueError(
                 f"stop_after={self.stop_after} must not be negative; 0 trains to the last round"
+            )
+        if self.traces < 0:
+            raise ValueError(
+                f"traces={self.traces} must not be negative; give MiB a peer, or 0 for none"
             )
         if self.stop_at is not None and not math.isfinite(self.stop_at):
             raise ValueError(

@@ -2,6 +2,7 @@
 
 from motley.exchange.headers import BranchHeader, GroupHeader
 from motley.exchange.log import Entry, Log, LogError, stands_under
+from motley.exchange.log_file import LogFile, RecordHead
 from motley.exchange.memory import MemoryLog, cut_log, first_record
 from motley.exchange.outbox import Head, Mark, Outbox, Signer
 from motley.exchange.sections import RolloutArrays, WireError
@@ -16,9 +17,11 @@ __all__ = [
     "Limits",
     "Log",
     "LogError",
+    "LogFile",
     "Mark",
     "MemoryLog",
     "Outbox",
+    "RecordHead",
     "RolloutArrays",
     "Sealed",
     "Signer",

@@ -40,6 +40,7 @@ class ScoredRow:
     free: Floats  # the same without truncation and clip
     logq: float  # the sampler's mean log-prob
     entropy: Floats
+    push: Floats  # -dloss/dlogp
 
     @property
     def used_weight(self) -> Floats:

@@ -49,10 +49,12 @@ from motley.learning.sequences import (
     fates_of,
     nothing_withheld,
     step_rows,
+    traces_of,
     unscored,
 )
 from motley.learning.shares import Gradient, Pulls, Scored, Settled, scales
 from motley.learning.success import Skills, Success
+from motley.learning.traces import RolloutTrace
 from motley.models.devices import is_out_of_memory
 from motley.models.policy import Policy
 from motley.objectives import Objective, rescue_of
@@ -77,6 +79,8 @@ class StepReport:
     inner: InnerReport | None = None  # where there was more than one optimiser step
     reference_kl: float | None = None  # where a penalty pulls toward the reference
     met: MetReport | None = None  # where peers meet
+    # what the step made of each token that it scored (learning/traces.py)
+    trace: tuple[RolloutTrace, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,7 +325,7 @@ class Learner:
             output = self._rows[plan.has_lessons(micro)].loss(loss_batch)
             (dloss_BT,) = torch.autograd.grad(output.loss, logp_BT)
             pulls.add(sender_B, dloss_BT, logp_BT.detach(), micro.mask_BT)
-            notes.append(note(micro, scores, loss_batch, output))
+            notes.append(note(micro, scores, loss_batch, output, dloss_BT))
             losses.append(output.loss.detach())
             if not learns:
                 scored.append(Scored(micro, logp_BT.detach(), loss_batch.logp_ref_BT))
@@ -391,6 +395,7 @@ def _report(
         fates=fates_of(plan.batch, rows),
         log_ratios=_log_ratios(plan, rows, made.heard),
         reference_kl=reference_kl(made.notes),
+        trace=traces_of(plan.batch, rows, [scale for _, scale in settled.senders]),
     )
 
 

@@ -25,7 +25,7 @@ class Note(NamedTuple):
 
     arrived: torch.cuda.Event | None
     row_B: list[int]
-    table_KBT: Tensor  # log ratio, weight, free weight, sampler's log-prob, entropy
+    table_KBT: Tensor  # log ratio, weight, free weight, sampler's log-prob, entropy, -push
     keep_B: Tensor
     kl_B: Tensor
     loss: Tensor
@@ -53,13 +53,20 @@ def compared(log_ratio_T: Floats, spans: RolloutSpans | None) -> Floats:
     return log_ratio_T if spans is None else spans.sums(log_ratio_T)
 
 
-def note(micro: MicroBatch, scores: Scores, loss_batch: LossBatch, output: LossOutput) -> Note:
+def note(
+    micro: MicroBatch,
+    scores: Scores,
+    loss_batch: LossBatch,
+    output: LossOutput,
+    dloss_BT: Tensor,  # with respect to log-probs
+) -> Note:
     tables = (
         loss_batch.shared_log_ratio_BT,
         output.weight_BT,
         output.free_BT,
         loss_batch.logp_sampler_BT,
         micro.unpack(scores.entropy_M),
+        dloss_BT,
     )
     kept = (
         torch.stack([table.detach() for table in tables]),
@@ -103,7 +110,7 @@ def note_scores(rows: list[Row], note: Note) -> None:
     """Write what was computed for each sequence of a micro-batch into its row."""
     if note.arrived:
         note.arrived.synchronize()
-    log_ratio, weight, free, logq, entropy = note.table_KBT.double().numpy()
+    log_ratio, weight, free, logq, entropy, dloss = note.table_KBT.double().numpy()
     length_B = np.array([rows[row].num_tokens for row in note.row_B])
     is_own_BT = np.arange(weight.shape[1]) < length_B[:, None]
     mean_weight_B, mean_logq_B = (
@@ -122,4 +129,5 @@ def note_scores(rows: list[Row], note: Note) -> None:
             free=free[i, own],
             logq=float(mean_logq_B[i]),
             entropy=entropy[i, own],
+            push=-dloss[i, own],
         )

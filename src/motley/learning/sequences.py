@@ -18,13 +18,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from motley.learning.batches import MicroBatch, ToScore
-from motley.learning.diagnostics import Row
+from motley.learning.diagnostics import Row, ScoredRow
 from motley.learning.fates import FILTERED, LEARNED, SILENT, WITHHELD
 from motley.learning.meetings import Lesson
 from motley.learning.readings import RolloutSpans
 from motley.learning.select import Candidate
+from motley.learning.traces import RolloutTrace
 from motley.models.prompts import Prompts
 from motley.objectives import LossBatch, Samples, SpanTable, Terms
+from motley.spelling import Tokenwise
 
 Mask = NDArray[np.bool_]
 # of a rollout of a candidate, by its number: the tokens that must not be made likelier
@@ -296,6 +298,48 @@ def fates_of(batch: StepBatch, rows: Sequence[Row]) -> dict[int, str]:
         fates[candidate.position] = fates.get(candidate.position, "") + letter
     sent = {c.position: c.sent_letters(fates[c.position]) for c in batch.candidates}
     return {position: sent[position] for position in fates}
+
+
+def traces_of(
+    batch: StepBatch, rows: Sequence[Row], scale_S: Sequence[float]
+) -> tuple[RolloutTrace, ...]:
+    """What became of the tokens of every sequence that was scored.
+
+    `scale_S`: what was left of each sender's part of the gradient.
+    """
+    scale_of = dict(zip(batch.senders, scale_S, strict=False))  # none where nothing was scored
+    return tuple(
+        _trace(batch, number, row, row.scored, scale_of[row.sender])
+        for number, row in enumerate(rows)
+        if row.scored
+    )
+
+
+def _trace(
+    batch: StepBatch, number: int, row: Row, scored: ScoredRow, scale: float
+) -> RolloutTrace:
+    candidate, spans = batch.candidate_B[number], row.spans
+    log_ratio = scored.log_ratio
+    if spans is not None:
+        log_ratio = log_ratio.repeat(np.diff(spans.start_S, append=row.num_tokens))
+    is_read = not isinstance(candidate.reading, Tokenwise)
+    return RolloutTrace(
+        position=candidate.position,
+        number=candidate.sent_number(batch.number_B[number]),
+        sender=row.sender,
+        advantage=row.advantage,
+        kept=scored.keep,
+        filter_kl=scored.kl,
+        tokens=batch.sequences[number].tokens if is_read else None,
+        spans=None if spans is None else tuple(spans.start_S.tolist()),
+        log_ratio=log_ratio.astype(np.float32),
+        weight=scored.weight.astype(np.float32),
+        free=scored.free.astype(np.float32),
+        entropy=scored.entropy.astype(np.float32),
+        push=(scale * scored.push).astype(np.float32),
+        scale=scale,
+        is_lesson=number >= batch.first_lesson,
+    )
 
 
 def answers(plan: StepPlan, rows: Sequence[Row]) -> list[Row]:

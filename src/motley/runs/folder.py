@@ -7,6 +7,8 @@ RUN/metrics.jsonl          a line per peer and round (docs/metrics.md)
 RUN/estimators.jsonl       how far gradients are off, if that was measured (docs/metrics.md)
 RUN/groups/                the log of a crew in one process; the outbox of a peer in its own
 RUN/groups/fates.jsonl     what became of every group (learning/fates.py)
+RUN/groups/traces/PEER/    what steps made of tokens: NNNNNN.zst each, by the round as in
+                           fates.jsonl (learning/traces.py)
 RUN/checkpoints/round-N/   PEER/model holds what trains: a Hugging Face or PEFT folder; of some
                            layers, these, and what the others are from
 RUN/best/PEER/round-N/     the best model of a peer, where the crew may stop early
@@ -37,11 +39,20 @@ from motley.files import drop_unfinished_line
 from motley.learning.checkpoint import checkpoints, load_training
 from motley.learning.fates import FateFile
 from motley.learning.learner import StepReport
+from motley.learning.traces import TraceFiles
 from motley.peers.peer import Peer
 from motley.peers.sampling import Sampled
 from motley.peers.state import PeerState
+from motley.runs.best import keep_best
 from motley.runs.evaluation import greedy_answers, mean_by_kind, some_of
-from motley.runs.lines import NUM_SAMPLES, Accuracies, fates_of, learner_line, sample_answer
+from motley.runs.lines import (
+    NUM_SAMPLES,
+    Accuracies,
+    fates_of,
+    learner_line,
+    sample_answer,
+    trace_of,
+)
 from motley.runs.metrics import (
     FirstLine,
     LearnerLine,
@@ -52,7 +63,7 @@ from motley.runs.metrics import (
     read_metrics,
 )
 from motley.runs.signs import Watch
-from motley.runs.stopping import Best, Stopping, keep_best
+from motley.runs.stopping import Best, Stopping
 from motley.tasks import Measure, Scorer, Task, evaluation_set, load_task
 
 BROUGHT = {"data", "models"}  # what was given as Python objects, there before a run begins
@@ -92,13 +103,19 @@ class Run:
         drop_unfinished_line(self.metrics)
         self._watch: Watch | None = None  # from the first line on: the file may be cut before it
         self._fates = FateFile(folder / "groups" / "fates.jsonl")
+        self._traces = TraceFiles(folder / "groups" / "traces", config.evaluate.most_trace_bytes)
         self.returned: set[str] = set()  # models that came back from disk, by fingerprint
         self.stopping = Stopping(config.evaluate)
 
     def restore(self, peer: Peer, checkpoint: Path, state: PeerState) -> None:
         load_training(peer.learner.policy, peer.learner.optimiser, checkpoint / peer.me.name)
         peer.load_state(state)
-        self._fates.cut(peer.me.name, state.learned_rounds)
+        self.cut_steps(peer.me.name, state.learned_rounds)
+
+    def cut_steps(self, peer: str, round: int) -> None:
+        """Take back what was told of a peer's steps after this round: they are taken again."""
+        self._fates.cut(peer, round)
+        self._traces.cut(peer, round)
 
     # Metrics
 
@@ -125,10 +142,13 @@ class Run:
     ) -> LearnerLine:
         """What a peer has to say of a round.
 
-        What became of the groups it read is written beside it, in groups/fates.jsonl.
+        What became of the groups it read is written beside it, in groups/fates.jsonl, and what its
+        step made of their tokens, in groups/traces.
         """
         line = learner_line(peer, number, sampled, report, timing)
         self._fates.write(fates_of(peer, report))
+        if report:
+            self._traces.write(trace_of(peer, report))
         if number % self.config.evaluate.every == 0 or number == self.config.crew.rounds:
             skills = self.accuracies(peer)
             self._keep_if_best(peer, number, skills)

@@ -11,6 +11,7 @@ import msgspec
 
 from motley.learning.fates import StepFates
 from motley.learning.learner import StepReport
+from motley.learning.traces import StepTrace
 from motley.peers.follower import Sampler
 from motley.peers.peer import Peer
 from motley.peers.sampling import Sampled
@@ -88,6 +89,16 @@ def fates_of(peer: Peer, report: StepReport | None) -> StepFates:
         cursor=peer.cursor,
         groups=report.fates if report else {},
         let_go=let_go,
+    )
+
+
+def trace_of(peer: Peer, report: StepReport) -> StepTrace:
+    """What a step made of its tokens, by the same round."""
+    return StepTrace(
+        round=peer.learned_rounds,
+        peer=peer.me.name,
+        version=peer.learner.policy.version,
+        rollouts=report.trace,
     )
 
 

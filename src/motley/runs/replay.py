@@ -143,12 +143,7 @@ class Replay:
 
     def _copy(self) -> None:
         """Everything that the run can go on from, but for what is made again."""
-        made_again = shutil.ignore_patterns(
-            "checkpoints",
-            "metrics.jsonl",
-            "journal.jsonl",
-            *([] if self.after else ["fates.jsonl"]),
-        )
+        made_again = shutil.ignore_patterns("checkpoints", "metrics.jsonl", "journal.jsonl")
         shutil.copytree(self.folder, self.out, ignore=made_again, dirs_exist_ok=True)
 
     def _again(
@@ -162,6 +157,8 @@ class Replay:
         if self.after:
             checkpoint = self.folder / "checkpoints" / f"round-{self.after:06d}"
             run.restore(peer, checkpoint, load_manifest(checkpoint, SavedRun).of(me.name))
+        else:
+            run.cut_steps(me.name, 0)
         others = [name for name in self.without if name != me.name]
         for name in others:
             peer.scrutiny.standing.shut_out(name, "left out")

@@ -21,6 +21,7 @@ NOT_CONTENT = (
     "crew.chosen",
     "crew.report",
     "crew.report_all",
+    "evaluate.traces",
     "learning.checkpoint_every",
     "learning.token_budget",
     "peer.*.device",

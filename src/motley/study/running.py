@@ -391,11 +391,11 @@ def _give_back() -> None:
 
 
 def _drop_weights(folder: Path) -> None:
-    """The numbers are what a study is for, and models are large. Not before they are kept: until
-    then a run that is stopped goes on from its weights.
+    """The numbers are what a study is for, and models are large, as are traces of steps. Not before
+    they are kept: until then a run that is stopped goes on from its weights.
     """
-    for weights in ("start", "checkpoints"):
-        shutil.rmtree(folder / weights, ignore_errors=True)
+    for large in ("start", "checkpoints", "groups/traces"):
+        shutil.rmtree(folder / large, ignore_errors=True)
 
 
 def studied(configs: Sequence[CrewConfig], out: Path, folder: Path, by_name: bool) -> list[Studied]:
