@@ -34,8 +34,6 @@ class LogCopy:
 
     cuts = 0  # what it is a copy of is never cut
 
-    cuts = 0  # a server takes nothing back
-
     def __init__(self, file: IO[bytes], clock: Clock = RealClock()) -> None:
         self._file, self._clock = file, clock
         self._ids = bytearray()  # one behind the other
@@ -76,9 +74,6 @@ class LogCopy:
         id = self._ids[self._id_stops[number] : self._id_stops[number + 1]].decode()
         num_bytes = self._stops[number + 1] - self._stops[number]
         return RecordHead(self._positions[number], id, num_bytes)
-
-    def heads(self, after: int, limit: int = PAGE) -> list[RecordHead]:
-        return [RecordHead(e.position, e.id, len(e.record)) for e in self.read(after, limit)]
 
     def last(self) -> int:
         with self._lock:
