@@ -33,6 +33,7 @@ MENU = {
     "Use": (
         "docs/python.md",
         "docs/command_line.md",
+        "docs/watch.md",
         "docs/crew_file.md",
         "docs/tasks.md",
         "docs/models.md",

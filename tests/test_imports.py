@@ -27,7 +27,7 @@ FLOORS = [
     {"runs"},
     {"benchmarks", "distributed", "reports", "sim"},
     {"archive", "study"},
-    {"api", "attacks"},
+    {"api", "attacks", "dashboard"},
     {"cli"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

@@ -10,8 +10,9 @@ import torch
 from fakes import tiny_policy
 from motley.config import Evaluate
 from motley.learning.checkpoint import load_manifest
+from motley.runs.best import best_checkpoint, keep_best
 from motley.runs.metrics import FirstLine, LearnerLine, SamplerLine
-from motley.runs.stopping import Best, Stopping, best_checkpoint, keep_best
+from motley.runs.stopping import Best, Stopping
 
 
 def heard(values: dict[str, list[float | None]], **rules: float) -> Stopping:

@@ -6,7 +6,8 @@ reading is stopped again.
 """
 
 from motley.archive.examine import UNKNOWN, Examiner, Seen, Tally
-from motley.archive.opening import find_log, open_log
+from motley.archive.left import is_stopped, open_left
+from motley.archive.opening import find_log, hub_of, open_log
 from motley.archive.reading import Archive
 from motley.archive.rollouts import (
     LoggedRollout,
@@ -33,6 +34,9 @@ __all__ = [
     "crew_of",
     "export",
     "find_log",
+    "hub_of",
+    "is_stopped",
+    "open_left",
     "open_log",
     "problems_of",
     "read_range",

@@ -5,15 +5,15 @@ or a hub's server for a while.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from motley.archive.reading import Archive, FileSource, StreamSource
-from motley.exchange import Header, WireError, unpack
+from motley.exchange import Entry, Header, WireError, unpack
 from motley.records import Charter
 from motley.trust import Identity
 
@@ -65,16 +65,24 @@ def _crew_of(path: Path) -> str:
     return ""
 
 
-def open_log(folder: Path) -> AbstractContextManager[Archive]:
-    """The log of a folder, for the time of a `with`."""
-    if (folder / "hub.json").is_file():
-        return _of_hub(folder, folder)
+def hub_of(folder: Path) -> Path | None:
+    """The folder of the hub as whose owner the log of a folder is read; None: it is not."""
+    beside = folder.resolve().parent.parent / "hub"  # of a crew of several processes
+    is_of_crew = (folder / "member.json").is_file() and folder.resolve().parent.name == "peers"
+    for hub, may_be in ((folder, True), (beside, is_of_crew), (folder / "hub", True)):
+        if may_be and (hub / "hub.json").is_file():
+            return hub
+    return None
+
+
+def open_log(folder: Path, may_start: bool = True) -> AbstractContextManager[Archive]:
+    """The log of a folder, for the time of a `with`. `may_start`: the server of a hub that does not
+    run is started meanwhile, which keeps the hub from starting.
+    """
+    if hub := hub_of(folder):
+        return _of_hub(hub, folder, may_start)
     if (folder / "member.json").is_file():
-        beside = folder.resolve().parent.parent / "hub"  # of a crew of several processes
-        is_local = folder.resolve().parent.name == "peers" and (beside / "hub.json").is_file()
-        return _of_hub(beside, folder) if is_local else _of_member(folder)
-    if (folder / "hub" / "hub.json").is_file():
-        return _of_hub(folder / "hub", folder)
+        return _of_member(folder)
     return _of_file(folder)
 
 
@@ -82,12 +90,19 @@ def open_log(folder: Path) -> AbstractContextManager[Archive]:
 def _of_file(folder: Path) -> Iterator[Archive]:
     source = FileSource(folder / "groups" / "log.bin")
     crew, hub = "", b""
-    for entry in reversed(source.of_hub()):
+    # a log begins with its charter; only where it does not, all is looked through
+    for entry in _lazily(lambda: source.read(0, 1), source.of_hub):
         with suppress(WireError):
             header = Header.of(unpack(entry.record).body)
             if isinstance(header.content(), Charter):
                 crew, hub = header.crew, header.stamp.key
+                break
     yield Archive(folder, crew, hub, source)
+
+
+def _lazily(*reads: Callable[[], list[Entry]]) -> Iterator[Entry]:
+    for read in reads:
+        yield from read()
 
 
 @contextmanager
@@ -101,21 +116,22 @@ def _of_member(folder: Path) -> Iterator[Archive]:
             f"{folder / 'member.json'} cannot be read: {error}; join again with the line that the "
             "hub printed"
         ) from None
-    key = _must_exist(folder / "peer.key", "join again with the line that the hub printed")
+    key = must_exist(folder / "peer.key", "join again with the line that the hub printed")
     with _connected(membership.login(Identity.kept_at(key)), membership.crew) as source:
         yield Archive(folder, membership.crew, membership.hub, source)
 
 
 @contextmanager
-def _of_hub(hub: Path, folder: Path) -> Iterator[Archive]:
+def _of_hub(hub: Path, folder: Path, may_start: bool) -> Iterator[Archive]:
     """`folder` is the hub's, or that of the run whose hub it is."""
     from motley.distributed.register import hub_login, read_state
 
     state = read_state(hub)
-    key = _must_exist(
+    key = must_exist(
         hub / "hub.key", "only the folder that motley hub printed can be read as its hub"
     )
-    with _served(hub, state), _connected(hub_login(hub, state), state.crew) as source:
+    served = _served(hub, state) if may_start else nullcontext()
+    with served, _connected(hub_login(hub, state), state.crew) as source:
         yield Archive(folder, state.crew, Identity.kept_at(key).public, source)
 
 
@@ -127,7 +143,7 @@ def _served(folder: Path, state: HubState) -> Iterator[None]:
 
     place = state.place
     if place.host:
-        _must_exist(
+        must_exist(
             folder / "server" / "server.json", "this hub has never run: start it with motley hub"
         )
     if not place.host or Server(state.crew, folder / "server", place.host, place.port).alive():
@@ -158,7 +174,7 @@ def _connected(login: Login, crew: str) -> Iterator[StreamSource]:
         yield StreamSource(NatsLog(connection, crew))
 
 
-def _must_exist(path: Path, remedy: str) -> Path:
+def must_exist(path: Path, remedy: str) -> Path:
     if not path.is_file():
         raise ValueError(f"{path} is missing, and without it the log cannot be read; {remedy}")
     return path

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from motley.archive.examine import Examiner, Seen
 from motley.clock import Clock, Deadline, RealClock
-from motley.exchange import Entry, LogError, MemoryLog
+from motley.exchange import Entry, LogError, LogFile, RecordHead
 from motley.records import HUB, Charter
 
 if TYPE_CHECKING:
@@ -27,7 +27,16 @@ Say = Callable[[str], None]
 
 
 class RecordSource(Protocol):
+    @property
+    def cuts(self) -> int:
+        """How often the log was found shorter than before: positions may stand for others since."""
+        ...
+
     def read(self, after: int, limit: int = PAGE) -> list[Entry]: ...
+
+    def heads(self, after: int, limit: int = PAGE) -> list[RecordHead]:
+        """Of what `read` would give."""
+        ...
 
     def last(self) -> int:
         """The position of the newest record."""
@@ -43,48 +52,47 @@ class RecordSource(Protocol):
 
 
 class FileSource:
-    """The file of a memory log, read again when it has changed."""
+    """The file of a memory log. Holds no record: see exchange/log_file.py."""
 
     def __init__(self, path: Path, clock: Clock = RealClock()) -> None:
-        self._path, self._clock = path, clock
-        self._load()
+        self._file, self._clock = LogFile(path, kept=HUB), clock
+
+    @property
+    def cuts(self) -> int:
+        return self._file.cuts
 
     def read(self, after: int, limit: int = PAGE) -> list[Entry]:
-        return self._copy.read(after, limit)
+        return self._file.read(after, limit)
+
+    def heads(self, after: int, limit: int = PAGE) -> list[RecordHead]:
+        return self._file.heads(after, limit)
 
     def last(self) -> int:
-        return len(self._copy)
+        return self._file.last()
 
     def of_hub(self) -> list[Entry]:
-        return [
-            entry for entry in self._copy.read(0, len(self._copy)) if entry.id.startswith(f"{HUB}.")
-        ]
+        self._file.last()
+        return [entry for n in self._file.kept for entry in self._file.read(n - 1, 1)]
 
     def wait(self, after: int) -> None:
         deadline = Deadline(self._clock, WAIT_S)
-        while not deadline.passed:
-            if self._state() != self._loaded:
-                self._load()
-                return
+        while not deadline.passed and not self._file.has_changed():
             self._clock.sleep_s(POLL_S)
-
-    def _load(self) -> None:
-        self._loaded = self._state()  # before reading: what is written meanwhile shows as a change
-        self._copy = MemoryLog.copy_of(self._path)
-
-    def _state(self) -> tuple[int, int]:
-        status = self._path.stat()
-        return status.st_size, status.st_mtime_ns
 
 
 class StreamSource:
-    """A log on a NATS server."""
+    """A log on a NATS server, where nothing is ever taken back."""
+
+    cuts = 0
 
     def __init__(self, log: NatsLog) -> None:
         self._log = log
 
     def read(self, after: int, limit: int = PAGE) -> list[Entry]:
         return self._log.read(after, limit)
+
+    def heads(self, after: int, limit: int = PAGE) -> list[RecordHead]:
+        return [RecordHead(e.position, e.id, len(e.record)) for e in self.read(after, limit)]
 
     def last(self) -> int:
         # the newest record may carry headers that make its answer look like the server's own
@@ -117,7 +125,11 @@ class Archive:
     clock: Clock = RealClock()
 
     def charter(self) -> Charter | None:
-        return self._examiner(self.source.last()).charter
+        """It is the first record of a log; only where it is not there all is looked through."""
+        first = Examiner(self.crew, self.hub)
+        for entry in self.source.read(0, 1):
+            first.look(entry)
+        return first.charter or self._examiner(self.source.last()).charter
 
     def records(self, after: int = 0, with_tables: bool = False) -> Iterator[Seen]:
         """Everything behind a position up to the newest there is now. `with_tables`: groups are

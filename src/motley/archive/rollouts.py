@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -49,6 +50,7 @@ QUIET = {SILENT, TEXT_ONLY, NOT_CUT, UNREAD}  # all that a silent group may have
 NO_ADVANTAGE = "no advantage"  # as good as its group is on average, which is not silent
 TRUNCATED = "truncated"  # not a fate: such a rollout may be learned from
 NOT_RECORDED = "not recorded"
+WAITING, NOT_READ = "waiting", "not read yet"
 
 
 class LoggedRollout(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,6 +124,19 @@ def read_range(text: str, name: str) -> tuple[float, float]:
     return (low, high) if dots else (low, low)
 
 
+class Fates(Protocol):
+    """What learners made of groups, wherever it is kept."""
+
+    @property
+    def learners(self) -> Collection[str]:
+        """Those who wrote down what they made of groups."""
+        ...
+
+    def of(self, position: int, number: int) -> dict[str, str]:
+        """By learner, of one rollout of the group at a position."""
+        ...
+
+
 @dataclass(slots=True)
 class FateBook:
     """What the learners of a folder made of the groups of a log, by position."""
@@ -143,6 +158,10 @@ class FateBook:
                     book.let_go.setdefault(position, {})[step.peer] = why
         return book
 
+    @property
+    def learners(self) -> Collection[str]:
+        return self.cursors
+
     def of(self, position: int, number: int) -> dict[str, str]:
         """By learner, of one rollout of the group at a position."""
         return {peer: self._word(peer, position, number) for peer in self.cursors}
@@ -150,10 +169,24 @@ class FateBook:
     def _word(self, peer: str, position: int, number: int) -> str:
         letters = self.taken.get(position, {}).get(peer, "")
         if number < len(letters):
-            alone = letters[number] == SILENT and not set(letters) <= QUIET
-            return NO_ADVANTAGE if alone else WORDS.get(letters[number], NOT_RECORDED)
-        otherwise = "waiting" if position <= self.cursors[peer] else "not read yet"
+            return word_of(letters, number)
+        otherwise = WAITING if position <= self.cursors[peer] else NOT_READ
         return self.let_go.get(position, {}).get(peer, otherwise)
+
+
+def word_of(letters: str, number: int) -> str:
+    """What the letters of a group that was taken say of one of its rollouts."""
+    alone = letters[number] == SILENT and not set(letters) <= QUIET
+    return NO_ADVANTAGE if alone else WORDS.get(letters[number], NOT_RECORDED)
+
+
+def problems_or_note(archive: Archive) -> tuple[ProblemOf, str]:
+    """What each group is about; where the task cannot be had here, nothing, and why."""
+    try:
+        return problems_of(archive), ""
+    except ValueError as error:
+        why = f"without prompts and answers, as the task cannot be loaded: {error}"
+        return lambda group: None, why
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,41 +196,39 @@ class RolloutReader:
     archive: Archive
     problem_of: ProblemOf
     texts: LogTexts
-    book: FateBook
+    book: Fates
     learners: tuple[str, ...]
     note: str  # what cannot be shown, and why
 
     @staticmethod
     def of(archive: Archive) -> RolloutReader:
-        config, note = crew_of(archive), ""
-        problem_of: ProblemOf = lambda group: None
-        try:
-            problem_of = problems_of(archive)
-        except ValueError as error:
-            note = f"without prompts and answers, as the task cannot be loaded: {error}"
+        config = crew_of(archive)
+        problem_of, note = problems_or_note(archive)
         book = FateBook.read(archive.folder)
         students = tuple(peer.name for peer in config.students) if config else ()
-        learners = tuple(name for name in students if name in book.cursors) or students
-        if not book.cursors:
+        learners = tuple(name for name in students if name in book.learners) or students
+        if not book.learners:
             missing = f"{archive.folder / 'groups' / 'fates.jsonl'} is not there"
             note = "; ".join(filter(None, (note, f"what was learned from is not known: {missing}")))
         return RolloutReader(archive, problem_of, LogTexts(config), book, learners, note)
 
     def rollouts(self, wanted: RolloutFilter = RolloutFilter()) -> Iterator[LoggedRollout]:
         """In the order of the log."""
-        self._check(wanted)
+        self.check(wanted)
         for seen in self.archive.records():
             if seen.group and wanted.wants_group(seen.group, seen.sender):
-                yield from filter(wanted.wants, self._of_group(seen, seen.group))
+                yield from filter(wanted.wants, self.of_group(seen, seen.group))
 
-    def _check(self, wanted: RolloutFilter) -> None:
+    def check(self, wanted: RolloutFilter) -> None:
+        """Refuse a filter by the fates of somebody whose fates are not known."""
         if wanted.peer and self.learners and wanted.peer not in self.learners:
             raise ValueError(
                 f"{self.archive.folder} does not say what {wanted.peer!r} learned from; it has "
                 f"{', '.join(self.learners)}. Who sampled is --sender"
             )
 
-    def _of_group(self, seen: Seen, group: Group) -> Iterator[LoggedRollout]:
+    def of_group(self, seen: Seen, group: Group, with_text: bool = True) -> Iterator[LoggedRollout]:
+        """The rollouts of one group; `with_text`: what they say, which takes longest."""
         problem = self.problem_of(group)
         for number, rollout in enumerate(group.rollouts):
             fates = self.book.of(seen.position, number)
@@ -216,7 +247,7 @@ class RolloutReader:
                 kind=problem.kind if problem else None,
                 prompt=problem.prompt if problem else None,
                 answer=problem.answer if problem else None,
-                completion=self.texts.text(seen, rollout),
+                completion=self.texts.text(seen, rollout) if with_text else None,
                 num_tokens=len(rollout.tokens),
                 reward=rollout.reward if math.isfinite(rollout.reward) else None,
                 ending=rollout.ending,

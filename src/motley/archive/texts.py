@@ -4,9 +4,9 @@ sender published, or on this machine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 from motley.archive.examine import Seen
@@ -28,7 +28,9 @@ class LogTexts:
 
     def __init__(self, config: CrewConfig | None = None) -> None:
         models = [peer.model for peer in config.students] if config else []
-        self._vocabulary = cache(lambda fingerprint: _find(fingerprint, models))
+        # a stranger may name any number of vocabularies; a model's is read once
+        read = cache(_vocabulary_of)
+        self._vocabulary = lru_cache(256)(lambda fingerprint: _find(fingerprint, models, read))
 
     def text(self, seen: Seen, rollout: Rollout) -> str | None:
         """What was scored: of a prefix and what follows it."""
@@ -53,14 +55,43 @@ class LogTexts:
         of_end = (None,) * (len(rollout.tokens) - len(spelled))
         return (*(None if one is None else one.hex() for one in found), *of_end)
 
-    def _spelling(self, seen: Seen) -> Spelling | None:
-        from motley.models.spelled import NoSpellingError
-
+    def token_texts(self, seen: Seen, rollout: Rollout) -> list[str]:
+        """Of each token, for people: see `pieces`."""
         assert seen.group
-        known = self._vocabulary(seen.group.origin.vocabulary)
-        with suppress(NoSpellingError):
-            return known.spelling if known else None
+        return self.pieces(seen.group.origin.vocabulary, rollout.tokens, seen.spelling)
+
+    def pieces(
+        self, vocabulary: str, tokens: Sequence[int], spelling: Spelling | None = None
+    ) -> list[str]:
+        """The text of each token by its sender's table, or by the vocabulary as it is known here.
+        A byte that is no whole character is "\\xe2"; a token without text is its name, or "<7>".
+        """
+        known = self._vocabulary(vocabulary) if spelling is None else None
+        spelling = spelling or _spelling_of(known)
+        return [_piece(token, spelling, known) for token in tokens]
+
+    def _spelling(self, seen: Seen) -> Spelling | None:
+        assert seen.group
+        return _spelling_of(self._vocabulary(seen.group.origin.vocabulary))
+
+
+def _spelling_of(known: Vocabulary | None) -> Spelling | None:
+    if known is None:
         return None
+    from motley.models.spelled import NoSpellingError
+
+    with suppress(NoSpellingError):
+        return known.spelling
+    return None
+
+
+def _piece(token: int, spelling: Spelling | None, known: Vocabulary | None) -> str:
+    table = spelling.token_bytes if spelling else ()
+    spelled = table[token] if 0 <= token < len(table) else None
+    if spelled is not None:
+        return spelled.decode(errors="backslashreplace")
+    name = known.name_of(token) if known else None
+    return f"<{token}>" if name is None else name
 
 
 def _without_end(rollout: Rollout) -> tuple[int, ...]:
@@ -68,24 +99,28 @@ def _without_end(rollout: Rollout) -> tuple[int, ...]:
     return rollout.tokens[:-1] if rollout.ending == "stop" else rollout.tokens
 
 
-def _find(fingerprint: str, models: Sequence[str]) -> Vocabulary | None:
-    from motley.models.opening import is_tiny
-    from motley.models.sources import find, read_shape, read_tokenizer
-    from motley.models.tiny import tiny_vocabularies
-    from motley.models.vocabulary import Vocabulary
+def _find(
+    fingerprint: str, models: Sequence[str], read: Callable[[str], Vocabulary | None]
+) -> Vocabulary | None:
+    from motley.models.named import is_tiny
+    from motley.models.tiny_vocabularies import tiny_vocabularies
 
     for tiny in tiny_vocabularies():
         if tiny.fingerprint == fingerprint:
             return tiny
-    for model in dict.fromkeys(models):
-        if is_tiny(model):
-            continue
-        try:
-            source = find(model)
-            size = read_shape(source).get_text_config().vocab_size
-            own = Vocabulary(read_tokenizer(source), size=size)
-        except (ValueError, OSError):  # the model is another machine's
-            continue
-        if own.fingerprint == fingerprint:
-            return own
-    return None
+    pretrained = (model for model in dict.fromkeys(models) if not is_tiny(model))
+    there = filter(None, map(read, pretrained))
+    return next((own for own in there if own.fingerprint == fingerprint), None)
+
+
+def _vocabulary_of(model: str) -> Vocabulary | None:
+    """Of a pretrained model; None where that is another machine's. Takes torch."""
+    from motley.models.sources import find, read_shape, read_tokenizer
+    from motley.models.vocabulary import Vocabulary
+
+    try:
+        source = find(model)
+        size = read_shape(source).get_text_config().vocab_size
+        return Vocabulary(read_tokenizer(source), size=size)
+    except (ValueError, OSError):
+        return None

@@ -15,6 +15,7 @@ from motley.cli import (
     studying,
     training,
     trusting,
+    watching,
 )
 from motley.cli.shell import app
 
@@ -36,4 +37,5 @@ __all__ = [
     "studying",
     "training",
     "trusting",
+    "watching",
 ]

@@ -25,6 +25,7 @@ from motley.cli.common import (
     stop_on_interrupt,
     tell,
 )
+from motley.cli.watching import Watch, page_beside
 from motley.config import REPORTERS, EnginePart, OpenAI, Vllm, check_name, read_config
 from motley.reports.saying import recall_signs, show_signs
 
@@ -130,7 +131,7 @@ def _place(folder: Path, host: str, port: int, public: str, tls: str, nats: str)
 
     if nats:
         return Place(url=nats)
-    name = public or (_own_address() if host == "0.0.0.0" else host)
+    name = public or (own_address() if host == "0.0.0.0" else host)
     if not tls:
         return Place(url=f"nats://{name}:{port}", host=host, port=port)
     if tls == "self":
@@ -148,7 +149,7 @@ def _place(folder: Path, host: str, port: int, public: str, tls: str, nats: str)
     )
 
 
-def _own_address() -> str:
+def own_address() -> str:
     """The address of this machine on the network it would leave by; nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
@@ -238,6 +239,7 @@ def join(
     out: Annotated[
         Path | None, typer.Option(help="This peer's run folder; runs/CREW-PEER otherwise.")
     ] = None,
+    watch: Watch = False,
 ) -> None:
     """Take part in a crew from this machine.
 
@@ -252,7 +254,7 @@ def join(
         trackers = _trackers(report)
         invite = _invitation(invite)
         folder = out or Path("runs") / f"{crew}-{Invitation.read(invite).peer}"
-        with stop_on_interrupt() as stop_asked:
+        with page_beside(folder, watch), stop_on_interrupt() as stop_asked:
             judged = OpenAI(url=judge) if judge else None
             brings = Brings(data, model, device, _engine(vllm, openai), judged)
             participant = _join(url, crew, invite, folder, brings)

@@ -33,6 +33,7 @@ from motley.cli.common import (
 )
 from motley.cli.progress import counted_runs, timed_bars
 from motley.cli.studying import say_found
+from motley.cli.watching import Watch, page_beside
 from motley.config import CrewConfig, read_config
 from motley.files import new_run_folder
 from motley.reports.saying import recall_signs, show_signs
@@ -45,6 +46,7 @@ def sim(
     rounds: Rounds = 0,
     seed: Seed = None,
     out: Out = None,
+    watch: Watch = False,
     settings: Settings = None,
     as_json: AsJson = False,
 ) -> None:
@@ -56,12 +58,13 @@ def sim(
         config = changed(read_config(crew_file, settings or ()), objective, rounds, seed)
         say_choice(config)
         folder = out or new_run_folder(config.crew.name)
-        took_s = _simulate(config, folder, stderr() if as_json else console)
-        title = f"{config.crew.name}: {config.crew.row}, {duration(took_s)} simulated"
-        print_rows(summary(folder), title, as_json)
-        recall_signs(folder, Console(stderr=as_json))
-        if not as_json:
-            tell(f"run folder: {folder}")
+        with page_beside(folder, watch):
+            took_s = _simulate(config, folder, stderr() if as_json else console)
+            title = f"{config.crew.name}: {config.crew.row}, {duration(took_s)} simulated"
+            print_rows(summary(folder), title, as_json)
+            recall_signs(folder, Console(stderr=as_json))
+            if not as_json:
+                tell(f"run folder: {folder}")
 
 
 def _simulate(config: CrewConfig, folder: Path, console: Console) -> float:

@@ -40,6 +40,7 @@ from motley.cli.common import (
     tell,
 )
 from motley.cli.progress import skills_text, timed_bars
+from motley.cli.watching import Watch, page_beside
 from motley.config import CrewConfig, read_config
 from motley.files import new_run_folder
 from motley.reports.saying import recall_signs
@@ -199,6 +200,7 @@ def train(
     seed: Seed = None,
     out: Out = None,
     alone: Alone = False,
+    watch: Watch = False,
     settings: Settings = None,
 ) -> None:
     """Train a crew on this machine, or go on with a run."""
@@ -212,13 +214,16 @@ def train(
                     "--objective, --seed and --out, or begin a new run"
                 )
             longer = [f"crew.rounds={rounds}"] if rounds else []
-            _train(_resuming(resume, [*(settings or ()), *longer]), resume, alone)
+            begin = _resuming(resume, [*(settings or ()), *longer])
+            with page_beside(resume, watch):
+                _train(begin, resume, alone)
         elif crew_file is not None:
             config = changed(read_config(crew_file, settings or ()), objective, rounds, seed)
             say_choice(config)
             folder = out or new_run_folder(config.crew.name)
             logger.info("run folder %s", folder.resolve())
-            _train(_starting(config, folder), folder, alone)
+            with page_beside(folder, watch):
+                _train(_starting(config, folder), folder, alone)
 
 
 def _starting(config: CrewConfig, folder: Path) -> Callable[[], LocalCrew | ProcessCrew]:
@@ -248,6 +253,7 @@ def demo(
     seed: Seed = None,
     out: Out = None,
     alone: Alone = False,
+    watch: Watch = False,
     settings: Settings = None,
 ) -> None:
     """Watch three different tiny models learn from each other, in minutes on a CPU."""
@@ -266,9 +272,6 @@ def demo(
             objective=config_now.objective,
         )
         folder = out or new_run_folder("demo")
-        _train(
-            lambda: _start(config_now, folder),
-            folder,
-            alone,
-            recorded if same_but_objective == config_now and not alone else None,
-        )
+        known = recorded if same_but_objective == config_now and not alone else None
+        with page_beside(folder, watch):
+            _train(lambda: _start(config_now, folder), folder, alone, known)

@@ -16,7 +16,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     pass
 
 
-class Served(Answer):
+class Served(Answer, frozen=True):
     """A run, or the report of a study or sweep, that the page can show."""
 
     id: str  # in addresses
@@ -25,7 +25,7 @@ class Served(Answer):
     place: str  # the folder as it was given, for people
 
 
-class PeerCard(Answer):
+class PeerCard(Answer, frozen=True):
     name: str
     role: str  # "peer", "learner", "sampler"
     model: str
@@ -41,7 +41,7 @@ class PeerCard(Answer):
     follows: str  # of a sampler: its learner
 
 
-class Arrow(Answer):
+class Arrow(Answer, frozen=True):
     """Who learned how much from whom, over the rounds asked for."""
 
     sender: str
@@ -51,7 +51,7 @@ class Arrow(Answer):
     weight: float | None  # mean weight of its tokens
 
 
-class Warned(Answer):
+class Warned(Answer, frozen=True):
     round: int
     peer: str
     sign: str
@@ -59,7 +59,7 @@ class Warned(Answer):
     senders: list[str]
 
 
-class Crew(Answer):
+class Crew(Answer, frozen=True):
     name: str
     task: str
     objective: str
@@ -79,7 +79,7 @@ class Crew(Answer):
     keys: list[str]  # numbers that `curves` knows
 
 
-class Curve(Answer):
+class Curve(Answer, frozen=True):
     key: str
     peer: str
     sender: str  # of whom it is measured; "" where that is no question
@@ -87,12 +87,12 @@ class Curve(Answer):
     is_alone: bool = False  # of the peer trained by itself
 
 
-class Curves(Answer):
+class Curves(Answer, frozen=True):
     curves: list[Curve]
     every: int  # rounds between two points; 1: all are there
 
 
-class RolloutDot(Answer):
+class RolloutDot(Answer, frozen=True):
     number: int
     reward: float | None
     num_tokens: int
@@ -100,7 +100,7 @@ class RolloutDot(Answer):
     fates: dict[str, str]  # learner -> what became of it
 
 
-class GroupLine(Answer):
+class GroupLine(Answer, frozen=True):
     position: int
     round: int
     slot: int
@@ -112,14 +112,14 @@ class GroupLine(Answer):
     rollouts: list[RolloutDot]
 
 
-class GroupPage(Answer):
+class GroupPage(Answer, frozen=True):
     groups: list[GroupLine]
     next: int | None  # `after` of the next page; None: that was all
     looked_at: int  # groups that this page went through
     total: int  # groups of the log
 
 
-class TokenTrace(Answer):
+class TokenTrace(Answer, frozen=True):
     """What a step of one learner made of a rollout's tokens; one entry per token of the learner's
     own cut, or per span where there are spans.
     """
@@ -139,7 +139,7 @@ class TokenTrace(Answer):
     push: list[float | None]  # -d loss / d log p: what the step added to this token's log-prob
 
 
-class RolloutText(Answer):
+class RolloutText(Answer, frozen=True):
     number: int
     reward: float | None
     ending: str
@@ -151,7 +151,7 @@ class RolloutText(Answer):
     traces: list[TokenTrace]
 
 
-class GroupText(Answer):
+class GroupText(Answer, frozen=True):
     position: int
     id: str
     round: int
@@ -169,9 +169,11 @@ class GroupText(Answer):
     rollouts: list[RolloutText]
     before: int | None  # position of the group before it in the log
     after: int | None
+    # learners some of whose traces are not shown: they are too large beside the others
+    left_out: list[str] = []
 
 
-class FormulaLine(Answer):
+class FormulaLine(Answer, frozen=True):
     symbol: str  # "ρ"
     formula: str  # "exp(log p − log q)"
     values: str  # "exp(−1.20 − (−1.35))"
@@ -179,27 +181,27 @@ class FormulaLine(Answer):
     words: str  # a sentence for people
 
 
-class Formula(Answer):
+class Formula(Answer, frozen=True):
     objective: str
     about: str
     lines: list[FormulaLine]
     verdict: str  # a sentence: what became of this token, and why
 
 
-class Reason(Answer):
+class Reason(Answer, frozen=True):
     reason: str
     words: str  # what it means, and what to do
     count: int  # rollouts
     points: list[Point]  # rollouts by round, downsampled as sums
 
 
-class Discarded(Answer):
+class Discarded(Answer, frozen=True):
     learner: str
     reasons: list[Reason]  # those of what was learned too, called "learned"
     total: int
 
 
-class Histogram(Answer):
+class Histogram(Answer, frozen=True):
     sender: str
     learner: str
     edges: list[float]  # of log10 of the ratio
@@ -210,11 +212,11 @@ class Histogram(Answer):
     num_tokens: int
 
 
-class Histograms(Answer):
+class Histograms(Answer, frozen=True):
     histograms: list[Histogram]
 
 
-class Suspect(Answer):
+class Suspect(Answer, frozen=True):
     learner: str
     sender: str
     refused: dict[str, int]
@@ -226,13 +228,13 @@ class Suspect(Answer):
     until: int | None
 
 
-class TrustView(Answer):
+class TrustView(Answer, frozen=True):
     suspects: list[Suspect]
-    alarm: float  # powers of ten of evidence at which a sender is muted
+    alarm: float | None  # powers of ten of evidence at which a sender is muted; None: nobody is
     faults: dict[str, dict[str, int]]  # sender -> fault -> records of the log
 
 
-class Wire(Answer):
+class Wire(Answer, frozen=True):
     """What the log is like, by sender."""
 
     sender: str
@@ -243,12 +245,20 @@ class Wire(Answer):
     lag: dict[str, int]  # learner -> records that it has not read
 
 
-class Speed(Answer):
+class Speed(Answer, frozen=True):
     wires: list[Wire]
     records: int
 
 
-class Refused(Answer):
+class Changed(Answer, frozen=True):
+    """Said whenever something of a run is new: how things stand."""
+
+    round: int
+    indexed: float
+    is_over: bool
+
+
+class Refused(Answer, frozen=True):
     """What came of a question that cannot be answered: what, got, expected, remedy."""
 
     error: str

@@ -2,8 +2,9 @@
 
 from motley.exchange.headers import BranchHeader, GroupHeader
 from motley.exchange.log import Entry, Log, LogError, stands_under
+from motley.exchange.log_file import LogFile, RecordHead
 from motley.exchange.memory import MemoryLog, cut_log, first_record
-from motley.exchange.outbox import Head, Mark, Outbox, Signer
+from motley.exchange.outbox import Head, Mark, Outbox, Signer, count_unsent
 from motley.exchange.sections import RolloutArrays, WireError
 from motley.exchange.wire import Header, Limits, Sealed, decode, encode, pack, unpack
 
@@ -16,13 +17,16 @@ __all__ = [
     "Limits",
     "Log",
     "LogError",
+    "LogFile",
     "Mark",
     "MemoryLog",
     "Outbox",
+    "RecordHead",
     "RolloutArrays",
     "Sealed",
     "Signer",
     "WireError",
+    "count_unsent",
     "cut_log",
     "decode",
     "encode",

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from motley.exchange.log import Entry
 
-_HEAD = struct.Struct("<II")
+HEAD = struct.Struct("<II")
 
 
 class MemoryLog:
@@ -96,19 +96,19 @@ def cut_log(path: Path, num_records: int) -> None:
 
 
 def _entry(id: str, record: bytes) -> bytes:
-    return _HEAD.pack(len(id.encode()), len(record)) + id.encode() + record
+    return HEAD.pack(len(id.encode()), len(record)) + id.encode() + record
 
 
 def _entries(content: bytes) -> Iterator[tuple[str, bytes, int]]:
     """Every whole entry: id, record, and where it ends."""
     offset = 0
-    while offset + _HEAD.size <= len(content):
-        id_size, record_size = _HEAD.unpack_from(content, offset)
-        middle = offset + _HEAD.size + id_size
+    while offset + HEAD.size <= len(content):
+        id_size, record_size = HEAD.unpack_from(content, offset)
+        middle = offset + HEAD.size + id_size
         if middle + record_size > len(content):
             return
         yield (
-            content[offset + _HEAD.size : middle].decode(),
+            content[offset + HEAD.size : middle].decode(),
             content[middle : middle + record_size],
             middle + record_size,
         )

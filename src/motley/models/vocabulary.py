@@ -190,6 +190,11 @@ class Vocabulary:
         first, *rest = self._texts(parts)
         return first + "".join(name + text for name, text in zip(names, rest, strict=True))
 
+    def name_of(self, id: int) -> str | None:
+        """What the tokenizer calls a token; None where it has none of that id."""
+        name = self.tokenizer.convert_ids_to_tokens(id) if 0 <= id < self.size else None
+        return name if isinstance(name, str) else None
+
     # Bytes, for crews of several vocabularies
 
     @property

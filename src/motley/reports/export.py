@@ -30,9 +30,10 @@ from motley.models.policy import (
 from motley.models.sources import find, keep_layers, read_folder, read_model
 from motley.records import Sampling
 from motley.reports.card import ExportedModel, card, hub_id
+from motley.runs.best import best_checkpoint
 from motley.runs.folder import newest_checkpoint, peer_folder
 from motley.runs.metrics import LearnerLine, decode_lines, learner_lines
-from motley.runs.stopping import Best, best_checkpoint
+from motley.runs.stopping import Best
 
 Dtype = Literal["float32", "bfloat16"]
 

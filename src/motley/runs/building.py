@@ -36,8 +36,8 @@ from motley.objectives import objective
 from motley.peers.follower import Sampler
 from motley.peers.peer import Peer
 from motley.peers.sampling import SamplerHalf
+from motley.runs.best import best_checkpoint
 from motley.runs.folder import Run, newest_checkpoint, peer_folder
-from motley.runs.stopping import best_checkpoint
 from motley.tasks import Task, load_task
 
 logger = logging.getLogger(__name__)

@@ -43,6 +43,7 @@ from motley.learning.traces import TraceFiles
 from motley.peers.peer import Peer
 from motley.peers.sampling import Sampled
 from motley.peers.state import PeerState
+from motley.runs.best import keep_best
 from motley.runs.evaluation import greedy_answers, mean_by_kind, some_of
 from motley.runs.lines import (
     NUM_SAMPLES,
@@ -62,7 +63,7 @@ from motley.runs.metrics import (
     read_metrics,
 )
 from motley.runs.signs import Watch
-from motley.runs.stopping import Best, Stopping, keep_best
+from motley.runs.stopping import Best, Stopping
 from motley.tasks import Measure, Scorer, Task, evaluation_set, load_task
 
 BROUGHT = {"data", "models"}  # what was given as Python objects, there before a run begins

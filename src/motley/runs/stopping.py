@@ -1,28 +1,16 @@
-"""Stopping: when a crew is over before its last round, and the best model that a peer had.
+"""Stopping: when a crew is over before its last round.
 
-Both go by held-out rewards, as lines of metrics have them: what is on the disk decides, so a
-resumed run decides the same.
-
-RUN/best/PEER/round-N/model   an ordinary model folder, whole and hashed as checkpoints are
+It goes by held-out rewards, as lines of metrics have them: what is on the disk decides, so a
+resumed run decides the same. Imports without torch, for those who only read.
 """
 
 from __future__ import annotations
 
-import shutil
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
 from motley.config import Evaluate
-from motley.learning.checkpoint import (
-    CheckpointError,
-    checkpoints,
-    load_manifest,
-    save_checkpoint,
-)
-from motley.models.policy import Policy
 from motley.runs.metrics import ByKind, FirstLine, MetricsLine, mean
 
 
@@ -76,29 +64,3 @@ class Stopping:
                 f"{record.since} evaluations (stop_after = {rules.stop_after})"
             )
         return ""
-
-
-# The best model
-
-
-def keep_best(root: Path, policy: Policy, now: Best) -> None:
-    """Keep a model in place of the one that was the best; no other is better than that."""
-    kept = checkpoints(root)
-    with suppress(CheckpointError):  # a damaged one is no best
-        if kept and load_manifest(kept[-1], Best).heldout >= now.heldout:
-            return
-    newest = save_checkpoint(root, now.round, now, lambda folder: policy.save(folder / "model"))
-    for old in checkpoints(root):
-        if old != newest:
-            shutil.rmtree(old)
-
-
-def best_checkpoint(folder: Path, peer: str) -> Path:
-    """Where a peer's best model is, in its own run folder."""
-    kept = checkpoints(folder / "best" / peer)
-    if not kept:
-        raise ValueError(
-            f"{folder} has no best checkpoint of {peer}; it is kept where evaluate.stop_after "
-            "or evaluate.stop_at is set; leave --best out for the newest one"
-        )
-    return kept[-1]
