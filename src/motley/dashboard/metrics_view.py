@@ -23,7 +23,8 @@ from motley.dashboard.suspicion import suspects_of
 from motley.runs.metrics import ByKind, LearnerLine
 from motley.runs.stopping import Stopping
 
-MOST_POINTS, MOST_KEYS = 2000, 32  # of one answer
+MOST_KEYS = 50  # of one answer
+MOST_LINES = 6000  # that are read for one: about 0.15 s
 DECODED_BYTES = 30_000_000  # of what senders sent, for one answer: about 0.1 s
 ARROW_LINES = 60  # of a learner, that tell from whom it learned
 REAL_S = 1e8  # an earlier moment is a simulation's
@@ -265,7 +266,7 @@ class MetricsView:
             raise ValueError(f"{len(keys)} keys were asked for; ask for 1 to {MOST_KEYS} at once")
         for key in keys:
             check_key(key)
-        points = min(max(points, 2), MOST_POINTS)
+        points = max(points, 2)
         drawn, every = _draw(self._lines, self._peers, keys, points, rounds)
         for name, run in self._alone.runs.items():
             own = {name: run.peers[name]} if name in run.peers else {}
@@ -329,7 +330,9 @@ def _draw(
             name: (one.marked(HELDOUT) if some is scores else one.steps).within(rounds)
             for name, one in peers.items()
         }
-        most = _affordable(lines.values(), points) if some is by_sender else points
+        most = min(points, max(2, MOST_LINES // max(1, len(lines))))
+        if some is by_sender:
+            most = _affordable(lines.values(), most)
         for name, one in lines.items():
             chosen, step = one.spread(most)
             curves += _curves_of(run, name, chosen, some, is_alone)
