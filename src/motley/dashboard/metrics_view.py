@@ -25,7 +25,8 @@ from motley.runs.stopping import Stopping
 
 MOST_KEYS = 50  # of one answer
 MOST_LINES = 6000  # that are read for one: about 0.15 s
-DECODED_BYTES = 30_000_000  # of what senders sent, for one answer: about 0.1 s
+# Of what senders sent, for one answer: about 0.1 s, and half of it.
+CURVE_BYTES, ARROW_BYTES = 30_000_000, 15_000_000
 ARROW_LINES = 60  # of a learner, that tell from whom it learned
 REAL_S = 1e8  # an earlier moment is a simulation's
 SHORT = 12  # characters of a vocabulary's fingerprint that tell it from others
@@ -54,6 +55,7 @@ class MetricsView:
         self._config_time_ns = -1
         self._member = ""  # whose own folder it is, of a crew at a hub
         self._sizes: dict[str, int | None] = {}
+        self._keys = telling.KnownKeys()
         self._read_config()
 
     def refresh(self, seconds: float = 0.2) -> bool:
@@ -161,12 +163,12 @@ class MetricsView:
             warnings=telling.warnings(peers),
             notes=self._notes(seconds),
             indexed=self.indexed,
-            keys=telling.keys(peers),
+            keys=self._keys.of(peers),
         )
 
     def _arrows(self, rounds: tuple[float, float]) -> list[Arrow]:
         known = {name: lines.within(rounds) for name, lines in self._peers.items()}
-        most = _affordable(known.values(), ARROW_LINES)
+        most = _affordable(known.values(), ARROW_LINES, ARROW_BYTES)
         size = self._config.rollouts_per_group if self._config else 1
         return [
             arrow
@@ -297,7 +299,7 @@ class MetricsView:
                 suspect
                 for name in self._learners
                 if name in peers
-                for suspect in suspects_of(name, peers[name])
+                for suspect in suspects_of(name, peers[name], len(self._learners))
             ],
             alarm=_alarm(self._config.trust.alpha) if self._config else None,
             faults=faults,
@@ -323,16 +325,17 @@ def _draw(
     scores = [key for key in keys if is_score(key)]
     by_sender = [key for key in keys if key.startswith("senders")]
     plain = [key for key in keys if key not in scores and key not in by_sender]
+    asked = [some for some in (scores, plain, by_sender) if some]
     curves: list[Curve] = []
     every = 1
-    for some in filter(None, (scores, plain, by_sender)):
+    for some in asked:
         lines = {
             name: (one.marked(HELDOUT) if some is scores else one.steps).within(rounds)
             for name, one in peers.items()
         }
-        most = min(points, max(2, MOST_LINES // max(1, len(lines))))
+        most = min(points, max(2, MOST_LINES // (len(asked) * max(1, len(lines)))))
         if some is by_sender:
-            most = _affordable(lines.values(), most)
+            most = _affordable(lines.values(), most, CURVE_BYTES // len(asked))
         for name, one in lines.items():
             chosen, step = one.spread(most)
             curves += _curves_of(run, name, chosen, some, is_alone)
@@ -340,10 +343,10 @@ def _draw(
     return curves, every
 
 
-def _affordable(lines: Iterable[PeerLines], points: int) -> int:
+def _affordable(lines: Iterable[PeerLines], points: int, num_bytes: int) -> int:
     """As many points, or fewer: so that not too much is decoded for one answer."""
     a_round = sum(one.num_bytes / len(one) for one in lines if len(one))
-    return min(points, max(2, int(DECODED_BYTES / a_round))) if a_round else points
+    return min(points, max(2, int(num_bytes / a_round))) if a_round else points
 
 
 def _curves_of(
