@@ -169,9 +169,8 @@ class GroupText(Answer, frozen=True):
     rollouts: list[RolloutText]
     before: int | None  # position of the group before it in the log
     after: int | None
-    left_out: list[
-        str
-    ] = []  # learners some of whose traces are too large to be shown beside others
+    # learners some of whose traces are not shown: they are too large beside the others
+    left_out: list[str] = []
 
 
 class FormulaLine(Answer, frozen=True):

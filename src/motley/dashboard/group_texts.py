@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from motley.archive import LoggedRollout, RolloutReader, Seen
+from motley.archive.rollouts import NOT_RECORDED
 from motley.dashboard.answers import GroupText, RolloutText, TokenTrace
 from motley.dashboard.fate_index import FateIndex
+from motley.dashboard.formulas import TokenFacts
 from motley.dashboard.reasons import fault_words
-from motley.dashboard.records import Named
+from motley.dashboard.records import RecordName
 from motley.dashboard.token_traces import TraceReader, numbers
 from motley.learning.traces import RolloutTrace
 from motley.records import Group, Rollout
@@ -33,7 +35,7 @@ class GroupWriter:
     left_out: set[str] = field(default_factory=set)
 
     def text(
-        self, seen: Seen, named: Named, neighbours: Neighbours, learner: str = ""
+        self, seen: Seen, named: RecordName, neighbours: Neighbours, learner: str = ""
     ) -> GroupText:
         """`learner`: the only one whose traces are wanted; nothing: those of all."""
         group = seen.group
@@ -63,7 +65,39 @@ class GroupWriter:
             left_out=sorted(self.left_out),
         )
 
-    def _steps(self, position: int, learner: str) -> list[tuple[str, int]]:
+    def facts(self, seen: Seen, number: int, learner: str, token: int) -> TokenFacts:
+        """What is known of one token of one rollout. ValueError: there is no such token."""
+        group = seen.group
+        told = [*self.reader.of_group(seen, group, with_text=False)] if group else []
+        if group is None or not 0 <= number < len(told):
+            raise ValueError(
+                f"the group at position {seen.position} has {len(told)} rollouts, and no number "
+                f"{number}; choose one from 0 on"
+            )
+        rollout = group.rollouts[number]
+        steps = self._steps(seen.position, learner)
+        round = steps[0][1] if steps else None
+        trace = self.traces.of(learner, round, seen.position, number) if round else None
+        is_own_cut = trace is not None and trace.tokens is not None
+        length = len(trace.push) if trace else len(rollout.tokens)
+        if not 0 <= token < length:
+            raise ValueError(
+                f"rollout {number} of the group at position {seen.position} has {length} tokens "
+                f"for {learner}, and no number {token}; choose one from 0 on"
+            )
+        return TokenFacts(
+            token=token,
+            learner=learner,
+            sender=seen.sender,
+            fate=told[number].fates.get(learner, NOT_RECORDED),
+            logprob=None if is_own_cut else rollout.logprobs[token],
+            rewards=[one.reward for one in group.rollouts],
+            reward=rollout.reward,
+            round=round,
+            trace=trace,
+        )
+
+    def _steps(self, position: int, learner: str = "") -> list[tuple[str, int]]:
         """Learner and round of every step that took the group."""
         asked = [name for name in sorted(self.fates.learners) if learner in ("", name)]
         steps = [(name, self.fates.step_of(name, position)) for name in asked]

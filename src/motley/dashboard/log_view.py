@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import RLock
+from threading import Event, RLock, Thread
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from motley.clock import Clock, Deadline, RealClock
 from motley.config import CrewConfig
 from motley.dashboard.answers import (
     Discarded,
+    Formula,
     GroupLine,
     GroupPage,
     GroupText,
@@ -38,14 +39,17 @@ from motley.dashboard.answers import (
     Speed,
 )
 from motley.dashboard.fate_index import FateIndex, FateTotals
+from motley.dashboard.formulas import formula
 from motley.dashboard.group_texts import GroupWriter
 from motley.dashboard.reasons import REFUSED
-from motley.dashboard.records import GROUP, LogIndex, Named, NewestGroup, RecordReader
+from motley.dashboard.records import GROUP, LogIndex, NewestGroup, RecordName, RecordReader
+from motley.dashboard.rows import Row, row_of
 from motley.dashboard.sums import discarded, wires
 from motley.dashboard.token_traces import TraceReader
 from motley.exchange import LogError
 
 ANSWER_S = 0.15  # before the answer is written; a page is to have it within 0.3
+LOAD_S = 5.0  # that one group may wait for what is being loaded
 SLICE_S = 0.01  # of a refresh, in which no question is answered
 LOOK_BACK_S = 0.02  # of a refresh, for records that nobody asked for
 MAX_LIMIT = 500
@@ -91,7 +95,7 @@ class LogView:
 
     def __init__(self, archive: Archive, clock: Clock = RealClock()) -> None:
         self._archive, self._clock = archive, clock
-        self._lock, self._loading = RLock(), RLock()
+        self._lock = RLock()
         self._index = LogIndex(archive.source)
         self._records = RecordReader(archive, self._index)
         self._fates = FateIndex(archive.folder)
@@ -101,14 +105,18 @@ class LogView:
             self._fates, self._config.rollouts_per_group if self._config else 1
         )
         self._rollouts: RolloutReader | None = None
+        self._loader = Thread(target=self._load, name="texts", daemon=True)
+        self._loaded, self._row_loaded = Event(), Event()
+        self._row = Row(name="", about="", note="it is still being loaded")
         self._out_of_reach = ""
 
     # What is new
 
     def refresh(self, seconds: float = 0.2) -> bool:
         """Look at what the log and its fates have grown by, for about so long; True if something is
-        new. The first call also loads the task and the vocabularies, which takes a moment more.
+        new. The first call has a thread load the task and the vocabularies, which takes seconds.
         """
+        self._begin_loading()
         deadline = Deadline(self._clock, seconds)
         cuts, known = self._index.cuts, len(self._index)
         try:
@@ -119,7 +127,6 @@ class LogView:
         is_new = (cuts, known) != (self._index.cuts, len(self._index))
         is_new |= self._go_on(deadline, self._fates.read_on)
         is_new |= self._go_on(deadline, self._totals.count_on)
-        self._reader()
         try:
             self._go_on(Deadline(self._clock, min(seconds, LOOK_BACK_S)), self._records.look_back)
         except LogError as error:
@@ -155,37 +162,53 @@ class LogView:
     def notes(self) -> list[str]:
         """What cannot be shown, and why."""
         found = [self._out_of_reach, self._rollouts.note if self._rollouts else ""]
+        found += [self._row.note] if self._row_loaded.is_set() else []
         if self._fates.is_whole and not self._fates.learners:
             missing = self._archive.folder / "groups" / "fates.jsonl"
             found.append(f"what was learned from is not known: {missing} is not there")
         return [note for note in found if note]
 
-    def _reader(self) -> RolloutReader:
-        with self._loading:
-            if self._rollouts is None:
-                problem_of, note = problems_or_note(self._archive)
-                texts = LogTexts(self._config)
-                texts.pieces("", ())  # what it needs is loaded now
-                self._rollouts = RolloutReader(
-                    self._archive, problem_of, texts, self._fates, _students(self._config), note
-                )
-            return self._rollouts
+    def _begin_loading(self) -> None:
+        if self._loader.ident is None:
+            self._loader.start()
 
-    @contextmanager
-    def _asked(self) -> Iterator[RolloutReader]:
-        reader = self._reader()
-        with self._lock:
-            yield reader
+    def _load(self) -> None:
+        """What is needed to tell what a group is about and says."""
+        try:
+            problem_of, note = problems_or_note(self._archive)
+            texts = LogTexts(self._config)
+            texts.pieces("", ())  # have the vocabularies ready
+        except (OSError, ImportError) as error:
+            problem_of, texts = lambda group: None, LogTexts()
+            note = f"without prompts and answers, as they cannot be read: {error}"
+        self._rollouts = RolloutReader(
+            self._archive, problem_of, texts, self._fates, _students(self._config), note
+        )
+        self._loaded.set()
+        if self._config:
+            self._row = row_of(self._config)
+        self._row_loaded.set()
+
+    def _reader(self, seconds: float) -> RolloutReader | None:
+        """None: it is not ready in this time."""
+        self._begin_loading()
+        self._loaded.wait(seconds)
+        return self._rollouts
 
     # Groups
 
     def groups(self, query: GroupQuery) -> GroupPage:
         """A page of groups, in the order of the log. Filters that need a group's content look at as
-        many groups as there is time for; `next` then goes on where they stopped.
+        many groups as there is time for; `next` then goes on where they stopped. So it does while
+        the task and the vocabularies are being loaded: no group has been looked at then.
         """
-        with self._asked() as reader:
-            wanted, deadline = query.filter, Deadline(self._clock, ANSWER_S)
-            reader.check(wanted)
+        reader, wanted = self._reader(ANSWER_S), query.filter
+        if reader is None:
+            total = self._index.num_groups
+            return GroupPage(groups=[], next=query.after, looked_at=0, total=total)
+        reader.check(wanted)
+        with self._lock:
+            deadline = Deadline(self._clock, ANSWER_S)
             lines: list[GroupLine] = []
             looked_at, last, limit = 0, query.after, max(1, min(query.limit, MAX_LIMIT))
             next_after: int | None = None
@@ -236,20 +259,42 @@ class LogView:
 
     def group(self, position: int, learner: str = "") -> GroupText:
         """One group whole, with what every learner made of its tokens, or one of them."""
-        with self._asked() as reader:
-            named = self._index.place_of(position)
-            seen = self._records.look(position) if named and named.kind == GROUP else None
-            if named is None or seen is None:
-                raise ValueError(
-                    f"there is no group at position {position} of the log; it has "
-                    f"{len(self._index)} records so far: choose one of the list of groups"
-                )
+        with self._writing() as writer:
+            seen, named = self._group_at(position)
             positions = self._index.groups()
             place = int(np.searchsorted(positions, position))
             before = int(positions[place - 1]) if place else None
             after = int(positions[place + 1]) if place + 1 < len(positions) else None
-            writer = GroupWriter(reader, self._fates, self._traces, self._vocabulary_of)
             return writer.text(seen, named, (before, after), learner)
+
+    def formula(self, position: int, number: int, learner: str, token: int) -> Formula:
+        """What a learner's step made of one token, line by line."""
+        with self._writing() as writer:
+            self._must_be_known(learner)
+            facts = writer.facts(self._group_at(position)[0], number, learner, token)
+        self._row_loaded.wait(LOAD_S)
+        return formula(self._row, facts)
+
+    @contextmanager
+    def _writing(self) -> Iterator[GroupWriter]:
+        reader = self._reader(LOAD_S)
+        if reader is None:
+            raise ValueError(
+                "the task and the vocabularies of the crew are still being loaded; ask again in a "
+                "moment"
+            )
+        with self._lock:
+            yield GroupWriter(reader, self._fates, self._traces, self._vocabulary_of)
+
+    def _group_at(self, position: int) -> tuple[Seen, RecordName]:
+        named = self._index.place_of(position)
+        seen = self._records.look(position) if named and named.kind == GROUP else None
+        if named is None or seen is None:
+            raise ValueError(
+                f"there is no group at position {position} of the log; it has "
+                f"{len(self._index)} records so far: choose one of the list of groups"
+            )
+        return seen, named
 
     def _vocabulary_of(self, peer: str) -> str:
         """By the newest group of a peer; nothing where it has none."""
@@ -303,7 +348,7 @@ class LogView:
             )
 
 
-def _group_line(seen: Seen, named: Named, rollouts: list[LoggedRollout]) -> GroupLine:
+def _group_line(seen: Seen, named: RecordName, rollouts: list[LoggedRollout]) -> GroupLine:
     assert seen.group
     prompt = rollouts[0].prompt if rollouts else None
     return GroupLine(
@@ -328,7 +373,7 @@ def _group_line(seen: Seen, named: Named, rollouts: list[LoggedRollout]) -> Grou
     )
 
 
-def _unreadable_line(seen: Seen, named: Named) -> GroupLine:
+def _unreadable_line(seen: Seen, named: RecordName) -> GroupLine:
     """A record under the id of a group that cannot be read as one."""
     return GroupLine(
         position=seen.position,

@@ -42,7 +42,7 @@ class NewestGroup(msgspec.Struct, frozen=True):
     created_s: float
 
 
-class Named(NamedTuple):
+class RecordName(NamedTuple):
     """What an id says."""
 
     sender: str
@@ -56,17 +56,17 @@ _GROUP_ID = re.compile(r"([^.]*)\.([0-9]{1,9})\.([0-9]{1,9})(?:\.[^.]*)?", re.DO
 _OTHERS = {"table": TABLE, "weights": WEIGHTS}
 
 
-def read_id(id: str) -> Named:
+def read_id(id: str) -> RecordName:
     """What an id says; numbers of more than nine digits are no round's and no slot's.
 
-    >>> read_id("small.3.0"), read_id("hub.roster.2")
-    (Named(sender='small', kind=0, round=3, slot=0), Named(sender='hub', kind=3, round=-1, slot=-1))
+    >>> read_id("small.3.0")
+    RecordName(sender='small', kind=0, round=3, slot=0)
     """
     match = _GROUP_ID.fullmatch(id)
     if match and match[1] != HUB:
-        return Named(match[1], GROUP, int(match[2]), int(match[3]))
+        return RecordName(match[1], GROUP, int(match[2]), int(match[3]))
     name, *rest = id.split(".", 2)
-    return Named(name, OF_HUB if name == HUB else _OTHERS.get(rest[0] if rest else "", OTHER))
+    return RecordName(name, OF_HUB if name == HUB else _OTHERS.get(rest[0] if rest else "", OTHER))
 
 
 class LogIndex:
@@ -165,7 +165,7 @@ class LogIndex:
         counts = np.bincount(self._sender.values[first:], minlength=len(self.names))
         return {name: int(counts[n]) for n, name in enumerate(self.names)}
 
-    def place_of(self, position: int) -> Named | None:
+    def place_of(self, position: int) -> RecordName | None:
         """What the id of the record at a position says; None: there is none."""
         row = bisect_left(self._position.values, position)
         if row >= len(self) or self._position.values[row] != position:
@@ -175,7 +175,7 @@ class LogIndex:
             for column in (self._sender, self._kind, self._round, self._slot)
         )
         name = self.names[number] if number < len(self.names) else UNKNOWN
-        return Named(name, kind, round, slot)
+        return RecordName(name, kind, round, slot)
 
 
 @dataclass(frozen=True, slots=True)
