@@ -32,7 +32,7 @@ KEYS = ("reward", "loss", "grad_norm", "timing.learn_s", "timing.sampled_tokens_
 SENDER_KEYS = ("senders.kl_k3", "senders.ratio.q95", "senders.weight.mean", "senders.ess")
 
 
-class Asked(NamedTuple):
+class OpenPage(NamedTuple):
     """A run that can be asked about, and what is known of it."""
 
     ask: Callable[[str], bytes]  # the part of an address behind /api/runs/ID/
@@ -70,7 +70,7 @@ def watch_benchmark(
 
 
 @contextmanager
-def _opened(folder: Path, rounds: int, peers: int, clock: Clock) -> Iterator[Asked]:
+def _opened(folder: Path, rounds: int, peers: int, clock: Clock) -> Iterator[OpenPage]:
     """`motley watch`, from its start to its first answers."""
     command = [sys.executable, "-m", "motley", "watch", str(folder), "--port", "0", "--no-open"]
     start_s = clock.elapsed_s()
@@ -99,7 +99,7 @@ def _opened(folder: Path, rounds: int, peers: int, clock: Clock) -> Iterator[Ask
         ask = lambda rest: get(f"api/runs/{run.id}/{rest}")
         _ask_until_shown(ask, Deadline(clock, START_S), clock)
         names = [f"peer{number:02d}" for number in range(peers)]
-        yield Asked(ask, rounds, names, clock.elapsed_s() - start_s, process)
+        yield OpenPage(ask, rounds, names, clock.elapsed_s() - start_s, process)
     finally:
         process.terminate()
         process.communicate()
@@ -113,7 +113,7 @@ def _ask_until_shown(ask: Callable[[str], bytes], deadline: Deadline, clock: Clo
         clock.sleep_s(0.02)
 
 
-def _asked_rows(asked: Asked, rng: random.Random, show: Show, clock: Clock) -> Iterator[Row]:
+def _asked_rows(asked: OpenPage, rng: random.Random, show: Show, clock: Clock) -> Iterator[Row]:
     kinds = _questions(asked)
     for done, (name, question) in enumerate(kinds.items()):
         show(f"asking for {name}", done, len(kinds))
@@ -125,7 +125,7 @@ def _asked_rows(asked: Asked, rng: random.Random, show: Show, clock: Clock) -> I
         yield _row(name, max(took_ms), f"{unit}; up to {size_kb:.0f} kB", ANSWERS_MS)
 
 
-def _questions(asked: Asked) -> dict[str, Callable[[random.Random], str]]:
+def _questions(asked: OpenPage) -> dict[str, Callable[[random.Random], str]]:
     """What a reader may click on."""
     rounds, peers = asked.rounds, asked.peers
     num_groups = rounds * len(peers)
@@ -171,7 +171,7 @@ def _questions(asked: Asked) -> dict[str, Callable[[random.Random], str]]:
     }
 
 
-def _indexed_s(asked: Asked, clock: Clock) -> float:
+def _indexed_s(asked: OpenPage, clock: Clock) -> float:
     """How long after the first answers every file was looked at to its end."""
     start_s, deadline = clock.elapsed_s(), Deadline(clock, INDEXED_S)
     while msgspec.json.decode(asked.ask("crew"), type=_Crew).indexed < 1 and not deadline.passed:

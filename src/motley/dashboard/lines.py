@@ -37,12 +37,12 @@ _REFUSED = b',"refused":{'
 _WAITING = re.compile(rb',"waiting":\d+\Z')
 
 
-class _Head(msgspec.Struct):
+class _LineHead(msgspec.Struct):
     round: int
     peer: str
 
 
-_head_decoder = msgspec.json.Decoder(_Head)
+_head_decoder = msgspec.json.Decoder(_LineHead)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ GROUPS, SEQUENCES, WEIGHT = "senders.groups", "senders.sequences", "senders.weig
 MOST_WARNINGS = 500
 
 
-class Scores(msgspec.Struct, frozen=True):
+class NewestScores(msgspec.Struct, frozen=True):
     """What a peer can on problems that it was not trained on."""
 
     heldout: ByKind = {}
@@ -52,13 +52,13 @@ class _WarnedLine(msgspec.Struct, frozen=True):
     warnings: list[Sign] = []
 
 
-_scores_decoder = msgspec.json.Decoder(Scores)
+_scores_decoder = msgspec.json.Decoder(NewestScores)
 _newest_decoder = msgspec.json.Decoder(NewestLine)
 _warned_decoder = msgspec.json.Decoder(_WarnedLine)
 
 
-def newest_scores(lines: PeerLines) -> Scores:
-    return next(lines.marked(HELDOUT).last().decode(_scores_decoder), Scores())
+def newest_scores(lines: PeerLines) -> NewestScores:
+    return next(lines.marked(HELDOUT).last().decode(_scores_decoder), NewestScores())
 
 
 def newest_line(lines: PeerLines) -> NewestLine:
