@@ -107,7 +107,7 @@ class LogView:
         self._rollouts: RolloutReader | None = None
         self._loader = Thread(target=self._load, name="texts", daemon=True)
         self._loaded, self._row_loaded = Event(), Event()
-        self._row = Row(name="", about="", note="it is still being loaded")
+        self._row = Row(name=self._config.crew.row if self._config else "", about="")
         self._out_of_reach = ""
 
     # What is new
@@ -272,7 +272,7 @@ class LogView:
         with self._writing() as writer:
             self._must_be_known(learner)
             facts = writer.facts(self._group_at(position)[0], number, learner, token)
-        self._row_loaded.wait(LOAD_S)
+        self._row_loaded.wait(ANSWER_S)  # without it the values are there, and fewer words
         return formula(self._row, facts)
 
     @contextmanager
