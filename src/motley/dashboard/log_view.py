@@ -169,8 +169,9 @@ class LogView:
         return [note for note in found if note]
 
     def _begin_loading(self) -> None:
-        if self._loader.ident is None:
-            self._loader.start()
+        with self._lock:
+            if self._loader.ident is None:
+                self._loader.start()
 
     def _load(self) -> None:
         """What is needed to tell what a group is about and says."""
