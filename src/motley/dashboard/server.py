@@ -95,7 +95,7 @@ def _query(request: Request, known: Mapping[str, str]) -> Query:
 
 def _endpoint(showcase: Showcase, address: Address) -> Endpoint:
     def ask(id: str, query: Query) -> Json:
-        with showcase.using(id) as run:
+        with showcase.asking(id) as run:
             return Json(address.ask(run, query))
 
     async def endpoint(request: Request) -> Response:
