@@ -12,6 +12,8 @@ function sheet() {
   return { width: isNarrow ? room : 520, height: isNarrow ? room : 420, isNarrow };
 }
 
+const CROWDED = 30; // arrows: beyond it only those of the peer or arrow pointed at stand out
+
 export function drawArrows(crew) {
   const names = crew.peers.map((peer) => peer.name);
   const radius = names.length > 8 ? 15 : 24;
@@ -22,11 +24,12 @@ export function drawArrows(crew) {
   const own = new Map(crew.arrows.filter((arrow) => arrow.sender === arrow.learner)
     .map((arrow) => [arrow.learner, arrow]));
   const drawing = svg("svg", {
-    viewBox: `0 0 ${paper.width} ${paper.height}`, class: "crew-arrows", role: "group",
+    viewBox: `0 0 ${paper.width} ${paper.height}`,
+    class: foreign.length > CROWDED ? "crew-arrows crowded" : "crew-arrows", role: "group",
     "aria-label": "Who learns from whom. Arrow keys go from arrow to arrow, Enter opens one.",
     onkeydown: walk,
   },
-    foreign.map((arrow, index) => drawArrow(arrow, places, radius, index, foreign.length)),
+    foreign.map((arrow, index) => drawArrow(arrow, places, radius, index, foreign.length > CROWDED)),
     names.map((name, index) => drawPeer(name, index, places.get(name), radius, own.get(name))));
   return el("section", { "aria-labelledby": "arrows-title", class: "panel" },
     el("h2", { id: "arrows-title" }, "Who learns from whom"),
@@ -43,15 +46,24 @@ function placeOf(index, count, { width, height, isNarrow }) {
   return { x, y, angle: isNarrow ? Math.PI / 2 : angle };
 }
 
+const whole = (share) => Math.round(100 * share);
 const wordsOf = (arrow) =>
-  `${arrow.learner} learns from ${arrow.sender}: ${percent(arrow.share)} of its steps, ` +
+  `${arrow.learner} learns from ${arrow.sender}: ${whole(arrow.share)} % of its steps, ` +
   `${num(arrow.sequences)} rollouts, mean weight ${num(arrow.weight)}`;
 
 function say(event, arrow) {
   event.currentTarget.closest("section").querySelector(".readout").textContent = wordsOf(arrow);
 }
 
-function drawArrow(arrow, places, radius, index, count) {
+/** Of a peer: its own share in words, and the arrows to it stand out. */
+function light(event, name, own) {
+  if (own) say(event, own);
+  for (const arrow of event.currentTarget.closest("svg").querySelectorAll("[data-arrow]")) {
+    arrow.classList.toggle("lit", arrow.dataset.arrow.endsWith(`>${name}`));
+  }
+}
+
+function drawArrow(arrow, places, radius, index, isCrowded) {
   const from = places.get(arrow.sender);
   const to = places.get(arrow.learner);
   const length = Math.hypot(to.x - from.x, to.y - from.y);
@@ -59,7 +71,7 @@ function drawArrow(arrow, places, radius, index, count) {
   const width = 1.5 + 16 * Math.min(1, arrow.share);
   const bend = 14 + length * 0.06; // to one side, so that both directions are seen
   const start = { x: from.x + ux * (radius + 4) - uy * 8, y: from.y + uy * (radius + 4) + ux * 8 };
-  const head = width + 5;
+  const head = width + (isCrowded ? 3 : 5);
   const tip = { x: to.x - ux * (radius + 7) - uy * 8, y: to.y - uy * (radius + 7) + ux * 8 };
   const neck = { x: tip.x - ux * head, y: tip.y - uy * head };
   const knee = { x: (start.x + neck.x) / 2 - uy * bend, y: (start.y + neck.y) / 2 + ux * bend };
@@ -78,8 +90,8 @@ function drawArrow(arrow, places, radius, index, count) {
     svg("path", { class: "reach", d: path }),
     svg("path", { class: "shaft", d: path, "stroke-width": width }),
     svg("polygon", { points: triangle.map(pair).join(" ") }),
-    count <= 30 && svg("circle", { class: "knob", cx: middle.x, cy: middle.y, r: 14 }),
-    count <= 30 && svg("text", { class: "tick mid", x: middle.x, y: middle.y + 4 }, Math.round(100 * arrow.share)));
+    !isCrowded && svg("circle", { class: "knob", cx: middle.x, cy: middle.y, r: 14 }),
+    !isCrowded && svg("text", { class: "tick mid", x: middle.x, y: middle.y + 4 }, whole(arrow.share)));
 }
 
 const pair = (point) => `${point.x.toFixed(1)} ${point.y.toFixed(1)}`;
@@ -93,7 +105,7 @@ function drawPeer(name, index, place, radius, own) {
   return svg("a", {
     href: link("rollouts", { sender: name }), class: `peer ${colour(index)}`, "data-peer": name,
     "data-key": name, "aria-label": own ? `${wordsOf(own)}. Opens its rollouts.` : `${name}. Opens its rollouts.`,
-    onpointerenter: own && ((event) => say(event, own)), onfocus: own && ((event) => say(event, own)),
+    onpointerenter: (event) => light(event, name, own), onfocus: (event) => light(event, name, own),
   },
     svg("circle", { class: "disc", cx: place.x, cy: place.y, r: radius }),
     svg("circle", { class: "ring0", cx: place.x, cy: place.y, r: radius + 3 }),
@@ -101,7 +113,7 @@ function drawPeer(name, index, place, radius, own) {
       class: "ring", cx: place.x, cy: place.y, r: radius + 3,
       "stroke-dasharray": `${share * round} ${round}`, transform: `rotate(-90 ${place.x} ${place.y})`,
     }),
-    svg("text", { class: "mid share", x: place.x, y: place.y + 4 }, own ? Math.round(100 * share) : ""),
+    svg("text", { class: "mid share", x: place.x, y: place.y + 4 }, own ? whole(share) : ""),
     svg("text", {
       class: `name ${side > 0.3 ? "" : side < -0.3 ? "end" : "mid"}`, x: label.x, y: label.y + 5,
     }, name.length > 12 ? `${name.slice(0, 11)}…` : name));

@@ -8,9 +8,11 @@ const LEFT = 54;
 const RIGHT = 12;
 
 /** Charts are drawn for the width they are shown at: a scaled one has tiny words on a phone. */
-export function chartSize() {
-  const room = document.documentElement.clientWidth;
-  return { width: room < 760 ? Math.max(280, room - 34) : 640, height: room < 760 ? 210 : 240 };
+function sizeOf(columns) {
+  const room = Math.min(1560, document.documentElement.clientWidth);
+  if (room < 760) return { width: Math.max(280, room - 34), height: 210 };
+  const beside = room < 1000 ? 1 : room < 1300 ? Math.min(2, columns) : columns; // as in app.css
+  return { width: room / beside - 50, height: beside === 1 ? 270 : 240 };
 }
 
 /** Round numbers that cover low..high, about `count` of them. */
@@ -42,8 +44,8 @@ export function span(values, { zero = false } = {}) {
 }
 
 export class Axes {
-  constructor({ x, y, xWords = "round", yWords = "", yText = num, xText = num, xTicks }) {
-    Object.assign(this, chartSize(), { xSpan: x, ySpan: y, xWords, yWords, yText, xText, xTicks });
+  constructor({ x, y, xWords = "round", yWords = "", yText = num, xText = num, xTicks, columns = 2 }) {
+    Object.assign(this, sizeOf(columns), { xSpan: x, ySpan: y, xWords, yWords, yText, xText, xTicks });
   }
 
   x = (value) =>
@@ -62,7 +64,7 @@ export class Axes {
     const lines = ticks(...this.ySpan, 4).map((value) => svg("g", {},
       svg("line", { class: "grid", x1: this.left, x2: this.right, y1: this.y(value), y2: this.y(value) }),
       svg("text", { class: "tick end", x: this.left - 6, y: this.y(value) + 4 }, this.yText(value))));
-    const count = this.width < 480 ? 4 : 7;
+    const count = this.width < 520 ? 4 : 7;
     const marks = (this.xTicks ?? ticks(...this.xSpan, count)).map((value) =>
       svg("text", { class: "tick mid", x: this.x(value), y: this.bottom + 16 }, this.xText(value)));
     return svg("g", { "aria-hidden": "true" }, lines, marks,

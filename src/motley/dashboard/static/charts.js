@@ -2,10 +2,12 @@
 // bars.js draws bars into the same frame.
 import { Axes, span } from "./axes.js";
 import { el, svg, table } from "./dom.js";
+import { redraw } from "./route.js";
 import { num } from "./words.js";
 
 const COLOURS = 10;
-export const colour = (index) => `c${index % COLOURS}`;
+/** The classes of a series: a second ten has the same colours, dotted. */
+export const colour = (index) => `c${index % COLOURS}${index % (2 * COLOURS) < COLOURS ? "" : " second"}`;
 
 // What somebody chose in a chart outlives its drawing: by the chart's id.
 const hidden = new Map(); // names of series that the legend has off
@@ -16,9 +18,9 @@ const opened = new Set(); // whose table is shown
  *
  * rows: [{name, colour, dashed, marks: [{px, py, words, round, peer, sender, reason}]}] is what
  * can be pointed at: px and py are where it is drawn, and `onPick` gets the mark.
- * head and body make the table that says the same.
+ * tableOf makes the table that says the same. restack: what the legend hides is drawn anew.
  */
-export function figure({ id, title, axes, drawing, rows, onPick, tableOf, above = null }) {
+export function figure({ id, title, axes, drawing, rows, onPick, tableOf, above = null, restack = false }) {
   const off = hiddenOf(id);
   const hint = onPick ? "Choose a point to see its rollouts." : "Point at the chart to read it.";
   const plot = el("div", {
@@ -41,16 +43,17 @@ export function figure({ id, title, axes, drawing, rows, onPick, tableOf, above 
     el("figcaption", {}, el("strong", {}, title), above),
     plot,
     el("p", { class: "readout", "aria-live": "polite", "data-keep": true, "data-hint": hint }, hint),
-    rows.length > 1 ? legend(id, rows, off) : null,
+    rows.length > 1 ? legend(rows, off, restack) : null,
     asTable(id, title, tableOf));
 }
 
-function hiddenOf(id) {
-  if (!hidden.has(id)) hidden.set(id, new Set());
+/** Names that the legend of a chart has off; `first`: before anybody chose. */
+export function hiddenOf(id, first = []) {
+  if (!hidden.has(id)) hidden.set(id, new Set(first));
   return hidden.get(id);
 }
 
-function legend(id, rows, off) {
+function legend(rows, off, restack) {
   return el("div", { class: "legend", role: "group", "aria-label": "Shown lines" },
     rows.map((row) => el("button", {
       type: "button", class: `${row.colour} ${row.dashed ? "dashed" : ""}`, "data-key": row.name,
@@ -59,6 +62,7 @@ function legend(id, rows, off) {
         const button = event.currentTarget;
         if (!off.delete(row.name)) off.add(row.name);
         button.setAttribute("aria-pressed", String(!off.has(row.name)));
+        if (restack) redraw();
         const shown = button.closest("figure").querySelectorAll("[data-series]");
         for (const part of shown) part.classList.toggle("off", off.has(part.dataset.series));
       },
@@ -105,12 +109,16 @@ function nearest(event, axes, rows, off) {
   for (const row of rows) {
     if (off.has(row.name)) continue;
     for (const mark of row.marks) {
+      if (isInside(mark.box, px, py)) return mark;
       const far = (mark.px - px) ** 2 + ((mark.py - py) * 0.7) ** 2;
       if (far < least) [best, least] = [mark, far];
     }
   }
   return best;
 }
+
+const isInside = (box, px, py) =>
+  box && px >= box.left && px <= box.right && py >= box.top && py <= box.bottom;
 
 function walk(event, id, rows, off, onPick) {
   const shown = rows.filter((row) => !off.has(row.name) && row.marks.length);
@@ -139,17 +147,13 @@ function walk(event, id, rows, off, onPick) {
 
 /** Lines over rounds. series: [{name, colour, dashed, points, peer, sender}]; rule: {y, words} is
  * a level to compare with. yText writes a value, `whole` is the span of an accuracy. */
-export function lines({ id, title, series, yText = num, whole = false, zero = false, rule, onPick, above }) {
+export function lines({ id, title, series, yText = num, whole = false, zero = false, rule, onPick, above, columns }) {
   const drawn = series.filter((one) => one.points.length);
   const rounds = drawn.flatMap((one) => one.points.map(([round]) => round));
   const values = drawn.flatMap((one) => one.points.map(([, value]) => value));
-  if (!values.some((value) => value !== null)) {
-    return el("figure", { class: "chart", "data-key": `chart-${id}` },
-      el("figcaption", {}, el("strong", {}, title), above),
-      el("p", { class: "empty" }, "Nothing is recorded yet."));
-  }
+  if (!values.some((value) => value !== null)) return blank(id, title, above);
   const axes = new Axes({
-    x: span2(rounds), y: whole ? [0, 1] : span(rule ? [...values, rule.y] : values, { zero }), yText,
+    x: spanOfRounds(rounds), y: whole ? [0, 1] : span(rule ? [...values, rule.y] : values, { zero }), yText, columns,
   });
   const off = hiddenOf(id);
   const rows = drawn.map((one) => ({
@@ -161,18 +165,24 @@ export function lines({ id, title, series, yText = num, whole = false, zero = fa
   }));
   const drawing = svg("g", { fill: "none" },
     rule && svg("line", { class: "rule", x1: axes.left, x2: axes.right, y1: axes.y(rule.y), y2: axes.y(rule.y) }),
-    rule && svg("text", { class: "tick end", x: axes.right, y: axes.y(rule.y) - 4 }, rule.words),
     rows.map((row) => svg("path", {
       class: `line ${row.colour} ${row.dashed ? "dashed" : ""} ${off.has(row.name) ? "off" : ""}`,
       "data-series": row.name, d: pathOf(row.points, axes),
-    })));
+    })),
+    rule && svg("text", { class: "tick end halo", x: axes.right, y: axes.y(rule.y) - 5 }, rule.words));
   return figure({ id, title, axes, drawing, rows, onPick, above, tableOf: () => tableOf(rows, yText) });
 }
 
-const span2 = (rounds) => {
-  const [low, high] = [Math.min(...rounds), Math.max(...rounds)];
+function spanOfRounds(rounds) {
+  const low = rounds.reduce((a, b) => Math.min(a, b));
+  const high = rounds.reduce((a, b) => Math.max(a, b));
   return low === high ? [low - 1, high + 1] : [low, high];
-};
+}
+
+export const blank = (id, title, above = null) =>
+  el("figure", { class: "chart", "data-key": `chart-${id}` },
+    el("figcaption", {}, el("strong", {}, title), above),
+    el("p", { class: "empty" }, "Nothing is recorded yet."));
 
 /** A value that is missing breaks the line; a point alone between two is a short stroke. */
 function pathOf(points, axes) {

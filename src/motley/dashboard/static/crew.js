@@ -9,9 +9,7 @@ export async function crewView({ run, params }) {
   const crew = await run.crew(params.rounds);
   return el("div", { class: "stack" },
     summary(crew), warnings(crew), notes(crew),
-    el("div", { class: "columns" },
-      el("div", { class: "stack" }, await curves(run, crew, params)),
-      drawArrows(crew)),
+    el("div", { class: "columns three" }, await curves(run, crew, params), drawArrows(crew)),
     cards(crew));
 }
 
@@ -62,12 +60,12 @@ async function curves(run, crew, params) {
   return [
     lines({
       id: "heldout", title: isAccuracy ? "Held-out accuracy" : "Held-out reward", series: seriesOf(held),
-      yText: text, whole: isAccuracy, onPick,
+      yText: text, whole: isAccuracy, columns: 3, onPick,
       above: choice("kind", "kind", kindsOf(crew), kind, (value) => change({ kind: value })),
     }),
     lines({
       id: "number", title: isReward ? "Reward of own samples" : number, series: seriesOf(number),
-      yText: isReward ? text : num, whole: isReward && isAccuracy, onPick,
+      yText: isReward ? text : num, whole: isReward && isAccuracy, columns: 3, onPick,
       above: choice("number", "number", numbersOf(crew), number, (value) => change({ number: value })),
     }),
   ];

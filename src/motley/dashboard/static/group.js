@@ -75,15 +75,14 @@ const kept = (params) => ({ ...filtersOf(params), trace: params.trace, by: param
 
 function completion(rollout, one, { learner, by, reach, chosen, params, measure }) {
   const isChosen = chosen?.number === rollout.number;
-  const isWanted = params.fate && Object.entries(rollout.fates).some(([name, fate]) =>
-    (!params.learner || params.learner === name) && fate.includes(params.fate));
+  const isWanted = params.fate && (rollout.fates[learner] ?? "").includes(params.fate);
   const facts = one.trace ? `A = ${num(one.trace.advantage)}, ` +
     `KL of the filter ${num(one.trace.filter_kl)}, ${one.trace.kept ? "kept" : "not kept"}` : "no trace of this learner";
   return el("article", { class: `completion ${isWanted ? "wanted" : ""}`, "data-rollout": rollout.number, "data-key": `rollout-${rollout.number}` },
     el("h3", {}, `Rollout ${rollout.number}`, el("small", {}, ` reward ${score(rollout.reward, measure)} · ended by ${rollout.ending}`)),
     el("p", { class: "note" }, `${learner ? `${learner}: ` : ""}${facts}`),
     el("ul", { class: "fates", "aria-label": "What became of it" }, Object.entries(rollout.fates).map(([name, fate]) =>
-      el("li", { class: isLearned(fate) ? "learned" : "", "data-fate": fate, "data-learner": name }, `${name}: ${fate}`))),
+      el("li", { class: `${isLearned(fate) ? "learned" : ""} ${name === learner ? "looked" : ""}`, "data-fate": fate, "data-learner": name }, `${name}: ${fate}`))),
     drawTokens(one, {
       rollout, by, reach, chosen: isChosen ? chosen.token : null,
       onPick: (token) => change({ token: `${rollout.number}.${token}`, trace: learner }, true),

@@ -76,14 +76,13 @@ async function show({ isNews = false } = {}) {
 }
 
 function place(box, name, fresh, isNews) {
-  const isNew = page.view !== name;
+  const old = box.firstElementChild;
+  // Another group is another thing to look at, from its top, though the view is the same.
+  const isSame = old && page.view === name && old.dataset.key === fresh.dataset.key;
   page.view = name;
   box.dataset.view = name;
-  if (!isNew && box.firstElementChild) {
-    const old = box.firstElementChild;
-    if (old.nodeName === fresh.nodeName) morph(old, fresh);
-    else old.replaceWith(fresh);
-  } else {
+  if (isSame) morph(old, fresh);
+  else {
     box.replaceChildren(fresh);
     if (!isNews && page.last) {
       window.scrollTo(0, 0);
@@ -92,6 +91,7 @@ function place(box, name, fresh, isNews) {
   }
   page.last = Date.now();
   box.querySelector("[data-return]")?.focus();
+  if (!isSame) box.querySelector("[data-token][aria-pressed=true]")?.scrollIntoView({ block: "nearest", inline: "center" });
 }
 
 function drawHead(name, id, runs) {

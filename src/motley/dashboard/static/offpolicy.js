@@ -1,2 +1,88 @@
-import { el } from "./dom.js";
-export async function offpolicyView() { return el('p', {}, 'offpolicy'); }
+// How far the senders are from those who learn from them, by pair.
+import { ratioHistogram } from "./bars.js";
+import { colour, lines } from "./charts.js";
+import { choice, el, table } from "./dom.js";
+import { change, go, link } from "./route.js";
+import { num } from "./words.js";
+
+const NUMBERS = {
+  kl_k3: "KL (k3), nats per token", ess: "effective sample size", age: "age in versions",
+  filtered_negative: "filtered share of A ≤ 0", filtered_positive: "filtered share of A > 0",
+  "weight.mean": "mean weight", "ratio.q95": "ratio, 95 % quantile",
+};
+const MOST_POINTS = 12000; // of all pairs together: more would be slow to send and to draw
+
+export async function offpolicyView({ run, params }) {
+  const crew = await run.crew();
+  const names = crew.peers.map((peer) => peer.name);
+  const number = params.number || "kl_k3";
+  const pairs = Math.max(1, crew.arrows.length);
+  const points = Math.max(30, Math.min(300, Math.floor(MOST_POINTS / pairs)));
+  const curves = await run.curves([`senders.${number}`], { points, rounds: params.rounds });
+  const pair = pairOf(crew, curves, params);
+  const known = [...new Set([...Object.keys(NUMBERS), ...crew.keys.filter((key) => key.startsWith("senders.")).map((key) => key.slice(8))])];
+  return el("div", { class: "stack" },
+    el("section", { class: "panel", "aria-labelledby": "pairs-title" },
+      el("div", { class: "tools" }, el("h2", { id: "pairs-title" }, "Pairs"),
+        choice("number", "number", known.map((key) => [key, NUMBERS[key] ?? key]), number, (value) => change({ number: value })),
+        el("p", { class: "note" }, "The newest value of each pair. A pair opens its curve and its histogram.")),
+      matrix(names, curves, number, pair)),
+    el("div", { class: "columns" }, pair && curve(curves, number, pair, names), pair && await histogram(run, pair, params)));
+}
+
+/** The asked pair; else the stranger that somebody learned most from. */
+function pairOf(crew, curves, params) {
+  if (params.learner && params.sender) return { learner: params.learner, sender: params.sender };
+  const sizes = (arrow) => (arrow.sender === arrow.learner ? -1 : arrow.share);
+  const best = [...crew.arrows].sort((a, b) => sizes(b) - sizes(a))[0];
+  if (best) return { learner: best.learner, sender: best.sender };
+  return curves[0] ? { learner: curves[0].peer, sender: curves[0].sender } : null;
+}
+
+const newest = (points) => points.findLast(([, value]) => value !== null)?.[1] ?? null;
+
+function matrix(names, curves, number, pair) {
+  const values = new Map(curves.map((curve) => [`${curve.sender}>${curve.peer}`, newest(curve.points)]));
+  const learners = names.filter((name) => curves.some((curve) => curve.peer === name));
+  if (!learners.length) return el("p", { class: "empty" }, "Nothing is recorded yet.");
+  const largest = Math.max(...[...values.values()].map((value) => Math.abs(value ?? 0)), 1e-12);
+  return table("Newest value by learner and sender", ["learner \\ sender", ...names], learners.map((learner) =>
+    el("tr", {}, el("th", { scope: "row" }, learner), names.map((sender) => {
+      const key = `${sender}>${learner}`;
+      const value = values.get(key);
+      if (value === undefined) return el("td", {}, "");
+      const isHere = pair.learner === learner && pair.sender === sender;
+      return el("td", { class: "num cell", style: { "--tint": `${Math.round((Math.abs(value ?? 0) / largest) * 55)}%` } },
+        el("a", {
+          class: "target", href: link("offpolicy", { learner, sender, number }), "data-pair": key,
+          "aria-current": isHere ? "true" : null, "aria-label": `${learner} from ${sender}: ${num(value)}`,
+        }, num(value)));
+    }))), { id: "matrix" });
+}
+
+function curve(curves, number, pair, names) {
+  const one = curves.filter((curve) => curve.peer === pair.learner && curve.sender === pair.sender);
+  const own = curves.filter((curve) => curve.peer === pair.learner && curve.sender === pair.learner && pair.sender !== pair.learner);
+  const series = [...one, ...own].map((curve) => ({
+    name: curve.sender === pair.learner ? `${curve.sender}'s own` : `${curve.sender} for ${curve.peer}`,
+    peer: curve.peer, sender: curve.sender, points: curve.points, dashed: curve.sender === pair.learner && own.length > 0,
+    colour: colour(Math.max(0, names.indexOf(curve.sender))),
+  }));
+  return lines({
+    id: "pair", title: `${NUMBERS[number] ?? number}: ${pair.learner} learns from ${pair.sender}`, series, zero: true,
+    onPick: (mark) => go("rollouts", { learner: mark.peer, sender: mark.sender, rounds: `${mark.round}..${mark.round}` }),
+  });
+}
+
+async function histogram(run, pair, params) {
+  const { histograms } = await run.ask("histograms", { ...pair, rounds: params.rounds });
+  const one = histograms.find((each) => each.learner === pair.learner && each.sender === pair.sender);
+  if (!one || !one.num_tokens) {
+    return el("section", { class: "panel", id: "no-histogram" },
+      el("p", { class: "empty" }, `No tokens of ${pair.sender} are traced for ${pair.learner}: traces are kept of some rounds only.`));
+  }
+  return ratioHistogram({
+    id: "ratios", title: `Ratios before and after truncation, ${num(one.num_tokens)} tokens`, histogram: one,
+    above: el("span", { class: "note" }, `Of the traced rounds ${num(one.rounds[0])} to ${num(one.rounds[1])}. The bar at 0 has tokens that were filtered, clipped or withheld.`),
+  });
+}

@@ -1,6 +1,6 @@
 // Groups by round, one dot per rollout; filters are in the address.
 import { el, svg } from "./dom.js";
-import { change, go, link } from "./route.js";
+import { change, go, link, redraw } from "./route.js";
 import { isLearned, num, score } from "./words.js";
 
 export const FILTERS = ["sender", "learner", "rounds", "kind", "rewards", "fate", "text"];
@@ -36,7 +36,7 @@ export async function rolloutsView({ run, params }) {
       el("h2", { id: "filters-title" }, "Rollouts"), form(crew, params)),
     el("section", { class: "panel", "aria-labelledby": "groups-title" },
       el("div", { class: "tools" },
-        el("h2", { id: "groups-title" }, "Groups"), key2reward(crew.measure)),
+        el("h2", { id: "groups-title" }, "Groups"), legend(crew.measure)),
       list(groups, filters, crew.measure, back), foot(run, filters, groups)));
 }
 
@@ -63,8 +63,7 @@ async function more(run, filters) {
     found += page.groups.length;
     next = page.next;
   }
-  change({}, true);
-  window.dispatchEvent(new Event("hashchange"));
+  redraw();
 }
 
 function form(crew, params) {
@@ -93,7 +92,7 @@ function form(crew, params) {
 }
 
 /** What shapes and colours say: a legend. */
-function key2reward(measure) {
+function legend(measure) {
   const levels = measure === "accuracy" ? [0, 0.25, 0.5, 0.75, 1] : [];
   return el("p", { class: "key", "aria-label": "Legend" },
     levels.length ? levels.map((level) => el("span", {}, dot(level, true), score(level, measure)))
@@ -105,9 +104,10 @@ function key2reward(measure) {
 function dot(level, isUsed, words) {
   const step = level === null ? "none" : Math.round(4 * Math.max(0, Math.min(1, level)));
   const angle = step === "none" ? 0 : (step / 4) * 2 * Math.PI;
-  const end = `${(8 + 6 * Math.sin(angle)).toFixed(2)} ${(8 - 6 * Math.cos(angle)).toFixed(2)}`;
-  const pie = step === 4 ? svg("circle", { class: "pie", cx: 8, cy: 8, r: 6 })
-    : step > 0 ? svg("path", { class: "pie", d: `M8 8V2A6 6 0 ${step > 2 ? 1 : 0} 1 ${end}Z` }) : null;
+  const r = isUsed ? 6 : 4; // what was not learned from is smaller too: not all see that it is pale
+  const end = `${(8 + r * Math.sin(angle)).toFixed(2)} ${(8 - r * Math.cos(angle)).toFixed(2)}`;
+  const pie = step === 4 ? svg("circle", { class: "pie", cx: 8, cy: 8, r })
+    : step > 0 ? svg("path", { class: "pie", d: `M8 8V${8 - r}A${r} ${r} 0 ${step > 2 ? 1 : 0} 1 ${end}Z` }) : null;
   return svg("svg", {
     class: `dot r${step} ${isUsed ? "" : "unused"}`, viewBox: "0 0 16 16",
     ...(words ? { role: "img", "aria-label": words } : { "aria-hidden": "true" }),
@@ -122,7 +122,7 @@ function list(groups, filters, measure, back) {
   const [low, high] = measure === "accuracy" ? [0, 1] : [Math.min(...rewards), Math.max(...rewards)];
   const level = (reward) => (reward === null ? null : high > low ? (reward - low) / (high - low) : 1);
   const heads = ["round", "sampled by", "kind", "rollouts", "prompt"];
-  return el("div", { class: "scroll free", role: "region", "aria-label": "Groups" },
+  return el("div", { class: "scroll free blocks", role: "region", "aria-label": "List of groups" },
     el("table", { id: "groups" },
       el("caption", {}, "Groups in the order of the log"),
       el("thead", {}, el("tr", {}, heads.map((head) => el("th", { scope: "col" }, head)))),

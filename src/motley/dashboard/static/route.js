@@ -22,8 +22,13 @@ export function change(params, quiet = false) {
   const { view, params: now } = here();
   const hash = link(view, { ...now, ...params });
   if (!quiet) location.hash = hash;
-  else if (hash !== location.hash) {
+  else {
     history.replaceState(null, "", hash);
-    window.dispatchEvent(new Event("hashchange"));
+    redraw();
   }
+}
+
+/** Draw the view again, as if somebody had come to this address. */
+export function redraw() {
+  window.dispatchEvent(new Event("hashchange"));
 }
