@@ -550,17 +550,17 @@ def test_only_so_many_runs_are_looked_at(
 
 
 def test_questions_go_before_looks_at_files() -> None:
-    turns, order = shown.Turns(), list[str]()
+    questions, order = shown.QuestionsFirst(), list[str]()
     asking = threading.Event()
 
     def look() -> None:
         asking.wait(PATIENCE_S)
-        turns.wait()
+        questions.wait()
         order.append("looked")
 
     looker = threading.Thread(target=look)
     looker.start()
-    with turns.asking():
+    with questions.asking():
         asking.set()
         RealClock().sleep_s(0.05)
         order.append("asked")

@@ -40,7 +40,7 @@ PATIENCE_S = 1.0  # of the thread, while one question follows another
 MOST_AWAKE = 6  # runs whose files are looked at
 
 
-class Turns:
+class QuestionsFirst:
     """Questions go before looks at files. A view answers while it is refreshed, but both would take
     from one processor.
     """
@@ -81,7 +81,7 @@ class ShownRun:
         self.id, self.folder, self._clock = id, folder, clock
         self._metrics, self._one_question = MetricsView(folder, clock), threading.Lock()
         self._log: LogView | None = None  # until there is one; it takes questions by itself
-        self.turns = Turns()
+        self.questions = QuestionsFirst()
         self._keeper = LogKeeper(folder, clock)
         self._trouble: dict[str, str] = {}  # with files, by the thread that has it
         self._changes, self._stand = 0, self._stands()
@@ -169,7 +169,7 @@ class ShownRun:
 
     def _look(self, name: str, look: Callable[[], bool]) -> None:
         while not self._closing.is_set():
-            self.turns.wait()
+            self.questions.wait()
             is_new = self._take(name, look)
             if not is_new or self._stand[0].indexed == 1.0:
                 self._closing.wait(OVER_S if self._stand[0].is_over else LIVE_S)
@@ -210,10 +210,14 @@ class Showcase:
     def served(self) -> list[Served]:
         return [target.served for target in self._targets.values()]
 
+    def check(self, id: str) -> None:
+        """Refuse what is no run of this page."""
+        self._target(id, "run")
+
     @contextmanager
     def asking(self, id: str) -> Iterator[ShownRun]:
         """A run, for one question."""
-        with self.using(id) as run, run.turns.asking():
+        with self.using(id) as run, run.questions.asking():
             yield run
 
     @contextmanager
