@@ -24,11 +24,15 @@ export async function groupView({ run, params }) {
           choice("trace", "as seen by", learners.map((name) => [name, name]), learner, (value) => change({ trace: value, token: "" })),
           choice("by", "tint by", Object.entries(SCALES).map(([key, { words }]) => [key, words]), by, (value) => change({ by: value })),
           scaleLegend(by, reach)),
+        leftOut(group, learner),
         el("div", { class: "side", id: "completions" }, group.rollouts.map((rollout, index) =>
           completion(rollout, readings[index], { learner, by, reach, chosen, params, measure: crew.measure })))),
       el("aside", { class: "panel formula", id: "formula", "aria-live": "polite", "aria-label": "Formula of a token" },
         await formula(run, group, readings, learner, chosen))));
 }
+
+const leftOut = (group, learner) => group.left_out?.includes(learner) && el("p", { class: "note", id: "left-out" },
+  `Some rollouts of this group are too large to show all that ${learner} made of them: their tokens have no tint.`);
 
 const learnersOf = (group) =>
   [...new Set(group.rollouts.flatMap((rollout) => [...Object.keys(rollout.fates), ...rollout.traces.map((trace) => trace.learner)]))];

@@ -26,8 +26,8 @@ export async function rolloutsView({ run, params }) {
   const crew = await run.crew();
   const filters = filtersOf(params);
   const key = JSON.stringify([run.id, filters]);
-  if (shelf.key !== key) Object.assign(shelf, { key, pages: [] });
-  await renew(run, filters);
+  const pages = await renew(run, filters, shelf.key === key ? shelf.pages : []);
+  Object.assign(shelf, { key, pages });
   const groups = shelf.pages.flatMap(({ page }) => page.groups);
   const back = shelf.from;
   shelf.from = null;
@@ -40,29 +40,43 @@ export async function rolloutsView({ run, params }) {
       list(groups, filters, crew.measure, back), foot(run, filters, groups)));
 }
 
-/** Ask for the last pages again, since they may have grown; earlier ones do not change. */
-async function renew(run, filters) {
-  const old = shelf.pages.splice(-2);
-  for (const { after } of old.length ? old : [{ after: undefined }]) await load(run, filters, after);
+/** The pages to show. Of those that are known the last two are asked for again, since they may
+ * have grown; earlier ones do not change. */
+async function renew(run, filters, known) {
+  const pages = known.slice(0, -2);
+  for (const { after } of known.slice(-2)) pages.push(await load(run, filters, after));
+  return pages.length ? pages : lookOn(run, filters, undefined, 1);
 }
 
 async function load(run, filters, after) {
-  const { key } = shelf;
-  const page = await run.ask("groups", { ...filters, after, limit: LIMIT });
-  if (shelf.key === key) shelf.pages.push({ after, page });
-  return page;
+  return { after, page: await run.ask("groups", { ...filters, after, limit: LIMIT }) };
 }
 
-/** A page may come back with little: the server looks for a moment and says how to go on. */
-async function more(run, filters) {
+/** Pages from a cursor on, until there are so many groups. One may come back with few or none:
+ * the server looks for a moment, and says where to go on. */
+async function lookOn(run, filters, cursor, wanted) {
   const until = Date.now() + LONGEST_MS;
-  let next = shelf.pages.at(-1)?.page.next;
+  const pages = [];
   let found = 0;
-  while (next !== null && next !== undefined && found < LIMIT && Date.now() < until) {
-    const page = await load(run, filters, next);
+  for (let after = cursor; after !== null;) {
+    const { page } = await load(run, filters, after);
+    // Nothing was looked at: the server is still loading what it needs to read a group.
+    if (page.looked_at || page.next === null || !pages.length) pages.push({ after, page });
     found += page.groups.length;
-    next = page.next;
+    if (found >= wanted || Date.now() > until) break;
+    if (page.next !== null && !page.looked_at) {
+      run.forget();
+      await new Promise((done) => setTimeout(done, 250));
+    }
+    after = page.next;
   }
+  return pages;
+}
+
+async function more(run, filters) {
+  const { key, pages } = shelf;
+  const added = await lookOn(run, filters, pages.at(-1).page.next, LIMIT);
+  if (shelf.key === key) shelf.pages = [...pages, ...added];
   redraw();
 }
 
@@ -132,7 +146,7 @@ function list(groups, filters, measure, back) {
 function row(group, filters, measure, level, back) {
   return el("tr", { "data-key": `group-${group.position}`, class: group.fault ? "faulty" : "" },
     el("td", { class: "num" }, num(group.round)),
-    el("td", {}, group.sender, el("small", {}, ` v${group.version}`)),
+    el("td", {}, group.sender, group.version >= 0 && el("small", {}, ` v${group.version}`)),
     el("td", {}, group.kind ?? "–"),
     el("td", { class: "dots" }, group.rollouts.map((rollout) => {
       const fates = filters.learner ? [rollout.fates[filters.learner] ?? "not recorded"] : Object.values(rollout.fates);
