@@ -1,8 +1,8 @@
 // Who learns from whom: peers on a circle, arrows as wide as their share of what was learned,
 // and a ring around each peer for the share of its own rollouts.
-import { el, svg, table } from "./dom.js";
+import { el, roundsField, svg, table } from "./dom.js";
 import { colour } from "./charts.js";
-import { link } from "./route.js";
+import { change, link } from "./route.js";
 import { num, percent } from "./words.js";
 
 /** Drawn for the width it is shown at. On a phone names stand below their peers, else beside. */
@@ -14,7 +14,7 @@ function sheet() {
 
 const CROWDED = 30; // arrows: beyond it only those of the peer or arrow pointed at stand out
 
-export function drawArrows(crew) {
+export function drawArrows(crew, rounds) {
   const names = crew.peers.map((peer) => peer.name);
   const radius = names.length > 8 ? 15 : 24;
   const paper = sheet();
@@ -32,7 +32,8 @@ export function drawArrows(crew) {
     foreign.map((arrow, index) => drawArrow(arrow, places, radius, index, foreign.length > CROWDED)),
     names.map((name, index) => drawPeer(name, index, places.get(name), radius, own.get(name))));
   return el("section", { "aria-labelledby": "arrows-title", class: "panel" },
-    el("h2", { id: "arrows-title" }, "Who learns from whom"),
+    el("div", { class: "tools" }, el("h2", { id: "arrows-title" }, "Who learns from whom"),
+      roundsField(rounds, (value) => change({ rounds: value }))),
     drawing,
     el("p", { class: "readout", id: "arrow-readout", "aria-live": "polite", "data-keep": true },
       "An arrow is as wide as the share of the learner's steps that came from the sender; a ring is the peer's own share."),

@@ -59,7 +59,7 @@ function head(group, params) {
   const open = (position, words, id) => position !== null && position !== undefined &&
     el("a", { class: "button", id, href: link("group", { ...kept(params), open: position }) }, words);
   const facts = [
-    ["Round", num(group.round)], ["Sampled by", `${group.sender} (${group.model})`], ["Version", num(group.version)],
+    ["Round", num(group.round)], ["Sampled by", group.sender], ["Version", num(group.version)], ["Model", group.model],
     ["Kind", group.kind ?? "–"], ["Temperature", num(group.temperature)], ["Made", ago(group.created_s)],
     ["Place in the log", num(group.position)],
   ];
