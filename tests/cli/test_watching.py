@@ -98,7 +98,10 @@ def started(*arguments: object) -> Iterator[subprocess.Popen[str]]:
         yield process
     finally:
         process.kill()
-        process.communicate(timeout=PATIENCE_S)
+        process.wait(PATIENCE_S)
+        for file in (process.stdin, process.stdout, process.stderr):
+            assert file
+            file.close()
 
 
 def address_in(process: subprocess.Popen[str]) -> str:

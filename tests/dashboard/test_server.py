@@ -91,6 +91,7 @@ class FakeLog:
     """One group, whose text is a stranger's."""
 
     indexed = 1.0
+    notes = ("no prompts: the task is not here",)
 
     def __init__(self, archive: Archive, clock: Clock = RealClock()) -> None:
         self.queries: list[GroupQuery] = []
@@ -110,7 +111,7 @@ class FakeLog:
 
     def group(self, position: int) -> GroupText:
         if position != 1:
-            raise LookupError(f"the log has no group at {position}; it has 1")
+            raise ValueError(f"the log has no group at {position}; it has 1")
         rollout = RolloutText(
             number=0,
             reward=0.5,
@@ -448,7 +449,8 @@ def test_versioned_files_are_kept_and_others_are_asked_for_again(client: TestCli
 
 
 def test_notes_of_the_log_come_with_the_crew(ready: TestClient) -> None:
-    assert ready.get("/api/runs/demo-001/crew").json()["notes"] == ["the hub is not running"]
+    notes = ready.get("/api/runs/demo-001/crew").json()["notes"]
+    assert notes == ["the hub is not running", "no prompts: the task is not here"]
 
 
 # A real server
@@ -520,9 +522,10 @@ def test_closing_ends_the_threads_of_a_run(run: Path, monkeypatch: pytest.Monkey
     monkeypatch.undo()  # the real keeper of a log
     monkeypatch.setattr(shown, "MetricsView", FakeMetrics)
     one = ShownRun("closing", run)
-    assert {"watch closing", "log demo-001"} <= threads()
+    own = {"watch closing", "rollouts closing", "log demo-001"}
+    assert own <= threads()
     one.close()
-    assert not {"watch closing", "log demo-001"} & threads()
+    assert not own & threads()
 
 
 def test_only_so_many_runs_are_looked_at(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace as changed
 from itertools import pairwise
 from pathlib import Path
@@ -32,7 +33,7 @@ from motley.learning.traces import (
 )
 from motley.models.policy import Policy
 from motley.objectives import objective
-from motley.records import Rollout
+from motley.records import Rollout, Sampling
 from motley.runs.local import LocalCrew
 from motley.runs.replay import KeptLog, Replay
 
@@ -183,6 +184,26 @@ def test_values_of_truncated_importance_are_those_of_its_formula() -> None:
         np.testing.assert_allclose(trace.entropy, -(np.exp(logp_TV) * logp_TV).sum(1), rtol=1e-4)
         push_T = kept * advantage * weight_T / (8 * len(d_T))
         np.testing.assert_allclose(trace.push, push_T, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("row", "denominator"),
+    [
+        ("ftis", lambda num_tokens, length: 12 * length),
+        ("gspo", lambda num_tokens, length: 12 * length),
+        ("dapo", lambda num_tokens, length: num_tokens),
+        ("dr_grpo", lambda num_tokens, length: 12 * Sampling().max_tokens),
+        ("rloo", lambda num_tokens, length: 12),
+    ],
+)
+def test_a_push_is_advantage_times_weight_over_the_rows_denominator(
+    row: str, denominator: Callable[[int, int], int]
+) -> None:
+    rollouts, _ = traced([*map(near, crew("me", "a", "b"))], row)
+    num_tokens = sum(len(one.push) for one in rollouts)
+    for one in rollouts:
+        expected = one.advantage * one.weight / denominator(num_tokens, len(one.push))
+        np.testing.assert_allclose(one.push, expected, rtol=1e-5)
 
 
 def test_pushes_of_a_clipped_ratio_are_finite_differences_of_its_loss() -> None:

@@ -153,7 +153,12 @@ def test_files_count_by_their_content_and_travel_with_the_study(tmp_path: Path) 
 
 def test_keys_are_of_what_is_said_and_not_of_defaults() -> None:
     plain = crew("near")
-    for setting in ("learning.grad_clip=1.0", "peer.a.device=cpu", "learning.token_budget=64"):
+    for setting in (
+        "learning.grad_clip=1.0",
+        "peer.a.device=cpu",
+        "learning.token_budget=64",
+        "evaluate.traces=0",
+    ):
         assert key_of(with_changes(plain, [setting])) == key_of(plain), setting
     for setting in ("learning.grad_clip=2.0", "crew.seed=1", "peer.a.dtype=bfloat16"):
         assert key_of(with_changes(plain, [setting])) != key_of(plain), setting

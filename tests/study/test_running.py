@@ -45,7 +45,8 @@ class Fakes:
         config = run.config
         self.made.append((config.crew.name, arm.label, config.crew.seed))
         tell(0.5)
-        (run.folder / "checkpoints").mkdir(parents=True)
+        for large in ("checkpoints", "groups/traces/a"):
+            (run.folder / large).mkdir(parents=True)
         (run.folder / "metrics.jsonl").touch()
         end = 0.5 + GAIN[arm.label] + 0.01 * ((config.crew.seed + 3 * len(arm.label)) % 4)
         outcomes = [
@@ -128,7 +129,8 @@ def test_crews_share_one_pool_and_keep_their_outcomes_apart(tmp_path: Path, fake
         assert read_outcomes(tmp_path / name / "outcomes.jsonl") == ended.outcomes[name]
         assert (tmp_path / name / "crew.toml").exists()
     assert len(ended.runs) == len(list((tmp_path / "runs").iterdir())) == 12
-    assert list(tmp_path.glob("runs/*/checkpoints")) == []  # once outcomes are kept
+    for large in ("checkpoints", "groups/traces"):
+        assert list(tmp_path.glob(f"runs/*/{large}")) == []  # once outcomes are kept
 
 
 def test_a_study_goes_on_with_more_crews_arms_and_seeds(tmp_path: Path, fakes: Fakes) -> None:

@@ -180,6 +180,15 @@ def word_of(letters: str, number: int) -> str:
     return NO_ADVANTAGE if alone else WORDS.get(letters[number], NOT_RECORDED)
 
 
+def problems_or_note(archive: Archive) -> tuple[ProblemOf, str]:
+    """What each group is about; where the task cannot be had here, nothing, and why."""
+    try:
+        return problems_of(archive), ""
+    except ValueError as error:
+        why = f"without prompts and answers, as the task cannot be loaded: {error}"
+        return lambda group: None, why
+
+
 @dataclass(frozen=True, slots=True)
 class RolloutReader:
     """Rollouts of an archive, with what is known of them on this machine."""
@@ -192,15 +201,10 @@ class RolloutReader:
     note: str  # what cannot be shown, and why
 
     @staticmethod
-    def of(archive: Archive, book: Fates | None = None) -> RolloutReader:
-        """`book`: what is known of fates; left out, all of it is read from the folder."""
-        config, note = crew_of(archive), ""
-        problem_of: ProblemOf = lambda group: None
-        try:
-            problem_of = problems_of(archive)
-        except ValueError as error:
-            note = f"without prompts and answers, as the task cannot be loaded: {error}"
-        book = FateBook.read(archive.folder) if book is None else book
+    def of(archive: Archive) -> RolloutReader:
+        config = crew_of(archive)
+        problem_of, note = problems_or_note(archive)
+        book = FateBook.read(archive.folder)
         students = tuple(peer.name for peer in config.students) if config else ()
         learners = tuple(name for name in students if name in book.learners) or students
         if not book.learners:

@@ -4,9 +4,9 @@ sender published, or on this machine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 from motley.archive.examine import Seen
@@ -28,7 +28,9 @@ class LogTexts:
 
     def __init__(self, config: CrewConfig | None = None) -> None:
         models = [peer.model for peer in config.students] if config else []
-        self._vocabulary = cache(lambda fingerprint: _find(fingerprint, models))
+        # a stranger may name any number of vocabularies; a model's is read once
+        read = cache(_vocabulary_of)
+        self._vocabulary = lru_cache(256)(lambda fingerprint: _find(fingerprint, models, read))
 
     def text(self, seen: Seen, rollout: Rollout) -> str | None:
         """What was scored: of a prefix and what follows it."""
@@ -97,7 +99,9 @@ def _without_end(rollout: Rollout) -> tuple[int, ...]:
     return rollout.tokens[:-1] if rollout.ending == "stop" else rollout.tokens
 
 
-def _find(fingerprint: str, models: Sequence[str]) -> Vocabulary | None:
+def _find(
+    fingerprint: str, models: Sequence[str], read: Callable[[str], Vocabulary | None]
+) -> Vocabulary | None:
     from motley.models.named import is_tiny
     from motley.models.tiny_vocabularies import tiny_vocabularies
 
@@ -105,7 +109,7 @@ def _find(fingerprint: str, models: Sequence[str]) -> Vocabulary | None:
         if tiny.fingerprint == fingerprint:
             return tiny
     pretrained = (model for model in dict.fromkeys(models) if not is_tiny(model))
-    there = filter(None, map(_vocabulary_of, pretrained))
+    there = filter(None, map(read, pretrained))
     return next((own for own in there if own.fingerprint == fingerprint), None)
 
 

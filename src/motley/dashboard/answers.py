@@ -169,6 +169,8 @@ class GroupText(Answer, frozen=True):
     rollouts: list[RolloutText]
     before: int | None  # position of the group before it in the log
     after: int | None
+    # learners some of whose traces are not shown: they are too large beside the others
+    left_out: list[str] = []
 
 
 class FormulaLine(Answer, frozen=True):

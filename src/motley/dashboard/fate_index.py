@@ -36,7 +36,7 @@ MAX_ROUND = 10**8
 _BEGIN = re.compile(rb'\{"round":(\d{1,9}),"peer":"([^"\\]*)","cursor":(\d{1,18})[,}]')
 
 
-class _Head(msgspec.Struct):
+class _StepHead(msgspec.Struct):
     """The same where a line begins in another way."""
 
     round: int
@@ -55,7 +55,7 @@ class _Learner:
     def cursor(self) -> int:
         return int(self.cursors.values[-1])
 
-    def add(self, heads: list[_Head], file: int, starts: list[int], sizes: list[int]) -> None:
+    def add(self, heads: list[_StepHead], file: int, starts: list[int], sizes: list[int]) -> None:
         """Steps of one file, one behind the other."""
         known = self.cursor if len(self.cursors) else 0
         # a cursor never goes back; where a file says otherwise, bisection still finds its way
@@ -67,7 +67,7 @@ class _Learner:
 
 
 @dataclass(slots=True)
-class _File:
+class _FateFile:
     path: Path
     end: int = 0  # behind the last whole line known
     newest: int = 0  # where that line begins
@@ -94,7 +94,7 @@ class FateIndex:
         self._begin()
 
     def _begin(self) -> None:
-        self._files: list[_File] = []
+        self._files: list[_FateFile] = []
         self._learners: dict[str, _Learner] = {}
         self.num_steps = 0
         self.is_whole = False
@@ -116,16 +116,16 @@ class FateIndex:
         known = {file.path for file in self._files}
         found = [self._folder / "groups" / "fates.jsonl"]
         found += sorted(self._folder.glob("peers/*/groups/fates.jsonl"))
-        self._files += [_File(path) for path in found if path not in known and path.is_file()]
+        self._files += [_FateFile(path) for path in found if path not in known and path.is_file()]
         if any(self._was_cut(file) for file in self._files):
-            files = [_File(file.path) for file in self._files]
+            files = [_FateFile(file.path) for file in self._files]
             self._begin()
             self._files, self.cuts = files, self.cuts + 1
         before = self.num_steps
         self.is_whole = all(self._read_file(n, deadline) for n in range(len(self._files)))
         return self.num_steps > before
 
-    def _was_cut(self, file: _File) -> bool:
+    def _was_cut(self, file: _FateFile) -> bool:
         state = file.state_now() if file.path.is_file() else (0, 0, 0)
         if state == file.state or not file.end:
             return False
@@ -151,7 +151,7 @@ class FateIndex:
 
     def _add_lines(self, number: int, block: bytes) -> None:
         file = self._files[number]
-        found: defaultdict[str, list[tuple[_Head, int, int]]] = defaultdict(list)
+        found: defaultdict[str, list[tuple[_StepHead, int, int]]] = defaultdict(list)
         lines = block.splitlines(keepends=True)
         for line in lines:
             head = _head(line)
@@ -164,6 +164,11 @@ class FateIndex:
             learner = self._learners.setdefault(peer, _Learner())
             learner.add(heads, number, starts, sizes)
             self.num_steps += len(steps)
+
+    @property
+    def share(self) -> float:
+        """0..1: how much of the files was looked at."""
+        return 1.0 if self.is_whole else 0.99 * _share([(f.path, f.end) for f in self._files])
 
     def files(self) -> list[tuple[Path, int]]:
         """Every file that was found, and how far it was read."""
@@ -216,6 +221,11 @@ class FateIndex:
             return StepFates(round=0, peer=peer, cursor=0)
 
 
+def _share(done: list[tuple[Path, int]]) -> float:
+    size = sum(path.stat().st_size for path, _ in done if path.is_file())
+    return min(1.0, sum(end for _, end in done) / max(1, size))
+
+
 def _whole_lines(block: bytes, rest: Callable[[], bytes]) -> bytes:
     """A block up to its last line's end; one line that is longer than the block is read whole."""
     end = block.rfind(b"\n") + 1
@@ -225,12 +235,12 @@ def _whole_lines(block: bytes, rest: Callable[[], bytes]) -> bytes:
     return line if line.endswith(b"\n") else b""
 
 
-def _head(line: bytes) -> _Head | None:
+def _head(line: bytes) -> _StepHead | None:
     match = _BEGIN.match(line)
     if match:
-        return _Head(int(match[1]), match[2].decode(errors="replace"), int(match[3]))
+        return _StepHead(int(match[1]), match[2].decode(errors="replace"), int(match[3]))
     try:
-        return msgspec.json.decode(line, type=_Head)
+        return msgspec.json.decode(line, type=_StepHead)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
 
@@ -282,6 +292,11 @@ class FateTotals:
                     break
         self._done[path] = done
         return done == end
+
+    @property
+    def share(self) -> float:
+        """0..1: how much of the files was counted."""
+        return 1.0 if self.is_whole else 0.99 * _share([*self._done.items()])
 
     def of(self, learner: str = "") -> Iterator[tuple[str, Column]]:
         """Every fate with its counts by round; of all learners where none is named."""

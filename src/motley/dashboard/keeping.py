@@ -20,7 +20,7 @@ from typing import IO
 from motley.archive import Archive, hub_of, is_stopped, open_left, open_log
 from motley.archive.reading import PAGE, WAIT_S
 from motley.clock import Clock, RealClock
-from motley.exchange import Entry
+from motley.exchange import Entry, RecordHead
 from motley.records import HUB
 
 RETRY_S = 1.0
@@ -28,12 +28,18 @@ CLOSE_S = 2.0  # for a call over the network to come back
 
 
 class LogCopy:
-    """Records of a log in a file of ours, with their positions: a source for an Archive."""
+    """Records of a log in a file of ours, with their ids and positions in memory: a source for an
+    Archive.
+    """
+
+    cuts = 0  # what it is a copy of is never cut
 
     def __init__(self, file: IO[bytes], clock: Clock = RealClock()) -> None:
         self._file, self._clock = file, clock
-        self._positions, self._stops = array("q"), array("q", [0])
-        self._id_sizes = array("q")
+        self._ids = bytearray()  # one behind the other
+        self._positions = array("q")
+        # where each id and each record ends, behind a 0
+        self._id_stops, self._stops = array("q", [0]), array("q", [0])
         self._of_hub: list[int] = []
         self._lock = threading.Lock()  # one thread adds, others read
 
@@ -41,28 +47,33 @@ class LogCopy:
         with self._lock:
             self._file.seek(self._stops[-1])
             for entry in entries:
-                id = entry.id.encode()
-                self._file.write(id + entry.record)
+                self._ids += entry.id.encode()
+                self._file.write(entry.record)
+                self._id_stops.append(len(self._ids))
+                self._stops.append(self._stops[-1] + len(entry.record))
                 self._positions.append(entry.position)
-                self._id_sizes.append(len(id))
-                self._stops.append(self._stops[-1] + len(id) + len(entry.record))
                 if entry.id.startswith(f"{HUB}."):
                     self._of_hub.append(entry.position)
 
+    def heads(self, after: int, limit: int = PAGE) -> list[RecordHead]:
+        with self._lock:
+            return [self._head(number) for number in self._numbers(after, limit)]
+
     def read(self, after: int, limit: int = PAGE) -> list[Entry]:
         with self._lock:
-            first = bisect_right(self._positions, after)
-            last = min(first + limit, len(self._positions))
-            base = self._stops[first]
-            self._file.seek(base)
-            content = self._file.read(self._stops[last] - base)
-            return [self._entry(content, number, base) for number in range(first, last)]
+            numbers = self._numbers(after, limit)
+            self._file.seek(self._stops[numbers.start])
+            heads = map(self._head, numbers)
+            return [Entry(h.position, h.id, self._file.read(h.num_bytes)) for h in heads]
 
-    def _entry(self, content: bytes, number: int, base: int) -> Entry:
-        start, stop = self._stops[number] - base, self._stops[number + 1] - base
-        middle = start + self._id_sizes[number]
-        id, record = content[start:middle].decode(), content[middle:stop]
-        return Entry(self._positions[number], id, record)
+    def _numbers(self, after: int, limit: int) -> range:
+        first = bisect_right(self._positions, after)
+        return range(first, min(first + limit, len(self._positions)))
+
+    def _head(self, number: int) -> RecordHead:
+        id = self._ids[self._id_stops[number] : self._id_stops[number + 1]].decode()
+        num_bytes = self._stops[number + 1] - self._stops[number]
+        return RecordHead(self._positions[number], id, num_bytes)
 
     def last(self) -> int:
         with self._lock:

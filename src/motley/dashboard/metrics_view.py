@@ -13,7 +13,7 @@ from motley.clock import Clock, RealClock
 from motley.config import CrewConfig
 from motley.dashboard import telling
 from motley.dashboard.alone import AloneRuns
-from motley.dashboard.answers import Crew, Curve, Curves, PeerCard, Point, TrustView
+from motley.dashboard.answers import Arrow, Crew, Curve, Curves, PeerCard, Point, TrustView
 from motley.dashboard.cards import adapter_of, config_file, crew_of, member_of, num_parameters
 from motley.dashboard.lines import HELDOUT
 from motley.dashboard.numbers import check_key, is_score
@@ -24,7 +24,8 @@ from motley.runs.metrics import ByKind, LearnerLine
 from motley.runs.stopping import Stopping
 
 MOST_POINTS, MOST_KEYS = 2000, 32  # of one answer
-DECODED_BYTES = 40_000_000  # of one answer: about 0.15 s
+DECODED_BYTES = 30_000_000  # of what senders sent, for one answer: about 0.1 s
+ARROW_LINES = 60  # of a learner, that tell from whom it learned
 REAL_S = 1e8  # an earlier moment is a simulation's
 SHORT = 12  # characters of a vocabulary's fingerprint that tell it from others
 
@@ -59,7 +60,8 @@ class MetricsView:
         is_new = self._read_config()
         is_new |= self._lines.refresh(seconds)
         is_new |= self._alone.refresh(seconds / 4)
-        self._pace.see(self._done, self._clock.elapsed_s())
+        if self.indexed == 1:
+            self._pace.see(self._done, self._clock.elapsed_s())
         return is_new
 
     def _read_config(self) -> bool:
@@ -93,14 +95,21 @@ class MetricsView:
             return False
         return self._done >= self._config.crew.rounds or bool(self._stopped())
 
+    @property
+    def _peers(self) -> dict[str, PeerLines]:
+        """Those who have lines, in the order of the crew file."""
+        known = self._lines.peers
+        names = [peer.name for peer in self._config.peer] if self._config else sorted(known)
+        return {name: known[name] for name in dict.fromkeys([*names, *known]) if name in known}
+
     def _newest_rounds(self) -> dict[str, int]:
-        return {name: int(lines.round[-1]) for name, lines in self._lines.peers.items()}
+        return {name: int(lines.round[-1]) for name, lines in self._peers.items()}
 
     @property
     def _learners(self) -> list[str]:
         """Whose lines are to be expected here: of all who learn, or of whose folder it is."""
         if self._config is None:
-            return list(self._lines.peers)
+            return list(self._peers)
         learners = [peer.name for peer in self._config.students]
         return [name for name in learners if name == self._member] if self._member else learners
 
@@ -114,7 +123,7 @@ class MetricsView:
         """Why the crew is over before its last round, by the rules of its file."""
         if self._config is None or not self._config.evaluate.may_stop:
             return ""
-        stopping, peers = Stopping(self._config.evaluate), self._lines.peers
+        stopping, peers = Stopping(self._config.evaluate), self._peers
         for name in self._learners:
             if name not in peers:
                 return ""
@@ -126,7 +135,7 @@ class MetricsView:
     # Who is here
 
     def crew(self, rounds: tuple[float, float], newest: Mapping[str, Seen]) -> Crew:
-        peers, config = self._lines.peers, self._config
+        peers, config = self._peers, self._config
         scores = {name: telling.newest_scores(lines) for name, lines in peers.items()}
         seconds, is_over = self._seconds(), self.is_over
         left = config.crew.rounds - self._done if config else 0
@@ -147,29 +156,31 @@ class MetricsView:
                 self._card(name, scores.get(name, telling.Scores()).heldout, newest.get(name))
                 for name in self._names(newest)
             ],
-            arrows=[
-                arrow
-                for name in self._learners
-                if name in peers
-                for arrow in telling.arrows(name, peers[name].within(rounds), self._group_size)
-            ],
+            arrows=self._arrows(rounds),
             warnings=telling.warnings(peers),
             notes=self._notes(seconds),
             indexed=self.indexed,
             keys=telling.keys(peers),
         )
 
+    def _arrows(self, rounds: tuple[float, float]) -> list[Arrow]:
+        known = {name: lines.within(rounds) for name, lines in self._peers.items()}
+        most = _affordable(known.values(), ARROW_LINES)
+        size = self._config.rollouts_per_group if self._config else 1
+        return [
+            arrow
+            for name, lines in known.items()
+            if name in self._learners
+            for arrow in telling.arrows(self._lines, name, lines, most, size)
+        ]
+
     def _names(self, newest: Mapping[str, Seen]) -> list[str]:
         if self._config:
             return [peer.name for peer in self._config.peer]
-        return list(dict.fromkeys([*self._lines.peers, *newest]))
-
-    @property
-    def _group_size(self) -> int:
-        return self._config.rollouts_per_group if self._config else 1
+        return list(dict.fromkeys([*self._peers, *newest]))
 
     def _card(self, name: str, heldout: ByKind, seen: Seen | None) -> PeerCard:
-        config, lines = self._config, self._lines.peers.get(name)
+        config, lines = self._config, self._peers.get(name)
         me = config.named(name) if config else None
         student = config.named(config.student_of(name)) if config else None
         line = telling.newest_line(lines) if lines else telling.NewestLine()
@@ -193,7 +204,7 @@ class MetricsView:
         )
 
     def _last_seen_s(self, name: str, seen: Seen | None) -> float | None:
-        lines = self._lines.peers.get(name)
+        lines = self._peers.get(name)
         known = [seen.created_s] if seen and seen.created_s > REAL_S else []
         if lines and lines.round[-1] == lines.lines.round[-1]:  # it is in the newest of the file
             known.append(self._lines.written_s(lines))
@@ -203,13 +214,13 @@ class MetricsView:
         """That a round takes lately."""
         if (seen_s := self._pace.seconds()) is not None:
             return seen_s
-        newest = [telling.newest_line(lines) for lines in self._lines.peers.values()]
+        newest = [telling.newest_line(lines) for lines in self._peers.values()]
         in_turn = not self._member and not (self._config and self._config.needs_processes)
         return told_seconds((line.took_s for line in newest if line.took_s is not None), in_turn)
 
     def _silence(self, seconds: float | None) -> float:
         """For how long nothing was written, if that is so long that the run may have stopped."""
-        written_s = max(map(self._lines.written_s, self._lines.peers.values()), default=None)
+        written_s = max(map(self._lines.written_s, self._peers.values()), default=None)
         since_s = self._clock.now_s() - written_s if written_s else 0.0
         return since_s if is_silent(seconds, since_s) else 0.0
 
@@ -223,7 +234,7 @@ class MetricsView:
                 f"{config_file(folder)} is not there or cannot be read, so that models, roles and "
                 "rounds are not known"
             )
-        if not self._lines.peers:
+        if not self._peers:
             is_hub = (folder / "hub.json").is_file()
             yield (
                 "A hub's folder has no metrics, so that there are no curves; watch the folder of a "
@@ -255,7 +266,7 @@ class MetricsView:
         for key in keys:
             check_key(key)
         points = min(max(points, 2), MOST_POINTS)
-        drawn, every = _draw(self._lines, self._lines.peers, keys, points, rounds)
+        drawn, every = _draw(self._lines, self._peers, keys, points, rounds)
         for name, run in self._alone.runs.items():
             own = {name: run.peers[name]} if name in run.peers else {}
             plain = [key for key in keys if not key.startswith("senders")]
@@ -279,7 +290,7 @@ class MetricsView:
     # Whom it trusts
 
     def trust(self, faults: dict[str, dict[str, int]]) -> TrustView:
-        peers = self._lines.peers
+        peers = self._peers
         return TrustView(
             suspects=[
                 suspect
@@ -315,7 +326,7 @@ def _draw(
     every = 1
     for some in filter(None, (scores, plain, by_sender)):
         lines = {
-            name: (one.marked(HELDOUT) if some is scores else one).within(rounds)
+            name: (one.marked(HELDOUT) if some is scores else one.steps).within(rounds)
             for name, one in peers.items()
         }
         most = _affordable(lines.values(), points) if some is by_sender else points

@@ -79,8 +79,8 @@ def finite(value: float | None) -> float | None:
 def _keys_of(line: Mapping[str, Any]) -> Iterator[str]:
     for key, value in line.items():
         if key == "senders" and isinstance(value, dict):
-            for sender in value.values():
-                yield from (f"senders.{inner}" for inner in _leaves(sender))
+            merged = {k: v for one in value.values() for k, v in one.items() if v is not None}
+            yield from (f"senders.{inner}" for inner in _leaves(merged))
         elif key in SCORES:
             yield key
             yield from (f"{key}.{inner}" for inner in _leaves(value))

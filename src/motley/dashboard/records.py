@@ -42,7 +42,7 @@ class NewestGroup(msgspec.Struct, frozen=True):
     created_s: float
 
 
-class Named(NamedTuple):
+class RecordName(NamedTuple):
     """What an id says."""
 
     sender: str
@@ -56,17 +56,17 @@ _GROUP_ID = re.compile(r"([^.]*)\.([0-9]{1,9})\.([0-9]{1,9})(?:\.[^.]*)?", re.DO
 _OTHERS = {"table": TABLE, "weights": WEIGHTS}
 
 
-def read_id(id: str) -> Named:
+def read_id(id: str) -> RecordName:
     """What an id says; numbers of more than nine digits are no round's and no slot's.
 
-    >>> read_id("small.3.0"), read_id("hub.roster.2")
-    (Named(sender='small', kind=0, round=3, slot=0), Named(sender='hub', kind=3, round=-1, slot=-1))
+    >>> read_id("small.3.0")
+    RecordName(sender='small', kind=0, round=3, slot=0)
     """
     match = _GROUP_ID.fullmatch(id)
     if match and match[1] != HUB:
-        return Named(match[1], GROUP, int(match[2]), int(match[3]))
+        return RecordName(match[1], GROUP, int(match[2]), int(match[3]))
     name, *rest = id.split(".", 2)
-    return Named(name, OF_HUB if name == HUB else _OTHERS.get(rest[0] if rest else "", OTHER))
+    return RecordName(name, OF_HUB if name == HUB else _OTHERS.get(rest[0] if rest else "", OTHER))
 
 
 class LogIndex:
@@ -84,6 +84,7 @@ class LogIndex:
         self._numbers: dict[str, int] = {}  # name -> its place in `names`
         self.telling: list[int] = []  # positions of what the hub said, and of tables
         self._num_tables: Counter[str] = Counter()
+        self.num_groups = self.num_bytes = 0
         self.is_whole = False  # up to the end that was there at the last look
 
     def __len__(self) -> int:
@@ -112,6 +113,8 @@ class LogIndex:
 
     def _add(self, heads: list[RecordHead]) -> None:
         said = [read_id(head.id) for head in heads]
+        self.num_groups += sum(one.kind == GROUP for one in said)
+        self.num_bytes += sum(head.num_bytes for head in heads)
         self._position.extend([head.position for head in heads])
         self._bytes.extend([head.num_bytes for head in heads])
         self._sender.extend([self._number(one.sender) for one in said])
@@ -156,7 +159,13 @@ class LogIndex:
         sizes = np.bincount(sender_R, weights=self._bytes.values, minlength=room)
         return {name: (int(groups[n]), int(sizes[n])) for n, name in enumerate(self.names)}
 
-    def place_of(self, position: int) -> Named | None:
+    def behind(self, position: int) -> dict[str, int]:
+        """Sender -> its records behind a position."""
+        first = int(np.searchsorted(self._position.values, position, "right"))
+        counts = np.bincount(self._sender.values[first:], minlength=len(self.names))
+        return {name: int(counts[n]) for n, name in enumerate(self.names)}
+
+    def place_of(self, position: int) -> RecordName | None:
         """What the id of the record at a position says; None: there is none."""
         row = bisect_left(self._position.values, position)
         if row >= len(self) or self._position.values[row] != position:
@@ -166,7 +175,7 @@ class LogIndex:
             for column in (self._sender, self._kind, self._round, self._slot)
         )
         name = self.names[number] if number < len(self.names) else UNKNOWN
-        return Named(name, kind, round, slot)
+        return RecordName(name, kind, round, slot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,14 +227,15 @@ class RecordReader:
                 )
         return None
 
-    def look_back(self, deadline: Deadline) -> None:
-        """Examine what nobody asked for yet, the newest first."""
+    def look_back(self, deadline: Deadline) -> bool:
+        """Examine what nobody asked for yet, the newest first; False: there is nothing left."""
         self._hear()
         self._make_room(self._index.last)
         end = self._index.last + 1
         while not deadline.passed and (end := self._looked_at.rfind(0, 1, end)) > 0:
             self._examined(end)
             self._looked_at[end] = 1  # also where there is none
+        return end > 0
 
     @property
     def num_looked_at(self) -> int:

@@ -50,6 +50,11 @@ class PeerLines:
     def marked(self, mark: int) -> PeerLines:
         return self.where((self.lines.marks[self.places] & mark) > 0)
 
+    @property
+    def steps(self) -> PeerLines:
+        """Without what was measured before training."""
+        return self.where(self.round > 0)
+
     def last(self, count: int = 1) -> PeerLines:
         return self.where(np.arange(len(self))[-count:])
 

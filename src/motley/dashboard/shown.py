@@ -1,17 +1,16 @@
 """ShownRun: a run as the page asks about it. Showcase: all that one page can show.
 
-A run that is shown looks at its files on a thread of its own, a slice of a moment at a time.
-Questions go before slices.
+A run that is shown looks at its files on threads of its own, for a moment at a time. Questions go
+first.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -34,11 +33,8 @@ from motley.dashboard.log_view import GroupQuery, LogView
 from motley.dashboard.metrics_view import MetricsView
 from motley.dashboard.targets import REPORT, Target
 
-if TYPE_CHECKING:
-    from motley.dashboard.records import NewestGroup
-
 Range = tuple[float, float]
-SLICE_S = 0.05  # of looking at files: a question may wait so long for each view
+SLICE_S = 0.05  # of looking at files: a question may wait so long
 LIVE_S, OVER_S = 0.25, 2.0  # between looks
 PATIENCE_S = 1.0  # of the thread, while one question follows another
 MOST_AWAKE = 6  # runs whose files are looked at
@@ -71,25 +67,38 @@ class Turns:
             yield
 
 
+@contextmanager
+def _there() -> Iterator[None]:
+    """What the view refuses of a place in the log is not there."""
+    try:
+        yield
+    except ValueError as error:
+        raise LookupError(str(error)) from None
+
+
 class ShownRun:
-    """The views of one run, and the thread that keeps them fresh."""
+    """The views of one run, and a thread for each that keeps it fresh."""
 
     def __init__(self, id: str, folder: Path, clock: Clock = RealClock()) -> None:
         self.id, self.folder, self._clock = id, folder, clock
-        self._metrics = MetricsView(folder, clock)
-        self._log: LogView | None = None  # until there is a log
+        self._metrics, self._turns = MetricsView(folder, clock), Turns()
+        self._log: LogView | None = None  # until there is one; it takes turns by itself
         self._keeper = LogKeeper(folder, clock)
-        self._trouble = ""  # with files
-        self._turns = Turns()
-        self._changes, self._changed = 0, Changed(round=0, indexed=0.0, is_over=False)
-        self._notes: list[str] = []
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._look, name=f"watch {id}", daemon=True)
-        self._thread.start()
+        self._trouble: dict[str, str] = {}  # with files, by the thread that has it
+        self._changes, self._stand = 0, self._stands()
+        self._changing, self._closing = threading.Lock(), threading.Event()
+        looks = {"watch": self._look_at_metrics, "rollouts": self._look_at_log}
+        self._threads = [
+            threading.Thread(target=self._look, args=(name, look), name=f"{name} {id}", daemon=True)
+            for name, look in looks.items()
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def close(self) -> None:
         self._closing.set()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
         self._keeper.close()
 
     # What the page asks
@@ -97,52 +106,50 @@ class ShownRun:
     @property
     def changes(self) -> tuple[int, Changed]:
         """How often something was new, and how things stand since."""
-        return self._changes, self._changed
+        return self._changes, self._stand[0]
 
     def crew(self, rounds: Range) -> Crew:
+        newest = self._log.newest() if self._log else {}
         with self._turns.asking():
-            newest: dict[str, NewestGroup] = self._log.newest() if self._log else {}
             crew = self._metrics.crew(rounds, newest)
-            notes = [*crew.notes, *self._noted()]
-            return msgspec.structs.replace(crew, notes=notes, indexed=self._indexed)
+        changed, notes = self._stands()
+        every_note = [*crew.notes, *(note for note in notes if note not in crew.notes)]
+        return msgspec.structs.replace(crew, notes=every_note, indexed=changed.indexed)
 
     def curves(self, keys: Sequence[str], points: int, rounds: Range) -> Curves:
         with self._turns.asking():
             return self._metrics.curves(keys, points, rounds)
 
     def trust(self) -> TrustView:
+        faults = self._log.faults() if self._log else {}
         with self._turns.asking():
-            return self._metrics.trust(self._log.faults() if self._log else {})
+            return self._metrics.trust(faults)
 
     def groups(self, query: GroupQuery) -> GroupPage:
-        with self._turns.asking():
-            if self._log is None:
-                return GroupPage(groups=[], next=None, looked_at=0, total=0)
-            return self._log.groups(query)
+        if self._log is None:
+            return GroupPage(groups=[], next=None, looked_at=0, total=0)
+        return self._log.groups(query)
 
     def group(self, position: int) -> GroupText:
-        with self._turns.asking():
+        with _there():
             return self._logged.group(position)
 
     def formula(self, position: int, number: int, learner: str, token: int) -> Formula:
-        with self._turns.asking():
+        with _there():
             return self._logged.formula(position, number, learner, token)
 
     def discarded(self, learner: str, points: int) -> Discarded:
-        with self._turns.asking():
-            if self._log is None:
-                return Discarded(learner=learner, reasons=[], total=0)
-            return self._log.discarded(learner, points)
+        if self._log is None:
+            return Discarded(learner=learner, reasons=[], total=0)
+        return self._log.discarded(learner, points)
 
     def histograms(self, learner: str, sender: str, rounds: Range) -> Histograms:
-        with self._turns.asking():
-            if self._log is None:
-                return Histograms(histograms=[])
-            return self._log.histograms(learner, sender, rounds)
+        if self._log is None:
+            return Histograms(histograms=[])
+        return self._log.histograms(learner, sender, rounds)
 
     def speed(self) -> Speed:
-        with self._turns.asking():
-            return self._log.speed() if self._log else Speed(wires=[], records=0)
+        return self._log.speed() if self._log else Speed(wires=[], records=0)
 
     @property
     def _logged(self) -> LogView:
@@ -150,47 +157,42 @@ class ShownRun:
             raise LookupError(f"{self.id} has no log yet; ask again when it has")
         return self._log
 
-    @property
-    def _indexed(self) -> float:
-        return min(self._metrics.indexed, self._log.indexed if self._log else 1.0)
+    def _stands(self) -> tuple[Changed, list[str]]:
+        """Where it stands, and what cannot be shown, and why."""
+        metrics, log = self._metrics, self._log
+        indexed = min(metrics.indexed, log.indexed if log else 1.0)
+        notes = [self._keeper.note, *(log.notes if log else ()), *self._trouble.values()]
+        changed = Changed(round=metrics.round, indexed=indexed, is_over=metrics.is_over)
+        return changed, [note for note in notes if note]
 
-    def _noted(self) -> list[str]:
-        """What cannot be shown, and why."""
-        return [note for note in (self._keeper.note, self._trouble) if note]
+    # The threads
 
-    # The thread
-
-    def _look(self) -> None:
+    def _look(self, name: str, look: Callable[[], bool]) -> None:
         while not self._closing.is_set():
-            with self._turns.looking():
-                is_new = self._refresh()
-                self._settle(is_new)
-            if not (is_new and self._changed.indexed < 1.0):
-                self._closing.wait(OVER_S if self._changed.is_over else LIVE_S)
+            is_new = False
+            try:
+                is_new = look()
+                self._trouble.pop(name, None)
+            except (OSError, ValueError) as error:
+                self._trouble[name] = f"{self.folder} cannot be read further: {error}"
+            self._count(is_new)
+            if not is_new or self._stand[0].indexed == 1.0:
+                self._closing.wait(OVER_S if self._stand[0].is_over else LIVE_S)
 
-    def _refresh(self) -> bool:
-        """Take in some of what is new; whether anything was."""
-        try:
-            if self._log is None and (archive := self._keeper.archive):
-                self._log = LogView(archive, self._clock)
-            is_new = self._metrics.refresh(SLICE_S)
-            if self._log:
-                is_new = self._log.refresh(SLICE_S) or is_new
-        except (OSError, ValueError) as error:
-            self._trouble = f"{self.folder} cannot be read further: {error}"
-            return False
-        self._trouble = ""
-        return is_new
+    def _look_at_metrics(self) -> bool:
+        with self._turns.looking():
+            return self._metrics.refresh(SLICE_S)
 
-    def _settle(self, is_new: bool) -> None:
+    def _look_at_log(self) -> bool:
+        if self._log is None and (archive := self._keeper.archive):
+            self._log = LogView(archive, self._clock)
+        return self._log.refresh() if self._log else False
+
+    def _count(self, is_new: bool) -> None:
         """Count a change, if there is one."""
-        before, noted = self._changed, self._notes
-        self._changed = Changed(
-            round=self._metrics.round, indexed=self._indexed, is_over=self._metrics.is_over
-        )
-        self._notes = self._noted()
-        if is_new or self._changed != before or self._notes != noted:
-            self._changes += 1
+        with self._changing:
+            before, self._stand = self._stand, self._stands()
+            self._changes += is_new or self._stand != before
 
 
 class Showcase:

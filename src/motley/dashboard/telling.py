@@ -8,16 +8,15 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 import msgspec
-import numpy as np
 
 from motley.dashboard.answers import Arrow, Warned
 from motley.dashboard.lines import HELDOUT, WARNINGS
 from motley.dashboard.numbers import number_keys
-from motley.dashboard.run_lines import PeerLines
+from motley.dashboard.run_lines import PeerLines, RunLines
 from motley.runs.metrics import ByKind, Sign, Timing
 from motley.tasks import Measure
 
-ARROW_LINES = 60  # that tell from whom a peer learned
+GROUPS, SEQUENCES, WEIGHT = "senders.groups", "senders.sequences", "senders.weight.mean"
 MOST_WARNINGS = 500
 
 
@@ -48,20 +47,6 @@ class NewestLine(msgspec.Struct, frozen=True):
         return took.sample_s + (took.learn_s or 0.0) - (took.overlap_s or 0.0)
 
 
-class _Weight(msgspec.Struct, frozen=True):
-    mean: float | None = None
-
-
-class _Taken(msgspec.Struct, frozen=True):
-    groups: int = 0
-    sequences: int | None = None  # None: an old line
-    weight: _Weight = _Weight()
-
-
-class _Step(msgspec.Struct, frozen=True):
-    senders: dict[str, _Taken] = {}
-
-
 class _WarnedLine(msgspec.Struct, frozen=True):
     round: int
     warnings: list[Sign] = []
@@ -69,7 +54,6 @@ class _WarnedLine(msgspec.Struct, frozen=True):
 
 _scores_decoder = msgspec.json.Decoder(Scores)
 _newest_decoder = msgspec.json.Decoder(NewestLine)
-_step_decoder = msgspec.json.Decoder(_Step)
 _warned_decoder = msgspec.json.Decoder(_WarnedLine)
 
 
@@ -81,37 +65,33 @@ def newest_line(lines: PeerLines) -> NewestLine:
     return next(lines.last().decode(_newest_decoder), NewestLine())
 
 
-def arrows(learner: str, lines: PeerLines, rollouts_per_group: int) -> list[Arrow]:
+def arrows(
+    run: RunLines, learner: str, lines: PeerLines, most_lines: int, rollouts_per_group: int
+) -> list[Arrow]:
     """From whom a peer learned, by some of its steps. Counts are scaled up to all of them."""
-    steps = lines.where(lines.round > 0)
-    some, _ = steps.spread(ARROW_LINES)
-    sequences: dict[str, int] = defaultdict(int)
-    weighed: dict[str, list[tuple[float, int]]] = defaultdict(list)
-    for step in some.decode(_step_decoder):
-        for sender, taken in step.senders.items():
-            count = taken.sequences
-            count = taken.groups * rollouts_per_group if count is None else count
+    some, _ = lines.steps.spread(most_lines)
+    sequences: dict[str, float] = defaultdict(float)
+    weighed: dict[str, float] = defaultdict(float)  # those that were scored
+    weights: dict[str, float] = defaultdict(float)  # summed over them
+    for _, found in run.numbers(some, [GROUPS, SEQUENCES, WEIGHT]):
+        for sender, groups in found[GROUPS].items():
+            # an old line has no sequences
+            count = found[SEQUENCES].get(sender, groups * rollouts_per_group)
             sequences[sender] += count
-            if taken.weight.mean is not None and count:
-                weighed[sender].append((taken.weight.mean, count))
-    total, scale = sum(sequences.values()), len(steps) / max(1, len(some))
+            if (weight := found[WEIGHT].get(sender)) is not None:
+                weighed[sender] += count
+                weights[sender] += count * weight
+    total, scale = sum(sequences.values()), len(lines.steps) / max(1, len(some))
     return [
         Arrow(
             sender=sender,
             learner=learner,
             sequences=round(count * scale),
             share=count / total if total else 0.0,
-            weight=_weighted_mean(weighed[sender]),
+            weight=weights[sender] / weighed[sender] if weighed[sender] else None,
         )
         for sender, count in sequences.items()
     ]
-
-
-def _weighted_mean(pairs: list[tuple[float, int]]) -> float | None:
-    if not pairs:
-        return None
-    values, counts = np.array(pairs).T
-    return float(np.average(values, weights=counts))
 
 
 def warnings(peers: Mapping[str, PeerLines]) -> list[Warned]:

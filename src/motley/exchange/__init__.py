@@ -4,7 +4,7 @@ from motley.exchange.headers import BranchHeader, GroupHeader
 from motley.exchange.log import Entry, Log, LogError, stands_under
 from motley.exchange.log_file import LogFile, RecordHead
 from motley.exchange.memory import MemoryLog, cut_log, first_record
-from motley.exchange.outbox import Head, Mark, Outbox, Signer
+from motley.exchange.outbox import Head, Mark, Outbox, Signer, count_unsent
 from motley.exchange.sections import RolloutArrays, WireError
 from motley.exchange.wire import Header, Limits, Sealed, decode, encode, pack, unpack
 
@@ -26,6 +26,7 @@ __all__ = [
     "Sealed",
     "Signer",
     "WireError",
+    "count_unsent",
     "cut_log",
     "decode",
     "encode",

@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
+from threading import RLock
 from typing import BinaryIO, NamedTuple
 
 from motley.exchange.log import Entry
@@ -41,6 +42,7 @@ class LogFile:
 
     def __init__(self, path: Path, kept: str = "") -> None:
         self._path, self._prefix = path, f"{kept}.".encode()
+        self._lock = RLock()  # readers may be several threads
         self.cuts = 0  # how often the file was found cut, and begun anew
         self._begin()
         self._state = self._state_now()
@@ -56,26 +58,29 @@ class LogFile:
 
     def heads(self, after: int, limit: int = STEP) -> list[RecordHead]:
         """Of up to `limit` records behind a position."""
-        self._check()
-        self._walk_to(after)
-        if after < len(self._starts):
-            return self._known(after, limit)
-        return self._walk_on(limit) if after == len(self._starts) else []
+        with self._lock:
+            self._check()
+            self._walk_to(after)
+            if after < len(self._starts):
+                return self._known(after, limit)
+            return self._walk_on(limit) if after == len(self._starts) else []
 
     def read(self, after: int, limit: int) -> list[Entry]:
         """Up to `limit` records behind a position."""
-        self._check()
-        self._walk_to(after + limit)
-        heads = self._known(after, limit)
-        with self._path.open("rb") as file:
-            return [self._entry(file, head) for head in heads]
+        with self._lock:
+            self._check()
+            self._walk_to(after + limit)
+            heads = self._known(after, limit)
+            with self._path.open("rb") as file:
+                return [self._entry(file, head) for head in heads]
 
     def last(self) -> int:
         """The position of the newest record."""
-        self._check()
-        while self._walk_on(STEP):
-            pass
-        return len(self._starts)
+        with self._lock:
+            self._check()
+            while self._walk_on(STEP):
+                pass
+            return len(self._starts)
 
     def _entry(self, file: BinaryIO, head: RecordHead) -> Entry:
         stop = self._stop_of(head.position)

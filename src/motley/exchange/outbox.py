@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -239,6 +239,19 @@ class Outbox:
 
     def __del__(self) -> None:
         self.close()
+
+
+def count_unsent(path: Path) -> int | None:
+    """How many records wait in the outbox of another process; None where that cannot be told.
+
+    The file is only read.
+    """
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            count: int = database.execute("SELECT count(*) FROM unsent").fetchone()[0]
+            return count
+    except sqlite3.Error:
+        return None
 
 
 def _remedy(error: sqlite3.Error) -> str:
