@@ -103,17 +103,19 @@ function drawPeer(name, index, place, radius, own) {
   const outward = radius + 16;
   const label = { x: place.x + outward * Math.cos(place.angle), y: place.y + outward * Math.sin(place.angle) };
   const side = Math.cos(place.angle);
-  return svg("a", {
-    href: link("rollouts", { sender: name }), class: `peer ${colour(index)}`, "data-peer": name,
-    "data-key": name, "aria-label": own ? `${wordsOf(own)}. Opens its rollouts.` : `${name}. Opens its rollouts.`,
-    onpointerenter: (event) => light(event, name, own), onfocus: (event) => light(event, name, own),
-  },
-    svg("circle", { class: "disc", cx: place.x, cy: place.y, r: radius }),
-    svg("circle", { class: "ring0", cx: place.x, cy: place.y, r: radius + 3 }),
-    svg("circle", {
-      class: "ring", cx: place.x, cy: place.y, r: radius + 3,
-      "stroke-dasharray": `${share * round} ${round}`, transform: `rotate(-90 ${place.x} ${place.y})`,
-    }),
+  // The words stand beside the link, not in it: its label says more than they do.
+  return svg("g", { class: `peer ${colour(index)}`, "data-key": `peer-${name}` },
+    svg("a", {
+      href: link("rollouts", { sender: name }), "data-peer": name,
+      "aria-label": own ? `${wordsOf(own)}. Opens its rollouts.` : `${name}. Opens its rollouts.`,
+      onpointerenter: (event) => light(event, name, own), onfocus: (event) => light(event, name, own),
+    },
+      svg("circle", { class: "disc", cx: place.x, cy: place.y, r: radius }),
+      svg("circle", { class: "ring0", cx: place.x, cy: place.y, r: radius + 3 }),
+      svg("circle", {
+        class: "ring", cx: place.x, cy: place.y, r: radius + 3,
+        "stroke-dasharray": `${share * round} ${round}`, transform: `rotate(-90 ${place.x} ${place.y})`,
+      })),
     svg("text", { class: "mid share", x: place.x, y: place.y + 4 }, own ? whole(share) : ""),
     svg("text", {
       class: `name ${side > 0.3 ? "" : side < -0.3 ? "end" : "mid"}`, x: label.x, y: label.y + 5,

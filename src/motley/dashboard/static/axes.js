@@ -12,7 +12,7 @@ function sizeOf(columns) {
   const room = Math.min(1560, document.documentElement.clientWidth);
   if (room < 760) return { width: Math.max(280, room - 34), height: 210 };
   const beside = room < 1000 ? 1 : room < 1300 ? Math.min(2, columns) : columns; // as in app.css
-  return { width: room / beside - 50, height: beside === 1 ? 270 : 240 };
+  return { width: room / beside - 50, height: beside === 2 ? 240 : 280 };
 }
 
 /** Round numbers that cover low..high, about `count` of them. */

@@ -27,7 +27,7 @@ export async function groupView({ run, params }) {
         leftOut(group, learner),
         el("div", { class: "side", id: "completions" }, group.rollouts.map((rollout, index) =>
           completion(rollout, readings[index], { learner, by, reach, chosen, params, measure: crew.measure })))),
-      el("aside", { class: "panel formula", id: "formula", "aria-live": "polite", "aria-label": "Formula of a token" },
+      el("aside", { class: "panel formula", id: "formula", tabindex: "0", "aria-live": "polite", "aria-label": "Formula of a token" },
         await formula(run, group, readings, learner, chosen))));
 }
 

@@ -55,8 +55,10 @@ async function renew(run, filters, known) {
 
 function without(pages, groups) {
   const positions = new Set(groups.map((group) => group.position));
-  const left = pages.map(({ after, page }) =>
-    ({ after, page: { ...page, groups: page.groups.filter((group) => !positions.has(group.position)) } }));
+  const left = pages.map(({ after, page }) => {
+    const others = page.groups.filter((group) => !positions.has(group.position));
+    return { after, page: { ...page, groups: others, looked_at: page.looked_at - page.groups.length + others.length } };
+  });
   return left.filter(({ page }, at) => page.groups.length || at === left.length - 1); // the last has the cursor
 }
 
