@@ -250,15 +250,13 @@ def test_a_completion_with_a_script_is_the_text_of_a_json_answer(ready: TestClie
 
 
 def test_queries_are_read(ready: TestClient, showcase: Showcase) -> None:
-    wanted = "after=4&limit=7&newest=1&sender=a&learner=b&rounds=3..9&kind=sum&rewards=..0.5"
-    wanted += "&text=x&fate=fil"
+    wanted = "after=4&limit=7&sender=a&learner=b&rounds=3..9&kind=sum&rewards=..0.5&text=x&fate=fil"
     assert ready.get(f"/api/runs/demo-001/groups?{wanted}").json()["looked_at"] == 7
     with showcase.using("demo-001") as shown_run:
         log: Any = shown_run._log
         assert log.queries[-1] == GroupQuery(
             after=4,
             limit=7,
-            newest=True,
             sender="a",
             learner="b",
             rounds=(3.0, 9.0),

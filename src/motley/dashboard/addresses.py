@@ -87,7 +87,6 @@ def _groups(run: ShownRun, query: Query) -> Answer:
         GroupQuery(
             after=query.whole("after", 0),
             limit=max(1, query.whole("limit", 50, MOST_GROUPS)),
-            newest=query.whole("newest", 0, 1) == 1,
             sender=query.text("sender"),
             learner=query.text("learner"),
             rounds=query.range("rounds"),
@@ -137,7 +136,6 @@ ADDRESSES = (
         {
             "after": "the `next` of the page before",
             "limit": f"groups of a page, {MOST_GROUPS} at the most; 50 if it is left out",
-            "newest": "1: from the end of the log backwards",
             "sender": "who sampled",
             "learner": "whose fates count",
             "rounds": ROUNDS,

@@ -57,6 +57,7 @@ async function show({ isNews = false } = {}) {
   const turn = ++page.turn;
   const id = params.run ?? runs[0]?.id;
   if (id !== undefined) follow(id);
+  else find("status").textContent = "";
   if (isNews) page.run?.forget();
   drawHead(name, id, runs);
   const box = find("view");
