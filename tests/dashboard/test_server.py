@@ -250,13 +250,17 @@ def test_a_completion_with_a_script_is_the_text_of_a_json_answer(ready: TestClie
 
 
 def test_queries_are_read(ready: TestClient, showcase: Showcase) -> None:
-    wanted = "after=4&limit=7&sender=a&learner=b&rounds=3..9&kind=sum&rewards=..0.5&text=x&fate=fil"
+    wanted = (
+        "after=4&limit=7&newest=1&sender=a&learner=b&rounds=3..9&kind=sum&rewards=..0.5&text=x"
+        "&fate=fil"
+    )
     assert ready.get(f"/api/runs/demo-001/groups?{wanted}").json()["looked_at"] == 7
     with showcase.using("demo-001") as shown_run:
         log: Any = shown_run._log
         assert log.queries[-1] == GroupQuery(
             after=4,
             limit=7,
+            newest=True,
             sender="a",
             learner="b",
             rounds=(3.0, 9.0),
@@ -546,17 +550,17 @@ def test_only_so_many_runs_are_looked_at(
 
 
 def test_questions_go_before_looks_at_files() -> None:
-    turns, order = shown.Turns(), list[str]()
+    questions, order = shown.QuestionsFirst(), list[str]()
     asking = threading.Event()
 
     def look() -> None:
         asking.wait(PATIENCE_S)
-        with turns.looking():
-            order.append("looked")
+        questions.wait()
+        order.append("looked")
 
     looker = threading.Thread(target=look)
     looker.start()
-    with turns.asking():
+    with questions.asking():
         asking.set()
         RealClock().sleep_s(0.05)
         order.append("asked")
