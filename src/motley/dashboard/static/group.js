@@ -8,10 +8,12 @@ import { ago, isLearned, num, score } from "./words.js";
 let shown = null; // the group on the page, for the keys
 
 export async function groupView({ run, params }) {
-  const [crew, group] = await Promise.all([run.crew(), run.ask(`groups/${Number(params.open)}`)]);
+  const [crew, all] = await Promise.all([run.crew(), run.ask(`groups/${Number(params.open)}`)]);
+  const learners = learnersOf(all);
+  const learner = params.trace || params.learner || bestLearner(all, params.fate) || learners[0] || "";
+  // The traces of many learners together may be too large for one answer: then those of this one.
+  const group = all.left_out.includes(learner) ? await run.ask(`groups/${all.position}`, { learner }) : all;
   shown = { group, params };
-  const learners = learnersOf(group);
-  const learner = params.trace || params.learner || bestLearner(group, params.fate) || learners[0] || "";
   const by = params.by in SCALES ? params.by : "log_ratio";
   const readings = group.rollouts.map((rollout) => reading(rollout, learner, by));
   const reach = reachOf(readings, by);
@@ -31,7 +33,7 @@ export async function groupView({ run, params }) {
         await formula(run, group, readings, learner, chosen))));
 }
 
-const leftOut = (group, learner) => group.left_out?.includes(learner) && el("p", { class: "note", id: "left-out" },
+const leftOut = (group, learner) => group.left_out.includes(learner) && el("p", { class: "note", id: "left-out" },
   `Some rollouts of this group are too large to show all that ${learner} made of them: their tokens have no tint.`);
 
 const learnersOf = (group) =>
