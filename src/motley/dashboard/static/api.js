@@ -66,10 +66,11 @@ export class Live {
     this.address = `/api/runs/${encodeURIComponent(id)}/events`;
     this.said = said;
     this.changed = changed;
-    this.open();
+    if (!document.hidden) this.open();
   }
 
   open() {
+    this.close();
     this.source = new EventSource(this.address);
     this.source.onopen = () => this.said("live");
     this.source.addEventListener("changed", (event) => {
@@ -86,8 +87,9 @@ export class Live {
     };
   }
 
+  /** Also where nobody looks: a browser has six connections to a server, for all of its tabs. */
   close() {
     clearTimeout(this.timer);
-    this.source.close();
+    this.source?.close();
   }
 }
