@@ -109,7 +109,7 @@ class FakeLog:
         self.queries.append(query)
         return GroupPage(groups=[], next=None, looked_at=query.limit, total=1)
 
-    def group(self, position: int) -> GroupText:
+    def group(self, position: int, learner: str) -> GroupText:
         if position != 1:
             raise ValueError(f"the log has no group at {position}; it has 1")
         rollout = RolloutText(
@@ -137,7 +137,7 @@ class FakeLog:
             prompt=EVIL,
             answer=None,
             fault="",
-            fault_words="",
+            fault_words=learner,
             rollouts=[rollout],
             before=None,
             after=None,
@@ -264,6 +264,7 @@ def test_queries_are_read(ready: TestClient, showcase: Showcase) -> None:
         )
     assert ready.get("/api/runs/demo-001/crew?rounds=2..5").json()["name"] == "rounds 2.0 to 5.0"
     assert ready.get("/api/runs/demo-001/groups/1/0/b/7").json()["about"] == "1/0/b/7"
+    assert ready.get("/api/runs/demo-001/groups/1?learner=b").json()["fault_words"] == "b"
 
 
 @pytest.mark.parametrize(

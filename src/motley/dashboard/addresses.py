@@ -150,7 +150,8 @@ ADDRESSES = (
     Address(
         "groups/{position}",
         answers.GroupText,
-        lambda run, query: run.group(query.whole("position", 0)),
+        lambda run, query: run.group(query.whole("position", 0), query.text("learner")),
+        {"learner": "the only one whose traces are wanted; all if it is left out"},
     ),
     Address("groups/{position}/{number}/{learner}/{token}", answers.Formula, _formula),
     Address(

@@ -130,9 +130,9 @@ class ShownRun:
             return GroupPage(groups=[], next=None, looked_at=0, total=0)
         return self._log.groups(query)
 
-    def group(self, position: int) -> GroupText:
+    def group(self, position: int, learner: str) -> GroupText:
         with _there():
-            return self._logged.group(position)
+            return self._logged.group(position, learner)
 
     def formula(self, position: int, number: int, learner: str, token: int) -> Formula:
         with _there():
