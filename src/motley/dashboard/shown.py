@@ -28,14 +28,14 @@ from motley.dashboard.answers import (
     Speed,
     TrustView,
 )
-from motley.dashboard.keeping import LogKeeper
+from motley.dashboard.keeping import STOPPED, LogKeeper
 from motley.dashboard.log_view import GroupQuery, LogView
 from motley.dashboard.metrics_view import MetricsView
 from motley.dashboard.targets import REPORT, Target
 
 Range = tuple[float, float]
 SLICE_S = 0.05  # of looking at files
-LIVE_S, OVER_S = 0.25, 2.0  # between looks
+LIVE_S, OVER_S = 0.5, 2.0  # between looks
 PATIENCE_S = 1.0  # of the thread, while one question follows another
 MOST_AWAKE = 6  # runs whose files are looked at
 
@@ -161,7 +161,10 @@ class ShownRun:
         """Where it stands, and what cannot be shown, and why."""
         metrics, log = self._metrics, self._log
         indexed = min(metrics.indexed, log.indexed if log else 1.0)
-        notes = [self._keeper.note, *(log.notes if log else ()), *self._trouble.values()]
+        kept = self._keeper.note
+        # where all is over, nobody misses the hub
+        kept = "" if metrics.is_over and kept == STOPPED else kept
+        notes = [kept, *(log.notes if log else ()), *self._trouble.values()]
         changed = Changed(round=metrics.round, indexed=indexed, is_over=metrics.is_over)
         return changed, [note for note in notes if note]
 
