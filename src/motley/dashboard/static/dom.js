@@ -58,12 +58,12 @@ export function morph(old, fresh) {
     if (old[name] !== fresh[name] && (old[name] || fresh[name])) old[name] = fresh[name];
   }
   if (old.hasAttribute("data-keep")) return;
+  // A select's value is one of its options, which may move from the fresh one to the old: so it
+  // is read before, and set behind them.
+  const { value } = fresh;
   morphAttributes(old, fresh);
   morphChildren(old, fresh);
-  // Behind the children, since a select's value is one of its options.
-  if ("value" in fresh && old !== document.activeElement && old.value !== fresh.value) {
-    old.value = fresh.value;
-  }
+  if (value !== undefined && old !== document.activeElement && old.value !== value) old.value = value;
 }
 
 function morphAttributes(old, fresh) {
