@@ -104,7 +104,7 @@ def _ratio_lines(row: Row, facts: TokenFacts) -> Iterator[FormulaLine]:
     of_span = "of the span that the token is in: both cuts agree at its ends" if trace.spans else ""
     if log_q is not None and not of_span:
         said = f"how likely it was to {facts.learner} when it learned"
-        yield _line("log p", "log q + d", f"{shown(log_q)} + {shown(d)}", log_q + d, said)
+        yield _line("log p", "log q + d", f"{shown(log_q)} + ({shown(d)})", log_q + d, said)
     values = "" if log_q is None or of_span else f"{shown(log_q + d)} − ({shown(log_q)})"
     yield _line("d", "log p − log q", values, d, of_span or _nearness(d))
     yield _line("ρ", "exp(d)", f"exp({shown(d)})", _exp(d), "so many times as likely to it")

@@ -107,7 +107,7 @@ class LogView:
         self._rollouts: RolloutReader | None = None
         self._loader = Thread(target=self._load, name="texts", daemon=True)
         self._loaded, self._row_loaded = Event(), Event()
-        self._row = Row(name="", about="", note="it is still being loaded")
+        self._row = Row(name=self._config.crew.row if self._config else "", about="")
         self._out_of_reach = ""
 
     # What is new
@@ -169,8 +169,9 @@ class LogView:
         return [note for note in found if note]
 
     def _begin_loading(self) -> None:
-        if self._loader.ident is None:
-            self._loader.start()
+        with self._lock:
+            if self._loader.ident is None:
+                self._loader.start()
 
     def _load(self) -> None:
         """What is needed to tell what a group is about and says."""
@@ -272,7 +273,7 @@ class LogView:
         with self._writing() as writer:
             self._must_be_known(learner)
             facts = writer.facts(self._group_at(position)[0], number, learner, token)
-        self._row_loaded.wait(LOAD_S)
+        self._row_loaded.wait(ANSWER_S)  # without it the values are there, and fewer words
         return formula(self._row, facts)
 
     @contextmanager

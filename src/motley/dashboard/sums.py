@@ -27,7 +27,7 @@ def discarded(totals: FateTotals, learner: str, points: int) -> Discarded:
         size = max(len(have), len(column))
         sums[fate] = _padded(have, size) + _padded(column.values, size)
     num_rounds = max(map(len, sums.values()), default=0)
-    every = max(1, math.ceil(num_rounds / max(1, points)))
+    every = max(1, math.ceil((num_rounds - 1) / max(1, points)))  # there is no round 0
     reasons = [
         Reason(
             reason=fate,
@@ -49,7 +49,7 @@ def _padded(value_N: NDArray[np.int64], size: int) -> NDArray[np.int64]:
 
 
 def _points(count_R: NDArray[np.int64], every: int) -> list[Point]:
-    """Sums over so many rounds each, at the first of them; there is no round 0."""
+    """Sums over so many rounds each, at the first of them."""
     of_rounds = count_R[1:]
     return [
         (float(first + 1), float(of_rounds[first : first + every].sum()))

@@ -61,9 +61,10 @@ class LogFile:
         with self._lock:
             self._check()
             self._walk_to(after)
-            if after < len(self._starts):
-                return self._known(after, limit)
-            return self._walk_on(limit) if after == len(self._starts) else []
+            known = self._known(after, limit)
+            if after > len(self._starts) or len(known) == limit:
+                return known
+            return known + self._walk_on(limit - len(known))
 
     def read(self, after: int, limit: int) -> list[Entry]:
         """Up to `limit` records behind a position."""
