@@ -15,7 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import typer
 from click.testing import Result
+from rich.console import Console
 from typer.testing import CliRunner
 
 from hubs import PATIENCE_S
@@ -146,3 +148,60 @@ def test_a_page_that_does_not_come_up_does_not_stop_training(
     said = " ".join(capsys.readouterr().err.split())
     assert "warning: the page did not come up, and training goes on without it" in said
     assert "there is nothing to watch at" in said
+
+
+class FakePage:
+    """A page whose user presses Ctrl-C as soon as it is waited for."""
+
+    address, is_up = "http://127.0.0.1:7117/", True
+
+    def __init__(self, folder: Path) -> None:
+        self.process, self.waited, self.closed = self, 0, 0
+        FakePage.last = self
+
+    last: FakePage
+
+    def wait(self) -> None:
+        self.waited += 1
+        raise KeyboardInterrupt
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.mark.parametrize("at_terminal", [True, False])
+def test_the_page_stays_after_training_at_a_terminal_only(
+    at_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(watching, "_Page", FakePage)
+    monkeypatch.setattr(watching, "console", Console(force_terminal=at_terminal))
+    monkeypatch.setattr(watching, "_open", lambda address: None)
+    with watching.page_beside(Path("runs/x"), wanted=True):
+        pass
+    said = capsys.readouterr().err
+    assert (FakePage.last.waited, FakePage.last.closed) == (int(at_terminal), 1)
+    assert ("until Ctrl-C" in said) == at_terminal
+    assert said.endswith("open the page again with: motley watch runs/x\n")
+
+
+def test_a_run_that_is_stopped_closes_its_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "_Page", FakePage)
+    monkeypatch.setattr(watching, "console", Console(force_terminal=True))
+    monkeypatch.setattr(watching, "_open", lambda address: None)
+    with pytest.raises(typer.Exit), watching.page_beside(Path("runs/x"), wanted=True):
+        raise typer.Exit(130)
+    assert (FakePage.last.waited, FakePage.last.closed) == (0, 1)
+
+
+def test_the_browser_is_opened_where_there_is_a_display(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(watching.webbrowser, "open", opened.append)
+    monkeypatch.setattr(watching.sys, "platform", "linux")
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    watching._open("http://a/")
+    assert opened == []
+    monkeypatch.setenv("DISPLAY", ":0")
+    watching._open("http://b/", no_open=True)
+    watching._open("http://c/")
+    assert opened == ["http://c/"]

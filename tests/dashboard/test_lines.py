@@ -226,3 +226,12 @@ def test_any_bytes_at_all_are_no_reason_to_fail(tmp_path: Path) -> None:
         index = LineIndex(path)
         index.refresh()
         assert len(index.lines) in (1, 2)  # the first may stand behind garbage without an end
+
+
+def test_lines_of_a_file_that_is_gone_read_as_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(rounds_of(3))
+    index = LineIndex(path)
+    index.refresh()
+    path.unlink()
+    assert list(index.read(index.lines, [0, 2])) == [b"", b""]

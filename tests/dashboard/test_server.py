@@ -109,7 +109,7 @@ class FakeLog:
         self.queries.append(query)
         return GroupPage(groups=[], next=None, looked_at=query.limit, total=1)
 
-    def group(self, position: int) -> GroupText:
+    def group(self, position: int, learner: str) -> GroupText:
         if position != 1:
             raise ValueError(f"the log has no group at {position}; it has 1")
         rollout = RolloutText(
@@ -137,7 +137,7 @@ class FakeLog:
             prompt=EVIL,
             answer=None,
             fault="",
-            fault_words="",
+            fault_words=learner,
             rollouts=[rollout],
             before=None,
             after=None,
@@ -250,13 +250,17 @@ def test_a_completion_with_a_script_is_the_text_of_a_json_answer(ready: TestClie
 
 
 def test_queries_are_read(ready: TestClient, showcase: Showcase) -> None:
-    wanted = "after=4&limit=7&sender=a&learner=b&rounds=3..9&kind=sum&rewards=..0.5&text=x&fate=fil"
+    wanted = (
+        "after=4&limit=7&newest=1&sender=a&learner=b&rounds=3..9&kind=sum&rewards=..0.5&text=x"
+        "&fate=fil"
+    )
     assert ready.get(f"/api/runs/demo-001/groups?{wanted}").json()["looked_at"] == 7
     with showcase.using("demo-001") as shown_run:
         log: Any = shown_run._log
         assert log.queries[-1] == GroupQuery(
             after=4,
             limit=7,
+            newest=True,
             sender="a",
             learner="b",
             rounds=(3.0, 9.0),
@@ -267,6 +271,7 @@ def test_queries_are_read(ready: TestClient, showcase: Showcase) -> None:
         )
     assert ready.get("/api/runs/demo-001/crew?rounds=2..5").json()["name"] == "rounds 2.0 to 5.0"
     assert ready.get("/api/runs/demo-001/groups/1/0/b/7").json()["about"] == "1/0/b/7"
+    assert ready.get("/api/runs/demo-001/groups/1?learner=b").json()["fault_words"] == "b"
 
 
 @pytest.mark.parametrize(
@@ -546,17 +551,17 @@ def test_only_so_many_runs_are_looked_at(
 
 
 def test_questions_go_before_looks_at_files() -> None:
-    turns, order = shown.Turns(), list[str]()
+    questions, order = shown.QuestionsFirst(), list[str]()
     asking = threading.Event()
 
     def look() -> None:
         asking.wait(PATIENCE_S)
-        with turns.looking():
-            order.append("looked")
+        questions.wait()
+        order.append("looked")
 
     looker = threading.Thread(target=look)
     looker.start()
-    with turns.asking():
+    with questions.asking():
         asking.set()
         RealClock().sleep_s(0.05)
         order.append("asked")

@@ -262,6 +262,24 @@ def bench_weights(as_json: AsJson = False) -> None:
     _bench(weights_benchmark, "about a minute in all", "weights on their way to samplers", as_json)
 
 
+@bench_app.command("watch")
+def bench_watch(
+    rounds: Annotated[int, typer.Option(min=1, help="Of the run that is looked at.")] = 10_000,
+    peers: Annotated[int, typer.Option(min=1, help="Of its crew.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Make a long run of a large crew, and measure how quickly its page opens and answers.
+
+    It trains nothing. 10,000 rounds of 20 peers take some minutes and 5 GB of the temporary folder
+    to make.
+    """
+    from motley.benchmarks.asking import watch_benchmark
+
+    with plain_errors(), _progress() as show:
+        rows = watch_benchmark(show, rounds, peers)
+    print_rows(rows, f"the page of {rounds:,} rounds of {peers} peers, this machine", as_json)
+
+
 def _bench(
     measure: Callable[[Callable[[str], None]], list[Row]],
     takes: str,

@@ -21,7 +21,6 @@ from rich.console import Console
 
 from motley.cli.common import app, console, plain_errors, tell, warn
 from motley.clock import Clock, Deadline, RealClock
-from motley.tasks.extras import need
 
 if TYPE_CHECKING:
     import uvicorn
@@ -92,6 +91,8 @@ def watch(
 
 
 def _need_extra(wanted_by: str) -> None:
+    from motley.tasks.extras import need
+
     for package in ("starlette", "uvicorn"):
         need(package, wanted_by, EXTRA)
 

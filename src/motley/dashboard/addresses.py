@@ -87,6 +87,7 @@ def _groups(run: ShownRun, query: Query) -> Answer:
         GroupQuery(
             after=query.whole("after", 0),
             limit=max(1, query.whole("limit", 50, MOST_GROUPS)),
+            newest=bool(query.whole("newest", 0, 1)),
             sender=query.text("sender"),
             learner=query.text("learner"),
             rounds=query.range("rounds"),
@@ -136,6 +137,7 @@ ADDRESSES = (
         {
             "after": "the `next` of the page before",
             "limit": f"groups of a page, {MOST_GROUPS} at the most; 50 if it is left out",
+            "newest": "1: from the end of the log backwards",
             "sender": "who sampled",
             "learner": "whose fates count",
             "rounds": ROUNDS,
@@ -148,7 +150,8 @@ ADDRESSES = (
     Address(
         "groups/{position}",
         answers.GroupText,
-        lambda run, query: run.group(query.whole("position", 0)),
+        lambda run, query: run.group(query.whole("position", 0), query.text("learner")),
+        {"learner": "the only one whose traces are wanted; all if it is left out"},
     ),
     Address("groups/{position}/{number}/{learner}/{token}", answers.Formula, _formula),
     Address(

@@ -4,14 +4,16 @@ recorded.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from motley.clock import Clock
+from motley.dashboard.answers import Curve, Point
 from motley.dashboard.run_lines import RunLines
-from motley.runs.metrics import ByKind
+from motley.runs.metrics import ByKind, mean
 
 
 class _Recorded(msgspec.Struct, frozen=True):
@@ -33,6 +35,18 @@ class AloneRuns:
             run = self.runs.setdefault(path.parent.name, RunLines(path.parent, self._clock))
             is_new |= run.refresh(seconds)
         return is_new
+
+    def levels(self, keys: Sequence[str], first: float, last: float) -> Iterator[Curve]:
+        """A level line for what a peer reached, where only that is known."""
+        for peer, by_kind in self.skills.items():
+            if peer in self.runs or not by_kind:
+                continue
+            ends = {f"heldout.{kind}": value for kind, value in by_kind.items()}
+            ends["heldout"] = mean(by_kind)
+            for key in keys:
+                if key in ends:
+                    level: list[Point] = [(first, ends[key]), (last, ends[key])]
+                    yield Curve(key=key, peer=peer, sender="", points=level, is_alone=True)
 
     def _read_recorded(self) -> bool:
         path = self._folder / "alone.json"

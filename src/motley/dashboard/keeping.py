@@ -24,6 +24,7 @@ from motley.exchange import Entry, RecordHead
 from motley.records import HUB
 
 RETRY_S = 1.0
+STOPPED = "the hub is not running: this is what its log has"
 CLOSE_S = 2.0  # for a call over the network to come back
 
 
@@ -130,7 +131,7 @@ class LogKeeper:
         elif not self._is_read_out:
             self._follow(open_left(folder), to_the_end=True)
             self._is_read_out = True
-            self.note = "the hub is not running: this is what its log has"
+            self.note = STOPPED
 
     def _follow(self, opened: AbstractContextManager[Archive], to_the_end: bool = False) -> None:
         with opened as archive:

@@ -37,12 +37,12 @@ _REFUSED = b',"refused":{'
 _WAITING = re.compile(rb',"waiting":\d+\Z')
 
 
-class _Head(msgspec.Struct):
+class _LineHead(msgspec.Struct):
     round: int
     peer: str
 
 
-_head_decoder = msgspec.json.Decoder(_Head)
+_head_decoder = msgspec.json.Decoder(_LineHead)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +108,14 @@ class LineIndex:
 
     def read(self, lines: Lines, numbers: Iterable[int]) -> Iterator[bytes]:
         """The bytes of lines by their place in `lines`. Of a file that was cut meanwhile they are
-        whatever stands there now.
+        whatever stands there now, or nothing.
         """
-        with self.path.open("rb", buffering=0) as file:
+        try:
+            file = self.path.open("rb", buffering=0)
+        except FileNotFoundError:
+            yield from (b"" for _ in numbers)
+            return
+        with file:
             for number in numbers:
                 file.seek(int(lines.start[number]))
                 yield file.read(int(lines.length[number]))

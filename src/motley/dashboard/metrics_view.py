@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from motley.clock import Clock, RealClock
 from motley.config import CrewConfig
@@ -17,30 +16,20 @@ from motley.dashboard.answers import Arrow, Crew, Curve, Curves, PeerCard, Point
 from motley.dashboard.cards import adapter_of, config_file, crew_of, member_of, num_parameters
 from motley.dashboard.lines import HELDOUT
 from motley.dashboard.numbers import check_key, is_score
-from motley.dashboard.pace import Pace, is_silent, told_seconds
+from motley.dashboard.records import NewestGroup
 from motley.dashboard.run_lines import PeerLines, RunLines
 from motley.dashboard.suspicion import suspects_of
+from motley.dashboard.tempo import Tempo, is_silent, told_seconds
 from motley.runs.metrics import ByKind, LearnerLine
 from motley.runs.stopping import Stopping
 
-MOST_POINTS, MOST_KEYS = 2000, 32  # of one answer
-DECODED_BYTES = 30_000_000  # of what senders sent, for one answer: about 0.1 s
+MOST_KEYS = 50  # of one answer
+MOST_LINES = 6000  # that are read for one: about 0.15 s
+# Of what senders sent, for one answer: about 0.1 s, and half of it.
+CURVE_BYTES, ARROW_BYTES = 30_000_000, 15_000_000
 ARROW_LINES = 60  # of a learner, that tell from whom it learned
 REAL_S = 1e8  # an earlier moment is a simulation's
 SHORT = 12  # characters of a vocabulary's fingerprint that tell it from others
-
-
-class Seen(Protocol):
-    """What the log has newest of a peer: a NewestGroup."""
-
-    @property
-    def model(self) -> str: ...
-    @property
-    def vocabulary(self) -> str: ...
-    @property
-    def version(self) -> int: ...
-    @property
-    def created_s(self) -> float: ...
 
 
 class MetricsView:
@@ -48,11 +37,12 @@ class MetricsView:
         self._folder, self._clock = folder, clock
         self._lines = RunLines(folder, clock)
         self._alone = AloneRuns(folder, clock)
-        self._pace = Pace()
+        self._tempo = Tempo()
         self._config: CrewConfig | None = None
         self._config_time_ns = -1
         self._member = ""  # whose own folder it is, of a crew at a hub
         self._sizes: dict[str, int | None] = {}
+        self._keys = telling.KnownKeys()
         self._read_config()
 
     def refresh(self, seconds: float = 0.2) -> bool:
@@ -61,7 +51,7 @@ class MetricsView:
         is_new |= self._lines.refresh(seconds)
         is_new |= self._alone.refresh(seconds / 4)
         if self.indexed == 1:
-            self._pace.see(self._done, self._clock.elapsed_s())
+            self._tempo.see(self._done, self._clock.elapsed_s())
         return is_new
 
     def _read_config(self) -> bool:
@@ -134,7 +124,7 @@ class MetricsView:
 
     # Who is here
 
-    def crew(self, rounds: tuple[float, float], newest: Mapping[str, Seen]) -> Crew:
+    def crew(self, rounds: tuple[float, float], newest: Mapping[str, NewestGroup]) -> Crew:
         peers, config = self._peers, self._config
         scores = {name: telling.newest_scores(lines) for name, lines in peers.items()}
         seconds, is_over = self._seconds(), self.is_over
@@ -153,19 +143,19 @@ class MetricsView:
             measure="reward" if any(one.is_reward for one in scores.values()) else "accuracy",
             kinds=list(dict.fromkeys(kind for one in scores.values() for kind in one.heldout)),
             peers=[
-                self._card(name, scores.get(name, telling.Scores()).heldout, newest.get(name))
+                self._card(name, scores.get(name, telling.NewestScores()).heldout, newest.get(name))
                 for name in self._names(newest)
             ],
             arrows=self._arrows(rounds),
             warnings=telling.warnings(peers),
-            notes=self._notes(seconds),
+            notes=list(self._notes(seconds)),
             indexed=self.indexed,
-            keys=telling.keys(peers),
+            keys=self._keys.of(peers),
         )
 
     def _arrows(self, rounds: tuple[float, float]) -> list[Arrow]:
         known = {name: lines.within(rounds) for name, lines in self._peers.items()}
-        most = _affordable(known.values(), ARROW_LINES)
+        most = _affordable(known.values(), ARROW_LINES, ARROW_BYTES)
         size = self._config.rollouts_per_group if self._config else 1
         return [
             arrow
@@ -174,12 +164,12 @@ class MetricsView:
             for arrow in telling.arrows(self._lines, name, lines, most, size)
         ]
 
-    def _names(self, newest: Mapping[str, Seen]) -> list[str]:
+    def _names(self, newest: Mapping[str, NewestGroup]) -> list[str]:
         if self._config:
             return [peer.name for peer in self._config.peer]
         return list(dict.fromkeys([*self._peers, *newest]))
 
-    def _card(self, name: str, heldout: ByKind, seen: Seen | None) -> PeerCard:
+    def _card(self, name: str, heldout: ByKind, seen: NewestGroup | None) -> PeerCard:
         config, lines = self._config, self._peers.get(name)
         me = config.named(name) if config else None
         student = config.named(config.student_of(name)) if config else None
@@ -203,7 +193,7 @@ class MetricsView:
             follows=me.follows if me else "",
         )
 
-    def _last_seen_s(self, name: str, seen: Seen | None) -> float | None:
+    def _last_seen_s(self, name: str, seen: NewestGroup | None) -> float | None:
         lines = self._peers.get(name)
         known = [seen.created_s] if seen and seen.created_s > REAL_S else []
         if lines and lines.round[-1] == lines.lines.round[-1]:  # it is in the newest of the file
@@ -212,7 +202,7 @@ class MetricsView:
 
     def _seconds(self) -> float | None:
         """That a round takes lately."""
-        if (seen_s := self._pace.seconds()) is not None:
+        if (seen_s := self._tempo.seconds()) is not None:
             return seen_s
         newest = [telling.newest_line(lines) for lines in self._peers.values()]
         in_turn = not self._member and not (self._config and self._config.needs_processes)
@@ -224,10 +214,7 @@ class MetricsView:
         since_s = self._clock.now_s() - written_s if written_s else 0.0
         return since_s if is_silent(seconds, since_s) else 0.0
 
-    def _notes(self, seconds: float | None) -> list[str]:
-        return list(self._told_notes(seconds))
-
-    def _told_notes(self, seconds: float | None) -> Iterator[str]:
+    def _notes(self, seconds: float | None) -> Iterator[str]:
         folder, config = self._folder, self._config
         if config is None:
             yield (
@@ -265,27 +252,14 @@ class MetricsView:
             raise ValueError(f"{len(keys)} keys were asked for; ask for 1 to {MOST_KEYS} at once")
         for key in keys:
             check_key(key)
-        points = min(max(points, 2), MOST_POINTS)
+        points = max(points, 2)
         drawn, every = _draw(self._lines, self._peers, keys, points, rounds)
         for name, run in self._alone.runs.items():
             own = {name: run.peers[name]} if name in run.peers else {}
             plain = [key for key in keys if not key.startswith("senders")]
             drawn += _draw(run, own, plain, points, rounds, is_alone=True)[0]
-        return Curves(curves=[*drawn, *self._recorded(keys, rounds)], every=every)
-
-    def _recorded(self, keys: Sequence[str], rounds: tuple[float, float]) -> Iterator[Curve]:
-        """A level line for what a peer reached alone, where only that is known."""
         first, last = max(0.0, rounds[0]), min(float(self.round), rounds[1])
-        for peer, by_kind in self._alone.skills.items():
-            for key in keys:
-                base, _, kind = key.partition(".")
-                if peer in self._alone.runs or base != "heldout" or not by_kind:
-                    continue
-                if kind and kind not in by_kind:
-                    continue
-                value = by_kind[kind] if kind else sum(by_kind.values()) / len(by_kind)
-                level: list[Point] = [(first, value), (last, value)]
-                yield Curve(key=key, peer=peer, sender="", points=level, is_alone=True)
+        return Curves(curves=[*drawn, *self._alone.levels(keys, first, last)], every=every)
 
     # Whom it trusts
 
@@ -296,7 +270,7 @@ class MetricsView:
                 suspect
                 for name in self._learners
                 if name in peers
-                for suspect in suspects_of(name, peers[name])
+                for suspect in suspects_of(name, peers[name], len(self._learners))
             ],
             alarm=_alarm(self._config.trust.alpha) if self._config else None,
             faults=faults,
@@ -322,14 +296,17 @@ def _draw(
     scores = [key for key in keys if is_score(key)]
     by_sender = [key for key in keys if key.startswith("senders")]
     plain = [key for key in keys if key not in scores and key not in by_sender]
+    asked = [some for some in (scores, plain, by_sender) if some]
     curves: list[Curve] = []
     every = 1
-    for some in filter(None, (scores, plain, by_sender)):
+    for some in asked:
         lines = {
             name: (one.marked(HELDOUT) if some is scores else one.steps).within(rounds)
             for name, one in peers.items()
         }
-        most = _affordable(lines.values(), points) if some is by_sender else points
+        most = min(points, max(2, MOST_LINES // (len(asked) * max(1, len(lines)))))
+        if some is by_sender:
+            most = _affordable(lines.values(), most, CURVE_BYTES // len(asked))
         for name, one in lines.items():
             chosen, step = one.spread(most)
             curves += _curves_of(run, name, chosen, some, is_alone)
@@ -337,10 +314,10 @@ def _draw(
     return curves, every
 
 
-def _affordable(lines: Iterable[PeerLines], points: int) -> int:
+def _affordable(lines: Iterable[PeerLines], points: int, num_bytes: int) -> int:
     """As many points, or fewer: so that not too much is decoded for one answer."""
     a_round = sum(one.num_bytes / len(one) for one in lines if len(one))
-    return min(points, max(2, int(DECODED_BYTES / a_round))) if a_round else points
+    return min(points, max(2, int(num_bytes / a_round))) if a_round else points
 
 
 def _curves_of(

@@ -41,7 +41,7 @@ def read_numbers(line: bytes, keys: Sequence[str]) -> dict[str, BySender]:
     {'reward': {'': 0.5}, 'senders.ess': {'a': 1.0}}
     """
     try:
-        wanted = line if any(key.startswith("senders") for key in keys) else _without_senders(line)
+        wanted = line if any(key.startswith("senders") for key in keys) else without_senders(line)
         decoded = _decoder(tuple(sorted(keys))).decode(wanted)
     except (msgspec.DecodeError, UnicodeDecodeError):
         if len(keys) == 1:
@@ -66,7 +66,7 @@ def number_keys(line: bytes) -> list[str]:
     return [key for key in keys if len(key) <= MOST_CHARACTERS]
 
 
-def _without_senders(line: bytes) -> bytes:
+def without_senders(line: bytes) -> bytes:
     """A line as Motley writes it, without the part that most of it is; else all of it."""
     first, behind = line.find(b',"senders":{'), end_of_senders(line, 0, len(line))
     return line[:first] + line[behind:] if 0 < first < behind else line

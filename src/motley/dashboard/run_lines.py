@@ -17,9 +17,10 @@ import numpy as np
 
 from motley.clock import Clock
 from motley.dashboard.lines import Ints, LineIndex, Lines
-from motley.dashboard.numbers import BySender, read_numbers
+from motley.dashboard.numbers import BySender, read_numbers, without_senders
 
 T = TypeVar("T")
+Kept = dict[tuple[str, int, str], dict[int, BySender]]  # (file, times cut, key) -> by line
 MOST_KEPT = 400_000  # numbers that are remembered
 ABOUT_A_DICT = 4  # numbers that an answer takes at least, in memory
 LEAST_S = 0.01  # to look at a file for
@@ -36,6 +37,11 @@ class PeerLines:
     @property
     def round(self) -> Ints:
         return self.lines.round[self.places]
+
+    @property
+    def starts(self) -> list[int]:
+        starts: list[int] = self.lines.start[self.places].tolist()
+        return starts
 
     def __len__(self) -> int:
         return len(self.places)
@@ -76,10 +82,10 @@ class PeerLines:
         return self.index.read(self.lines, self.places)
 
     def decode(self, decoder: msgspec.json.Decoder[T]) -> Iterator[T]:
-        """As a struct each; what is none is left out."""
+        """As a struct each, that knows no senders; what is none is left out."""
         for line in self.read():
             try:
-                yield decoder.decode(line)
+                yield decoder.decode(without_senders(line))
             except (msgspec.DecodeError, UnicodeDecodeError):
                 continue
 
@@ -104,7 +110,7 @@ class RunLines:
         self._indexes: dict[Path, LineIndex] = {}
         self._own: list[Path] = []  # files that count
         self._peers: dict[str, PeerLines] | None = None  # None: to be put together anew
-        self._kept: dict[tuple[Path, int, int, str], BySender] = {}
+        self._kept: Kept = {}
         self._num_kept = 0
 
     def refresh(self, seconds: float) -> bool:
@@ -152,25 +158,21 @@ class RunLines:
         self, lines: PeerLines, keys: Sequence[str]
     ) -> Iterator[tuple[int, dict[str, BySender]]]:
         """Round after round, what the lines have under each key."""
-        path, cut = lines.index.path, lines.lines.times_cut
-        starts, rounds = lines.lines.start[lines.places].tolist(), lines.round.tolist()
-        kept = self._kept  # it is replaced when it is full, and may be so meanwhile
-        missing = [any((path, cut, start, key) not in kept for key in keys) for start in starts]
+        source = (str(lines.index.path), lines.lines.times_cut)
+        # what is kept is replaced when it is too much, and may be so meanwhile
+        kept = [self._kept.setdefault((*source, key), {}) for key in keys]
+        starts = lines.starts
+        missing = [any(start not in values for values in kept) for start in starts]
         fresh = lines.where(np.array(missing, bool)).read() if any(missing) else iter(())
-        for start, number, is_missing in zip(starts, rounds, missing, strict=True):
+        for start, number, is_missing in zip(starts, lines.round.tolist(), missing, strict=True):
             if is_missing:
                 found = read_numbers(next(fresh), keys)
-                for key, values in found.items():
-                    self._keep((path, cut, start, key), values)
-            else:
-                found = {key: kept[path, cut, start, key] for key in keys}
-            yield number, found
-
-    def _keep(self, place: tuple[Path, int, int, str], values: BySender) -> None:
+                for key, values in zip(keys, kept, strict=True):
+                    values[start] = found[key]
+                    self._num_kept += len(found[key]) + ABOUT_A_DICT
+            yield number, {key: values[start] for key, values in zip(keys, kept, strict=True)}
         if self._num_kept > MOST_KEPT:
             self._kept, self._num_kept = {}, 0
-        self._kept[place] = values
-        self._num_kept += len(values) + ABOUT_A_DICT
 
 
 def _by_peer(index: LineIndex) -> dict[str, PeerLines]:

@@ -64,7 +64,7 @@ def make_app(
 
     async def events(request: Request) -> Response:
         _query(request, {})
-        return await _announced(showcase, request, closing)
+        return _announced(showcase, request, closing)
 
     app = Starlette(
         routes=[
@@ -95,7 +95,7 @@ def _query(request: Request, known: Mapping[str, str]) -> Query:
 
 def _endpoint(showcase: Showcase, address: Address) -> Endpoint:
     def ask(id: str, query: Query) -> Json:
-        with showcase.using(id) as run:
+        with showcase.asking(id) as run:
             return Json(address.ask(run, query))
 
     async def endpoint(request: Request) -> Response:
@@ -127,16 +127,15 @@ class _Static(StaticFiles):
 # Events
 
 
-async def _announced(showcase: Showcase, request: Request, closing: Closing) -> Response:
-    id = request.path_params["id"]
-    using = showcase.using(id)
-    run = await run_in_threadpool(using.__enter__)
-    headers = {"Cache-Control": "no-store"}
+def _announced(showcase: Showcase, request: Request, closing: Closing) -> Response:
+    id, headers = request.path_params["id"], {"Cache-Control": "no-store"}
+    showcase.check(id)
     if request.method == "HEAD":
-        using.__exit__(None, None, None)
         return Response(media_type="text/event-stream", headers=headers)
 
     async def stream() -> AsyncIterator[bytes]:
+        using = showcase.using(id)
+        run = await run_in_threadpool(using.__enter__)
         try:
             async for event in changes(run, closing):
                 yield event

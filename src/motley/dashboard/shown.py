@@ -28,23 +28,24 @@ from motley.dashboard.answers import (
     Speed,
     TrustView,
 )
-from motley.dashboard.keeping import LogKeeper
+from motley.dashboard.keeping import STOPPED, LogKeeper
 from motley.dashboard.log_view import GroupQuery, LogView
 from motley.dashboard.metrics_view import MetricsView
 from motley.dashboard.targets import REPORT, Target
 
 Range = tuple[float, float]
-SLICE_S = 0.05  # of looking at files: a question may wait so long
-LIVE_S, OVER_S = 0.25, 2.0  # between looks
+SLICE_S = 0.05  # of looking at files
+LIVE_S, OVER_S = 0.5, 2.0  # between looks
 PATIENCE_S = 1.0  # of the thread, while one question follows another
 MOST_AWAKE = 6  # runs whose files are looked at
 
 
-class Turns:
-    """Questions go before looks at files, and only one of either is under way."""
+class QuestionsFirst:
+    """Questions go before looks at files. A view answers while it is refreshed, but both would take
+    from one processor.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._questions, self._fewer = 0, threading.Condition()
 
     @contextmanager
@@ -52,19 +53,16 @@ class Turns:
         with self._fewer:
             self._questions += 1
         try:
-            with self._lock:
-                yield
+            yield
         finally:
             with self._fewer:
                 self._questions -= 1
                 self._fewer.notify_all()
 
-    @contextmanager
-    def looking(self) -> Iterator[None]:
+    def wait(self) -> None:
+        """Until nobody asks; not for ever, as one question may follow another."""
         with self._fewer:
             self._fewer.wait_for(lambda: self._questions == 0, PATIENCE_S)
-        with self._lock:
-            yield
 
 
 @contextmanager
@@ -81,8 +79,9 @@ class ShownRun:
 
     def __init__(self, id: str, folder: Path, clock: Clock = RealClock()) -> None:
         self.id, self.folder, self._clock = id, folder, clock
-        self._metrics, self._turns = MetricsView(folder, clock), Turns()
-        self._log: LogView | None = None  # until there is one; it takes turns by itself
+        self._metrics, self._one_question = MetricsView(folder, clock), threading.Lock()
+        self._log: LogView | None = None  # until there is one; it takes questions by itself
+        self.questions = QuestionsFirst()
         self._keeper = LogKeeper(folder, clock)
         self._trouble: dict[str, str] = {}  # with files, by the thread that has it
         self._changes, self._stand = 0, self._stands()
@@ -92,6 +91,7 @@ class ShownRun:
             threading.Thread(target=self._look, args=(name, look), name=f"{name} {id}", daemon=True)
             for name, look in looks.items()
         ]
+        self._take("watch", self._look_at_metrics)  # so that the first answer has something
         for thread in self._threads:
             thread.start()
 
@@ -110,19 +110,19 @@ class ShownRun:
 
     def crew(self, rounds: Range) -> Crew:
         newest = self._log.newest() if self._log else {}
-        with self._turns.asking():
+        with self._one_question:
             crew = self._metrics.crew(rounds, newest)
         changed, notes = self._stands()
         every_note = [*crew.notes, *(note for note in notes if note not in crew.notes)]
         return msgspec.structs.replace(crew, notes=every_note, indexed=changed.indexed)
 
     def curves(self, keys: Sequence[str], points: int, rounds: Range) -> Curves:
-        with self._turns.asking():
+        with self._one_question:
             return self._metrics.curves(keys, points, rounds)
 
     def trust(self) -> TrustView:
         faults = self._log.faults() if self._log else {}
-        with self._turns.asking():
+        with self._one_question:
             return self._metrics.trust(faults)
 
     def groups(self, query: GroupQuery) -> GroupPage:
@@ -130,9 +130,9 @@ class ShownRun:
             return GroupPage(groups=[], next=None, looked_at=0, total=0)
         return self._log.groups(query)
 
-    def group(self, position: int) -> GroupText:
+    def group(self, position: int, learner: str) -> GroupText:
         with _there():
-            return self._logged.group(position)
+            return self._logged.group(position, learner)
 
     def formula(self, position: int, number: int, learner: str, token: int) -> Formula:
         with _there():
@@ -161,7 +161,10 @@ class ShownRun:
         """Where it stands, and what cannot be shown, and why."""
         metrics, log = self._metrics, self._log
         indexed = min(metrics.indexed, log.indexed if log else 1.0)
-        notes = [self._keeper.note, *(log.notes if log else ()), *self._trouble.values()]
+        kept = self._keeper.note
+        # where all is over, nobody misses the hub
+        kept = "" if metrics.is_over and kept == STOPPED else kept
+        notes = [kept, *(log.notes if log else ()), *self._trouble.values()]
         changed = Changed(round=metrics.round, indexed=indexed, is_over=metrics.is_over)
         return changed, [note for note in notes if note]
 
@@ -169,30 +172,31 @@ class ShownRun:
 
     def _look(self, name: str, look: Callable[[], bool]) -> None:
         while not self._closing.is_set():
-            is_new = False
-            try:
-                is_new = look()
-                self._trouble.pop(name, None)
-            except (OSError, ValueError) as error:
-                self._trouble[name] = f"{self.folder} cannot be read further: {error}"
-            self._count(is_new)
+            self.questions.wait()
+            is_new = self._take(name, look)
             if not is_new or self._stand[0].indexed == 1.0:
                 self._closing.wait(OVER_S if self._stand[0].is_over else LIVE_S)
 
+    def _take(self, name: str, look: Callable[[], bool]) -> bool:
+        """Take one look; whether something was new."""
+        is_new = False
+        try:
+            is_new = look()
+            self._trouble.pop(name, None)
+        except (OSError, ValueError) as error:
+            self._trouble[name] = f"{self.folder} cannot be read further: {error}"
+        with self._changing:
+            before, self._stand = self._stand, self._stands()
+            self._changes += is_new or self._stand != before
+        return is_new
+
     def _look_at_metrics(self) -> bool:
-        with self._turns.looking():
-            return self._metrics.refresh(SLICE_S)
+        return self._metrics.refresh(SLICE_S)
 
     def _look_at_log(self) -> bool:
         if self._log is None and (archive := self._keeper.archive):
             self._log = LogView(archive, self._clock)
-        return self._log.refresh() if self._log else False
-
-    def _count(self, is_new: bool) -> None:
-        """Count a change, if there is one."""
-        with self._changing:
-            before, self._stand = self._stand, self._stands()
-            self._changes += is_new or self._stand != before
+        return self._log.refresh(SLICE_S) if self._log else False
 
 
 class Showcase:
@@ -208,6 +212,16 @@ class Showcase:
 
     def served(self) -> list[Served]:
         return [target.served for target in self._targets.values()]
+
+    def check(self, id: str) -> None:
+        """Refuse what is no run of this page."""
+        self._target(id, "run")
+
+    @contextmanager
+    def asking(self, id: str) -> Iterator[ShownRun]:
+        """A run, for one question."""
+        with self.using(id) as run, run.questions.asking():
+            yield run
 
     @contextmanager
     def using(self, id: str) -> Iterator[ShownRun]:

@@ -13,7 +13,7 @@ from motley.dashboard.run_lines import PeerLines
 from motley.runs.metrics import Counts
 from motley.trust.standing import Suspicion
 
-MOST_LINES = 200  # with suspects, per learner
+MOST_LINES = 2000  # with suspects, of all learners
 
 
 class _Held(msgspec.Struct, frozen=True):
@@ -29,10 +29,10 @@ class _Held(msgspec.Struct, frozen=True):
 _decoder = msgspec.json.Decoder(_Held)
 
 
-def suspects_of(learner: str, lines: PeerLines) -> list[Suspect]:
+def suspects_of(learner: str, lines: PeerLines, num_learners: int) -> list[Suspect]:
     """Everyone that a learner refused, dropped or suspects."""
     now = next(lines.last().decode(_decoder), _Held())
-    told = list(_told(lines).decode(_decoder))
+    told = list(_told(lines, max(10, MOST_LINES // num_learners)).decode(_decoder))
     names = dict.fromkeys(
         [*now.refused, *now.dropped, *now.missing, *(n for held in told for n in held.suspects)]
     )
@@ -53,13 +53,13 @@ def suspects_of(learner: str, lines: PeerLines) -> list[Suspect]:
     ]
 
 
-def _told(lines: PeerLines) -> PeerLines:
+def _told(lines: PeerLines, most: int) -> PeerLines:
     """Some lines with suspects, and those right behind that have none any more."""
     marks = (lines.lines.marks[lines.places] & SUSPECTS) > 0
-    some = lines.where(marks).spread(MOST_LINES)[0].places
+    some = lines.where(marks).spread(most)[0].places
     is_behind = np.zeros(len(marks), bool)
     is_behind[1:] = marks[:-1] & ~marks[1:]
-    behind = lines.where(is_behind).spread(MOST_LINES)[0].places
+    behind = lines.where(is_behind).spread(most)[0].places
     return lines.where(np.isin(lines.places, [*some, *behind]))
 
 

@@ -20,7 +20,7 @@ GROUPS, SEQUENCES, WEIGHT = "senders.groups", "senders.sequences", "senders.weig
 MOST_WARNINGS = 500
 
 
-class Scores(msgspec.Struct, frozen=True):
+class NewestScores(msgspec.Struct, frozen=True):
     """What a peer can on problems that it was not trained on."""
 
     heldout: ByKind = {}
@@ -52,13 +52,13 @@ class _WarnedLine(msgspec.Struct, frozen=True):
     warnings: list[Sign] = []
 
 
-_scores_decoder = msgspec.json.Decoder(Scores)
+_scores_decoder = msgspec.json.Decoder(NewestScores)
 _newest_decoder = msgspec.json.Decoder(NewestLine)
 _warned_decoder = msgspec.json.Decoder(_WarnedLine)
 
 
-def newest_scores(lines: PeerLines) -> Scores:
-    return next(lines.marked(HELDOUT).last().decode(_scores_decoder), Scores())
+def newest_scores(lines: PeerLines) -> NewestScores:
+    return next(lines.marked(HELDOUT).last().decode(_scores_decoder), NewestScores())
 
 
 def newest_line(lines: PeerLines) -> NewestLine:
@@ -105,14 +105,18 @@ def warnings(peers: Mapping[str, PeerLines]) -> list[Warned]:
     return sorted(told, key=lambda one: one.round)[-MOST_WARNINGS:]
 
 
-def keys(peers: Mapping[str, PeerLines]) -> list[str]:
-    """Of all numbers that the newest lines have."""
-    return list(
-        dict.fromkeys(
-            key
-            for lines in peers.values()
-            for some in (lines.last(), lines.marked(HELDOUT).last())
-            for line in some.read()
-            for key in number_keys(line)
-        )
-    )
+class KnownKeys:
+    """Of all numbers that the newest lines have. Each line is looked at once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int, int], list[str]] = {}  # (file, times cut, line) -> keys
+
+    def of(self, peers: Mapping[str, PeerLines]) -> list[str]:
+        known = self._known
+        self._known = {}  # older lines are not asked for again
+        for lines in peers.values():
+            for one in (lines.last(), lines.marked(HELDOUT).last()):
+                for place in one.starts:
+                    line = (str(one.index.path), one.lines.times_cut, place)
+                    self._known[line] = known.get(line) or number_keys(next(one.read(), b""))
+        return list(dict.fromkeys(key for found in self._known.values() for key in found))

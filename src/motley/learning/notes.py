@@ -25,7 +25,7 @@ class Note(NamedTuple):
 
     arrived: torch.cuda.Event | None
     row_B: list[int]
-    table_KBT: Tensor  # log ratio, weight, free weight, sampler's log-prob, entropy, -push
+    table_KBT: Tensor  # log ratio, weight, free weight, sampler's log-prob, entropy, dloss
     keep_B: Tensor
     kl_B: Tensor
     loss: Tensor
@@ -111,6 +111,7 @@ def note_scores(rows: list[Row], note: Note) -> None:
     if note.arrived:
         note.arrived.synchronize()
     log_ratio, weight, free, logq, entropy, dloss = note.table_KBT.double().numpy()
+    push = -dloss
     length_B = np.array([rows[row].num_tokens for row in note.row_B])
     is_own_BT = np.arange(weight.shape[1]) < length_B[:, None]
     mean_weight_B, mean_logq_B = (
@@ -129,5 +130,5 @@ def note_scores(rows: list[Row], note: Note) -> None:
             free=free[i, own],
             logq=float(mean_logq_B[i]),
             entropy=entropy[i, own],
-            push=-dloss[i, own],
+            push=push[i, own],
         )

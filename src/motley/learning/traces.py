@@ -24,7 +24,7 @@ MOST_FILES = 2000  # of a peer
 MOST_BYTES = 2**30  # that a file may hold, decompressed
 LEVEL = 1  # of zstd: higher ones take longer and save next to nothing
 
-Floats = NDArray[np.float32]
+Floats = NDArray[np.floating[Any]]  # float32 as read
 
 _HALVES = ("log_ratio", "weight", "free", "entropy")  # kept as float16
 _MOST, _LEAST = float(np.finfo(np.float16).max), float(np.finfo(np.float16).smallest_subnormal)

@@ -1,8 +1,8 @@
 // Who learns from whom: peers on a circle, arrows as wide as their share of what was learned,
 // and a ring around each peer for the share of its own rollouts.
-import { el, svg, table } from "./dom.js";
+import { el, roundsField, svg, table } from "./dom.js";
 import { colour } from "./charts.js";
-import { link } from "./route.js";
+import { change, link } from "./route.js";
 import { num, percent } from "./words.js";
 
 /** Drawn for the width it is shown at. On a phone names stand below their peers, else beside. */
@@ -14,7 +14,7 @@ function sheet() {
 
 const CROWDED = 30; // arrows: beyond it only those of the peer or arrow pointed at stand out
 
-export function drawArrows(crew) {
+export function drawArrows(crew, rounds) {
   const names = crew.peers.map((peer) => peer.name);
   const radius = names.length > 8 ? 15 : 24;
   const paper = sheet();
@@ -32,7 +32,8 @@ export function drawArrows(crew) {
     foreign.map((arrow, index) => drawArrow(arrow, places, radius, index, foreign.length > CROWDED)),
     names.map((name, index) => drawPeer(name, index, places.get(name), radius, own.get(name))));
   return el("section", { "aria-labelledby": "arrows-title", class: "panel" },
-    el("h2", { id: "arrows-title" }, "Who learns from whom"),
+    el("div", { class: "tools" }, el("h2", { id: "arrows-title" }, "Who learns from whom"),
+      roundsField(rounds, (value) => change({ rounds: value }))),
     drawing,
     el("p", { class: "readout", id: "arrow-readout", "aria-live": "polite", "data-keep": true },
       "An arrow is as wide as the share of the learner's steps that came from the sender; a ring is the peer's own share."),
@@ -102,17 +103,19 @@ function drawPeer(name, index, place, radius, own) {
   const outward = radius + 16;
   const label = { x: place.x + outward * Math.cos(place.angle), y: place.y + outward * Math.sin(place.angle) };
   const side = Math.cos(place.angle);
-  return svg("a", {
-    href: link("rollouts", { sender: name }), class: `peer ${colour(index)}`, "data-peer": name,
-    "data-key": name, "aria-label": own ? `${wordsOf(own)}. Opens its rollouts.` : `${name}. Opens its rollouts.`,
-    onpointerenter: (event) => light(event, name, own), onfocus: (event) => light(event, name, own),
-  },
-    svg("circle", { class: "disc", cx: place.x, cy: place.y, r: radius }),
-    svg("circle", { class: "ring0", cx: place.x, cy: place.y, r: radius + 3 }),
-    svg("circle", {
-      class: "ring", cx: place.x, cy: place.y, r: radius + 3,
-      "stroke-dasharray": `${share * round} ${round}`, transform: `rotate(-90 ${place.x} ${place.y})`,
-    }),
+  // The words stand beside the link, not in it: its label says more than they do.
+  return svg("g", { class: `peer ${colour(index)}`, "data-key": `peer-${name}` },
+    svg("a", {
+      href: link("rollouts", { sender: name }), "data-peer": name,
+      "aria-label": own ? `${wordsOf(own)}. Opens its rollouts.` : `${name}. Opens its rollouts.`,
+      onpointerenter: (event) => light(event, name, own), onfocus: (event) => light(event, name, own),
+    },
+      svg("circle", { class: "disc", cx: place.x, cy: place.y, r: radius }),
+      svg("circle", { class: "ring0", cx: place.x, cy: place.y, r: radius + 3 }),
+      svg("circle", {
+        class: "ring", cx: place.x, cy: place.y, r: radius + 3,
+        "stroke-dasharray": `${share * round} ${round}`, transform: `rotate(-90 ${place.x} ${place.y})`,
+      })),
     svg("text", { class: "mid share", x: place.x, y: place.y + 4 }, own ? whole(share) : ""),
     svg("text", {
       class: `name ${side > 0.3 ? "" : side < -0.3 ? "end" : "mid"}`, x: label.x, y: label.y + 5,

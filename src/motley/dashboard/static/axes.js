@@ -12,7 +12,7 @@ function sizeOf(columns) {
   const room = Math.min(1560, document.documentElement.clientWidth);
   if (room < 760) return { width: Math.max(280, room - 34), height: 210 };
   const beside = room < 1000 ? 1 : room < 1300 ? Math.min(2, columns) : columns; // as in app.css
-  return { width: room / beside - 50, height: beside === 1 ? 270 : 240 };
+  return { width: room / beside - 50, height: beside === 2 ? 240 : 280 };
 }
 
 /** Round numbers that cover low..high, about `count` of them. */
@@ -38,6 +38,7 @@ export function span(values, { zero = false } = {}) {
   }
   if (low > high) return [0, 1];
   if (zero) [low, high] = [Math.min(0, low), Math.max(0, high)];
+  if (zero && low === 0 && high === 0) return [0, 1];
   if (low === high) return [low - (Math.abs(low) || 1) * 0.5, high + (Math.abs(high) || 1) * 0.5];
   const room = (high - low) * 0.05;
   return [zero && low === 0 ? 0 : low - room, zero && high === 0 ? 0 : high + room];
@@ -65,7 +66,8 @@ export class Axes {
       svg("line", { class: "grid", x1: this.left, x2: this.right, y1: this.y(value), y2: this.y(value) }),
       svg("text", { class: "tick end", x: this.left - 6, y: this.y(value) + 4 }, this.yText(value))));
     const count = this.width < 520 ? 4 : 7;
-    const marks = (this.xTicks ?? ticks(...this.xSpan, count)).map((value) =>
+    // Without ticks of its own the axis is one of rounds, and there is no round 3.5.
+    const marks = (this.xTicks ?? ticks(...this.xSpan, count).filter(Number.isInteger)).map((value) =>
       svg("text", { class: "tick mid", x: this.x(value), y: this.bottom + 16 }, this.xText(value)));
     return svg("g", { "aria-hidden": "true" }, lines, marks,
       svg("line", { class: "axis", x1: this.left, x2: this.right, y1: this.bottom, y2: this.bottom }),

@@ -58,7 +58,7 @@ export function ratioHistogram({ id, title, histogram, above }) {
   if (!histogram.num_tokens) return blank(id, title, above);
   const step = edges[1] - edges[0];
   const left = edges[0] - 3 * step; // where the bar of 0 stands
-  const powers = ticks(edges[0] + step, edges.at(-1), document.documentElement.clientWidth < 760 ? 3 : 6);
+  const powers = ticks(edges[0] + step, edges.at(-1), document.documentElement.clientWidth < 760 ? 5 : 6);
   const axes = new Axes({
     x: [left, edges.at(-1)], y: span([...before, ...after, zero], { zero: true }),
     xWords: "ratio, or weight used", yWords: "tokens",

@@ -184,18 +184,15 @@ export const blank = (id, title, above = null) =>
     el("figcaption", {}, el("strong", {}, title), above),
     el("p", { class: "empty" }, "Nothing is recorded yet."));
 
-/** A value that is missing breaks the line; a point alone between two is a short stroke. */
+/** A value that is missing breaks the line; a point that stands alone is a small ring. */
 function pathOf(points, axes) {
+  const isThere = (at) => at >= 0 && at < points.length && points[at][1] !== null;
   let path = "";
-  let pen = "M";
-  for (const [round, value] of points) {
-    if (value === null) {
-      pen = "M";
-      continue;
-    }
-    const at = `${axes.x(round).toFixed(1)} ${axes.y(value).toFixed(1)}`;
-    path += pen === "M" ? `M${at}h.1L${at}` : `L${at}`;
-    pen = "L";
+  for (const [at, [round, value]] of points.entries()) {
+    if (value === null) continue;
+    const place = `${axes.x(round).toFixed(1)} ${axes.y(value).toFixed(1)}`;
+    if (isThere(at - 1)) path += `L${place}`;
+    else path += isThere(at + 1) ? `M${place}` : `M${place}m-2.5 0a2.5 2.5 0 1 0 5 0a2.5 2.5 0 1 0 -5 0`;
   }
   return path;
 }

@@ -9,7 +9,7 @@ export async function crewView({ run, params }) {
   const crew = await run.crew(params.rounds);
   return el("div", { class: "stack" },
     summary(crew), warnings(crew), notes(crew),
-    el("div", { class: "columns three" }, await curves(run, crew, params), drawArrows(crew)),
+    el("div", { class: "columns three" }, await curves(run, crew, params), drawArrows(crew, params.rounds)),
     cards(crew));
 }
 

@@ -10,7 +10,7 @@ const learnersOf = (crew) => crew.peers.filter((peer) => peer.role !== "sampler"
 export async function discardedView({ run, params }) {
   const learners = learnersOf(await run.crew());
   const learner = params.learner || learners[0] || "";
-  const found = await run.ask("discarded", { learner });
+  const found = await run.ask("discarded", { learner, points: 120 });
   // What was learned stands beside it for comparison; it is gray, and off in the chart at first.
   const parts = found.reasons.map((reason, index) => ({
     name: reason.reason, colour: colour(reason.reason === "learned" ? 9 : index), points: reason.points,

@@ -103,6 +103,14 @@ export function table(caption, heads, rows, attrs = {}) {
       el("tbody", {}, rows)));
 }
 
+/** A field for a range of rounds, which goes to the address. */
+export const roundsField = (value, onpick) =>
+  el("label", { for: "rounds", class: "field" }, el("span", {}, "rounds"),
+    el("input", {
+      id: "rounds", type: "text", size: "9", placeholder: "all, or 3..7", value: value ?? "",
+      onchange: (event) => onpick(event.currentTarget.value.trim()),
+    }));
+
 /** A labelled select; options are [value, text]. */
 export const choice = (id, label, options, value, onpick) =>
   el("label", { for: id, class: "field" }, el("span", {}, label),

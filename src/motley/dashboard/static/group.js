@@ -8,10 +8,12 @@ import { ago, isLearned, num, score } from "./words.js";
 let shown = null; // the group on the page, for the keys
 
 export async function groupView({ run, params }) {
-  const [crew, group] = await Promise.all([run.crew(), run.ask(`groups/${Number(params.open)}`)]);
+  const [crew, all] = await Promise.all([run.crew(), run.ask(`groups/${Number(params.open)}`)]);
+  const learners = learnersOf(all);
+  const learner = params.trace || params.learner || bestLearner(all, params.fate) || learners[0] || "";
+  // The traces of many learners together may be too large for one answer: then those of this one.
+  const group = all.left_out.includes(learner) ? await run.ask(`groups/${all.position}`, { learner }) : all;
   shown = { group, params };
-  const learners = learnersOf(group);
-  const learner = params.trace || params.learner || bestLearner(group, params.fate) || learners[0] || "";
   const by = params.by in SCALES ? params.by : "log_ratio";
   const readings = group.rollouts.map((rollout) => reading(rollout, learner, by));
   const reach = reachOf(readings, by);
@@ -24,11 +26,15 @@ export async function groupView({ run, params }) {
           choice("trace", "as seen by", learners.map((name) => [name, name]), learner, (value) => change({ trace: value, token: "" })),
           choice("by", "tint by", Object.entries(SCALES).map(([key, { words }]) => [key, words]), by, (value) => change({ by: value })),
           scaleLegend(by, reach)),
+        leftOut(group, learner),
         el("div", { class: "side", id: "completions" }, group.rollouts.map((rollout, index) =>
           completion(rollout, readings[index], { learner, by, reach, chosen, params, measure: crew.measure })))),
-      el("aside", { class: "panel formula", id: "formula", "aria-live": "polite", "aria-label": "Formula of a token" },
+      el("aside", { class: "panel formula", id: "formula", tabindex: "0", "aria-live": "polite", "aria-label": "Formula of a token" },
         await formula(run, group, readings, learner, chosen))));
 }
+
+const leftOut = (group, learner) => group.left_out.includes(learner) && el("p", { class: "note", id: "left-out" },
+  `Some rollouts of this group are too large to show all that ${learner} made of them: their tokens have no tint.`);
 
 const learnersOf = (group) =>
   [...new Set(group.rollouts.flatMap((rollout) => [...Object.keys(rollout.fates), ...rollout.traces.map((trace) => trace.learner)]))];
@@ -55,7 +61,7 @@ function head(group, params) {
   const open = (position, words, id) => position !== null && position !== undefined &&
     el("a", { class: "button", id, href: link("group", { ...kept(params), open: position }) }, words);
   const facts = [
-    ["Round", num(group.round)], ["Sampled by", `${group.sender} (${group.model})`], ["Version", num(group.version)],
+    ["Round", num(group.round)], ["Sampled by", group.sender], ["Version", num(group.version)], ["Model", group.model],
     ["Kind", group.kind ?? "–"], ["Temperature", num(group.temperature)], ["Made", ago(group.created_s)],
     ["Place in the log", num(group.position)],
   ];

@@ -25,7 +25,7 @@ const VIEWS = {
 const SHOWN = Object.keys(VIEWS).filter((name) => !VIEWS[name].of);
 const LEAST_MS = 1500; // between two refreshes: a fast crew has several rounds a second
 
-const page = { served: [], run: null, live: null, view: "", turn: 0, waiting: 0, last: 0 };
+const page = { served: [], run: null, live: null, view: "", turn: 0, busy: 0, waiting: 0, isStale: false, last: 0 };
 const find = (id) => document.getElementById(id);
 
 async function start() {
@@ -57,10 +57,12 @@ async function show({ isNews = false } = {}) {
   const turn = ++page.turn;
   const id = params.run ?? runs[0]?.id;
   if (id !== undefined) follow(id);
+  else find("status").textContent = "";
   if (isNews) page.run?.forget();
   drawHead(name, id, runs);
   const box = find("view");
   box.setAttribute("aria-busy", "true");
+  page.busy++;
   try {
     const fresh = await VIEWS[name].show({ run: page.run, params, served: page.served });
     if (turn === page.turn) place(box, name, fresh, isNews);
@@ -71,7 +73,9 @@ async function show({ isNews = false } = {}) {
     problem(error instanceof Refusal ? error.message : `The page has a fault: ${error.message}`);
     if (!(error instanceof Refusal)) throw error;
   } finally {
+    page.busy--;
     if (turn === page.turn) box.removeAttribute("aria-busy");
+    if (page.isStale && !page.busy) later();
   }
 }
 
@@ -121,12 +125,16 @@ function problem(words) {
   find("problem").hidden = !words;
 }
 
-/** Refresh soon, but not more often than people can read, and not where nobody looks. */
+/** Refresh soon, but not more often than people can read, not where nobody looks, and never
+ * instead of what somebody just asked for: a slow answer would else be overtaken for ever. */
 function later() {
-  if (page.waiting || document.hidden) return;
-  page.waiting = setTimeout(async () => {
+  page.isStale = true;
+  if (page.waiting || page.busy || document.hidden) return;
+  page.waiting = setTimeout(() => {
     page.waiting = 0;
-    await show({ isNews: true });
+    if (page.busy) return;
+    page.isStale = false;
+    show({ isNews: true });
   }, Math.max(0, page.last + LEAST_MS - Date.now()));
 }
 

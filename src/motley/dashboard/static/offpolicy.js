@@ -1,7 +1,7 @@
 // How far the senders are from those who learn from them, by pair.
 import { ratioHistogram } from "./bars.js";
 import { colour, lines } from "./charts.js";
-import { choice, el, table } from "./dom.js";
+import { choice, el, roundsField, table } from "./dom.js";
 import { change, go, link } from "./route.js";
 import { num } from "./words.js";
 
@@ -25,8 +25,9 @@ export async function offpolicyView({ run, params }) {
     el("section", { class: "panel", "aria-labelledby": "pairs-title" },
       el("div", { class: "tools" }, el("h2", { id: "pairs-title" }, "Pairs"),
         choice("number", "number", known.map((key) => [key, NUMBERS[key] ?? key]), number, (value) => change({ number: value })),
+        roundsField(params.rounds, (value) => change({ rounds: value })),
         el("p", { class: "note" }, "The newest value of each pair. A pair opens its curve and its histogram.")),
-      matrix(names, curves, number, pair)),
+      matrix(names, curves, number, pair, params.rounds)),
     el("div", { class: "columns" }, pair && curve(curves, number, pair, names), pair && await histogram(run, pair, params)));
 }
 
@@ -41,7 +42,7 @@ function pairOf(crew, curves, params) {
 
 const newest = (points) => points.findLast(([, value]) => value !== null)?.[1] ?? null;
 
-function matrix(names, curves, number, pair) {
+function matrix(names, curves, number, pair, rounds) {
   const values = new Map(curves.map((curve) => [`${curve.sender}>${curve.peer}`, newest(curve.points)]));
   const learners = names.filter((name) => curves.some((curve) => curve.peer === name));
   if (!learners.length) return el("p", { class: "empty" }, "Nothing is recorded yet.");
@@ -54,7 +55,7 @@ function matrix(names, curves, number, pair) {
       const isHere = pair.learner === learner && pair.sender === sender;
       return el("td", { class: "num cell", style: { "--tint": `${Math.round((Math.abs(value ?? 0) / largest) * 55)}%` } },
         el("a", {
-          class: "target", href: link("offpolicy", { learner, sender, number }), "data-pair": key,
+          class: "target", href: link("offpolicy", { learner, sender, number, rounds }), "data-pair": key,
           "aria-current": isHere ? "true" : null, "aria-label": `${learner} from ${sender}: ${num(value)}`,
         }, num(value)));
     }))), { id: "matrix" });

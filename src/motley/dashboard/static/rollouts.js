@@ -3,7 +3,7 @@ import { el, svg } from "./dom.js";
 import { change, go, link, redraw } from "./route.js";
 import { isLearned, num, score } from "./words.js";
 
-export const FILTERS = ["sender", "learner", "rounds", "kind", "rewards", "fate", "text"];
+export const FILTERS = ["newest", "sender", "learner", "rounds", "kind", "rewards", "fate", "text"];
 const LIMIT = 40;
 const LONGEST_MS = 3000; // how long one press of "more" looks through a long log
 const FATES = [
@@ -13,22 +13,20 @@ const FATES = [
 ];
 
 // The pages that are loaded, of one set of filters: who comes back from a group finds them.
-const shelf = { key: "", pages: [], from: null };
+const shelf = { key: "", pages: [], listed: [], from: null };
 
 export const filtersOf = (params) =>
   Object.fromEntries(FILTERS.filter((name) => params[name]).map((name) => [name, params[name]]));
 
-/** The positions that the list shows, in order. */
-export const listed = () => shelf.pages.flatMap(({ page }) => page.groups.map((group) => group.position));
-export const comeFrom = (position) => { shelf.from = position; };
 
 export async function rolloutsView({ run, params }) {
   const crew = await run.crew();
   const filters = filtersOf(params);
   const key = JSON.stringify([run.id, filters]);
-  if (shelf.key !== key) Object.assign(shelf, { key, pages: [] });
-  await renew(run, filters);
-  const groups = shelf.pages.flatMap(({ page }) => page.groups);
+  const pages = await renew(run, filters, shelf.key === key ? shelf.pages : []);
+  Object.assign(shelf, { key, pages });
+  const groups = groupsOf(pages, filters.newest);
+  shelf.listed = groups.map((group) => group.position);
   const back = shelf.from;
   shelf.from = null;
   return el("div", { class: "stack" },
@@ -40,29 +38,69 @@ export async function rolloutsView({ run, params }) {
       list(groups, filters, crew.measure, back), foot(run, filters, groups)));
 }
 
-/** Ask for the last pages again, since they may have grown; earlier ones do not change. */
-async function renew(run, filters) {
-  const old = shelf.pages.splice(-2);
-  for (const { after } of old.length ? old : [{ after: undefined }]) await load(run, filters, after);
+/** The pages to show. Of those that are known the ones where the log grows are asked for again. */
+async function renew(run, filters, known) {
+  if (!known.length) return lookOn(run, filters, undefined, 1);
+  if (!filters.newest) {
+    const pages = known.slice(0, -2);
+    for (const { after } of known.slice(-2)) pages.push(await load(run, filters, after));
+    return pages;
+  }
+  const first = await load(run, filters, undefined);
+  const end = first.page.next;
+  // Where the new page does not reach the old ones, what lies between is asked for by "more".
+  const meets = end !== null && known.some(({ page }) => page.groups.some(({ position }) => position >= end));
+  return meets ? [first, ...without(known, first.page.groups)] : [first];
+}
+
+function without(pages, groups) {
+  const positions = new Set(groups.map((group) => group.position));
+  const left = pages.map(({ after, page }) => {
+    const others = page.groups.filter((group) => !positions.has(group.position));
+    return { after, page: { ...page, groups: others, looked_at: page.looked_at - page.groups.length + others.length } };
+  });
+  return left.filter(({ page }, at) => page.groups.length || at === left.length - 1); // the last has the cursor
+}
+
+/** The groups of all pages, each once. */
+function groupsOf(pages, isNewest) {
+  const found = new Map();
+  for (const { page } of pages) {
+    for (const group of page.groups) if (!found.has(group.position)) found.set(group.position, group);
+  }
+  const sign = isNewest ? -1 : 1;
+  return [...found.values()].sort((a, b) => sign * (a.position - b.position));
 }
 
 async function load(run, filters, after) {
-  const { key } = shelf;
-  const page = await run.ask("groups", { ...filters, after, limit: LIMIT });
-  if (shelf.key === key) shelf.pages.push({ after, page });
-  return page;
+  return { after, page: await run.ask("groups", { ...filters, after, limit: LIMIT }) };
 }
 
-/** A page may come back with little: the server looks for a moment and says how to go on. */
-async function more(run, filters) {
+/** Pages from a cursor on, until there are so many groups. One may come back with few or none:
+ * the server looks for a moment, and says where to go on. */
+async function lookOn(run, filters, cursor, wanted) {
   const until = Date.now() + LONGEST_MS;
-  let next = shelf.pages.at(-1)?.page.next;
+  const pages = [];
   let found = 0;
-  while (next !== null && next !== undefined && found < LIMIT && Date.now() < until) {
-    const page = await load(run, filters, next);
+  for (let after = cursor; after !== null;) {
+    const { page } = await load(run, filters, after);
+    // Nothing was looked at: the server is still loading what it needs to read a group.
+    if (page.looked_at || page.next === null || !pages.length) pages.push({ after, page });
     found += page.groups.length;
-    next = page.next;
+    if (found >= wanted || Date.now() > until) break;
+    if (page.next !== null && !page.looked_at) {
+      run.forget();
+      await new Promise((done) => setTimeout(done, 250));
+    }
+    after = page.next;
   }
+  return pages;
+}
+
+async function more(run, filters) {
+  const { key, pages } = shelf;
+  const added = await lookOn(run, filters, pages.at(-1).page.next, LIMIT);
+  if (shelf.key === key) shelf.pages = [...pages, ...added];
   redraw();
 }
 
@@ -80,15 +118,16 @@ function form(crew, params) {
         el("option", { value, selected: value === params[name] }, value))));
   const write = (name, label, example, type = "text") => el("label", { class: "field", for: `f-${name}` }, el("span", {}, label),
     el("input", { id: `f-${name}`, name, type, placeholder: example, value: params[name] ?? "", onchange: submit }));
-  const newest = Math.max(1, crew.round - 4);
   return el("form", { class: "filters", id: "filters", role: "search", onsubmit: submit },
     pick("sender", "sampled by", peers, "all"), pick("learner", "for learner", learners, "any"),
     write("rounds", "rounds", "3..7 or 3.."), pick("kind", "kind", crew.kinds, "all"),
     write("rewards", "rewards", "0.5..1"), pick("fate", "what became of it", FATES, "anything"),
     write("text", "text", "in prompt or completion", "search"),
+    el("label", { class: "field", for: "f-newest" }, el("span", {}, "order"),
+      el("select", { id: "f-newest", name: "newest", onchange: submit },
+        el("option", { value: "" }, "as in the log"), el("option", { value: "1", selected: params.newest === "1" }, "newest first"))),
     el("button", { type: "submit" }, "Filter"),
-    el("a", { class: "button", href: link("rollouts"), id: "clear" }, "All"),
-    el("a", { class: "button", href: link("rollouts", { ...filtersOf(params), rounds: `${newest}..` }), id: "newest" }, "Newest rounds"));
+    el("a", { class: "button", href: link("rollouts"), id: "clear" }, "All"));
 }
 
 /** What shapes and colours say: a legend. */
@@ -132,7 +171,7 @@ function list(groups, filters, measure, back) {
 function row(group, filters, measure, level, back) {
   return el("tr", { "data-key": `group-${group.position}`, class: group.fault ? "faulty" : "" },
     el("td", { class: "num" }, num(group.round)),
-    el("td", {}, group.sender, el("small", {}, ` v${group.version}`)),
+    el("td", {}, group.sender, group.version >= 0 && el("small", {}, ` v${group.version}`)),
     el("td", {}, group.kind ?? "–"),
     el("td", { class: "dots" }, group.rollouts.map((rollout) => {
       const fates = filters.learner ? [rollout.fates[filters.learner] ?? "not recorded"] : Object.values(rollout.fates);
@@ -151,7 +190,7 @@ function row(group, filters, measure, level, back) {
 function foot(run, filters, groups) {
   const pages = shelf.pages.map(({ page }) => page);
   const last = pages.at(-1);
-  const looked = pages.reduce((sum, page) => sum + page.looked_at, 0);
+  const looked = Math.min(last.total, pages.reduce((sum, page) => sum + page.looked_at, 0));
   return el("p", { class: "tools end-note" },
     last.next !== null && el("button", {
       type: "button", id: "more",
@@ -176,13 +215,12 @@ export function rolloutKeys(event) {
 
 /** From an open group to its neighbour in the list, or in the log where there is no list. */
 export function neighbour(group, by) {
-  const positions = listed();
-  const at = positions.indexOf(group.position);
-  const next = at >= 0 ? positions[at + by] : undefined;
+  const at = shelf.listed.indexOf(group.position);
+  const next = at >= 0 ? shelf.listed[at + by] : undefined;
   return next ?? (by > 0 ? group.after : group.before);
 }
 
 export const leave = (params) => {
-  comeFrom(Number(params.open));
+  shelf.from = Number(params.open);
   go("rollouts", filtersOf(params));
 };

@@ -18,7 +18,7 @@ export async function trustView({ run, params, served }) {
         choice("learner", "learner", [["", "all"], ...learners.map((name) => [name, name])], params.learner ?? "", (value) => change({ learner: value }))),
       suspects(chosen)),
     el("div", { class: "columns" },
-      over(chosen, "evidence", "Evidence against log-probs, in powers of ten", { y: trust.alarm, words: `alarm: muted at ${num(trust.alarm)}` }),
+      over(chosen, "evidence", "Evidence against log-probs, in powers of ten", trust.alarm === null ? null : { y: trust.alarm, words: `alarm: muted at ${num(trust.alarm)}` }),
       over(chosen, "strikes", "Strikes: refused records that a sender signed")),
     faults(trust.faults));
 }

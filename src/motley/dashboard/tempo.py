@@ -13,7 +13,7 @@ ROUNDS_TO_WAIT, LEAST_WAIT_S = 20, 120.0  # without a line, after which a run ma
 
 
 @dataclass(slots=True)
-class Pace:
+class Tempo:
     """When each round was first seen, on the clock of who looks."""
 
     seen: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=LATELY))
