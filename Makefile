@@ -35,10 +35,10 @@ mutants: setup
 
 setup: .venv/.dev
 
-# What `motley` itself needs, and on top of it the developers' tools.
+# What `motley` and its page need, and on top of it the developers' tools.
 .venv/.demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(INSTALL) .
+	$(INSTALL) '.[watch]'
 	touch $@
 
 # Without Motley itself: a page needs no torch. The extra `docs` names the same two.

@@ -15,7 +15,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from benchmarks.small import SMALL
-from motley.benchmarks import gpu, local
+from motley.benchmarks import asking, gpu, local
 from motley.cli import app
 from motley.runs.local import LocalCrew
 from motley.runs.metrics import LearnerLine, read_metrics
@@ -273,6 +273,16 @@ def test_bench_prints_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert as_json("bench", "local", "--repeats", 2)["rows"] == rows * 2
     table = motley("bench", "local", "--repeats", 1).stdout
     assert all(word in table for word in ("tiny:1m", "sampling", "3.000"))
+
+
+def test_bench_watch_makes_a_run_as_large_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        asking,
+        "watch_benchmark",
+        lambda show, rounds, peers: [{"what": "open", "value": rounds * peers}],
+    )
+    assert as_json("bench", "watch", "--rounds", 30, "--peers", 3)["rows"][0]["value"] == 90
+    assert "200000" in motley("bench", "watch").stdout  # 10,000 rounds of 20 peers
 
 
 @pytest.mark.slow

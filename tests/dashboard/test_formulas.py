@@ -15,7 +15,7 @@ from motley.archive.rollouts import NO_ADVANTAGE, NOT_READ, NOT_RECORDED, WAITIN
 from motley.dashboard.answers import Formula
 from motley.dashboard.formulas import TokenFacts, formula, shown
 from motley.dashboard.reasons import FATES, FAULTS, fate_words, fault_words
-from motley.dashboard.rows import Row, _Asked, _read, row_of
+from motley.dashboard.rows import ObjectiveRow, _read, _RowName, row_of
 from motley.dashboard.token_traces import numbers, spread
 from motley.learning.traces import RolloutTrace
 from motley.objectives import OBJECTIVES, VARIANTS
@@ -23,8 +23,8 @@ from motley.objectives import OBJECTIVES, VARIANTS
 ROWS = [(name, variant) for name in OBJECTIVES for variant in ("", *sorted(VARIANTS.get(name, {})))]
 
 
-def row(name: str, variant: str = "", **settings: float | str) -> Row:
-    return _read(_Asked(objective=name, variant=variant, settings=settings))
+def row(name: str, variant: str = "", **settings: float | str) -> ObjectiveRow:
+    return _read(_RowName(objective=name, variant=variant, settings=settings))
 
 
 def trace(**changes: Any) -> RolloutTrace:
@@ -47,7 +47,7 @@ def trace(**changes: Any) -> RolloutTrace:
     return RolloutTrace(**said | changes)
 
 
-def told(row: Row, made: RolloutTrace | None, token: int = 1, **changes: Any) -> Formula:
+def told(row: ObjectiveRow, made: RolloutTrace | None, token: int = 1, **changes: Any) -> Formula:
     facts: dict[str, Any] = {
         "token": token,
         "learner": "a",
@@ -197,13 +197,13 @@ def test_a_process_without_torch_learns_the_row_and_stays_without(tmp_path: Any)
         "assert 'torch' not in sys.modules\n"
         "print(msgspec.json.encode(row).decode())\n"
     )
-    from motley.config import dump_config
+    from motley.config import config_text
 
     done = subprocess.run(
         [sys.executable, "-c", code],
-        input=dump_config(config),
+        input=config_text(config),
         capture_output=True,
         text=True,
         check=True,
     )
-    assert msgspec.json.decode(done.stdout, type=Row) == row_of(config) == row("ftis")
+    assert msgspec.json.decode(done.stdout, type=ObjectiveRow) == row_of(config) == row("ftis")

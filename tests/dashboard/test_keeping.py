@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dashboard.test_server import eventually
+from dashboard.asking import eventually
 from fakes import spread_crew
 from hubs import AtWork, local_place
 from motley.archive import is_stopped

@@ -235,3 +235,21 @@ def test_lines_of_a_file_that_is_gone_read_as_nothing(tmp_path: Path) -> None:
     index.refresh()
     path.unlink()
     assert list(index.read(index.lines, [0, 2])) == [b"", b""]
+
+
+def test_a_sender_that_is_called_refused_hides_nothing(tmp_path: Path) -> None:
+    """What a line has is looked for behind the key of that name."""
+    line = LearnerLine(
+        round=1,
+        peer="small",
+        senders={"deep": sender},
+        waiting=0,
+        refused={},
+        heldout={"sort": 0.5},
+        suspects={"deep": Suspicion(2.0), "refused": Suspicion(2.0)},
+    )
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(msgspec.json.encode(line) + b"\n")
+    index = LineIndex(path)
+    index.refresh()
+    assert index.lines.marks[0] == HELDOUT | SUSPECTS

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from dashboard.test_server import BASE, eventually, fits
+from dashboard.asking import BASE, eventually, fits
 from fakes import spread_crew
 from motley.dashboard.guard import Access
 from motley.dashboard.server import make_app

@@ -23,6 +23,7 @@ from motley.archive import (
 from motley.clock import Clock, RealClock, VirtualClock
 from motley.dashboard import fate_index, log_view
 from motley.dashboard.answers import GroupLine
+from motley.dashboard.loading import Loading
 from motley.dashboard.log_view import EVERYTHING, GroupQuery, LogView
 from motley.exchange import MemoryLog, Outbox, Signer
 from motley.learning.fates import read_fates
@@ -83,7 +84,7 @@ def view_of(folder: Path, clock: Clock = RealClock()) -> Iterator[LogView]:
         view = LogView(archive, clock)
         while view.refresh(10) or view.indexed < 1:
             pass
-        view._loader.join()
+        view._loading.thread.join()
         yield view
 
 
@@ -211,7 +212,7 @@ def test_a_page_that_would_take_too_long_ends_in_time_and_goes_on(
         slow = LogView(archive, Passing())
         while slow.indexed < 1:
             slow.refresh(10)
-        slow._loader.join()
+        slow._loading.thread.join()
         first = slow.groups(GroupQuery(**QUERIES[name]))
         assert first.looked_at <= log_view.ANSWER_S / 0.04 + 1
         assert every_line(slow, **QUERIES[name]) == whole
@@ -432,13 +433,13 @@ def test_while_texts_are_being_loaded_pages_are_asked_for_again(
 ) -> None:
     from threading import Event
 
-    go, load = Event(), LogView._load
+    go, load = Event(), Loading._load
 
-    def late(self: LogView) -> None:
+    def late(self: Loading) -> None:
         go.wait(60)
         load(self)
 
-    monkeypatch.setattr(LogView, "_load", late)
+    monkeypatch.setattr(Loading, "_load", late)
     monkeypatch.setattr(log_view, "LOAD_S", 0.05)
     with open_log(run) as archive:
         opened = LogView(archive)
@@ -449,7 +450,7 @@ def test_while_texts_are_being_loaded_pages_are_asked_for_again(
         with pytest.raises(ValueError, match="still being loaded; ask again"):
             opened.group(3)
         go.set()
-        opened._loader.join()
+        opened._loading.thread.join()
         assert every_line(opened)
 
 

@@ -334,6 +334,7 @@ def test_time_left_is_by_when_rounds_came_and_first_by_what_they_took(tmp_path: 
     told = view.crew(EVERYTHING, {})
     assert told.seconds == pytest.approx(4.0)  # two peers take turns, 2 s each
     assert told.left_s == pytest.approx(4.0 * 16)
+    clock.sleep_s(90.0)  # who opens the page late has not seen when the newest round came
     for number in range(4, 10):
         clock.sleep_s(30.0)
         append_lines(path, lines[2 * number : 2 * number + 2])

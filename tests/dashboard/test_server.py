@@ -17,9 +17,10 @@ import pytest
 import uvicorn
 from starlette.testclient import TestClient
 
+from dashboard.asking import BASE, eventually, fits
 from hubs import PATIENCE_S
 from motley.archive import Archive
-from motley.clock import Clock, Deadline, RealClock
+from motley.clock import Clock, RealClock
 from motley.dashboard import shown
 from motley.dashboard.addresses import ADDRESSES
 from motley.dashboard.answers import (
@@ -42,7 +43,6 @@ from motley.dashboard.shown import Showcase, ShownRun
 from motley.dashboard.targets import find_targets
 
 EVIL = "<script>alert(1)</script>"
-BASE = "http://127.0.0.1:7117"
 
 
 class FakeMetrics:
@@ -209,13 +209,6 @@ def showcase(run: Path) -> Iterator[Showcase]:
 @pytest.fixture
 def client(showcase: Showcase, static: Path) -> TestClient:
     return TestClient(make_app(showcase, Access(), static=static), base_url=BASE)
-
-
-def eventually(happened: Callable[[], bool]) -> None:
-    deadline = Deadline(RealClock(), PATIENCE_S)
-    while not happened():
-        assert not deadline.passed, "it never happened"
-        RealClock().sleep_s(0.01)
 
 
 @pytest.fixture
@@ -500,9 +493,10 @@ def announced(answer: http.client.HTTPResponse) -> dict[str, Any]:
 def test_a_new_round_is_announced(showcase: Showcase, static: Path, run: Path) -> None:
     with serving(showcase, static) as port:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
-        connection.request("GET", "/api/runs/demo-001/events")
+        connection.request("GET", "/api/runs/demo-001/events", headers={"Accept-Encoding": "gzip"})
         answer = connection.getresponse()
         assert answer.getheader("content-type") == "text/event-stream; charset=utf-8"
+        assert answer.getheader("content-encoding") is None
         while announced(answer)["round"] != 1:
             pass
         with (run / "metrics.jsonl").open("a") as file:
@@ -514,6 +508,16 @@ def test_a_new_round_is_announced(showcase: Showcase, static: Path, run: Path) -
         answer.close()
         connection.close()
         eventually(lambda: showcase._users["demo-001"] == 0)
+
+
+def test_the_server_ends_while_somebody_listens(showcase: Showcase, static: Path) -> None:
+    with serving(showcase, static) as port:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+        connection.request("GET", "/api/runs/demo-001/events")
+        answer = connection.getresponse()
+        announced(answer)
+    connection.close()
+    assert showcase._users["demo-001"] == 0
 
 
 # Threads and memory
@@ -570,45 +574,6 @@ def test_questions_go_before_looks_at_files() -> None:
 
 
 # The schema
-
-
-def fits(value: Any, schema: Mapping[str, Any], parts: Mapping[str, Any]) -> bool:
-    """Whether a value is what a JSON Schema says, as far as msgspec's schemas go."""
-    if "$ref" in schema:
-        return fits(value, parts[schema["$ref"].rsplit("/", 1)[-1]], parts)
-    if "anyOf" in schema:
-        return any(fits(value, one, parts) for one in schema["anyOf"])
-    if "enum" in schema:
-        return value in schema["enum"]
-    match schema.get("type"):
-        case "object":
-            if not isinstance(value, dict) or not set(schema.get("required", ())) <= value.keys():
-                return False
-            known, others = schema.get("properties", {}), schema.get("additionalProperties", True)
-            rest = others if isinstance(others, dict) else {}
-            named = "properties" in schema
-            return all(
-                (key in known or not named) and fits(item, known.get(key, rest), parts)
-                for key, item in value.items()
-            )
-        case "array":
-            if not isinstance(value, list):
-                return False
-            first = schema.get("prefixItems", [])
-            rest = schema.get("items") or {}
-            pairs = zip(value, [*first, *[rest] * (len(value) - len(first))], strict=False)
-            return len(value) >= len(first) and all(fits(v, s, parts) for v, s in pairs)
-        case "string":
-            return isinstance(value, str)
-        case "boolean":
-            return isinstance(value, bool)
-        case "null":
-            return value is None
-        case "integer":
-            return isinstance(value, int) and not isinstance(value, bool)
-        case "number":
-            return isinstance(value, int | float) and not isinstance(value, bool)
-    return True
 
 
 def test_the_schema_describes_the_answers(ready: TestClient) -> None:

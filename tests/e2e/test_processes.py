@@ -20,6 +20,7 @@ from hubs import PATIENCE_S
 from motley.clock import Deadline, RealClock
 from motley.config import CrewConfig, config_text, read_config
 from motley.distributed.processes import GrowingFile, ProcessCrew
+from motley.learning.traces import read_trace, traced_rounds
 from motley.runs.building import trained_policies
 from motley.runs.folder import newest_checkpoint, peer_folder
 from motley.runs.local import LocalCrew
@@ -103,7 +104,18 @@ def assert_ended_as(local: Path, folder: Path) -> None:
     assert untimed(read_metrics(folder)) == untimed(read_metrics(local))
     for name in NAMES:
         assert weights(folder, name) == weights(local, name), name
+        assert pushes(folder, name) == pushes(local, name)
     assert children() == {}
+
+
+def pushes(folder: Path, name: str) -> dict[int, list[bytes]]:
+    """By round, of every traced rollout; their places in the log depend on who was quick."""
+    traces = {round: read_trace(folder, name, round) for round in traced_rounds(folder, name)}
+    assert [*traces] == [*range(1, 9)]
+    return {
+        round: sorted(one.push.tobytes() for one in trace.rollouts) if trace else []
+        for round, trace in traces.items()
+    }
 
 
 def test_a_crew_of_processes_ends_as_one_in_a_single_process(

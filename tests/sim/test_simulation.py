@@ -121,6 +121,11 @@ def test_the_same_seed_gives_the_same_lines_and_the_same_weights_and_another_giv
     policies = [crew.students[0].peer.learner.policy for crew in (first, second, other)]
     assert same_weights(policies[0], policies[1])
     assert not same_weights(policies[0], policies[2])
+    traces = [
+        [path.read_bytes() for path in sorted((crew.folder / "groups" / "traces").rglob("*.zst"))]
+        for crew in (first, second)
+    ]
+    assert traces[0] == traces[1] != []
 
 
 @pytest.mark.quick

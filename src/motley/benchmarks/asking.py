@@ -175,7 +175,7 @@ def _indexed_s(asked: OpenPage, clock: Clock) -> float:
     """How long after the first answers every file was looked at to its end."""
     start_s, deadline = clock.elapsed_s(), Deadline(clock, INDEXED_S)
     while msgspec.json.decode(asked.ask("crew"), type=_Crew).indexed < 1 and not deadline.passed:
-        clock.sleep_s(0.1)
+        clock.sleep_s(1.0)  # each answer takes time from looking
     return clock.elapsed_s() - start_s
 
 

@@ -311,11 +311,11 @@ class FateTotals:
         except (msgspec.DecodeError, UnicodeDecodeError):
             return
         found: Counter[str] = Counter()
-        for letters in step.groups.values():
+        for letters, times in Counter(step.groups.values()).items():
             for fate, count in _counted(letters):
-                found[fate] += count
-        for why in step.let_go.values():
-            found[why] += self.group_size
+                found[fate] += count * times
+        for why, times in Counter(step.let_go.values()).items():
+            found[why] += self.group_size * times
         if 0 <= step.round <= MAX_ROUND:
             for fate, count in found.items():
                 self.counts[step.peer, fate].add_at(step.round, count)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from motley.archive.rollouts import NO_ADVANTAGE, WORDS
 from motley.dashboard.answers import Formula, FormulaLine
 from motley.dashboard.reasons import fate_words
-from motley.dashboard.rows import Row
+from motley.dashboard.rows import ObjectiveRow
 from motley.learning.fates import LEARNED, RESCUED, SILENT, WITHHELD
 from motley.learning.traces import RolloutTrace
 
@@ -64,7 +64,7 @@ class TokenFacts:
     trace: RolloutTrace | None
 
 
-def formula(row: Row, facts: TokenFacts) -> Formula:
+def formula(row: ObjectiveRow, facts: TokenFacts) -> Formula:
     """Of one token."""
     lines = [*_ratio_lines(row, facts), *_advantage_lines(row, facts), *_push_lines(row, facts)]
     verdict = _verdict(row, facts, facts.trace) if facts.trace else _untraced(facts)
@@ -93,7 +93,7 @@ def _line(symbol: str, formula: str, values: str, result: float | None, words: s
 # Ratio, weight and filter
 
 
-def _ratio_lines(row: Row, facts: TokenFacts) -> Iterator[FormulaLine]:
+def _ratio_lines(row: ObjectiveRow, facts: TokenFacts) -> Iterator[FormulaLine]:
     log_q, trace = facts.logprob, facts.trace
     if log_q is not None:
         said = f"how likely the token was to {facts.sender}, who drew it"
@@ -118,7 +118,9 @@ def _nearness(d: float) -> str:
     return "the learner finds it likelier" if d > 0 else "the learner finds it less likely"
 
 
-def _weight_lines(row: Row, facts: TokenFacts, trace: RolloutTrace) -> Iterator[FormulaLine]:
+def _weight_lines(
+    row: ObjectiveRow, facts: TokenFacts, trace: RolloutTrace
+) -> Iterator[FormulaLine]:
     free, weight = float(trace.free[facts.token]), float(trace.weight[facts.token])
     symbol, how = RATIOS.get(row.surrogate.ratio, RATIOS[""])
     if row.weight.kind in OF_SEQUENCE:
@@ -132,7 +134,7 @@ def _weight_lines(row: Row, facts: TokenFacts, trace: RolloutTrace) -> Iterator[
     yield _line("weight", " · ".join(parts), _weight_values(row, free), weight, said)
 
 
-def _weight_values(row: Row, free: float) -> str:
+def _weight_values(row: ObjectiveRow, free: float) -> str:
     cap, high = row.weight.number("C"), row.surrogate.number("clip_high")
     if row.weight.kind in ("Truncated", "SequenceTruncated") and cap is not None:
         return f"min({shown(free)}, {shown(cap)})"
@@ -142,7 +144,7 @@ def _weight_values(row: Row, free: float) -> str:
     return ""
 
 
-def _filter_lines(row: Row, trace: RolloutTrace) -> Iterator[FormulaLine]:
+def _filter_lines(row: ObjectiveRow, trace: RolloutTrace) -> Iterator[FormulaLine]:
     g = row.filter.number("g")
     if g is None:
         return
@@ -155,7 +157,7 @@ def _filter_lines(row: Row, trace: RolloutTrace) -> Iterator[FormulaLine]:
 # Advantage and push
 
 
-def _advantage_lines(row: Row, facts: TokenFacts) -> Iterator[FormulaLine]:
+def _advantage_lines(row: ObjectiveRow, facts: TokenFacts) -> Iterator[FormulaLine]:
     trace = facts.trace
     if trace is not None and trace.is_lesson:
         yield _line("A", "the weight of [teach]", "", trace.advantage, "it is learned as a rescue")
@@ -192,7 +194,7 @@ def _advantage_of(kind: str, facts: TokenFacts) -> tuple[str, float | None]:
     return f"r = {shown(reward)}, mean {shown(mean)}", None
 
 
-def _push_lines(row: Row, facts: TokenFacts) -> Iterator[FormulaLine]:
+def _push_lines(row: ObjectiveRow, facts: TokenFacts) -> Iterator[FormulaLine]:
     trace = facts.trace
     if trace is None:
         return
@@ -214,7 +216,7 @@ def _sureness(entropy: float) -> str:
 # Verdicts
 
 
-def _verdict(row: Row, facts: TokenFacts, trace: RolloutTrace) -> str:
+def _verdict(row: ObjectiveRow, facts: TokenFacts, trace: RolloutTrace) -> str:
     if trace.is_lesson:
         return "learned as a rescue: the learner had failed this problem, and this solves it."
     if not trace.kept:
@@ -244,7 +246,7 @@ def _verdict(row: Row, facts: TokenFacts, trace: RolloutTrace) -> str:
     )
 
 
-def _filtered(row: Row, trace: RolloutTrace) -> str:
+def _filtered(row: ObjectiveRow, trace: RolloutTrace) -> str:
     g = row.filter.number("g")
     against = f"not below g = {shown(g)}" if g is not None else "too high"
     return (

@@ -12,22 +12,20 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import Event, RLock, Thread
+from threading import RLock
 
 import numpy as np
 
 from motley.archive import (
     Archive,
     LoggedRollout,
-    LogTexts,
     RolloutFilter,
     RolloutReader,
     Seen,
     crew_of,
 )
-from motley.archive.rollouts import TRUNCATED, problems_or_note
+from motley.archive.rollouts import TRUNCATED
 from motley.clock import Clock, Deadline, RealClock
-from motley.config import CrewConfig
 from motley.dashboard.answers import (
     Discarded,
     Formula,
@@ -41,9 +39,9 @@ from motley.dashboard.answers import (
 from motley.dashboard.fate_index import FateIndex, FateTotals
 from motley.dashboard.formulas import formula
 from motley.dashboard.group_texts import GroupWriter
+from motley.dashboard.loading import Loading, students
 from motley.dashboard.reasons import REFUSED
 from motley.dashboard.records import GROUP, LogIndex, NewestGroup, RecordName, RecordReader
-from motley.dashboard.rows import Row, row_of
 from motley.dashboard.sums import discarded, wires
 from motley.dashboard.token_traces import TraceReader
 from motley.exchange import LogError
@@ -104,10 +102,7 @@ class LogView:
         self._totals = FateTotals(
             self._fates, self._config.rollouts_per_group if self._config else 1
         )
-        self._rollouts: RolloutReader | None = None
-        self._loader = Thread(target=self._load, name="texts", daemon=True)
-        self._loaded, self._row_loaded = Event(), Event()
-        self._row = Row(name=self._config.crew.row if self._config else "", about="")
+        self._loading = Loading(archive, self._config, self._fates)
         self._out_of_reach = ""
 
     # What is new
@@ -116,7 +111,7 @@ class LogView:
         """Look at what the log and its fates have grown by, for about so long; True if something is
         new. The first call has a thread load the task and the vocabularies, which takes seconds.
         """
-        self._begin_loading()
+        self._loading.begin()
         deadline = Deadline(self._clock, seconds)
         cuts, known = self._index.cuts, len(self._index)
         try:
@@ -161,40 +156,11 @@ class LogView:
     @property
     def notes(self) -> list[str]:
         """What cannot be shown, and why."""
-        found = [self._out_of_reach, self._rollouts.note if self._rollouts else ""]
-        found += [self._row.note] if self._row_loaded.is_set() else []
+        found = [self._out_of_reach, *self._loading.notes]
         if self._fates.is_whole and not self._fates.learners:
             missing = self._archive.folder / "groups" / "fates.jsonl"
             found.append(f"what was learned from is not known: {missing} is not there")
         return [note for note in found if note]
-
-    def _begin_loading(self) -> None:
-        with self._lock:
-            if self._loader.ident is None:
-                self._loader.start()
-
-    def _load(self) -> None:
-        """What is needed to tell what a group is about and says."""
-        try:
-            problem_of, note = problems_or_note(self._archive)
-            texts = LogTexts(self._config)
-            texts.pieces("", ())  # have the vocabularies ready
-        except (OSError, ImportError) as error:
-            problem_of, texts = lambda group: None, LogTexts()
-            note = f"without prompts and answers, as they cannot be read: {error}"
-        self._rollouts = RolloutReader(
-            self._archive, problem_of, texts, self._fates, _students(self._config), note
-        )
-        self._loaded.set()
-        if self._config:
-            self._row = row_of(self._config)
-        self._row_loaded.set()
-
-    def _reader(self, seconds: float) -> RolloutReader | None:
-        """None: it is not ready in this time."""
-        self._begin_loading()
-        self._loaded.wait(seconds)
-        return self._rollouts
 
     # Groups
 
@@ -203,7 +169,7 @@ class LogView:
         many groups as there is time for; `next` then goes on where they stopped. So it does while
         the task and the vocabularies are being loaded: no group has been looked at then.
         """
-        reader, wanted = self._reader(ANSWER_S), query.filter
+        reader, wanted = self._loading.reader(ANSWER_S), query.filter
         if reader is None:
             total = self._index.num_groups
             return GroupPage(groups=[], next=query.after, looked_at=0, total=total)
@@ -273,12 +239,11 @@ class LogView:
         with self._writing() as writer:
             self._must_be_known(learner)
             facts = writer.facts(self._group_at(position)[0], number, learner, token)
-        self._row_loaded.wait(ANSWER_S)  # without it the values are there, and fewer words
-        return formula(self._row, facts)
+        return formula(self._loading.row(ANSWER_S), facts)
 
     @contextmanager
     def _writing(self) -> Iterator[GroupWriter]:
-        reader = self._reader(LOAD_S)
+        reader = self._loading.reader(LOAD_S)
         if reader is None:
             raise ValueError(
                 "the task and the vocabularies of the crew are still being loaded; ask again in a "
@@ -342,7 +307,7 @@ class LogView:
             return Speed(wires=found, records=len(self._index))
 
     def _must_be_known(self, learner: str) -> None:
-        known = {*self._fates.learners, *_students(self._config)}
+        known = {*self._fates.learners, *students(self._config)}
         if learner and learner not in known:
             raise ValueError(
                 f"{learner!r} learns nothing in this run; choose one of {', '.join(sorted(known))}"
@@ -391,7 +356,3 @@ def _unreadable_line(seen: Seen, named: RecordName) -> GroupLine:
 
 def _wants_unreadable(seen: Seen, query: GroupQuery) -> bool:
     return not query.asks_of_rollouts and query.fate in f"{REFUSED}{seen.fault or 'subject'}"
-
-
-def _students(config: CrewConfig | None) -> tuple[str, ...]:
-    return tuple(peer.name for peer in config.students) if config else ()

@@ -93,7 +93,7 @@ class MetricsView:
         return {name: known[name] for name in dict.fromkeys([*names, *known]) if name in known}
 
     def _newest_rounds(self) -> dict[str, int]:
-        return {name: int(lines.round[-1]) for name, lines in self._peers.items()}
+        return {name: lines.newest_round for name, lines in self._peers.items()}
 
     @property
     def _learners(self) -> list[str]:
@@ -186,7 +186,7 @@ class MetricsView:
             vocabulary=seen.vocabulary[:SHORT] if seen else None,
             device=me.device if me else "",
             version=version,
-            round=int(lines.round[-1]) if lines else None,
+            round=lines.newest_round if lines else None,
             last_seen_s=self._last_seen_s(name, seen),
             reward=line.reward,
             heldout=heldout,
@@ -196,7 +196,7 @@ class MetricsView:
     def _last_seen_s(self, name: str, seen: NewestGroup | None) -> float | None:
         lines = self._peers.get(name)
         known = [seen.created_s] if seen and seen.created_s > REAL_S else []
-        if lines and lines.round[-1] == lines.lines.round[-1]:  # it is in the newest of the file
+        if lines and lines.newest_round == lines.lines.round[-1]:  # it is in the newest of the file
             known.append(self._lines.written_s(lines))
         return max(known, default=None)
 

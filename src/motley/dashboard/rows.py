@@ -1,5 +1,6 @@
-"""Row: the parts of an objective with their settings, as words. The objectives themselves take
-torch, which is half a gigabyte and seconds; so a process that has it not asks a short-lived one.
+"""ObjectiveRow: the parts of an objective with their settings, as words. The objectives themselves
+take torch, which is half a gigabyte and seconds; so a process that has it not asks a short-lived
+one.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from motley.config import CrewConfig
 ASK_S = 120.0  # for torch to be there
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class RowPart(msgspec.Struct, frozen=True, kw_only=True):
     """One part of a row."""
 
     kind: str  # the class, such as "Truncated"
@@ -29,18 +30,18 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
         return float(value) if isinstance(value, int | float) else None
 
 
-NO_PART = Part(kind="", formula="")
+NO_PART = RowPart(kind="", formula="")
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class ObjectiveRow(msgspec.Struct, frozen=True, kw_only=True):
     name: str  # with its variant
     about: str
-    advantage: Part = NO_PART
-    adjust: list[Part] = []
-    weight: Part = NO_PART
-    filter: Part = NO_PART
-    surrogate: Part = NO_PART
-    reduction: Part = NO_PART
+    advantage: RowPart = NO_PART
+    adjust: list[RowPart] = []
+    weight: RowPart = NO_PART
+    filter: RowPart = NO_PART
+    surrogate: RowPart = NO_PART
+    reduction: RowPart = NO_PART
     note: str = ""  # why its parts are not known
 
     @property
@@ -49,16 +50,16 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         return {name: value for part in parts for name, value in part.settings.items()}
 
 
-class _Asked(msgspec.Struct, frozen=True, kw_only=True):
+class _RowName(msgspec.Struct, frozen=True, kw_only=True):
     objective: str
     variant: str
     settings: dict[str, float | str]
 
 
-def row_of(config: CrewConfig) -> Row:
+def row_of(config: CrewConfig) -> ObjectiveRow:
     """The row that a crew learns by. Takes seconds where torch is not loaded."""
     crew = config.crew
-    asked = _Asked(objective=crew.objective, variant=crew.variant, settings=config.objective)
+    asked = _RowName(objective=crew.objective, variant=crew.variant, settings=config.objective)
     try:
         if "torch" in sys.modules:
             return _read(asked)
@@ -69,17 +70,17 @@ def row_of(config: CrewConfig) -> Row:
             timeout=ASK_S,
             check=True,
         )
-        return msgspec.json.decode(done.stdout.splitlines()[-1], type=Row)
+        return msgspec.json.decode(done.stdout.splitlines()[-1], type=ObjectiveRow)
     except (ValueError, OSError, LookupError, ImportError, subprocess.SubprocessError) as error:
         why = f"the parts of {crew.row} are not known here: {error}"
-        return Row(name=crew.row, about="", note=why)
+        return ObjectiveRow(name=crew.row, about="", note=why)
 
 
-def _read(asked: _Asked) -> Row:
+def _read(asked: _RowName) -> ObjectiveRow:
     from motley.objectives import about, objective
 
     row = objective(asked.objective, asked.variant, dict(asked.settings))
-    return Row(
+    return ObjectiveRow(
         name=f"{asked.objective}/{asked.variant}" if asked.variant else asked.objective,
         about=about(asked.objective, asked.variant).line,
         advantage=_part(row.advantage),
@@ -91,11 +92,11 @@ def _read(asked: _Asked) -> Row:
     )
 
 
-def _part(part: Any) -> Part:
+def _part(part: Any) -> RowPart:
     inner = getattr(part, "own", part)  # hacpo has another surrogate inside
     ratio = getattr(inner, "ratio", None)
     settings = _settings(part)
-    return Part(
+    return RowPart(
         kind=type(part).__name__,
         formula=" ".join((inspect.getdoc(part) or "").partition("\n\n")[0].split()),
         settings=settings,
@@ -115,5 +116,5 @@ def _settings(part: Any) -> dict[str, float | str]:
 
 
 if __name__ == "__main__":
-    request = msgspec.json.decode(sys.stdin.buffer.read(), type=_Asked)
+    request = msgspec.json.decode(sys.stdin.buffer.read(), type=_RowName)
     print(msgspec.json.encode(_read(request)).decode())

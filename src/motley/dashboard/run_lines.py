@@ -39,6 +39,10 @@ class PeerLines:
         return self.lines.round[self.places]
 
     @property
+    def newest_round(self) -> int:
+        return int(self.lines.round[self.places[-1]])
+
+    @property
     def starts(self) -> list[int]:
         starts: list[int] = self.lines.start[self.places].tolist()
         return starts

@@ -100,14 +100,16 @@ class LogFile:
         count = min(limit, len(self._starts) - after)
         if count <= 0:
             return []
+        start = self._starts[after]
+        block = min(BLOCK_BYTES, self._stop_of(after + count) - start)
         with self._path.open("rb") as file:
-            return _heads(after, islice(_frames(file, self._starts[after]), count))
+            return _heads(after, islice(_frames(file, start, block), count))
 
     def _walk_on(self, limit: int) -> list[RecordHead]:
         """Of records that were not known before; they are from now on."""
         known = len(self._starts)
         with self._path.open("rb") as file:
-            frames = list(islice(_frames(file, self._end), limit))
+            frames = list(islice(_frames(file, self._end, BLOCK_BYTES), limit))
             if frames:
                 self._starts.extend([start for start, _, _, _ in frames])
                 self._end = frames[-1][3]
@@ -148,12 +150,12 @@ def _heads(after: int, frames: Iterable[_Frame]) -> list[RecordHead]:
     ]
 
 
-def _frames(file: BinaryIO, offset: int) -> Iterator[_Frame]:
-    """Every whole entry from an offset on."""
+def _frames(file: BinaryIO, offset: int, block_bytes: int) -> Iterator[_Frame]:
+    """Every whole entry from an offset on, read in blocks."""
     size = os.fstat(file.fileno()).st_size
     while True:
         file.seek(offset)
-        block, at = file.read(BLOCK_BYTES), 0
+        block, at = file.read(block_bytes), 0
         while at + HEAD.size <= len(block):
             id_size, num_bytes = HEAD.unpack_from(block, at)
             middle = at + HEAD.size + id_size

@@ -5,19 +5,22 @@ import { colour } from "./charts.js";
 import { change, link } from "./route.js";
 import { num, percent } from "./words.js";
 
-/** Drawn for the width it is shown at. On a phone names stand below their peers, else beside. */
-function sheet() {
+/** Drawn for the width it is shown at. On a phone the names of a few peers stand below them, to
+ * have a larger circle; those of many would cover each other there, and stand beside. */
+function sheet(count) {
   const room = document.documentElement.clientWidth - 44;
   const isNarrow = room < 480;
-  return { width: isNarrow ? room : 520, height: isNarrow ? room : 420, isNarrow };
+  const isBelow = isNarrow && count <= 8;
+  const margin = isBelow ? 48 : isNarrow ? 78 : 62;
+  return { width: isNarrow ? room : 520, height: isNarrow ? room : 420, margin, isBelow, letters: isNarrow ? 8 : 12 };
 }
 
 const CROWDED = 30; // arrows: beyond it only those of the peer or arrow pointed at stand out
 
 export function drawArrows(crew, rounds) {
   const names = crew.peers.map((peer) => peer.name);
-  const radius = names.length > 8 ? 15 : 24;
-  const paper = sheet();
+  const radius = names.length > 12 ? 11 : names.length > 8 ? 15 : 24;
+  const paper = sheet(names.length);
   const places = new Map(names.map((name, index) => [name, placeOf(index, names.length, paper)]));
   const foreign = crew.arrows.filter((arrow) =>
     arrow.sender !== arrow.learner && arrow.share > 0 && places.has(arrow.sender) && places.has(arrow.learner));
@@ -30,7 +33,7 @@ export function drawArrows(crew, rounds) {
     onkeydown: walk,
   },
     foreign.map((arrow, index) => drawArrow(arrow, places, radius, index, foreign.length > CROWDED)),
-    names.map((name, index) => drawPeer(name, index, places.get(name), radius, own.get(name))));
+    names.map((name, index) => drawPeer(cut(name, paper.letters), name, index, places.get(name), radius, own.get(name))));
   return el("section", { "aria-labelledby": "arrows-title", class: "panel" },
     el("div", { class: "tools" }, el("h2", { id: "arrows-title" }, "Who learns from whom"),
       roundsField(rounds, (value) => change({ rounds: value }))),
@@ -40,11 +43,11 @@ export function drawArrows(crew, rounds) {
     arrowTable(crew));
 }
 
-function placeOf(index, count, { width, height, isNarrow }) {
+function placeOf(index, count, { width, height, margin, isBelow }) {
   const angle = (index / count) * 2 * Math.PI - Math.PI / 2;
-  const far = count === 1 ? 0 : height / 2 - (isNarrow ? 48 : 62);
+  const far = count === 1 ? 0 : height / 2 - margin;
   const [x, y] = [width / 2 + far * Math.cos(angle), height / 2 + far * Math.sin(angle)];
-  return { x, y, angle: isNarrow ? Math.PI / 2 : angle };
+  return { x, y, angle: isBelow ? Math.PI / 2 : angle };
 }
 
 const whole = (share) => Math.round(100 * share);
@@ -97,7 +100,9 @@ function drawArrow(arrow, places, radius, index, isCrowded) {
 
 const pair = (point) => `${point.x.toFixed(1)} ${point.y.toFixed(1)}`;
 
-function drawPeer(name, index, place, radius, own) {
+const cut = (name, letters) => (name.length > letters ? `${name.slice(0, letters - 1)}…` : name);
+
+function drawPeer(shown, name, index, place, radius, own) {
   const round = 2 * Math.PI * (radius + 3);
   const share = own?.share ?? 0;
   const outward = radius + 16;
@@ -119,7 +124,7 @@ function drawPeer(name, index, place, radius, own) {
     svg("text", { class: "mid share", x: place.x, y: place.y + 4 }, own ? whole(share) : ""),
     svg("text", {
       class: `name ${side > 0.3 ? "" : side < -0.3 ? "end" : "mid"}`, x: label.x, y: label.y + 5,
-    }, name.length > 12 ? `${name.slice(0, 11)}…` : name));
+    }, shown));
 }
 
 function walk(event) {

@@ -6,10 +6,13 @@ import { change, go, link } from "./route.js";
 import { ago, duration, num, score, short } from "./words.js";
 
 export async function crewView({ run, params }) {
-  const crew = await run.crew(params.rounds);
+  const keys = keysOf(params);
+  const [crew, found] = await Promise.all([
+    run.crew(params.rounds), run.curves([keys.number, keys.held], { rounds: params.rounds }),
+  ]);
   return el("div", { class: "stack" },
     summary(crew), warnings(crew), notes(crew),
-    el("div", { class: "columns three" }, await curves(run, crew, params), drawArrows(crew, params.rounds)),
+    el("div", { class: "columns three" }, curves(crew, found, params, keys), drawArrows(crew, params.rounds)),
     cards(crew));
 }
 
@@ -43,11 +46,13 @@ function notes(crew) {
   return crew.notes.length ? el("ul", { class: "note", id: "notes" }, crew.notes.map((note) => el("li", {}, note))) : null;
 }
 
-async function curves(run, crew, params) {
-  const kind = params.kind ?? "";
-  const held = kind.startsWith("ood") ? kind : kind ? `heldout.${kind}` : "heldout";
-  const number = params.number || "reward";
-  const found = await run.curves([number, held], { rounds: params.rounds });
+/** The two numbers whose curves are shown. */
+function keysOf({ kind = "", number = "" }) {
+  const held = /^ood(\.|$)/.test(kind) ? kind : kind ? `heldout.${kind}` : "heldout";
+  return { held, number: number || "reward" };
+}
+
+function curves(crew, found, params, { held, number }) {
   const index = new Map(crew.peers.map((peer, at) => [peer.name, at]));
   const seriesOf = (key) => found.filter((curve) => curve.key === key).map((curve) => ({
     name: curve.is_alone ? `${curve.peer}, alone` : curve.peer, peer: curve.peer, sender: "",
@@ -61,7 +66,7 @@ async function curves(run, crew, params) {
     lines({
       id: "heldout", title: isAccuracy ? "Held-out accuracy" : "Held-out reward", series: seriesOf(held),
       yText: text, whole: isAccuracy, columns: 3, onPick,
-      above: choice("kind", "kind", kindsOf(crew), kind, (value) => change({ kind: value })),
+      above: choice("kind", "kind", kindsOf(crew), params.kind ?? "", (value) => change({ kind: value })),
     }),
     lines({
       id: "number", title: isReward ? "Reward of own samples" : number, series: seriesOf(number),

@@ -35,6 +35,15 @@ const asNode = (child) => (child instanceof Node ? child : document.createTextNo
 const keyOf = (node) =>
   node.nodeType === Node.ELEMENT_NODE ? node.getAttribute("data-key") || node.id || "" : "";
 
+/** What is large and already shown: a stand-in, which `morph` takes for it; else made anew. `key`
+ * must say all that it depends on. */
+export function unlessShown(key, make) {
+  const shown = document.querySelector(`[data-same="${CSS.escape(key)}"]`);
+  const node = shown ? document.createElement(shown.tagName) : make();
+  node.setAttribute("data-same", key);
+  return node;
+}
+
 /** Make `old` look like `fresh` and keep its nodes, so that scroll, focus, selection and what
  * somebody types survive a new round. Children with an id or data-key are matched by it. What
  * has data-keep is left as it is: a handler writes there. */
@@ -43,16 +52,18 @@ export function morph(old, fresh) {
     if (old.data !== fresh.data) old.data = fresh.data;
     return;
   }
+  const same = fresh.getAttribute("data-same");
+  if (same !== null && same === old.getAttribute("data-same")) return;
   for (const name of HANDLERS) {
     if (old[name] !== fresh[name] && (old[name] || fresh[name])) old[name] = fresh[name];
   }
   if (old.hasAttribute("data-keep")) return;
+  // A select's value is one of its options, which may move from the fresh one to the old: so it
+  // is read before, and set behind them.
+  const { value } = fresh;
   morphAttributes(old, fresh);
   morphChildren(old, fresh);
-  // Behind the children, since a select's value is one of its options.
-  if ("value" in fresh && old !== document.activeElement && old.value !== fresh.value) {
-    old.value = fresh.value;
-  }
+  if (value !== undefined && old !== document.activeElement && old.value !== value) old.value = value;
 }
 
 function morphAttributes(old, fresh) {

@@ -18,6 +18,7 @@ export async function groupView({ run, params }) {
   const readings = group.rollouts.map((rollout) => reading(rollout, learner, by));
   const reach = reachOf(readings, by);
   const chosen = chosenOf(group, readings, learner, params);
+  const lines = await formula(run, group, readings, learner, chosen);
   return el("div", { class: "stack", "data-key": `group-${group.position}` },
     head(group, params),
     el("div", { class: "with-aside" },
@@ -30,7 +31,7 @@ export async function groupView({ run, params }) {
         el("div", { class: "side", id: "completions" }, group.rollouts.map((rollout, index) =>
           completion(rollout, readings[index], { learner, by, reach, chosen, params, measure: crew.measure })))),
       el("aside", { class: "panel formula", id: "formula", tabindex: "0", "aria-live": "polite", "aria-label": "Formula of a token" },
-        await formula(run, group, readings, learner, chosen))));
+        lines)));
 }
 
 const leftOut = (group, learner) => group.left_out.includes(learner) && el("p", { class: "note", id: "left-out" },
@@ -90,7 +91,7 @@ function completion(rollout, one, { learner, by, reach, chosen, params, measure 
     el("ul", { class: "fates", "aria-label": "What became of it" }, Object.entries(rollout.fates).map(([name, fate]) =>
       el("li", { class: `${isLearned(fate) ? "learned" : ""} ${name === learner ? "looked" : ""}`, "data-fate": fate, "data-learner": name }, `${name}: ${fate}`))),
     drawTokens(one, {
-      rollout, by, reach, chosen: isChosen ? chosen.token : null,
+      position: Number(params.open), rollout, by, reach, chosen: isChosen ? chosen.token : null,
       onPick: (token) => change({ token: `${rollout.number}.${token}`, trace: learner }, true),
     }),
     !rollout.canonical && el("p", { class: "note" }, "These are not the tokens that the sender's tokenizer makes of the text."));

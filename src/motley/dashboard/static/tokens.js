@@ -1,6 +1,6 @@
 // Tokens of a completion, tinted by a number of theirs. Every token is a button; arrow keys go
 // from one to the next.
-import { el } from "./dom.js";
+import { el, unlessShown } from "./dom.js";
 import { num, visible } from "./words.js";
 
 /** By what tokens can be tinted. `middle` is what has no tint, `least` the smallest full scale:
@@ -35,16 +35,17 @@ export function reachOf(readings, by) {
 }
 
 function tint(value, by, reach) {
-  if (value === null || value === undefined) return null;
+  if (value === null || value === undefined) return {};
   const { middle } = SCALES[by];
   const part = Math.max(-1, Math.min(1, (value - middle) / reach));
   return { "--tint": `${Math.round(Math.abs(part) * 75)}%`, "--side": part < 0 ? "var(--low)" : "var(--high)" };
 }
 
-/** chosen: number of the chosen token, or null. */
-export function drawTokens(one, { rollout, by, reach, chosen, onPick }) {
+/** chosen: number of the chosen token, or null; position: of the group. */
+export function drawTokens(one, { position, rollout, by, reach, chosen, onPick }) {
   const home = chosen ?? 0;
-  return el("div", {
+  const key = [rollout.number, one.trace?.learner, one.trace?.round, by, reach, chosen, position].join("/");
+  return unlessShown(key, () => el("div", {
     class: "tokens text", role: "group", "aria-label": `tokens of rollout ${rollout.number}`,
     onclick: (event) => {
       const button = event.target.closest("[data-token]");
@@ -53,13 +54,13 @@ export function drawTokens(one, { rollout, by, reach, chosen, onPick }) {
     onkeydown: walk,
   }, one.tokens.map((text, index) => {
     const value = one.values[index];
-    const label = `${visible(text)}: ${SCALES[by].words} ${num(value)}`;
+    // There may be thousands: no more attributes than it takes.
     return el("button", {
-      type: "button", "data-token": index, tabindex: index === home ? "0" : "-1",
-      class: one.starts?.has(index) ? "starts" : null, title: label, "aria-label": label,
-      "aria-pressed": String(index === chosen), style: tint(value, by, reach) ?? {},
+      "data-token": index, tabindex: index === home ? "0" : "-1",
+      class: one.starts?.has(index) ? "starts" : null, title: `${SCALES[by].words} ${num(value)}`,
+      "aria-pressed": index === chosen ? "true" : null, style: tint(value, by, reach),
     }, visible(text));
-  }));
+  })));
 }
 
 function walk(event) {
