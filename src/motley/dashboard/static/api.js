@@ -36,6 +36,12 @@ export class Run {
     this.known.clear();
   }
 
+  /** As `ask`, but not from what is kept. */
+  askAnew(what, query) {
+    this.known.delete(JSON.stringify([what, query]));
+    return this.ask(what, query);
+  }
+
   ask(what, query = {}) {
     const key = JSON.stringify([what, query]);
     if (!this.known.has(key)) {
