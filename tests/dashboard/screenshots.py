@@ -3,7 +3,7 @@
 motley demo --objective ftis --rounds 40 --out runs/pictures
 PYTHONPATH=tests python tests/dashboard/screenshots.py runs/pictures [OUT]
 
-They are written to docs/images, or to OUT. Chromium is needed: see test_browser.py.
+They are written to docs/pictures, or to OUT. Chromium is needed: see test_browser.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from dashboard.browser import PHONE, WIDE, Browser, Theme, missing, page_at
 
-IMAGES = Path(__file__).parents[2] / "docs" / "images"
+PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 MOST_BYTES = 200_000
 
 
@@ -58,7 +58,7 @@ SHOTS = (
     Shot("watch_crew_dark", crew, height=1000, theme="dark"),
     Shot("watch_crew_phone", crew, PHONE, 844),
     Shot("watch_rollouts", rollouts, height=700),
-    Shot("watch_formula", filtered, height=940),
+    Shot("watch_formula", filtered, height=860),
     Shot("watch_discarded", discarded, height=760),
     Shot("watch_offpolicy", off_policy, height=700),
 )
@@ -75,7 +75,7 @@ def take(run: Path, out: Path) -> Iterator[Path]:
                 page.until(lambda: page.text("#status").startswith("over"))
                 shot.show(page)
                 page.settled()
-                page.run("window.scrollTo(0, 0); document.activeElement.blur()")
+                page.run("document.activeElement.blur()")
                 path = out / f"{shot.name}.png"
                 page.driver.save_screenshot(str(path))
                 yield path
@@ -86,6 +86,6 @@ def take(run: Path, out: Path) -> Iterator[Path]:
 if __name__ == "__main__":
     if without := missing():
         sys.exit(without)
-    for path in take(Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else IMAGES):
+    for path in take(Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else PICTURES):
         size = path.stat().st_size
         print(f"{path}: {size / 1000:.0f} kB" + (": too large" if size > MOST_BYTES else ""))

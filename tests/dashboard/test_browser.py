@@ -332,7 +332,15 @@ def test_markup_of_a_peer_is_text_and_runs_nothing(page: Browser, home: str) -> 
 # Discarded
 
 
-def test_why_a_sample_was_filtered_is_three_clicks_away(page: Browser) -> None:
+SEEN = """
+const {top, bottom} = document.querySelector(arguments[0]).getBoundingClientRect();
+return top >= 0 && bottom <= innerHeight;
+"""
+
+
+@pytest.mark.parametrize("width", [WIDE, PHONE])
+def test_why_a_sample_was_filtered_is_three_clicks_away(page: Browser, width: int) -> None:
+    page.size(width)
     page.click("[data-nav=discarded]")
     page.click("[data-reason=filtered] a")
     page.click("#groups [data-position]")
@@ -340,6 +348,9 @@ def test_why_a_sample_was_filtered_is_three_clicks_away(page: Browser) -> None:
     assert re.search(r"its KL of [\d.]+ is not below g = 0.001", verdict)
     wanted = page.one(".completion.wanted [data-learner=small]")
     assert wanted.get_attribute("data-fate") == "filtered"
+    # without a scroll
+    assert page.run(SEEN, "#verdict")
+    assert page.run(SEEN, "[data-token][aria-pressed=true]")
 
 
 def test_a_refused_record_is_counted_and_opens(page: Browser) -> None:
