@@ -10,12 +10,15 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 from motley.archive.examine import Seen
+from motley.archive.vocabularies import ToldVocabulary, vocabulary_of
 from motley.config import CrewConfig
 from motley.records import Rollout
 from motley.spelling import Spelling, UnspelledError
 
 if TYPE_CHECKING:
     from motley.models.vocabulary import Vocabulary
+
+    Known = Vocabulary | ToldVocabulary
 
 TokenBytes = tuple[str | None, ...]  # hexadecimal; None: the token stands for no text, or ended it
 
@@ -29,7 +32,7 @@ class LogTexts:
     def __init__(self, config: CrewConfig | None = None) -> None:
         models = [peer.model for peer in config.students] if config else []
         # a stranger may name any number of vocabularies; a model's is read once
-        read = cache(_vocabulary_of)
+        read = cache(vocabulary_of)
         self._vocabulary = lru_cache(256)(lambda fingerprint: _find(fingerprint, models, read))
 
     def text(self, seen: Seen, rollout: Rollout) -> str | None:
@@ -75,7 +78,7 @@ class LogTexts:
         return _spelling_of(self._vocabulary(seen.group.origin.vocabulary))
 
 
-def _spelling_of(known: Vocabulary | None) -> Spelling | None:
+def _spelling_of(known: Known | None) -> Spelling | None:
     if known is None:
         return None
     from motley.models.spelled import NoSpellingError
@@ -85,7 +88,7 @@ def _spelling_of(known: Vocabulary | None) -> Spelling | None:
     return None
 
 
-def _piece(token: int, spelling: Spelling | None, known: Vocabulary | None) -> str:
+def _piece(token: int, spelling: Spelling | None, known: Known | None) -> str:
     table = spelling.token_bytes if spelling else ()
     spelled = table[token] if 0 <= token < len(table) else None
     if spelled is not None:
@@ -100,27 +103,15 @@ def _without_end(rollout: Rollout) -> tuple[int, ...]:
 
 
 def _find(
-    fingerprint: str, models: Sequence[str], read: Callable[[str], Vocabulary | None]
-) -> Vocabulary | None:
+    fingerprint: str, models: Sequence[str], read: Callable[[str], Known | None]
+) -> Known | None:
     from motley.models.named import is_tiny
     from motley.models.tiny_vocabularies import tiny_vocabularies
 
     for tiny in tiny_vocabularies():
         if tiny.fingerprint == fingerprint:
             return tiny
-    pretrained = (model for model in dict.fromkeys(models) if not is_tiny(model))
-    there = filter(None, map(read, pretrained))
-    return next((own for own in there if own.fingerprint == fingerprint), None)
-
-
-def _vocabulary_of(model: str) -> Vocabulary | None:
-    """Of a pretrained model; None where that is another machine's. Takes torch."""
-    from motley.models.sources import find, read_shape, read_tokenizer
-    from motley.models.vocabulary import Vocabulary
-
-    try:
-        source = find(model)
-        size = read_shape(source).get_text_config().vocab_size
-        return Vocabulary(read_tokenizer(source), size=size)
-    except (ValueError, OSError):
-        return None
+    for model in dict.fromkeys(models):
+        if not is_tiny(model) and (own := read(model)) and own.fingerprint == fingerprint:
+            return own
+    return None
