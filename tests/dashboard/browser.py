@@ -77,12 +77,12 @@ def _npm_folders() -> list[Path]:
 
 
 @contextmanager
-def page_at(*targets: Path) -> Iterator[str]:
-    """The address of a page that shows these."""
+def page_at(*targets: Path, port: int = 0) -> Iterator[str]:
+    """The address of a page that shows these; port 0: any free one."""
     showcase = Showcase(find_targets([str(target) for target in targets]))
     try:
-        with serving(showcase, STATIC) as port:
-            yield f"http://127.0.0.1:{port}/"
+        with serving(showcase, STATIC, port) as bound:
+            yield f"http://127.0.0.1:{bound}/"
     finally:
         showcase.close()
 

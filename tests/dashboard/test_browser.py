@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 from urllib.request import urlopen
 
 import msgspec
@@ -405,6 +405,24 @@ def test_many_tabs_can_be_open_at_once(page: Browser, home: str) -> None:
             page.driver.switch_to.window(handle)
             page.driver.close()
     page.driver.switch_to.window(first)
+
+
+def test_a_page_whose_server_is_gone_says_so_and_goes_on_when_it_is_back(
+    window: Browser, other: Path
+) -> None:
+    status = lambda: window.one("#status").get_attribute("data-state")
+    with page_at(other) as home:
+        window.size()
+        window.open(home)
+        window.until(lambda: status() == "over")
+    window.until(lambda: status() == "lost")
+    window.click("[data-nav=trust]")
+    window.until(lambda: "The server does not answer" in window.text("#problem"))
+    with page_at(other, port=urlsplit(home).port):
+        window.until(lambda: status() == "over")
+        window.settled()
+        assert window.text("#problem") == ""
+        window.driver.get("about:blank")
 
 
 def test_two_runs_stand_side_by_side(page: Browser) -> None:

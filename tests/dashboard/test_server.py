@@ -455,12 +455,13 @@ def test_notes_of_the_log_come_with_the_crew(ready: TestClient) -> None:
 
 
 @contextmanager
-def serving(showcase: Showcase, static: Path) -> Iterator[int]:
+def serving(showcase: Showcase, static: Path, port: int = 0) -> Iterator[int]:
     server: uvicorn.Server
     app = make_app(showcase, Access(), lambda: server.should_exit, static)
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", ws="none"))
     with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(("127.0.0.1", port))
         listening.listen()
         thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
         thread.start()
