@@ -21,10 +21,12 @@ from motley.archive import (
     read_rollouts,
 )
 from motley.clock import Clock, RealClock, VirtualClock
-from motley.dashboard import fate_index, log_view
+from motley.config import CrewConfig
+from motley.dashboard import fate_index, loading, log_view
 from motley.dashboard.answers import GroupLine
 from motley.dashboard.loading import Loading
 from motley.dashboard.log_view import EVERYTHING, GroupQuery, LogView
+from motley.dashboard.rows import ObjectiveRow
 from motley.exchange import MemoryLog, Outbox, Signer
 from motley.learning.fates import read_fates
 from motley.learning.traces import read_trace
@@ -344,7 +346,19 @@ def test_histograms_count_every_traced_token(run: Path, view: LogView) -> None:
             middle = one.before[29] + one.before[30]
             assert middle == one.num_tokens  # own ratios are 1
     late = view.histograms("full0", "full1", (3, 4)).histograms
-    assert [(one.sender, one.rounds) for one in late] == [("full1", (3, 4))]
+    assert [(one.sender, one.rounds, one.left) for one in late] == [("full1", (3, 4), 0)]
+
+
+def test_a_histogram_says_which_rounds_it_has_not_counted(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_view, "ANSWER_S", 0.0)
+    with view_of(run) as opened:
+        (one,) = opened.histograms("full0", "full0").histograms
+    newest = read_trace(run, "full0", 4)
+    assert newest
+    tokens = sum(len(each.push) for each in newest.rollouts if each.sender == "full0")
+    assert (one.rounds, one.left, one.num_tokens) == ((4, 4), 3, tokens)
 
 
 def test_the_wire_is_told_by_sender(run: Path, view: LogView) -> None:
@@ -452,6 +466,30 @@ def test_while_texts_are_being_loaded_pages_are_asked_for_again(
         go.set()
         opened._loading.thread.join()
         assert every_line(opened)
+
+
+def test_a_formula_is_not_told_without_the_parts_of_its_objective(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from threading import Event
+
+    go, row_of = Event(), loading.row_of
+
+    def late(config: CrewConfig) -> ObjectiveRow:
+        go.wait(60)
+        return row_of(config)
+
+    monkeypatch.setattr(loading, "row_of", late)
+    with open_log(run) as archive:
+        opened = LogView(archive)
+        opened.refresh(10)
+        opened.group(3)
+        monkeypatch.setattr(log_view, "LOAD_S", 0.05)
+        with pytest.raises(ValueError, match="objective are still being loaded; ask again"):
+            opened.formula(3, 0, "full0", 0)
+        go.set()
+        opened._loading.thread.join()
+        assert opened.formula(3, 0, "full0", 0).about
 
 
 def test_an_outbox_beside_the_run_is_counted(run: Path, tmp_path: Path) -> None:

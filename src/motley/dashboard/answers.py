@@ -208,8 +208,9 @@ class Histogram(Answer, frozen=True):
     before: list[int]  # tokens, by their ratio
     after: list[int]  # tokens, by the weight that was used; weight 0 counts in `zero`
     zero: int
-    rounds: tuple[int, int]  # that have traces
+    rounds: tuple[int, int]  # the first and the last that are counted, of those with traces
     num_tokens: int
+    left: int = 0  # rounds that are not counted yet: ask again
 
 
 class Histograms(Answer, frozen=True):

@@ -97,7 +97,7 @@ def _ratio_lines(row: ObjectiveRow, facts: TokenFacts) -> Iterator[FormulaLine]:
     log_q, trace = facts.logprob, facts.trace
     if log_q is not None:
         said = f"how likely the token was to {facts.sender}, who drew it"
-        yield _line("log q", "of the sender", "", log_q, said)
+        yield _line("log q", "", "", log_q, said)
     if trace is None:
         return
     d = float(trace.log_ratio[facts.token])
@@ -128,7 +128,7 @@ def _weight_lines(
     yield _line(f"{symbol} free", how, "", free, "the weight before truncation, clip and filter")
     for name, value in row.settings.items():
         if name in BOUNDS and isinstance(value, int | float):
-            yield _line(name, "a setting of the row", "", float(value), BOUNDS[name])
+            yield _line(name, "", "", float(value), f"a setting: {BOUNDS[name]}")
     parts = [part.formula for part in (row.weight, row.surrogate) if part.formula]
     said = "as it is" if _same(free, weight) else "a bound acts"
     yield _line("weight", " · ".join(parts), _weight_values(row, free), weight, said)
@@ -170,7 +170,7 @@ def _advantage_lines(row: ObjectiveRow, facts: TokenFacts) -> Iterator[FormulaLi
     if computed is not None and used is not None and not _same(computed, used):
         adjusted = ", ".join(part.formula for part in row.adjust)
         said = f"the step had another, {'by the row: ' + adjusted if adjusted else _FAMILY}"
-    yield _line("A", row.advantage.formula or "of the row", values, used, said)
+    yield _line("A", row.advantage.formula.removeprefix("A = "), values, used, said)
 
 
 _FAMILY = "since its group has parts of other peers"

@@ -19,7 +19,7 @@ class Loading:
         self._starting = Lock()
         self._has_reader, self._has_row = Event(), Event()
         self._reader: RolloutReader | None = None
-        self._row = ObjectiveRow(name=config.crew.row if config else "", about="")
+        self._row: ObjectiveRow | None = None
 
     def begin(self) -> None:
         """Start, if nobody has."""
@@ -33,8 +33,10 @@ class Loading:
         self._has_reader.wait(seconds)
         return self._reader
 
-    def row(self, seconds: float) -> ObjectiveRow:
-        """With its parts, if they are there in this time; formulas have fewer words without."""
+    def row(self, seconds: float) -> ObjectiveRow | None:
+        """With its parts, or with a note why they are not known. None: it is not ready in this
+        time.
+        """
         self.begin()
         self._has_row.wait(seconds)
         return self._row
@@ -42,7 +44,7 @@ class Loading:
     @property
     def notes(self) -> list[str]:
         """What cannot be had here, and why."""
-        return [self._reader.note if self._reader else "", self._row.note]
+        return [one.note for one in (self._reader, self._row) if one]
 
     def _load(self) -> None:
         try:
@@ -56,8 +58,7 @@ class Loading:
             self._archive, problem_of, texts, self._fates, students(self._config), note
         )
         self._has_reader.set()
-        if self._config:
-            self._row = row_of(self._config)
+        self._row = row_of(self._config) if self._config else ObjectiveRow(name="", about="")
         self._has_row.set()
 
 

@@ -239,7 +239,12 @@ class LogView:
         with self._writing() as writer:
             self._must_be_known(learner)
             facts = writer.facts(self._group_at(position)[0], number, learner, token)
-        return formula(self._loading.row(ANSWER_S), facts)
+        row = self._loading.row(LOAD_S)
+        if row is None:
+            raise ValueError(
+                "the parts of the crew's objective are still being loaded; ask again in a moment"
+            )
+        return formula(row, facts)
 
     @contextmanager
     def _writing(self) -> Iterator[GroupWriter]:

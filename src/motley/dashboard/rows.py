@@ -98,7 +98,7 @@ def _part(part: Any) -> RowPart:
     settings = _settings(part)
     return RowPart(
         kind=type(part).__name__,
-        formula=" ".join((inspect.getdoc(part) or "").partition("\n\n")[0].split()),
+        formula=" ".join((inspect.getdoc(part) or "").partition("\n\n")[0].split()).rstrip("."),
         settings=settings,
         ratio=type(ratio).__name__ if ratio is not None else "",
     )

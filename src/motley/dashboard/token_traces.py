@@ -88,14 +88,16 @@ class TraceReader:
         there = [n for n in traced_rounds(self._folder, learner) if rounds[0] <= n <= rounds[1]]
         chosen = [there[n] for n in spread(len(there), most)]
         sums: dict[str, NDArray[np.int64]] = {}
-        for n, round in enumerate(chosen):
-            if n and deadline.passed:
+        counted: list[int] = []
+        for round in reversed(chosen):  # the newest tell most
+            if counted and deadline.passed:
                 break
+            counted.append(round)
             for name, counts in self._counts(learner, round).items():
                 if sender in ("", name):
                     sums[name] = sums.get(name, np.zeros_like(counts)) + counts
-        ends = (chosen[0], chosen[-1]) if chosen else (0, 0)
-        return [_histogram(name, learner, sums[name], ends) for name in sorted(sums)]
+        left = len(chosen) - len(counted)
+        return [_histogram(name, learner, sums[name], counted, left) for name in sorted(sums)]
 
     def _counted(self, learner: str, round: int) -> dict[str, NDArray[np.int64]]:
         """Sender -> a row of tokens before and one after, those of weight 0 at the end."""
@@ -124,7 +126,7 @@ def _binned(value_T: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def _histogram(
-    sender: str, learner: str, counts: NDArray[np.int64], rounds: tuple[int, int]
+    sender: str, learner: str, counts: NDArray[np.int64], rounds: Sequence[int], left: int
 ) -> Histogram:
     before, after = counts
     return Histogram(
@@ -134,8 +136,9 @@ def _histogram(
         before=before[:NUM_BINS].tolist(),
         after=after[:NUM_BINS].tolist(),
         zero=int(after[NUM_BINS]),
-        rounds=rounds,
+        rounds=(min(rounds), max(rounds)),
         num_tokens=int(before.sum()),
+        left=left,
     )
 
 

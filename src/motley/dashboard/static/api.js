@@ -36,6 +36,12 @@ export class Run {
     this.known.clear();
   }
 
+  /** As `ask`, but not from what is kept. */
+  askAnew(what, query) {
+    this.known.delete(JSON.stringify([what, query]));
+    return this.ask(what, query);
+  }
+
   ask(what, query = {}) {
     const key = JSON.stringify([what, query]);
     if (!this.known.has(key)) {
@@ -66,10 +72,11 @@ export class Live {
     this.address = `/api/runs/${encodeURIComponent(id)}/events`;
     this.said = said;
     this.changed = changed;
-    this.open();
+    if (!document.hidden) this.open();
   }
 
   open() {
+    this.close();
     this.source = new EventSource(this.address);
     this.source.onopen = () => this.said("live");
     this.source.addEventListener("changed", (event) => {
@@ -86,8 +93,9 @@ export class Live {
     };
   }
 
+  /** Also where nobody looks: a browser has six connections to a server, for all of its tabs. */
   close() {
     clearTimeout(this.timer);
-    this.source.close();
+    this.source?.close();
   }
 }

@@ -33,7 +33,7 @@ async function start() {
   window.addEventListener("hashchange", () => show());
   window.addEventListener("keydown", onKey);
   window.addEventListener("resize", later);
-  document.addEventListener("visibilitychange", () => !document.hidden && later());
+  document.addEventListener("visibilitychange", onLook);
   find("skip").onclick = (event) => {
     event.preventDefault(); // the address says what is shown, not where one is on the page
     find("view").focus();
@@ -47,6 +47,15 @@ function follow(id) {
   page.live?.close();
   page.run = new Run(id);
   page.live = new Live(id, { said: say, changed: later });
+}
+
+/** Somebody turned to this page, or away from it. */
+function onLook() {
+  if (document.hidden) page.live?.close();
+  else {
+    page.live?.open();
+    later();
+  }
 }
 
 /** Draw the view that the address asks for; of several in flight only the last one counts. */

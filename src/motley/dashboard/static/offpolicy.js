@@ -10,6 +10,7 @@ const NUMBERS = {
   filtered_negative: "filtered share of A ≤ 0", filtered_positive: "filtered share of A > 0",
   "weight.mean": "mean weight", "ratio.q95": "ratio, 95 % quantile",
 };
+const MOST_TIMES = 10; // that a histogram is asked for again
 const MOST_POINTS = 12000; // of all pairs together: more would be slow to send and to draw
 
 export async function offpolicyView({ run, params }) {
@@ -76,14 +77,17 @@ function curve(curves, number, pair, names) {
 }
 
 async function histogram(run, pair, params) {
-  const { histograms } = await run.ask("histograms", { ...pair, rounds: params.rounds });
-  const one = histograms.find((each) => each.learner === pair.learner && each.sender === pair.sender);
+  const query = { ...pair, rounds: params.rounds };
+  const find = ({ histograms }) => histograms.find((each) => each.learner === pair.learner && each.sender === pair.sender);
+  let one = find(await run.ask("histograms", query));
+  // The server counts for a moment at a time, and remembers what it counted.
+  for (let times = 0; one?.left && times < MOST_TIMES; times++) one = find(await run.askAnew("histograms", query));
   if (!one || !one.num_tokens) {
     return el("section", { class: "panel", id: "no-histogram" },
       el("p", { class: "empty" }, `No tokens of ${pair.sender} are traced for ${pair.learner}: traces are kept of some rounds only.`));
   }
   return ratioHistogram({
     id: "ratios", title: `Ratios before and after truncation, ${num(one.num_tokens)} tokens`, histogram: one,
-    above: el("span", { class: "note" }, `Of the traced rounds ${num(one.rounds[0])} to ${num(one.rounds[1])}. The bar at 0 has tokens that were filtered, clipped or withheld.`),
+    above: el("span", { class: "note" }, `Of traced rounds from ${num(one.rounds[0])} to ${num(one.rounds[1])}${one.left ? `, without ${num(one.left)} that are not counted yet` : ""}. The bar at 0 has tokens that were filtered, clipped or withheld.`),
   });
 }
