@@ -24,7 +24,7 @@ from motley.runs.metrics import ByKind, LearnerLine
 from motley.runs.stopping import Stopping
 
 MOST_KEYS = 50  # of one answer
-MOST_LINES = 6000  # that are read for one: about 0.15 s
+MOST_LINES = 4000  # that are read for one: about 0.1 s
 # Of what senders sent, for one answer: about 0.1 s, and half of it.
 CURVE_BYTES, ARROW_BYTES = 30_000_000, 8_000_000
 ARROW_LINES = 60  # of a learner, that tell from whom it learned
