@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from selenium import webdriver
 from selenium.common.exceptions import StaleElementReferenceException, TimeoutException
@@ -41,6 +42,7 @@ FLAGS = (
     "--disable-sync",
     "--hide-scrollbars",
 )
+NETWORKED = ("http", "https", "ws", "wss")
 Theme = Literal["light", "dark"]
 WIDE, PHONE = 1440, 390
 VIEWS = ("crew", "rollouts", "discarded", "offpolicy", "trust", "speed", "compare")
@@ -198,7 +200,9 @@ class Browser:
         for entry in self.driver.get_log("performance"):
             message = json.loads(entry["message"])["message"]
             if message["method"] == "Network.requestWillBeSent":
-                self.asked.append(message["params"]["request"]["url"])
+                url = message["params"]["request"]["url"]
+                if urlsplit(url).scheme in NETWORKED:  # not the browser's own pages
+                    self.asked.append(url)
 
 
 PROBLEM = "return document.querySelector('#problem').textContent"

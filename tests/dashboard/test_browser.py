@@ -205,6 +205,18 @@ def traced(home: str) -> tuple[int, dict[str, Any], dict[str, Any]]:
     raise AssertionError("small has learned from no rollout of adapted")
 
 
+def test_requests_and_errors_of_a_page_are_noticed(page: Browser, home: str) -> None:
+    page.open(home)
+    page.run("console.error('a fault'); fetch('http://localhost:9/elsewhere').catch(() => 0)")
+    page.until(lambda: page.hear() or len(page.errors) > 1)
+    assert f"{home}static/main.js" in page.asked
+    assert any("a fault" in error for error in page.errors)
+    # the page's policy has it stopped before it is sent
+    assert any("Content Security Policy" in error for error in page.errors)
+    page.errors.clear()
+    page.asked = [url for url in page.asked if "elsewhere" not in url]
+
+
 # Crew
 
 
