@@ -26,7 +26,7 @@ from motley.runs.stopping import Stopping
 MOST_KEYS = 50  # of one answer
 MOST_LINES = 4000  # that are read for one: about 0.1 s
 # Of what senders sent, for one answer: about 0.1 s, and half of it.
-CURVE_BYTES, ARROW_BYTES = 30_000_000, 8_000_000
+CURVE_BYTES, ARROW_BYTES = 30_000_000, 3_000_000
 ARROW_LINES = 60  # of a learner, that tell from whom it learned
 REAL_S = 1e8  # an earlier moment is a simulation's
 SHORT = 12  # characters of a vocabulary's fingerprint that tell it from others

@@ -34,7 +34,7 @@ from motley.dashboard.metrics_view import MetricsView
 from motley.dashboard.targets import REPORT, Target
 
 Range = tuple[float, float]
-SLICE_S = 0.05  # of looking at files
+SLICE_S = 0.03  # of looking at files
 LIVE_S, OVER_S = 0.5, 2.0  # between looks
 PATIENCE_S = 1.0  # of the thread, while one question follows another
 MOST_AWAKE = 6  # runs whose files are looked at
