@@ -225,7 +225,10 @@ def _verdict(row: ObjectiveRow, facts: TokenFacts, trace: RolloutTrace) -> str:
     push = float(trace.push[facts.token])
     way = "likelier" if trace.advantage > 0 else "less likely"
     if weight == 0 and facts.fate == WORDS[WITHHELD]:
-        return "withheld: the learner finds it too unlikely to be pushed up, so it was left alone."
+        return (
+            "withheld: it is in a phrase, or beyond a length, that only its sender keeps to, so it "
+            "was not pushed up."
+        )
     if weight == 0:
         return (
             f"left alone: its ratio of {shown(free)} is outside the row's bounds, so that the "

@@ -27,7 +27,8 @@ FATES = {
     WORDS[FILTERED]: "The objective's filter left it out: it failed, and the learner finds it so "
     "unlikely that unlearning it would do harm. Many: the sender is far from the learner; raise g "
     "to keep more.",
-    WORDS[WITHHELD]: "Some of its tokens were not pushed up: they are too unlikely to the learner.",
+    WORDS[WITHHELD]: "Some of its tokens were not pushed up: they are in a phrase, or beyond a "
+    "length, that only its sender keeps to (habits of [trust]).",
     WORDS[BLAMED]: "Its sender's sequences gave a loss that is no number, and were left out.",
     WORDS[RESCUED]: "Its success was learned where the learner had failed.",
     WORDS[TEXT_ONLY]: "Its sender has another vocabulary and did not use its tokenizer's own cut, "
