@@ -8,6 +8,7 @@ import { num, visible } from "./words.js";
 export const SCALES = {
   log_ratio: { words: "log-ratio", middle: 0, least: 0.5, low: "less likely for the learner", high: "likelier for the learner" },
   weight: { words: "weight used", middle: 1, least: 0.5, low: "counts less", high: "counts more" },
+  advantage: { words: "advantage", middle: 0, least: 0.5, low: "worse than its group", high: "better than its group" },
   push: { words: "push of the step", middle: 0, least: 1e-9, low: "made less likely", high: "made likelier" },
   entropy: { words: "entropy", middle: 0, least: 1, low: "", high: "the learner is unsure" },
   logprob: { words: "sampler's log-prob", middle: 0, least: 1, low: "unlikely for its sampler", high: "" },
@@ -22,7 +23,8 @@ export function reading(rollout, learner, by) {
     const isCut = trace !== null && trace.tokens.join("\u0000") !== rollout.tokens.join("\u0000");
     return { tokens: rollout.tokens, values, starts: null, trace, isForeignCut: isCut };
   }
-  return { tokens: trace.tokens, values: trace[by], starts: trace.spans && new Set(trace.spans), trace, isForeignCut: false };
+  const values = by === "advantage" ? trace.tokens.map(() => trace.advantage) : trace[by];
+  return { tokens: trace.tokens, values, starts: trace.spans && new Set(trace.spans), trace, isForeignCut: false };
 }
 
 /** The number at which a tint is full: that of nearly all tokens, so that one outlier does not
