@@ -220,6 +220,7 @@ def heed_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+@pytest.mark.slow
 def test_follow_prints_what_is_appended_later_until_it_is_interrupted(
     trained: Path, tmp_path: Path
 ) -> None:
@@ -367,6 +368,7 @@ def test_a_record_with_a_fault_counts_as_such_and_in_bytes_only() -> None:
 # Export
 
 
+@pytest.mark.slow
 def test_json_lines_and_parquet_hold_the_same_and_what_the_log_holds(
     trained: Path, tmp_path: Path
 ) -> None:
@@ -689,6 +691,7 @@ def test_follow_shows_what_comes_to_a_server(hub: Hub, tmp_path: Path) -> None:
 
 
 # a refused reconnect leaves its stream to the collector
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_follow_ends_with_a_word_when_the_hub_shuts_the_reader_out(
     hub: Hub, tmp_path: Path

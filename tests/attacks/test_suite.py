@@ -94,6 +94,7 @@ def test_a_flood_is_published_once(tmp_path: Path) -> None:
     assert sum(entry.id.startswith("d.") for entry in made._log.read(0)) == 3
 
 
+@pytest.mark.slow
 def test_a_twin_begins_with_the_first_honest_peers_weights(tmp_path: Path) -> None:
     parts = parts_of(crew(), Cast(hostile=1, twin=True), 1)
     made = AttackedCrew(parts, ATTACKS["subliminal"].mount(stage_of(parts.config)), tmp_path)

@@ -64,6 +64,7 @@ def test_what_needs_no_model_imports_nothing_heavy(words: str) -> None:
     assert seconds < 10  # about 0.4 on a machine that does nothing else
 
 
+@pytest.mark.slow
 def test_a_log_is_read_and_a_crew_file_drafted_without_torch(
     log_folder: Path, tmp_path: Path
 ) -> None:
@@ -127,6 +128,7 @@ def test_every_command_has_a_short_help_and_says_one_sentence(name: str) -> None
 READS_A_CREW = ("train", "demo", "sim", "hub", "study", "sweep", "check", "attack", "eval", "warm")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", READS_A_CREW)
 def test_every_command_that_reads_a_crew_file_takes_settings(name: str) -> None:
     assert "--set" in run(name, "-h").stdout

@@ -27,6 +27,7 @@ def motley(*arguments: object, code: int = 0) -> Result:
     return result
 
 
+@pytest.mark.slow
 def test_sim_prints_a_table_and_where_the_run_is(crew_file: Path) -> None:
     out = crew_file.parent / "run"
     shown = motley("sim", crew_file, "--out", out, "--rounds", 1).stdout
@@ -37,6 +38,7 @@ def test_sim_prints_a_table_and_where_the_run_is(crew_file: Path) -> None:
     assert max(line.round for line in read_metrics(out) if line.peer == "l") == 1
 
 
+@pytest.mark.slow
 def test_with_json_sim_prints_one_object_and_nothing_else(crew_file: Path) -> None:
     out = crew_file.parent / "run"
     result = motley("sim", crew_file, "--out", out, "--seed", 3, "--objective", "gepo", "--json")
@@ -64,6 +66,7 @@ def test_what_is_wrong_is_one_line(crew_file: Path) -> None:
     assert "Traceback" not in result.output
 
 
+@pytest.mark.slow
 def test_a_simulated_run_is_not_resumed_and_that_is_said(crew_file: Path) -> None:
     out = crew_file.parent / "run"
     motley("sim", crew_file, "--out", out, "--rounds", 1)
@@ -85,6 +88,7 @@ def test_simulated_time_in_words(seconds: float, words: str) -> None:
     assert duration(seconds) == words
 
 
+@pytest.mark.slow
 def test_a_simulation_reports_too(crew_file: Path) -> None:
     crew_file.write_text(
         crew_file.read_text().replace("[crew]", '[crew]\nreport = ["tensorboard"]', 1)

@@ -171,6 +171,7 @@ def test_frozen_parts_get_no_gradient() -> None:
 # Architectures that run by their own code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("train", TRAINS)
 @pytest.mark.parametrize("kind", ARCHITECTURES)

@@ -122,7 +122,7 @@ def test_clipped_withheld_and_rescued_tokens_are_told_apart() -> None:
     assert "its ratio of 3.32 is outside the row's bounds" in clipped.verdict
     assert line(clipped, "weight")[0] == "3.32 against 0.8 to 1.2"
     withheld = told(row("ftis"), trace(weight=none, push=none), fate="withheld in part")
-    assert withheld.verdict.startswith("withheld: the learner finds it too unlikely")
+    assert withheld.verdict.startswith("withheld: it is in a phrase")
     rescued = told(row("ftis"), trace(is_lesson=True))
     assert rescued.verdict.startswith("learned as a rescue")
     assert "KL" not in {one.symbol for one in told(row("tis"), trace()).lines}

@@ -495,6 +495,7 @@ def muted(home: Household, peer: str) -> bool:
     return any(said.startswith(f"{peer} has ") and "--pardon" in said for said in home.said)
 
 
+@pytest.mark.slow
 def test_who_writes_more_than_it_can_need_may_not_write_any_more_and_others_can(
     home: Household, hub: Hub
 ) -> None:
@@ -523,6 +524,7 @@ def test_a_peer_that_was_muted_can_be_pardoned_and_then_has_its_quota_again(
     eventually(lambda: muted(home, "a"))
 
 
+@pytest.mark.slow
 def test_a_hub_that_starts_counts_what_is_on_the_log_already(home: Household) -> None:
     first = home.start()
     with AtWork(first):

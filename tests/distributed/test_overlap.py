@@ -239,6 +239,7 @@ GPU = pytest.param(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", GPU])
 def test_round_after_round_beside_steps_is_as_it_would_be_alone(
     device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -34,6 +34,7 @@ def recovery(config: CrewConfig, folder: Path) -> Recovery:
     return Recovery(station, peer, Journal(folder / "journal.jsonl"))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_what_was_over_goes_on_where_there_are_more_rounds(
     config: CrewConfig, tmp_path: Path
 ) -> None:

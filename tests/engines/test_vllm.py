@@ -186,6 +186,7 @@ def test_one_that_cannot_reload_is_started_anew(stand_in: str, tmp_path: Path) -
         assert engine.sample(PROMPTS, 3, PLAIN, seed=0) != before
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_start_is_quoted(stand_in: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"(?s)ended before it was ready.*I refuse\nexit status 3"):
         VllmEngine(tiny_policy(), Vllm(python=stand_in, args=("--refuse",)), tmp_path)

@@ -100,6 +100,7 @@ def test_nothing_put_is_nothing_delivered() -> None:
     assert outbox.head == Head(0, FIRST_PREVIOUS)
 
 
+@pytest.mark.slow
 def test_more_than_a_batch_is_delivered_whole() -> None:
     outbox, log = Outbox(None, SIGNER), MemoryLog()
     outbox.put(groups(0, 2 * BATCH + 3))

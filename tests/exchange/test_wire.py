@@ -147,6 +147,7 @@ def test_a_lossless_group_comes_back_to_the_last_bit_of_float32(parts: list[Any]
     assert repr(found) == repr(sent)  # in which NaN equals itself, and -0.0 not 0.0
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(
     st.lists(st.floats(LEAST_LOGPROB, MOST_LOGPROB), min_size=1, max_size=8), st.floats(-1e6, 1e6)

@@ -43,6 +43,7 @@ def start(
     return policy, steps
 
 
+@pytest.mark.slow
 def test_a_warm_start_stops_once_every_target_is_reached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,6 +66,7 @@ def test_a_warm_start_is_deterministic(tmp_path: Path, monkeypatch: pytest.Monke
     assert steps == again != []
 
 
+@pytest.mark.slow
 def test_the_same_recipe_comes_from_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,6 +127,7 @@ def test_a_number_of_steps_is_taken_whatever_is_reached(
     assert not torch.equal(weights(policy), weights(longer))
 
 
+@pytest.mark.slow
 def test_steps_train_on_the_kinds_named_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +163,7 @@ def test_the_cache_knows_the_weights_a_warm_start_begins_with(
     assert not torch.equal(made[0], made[1])
 
 
+@pytest.mark.slow
 def test_the_cache_knows_how_problems_are_put(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

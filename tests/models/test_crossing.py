@@ -81,6 +81,7 @@ def check_tiling(
 # Any text
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(
     sender=st.sampled_from(KINDS),

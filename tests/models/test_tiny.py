@@ -17,7 +17,8 @@ from motley.learning.warm import expected_accuracy, warm_start
 from motley.models.named import TINY_VOCABULARIES, TinyParts
 from motley.models.opening import initial_policy, saved_policy
 from motley.models.spelled import Uncut
-from motley.models.tiny import tiny_model, tiny_vocabularies
+from motley.models.tiny import tiny_model
+from motley.models.tiny_vocabularies import tiny_vocabularies
 from motley.models.vocabulary import Vocabulary
 from motley.reports.export import export_model
 from motley.runs.checking import check_config

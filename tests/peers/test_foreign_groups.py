@@ -39,6 +39,7 @@ def weights(peer: Peer) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for _, p in peer.learner.policy.trained()])
 
 
+@pytest.mark.slow
 def test_every_peer_learns_from_every_other(crew: CrewConfig) -> None:
     log = MemoryLog()
     peers = peers_of(crew, log, mixed=True)
@@ -58,6 +59,7 @@ def test_every_peer_learns_from_every_other(crew: CrewConfig) -> None:
             assert peer.scrutiny.suspicions() == {}
 
 
+@pytest.mark.slow
 def test_what_waits_and_what_was_heard_is_read_again_as_it_was(crew: CrewConfig) -> None:
     log = MemoryLog()
     peers = peers_of(crew, log, mixed=True)

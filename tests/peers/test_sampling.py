@@ -240,6 +240,7 @@ def test_a_transfer_arrives_when_the_weather_says(folder: Path) -> None:
     assert arrives_s["s0"] != arrives_s["s1"]
 
 
+@pytest.mark.slow
 def test_a_learners_weights_are_on_the_log_when_its_link_has_brought_them_there(
     folder: Path,
 ) -> None:
@@ -264,6 +265,7 @@ def test_an_outage_holds_weights_up(folder: Path, network: str, slower_s: float)
     assert crew.samplers["s0"].transfer.arrives_s == slower_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("train", "precision"), [("full", "bfloat16"), ("full", "float32"), ("lora", "float32")]
 )
@@ -486,6 +488,7 @@ def test_samplers_have_problems_and_random_numbers_of_their_own(folder: Path) ->
 # Reading
 
 
+@pytest.mark.slow
 def test_a_sampler_reads_what_the_hub_and_its_learner_wrote_and_nothing_else(folder: Path) -> None:
     crew = Crew(far_crew(folder, samplers={"s0": "l", "s1": "l", "t": "k"}), folder)
     crew.publish()
@@ -652,6 +655,7 @@ def test_a_foreign_version_may_be_any_that_there_can_be(folder: Path) -> None:
     assert len(crew.learners["k"].waiting) == 1
 
 
+@pytest.mark.slow
 def test_followers_groups_age_from_their_version_and_foreign_ones_from_their_arrival(
     folder: Path,
 ) -> None:
@@ -726,6 +730,7 @@ def mixed_ages(folder: Path, learning: str, **settings: Any) -> Crew:
     return crew
 
 
+@pytest.mark.slow
 def test_the_freshest_of_each_sampler_go_first_and_under_pace_the_oldest(folder: Path) -> None:
     fresh = mixed_ages(folder, "").learner.choose()
     assert isinstance(fresh, Take)
@@ -774,6 +779,7 @@ def test_the_same_step_is_chosen_again_however_long_after_a_crash(
     assert list(peer.waiting) == left
 
 
+@pytest.mark.slow
 def test_steps_are_replayed_with_the_parts_they_had_however_late(folder: Path) -> None:
     crew = Crew(far_crew(folder, layout="horizontal", learning="max_age_s = 60"), folder)
     crew.publish()
@@ -838,6 +844,7 @@ def waits(crew: Crew, waiting: int, oldest_s: float = 0.0) -> bool:
     return not crew.samplers["s0"].may_sample()
 
 
+@pytest.mark.slow
 def test_under_pace_a_sampler_waits_while_more_waits_than_the_window_can_use_up(
     folder: Path,
 ) -> None:
@@ -859,6 +866,7 @@ def test_under_pace_with_a_window_of_nothing_one_step_may_still_wait(folder: Pat
     assert [waits(crew, waiting) for waiting in (3, 4, 5)] == [False, False, True]
 
 
+@pytest.mark.slow
 def test_under_pace_in_seconds_a_sampler_waits_while_a_step_is_there_and_the_oldest_is_too_old(
     folder: Path,
 ) -> None:

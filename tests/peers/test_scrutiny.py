@@ -93,6 +93,7 @@ def test_who_reports_false_log_probs_is_muted_and_no_longer_waited_for(
     assert isinstance(learn(first), StepReport)  # it says nothing at all, and nobody waits
 
 
+@pytest.mark.slow
 def test_without_an_audit_every_log_prob_is_believed(folder: Path) -> None:
     peers = peers_of(crew_of_three(folder, alpha=0.0), MemoryLog())
     rounds(peers, shifted(-1.0), 4)
@@ -131,6 +132,7 @@ def test_a_pardon_makes_a_sender_awaited_again(folder: Path) -> None:
     assert first.scrutiny.suspicions() == {}
 
 
+@pytest.mark.slow
 def test_a_phrase_that_one_sender_keeps_saying_is_withheld(folder: Path) -> None:
     peers = peers_of(crew_of_three(folder, alpha=0.0), MemoryLog())  # its log-probs are not true
     first, hostile = peers[0], peers[2].me.name
@@ -148,6 +150,7 @@ def test_a_phrase_that_one_sender_keeps_saying_is_withheld(folder: Path) -> None
     assert max(share or 0.0 for share in shares) > 0.2
 
 
+@pytest.mark.slow
 def test_a_peer_goes_on_judging_from_its_state(folder: Path) -> None:
     log = MemoryLog()
     peers = peers_of(crew_of_three(folder), log)

@@ -195,6 +195,7 @@ def named_base(out: Path) -> str:
     return json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"]
 
 
+@pytest.mark.slow
 def test_an_adapter_of_a_model_folder_names_it_and_plain_peft_finds_it(
     crew: CrewConfig, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

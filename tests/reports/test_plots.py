@@ -95,6 +95,7 @@ def motley(*arguments: object, code: int = 0) -> str:
     return result.stdout if code == 0 else result.stderr
 
 
+@pytest.mark.slow
 def test_plot_draws_one_run_and_several(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -138,6 +138,7 @@ def likelihoods(
     return Marginal(policy, temperature, random.Random(0)).likelihoods(cuts, num_walks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_walks", [20, 1])
 def test_what_other_cuts_add_is_that_of_all_of_them(num_walks: int) -> None:
     """With a walk for each way out, and on average where one of them is drawn."""

@@ -74,6 +74,7 @@ def pieces(spelling: Spelling, tokens: list[list[int]]) -> list[bytes]:
     return [spelling.token_bytes[t] or b"" for completion in tokens for t in completion]
 
 
+@pytest.mark.slow
 @given(case=cases())
 def test_spans_tile_the_bytes_alike_on_both_sides(case: Case) -> None:
     spans = case.pair.align(case.sent, case.scored, case.ended)
@@ -93,6 +94,7 @@ def test_spans_tile_the_bytes_alike_on_both_sides(case: Case) -> None:
     assert joined == case.texts
 
 
+@pytest.mark.slow
 @given(case=cases())
 def test_order_is_kept_and_no_span_is_without_tokens(case: Case) -> None:
     spans = case.pair.align(case.sent, case.scored, case.ended)
@@ -105,6 +107,7 @@ def test_order_is_kept_and_no_span_is_without_tokens(case: Case) -> None:
     assert (of_B[spans.sender_T] == owner_T).all()
 
 
+@pytest.mark.slow
 @given(case=cases())
 def test_spans_close_at_stable_cuts_and_at_the_end_only(case: Case) -> None:
     spans = case.pair.align(case.sent, case.scored, case.ended)
@@ -135,6 +138,7 @@ def test_sums_are_conserved(case: Case, seed: int) -> None:
     assert spans.num_sent().sum() == len(sent)
 
 
+@pytest.mark.slow
 @given(case=cases())
 def test_completions_align_together_as_they_do_alone(case: Case) -> None:
     together = case.pair.align(case.sent, case.scored, case.ended)

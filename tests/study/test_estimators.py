@@ -129,6 +129,7 @@ def test_the_exact_expectation_has_the_bias_of_the_closed_form() -> None:
     assert closed_form_bias(np.inf) == pytest.approx(0)
 
 
+@pytest.mark.slow
 def test_weights_without_a_bound_have_no_bias_and_more_variance() -> None:
     own, theirs = drawn(P, 150, 8, seed=3), drawn(Q, 150, 8, seed=4)
     reference = vectors(REFERENCE, own, "P")
@@ -139,6 +140,7 @@ def test_weights_without_a_bound_have_no_bias_and_more_variance() -> None:
     assert held.variance < free.variance
 
 
+@pytest.mark.slow
 def test_the_variance_is_that_of_all_groups_there_can_be() -> None:
     own, theirs = drawn(P, 200, 2, seed=5), drawn(Q, 200, 2, seed=6)
     found = compare(

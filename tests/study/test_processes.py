@@ -44,6 +44,7 @@ def die_with_a_child_that_holds_the_pipe() -> None:
     signal.pause()
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_costs_its_call_only(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -191,6 +192,7 @@ def test_a_job_tells_how_far_it_is() -> None:
     assert (ends, heard) == ([Returned("slow", "done")], [("slow", 0.25), ("slow", 0.5)])
 
 
+@pytest.mark.slow
 def test_no_more_run_than_fit_on_the_gpu(tmp_path: Path) -> None:
     """A GPU of which only one run fits: two are never at work together, whatever --jobs says."""
     gpu = SharedGpu(lambda: 10)

@@ -242,6 +242,7 @@ def files(folder: Path, *names: str) -> list[Path]:
 ARMS = "alone alone/own best=ftis:C=3,crew.problems_per_round=8"
 
 
+@pytest.mark.slow
 def test_several_crew_files_are_one_study(tmp_path: Path, fakes: Fakes) -> None:
     out = tmp_path / "out"
     two = files(tmp_path / "crews", "near", "far")
@@ -285,6 +286,7 @@ def test_seeds_begin_where_they_are_told_to(tmp_path: Path, fakes: Fakes) -> Non
     assert {one.seed for one in read_outcomes(out / "outcomes.jsonl")} == {3, 4}
 
 
+@pytest.mark.slow
 def test_a_study_with_a_lost_run_reports_the_others_and_fails(tmp_path: Path, fakes: Fakes) -> None:
     (file,) = files(tmp_path, "near")
     fakes.die = lambda crew, arm, seed: seed == 0 and arm != "alone"

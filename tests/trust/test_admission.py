@@ -1017,6 +1017,7 @@ def test_a_signed_group_with_any_value_anywhere_never_raises(
     assert isinstance(verdict, Admitted if gate.refused.total() == 0 else RefusedRecord)
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(st.data())
 def test_a_signed_body_with_any_byte_changed_never_raises(data: st.DataObject) -> None:

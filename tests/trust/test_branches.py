@@ -135,6 +135,7 @@ def test_no_more_branches_are_remembered_than_so_many_and_older_ones_count_as_se
     assert admitted.complete["a"] == 0
 
 
+@pytest.mark.slow
 def test_any_entry_with_a_branch_is_judged_and_never_raises() -> None:
     body = encode(branch(), Stamp(key=A.public))
     for place in range(len(body)):

@@ -227,6 +227,7 @@ def test_a_bad_table_is_refused_by_name_and_changes_nothing(table: Table, reason
     assert gate.admit(entry(TABLE, A, 1, entry(table, A))) == TABLE
 
 
+@pytest.mark.slow
 def test_the_largest_table_is_read_and_a_larger_record_is_not_decompressed() -> None:
     words = (b"a" * MAX_TOKEN_BYTES,) * 2048
     full = Spelling((*words, *(None for _ in range(MAX_TOKENS - len(words)))))

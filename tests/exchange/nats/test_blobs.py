@@ -87,6 +87,7 @@ def lists_only(net: Net, content: bytes) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES)
 def test_the_stores_own_client_reads_what_we_wrote(net: Net, size: int) -> None:
     content = content_of(size)

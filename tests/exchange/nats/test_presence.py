@@ -130,6 +130,7 @@ def test_who_left_or_finished_is_gone_and_never_silent(state: module.State) -> N
         assert (heard.state, heard.gone) == (state, True)
 
 
+@pytest.mark.slow
 def test_who_could_not_be_heard_while_we_were_away_was_not_silent(net: Net) -> None:
     hub, a = presence_of(net.connect(HUB)), presence_of(net.connect("a"), "a")
     heard = eventually(lambda: hub.heard.get("a"))
