@@ -89,7 +89,6 @@ def short_run(finished: Path, tmp_path: Path) -> Path:
     return shutil.copytree(finished, tmp_path / "run")
 
 
-@pytest.mark.quick
 def test_an_extended_run_is_that_which_was_longer_from_the_start(
     long_run: Path, short_run: Path
 ) -> None:

@@ -823,7 +823,6 @@ def test_two_members_in_one_folder_are_refused(task: Path, house_of: HouseOf) ->
         join(house.url, "spread", house.invitations["full0"], house.folder / "full0")
 
 
-@pytest.mark.quick
 def test_a_mixed_up_line_is_refused_with_what_to_do(
     task: Path, house_of: HouseOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:

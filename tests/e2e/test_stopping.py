@@ -62,7 +62,6 @@ def finish(crew: LocalCrew) -> list[dict[str, list[torch.Tensor]]]:
     return [weights(crew) for _ in crew.rounds()]
 
 
-@pytest.mark.quick
 @pytest.mark.usefixtures("scripted")
 def test_a_crew_ends_when_none_of_its_peers_does_better(folder: Path) -> None:
     crew = LocalCrew.start(config_of(folder, RULES), folder / "run")

@@ -107,6 +107,7 @@ def test_skipping_silent_sequences_gives_the_same_weights_as_scoring_them(
     assert skipped.loss == pytest.approx(scored.loss, abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [tiny_policy, lora_policy])
 @pytest.mark.parametrize(
     ("name", "variant"), [("ftis", ""), ("ftis", "code"), ("bnpo", ""), ("gepo", ""), ("gspo", "")]

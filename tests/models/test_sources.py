@@ -338,6 +338,7 @@ def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 EXACT, ROUGH = gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rounded",
     [{}, {"output.weight": EXACT, "token_embd.weight": ROUGH}, {"token_embd.weight": EXACT}],

@@ -227,7 +227,6 @@ def test_a_step_that_is_taken_again_misses_nobody_who_was_there(folder: Path) ->
     assert [line.without for line in steps_of(crew, "full1")] == [None, None]
 
 
-@pytest.mark.quick
 def test_a_round_goes_on_without_who_is_late(folder: Path) -> None:
     config = changed(
         spread_crew(folder, ("full", "full", "full"), rounds=3, deadline_s=3.0),
@@ -340,7 +339,6 @@ def test_ages_grow_with_the_delay(folder: Path) -> None:
     assert behind[0] < behind[2]
 
 
-@pytest.mark.quick
 def test_old_groups_are_dropped_where_the_window_is_short(folder: Path) -> None:
     crew = run(folder, rounds=5, learning="max_age = 1", network="delay = 0.05")
     assert max(int(age) for line in steps_of(crew) for age in line.ages) == 1
@@ -355,7 +353,6 @@ def test_a_faster_sampler_makes_more_of_what_is_learned(folder: Path) -> None:
     assert is_sound(crew)
 
 
-@pytest.mark.quick
 def test_losses_delay_and_lose_nothing(folder: Path) -> None:
     crew = run(folder, rounds=6, learning="max_age = 99", network="delay = 0.03\nloss = 0.6")
     assert is_sound(crew)

@@ -137,6 +137,7 @@ def watch_alone(path: Path, seconds: float) -> str:
     return str(lines.count("in") - lines.count("out"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["killed", "full", "told"])
 def test_who_had_too_little_memory_is_named_and_tried_again_alone(
     how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

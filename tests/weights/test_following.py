@@ -132,6 +132,7 @@ def holds(follower: Follower, policy: Policy, learner: Learner, version: int) ->
 # Following a training
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bfloat16", slow("float32")])
 @pytest.mark.parametrize("kind", POLICIES)
 def test_a_follower_is_the_learner_to_the_last_bit_at_every_version(
