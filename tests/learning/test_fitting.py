@@ -55,7 +55,7 @@ def large_policy(kind: str = "qwen2", checkpointing: bool = False) -> Policy:
 
 
 def free(patch: pytest.MonkeyPatch, num_bytes: float) -> None:
-    patch.setattr(fitting, "_free_bytes", lambda device: num_bytes)
+    patch.setattr(fitting, "free_bytes", lambda device: num_bytes)
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -135,7 +135,7 @@ def test_free_memory_is_known_also_where_only_the_whole_is(
     (tmp_path / "meminfo").write_text("MemTotal: 900 kB\nMemFree: 10 kB\nMemAvailable: 300 kB\n")
     for path, free in ((tmp_path / "meminfo", 300 * 1024), (tmp_path / "none", whole)):
         monkeypatch.setattr(fitting, "MEMORY", path)
-        assert fitting._free_bytes(torch.device("cpu")) == free
+        assert fitting.free_bytes(torch.device("cpu")) == free
 
 
 def test_a_probe_that_runs_out_of_memory_leaves_the_least(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,8 @@ class GraphMemory:
         here = torch.cuda.current_stream(self._device)
         try:
             with CAPTURING:
+                # what other streams keep is of no use to this one, and would be there twice
+                torch.cuda.empty_cache()
                 self._side.wait_stream(here)
                 with torch.cuda.stream(self._side):
                     work()

@@ -43,7 +43,9 @@ class _Cache:
             (parent_R == torch.arange(len(parent_R), device=parent_R.device)).all()
         ):
             return
-        self.layers = [_gather(layer, parent_R, filled) for layer in self.layers]
+        for number, layer in enumerate(self.layers):  # one at a time, so that none is there twice
+            self.layers[number] = _gather(layer, parent_R, filled)
+            del layer
         self.padding_R = self.padding_R[parent_R]
 
 

@@ -46,7 +46,7 @@ def fitting_budget(policy: Policy) -> int:
             raise
         return budget
     room = SHARE * (
-        _free_bytes(policy.device) - OPTIMISER_BYTES * sum(p.numel() for _, p in policy.trained())
+        free_bytes(policy.device) - OPTIMISER_BYTES * sum(p.numel() for _, p in policy.trained())
     )
     while budget < MOST_TOKENS and 2 * budget * per_token <= room:
         budget *= 2
@@ -78,7 +78,7 @@ def _peak_bytes(policy: Policy, num_tokens: int) -> int:
     return torch.cuda.max_memory_allocated(policy.device)
 
 
-def _free_bytes(device: torch.device) -> float:
+def free_bytes(device: torch.device) -> float:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     if MEMORY.exists():  # Linux, with what a full page cache would give back

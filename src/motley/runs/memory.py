@@ -1,0 +1,278 @@
+"""What each peer of a crew takes of its device's memory, and what to change where that is too much.
+
+Loads no weights: a model's configuration and its tokenizer are enough. The formulas are in
+`learning.footprint`; this module knows which sizes a crew file gives them.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import msgspec
+import torch
+from transformers import PreTrainedModel
+
+from motley.compute.support import why_unknown
+from motley.config import CrewConfig, Lora, PeerConfig, TrainPart
+from motley.learning.fitting import (
+    LEAST_TOKENS,
+    MOST_TOKENS,
+    SHARE,
+    TINY_PARAMETERS,
+    TINY_TOKENS,
+    free_bytes,
+)
+from motley.learning.footprint import (
+    Arithmetic,
+    EngineShape,
+    Footprint,
+    MemorySettings,
+    ModelShape,
+    StepShape,
+    footprint,
+    kept_bytes,
+    optimiser_bytes,
+    shape_of,
+    weight_bytes,
+)
+from motley.models.devices import choose_device
+from motley.models.named import TINY, is_tiny
+from motley.models.opening import vocabulary_of
+from motley.models.policy import choose_trained
+from motley.models.prompts import Prompts
+from motley.models.sources import empty_model, find, keep_layers, read_shape
+from motley.models.tiny import tiny_model
+from motley.objectives import objective
+from motley.tasks import Task, evaluation_set, load_task
+
+UNITS = {"GiB": 2**30, "GB": 10**9, "MiB": 2**20, "MB": 10**6}
+GIB = 2.0**30
+HALF_TYPES = ("bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Of the machine that a peer runs on."""
+
+    name: str  # as the crew file says
+    nbytes: int
+    is_gpu: bool
+
+
+class MemoryChange(msgspec.Struct, frozen=True):
+    """What to write in the crew file, beside what stands before it in the list."""
+
+    peer: str
+    change: str
+    gib: float
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PeerMemory:
+    peer: str
+    device: DeviceMemory
+    token_budget: int
+    takes: Footprint
+    changes: tuple[MemoryChange, ...]
+
+    @property
+    def fits(self) -> bool:
+        return self.takes.nbytes <= self.device.nbytes
+
+
+def parse_memory(text: str) -> int:
+    """139GiB in bytes."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)", text.strip())
+    if not found or found[2] not in UNITS or not float(found[1]) > 0:
+        raise ValueError(
+            f"--memory {text!r} is no size; write a number and one of {', '.join(UNITS)}, such as "
+            "139GiB"
+        )
+    return int(float(found[1]) * UNITS[found[2]])
+
+
+def crew_memory(config: CrewConfig, memory: int = 0, only: str = "") -> list[PeerMemory]:
+    """Of each peer, or of one. `memory`: bytes of the GPU that it will run on; 0: this machine's
+    own devices.
+    """
+    names = [peer.name for peer in config.peer]
+    if only and only not in names:
+        raise ValueError(f"--peer {only!r} is not in this crew; it has {', '.join(names)}")
+    task = load_task(config.crew.task, config.task)
+    return [
+        _peer_memory(config, peer, task, memory) for peer in config.peer if only in ("", peer.name)
+    ]
+
+
+def _peer_memory(config: CrewConfig, peer: PeerConfig, task: Task, memory: int) -> PeerMemory:
+    asked = _Weighed(
+        config, peer, _longest_prompt(config, peer, task), _device(config, peer, memory)
+    )
+    changes = []
+    best = asked
+    if not asked.fits:
+        for words, change in _remedies(asked):
+            best = change(best)
+            gib = round(best.takes.nbytes / GIB, 2)
+            changes.append(MemoryChange(peer.name, words, gib, best.fits))
+            if best.fits:
+                break
+    return PeerMemory(peer.name, asked.device, asked.token_budget, asked.takes, tuple(changes))
+
+
+@dataclass(frozen=True, slots=True)
+class _Weighed:
+    """A peer as a crew file has it, or with changes."""
+
+    config: CrewConfig
+    peer: PeerConfig
+    prompt_tokens: int
+    device: DeviceMemory
+    budget: int = 0  # instead of the crew file's
+
+    @property
+    def fits(self) -> bool:
+        return self.takes.nbytes <= self.device.nbytes
+
+    @property
+    def model(self) -> PeerConfig:
+        """Whose model it has."""
+        return self.config.named(self.config.student_of(self.peer.name))
+
+    @property
+    def shape(self) -> ModelShape:
+        model = self.model if self.peer.follows else self.peer
+        return _trained_shape(model.model, model.keep_layers, model.train)
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        is_half = self.peer.dtype in HALF_TYPES or (
+            self.peer.dtype == "auto" and self.device.is_gpu and not is_tiny(self.model.model)
+        )
+        known = not why_unknown(_empty(self.model.model, self.model.keep_layers))
+        return Arithmetic(2 if is_half else 4, fused=is_half and self.device.is_gpu and known)
+
+    @property
+    def settings(self) -> MemorySettings:
+        row = self.config.crew
+        method = objective(row.objective, row.variant, self.config.objective)
+        return MemorySettings(
+            checkpointed=self.peer.gradient_checkpointing,
+            reference=method.penalty.needs_reference,
+        )
+
+    @property
+    def token_budget(self) -> int:
+        """As `learning.fitting` would find it."""
+        if self.budget or self.config.learning.token_budget:
+            return self.budget or self.config.learning.token_budget
+        shape, arithmetic = self.shape, self.arithmetic
+        if shape.num_trained + shape.beside + shape.frozen < TINY_PARAMETERS:
+            return TINY_TOKENS
+        held = weight_bytes(shape, arithmetic) + 4 * shape.num_trained + optimiser_bytes(shape)
+        room, budget = SHARE * (self.device.nbytes - held), LEAST_TOKENS
+        while budget < MOST_TOKENS and self._kept(2 * budget) <= room:
+            budget *= 2
+        return budget
+
+    def _kept(self, tokens: int) -> int:
+        one = StepShape(prompts=tokens, group=1, prompt_tokens=1, tokens=1, token_budget=tokens)
+        return kept_bytes(self.shape, self.arithmetic, self.settings.checkpointed, one)
+
+    @property
+    def takes(self) -> Footprint:
+        crew, tokens = self.config.crew, self.config.sampling.max_tokens
+        step = StepShape(
+            prompts=crew.problems_per_round,
+            group=crew.group_size,
+            prompt_tokens=self.prompt_tokens,
+            tokens=tokens,
+            token_budget=self.token_budget,
+        )
+        engine = EngineShape(
+            prompts=self.config.problems_per_peer,
+            group=self.config.rollouts_per_group,
+            prompt_tokens=self.prompt_tokens,
+            tokens=tokens,
+        )
+        samples = self.peer.role != "learner" and isinstance(self.peer.engine, str)
+        learns = self.peer.role != "sampler"
+        return footprint(
+            self.shape,
+            self.arithmetic,
+            self.settings,
+            step if learns else None,
+            engine if samples else None,
+        )
+
+    def with_peer(self, **keys: object) -> _Weighed:
+        return replace(self, peer=msgspec.structs.replace(self.peer, **keys))
+
+
+def _remedies(asked: _Weighed) -> Iterator[tuple[str, Callable[[_Weighed], _Weighed]]]:
+    """What helps, the mildest first. Each is taken beside those before it."""
+    peer = asked.peer
+    if peer.role == "sampler":
+        return
+    budget = asked.token_budget
+    while budget > LEAST_TOKENS and not replace(asked, budget=budget).fits:
+        budget //= 2
+    if budget < asked.token_budget:
+        yield f"learning.token_budget = {budget}", lambda one: replace(one, budget=budget)
+    if not peer.gradient_checkpointing:
+        yield (
+            "gradient_checkpointing = true",
+            lambda one: one.with_peer(gradient_checkpointing=True),
+        )
+    if isinstance(peer.train, str):
+        lora = TrainPart(lora=Lora(rank=16))
+        yield "train = { lora = { rank = 16 } }", lambda one: one.with_peer(train=lora)
+
+
+# Sizes
+
+
+def _longest_prompt(config: CrewConfig, peer: PeerConfig, task: Task) -> int:
+    model = config.named(config.student_of(peer.name)).model
+    prompts = Prompts.of(vocabulary_of(model, config.prompt), config.prompt, task)
+    problems = [p for split in task.splits for p in evaluation_set(task, split, per_kind=8)]
+    return max(len(prompts.ids(problem)) for problem in problems)
+
+
+def _device(config: CrewConfig, peer: PeerConfig, memory: int) -> DeviceMemory:
+    small = is_tiny(config.named(config.student_of(peer.name)).model)
+    on_cpu = peer.device == "cpu" or (small and peer.device == "auto")
+    if memory and not on_cpu:
+        return DeviceMemory(peer.device, memory, is_gpu=True)
+    if peer.device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(
+            f"peer {peer.name}: device={peer.device!r}, and torch finds no CUDA GPU here; say what "
+            "its GPU has, such as --memory 80GiB"
+        )
+    device = choose_device(peer.device, small)
+    return DeviceMemory(peer.device, int(free_bytes(device)), device.type == "cuda")
+
+
+@lru_cache(maxsize=8)
+def _empty(model: str, layers: int) -> PreTrainedModel:
+    """A model without its values. `layers`: that are kept of it; 0: all."""
+    if is_tiny(model):
+        with torch.device("meta"):
+            empty: PreTrainedModel = tiny_model(model.removeprefix(TINY), seed=0)
+    else:
+        empty = empty_model(read_shape(find(model)))
+    if layers:
+        keep_layers(empty, layers)
+    return empty
+
+
+@lru_cache(maxsize=16)
+def _trained_shape(model: str, layers: int, train: str | TrainPart) -> ModelShape:
+    empty = copy.deepcopy(_empty(model, layers))
+    config = empty.config.get_text_config()
+    return shape_of(choose_trained(empty, train, seed=0), config)
