@@ -699,6 +699,20 @@ def test_a_crew_with_roles_reads_back_the_same(tmp_path: Path) -> None:
             ["keep_layers=1; use at least 2, the first and the last, or 0 for all"],
         ),
         (CREW + PEERS + "keep_layers = -3", ["keep_layers=-3"]),
+        (CREW + PEERS + 'optimizer = "sgd"', ["Invalid enum value 'sgd'"]),
+        (CREW + PEERS + 'gradient_checkpointing = "some"', ["Invalid enum value 'some'"]),
+        (
+            CREW + PEERS + 'masters = "bfloat16"',
+            ['is for train = "full" with dtype = "bfloat16"', 'dtype = "auto"; set them'],
+        ),
+        (
+            CREW + PEERS + 'masters = "bfloat16"\ndtype = "bfloat16"\ntrain = { lora = {} }',
+            ["got train = a part of it", "or leave masters out"],
+        ),
+        (
+            CREW + PEERS + 'optimizer = "adafactor"\noffload = true',
+            ["keeps next to nothing", 'or use "adamw8bit"'],
+        ),
         (CREW + PEERS + "keep_layer = 3", ["did you mean keep_layers?"]),
         (
             CREW + PEERS + "engine = {}",

@@ -16,8 +16,10 @@ from fakes import tiny_policy
 from motley.compute.logprobs import Scores
 from motley.compute.packed import Packed
 from motley.compute.scoring import score
+from motley.config import Learning
 from motley.learning import fitting
 from motley.learning.batches import ToScore
+from motley.learning.descent import Upkeep
 from motley.learning.fitting import (
     LEAST_TOKENS,
     MOST_TOKENS,
@@ -25,6 +27,7 @@ from motley.learning.fitting import (
     fitting_budget,
     halved,
     is_out_of_memory,
+    must_recompute,
     too_large,
 )
 from motley.models.policy import Policy, with_trained_part
@@ -88,6 +91,32 @@ def test_the_budget_grows_with_gradient_checkpointing(monkeypatch: pytest.Monkey
         fitting_budget(large_policy(checkpointing=True)),
     )
     assert plain < checkpointed < MOST_TOKENS
+
+
+def test_layers_are_recomputed_only_where_too_few_tokens_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    policy, rules = large_policy(checkpointing=True), Learning()
+    free(monkeypatch, 1000 * GIB)
+    assert not must_recompute(policy, Upkeep(), rules)
+    free(monkeypatch, 2 * GIB)
+    assert fitting_budget(large_policy()) < fitting.ENOUGH_TOKENS
+    assert must_recompute(policy, Upkeep(), rules)
+    assert not must_recompute(policy, Upkeep(), Learning(token_budget=LEAST_TOKENS))
+    assert policy.gradient_checkpointing  # which is the caller's to change
+
+
+def test_the_budget_grows_where_the_optimiser_keeps_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = large_policy()
+    trained = sum(p.numel() for _, p in policy.trained())
+    # not quite enough for the second smallest
+    room = 2 * LEAST_TOKENS * fitting._bytes_per_token(policy) / fitting.SHARE
+    free(monkeypatch, 12 * trained + 0.99 * room)
+    budgets = [
+        fitting_budget(policy, upkeep)
+        for upkeep in (Upkeep(), Upkeep(kind="adamw8bit"), Upkeep(offload=True))
+    ]
+    assert budgets[0] < budgets[1] <= budgets[2]
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

@@ -144,7 +144,9 @@ def test_what_a_step_keeps_is_what_tensors_take(
     kept, peak = measured(policy, step)
     shape, arithmetic = shape_of(policy.model, policy.config), Arithmetic(dtype.itemsize, False)
     parts = predicted(policy, step)
-    own = kept_bytes(shape, arithmetic, False, step) + rounded_bytes(shape, arithmetic)
+    own = kept_bytes(shape, arithmetic, False, step) + rounded_bytes(
+        shape, arithmetic, MemorySettings()
+    )
     # behind the forward pass one table of logits is left, and no gradient
     left = own + logprob_bytes(replace(shape, head_trains=False), arithmetic, step)
     assert left - 4 * step.targets * shape.vocabulary == pytest.approx(kept, rel=0.1)

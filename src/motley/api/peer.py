@@ -42,7 +42,10 @@ class Peer:
     dtype: str = "auto"
     engine: str | Mapping[str, Any] = "torch"
     judge: Mapping[str, Any] | None = None
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: bool | str = False
+    optimizer: str = "adamw"
+    masters: str = "float32"
+    offload: bool = False
     role: str = "peer"
     follows: str = ""
     speed: Mapping[str, float] | None = None  # simulated
@@ -58,6 +61,9 @@ class Peer:
             "engine",
             "judge",
             "gradient_checkpointing",
+            "optimizer",
+            "masters",
+            "offload",
             "role",
             "follows",
             "speed",

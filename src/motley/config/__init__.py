@@ -5,12 +5,15 @@ Names of tasks and objectives are looked up by those who own them (tasks, object
 any model loads.
 """
 
+from motley.config.choosing import AUTO
 from motley.config.crew import CrewConfig
 from motley.config.peers import (
     Churn,
     EnginePart,
     Lora,
+    Masters,
     OpenAI,
+    Optimizer,
     PeerConfig,
     Speed,
     TrainPart,
@@ -51,6 +54,7 @@ from motley.config.rules import (
 )
 
 __all__ = [
+    "AUTO",
     "MAY_CHANGE",
     "REPORTERS",
     "Change",
@@ -62,7 +66,9 @@ __all__ = [
     "Evaluate",
     "Learning",
     "Lora",
+    "Masters",
     "OpenAI",
+    "Optimizer",
     "PeerConfig",
     "Prompt",
     "Reporter",

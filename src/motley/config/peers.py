@@ -179,6 +179,8 @@ class Churn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 Role = Literal["peer", "learner", "sampler"]
+Optimizer = Literal["adamw", "adamw8bit", "adafactor"]
+Masters = Literal["float32", "bfloat16"]
 
 
 class PeerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -201,9 +203,12 @@ class PeerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     engine: Literal["torch"] | EnginePart = "torch"  # who samples
     judge: OpenAI | None = None  # whose opinion multiplies the rewards that this peer learns from
     device: str = "auto"  # cpu, cuda, cuda:1, mps
-    # of the arithmetic; what trains is kept in float32
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    gradient_checkpointing: bool = False  # less memory, a third more time
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of the arithmetic
+    # less memory, a third more time; auto: where few tokens fit without it
+    gradient_checkpointing: bool | Literal["auto"] = False
+    optimizer: Optimizer = "adamw"
+    masters: Masters = "float32"  # what trains is kept in; bfloat16 is rounded by chance
+    offload: bool = False  # the optimiser's moments are in the CPU's memory
     speed: Speed = Speed()
     churn: Churn = Churn()
 
@@ -234,6 +239,7 @@ class PeerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 f"peer {self.name}: device={self.device!r} is not known; use auto, cpu, cuda, "
                 "cuda:N or mps"
             )
+        self._check_memory()
         if self.keep_layers < 0 or self.keep_layers == 1:
             raise ValueError(
                 f"peer {self.name}: keep_layers={self.keep_layers}; use at least 2, the first and "
@@ -243,3 +249,27 @@ class PeerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ValueError(
                 f"peer {self.name}: lr={self.lr} is negative; leave it out to use the crew's"
             )
+
+    def _check_memory(self) -> None:
+        """Of settings that trade something for memory: which do not go together."""
+        if self.masters == "bfloat16" and (self.dtype != "bfloat16" or self.train != "full"):
+            raise ValueError(
+                f'peer {self.name}: masters = "bfloat16" is for train = "full" with dtype = '
+                f'"bfloat16"; got train = {_shown(self.train)}, dtype = "{self.dtype}"; set them, '
+                "or leave masters out"
+            )
+        if self.optimizer == "adafactor" and (self.offload or self.masters == "bfloat16"):
+            raise ValueError(
+                f'peer {self.name}: optimizer = "adafactor" keeps next to nothing, and steps '
+                'float32 weights only; leave offload and masters out, or use "adamw8bit"'
+            )
+        if self.role == "sampler" and (
+            self.optimizer != "adamw" or self.masters != "float32" or self.offload
+        ):
+            raise ValueError(
+                f"sampler {self.name} does not learn; remove its optimizer, masters and offload"
+            )
+
+
+def _shown(train: str | TrainPart) -> str:
+    return f'"{train}"' if isinstance(train, str) else "a part of it"

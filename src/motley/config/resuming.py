@@ -31,6 +31,7 @@ MAY_CHANGE = (
     "peer.*.engine",
     "peer.*.gradient_checkpointing",
     "peer.*.lr",
+    "peer.*.offload",
 )
 
 # why not, by the first word of a key

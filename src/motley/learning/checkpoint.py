@@ -22,10 +22,13 @@ import torch
 from safetensors import SafetensorError
 
 from motley.files import disk_error, sync
+from motley.learning.descent import kind_of
 from motley.learning.fitting import check_finite
-from motley.models.policy import Policy, load_tensors, save_tensors
+from motley.learning.lean import LeanAdam
+from motley.models.policy import Policy, load_tensors, save_tensors, saved_words
 
 KEPT = 2
+OPTIMISER = "optimiser.safetensors"  # what it remembers; named in it, unless it is Adam
 STATE, STATE_HASH = "state.json", "state.json.sha256"
 _NAME = re.compile(r"round-(\d{6,})")
 
@@ -186,12 +189,19 @@ def save_training(policy: Policy, optimiser: torch.optim.Optimizer, folder: Path
         for name, p in policy.trained()
         for key, value in optimiser.state.get(p, {}).items()
     }
-    save_tensors(moments, folder / "optimiser.safetensors")
+    kind = kind_of(optimiser)
+    save_tensors(moments, folder / OPTIMISER, {} if kind == "adamw" else {"optimizer": kind})
 
 
 def load_training(policy: Policy, optimiser: torch.optim.Optimizer, folder: Path) -> None:
+    moments = load_tensors(folder / OPTIMISER)
+    kind, own = saved_words(folder / OPTIMISER).get("optimizer", "adamw"), kind_of(optimiser)
+    if kind != own:
+        raise ValueError(
+            f"{folder / OPTIMISER} is what {kind} remembers, and the peer's optimizer is {own}; go "
+            f'on with optimizer = "{kind}", or begin a new run from {folder / "model"}'
+        )
     policy.load(folder / "model")
-    moments = load_tensors(folder / "optimiser.safetensors")
     # then Adam wants its count of steps where the values are
     fused = bool(optimiser.defaults.get("fused"))
     for name, parameter in policy.trained():
@@ -201,8 +211,9 @@ def load_training(policy: Policy, optimiser: torch.optim.Optimizer, folder: Path
             if key.rsplit("/", 1)[0] == name
         }
         if state:
+            place = optimiser.place_of(parameter) if isinstance(optimiser, LeanAdam) else None
             optimiser.state[parameter] = {
-                key: value.to(parameter.device) if fused or key != "step" else value
+                key: value.to(place or parameter.device) if fused or key != "step" else value
                 for key, value in state.items()
             }
 

@@ -1,15 +1,20 @@
-"""What every training step shares: Adam, with or without decay, and the loss scale that keeps the
-gradients of float16 arithmetic inside float16's range.
+"""What every training step shares: the optimiser, with or without decay, and the loss scale that
+keeps the gradients of float16 arithmetic inside float16's range.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
+
+from motley.config import Optimizer
+from motley.learning.lean import BLOCK, LeanAdam
 
 FIRST_SCALE = 2.0**15
 GROWS_AFTER = 200  # steps
@@ -29,27 +34,71 @@ def adam(parameters: Iterable[Tensor], lr: float) -> torch.optim.Adam:
     )
 
 
-def optimiser_of(parameters: Sequence[Tensor], lr: float, weight_decay: float) -> torch.optim.Adam:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upkeep:
+    """How an optimiser keeps what it remembers."""
+
+    kind: Optimizer = "adamw"
+    offload: bool = False  # in the CPU's memory
+    seed: int = 0  # of what is rounded by chance
+
+
+def optimiser_of(
+    parameters: Sequence[Tensor], lr: float, weight_decay: float, upkeep: Upkeep = Upkeep()
+) -> torch.optim.Optimizer:
     """Adam; with a decay AdamW, whose decay is not part of the gradient.
 
     Vectors do not decay: norms and biases are no sizes that could be too large.
     """
-    if not weight_decay:
-        return adam(parameters, lr)
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]], lr=lr, fused=_fused(parameters)
-    )
+    groups = [group for group in groups if group["params"]]
+    if upkeep.kind == "adafactor":
+        return torch.optim.Adafactor(groups, lr=lr)
+    in_8_bits = upkeep.kind == "adamw8bit"
+    if in_8_bits or upkeep.offload or any(p.dtype != torch.float32 for p in parameters):
+        return LeanAdam(groups, lr, in_8_bits=in_8_bits, offload=upkeep.offload, seed=upkeep.seed)
+    if not weight_decay:
+        return adam(parameters, lr)
+    return torch.optim.AdamW(groups, lr=lr, fused=_fused(parameters))
+
+
+def moment_bytes(shapes: Iterable[tuple[int, ...]], upkeep: Upkeep) -> int:
+    """What an optimiser remembers of values of these shapes, on their device."""
+    if upkeep.offload:
+        return 0
+    each = {"adamw": _two_full, "adamw8bit": _two_codes, "adafactor": _rows_and_columns}
+    return sum(each[upkeep.kind](shape) for shape in shapes)
+
+
+def _two_full(shape: tuple[int, ...]) -> int:
+    return 8 * math.prod(shape)
+
+
+def _two_codes(shape: tuple[int, ...]) -> int:
+    return 2 * (math.prod(shape) + 4 * -(-math.prod(shape) // BLOCK))
+
+
+def _rows_and_columns(shape: tuple[int, ...]) -> int:
+    if len(shape) < 2:
+        return 4 * math.prod(shape)
+    return 4 * math.prod(shape[:-2]) * (shape[-2] + shape[-1])
+
+
+def kind_of(optimiser: torch.optim.Optimizer) -> Optimizer:
+    """What a crew file calls it."""
+    if isinstance(optimiser, torch.optim.Adafactor):
+        return "adafactor"
+    return "adamw8bit" if isinstance(optimiser, LeanAdam) and optimiser.in_8_bits else "adamw"
 
 
 def _fused(parameters: Sequence[Tensor]) -> bool | None:
     return all(p.device.type in FUSED and p.is_contiguous() for p in parameters) or None
 
 
-def descend(optimiser: torch.optim.Adam, norm: Tensor) -> None:
+def descend(optimiser: torch.optim.Optimizer, norm: Tensor) -> None:
     """Step along the gradient, unless its norm is no number.
 
     A GPU finds that out for itself: nobody waits for it.

@@ -8,6 +8,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,7 +16,9 @@ from torch import Tensor
 
 from motley.compute.alone import fault_of, looks_ahead, spread_of
 from motley.compute.scoring import score
+from motley.config import Learning
 from motley.learning.batches import ToScore, micro_batches
+from motley.learning.descent import Upkeep, moment_bytes
 from motley.models.devices import is_out_of_memory
 from motley.models.policy import Policy
 from motley.models.precision import nearly, spread_ids
@@ -25,16 +28,16 @@ LEAST_TOKENS = 1 << 10
 TINY_TOKENS = 1 << 14  # the same on every machine, so that a tiny crew's numbers are too
 TINY_PARAMETERS = 10_000_000
 SHARE = 0.4  # of the free memory: others use it too
-OPTIMISER_BYTES = 12  # of a value that trains: its gradient and Adam's two moments, in float32
+ENOUGH_TOKENS = 1 << 13  # in a micro-batch: with fewer, products are small for a large GPU
 PROBE_LENGTH = 256
 LEAK = 100  # how many times more a leak between sequences counts than rounding
 MEMORY = Path("/proc/meminfo")
 
 
-def fitting_budget(policy: Policy) -> int:
+def fitting_budget(policy: Policy, upkeep: Upkeep = Upkeep()) -> int:
     """Packed tokens of one micro-batch that memory surely holds, from what a small one needs.
 
-    A power of two.
+    A power of two. `upkeep`: what a step will need beside them.
     """
     if sum(p.numel() for p in policy.model.parameters()) < TINY_PARAMETERS:
         return TINY_TOKENS
@@ -45,12 +48,20 @@ def fitting_budget(policy: Policy) -> int:
         if not is_out_of_memory(error):
             raise
         return budget
-    room = SHARE * (
-        free_bytes(policy.device) - OPTIMISER_BYTES * sum(p.numel() for _, p in policy.trained())
-    )
+    trained = [p for _, p in policy.trained()]
+    later = sum(p.nbytes for p in trained) + moment_bytes([p.shape for p in trained], upkeep)
+    room = SHARE * (free_bytes(policy.device) - later)
     while budget < MOST_TOKENS and 2 * budget * per_token <= room:
         budget *= 2
     return budget
+
+
+def must_recompute(policy: Policy, upkeep: Upkeep, rules: Learning) -> bool:
+    """Whether layers are walked through again for the gradient: where memory does not hold what
+    they would keep of a micro-batch of `token_budget`, or of enough tokens.
+    """
+    kept = replace(policy, gradient_checkpointing=False)
+    return fitting_budget(kept, upkeep) < (rules.token_budget or ENOUGH_TOKENS)
 
 
 def _bytes_per_token(policy: Policy) -> float:
@@ -139,7 +150,7 @@ def too_large(budget: int) -> ValueError:
         f"out of memory with {budget} tokens in a micro-batch; set learning.token_budget = "
         f"{max(1, budget // 2)} or lower, "
         "gradient_checkpointing = true or train = { lora = { rank = 16 } } for "
-        "the peer, or lower max_tokens"
+        "the peer, or lower max_tokens; motley fit says what each of them takes"
     )
 
 

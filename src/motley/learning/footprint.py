@@ -22,6 +22,8 @@ from transformers import PretrainedConfig
 from motley.compute.graphs import FILLER
 from motley.compute.logprobs import LOGITS_AT_ONCE, LOGITS_AT_ONCE_GPU
 from motley.compute.shared_prefixes import ROW_TOKENS
+from motley.learning.descent import Upkeep, moment_bytes
+from motley.learning.lean import AT_ONCE
 
 FULL = 4  # bytes of a float32
 CONTEXT = 1 << 29  # what CUDA, cuBLAS and our kernels take before there is any tensor
@@ -77,6 +79,8 @@ class MemorySettings:
 
     checkpointed: bool = False
     reference: bool = False  # an objective pulls toward the policy as it began
+    masters: int = FULL  # bytes of a value of a matrix that trains
+    upkeep: Upkeep = Upkeep()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +157,7 @@ def footprint(
     engine: EngineShape | None,
 ) -> Footprint:
     """By part. `step` None: it only samples; `engine` None: others sample, or nobody."""
-    parts: list[MemoryPart] = [MemoryPart("weights", weight_bytes(shape, arithmetic))]
+    parts: list[MemoryPart] = [MemoryPart("weights", weight_bytes(shape, arithmetic, settings))]
     if step is not None:
         parts += _learning(shape, arithmetic, settings, step)
     if engine is not None:
@@ -168,40 +172,44 @@ def footprint(
 # Weights
 
 
-def weight_bytes(shape: ModelShape, arithmetic: Arithmetic) -> int:
-    """The policy's own: what trains, and what else there is, in float32; linear layers beside an
-    adapter in the type of the arithmetic.
+def weight_bytes(shape: ModelShape, arithmetic: Arithmetic, settings: MemorySettings) -> int:
+    """The policy's own: what trains in the masters' type, linear layers beside an adapter in that
+    of the arithmetic, and the rest in float32.
     """
-    return FULL * (shape.num_trained + shape.frozen) + arithmetic.half * shape.beside
+    return trained_bytes(shape, settings) + FULL * shape.frozen + arithmetic.half * shape.beside
 
 
-def optimiser_bytes(shape: ModelShape) -> int:
-    """Adam: two moments of each value."""
-    return 2 * FULL * shape.num_trained
+def trained_bytes(shape: ModelShape, settings: MemorySettings) -> int:
+    """Of what trains, and again of its gradient. Vectors are float32 whatever the masters are."""
+    return sum(
+        math.prod(one) * (settings.masters if len(one) > 1 else FULL) for one in shape.trained
+    )
 
 
 def _learning(
     shape: ModelShape, arithmetic: Arithmetic, settings: MemorySettings, step: StepShape
 ) -> Iterator[MemoryPart]:
-    yield MemoryPart("gradients", FULL * shape.num_trained)
-    yield MemoryPart("optimiser", optimiser_bytes(shape))
+    yield MemoryPart("gradients", trained_bytes(shape, settings))
+    yield MemoryPart("optimiser", moment_bytes(shape.trained, settings.upkeep))
+    if settings.upkeep.offload:  # parts of values, gradients and moments, on their way
+        yield MemoryPart("moments that visit", 4 * FULL * AT_ONCE, "learning")
     if settings.reference:
         yield MemoryPart("reference", arithmetic.half * shape.num_trained)
-    rounded = rounded_bytes(shape, arithmetic)
+    rounded = rounded_bytes(shape, arithmetic, settings)
     if settings.checkpointed and not arithmetic.fused:  # autocast rounds a layer when it comes
         rounded //= shape.layers
     yield MemoryPart("rounded weights", rounded, "learning")
     micro = step.micro
-    # of all but the last layers, nothing is left when gradients are rounded up; so either
-    making = _making_bytes(shape, arithmetic)
+    # of all but the first layers nothing is left when gradients are rounded up; so either
+    making = _making_bytes(shape, arithmetic, settings)
     kept = kept_bytes(shape, arithmetic, settings.checkpointed, micro)
     yield MemoryPart("activations", max(kept, making), "learning")
     yield MemoryPart("log-probs", logprob_bytes(shape, arithmetic, micro), "learning")
 
 
-def rounded_bytes(shape: ModelShape, arithmetic: Arithmetic) -> int:
+def rounded_bytes(shape: ModelShape, arithmetic: Arithmetic, settings: MemorySettings) -> int:
     """What a pass multiplies with, where that is not what is kept."""
-    if arithmetic.half == FULL:
+    if arithmetic.half == FULL or settings.masters < FULL:
         return 0
     return arithmetic.half * (shape.linear - shape.beside + _adapters(shape))
 
@@ -210,11 +218,12 @@ def _adapters(shape: ModelShape) -> int:
     return shape.num_trained if shape.beside else 0
 
 
-def _making_bytes(shape: ModelShape, arithmetic: Arithmetic) -> int:
-    """Gradients on their way: as the products made them, then in float32, before they are added to
-    the others.
+def _making_bytes(shape: ModelShape, arithmetic: Arithmetic, settings: MemorySettings) -> int:
+    """Gradients on their way: as the products made them, then in the masters' type, before they
+    are added to the others.
     """
-    return (arithmetic.half + FULL) * shape.num_trained if arithmetic.fused else 0
+    rounded = arithmetic.half if settings.masters == FULL else 0
+    return (rounded + settings.masters) * shape.num_trained if arithmetic.fused else 0
 
 
 # Activations

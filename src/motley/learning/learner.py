@@ -21,7 +21,7 @@ from motley.compute.graphs import Score, scorer
 from motley.config import Learning, Teach, Trust
 from motley.learning.batches import MicroBatch, ToScore, micro_batches
 from motley.learning.blame import Blame, OwnFault, blame
-from motley.learning.descent import LossScale, descend, optimiser_of
+from motley.learning.descent import LossScale, Upkeep, descend, optimiser_of
 from motley.learning.diagnostics import Floats, Row, sender_metrics, with_readings
 from motley.learning.fates import BLAMED
 from motley.learning.fitting import explained_memory, fitting_budget, halved, too_large
@@ -108,24 +108,23 @@ class Learner:
         *,
         rounds: int = 1,
         seed: int = 0,
+        upkeep: Upkeep = Upkeep(),
     ) -> None:
         """`policy`: as the run began. `rounds`: of the whole run. `seed`: the crew's."""
         self.policy = policy
         self.success, self.skills = Success(rules.success_memory), Skills()
         self.scale = LossScale(policy.dtype)
-        self._objective = objective
-        self._rules = rules
-        self._trust = trust
+        self._objective, self._rules, self._trust = objective, rules, trust
         self._planner = Planner(objective, policy.prompts, self.success, self.skills, teach.rescue)
         self._rows = (objective, rescue_of(objective, teach.gamma))  # of answers, and of lessons
         self._full_lr = self._lr = lr
         self._rounds, self._seed = rounds, seed
         self._reference = Reference(policy, objective.penalty.needs_reference)
-        self.token_budget = rules.token_budget or fitting_budget(policy)
+        self.token_budget = rules.token_budget or fitting_budget(policy, upkeep)
         self._halved = False
         self._parameters = [p for _, p in policy.trained()]
         self._score = scorer(policy)
-        self.optimiser = optimiser_of(self._parameters, lr, rules.weight_decay)
+        self.optimiser = optimiser_of(self._parameters, lr, rules.weight_decay, upkeep)
 
     def step(
         self,

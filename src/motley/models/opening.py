@@ -132,7 +132,7 @@ def initial_policy(
         vocabulary,
         prompts=Prompts.of(vocabulary, rules, task) if task else Prompts(vocabulary),
         dtype=choose_dtype(peer.dtype, device, small, lambda: fits_float16(model)),
-        gradient_checkpointing=peer.gradient_checkpointing,
+        gradient_checkpointing=peer.gradient_checkpointing is True,
         made_of=MadeOf(model=lasting, keep_layers=peer.keep_layers),
     )
 

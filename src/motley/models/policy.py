@@ -17,14 +17,14 @@ from typing import Any
 import msgspec
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, set_peft_model_state_dict
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 from transformers.utils.logging import disable_progress_bar
 
-from motley.config import Lora, TrainPart
+from motley.config import Lora, Masters, TrainPart
 from motley.models.prompts import Prompts
 from motley.models.sources import read_folder
 from motley.models.vocabulary import Vocabulary
@@ -51,7 +51,7 @@ class Policy:
     vocabulary: Vocabulary
     version: int = 0
     prompts: Prompts = None  # type: ignore[assignment]  # problems as they are, unless given
-    dtype: torch.dtype = torch.float32  # of the arithmetic; what trains is kept in float32
+    dtype: torch.dtype = torch.float32  # of the arithmetic
     gradient_checkpointing: bool = False
     made_of: MadeOf = MadeOf(model="")
     is_partial: bool = False  # only some of its layers train
@@ -287,8 +287,18 @@ def _fingerprint(model: PreTrainedModel) -> str:
     return hashlib.sha256(repr((model.config.model_type, shapes)).encode()).hexdigest()[:16]
 
 
-def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    save_file({name: t.contiguous() for name, t in tensors.items()}, path)
+def save_tensors(
+    tensors: dict[str, Tensor], path: Path, words: Mapping[str, str] | None = None
+) -> None:
+    """`words`: kept beside them."""
+    save_file(
+        {name: t.contiguous() for name, t in tensors.items()}, path, {**(words or {})} or None
+    )
+
+
+def saved_words(path: Path) -> dict[str, str]:
+    with safe_open(path, "pt") as file:
+        return dict(file.metadata() or {})
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
@@ -309,6 +319,16 @@ def with_trained_part(policy: Policy, train: str | TrainPart, seed: int) -> Poli
     if train.lora is not None:
         _store_frozen(model, policy)
     return replace(policy, model=model, is_partial=train.lora is None)
+
+
+def with_masters(policy: Policy, masters: Masters) -> Policy:
+    """The same policy, its matrices that train in a type. Vectors stay in float32: they are few."""
+    if masters == "bfloat16":
+        assert policy.dtype == torch.bfloat16, "a crew file with such masters says so"
+        for _, parameter in policy.trained():
+            if parameter.dim() > 1:
+                parameter.data = parameter.data.to(torch.bfloat16)
+    return policy
 
 
 def frozen_copy(policy: Policy) -> Policy:

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from motley.config import (
+    AUTO,
     CrewConfig,
     PeerConfig,
     Prompt,
@@ -26,11 +27,12 @@ from motley.exchange import Log, Outbox
 from motley.exchange.blobs import Blobs
 from motley.files import whole
 from motley.learning.checkpoint import AnyState, checkpoints, load_manifest, round_of
-from motley.learning.fitting import check_supported
+from motley.learning.descent import Upkeep
+from motley.learning.fitting import check_supported, must_recompute
 from motley.learning.learner import Learner
 from motley.learning.warm import warm_start
 from motley.models.opening import initial_policy, is_tiny, peer_seed
-from motley.models.policy import MadeOf, Policy, with_trained_part
+from motley.models.policy import MadeOf, Policy, with_masters, with_trained_part
 from motley.models.returning import check_part_returns, check_returns
 from motley.objectives import objective
 from motley.peers.follower import Sampler
@@ -57,7 +59,12 @@ def build_peer(
     start = run.folder / "start" / me.name
     if not start.exists() and (me.warm or is_tiny(me.model)):
         _make_start(config, me, run.task, start, warm_progress)
-    policy = _checked_policy(run, me, start)
+    policy = with_masters(_checked_policy(run, me, start), me.masters)
+    upkeep = Upkeep(
+        kind=me.optimizer, offload=me.offload, seed=peer_seed(me.name, config.crew.seed)
+    )
+    if me.gradient_checkpointing == AUTO:
+        policy.gradient_checkpointing = must_recompute(policy, upkeep, config.learning)
     row = objective(config.crew.objective, config.crew.variant, config.objective)
     lr = me.lr or config.learning.lr
     learner = Learner(
@@ -69,6 +76,7 @@ def build_peer(
         config.teach,
         rounds=config.crew.rounds,
         seed=config.crew.seed,
+        upkeep=upkeep,
     )
     return Peer(_half(run, me, policy, outbox), learner, log, hub)
 

@@ -17,8 +17,10 @@ import torch
 from transformers import PreTrainedModel
 
 from motley.compute.support import why_unknown
-from motley.config import CrewConfig, Lora, PeerConfig, TrainPart
+from motley.config import AUTO, CrewConfig, Lora, PeerConfig, TrainPart
+from motley.learning.descent import Upkeep, moment_bytes
 from motley.learning.fitting import (
+    ENOUGH_TOKENS,
     LEAST_TOKENS,
     MOST_TOKENS,
     SHARE,
@@ -35,8 +37,8 @@ from motley.learning.footprint import (
     StepShape,
     footprint,
     kept_bytes,
-    optimiser_bytes,
     shape_of,
+    trained_bytes,
     weight_bytes,
 )
 from motley.models.devices import choose_device
@@ -161,28 +163,39 @@ class _Weighed:
     def settings(self) -> MemorySettings:
         row = self.config.crew
         method = objective(row.objective, row.variant, self.config.objective)
-        return MemorySettings(
-            checkpointed=self.peer.gradient_checkpointing,
+        settings = MemorySettings(
             reference=method.penalty.needs_reference,
+            masters=2 if self.peer.masters == "bfloat16" else 4,
+            upkeep=Upkeep(kind=self.peer.optimizer, offload=self.peer.offload),
         )
+        recomputes = self.peer.gradient_checkpointing is True
+        if self.peer.gradient_checkpointing == AUTO:
+            recomputes = self._fitting(settings) < (self._wanted or ENOUGH_TOKENS)
+        return replace(settings, checkpointed=recomputes)
+
+    @property
+    def _wanted(self) -> int:
+        return self.budget or self.config.learning.token_budget
 
     @property
     def token_budget(self) -> int:
+        return self._wanted or self._fitting(self.settings)
+
+    def _fitting(self, settings: MemorySettings) -> int:
         """As `learning.fitting` would find it."""
-        if self.budget or self.config.learning.token_budget:
-            return self.budget or self.config.learning.token_budget
         shape, arithmetic = self.shape, self.arithmetic
         if shape.num_trained + shape.beside + shape.frozen < TINY_PARAMETERS:
             return TINY_TOKENS
-        held = weight_bytes(shape, arithmetic) + 4 * shape.num_trained + optimiser_bytes(shape)
+        held = weight_bytes(shape, arithmetic, settings) + trained_bytes(shape, settings)
+        held += moment_bytes(shape.trained, settings.upkeep)
         room, budget = SHARE * (self.device.nbytes - held), LEAST_TOKENS
-        while budget < MOST_TOKENS and self._kept(2 * budget) <= room:
+        while budget < MOST_TOKENS and self._kept(2 * budget, settings) <= room:
             budget *= 2
         return budget
 
-    def _kept(self, tokens: int) -> int:
+    def _kept(self, tokens: int, settings: MemorySettings) -> int:
         one = StepShape(prompts=tokens, group=1, prompt_tokens=1, tokens=1, token_budget=tokens)
-        return kept_bytes(self.shape, self.arithmetic, self.settings.checkpointed, one)
+        return kept_bytes(self.shape, self.arithmetic, settings.checkpointed, one)
 
     @property
     def takes(self) -> Footprint:
@@ -224,14 +237,24 @@ def _remedies(asked: _Weighed) -> Iterator[tuple[str, Callable[[_Weighed], _Weig
         budget //= 2
     if budget < asked.token_budget:
         yield f"learning.token_budget = {budget}", lambda one: replace(one, budget=budget)
-    if not peer.gradient_checkpointing:
+    if peer.gradient_checkpointing is not True:
         yield (
             "gradient_checkpointing = true",
             lambda one: one.with_peer(gradient_checkpointing=True),
         )
+    if peer.optimizer == "adamw" and not peer.offload:
+        yield 'optimizer = "adamw8bit"', lambda one: one.with_peer(optimizer="adamw8bit")
+    if peer.masters == "float32" and peer.train == "full" and peer.optimizer != "adafactor":
+        words = 'masters = "bfloat16" with dtype = "bfloat16"'
+        yield words, lambda one: one.with_peer(masters="bfloat16", dtype="bfloat16")
+    if not peer.offload and peer.optimizer != "adafactor":
+        yield "offload = true", lambda one: one.with_peer(offload=True)
     if isinstance(peer.train, str):
         lora = TrainPart(lora=Lora(rank=16))
-        yield "train = { lora = { rank = 16 } }", lambda one: one.with_peer(train=lora)
+        yield (
+            "train = { lora = { rank = 16 } }",
+            lambda one: one.with_peer(train=lora, masters="float32"),
+        )
 
 
 # Sizes

@@ -26,6 +26,7 @@ NOT_CONTENT = (
     "learning.token_budget",
     "peer.*.device",
     "peer.*.gradient_checkpointing",
+    "peer.*.offload",
 )
 WEIGHTS = ("*.safetensors", "*.gguf", "*.bin")
 MOST_LETTERS = 80  # of a folder's name, before the key
