@@ -3,7 +3,8 @@ meanwhile.
 
 Projections over the same input are fused into one, rounded as the trainer rounds them; norms'
 scales stay apart from them for the same reason. LoRA adapters are merged in float32, and stay apart
-where weights are rounded: a small change would be lost in the rounding.
+where weights are rounded: a small change would be lost in the rounding. What never changes and has
+the type already, such as linear layers beside an adapter, is the policy's own and no copy.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ def _refresh(kept: Projection, linears: Sequence[Projection]) -> None:
         return
     new = _fused(linears, kept.weight.dtype)
     for old, value in zip(_tensors(kept), _tensors(new), strict=True):
-        old.copy_(value)
+        if old.data_ptr() != value.data_ptr():  # shared ones are as they were
+            old.copy_(value)
 
 
 def _tensors(projection: Projection) -> Iterator[Tensor]:
@@ -126,9 +128,23 @@ def _fused(linears: Sequence[Projection], dtype: torch.dtype) -> Projection:
             column = [adapter.B.new_zeros(len(w), adapter.B.shape[1]) for w in weights]
             column[row] = adapter.B * adapter.scaling
             up.append(torch.cat(column))
-    weight = torch.cat([w.to(dtype) for w in weights])
+    frozen = not any(linear.weight.requires_grad for linear in linears)
+    shared = _in_a_row(weights, dtype) if frozen else None
+    weight = torch.cat([w.to(dtype) for w in weights]) if shared is None else shared
     adapter = Adapter(torch.cat(down).to(dtype), torch.cat(up, 1).to(dtype), 1.0)
     return Projection((weight,), bias, (len(weight),), ((adapter,),))
+
+
+def _in_a_row(weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:
+    """These weights as one, if they have the type and stand one behind the other in memory."""
+    first, width, end = weights[0], weights[0].shape[1], weights[0].data_ptr()
+    for weight in weights:
+        if weight.dtype != dtype or not weight.is_contiguous() or weight.data_ptr() != end:
+            return None
+        if weight.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
+            return None
+        end += weight.nbytes
+    return first.as_strided((sum(map(len, weights)), width), (width, 1))
 
 
 def _merged(linear: Projection) -> Tensor:

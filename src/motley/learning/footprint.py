@@ -351,13 +351,15 @@ def _sampling(
 
 
 def snapshot_bytes(shape: ModelShape, arithmetic: Arithmetic) -> int:
-    """The weights that an engine samples with, beside those that train: linear layers in the type
-    of the arithmetic, embeddings in float32, and a head.
+    """The weights that an engine samples with, beside the policy's: linear layers in the type of
+    the arithmetic, but for those beside an adapter in half types; embeddings in float32; a head.
     """
+    shared = shape.beside if arithmetic.half < FULL else 0
     head = arithmetic.half if arithmetic.fused else FULL
-    adapters = arithmetic.half * _adapters(shape) if arithmetic.half < FULL else 0
+    # those of one input are one, with zeros where they do not meet: about half as much again
+    adapters = arithmetic.half * _adapters(shape) * 3 // 2 if arithmetic.half < FULL else 0
     return (
-        arithmetic.half * shape.linear
+        arithmetic.half * (shape.linear - shared)
         + adapters
         + FULL * shape.embedding
         + head * shape.vocabulary * shape.hidden

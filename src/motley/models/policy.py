@@ -32,6 +32,7 @@ from motley.models.vocabulary import Vocabulary
 ADAPTER = "adapter_model.safetensors"
 TRAINED = "trained.safetensors"  # where only some layers train: those, by their parameters' names
 MADE_OF = "base.json"
+TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # layers of one input
 
 
 class MadeOf(msgspec.Struct, frozen=True, kw_only=True):
@@ -367,3 +368,21 @@ def _store_frozen(model: nn.Module, policy: Policy) -> None:
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad and name.endswith("base_layer.weight"):
             parameter.data = parameter.data.to(policy.dtype)
+    if policy.dtype != torch.float32:
+        for part in model.modules():
+            for names in TOGETHER:
+                _lay_in_a_row([getattr(part, name, None) for name in names])
+
+
+def _lay_in_a_row(linears: list[Any]) -> None:
+    """Have frozen layers of one input stand one behind the other: an engine multiplies with all of
+    them at once, and so needs no copy of its own.
+    """
+    weights: list[Any] = [
+        getattr(getattr(one, "base_layer", None), "weight", None) for one in linears
+    ]
+    if any(weight is None or weight.requires_grad for weight in weights):
+        return
+    stacked = torch.cat([weight.data for weight in weights])
+    for weight, rows in zip(weights, stacked.split([len(w) for w in weights]), strict=True):
+        weight.data = rows
