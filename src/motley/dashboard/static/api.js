@@ -67,7 +67,7 @@ export class Run {
     return this.ask("crew", { rounds });
   }
 
-  async curves(keys, { points = 300, rounds = "" } = {}) {
+  async curves(keys, { points = 150, rounds = "" } = {}) {
     return (await this.ask("curves", { key: keys, points, rounds })).curves;
   }
 
