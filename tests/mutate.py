@@ -388,7 +388,9 @@ class Order:
     def of(self, mutant: Mutant) -> list[str]:
         """A statement that no test runs is run at import, and meets all of them."""
         tests = self.tests_of.get((mutant.file, mutant.begin), set(self.seconds))
-        return sorted(tests, key=lambda name: (-self.kills[mutant.file, name], self.seconds[name]))
+        about = f"test_{mutant.file}::"  # the tests of the module itself
+        rank = lambda name: (-self.kills[mutant.file, name], about not in name, self.seconds[name])
+        return sorted(tests, key=rank)
 
 
 def start(mutant: Mutant | None, tests: list[str]) -> tuple[int, int]:
