@@ -165,7 +165,8 @@ class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def needs_processes(self) -> bool:
         """Whether its peers must run beside each other in real time, and not in turn."""
-        return self.crew.processes or self.has_roles or self.network != Network()
+        shared = any(p.devices > 1 for p in self.peer)  # a peer is the first of its own processes
+        return self.crew.processes or self.has_roles or shared or self.network != Network()
 
     def named(self, name: str) -> PeerConfig:
         return next(p for p in self.peer if p.name == name)
