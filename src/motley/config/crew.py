@@ -220,9 +220,10 @@ class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def alone(self, name: str, own_share: bool = False) -> CrewConfig:
         """A crew of this one peer, which makes all the sampling of the crew itself.
 
-        `own_share`: only what it samples in the crew, as someone who did not join.
+        `own_share`: only what it samples in the crew, as someone who did not join. On one device,
+        since it runs in one process.
         """
-        peer = msgspec.structs.replace(self.named(name), role="peer")
+        peer = msgspec.structs.replace(self.named(name), role="peer", devices=1)
         changes = {
             "objective": "alone",
             "variant": "",

@@ -96,10 +96,10 @@ def open_part(policy: Policy, plan: TeamPlan, rank: int) -> DevicePart:
 class Team:
     peer: str
     plan: TeamPlan
-    part: DevicePart
     processes: list[BaseProcess]
     pipes: list[Connection]
-    busy: bool = False  # an order is being done
+    busy: bool = True  # it begins, or an order is being done
+    part: DevicePart = field(init=False)
     over: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -133,12 +133,23 @@ class Team:
             processes.append(process)
             pipes.append(here)
         torch.set_num_threads(plan.threads)
-        for rank, (process, pipe) in enumerate(zip(processes, pipes, strict=True), 1):
-            _heard(peer, rank, process, pipe)  # its model is there
-        team = cls(peer, plan, open_part(policy, plan, 0), processes, pipes)
-        team._hear_all()
-        threading.Thread(target=_watch, args=(team,), daemon=True).start()
+        team = cls(peer, plan, processes, pipes)
+        try:
+            team._begin(policy)
+        except BaseException:
+            team.close()
+            raise
         return team
+
+    def _begin(self, policy: Policy) -> None:
+        self._hear_all()  # their models are there
+        threading.Thread(target=_watch, args=(self,), daemon=True).start()
+        try:
+            self.part = open_part(policy, self.plan, 0)
+        except RuntimeError as error:
+            raise self._lost() or error from error
+        self._hear_all()
+        self.busy = False
 
     def all_do(self, order: TeamOrder) -> list[Any]:
         return self.do([order] * self.size)
@@ -153,9 +164,9 @@ class Team:
         except (RuntimeError, OSError) as error:
             # whoever computes with a device that has ended fails, too
             raise self._lost() or _failure(self.peer, 0, str(error)) from error
-        answers = self._hear_all()
-        self.busy = False
-        return [own, *answers]
+        finally:
+            self.busy = False
+        return [own, *self._hear_all()]
 
     def _hear_all(self) -> list[Any]:
         pairs = zip(self.processes, self.pipes, strict=True)
@@ -186,7 +197,8 @@ class Team:
             if process.is_alive():
                 process.kill()
                 process.join()
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
         shutil.rmtree(Path(self.plan.rendezvous).parent, ignore_errors=True)
 
 
