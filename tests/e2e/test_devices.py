@@ -31,7 +31,7 @@ pytestmark = [
 ]
 
 # so many that none is over before somebody looks
-ROUNDS, NAME = 40, "full0"
+ROUNDS, NAME = 24, "full0"
 
 
 @pytest.fixture(scope="module")
