@@ -165,7 +165,8 @@ class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def needs_processes(self) -> bool:
         """Whether its peers must run beside each other in real time, and not in turn."""
-        return self.crew.processes or self.has_roles or self.network != Network()
+        shared = any(p.devices > 1 for p in self.peer)  # a peer is the first of its own processes
+        return self.crew.processes or self.has_roles or shared or self.network != Network()
 
     def named(self, name: str) -> PeerConfig:
         return next(p for p in self.peer if p.name == name)
@@ -219,9 +220,10 @@ class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def alone(self, name: str, own_share: bool = False) -> CrewConfig:
         """A crew of this one peer, which makes all the sampling of the crew itself.
 
-        `own_share`: only what it samples in the crew, as someone who did not join.
+        `own_share`: only what it samples in the crew, as someone who did not join. On one device,
+        since it runs in one process.
         """
-        peer = msgspec.structs.replace(self.named(name), role="peer")
+        peer = msgspec.structs.replace(self.named(name), role="peer", devices=1)
         changes = {
             "objective": "alone",
             "variant": "",

@@ -201,6 +201,7 @@ class PeerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     engine: Literal["torch"] | EnginePart = "torch"  # who samples
     judge: OpenAI | None = None  # whose opinion multiplies the rewards that this peer learns from
     device: str = "auto"  # cpu, cuda, cuda:1, mps
+    devices: int = 1  # so many of them share the model, from `device` on
     # of the arithmetic; what trains is kept in float32
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     gradient_checkpointing: bool = False  # less memory, a third more time
@@ -234,6 +235,7 @@ class PeerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 f"peer {self.name}: device={self.device!r} is not known; use auto, cpu, cuda, "
                 "cuda:N or mps"
             )
+        self._check_devices()
         if self.keep_layers < 0 or self.keep_layers == 1:
             raise ValueError(
                 f"peer {self.name}: keep_layers={self.keep_layers}; use at least 2, the first and "
@@ -243,3 +245,21 @@ class PeerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ValueError(
                 f"peer {self.name}: lr={self.lr} is negative; leave it out to use the crew's"
             )
+
+    def _check_devices(self) -> None:
+        if self.devices < 1:
+            raise ValueError(
+                f"peer {self.name}: devices={self.devices} computes nothing; use at least 1"
+            )
+        if self.devices == 1:
+            return
+        refused = {
+            "a sampler has no learner to share; use a sampler for each device": (
+                self.role == "sampler"
+            ),
+            "Apple has one GPU; leave devices out": self.device == "mps",
+            'each device samples by itself; use engine = "torch"': self.engine != "torch",
+        }
+        for reason, is_so in refused.items():
+            if is_so:
+                raise ValueError(f"peer {self.name}: devices={self.devices}: {reason}")

@@ -207,7 +207,11 @@ def write_config(config: CrewConfig, path: Path) -> None:
 
 def config_text(config: CrewConfig) -> str:
     """The crew as TOML."""
-    return msgspec.toml.encode(_without_none(msgspec.to_builtins(config))).decode()
+    plain = _without_none(msgspec.to_builtins(config))
+    for peer in plain["peer"]:
+        if peer["devices"] == 1:
+            del peer["devices"]  # so that a charter is what it was before a peer could have more
+    return msgspec.toml.encode(plain).decode()
 
 
 def _without_none(value: Any) -> Any:

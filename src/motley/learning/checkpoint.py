@@ -22,6 +22,7 @@ import torch
 from safetensors import SafetensorError
 
 from motley.files import disk_error, sync
+from motley.learning.descent import Optimiser
 from motley.learning.fitting import check_finite
 from motley.models.policy import Policy, load_tensors, save_tensors
 
@@ -176,7 +177,7 @@ def _before(folder: Path) -> str:
     return f"delete {folder} to resume from the checkpoint before it"
 
 
-def save_training(policy: Policy, optimiser: torch.optim.Optimizer, folder: Path) -> None:
+def save_training(policy: Policy, optimiser: Optimiser, folder: Path) -> None:
     """Write what trains, and the optimiser's moments of it by name."""
     check_finite(policy)
     folder.mkdir(parents=True)
@@ -189,7 +190,7 @@ def save_training(policy: Policy, optimiser: torch.optim.Optimizer, folder: Path
     save_tensors(moments, folder / "optimiser.safetensors")
 
 
-def load_training(policy: Policy, optimiser: torch.optim.Optimizer, folder: Path) -> None:
+def load_training(policy: Policy, optimiser: Optimiser, folder: Path) -> None:
     policy.load(folder / "model")
     moments = load_tensors(folder / "optimiser.safetensors")
     # then Adam wants its count of steps where the values are
