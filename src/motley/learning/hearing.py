@@ -21,6 +21,7 @@ from motley.config import CrewConfig
 MOST_ROUND_DIGITS = 10  # of an id: none of a crew's rounds has more
 MAX_STRETCHES = 4096  # between two steps
 MOST_DRAWS = 256  # remembered
+MOST_TEXTS = 16  # rounds as ids have them, the same
 
 
 class Stretch(NamedTuple):
@@ -53,6 +54,7 @@ class Hearing:
     is_partial: bool = field(init=False)  # False: everyone is heard in every round
     _rounds: int | None = field(init=False)  # of the crew; None: samplers make any number
     _draws: OrderedDict[tuple[str, int], frozenset[str]] = field(default_factory=OrderedDict)
+    _draws_by_text: dict[str, frozenset[str]] = field(default_factory=dict)  # round -> own draw
     _place_of: dict[str, int] = field(init=False)  # in the crew file, of who samples
     _others: list[str] = field(init=False)
     _is_other: frozenset[str] = field(init=False)
@@ -107,12 +109,20 @@ class Hearing:
         """Whether the record of an id is to be looked at."""
         if not self.is_partial:
             return True
-        sender, _, place = id.partition(".")
-        number = place.partition(".")[0]
+        sender, *place = id.split(".", 2)
+        number = place[0] if place else ""
+        known = self._draws_by_text.get(number)  # asked of every record, and nearly always there
+        if known is not None:
+            return sender in known
         if not (number.isascii() and number.isdigit()) or len(number) > MOST_ROUND_DIGITS:
             return True
         round = int(number)
-        return (self._rounds is not None and round >= self._rounds) or self.hears(sender, round)
+        if self._rounds is not None and round >= self._rounds:
+            return True
+        if len(self._draws_by_text) >= MOST_TEXTS:
+            self._draws_by_text.clear()
+        self._draws_by_text[number] = self._heard_by(self.me, round)
+        return self.hears(sender, round)
 
     def _heard_by(self, learner: str, round: int) -> frozenset[str]:
         key = (learner, round)

@@ -69,6 +69,7 @@ class Scrutiny:
     habits: Habits = field(init=False)
     standing: Standing = field(init=False)
     _heard: dict[str, deque[int]] = field(default_factory=dict)  # places of the newest groups
+    _evident: set[str] = field(default_factory=set)  # against whom the audit has something
 
     def __post_init__(self) -> None:
         self.audit = Audit(self.sampling, self.vocabulary_size, self.rules.alpha)
@@ -133,6 +134,16 @@ class Scrutiny:
         if self.rules.alpha and candidate.group.origin.peer != self.me:
             self._hear_tokens(candidate)
             self._compare(candidate, [])
+            self._weigh(candidate.group.origin.peer)
+
+    def _weigh(self, sender: str) -> None:
+        """Note whether the audit has something against a sender, so that not everyone who was ever
+        heard is asked for in every round.
+        """
+        if self._suspicion(sender).is_worth_showing:
+            self._evident.add(sender)
+        else:
+            self._evident.discard(sender)
 
     def _compare(self, candidate: Candidate, log_ratios: Sequence[Floats]) -> None:
         """Bet on what the learner makes of a group: tokens, or spans of another vocabulary."""
@@ -159,6 +170,7 @@ class Scrutiny:
         self.audit.forget(sender)
 
     def _convict(self, sender: str, now: int) -> bool:
+        self._weigh(sender)
         lie = self.audit.lie(sender)
         return lie is not None and self.standing.mute(sender, f"log-probs {lie}", now)
 
@@ -203,7 +215,7 @@ class Scrutiny:
     def suspicions(self) -> dict[str, Suspicion]:
         """Everyone against whom there is something to show."""
         standing = self.standing
-        names = {*standing.strikes, *standing.muted, *self.audit.senders} - {self.me}
+        names = {*standing.strikes, *standing.muted, *self._evident} - {self.me}
         return {
             name: suspicion
             for name in sorted(names)
@@ -233,6 +245,9 @@ class Scrutiny:
         self.habits, self._heard = Habits(self.me, self.most_senders), {}
         self.audit.load_state(state.audit)
         self.standing.load_state(state.standing)
+        self._evident = set()
+        for name in self.audit.senders:
+            self._weigh(name)
         for one in heard:
             self._learn_habits(one)
 
