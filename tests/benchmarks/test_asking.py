@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from motley.archive import rollouts
-from motley.benchmarks.asking import watch_benchmark
+from motley.benchmarks.asking import _get, watch_benchmark
 from motley.benchmarks.watching import GROUP_SIZE, make_large_run
+from motley.clock import RealClock
 from motley.learning.traces import traced_rounds
 from motley.runs.metrics import learner_lines, read_metrics
 
@@ -48,3 +53,38 @@ def test_every_kind_of_question_is_measured_over_http() -> None:
     assert all(isinstance(row["value"], float) for row in rows if row["what"] != "memory")
     assert named["crew"]["target"] == "< 300"
     assert {"writing metrics", "writing groups", "asking for a formula"} <= set(said)
+
+
+@contextmanager
+def server(*statuses: int) -> Iterator[str]:
+    """Answers with these, one after another."""
+    left = [*statuses]
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status = left.pop(0)
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(b"here" if status == 200 else b"why")
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as running:
+        thread = Thread(target=running.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{running.server_port}/"
+        finally:
+            running.shutdown()
+            thread.join()
+
+
+def test_what_is_not_read_yet_is_asked_for_again() -> None:
+    with server(503, 503, 200) as address:
+        assert _get(address, "groups/7", clock=RealClock()) == b"here"
+    with (
+        server(503, 404) as address,
+        pytest.raises(ValueError, match="does not answer groups/7: why"),
+    ):
+        _get(address, "groups/7", clock=RealClock())

@@ -84,6 +84,11 @@ def test_a_run_that_is_not_there_yet_is_shown_when_it_comes(task: Path) -> None:
         crew = client.get("/api/runs/later/crew").json()
         assert crew["round"] == 0
         assert "there is no log yet: rollouts are shown when there is" in crew["notes"]
+        early = client.get("/api/runs/later/groups/3")
+        assert (early.status_code, early.json()["error"]) == (
+            503,
+            "later has no log yet; ask again when it has",
+        )
         for _ in LocalCrew.start(spread_crew(task, rounds=1), folder).rounds():
             pass
         eventually(lambda: client.get("/api/runs/later/groups").json()["groups"] != [])

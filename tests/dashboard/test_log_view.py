@@ -24,7 +24,7 @@ from motley.clock import Clock, RealClock, VirtualClock
 from motley.config import CrewConfig
 from motley.dashboard import fate_index, loading, log_view
 from motley.dashboard.answers import GroupLine
-from motley.dashboard.loading import Loading
+from motley.dashboard.loading import Loading, NotReadyError
 from motley.dashboard.log_view import EVERYTHING, GroupQuery, LogView
 from motley.dashboard.rows import ObjectiveRow
 from motley.exchange import MemoryLog, Outbox, Signer
@@ -461,11 +461,22 @@ def test_while_texts_are_being_loaded_pages_are_asked_for_again(
         assert opened.newest().keys() == {"full0", "full1"}
         page = opened.groups(GroupQuery(after=4))
         assert (page.groups, page.next, page.looked_at, page.total) == ([], 4, 0, 21)
-        with pytest.raises(ValueError, match="still being loaded; ask again"):
+        with pytest.raises(NotReadyError, match="still being loaded; ask again"):
             opened.group(3)
         go.set()
         opened._loading.thread.join()
         assert every_line(opened)
+
+
+def test_a_place_that_nobody_looked_at_yet_is_asked_for_again(run: Path) -> None:
+    with open_log(run) as archive:
+        opened = LogView(archive)
+        with pytest.raises(NotReadyError, match="position 3 of the log is not looked at yet"):
+            opened.group(3)
+        while opened.refresh(10) or opened.indexed < 1:
+            pass
+        assert opened.group(3).position == 3
+        opened._loading.thread.join()
 
 
 def test_a_formula_is_not_told_without_the_parts_of_its_objective(
@@ -485,7 +496,7 @@ def test_a_formula_is_not_told_without_the_parts_of_its_objective(
         opened.refresh(10)
         opened.group(3)
         monkeypatch.setattr(log_view, "LOAD_S", 0.05)
-        with pytest.raises(ValueError, match="objective are still being loaded; ask again"):
+        with pytest.raises(NotReadyError, match="objective are still being loaded; ask again"):
             opened.formula(3, 0, "full0", 0)
         go.set()
         opened._loading.thread.join()

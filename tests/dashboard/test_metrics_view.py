@@ -245,6 +245,15 @@ def test_what_peers_reach_alone_stands_beside_their_curves(run: Path) -> None:
 # The crew
 
 
+def test_a_card_has_the_device_that_its_peer_ran_on(run: Path) -> None:
+    before = {card.name: card.device for card in view_of(run).crew(EVERYTHING, {}).peers}
+    assert before == {"small": "auto", "deep": "auto"}  # as the crew file has it
+    told = LearnerLine(round=13, peer="small", timing=Timing(0.5, 0.1, device="NVIDIA H200"))
+    append_lines(run / "metrics.jsonl", [told])
+    cards = view_of(run).crew(EVERYTHING, {}).peers
+    assert {card.name: card.device for card in cards} == {"small": "NVIDIA H200", "deep": "auto"}
+
+
 def test_a_crew_is_shown_with_who_learned_from_whom(run: Path) -> None:
     rng = random.Random(0)
     more = LearnerLine(

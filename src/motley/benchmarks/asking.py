@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple
 from urllib.error import HTTPError
@@ -28,6 +29,7 @@ from motley.clock import Clock, Deadline, RealClock, timed
 QUESTIONS = 20  # of each kind
 OPENS_S, ANSWERS_MS, MOST_MB = 2.0, 300.0, 500.0  # what is to be reached
 START_S, INDEXED_S = 120.0, 600.0  # after which something is wrong
+AGAIN_S = 0.02  # until what was not there is asked for again
 KEYS = ("reward", "loss", "grad_norm", "timing.learn_s", "timing.sampled_tokens_per_s")
 SENDER_KEYS = ("senders.kl_k3", "senders.ratio.q95", "senders.weight.mean", "senders.ess")
 
@@ -84,17 +86,7 @@ def _opened(folder: Path, rounds: int, peers: int, clock: Clock) -> Iterator[Ope
         if address is None:
             process.wait(START_S)
             raise ValueError(f"motley watch did not come up: {process.stderr.read().strip()}")
-        # of this machine, whatever proxy stands in the environment
-        opener = build_opener(ProxyHandler({}))
-
-        def get(path: str) -> bytes:
-            try:
-                with opener.open(address[0] + path, timeout=START_S) as answer:
-                    return bytes(answer.read())
-            except HTTPError as error:
-                words = error.read().decode(errors="replace")
-                raise ValueError(f"the page does not answer {path}: {words[:500]}") from None
-
+        get = partial(_get, address[0], clock=clock)
         (run,) = msgspec.json.decode(get("api/runs"), type=list[_Served])
         ask = lambda rest: get(f"api/runs/{run.id}/{rest}")
         _ask_until_shown(ask, Deadline(clock, START_S), clock)
@@ -105,12 +97,27 @@ def _opened(folder: Path, rounds: int, peers: int, clock: Clock) -> Iterator[Ope
         process.communicate()
 
 
+def _get(address: str, path: str, *, clock: Clock) -> bytes:
+    """The answer; what is not read yet is asked for again, as the page does."""
+    # of this machine, whatever proxy stands in the environment
+    opener, deadline = build_opener(ProxyHandler({})), Deadline(clock, START_S)
+    while True:
+        try:
+            with opener.open(address + path, timeout=START_S) as answer:
+                return bytes(answer.read())
+        except HTTPError as error:
+            words = error.read().decode(errors="replace")
+            if error.code != HTTPStatus.SERVICE_UNAVAILABLE or deadline.passed:
+                raise ValueError(f"the page does not answer {path}: {words[:500]}") from None
+        clock.sleep_s(AGAIN_S)
+
+
 def _ask_until_shown(ask: Callable[[str], bytes], deadline: Deadline, clock: Clock) -> None:
     """For the crew and its curves, until there are some: the page asks again when told to."""
     while b'"version":null' in ask("crew") or b'"points":[[' not in ask("curves?key=heldout"):
         if deadline.passed:
             raise ValueError(f"motley watch showed no curve in {START_S:.0f} s; try again")
-        clock.sleep_s(0.02)
+        clock.sleep_s(AGAIN_S)
 
 
 def _asked_rows(asked: OpenPage, rng: random.Random, show: Show, clock: Clock) -> Iterator[Row]:

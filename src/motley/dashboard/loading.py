@@ -12,6 +12,10 @@ from motley.config import CrewConfig
 from motley.dashboard.rows import ObjectiveRow, row_of
 
 
+class NotReadyError(Exception):
+    """What was asked for is still being read; who asks again in a moment gets it."""
+
+
 class Loading:
     def __init__(self, archive: Archive, config: CrewConfig | None, fates: Fates) -> None:
         self._archive, self._config, self._fates = archive, config, fates

@@ -39,7 +39,7 @@ from motley.dashboard.answers import (
 from motley.dashboard.fate_index import FateIndex, FateTotals
 from motley.dashboard.formulas import formula
 from motley.dashboard.group_texts import GroupWriter
-from motley.dashboard.loading import Loading, students
+from motley.dashboard.loading import Loading, NotReadyError, students
 from motley.dashboard.reasons import REFUSED
 from motley.dashboard.records import GROUP, LogIndex, NewestGroup, RecordName, RecordReader
 from motley.dashboard.sums import discarded, wires
@@ -241,7 +241,7 @@ class LogView:
             facts = writer.facts(self._group_at(position)[0], number, learner, token)
         row = self._loading.row(LOAD_S)
         if row is None:
-            raise ValueError(
+            raise NotReadyError(
                 "the parts of the crew's objective are still being loaded; ask again in a moment"
             )
         return formula(row, facts)
@@ -250,7 +250,7 @@ class LogView:
     def _writing(self) -> Iterator[GroupWriter]:
         reader = self._loading.reader(LOAD_S)
         if reader is None:
-            raise ValueError(
+            raise NotReadyError(
                 "the task and the vocabularies of the crew are still being loaded; ask again in a "
                 "moment"
             )
@@ -260,6 +260,10 @@ class LogView:
     def _group_at(self, position: int) -> tuple[Seen, RecordName]:
         named = self._index.place_of(position)
         seen = self._records.look(position) if named and named.kind == GROUP else None
+        if named is None and not self._index.is_whole:
+            raise NotReadyError(
+                f"position {position} of the log is not looked at yet; ask again in a moment"
+            )
         if named is None or seen is None:
             raise ValueError(
                 f"there is no group at position {position} of the log; it has "

@@ -184,7 +184,7 @@ class MetricsView:
             adapter=adapter_of(student) if student else "",
             size=self._sizes.get(name),
             vocabulary=seen.vocabulary[:SHORT] if seen else None,
-            device=me.device if me else "",
+            device=line.device or (me.device if me else ""),
             version=version,
             round=lines.newest_round if lines else None,
             last_seen_s=self._last_seen_s(name, seen),

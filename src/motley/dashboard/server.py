@@ -27,6 +27,7 @@ from starlette.types import Scope
 from motley.dashboard.addresses import ADDRESSES, Address, Query
 from motley.dashboard.answers import Changed, Refused, Served
 from motley.dashboard.guard import REPORT_POLICY, TOKEN, Access, Guard, Json, refused
+from motley.dashboard.loading import NotReadyError
 from motley.dashboard.shown import Showcase, ShownRun
 
 STATIC = Path(__file__).parent / "static"
@@ -82,6 +83,7 @@ def make_app(
             LookupError: _unknown,
             ValueError: _wrong,
             OSError: _out_of_reach,
+            NotReadyError: _not_ready,
         },
     )
     return Guard(app, access)
@@ -181,6 +183,10 @@ async def _wrong(request: Request, error: Exception) -> Response:
 
 async def _out_of_reach(request: Request, error: Exception) -> Response:
     return refused(503, f"{error}; try again in a moment")
+
+
+async def _not_ready(request: Request, error: Exception) -> Response:
+    return refused(503, str(error))
 
 
 # The schema

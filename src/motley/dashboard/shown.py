@@ -29,6 +29,7 @@ from motley.dashboard.answers import (
     TrustView,
 )
 from motley.dashboard.keeping import STOPPED, LogKeeper
+from motley.dashboard.loading import NotReadyError
 from motley.dashboard.log_view import GroupQuery, LogView
 from motley.dashboard.metrics_view import MetricsView
 from motley.dashboard.targets import REPORT, Target
@@ -154,7 +155,7 @@ class ShownRun:
     @property
     def _logged(self) -> LogView:
         if self._log is None:
-            raise LookupError(f"{self.id} has no log yet; ask again when it has")
+            raise NotReadyError(f"{self.id} has no log yet; ask again when it has")
         return self._log
 
     def _stands(self) -> tuple[Changed, list[str]]:

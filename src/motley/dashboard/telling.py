@@ -40,6 +40,10 @@ class NewestLine(msgspec.Struct, frozen=True):
     timing: Timing | None = None
 
     @property
+    def device(self) -> str:
+        return (self.timing.device if self.timing else None) or ""
+
+    @property
     def took_s(self) -> float | None:
         took = self.timing
         if took is None:

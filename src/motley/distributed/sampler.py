@@ -19,6 +19,7 @@ from motley.clock import timed
 from motley.distributed.participant import Station
 from motley.exchange import LogError
 from motley.exchange.nats.blobs import NatsBlobs
+from motley.models.devices import device_name
 from motley.peers.follower import Sampler
 from motley.records import Group
 from motley.runs.building import build_sampler
@@ -76,7 +77,8 @@ class SamplerRole:
         station.tell("sampling", self.finished_rounds)
         sampled, sample_s = timed(sampler.half.sample, station.clock)
         station.courier.wake()
-        timing = Timing(sample_s, sampled_tokens_per_s=sampled.num_tokens / sample_s)
+        rate, device = sampled.num_tokens / sample_s, device_name(sampler.half.policy.device)
+        timing = Timing(sample_s, sampled_tokens_per_s=rate, device=device)
         line = msgspec.structs.replace(sampler_line(sampler, sampled), timing=timing)
         station.run.write([line])
         return line

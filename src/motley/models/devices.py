@@ -48,6 +48,17 @@ def choose_device(wanted: str, small: bool) -> torch.device:
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
+def device_name(device: torch.device) -> str:
+    """As people know it.
+
+    >>> device_name(torch.device("cuda"))
+    'NVIDIA H200'
+    """
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return "Apple GPU" if device.type == "mps" else f"CPU ({platform.machine()})"
+
+
 def check_dtype(wanted: str, device: torch.device) -> None:
     if wanted == "float16" and device.type != "cuda":
         raise ValueError(

@@ -12,6 +12,7 @@ import msgspec
 from motley.learning.fates import StepFates
 from motley.learning.learner import StepReport
 from motley.learning.traces import StepTrace
+from motley.models.devices import device_name
 from motley.peers.follower import Sampler
 from motley.peers.peer import Peer
 from motley.peers.sampling import Sampled
@@ -57,7 +58,7 @@ def learner_line(
         dropped=by_sender(peer.waiting.dropped),
         missing=peer.admission.missing or None,
         suspects=peer.scrutiny.suspicions() or None,
-        timing=_with_rates(timing, sampled, report) if timing else None,
+        timing=_with_rates(timing, peer, sampled, report) if timing else None,
     )
     if line.timing and sampled and sampled.fresh:
         waited = msgspec.structs.replace(line.timing, reward_s=peer.half.reward_s)
@@ -153,7 +154,9 @@ def _with_met(line: LearnerLine, sampled: Sampled | None, report: StepReport | N
     return msgspec.structs.replace(line, met=told) if branches or met else line
 
 
-def _with_rates(took: Timing, sampled: Sampled | None, report: StepReport | None) -> Timing:
+def _with_rates(
+    took: Timing, peer: Peer, sampled: Sampled | None, report: StepReport | None
+) -> Timing:
     """Tokens per second; 0 of what was not done, or was found in the outbox after a crash."""
     fresh = sampled.num_tokens / took.sample_s if sampled and sampled.fresh else 0.0
     learned = report.num_tokens / took.learn_s if report and took.learn_s else 0.0
@@ -162,4 +165,5 @@ def _with_rates(took: Timing, sampled: Sampled | None, report: StepReport | None
         sampled_tokens_per_s=fresh,
         learned_tokens_per_s=learned,
         overlap_s=took.overlap_s or None,
+        device=device_name(peer.learner.policy.device),
     )

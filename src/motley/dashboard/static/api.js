@@ -2,6 +2,9 @@
 
 export class Refusal extends Error {}
 
+const NOT_READY = 503; // what is asked for is still being read
+const [AGAIN_MS, MOST_TIMES] = [500, 20];
+
 /** The answer to a question; parameters that are empty are left out, lists are repeated. */
 export async function ask(path, query = {}) {
   const url = new URL(path, location.origin);
@@ -10,11 +13,10 @@ export async function ask(path, query = {}) {
       if (one !== undefined && one !== null && one !== "") url.searchParams.append(name, one);
     }
   }
-  let answer;
-  try {
-    answer = await fetch(url, { headers: { Accept: "application/json" } });
-  } catch {
-    throw new Refusal("The server does not answer. Is `motley watch` still running?");
+  let answer = await get(url);
+  for (let times = 0; answer.status === NOT_READY && times < MOST_TIMES; times++) {
+    await new Promise((go) => setTimeout(go, AGAIN_MS));
+    answer = await get(url);
   }
   const body = await answer.json().catch(() => null);
   if (!answer.ok) {
@@ -22,6 +24,14 @@ export async function ask(path, query = {}) {
   }
   if (body === null) throw new Refusal(`The answer to ${url.pathname} is no JSON.`);
   return body;
+}
+
+async function get(url) {
+  try {
+    return await fetch(url, { headers: { Accept: "application/json" } });
+  } catch {
+    throw new Refusal("The server does not answer. Is `motley watch` still running?");
+  }
 }
 
 /** One run, as the views ask about it. An answer is kept until `forget`, so that two parts of a
@@ -57,7 +67,7 @@ export class Run {
     return this.ask("crew", { rounds });
   }
 
-  async curves(keys, { points = 300, rounds = "" } = {}) {
+  async curves(keys, { points = 150, rounds = "" } = {}) {
     return (await this.ask("curves", { key: keys, points, rounds })).curves;
   }
 

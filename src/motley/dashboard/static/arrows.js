@@ -1,7 +1,7 @@
 // Who learns from whom: peers on a circle, arrows as wide as their share of what was learned,
 // and a ring around each peer for the share of its own rollouts.
-import { el, roundsField, svg, table } from "./dom.js";
-import { colour } from "./charts.js";
+import { asTable, colour } from "./charts.js";
+import { el, roundsField, svg } from "./dom.js";
 import { change, link } from "./route.js";
 import { num, percent } from "./words.js";
 
@@ -40,7 +40,7 @@ export function drawArrows(crew, rounds) {
     drawing,
     el("p", { class: "readout", id: "arrow-readout", "aria-live": "polite", "data-keep": true },
       "An arrow is as wide as the share of the learner's steps that came from the sender; a ring is the peer's own share."),
-    arrowTable(crew));
+    asTable("arrows", "Who learned from whom", () => tableOf(crew)));
 }
 
 function placeOf(index, count, { width, height, margin, isBelow }) {
@@ -139,12 +139,10 @@ function walk(event) {
   next.focus();
 }
 
-function arrowTable(crew) {
-  return el("details", { "data-key": "arrow-table" },
-    el("summary", {}, "Show as table"),
-    table("Who learned from whom", ["learner", "sender", "share", "rollouts", "mean weight"],
-      crew.arrows.map((arrow) => el("tr", {},
-        el("th", { scope: "row" }, arrow.learner),
-        el("td", {}, el("a", { href: link("offpolicy", { learner: arrow.learner, sender: arrow.sender }) }, arrow.sender)),
-        el("td", {}, percent(arrow.share)), el("td", {}, num(arrow.sequences)), el("td", {}, num(arrow.weight))))));
-}
+const tableOf = (crew) => ({
+  heads: ["learner", "sender", "share", "rollouts", "mean weight"],
+  body: crew.arrows.map(({ learner, sender, share, sequences, weight }) => [
+    learner, el("a", { href: link("offpolicy", { learner, sender }) }, sender),
+    percent(share), num(sequences), num(weight),
+  ]),
+});

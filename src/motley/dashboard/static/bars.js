@@ -33,7 +33,7 @@ export function stacked({ id, title, parts, hide = [], yText = num, onPick, abov
       return {
         round, next: round + width, value, reason: part.name, box,
         px: (box.left + box.right) / 2, py: (box.top + box.bottom) / 2,
-        words: `${roundsOf(round, width)} · ${part.name} · ${yText(value)}`,
+        words: () => `${roundsOf(round, width)} · ${part.name} · ${yText(value)}`,
       };
     }),
   }));
@@ -67,13 +67,13 @@ export function ratioHistogram({ id, title, histogram, above }) {
   });
   const bars = (counts, words, wide) => counts.map((count, at) => mark(axes, {
     count, from: edges[at], to: edges[at + 1], wide,
-    words: `${words} ${num(10 ** edges[at])} to ${num(10 ** edges[at + 1])}: ${num(count)} tokens`,
+    words: () => `${words} ${num(10 ** edges[at])} to ${num(10 ** edges[at + 1])}: ${num(count)} tokens`,
   }));
   const rows = [
     { name: "ratio, before truncation", colour: colour(9), marks: bars(before, "ratio", 1) },
     {
       name: "weight, after truncation", colour: colour(0),
-      marks: [mark(axes, { count: zero, from: left + step * 0.5, to: left + step * 1.5, wide: 1, words: `weight 0: ${num(zero)} tokens` }),
+      marks: [mark(axes, { count: zero, from: left + step * 0.5, to: left + step * 1.5, wide: 1, words: () => `weight 0: ${num(zero)} tokens` }),
         ...bars(after, "weight", 0.6)],
     },
   ];

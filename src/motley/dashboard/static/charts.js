@@ -17,7 +17,8 @@ const opened = new Set(); // whose table is shown
 /** A figure around a drawing.
  *
  * rows: [{name, colour, dashed, marks: [{px, py, words, round, peer, sender, reason}]}] is what
- * can be pointed at: px and py are where it is drawn, and `onPick` gets the mark.
+ * can be pointed at: px and py are where it is drawn, words() says what it is, and `onPick` gets
+ * the mark.
  * tableOf makes the table that says the same. restack: what the legend hides is drawn anew.
  */
 export function figure({ id, title, axes, drawing, rows, onPick, tableOf, above = null, restack = false }) {
@@ -70,7 +71,7 @@ function legend(rows, off, restack) {
 }
 
 // The table is made when it is opened: most are never looked at, and they are long.
-function asTable(id, title, tableOf) {
+export function asTable(id, title, tableOf) {
   const make = () => {
     const { heads, body } = tableOf();
     return table(title, heads, body.map(([first, ...rest]) =>
@@ -97,7 +98,7 @@ function point(plot, mark) {
     dot.setAttribute("cy", mark.py);
   }
   const readout = plot.parentNode.querySelector(".readout");
-  readout.textContent = mark ? mark.words : readout.dataset.hint;
+  readout.textContent = mark ? mark.words() : readout.dataset.hint;
 }
 
 function nearest(event, axes, rows, off) {
@@ -160,7 +161,7 @@ export function lines({ id, title, series, yText = num, whole = false, zero = fa
     ...one,
     marks: one.points.filter(([, value]) => value !== null).map(([round, value]) => ({
       round, value, peer: one.peer, sender: one.sender, px: axes.x(round), py: axes.y(value),
-      words: `round ${num(round)} · ${one.name} · ${yText(value)}`,
+      words: () => `round ${num(round)} · ${one.name} · ${yText(value)}`,
     })),
   }));
   const drawing = svg("g", { fill: "none" },

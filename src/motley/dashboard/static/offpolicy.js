@@ -2,7 +2,7 @@
 import { ratioHistogram } from "./bars.js";
 import { colour, lines } from "./charts.js";
 import { choice, el, roundsField, table } from "./dom.js";
-import { change, go, link } from "./route.js";
+import { change, go, link, redraw } from "./route.js";
 import { num } from "./words.js";
 
 const NUMBERS = {
@@ -10,7 +10,6 @@ const NUMBERS = {
   filtered_negative: "filtered share of A ≤ 0", filtered_positive: "filtered share of A > 0",
   "weight.mean": "mean weight", "ratio.q95": "ratio, 95 % quantile",
 };
-const MOST_TIMES = 10; // that a histogram is asked for again
 const MOST_POINTS = 12000; // of all pairs together: more would be slow to send and to draw
 
 export async function offpolicyView({ run, params }) {
@@ -19,8 +18,11 @@ export async function offpolicyView({ run, params }) {
   const number = params.number || "kl_k3";
   const pairs = Math.max(1, crew.arrows.length);
   const points = Math.max(30, Math.min(300, Math.floor(MOST_POINTS / pairs)));
-  const curves = await run.curves([`senders.${number}`], { points, rounds: params.rounds });
-  const pair = pairOf(crew, curves, params);
+  const pair = pairOf(crew, params);
+  const [curves, counted] = await Promise.all([
+    run.curves([`senders.${number}`], { points, rounds: params.rounds }),
+    pair && countsOf(run, pair, params.rounds),
+  ]);
   const known = [...new Set([...Object.keys(NUMBERS), ...crew.keys.filter((key) => key.startsWith("senders.")).map((key) => key.slice(8))])];
   return el("div", { class: "stack" },
     el("section", { class: "panel", "aria-labelledby": "pairs-title" },
@@ -29,16 +31,15 @@ export async function offpolicyView({ run, params }) {
         roundsField(params.rounds, (value) => change({ rounds: value })),
         el("p", { class: "note" }, "The newest value of each pair. A pair opens its curve and its histogram.")),
       matrix(names, curves, number, pair, params.rounds)),
-    el("div", { class: "columns" }, pair && curve(curves, number, pair, names), pair && await histogram(run, pair, params)));
+    el("div", { class: "columns" }, pair && curve(curves, number, pair, names), pair && histogram(pair, counted)));
 }
 
 /** The asked pair; else the stranger that somebody learned most from. */
-function pairOf(crew, curves, params) {
+function pairOf(crew, params) {
   if (params.learner && params.sender) return { learner: params.learner, sender: params.sender };
   const sizes = (arrow) => (arrow.sender === arrow.learner ? -1 : arrow.share);
   const best = [...crew.arrows].sort((a, b) => sizes(b) - sizes(a))[0];
-  if (best) return { learner: best.learner, sender: best.sender };
-  return curves[0] ? { learner: curves[0].peer, sender: curves[0].sender } : null;
+  return best ? { learner: best.learner, sender: best.sender } : null;
 }
 
 const newest = (points) => points.findLast(([, value]) => value !== null)?.[1] ?? null;
@@ -76,12 +77,18 @@ function curve(curves, number, pair, names) {
   });
 }
 
-async function histogram(run, pair, params) {
-  const query = { ...pair, rounds: params.rounds };
+/** What is counted so far. The server counts for a moment at a time, and remembers: who looks at
+ * a part is shown more as soon as there is more. */
+async function countsOf(run, pair, rounds) {
+  const query = { ...pair, rounds };
   const find = ({ histograms }) => histograms.find((each) => each.learner === pair.learner && each.sender === pair.sender);
-  let one = find(await run.ask("histograms", query));
-  // The server counts for a moment at a time, and remembers what it counted.
-  for (let times = 0; one?.left && times < MOST_TIMES; times++) one = find(await run.askAnew("histograms", query));
+  const one = find(await run.ask("histograms", query));
+  const isMore = (again) => again && again.left < one.left;
+  if (one?.left) run.askAnew("histograms", query).then((again) => isMore(find(again)) && redraw(), () => {});
+  return one;
+}
+
+function histogram(pair, one) {
   if (!one || !one.num_tokens) {
     return el("section", { class: "panel", id: "no-histogram" },
       el("p", { class: "empty" }, `No tokens of ${pair.sender} are traced for ${pair.learner}: traces are kept of some rounds only.`));

@@ -1,15 +1,16 @@
 // Numbers, times and sizes as people read them.
 
 const MINUS = "−";
+const grouped = new Intl.NumberFormat("en"); // made once: it is slow to make
 const signed = (text) => text.replace(/^-/, MINUS).replace(/e-/, `e${MINUS}`);
 
 /** Three digits that count; "–" for what is not known. */
 export function num(value) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   const size = Math.abs(value);
-  if (Number.isInteger(value) && size < 1e6) return signed(value.toLocaleString("en"));
+  if (Number.isInteger(value) && size < 1e6) return signed(grouped.format(value));
   if (size !== 0 && (size < 1e-3 || size >= 1e6)) return signed(value.toExponential(2));
-  if (size >= 1000) return signed(Math.round(value).toLocaleString("en"));
+  if (size >= 1000) return signed(grouped.format(Math.round(value)));
   return signed(String(Number(value.toPrecision(3))));
 }
 
