@@ -7,7 +7,6 @@ is a hub's, and is told apart.
 
 from __future__ import annotations
 
-import resource
 import sys
 import tempfile
 import time
@@ -131,6 +130,8 @@ def _reading(crew: SimCrew, each: int) -> tuple[float, float, float, float]:
 
 
 def _peak_mib() -> float:
+    import resource  # Windows has none
+
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
