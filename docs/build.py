@@ -46,6 +46,7 @@ MENU = {
     "Results": (
         "docs/results/specialists.md",
         "docs/results/drawn.md",
+        "docs/results/crowd.md",
         "docs/results/delay.md",
         "docs/results/smollm2.md",
         "docs/results/vocabularies.md",

@@ -12,11 +12,16 @@ every peer must have learned from every group exactly once. Exits with 1 if anyt
 A fourth peer with a valid key does all the ill it can (disturber.py), and is killed, too. A round
 goes on without it after a deadline, but never without the other three (`quorum`). So these must end
 as in an undisturbed crew on a hub to which the fourth never came.
+
+    python tests/chaos.py --kills 100 --cluster
+
+The hub has three servers, any of which is killed, too: one after another, or two at once.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -27,7 +32,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,14 +42,16 @@ import msgspec
 
 from disturber import run_hostile
 from fakes import spread_crew, write_task
-from hubs import PATIENCE_S, local_place, run_hub
+from hubs import PATIENCE_S, local_cluster, local_place, run_hub
+from motley.clock import RealClock
 from motley.config import CrewConfig, write_config
 from motley.distributed.join import join
-from motley.distributed.register import Place, hub_login, read_state
-from motley.exchange import Entry, decode, unpack
-from motley.exchange.nats.connection import Connection
+from motley.distributed.nodes import look_at_nodes
+from motley.distributed.register import HubState, Place, hub_login, read_state
+from motley.distributed.servers import Servers
+from motley.exchange import Entry, LogError, decode, unpack
+from motley.exchange.nats.connection import Connection, Login
 from motley.exchange.nats.log import NatsLog
-from motley.exchange.nats.server import Server
 from motley.records import Group
 from motley.runs.folder import newest_checkpoint
 from motley.runs.local import LocalCrew
@@ -77,8 +84,20 @@ class Household:
     place: Place
     names: list[str]
     hostile: str = ""  # one who is no part of what must come out
+    slowest_s: float = 1.5  # between two kills
     children: dict[str, multiprocessing.process.BaseProcess] = field(default_factory=dict)
     finished: set[str] = field(default_factory=set)
+
+    @property
+    def victims(self) -> dict[str, int]:
+        """Who may be killed, and how often beside the others."""
+        servers = [f"server-{node.number}" for node in self.place.nodes[1:]]
+        return {
+            **dict.fromkeys(self.names, 3),
+            **({self.hostile: 1} if self.hostile else {}),
+            **dict.fromkeys(["server", *servers], 2),
+            "hub": 1,
+        }
 
     def start(self) -> None:
         self._begin("hub")
@@ -97,10 +116,10 @@ class Household:
 
     def kill(self, victim: str) -> bool:
         """kill -9; False if there is nothing to kill just now."""
-        if victim == "server":
+        if victim.startswith("server"):
             with suppress(OSError, ValueError):
                 os.kill(
-                    int((self.folder / "hub" / "server" / "server.pid").read_text()), signal.SIGKILL
+                    int((self.folder / "hub" / victim / "server.pid").read_text()), signal.SIGKILL
                 )
                 return True
             return False
@@ -143,6 +162,7 @@ def disturbed_run(
     timeout_s: float,
     honest: Sequence[str] = (),
     hostile: str = "",
+    cluster: bool = False,
 ) -> Counter[str]:
     """Train to the end while processes are killed; who was killed how often.
 
@@ -153,6 +173,8 @@ def disturbed_run(
     write_task(folder)
     names = list(honest) or [peer.name for peer in config.peer]
     house = Household(folder, local_place(), names, hostile)
+    if cluster:  # which takes up to ten seconds to choose who leads when the last one is dead
+        house = Household(folder, local_cluster(), names, hostile, slowest_s=6.0)
     killed: Counter[str] = Counter()
     stop = time.monotonic() + timeout_s
     house.start()
@@ -164,11 +186,9 @@ def disturbed_run(
                     f"the crew did not finish in {timeout_s:.0f} s; killed so far {dict(killed)}"
                 )
             if killed.total() < kills and time.monotonic() > next_kill:
-                victims = [*house.names, *([hostile] if hostile else []), "server", "hub"]
-                weights = [*(3 for _ in house.names), *([1] if hostile else []), 2, 1]
-                victim = rng.choices(victims, weights)[0]
+                victim = rng.choices(list(house.victims), list(house.victims.values()))[0]
                 killed[victim] += house.kill(victim)
-                next_kill = time.monotonic() + rng.uniform(0.05, 1.5)
+                next_kill = time.monotonic() + rng.uniform(0.05, house.slowest_s)
             house.revive()
             time.sleep(0.02)
     finally:
@@ -231,20 +251,38 @@ def untimed(lines: list[LearnerLine], peer: str) -> list[LearnerLine]:
 
 
 def read_log(hub_folder: Path) -> list[Entry]:
-    """Everything on the log of a hub that is not running."""
+    """Everything on the log of a hub that is not running: on each of its servers the same."""
     state = read_state(hub_folder)
-    server = Server(state.crew, hub_folder / "server", state.place.host, state.place.port)
-    server.start()
-    connection = Connection(hub_login(hub_folder, state))
+    servers = Servers.of(state, hub_folder, lambda text: None, RealClock())
+    servers.start()
     try:
-        log = NatsLog(connection, state.crew)
+        login = hub_login(hub_folder, state)
+        if state.place.nodes:
+            wait_until(lambda: all_have_all(login, state), PATIENCE_S, "the nodes do not agree")
+        # who is dialled answers itself
+        first, *others = [
+            read_server(dataclasses.replace(login, url=url), state.crew) for url in login.urls
+        ]
+        assert all(other == first for other in others), "the nodes have different logs"
+        return first
+    finally:
+        servers.stop()
+
+
+def all_have_all(login: Login, state: HubState) -> bool:
+    with suppress(LogError), closing(Connection(login)) as connection:
+        found = look_at_nodes(connection, state.crew, state.place.nodes)
+        return all(one.health in ("leads", "follows") for one in found)
+    return False
+
+
+def read_server(login: Login, crew: str) -> list[Entry]:
+    with closing(Connection(login)) as connection:
+        log = NatsLog(connection, crew)
         entries: list[Entry] = []
         while page := log.read(entries[-1].position if entries else 0):
             entries += page
         return entries
-    finally:
-        connection.close()
-        server.stop()
 
 
 def log_faults(config: CrewConfig, hub_folder: Path) -> list[str]:
@@ -383,9 +421,8 @@ def one_run(wanted: argparse.Namespace) -> OneRun:
             undisturbed_run(config, root / f"undisturbed{number}"),
             root / f"disturbed{number}",
         )
-        return disturbed_run(config, folder, rng, kills, timeout_s=1200), faults_of(
-            config, folder, reference
-        )
+        killed = disturbed_run(config, folder, rng, kills, 1200, cluster=wanted.cluster)
+        return killed, faults_of(config, folder, reference)
 
     return run
 
@@ -416,6 +453,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--cluster", action="store_true", help="with a hub of three servers")
     parser.add_argument("--hostile", action="store_true", help="with a fourth peer that means ill")
     struggle(parser, lambda wanted: (one_hostile_run if wanted.hostile else one_run)(wanted))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from motley.config import read_config
 from motley.distributed.hub import Hub
 from motley.distributed.register import Place
+from motley.exchange.nats.cluster import Node, address_of
 from motley.exchange.nats.server import free_port
 
 # for what must happen, on a machine that is busy with something else
@@ -65,3 +66,24 @@ def run_hub(folder: Path, place: Place) -> None:
     while not (folder / "over").exists():
         hub.tick(0.05)
     hub.close()
+
+
+def local_cluster(num_nodes: int = 3) -> Place:
+    """Nodes of a cluster on free ports of this machine."""
+    nodes = tuple(
+        Node(
+            number=number,
+            name="127.0.0.1",
+            host="127.0.0.1",
+            port=free_port(),
+            route_port=free_port(),
+        )
+        for number in range(1, num_nodes + 1)
+    )
+    return Place(
+        url=address_of(nodes, "nats"),
+        host="127.0.0.1",
+        port=nodes[0].port,
+        replicas=num_nodes,
+        nodes=nodes,
+    )

@@ -25,8 +25,8 @@ FLOORS = [
     {"engines", "learning"},
     {"peers"},
     {"runs"},
-    {"benchmarks", "distributed", "reports", "sim"},
-    {"archive", "study"},
+    {"distributed", "reports", "sim"},
+    {"archive", "benchmarks", "study"},
     {"api", "attacks", "dashboard"},
     {"cli"},
 ]

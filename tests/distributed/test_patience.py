@@ -14,6 +14,7 @@ import pytest
 from fakes import candidate, group, spread_crew
 from motley.clock import VirtualClock
 from motley.distributed.patience import REMEDY_S, Patience
+from motley.learning.hearing import Hearing
 from motley.learning.pace import pace_of
 from motley.learning.waiting import Round, StalenessWindow, Waiting
 
@@ -34,10 +35,14 @@ class FakePeer:
     def __post_init__(self) -> None:
         clock = VirtualClock()
         self.pace = pace_of(self.config)
+        self.hearing = Hearing(self.config, self.me.name)
         self.half = SimpleNamespace(sampled_rounds=self.config.crew.rounds)
         self.admission = SimpleNamespace(
-            refused=Counter({(name, "reward"): 2 for name in self.refused}), kept=[]
+            refused=Counter({(name, "reward"): 2 for name in self.refused}),
+            kept=[],
+            revoked=frozenset(self.revoked),
         )
+        self.scrutiny = SimpleNamespace(is_awaited=lambda name: True)
         self.admitted = SimpleNamespace(complete=Counter(full0=3, full1=3, full2=1))
         self.waiting = Waiting(self.config, StalenessWindow(self.config.learning, clock, 0))
         for number, (sender, round) in enumerate(self.groups):
@@ -169,3 +174,20 @@ def test_at_the_end_of_an_async_crew_it_says_who_has_not_sent_everything(task: P
         "waiting for groups: 0 are there; full2 has sent 1 of 3 rounds; "
         "full3 has sent 0 of 3 rounds"
     )
+
+
+# Where each hears some of the others
+
+
+def test_who_does_not_hear_this_peer_is_no_witness_that_the_crew_went_on(task: Path) -> None:
+    config = spread_crew(task, ("full",) * 12, deadline_s=60.0, hear=4)
+    hearing = Hearing(config, "full0")
+    deaf, listening = (
+        [n for n in config.authors[1:] if hearing.is_heard_by(n, 0) is hears]
+        for hears in (False, True)
+    )
+    there = [(name, 0) for name in hearing.of(0)]
+    for ahead, gone_on in ((deaf, False), (listening, True)):
+        peer = FakePeer(config, [*there, *((name, 1) for name in ahead)])
+        found = Patience(FakeStation(config), peer)  # type: ignore[arg-type]
+        assert found.has_gone_on(0) is gone_on

@@ -53,6 +53,17 @@ def test_a_crew_whose_processes_are_killed_at_random_ends_as_if_nothing_had_happ
 
 
 @pytest.mark.slow
+def test_a_crew_on_three_servers_of_which_any_is_killed_ends_as_if_nothing_had_happened(
+    task: Path, tmp_path: Path
+) -> None:
+    config = spread_crew(task, ("full", "last"), rounds=4)
+    reference = undisturbed_run(config, tmp_path / "undisturbed")
+    folder = tmp_path / "disturbed"
+    disturbed_run(config, folder, random.Random(SEED), 3, 600, cluster=True)
+    assert faults_of(config, folder, reference) == []
+
+
+@pytest.mark.slow
 def test_beside_a_hostile_peer_the_others_end_as_if_it_had_never_come(
     task: Path, tmp_path: Path
 ) -> None:

@@ -20,10 +20,12 @@ from transformers import AutoModelForCausalLM
 import motley.runs.folder
 from fakes import FixedClock, spread_crew
 from marks import quick
+from motley.archive.rollouts import FateBook
 from motley.clock import RealClock
 from motley.config import ConfigError, CrewConfig, Warm, by_name, parse_config
 from motley.exchange import Entry, decode, unpack
 from motley.exchange.sections import STEPS_PER_NAT
+from motley.learning.fates import read_fates
 from motley.learning.learner import Learner, StepReport
 from motley.learning.select import Candidate
 from motley.models.opening import saved_policy
@@ -114,11 +116,56 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         ),
     },
     "async-horizontal": {"trains": ("full", "lora"), "pace": "async", "layout": "horizontal"},
+    "hearing": {"trains": ("full", "lora", "last", "full"), "hear": 1, "objective": "ftis"},
+    "async-hearing": {"trains": ("full", "lora", "last", "full"), "hear": 2, "pace": "async"},
     "reference": {
         "trains": ("full", "lora", "last"),
         "learning": 'epochs = 2\n[objective]\nbeta = 0.1\ntoward = "reference"',
     },
 }
+
+
+@pytest.mark.parametrize("pace", ["lockstep", "async"])
+def test_a_crew_that_hears_everyone_is_the_same_to_the_byte_as_one_that_is_not_asked(
+    pace: str, folder: Path
+) -> None:
+    plain = run(spread_crew(folder, ("full",) * 3, pace=pace), folder / "plain")
+    asked = run(spread_crew(folder, ("full",) * 3, pace=pace, hear=2), folder / "asked")
+    assert metrics(asked.folder) == metrics(plain.folder)
+    fates = [crew.folder / "groups" / "fates.jsonl" for crew in (asked, plain)]
+    assert fates[0].read_bytes() == fates[1].read_bytes()
+    assert groups(asked) == groups(plain)
+    assert "hear =" not in (plain.folder / "config.toml").read_text()
+
+
+def test_every_group_that_a_peer_heard_is_learned_once_and_the_others_are_told(
+    folder: Path,
+) -> None:
+    config = spread_crew(folder, ("full",) * 5, hear=2, rounds=4)
+    crew = run(config, folder / "run")
+    ids = {entry.position: entry.id for entry in entries(crew)}
+    for peer in crew.peers:
+        steps = [
+            step
+            for step in read_fates(crew.folder / "groups" / "fates.jsonl")
+            if step.peer == peer.me.name
+        ]
+        taken = Counter(ids[position] for step in steps for position in step.groups)
+        expected = {
+            f"{name}.{round}.{slot}"
+            for round in range(4)
+            for name in peer.hearing.of(round)
+            for slot in range(2)
+        }
+        assert taken == Counter(expected)
+        unheard = {ids[p] for step in steps for p in ids if step.is_unheard(p)}
+        assert unheard == {group.id for group in groups(crew)} - expected
+        last = [line for line in read_metrics(crew.folder) if line.peer == peer.me.name][-1]
+        assert last.unheard == len(unheard) == peer.hearing.passed_by
+    book = FateBook.read(crew.folder)
+    words = {book.of(p, 0)["full0"] for p, id in ids.items() if not id.startswith("hub")}
+    assert "unheard" in words
+    assert "waiting" not in words
 
 
 @pytest.mark.parametrize("layout", [quick("lockstep"), *list(LAYOUTS)[1:]])

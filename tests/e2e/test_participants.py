@@ -44,7 +44,7 @@ from motley.records import FIRST_PREVIOUS, Group, Sampling
 from motley.runs import building
 from motley.runs.local import LocalCrew
 from motley.runs.metrics import MetricsLine, learner_lines, read_metrics
-from motley.trust import Identity
+from motley.trust import GroupPlace, Identity
 from motley.trust.chain import Chain
 from motley.trust.invitation import Invitation
 
@@ -233,7 +233,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Callable[[CrewConfig], Lo
 
 def untimed(lines: Sequence[MetricsLine], peer: str) -> list[MetricsLine]:
     return [
-        msgspec.structs.replace(line, timing=None, waiting=None)
+        msgspec.structs.replace(line, timing=None, waiting=None, unheard=None)
         for line in lines
         if line.peer == peer
     ]
@@ -314,8 +314,9 @@ def assert_learned_once(house: House) -> None:
     [
         {"objective": "uplift", "variant": "relative"},
         {"layout": "horizontal", "objective": "gepo", "group_size": 6, "problems_per_round": 2},
+        {"hear": 1},
     ],
-    ids=["vertical", "horizontal"],
+    ids=["vertical", "horizontal", "hearing"],
 )
 def test_members_on_a_hub_end_as_a_crew_in_one_process(
     settings: dict[str, Any], task: Path, house_of: HouseOf, local: Callable[..., LocalCrew]
@@ -484,6 +485,32 @@ def test_an_async_member_that_was_killed_takes_the_same_steps_again(
     assert steps_of(house, "last1") == steps
     house.finish()
     assert_learned_once(house)
+
+
+def test_an_async_crew_that_hears_some_ends_with_nothing_lost(
+    task: Path, house_of: HouseOf
+) -> None:
+    config = spread_crew(task, ("full",) * 4, rounds=5, pace="async", hear=1)
+    house = house_of(config)
+    house.join()
+    house.until(lambda: house.learned("full1") == 2)
+    house.leave("full1")
+    house.until(lambda: house.peer("full0").half.sampled_rounds == 5, "full0")
+    house.join("full1")
+    house.finish()
+    assert_whole_chains(house.entries())
+    assert len(house.groups()) == 4 * 5 * 2
+    for name in house.names:
+        peer = house.peer(name)
+        heard = sum(len(peer.hearing.of(round)) for round in range(5)) * 2
+        lines = read_metrics(house.folder / name)
+        learned = sum(sender.groups for line in lines for sender in (line.senders or {}).values())
+        assert learned + len(peer.waiting) + peer.waiting.dropped.total() == heard
+        read = [entry for entry in house.entries() if entry.position <= peer.cursor]
+        places = [place for entry in read if (place := GroupPlace.read(entry.id))]
+        unheard = [place for place in places if not peer.hearing.hears(place.sender, place.round)]
+        assert peer.hearing.passed_by == len(unheard)
+        assert not peer.admission.refused
 
 
 # Without the hub's server

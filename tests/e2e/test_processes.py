@@ -92,7 +92,9 @@ def until_round(rounds: Iterator[list[MetricsLine]], number: int) -> None:
 
 
 def untimed(lines: list[MetricsLine]) -> list[MetricsLine]:
-    return [msgspec.structs.replace(line, timing=None, waiting=None) for line in lines]
+    return [
+        msgspec.structs.replace(line, timing=None, waiting=None, unheard=None) for line in lines
+    ]
 
 
 def weights(folder: Path, name: str) -> dict[str, bytes]:

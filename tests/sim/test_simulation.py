@@ -748,3 +748,27 @@ def test_far_samplers_cost_few_events(folder: Path, monkeypatch: pytest.MonkeyPa
         network="[network.link.s0]\ndelay = 0.1\n[network.link.s1]\ndelay = 0.1",
     )
     assert happened() < 6 * len(crew.log)
+
+
+@pytest.mark.parametrize("pace", ["lockstep", "async"])
+def test_peers_that_hear_some_learn_over_slow_links_and_through_crashes(
+    pace: str, folder: Path
+) -> None:
+    crew = run(
+        folder,
+        samplers={},
+        peers=dict.fromkeys([f"p{number}" for number in range(6)], ""),
+        pace=pace,
+        hear=2,
+        network=f"delay = {LOGNORMAL}",
+        per_peer={"p1": "churn = { crashes = [[0.5, 3.0]] }\n"},
+    )
+    for student in crew.students:
+        peer = student.peer
+        assert not peer.admission.refused
+        assert peer.hearing.passed_by > 0
+        steps = steps_of(crew, peer.me.name)
+        assert all(sum(s.groups for s in line.senders.values()) == 6 for line in steps)
+        if pace == "lockstep":
+            heard = [peer.hearing.of(round) for round in range(4)]
+            assert [sorted(line.senders) for line in steps] == heard

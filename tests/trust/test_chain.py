@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motley.records import FIRST_PREVIOUS, Stamp
-from motley.trust.chain import MAX_MISSING, REMEMBERED, Chain, ChainState
+from motley.trust.chain import (
+    MAX_MISSING,
+    REMEMBERED,
+    REMEMBERED_SPARSELY,
+    Chain,
+    ChainState,
+    SparseChain,
+)
 
 Link = tuple[Stamp, bytes]  # a record as a chain sees it: its stamp and its hash
 
@@ -228,3 +235,41 @@ def test_a_chain_of_any_order_goes_on_from_its_state(case: tuple[list[int], int]
     second = Chain.from_state(first.state())
     found += taken([links[number] for number in order[stop:]], second)
     assert (found, second) == (answers, whole_way)
+
+
+# Of which parts are heard
+
+
+def test_holes_of_any_size_and_order_say_nothing_in_a_sparse_chain() -> None:
+    chain, links = SparseChain(), honest(20_000)
+    heard = [*links[::97], *links[50:9000:331]]
+    assert {chain.add(*one) for one in heard} == {""}
+    assert chain.add(*link(2**62, bytes(32))) == ""
+    assert len(chain.recent) <= REMEMBERED_SPARSELY
+    assert len(chain.named) <= REMEMBERED_SPARSELY
+
+
+def test_a_sparse_chain_tells_a_replay_from_a_fork() -> None:
+    chain, links = SparseChain(), honest(10)
+    assert [chain.add(*links[at]) for at in (2, 5)] == ["", ""]
+    assert chain.add(*links[5]) == "replay"
+    assert chain.add(*link(5, links[4][1], "another")) == "fork"
+
+
+def test_a_sparse_chain_holds_a_record_to_the_neighbours_it_knows() -> None:
+    chain, links = SparseChain(), honest(10)
+    assert [chain.add(*links[at]) for at in (2, 5)] == ["", ""]
+    assert chain.add(*link(4, links[3][1], "another")) == "fork"  # 5 named the one it has
+    assert chain.add(*link(3, bytes(32))) == "fork"  # 2 is known, and another
+    assert chain.add(*link(0, bytes([1] * 32))) == "fork"  # nothing is before the first
+    assert [chain.add(*links[at]) for at in (4, 3, 0)] == ["", "", ""]
+
+
+def test_a_sparse_chain_goes_on_from_a_checkpoint() -> None:
+    chain, links = SparseChain(), honest(400)
+    assert {chain.add(*one) for one in links[1::3]} == {""}
+    state = msgspec.json.decode(msgspec.json.encode(chain.state()), type=ChainState)
+    again = SparseChain.from_state(state)
+    assert again == chain
+    assert again.add(*link(396, links[395][1], "another")) == "fork"
+    assert again.add(*links[396]) == ""

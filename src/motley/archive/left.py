@@ -8,14 +8,21 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import urlparse
+from typing import TYPE_CHECKING
+from urllib.parse import ParseResult, urlparse
 
-from motley.archive.opening import hub_of, must_exist
-from motley.archive.reading import Archive, StreamSource
+import msgspec
+
+from motley.archive.opening import connected, hub_of, must_exist
+from motley.archive.reading import Archive
+from motley.clock import RealClock
 from motley.exchange import LogError
 from motley.trust import Identity
+
+if TYPE_CHECKING:
+    from motley.distributed.register import HubState
 
 NEAR = "127.0.0.1"
 
@@ -27,46 +34,72 @@ def is_stopped(folder: Path) -> bool:
     hub = hub_of(folder)
     if hub is None or not (state := read_state(hub)).place.host:
         return False
-    place = urlparse(hub_login(hub, state).url)
-    try:  # by its port: looking at its lock would hold that for a moment
+    # by their ports: looking at their locks would hold these for a moment
+    return not any(_answers(urlparse(url)) for url in hub_login(hub, state).urls)
+
+
+def _answers(place: ParseResult) -> bool:
+    try:
         socket.create_connection((place.hostname or NEAR, place.port or 0), timeout=1).close()
     except OSError:
-        return True
-    return False
+        return False
+    return True
 
 
 @contextmanager
 def open_left(folder: Path) -> Iterator[Archive]:
     """The log of a hub that does not run, for the time of a `with`."""
     from motley.distributed.register import read_state
-    from motley.exchange.nats.connection import Connection, Login
-    from motley.exchange.nats.log import NatsLog
-    from motley.exchange.nats.server import Server, free_port
+    from motley.exchange.nats.connection import Login
     from motley.records import HUB
 
     hub = hub_of(folder)
     assert hub, f"{folder} has no hub"
-    crew, files = read_state(hub).crew, hub / "server" / "jetstream"
-    if not files.is_dir():
+    state = read_state(hub)
+    if not (files := hub / "server" / "jetstream").is_dir():
         raise ValueError(f"{files} is not there: the hub has never run; start it with motley hub")
+    if any(not node.here for node in state.place.nodes):
+        raise LogError(f"the log of {hub} is on other machines, too; start the hub and its nodes")
     key = must_exist(hub / "hub.key", "give the folder that motley hub printed")
     identity = Identity.kept_at(key)
     with tempfile.TemporaryDirectory(prefix="motley-log-") as name:
-        copied, port = Path(name) / "server", free_port()
         try:
-            shutil.copytree(files, copied / "jetstream")
+            for part in hub.glob("server*/jetstream"):
+                shutil.copytree(part, Path(name) / part.relative_to(hub))
         except shutil.Error:
             raise LogError(f"the files of {hub} changed while they were read") from None
         if not is_stopped(folder):
             raise LogError(f"the hub of {hub} has just started")
-        server = Server(crew, copied, NEAR, port)
-        server.configure(identity.nkey, [])
-        server.start()
-        try:
-            login = Login(f"nats://{NEAR}:{port}", HUB, identity.nkey_seed)
-            with closing(Connection(login)) as connection:
-                yield Archive(
-                    folder, crew, identity.public, StreamSource(NatsLog(connection, crew))
-                )
-        finally:
-            server.stop()
+        with (
+            _copies(state, Path(name), identity.nkey) as url,
+            connected(Login(url, HUB, identity.nkey_seed), state.crew) as source,
+        ):
+            yield Archive(folder, state.crew, identity.public, source)
+
+
+@contextmanager
+def _copies(state: HubState, folder: Path, hub: str) -> Iterator[str]:
+    """Servers of copied files, on other ports of this machine; their address."""
+    from motley.distributed.register import Place
+    from motley.distributed.rights import Rights
+    from motley.distributed.servers import Servers
+    from motley.exchange.nats.cluster import address_of
+    from motley.exchange.nats.server import free_port
+
+    nodes = tuple(
+        msgspec.structs.replace(
+            node, name=NEAR, host=NEAR, port=free_port(), route_port=free_port()
+        )
+        for node in state.place.nodes
+    )
+    port = nodes[0].port if nodes else free_port()
+    url = address_of(nodes, "nats") if nodes else f"nats://{NEAR}:{port}"
+    place = Place(url=url, host=NEAR, port=port, nodes=nodes)
+    moved = msgspec.structs.replace(state, place=place)
+    servers = Servers.of(moved, folder, lambda text: None, RealClock())
+    servers.configure(Rights(hub=hub, users=(), learners=()))
+    servers.start()
+    try:
+        yield url
+    finally:
+        servers.stop()

@@ -13,13 +13,17 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from motley.archive.reading import Archive, FileSource, StreamSource
-from motley.exchange import Entry, Header, WireError, unpack
+from motley.clock import Deadline, RealClock
+from motley.exchange import Entry, Header, LogError, WireError, unpack
 from motley.records import Charter
 from motley.trust import Identity
 
 if TYPE_CHECKING:
     from motley.distributed.register import HubState
     from motley.exchange.nats.connection import Login
+    from motley.exchange.nats.log import NatsLog
+
+LEADER_S, RETRY_S = 60.0, 0.25  # until a cluster can be read
 
 # what tells that a folder has a log
 _HOLDERS = ("hub.json", "member.json", "hub/hub.json", "groups/log.bin")
@@ -117,7 +121,7 @@ def _of_member(folder: Path) -> Iterator[Archive]:
             "hub printed"
         ) from None
     key = must_exist(folder / "peer.key", "join again with the line that the hub printed")
-    with _connected(membership.login(Identity.kept_at(key)), membership.crew) as source:
+    with connected(membership.login(Identity.kept_at(key)), membership.crew) as source:
         yield Archive(folder, membership.crew, membership.hub, source)
 
 
@@ -131,7 +135,7 @@ def _of_hub(hub: Path, folder: Path, may_start: bool) -> Iterator[Archive]:
         hub / "hub.key", "only the folder that motley hub printed can be read as its hub"
     )
     served = _served(hub, state) if may_start else nullcontext()
-    with served, _connected(hub_login(hub, state), state.crew) as source:
+    with served, connected(hub_login(hub, state), state.crew) as source:
         yield Archive(folder, state.crew, Identity.kept_at(key).public, source)
 
 
@@ -139,14 +143,14 @@ def _of_hub(hub: Path, folder: Path, may_start: bool) -> Iterator[Archive]:
 def _served(folder: Path, state: HubState) -> Iterator[None]:
     """A server for the time of reading, if the hub has one of its own and that is not running."""
     from motley.distributed.hub import Hub
-    from motley.exchange.nats.server import Server
+    from motley.distributed.servers import Servers
 
-    place = state.place
-    if place.host:
+    servers = Servers.of(state, folder, lambda text: None, RealClock())
+    if servers:
         must_exist(
             folder / "server" / "server.json", "this hub has never run: start it with motley hub"
         )
-    if not place.host or Server(state.crew, folder / "server", place.host, place.port).alive():
+    if not servers or servers.any_alive:
         yield
         return
     try:
@@ -158,20 +162,36 @@ def _served(folder: Path, state: HubState) -> Iterator[None]:
         ) from None
     taken_over = False
     try:
-        assert hub.server
-        taken_over = hub.server.start()
+        taken_over = hub.servers.start()
         yield
     finally:
         hub.close(stop_server=not taken_over)
 
 
 @contextmanager
-def _connected(login: Login, crew: str) -> Iterator[StreamSource]:
+def connected(login: Login, crew: str) -> Iterator[StreamSource]:
     from motley.exchange.nats.connection import Connection
     from motley.exchange.nats.log import NatsLog
 
     with closing(Connection(login)) as connection:
-        yield StreamSource(NatsLog(connection, crew))
+        log = NatsLog(connection, crew)
+        if len(login.urls) > 1:
+            _wait_for_leader(log)
+        yield StreamSource(log)
+
+
+def _wait_for_leader(log: NatsLog) -> None:
+    """Servers of a cluster that have just started choose one among them first."""
+    clock = log.connection.clock
+    deadline = Deadline(clock, LEADER_S)
+    while True:
+        try:
+            log.read(0, 1)
+            return
+        except LogError:
+            if deadline.passed:
+                raise
+            clock.sleep_s(RETRY_S)
 
 
 def must_exist(path: Path, remedy: str) -> Path:

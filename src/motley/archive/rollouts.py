@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,8 +30,10 @@ from motley.learning.fates import (
     RESCUED,
     SILENT,
     TEXT_ONLY,
+    UNHEARD,
     UNREAD,
     WITHHELD,
+    StepFates,
     read_fates,
 )
 from motley.records import Ending, Group
@@ -144,6 +147,8 @@ class FateBook:
     taken: dict[int, dict[str, str]] = field(default_factory=dict)  # learner -> letters
     let_go: dict[int, dict[str, str]] = field(default_factory=dict)  # learner -> why
     cursors: dict[str, int] = field(default_factory=dict)  # learner -> how far it read the log
+    # learner -> steps in which groups were not heard, in the log's order
+    unheard: dict[str, list[StepFates]] = field(default_factory=dict)
 
     @staticmethod
     def read(folder: Path) -> FateBook:
@@ -152,6 +157,8 @@ class FateBook:
         for path in (own, *sorted(folder.glob("peers/*/groups/fates.jsonl"))):
             for step in read_fates(path):
                 book.cursors[step.peer] = max(step.cursor, book.cursors.get(step.peer, 0))
+                if step.unheard:
+                    book.unheard.setdefault(step.peer, []).append(step)
                 for position, letters in step.groups.items():
                     book.taken.setdefault(position, {})[step.peer] = letters
                 for position, why in step.let_go.items():
@@ -170,8 +177,15 @@ class FateBook:
         letters = self.taken.get(position, {}).get(peer, "")
         if number < len(letters):
             return word_of(letters, number)
-        otherwise = WAITING if position <= self.cursors[peer] else NOT_READ
-        return self.let_go.get(position, {}).get(peer, otherwise)
+        why = self.let_go.get(position, {}).get(peer, "")
+        if why or position > self.cursors[peer]:
+            return why or NOT_READ
+        return UNHEARD if self._is_unheard(peer, position) else WAITING
+
+    def _is_unheard(self, peer: str, position: int) -> bool:
+        steps = self.unheard.get(peer, [])
+        place = bisect_left(steps, position, key=lambda step: step.cursor)
+        return any(step.is_unheard(position) for step in steps[place : place + 1])
 
 
 def word_of(letters: str, number: int) -> str:

@@ -3,38 +3,29 @@
 from __future__ import annotations
 
 import math
-import socket
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from motley.cli.common import (
-    CrewFile,
-    Settings,
     app,
     console,
     plain_errors,
     say,
-    say_choice,
     stop_on_interrupt,
     tell,
 )
 from motley.cli.watching import Watch, page_beside
-from motley.config import REPORTERS, EnginePart, OpenAI, Vllm, check_name, read_config
+from motley.config import REPORTERS, EnginePart, OpenAI, Vllm, check_name
 from motley.reports.saying import recall_signs, show_signs
 
 if TYPE_CHECKING:
-    from motley.distributed.hub import Hub
     from motley.distributed.join import Brings
     from motley.distributed.participant import Participant
-    from motley.distributed.register import Place
-    from motley.exchange.nats.presence import Heard
     from motley.reports.trackers import Reports
     from motley.runs.metrics import LearnerLine, SamplerLine
 
@@ -47,165 +38,6 @@ Trackers = Annotated[
         )
     ),
 ]
-
-
-@app.command()
-def hub(
-    crew_file: CrewFile,
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; 0.0.0.0 is every network of this machine.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on.")] = 4222,
-    public: Annotated[
-        str,
-        typer.Option(
-            help="Name or address under which peers reach this machine, if it is not --host."
-        ),
-    ] = "",
-    tls: Annotated[
-        str, typer.Option(help="'self' makes a certificate; or CERTIFICATE.pem,KEY.pem.")
-    ] = "",
-    nats: Annotated[
-        str, typer.Option(help="Use this NATS server (nats://...) instead of starting one.")
-    ] = "",
-    revoke: Annotated[str, typer.Option(help="Shut this peer out, and end.")] = "",
-    invite: Annotated[str, typer.Option(help="Make a new invitation for this peer, and end.")] = "",
-    invite_days: Annotated[
-        float, typer.Option(help="How long invitations are good; 0: until they are used.")
-    ] = 7.0,
-    pardon: Annotated[
-        str, typer.Option(help="Let this peer write again, which had sent too much, and end.")
-    ] = "",
-    out: Annotated[
-        Path | None, typer.Option(help="The hub's folder; runs/CREW-hub otherwise.")
-    ] = None,
-    settings: Settings = None,
-) -> None:
-    """Run the log of a crew for peers on other machines, and print a line for each to paste.
-
-    Ctrl-C stops it, the same line goes on.
-    """
-    with plain_errors():
-        config = say_choice(read_config(crew_file, settings or ()))
-        folder = out or Path("runs") / f"{config.crew.name}-hub"
-        if revoke or invite or pardon:
-            from motley.distributed.orders import give_order
-            from motley.distributed.register import Order
-
-            order = Order("invite", invite, days=invite_days)
-            if revoke or pardon:
-                order = Order("revoke", revoke) if revoke else Order("pardon", pardon)
-            tell(give_order(folder, order))
-            return
-        from motley.distributed.hub import Hub
-        from motley.runs.checking import NOBODY, check_config
-
-        check_config(config, mine=NOBODY)
-        place = _place(folder, host, port, public, tls, nats)
-        running = Hub.open(config, folder, place, say, invite_days=invite_days)
-        try:
-            running.start()
-            tell(f"hub of crew {config.crew.name} at {place.url}, folder {folder}")
-            _show_invitations(running)
-            _serve(running)
-        finally:
-            running.close()
-
-
-def _show_invitations(running: Hub) -> None:
-    for peer, line in running.register.invitations().items():
-        tell(f"\n{peer}{_until(running, peer)}:\n{line}")
-    tell("")
-
-
-def _until(running: Hub, peer: str) -> str:
-    from motley.distributed.register import day_of
-
-    end_s = running.register.state.expires_s.get(peer, 0.0)
-    return f", until {day_of(end_s)}" if end_s else ""
-
-
-def _place(folder: Path, host: str, port: int, public: str, tls: str, nats: str) -> Place:
-    from motley.distributed.register import Place
-    from motley.exchange.nats.server import self_signed
-
-    if nats:
-        return Place(url=nats)
-    name = public or (own_address() if host == "0.0.0.0" else host)
-    if not tls:
-        return Place(url=f"nats://{name}:{port}", host=host, port=port)
-    if tls == "self":
-        certificate, key = self_signed(folder / "server", name)
-    else:
-        paths = [Path(part).resolve() for part in tls.split(",")]
-        if len(paths) != 2 or not all(path.is_file() for path in paths):
-            raise ValueError(
-                f"--tls {tls} is neither 'self' nor two files; give CERTIFICATE.pem,KEY.pem"
-            )
-        certificate, key = paths
-    pair = (str(certificate.resolve()), str(key.resolve()))
-    return Place(
-        url=f"tls://{name}:{port}", host=host, port=port, certificate=pair, pinned=tls == "self"
-    )
-
-
-def own_address() -> str:
-    """The address of this machine on the network it would leave by; nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("198.51.100.1", 9))
-            address: str = probe.getsockname()[0]
-        except OSError:
-            return socket.gethostname()
-        return address
-
-
-def _serve(running: Hub) -> None:
-    states: dict[str, str] = {}
-    with (
-        stop_on_interrupt("stopping") as stop_asked,
-        Live(console=console, auto_refresh=False, transient=True) as live,
-    ):
-        while not stop_asked():
-            running.tick()
-            heard = dict(running.office.presence.heard)
-            if console.is_terminal:
-                live.update(_crew_table(running, heard), refresh=True)
-            else:
-                for peer, h in heard.items():
-                    if h.gone and h.state != states.get(peer):
-                        say(
-                            f"{peer} {'has' if h.state == 'left' else 'is'} {h.state} after round "
-                            f"{h.beat.round}"
-                        )
-            states = {peer: h.state for peer, h in heard.items()}
-
-
-def _crew_table(running: Hub, heard: dict[str, Heard]) -> Table:
-    state = running.register.state
-    table = Table(title=f"crew {state.crew}")
-    for column in ("peer", "", "round", "heard", "to be sent"):
-        table.add_column(column)
-    for peer in [*state.keys, *state.invited, *state.revoked]:
-        if peer in heard:
-            h = heard[peer]
-            table.add_row(
-                peer,
-                "may not write: it sent too much" if peer in state.muted else h.state,
-                str(h.beat.round),
-                f"{h.ago_s:.0f} s ago",
-                str(h.beat.buffered),
-            )
-        else:
-            table.add_row(
-                peer,
-                f"invited{_until(running, peer)}"
-                if peer in state.invited
-                else "shut out"
-                if peer in state.revoked
-                else "not here",
-            )
-    return table
 
 
 @app.command()

@@ -280,6 +280,33 @@ def bench_watch(
     print_rows(rows, f"the page of {rounds:,} rounds of {peers} peers, this machine", as_json)
 
 
+@bench_app.command("crowd")
+def bench_crowd(
+    peers: Annotated[
+        list[int] | None,
+        typer.Option(min=4, help="Instead of 10, 30, 100, 300 and 1,000; may be given again."),
+    ] = None,
+    hear: Annotated[int, typer.Option(min=1, help="Others whom a peer hears in a round.")] = 8,
+    rounds: Annotated[int, typer.Option(min=3, help="Of each crew.")] = 8,
+    real: Annotated[int, typer.Option(min=1, help="Peers that train; others are recorded.")] = 4,
+    pace: Annotated[Literal["lockstep", "async"], typer.Option(help="Of the crews.")] = "lockstep",
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of each; the quickest counts.")] = 3,
+    plot: Annotated[Path | None, typer.Option(help="Also draw it: .png, .svg or .pdf.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure what a peer's round costs in crews of any size, of which it hears a few.
+
+    A few peers train on virtual time, the others are recorded. It takes some minutes.
+    """
+    from motley.benchmarks.crowd import SIZES, crowd_costs, draw_costs, rows_of
+
+    with plain_errors(), _progress() as show:
+        costs = crowd_costs(peers or SIZES, hear, rounds, real, pace, repeats, show)
+        if plot:
+            draw_costs(costs, plot)
+    print_rows(rows_of(costs), f"a peer's round, hearing {hear} others, {pace}", as_json)
+
+
 def _bench(
     measure: Callable[[Callable[[str], None]], list[Row]],
     takes: str,

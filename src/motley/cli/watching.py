@@ -139,7 +139,7 @@ def _in_address(host: str) -> str:
 
 
 def _address(host: str, port: int, access: Access) -> str:
-    from motley.cli.joining import own_address
+    from motley.cli.hosting import own_address
 
     name = own_address() if host in ANY else host
     return f"http://{_in_address(name)}:{port}/" + (f"?token={access.token}" * bool(access.token))

@@ -7,16 +7,59 @@ the decoder for as long as the model's modules stay. Only for models that `suppo
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import Gemma3ForCausalLM, PreTrainedModel
 
-from motley.compute.layers import Adapter, Heads, Layer, Norm, Projection, Rotation
+from motley.compute.layers import (
+    Adapter,
+    Heads,
+    Layer,
+    Norm,
+    Projection,
+    Rotation,
+    walk_layer,
+)
 from motley.compute.support import ACTIVATIONS, activation_of, why_unknown
+
+Ready = Callable[[Layer], Layer]
+
+
+def as_it_is(layer: Layer) -> Layer:
+    return layer
+
+
+class Held(Protocol):
+    """Who has weights come and go, where a device does not always hold them (`sharding`)."""
+
+    always: bool  # they never go
+
+    def holding(self, index: int | None) -> AbstractContextManager[None]:
+        """In it the weights of a layer are there; None: those before and behind the layers."""
+        ...
+
+    def walk_layer(self, forward: Any, layer: Layer, state: Any, ready: Ready = as_it_is) -> Any:
+        """As `layers.walk_layer`, with the layer's weights there for it and for its gradient.
+
+        `ready`: what is done to the layer first.
+        """
+        ...
+
+
+class _AlwaysThere:
+    always = True
+
+    def holding(self, index: int | None) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def walk_layer(self, forward: Any, layer: Layer, state: Any, ready: Ready = as_it_is) -> Any:
+        return walk_layer(forward, ready(layer), state)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +70,10 @@ class Decoder:
     activation: str  # "silu" | "gelu"
     embed_scale: float
     heads: Heads
+    held: Held
 
     @classmethod
-    def of(cls, model: PreTrainedModel) -> Decoder:
+    def of(cls, model: PreTrainedModel, held: Held = _AlwaysThere()) -> Decoder:
         """The decoder of a model that `why_unknown` finds nothing wrong with."""
         config: Any = model.config
         offset = 1.0 if isinstance(model, Gemma3ForCausalLM) else 0.0
@@ -37,10 +81,10 @@ class Decoder:
         return cls(
             model=model,
             layers=tuple(
-                _layer(index, layer, config, offset)
+                _held_layer(index, layer, config, offset, held)
                 for index, layer in enumerate(model.model.layers)
             ),
-            norm=_norm(model.model.norm, offset),
+            norm=_held_norm(model.model.norm, offset, held),
             activation=ACTIVATIONS[activation_of(config)],
             embed_scale=float(getattr(embed, "scalar_embed_scale", 1.0)),
             heads=Heads(
@@ -48,6 +92,7 @@ class Decoder:
                 keys=config.num_key_value_heads,
                 size=model.model.layers[0].self_attn.head_dim,
             ),
+            held=held,
         )
 
     @property
@@ -75,7 +120,7 @@ class Decoder:
         """[N, d] in float32, by the name that layers call them."""
         tables = {}
         with torch.autocast(position_N.device.type, enabled=False):
-            x = self.embedding[:1, :1].float()
+            x = torch.zeros(1, 1, device=position_N.device)  # asked for its type and place only
             for name in dict.fromkeys(layer.rotation for layer in self.layers):
                 cos, sin = self.model.model.rotary_emb(
                     x, position_N[None], *([name] if name else [])
@@ -90,6 +135,16 @@ class Decoder:
 def known_decoder(model: PreTrainedModel) -> Decoder | None:
     """None: a model that runs its own code."""
     return None if why_unknown(model) else Decoder.of(model)
+
+
+def _held_layer(index: int, layer: Any, config: Any, offset: float, held: Held) -> Layer:
+    with held.holding(index):
+        return _layer(index, layer, config, offset)
+
+
+def _held_norm(module: Any, offset: float, held: Held) -> Norm:
+    with held.holding(None):
+        return _norm(module, offset)
 
 
 def _layer(index: int, layer: Any, config: Any, offset: float) -> Layer:

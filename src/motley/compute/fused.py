@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
@@ -30,7 +31,12 @@ def fused_states(
     """Final hidden state of every packed token, in the dtype."""
     forward = _FusedPass(decoder, packed, dtype)
     state = Deferred(decoder.embed(packed.token_N))
-    state = walk(forward, cast_layers(decoder, dtype), state, checkpointed)
+    if decoder.held.always:
+        state = walk(forward, cast_layers(decoder, dtype), state, checkpointed)
+    else:  # a layer can be cast once its weights are there
+        ready = lambda layer: cast_layers(decoder, dtype, [layer])[0]
+        through = partial(decoder.held.walk_layer, ready=ready)
+        state = walk(forward, decoder.layers, state, checkpointed, through)
     return forward.norm(state, decoder.norm)[1]
 
 
@@ -89,17 +95,20 @@ class GatedProjection(Projection):
 # Weights
 
 
-def cast_layers(decoder: Decoder, dtype: torch.dtype) -> list[Layer]:
-    """The layers with all weights in the dtype.
+def cast_layers(
+    decoder: Decoder, dtype: torch.dtype, some: Sequence[Layer] | None = None
+) -> list[Layer]:
+    """The layers, or some of them, with all weights in the dtype.
 
     Those of one input are stacked, unless they have the dtype already and need no copy (under
     adapters).
     """
-    joined = [layer.projections for layer in decoder.layers]
+    chosen = decoder.layers if some is None else some
+    joined = [layer.projections for layer in chosen]
     groups = [group for four in joined for linears in four for group in _groups(linears, dtype)]
     cast = iter(_stacked(groups, dtype))
     layers = []
-    for layer, four in zip(decoder.layers, joined, strict=True):
+    for layer, four in zip(chosen, joined, strict=True):
         qkv, out, gate_up, down = (_projection(linears, cast, dtype) for linears in four)
         gated_down = GatedProjection(
             down.weights, down.bias, down.sizes, down.adapters, decoder.activation

@@ -9,6 +9,7 @@ which sizes there are; how a graph is captured is in `capture`.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -29,7 +30,9 @@ MOST_GRAPHS = 32
 
 
 class Score(Protocol):
-    """Scores of one micro-batch after the other."""
+    """Scores of one micro-batch after the other, or of several at once."""
+
+    width: int  # how many
 
     @property
     def holds(self) -> bool:
@@ -45,6 +48,10 @@ class Score(Protocol):
         ...
 
     def __call__(self, packed: Packed) -> Scores: ...
+
+    def together(self, wave: Sequence[Packed]) -> list[Scores]:
+        """Of at most as many micro-batches as are computed at once."""
+        ...
 
 
 class Size(NamedTuple):
@@ -161,7 +168,7 @@ def scorer(policy: Policy) -> Score:
 
 
 class PlainScore:
-    holds = False
+    holds, width = False, 1
 
     def __init__(self, policy: Policy, decoder: Decoder | None) -> None:
         self._policy, self._decoder = policy, decoder
@@ -175,11 +182,16 @@ class PlainScore:
     def __call__(self, packed: Packed) -> Scores:
         return score(self._policy, packed, self._decoder)
 
+    def together(self, wave: Sequence[Packed]) -> list[Scores]:
+        return [self(packed) for packed in wave]
+
 
 class CapturedScore:
     """Scores must be differentiated before the next are asked for: graphs share the memory that
     lies between the two.
     """
+
+    width = 1
 
     def __init__(self, policy: Policy, decoder: Decoder) -> None:
         self._policy, self._decoder = policy, decoder
@@ -229,6 +241,9 @@ class CapturedScore:
             self._anchor, self, self._graphs[size], padded(packed, size), len(packed.target_M)
         )
         return Scores(logp_M, entropy_M)
+
+    def together(self, wave: Sequence[Packed]) -> list[Scores]:
+        return [self(packed) for packed in wave]
 
     def _fits(self, packed: Packed, size: Size) -> bool:
         filled = replace(packed, longest=size.longest)

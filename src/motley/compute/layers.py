@@ -7,9 +7,9 @@ steps are computed is a `Pass`: plain, by kernels, over a cache. Knows no transf
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -186,18 +186,26 @@ def walk_layer(forward: Pass[State], layer: Layer, state: State) -> State:
     return forward.add(state, layer.down, gated, layer.after_mlp)
 
 
+WalkLayer = Callable[[Any, Layer, Any], Any]  # what `walk_layer` does, with something around it
+
+
 def walk(
-    forward: Pass[State], layers: Sequence[Layer], state: State, checkpointed: bool = False
+    forward: Pass[State],
+    layers: Sequence[Layer],
+    state: State,
+    checkpointed: bool = False,
+    through: WalkLayer = walk_layer,
 ) -> State:
     """Through all layers.
 
     `checkpointed`: keep only what enters a layer, and walk through it again for the gradient.
+    `through`: how one layer is walked through, where its weights must come first.
     """
     for layer in layers:
         if checkpointed:  # nothing here is random
             state = checkpoint(
-                walk_layer, forward, layer, state, use_reentrant=False, preserve_rng_state=False
+                through, forward, layer, state, use_reentrant=False, preserve_rng_state=False
             )
         else:
-            state = walk_layer(forward, layer, state)
+            state = through(forward, layer, state)
     return state

@@ -87,7 +87,13 @@ def _hidden_states(policy: Policy, packed: Packed | Merged, decoder: Decoder | N
 
 def plain_states(decoder: Decoder, packed: Packed | Merged, checkpointed: bool) -> Tensor:
     hidden_ND = decoder.embed(packed.token_N)
-    hidden_ND = walk(_PlainPass(decoder, packed), decoder.layers, hidden_ND, checkpointed)
+    hidden_ND = walk(
+        _PlainPass(decoder, packed),
+        decoder.layers,
+        hidden_ND,
+        checkpointed,
+        decoder.held.walk_layer,
+    )
     return decoder.norm(hidden_ND)
 
 

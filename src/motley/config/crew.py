@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ from motley.links import Network, Weather
 from motley.records import Sampling
 
 
-class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     crew: Crew
     peer: tuple[PeerConfig, ...]
     task: dict[str, Any] = {}  # parameters of the task named in [crew]
@@ -53,6 +54,7 @@ class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 f"quorum={self.crew.quorum} is more than the {num_authors} peers who sample; use "
                 f"at most {num_authors}"
             )
+        _check_hearing(self.crew)
         if self.crew.layout == "horizontal" and (self.learning.own_share or self.learning.quota):
             raise ValueError(
                 "own_share and quota choose among whole groups, and a horizontal crew shares "
@@ -147,7 +149,7 @@ class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 f"{', '.join(p.name for p in self.peer)}"
             )
 
-    @property
+    @cached_property
     def authors(self) -> list[str]:
         """Who samples."""
         return [p.name for p in self.peer if p.role != "learner"]
@@ -165,10 +167,15 @@ class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def needs_processes(self) -> bool:
         """Whether its peers must run beside each other in real time, and not in turn."""
-        return self.crew.processes or self.has_roles or self.network != Network()
+        shared = any(p.devices > 1 for p in self.peer)  # a peer is the first of its own processes
+        return self.crew.processes or self.has_roles or shared or self.network != Network()
+
+    @cached_property
+    def _by_name(self) -> dict[str, PeerConfig]:
+        return {p.name: p for p in self.peer}
 
     def named(self, name: str) -> PeerConfig:
-        return next(p for p in self.peer if p.name == name)
+        return self._by_name[name]
 
     def student_of(self, name: str) -> str:
         """Whose model a peer samples with: its own, or its learner's."""
@@ -207,10 +214,26 @@ class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """How many completions a peer makes of each of its problems."""
         return self.crew.group_size // self.authors_per_group
 
-    @property
-    def sender_share(self) -> float:
-        """The most of a step that may be one foreign sender's."""
-        return min(1.0, max(self.trust.sender_share, 2 / len(self.authors)))
+    def others(self, student: str) -> list[str]:
+        """Who samples with other weights than this student's, in the file's order."""
+        return [name for name in self.authors if self.student_of(name) != student]
+
+    def num_heard(self, student: str) -> int:
+        """Whose groups of a round reach a student: all who sample with its weights, and others."""
+        if self.crew.hear is None:
+            return len(self.authors)
+        others = len(self.others(student))
+        return len(self.authors) - others + min(self.crew.hear, others)
+
+    def problems_per_step(self, student: str) -> int:
+        """How many problems a step of a student learns from."""
+        if self.crew.hear is None:
+            return self.crew.problems_per_round
+        return self.problems_per_peer * self.num_heard(student)
+
+    def sender_share(self, student: str) -> float:
+        """The most of a step of a student that may be one foreign sender's."""
+        return min(1.0, max(self.trust.sender_share, 2 / self.num_heard(student)))
 
     @property
     def quorum(self) -> int:
@@ -219,9 +242,10 @@ class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def alone(self, name: str, own_share: bool = False) -> CrewConfig:
         """A crew of this one peer, which makes all the sampling of the crew itself.
 
-        `own_share`: only what it samples in the crew, as someone who did not join.
+        `own_share`: only what it samples in the crew, as someone who did not join. On one device,
+        since it runs in one process.
         """
-        peer = msgspec.structs.replace(self.named(name), role="peer")
+        peer = msgspec.structs.replace(self.named(name), role="peer", devices=1)
         changes = {
             "objective": "alone",
             "variant": "",
@@ -229,6 +253,7 @@ class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             "deadline_s": 0.0,
             "quorum": 0,
             "meet": 0.0,
+            "hear": None,
         }
         if self.has_roles:
             changes["pace"] = "lockstep"
@@ -248,4 +273,20 @@ def _must_divide(field: str, value: int, num_peers: int, layout: str) -> None:
         raise ValueError(
             f"{field}={value} is not divisible by the {num_peers} peers of a {layout} crew; use "
             f"{choice}"
+        )
+
+
+def _check_hearing(crew: Crew) -> None:
+    hear, quorum = crew.hear, crew.quorum
+    if hear is None:
+        return
+    if crew.layout == "horizontal":
+        raise ValueError(
+            f"hear={hear} leaves out peers, and a horizontal crew shares every group among all "
+            'of them; remove hear, or use layout = "vertical"'
+        )
+    if quorum > hear + 1:
+        raise ValueError(
+            f"quorum={quorum} is more than the {hear + 1} peers whom a learner hears, itself "
+            f"included; use at most {hear + 1}, or raise hear"
         )

@@ -203,6 +203,7 @@ class PeerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     engine: Literal["torch"] | EnginePart = "torch"  # who samples
     judge: OpenAI | None = None  # whose opinion multiplies the rewards that this peer learns from
     device: str = "auto"  # cpu, cuda, cuda:1, mps
+    devices: int = 1  # so many of them share the model, from `device` on
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of the arithmetic
     # less memory, a third more time; auto: where few tokens fit without it
     gradient_checkpointing: bool | Literal["auto"] = False
@@ -240,6 +241,7 @@ class PeerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 "cuda:N or mps"
             )
         self._check_memory()
+        self._check_devices()
         if self.keep_layers < 0 or self.keep_layers == 1:
             raise ValueError(
                 f"peer {self.name}: keep_layers={self.keep_layers}; use at least 2, the first and "
@@ -269,6 +271,28 @@ class PeerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ValueError(
                 f"sampler {self.name} does not learn; remove its optimizer, masters and offload"
             )
+
+    def _check_devices(self) -> None:
+        if self.devices < 1:
+            raise ValueError(
+                f"peer {self.name}: devices={self.devices} computes nothing; use at least 1"
+            )
+        if self.devices == 1:
+            return
+        refused = {
+            "a sampler has no learner to share; use a sampler for each device": (
+                self.role == "sampler"
+            ),
+            "Apple has one GPU; leave devices out": self.device == "mps",
+            'each device samples by itself; use engine = "torch"': self.engine != "torch",
+            "a part of the moments is on each device as it is; leave optimizer and offload out": (
+                self.optimizer != "adamw" or self.offload
+            ),
+            'parts are kept in float32; leave masters = "bfloat16" out': self.masters != "float32",
+        }
+        for reason, is_so in refused.items():
+            if is_so:
+                raise ValueError(f"peer {self.name}: devices={self.devices}: {reason}")
 
 
 def _shown(train: str | TrainPart) -> str:

@@ -205,9 +205,19 @@ def write_config(config: CrewConfig, path: Path) -> None:
     replace(path, config_text(config).encode())
 
 
+# Of a peer, with their defaults. They are written where they differ from these, so that a charter
+# without them is what it was before there were such keys.
+LATER_KEYS = {"devices": 1, "optimizer": "adamw", "masters": "float32", "offload": False}
+
+
 def config_text(config: CrewConfig) -> str:
     """The crew as TOML."""
-    return msgspec.toml.encode(_without_none(msgspec.to_builtins(config))).decode()
+    plain = _without_none(msgspec.to_builtins(config))
+    for peer in plain["peer"]:
+        for key, usual in LATER_KEYS.items():
+            if peer[key] == usual:
+                del peer[key]
+    return msgspec.toml.encode(plain).decode()
 
 
 def _without_none(value: Any) -> Any:

@@ -27,6 +27,7 @@ MAY_CHANGE = (
     "learning.checkpoint_every",
     "learning.token_budget",
     "peer.*.device",
+    "peer.*.devices",
     "peer.*.dtype",  # that another machine computes alike: a checkpoint knows its arithmetic
     "peer.*.engine",
     "peer.*.gradient_checkpointing",

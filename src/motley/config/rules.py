@@ -30,6 +30,8 @@ class Crew(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     seed: int = 0
     # share of each peer's problems of a round that all peers answer alike; horizontal: all of them
     meet: float = 0.0
+    # whom a learner hears in a round beside itself: so many others, drawn anew; None: everyone
+    hear: int | None = None
     processes: bool = False  # one process per peer, with a NATS server between them
     # a round goes on without who is late by this much; 0: waits for everyone
     deadline_s: float = 0.0
@@ -60,6 +62,11 @@ class Crew(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ValueError(
                 f"meet={self.meet} is outside 0..1: it is a share of a peer's problems, such as "
                 "0.25"
+            )
+        if self.hear is not None and self.hear < 1:
+            raise ValueError(
+                f"hear={self.hear} leaves a learner alone with itself; use at least 1, or leave it "
+                "out to hear everyone"
             )
         if self.group_size < 2:
             raise ValueError(

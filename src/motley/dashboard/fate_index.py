@@ -25,7 +25,7 @@ import numpy as np
 from motley.archive.rollouts import NOT_READ, WAITING, word_of
 from motley.clock import Deadline
 from motley.dashboard.columns import Column
-from motley.learning.fates import StepFates
+from motley.learning.fates import UNHEARD, StepFates
 
 LOOK_ON = 256  # steps that a group may wait for its own
 BLOCK_BYTES = 2**20
@@ -189,7 +189,7 @@ class FateIndex:
         first = bisect_left(learner.cursors.values, position)
         for number in range(first, min(first + LOOK_ON, len(learner.cursors))):
             step = self._step(peer, number)
-            if position in step.groups or position in step.let_go:
+            if position in step.groups or position in step.let_go or step.is_unheard(position):
                 return step
         return None
 
@@ -206,6 +206,8 @@ class FateIndex:
         letters = step.groups.get(position, "") if step else ""
         if number < len(letters):
             return word_of(letters, number)
+        if step and step.is_unheard(position):
+            return UNHEARD
         otherwise = WAITING if position <= self._learners[peer].cursor else NOT_READ
         return step.let_go.get(position, otherwise) if step else otherwise
 
@@ -316,6 +318,8 @@ class FateTotals:
                 found[fate] += count * times
         for why, times in Counter(step.let_go.values()).items():
             found[why] += self.group_size * times
+        if step.unheard:
+            found[UNHEARD] += self.group_size * step.num_unheard
         if 0 <= step.round <= MAX_ROUND:
             for fate, count in found.items():
                 self.counts[step.peer, fate].add_at(step.round, count)

@@ -13,6 +13,7 @@ from motley.learning.fates import (
     RESCUED,
     SILENT,
     TEXT_ONLY,
+    UNHEARD,
     UNREAD,
     WITHHELD,
 )
@@ -46,6 +47,8 @@ FATES = {
     "incomplete": "Parts of its group by other peers did not come in time.",
     "unread": "Its sender has another vocabulary, and too few of the group's completions are text.",
     "another's branch": "It continues a prefix that only its author learns from.",
+    UNHEARD: "The learner did not hear its sender in that round: `hear` of [crew] draws some "
+    "senders for every round.",
     WAITING: "The learner has it, and no step has taken it so far.",
     NOT_READ: "The learner has not come to it in the log yet.",
     NOT_RECORDED: "Nobody wrote it down: the run is older, or its folder is not this one.",

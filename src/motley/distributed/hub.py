@@ -8,14 +8,16 @@ HUB/hub.key         the key that signs the charter and the rosters
 HUB/hub.json        who is invited, enrolled, shut out
 HUB/outbox.sqlite   the hub's own records
 HUB/server/         the server's configuration, certificate and data
+HUB/server-2/ ...   of a cluster's other nodes on this machine
+HUB/nodes/          what lets a cluster's nodes know each other; what to bring to other machines
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -23,7 +25,8 @@ from nats.aio.msg import Msg
 
 from motley.clock import Clock, Deadline, RealClock
 from motley.config import CrewConfig, config_text, may_become, parse_config
-from motley.distributed.desk import Desk
+from motley.distributed.nodes import FarNodes, NodesWatch
+from motley.distributed.office import Office
 from motley.distributed.register import (
     DAY_S,
     INVITE_DAYS,
@@ -33,40 +36,23 @@ from motley.distributed.register import (
     Place,
     Register,
     Say,
-    hub_login,
     read_state,
 )
+from motley.distributed.servers import Servers
 from motley.distributed.watch import DiskWatch, QuotaWatch, limit_log
 from motley.exchange import LogError, Mark, Outbox, Signer
-from motley.exchange.nats.blobs import create_bucket
-from motley.exchange.nats.connection import Connection
-from motley.exchange.nats.log import NatsLog
 from motley.exchange.nats.names import Names
-from motley.exchange.nats.presence import Presence, create_presence
+from motley.exchange.nats.presence import create_presence
 from motley.exchange.nats.server import Server
 from motley.files import hold
 from motley.trust import nkey_of
 from motley.trust.invitation import Enrolment
 
 START_S = 30.0
+CLUSTER_START_S = 120.0  # until its nodes have chosen who leads
 SAID_AGAIN_S = 60.0
+RETRY_S = 0.25
 CALM_S = 0.5  # after a new configuration: answers get lost while the server takes it in
-
-
-@dataclass(frozen=True, slots=True)
-class Office:
-    """Where a hub is asked, and what it sees from there: open while it is connected."""
-
-    connection: Connection
-    requests: Connection
-    log: NatsLog
-    presence: Presence
-    asked: Desk
-
-    def close(self) -> None:
-        self.presence.stop()
-        self.requests.close()
-        self.connection.close()
 
 
 class Hub:
@@ -82,11 +68,13 @@ class Hub:
         self.register = Register(folder, state, clock)
         identity = self.register.identity
         self.outbox = Outbox(folder / "outbox.sqlite", Signer(identity.public, identity.sign))
-        self.server = _server_of(state, folder / "server", clock)
+        self.servers = Servers.of(state, folder, say, clock)
+        self.far_nodes = FarNodes(folder, self.register)
+        self.nodes = NodesWatch(state.crew, state.place.nodes, say, clock)
         self._names = Names(state.crew)
         self._office: Office | None = None  # before the start
         self._quotas = QuotaWatch(self.register, say, clock)
-        self._disk = DiskWatch(self.server, say, clock) if self.server else None
+        self._disks = [DiskWatch(server, say, clock) for server in self.servers.all]
         self._calm = self._again = Deadline(clock, 0.0)
         self._complaint = ""
         self._returned = threading.Event()  # the connection was lost, and is back
@@ -112,6 +100,7 @@ class Hub:
         if (folder / "hub.json").exists():
             state = read_state(folder)
             _check_crew(folder, parse_config(state.config), config, may_change)
+            _check_nodes(folder, state.place, place)
             moved, state.place = state.place != place, place
             state.config = config_text(config)
         else:
@@ -119,9 +108,14 @@ class Hub:
             state = HubState.new(config, place, expires_s)
         hub = cls(folder, state, say, clock)
         hub.register.keep()
-        if moved and hub.server:
-            hub.server.stop()  # one left running listens where the last hub was
+        if moved:
+            hub.servers.stop()  # one left running listens where the last hub was
         return hub
+
+    @property
+    def server(self) -> Server | None:
+        """The hub's own, or its first; None where it uses somebody else's."""
+        return self.servers.first
 
     @property
     def office(self) -> Office:
@@ -135,59 +129,42 @@ class Hub:
 
         What is there already stays.
         """
-        deadline = Deadline(self._clock, START_S)
+        is_cluster = self.servers.num_nodes > 1
+        deadline = Deadline(self._clock, CLUSTER_START_S if is_cluster else START_S)
+        self._start_server()
         while self._office is None:
-            self._start_server()
             try:
-                self._office = self._open_office()
-            except LogError:  # a server just taken over may be dying
-                if deadline.passed:
+                self._office = Office.open(self.folder, self.register, self._clock)
+            except LogError as error:
+                if self.servers.any_elsewhere:  # somebody has yet to start those
+                    self._complain(f"waiting for nodes on other machines: {error}")
+                elif deadline.passed:
                     raise
+                if is_cluster:
+                    self.servers.revive(RETRY_S)
+                    self._clock.sleep_s(RETRY_S)
+                else:  # a server just taken over may be dying
+                    self._start_server()
+        self._office.connection.on_reconnect.append(self._returned.set)
         if self.outbox.note_of(Mark("charter")) is None:
             self.outbox.put([self.register.charter()], Mark("charter"))
         self._settle()
 
     def _start_server(self) -> None:
-        if self.server:
-            users = self.register.users()
+        if self.servers:
+            rights = self.far_nodes.rights
             if not self._settled:
-                users = [replace(user, nkey="") for user in users]
-            self.server.configure(self.register.identity.nkey, users, self.register.learners)
-            if self.server.start():
+                users = tuple(replace(user, nkey="") for user in rights.users)
+                rights = msgspec.structs.replace(rights, users=users)
+            self.servers.configure(rights)
+            if self.servers.start():
                 self._say(f"took over the server at {self.register.state.place.url}")
-
-    def _open_office(self) -> Office:
-        crew, asked = self.register.state.crew, Desk()
-        with ExitStack() as undo:
-            login = hub_login(self.folder, self.register.state)
-            connection = Connection(login, clock=self._clock)
-            undo.callback(connection.close)
-            # A way of its own: a flood of requests must not cut off what the hub itself says.
-            requests = Connection(login, clock=self._clock)
-            undo.callback(requests.close)
-            limit_log(connection, self.register)
-            for learner in self.register.learners:
-                create_bucket(connection, crew, learner, self.register.quotas.store_bytes)
-            create_presence(connection, crew)
-            connection.on_reconnect.append(self._returned.set)
-            log = NatsLog(connection, crew)
-            requests.subscribe(self._names.enrolment("*"), asked.put)
-            requests.subscribe(self._names.control, asked.put)
-            presence = Presence(connection, crew, self.register.verify)
-            undo.pop_all()
-        return Office(connection, requests, log, presence, asked)
 
     def tick(self, timeout_s: float = 0.2) -> None:
         """Answer who asks, and bring the server back if it died."""
         if message := self.office.asked.next(timeout_s):
             self._reply(message)
-        if self.server and not self.server.alive():
-            self._say("the server died; starting it again")
-            try:
-                self.server.start()
-            except ValueError as error:  # something took its port for a moment, perhaps
-                self._say(str(error))
-                self._clock.sleep_s(timeout_s)
+        self.servers.revive(timeout_s)
         if self._returned.is_set():
             self._found_presence()
         self._look_around()
@@ -196,10 +173,13 @@ class Hub:
 
     def _look_around(self) -> None:
         """See that nobody writes too much, and that there is room to write."""
-        if self._disk is None:
+        if not self.servers:
             return  # nothing can be done about a server of somebody else's
+        self.nodes.look(self.office.connection)
+        self.far_nodes.deliver(self.office.connection)
         try:
-            self._disk.look()
+            for disk in self._disks:
+                disk.look()
             calm = self._calm.passed and not self.office.connection.trouble
             if calm and self._quotas.look(self.office.log):
                 self._reload()
@@ -216,7 +196,8 @@ class Hub:
         """A server that was started anew has lost what it kept in memory."""
         self._returned.clear()
         try:
-            create_presence(self.office.connection, self.register.state.crew)
+            state = self.register.state
+            create_presence(self.office.connection, state.crew, state.place.replicas)
         except LogError as error:
             self._complain(f"who is there cannot be heard: {error}; trying again")
             self._returned.set()
@@ -225,8 +206,8 @@ class Hub:
         if self._office:
             self._office.close()
         self.outbox.close()
-        if self.server and stop_server:
-            self.server.stop()
+        if stop_server:
+            self.servers.stop()
         os.close(self._lock)
 
     # Who may take part
@@ -310,11 +291,10 @@ class Hub:
             self._complain(f"a roster waits to be sent: {error}")
 
     def _reload(self) -> None:
-        if self.server:
-            register = self.register
-            self.server.configure(register.identity.nkey, register.users(), register.learners)
-            if self.server.alive():
-                self.server.reload()
+        if self.servers:
+            self.servers.configure(self.far_nodes.rights)
+            self.servers.reload()
+            self.far_nodes.tell(self.far_nodes.rights)
             self._calm = Deadline(self._clock, CALM_S)
 
 
@@ -326,10 +306,11 @@ def _check_crew(folder: Path, before: CrewConfig, config: CrewConfig, may_change
         )
 
 
-def _server_of(state: HubState, folder: Path, clock: Clock) -> Server | None:
-    """The hub's own server; None where it uses somebody else's."""
-    place = state.place
-    if not place.host:
-        return None
-    pair = (Path(place.certificate[0]), Path(place.certificate[1])) if place.certificate else None
-    return Server(state.crew, folder, place.host, place.port, pair, clock)
+def _check_nodes(folder: Path, before: Place, place: Place) -> None:
+    """A server that becomes a node, or is one no more, would throw away what it has."""
+    if place.host and before.host and len(before.nodes) != len(place.nodes):
+        raise ValueError(
+            f"{folder} holds a log on {len(before.nodes) or 1} servers, and "
+            f"{len(place.nodes) or 1} are asked for; say --replicas as before, or "
+            "choose another folder with --out"
+        )

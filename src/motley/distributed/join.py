@@ -91,7 +91,7 @@ def join(
         role: Role = (
             begin_sampling(station, held)
             if station.me.role == "sampler"
-            else begin_learning(station, progress)
+            else begin_learning(station, progress, held)
         )
         # Not before: what the log has of this peer must be known before anything is sent.
         station.courier.start()

@@ -13,6 +13,7 @@ Owns the order in which it receives, samples, learns, publishes and saves.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import partial
 
 import msgspec
@@ -31,20 +32,24 @@ from motley.learning.pace import Turns
 from motley.learning.waiting import Wait
 from motley.peers.peer import Peer
 from motley.peers.sampling import Sampled
-from motley.runs.building import WarmProgress, build_peer
+from motley.peers.spreading import spread
+from motley.runs.building import WarmProgress, build_peer, shared_policy
 from motley.runs.metrics import LearnerLine, Timing
 
 
-def begin_learning(station: Station, progress: WarmProgress | None) -> LearnerRole:
+def begin_learning(station: Station, progress: WarmProgress | None, held: ExitStack) -> LearnerRole:
     """A peer as its folder and the log have it, with its present version in the outbox.
 
     The engine is checked before anything is restored, and the outbox mended before anything is put
-    in it.
+    in it. `held`: what is let go when it leaves, in turn.
     """
     hub = station.joining.membership.hub
     peer = build_peer(station.run, station.me, _seen_log(station), station.outbox, hub, progress)
     station.witness.rely_on(peer.admission)
     station.check_engine(peer.half)
+    if peer.me.devices > 1:
+        policy = partial(shared_policy, station.folder, peer.me.name, peer.half.policy.dtype)
+        held.callback(spread(peer, policy).close)
     recovery = Recovery(station, peer, Journal(station.folder / "journal.jsonl"))
     over = recovery.start_or_restore()
     recovery.mend()

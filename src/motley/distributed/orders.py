@@ -52,7 +52,7 @@ def _ask_running_hub(folder: Path, state: HubState, order: Order, clock: Clock) 
 def _order_while_stopped(folder: Path, state: HubState, order: Order, clock: Clock) -> str:
     hub = Hub(folder, state, lambda text: None, clock)
     # a server that outlived its hub has peers on it
-    runs_on = hub.server is not None and hub.server.alive()
+    runs_on = hub.servers.any_alive
     try:
         hub.start()
         hub.carry_out(order)

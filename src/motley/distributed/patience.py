@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from motley.distributed.participant import Station
 from motley.learning.waiting import Round
@@ -11,6 +11,7 @@ from motley.runs.lines import by_sender
 from motley.trust.steadiness import FOR_REWARDS
 
 LEAST_WITNESSES = 2  # whatever the quorum: no peer is believed alone in what the crew has done
+MOST_NAMED = 16  # of those who are waited for, in a sentence
 REMEDY_S = 60.0  # of waiting, after which it also says what can be done
 
 
@@ -18,6 +19,7 @@ class Patience:
     def __init__(self, station: Station, peer: Peer) -> None:
         self._station, self._peer = station, peer
         self._since_s = station.clock.elapsed_s()
+        self._last_rounds: dict[str, int] | None = None  # in which others are heard, once asked
 
     def begin_anew(self) -> None:
         """A round begins; or the hub is away, and who cannot be heard is not late."""
@@ -104,14 +106,42 @@ class Patience:
             for c in peer.waiting.whole_families(closed)
             if c.group.round == round
         }
-        return len(ahead & others) >= quorum and len(there & others) >= quorum
+        return len(self._witnesses(ahead, round)) >= quorum and len(there & others) >= quorum
+
+    def _witnesses(self, ahead: Collection[str], round: int) -> list[str]:
+        """Who is ahead of a round and would have waited for this peer in it.
+
+        Where each hears some of the others only, who does not hear this peer goes on without it
+        and says nothing by that.
+        """
+        peer = self._peer
+        besides = {peer.me.name, *peer.admission.revoked}
+        return [
+            name
+            for name in ahead
+            if name not in besides
+            and peer.scrutiny.is_awaited(name)
+            and peer.hearing.is_heard_by(name, round)
+        ]
 
     def is_all_there(self) -> bool:
         """Whether no crewmate has anything to come, in an async crew."""
-        rounds, peer = self._station.config.crew.rounds, self._peer
+        peer = self._peer
         return self.is_closed() or all(
-            peer.admitted.complete[name] >= rounds or self._has_ended(name)
-            for name in peer.crewmates
+            self._has_sent_all(name) or self._has_ended(name) for name in peer.crewmates
+        )
+
+    def _has_sent_all(self, name: str) -> bool:
+        """Whether nothing is to come of a sender; where it is heard in some rounds only, of the
+        last of these.
+        """
+        peer = self._peer
+        if peer.hearing.is_always_heard(name):
+            return peer.admitted.complete[name] >= self._station.config.crew.rounds
+        if self._last_rounds is None:
+            self._last_rounds = peer.hearing.last_rounds()
+        return name not in self._last_rounds or peer.admitted.is_whole(
+            name, self._last_rounds[name]
         )
 
     def _is_gone(self, name: str) -> bool:
@@ -151,9 +181,12 @@ class Patience:
         rounds, peer = self._station.config.crew.rounds, self._peer
         if peer.half.sampled_rounds < rounds:
             return []
-        late = [name for name in peer.crewmates if peer.admitted.complete[name] < rounds]
+        late = [name for name in peer.crewmates if not self._has_sent_all(name)]
         words = [
-            f"{name} has sent {peer.admitted.complete[name]} of {rounds} rounds" for name in late
+            f"{name} has sent {peer.admitted.complete[name]} of {rounds} rounds"
+            if peer.hearing.is_always_heard(name)
+            else f"{name} has not sent the last of its rounds that are heard"
+            for name in late[:MOST_NAMED]
         ]
         return [*words, *self._remedy(late)]
 

@@ -18,6 +18,7 @@ from motley.clock import Clock
 from motley.config import CrewConfig, PeerConfig, config_text, parse_config
 from motley.distributed.quota import Quotas
 from motley.exchange.nats.accounts import User, invited_user, peer_user
+from motley.exchange.nats.cluster import Node, address_of
 from motley.exchange.nats.connection import Login
 from motley.exchange.nats.server import fingerprint
 from motley.exchange.nats.stream import HEADERS_BYTES
@@ -32,13 +33,15 @@ DAY_S = 86400.0
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the crew's server is."""
+    """Where the crew's server is, or its cluster of servers."""
 
-    url: str  # what peers dial
+    url: str  # what peers dial; of several servers all, with commas between
     host: str = ""  # where our own server listens; nothing: the server is somebody else's
     port: int = 0
     certificate: tuple[str, str] | None = None
     pinned: bool = False  # peers trust this very certificate, not the public authorities
+    replicas: int = 1  # on how many servers everything is
+    nodes: tuple[Node, ...] = ()  # of a cluster of our own, of which the first is at host and port
 
 
 class HubState(msgspec.Struct, kw_only=True):
@@ -262,12 +265,18 @@ def invitations(state: HubState, hub: bytes) -> dict[str, str]:
     """Per peer with an open invitation, the line to paste on its machine."""
     pinned = state.place.pinned and state.place.certificate
     certificate = fingerprint(Path(pinned[0])) if pinned else ""
-    start = f"motley join {state.place.url} --crew {state.crew} --invite "
     return {
-        peer: start
+        peer: f"motley join {_first_other(state.place.url, number)} --crew {state.crew} --invite "
         + Invitation(peer, secret, hub, certificate, int(state.expires_s.get(peer, 0.0))).text
-        for peer, secret in state.invited.items()
+        for number, (peer, secret) in enumerate(state.invited.items())
     }
+
+
+def _first_other(url: str, number: int) -> str:
+    """The servers of an address in another order: each peer dials another one first."""
+    urls = url.split(",")
+    first = number % len(urls)
+    return ",".join([*urls[first:], *urls[:first]])
 
 
 def day_of(at_s: float) -> str:
@@ -282,5 +291,8 @@ def hub_login(folder: Path, state: HubState) -> Login:
     url = state.place.url
     if state.place.host:
         near = "127.0.0.1" if state.place.host == "0.0.0.0" else state.place.host
-        url = f"{'tls' if certificate else 'nats'}://{near}:{state.place.port}"
+        scheme = "tls" if certificate else "nats"
+        url = f"{scheme}://{near}:{state.place.port}"
+        if others := state.place.nodes[1:]:
+            url = f"{url},{address_of(others, scheme)}"
     return Login(url, HUB, identity.nkey_seed, certificate)

@@ -30,7 +30,7 @@ def limit_log(connection: Connection, register: Register) -> None:
     """
     quotas, state = register.quotas, register.state
     room_bytes = quotas.room_bytes if state.place.host else 0
-    create_stream(connection, state.crew, room_bytes, quotas.largest_bytes)
+    create_stream(connection, state.crew, room_bytes, quotas.largest_bytes, state.place.replicas)
 
 
 class QuotaWatch:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from motley.compute.decoder import Decoder
 from motley.compute.support import runs_kernels, why_unknown
 from motley.config import EnginePart
 from motley.engines.branches import TorchEngine
@@ -12,6 +14,9 @@ from motley.engines.engine import Completion, Engine
 from motley.engines.plain import PlainEngine
 from motley.engines.trial import own_code_engine
 from motley.models.policy import Policy
+
+if TYPE_CHECKING:
+    from motley.engines.graphs import GraphEngine
 
 __all__ = ["Completion", "Engine", "PlainEngine", "TorchEngine", "open_engine", "torch_engine"]
 
@@ -27,11 +32,19 @@ def torch_engine(policy: Policy) -> Engine:
                 stacklevel=2,
             )
         return own_code_engine(policy)
+    return known_engine(policy)
+
+
+def known_engine(policy: Policy, decoder: Decoder | None = None) -> TorchEngine | GraphEngine:
+    """That of a model with a forward of our own.
+
+    `decoder`: the policy's, where its weights come and go.
+    """
     if runs_kernels(policy.device):
         from motley.engines.graphs import GraphEngine
 
-        return GraphEngine(policy)
-    return TorchEngine(policy)
+        return GraphEngine(policy, decoder)
+    return TorchEngine(policy, decoder)
 
 
 def open_engine(policy: Policy, part: str | EnginePart, folder: Path) -> Engine:

@@ -52,10 +52,11 @@ class _Cache:
 class TorchEngine:
     keeps_snapshot = True
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, decoder: Decoder | None = None) -> None:
+        """`decoder`: the policy's, where its weights come and go; otherwise it is read here."""
         self._policy = policy
         self._dtype = policy.dtype
-        self._decoder = Decoder.of(policy.base)
+        self._decoder = decoder or Decoder.of(policy.base)
         self._weights = Snapshot.of(self._decoder, self._dtype, torch.float32)
 
     def refresh(self) -> None:
@@ -63,11 +64,15 @@ class TorchEngine:
 
     @torch.no_grad()
     def sample(
-        self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: Sampling, seed: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_samples: int,
+        sampling: Sampling,
+        seed: int,
+        first: int = 0,
     ) -> list[list[Completion]]:
-        return sample_rows(
-            partial(self._rows, sampling), self._policy, prompts, num_samples, sampling, seed
-        )
+        rows = partial(self._rows, sampling)
+        return sample_rows(rows, self._policy, prompts, num_samples, sampling, seed, first)
 
     def _rows(self, sampling: Sampling, prompts: PromptIds, uniform_BT: Tensor) -> SampledRows:
         logits_RV, cache = self._prefill(prompts, sampling.max_tokens)

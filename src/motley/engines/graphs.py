@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from motley.compute.capture import GraphMemory, Recording, lacks_memory_to_capture
+from motley.compute.decoder import Decoder
 from motley.engines.engine import Completion
 from motley.engines.room import Room, RoomSize
 from motley.engines.sampling import PromptIds, SampledRows, sample_rows
@@ -149,9 +150,10 @@ class _Graphs:
 class GraphEngine:
     keeps_snapshot = True
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, decoder: Decoder | None = None) -> None:
+        """`decoder`: the policy's, where its weights come and go; otherwise it is read here."""
         self._policy, self._device = policy, policy.device
-        self._steps = Steps(policy)
+        self._steps = Steps(policy, decoder)
         self._graphs = _Graphs(self._device)
         self._room: Room | None = None
 
@@ -160,13 +162,17 @@ class GraphEngine:
 
     @torch.no_grad()
     def sample(
-        self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: Sampling, seed: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_samples: int,
+        sampling: Sampling,
+        seed: int,
+        first: int = 0,
     ) -> list[list[Completion]]:
+        rows = partial(self._rows, sampling)
         # where Triton starts its kernels
         with torch.cuda.device_of(self._steps.weights.head):
-            made = sample_rows(
-                partial(self._rows, sampling), self._policy, prompts, num_samples, sampling, seed
-            )
+            made = sample_rows(rows, self._policy, prompts, num_samples, sampling, seed, first)
         if (
             self._room is not None
             and self._device.type == "cuda"

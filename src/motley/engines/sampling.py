@@ -63,8 +63,12 @@ def sample_rows(
     num_samples: int,
     sampling: Sampling,
     seed: int,
+    first: int = 0,
 ) -> list[list[Completion]]:
-    """What `Engine.sample` must do, for an engine that can do `rows`."""
+    """What `Engine.sample` must do, for an engine that can do `rows`.
+
+    `first`: how many prompts stand before these, and are sampled elsewhere.
+    """
     longest = max(len(p) for p in prompts)
     if longest + sampling.max_tokens > policy.max_positions:
         raise ValueError(
@@ -72,7 +76,8 @@ def sample_rows(
             f"model's {policy.max_positions} "
             "positions; lower max_tokens or shorten the prompts"
         )
-    uniform_BT = _uniforms(len(prompts) * num_samples, sampling.max_tokens, seed, policy.device)
+    before, total = first * num_samples, (first + len(prompts)) * num_samples
+    uniform_BT = _uniforms(total, sampling.max_tokens, seed, policy.device)[before:]
     made = [
         c
         for part in _in_parts(rows, prompts, uniform_BT)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -30,25 +31,50 @@ class Snapshot:
     @torch.no_grad()
     def of(cls, decoder: Decoder, dtype: torch.dtype, head_dtype: torch.dtype) -> Snapshot:
         return cls(
-            layers=tuple(_kept_layer(layer, dtype) for layer in decoder.layers),
-            embedding=(decoder.embedding.float() * decoder.embed_scale).clone(),
-            norm=_kept_norm(decoder.norm),
-            head=decoder.head.to(head_dtype, copy=True),
+            layers=tuple(_held_layer(decoder, layer, dtype) for layer in decoder.layers),
+            **_ends(decoder, head_dtype),
         )
 
     @torch.no_grad()
     def refresh(self, decoder: Decoder) -> None:
         """Take the decoder's present weights in place: whoever holds these tensors sees them."""
         for old, new in zip(self.layers, decoder.layers, strict=True):
-            for (kept,), linears in zip(old.projections, new.projections, strict=True):
-                _refresh(kept, linears)
-            for kept_norm, norm in zip(_norms(old), _norms(new), strict=True):
-                kept_norm.weight.copy_(norm.scale)
-        self.embedding.copy_(decoder.embedding)
-        if decoder.embed_scale != 1:
-            self.embedding.mul_(decoder.embed_scale)
-        self.norm.weight.copy_(decoder.norm.scale)
-        self.head.copy_(decoder.head)
+            with decoder.held.holding(new.index):
+                _refresh_layer(old, new)
+        with decoder.held.holding(None):
+            self.embedding.copy_(decoder.embedding)
+            if decoder.embed_scale != 1:
+                self.embedding.mul_(decoder.embed_scale)
+            self.norm.weight.copy_(decoder.norm.scale)
+            self.head.copy_(decoder.head)
+
+
+class _Ends(TypedDict):
+    embedding: Tensor
+    norm: Norm
+    head: Tensor
+
+
+def _ends(decoder: Decoder, head_dtype: torch.dtype) -> _Ends:
+    """What stands before and behind the layers."""
+    with decoder.held.holding(None):
+        return {
+            "embedding": (decoder.embedding.float() * decoder.embed_scale).clone(),
+            "norm": _kept_norm(decoder.norm),
+            "head": decoder.head.to(head_dtype, copy=True),
+        }
+
+
+def _held_layer(decoder: Decoder, layer: Layer, dtype: torch.dtype) -> Layer:
+    with decoder.held.holding(layer.index):
+        return _kept_layer(layer, dtype)
+
+
+def _refresh_layer(old: Layer, new: Layer) -> None:
+    for (kept,), linears in zip(old.projections, new.projections, strict=True):
+        _refresh(kept, linears)
+    for kept_norm, norm in zip(_norms(old), _norms(new), strict=True):
+        kept_norm.weight.copy_(norm.scale)
 
 
 def _norms(layer: Layer) -> list[Norm]:

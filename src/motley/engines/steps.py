@@ -23,8 +23,9 @@ from motley.records import Sampling
 
 
 class Steps:
-    def __init__(self, policy: Policy) -> None:
-        self.decoder, self.dtype, self.device = Decoder.of(policy.base), policy.dtype, policy.device
+    def __init__(self, policy: Policy, decoder: Decoder | None = None) -> None:
+        self.decoder, self.dtype = decoder or Decoder.of(policy.base), policy.dtype
+        self.device = policy.device
         self.weights = Snapshot.of(self.decoder, self.dtype, self.dtype)
         size = len(self.weights.head)
         self._is_end_V = torch.zeros(size, dtype=torch.bool, device=self.device)

@@ -8,9 +8,10 @@ than the budget, and then at even places.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -62,24 +63,35 @@ class MicroBatch:
 
 
 def micro_batches(
-    sequences: Sequence[ToScore], token_budget: int, device: torch.device
+    sequences: Sequence[ToScore], token_budget: int, device: torch.device, width: int = 1
 ) -> list[MicroBatch]:
     """Cut sequences into micro-batches of at most `token_budget` packed tokens and about the same
     size, alike lengths together.
+
+    `width`: how many are computed at a time; their number is a multiple of it, where it can be.
     """
     units = [part for same in _by_prompt(sequences) for part in _split(same, token_budget)]
     units.sort(key=lambda unit: (len(unit[0].prompt), max(len(s.tokens) for s in unit)))
-    return [_pack(batch, device) for batch in _cut(units, token_budget)]
+    return [_pack(batch, device) for batch in _cut(units, token_budget, width)]
 
 
-def _cut(units: Sequence[Unit], token_budget: int) -> list[list[Unit]]:
-    """As few micro-batches as taking in turn what fits makes.
+Item = TypeVar("Item")
+
+
+def waves(micros: Sequence[Item], width: int) -> Iterator[Sequence[Item]]:
+    """As many at a time as are computed at once."""
+    return (micros[i : i + width] for i in range(0, len(micros), width))
+
+
+def _cut(units: Sequence[Unit], token_budget: int, width: int) -> list[list[Unit]]:
+    """As few micro-batches as taking in turn what fits makes, up to the next multiple of `width`.
 
     Of about the same size where that makes no more.
     """
     full = _taken_in_turn(units, token_budget, math.inf)
-    even = _taken_in_turn(units, token_budget, sum(map(_packed_tokens, units)) / max(1, len(full)))
-    return even if len(even) == len(full) else full
+    count = max(1, -(-len(full) // width) * width)
+    even = _taken_in_turn(units, token_budget, sum(map(_packed_tokens, units)) / count)
+    return even if len(even) <= count else full
 
 
 def _taken_in_turn(units: Sequence[Unit], token_budget: int, share: float) -> list[list[Unit]]:

@@ -22,7 +22,7 @@ import torch
 from safetensors import SafetensorError
 
 from motley.files import disk_error, sync
-from motley.learning.descent import kind_of
+from motley.learning.descent import Optimiser, kind_of
 from motley.learning.fitting import check_finite
 from motley.learning.lean import LeanAdam
 from motley.models.policy import Policy, load_tensors, save_tensors, saved_words
@@ -179,7 +179,7 @@ def _before(folder: Path) -> str:
     return f"delete {folder} to resume from the checkpoint before it"
 
 
-def save_training(policy: Policy, optimiser: torch.optim.Optimizer, folder: Path) -> None:
+def save_training(policy: Policy, optimiser: Optimiser, folder: Path) -> None:
     """Write what trains, and the optimiser's moments of it by name."""
     check_finite(policy)
     folder.mkdir(parents=True)
@@ -193,7 +193,7 @@ def save_training(policy: Policy, optimiser: torch.optim.Optimizer, folder: Path
     save_tensors(moments, folder / OPTIMISER, {} if kind == "adamw" else {"optimizer": kind})
 
 
-def load_training(policy: Policy, optimiser: torch.optim.Optimizer, folder: Path) -> None:
+def load_training(policy: Policy, optimiser: Optimiser, folder: Path) -> None:
     moments = load_tensors(folder / OPTIMISER)
     kind, own = saved_words(folder / OPTIMISER).get("optimizer", "adamw"), kind_of(optimiser)
     if kind != own:

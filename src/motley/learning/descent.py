@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -19,6 +19,29 @@ from motley.learning.lean import BLOCK, LeanAdam
 FIRST_SCALE = 2.0**15
 GROWS_AFTER = 200  # steps
 FUSED = ("cpu", "cuda")
+
+
+class Optimiser(Protocol):
+    """What a learner and a checkpoint ask of one."""
+
+    param_groups: list[dict[str, Any]]
+    defaults: dict[str, Any]
+
+    @property
+    def state(self) -> Any:
+        """By parameter, what it remembers of it."""
+        ...
+
+    def zero_grad(self) -> None: ...
+
+    def step(self) -> Any: ...
+
+
+class OptimiserRules(NamedTuple):
+    """What `optimiser_of` is told beside parameters."""
+
+    lr: float
+    weight_decay: float
 
 
 def adam(parameters: Iterable[Tensor], lr: float) -> torch.optim.Adam:
@@ -87,7 +110,7 @@ def _rows_and_columns(shape: tuple[int, ...]) -> int:
     return 4 * math.prod(shape[:-2]) * (shape[-2] + shape[-1])
 
 
-def kind_of(optimiser: torch.optim.Optimizer) -> Optimizer:
+def kind_of(optimiser: Optimiser) -> Optimizer:
     """What a crew file calls it."""
     if isinstance(optimiser, torch.optim.Adafactor):
         return "adafactor"
@@ -98,7 +121,7 @@ def _fused(parameters: Sequence[Tensor]) -> bool | None:
     return all(p.device.type in FUSED and p.is_contiguous() for p in parameters) or None
 
 
-def descend(optimiser: torch.optim.Optimizer, norm: Tensor) -> None:
+def descend(optimiser: Optimiser, norm: Tensor) -> None:
     """Step along the gradient, unless its norm is no number.
 
     A GPU finds that out for itself: nobody waits for it.
@@ -128,6 +151,11 @@ class LossScale:
     def backward(self, value: Tensor, dloss: Tensor | None = None) -> None:
         """Backward from a loss, or from values with the loss's gradient with respect to them."""
         (value * self.value if self._scales else value).backward(dloss)
+
+    def backward_all(self, values: Sequence[Tensor], dlosses: Sequence[Tensor]) -> None:
+        """The same from values of several micro-batches."""
+        for value, dloss in zip(values, dlosses, strict=True):
+            self.backward(value, dloss)
 
     def clip(self, parameters: Sequence[Tensor], limit: float) -> Tensor:
         """Take the scale out of the gradients, and clip them; their norm before that."""

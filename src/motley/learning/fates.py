@@ -6,15 +6,18 @@ A table beside the metrics, for people who ask why a sample was not learned from
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from motley.files import append, drop_unfinished_line, replace
+from motley.learning.hearing import Stretch
 
 # of a rollout of a group that a step took
 LEARNED, SILENT, FILTERED, WITHHELD, BLAMED = "l", "s", "f", "w", "b"
+UNHEARD = "unheard"  # of a group that its learner did not hear
 RESCUED = "r"  # its success was taken, whatever the objective made of it
 # the same where its sender has another vocabulary (learning/readings.py)
 TEXT_ONLY, NOT_CUT, UNREAD = "t", "u", "x"
@@ -32,6 +35,16 @@ class StepFates(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     groups: dict[int, str] = {}  # position of a group that was taken -> a letter per rollout
     # position of one that was not -> why; "refused: reward" where admission did not let it in
     let_go: dict[int, str] = {}
+    # first and last position of those that stand together and were not heard (`hear` of [crew])
+    unheard: list[Stretch] = []
+
+    def is_unheard(self, position: int) -> bool:
+        place = bisect_right(self.unheard, position, key=lambda stretch: stretch.first)
+        return place > 0 and position <= self.unheard[place - 1].last
+
+    @property
+    def num_unheard(self) -> int:
+        return sum(stretch.last - stretch.first + 1 for stretch in self.unheard)
 
 
 def with_rescue(fates: dict[int, str], position: int, number: int) -> dict[int, str]:

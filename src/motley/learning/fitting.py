@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from motley.compute.alone import fault_of, looks_ahead, spread_of
+from motley.compute.packed import Packed
 from motley.compute.scoring import score
 from motley.config import Learning
 from motley.learning.batches import ToScore, micro_batches
@@ -108,18 +109,24 @@ def check_finite(policy: Policy) -> None:
     (micro,) = micro_batches(
         [ToScore(row=0, prompt=(end, 1), tokens=(2, 1, end))], 8, policy.device
     )
-    logp_M = score(policy, micro.packed).logp_M
-    gradient = torch.autograd.grad(
-        logp_M.sum(), [p for _, p in policy.trained()], allow_unused=True
-    )
-    if not all(
-        bool(torch.isfinite(value).all()) for value in (logp_M, *gradient) if value is not None
-    ):
+    is_finite = policy.remote.is_finite if policy.remote else _is_finite_here
+    if not is_finite(policy, micro.packed):
         raise FloatingPointError(
             f"the weights of version {policy.version} give log-probs that are no numbers, and "
             "were not saved; lower lr in the run's "
             "config.toml and go on with --resume from the checkpoint before"
         )
+
+
+def _is_finite_here(policy: Policy, packed: Packed) -> bool:
+    """Whether these tokens have log-probs and a gradient that are numbers."""
+    logp_M = score(policy, packed).logp_M
+    gradient = torch.autograd.grad(
+        logp_M.sum(), [p for _, p in policy.trained()], allow_unused=True
+    )
+    return all(
+        bool(torch.isfinite(value).all()) for value in (logp_M, *gradient) if value is not None
+    )
 
 
 @contextmanager

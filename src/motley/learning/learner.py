@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -18,10 +18,18 @@ import torch
 from torch import Tensor
 
 from motley.compute.graphs import Score, scorer
+from motley.compute.logprobs import Scores
 from motley.config import Learning, Teach, Trust
-from motley.learning.batches import MicroBatch, ToScore, micro_batches
+from motley.learning.batches import MicroBatch, ToScore, micro_batches, waves
 from motley.learning.blame import Blame, OwnFault, blame
-from motley.learning.descent import LossScale, Upkeep, descend, optimiser_of
+from motley.learning.descent import (
+    LossScale,
+    Optimiser,
+    OptimiserRules,
+    Upkeep,
+    descend,
+    optimiser_of,
+)
 from motley.learning.diagnostics import Floats, Row, sender_metrics, with_readings
 from motley.learning.fates import BLAMED
 from motley.learning.fitting import explained_memory, fitting_budget, halved, too_large
@@ -35,7 +43,7 @@ from motley.learning.inner import (
     with_start,
 )
 from motley.learning.meetings import Lesson
-from motley.learning.notes import Overheard, compared, note, note_scores, reference_kl
+from motley.learning.notes import Note, Overheard, compared, note, note_scores, reference_kl
 from motley.learning.planning import Planner
 from motley.learning.reference import Reference
 from motley.learning.schedule import lr_at
@@ -96,6 +104,15 @@ class MetReport:
     unfit: int = 0
 
 
+class Means(NamedTuple):
+    """What a learner computes with."""
+
+    score: Score
+    reference: Reference
+    scale: LossScale
+    optimiser: Optimiser
+
+
 class Learner:
     def __init__(
         self,
@@ -119,12 +136,18 @@ class Learner:
         self._rows = (objective, rescue_of(objective, teach.gamma))  # of answers, and of lessons
         self._full_lr = self._lr = lr
         self._rounds, self._seed = rounds, seed
-        self._reference = Reference(policy, objective.penalty.needs_reference)
+        self.needs_reference = objective.penalty.needs_reference
+        self._reference = Reference(policy, self.needs_reference)
         self.token_budget = rules.token_budget or fitting_budget(policy, upkeep)
         self._halved = False
         self._parameters = [p for _, p in policy.trained()]
         self._score = scorer(policy)
-        self.optimiser = optimiser_of(self._parameters, lr, rules.weight_decay, upkeep)
+        self.optimiser_rules = OptimiserRules(lr, rules.weight_decay)
+        self.optimiser: Optimiser = optimiser_of(self._parameters, *self.optimiser_rules, upkeep)
+
+    def compute_with(self, means: Means) -> None:
+        """Have scores, gradients and steps made by other means."""
+        self._score, self._reference, self.scale, self.optimiser = means
 
     def step(
         self,
@@ -269,6 +292,7 @@ class Learner:
         for peer in senders:
             made = self._backward(alone(peer))
             norm_of[peer] = float(made.norm) if np.isfinite(made.loss) else np.nan
+        self.policy.fetch()
         fine = all(bool(p.isfinite().all()) for p in self._parameters)
         found = blame(norm_of, plan.batch.strangers & {*senders}, fine)
         if isinstance(found, Blame):
@@ -299,7 +323,7 @@ class Learner:
         self.optimiser.zero_grad()
         self._score.begin()
         micros = map(partial(unscored, plan), self._micro_batches(*plan.by_objective()))
-        known = [self._reference.known(plan, micro) for micro in micros]
+        known = self._reference.known_all(plan, list(micros))
         made = self._launch(plan, known, scale_S, learns)
         if scale_S is not None:
             return made
@@ -313,38 +337,55 @@ class Learner:
         learns: bool = True,
     ) -> Gradient:
         """On a GPU nothing here waits for it."""
-        pulls = Pulls(len(plan.batch.senders), self.policy.device)
-        notes, losses = [], [torch.zeros((), device=self.policy.device)]
-        scored: list[Scored] = []
-        for micro, sender_B, known in micros:
+        told = _Losses(plan, self._rows, self.policy.device)
+        for wave in waves(micros, self._score.width):
             with torch.set_grad_enabled(learns):
-                scores = self._score(micro.packed)
-            logp_BT = micro.unpack(scores.logp_M.detach()).requires_grad_()
-            loss_batch = known(logp_learner_BT=logp_BT)
-            output = self._rows[plan.has_lessons(micro)].loss(loss_batch)
-            (dloss_BT,) = torch.autograd.grad(output.loss, logp_BT)
-            pulls.add(sender_B, dloss_BT, logp_BT.detach(), micro.mask_BT)
-            notes.append(note(micro, scores, loss_batch, output, dloss_BT))
-            losses.append(output.loss.detach())
-            if not learns:
-                scored.append(Scored(micro, logp_BT.detach(), loss_batch.logp_ref_BT))
-                continue
-            dloss_BT = dloss_BT if scale_S is None else dloss_BT * scale_S[sender_B, None]
-            self.scale.backward(scores.logp_M, micro.pack(dloss_BT))
-        pull_S = pulls.norm_S
+                made = self._score.together([one.micro.packed for one in wave])
+            dlosses = [told.add(*pair, scale_S) for pair in zip(wave, made, strict=True)]
+            if learns:
+                self.scale.backward_all([scores.logp_M for scores in made], dlosses)
+        pull_S = told.pulls.norm_S
         return Gradient(
             norm=self.scale.clip(self._parameters, self._rules.grad_clip),
-            loss_is_finite=torch.stack(losses).isfinite().all(),
+            loss_is_finite=torch.stack(told.losses).isfinite().all(),
             pull_S=pull_S,
             scale_S=_scales(plan, pull_S, self._trust.grad_share),
-            notes=notes,
+            notes=told.notes,
             heard=[],
-            scored=scored,
+            scored=[] if learns else told.scored,
         )
 
     def _micro_batches(self, *parts: list[ToScore]) -> list[MicroBatch]:
-        made = [micro_batches(part, self.token_budget, self.policy.device) for part in parts]
+        width = self._score.width
+        made = [micro_batches(part, self.token_budget, self.policy.device, width) for part in parts]
         return list(chain.from_iterable(made))
+
+
+class _Losses:
+    """What micro-batches of a pass come out with, and the gradients of their losses."""
+
+    def __init__(
+        self, plan: StepPlan, rows: tuple[Objective, Objective], device: torch.device
+    ) -> None:
+        self.pulls = Pulls(len(plan.batch.senders), device)
+        self.notes: list[Note] = []
+        self.losses = [torch.zeros((), device=device)]
+        self.scored: list[Scored] = []
+        self._plan, self._rows = plan, rows
+
+    def add(self, one: Unscored, scores: Scores, scale_S: Tensor | None) -> Tensor:
+        """The gradient of the loss with respect to the log-probs of a micro-batch."""
+        micro, sender_B, known = one
+        logp_BT = micro.unpack(scores.logp_M.detach()).requires_grad_()
+        loss_batch = known(logp_learner_BT=logp_BT)
+        output = self._rows[self._plan.has_lessons(micro)].loss(loss_batch)
+        (dloss_BT,) = torch.autograd.grad(output.loss, logp_BT)
+        self.pulls.add(sender_B, dloss_BT, logp_BT.detach(), micro.mask_BT)
+        self.notes.append(note(micro, scores, loss_batch, output, dloss_BT))
+        self.losses.append(output.loss.detach())
+        self.scored.append(Scored(micro, logp_BT.detach(), loss_batch.logp_ref_BT))
+        dloss_BT = dloss_BT if scale_S is None else dloss_BT * scale_S[sender_B, None]
+        return micro.pack(dloss_BT)
 
 
 @torch.no_grad()

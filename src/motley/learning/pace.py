@@ -170,7 +170,7 @@ class Async:
             waiting.drop_stale(round)
         whole = waiting.whole_families(round)
         answered = {c.family for c in whole if not c.group.branch}
-        if len(answered) < self.config.crew.problems_per_round:
+        if len(answered) < waiting.per_step:
             return Wait()
         taken = waiting.take(self._in_order(whole))
         # none: there is no own group yet to go with the foreign ones
@@ -212,7 +212,7 @@ def holds_up(backlog: Backlog, author: str, config: CrewConfig) -> bool:
     total = its if config.crew.layout == "horizontal" else sum(waiting.values())
     rules, per_step, share = (
         config.learning,
-        config.crew.problems_per_round,
+        config.problems_per_step(config.student_of(author)),
         config.problems_per_peer,
     )
     if rules.max_age_s:

@@ -5,6 +5,7 @@ Knows no objective's formula. Where none asks, it holds nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -28,6 +29,9 @@ class Reference:
             return one
         ref_BT = one.micro.unpack(self._score(one.micro.packed).logp_M)
         return one._replace(known=partial(one.known, logp_ref_BT=ref_BT))
+
+    def known_all(self, plan: StepPlan, some: Sequence[Unscored]) -> list[Unscored]:
+        return [self.known(plan, one) for one in some]
 
 
 def _copied(policy: Policy) -> Policy:

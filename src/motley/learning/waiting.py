@@ -90,9 +90,16 @@ class Waiting:
 
     config: CrewConfig
     window: StalenessWindow
+    me: str = ""  # who learns from it
     dropped: Counter[tuple[str, str]] = field(default_factory=Counter)  # (sender, reason) -> count
     let_go: dict[int, str] = field(default_factory=dict)  # position -> reason, since the last step
+    per_step: int = field(init=False)  # problems
+    _sender_share: float = field(init=False)
     _candidates: list[Candidate] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.per_step = self.config.problems_per_step(self.me)
+        self._sender_share = self.config.sender_share(self.me)
 
     def __iter__(self) -> Iterator[Candidate]:
         return iter(self._candidates)
@@ -126,11 +133,11 @@ class Waiting:
         """Select from what is ready by the crew's rules; what is selected waits no longer."""
         crew = self.config.crew
         # a horizontal crew shares every group evenly
-        share = 1.0 if crew.layout == "horizontal" else self.config.sender_share
+        share = 1.0 if crew.layout == "horizontal" else self._sender_share
         # own continuations come beside: they take no place of anybody's answers
         beside = [c for c in ready if c.group.branch]
         answers = [c for c in ready if not c.group.branch]
-        selection = select(answers, self.config.learning, crew.problems_per_round, share)
+        selection = select(answers, self.config.learning, self.per_step, share)
         if not selection.take:
             return ()
         used = {c.position for c in ready} - {c.position for c in selection.wait}

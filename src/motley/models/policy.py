@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import torch
@@ -44,6 +44,22 @@ class MadeOf(msgspec.Struct, frozen=True, kw_only=True):
     frozen: str = ""  # digest of the layers that do not train
 
 
+class Remote(Protocol):
+    """Where a policy's weights train, if that is elsewhere: on several devices."""
+
+    def fetch(self) -> None:
+        """Bring here what trained."""
+        ...
+
+    def push(self) -> None:
+        """Have what is here train from here on."""
+        ...
+
+    def is_finite(self, policy: Policy, packed: Any) -> bool:
+        """Whether packed tokens have log-probs and a gradient that are numbers."""
+        ...
+
+
 @dataclass(slots=True)
 class Policy:
     """`version` counts the learner steps behind the present weights."""
@@ -58,6 +74,7 @@ class Policy:
     is_partial: bool = False  # only some of its layers train
     # packing would change its numbers: sequences are computed alone, by the model's own code
     one_by_one: bool = False
+    remote: Remote | None = None  # None: it trains here
     fingerprint: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -91,10 +108,16 @@ class Policy:
     def is_adapted(self) -> bool:
         return hasattr(self.model, "peft_config")
 
+    def fetch(self) -> None:
+        """Have its present weights here, wherever they train."""
+        if self.remote:
+            self.remote.fetch()
+
     def save(self, folder: Path) -> None:
         """Write what trains: an ordinary Hugging Face folder, a PEFT adapter folder for LoRA, or
         the tensors of the layers that train.
         """
+        self.fetch()
         if self.is_partial:
             folder.mkdir(parents=True, exist_ok=True)
             save_tensors({name: p.detach() for name, p in self.trained()}, folder / TRAINED)
@@ -115,6 +138,8 @@ class Policy:
             self._load_layers(folder)
         else:
             take_tensors(folder, self.base.state_dict(), read_folder(folder).state_dict())
+        if self.remote:
+            self.remote.push()
 
     def _made_of(self) -> MadeOf:
         # an adapter's base is kept in the type of the arithmetic, and so differs between machines

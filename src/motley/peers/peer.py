@@ -19,6 +19,7 @@ from dataclasses import InitVar, dataclass, field
 
 from motley.config import CrewConfig, PeerConfig
 from motley.exchange import Entry, Log
+from motley.learning.hearing import Hearing
 from motley.learning.learner import Learner, StepReport
 from motley.learning.pace import Pace, Turns, pace_of
 from motley.learning.select import Candidate
@@ -70,6 +71,7 @@ class Peer:
     learned_rounds: int = 0
     cursor: int = 0
     pace: Pace = field(init=False)
+    hearing: Hearing = field(init=False)
     waiting: Waiting = field(init=False)
     admission: Admission = field(init=False)
     admitted: AdmittedGroups = field(init=False)
@@ -84,10 +86,12 @@ class Peer:
         self.pace = pace_of(self.config)
         window = StalenessWindow(self.config.learning, half.clock, policy.version)
         window.made(policy.version)
-        self.waiting = Waiting(self.config, window)
-        self.admitted = AdmittedGroups(self.config.problems_per_peer)
+        self.waiting = Waiting(self.config, window, self.me.name)
+        self.hearing = Hearing(self.config, self.me.name)
+        always = self.hearing.is_always_heard
+        self.admitted = AdmittedGroups(self.config.problems_per_peer, always)
         half.on_log = self.admitted.__contains__
-        self.admission = admission_of(half, hub)
+        self.admission = admission_of(half, hub, always)
         self.reader = reader_of(half)
         self.scrutiny, self.teaching = scrutiny_of(half), teaching_of(self.reader)
         if self.me.role == "learner":
@@ -142,16 +146,8 @@ class Peer:
             for entry in entries:
                 if until is not None and entry.position > until:
                     return True
-                verdict = self.admission.admit(entry)
-                if isinstance(verdict, Admitted):
-                    self._take_in(entry, verdict)
-                elif isinstance(verdict, RefusedRecord):
-                    _let_in(self)
-                    self.admitted.refuse(verdict.id, verdict.signed)
-                    self._drop_muted(self.scrutiny.refused(verdict, self.learned_rounds))
-                elif isinstance(verdict, Roster):
-                    _let_in(self)
-                    self._drop_revoked()
+                if not self.hearing.passes_by(entry.id, entry.position):
+                    _judge(self, entry)
                 self.cursor = entry.position
                 if budget.is_spent_on(entry):
                     return False
@@ -202,8 +198,10 @@ class Peer:
 
     @property
     def senders(self) -> list[str]:
-        """Everyone who samples and was not shut out."""
-        return [name for name in self.config.authors if name not in self.admission.revoked]
+        """Everyone who samples and was not shut out; in lockstep, if it is heard in the round."""
+        waits = self.pace.awaits_others
+        names = self.hearing.of(self.learned_rounds) if waits else self.config.authors
+        return [name for name in names if name not in self.admission.revoked]
 
     @property
     def crewmates(self) -> list[str]:
@@ -296,7 +294,7 @@ class Peer:
         learner.token_budget = self.config.learning.token_budget or state.token_budget
         learner.success.by_kind, learner.skills.means = dict(state.success), dict(state.skills)
         half.sampled_rounds, self.learned_rounds = state.sampled_rounds, state.learned_rounds
-        self.cursor = state.cursor
+        self.cursor, self.hearing.passed_by = state.cursor, state.unheard
         half.tables.restore(tables_again(state.admission.tables, self.log))
         window.version, window.made_s = state.version, dict(state.made_s)
         self.waiting.restore(
@@ -312,6 +310,20 @@ class Peer:
             _trust_rewards(self)
         go_on_from(half.outbox, state.head)
         half.refresh()
+
+
+def _judge(peer: Peer, entry: Entry) -> None:
+    """Take a record in, or count why not."""
+    verdict = peer.admission.admit(entry)
+    if isinstance(verdict, Admitted):
+        peer._take_in(entry, verdict)
+    elif isinstance(verdict, RefusedRecord):
+        _let_in(peer)
+        peer.admitted.refuse(verdict.id, verdict.signed)
+        peer._drop_muted(peer.scrutiny.refused(verdict, peer.learned_rounds))
+    elif isinstance(verdict, Roster):
+        _let_in(peer)
+        peer._drop_revoked()
 
 
 def _let_in(peer: Peer) -> None:
@@ -355,6 +367,7 @@ def _state_of(peer: Peer) -> PeerState:
         meetings=peer.teaching.meetings.state(),
         prefixes=peer.teaching.prefixes,
         skills=learner.skills.means,
+        unheard=peer.hearing.passed_by,
     )
 
 

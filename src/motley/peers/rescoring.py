@@ -4,7 +4,7 @@ it; what is compared with what is admission's (`trust/admission.py`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -40,7 +40,7 @@ class Rescoring:
         return self.half.texts(r.tokens for r in rollouts)
 
 
-def admission_of(half: SamplerHalf, hub: bytes) -> Admission:
+def admission_of(half: SamplerHalf, hub: bytes, reads_all_of: Callable[[str], bool]) -> Admission:
     """How a peer judges records; rewards of others by computing them again, unless the crew file
     says otherwise.
     """
@@ -55,4 +55,5 @@ def admission_of(half: SamplerHalf, hub: bytes) -> Admission:
         Steadiness(again.anew, again.shown) if checked and half.me.role != "learner" else None,
         again.of_texts,
         half.tables,
+        reads_all_of,
     )

@@ -35,6 +35,7 @@ from motley.trust.habits import WINDOW, Habits, Mask
 from motley.trust.standing import Standing, StandingState, Suspicion
 
 BROKE_A_STEP = "a step that is no number"
+ROUNDS_OF_HABITS = 2  # whose senders are remembered, where a round hears some of them only
 
 Familiar = Callable[[Problem], Sequence[int]]  # the tokens of a problem and of its answer
 
@@ -63,14 +64,16 @@ class Scrutiny:
     vocabulary_size: int
     familiar: Familiar
     secret: bytes  # nobody else can tell what will be audited
+    most_senders: int = 0  # whose habits are remembered; 0: everyone's
     audit: Audit = field(init=False)
     habits: Habits = field(init=False)
     standing: Standing = field(init=False)
     _heard: dict[str, deque[int]] = field(default_factory=dict)  # places of the newest groups
+    _evident: set[str] = field(default_factory=set)  # against whom the audit has something
 
     def __post_init__(self) -> None:
         self.audit = Audit(self.sampling, self.vocabulary_size, self.rules.alpha)
-        self.habits = Habits(self.me)
+        self.habits = Habits(self.me, self.most_senders)
         self.standing = Standing(self.rules.mute_rounds)
 
     # Taking in
@@ -108,8 +111,12 @@ class Scrutiny:
 
     def _learn_habits(self, heard: HeardGroup) -> None:
         sender = heard.group.origin.peer
-        self.habits.hear(sender, heard.group.rollouts, self.familiar(heard.problem))
-        self._heard.setdefault(sender, deque(maxlen=WINDOW)).append(heard.position)
+        gone = self.habits.hear(sender, heard.group.rollouts, self.familiar(heard.problem))
+        places = self._heard.setdefault(sender, deque(maxlen=WINDOW))
+        places.append(heard.position)
+        if self.most_senders:  # in the order of the habits, so that they are read again in it
+            self._heard[sender] = self._heard.pop(sender)
+            self._heard.pop(gone, None)
 
     def settle(self, taken: Sequence[Candidate], report: StepReport, now: int) -> list[str]:
         """A step was taken in round `now`; who is muted for what it showed."""
@@ -127,6 +134,16 @@ class Scrutiny:
         if self.rules.alpha and candidate.group.origin.peer != self.me:
             self._hear_tokens(candidate)
             self._compare(candidate, [])
+            self._weigh(candidate.group.origin.peer)
+
+    def _weigh(self, sender: str) -> None:
+        """Note whether the audit has something against a sender, so that not everyone who was ever
+        heard is asked for in every round.
+        """
+        if self._suspicion(sender).is_worth_showing:
+            self._evident.add(sender)
+        else:
+            self._evident.discard(sender)
 
     def _compare(self, candidate: Candidate, log_ratios: Sequence[Floats]) -> None:
         """Bet on what the learner makes of a group: tokens, or spans of another vocabulary."""
@@ -153,6 +170,7 @@ class Scrutiny:
         self.audit.forget(sender)
 
     def _convict(self, sender: str, now: int) -> bool:
+        self._weigh(sender)
         lie = self.audit.lie(sender)
         return lie is not None and self.standing.mute(sender, f"log-probs {lie}", now)
 
@@ -197,7 +215,7 @@ class Scrutiny:
     def suspicions(self) -> dict[str, Suspicion]:
         """Everyone against whom there is something to show."""
         standing = self.standing
-        names = {*standing.strikes, *standing.muted, *self.audit.senders} - {self.me}
+        names = {*standing.strikes, *standing.muted, *self._evident} - {self.me}
         return {
             name: suspicion
             for name in sorted(names)
@@ -224,9 +242,12 @@ class Scrutiny:
 
     def load_state(self, state: ScrutinyState, heard: Sequence[HeardGroup]) -> None:
         """`heard`: the groups that stand where the state says, in its order."""
-        self.habits, self._heard = Habits(self.me), {}
+        self.habits, self._heard = Habits(self.me, self.most_senders), {}
         self.audit.load_state(state.audit)
         self.standing.load_state(state.standing)
+        self._evident = set()
+        for name in self.audit.senders:
+            self._weigh(name)
         for one in heard:
             self._learn_habits(one)
 
@@ -240,6 +261,7 @@ def scrutiny_of(half: SamplerHalf) -> Scrutiny:
         return (*policy.prompts.ids(problem), *answer)
 
     alone = config.authors == [half.me.name]  # then there is nobody to tell habits of
+    few = 0 if config.crew.hear is None else ROUNDS_OF_HABITS * config.num_heard(half.me.name)
     return Scrutiny(
         me=half.me.name,
         rules=msgspec.structs.replace(config.trust, habits=False) if alone else config.trust,
@@ -247,4 +269,5 @@ def scrutiny_of(half: SamplerHalf) -> Scrutiny:
         vocabulary_size=policy.vocabulary.size,
         familiar=familiar,
         secret=half.outbox.secret(b"motley audit"),
+        most_senders=few,
     )

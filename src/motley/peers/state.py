@@ -66,6 +66,7 @@ class PeerState(msgspec.Struct, frozen=True, kw_only=True):
     skills: dict[str, list[float]] = msgspec.field(default_factory=dict)
     meetings: MeetingsState = MeetingsState()
     prefixes: PrefixState = PrefixState()
+    unheard: int = 0
 
 
 def check_dtype(state: PeerState, name: str, dtype: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import msgspec
+import torch
 
 from motley.config import (
     AUTO,
@@ -139,7 +140,7 @@ def _half(run: Run, me: PeerConfig, policy: Policy, outbox: Outbox) -> SamplerHa
     return half
 
 
-def _opened_policy(config: CrewConfig, me: PeerConfig, start: Path, task: Task) -> Policy:
+def _opened_policy(config: CrewConfig, me: PeerConfig, start: Path, task: Task | None) -> Policy:
     """The policy a peer begins with, from its folder if it has one; all of it trains."""
     policy = initial_policy(me, config.crew.seed, config.prompt, task)
     if start.exists():
@@ -229,6 +230,18 @@ def policies_after(folder: Path, round: int) -> dict[str, Policy]:
         load_manifest(checkpoint, AnyState)
         policies[me.name].load(checkpoint / me.name / "model")
     return policies
+
+
+def shared_policy(folder: Path, name: str, dtype: torch.dtype) -> Policy:
+    """As a run of this folder began, on the CPU, for a process that takes a part of it.
+
+    `dtype`: of the peer's own arithmetic. It is asked nothing, so it needs no task.
+    """
+    config = read_config(folder / "config.toml")
+    me = msgspec.structs.replace(config.named(name), device="cpu", dtype="float32")
+    policy = _opened_policy(config, me, folder / "start" / name, None)
+    policy.dtype = dtype
+    return _with_trained_part(config, me, policy)
 
 
 def _first_policy(config: CrewConfig, me: PeerConfig, own: Path, task: Task) -> Policy:

@@ -26,6 +26,7 @@ class Expected:
 
     window: int
     others: tuple[str, ...]  # who else samples
+    hears_all: bool  # in every round
     mine: frozenset[str]  # who samples with this peer's weights
     lr: float
     max_tokens: int
@@ -38,6 +39,7 @@ class Expected:
             window=max(2, min(WINDOW, config.crew.rounds)),
             # nothing of others is wanted where own groups are to be everything
             others=tuple(n for n in config.authors if n != peer and _takes_others(config)),
+            hears_all=config.num_heard(peer) == len(config.authors),
             mine=frozenset(n for n in config.authors if config.student_of(n) == peer),
             lr=me.lr or config.learning.lr,
             max_tokens=config.sampling.max_tokens,

@@ -57,6 +57,7 @@ def learner_line(
         refused=by_sender(peer.admission.refused),
         dropped=by_sender(peer.waiting.dropped),
         missing=peer.admission.missing or None,
+        unheard=peer.hearing.passed_by if peer.hearing.is_partial else None,
         suspects=peer.scrutiny.suspicions() or None,
         timing=_with_rates(timing, peer, sampled, report) if timing else None,
     )
@@ -84,12 +85,14 @@ def fates_of(peer: Peer, report: StepReport | None) -> StepFates:
     refused = peer.admission.lately.items()
     let_go = peer.waiting.let_go | {place: f"refused: {reason}" for place, reason in refused}
     peer.waiting.let_go, peer.admission.lately = {}, {}
+    unheard, peer.hearing.stretches = peer.hearing.stretches, []
     return StepFates(
         round=peer.learned_rounds,
         peer=peer.me.name,
         cursor=peer.cursor,
         groups=report.fates if report else {},
         let_go=let_go,
+        unheard=unheard,
     )
 
 

@@ -63,6 +63,7 @@ class LocalCrew:
         task: Task | None = None,
     ) -> None:
         """`task`: where it is at hand as an object."""
+        _check_devices(config)
         self.config = config
         self.folder = folder
         self.finished_rounds = 0
@@ -229,6 +230,16 @@ class LocalCrew:
                 )
             )
         return lines
+
+
+def _check_devices(config: CrewConfig) -> None:
+    for peer in config.peer:
+        if peer.devices > 1:
+            raise ValueError(
+                f"peer {peer.name}: devices={peer.devices} needs a process of its own for the "
+                "peer, and this crew runs in one; leave devices out, or begin a run with "
+                "processes = true"
+            )
 
 
 def _newest(peer: Peer) -> str:

@@ -97,6 +97,7 @@ class LearnerLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     refused: Counts | None = None
     dropped: Counts | None = None
     missing: dict[str, int] | None = None
+    unheard: int | None = None
     # of what it can
     heldout: ByKind | None = None
     ood: ByKind | None = None

@@ -282,7 +282,9 @@ REMEDIES = {
 def _not_taken(history: History) -> Iterator[Sign]:
     """Of a sender of whom no group was in a step lately: why?"""
     first, last = history.steps[0], history.newest
-    for name in filter(history.is_unheard, history.expected.others):
+    told = {*(last.refused or {}), *(last.dropped or {})}
+    others = [name for name in history.expected.others if name in told]
+    for name in filter(history.is_unheard, others):
         if (last.suspects or {}).get(name) and (last.suspects or {})[name].muted:
             continue
         for sign, before, now in (
@@ -317,7 +319,7 @@ def _muted(history: History) -> Iterator[Sign]:
 
 def _never_heard(history: History) -> Iterator[Sign]:
     last = history.newest
-    if history.num_steps < UNHEARD:
+    if history.num_steps < UNHEARD or not history.expected.hears_all:
         return
     for name in history.expected.others:
         told = total(last.refused, name) or total(last.dropped, name)

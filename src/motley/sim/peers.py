@@ -6,7 +6,7 @@ The peers know nothing of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -179,6 +179,16 @@ class SimStudent(_Life):
     def over(self) -> bool:
         """Nobody waits for it any more."""
         return self.finished or self.gone
+
+    def hears_of(self, ids: Sequence[str]) -> bool:
+        """Whether one of these records on the log may matter to it.
+
+        At the end of a slow link each does: its way begins when it is first seen.
+        """
+        hearing = self.peer.hearing
+        if not hearing.is_partial or isinstance(self.peer.log, ArrivingLog):
+            return True
+        return any(map(hearing.may_matter, ids))
 
     def news(self) -> None:
         if not self.here or self.finished:

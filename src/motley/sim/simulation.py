@@ -28,6 +28,7 @@ from motley.runs.local import found_log, one_process_outbox
 from motley.runs.metrics import MetricsLine
 from motley.sim.events import Events
 from motley.sim.peers import SimSampler, SimStudent
+from motley.sim.recorded import RecordedPeers
 
 # steps' worth of groups that came while everyone could have learned, and nobody did
 MAX_UNLEARNED = 50
@@ -47,8 +48,13 @@ class SimCrew:
     """
 
     def __init__(
-        self, config: CrewConfig, folder: Path, warm_progress: WarmProgress | None = None
+        self,
+        config: CrewConfig,
+        folder: Path,
+        warm_progress: WarmProgress | None = None,
+        recorded: RecordedPeers | None = None,
     ) -> None:
+        """`recorded`: peers that are not simulated, and as fast as the slowest that is."""
         check_config(config)
         new_folder(folder, config, "delete it: a simulation is not resumed")
         self.config, self.folder = config, folder
@@ -57,16 +63,20 @@ class SimCrew:
         self._blobs: dict[str, Blobs] = {}
         self._lines: list[MetricsLine] = []
         self._unlearned = self._came = 0  # records since the last step, and all of them
+        self._told = 0  # up to where everyone has been told of the log
+        self._recorded = recorded or RecordedPeers({})
         self._run = Run(config, folder, self.events.clock, mixed=is_mixed(config))
         hub = found_log(config, self.log, self._run.task)
         self.students = [
             SimStudent(self, self._student(name, hub, warm_progress))
-            for name in (p.name for p in config.students)
+            for name in (p.name for p in config.students if p.name not in self._recorded.records)
         ]
         self.samplers = [
             SimSampler(self, self._sampler(p.name, hub)) for p in config.peer if p.role == "sampler"
         ]
         self._run.write([self._run.first_line(s.peer, time_s=0.0) for s in self.students])
+        if self._recorded.records:
+            self._go_on_recorded()
 
     def _student(self, name: str, hub: bytes, progress: WarmProgress | None) -> Peer:
         weather = self.config.weather(name)
@@ -99,9 +109,20 @@ class SimCrew:
         return self._blobs.setdefault(learner, MemoryBlobs())
 
     def appended(self) -> None:
-        for one in (*self.students, *self.samplers):
+        for one in self.listeners():
             one.news()
         self._notice_standstill()
+
+    def listeners(self) -> list[SimStudent | SimSampler]:
+        """Who can use what is new on the log: in a large crew most may hear nothing of it."""
+        news = [entry.id for entry in self.log.read(self._told, limit=len(self.log))]
+        self._told = len(self.log)
+        return [*(s for s in self.students if s.hears_of(news)), *self.samplers]
+
+    def _go_on_recorded(self) -> None:
+        """Recorded peers publish a round once everyone has learned from the one before."""
+        while self._recorded.published <= self.finished_rounds < self.config.crew.rounds:
+            self._recorded.publish_next(self)
 
     def _notice_standstill(self) -> None:
         """Stop where nothing of what samplers send can ever be learned from.
@@ -133,6 +154,8 @@ class SimCrew:
         self, student: Peer, sampled: Sampled | None, report: StepReport | None, without: list[str]
     ) -> None:
         self._unlearned = 0
+        if self._recorded.records:
+            self._go_on_recorded()
         line = self._run.line(student, student.learned_rounds, sampled, report)
         now_s = self.events.clock.now_s()
         self._lines.append(msgspec.structs.replace(line, time_s=now_s, without=without or None))

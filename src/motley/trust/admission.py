@@ -42,7 +42,7 @@ from motley.records import (
     Weights,
 )
 from motley.spelling import Spelling, UnspelledError
-from motley.trust.chain import Chain, ChainState
+from motley.trust.chain import Chain, ChainState, SparseChain
 from motley.trust.copies import Copies, GroupMarks, Marked
 from motley.trust.identity import verifies
 from motley.trust.rewards import RewardCheck, RewardClaim, in_short
@@ -134,10 +134,12 @@ class Admission:
     steadiness: Steadiness | None = None  # None: whether a reward is steady is not asked
     score_texts: ScoreTexts | None = None  # of senders with another vocabulary
     tables: Tables = field(default_factory=Tables)
+    # of whom every record is read here; of others those of some rounds
+    reads_all_of: Callable[[str], bool] = lambda name: True
     keys: dict[str, bytes] = field(default_factory=dict)  # peer -> key, by the newest roster
     revoked: frozenset[str] = frozenset()
     roster: int = 0  # its number
-    chains: dict[bytes, Chain] = field(default_factory=dict)  # by key
+    chains: dict[bytes, Chain | SparseChain] = field(default_factory=dict)  # by key
     refused: Counter[tuple[str, str]] = field(default_factory=Counter)  # (sender, reason) -> count
     kept: deque[RefusedRecord] = field(default_factory=lambda: deque(maxlen=MAX_KEPT))  # the newest
     lately: dict[int, str] = field(default_factory=dict)  # position -> reason, since the last step
@@ -241,7 +243,9 @@ class Admission:
             )
         if not verifies(key, sealed.signature, sealed.signed):
             raise Refusal("signature", "signature does not fit the record")
-        fault = self.chains.setdefault(key, Chain()).add(header.stamp, hash)
+        whole = header.sender == HUB or self.reads_all_of(header.sender)
+        chain = self.chains.setdefault(key, Chain() if whole else SparseChain())
+        fault = chain.add(header.stamp, hash)
         if fault:
             raise Refusal(
                 fault, f"record {header.stamp.counter} of {header.sender} is a {fault} in its chain"
@@ -264,11 +268,10 @@ class Admission:
     @property
     def missing(self) -> dict[str, int]:
         """Per peer: records its chain says exist, and the log has not shown."""
-        return {
-            peer: len(chain.missing)
-            for peer, key in self.keys.items()
-            if (chain := self.chains.get(key)) and chain.missing
-        }
+        chains = {key: c for key, c in self.chains.items() if isinstance(c, Chain) and c.missing}
+        if not chains:
+            return {}
+        return {peer: len(chains[key].missing) for peer, key in self.keys.items() if key in chains}
 
     def _admitted(
         self, header: Header, fields: GroupHeader, limits: Limits, hash: bytes
@@ -361,8 +364,10 @@ class Admission:
         self.keys = {peer: bytes.fromhex(key) for peer, key in state.keys.items()}
         self.revoked = frozenset(state.revoked)
         self.roster = state.roster
+        sparse = {key for name, key in self.keys.items() if not self.reads_all_of(name)}
         self.chains = {
-            bytes.fromhex(key): Chain.from_state(chain) for key, chain in state.chains.items()
+            key: (SparseChain if key in sparse else Chain).from_state(state.chains[key.hex()])
+            for key in map(bytes.fromhex, state.chains)
         }
         self.refused = ReasonCount.counter(state.refused)
         self.kept = deque(state.kept, maxlen=MAX_KEPT)

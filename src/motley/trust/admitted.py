@@ -7,7 +7,7 @@ written once, so it will not come again. Knows names and numbers of groups, noth
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from motley.records import Group
 
 MOST_BEYOND = 2**14  # groups of one sender that are remembered one by one
 MOST_BRANCHES = 1024  # the same of continuations
+MOST_SPARSE = 1024  # the same of a sender that is heard in some rounds only
 
 
 class GroupPlace(NamedTuple):
@@ -46,10 +47,12 @@ class AdmittedGroups:
 
     With two slots a round, after a.0.0, a.0.1 and a.1.1: `complete` is {a: 1}, and `beyond` holds
     (a, 1, 1). Of a sender that leaves rounds out for ever, the older half of what is beyond is in
-    time taken for whole.
+    time taken for whole. Of a sender that is heard in some rounds only no round is whole by number:
+    its newest groups are remembered as continuations are.
     """
 
     num_slots: int  # groups of a peer in a round
+    is_always_heard: Callable[[str], bool] = lambda sender: True
     # per sender: every group of the rounds below has been admitted or passed over, or is too late
     complete: Counter[str] = field(default_factory=Counter)
     _beyond: defaultdict[str, set[GroupPlace]] = field(default_factory=lambda: defaultdict(set))
@@ -79,9 +82,12 @@ class AdmittedGroups:
         if self._has(place):
             return False
         if place.slot >= self.num_slots:
-            self._add_branch(place)
+            _add_newest(self._branches[place.sender], place, MOST_BRANCHES)
             return True
         beyond = self._beyond[place.sender]
+        if not self.is_always_heard(place.sender):
+            _add_newest(beyond, place, MOST_SPARSE)
+            return True
         beyond.add(place)
         if len(beyond) > MOST_BEYOND:
             self._take_for_whole(place.sender)
@@ -110,16 +116,11 @@ class AdmittedGroups:
 
     def _has(self, place: GroupPlace) -> bool:
         if place.slot >= self.num_slots:
-            branches = self._branches[place.sender]
-            is_old = len(branches) == MOST_BRANCHES and place < min(branches)
-            return is_old or place in branches
-        return place.round < self.complete[place.sender] or place in self._beyond[place.sender]
-
-    def _add_branch(self, place: GroupPlace) -> None:
-        branches = self._branches[place.sender]
-        branches.add(place)
-        if len(branches) > MOST_BRANCHES:
-            branches.remove(min(branches))
+            return _has_newest(self._branches[place.sender], place, MOST_BRANCHES)
+        beyond = self._beyond[place.sender]
+        if not self.is_always_heard(place.sender):
+            return _has_newest(beyond, place, MOST_SPARSE)
+        return place.round < self.complete[place.sender] or place in beyond
 
     def _round(self, sender: str, round: int) -> set[GroupPlace]:
         return {GroupPlace(sender, round, slot) for slot in range(self.num_slots)}
@@ -130,3 +131,15 @@ class AdmittedGroups:
         middle = sorted(beyond)[len(beyond) // 2].round
         self.complete[sender] = middle
         beyond.difference_update([place for place in beyond if place.round < middle])
+
+
+def _add_newest(places: set[GroupPlace], place: GroupPlace, most: int) -> None:
+    """Remember a place, and of more than so many only the newest."""
+    places.add(place)
+    if len(places) > most:
+        places.remove(min(places))
+
+
+def _has_newest(places: set[GroupPlace], place: GroupPlace, most: int) -> bool:
+    """Whether a place is there, or older than what is remembered."""
+    return place in places or (len(places) == most and place < min(places))

@@ -3,6 +3,9 @@
 Every record has a counter and the hash of the record before it. Records may come out of order (a
 lost one is sent again behind later ones): those passed over are missing until they come, and then
 must have the hash their successor named.
+
+Who hears a publisher in some rounds only passes most of its records by. Its `SparseChain` holds a
+record to those neighbours that were read. It cannot tell what is missing.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from motley.records import FIRST_PREVIOUS, Stamp
 
 MAX_MISSING = 4096
 REMEMBERED = 256  # hashes kept to tell a replay from a fork
+REMEMBERED_SPARSELY = 64  # the same, and of hashes that a successor named
 
 
 class ChainState(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +115,51 @@ class Chain:
             bytes.fromhex(state.head),
             {counter: bytes.fromhex(hash) for counter, hash in state.missing},
             {counter: bytes.fromhex(hash) for counter, hash in state.recent},
+        )
+
+
+@dataclass(slots=True)
+class SparseChain:
+    """Of a publisher most of whose records are passed by unread: a hole says nothing."""
+
+    recent: dict[int, bytes] = field(default_factory=dict)  # counter -> hash, the newest ones
+    named: dict[int, bytes] = field(default_factory=dict)  # of unread ones: as a successor has it
+
+    def add(self, stamp: Stamp, hash: bytes) -> str:
+        """Take in a record; the name of what is wrong with its place, or nothing."""
+        counter, before = stamp.counter, stamp.counter - 1
+        if counter in self.recent:
+            return "replay" if self.recent[counter] == hash else "fork"
+        if self.named.get(counter, hash) != hash:
+            return "fork"
+        first = FIRST_PREVIOUS if counter == 0 else stamp.previous
+        if self.recent.get(before, first) != stamp.previous:
+            return "fork"
+        self.named.pop(counter, None)
+        if counter and before not in self.recent:
+            self.named[before] = stamp.previous
+        self.recent[counter] = hash
+        for kept in (self.recent, self.named):
+            if len(kept) > REMEMBERED_SPARSELY:
+                del kept[min(kept)]
+        return ""
+
+    # For checkpoints
+
+    def state(self) -> ChainState:
+        newest = max(self.recent, default=-1)
+        return ChainState(
+            next=newest + 1,
+            head=self.recent.get(newest, FIRST_PREVIOUS).hex(),
+            missing=_hexadecimal(self.named),
+            recent=_hexadecimal(self.recent),
+        )
+
+    @staticmethod
+    def from_state(state: ChainState) -> SparseChain:
+        return SparseChain(
+            {counter: bytes.fromhex(hash) for counter, hash in state.recent},
+            {counter: bytes.fromhex(hash) for counter, hash in state.missing},
         )
 
 

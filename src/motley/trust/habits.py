@@ -77,14 +77,29 @@ class _Window:
 @dataclass(slots=True)
 class Habits:
     me: str  # the receiver, whose own groups are heard too
+    # senders whose groups are remembered, those heard last; 0: all. In a large crew of which few
+    # are heard at a time, both memory and the time that a question takes depend on it.
+    most_senders: int = 0
     _windows: dict[str, _Window] = field(default_factory=dict)
 
-    def hear(self, sender: str, rollouts: Sequence[Rollout], familiar: Sequence[int]) -> None:
-        """Take in a group. `familiar`: tokens of the problem and of its answer."""
+    def hear(self, sender: str, rollouts: Sequence[Rollout], familiar: Sequence[int]) -> str:
+        """Take in a group; whose groups are forgotten for it, if anybody's.
+
+        `familiar`: tokens of the problem and of its answer.
+        """
         said = phrases_of([r.tokens for r in rollouts])
         phrases = said - phrases_of([familiar])
         window = self._windows.setdefault(sender, _Window())
         window.add(_Heard(tuple(phrases), tuple(len(r.tokens) for r in rollouts)))
+        return self._forget_longest_unheard(sender) if self.most_senders else ""
+
+    def _forget_longest_unheard(self, newest: str) -> str:
+        self._windows[newest] = self._windows.pop(newest)  # last in the order
+        if len(self._windows) <= self.most_senders:
+            return ""
+        gone = next(name for name in self._windows if name != self.me)
+        del self._windows[gone]
+        return gone
 
     def of(self, sender: str) -> SenderHabits:
         """What a sender alone does, as things stand."""

@@ -76,6 +76,7 @@ class WeightsError(ValueError):
 
 def trained_state(policy: Policy, precision: Precision) -> State:
     """A copy of what trains, rounded to the precision."""
+    policy.fetch()
     return _state(policy.trained(), _DTYPES[precision])
 
 

@@ -80,18 +80,30 @@ def invited_user(crew: str, peer: str, nkey: str) -> User:
 
 
 def accounts(
-    names: Names, hub: str, users: Sequence[User], learners: Sequence[str]
+    names: Names,
+    hub: str,
+    users: Sequence[User],
+    learners: Sequence[str],
+    nodes: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The accounts of a server's configuration. `hub` is the owner's nkey."""
+    """The accounts of a server's configuration. `hub` is the owner's nkey, `nodes` are those of
+    nodes on other machines.
+    """
     buckets = [names.bucket(learner) for learner in learners]
     return {
         HUB_ACCOUNT: {
             "jetstream": "enabled",
-            "users": [{"nkey": hub}],
+            "users": [{"nkey": hub}, *(_node(names, nkey) for nkey in nodes)],
             "exports": _exports(names, buckets),
         },
         **{user.account: _account(user) for user in users},
     }
+
+
+def _node(names: Names, nkey: str) -> dict[str, Any]:
+    """A node reads what everyone may do, and nothing else."""
+    publish, subscribe = {"allow": [names.rights_get]}, {"allow": ["_INBOX.node.>"]}
+    return {"nkey": nkey, "permissions": {"publish": publish, "subscribe": subscribe}}
 
 
 def _exports(names: Names, buckets: Sequence[Bucket]) -> list[dict[str, str]]:

@@ -18,11 +18,11 @@ from datetime import UTC, datetime
 import msgspec
 from nats.js.api import DiscardPolicy, StorageType, StreamConfig
 
-from motley.clock import Clock
+from motley.clock import Clock, Deadline
 from motley.exchange.blobs import is_content, is_name
 from motley.exchange.log import LogError
 from motley.exchange.nats.connection import Connection
-from motley.exchange.nats.log import MAX_FLIGHT_BYTES
+from motley.exchange.nats.log import LAG_S, LAST_LOOK_S, MAX_FLIGHT_BYTES
 from motley.exchange.nats.names import Names
 from motley.exchange.nats.stream import (
     HEADERS_BYTES,
@@ -104,7 +104,7 @@ class NatsBlobs:
             self._write([self._meta(self._whole(name, len(content)))])
 
     def get(self, name: str, num_bytes: int) -> bytes | None:
-        info = self._info(name) if is_name(name) else None
+        info = self._info_in_time(name) if is_name(name) else None
         if info is None or info.size != num_bytes:
             return None
         content = self._read_chunks(name, num_bytes)
@@ -126,6 +126,14 @@ class NatsBlobs:
             self._write([self._meta(half), self._no_chunks(name), self._meta(gone, _VANISHING)])
 
     # Metas
+
+    def _info_in_time(self, name: str) -> Info | None:
+        """Any server of a cluster answers, and may have a moment later what its record promises."""
+        clock = self.connection.clock
+        deadline = Deadline(clock, LAG_S if len(self.connection.login.urls) > 1 else 0.0)
+        while (info := self._info(name)) is None and not deadline.passed:
+            clock.sleep_s(LAST_LOOK_S)
+        return info
 
     def _info(self, name: str) -> Info | None:
         stored = self._stream.last(self._bucket.meta_of(name))
@@ -223,13 +231,16 @@ class NatsBlobs:
         return receipts
 
 
-def create_bucket(connection: Connection, crew: str, learner: str, max_bytes: int = -1) -> None:
+def create_bucket(
+    connection: Connection, crew: str, learner: str, max_bytes: int = -1, replicas: int = 1
+) -> None:
     """Make a learner's bucket, or give the one that is there these limits."""
     bucket = Names(crew).bucket(learner)
     config = StreamConfig(
         name=bucket.stream,
         subjects=[f"$O.{bucket.name}.C.>", f"$O.{bucket.name}.M.>"],
         storage=StorageType.FILE,
+        num_replicas=replicas,
         max_bytes=max_bytes,
         max_msgs=MAX_MESSAGES,
         max_msg_size=CHUNK_BYTES + HEADERS_BYTES,

@@ -10,7 +10,7 @@ import hashlib
 import logging
 import ssl
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlparse
 
 import nats.errors
+import nats.js.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
@@ -44,9 +45,23 @@ class SturdyClient(Client):
     """
 
     def abandon(self) -> None:
-        """Let go of the socket of an attempt that failed: nats-py leaves it open."""
+        """Let go of the socket of an attempt that failed: nats-py leaves it open.
+
+        Also of the one below TLS, which would wait for the word of a server that may be dead.
+        """
         if self._transport is not None:
             self._transport.close()
+            if bare := getattr(self._transport, "_bare_io_writer", None):
+                bare.close()
+
+    async def _connect_to_server(self, server: Any) -> None:
+        """Dial, and let go of the one before, which may have failed half-way."""
+        self.abandon()
+        await super()._connect_to_server(server)
+
+    async def _attempt_reconnect(self) -> None:
+        with suppress(asyncio.InvalidStateError):  # closed meanwhile, and who waited has gone
+            await super()._attempt_reconnect()
 
     async def _process_msg(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
@@ -61,7 +76,7 @@ class SturdyClient(Client):
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    url: str  # nats://HOST:PORT or tls://HOST:PORT
+    url: str  # nats://HOST:PORT or tls://HOST:PORT; of a cluster all, with commas between
     name: str  # in the server's logs, and of the inbox
     seed: str = field(default="", repr=False)  # nkey seed
     # sha256 of the server's certificate, in hex: then that one is trusted and no other
@@ -71,12 +86,23 @@ class Login:
     def inbox(self) -> str:
         return f"_INBOX.{self.name}"
 
+    @property
+    def urls(self) -> list[str]:
+        """Of every server, the one to be dialled first in front."""
+        return urls_of(self.url)
+
+    @property
+    def secure(self) -> bool:
+        return self.urls[0].startswith("tls:")
+
 
 class Connection:
     def __init__(self, login: Login, patience_s: float = 10.0, clock: Clock = RealClock()) -> None:
         """Connect within `patience_s`, or LogError; later losses are repaired by themselves."""
         self.login, self.clock = login, clock
         self._client = SturdyClient()
+        self._num_servers = len(login.urls)
+        self._refused_by: set[str] = set()  # servers that do not know this key
         self._lost_at_s: float | None = None
         self._said = ""
         self._loop = asyncio.new_event_loop()
@@ -108,8 +134,13 @@ class Connection:
 
     @property
     def shut_out(self) -> bool:
-        """The server has stopped knowing this key, or never did."""
-        return "authorization violation" in self._said.lower()
+        """The server has stopped knowing this key, or never did.
+
+        Of several most must say so: one that was away may not know a new key yet.
+        """
+        refused = "authorization violation" in self._said.lower()
+        most = len(self._refused_by) > self._num_servers // 2
+        return refused and (most or self._client.is_closed)
 
     @property
     def closed(self) -> bool:
@@ -130,6 +161,8 @@ class Connection:
         except (nats.errors.Error, TimeoutError, OSError) as error:
             if isinstance(error, LogError):
                 raise
+            if isinstance(error, nats.js.errors.APIError) and error.description:
+                raise LogError(f"{self.login.url} refuses: {error.description}") from None
             raise LogError(
                 self.trouble
                 or f"{self.login.url} did not answer in {timeout_s:.0f} s ({_words(error)})"
@@ -172,6 +205,7 @@ class Connection:
     # The client's side
 
     async def _end_tasks(self) -> None:
+        self._client.abandon()
         others = asyncio.all_tasks(self._loop) - {asyncio.current_task()}
         for task in others:
             task.cancel()
@@ -205,16 +239,18 @@ class Connection:
         raise refused.result()
 
     async def _connect(self, patience_s: float) -> None:
-        deadline = Deadline(self.clock, patience_s)
+        deadline, num_tries = Deadline(self.clock, patience_s), 0
         while True:
             try:
-                await self._unless_refused(self._connect_once())
+                first = num_tries % self._num_servers
+                num_tries += 1
+                await self._unless_refused(self._connect_once(first))
                 return
             except (nats.errors.Error, OSError, TimeoutError) as error:
                 self._client.abandon()
                 if isinstance(error, LogError):
                     raise
-                if deadline.passed:
+                if deadline.passed and num_tries >= self._num_servers:
                     why = (
                         self._said
                         if isinstance(error, nats.errors.NoServersError) and self._said
@@ -226,15 +262,19 @@ class Connection:
                     ) from None
                 await asyncio.sleep(RECONNECT_WAIT_S)
 
-    async def _connect_once(self) -> None:
+    async def _connect_once(self, first: int) -> None:
+        """`first`: which server to dial before all others."""
         self._client = SturdyClient()
-        secure = urlparse(self.login.url).scheme == "tls"
+        urls = self.login.urls
         options: dict[str, Any] = {"nkeys_seed_str": self.login.seed} if self.login.seed else {}
-        if secure:
-            options |= {"tls": await asyncio.to_thread(self._trusted), "tls_handshake_first": True}
+        if self.login.secure:
+            options |= {
+                "tls": await asyncio.to_thread(_trusted, self.login),
+                "tls_handshake_first": True,
+            }
         await asyncio.wait_for(
             self._client.connect(
-                self.login.url,
+                [*urls[first:], *urls[:first]],
                 name=self.login.name,
                 inbox_prefix=self.login.inbox,
                 error_cb=self._on_error,
@@ -245,6 +285,7 @@ class Connection:
                 allow_reconnect=False,
                 max_reconnect_attempts=1,
                 reconnect_time_wait=0,
+                dont_randomize=True,
                 ping_interval=PING_S,
                 **options,
             ),
@@ -257,27 +298,10 @@ class Connection:
             "reconnect_time_wait": RECONNECT_WAIT_S,
         }
 
-    def _trusted(self) -> ssl.SSLContext:
-        """The public authorities, or with a fingerprint exactly the certificate that has it."""
-        if not self.login.certificate:
-            return ssl.create_default_context()
-        place = urlparse(self.login.url)
-        shown = ssl.get_server_certificate((place.hostname or "", place.port or 4222), timeout=5)
-        fingerprint = hashlib.sha256(ssl.PEM_cert_to_DER_cert(shown)).hexdigest()
-        if fingerprint != self.login.certificate:
-            raise LogError(
-                f"{self.login.url} shows a certificate with sha256 {fingerprint}, and the "
-                f"invitation names {self.login.certificate}; "
-                "somebody else may be answering: ask the hub's owner"
-            )
-        context = ssl.create_default_context(cadata=shown)
-        # an issued one is enough by itself, too
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-        context.check_hostname = False  # the fingerprint names the very certificate
-        return context
-
     async def _on_error(self, error: Exception) -> None:
         self._said = _words(error)
+        if "authorization violation" in self._said.lower():
+            self._refused_by.add(self._dialled())
         refusal: LogError | None = None
         if self.shut_out:
             refusal = NotAdmittedError(
@@ -298,10 +322,57 @@ class Connection:
             self._lost_at_s = self.clock.elapsed_s()
         self._end_under_way(LogError(self.trouble))  # its answers will not come any more
 
+    def _dialled(self) -> str:
+        current = self._client._current_server
+        return current.uri.netloc if current else ""
+
     async def _on_reconnect(self) -> None:
+        self._refused_by.clear()
         for tell in self.on_reconnect:
             tell()
         self._lost_at_s, self._said = None, ""
+
+
+def _trusted(login: Login) -> ssl.SSLContext:
+    """The public authorities, or with a fingerprint exactly the certificate that has it."""
+    if not login.certificate:
+        return ssl.create_default_context()
+    url, shown = _shown(login.urls)
+    fingerprint = hashlib.sha256(ssl.PEM_cert_to_DER_cert(shown)).hexdigest()
+    if fingerprint != login.certificate:
+        raise LogError(
+            f"{url} shows a certificate with sha256 {fingerprint}, and the invitation names "
+            f"{login.certificate}; somebody else may be answering: ask the hub's owner"
+        )
+    context = ssl.create_default_context(cadata=shown)
+    # an issued one is enough by itself, too
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.check_hostname = False  # the fingerprint names the very certificate
+    return context
+
+
+def _shown(urls: Sequence[str]) -> tuple[str, str]:
+    """The first server that answers, and its certificate, which is that of all."""
+    failed: list[OSError] = []
+    for url in urls:
+        place = urlparse(url)
+        try:
+            at = (place.hostname or "", place.port or 4222)
+            return url, ssl.get_server_certificate(at, timeout=5)
+        except OSError as error:
+            failed.append(error)
+    raise failed[0]
+
+
+def urls_of(given: str) -> list[str]:
+    """The servers of an address, which has commas between several."""
+    urls = [url.strip() for url in given.split(",") if url.strip()]
+    if not urls or len({url.startswith("tls:") for url in urls}) != 1:
+        raise ValueError(
+            f"{given!r} is no address of a server; expected nats://HOST:PORT or tls://HOST:PORT, "
+            "or several of one kind with commas between"
+        )
+    return urls
 
 
 def _words(error: BaseException) -> str:

@@ -4,19 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 from nats.js.api import DiscardPolicy, StorageType, StreamConfig
 
+from motley.clock import Deadline
 from motley.exchange.log import Entry, LogError, tagged
 from motley.exchange.nats.connection import Connection
 from motley.exchange.nats.names import Names
-from motley.exchange.nats.stream import HEADERS_BYTES, Outgoing, Stored, Stream, make_stream
+from motley.exchange.nats.stream import (
+    HEADERS_BYTES,
+    ApiError,
+    Outgoing,
+    Stored,
+    Stream,
+    make_stream,
+)
 from motley.exchange.wire import MAX_RECORD_BYTES
 
 MAX_FLIGHT_BYTES = 8 * 2**20  # of unconfirmed messages
 # between two looks at the log while waiting: from the first on twice as long each time
 FIRST_LOOK_S, LAST_LOOK_S = 0.02, 0.25
-_EXISTS = {10071, 10077}  # wrong last sequence of the subject; the stream did not store it
+_NOT_STORED = 10077
+# wrong last sequence of the subject; and the same while a cluster has another write of it under way
+_EXISTS = {10071, 10164, _NOT_STORED}
+LAG_S = 5.0  # by which a cluster's other servers may be behind the one that leads
+
+
+class Refused(NamedTuple):
+    """A record that the server did not take."""
+
+    id: str
+    record: bytes
+    error: ApiError
+
+    @property
+    def for_want_of_room(self) -> bool:
+        """Otherwise something stands in its place."""
+        return self.error.err_code == _NOT_STORED and "per subject" not in self.error.description
 
 
 class NatsLog:
@@ -39,15 +64,22 @@ class NatsLog:
 
         Where anybody may write, somebody else can have been there first.
         """
-        taken = self._taken(flight) if flight else []
-        found = self._stream.last_of_each([self._names.record(id) for id, _ in taken])
-        for (id, _), stored in zip(taken, found, strict=True):
+        refused = self._refused(flight) if flight else []
+        found = self._standing(refused)
+        for one, stored in zip(refused, found, strict=True):
             if stored is None:
-                raise LogError(f"the log refuses {id}: it has no room for it")
-        pairs = zip(taken, found, strict=True)
-        return [one for one, stored in pairs if stored and stored.content != one[1]]
+                raise LogError(
+                    f"the log refuses {one.id}: it has no room for it"
+                    if one.for_want_of_room
+                    else f"{one.id} is not confirmed: the server that leads the log has another "
+                    "write of it under way"
+                )
+        pairs = zip(refused, found, strict=True)
+        return [
+            (one.id, one.record) for one, stored in pairs if stored and stored.content != one.record
+        ]
 
-    def _taken(self, flight: Sequence[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
+    def _refused(self, flight: Sequence[tuple[str, bytes]]) -> list[Refused]:
         """Write a flight; those whose subject the server did not take it for."""
         headers = {"Nats-Expected-Last-Subject-Sequence": "0"}
         receipts = self._stream.write(
@@ -56,7 +88,29 @@ class NatsLog:
         for (id, _), receipt in zip(flight, receipts, strict=True):
             if receipt.error and receipt.error.err_code not in _EXISTS:
                 raise LogError(f"the log refuses {id}: {receipt.error.description}")
-        return [one for one, receipt in zip(flight, receipts, strict=True) if receipt.error]
+        return [
+            Refused(*one, receipt.error)
+            for one, receipt in zip(flight, receipts, strict=True)
+            if receipt.error
+        ]
+
+    def _standing(self, refused: Sequence[Refused]) -> list[Stored | None]:
+        """What stands in the places of what was refused.
+
+        In a cluster the server that leads refuses, and any answers: that one may have it a moment
+        later.
+        """
+        clock, subjects = self.connection.clock, [self._names.record(one.id) for one in refused]
+        deadline = Deadline(clock, LAG_S)
+        while True:
+            found = self._stream.last_of_each(subjects)
+            late = any(
+                stored is None and not one.for_want_of_room
+                for one, stored in zip(refused, found, strict=True)
+            )
+            if not late or deadline.passed:
+                return found
+            clock.sleep_s(FIRST_LOOK_S)
 
     def read(self, after: int, limit: int = 1024, sender: str = "") -> list[Entry]:
         subject = self._names.records_of(sender) if sender else self._names.everything
@@ -110,17 +164,19 @@ def create_stream(
     crew: str,
     room_bytes: int = 0,
     max_record_bytes: int = MAX_RECORD_BYTES,
+    replicas: int = 1,
 ) -> None:
     """Make the crew's stream, or give the one that is there these limits.
 
     Nothing on it can be deleted or written twice. `room_bytes`: for how much more than is there
-    now; 0: without a limit.
+    now; 0: without a limit. `replicas`: on how many servers of a cluster it is.
     """
     names = Names(crew)
     config = StreamConfig(
         name=names.stream,
         subjects=[names.everything],
         storage=StorageType.FILE,
+        num_replicas=replicas,
         max_bytes=room_bytes or -1,
         max_msg_size=max_record_bytes + HEADERS_BYTES,
         max_msgs_per_subject=1,

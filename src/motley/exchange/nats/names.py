@@ -16,6 +16,8 @@ class Names:
         self.everything = f"{self._root}.log.>"
         self.presences = f"{self._root}.presence.*"
         self.control = f"{self._root}.control"
+        self.rights_stream = f"motley_rights-{crew}"
+        self.rights = f"{self._root}.rights"  # what all nodes of a cluster let everyone do
 
     def record(self, id: str) -> str:
         return f"{self._root}.log.{_escaped(id)}"
@@ -52,6 +54,10 @@ class Names:
     @property
     def presence_get(self) -> str:
         return direct_get(self.presence_stream)
+
+    @property
+    def rights_get(self) -> str:
+        return direct_get(self.rights_stream)
 
 
 class Bucket:

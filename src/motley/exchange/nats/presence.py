@@ -25,6 +25,7 @@ from motley.exchange.nats.stream import Stored, Stream, make_stream
 
 BEAT_S = 2.0
 LOOKS_PER_BEAT = 4  # at what others say
+UNHEARD_BEATS = 2  # of its own, after which a peer knows that nobody can be heard
 SILENT_S = 10.0  # after which a peer counts as gone
 MAX_BEAT_BYTES = 512
 MAX_STREAM_BYTES = 2**20
@@ -100,6 +101,7 @@ class Presence:
         self._stream = Stream(connection, self._names.presence_stream, "presence", MAX_BEAT_BYTES)
         self._beat = Beat("starting", 0, session=me.session if me else 0)
         self._looked = 0  # up to which sequence
+        self._news_s = self._clock.elapsed_s()  # when there was the last
         self._anew, self._stop = threading.Event(), threading.Event()
         self._speaking = threading.Lock()
         connection.on_reconnect.append(self._listen_anew)
@@ -162,6 +164,20 @@ class Presence:
             for stored in self._stream.read(self._names.presences, self._looked):
                 self._looked = stored.sequence
                 self._take_in(stored)
+            self._check_news()
+
+    def _check_news(self) -> None:
+        """A cluster that chooses who leads takes nothing in; and one of which all but one server
+        were lost may count anew. Who speaks hears itself, or nobody's silence means anything.
+        """
+        known = [self.heard[self._me.name]] if self._me and self._me.name in self.heard else []
+        newest_s = max((heard.at_s for heard in known or self.heard.values()), default=0.0)
+        self._news_s = max(self._news_s, newest_s)
+        if self._clock.elapsed_s() - self._news_s > UNHEARD_BEATS * BEAT_S:
+            self._news_s = self._clock.elapsed_s()
+            self._anew.set()
+            if known:
+                self._listen_anew()
 
     def _take_in(self, stored: Stored) -> None:
         peer, said = stored.subject.rsplit(".", 1)[-1], stored.content
@@ -192,7 +208,7 @@ class Presence:
         return f"motley presence\n{self._names.presence(peer)}\n".encode() + content
 
 
-def create_presence(connection: Connection, crew: str) -> None:
+def create_presence(connection: Connection, crew: str, replicas: int = 1) -> None:
     """Make the stream of what everyone said last.
 
     In memory: it is gone when the server is, and everyone says it again.
@@ -202,6 +218,7 @@ def create_presence(connection: Connection, crew: str) -> None:
         name=names.presence_stream,
         subjects=[names.presences],
         storage=StorageType.MEMORY,
+        num_replicas=replicas,
         max_bytes=MAX_STREAM_BYTES,
         max_msg_size=MAX_BEAT_BYTES,
         max_msgs_per_subject=1,

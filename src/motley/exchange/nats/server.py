@@ -26,6 +26,7 @@ from typing import Any
 
 from motley.clock import Clock, Deadline, RealClock
 from motley.exchange.nats.accounts import User, accounts
+from motley.exchange.nats.cluster import Cluster
 from motley.exchange.nats.names import Names
 from motley.exchange.wire import MAX_RECORD_BYTES
 from motley.files import hold, replace
@@ -46,16 +47,24 @@ class Server:
     port: int
     certificate: tuple[Path, Path] | None = None  # PEM files of the certificate and its key
     clock: Clock = RealClock()
+    cluster: Cluster | None = None  # of which it is a node
     _child: subprocess.Popen[bytes] | None = None
     # the configuration has what a running server cannot take in, as one of version 0.5
     _outdated: bool = False
 
-    def configure(self, hub: str, peers: Sequence[User], learners: Sequence[str] = ()) -> None:
+    def configure(
+        self,
+        hub: str,
+        peers: Sequence[User],
+        learners: Sequence[str] = (),
+        nodes: Sequence[str] = (),
+    ) -> None:
         """Write the configuration; `start` or `reload` makes it count.
 
         JSON is what NATS reads, too. `hub` is the owner's nkey.
 
-        `learners` are the peers whose buckets can be reached at all.
+        `learners` are the peers whose buckets can be reached at all. `nodes` are the nkeys of those
+        on other machines, who read what everyone may do.
         """
         content: dict[str, Any] = {
             "server_name": f"motley-{self.port}",
@@ -70,15 +79,20 @@ class Server:
             "ping_interval": "10s",
             "ping_max": 2,
             "jetstream": {"store_dir": str(self.folder / "jetstream"), **_JETSTREAM},
-            "accounts": accounts(Names(self.crew), hub, peers, learners),
+            "accounts": accounts(Names(self.crew), hub, peers, learners, nodes),
         }
+        if self.cluster:
+            content |= {
+                "server_name": self.cluster.server_name,
+                "cluster": self.cluster.settings(),
+            }
         if self.certificate:
             names = ("cert_file", "key_file")
             content["tls"] = {
                 name: str(path) for name, path in zip(names, self.certificate, strict=True)
             } | {"handshake_first": True}
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._outdated = self._outdated or self._is_other(content["jetstream"])
+        self._outdated = self._outdated or self._is_other(content)
         replace(self.folder / "server.json", json.dumps(content, indent=2).encode(), mode=0o600)
 
     def start(self) -> bool:
@@ -114,13 +128,13 @@ class Server:
         self._wait_until_up()
         return False
 
-    def _is_other(self, jetstream: dict[str, Any]) -> bool:
-        """Whether the configuration that is there has other settings of the streams."""
+    def _is_other(self, content: dict[str, Any]) -> bool:
+        """Whether the configuration that is there has other settings of streams or cluster."""
         try:
             before = json.loads((self.folder / "server.json").read_bytes())
         except (OSError, ValueError):
             return False
-        return bool(before.get("jetstream") != jetstream)
+        return any(before.get(part) != content.get(part) for part in ("jetstream", "cluster"))
 
     def alive(self) -> bool:
         return self._child.poll() is None if self._child else _held(self.folder / "server.lock")

@@ -30,6 +30,7 @@ MAX_FETCH_BYTES = 8 * 2**20
 HEADERS_BYTES = 1024  # of a message, which the server counts with its content
 TIMEOUT_S = 15.0
 FLIGHT_S = 60.0
+ANSWER_S = 5.0  # of a cluster
 # without an answer, of several that are due: it was lost, as when the server takes in a new
 # configuration
 SILENCE_S = 3.0
@@ -126,7 +127,17 @@ class Stream:
         finally:
             for request in due:
                 request.cancel()
+            # each is looked at, or asyncio complains of those that were not
+            failed = [error for one in set(sent) - due if (error := one.exception())]
+        if any(isinstance(error, nats.errors.NoRespondersError) for error in failed):
+            raise LogError(self._nobody("takes what is written to"))
         return [_receipt(request.result()) for request in sent]
+
+    def _nobody(self, does: str) -> str:
+        return (
+            f"nobody {does} {self.called}: the server is starting, or too few servers of a cluster "
+            "run or they are choosing who leads"
+        )
 
     def _check_connected(self, client: Client) -> None:
         if not client.is_connected:
@@ -187,6 +198,8 @@ class Stream:
         headers = message.headers or {}
         if "Nats-Sequence" in headers:
             return Stored(int(headers["Nats-Sequence"]), headers["Nats-Subject"], message.data)
+        if headers.get("Status") == "503":
+            raise LogError(self._nobody("answers for"))
         if headers.get("Status") not in ("204", "404"):  # end of batch; nothing there
             raise LogError(
                 f"{self.called} cannot be read: {headers.get('Status', '')} "
@@ -212,7 +225,9 @@ def make_stream(connection: Connection, config: StreamConfig, grows: bool = Fals
     assert name
 
     async def work(client: Client) -> None:
-        streams = client.jetstream(timeout=TIMEOUT_S)
+        # a cluster that chooses who leads may not answer at all: then it is asked again
+        alone = len(connection.login.urls) == 1
+        streams = client.jetstream(timeout=TIMEOUT_S if alone else ANSWER_S)
         try:
             info = await streams.stream_info(name)
         except NotFoundError:
@@ -224,6 +239,7 @@ def make_stream(connection: Connection, config: StreamConfig, grows: bool = Fals
             max_msgs=config.max_msgs or -1,
             max_msg_size=config.max_msg_size or -1,
             republish=config.republish,
+            num_replicas=max(config.num_replicas or 1, there.num_replicas or 1),
         )
         if limited != there:
             await streams.update_stream(limited)

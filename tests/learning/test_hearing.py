@@ -1,0 +1,138 @@
+"""Whom a learner hears in a round: a draw that anyone can make again."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes import spread_crew, write_task
+from motley.config import ConfigError, CrewConfig
+from motley.learning.fates import StepFates
+from motley.learning.hearing import Hearing, Stretch, drawn
+from sim.crews import far_crew
+
+NAMES = [f"p{number}" for number in range(40)]
+
+
+def crew(folder: Path, peers: int = 6, **settings: Any) -> CrewConfig:
+    write_task(folder)
+    return spread_crew(folder, ("full",) * peers, **settings)
+
+
+def test_a_draw_is_what_the_protocol_says_it_is() -> None:
+    lots = [hashlib.sha256(f"7/learner/12/{k}".encode()).hexdigest() for k in range(20)]
+    places = list(dict.fromkeys(int(lot, 16) % 40 for lot in lots))[:5]
+    assert drawn(7, "learner", 12, NAMES, 5) == [NAMES[place] for place in places]
+
+
+def test_everyone_is_drawn_about_as_often_as_everyone_else() -> None:
+    rounds = 4000
+    counts = Counter(name for round in range(rounds) for name in drawn(0, "a", round, NAMES, 8))
+    expected = rounds * 8 / len(NAMES)
+    assert set(counts) == set(NAMES)
+    assert max(abs(count - expected) for count in counts.values()) < 5 * (expected * 0.8) ** 0.5
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"learner": "b"}, {"round": 4}])
+def test_another_seed_learner_or_round_is_another_draw(change: dict[str, Any]) -> None:
+    same = {"seed": 0, "learner": "a", "round": 3, "others": NAMES, "count": 8}
+    assert drawn(**same) == drawn(**same)  # type: ignore[arg-type]
+    assert drawn(**(same | change)) != drawn(**same)  # type: ignore[arg-type]
+
+
+def test_a_learner_hears_itself_and_so_many_others(tmp_path: Path) -> None:
+    config = crew(tmp_path, hear=2)
+    for me in config.authors:
+        for round in range(20):
+            heard = Hearing(config, me).of(round)
+            others = drawn(0, me, round, [n for n in config.authors if n != me], 2)
+            assert heard == [name for name in config.authors if name in {me, *others}]
+
+
+def test_without_hear_or_with_enough_of_it_everyone_is_heard(tmp_path: Path) -> None:
+    for settings in ({}, {"hear": 5}, {"hear": 50}):
+        config = crew(tmp_path, **settings)
+        hearing = Hearing(config, "full0")
+        assert hearing.of(2) == config.authors
+        assert not hearing.passes_by("full3.2.0", 5)
+        assert config.problems_per_step("full0") == config.crew.problems_per_round
+
+
+def test_a_learner_hears_its_own_samplers_whatever_is_drawn(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    samplers = {"s0": "l", "s1": "l", "t0": "m", "t1": "m", "t2": "m"}
+    config = far_crew(tmp_path, samplers=samplers, problems_per_round=10, hear=1)
+    for round in range(10):
+        heard = Hearing(config, "l").of(round)
+        assert heard[:2] == ["s0", "s1"]
+        assert len(heard) == 3
+    assert config.problems_per_step("l") == 2 * 3
+    assert config.problems_per_step("m") == 2 * 4
+
+
+def test_who_is_not_heard_is_passed_by_on_the_id_alone(tmp_path: Path) -> None:
+    config = crew(tmp_path, hear=2, rounds=9)
+    hearing = Hearing(config, "full0")
+    (out, *_) = [name for name in config.authors if name not in hearing.of(4)]
+    inside = hearing.of(4)[-1]
+    assert hearing.passes_by(f"{out}.4.0", 10)
+    assert hearing.passes_by(f"{out}.4.1.0123456789abcdef", 11)
+    assert hearing.passes_by("nobody.4.0", 13)
+    assert not hearing.passes_by(f"{inside}.4.0", 14)
+    assert (hearing.passed_by, hearing.stretches) == (3, [Stretch(10, 11), Stretch(13, 13)])
+
+
+@pytest.mark.parametrize(
+    "id", ["charter", "hub.roster.3", "full5.table", "full5.weights.4", "full5.-1.0", "full5.x"]
+)
+def test_what_is_no_group_is_left_to_admission(id: str, tmp_path: Path) -> None:
+    assert not Hearing(crew(tmp_path, hear=1), "full0").passes_by(id, 1)
+
+
+@pytest.mark.parametrize("round", ["3", "99999999999", "9" * 5000, "٣"])
+def test_an_id_of_a_round_that_the_crew_does_not_have_is_left_to_admission(
+    round: str, tmp_path: Path
+) -> None:
+    assert not Hearing(crew(tmp_path, hear=1, rounds=3), "full0").passes_by(f"full5.{round}.0", 1)
+
+
+def test_what_it_remembers_does_not_grow_with_what_it_passes_by(tmp_path: Path) -> None:
+    hearing = Hearing(crew(tmp_path, hear=1, rounds=10**6), "full0")
+    for round in range(5000):
+        hearing.passes_by(f"full{1 + round % 5}.{round}.0", 2 * round)
+    assert len(hearing._draws) <= 256
+    assert len(hearing.stretches) <= 4096
+
+
+def test_the_last_round_of_everyone_who_is_heard_is_known(tmp_path: Path) -> None:
+    config = crew(tmp_path, hear=1, rounds=12)
+    hearing = Hearing(config, "full0")
+    for name, last in hearing.last_rounds().items():
+        rounds = [round for round in range(12) if hearing.hears(name, round)]
+        assert last == rounds[-1]
+    assert hearing.last_rounds()["full0"] == 11
+
+
+def test_a_step_tells_which_positions_were_not_heard() -> None:
+    step = StepFates(round=1, peer="a", cursor=20, unheard=[Stretch(3, 5), Stretch(9, 9)])
+    assert [p for p in range(12) if step.is_unheard(p)] == [3, 4, 5, 9]
+    assert step.num_unheard == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"hear": 0}, "hear=0 leaves a learner alone with itself"),
+        ({"hear": 1, "quorum": 3}, "quorum=3 is more than the 2 peers whom a learner hears"),
+        ({"hear": 2, "layout": "horizontal", "group_size": 6}, "remove hear"),
+    ],
+)
+def test_what_cannot_be_heard_is_refused(
+    settings: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        crew(tmp_path, **settings)
