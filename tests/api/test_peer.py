@@ -24,6 +24,8 @@ def test_only_what_was_said_is_written() -> None:
         "device": "auto",
         "dtype": "auto",
         "engine": "torch",
+        "optimizer": "adamw",
+        "masters": "float32",
         "role": "peer",
         "train": "full",
     }

@@ -549,11 +549,18 @@ def test_the_log_and_the_stores_have_limits_and_room_for_all_beside_what_is_ther
 
 
 def limits(hub: Hub) -> tuple[int, int]:
+    """Of the log. A server that takes in new rights may have nobody who answers, for a moment."""
+
     async def work(client: Client) -> tuple[int, int]:
         config = (await client.jetstream().stream_info(NAMES.stream)).config
         return config.max_bytes, config.max_msg_size
 
-    return hub.office.connection.call(work)
+    def asked() -> tuple[int, int] | None:
+        with suppress(LogError):
+            return hub.office.connection.call(work)
+        return None
+
+    return eventually(asked)
 
 
 def test_a_record_larger_than_any_honest_one_is_not_taken(home: Household, hub: Hub) -> None:
