@@ -556,7 +556,7 @@ def test_a_full_disk_at_a_checkpoint_loses_nothing(
     config = spread_crew(folder, ("full", "lora"), learning="checkpoint_every = 2")
     undisturbed = run(config, folder / "undisturbed")
 
-    def full(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    def full(tensors: dict[str, torch.Tensor], path: Path, *words: object) -> None:
         raise OSError(28, "No space left on device", str(path))
 
     crew = LocalCrew.start(config, folder / "run")

@@ -6,13 +6,15 @@ from pathlib import Path
 
 import msgspec
 
-from motley.clock import Clock, RealClock
+from motley.clock import Clock, Deadline, RealClock
 from motley.distributed.hub import Hub
 from motley.distributed.register import Answer, HubState, Order, hub_login, invitations, read_state
 from motley.exchange import LogError
-from motley.exchange.nats.connection import Connection
+from motley.exchange.nats.connection import Connection, Login, NotAdmittedError
 from motley.exchange.nats.names import Names
 from motley.trust import Identity
+
+RIGHTS_S = 10.0
 
 
 def give_order(folder: Path, order: Order, clock: Clock = RealClock()) -> str:
@@ -40,13 +42,25 @@ def _outcome(folder: Path, state: HubState, order: Order) -> str:
 def _ask_running_hub(folder: Path, state: HubState, order: Order, clock: Clock) -> Answer:
     identity = Identity.kept_at(folder / "hub.key")
     order = order.by(state, identity)
-    connection = Connection(hub_login(folder, state), patience_s=1, clock=clock)
+    connection = _admitted(hub_login(folder, state), clock)
     try:
         subject, content = Names(state.crew).control, msgspec.msgpack.encode(order)
         reply = connection.call(lambda client: client.request(subject, content, 10))
     finally:
         connection.close()
     return msgspec.msgpack.decode(reply.data, type=Answer)
+
+
+def _admitted(login: Login, clock: Clock) -> Connection:
+    """A server that takes in new rights may not know even its hub, for a moment."""
+    deadline = Deadline(clock, RIGHTS_S)
+    while True:
+        try:
+            return Connection(login, patience_s=1, clock=clock)
+        except NotAdmittedError:
+            if deadline.passed:
+                raise
+        clock.sleep_s(0.1)
 
 
 def _order_while_stopped(folder: Path, state: HubState, order: Order, clock: Clock) -> str:
