@@ -32,6 +32,12 @@ def crew(peer: str) -> str:
             'devices = 2\nengine = { openai = { url = "http://127.0.0.1:8000/v1" } }',
             'devices=2: each device samples by itself; use engine = "torch"',
         ),
+        ('devices = 2\noptimizer = "adamw8bit"', "devices=2: a part of the moments is on each"),
+        ("devices = 2\noffload = true", "leave optimizer and offload out"),
+        (
+            'devices = 2\ndtype = "bfloat16"\nmasters = "bfloat16"',
+            'devices=2: parts are kept in float32; leave masters = "bfloat16" out',
+        ),
     ],
 )
 def test_what_several_devices_cannot_do_is_refused(peer: str, words: str) -> None:
