@@ -12,7 +12,7 @@ from fakes import group, identity, rollout
 from marks import slow
 from motley.exchange import Entry, Head, LogError, Mark, MemoryLog, Outbox, Signer, decode, unpack
 from motley.exchange.blobs import MemoryBlobs
-from motley.exchange.outbox import BATCH
+from motley.exchange.outbox import BATCH, WORTH_THREADS
 from motley.exchange.sections import STEPS_PER_NAT
 from motley.records import FIRST_PREVIOUS, Group, Roster
 from motley.trust import verifies
@@ -98,6 +98,18 @@ def test_nothing_put_is_nothing_delivered() -> None:
     outbox.deliver(log)
     assert everything(log) == []
     assert outbox.head == Head(0, FIRST_PREVIOUS)
+
+
+def test_records_sealed_by_many_hands_are_those_of_one() -> None:
+    together, singly = (Outbox(None, SIGNER) for _ in range(2))
+    logs = [MemoryLog() for _ in range(2)]
+    together.put(groups(0, 2 * WORTH_THREADS))
+    for each in groups(0, 2 * WORTH_THREADS):
+        singly.put([each])
+    for outbox, log in zip((together, singly), logs, strict=True):
+        outbox.deliver(log)
+    assert everything(logs[0]) == everything(logs[1])
+    assert together.head == singly.head
 
 
 @pytest.mark.slow

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import nkeys
 import pytest
+from nacl import signing
 
+import motley.trust.identity as module
 from fakes import identity
 from motley.trust import Identity, nkey_of, verifies
 
@@ -141,3 +143,50 @@ def test_keys_and_signatures_of_a_wrong_length_do_not_verify() -> None:
     ):
         assert not verifies(public, signature, b"a message")
     assert not verifies(bytes(32), bytes(64), b"a message")
+
+
+# Signatures that are not verified again
+
+
+def test_a_signature_that_held_holds_for_nothing_else() -> None:
+    two = identity("two")
+    signature = ONE.sign(b"a message")
+    assert verifies(ONE.public, signature, b"a message")
+    assert not verifies(ONE.public, signature, b"another")
+    assert not verifies(two.public, signature, b"a message")
+    assert not verifies(ONE.public, two.sign(b"a message"), b"a message")
+    # the same bytes in a row, cut elsewhere
+    assert not verifies(ONE.public, signature + b"a", b" message")
+    assert not verifies(ONE.public, signature[:-1], signature[-1:] + b"a message")
+
+
+def test_what_was_found_to_hold_or_made_here_is_verified_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    class Counting(module.VerifyKey):  # type: ignore[misc]
+        def verify(self, *what: object) -> object:
+            asked.append(what)
+            return super().verify(*what)
+
+    monkeypatch.setattr(module, "VerifyKey", Counting)
+    mine, another = ONE.sign(b"mine"), signing.SigningKey(ONE.secret).sign(b"another's").signature
+    assert verifies(ONE.public, mine, b"mine")
+    assert not asked
+    assert verifies(ONE.public, another, b"another's")
+    assert verifies(ONE.public, another, b"another's")
+    assert len(asked) == 1
+    for _ in range(2):
+        assert not verifies(ONE.public, mine, b"not mine")
+    assert len(asked) == 3, "what does not hold is not remembered"
+
+
+def test_only_the_newest_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = module._Known()
+    monkeypatch.setattr(module, "_known", known)
+    monkeypatch.setattr(module, "MOST_KNOWN", 3)
+    signatures = [ONE.sign(bytes([number])) for number in range(5)]
+    held = [known.has(ONE.public, s, bytes([number])) for number, s in enumerate(signatures)]
+    assert held == [False, False, True, True, True]
+    assert all(verifies(ONE.public, s, bytes([number])) for number, s in enumerate(signatures))

@@ -11,7 +11,9 @@ from __future__ import annotations
 import math
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -21,6 +23,8 @@ from motley.exchange.wire import Sealed, encode_parts, pack
 from motley.records import FIRST_PREVIOUS, Content, Stamp
 
 BATCH = 256  # records in flight at a time
+SEALERS = 4  # threads that sign and compress,
+WORTH_THREADS = 8  # from so many records on
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS head (
@@ -164,19 +168,16 @@ class Outbox:
         """
         with self._in_words(), self._database:
             head = first = self.head
+            bodies = []
             for content in contents:
-                parts = encode_parts(
-                    content,
-                    Stamp(key=self._signer.public, counter=head.counter, previous=head.previous),
-                    self._lossless,
-                )
-                sealed = Sealed(b"", b"".join(parts))
-                record = pack(self._signer.sign(sealed.signed), *parts)
-                self._database.execute(
-                    "INSERT INTO unsent VALUES (?, ?, ?, ?)",
-                    (head.counter, content.id, record, due_s),
-                )
-                head = Head(head.counter + 1, sealed.hash)
+                stamp = Stamp(key=self.key, counter=head.counter, previous=head.previous)
+                bodies.append(encode_parts(content, stamp, self._lossless))
+                head = Head(head.counter + 1, Sealed(b"", b"".join(bodies[-1])).hash)
+            rows = zip(count(first.counter), contents, self._sealed(bodies), strict=False)
+            self._database.executemany(
+                "INSERT INTO unsent VALUES (?, ?, ?, ?)",
+                [(counter, content.id, record, due_s) for counter, content, record in rows],
+            )
             self._set_head(head)
             self._database.executemany(
                 "INSERT INTO blobs VALUES (?, ?, ?)",
@@ -184,6 +185,17 @@ class Outbox:
             )
             if mark is not None:
                 self._database.execute("INSERT INTO marks VALUES (?, ?, ?)", (*mark, note))
+
+    def _sealed(self, bodies: Sequence[list[bytes]]) -> list[bytes]:
+        """Records of these bodies. Both libraries at work let other threads run."""
+
+        def seal(parts: list[bytes]) -> bytes:
+            return pack(self._signer.sign(Sealed(b"", b"".join(parts)).signed), *parts)
+
+        if len(bodies) < WORTH_THREADS:
+            return [seal(parts) for parts in bodies]
+        with ThreadPoolExecutor(SEALERS) as sealers:
+            return list(sealers.map(seal, bodies))
 
     def note_of(self, mark: Mark) -> bytes | None:
         """What was noted when the mark was made; None if it was not."""

@@ -153,10 +153,15 @@ def varint_bytes(numbers: Iterable[int]) -> bytes:
         raise ValueError(f"numbers of a record go from 0 to 2^35; got {number_N.tolist()[:8]}")
     if num_bytes == 1:
         return number_N.astype(np.uint8).tobytes()
-    last_N1 = np.maximum(np.frexp(number_N)[1] - 1, 0)[:, None] // 7
-    place_K = np.arange(num_bytes)
-    byte_NK = number_N[:, None] >> 7 * place_K & 127 | (place_K < last_N1) << 7
-    return byte_NK[place_K <= last_N1].astype(np.uint8).tobytes()
+    byte_NK = np.empty((len(number_N), num_bytes), np.uint8)
+    used_NK = np.ones(byte_NK.shape, np.bool_)
+    for place in range(num_bytes):
+        rest_N = number_N >> 7
+        more_N = rest_N > 0
+        byte_NK[:, place] = number_N & 127 | more_N << 7
+        used_NK[:, place + 1 :] = more_N[:, None]
+        number_N = rest_N
+    return byte_NK[used_NK].tobytes()
 
 
 # Decoding

@@ -9,7 +9,10 @@ both.
 from __future__ import annotations
 
 import base64
+import hashlib
 import os
+import threading
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -19,6 +22,8 @@ from nacl.exceptions import BadSignatureError
 from nacl.signing import SigningKey, VerifyKey
 
 from motley.files import replace
+
+MOST_KNOWN = 4096  # signatures that are not verified again
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,9 @@ class Identity:
         return nkey_of(self.public)
 
     def sign(self, message: bytes) -> bytes:
-        return _signing_key(self.secret).sign(message).signature
+        signature = _signing_key(self.secret).sign(message).signature
+        _known.add(self.public, signature, message)
+        return signature
 
 
 @lru_cache(64)
@@ -71,11 +78,43 @@ def _signing_key(secret: bytes) -> SigningKey:
     return SigningKey(secret)
 
 
+class _Known:
+    """The newest signatures that hold: made here, or found to hold once.
+
+    A peer reads its own records back, and all peers of one process read the same ones.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._hashes: OrderedDict[bytes, None] = OrderedDict()
+
+    def add(self, *proof: bytes) -> None:
+        with self._lock:
+            self._hashes[_hash(proof)] = None
+            if len(self._hashes) > MOST_KNOWN:
+                self._hashes.popitem(last=False)
+
+    def has(self, *proof: bytes) -> bool:
+        return _hash(proof) in self._hashes
+
+
+def _hash(proof: tuple[bytes, ...]) -> bytes:
+    public, signature, message = proof
+    lengths = f"{len(public)} {len(signature)} ".encode()
+    return hashlib.sha256(lengths + public + signature + message).digest()
+
+
+_known = _Known()
+
+
 def verifies(public: bytes, signature: bytes, message: bytes) -> bool:
+    if _known.has(public, signature, message):
+        return True
     try:
         VerifyKey(public).verify(message, signature)
     except (BadSignatureError, ValueError):
         return False
+    _known.add(public, signature, message)
     return True
 
 

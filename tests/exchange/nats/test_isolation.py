@@ -55,6 +55,7 @@ def test_beats_of_megabytes_reach_nobody(net: Net) -> None:
     listening.stop()
 
 
+@pytest.mark.usefixtures("endless")
 def test_records_of_a_peer_reach_nobody_who_does_not_ask(net: Net) -> None:
     log, victim = net.log("a"), net.log("b").connection
     received(victim)

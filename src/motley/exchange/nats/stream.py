@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -76,7 +76,7 @@ class Stream:
     name: str
     called: str  # in what it says to people
     max_bytes: int  # of a message's content
-    silence_s: float = SILENCE_S
+    silence_s: float = field(default_factory=lambda: SILENCE_S)
 
     def write(self, messages: Sequence[Outgoing]) -> list[Receipt]:
         """Publish all at once, in this order, and wait for every receipt, be it a refusal."""
