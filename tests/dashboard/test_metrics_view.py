@@ -139,6 +139,16 @@ def test_curves_are_the_numbers_that_reading_everything_gives(run: Path) -> None
     assert {(one.key, one.peer, one.sender): one.points for one in drawn} == expected
 
 
+def test_curves_of_one_peer_are_those_among_everyones(run: Path) -> None:
+    view, keys = view_of(run), ["reward", "heldout", "senders.kl_k3"]
+    everyones = view.curves(keys, 300, EVERYTHING).curves
+    for name in NAMES:
+        its = view.curves(keys, 300, EVERYTHING, name).curves
+        assert its == [one for one in everyones if one.peer == name]
+        assert its
+    assert view.curves(keys, 300, EVERYTHING, "nobody").curves == []
+
+
 def test_long_curves_are_thinned_evenly_with_their_first_and_newest_point(tmp_path: Path) -> None:
     write_config(crew_of(rounds=1000), tmp_path / "config.toml")
     append_lines(tmp_path / "metrics.jsonl", [*first_lines(), *lines_of(997)])

@@ -78,7 +78,9 @@ class FakeMetrics:
             keys=["reward"],
         )
 
-    def curves(self, keys: Sequence[str], points: int, rounds: tuple[float, float]) -> Curves:
+    def curves(
+        self, keys: Sequence[str], points: int, rounds: tuple[float, float], peer: str = ""
+    ) -> Curves:
         if "nonsense" in keys:
             raise ValueError("key 'nonsense' is no number of a metrics line; use reward")
         return Curves(curves=[], every=points)

@@ -79,7 +79,7 @@ def _curves(run: ShownRun, query: Query) -> Answer:
     if not 0 < len(keys) <= MOST_KEYS:
         raise ValueError(f"got {len(keys)} keys; give from 1 to {MOST_KEYS}, such as key=reward")
     points = max(2, query.whole("points", 300, MOST_POINTS))
-    return run.curves(keys, points, query.range("rounds"))
+    return run.curves(keys, points, query.range("rounds"), query.text("peer"))
 
 
 def _groups(run: ShownRun, query: Query) -> Answer:
@@ -128,6 +128,7 @@ ADDRESSES = (
             "key": "a number of a metrics line, such as reward or senders.kl_k3; may be repeated",
             "points": f"of a curve at most, {MOST_POINTS} at the most; 300 if it is left out",
             "rounds": ROUNDS,
+            "peer": "whose; everyone's if it is left out",
         },
     ),
     Address(

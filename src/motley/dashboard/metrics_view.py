@@ -244,22 +244,26 @@ class MetricsView:
 
     # Its numbers
 
-    def curves(self, keys: Sequence[str], points: int, rounds: tuple[float, float]) -> Curves:
+    def curves(
+        self, keys: Sequence[str], points: int, rounds: tuple[float, float], peer: str = ""
+    ) -> Curves:
         """About so many points of every number, evenly over the rounds; fewer of what was measured
-        by sender, where a line is long.
+        by sender, where a line is long. With `peer`, only those of this one.
         """
         if not 0 < len(keys) <= MOST_KEYS:
             raise ValueError(f"{len(keys)} keys were asked for; ask for 1 to {MOST_KEYS} at once")
         for key in keys:
             check_key(key)
         points = max(points, 2)
-        drawn, every = _draw(self._lines, self._peers, keys, points, rounds)
+        peers = {name: one for name, one in self._peers.items() if peer in ("", name)}
+        drawn, every = _draw(self._lines, peers, keys, points, rounds)
         for name, run in self._alone.runs.items():
-            own = {name: run.peers[name]} if name in run.peers else {}
+            own = {name: run.peers[name]} if name in run.peers and peer in ("", name) else {}
             plain = [key for key in keys if not key.startswith("senders")]
             drawn += _draw(run, own, plain, points, rounds, is_alone=True)[0]
         first, last = max(0.0, rounds[0]), min(float(self.round), rounds[1])
-        return Curves(curves=[*drawn, *self._alone.levels(keys, first, last)], every=every)
+        levels = [one for one in self._alone.levels(keys, first, last) if peer in ("", one.peer)]
+        return Curves(curves=[*drawn, *levels], every=every)
 
     # Whom it trusts
 

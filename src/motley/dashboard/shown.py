@@ -117,9 +117,9 @@ class ShownRun:
         every_note = [*crew.notes, *(note for note in notes if note not in crew.notes)]
         return msgspec.structs.replace(crew, notes=every_note, indexed=changed.indexed)
 
-    def curves(self, keys: Sequence[str], points: int, rounds: Range) -> Curves:
+    def curves(self, keys: Sequence[str], points: int, rounds: Range, peer: str = "") -> Curves:
         with self._one_question:
-            return self._metrics.curves(keys, points, rounds)
+            return self._metrics.curves(keys, points, rounds, peer)
 
     def trust(self) -> TrustView:
         faults = self._log.faults() if self._log else {}

@@ -13,7 +13,7 @@ from motley.dashboard.run_lines import PeerLines
 from motley.runs.metrics import Counts
 from motley.trust.standing import Suspicion
 
-MOST_LINES = 2000  # with suspects, of all learners
+MOST_LINES = 1000  # with suspects, of all learners
 
 
 class _Held(msgspec.Struct, frozen=True):

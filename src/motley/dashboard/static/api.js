@@ -67,8 +67,8 @@ export class Run {
     return this.ask("crew", { rounds });
   }
 
-  async curves(keys, { points = 150, rounds = "" } = {}) {
-    return (await this.ask("curves", { key: keys, points, rounds })).curves;
+  async curves(keys, { points = 150, rounds = "", peer = "" } = {}) {
+    return (await this.ask("curves", { key: keys, points, rounds, peer })).curves;
   }
 
   formula(position, number, learner, token) {

@@ -10,17 +10,18 @@ const NUMBERS = {
   filtered_negative: "filtered share of A ≤ 0", filtered_positive: "filtered share of A > 0",
   "weight.mean": "mean weight", "ratio.q95": "ratio, 95 % quantile",
 };
-const MOST_POINTS = 12000; // of all pairs together: more would be slow to send and to draw
+const MOST_POINTS = 3200; // of all pairs together, of which the newest is shown
 
 export async function offpolicyView({ run, params }) {
   const crew = await run.crew();
   const names = crew.peers.map((peer) => peer.name);
   const number = params.number || "kl_k3";
   const pairs = Math.max(1, crew.arrows.length);
-  const points = Math.max(30, Math.min(300, Math.floor(MOST_POINTS / pairs)));
+  const points = Math.max(8, Math.min(300, Math.floor(MOST_POINTS / pairs)));
   const pair = pairOf(crew, params);
-  const [curves, counted] = await Promise.all([
+  const [everyones, its, counted] = await Promise.all([
     run.curves([`senders.${number}`], { points, rounds: params.rounds }),
+    pair && run.curves([`senders.${number}`], { rounds: params.rounds, peer: pair.learner }),
     pair && countsOf(run, pair, params.rounds),
   ]);
   const known = [...new Set([...Object.keys(NUMBERS), ...crew.keys.filter((key) => key.startsWith("senders.")).map((key) => key.slice(8))])];
@@ -30,8 +31,8 @@ export async function offpolicyView({ run, params }) {
         choice("number", "number", known.map((key) => [key, NUMBERS[key] ?? key]), number, (value) => change({ number: value })),
         roundsField(params.rounds, (value) => change({ rounds: value })),
         el("p", { class: "note" }, "The newest value of each pair. A pair opens its curve and its histogram.")),
-      matrix(names, curves, number, pair, params.rounds)),
-    el("div", { class: "columns" }, pair && curve(curves, number, pair, names), pair && histogram(pair, counted)));
+      matrix(names, everyones, number, pair, params.rounds)),
+    el("div", { class: "columns" }, pair && curve(its, number, pair, names), pair && histogram(pair, counted)));
 }
 
 /** The asked pair; else the stranger that somebody learned most from. */

@@ -14,9 +14,11 @@ const RATES = {
 };
 
 export async function speedView({ run, params }) {
-  const [crew, speed] = await Promise.all([run.crew(), run.ask("speed")]);
+  const crew = await run.crew();
   const keys = [...PHASES, ...Object.keys(RATES)].filter((key) => crew.keys.includes(key));
-  const curves = keys.length ? await run.curves(keys, { rounds: params.rounds }) : [];
+  const [speed, curves] = await Promise.all([
+    run.ask("speed"), keys.length ? run.curves(keys, { points: 75, rounds: params.rounds }) : [],
+  ]);
   const names = crew.peers.map((peer) => peer.name);
   const peer = params.peer || names[0] || "";
   const pick = choice("peer", "peer", names.map((name) => [name, name]), peer, (value) => change({ peer: value }));
