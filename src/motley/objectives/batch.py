@@ -88,22 +88,10 @@ class Terms:
 
     def take(self, index_B: Tensor, device: torch.device | None = None) -> Terms:
         """The terms of some of the sequences; the denominators stay those of the whole batch."""
-        return Terms(
-            advantage_B=self.advantage_B[index_B].to(device),
-            own_B=self.own_B[index_B].to(device),
-            stranger_B=self.stranger_B[index_B].to(device),
-            log_expectation_B=self.log_expectation_B[index_B].to(device),
-            group_longest_B=self.group_longest_B[index_B].to(device),
-            pair_B=self.pair_B[index_B].to(device),
-            num_sequences=self.num_sequences,
-            num_tokens=self.num_tokens,
-            num_penalised=self.num_penalised,
-            num_penalised_tokens=self.num_penalised_tokens,
-            num_pairs=self.num_pairs,
-            max_length=self.max_length,
-            most_square=self.most_square,
-            lr_scale=self.lr_scale,
-        )
+        taken: dict[str, Any] = {
+            name: table[index_B].to(device) for name, table in _tensors(self).items()
+        }
+        return replace(self, **taken)
 
     @staticmethod
     def of_nothing(samples: Samples) -> Terms:
@@ -133,7 +121,7 @@ class Terms:
         count = len(samples.reward_B) - first
         if not count:
             return self
-        added = {name: table.new_zeros(count) for name, table in _tensors(self).items()} | {
+        added = {
             "advantage_B": self.advantage_B.new_full((count,), weight),
             "own_B": samples.own_B[first:],
             "stranger_B": samples.stranger_B[first:],

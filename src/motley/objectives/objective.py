@@ -11,7 +11,13 @@ from typing import Any, Literal
 
 import torch
 
-from motley.objectives.advantages import Adjustment, Advantage, Standardised, group_sum
+from motley.objectives.advantages import (
+    Adjustment,
+    Advantage,
+    Standardised,
+    group_sum,
+    num_groups,
+)
 from motley.objectives.batch import LossBatch, LossOutput, Samples, Terms
 from motley.objectives.importance import Filter, KeepAll, Unweighted, Weight
 from motley.objectives.looks import Look, NoLook
@@ -252,9 +258,7 @@ def _pairs(samples: Samples) -> torch.Tensor:
 
 def _group_longest(samples: Samples, end_token: bool) -> torch.Tensor:
     length_B = samples.length_B if end_token else samples.length_B - samples.ended_B.long()
-    longest_P = torch.ones(
-        int(samples.group_B.max()) + 1, dtype=length_B.dtype, device=length_B.device
-    )
+    longest_P = length_B.new_ones(num_groups(samples.group_B))
     return longest_P.scatter_reduce(0, samples.group_B, length_B, "amax")[samples.group_B]
 
 
