@@ -77,8 +77,9 @@ TELL = "_tell_that_it_runs"
 WORDS = ("__init__.py", "about.py")  # names and sentences for people; nothing is computed there
 TIMEOUT_S = 600  # of the processor's time, so that a busy machine kills no mutant
 # Exit status of a run -> how it ended. Anything else is a fault of this script and counts as
-# survived.
+# survived. A crash counts if it comes twice.
 ENDS = {0: "passed", 1: "failed a test", 2: "failed to import", -signal.SIGPROF: "timed out"}
+ENDS |= dict.fromkeys((-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGFPE), "crashed")
 
 # "file: statement | before -> after" of changes that leave every promised behaviour as it was, and
 # why. The statement is written as ast.unparse writes it, whatever lines it covers in its file.
@@ -92,6 +93,16 @@ EQUIVALENT: dict[str, str] = {
     "advantages.py: variance = mean_P.var() if len(mean_P) > 1 else torch.zeros_like(mu) | "
     "torch.zeros_like(mu) -> "
     "torch.ones_like(mu)": "variance 1 gives k < 0, held at alpha = beta = 1 like variance 0",
+    "batch.py: while back < self.longest: | back < self.longest -> "
+    "back <= self.longest": "one more round, in which no token is that far into its span",
+    "looks.py: last_N = torch.cat([square_N[1:] > (1 + 2 * SAME) * square_N[:-1], "
+    "torch.tensor([True])]) | square_N[1:] > (1 + 2 * SAME) * square_N[:-1] -> "
+    "square_N[1:] >= (1 + 2 * SAME) * square_N[:-1]": "at the very bound of what is rounding",
+    "objective.py: for key in zip(samples.group_B.tolist(), samples.sender_B.tolist(), "
+    "strict=True): | True -> False": "samples are of one length",
+    "objective.py: for key in zip(samples.group_B.tolist(), samples.sender_B.tolist(), "
+    "strict=True): | zip(samples.group_B.tolist(), samples.sender_B.tolist(), strict=True) -> "
+    "zip(samples.group_B.tolist(), samples.sender_B.tolist())": "samples are of one length",
     "objective.py: close = difflib.get_close_matches(name, "
     "known, n=1) | 1 -> 2": "only the first match is used",
     "objective.py: close = difflib.get_close_matches(name, known, n=1) | "
@@ -547,6 +558,7 @@ def reached(kept: Path | None) -> Reached | None:
 
 def survivors_of(mutants: list[Mutant], order: Order, jobs: int, meet: Meet) -> list[Mutant]:
     waiting, running, survived, ends = list(reversed(mutants)), {}, [], Counter()
+    crashed: set[Mutant] = set()
     began = time.monotonic()
     while waiting or running:
         while waiting and len(running) < jobs:
@@ -557,19 +569,24 @@ def survivors_of(mutants: list[Mutant], order: Order, jobs: int, meet: Meet) -> 
         mutant, told = running.pop(child)
         with os.fdopen(told) as pipe:
             order.kills[mutant.file, pipe.read()] += 1
-        end = ENDS.get(os.waitstatus_to_exitcode(status), "broken")
+        code = os.waitstatus_to_exitcode(status)
+        end = ENDS.get(code, f"broken, status {code}:")
+        if end == "crashed" and mutant not in crashed:
+            crashed.add(mutant)
+            waiting.append(mutant)
+            continue
         ends[end] += 1
         done = ends.total()
         if done % 20 == 0:
             left_s = (time.monotonic() - began) / done * (len(mutants) - done)
             words = f"{done} of {len(mutants)}, {left_s / 60:.0f} min left, {len(survived)} survive"
             print(words, file=sys.stderr, flush=True)
-        if end in ("passed", "broken"):
+        if end == "passed" or code not in ENDS:
             survived.append(mutant)
             words = f"{end} {mutant.file}:{mutant.line}  {mutant.change}"
             print(words, file=sys.__stdout__, flush=True)
     words = ", ".join(f"{count} {end}" for end, count in ends.items())
-    print(words, file=sys.__stdout__, flush=True)
+    print(words or "none", file=sys.__stdout__, flush=True)
     return survived
 
 

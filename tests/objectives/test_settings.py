@@ -193,6 +193,26 @@ def test_unknown_choice_is_refused(name: str, setting: str, value: str) -> None:
         objective(name, settings={setting: value})
 
 
+@pytest.mark.parametrize(
+    ("name", "setting", "least"),
+    [
+        ("ftis", "g", -inf),
+        ("ftis", "C", 0.0),
+        ("grpo", "dual_clip", 1.0),
+        ("grpo", "delta", 1.0),
+        ("hacpo", "most_skill", 1.0),
+        ("sapo", "tau_pos", 0.01),
+        ("sapo", "tau_neg", 0.01),
+        ("vcpo", "base_ess", 0.01),
+    ],
+)
+def test_the_least_of_a_setting_is_taken_and_no_less(name: str, setting: str, least: float) -> None:
+    assert objective(name, settings={setting: least}).settings()[setting] == least
+    if least > -inf:
+        with pytest.raises(ValueError, match=f"expected a number of at least {least:g}, such as"):
+            objective(name, settings={setting: least - 0.001})
+
+
 def test_settings_out_of_range_are_refused() -> None:
     for name, settings, expected in (
         (

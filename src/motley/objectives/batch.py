@@ -174,7 +174,7 @@ class SpanTable:
 
     def without(self, gone_BT: Tensor) -> SpanTable:
         """The same where some tokens count no more: what is left of their spans never closed."""
-        left_BT = self.total(gone_BT.float()) > 0
+        left_BT = self.total(gone_BT) > 0
         return replace(self, open_BT=self.open_BT | left_BT)
 
 
@@ -247,13 +247,13 @@ class LossBatch:
             return self.logp_BT
         total_BT = self._span_total().detach()
         above_BT = (total_BT - self._bounded(total_BT)) / self._num_BT
-        return self.logp_BT - torch.where(self.mask_BT, above_BT, 0.0)
+        return self.logp_BT - above_BT
 
     @property
     def _num_BT(self) -> Tensor:
         """Tokens of each token's span."""
         assert self.spans is not None
-        return self.spans.total(self.mask_BT.float()).clamp(min=1)
+        return self.spans.total(self.mask_BT).clamp(min=1)
 
     def _span_total(self) -> Tensor:
         return self.span_total(self.logp_BT - self.logp_sampler_BT)
@@ -280,7 +280,7 @@ class LossBatch:
     @property
     def moved_BT(self) -> Tensor:
         """log p - log p at the start of the round, zero outside the mask."""
-        return self.logp_BT - self.at_start().logp_BT.detach()
+        return self.logp_BT - self.at_start().logp_BT
 
     @property
     def ref_log_ratio_BT(self) -> Tensor:
@@ -302,7 +302,7 @@ class LossBatch:
         """The same as it was at the start of the round."""
         if self.logp_start_BT is None:
             return self
-        return replace(self, logp_learner_BT=self.logp_start_BT, logp_start_BT=None)
+        return replace(self, logp_learner_BT=self.logp_start_BT)
 
     def token_mean(self, value_BT: Tensor) -> Tensor:
         """Mean over each sequence's own tokens."""

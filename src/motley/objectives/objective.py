@@ -82,7 +82,7 @@ class Penalty:
         value_BT = k3(self._exponent(batch).clamp(max=most_B1.log()))
         if self.beta_times == "ratio":
             value_BT = value_BT * span_ratio(ratio, batch).clamp(max=most_B1)
-        if batch.spans is not None and self.toward != "reference":
+        if self.toward != "reference":
             value_BT = torch.where(batch.once(batch.mask_BT), value_BT, 0.0)
         keep_B = torch.ones_like(batch.ended_B)
         return self.beta * reduction(value_BT, keep_B, batch.penalised())
@@ -253,7 +253,7 @@ def _pairs(samples: Samples) -> torch.Tensor:
             half[key] = num_pairs
             numbers.append(num_pairs)
             num_pairs += 1
-    return torch.tensor(numbers, dtype=torch.int64, device=samples.group_B.device)
+    return torch.tensor(numbers, device=samples.group_B.device)
 
 
 def _group_longest(samples: Samples, end_token: bool) -> torch.Tensor:
