@@ -425,9 +425,14 @@ def change_in_place(mutant: Mutant) -> None:
     """Give the functions of an imported module the code that the mutant's tree has for them."""
     path = SOURCE / mutant.file
     codes = dict(codes_of(compile(mutated(path, mutant), str(path), "exec")))
-    for function in functions_of(vars(sys.modules[f"{PACKAGE}.{path.stem}"])):
-        if function.__code__.co_filename == str(path):
-            function.__code__ = codes[function.__code__.co_qualname]
+    functions = [
+        function
+        for function in functions_of(vars(sys.modules[f"{PACKAGE}.{path.stem}"]))
+        if function.__code__.co_filename == str(path)
+    ]
+    assert any(f.__code__ != codes[f.__code__.co_qualname] for f in functions), "nothing changed"
+    for function in functions:
+        function.__code__ = codes[function.__code__.co_qualname]
 
 
 def codes_of(code: CodeType) -> Iterator[tuple[str, CodeType]]:
@@ -482,7 +487,7 @@ def meet_anew(mutant: Mutant, tests: list[str]) -> tuple[int, str]:
     plugin = Chosen(tests)
     for file in dict.fromkeys(name.partition("::")[0] for name in tests):
         status = int(pytest.main([*PYTEST_OPTIONS, str(ROOT / file)], plugins=[plugin]))
-        if status:
+        if status not in (0, pytest.ExitCode.NO_TESTS_COLLECTED):  # their rows may have gone
             return status, plugin.killer
     return 0, ""
 

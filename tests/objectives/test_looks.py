@@ -9,7 +9,7 @@ import pytest
 
 from motley.objectives import Terms, objective
 
-from .cases import Case, batch_of, make_case, prepared, samples_of, tiny
+from .cases import Case, batch_of, make_case, prepared, run, samples_of, tiny
 
 
 def a_pair(success: list[float], failure: list[float]) -> Case:
@@ -101,6 +101,12 @@ def test_an_effective_sample_size_of_products_that_are_all_truncated_is_whole() 
     case = a_pair([log(4), -log(2)], [0.0])
     assert scale_of(case, C=0.5) == 1.0
     assert scale_of(case, C=0.0) == pytest.approx(sqrt(0.9))
+
+
+def test_vcpo_weighs_a_sequence_by_its_product_up_to_eight() -> None:
+    case = a_pair([log(3), log(2)], [log(9)])
+    weight_BT = run(objective("vcpo"), case).output.weight_BT
+    assert weight_BT[:, 0].tolist() == pytest.approx([6.0, 8.0], rel=1e-5)
 
 
 def test_an_effective_sample_size_counts_what_speaks() -> None:
