@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import exp, inf, log, nan, sqrt
 
 import numpy as np
@@ -69,6 +70,14 @@ def test_second_moment_of_nothing_pushed_out_bounds_nothing() -> None:
     assert prepared(objective("m2po"), a_pair([-1.0, 0.0], [2.0])).most_square == inf
     silent = tiny([1.0, 1.0], [[-1.0]] * 2, [[-9.0]] * 2)
     assert prepared(objective("m2po"), silent).most_square == inf
+
+
+@pytest.mark.parametrize(("most", "kept"), [(0.25, True), (0.2499, False)])
+def test_a_square_that_is_the_most_allowed_is_kept(most: float, kept: bool) -> None:
+    case, row = a_pair([0.5], [0.0]), objective("m2po")
+    terms = replace(row.prepare(samples_of(case)), most_square=most)
+    weight_BT = row.loss(batch_of(case, terms)).weight_BT
+    assert weight_BT[:, 0].tolist() == pytest.approx([exp(0.5) * kept, 1.0])
 
 
 def scale_of(case: Case, **settings: float | str) -> float:
