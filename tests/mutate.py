@@ -7,7 +7,9 @@ A mutant is one change to a module's syntax tree: an operator, a comparison, a s
 text, min for max, a dropped call (detach, clamp, ...), a dropped keyword, swapped branches.
 Defaults and tables are mutated like functions; docstrings, annotations, decorators and type aliases
 are not. Each mutant runs in a fork, so torch is imported once; no file is written. It meets the
-tests that run its statement: those that killed most first, then the quickest.
+tests that run its statement: those that killed most first, then the quickest. A change within a
+function is made in the imported function, after the tests were collected; a change in what an
+import makes (tables, defaults) imports and collects anew, one file of tests after the other.
 Exit status 1 below 98 %. EQUIVALENT names the changes that no test can see, each with its reason.
 """
 
@@ -15,20 +17,26 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import copy
 import functools
 import gc
+import hashlib
 import importlib.abc
 import importlib.util
+import itertools
 import json
+import math
 import os
 import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
 
 import numpy  # noqa: F401  every fork finds these imported
 import pytest
@@ -61,6 +69,7 @@ PYTEST_OPTIONS = [
     "--assert=plain",
     "-p",
     "no:cacheprovider",
+    "--capture=no",  # mutants are tried, and told of, within a run
     f"--rootdir={ROOT}",
 ]
 REQUIRED_SCORE = 0.98
@@ -68,8 +77,9 @@ TELL = "_tell_that_it_runs"
 WORDS = ("__init__.py", "about.py")  # names and sentences for people; nothing is computed there
 TIMEOUT_S = 600  # of the processor's time, so that a busy machine kills no mutant
 # Exit status of a run -> how it ended. Anything else is a fault of this script and counts as
-# survived.
+# survived. A crash counts if it comes twice.
 ENDS = {0: "passed", 1: "failed a test", 2: "failed to import", -signal.SIGPROF: "timed out"}
+ENDS |= dict.fromkeys((-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGFPE), "crashed")
 
 # "file: statement | before -> after" of changes that leave every promised behaviour as it was, and
 # why. The statement is written as ast.unparse writes it, whatever lines it covers in its file.
@@ -77,15 +87,22 @@ EQUIVALENT: dict[str, str] = {
     "advantages.py: k = mu * (1 - mu) / variance - 1 if variance > MIN_BETA_VARIANCE else "
     "torch.zeros_like(mu) | variance > MIN_BETA_VARIANCE -> "
     "variance >= MIN_BETA_VARIANCE": "between rounding and means that differ, where none is",
-    "advantages.py: total_P = torch.zeros(int(group_B.max()) + 1, dtype=value_B.dtype, "
-    "device=value_B.device) | 1 -> 2": ("one more row that no index reads"),
+    "advantages.py: spread = group_std(reward_B, torch.zeros_like(samples.group_B)) + STD_EPSILON "
+    "| torch.zeros_like(samples.group_B) -> "
+    "torch.ones_like(samples.group_B)": "one group, whatever its number",
     "advantages.py: variance = mean_P.var() if len(mean_P) > 1 else torch.zeros_like(mu) | "
     "torch.zeros_like(mu) -> "
     "torch.ones_like(mu)": "variance 1 gives k < 0, held at alpha = beta = 1 like variance 0",
-    "advantages.py: gain_B = samples.reward_B.double() - samples.success_B.double() | "
-    "samples.reward_B.double() -> samples.reward_B": "the other operand is float64",
-    "advantages.py: gain_B = samples.reward_B.double() - samples.success_B.double() | "
-    "samples.success_B.double() -> samples.success_B": "the other operand is float64",
+    "batch.py: while back < self.longest: | back < self.longest -> "
+    "back <= self.longest": "one more round, in which no token is that far into its span",
+    "looks.py: last_N = torch.cat([square_N[1:] > (1 + 2 * SAME) * square_N[:-1], "
+    "torch.tensor([True])]) | square_N[1:] > (1 + 2 * SAME) * square_N[:-1] -> "
+    "square_N[1:] >= (1 + 2 * SAME) * square_N[:-1]": "at the very bound of what is rounding",
+    "objective.py: for key in zip(samples.group_B.tolist(), samples.sender_B.tolist(), "
+    "strict=True): | True -> False": "samples are of one length",
+    "objective.py: for key in zip(samples.group_B.tolist(), samples.sender_B.tolist(), "
+    "strict=True): | zip(samples.group_B.tolist(), samples.sender_B.tolist(), strict=True) -> "
+    "zip(samples.group_B.tolist(), samples.sender_B.tolist())": "samples are of one length",
     "objective.py: close = difflib.get_close_matches(name, "
     "known, n=1) | 1 -> 2": "only the first match is used",
     "objective.py: close = difflib.get_close_matches(name, known, n=1) | "
@@ -343,7 +360,7 @@ class Reach:
     """A plugin for the source as it is: which statements each test runs, and how long it takes."""
 
     def __init__(self) -> None:
-        self.tests: Reached = {}
+        self.said: Reached = {}
         self.lately: set[Statement] = set()
         for path in SOURCE.glob("*.py"):
             tree = ast.fix_missing_locations(Telling().visit(ast.parse(source_of(path))))
@@ -353,11 +370,11 @@ class Reach:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         self.lately.clear()
-        began = time.monotonic()
+        began = time.process_time()
         try:
             return (yield)
         finally:
-            self.tests[item.nodeid] = (time.monotonic() - began, sorted(self.lately))
+            self.said[item.nodeid] = (time.process_time() - began, sorted(self.lately))
 
 
 class Chosen:
@@ -375,28 +392,109 @@ class Chosen:
             self.killer = report.nodeid
 
 
+class Within:
+    """A plugin that collects every test, and runs none: it tries mutants of functions on them."""
+
+    def __init__(self, mutants: list[Mutant], order: Order, jobs: int) -> None:
+        self.mutants, self.order, self.jobs = mutants, order, jobs
+        self.said: list[int] = []  # which of the mutants survived
+        self.killer = ""
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        self.items = {item.nodeid: item for item in session.items}
+        gc.freeze()
+        survived = survivors_of(self.mutants, self.order, self.jobs, self.meet)
+        self.said = [self.mutants.index(mutant) for mutant in survived]
+        return True
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.killer = report.nodeid
+
+    def meet(self, mutant: Mutant, tests: list[str]) -> tuple[int, str]:
+        change_in_place(mutant)
+        items = [self.items[name] for name in tests]
+        for item, following in zip(items, [*items[1:], None], strict=True):
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            if self.killer:
+                return 1, self.killer
+        return 0, ""
+
+
+def change_in_place(mutant: Mutant) -> None:
+    """Give the functions of an imported module the code that the mutant's tree has for them."""
+    path = SOURCE / mutant.file
+    codes = dict(codes_of(compile(mutated(path, mutant), str(path), "exec")))
+    functions = [
+        function
+        for function in functions_of(vars(sys.modules[f"{PACKAGE}.{path.stem}"]))
+        if function.__code__.co_filename == str(path)
+    ]
+    assert any(f.__code__ != codes[f.__code__.co_qualname] for f in functions), "nothing changed"
+    for function in functions:
+        function.__code__ = codes[function.__code__.co_qualname]
+
+
+def codes_of(code: CodeType) -> Iterator[tuple[str, CodeType]]:
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            yield part.co_qualname, part
+            yield from codes_of(part)
+
+
+def functions_of(names: Mapping[str, object]) -> Iterator[FunctionType]:
+    """Those of a module or a class and of its classes, methods and properties among them."""
+    for value in names.values():
+        value = getattr(value, "fget", getattr(value, "__func__", value))
+        if isinstance(value, FunctionType):
+            yield value
+        elif isinstance(value, type) and value.__module__.startswith(PACKAGE):
+            yield from functions_of(vars(value))
+
+
 class Order:
     """Which tests a mutant meets, and in which order."""
 
-    def __init__(self, reached: Reached) -> None:
+    def __init__(self, reached: Reached, patience_s: float) -> None:
         self.seconds = {name: seconds for name, (seconds, _) in reached.items()}
+        self.patience_s = patience_s
         self.tests_of: dict[Statement, set[str]] = {}
         for name, (_, statements) in reached.items():
             for file, line in statements:
                 self.tests_of.setdefault((file, line), set()).add(name)
         self.kills: Counter[tuple[str, str]] = Counter()  # by file and test
 
+    def within_a_function(self, mutant: Mutant) -> bool:
+        """A statement that no test runs is run at import, or never."""
+        return (mutant.file, mutant.begin) in self.tests_of
+
     def of(self, mutant: Mutant) -> list[str]:
-        """A statement that no test runs is run at import, and meets all of them."""
         tests = self.tests_of.get((mutant.file, mutant.begin), set(self.seconds))
         about = f"test_{mutant.file}::"  # the tests of the module itself
         rank = lambda name: (-self.kills[mutant.file, name], about not in name, self.seconds[name])
-        return sorted(tests, key=rank)
+        ranked = sorted(tests, key=rank)
+        spent = itertools.accumulate(self.seconds[name] for name in ranked)
+        return [name for name, s in zip(ranked, spent, strict=True) if s <= self.patience_s]
 
 
-def start(mutant: Mutant | None, tests: list[str]) -> tuple[int, int]:
-    """Fork a child that runs the tests against the mutant, or all against the source as it is. Its
-    status is pytest's; what it has to say comes through the second number, a pipe.
+Meet = Callable[[Mutant, list[str]], tuple[int, str]]  # -> pytest's exit status, and the killer
+
+
+def meet_anew(mutant: Mutant, tests: list[str]) -> tuple[int, str]:
+    """Import the mutant, and collect one file of tests after the other."""
+    path = SOURCE / mutant.file
+    sys.meta_path.insert(0, MutantLoader(path, mutated(path, mutant)))
+    plugin = Chosen(tests)
+    for file in dict.fromkeys(name.partition("::")[0] for name in tests):
+        status = int(pytest.main([*PYTEST_OPTIONS, str(ROOT / file)], plugins=[plugin]))
+        if status not in (0, pytest.ExitCode.NO_TESTS_COLLECTED):  # their rows may have gone
+            return status, plugin.killer
+    return 0, ""
+
+
+def start(mutant: Mutant, tests: list[str], meet: Meet) -> tuple[int, int]:
+    """Fork a child in which the mutant meets the tests. Its status is pytest's; the killer's name
+    comes through the second number, a pipe.
     """
     told, tell = os.pipe()
     child = os.fork()
@@ -409,54 +507,91 @@ def start(mutant: Mutant | None, tests: list[str]) -> tuple[int, int]:
     os.dup2(silence, 2)
     status = 70
     try:
-        if mutant:
-            path = SOURCE / mutant.file
-            sys.meta_path.insert(0, MutantLoader(path, mutated(path, mutant)))
-        files = sorted({name.partition("::")[0] for name in tests}) or [
-            f"tests/objectives/test_{name}.py" for name in TESTS
-        ]
-        plugin = Chosen(tests) if mutant else Reach()
-        paths = [str(ROOT / file) for file in files]
-        status = int(pytest.main([*PYTEST_OPTIONS, *paths], plugins=[plugin]))
-        words = json.dumps(plugin.tests) if isinstance(plugin, Reach) else plugin.killer
-        with os.fdopen(tell, "w") as pipe:
-            pipe.write(words)
+        status, killer = meet(mutant, tests)
+        os.write(tell, killer.encode())
     finally:
         os._exit(status)
 
 
-def reached() -> Reached | None:
-    """What every test runs of the source as it is; None: they do not pass."""
-    child, told = start(None, [])
+def with_all_tests(plugin_of: Callable[[], Reach | Within]) -> Any | None:
+    """What the plugin has to say when pytest has had all test files; None: a test failed. In a
+    child, so that nothing is imported here.
+    """
+    told, tell = os.pipe()
+    child = os.fork()
+    if not child:
+        status = 70
+        try:
+            plugin = plugin_of()
+            paths = [str(ROOT / "tests" / "objectives" / f"test_{name}.py") for name in TESTS]
+            with open(os.devnull, "w") as silence, contextlib.redirect_stdout(silence):
+                status = int(pytest.main([*PYTEST_OPTIONS, *paths], plugins=[plugin]))
+            with os.fdopen(tell, "w") as pipe:
+                json.dump(plugin.said, pipe)
+        finally:
+            os._exit(status)
+    os.close(tell)
     with os.fdopen(told) as pipe:
         words = pipe.read()
-    ended = ENDS.get(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-    return json.loads(words) if ended == "passed" else None
+    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return json.loads(words) if ENDS.get(ended) == "passed" else None
 
 
-def survivors_of(mutants: list[Mutant], order: Order, jobs: int) -> list[Mutant]:
+def digest() -> str:
+    """Of what the result hangs on: source, tests and settings."""
+    paths = [*SOURCE.glob("*.py"), *(ROOT / "tests" / "objectives").glob("*.py")]
+    paths += [ROOT / "tests" / "conftest.py", ROOT / "tests" / "marks.py", ROOT / "pyproject.toml"]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(paths))).hexdigest()
+
+
+def reached(kept: Path | None) -> Reached | None:
+    """What every test runs of the source as it is; None: they do not pass. What is kept in a file
+    counts as long as the digest is the same.
+    """
+    if kept and kept.exists():
+        known = json.loads(kept.read_text())
+        if known["digest"] == digest():
+            return {
+                name: (seconds, [*map(tuple, at)]) for name, (seconds, at) in known["tests"].items()
+            }
+    print("the tests, on the source as it is", file=sys.stderr, flush=True)
+    before, tests = digest(), with_all_tests(Reach)
+    if kept and tests is not None:
+        kept.write_text(json.dumps({"digest": before, "tests": tests}))
+    return tests
+
+
+def survivors_of(mutants: list[Mutant], order: Order, jobs: int, meet: Meet) -> list[Mutant]:
     waiting, running, survived, ends = list(reversed(mutants)), {}, [], Counter()
+    crashed: set[Mutant] = set()
     began = time.monotonic()
     while waiting or running:
         while waiting and len(running) < jobs:
             mutant = waiting.pop()
-            child, told = start(mutant, order.of(mutant))
+            child, told = start(mutant, order.of(mutant), meet)
             running[child] = mutant, told
         child, status = os.wait()
         mutant, told = running.pop(child)
         with os.fdopen(told) as pipe:
             order.kills[mutant.file, pipe.read()] += 1
-        end = ENDS.get(os.waitstatus_to_exitcode(status), "broken")
+        code = os.waitstatus_to_exitcode(status)
+        end = ENDS.get(code, f"broken, status {code}:")
+        if end == "crashed" and mutant not in crashed:
+            crashed.add(mutant)
+            waiting.append(mutant)
+            continue
         ends[end] += 1
         done = ends.total()
         if done % 20 == 0:
             left_s = (time.monotonic() - began) / done * (len(mutants) - done)
             words = f"{done} of {len(mutants)}, {left_s / 60:.0f} min left, {len(survived)} survive"
             print(words, file=sys.stderr, flush=True)
-        if end in ("passed", "broken"):
+        if end == "passed" or code not in ENDS:
             survived.append(mutant)
-            print(f"{end} {mutant.file}:{mutant.line}  {mutant.change}", flush=True)
-    print(", ".join(f"{count} {end}" for end, count in ends.items()))
+            words = f"{end} {mutant.file}:{mutant.line}  {mutant.change}"
+            print(words, file=sys.__stdout__, flush=True)
+    words = ", ".join(f"{count} {end}" for end, count in ends.items())
+    print(words or "none", file=sys.__stdout__, flush=True)
     return survived
 
 
@@ -468,6 +603,13 @@ def main() -> int:
         "--only", default="", help="only mutants whose 'file:line change' contains this"
     )
     parser.add_argument("--list", action="store_true", help="print the mutants and run none")
+    parser.add_argument("--keep", type=Path, help="keep here what the tests run, for the next time")
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=math.inf,
+        help="seconds of tests after which a mutant counts as survived; for a quick look",
+    )
     options = parser.parse_args()
     modules = sorted(path for path in SOURCE.glob("*.py") if path.name not in WORDS)
     every = [m for path in modules for m in mutants_of(path)]
@@ -483,17 +625,24 @@ def main() -> int:
     torch.set_num_threads(1)
     gc.freeze()
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    began = time.monotonic()
-    print("the tests, on the source as it is", file=sys.stderr, flush=True)
-    if (tests := reached()) is None:
+    began, before = time.monotonic(), digest()
+    if (tests := reached(options.keep)) is None:
         print("the tests fail on the source as it is; nothing to measure")
         return 2
     counted = [m for m in mutants if m.key not in EQUIVALENT]
-    survived = survivors_of(counted, Order(tests), options.jobs)
-    if reached() is None:
+    survived = all_survivors(counted, Order(tests, options.patience), options.jobs)
+    if digest() != before:
         print("the source or the tests changed during the run; run again")
         return 2
     return report(mutants, survived, time.monotonic() - began, options.json)
+
+
+def all_survivors(mutants: list[Mutant], order: Order, jobs: int) -> list[Mutant]:
+    within = [m for m in mutants if order.within_a_function(m)]
+    anew = [m for m in mutants if not order.within_a_function(m)]
+    survived = with_all_tests(lambda: Within(within, order, jobs))
+    assert survived is not None, "the loop over mutants itself ended in a failure"
+    return [within[k] for k in survived] + survivors_of(anew, order, jobs, meet_anew)
 
 
 def report(mutants: list[Mutant], survived: list[Mutant], seconds: float, path: Path | None) -> int:

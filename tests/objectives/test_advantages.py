@@ -4,8 +4,8 @@ batch decides.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from math import sqrt
+from dataclasses import fields, replace
+from math import log, sqrt
 from typing import Literal
 
 import numpy as np
@@ -13,7 +13,7 @@ import pytest
 import torch
 from scipy import stats
 
-from motley.objectives import Samples, objective
+from motley.objectives import Samples, Terms, objective
 from motley.objectives.advantages import (
     BatchStandardised,
     BetaNormalised,
@@ -27,8 +27,9 @@ from motley.objectives.advantages import (
     Standardised,
     Whitened,
 )
+from motley.objectives.rescue import rescue_of
 
-from .cases import Case, run, samples_of, tiny
+from .cases import Case, batch_of, run, samples_of, tiny
 
 
 def samples(
@@ -294,6 +295,74 @@ def test_taking_some_terms_keeps_the_denominators_of_the_whole_batch() -> None:
     assert some.group_longest_B.tolist() == [2, 4]
     assert some.pair_B.tolist() == [2, 0]
     assert (some.num_sequences, some.num_tokens, some.num_pairs, some.max_length) == (6, 18, 4, 20)
+    looked = replace(terms, most_square=0.25, lr_scale=0.5).take(torch.tensor([4, 0]))
+    assert (looked.most_square, looked.lr_scale) == (0.25, 0.5)
+
+
+def test_the_first_samples_are_those_of_a_batch_that_ends_there() -> None:
+    case = horizontal_case()
+    some = samples_of(case).first(4)
+    expected = samples_of(case.take(range(4)))
+    for field in fields(some):
+        got, wanted = getattr(some, field.name), getattr(expected, field.name)
+        assert torch.equal(torch.as_tensor(got), torch.as_tensor(wanted)), field.name
+
+
+def test_a_lesson_is_a_group_by_itself_and_counts_in_the_denominators() -> None:
+    case = replace(horizontal_case(), own=[True] * 4 + [False] * 2)
+    both = samples_of(case)
+    row = objective("ftis", "code")
+    alone = row.prepare(both.first(4))
+    assert alone.with_lessons(both.first(4), 0.5) is alone
+    terms = alone.with_lessons(both, 0.5)
+    assert terms.advantage_B.tolist() == [*alone.advantage_B.tolist(), 0.5, 0.5]
+    assert terms.own_B.tolist() == case.own
+    assert terms.stranger_B.tolist() == both.stranger_B.tolist()
+    assert terms.log_expectation_B.tolist() == pytest.approx([-1.0] * 6)
+    assert terms.group_longest_B.tolist() == [4, 4, 4, 2, 3, 4]
+    assert terms.pair_B.tolist() == [0, 0, 1, 2, 3, 4]
+    assert (terms.num_sequences, terms.num_tokens, terms.num_pairs) == (6, 18, 5)
+    # a penalty is over what was sampled to be learned from
+    assert (terms.num_penalised, terms.num_penalised_tokens) == (4, 11)
+
+
+def test_lessons_of_a_batch_without_other_sequences_are_all_that_counts() -> None:
+    both = samples_of(horizontal_case())
+    nothing = Terms.of_nothing(both.first(0))
+    terms = nothing.with_lessons(both, 0.25)
+    assert terms.advantage_B.tolist() == [0.25] * 6
+    assert terms.advantage_B.dtype == torch.float32
+    assert terms.own_B.tolist() == both.own_B.tolist()
+    assert terms.stranger_B.tolist() == both.stranger_B.tolist()
+    assert terms.log_expectation_B.tolist() == both.logq_mean_B.tolist()
+    assert terms.group_longest_B.tolist() == both.length_B.tolist()
+    assert terms.pair_B.tolist() == list(range(6))
+    assert (terms.num_sequences, terms.num_tokens, terms.num_pairs, terms.max_length) == (
+        6,
+        18,
+        6,
+        20,
+    )
+    assert (terms.num_penalised, terms.num_penalised_tokens) == (0, 0)
+    with pytest.raises(AssertionError):
+        Terms.of_nothing(both)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.1])
+def test_a_rescue_raises_the_likelihood_of_a_peers_success(gamma: float) -> None:
+    # two lessons of one and two tokens at p = 1/10, whatever q: A = 1/2, and with gamma = p the
+    # weight is 1/4; reduced as the row is
+    case = tiny(
+        [1.0, 1.0], lp=[[log(0.1)], [log(0.1)] * 2], lq=[[-9.0], [0.0] * 2], own=[False] * 2
+    )
+    terms = Terms.of_nothing(samples_of(case).first(0)).with_lessons(samples_of(case), 0.5)
+    weight = 0.25 if gamma else 1.0
+    for name, shares in (("grpo", [1 / 2, 1 / 4]), ("dapo", [1 / 3, 1 / 3])):
+        batch = batch_of(case, terms)
+        rescue_of(objective(name), gamma).loss(batch).loss.backward()
+        for i, n in enumerate(case.lengths):
+            got = batch.logp_learner_BT.grad[i, :n].tolist()
+            assert got == pytest.approx([-0.5 * weight * shares[i]] * n, rel=1e-5)
 
 
 def test_terms_are_float32_though_worked_out_in_float64() -> None:
@@ -352,6 +421,10 @@ def test_leave_one_out_by_hand() -> None:
     assert got.tolist() == pytest.approx([0.75, -0.75, 0.0, 0.0])
 
 
+def test_leave_one_out_of_a_pair_is_the_difference() -> None:
+    assert LeaveOneOut()(samples([1.0, 0.25], [0, 0])).tolist() == [0.75, -0.75]
+
+
 def test_whitened_counts_a_reward_as_often_as_its_sequence_has_tokens() -> None:
     given = replace(
         samples([1.0, 0.0, 1.0], [0, 0, 1]), length_B=torch.tensor([1, 3, 4], dtype=torch.int64)
@@ -364,6 +437,13 @@ def test_whitened_counts_a_reward_as_often_as_its_sequence_has_tokens() -> None:
     assert Whitened(baseline="group")(given).tolist() == pytest.approx(
         [unit * x for x in (5 / 8, -3 / 8, 1 / 8)]
     )
+
+
+def test_whitened_rewards_of_two_tokens_by_hand() -> None:
+    # 1/10000 from their mean, variance 2/10000^2: the epsilon of 1e-8 is half as much
+    for scale, unit in ((1.0, 0.5 / sqrt(0.5 + 1e-8)), (2e-4, 1e-4 / sqrt(2e-8 + 1e-8))):
+        two = replace(samples([scale, 0.0], [0, 0]), length_B=torch.tensor([1, 1]))
+        assert Whitened()(two).tolist() == pytest.approx([unit, -unit], rel=1e-6)
 
 
 @pytest.mark.parametrize("baseline", ["none", "group"])
@@ -425,6 +505,20 @@ def test_capability_aware_takes_the_own_mean_where_its_baseline_is_above_every_r
     foreign = samples([0.0, 1.0, 1.0], [0] * 3, own=[False] * 3, skill=[0.1] * 3)
     unit = 0.1 / (sqrt(1 / 3) + 1e-4)
     assert CapabilityAware()(foreign).tolist() == pytest.approx([-2 * unit / 3, *[unit / 3] * 2])
+
+
+def test_capability_aware_keeps_a_baseline_that_is_the_best_reward() -> None:
+    # (2 + 0)/2 = 1 is not above 1
+    given = samples([1.0, 0.0], [0, 0], own=[False] * 2, skill=[0.5] * 2)
+    unit = 1 / (sqrt(0.5) + 1e-4)
+    assert CapabilityAware()(given).tolist() == pytest.approx([0, -unit / 2])
+
+
+def test_capability_aware_is_worked_out_in_float64() -> None:
+    # the bound is 1/10 itself; in float32 it would be 1.5e-8 more
+    given = samples([1.0, 0.0], [0, 0], own=[False] * 2, skill=[1e-9] * 2)
+    unit = 0.1 / (sqrt(0.5) + 1e-4)
+    assert CapabilityAware()(given).tolist() == pytest.approx([unit / 2, -unit / 2], rel=1e-12)
 
 
 @pytest.mark.parametrize(("told", "held"), [(1e9, 10.0), (1e-9, 0.1)])

@@ -12,7 +12,7 @@ are +0.5 and -0.5. There are 2 sequences of 2 and 3 tokens, 5 tokens in all; the
 from __future__ import annotations
 
 from dataclasses import replace
-from math import exp, log, sqrt
+from math import exp, inf, log, sqrt
 
 import pytest
 
@@ -393,6 +393,36 @@ def test_penalty_toward_the_reference_by_hand() -> None:
     assert flat(got.gradient) == pytest.approx([0.25, -0.5], rel=1e-5)
 
 
+def test_penalty_toward_a_reference_that_finds_a_token_impossible_is_a_number() -> None:
+    # its log-prob counts as -10000: exp(x) - 1 - x = 10000 + ln p - 1, gradient 1
+    case = tiny([1.0], lp=[[-2.0]], lq=[[-2.0]], ref=[[-inf]])
+    got = run(objective("grpo", settings={"beta": 1.0, "toward": "reference"}), case)
+    assert got.loss == pytest.approx(10000 - 2 - 1)
+    assert got.gradient[0] == pytest.approx([1.0])
+
+
+def test_penalty_of_a_row_that_skips_the_silent_is_a_mean_over_all_sequences() -> None:
+    # two that speak and one that does not, each with d = ln 2: a third of 3 (1 - ln 2), not a half
+    half, quarter = [[log(0.5)]] * 3, [[log(0.25)]] * 3
+    case = tiny([1.0, 0.0, 1.0], lp=half, lq=quarter, group=[0, 0, 1])
+    row = replace(objective("nois"), skip_silent=True)
+    plain, got = run(row, case), run(row.with_settings({"beta": 1.0}), case)
+    assert got.loss - plain.loss == pytest.approx(1 - log(2), rel=1e-5)
+
+
+def test_penalty_of_a_span_counts_once_toward_its_sampler_and_by_token_toward_the_reference() -> (
+    None
+):
+    # p = 1/2 and q = 1/4 for the span of two tokens: d = ln 2, over two tokens; the reference is
+    # ln 2 below at each of them, exp(x) - 1 - x = ln 2 - 1/2
+    share = log(0.5) / 2
+    case = tiny([1.0], [[share] * 2], [[log(0.25) / 2] * 2], ref=[[share - log(2)] * 2])
+    case = replace(case, spans=[[2]], open=[False])
+    for toward, expected in (("sampler", (1 - log(2)) / 2), ("reference", log(2) - 0.5)):
+        row = objective("nois", settings={"beta": 1.0, "toward": toward})
+        assert run(row, case).loss == pytest.approx(expected, rel=1e-5)
+
+
 def test_penalty_times_the_ratio_by_hand() -> None:
     # The same with q = 1/4, so rho = 2, which has a gradient too:
     # d/dlog p of rho k3 = rho (k3 + 1 - exp(x)).
@@ -406,7 +436,7 @@ def test_penalty_times_the_ratio_by_hand() -> None:
 
 def test_a_penalty_toward_the_reference_has_no_meaning_without_its_log_probs() -> None:
     row = objective("grpo", settings={"beta": 1.0, "toward": "reference"})
-    with pytest.raises(AssertionError, match="reference needs its log-probs"):
+    with pytest.raises(AssertionError, match=r"^a penalty toward the reference needs its log-prob"):
         run(row, PAIR)
 
 

@@ -100,6 +100,9 @@ def later(
         num_taken=num_taken,
     )
     output = row.loss(batch)
+    assert not any(
+        report.requires_grad for report in (output.weight_BT, output.free_BT, output.factor_BT)
+    )
     output.loss.backward()
     grad_BT = batch.logp_learner_BT.grad
     gradient = [grad_BT[i, :n].double().numpy() for i, n in enumerate(case.lengths)]
@@ -192,12 +195,19 @@ def test_hacpo_narrows_what_it_takes_of_others_with_every_step_of_a_round() -> N
     case = tiny([1.0, 0.0], lp=[[-1.0], [-1.0]], lq=[[-1.0], [-1.0]], own=[False, False])
     now = [np.array([-1.0 - float(np.log(1.99))]), np.array([-1.0])]
     weights = {
-        taken: float(later("hacpo", "", case, now, taken)[2].weight_BT[0, 0])
+        taken: later("hacpo", "", case, now, taken)[2].weight_BT[:, 0].tolist()
         for taken in (0, 12, 13, 99)
     }
+    # a sequence as likely as where it was made is always in
     assert weights == {
-        0: pytest.approx(1.99**-2),
-        12: pytest.approx(1.99**-2),
-        13: 0.0,
-        99: 0.0,
+        0: pytest.approx([1.99**-2, 1.0]),
+        12: pytest.approx([1.99**-2, 1.0]),
+        13: [0.0, 1.0],
+        99: [0.0, 1.0],
     }
+
+
+def test_a_batch_of_which_nothing_is_said_has_taken_no_step() -> None:
+    # s = 0.21 of a foreign success: after a step low would be 0.225
+    case = tiny([1.0, 0.0], [[float(np.log(0.21))], [0.0]], [[0.0]] * 2, own=[False] * 2)
+    assert float(run(objective("hacpo"), case).output.weight_BT[0, 0]) == pytest.approx(0.21**2)

@@ -23,6 +23,7 @@ from .cases import (
     prepared,
     run,
     samples_of,
+    spanned,
 )
 
 # Their loss is a sum over sequences; the other two say that it is not.
@@ -124,6 +125,25 @@ def test_order_within_a_group_does_not_matter(name: str, variant: str) -> None:
     assert run(row, case.take(order)).loss == pytest.approx(run(row, case).loss, rel=1e-5, abs=1e-6)
 
 
+@pytest.mark.parametrize("by_spans", [False, True])
+def test_what_a_batch_says_of_its_tokens_is_zero_outside_the_mask(by_spans: bool) -> None:
+    case = make_case("apart", seed=3)
+    case = spanned(case, 3) if by_spans else case
+    batch = batch_of(case, objective("grpo").prepare(samples_of(case)), extra=3, garbage=5.0)
+    batch = replace(batch, logp_start_BT=batch.logp_learner_BT.detach() - 1)
+    for table_BT in (
+        batch.logp_BT,
+        batch.compared_logp_BT,
+        batch.moved_BT,
+        batch.log_ratio_BT,
+        batch.span_log_ratio_BT,
+        batch.shared_log_ratio_BT,
+        batch.ref_log_ratio_BT,
+    ):
+        assert not table_BT[~batch.mask_BT].any()
+        assert table_BT[batch.mask_BT].any()
+
+
 @pytest.mark.parametrize("garbage", [float("-inf"), float("nan")])
 def test_padding_may_hold_numbers_that_are_not_finite(garbage: float) -> None:
     case = make_case("apart", seed=3)
@@ -152,4 +172,5 @@ def test_a_sequence_without_a_token_adds_nothing_and_harms_nobody(name: str, var
     output = row.loss(replace(batch, mask_BT=mask_BT))
     output.loss.backward()
     assert torch.isfinite(output.loss)
+    assert float(output.kl_B[empty]) == 0
     np.testing.assert_allclose(batch.logp_learner_BT.grad, expected_BT, rtol=1e-6, atol=1e-9)

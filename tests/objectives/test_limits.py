@@ -169,6 +169,12 @@ def test_a_token_mask_that_never_fires_is_untruncated_tis() -> None:
     same_rows(one, objective("tis", settings={"C": inf}), make_case("horizontal", 0))
 
 
+@pytest.mark.parametrize("variant", ["token_mask", "sequence_mask"])
+def test_a_mask_keeps_a_ratio_that_is_its_bound(variant: str) -> None:
+    case = own_rollouts(make_case("horizontal", 0))
+    same_rows(objective("tis", variant, {"C": 1.0}), objective("nois"), case)
+
+
 @pytest.mark.parametrize(("variant", "token"), [("sequence", ""), ("sequence_mask", "token_mask")])
 def test_of_one_token_a_sequences_weight_is_its_tokens(variant: str, token: str) -> None:
     case = one_token(make_case("horizontal", 0))
@@ -206,6 +212,21 @@ def test_dppo_without_mask_and_squares_is_an_unclipped_ratio() -> None:
         skip_silent=True,
     )
     same_rows(objective("dppo", settings=settings), other, make_case("horizontal", 0))
+
+
+def test_dppo_keeps_what_has_not_moved_whatever_its_mask() -> None:
+    case = own_rollouts(make_case("horizontal", 0))
+    one = objective("dppo", settings={"mask_low": 0.0, "mask_high": 0.0})
+    same_rows(one, objective("dppo"), case)
+
+
+@pytest.mark.parametrize("name", ["grpo", "gmpo"])
+def test_a_failure_whose_ratio_is_at_delta_is_bounded(name: str) -> None:
+    case = own_rollouts(make_case("horizontal", 0))
+    got = run(objective(name, settings={"delta": 1.0}), case)
+    for i, n in enumerate(case.lengths):
+        expected = 0.0 if float(got.terms.advantage_B[i]) < 0 else 1.0
+        assert got.output.weight_BT[i, :n].tolist() == [expected] * n
 
 
 def test_m2po_with_any_budget_is_an_unclipped_ratio() -> None:

@@ -128,6 +128,15 @@ def test_weight_of_a_zero_advantage_is_that_of_its_side() -> None:
     )
 
 
+def test_dppo_and_sapo_report_a_zero_advantage_as_a_failure() -> None:
+    # p - q = 0.6 is above 0.2, which a success may not be; rho = 3
+    case = tiny([1.0, 0.0, 0.5], lp=[[np.log(0.9)]] * 3, lq=[[np.log(0.3)]] * 3)
+    weight_B = run(objective("dppo"), case).output.weight_BT[:, 0]
+    assert weight_B.tolist() == pytest.approx([0.0, 3.0, 3.0])
+    success, failure, zero = run(objective("sapo"), case).output.weight_BT[:, 0].tolist()
+    assert success != failure == zero
+
+
 # Silent sequences: no advantage, no penalty.
 
 
@@ -215,9 +224,8 @@ def test_leaving_a_silent_half_of_a_pair_out_changes_nothing() -> None:
 def test_reports_are_detached(name: str, variant: str) -> None:
     output = run(objective(name, variant), make_case("far", 0)).output
     assert output.loss.requires_grad
-    assert not any(
-        report.requires_grad for report in (output.weight_BT, output.keep_B, output.kl_B)
-    )
+    reports = (output.weight_BT, output.free_BT, output.factor_BT, output.keep_B, output.kl_B)
+    assert not any(report.requires_grad for report in reports)
 
 
 def token_ratio(case: Case, i: int) -> np.ndarray:

@@ -100,11 +100,28 @@ def test_every_listed_number_can_be_set_and_nothing_else_moves(name: str, varian
         ("gepo", "scope", ("group", "microbatch")),
         ("gepo", "toward", ("sampler", "code", "reference")),
         ("gepo", "beta_times", ("one", "ratio")),
+        ("reinforce_pp", "baseline", ("none", "group")),
+        ("vcpo", "ess", ("truncated", "free")),
     ],
 )
 def test_every_choice_can_be_set(name: str, setting: str, choices: tuple[str, ...]) -> None:
     for choice in choices:
         assert objective(name, settings={setting: choice}).settings()[setting] == choice
+
+
+@pytest.mark.parametrize(
+    ("beta", "toward", "needs"),
+    [
+        (0.5, "reference", True),
+        (0.0, "reference", False),
+        (0.5, "sampler", False),
+        (0.5, "code", False),
+        (0.0, "sampler", False),
+    ],
+)
+def test_only_a_penalty_toward_it_needs_a_reference(beta: float, toward: str, needs: bool) -> None:
+    row = objective("grpo", settings={"beta": beta, "toward": toward})
+    assert row.penalty.needs_reference == needs
 
 
 def test_changing_a_row_leaves_the_table_as_it_was() -> None:
@@ -186,11 +203,33 @@ def test_number_where_text_is_meant_and_text_where_a_number_is_meant() -> None:
         ("gepo", "scope", "Group"),
         ("gepo", "toward", "learner"),
         ("gepo", "beta_times", "rho"),
+        ("reinforce_pp", "baseline", "batch"),
+        ("vcpo", "ess", "bounded"),
     ],
 )
 def test_unknown_choice_is_refused(name: str, setting: str, value: str) -> None:
     with pytest.raises(ValueError, match=setting):
         objective(name, settings={setting: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "least"),
+    [
+        ("ftis", "g", -inf),
+        ("ftis", "C", 0.0),
+        ("grpo", "dual_clip", 1.0),
+        ("grpo", "delta", 1.0),
+        ("hacpo", "most_skill", 1.0),
+        ("sapo", "tau_pos", 0.01),
+        ("sapo", "tau_neg", 0.01),
+        ("vcpo", "base_ess", 0.01),
+    ],
+)
+def test_the_least_of_a_setting_is_taken_and_no_less(name: str, setting: str, least: float) -> None:
+    assert objective(name, settings={setting: least}).settings()[setting] == least
+    if least > -inf:
+        with pytest.raises(ValueError, match=f"expected a number of at least {least:g}, such as"):
+            objective(name, settings={setting: least - 0.001})
 
 
 def test_settings_out_of_range_are_refused() -> None:

@@ -161,6 +161,12 @@ def test_a_failure_that_the_learner_finds_impossible_is_dropped(
     assert got.gradient[1].tolist() == [0, 0]
 
 
+def test_what_the_learner_finds_impossible_counts_as_e_to_the_minus_ten_thousand() -> None:
+    case = tiny([1.0, 0.0], [[-1.0, -inf]] * 2, [[-1.0, -1.0]] * 2)
+    kl_B = run(objective("ftis", settings={"kl": "k1"}), case).output.kl_B
+    assert kl_B.tolist() == [9999 / 2] * 2
+
+
 def test_a_log_prob_that_is_no_number_is_not_hidden() -> None:
     case = tiny([1.0, 0.0], [[float("nan")], [-1.0]], [[-1.0]] * 2)
     assert np.isnan(run(objective("nois"), case).loss)
@@ -199,6 +205,8 @@ def test_a_withheld_token_is_not_pushed_up_and_nothing_else_changes(
             held += int((expected[::2] != 0).sum())
             expected[::2] = 0
             assert not got.output.weight_BT[i, : case.lengths[i] : 2].any()
+        else:
+            assert torch.equal(got.output.weight_BT[i], plain.output.weight_BT[i])
         np.testing.assert_allclose(gradient, expected, rtol=1e-6, atol=1e-9)
     assert held >= 1
 

@@ -23,9 +23,13 @@ MAX_BETA_FACTOR = 1e6
 MIN_BETA_VARIANCE = 1e-10
 
 
+def num_groups(group_B: Tensor) -> int:
+    return int(group_B.max()) + 1
+
+
 def group_sum(value_B: Tensor, group_B: Tensor) -> Tensor:
     """Each sequence's group total, as one entry per sequence."""
-    total_P = torch.zeros(int(group_B.max()) + 1, dtype=value_B.dtype, device=value_B.device)
+    total_P = value_B.new_zeros(num_groups(group_B))
     return total_P.index_add(0, group_B, value_B)[group_B]
 
 
@@ -41,8 +45,13 @@ def group_std(value_B: Tensor, group_B: Tensor) -> Tensor:
 
 
 def group_largest(value_B: Tensor, group_B: Tensor) -> Tensor:
-    largest_P = value_B.new_full((int(group_B.max()) + 1,), -torch.inf)
+    largest_P = value_B.new_full((num_groups(group_B),), -torch.inf)
     return largest_P.scatter_reduce(0, group_B, value_B, "amax")[group_B]
+
+
+def rewards(samples: Samples) -> Tensor:
+    """In float64, as everything that is made of them."""
+    return samples.reward_B.double()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +59,7 @@ class Centred:
     """A = r - mean(r)."""
 
     def __call__(self, samples: Samples) -> Tensor:
-        reward_B = samples.reward_B.double()
+        reward_B = rewards(samples)
         return reward_B - group_mean(reward_B, samples.group_B)
 
 
@@ -59,7 +68,7 @@ class Standardised:
     """A = (r - mean(r)) / (std(r) + 1e-4), std unbiased."""
 
     def __call__(self, samples: Samples) -> Tensor:
-        reward_B = samples.reward_B.double()
+        reward_B = rewards(samples)
         spread_B = group_std(reward_B, samples.group_B) + STD_EPSILON
         return (reward_B - group_mean(reward_B, samples.group_B)) / spread_B
 
@@ -69,7 +78,7 @@ class BatchStandardised:
     """A = (r - mean(r)) / (std + 1e-4), std unbiased and over the rewards of the whole batch."""
 
     def __call__(self, samples: Samples) -> Tensor:
-        reward_B = samples.reward_B.double()
+        reward_B = rewards(samples)
         spread = group_std(reward_B, torch.zeros_like(samples.group_B)) + STD_EPSILON
         return (reward_B - group_mean(reward_B, samples.group_B)) / spread
 
@@ -79,7 +88,7 @@ class LeaveOneOut:
     """A = r - the mean of the others of the group; 0 for a group of one (RLOO)."""
 
     def __call__(self, samples: Samples) -> Tensor:
-        reward_B, group_B = samples.reward_B.double(), samples.group_B
+        reward_B, group_B = rewards(samples), samples.group_B
         count_B = group_sum(torch.ones_like(reward_B), group_B)
         return (reward_B - group_mean(reward_B, group_B)) * count_B / (count_B - 1).clamp(min=1)
 
@@ -93,7 +102,7 @@ class Whitened:
     baseline: Literal["none", "group"] = "none"
 
     def __call__(self, samples: Samples) -> Tensor:
-        value_B, length_B = samples.reward_B.double(), samples.length_B.double()
+        value_B, length_B = rewards(samples), samples.length_B
         if self.baseline == "group":
             value_B = value_B - group_mean(value_B, samples.group_B)
         total = length_B.sum()
@@ -113,10 +122,10 @@ class BetaNormalised:
     """
 
     def __call__(self, samples: Samples) -> Tensor:
-        reward_B = samples.reward_B.double()
+        reward_B = rewards(samples)
         mean_B = group_mean(reward_B, samples.group_B)
         first_P = [
-            int((samples.group_B == p).nonzero()[0]) for p in range(int(samples.group_B.max()) + 1)
+            int((samples.group_B == p).nonzero()[0]) for p in range(num_groups(samples.group_B))
         ]
         share_B = mean_B.clamp(0, 1)
         mean_P = share_B[first_P]
@@ -145,7 +154,7 @@ class CapabilityAware:
     most_skill: float = 10.0
 
     def __call__(self, samples: Samples) -> Tensor:
-        reward_B, group_B = samples.reward_B.double(), samples.group_B
+        reward_B, group_B = rewards(samples), samples.group_B
         skill_B = samples.skill_B.double().clamp(1 / self.most_skill, self.most_skill)
         skill_B = torch.where(samples.own_B, 1.0, skill_B)
         baseline_B = group_mean(reward_B / skill_B, group_B)
@@ -158,10 +167,10 @@ class CapabilityAware:
 
 def _mean_of_own(samples: Samples) -> Tensor:
     """The mean reward of the group's own sequences; of all where it has none."""
-    reward_B, group_B = samples.reward_B.double(), samples.group_B
+    reward_B, group_B = rewards(samples), samples.group_B
     own_B = samples.own_B.double()
     num_own_B = group_sum(own_B, group_B)
-    mean_B = group_sum(reward_B * own_B, group_B) / num_own_B.clamp(min=1)
+    mean_B = group_sum(reward_B * own_B, group_B) / num_own_B
     return torch.where(num_own_B > 0, mean_B, group_mean(reward_B, group_B))
 
 
@@ -179,7 +188,7 @@ class ReceiverRelative:
     scale: float = 2.0
 
     def __call__(self, samples: Samples, advantage_B: Tensor) -> Tensor:
-        gain_B = samples.reward_B.double() - samples.success_B.double()
+        gain_B = rewards(samples) - samples.success_B
         foreign_B = torch.where(gain_B > 0, self.scale * gain_B, advantage_B.clamp(max=0))
         return torch.where(samples.own_B, advantage_B, foreign_B)
 
@@ -196,7 +205,7 @@ class BothBaselines:
 
     def __call__(self, samples: Samples, advantage_B: Tensor) -> Tensor:
         relative_B = ReceiverRelative(self.scale)(samples, advantage_B)
-        beats_B = samples.reward_B.double() > samples.success_B.double()
+        beats_B = samples.reward_B > samples.success_B
         return torch.where(beats_B, torch.maximum(advantage_B, relative_B), relative_B)
 
 
@@ -209,7 +218,7 @@ class Rehearsal:
     rehearse: float = 0.3
 
     def __call__(self, samples: Samples, advantage_B: Tensor) -> Tensor:
-        reward_B = samples.reward_B.double()
+        reward_B = rewards(samples)
         solved_B = samples.own_B & (group_std(reward_B, samples.group_B) == 0) & (reward_B > 0)
         return torch.where(solved_B, self.rehearse * reward_B, advantage_B)
 

@@ -88,22 +88,10 @@ class Terms:
 
     def take(self, index_B: Tensor, device: torch.device | None = None) -> Terms:
         """The terms of some of the sequences; the denominators stay those of the whole batch."""
-        return Terms(
-            advantage_B=self.advantage_B[index_B].to(device),
-            own_B=self.own_B[index_B].to(device),
-            stranger_B=self.stranger_B[index_B].to(device),
-            log_expectation_B=self.log_expectation_B[index_B].to(device),
-            group_longest_B=self.group_longest_B[index_B].to(device),
-            pair_B=self.pair_B[index_B].to(device),
-            num_sequences=self.num_sequences,
-            num_tokens=self.num_tokens,
-            num_penalised=self.num_penalised,
-            num_penalised_tokens=self.num_penalised_tokens,
-            num_pairs=self.num_pairs,
-            max_length=self.max_length,
-            most_square=self.most_square,
-            lr_scale=self.lr_scale,
-        )
+        taken: dict[str, Any] = {
+            name: table[index_B].to(device) for name, table in _tensors(self).items()
+        }
+        return replace(self, **taken)
 
     @staticmethod
     def of_nothing(samples: Samples) -> Terms:
@@ -133,7 +121,7 @@ class Terms:
         count = len(samples.reward_B) - first
         if not count:
             return self
-        added = {name: table.new_zeros(count) for name, table in _tensors(self).items()} | {
+        added = {
             "advantage_B": self.advantage_B.new_full((count,), weight),
             "own_B": samples.own_B[first:],
             "stranger_B": samples.stranger_B[first:],
@@ -186,7 +174,7 @@ class SpanTable:
 
     def without(self, gone_BT: Tensor) -> SpanTable:
         """The same where some tokens count no more: what is left of their spans never closed."""
-        left_BT = self.total(gone_BT.float()) > 0
+        left_BT = self.total(gone_BT) > 0
         return replace(self, open_BT=self.open_BT | left_BT)
 
 
@@ -259,13 +247,13 @@ class LossBatch:
             return self.logp_BT
         total_BT = self._span_total().detach()
         above_BT = (total_BT - self._bounded(total_BT)) / self._num_BT
-        return self.logp_BT - torch.where(self.mask_BT, above_BT, 0.0)
+        return self.logp_BT - above_BT
 
     @property
     def _num_BT(self) -> Tensor:
         """Tokens of each token's span."""
         assert self.spans is not None
-        return self.spans.total(self.mask_BT.float()).clamp(min=1)
+        return self.spans.total(self.mask_BT).clamp(min=1)
 
     def _span_total(self) -> Tensor:
         return self.span_total(self.logp_BT - self.logp_sampler_BT)
@@ -292,7 +280,7 @@ class LossBatch:
     @property
     def moved_BT(self) -> Tensor:
         """log p - log p at the start of the round, zero outside the mask."""
-        return self.logp_BT - self.at_start().logp_BT.detach()
+        return self.logp_BT - self.at_start().logp_BT
 
     @property
     def ref_log_ratio_BT(self) -> Tensor:
@@ -314,7 +302,7 @@ class LossBatch:
         """The same as it was at the start of the round."""
         if self.logp_start_BT is None:
             return self
-        return replace(self, logp_learner_BT=self.logp_start_BT, logp_start_BT=None)
+        return replace(self, logp_learner_BT=self.logp_start_BT)
 
     def token_mean(self, value_BT: Tensor) -> Tensor:
         """Mean over each sequence's own tokens."""

@@ -11,7 +11,13 @@ from typing import Any, Literal
 
 import torch
 
-from motley.objectives.advantages import Adjustment, Advantage, Standardised, group_sum
+from motley.objectives.advantages import (
+    Adjustment,
+    Advantage,
+    Standardised,
+    group_sum,
+    num_groups,
+)
 from motley.objectives.batch import LossBatch, LossOutput, Samples, Terms
 from motley.objectives.importance import Filter, KeepAll, Unweighted, Weight
 from motley.objectives.looks import Look, NoLook
@@ -76,7 +82,7 @@ class Penalty:
         value_BT = k3(self._exponent(batch).clamp(max=most_B1.log()))
         if self.beta_times == "ratio":
             value_BT = value_BT * span_ratio(ratio, batch).clamp(max=most_B1)
-        if batch.spans is not None and self.toward != "reference":
+        if self.toward != "reference":
             value_BT = torch.where(batch.once(batch.mask_BT), value_BT, 0.0)
         keep_B = torch.ones_like(batch.ended_B)
         return self.beta * reduction(value_BT, keep_B, batch.penalised())
@@ -247,14 +253,12 @@ def _pairs(samples: Samples) -> torch.Tensor:
             half[key] = num_pairs
             numbers.append(num_pairs)
             num_pairs += 1
-    return torch.tensor(numbers, dtype=torch.int64, device=samples.group_B.device)
+    return torch.tensor(numbers, device=samples.group_B.device)
 
 
 def _group_longest(samples: Samples, end_token: bool) -> torch.Tensor:
     length_B = samples.length_B if end_token else samples.length_B - samples.ended_B.long()
-    longest_P = torch.ones(
-        int(samples.group_B.max()) + 1, dtype=length_B.dtype, device=length_B.device
-    )
+    longest_P = length_B.new_ones(num_groups(samples.group_B))
     return longest_P.scatter_reduce(0, samples.group_B, length_B, "amax")[samples.group_B]
 
 

@@ -43,8 +43,7 @@ def sequence_log_ratio(batch: LossBatch) -> Tensor:
 
 def pushed_out(batch: LossBatch) -> Tensor:
     """bool_BT: tokens whose ratio a step pushes further from 1, those that PPO's clip is about."""
-    log_ratio_BT, advantage_B1 = batch.log_ratio_BT.detach(), batch.advantage_B[:, None]
-    return (advantage_B1 * log_ratio_BT > 0) & batch.mask_BT
+    return (batch.advantage_B[:, None] * batch.log_ratio_BT > 0) & batch.mask_BT
 
 
 def log_expectation(logq_mean_B: Tensor, group_B: Tensor) -> Tensor:

@@ -151,9 +151,8 @@ class ProbabilityMasked:
         advantage_B1, log_ratio_BT = batch.advantage_B[:, None], batch.log_ratio_BT
         plain_BT = bounded_exp(log_ratio_BT)
         ratio_BT = stranger_bounded(batch, plain_BT, self.dual_clip)
-        moved_BT = (
-            batch.span_total(batch.logp_BT).exp() - batch.span_total(batch.logp_sampler_BT).exp()
-        ).detach()
+        p_BT, q_BT = (batch.span_total(x).exp() for x in (batch.logp_BT, batch.logp_sampler_BT))
+        moved_BT = p_BT - q_BT
         keep_BT = torch.where(
             advantage_B1 > 0, moved_BT <= self.mask_high, moved_BT >= -self.mask_low
         )
@@ -178,7 +177,7 @@ class MomentMasked:
     def __call__(self, batch: LossBatch) -> Applied:
         plain_BT = bounded_exp(batch.log_ratio_BT)
         ratio_BT = stranger_bounded(batch, plain_BT, self.dual_clip)
-        square_BT = batch.log_ratio_BT.detach() ** 2
+        square_BT = batch.log_ratio_BT**2
         keep_BT = ~pushed_out(batch) | (square_BT <= batch.terms.most_square)
         value_BT = torch.where(keep_BT, ratio_BT * batch.advantage_B[:, None], 0.0)
         factor_BT = torch.where(keep_BT & (ratio_BT == plain_BT), ratio_BT, 0.0)

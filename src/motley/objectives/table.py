@@ -48,7 +48,6 @@ from motley.objectives.surrogates import (
     MomentMasked,
     ProbabilityMasked,
     RatioTimesAdvantage,
-    Reinforce,
     SoftGate,
 )
 
@@ -91,9 +90,7 @@ OBJECTIVES: dict[str, Objective] = {
         skip_silent=True,
     ),
     "m2po": Objective(surrogate=MomentMasked(), reduction=TokenMean(), look=SecondMoment()),
-    "vcpo": Objective(
-        weight=SequenceTruncated(C=8.0), surrogate=Reinforce(), look=EffectiveSamples()
-    ),
+    "vcpo": Objective(weight=SequenceTruncated(C=8.0), look=EffectiveSamples()),
     "uplift": Objective(weight=Uplifting(), filter=_ftis_filter),
     "hacpo": Objective(advantage=CapabilityAware(), surrogate=Collaborative()),
     "sapo_swarm": Objective(surrogate=InnerClip(), reduction=TokenMean(), skip_silent=True),
