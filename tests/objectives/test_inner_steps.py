@@ -185,7 +185,12 @@ def test_what_has_moved_is_zero_outside_the_mask_and_in_a_first_pass() -> None:
     case = make_case("near", seed=3)
     terms = objective("tis").prepare(samples_of(case))
     batch = batch_of(case, terms, extra=2, garbage=7.0)
-    assert not batch.moved_BT.any()
+    logp_BT = batch.logp_learner_BT.detach().requires_grad_()
+    moved_BT = dataclasses.replace(batch, logp_learner_BT=logp_BT).moved_BT
+    assert not moved_BT.any()
+    # it has not moved yet, and any step would move it
+    (gradient_BT,) = torch.autograd.grad(moved_BT.sum(), logp_BT)
+    assert torch.equal(gradient_BT, batch.mask_BT.float())
     later: LossBatch = dataclasses.replace(batch, logp_start_BT=batch.logp_learner_BT.detach() - 1)
     assert torch.equal(later.moved_BT.detach() != 0, batch.mask_BT)
 

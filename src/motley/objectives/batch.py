@@ -280,8 +280,7 @@ class LossBatch:
     @property
     def moved_BT(self) -> Tensor:
         """log p - log p at the start of the round, zero outside the mask."""
-        assert self.logp_start_BT is not None, "in its first step a round has not moved"
-        return self.logp_BT - self.at_start().logp_BT
+        return self.logp_BT - self.at_start().logp_BT.detach()
 
     @property
     def ref_log_ratio_BT(self) -> Tensor:
