@@ -13,7 +13,6 @@ import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from itertools import count
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -173,10 +172,10 @@ class Outbox:
                 stamp = Stamp(key=self.key, counter=head.counter, previous=head.previous)
                 bodies.append(encode_parts(content, stamp, self._lossless))
                 head = Head(head.counter + 1, Sealed(b"", b"".join(bodies[-1])).hash)
-            rows = zip(count(first.counter), contents, self._sealed(bodies), strict=False)
+            rows = enumerate(zip(contents, self._sealed(bodies), strict=True), first.counter)
             self._database.executemany(
                 "INSERT INTO unsent VALUES (?, ?, ?, ?)",
-                [(counter, content.id, record, due_s) for counter, content, record in rows],
+                [(counter, content.id, record, due_s) for counter, (content, record) in rows],
             )
             self._set_head(head)
             self._database.executemany(
