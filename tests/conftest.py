@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
@@ -42,6 +43,30 @@ def motley_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MOTLEY_CACHE", str(folder))
         yield folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def remembered_as_read() -> Iterator[None]:
+    """What a process remembers of sections is held, each time, to what is read from the bytes."""
+    from motley.exchange import sections
+
+    find = sections._Lately.find
+
+    def checked(
+        lately: sections._Lately, key: tuple[bytes, int, bool]
+    ) -> sections.RolloutArrays | None:
+        known = find(lately, key)
+        if known is not None:
+            read = sections._decoded(*key, sections.MAX_TOKENS)
+            for name in sections.RolloutArrays.__slots__:
+                one, other = getattr(known, name), getattr(read, name)
+                assert one.dtype == other.dtype
+                np.testing.assert_array_equal(one, other)
+        return known
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sections._Lately, "find", checked)
+        yield
 
 
 @pytest.fixture(scope="session")

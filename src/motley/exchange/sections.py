@@ -7,6 +7,8 @@ where it keeps them.
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -25,6 +27,8 @@ LEAST_LOGPROB, MOST_LOGPROB = -(2**16 - 1) / STEPS_PER_NAT, 0.5 / STEPS_PER_NAT
 _ENDINGS: tuple[Ending, Ending] = ("stop", "length")
 _OTHER_CUT = 2  # a bit of the ending: not canonical
 _VARINT_BYTES = 5
+_MOST_VARINTS = 1 << 16  # that are remembered
+_MOST_LATELY_BYTES = 4 << 20  # of sections; their arrays take up to eight times as much
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.floating[Any]]
@@ -78,6 +82,37 @@ class RolloutArrays:
         return tuple(made)
 
 
+class _Lately:
+    """The newest sections with the arrays they hold: written here, or read once.
+
+    A peer reads its own records back, and all peers of one process read the same ones.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # by the sections, how many rollouts they are of, and whether log-probs are not rounded
+        self._arrays: OrderedDict[tuple[bytes, int, bool], RolloutArrays] = OrderedDict()
+        self._num_bytes = 0
+
+    def find(self, key: tuple[bytes, int, bool]) -> RolloutArrays | None:
+        return self._arrays.get(key)
+
+    def add(self, key: tuple[bytes, int, bool], arrays: RolloutArrays) -> None:
+        for array in (arrays.length_R, arrays.token_N, arrays.logprob_N):
+            array.flags.writeable = False  # others hold it too
+        with self._lock:
+            if key in self._arrays:
+                return
+            self._arrays[key] = arrays
+            self._num_bytes += len(key[0])
+            while self._num_bytes > _MOST_LATELY_BYTES:
+                (sections, *_), _ = self._arrays.popitem(last=False)
+                self._num_bytes -= len(sections)
+
+
+_lately = _Lately()
+
+
 # Encoding
 
 
@@ -101,14 +136,29 @@ def encode_sections(id: str, rollouts: Sequence[Rollout], lossless: bool) -> Sec
             f"{MAX_ROLLOUTS}, {MAX_TOKENS}: "
             "use a smaller group_size or max_tokens"
         )
-    rewards = _float32([r.reward for r in rollouts]).tobytes()
+    reward_R = _float32([r.reward for r in rollouts])
     endings = bytes(_ENDINGS.index(r.ending) + _OTHER_CUT * (not r.canonical) for r in rollouts)
-    lengths = varint_bytes(len(r.tokens) for r in rollouts)
-    tokens = varint_bytes(chain.from_iterable(r.tokens for r in rollouts))
+    lengths = [len(r.tokens) for r in rollouts]
+    tokens = list(chain.from_iterable(r.tokens for r in rollouts))
     fits = bool(((logprob_N >= LEAST_LOGPROB) & (logprob_N <= MOST_LOGPROB)).all())
     lossless = lossless or not fits
-    logprobs = [_planes(logprob_N)] if lossless else _steps_bytes(_steps(logprob_N))
-    return Sections(lossless, [rewards + endings + lengths, tokens, *logprobs])
+    if lossless:
+        written_N: Floats = _float32(logprob_N)
+        logprobs = [_planes(written_N)]
+    else:
+        step_N = _steps(logprob_N)
+        written_N, logprobs = _of_steps(step_N), _steps_bytes(step_N)
+    first = reward_R.tobytes() + endings + varint_bytes(lengths)
+    parts = [first, varint_bytes(tokens), *logprobs]
+    held = RolloutArrays(
+        reward_R,
+        *_endings(np.frombuffer(endings, np.uint8)),
+        np.fromiter(lengths, np.int64),
+        np.fromiter(tokens, np.int64),
+        written_N,
+    )
+    _lately.add((b"".join(parts), len(rollouts), lossless), held)
+    return Sections(lossless, parts)
 
 
 def _logprobs(rollouts: Sequence[Rollout]) -> npt.NDArray[np.float64]:
@@ -121,13 +171,17 @@ def _float32(values: npt.ArrayLike) -> npt.NDArray[np.float32]:
         return np.asarray(values, dtype=np.float64).astype("<f4")
 
 
-def _planes(logprob_N: npt.NDArray[np.float64]) -> bytes:
+def _planes(logprob_N: Floats) -> bytes:
     """All first bytes, then all second ones, and so on: alike, they compress better."""
-    return _float32(logprob_N).view(np.uint8).reshape(-1, 4).T.tobytes()
+    return logprob_N.view(np.uint8).reshape(-1, 4).T.tobytes()
 
 
 def _steps(logprob_N: npt.NDArray[np.float64]) -> Integers:
     return np.maximum(np.rint(-logprob_N * STEPS_PER_NAT).astype(np.int64), 0)
+
+
+def _of_steps(step_N: Integers) -> Floats:
+    return -step_N / STEPS_PER_NAT
 
 
 def _steps_bytes(step_N: Integers) -> list[bytes]:
@@ -145,23 +199,28 @@ def _steps_bytes(step_N: Integers) -> list[bytes]:
     return [length_N.astype(np.uint8).tobytes(), rest.tobytes()]
 
 
+class _Varints(dict[int, bytes]):
+    """Numbers as varints, each made once: the same ids come again and again."""
+
+    def __missing__(self, number: int) -> bytes:
+        if not 0 <= number < 1 << 7 * _VARINT_BYTES:
+            raise ValueError(f"numbers of a record go from 0 to 2^35; got {number}")
+        rest, digits = int(number), bytearray()
+        while rest > 127:
+            digits.append(rest & 127 | 128)
+            rest >>= 7
+        made = bytes((*digits, rest))
+        if len(self) < _MOST_VARINTS:
+            self[number] = made
+        return made
+
+
+_varints = _Varints()
+
+
 def varint_bytes(numbers: Iterable[int]) -> bytes:
     """Seven bits a byte, lowest first; a set eighth says that more follow."""
-    number_N = np.fromiter(numbers, dtype=np.int64)
-    num_bytes = max(1, -(-int(number_N.max(initial=0)).bit_length() // 7))  # of the largest
-    if number_N.min(initial=0) < 0 or num_bytes > _VARINT_BYTES:
-        raise ValueError(f"numbers of a record go from 0 to 2^35; got {number_N.tolist()[:8]}")
-    if num_bytes == 1:
-        return number_N.astype(np.uint8).tobytes()
-    byte_NK = np.empty((len(number_N), num_bytes), np.uint8)
-    used_NK = np.ones(byte_NK.shape, np.bool_)
-    for place in range(num_bytes):
-        rest_N = number_N >> 7
-        more_N = rest_N > 0
-        byte_NK[:, place] = number_N & 127 | more_N << 7
-        used_NK[:, place + 1 :] = more_N[:, None]
-        number_N = rest_N
-    return byte_NK[used_NK].tobytes()
+    return b"".join(map(_varints.__getitem__, numbers))
 
 
 # Decoding
@@ -171,6 +230,17 @@ def decode_sections(
     sections: bytes, num_rollouts: int, lossless: bool, rollout_tokens: int = MAX_TOKENS
 ) -> RolloutArrays:
     """`rollout_tokens`: longer rollouts are refused before a token is read."""
+    key = (sections, num_rollouts, lossless)
+    arrays = _lately.find(key)
+    if arrays is None or arrays.length_R.max(initial=0) > rollout_tokens:
+        arrays = _decoded(sections, num_rollouts, lossless, rollout_tokens)
+        _lately.add(key, arrays)
+    return arrays
+
+
+def _decoded(
+    sections: bytes, num_rollouts: int, lossless: bool, rollout_tokens: int
+) -> RolloutArrays:
     if not 0 <= num_rollouts <= len(sections):
         raise WireError(
             "truncated", f"record declares {num_rollouts} rollouts in {len(sections)} bytes"
@@ -196,12 +266,16 @@ def decode_sections(
     decode = _exact_logprobs if lossless else _rounded_logprobs
     return RolloutArrays(
         np.frombuffer(sections, "<f4", num_rollouts),
-        ending_R & 1 == 0,
-        ending_R < _OTHER_CUT,
+        *_endings(ending_R),
         length_R,
         token_N,
         decode(sections[start:], total),
     )
+
+
+def _endings(ending_R: Bytes) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Which stopped, and which are canonical."""
+    return ending_R & 1 == 0, ending_R < _OTHER_CUT
 
 
 def _must_have(content: bytes, size: int, exactly: bool = False) -> None:
@@ -232,7 +306,7 @@ def _rounded_logprobs(section: bytes, count: int) -> Floats:
     at_N = start_N >> 3
     word_N = (bits[at_N] | bits[at_N + 1] << 8 | bits[at_N + 2] << 16) >> (start_N & 7)
     leading_N = np.left_shift(1, width_N)
-    return -np.where(length_N > 0, word_N & leading_N - 1 | leading_N, 0) / STEPS_PER_NAT
+    return _of_steps(np.where(length_N > 0, word_N & leading_N - 1 | leading_N, 0))
 
 
 def varint(content: bytes) -> tuple[int, int]:

@@ -91,8 +91,8 @@ class AdmittedGroups:
         beyond.add(place)
         if len(beyond) > MOST_BEYOND:
             self._take_for_whole(place.sender)
-        while (whole := self._round(place.sender, self.complete[place.sender])) <= beyond:
-            beyond -= whole
+        while len(beyond) >= self.num_slots and self._is_there(place.sender, beyond):
+            beyond -= self._round(place.sender, self.complete[place.sender])
             self.complete[place.sender] += 1
         return True
 
@@ -121,6 +121,10 @@ class AdmittedGroups:
         if not self.is_always_heard(place.sender):
             return _has_newest(beyond, place, MOST_SPARSE)
         return place.round < self.complete[place.sender] or place in beyond
+
+    def _is_there(self, sender: str, beyond: set[GroupPlace]) -> bool:
+        """Whether the first round that was not whole is so now."""
+        return self._round(sender, self.complete[sender]) <= beyond
 
     def _round(self, sender: str, round: int) -> set[GroupPlace]:
         return {GroupPlace(sender, round, slot) for slot in range(self.num_slots)}
