@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from motley.config import CrewConfig, by_name, parse_config, read_config, with_changes, write_beside
@@ -14,6 +15,7 @@ from motley.runs.metrics import read_metrics
 from motley.study import running
 from motley.study.arms import parse_arms
 from motley.study.keys import key_of, run_name, with_copies
+from motley.study.plans import EstimatorPlan
 from motley.study.processes import Heard, Job, Lost
 from motley.study.running import Ended, Wanted, often_saved, run_study, studied
 from motley.study.shared_gpu import SharedGpu
@@ -64,10 +66,38 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return heard_of
 
 
-def run(config: CrewConfig, out: Path, arm: str = "ftis") -> Ended:
+def run(config: CrewConfig, out: Path, arm: str = "ftis", saved: bool = True) -> Ended:
     crews = studied([config], out, out / "study", True)
     arms = [(one, range(1)) for one in parse_arms(arm)]
-    return run_study(crews, arms, 1, lambda done, total: None)
+    return run_study(crews, arms, 1, lambda done, total: None, saved=saved)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_not_saved_ends_alike_and_begins_again(
+    tmp_path: Path, told: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run(crew("near"), tmp_path / "whole")
+    saved: list[Path] = []
+    monkeypatch.setattr(LocalCrew, "save", lambda one: saved.append(one.folder))
+    for stopped in tmp_path.glob("whole/runs/*"):  # as one that was stopped on the way
+        stopped.joinpath("outcomes.jsonl").unlink()
+    told.clear()
+    again = run(crew("near"), tmp_path / "whole", saved=False)
+    assert told == [0, 0.25, 0.5, 0.75, 1]
+    assert not saved
+    without_time = lambda ended: [
+        msgspec.structs.replace(o, spent=msgspec.structs.replace(o.spent, seconds=0))
+        for o in ended.outcomes["near"]
+    ]
+    assert without_time(again) == without_time(whole)
+
+
+def test_gradients_are_not_measured_of_runs_that_are_not_saved(tmp_path: Path) -> None:
+    arms = [(arm, range(1)) for arm in parse_arms("ftis")]
+    crews = studied([crew("near")], tmp_path, tmp_path / "study", True)
+    plan = EstimatorPlan(arm="ftis", rows="tis ftis")
+    with pytest.raises(ValueError, match="leave out --unsaved"):
+        run_study(crews, arms, 1, lambda done, total: None, plan, saved=False)
 
 
 @pytest.mark.slow

@@ -41,7 +41,9 @@ class Fakes:
         self.warmed: list[str] = []
         self.die: Callable[[str, str, int], bool] = lambda crew, arm, seed: False
 
-    def run(self, run: KeyedRun, arm: Arm, measured: EstimatorPlan | None, tell: Tell) -> str:
+    def run(
+        self, run: KeyedRun, arm: Arm, measured: EstimatorPlan | None, saved: bool, tell: Tell
+    ) -> str:
         config = run.config
         self.made.append((config.crew.name, arm.label, config.crew.seed))
         tell(0.5)
@@ -81,7 +83,7 @@ class Fakes:
         assert gpu is None  # tiny models compute on the CPU
         lost = []
         for job in then:
-            run, arm, _ = job.call.args  # type: ignore[attr-defined]
+            run, arm, *_ = job.call.args  # type: ignore[attr-defined]
             if self.die(run.config.crew.name, arm.label, run.config.crew.seed):
                 lost.append(Lost(job.name, "its process was killed by SIGKILL"))
             else:

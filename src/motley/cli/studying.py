@@ -77,6 +77,14 @@ def study(
     ] = None,
     drawn: Annotated[int, typer.Option(min=0, help="Also so many crews drawn by a seed.")] = 0,
     draw_seed: Annotated[int, typer.Option(help="The seed they are drawn by.")] = 0,
+    unsaved: Annotated[
+        bool,
+        typer.Option(
+            "--unsaved",
+            help="Runs write no checkpoints: for large models on a small disk. One that is stopped "
+            "begins again.",
+        ),
+    ] = False,
     settings: Settings = None,
     as_json: AsJson = False,
 ) -> None:
@@ -100,7 +108,7 @@ def study(
             configs += _drawn(drawn, draw_seed, told) if drawn else []
             folder = out or Path("runs") / _folder_name(configs, drawn, draw_seed)
             asked = _of_crews(configs, arms, numbers, folder, len(configs) > 1 or bool(drawn))
-        _make(asked, jobs, as_json)
+        _make(asked, jobs, not unsaved, as_json)
 
 
 def _list(as_json: bool) -> None:
@@ -148,14 +156,14 @@ def _of_crews(
     return _StudyAsked(configs, [(arm, seeds) for arm in chosen], folder, folder, by_name)
 
 
-def _make(asked: _StudyAsked, jobs: int, as_json: bool) -> None:
+def _make(asked: _StudyAsked, jobs: int, saved: bool, as_json: bool) -> None:
     from motley.study.processes import LostRunsError
     from motley.study.running import run_study, studied
 
     measure = _measure(asked.crews)
     crews = studied(asked.crews, asked.out, asked.folder, asked.by_name)
     with counted_runs() as count:
-        ended = run_study(crews, asked.arms, jobs, count, asked.measured)
+        ended = run_study(crews, asked.arms, jobs, count, asked.measured, saved)
     if any(ended.outcomes.values()):
         _report(ended, asked, measure, as_json)
     if ended.lost:

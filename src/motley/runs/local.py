@@ -67,6 +67,7 @@ class LocalCrew:
         self.config = config
         self.folder = folder
         self.finished_rounds = 0
+        self._saves = True
         self._pace = pace_of(config)
         self._run = Run(config, folder, task=task, mixed=is_mixed(config))
         self._log = MemoryLog(folder / "groups" / "log.bin")
@@ -85,13 +86,19 @@ class LocalCrew:
         folder: Path,
         warm_progress: WarmProgress | None = None,
         task: Task | None = None,
+        saves: bool = True,
     ) -> LocalCrew:
-        """A new run in a new folder, with the skills before training as its first metrics lines."""
+        """A new run in a new folder, with the skills before training as its first metrics lines.
+
+        `saves` False: it has no checkpoints, and cannot go on once it is stopped.
+        """
         check_config(config, task=task)
         new_folder(folder, config, f"go on with: motley train --resume {folder}")
         crew = cls(config, folder, warm_progress, task)
+        crew._saves = saves
         crew._run.write([crew._run.first_line(peer) for peer in crew.peers])
-        crew.save()
+        if saves:
+            crew.save()
         return crew
 
     @classmethod
@@ -170,7 +177,8 @@ class LocalCrew:
             lines = self._round_together() if self._pace.awaits_others else self._round_in_turn()
             self.finished_rounds += 1
             self._run.write(lines)
-            if self.finished or self.finished_rounds % self.config.learning.checkpoint_every == 0:
+            is_due = self.finished_rounds % self.config.learning.checkpoint_every == 0
+            if self._saves and (self.finished or is_due):
                 self.save()
             yield lines
 

@@ -120,13 +120,19 @@ def run_study(
     jobs: int,
     progress: Progress,
     measured: EstimatorPlan | None = None,
+    saved: bool = True,
 ) -> Ended:
     """Crews x arms, each with its seeds, in one pool of processes; `progress(done, total)` as they
-    go on. `measured`: gradients of which arm are.
+    go on. `measured`: gradients of which arm are. `saved`: runs have checkpoints.
 
     What a crew came to is in its FOLDER/outcomes.jsonl, and each run in its own.
     """
     check_names([crew.name for crew in crews], "study")
+    if measured and not saved:
+        raise ValueError(
+            f"gradients of {measured.arm} are measured at checkpoints, and runs that are not saved "
+            "have none; leave out --unsaved, or [estimators] of the plan"
+        )
     for crew in crews:
         for arm, _ in arms:
             for config in crews_of(crew.config, arm, 0):
@@ -142,7 +148,7 @@ def run_study(
         for arm, seeds in arms
         if seed in seeds and not _has(before[crew.name], arm, seed)
     ]
-    lost, total = _make(wanted, jobs, progress, measured)
+    lost, total = _make(wanted, jobs, progress, measured, saved)
     asked = {(arm.label, seed) for arm, seeds in arms for seed in seeds}
     outcomes = {}
     for crew in crews:
@@ -177,7 +183,11 @@ def _made(wanted: Sequence[Wanted]) -> list[StudyRun]:
 
 
 def _make(
-    wanted: Sequence[Wanted], jobs: int, progress: Progress, measured: EstimatorPlan | None
+    wanted: Sequence[Wanted],
+    jobs: int,
+    progress: Progress,
+    measured: EstimatorPlan | None,
+    saved: bool,
 ) -> tuple[list[Lost], int]:
     """Make the runs that are not there; which were lost, of how many."""
     all_runs: dict[str, tuple[Wanted, KeyedRun]] = {}
@@ -208,7 +218,7 @@ def _make(
     work = [
         Job(
             names[key],
-            partial(_run, run, one.arm, _measured(measured, wanted, one)),
+            partial(_run, run, one.arm, _measured(measured, wanted, one), saved),
             names_of_warm_starts(one.crew.config, one.seed),
             tells=True,
         )
@@ -327,14 +337,14 @@ def warm(config: CrewConfig, seed: int, peer: str) -> None:
     _give_back()
 
 
-def _run(run: KeyedRun, arm: Arm, measured: EstimatorPlan | None, tell: Tell) -> str:
+def _run(run: KeyedRun, arm: Arm, measured: EstimatorPlan | None, saved: bool, tell: Tell) -> str:
     """The key of a run that was made. It goes on from its newest checkpoint, if it has one."""
     torch.set_num_threads(1)
     config = run.config
     if is_simulated(config):
         _simulate(run, tell)
     else:
-        _train(run, measured, tell)
+        _train(run, measured, saved, tell)
     lines = read_metrics(run.folder)
     outcomes = [
         msgspec.structs.replace(
@@ -352,10 +362,14 @@ def is_simulated(config: CrewConfig) -> bool:
     return config.has_roles or config.network != Network()
 
 
-def _train(run: KeyedRun, measured: EstimatorPlan | None, tell: Tell) -> None:
+def _train(run: KeyedRun, measured: EstimatorPlan | None, saved: bool, tell: Tell) -> None:
     from motley.study.gradients import measure_if_due  # which is about runs of studies, too
 
-    crew = LocalCrew.start_or_resume(often_saved(run.config), run.folder)
+    if saved:
+        crew = LocalCrew.start_or_resume(often_saved(run.config), run.folder)
+    else:
+        shutil.rmtree(run.folder, ignore_errors=True)  # one that was stopped is made anew
+        crew = LocalCrew.start(run.config, run.folder, saves=False)
     write_beside(crew.config, run.folder / "config.toml")
 
     def went_on() -> None:
