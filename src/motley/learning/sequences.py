@@ -253,24 +253,32 @@ def _span_table(plan: StepPlan, rows: list[int], mask_BT: Tensor) -> SpanTable |
     """None where each token is compared by itself."""
     if all(plan.batch.spans_B[row] is None for row in rows):
         return None
+    spans_B = [plan.batch.spans_B[row] for row in rows]
+    # tokens behind each other, row by row: where spans begin, and in which rows
+    length_B = np.array([len(plan.batch.sequences[row].tokens) for row in rows])
+    begin_B = np.cumsum(length_B) - length_B
+    start_S = np.concatenate(
+        [
+            begin + (np.arange(length) if spans is None else spans.start_S)
+            for spans, begin, length in zip(spans_B, begin_B, length_B, strict=True)
+        ]
+    )
+    size_S = np.diff(start_S, append=length_B.sum())
+    row_N, token_N = np.repeat(np.arange(len(rows)), length_B), np.arange(length_B.sum())
+    column_N = token_N - begin_B[row_N]
     place_BT, open_BT = np.zeros(mask_BT.shape, np.int64), np.zeros(mask_BT.shape, np.bool_)
     last_BT = np.tile(np.arange(mask_BT.shape[1]), (len(rows), 1))
-    longest = 1
-    for place, row in enumerate(rows):
-        spans, length = plan.batch.spans_B[row], len(plan.batch.sequences[row].tokens)
-        if spans is None:
-            continue
-        size_S = np.diff(spans.start_S, append=length)
-        place_BT[place, :length] = np.arange(length) - spans.start_S.repeat(size_S)
-        last_BT[place, :length] = (spans.start_S + size_S - 1).repeat(size_S)
-        open_BT[place, spans.start_S[-1] : length] = spans.is_open
-        longest = max(longest, int(size_S.max()))
+    place_BT[row_N, column_N] = token_N - np.repeat(start_S, size_S)
+    last_BT[row_N, column_N] = np.repeat(start_S + size_S - 1, size_S) - begin_B[row_N]
+    for place, spans in enumerate(spans_B):
+        if spans is not None and spans.is_open:
+            open_BT[place, spans.start_S[-1] : length_B[place]] = True
     device = mask_BT.device
     return SpanTable(
         place_BT=torch.from_numpy(place_BT).to(device),
         last_BT=torch.from_numpy(last_BT).to(device),
         open_BT=torch.from_numpy(open_BT).to(device),
-        longest=longest,
+        longest=int(size_S.max()),
     )
 
 

@@ -180,11 +180,10 @@ class Translator:
         return pair
 
     def _by_spans(self, spans: RolloutSpans, tokens: Sequence[int], num_bytes: int) -> BySpans:
-        closed = 0
-        if len(spans.start_S) > 1:
+        closed = num_bytes if len(spans.start_S) > 1 else 0
+        if closed and spans.is_open:
             last = tokens[int(spans.start_S[-1]) :]
-            left = self.prompts.vocabulary.spelling.lengths_of(last) if spans.is_open else []
-            closed = num_bytes - sum(left)
+            closed -= sum(self.prompts.vocabulary.spelling.lengths_of(last))
         return BySpans(spans, len(tokens), num_bytes, closed)
 
 
@@ -230,11 +229,11 @@ def _is_end(lengths: Sequence[int], ends: Sequence[bool]) -> Ints:
 
 def _spans(spans: Aligned, lengths: Sequence[int]) -> list[RolloutSpans]:
     first_S = np.flatnonzero(np.diff(spans.receiver_T, prepend=-1))
+    begin_B = np.cumsum(lengths) - lengths
+    start_S = first_S - np.repeat(begin_B, spans.count_B)
     num_sent_S, closed_S = spans.num_sent(), spans.closed_S.tolist()
-    made, end, begin = [], 0, 0
-    for count, length in zip(spans.count_B.tolist(), lengths, strict=True):
-        its = slice(end, end + count)
-        end += count
-        made.append(RolloutSpans(first_S[its] - begin, num_sent_S[its], not closed_S[end - 1]))
-        begin += length
+    made, begin = [], 0
+    for end in np.cumsum(spans.count_B).tolist():
+        made.append(RolloutSpans(start_S[begin:end], num_sent_S[begin:end], not closed_S[end - 1]))
+        begin = end
     return made
