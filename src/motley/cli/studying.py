@@ -26,6 +26,18 @@ MOST_NAMES = 3  # of crews in the name of a folder
 SEEDS = 5  # where neither a plan nor the command line says how many
 STUDIES = Path("runs") / "studies"  # where those of plans are, which share their runs
 
+Jobs = Annotated[
+    int, typer.Option(min=1, help="Runs at a time, one core each; on a GPU, if they fit.")
+]
+Unsaved = Annotated[
+    bool,
+    typer.Option(
+        "--unsaved",
+        help="Runs write no checkpoints: for large models on a small disk. One that is stopped "
+        "begins again.",
+    ),
+]
+
 
 @dataclass(frozen=True, slots=True)
 class _StudyAsked:
@@ -69,22 +81,13 @@ def study(
         int | None,
         typer.Option(min=0, help="The first of them, where others were looked at before."),
     ] = None,
-    jobs: Annotated[
-        int, typer.Option(min=1, help="Runs at a time, one core each; on a GPU, if they fit.")
-    ] = 2,
+    jobs: Jobs = 2,
     out: Annotated[
         Path | None, typer.Option(help="Where runs are kept; a stopped study goes on there.")
     ] = None,
     drawn: Annotated[int, typer.Option(min=0, help="Also so many crews drawn by a seed.")] = 0,
     draw_seed: Annotated[int, typer.Option(help="The seed they are drawn by.")] = 0,
-    unsaved: Annotated[
-        bool,
-        typer.Option(
-            "--unsaved",
-            help="Runs write no checkpoints: for large models on a small disk. One that is stopped "
-            "begins again.",
-        ),
-    ] = False,
+    unsaved: Unsaved = False,
     settings: Settings = None,
     as_json: AsJson = False,
 ) -> None:
