@@ -11,6 +11,7 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
+from unittest.mock import MagicMock
 
 import msgspec
 import pytest
@@ -419,6 +420,34 @@ def test_a_node_elsewhere_that_was_away_knows_who_came_and_went_when_it_is_back(
         nodes.append(FarAtWork(path, tmp_path / path.stem))
         eventually(lambda: all(is_admitted("b", identity("b"), url) for url in urls))
         eventually(lambda: not any(is_admitted("a", identity("a"), url) for url in urls))
+
+
+def test_a_node_elsewhere_says_once_that_the_hub_is_not_heard_and_once_that_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Household(tmp_path / "hub", spread(tmp_path / "hub"))
+    hub, said = home.open(), list[str]()
+    path, *_ = hub.far_nodes.write_files(RealClock())
+    node = FarNode(read_node_file(path), tmp_path / "node", said.append)
+    is_away = iter([True, True, False, False])
+
+    def hear(connection: Connection) -> bool:
+        if next(is_away):
+            raise LogError("nobody answers")
+        return False
+
+    monkeypatch.setattr(node, "_connect", lambda patience_s: MagicMock(shut_out=False))
+    monkeypatch.setattr(node, "_hear", hear)
+    try:
+        for _ in range(4):
+            node._follow()
+        assert said == [
+            "the hub's word on who may come in cannot be heard: nobody answers",
+            "the hub's word is heard again",
+        ]
+    finally:
+        node.close()
+        close(home)
 
 
 def said_to(shown: NodePass | None, port: int) -> bytes:

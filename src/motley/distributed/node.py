@@ -68,6 +68,7 @@ class FarNode:
         self._heard = _kept(given, folder)
         self._connection: Connection | None = None  # while nobody answers
         self._next = self._again = Deadline(clock, 0.0)
+        self._complained = False  # since the hub was heard
 
     def start(self) -> None:
         """Hear what is new before anybody is let in, if another node can be asked."""
@@ -102,12 +103,16 @@ class FarNode:
             if self._hear(self._connection):
                 self._configure()
                 self.server.reload()
+            if self._complained:
+                self._complained = False
+                self._say("the hub's word is heard again")
         except LogError as error:
             if self._connection and self._connection.shut_out:  # for good
                 self._connection.close()
                 self._connection = None
             if self._again.passed:
                 self._again = Deadline(self._clock, SAID_AGAIN_S)
+                self._complained = True
                 self._say(f"the hub's word on who may come in cannot be heard: {error}")
 
     def _hear(self, connection: Connection) -> bool:
