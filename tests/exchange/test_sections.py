@@ -69,7 +69,7 @@ def test_a_known_rollout_is_still_too_long() -> None:
 
 def test_nobody_can_change_what_others_hold() -> None:
     arrays = decode_sections(written(ROLLOUTS), 2, False)
-    for array in (arrays.token_N, arrays.logprob_N, arrays.length_R):
+    for array in (arrays.token_N, arrays.logprob_N, arrays.length_R, arrays.reward_R):
         with pytest.raises(ValueError, match="read-only"):
             array[:] = 0
 

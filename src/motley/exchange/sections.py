@@ -98,8 +98,8 @@ class _Lately:
         return self._arrays.get(key)
 
     def add(self, key: tuple[bytes, int, bool], arrays: RolloutArrays) -> None:
-        for array in (arrays.length_R, arrays.token_N, arrays.logprob_N):
-            array.flags.writeable = False  # others hold it too
+        for name in RolloutArrays.__slots__:
+            getattr(arrays, name).flags.writeable = False  # others hold it too
         with self._lock:
             if key in self._arrays:
                 return
