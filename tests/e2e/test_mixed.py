@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import motley.runs.folder
 from fakes import FixedClock, spread_crew
 from motley.cli import app
+from motley.clock import RealClock
 from motley.config import CrewConfig, parse_config
 from motley.distributed.processes import ProcessCrew
 from motley.records import Table
@@ -63,6 +64,22 @@ def test_a_mixed_crew_stopped_anywhere_and_resumed_ends_the_same(pace: str, fold
         pass
     assert_same_run(finish(LocalCrew.resume(folder / "stopped")), whole)
     assert metrics(folder / "stopped") == metrics(folder / "whole")
+
+
+def test_what_reading_other_vocabularies_took_is_part_of_learning(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(motley.runs.folder, "RealClock", RealClock)
+    for models, is_mixed in ((MODELS, True), (MODELS[:1] * 3, False)):
+        config = spread_crew(folder, ("full",) * 3, models=models, rounds=2, group_size=4)
+        run(config, folder / f"mixed-{is_mixed}")
+        lines = learner_lines(read_metrics(folder / f"mixed-{is_mixed}"))
+        timings = [line.timing for line in lines if line.timing]
+        assert len(timings) == 6
+        for timing in timings:
+            assert (timing.translate_s is not None) == is_mixed
+            assert (timing.translate_s or 0) < (timing.learn_s or 0)
+        assert is_mixed == any(timing.translate_s for timing in timings)
 
 
 @pytest.mark.parametrize("layout", ["vertical", "horizontal"])

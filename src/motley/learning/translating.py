@@ -80,6 +80,7 @@ class Translator:
     prompts: Prompts
     max_tokens: int  # of the sender's, in a completion
     max_positions: int  # of the receiver's model
+    took_s: float = 0.0  # in all, as who asks keeps count
     _pairs: dict[str, Pair] = field(default_factory=dict)  # by the fingerprint of a table
 
     def translate(self, group: Group, problem: Problem, spelling: Spelling) -> Translation:

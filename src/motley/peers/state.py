@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
 
+from motley.clock import timed
 from motley.exchange import Entry, Head, Log, Outbox, WireError
 from motley.learning.meetings import MeetingsState
 from motley.learning.prefixes import PrefixState
@@ -108,13 +110,20 @@ class Reader:
         asked = [
             ForeignGroup(a.group, a.problem, a.spelling) for a in admitted if a.spelling is not None
         ]
-        made = iter(self.translator.translate_all(asked))
+        translated, took_s = timed(partial(self.translator.translate_all, asked), self.half.clock)
+        self.translator.took_s += took_s
+        made = iter(translated)
         return [
             self.half.judged(one.problem, one.group)
             if one.spelling is None
             else self._judged(one.problem, next(made))
             for one in admitted
         ]
+
+    def take_seconds(self) -> float:
+        """What translating took since this was last asked."""
+        took_s, self.translator.took_s = self.translator.took_s, 0.0
+        return took_s
 
     def _judged(self, problem: Problem, made: Translation) -> Translation:
         judge = self.half.judge

@@ -61,9 +61,13 @@ def learner_line(
         suspects=peer.scrutiny.suspicions() or None,
         timing=_with_rates(timing, peer, sampled, report) if timing else None,
     )
-    if line.timing and sampled and sampled.fresh:
-        waited = msgspec.structs.replace(line.timing, reward_s=peer.half.reward_s)
-        line = msgspec.structs.replace(line, timing=waited)
+    if line.timing:
+        parts = msgspec.structs.replace(
+            line.timing,
+            reward_s=peer.half.reward_s if sampled and sampled.fresh else None,
+            translate_s=peer.reader.take_seconds() if peer.half.mixed else None,
+        )
+        line = msgspec.structs.replace(line, timing=parts)
     return _with_met(_with_step(line, report) if report else line, sampled, report)
 
 

@@ -29,6 +29,7 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True):
     learned_tokens_per_s: float | None = None
     overlap_s: float | None = None  # in which both went on
     reward_s: float | None = None  # of `sample_s`, only waiting for rewards
+    translate_s: float | None = None  # of `learn_s`, reading other vocabularies
     device: str | None = None  # that it ran on
 
 
