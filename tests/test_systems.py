@@ -74,6 +74,7 @@ def test_a_crew_trains_resumes_and_is_exported_there(tmp_path: Path) -> None:
     assert (tmp_path / "model" / "model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_what_cannot_work_there_says_so(tmp_path: Path) -> None:
     code = """
 from pathlib import Path

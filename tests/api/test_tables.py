@@ -34,6 +34,7 @@ def test_a_long_table_says_what_it_leaves_out() -> None:
     assert len(table[5:10]) == 5
 
 
+@pytest.mark.slow
 def test_a_table_as_csv_and_pandas(tmp_path: Path) -> None:
     table = Table(ROWS)
     assert table.to_csv(tmp_path / "t.csv").read_text().splitlines() == [

@@ -206,6 +206,7 @@ def test_the_file_of_a_live_run_is_left_as_it_is(trained: Path, tmp_path: Path) 
     assert path.read_bytes() == torn
 
 
+@pytest.mark.slow
 def test_listing_a_file_needs_no_torch(trained: Path) -> None:
     code = (
         "import sys\nfrom motley.cli import app\n"
@@ -716,6 +717,7 @@ def test_a_record_dressed_as_the_servers_word_does_not_hide_the_end_of_the_log(h
         assert [seen.id for seen in archive.records()][-1] == "full0.6.6"
 
 
+@pytest.mark.slow
 def test_a_stopped_hub_is_started_for_reading_and_stopped_again(tmp_path: Path) -> None:
     write_task(tmp_path)
     hub = Hub.open(

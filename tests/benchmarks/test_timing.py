@@ -43,6 +43,7 @@ def test_the_floor_is_whichever_takes_longer() -> None:
     assert machine.floor_s(num_bytes=200.0, flops=50.0) == 5.0
 
 
+@pytest.mark.slow
 def test_the_machine_is_measured_by_what_was_moved_and_multiplied(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -98,6 +98,7 @@ def test_fetch_of_what_cannot_be_fetched_is_one_line(monkeypatch: pytest.MonkeyP
     )
 
 
+@pytest.mark.slow
 def test_warm_for_a_number_of_steps_writes_a_folder_that_a_crew_can_name(tmp_path: Path) -> None:
     out = tmp_path / "warm"
     said = motley(
@@ -142,6 +143,7 @@ def test_warm_until_an_accuracy_is_reached(tmp_path: Path) -> None:
     assert expected_accuracy(warmed, problems)["compare"] > 0.2
 
 
+@pytest.mark.slow
 def test_warm_of_a_pretrained_model_with_a_crews_task_and_prompt(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", layers=4)
     (tmp_path / "crew.toml").write_text(CREW)
@@ -160,6 +162,7 @@ def test_warm_of_a_pretrained_model_with_a_crews_task_and_prompt(tmp_path: Path)
     ).read_bytes()
 
 
+@pytest.mark.slow
 def test_warm_towards_answers_of_any_length(tmp_path: Path) -> None:
     """A worked solution may be longer than what a crew would sample."""
     model = write_model(tmp_path / "model", max_position_embeddings=400)

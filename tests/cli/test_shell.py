@@ -13,6 +13,7 @@ import pytest
 import motley
 from cli.test_cli import CREW, error
 from cli.test_cli import motley as run
+from marks import slow
 from motley.cli import app
 from motley.cli.shell import FIRST, console
 from motley.tasks.extras import install
@@ -56,7 +57,11 @@ def log_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     "words",
-    ["", "--version", "--help", "-h", "train -h", "models list", "new -h", "hub --help"],
+    [
+        "",
+        "train -h",
+        *map(slow, ("--version", "--help", "-h", "models list", "new -h", "hub --help")),
+    ],
 )
 def test_what_needs_no_model_imports_nothing_heavy(words: str) -> None:
     code, heavy, seconds = asked(*words.split())
@@ -134,6 +139,7 @@ def test_every_command_that_reads_a_crew_file_takes_settings(name: str) -> None:
     assert "--set" in run(name, "-h").stdout
 
 
+@pytest.mark.slow
 def test_a_setting_counts_and_nonsense_is_one_line(tmp_path: Path) -> None:
     crew = tmp_path / "crew.toml"
     crew.write_text(CREW)

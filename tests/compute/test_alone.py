@@ -76,6 +76,7 @@ def test_they_get_the_logprobs_and_gradients_of_single_sequences(kind: str) -> N
         torch.testing.assert_close(ours[name], value, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_sequence_does_not_change_what_is_said_of_another() -> None:
     """Packed, the state of a Jamba would leak from one into the next."""
     policy, sequences = policy_of("jamba"), ragged()

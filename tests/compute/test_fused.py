@@ -190,6 +190,7 @@ def test_in_a_half_type_it_stays_near_float32(
         ), name
 
 
+@pytest.mark.slow
 @interpreted
 def test_the_step_keeps_no_activation_that_it_can_make_again(
     monkeypatch: pytest.MonkeyPatch,

@@ -54,6 +54,7 @@ def runs(draw: st.DrawFn) -> list[StepFates]:
     return [steps[n] for n in mixed]
 
 
+@pytest.mark.slow
 @given(runs(), st.booleans(), st.sampled_from([1, 150, 2**20]))
 def test_every_fate_is_that_of_the_whole_book(
     tmp_path_factory: pytest.TempPathFactory, steps: list[StepFates], apart: bool, block: int

@@ -103,6 +103,7 @@ def assert_agrees(index: LineIndex, content: bytes) -> None:
             assert marks & mark or key not in line.keys, (key, line)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(content=contents, piece=st.sampled_from([7, 64, 1000, 1 << 20]), data=st.data())
 def test_an_index_knows_what_reading_the_whole_file_tells(

@@ -569,6 +569,7 @@ def test_where_every_log_prob_is_believed_there_is_no_alarm(tmp_path: Path) -> N
 # Whole runs
 
 
+@pytest.mark.slow
 def test_views_of_metrics_import_without_torch() -> None:
     code = (
         "import sys, motley.dashboard.metrics_view\n"

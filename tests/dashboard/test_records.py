@@ -82,6 +82,7 @@ def test_any_id_has_a_place(id: str) -> None:
     assert -1 <= said.slot < 2**31
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(st.sampled_from("abc"), st.integers(0, 5), st.integers(0, 3)),

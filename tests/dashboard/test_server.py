@@ -513,6 +513,7 @@ def test_a_new_round_is_announced(showcase: Showcase, static: Path, run: Path) -
         eventually(lambda: showcase._users["demo-001"] == 0)
 
 
+@pytest.mark.slow
 def test_the_server_ends_while_somebody_listens(showcase: Showcase, static: Path) -> None:
     with serving(showcase, static) as port:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)

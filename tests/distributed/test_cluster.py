@@ -224,6 +224,7 @@ def test_a_full_log_is_not_waited_for() -> None:
     assert log.connection.clock.elapsed_s() == 0.0
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_know_a_key_yet_is_passed_over(tmp_path: Path) -> None:
     unaware, aware = Net(tmp_path / "1"), Net(tmp_path / "2")
     unaware.users, dead = [], free_port()

@@ -426,6 +426,7 @@ def test_a_peer_invited_anew_comes_back_with_another_key_and_is_no_longer_shut_o
     assert (roster.keys, roster.revoked) == ({"a": identity("new").public}, ())
 
 
+@pytest.mark.slow
 def test_a_peer_that_lost_its_key_is_invited_anew_and_the_old_key_stops_counting(
     home: Household, hub: Hub
 ) -> None:
@@ -457,6 +458,7 @@ def patiences(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return waited
 
 
+@pytest.mark.slow
 def test_orders_to_a_stopped_hub_count_when_it_runs_next(
     home: Household, patiences: list[float]
 ) -> None:
@@ -753,6 +755,7 @@ def test_after_kill_9_a_hub_goes_on_with_its_key_its_roster_and_its_server(home:
     assert log.connection._client.stats["reconnects"] == 0
 
 
+@pytest.mark.slow
 def test_an_order_after_kill_9_is_carried_out_though_the_server_lives(home: Household) -> None:
     with hub_process(home):
         pass

@@ -126,6 +126,7 @@ def write_metrics(folder: Path, lines: list[MetricsLine]) -> None:
     )
 
 
+@pytest.mark.slow
 def test_an_equal_run_has_no_faults(
     config: CrewConfig, reference: Path, disturbed: Callable[..., Path]
 ) -> None:

@@ -89,6 +89,7 @@ def test_a_row_does_not_depend_on_the_other_prompts_of_its_batch() -> None:
                 np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_samples_that_share_a_branch_or_a_batch_are_as_if_each_had_been_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -199,6 +200,7 @@ def test_the_same_seed_gives_the_same_completions_and_leaves_the_global_rng_alon
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [tiny_policy, lora_policy])
 def test_weights_are_taken_at_refresh_and_only_then(make: type[Policy]) -> None:
     policy = make()

@@ -417,6 +417,7 @@ def test_a_policy_without_an_adapter_cannot_be_followed() -> None:
         sample(Behaviour(), lora=True)
 
 
+@pytest.mark.slow
 def test_a_key_does_not_follow_a_server_that_points_elsewhere() -> None:
     seen: list[str] = []
 

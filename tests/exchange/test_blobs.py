@@ -248,6 +248,7 @@ def until_confirmed(work: Callable[[], None]) -> None:
 BIG = content_of(20 * CHUNK_BYTES)
 
 
+@pytest.mark.slow
 def test_putting_what_is_there_writes_nothing(net: Net, learner: NatsBlobs) -> None:
     put(learner, b"", BIG)
     before = last_sequence(learner)
@@ -261,6 +262,7 @@ def last_sequence(blobs: NatsBlobs) -> int:
     return stored.sequence if stored else 0
 
 
+@pytest.mark.slow
 def test_a_put_of_which_only_chunks_are_there_is_made_whole_by_another(
     learner: NatsBlobs, sampler: NatsBlobs
 ) -> None:
@@ -273,6 +275,7 @@ def test_a_put_of_which_only_chunks_are_there_is_made_whole_by_another(
         assert got(sampler, content) == content
 
 
+@pytest.mark.slow
 def test_a_put_whose_learner_died_anywhere_is_made_whole_by_another(
     net: Net, sampler: NatsBlobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -404,6 +407,7 @@ def test_a_get_during_which_the_server_is_killed_fails_and_succeeds_again(
     assert all(found)
 
 
+@pytest.mark.slow
 def test_bytes_of_a_dead_process_that_arrive_late_are_noticed(
     net: Net, learner: NatsBlobs, sampler: NatsBlobs
 ) -> None:
@@ -429,6 +433,7 @@ def test_bytes_of_a_dead_process_that_arrive_late_are_noticed(
         learner.keep_only([])
 
 
+@pytest.mark.slow
 def test_what_stands_behind_the_last_chunk_is_not_looked_at(
     learner: NatsBlobs, sampler: NatsBlobs
 ) -> None:

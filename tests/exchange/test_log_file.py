@@ -24,6 +24,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "log.bin"
 
 
+@pytest.mark.slow
 @given(
     after=st.integers(0, 45), limit=st.integers(1, 45), block=st.sampled_from([8, 40, 97, 2**20])
 )

@@ -314,6 +314,7 @@ def test_a_later_record_that_is_due_sooner_goes_first_and_the_chain_is_whole_in_
     assert (chain.next, chain.missing) == (4, {})
 
 
+@pytest.mark.slow
 def test_more_than_a_batch_is_due_at_its_own_times() -> None:
     outbox, log = Outbox(None, SIGNER), MemoryLog()
     outbox.put(groups(0, BATCH + 5), due_s=2.0)

@@ -173,6 +173,7 @@ def test_rounded_logprobs_are_off_by_half_a_step_at_most_and_all_else_is_exact(
     assert found.reward == float(np.float32(reward))
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(st.lists(st.floats(LEAST_LOGPROB, MOST_LOGPROB), min_size=1, max_size=8))
 def test_what_was_rounded_once_is_not_rounded_again(logprobs: list[float]) -> None:

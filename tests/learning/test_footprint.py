@@ -154,6 +154,7 @@ def test_what_a_step_keeps_is_what_tensors_take(
     assert learning == pytest.approx(peak, rel=0.1)
 
 
+@pytest.mark.slow
 def test_recomputing_leaves_what_enters_a_layer_and_one_layer() -> None:
     policy = a_policy(checkpointed=True, num_hidden_layers=12, intermediate_size=96)
     _, peak = measured(policy, LONG)

@@ -186,6 +186,7 @@ def bfloat16_policy() -> Policy:
     return with_masters(replace(tiny_policy(), dtype=torch.bfloat16), "bfloat16")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "upkeep"),
     [

@@ -407,6 +407,7 @@ def size_of(run: Path, peer: str = "a") -> int:
     return sum(path.stat().st_size for path in (run / "groups" / "traces" / peer).iterdir())
 
 
+@pytest.mark.slow
 def test_files_stay_below_the_bound_and_spread_over_the_run(tmp_path: Path) -> None:
     trace_files(tmp_path).write(a_trace(1))
     bound = 50 * size_of(tmp_path) + 100

@@ -188,6 +188,7 @@ def test_the_cache_knows_how_problems_are_put(
     assert files(tmp_path / "cache") == len(ways)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen2", slow("gemma3"), slow("gpt2")])
 def test_a_pretrained_model_is_warmed_from_its_own_weights(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -264,6 +264,7 @@ def crew_of_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "run"
 
 
+@pytest.mark.slow
 def test_the_folder_of_a_part_is_a_model_wherever_the_run_is(
     crew_of_parts: Path, tmp_path: Path
 ) -> None:

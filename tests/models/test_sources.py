@@ -360,6 +360,7 @@ def test_a_head_that_is_a_copy_of_the_embeddings_is_tied_again(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounded", [{}, {"output.weight": EXACT, "token_embd.weight": ROUGH}])
 def test_a_head_of_its_own_stays_one(
     rounded: dict[str, gguf.GGMLQuantizationType], tmp_path: Path

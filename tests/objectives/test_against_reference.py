@@ -9,6 +9,7 @@ from math import inf
 import numpy as np
 import pytest
 
+from marks import slow
 from motley.objectives import objective
 
 from .cases import REGIMES, ROWS, flat, make_case, run
@@ -114,7 +115,7 @@ EVERYWHERE = [
 ]
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, slow(1)])
 @pytest.mark.parametrize(("name", "variant", "regime"), EVERYWHERE)
 def test_row_agrees_with_reference(name: str, variant: str, regime: str, seed: int) -> None:
     agree(name, variant, {}, regime, seed)
@@ -143,7 +144,7 @@ def test_row_with_any_penalty_agrees_with_reference(name: str, variant: str) -> 
         agree(name, variant, settings, "horizontal", seed, atol=1e-5)
 
 
-@pytest.mark.parametrize("regime", ["near", "apart", "horizontal"])
+@pytest.mark.parametrize("regime", [slow("near"), slow("apart"), "horizontal"])
 @pytest.mark.parametrize(("name", "variant", "settings"), TUNED)
 def test_tuned_row_agrees_with_reference(
     name: str, variant: str, settings: dict, regime: str

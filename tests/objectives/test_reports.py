@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from marks import slow
 from motley.objectives import Objective, objective
 
 from .cases import ROW_IDS, ROWS, Case, Result, cases_of, flat, make_case, run, samples_of, tiny
@@ -70,7 +71,7 @@ def weight_explains_gradient(name: str, variant: str, case: Case) -> None:
         )
 
 
-@pytest.mark.parametrize("regime", ["near", "apart", "far", "horizontal"])
+@pytest.mark.parametrize("regime", [slow("near"), slow("apart"), slow("far"), "horizontal"])
 @pytest.mark.parametrize(("name", "variant"), [row for row in ROWS if row != ("gmpo", "")])
 def test_reported_weight_is_the_factor_in_the_gradient(
     name: str, variant: str, regime: str

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from marks import slow
 from motley.objectives import objective
 
 from .cases import (
@@ -54,7 +55,7 @@ def agree(
 
 
 @pytest.mark.parametrize(("name", "variant"), cases_of(ROWS))
-@pytest.mark.parametrize("settings", [{}, *PENALTIES[::5]])
+@pytest.mark.parametrize("settings", [{}, *map(slow, PENALTIES[::5])])
 def test_spans_of_one_token_change_nothing(name: str, variant: str, settings: dict) -> None:
     for regime in ("apart", "horizontal"):
         case = make_case(regime, 5)
@@ -69,15 +70,15 @@ def test_spans_of_one_token_change_nothing(name: str, variant: str, settings: di
         assert plain.terms.lr_scale == by_spans.terms.lr_scale
 
 
-@pytest.mark.parametrize(("name", "variant", "regime"), EVERYWHERE)
-def test_row_agrees_with_reference(name: str, variant: str, regime: str) -> None:
-    agree(name, variant, {}, spanned(make_case(regime, 0), 0))
+@pytest.mark.parametrize(("name", "variant"), ROWS)
+def test_row_agrees_with_reference(name: str, variant: str) -> None:
+    agree(name, variant, {}, spanned(make_case("horizontal", 0), 0))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "variant", "regime"), EVERYWHERE)
 def test_row_agrees_with_reference_on_many_batches(name: str, variant: str, regime: str) -> None:
-    for seed in range(200, 210):
+    for seed in (0, *range(200, 210)):
         agree(name, variant, {}, spanned(make_case(regime, seed), seed))
 
 

@@ -94,6 +94,7 @@ def test_every_peer_hears_others_in_other_rounds_and_all_learn(folder: Path) -> 
     assert not any(peer.admission.refused or peer.admission.missing for peer in peers)
 
 
+@pytest.mark.slow
 def test_async_takes_groups_by_the_round_they_are_of(folder: Path) -> None:
     log = MemoryLog()
     peers = peers_of(crew(folder, pace="async"), log)
@@ -140,6 +141,7 @@ def test_a_peer_that_is_restored_goes_on_bit_for_bit(folder: Path) -> None:
     assert again.hearing.passed_by == me.hearing.passed_by > 0
 
 
+@pytest.mark.slow
 def test_a_sender_cannot_be_heard_by_another_rounds_id(folder: Path) -> None:
     """Its record of a round that is not heard, put under the id of one that is."""
     side, log = MemoryLog(), MemoryLog()

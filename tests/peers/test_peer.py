@@ -507,6 +507,7 @@ def test_a_horizontal_group_made_whole_within_the_window_is_learned(folder: Path
     assert first.admission.missing == {}
 
 
+@pytest.mark.slow
 def test_an_incomplete_group_is_as_old_as_its_newest_part(folder: Path) -> None:
     log, side = MemoryLog(), MemoryLog()
     first, second, third = peers_of(async_horizontal(folder, THREE, max_age=1), log)
@@ -593,6 +594,7 @@ def test_lockstep_does_not_depend_on_when_groups_came(folder: Path) -> None:
     assert (report.num_sequences, first.waiting.dropped) == (16, Counter())
 
 
+@pytest.mark.slow
 def test_lockstep_that_catches_up_learns_from_every_round(folder: Path) -> None:
     first, second = peers_of(spread_crew(folder, rounds=4, learning="max_age = 2"), MemoryLog())
     share(*[first, second] * 4)
@@ -884,6 +886,7 @@ class FloodedLog(MemoryLog):
         return [Entry(after + n, f"full1.{after + n}.0", b"noise") for n in range(1, limit + 1)]
 
 
+@pytest.mark.slow
 def test_a_flood_does_not_keep_a_peer_from_learning(folder: Path) -> None:
     log = FloodedLog()
     first, second = peers_of(spread_crew(folder, rounds=10**6), log)
@@ -964,6 +967,7 @@ def test_state_that_is_loaded_goes_on_as_the_peer_did(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make_log", [MemoryLog, GappyLog])
 def test_waiting_groups_come_back_with_position_hash_and_time_of_arrival(
     make_log: type[MemoryLog], folder: Path
@@ -1165,6 +1169,7 @@ def test_what_was_not_delivered_before_a_crash_is_delivered_after_it(
     assert len(second.waiting) == 4
 
 
+@pytest.mark.slow
 def test_rounds_sampled_after_the_last_checkpoint_are_not_sampled_again(
     outboxes: Path, folder: Path
 ) -> None:

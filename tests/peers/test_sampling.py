@@ -164,6 +164,7 @@ FAR = "[network.link.s0]\ndelay = 10"
 # Weights
 
 
+@pytest.mark.slow
 def test_nothing_is_sampled_before_the_first_weights_have_arrived(folder: Path) -> None:
     crew = Crew(far_crew(folder, network=FAR), folder)
     sampler = crew.samplers["s0"]
@@ -186,6 +187,7 @@ def test_without_a_delay_weights_are_loaded_at_the_first_look(folder: Path) -> N
         assert crew.holds(sampler, 0)
 
 
+@pytest.mark.slow
 def test_one_transfer_at_a_time_and_always_of_the_newest_version_there_is(folder: Path) -> None:
     crew = Crew(far_crew(folder, network=FAR), folder)
     sampler = crew.samplers["s0"]
@@ -306,6 +308,7 @@ def deltas(crew: Crew, count: int) -> list[Weights]:
     return [crew.next_version() for _ in range(count)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["lost", "spoilt"])
 def test_weights_that_cannot_be_had_are_counted_and_passed_over_at_the_next_anchor(
     folder: Path, fault: str
@@ -356,6 +359,7 @@ def test_blobs_that_come_back_in_time_are_used(folder: Path) -> None:
     assert crew.holds(sampler, 0)
 
 
+@pytest.mark.slow
 def test_a_plan_that_fails_in_the_middle_changes_nothing(folder: Path) -> None:
     crew = Crew(far_crew(folder, network=FAR), folder)
     sampler = crew.samplers["s0"]
@@ -377,6 +381,7 @@ def test_a_plan_that_fails_in_the_middle_changes_nothing(folder: Path) -> None:
     assert crew.holds(sampler, 1)
 
 
+@pytest.mark.slow
 def test_weights_on_their_way_arrive_though_their_learner_has_tidied_up_since(folder: Path) -> None:
     crew = Crew(far_crew(folder, rounds=20, network=FAR, weights="anchor_every = 2"), folder)
     sampler, publisher = crew.samplers["s0"], crew.learner.weights.publisher
@@ -407,6 +412,7 @@ def test_blobs_are_fetched_once_each(folder: Path) -> None:
 # A crash
 
 
+@pytest.mark.slow
 def test_after_a_crash_a_sampler_has_no_weights_and_gets_them_again(folder: Path) -> None:
     crew = Crew(far_crew(folder, network=FAR), folder)
     sampler = crew.samplers["s0"]
@@ -512,6 +518,7 @@ def test_a_sampler_reads_what_the_hub_and_its_learner_wrote_and_nothing_else(fol
     assert crew.log.given == Counter({"l": 2 + 3, "hub": 2})
 
 
+@pytest.mark.slow
 def test_more_records_than_one_read_shows_are_all_read(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -526,6 +533,7 @@ def test_more_records_than_one_read_shows_are_all_read(
     assert crew.holds(crew.samplers["s0"], 5)
 
 
+@pytest.mark.slow
 def test_a_sampler_is_finished_when_its_learner_has_taken_its_last_step(folder: Path) -> None:
     crew = Crew(far_crew(folder, rounds=3), folder)
     sampler = crew.samplers["s0"]
@@ -541,6 +549,7 @@ def test_a_sampler_is_finished_when_its_learner_has_taken_its_last_step(folder: 
 # What a learner publishes
 
 
+@pytest.mark.slow
 def test_only_every_so_many_versions_are_published_and_the_last_one(folder: Path) -> None:
     crew = Crew(far_crew(folder, rounds=7, weights="every = 3\nanchor_every = 6"), folder)
     found = [crew.publish()]
@@ -641,6 +650,7 @@ def test_groups_of_a_version_that_was_never_made_are_refused(folder: Path) -> No
     assert [c.group.id for c in crew.learner.waiting] == [second.id]
 
 
+@pytest.mark.slow
 def test_a_foreign_version_may_be_any_that_there_can_be(folder: Path) -> None:
     crew = Crew(far_crew(folder, samplers={"s0": "l", "t": "k"}), folder)
     crew.publish()
@@ -694,6 +704,7 @@ def since(peer: Peer) -> dict[str, tuple[bool, int, float]]:
     return {c.group.origin.peer: (c.own, c.since, c.came_s) for c in peer.waiting}
 
 
+@pytest.mark.slow
 def test_ages_survive_a_checkpoint(folder: Path) -> None:
     crew = Crew(far_crew(folder, samplers={"s0": "l", "t": "k"}), folder)
     crew.publish()
@@ -754,6 +765,7 @@ def two_versions_in_a_step(folder: Path, learning: str) -> Crew:
     return crew
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "learning"),
     [
@@ -807,11 +819,13 @@ def test_steps_are_replayed_with_the_parts_they_had_however_late(folder: Path) -
         again.step(chosen, again=True)
 
 
+@pytest.mark.slow
 def test_where_the_log_has_less_than_the_journal_nothing_is_chosen(folder: Path) -> None:
     crew = mixed_ages(folder, "max_age_s = 60")
     assert crew.learner.choose(again=[999]) == Wait()
 
 
+@pytest.mark.slow
 def test_a_window_in_seconds_drops_what_is_older_than_it(folder: Path) -> None:
     crew = mixed_ages(folder, "max_age_s = 60")
     crew.clock.advance(60.9)  # version 0 was superseded at 1 s, version 1 is the newest
@@ -861,6 +875,7 @@ def test_under_pace_a_sampler_waits_while_more_waits_than_the_window_can_use_up(
     ]
 
 
+@pytest.mark.slow
 def test_under_pace_with_a_window_of_nothing_one_step_may_still_wait(folder: Path) -> None:
     crew = paced(folder, "max_age = 0")
     assert [waits(crew, waiting) for waiting in (3, 4, 5)] == [False, False, True]
@@ -927,6 +942,7 @@ def test_a_paced_learner_and_its_samplers_go_on_for_ever(folder: Path, learning:
 # What is on its way
 
 
+@pytest.mark.slow
 def test_while_a_version_is_on_its_way_up_the_next_are_left_out_but_for_the_last(
     folder: Path,
 ) -> None:

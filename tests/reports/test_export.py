@@ -161,6 +161,7 @@ def test_a_merged_adapter_is_one_ordinary_model(
     )
 
 
+@pytest.mark.slow
 def test_an_adapter_whose_base_nobody_else_has_brings_it_along(
     run: Path, trained: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -558,6 +559,7 @@ def test_the_command_asks_for_a_peer_where_several_learn(run: Path, tmp_path: Pa
     assert (tmp_path / "out" / "model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_the_command_needs_no_peer_where_one_learns(crew: CrewConfig, tmp_path: Path) -> None:
     config = crew.alone("whole")
     config = msgspec.structs.replace(config, crew=msgspec.structs.replace(config.crew, rounds=1))

@@ -253,6 +253,7 @@ def test_every_reporter_of_a_crew_file_is_known() -> None:
     assert crew("trackio", "wandb", "tensorboard").crew.report == REPORTERS == tuple(OPENERS)
 
 
+@pytest.mark.slow
 def test_checking_imports_no_reporter() -> None:
     code = (
         "import sys, motley.reports.trackers\nprint([n for n in ('torch', 'tensorboard', 'wandb', "

@@ -225,6 +225,7 @@ def test_an_engine_that_reports_no_number_is_found_out(folder: Path) -> None:
     assert _summary(torch.tensor([1e-7] * 99 + [nan]), BOUND).fault
 
 
+@pytest.mark.slow
 def test_an_engine_that_does_not_merge_adapters_is_found_out(folder: Path) -> None:
     peer = peer_of(folder, "lora")
     peer.half.engine = Forgetful(peer.learner.policy)
@@ -297,6 +298,7 @@ def test_the_check_leaves_a_peer_as_it_was(train: str, folder: Path) -> None:
     assert (peer.half.sampled_rounds, policy.version, len(peer.half.outbox)) == (0, 0, 0)
 
 
+@pytest.mark.slow
 def test_an_engine_that_fails_leaves_the_adapters_as_they_were(folder: Path) -> None:
     peer = peer_of(folder, "lora")
     before = {name: parameter.detach().clone() for name, parameter in peer.learner.policy.trained()}

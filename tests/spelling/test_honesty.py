@@ -150,6 +150,7 @@ def test_with_cuts_that_are_seen_by_the_space_behind_them_they_do_not(apart: flo
     assert excess.mean() > 0.05
 
 
+@pytest.mark.slow
 def test_with_a_cut_before_each_end_token_they_do_not() -> None:
     sender, receiver = models(SHARP, 0.0)
     samples = Samples.drawn(sender, receiver, np.random.default_rng(6), 2_000)

@@ -72,6 +72,7 @@ def test_beginnings_of_up_to_eight_bytes_are_told_exactly(words: list[bytes], te
     assert stable(words, text) == by_beginnings(words, text)
 
 
+@pytest.mark.slow
 @given(
     words=st.lists(st.text("ab5", min_size=2, max_size=30).map(str.encode), max_size=4),
     text=st.text("ab5", max_size=60).map(str.encode),
@@ -97,6 +98,7 @@ def test_a_long_beginning_closes_what_ends_like_it() -> None:
 SOME_BYTES = st.lists(st.sampled_from(b"ab5 \xc3\xa9\xff\x00"), max_size=40).map(bytes)
 
 
+@pytest.mark.slow
 @given(words=st.lists(SOME_BYTES.map(lambda b: b[:6]).filter(bool), max_size=30), text=SOME_BYTES)
 def test_a_byte_that_is_only_ever_the_last_of_a_token_is_always_a_stable_cut(
     words: list[bytes], text: bytes
@@ -106,6 +108,7 @@ def test_a_byte_that_is_only_ever_the_last_of_a_token_is_always_a_stable_cut(
         assert found or byte in inside
 
 
+@pytest.mark.slow
 @given(
     words=st.lists(st.text("ab5", min_size=2, max_size=5).map(str.encode), max_size=8),
     texts=st.lists(st.text("ab5", max_size=8).map(str.encode), max_size=6),

@@ -94,6 +94,7 @@ def test_a_large_gradient_is_not_clipped() -> None:
     assert np.linalg.norm(large) > max(2.0, float(np.linalg.norm(small)))
 
 
+@pytest.mark.slow
 def test_rows_are_measured_on_every_senders_samples_and_own_come_first() -> None:
     senders = {"me": [made(own=True)] * 4, "other": [made(own=False)] * 4}
     steps: list[str] = []

@@ -163,6 +163,7 @@ def test_an_ordinary_mistake_is_not_tried_again(caplog: pytest.LogCaptureFixture
     assert "again" not in caplog.text
 
 
+@pytest.mark.slow
 def test_the_kernel_s_own_word_tells_what_killed_a_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

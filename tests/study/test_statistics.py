@@ -146,6 +146,7 @@ def test_the_interval_of_an_effect_size_is_of_the_noncentral_t(differences: tupl
     assert found.low < found.mean < found.high
 
 
+@pytest.mark.slow
 def test_the_interval_of_an_effect_size_holds_it_in_95_of_100_studies() -> None:
     drawn = np.random.default_rng(3).normal(0.7, 1, (400, 5))
     found = [effect_size(tuple(some)) for some in drawn]

@@ -373,6 +373,7 @@ def test_an_arm_that_is_not_known_is_refused_before_anything_runs(folder: Path, 
     assert here.called == Counter()
 
 
+@pytest.mark.slow
 def test_alone_is_the_learner_by_itself(folder: Path) -> None:
     (found,), _ = swept(crews(folder, 0.0), "alone", 1, folder / "sweep")
     assert (found.arm, found.peer, found.mean_age) == ("alone", "l", 0.0)

@@ -99,6 +99,7 @@ def test_every_kind_passes_the_task_check() -> None:
     assert check_task(load_task("digits", {"kinds": KINDS, "levels": [4]})) == []
 
 
+@pytest.mark.slow
 def test_comparisons_have_no_answer_that_is_nearly_always_right() -> None:
     assert best_constant(draws("compare", "train", 3000, (3,))) < 0.45
 

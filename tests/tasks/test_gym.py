@@ -50,6 +50,7 @@ def test_datasets_pass_the_task_check(name: str) -> None:
     assert check_task(task, 6) == []
 
 
+@pytest.mark.slow
 def test_answers_of_several_lines_need_a_form_that_has_room() -> None:
     assert check_task(gym("binary_matrix", form="tags"), 6) == []
     with pytest.raises(

@@ -245,6 +245,7 @@ def test_only_the_learner_and_who_follows_it_can_read_its_bucket(
     assert [got(net.blobs(reader, "a"), b"one") for reader in ("a", "b")] == [b"one", b"one"]
 
 
+@pytest.mark.slow
 def test_a_learner_writes_nothing_but_its_chunks_and_metas(net: Net, watch: Watch) -> None:
     learner, before = net.connect("a"), watch()
     other = Names(CREW).bucket("c")
@@ -316,6 +317,7 @@ ACTING_HEADERS = [
 ]
 
 
+@pytest.mark.slow
 def test_no_header_of_a_chunk_does_anything_outside_the_bucket(net: Net, watch: Watch) -> None:
     learner, before = net.blobs("a", "a"), watch()
     for headers in ACTING_HEADERS:
@@ -330,6 +332,7 @@ def test_no_header_of_a_chunk_does_anything_outside_the_bucket(net: Net, watch: 
     assert (after[0][1], after[0][4]) == (before[0][1], before[0][4])
 
 
+@pytest.mark.slow
 def test_a_learner_that_joins_later_has_its_bucket_after_a_reload_and_others_go_on(
     net: Net,
 ) -> None:
@@ -386,6 +389,7 @@ def test_a_chunk_that_the_server_does_not_take_is_refused_by_name(net: Net) -> N
     assert got(learner, b"small") == b"small"
 
 
+@pytest.mark.slow
 def test_a_full_store_refuses_by_name_and_takes_it_when_there_is_room(net: Net) -> None:
     learner = net.blobs("a", "a")
 
@@ -418,6 +422,7 @@ def test_without_a_bucket_there_is_an_error(net: Net) -> None:
             call()
 
 
+@pytest.mark.slow
 def test_a_server_of_somebody_elses_with_its_usual_settings_will_do(tmp_path: Path) -> None:
     with open_server(tmp_path) as url:  # which takes a megabyte, unless told otherwise
         connection = Connection(Login(url, HUB))

@@ -304,6 +304,7 @@ def test_the_records_of_one_sender_and_its_newest_are_found_among_others(net: Ne
     assert log.last_of("c") is None
 
 
+@pytest.mark.slow
 def test_the_records_of_a_sender_with_many_are_all_found(net: Net) -> None:
     log = net.log(HUB)
     for start in range(0, 1100, 100):

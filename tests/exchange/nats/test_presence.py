@@ -92,6 +92,7 @@ def test_a_peer_is_heard_again_and_again_with_what_it_said_last(
     a.close(Beat("left", 2))
 
 
+@pytest.mark.slow
 def test_the_last_word_is_heard_though_the_connection_is_closed_behind_it(net: Net) -> None:
     hub, connection = presence_of(net.connect(HUB)), net.connect("a")
     a = presence_of(connection, "a")
@@ -301,6 +302,7 @@ def test_who_is_invited_anew_is_heard_whatever_the_name_said_before_with_another
 # Floods
 
 
+@pytest.mark.slow
 def test_a_beat_of_megabytes_is_not_kept_and_disturbs_nobody(net: Net) -> None:
     flooder, b = net.connect("a"), net.connect("b")
     listener = presence_of(b)

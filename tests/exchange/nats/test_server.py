@@ -97,6 +97,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_a_server_outlives_who_started_it_and_is_taken_over_with_its_connections(
     tmp_path: Path,
 ) -> None:
@@ -203,6 +204,7 @@ class SteppingClock(VirtualClock):
         return super().elapsed_s()
 
 
+@pytest.mark.slow
 def test_a_connection_waits_for_a_server_that_comes_up_in_time(tmp_path: Path) -> None:
     net = Net(tmp_path / "server")
     net.admit()
@@ -649,6 +651,7 @@ def test_an_attempt_that_failed_leaves_no_socket_open() -> None:
     thread.join()
 
 
+@pytest.mark.slow
 def test_with_tls_a_server_without_it_is_out_of_reach(net: Net) -> None:
     with pytest.raises(LogError, match=r"cannot reach tls://"):
         Connection(
