@@ -3,8 +3,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt --editable
-# A thread per worker: as many workers as cores are busy already.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist worksteal
+# A thread per worker: as many workers as cores are busy already. Bytecode is kept, whatever the
+# environment says: else each of a thousand processes compiles all modules anew.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist worksteal
 
 demo: .venv/.demo
 	$(BIN)/motley demo
