@@ -449,6 +449,7 @@ def test_an_export_that_is_stopped_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_what_is_not_known_or_no_number_is_null(tmp_path: Path) -> None:
     odd = rollout(tokens=(11, 2**34), reward=float("nan"), logprob=float("-inf"))
     found = examiner("a")

@@ -98,6 +98,7 @@ def test_a_peer_is_shut_out_without_torch(tmp_path: Path) -> None:
     assert read_state(folder).revoked == ["a"]
 
 
+@pytest.mark.slow
 def test_the_version_is_said() -> None:
     assert run("--version").stdout == f"motley {motley.__version__}\n"
     done = subprocess.run(

@@ -52,6 +52,7 @@ def test_with_json_sim_prints_one_object_and_nothing_else(crew_file: Path) -> No
     assert "seed = 3" in (out / "config.toml").read_text()
 
 
+@pytest.mark.slow
 def test_what_is_wrong_is_one_line(crew_file: Path) -> None:
     text = crew_file.read_text()
     crew_file.write_text(text.replace("delay = 0.05", "dealy = 0.05"))

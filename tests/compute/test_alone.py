@@ -97,6 +97,7 @@ def test_a_sequence_does_not_change_what_is_said_of_another() -> None:
         assert torch.equal(alone, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["jamba", "mamba2", "granite"])
 def test_fresh_weights_do_not_hide_that_packing_is_wrong(kind: str) -> None:
     """With them all tokens are about as likely, whatever is computed."""
@@ -116,6 +117,7 @@ def test_entropies_are_those_of_the_distributions() -> None:
     assert not found.entropy_M.requires_grad
 
 
+@pytest.mark.slow
 def test_models_that_are_computed_rightly_stay_packed() -> None:
     for kind in ("llama", "gpt_neox", "mixtral", "mistral", "olmo3"):
         policy = policy_of(kind)
@@ -123,6 +125,7 @@ def test_models_that_are_computed_rightly_stay_packed() -> None:
         assert not policy.one_by_one, kind
 
 
+@pytest.mark.slow
 def test_a_window_that_attention_is_not_told_is_not_packed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -139,6 +142,7 @@ def test_a_window_that_attention_is_not_told_is_not_packed(
         assert policy.one_by_one == alone
 
 
+@pytest.mark.slow
 def test_a_model_that_looks_ahead_is_refused() -> None:
     policy = policy_of("xlnet")
     policy.base.eval()

@@ -381,6 +381,7 @@ def test_a_peer_that_is_shut_out_is_disconnected_and_cannot_come_back(
         give_order(home.folder, Order("revoke", "a"))
 
 
+@pytest.mark.slow
 def test_a_peer_that_never_came_can_be_shut_out(home: Household, hub: Hub) -> None:
     guest = home.guest("a")
     give_order(home.folder, Order("revoke", "a"))
@@ -639,6 +640,7 @@ def test_a_hub_folder_without_ends_of_invitations_is_read(home: Household) -> No
 # A server where anybody may write
 
 
+@pytest.mark.slow
 def test_who_takes_the_hubs_subjects_or_a_peers_first_blocks_nobody(open_home: Household) -> None:
     stranger = open_home.connect("stranger", identity("stranger"))
     create_stream(stranger, open_home.crew)
@@ -766,6 +768,7 @@ def test_an_order_after_kill_9_is_carried_out_though_the_server_lives(home: Hous
         home.start()  # takes the server over, and stops it in the end
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "put", [False, True], ids=["before the roster was kept", "before the roster was sent"]
 )
@@ -823,6 +826,7 @@ def test_a_server_that_dies_is_started_again_and_everyone_comes_back(
     home.join("b", identity("b"))
 
 
+@pytest.mark.slow
 def test_who_is_invited_while_the_server_is_dead_is_let_in_when_it_is_back(home: Household) -> None:
     hub = home.start()
     assert hub.server
@@ -834,6 +838,7 @@ def test_who_is_invited_while_the_server_is_dead_is_let_in_when_it_is_back(home:
     home.guest("a")
 
 
+@pytest.mark.slow
 def test_a_key_brought_while_the_server_is_dead_is_let_in_when_it_is_back(home: Household) -> None:
     hub = home.start()
     assert hub.server
@@ -1089,6 +1094,7 @@ def test_a_hub_that_was_never_started_can_be_closed(tmp_path: Path) -> None:
 # A full disk
 
 
+@pytest.mark.slow
 def test_a_server_whose_disk_was_full_is_started_again_when_there_is_room(
     home: Household, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -168,8 +168,7 @@ def test_every_group_that_a_peer_heard_is_learned_once_and_the_others_are_told(
     assert "waiting" not in words
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", [quick("lockstep"), *list(LAYOUTS)[1:]])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_same_seed_gives_the_same_run(layout: str, folder: Path) -> None:
     config = spread_crew(folder, rounds=3, **LAYOUTS[layout])
     first, second = run(config, folder / "one"), run(config, folder / "two")
@@ -225,8 +224,6 @@ def test_what_was_done_after_the_last_checkpoint_is_done_again_the_same(folder: 
     assert_same_run(finish(resumed), whole)
 
 
-@pytest.mark.slow
-@pytest.mark.quick
 def test_a_finished_crew_resumed_has_nothing_to_do(folder: Path) -> None:
     crew = run(spread_crew(folder, rounds=1), folder / "run")
     before = (crew.folder / "metrics.jsonl").read_bytes()
@@ -369,8 +366,6 @@ def test_a_corrupted_record_on_the_log_is_counted_and_training_goes_on(folder: P
     assert all(line.num_sequences == 16 for line in lines)
 
 
-@pytest.mark.slow
-@pytest.mark.quick
 def test_the_log_begins_with_what_the_crew_agreed_to(folder: Path) -> None:
     config = spread_crew(folder, rounds=1)
     crew = run(config, folder / "run")
@@ -459,8 +454,6 @@ def test_checkpoints_are_ordinary_folders_of_transformers_and_peft(folder: Path)
             assert torch.equal(policies[peer].model(input_ids=ids).logits, expected)
 
 
-@pytest.mark.slow
-@pytest.mark.quick
 def test_the_metrics_begin_with_the_skills_before_training(folder: Path) -> None:
     crew = run(spread_crew(folder, rounds=3), folder / "run")
     lines = read_metrics(crew.folder)
@@ -542,8 +535,6 @@ def test_a_paced_crew_with_an_own_share_is_refused_or_goes_on(folder: Path) -> N
     assert all(p.learner.policy.version == 6 for p in crew.peers)
 
 
-@pytest.mark.slow
-@pytest.mark.quick
 def test_a_crew_lets_go_of_its_files(folder: Path) -> None:
     crew = run(spread_crew(folder, rounds=1), folder / "run")
     with warnings.catch_warnings(record=True) as seen:

@@ -814,8 +814,6 @@ class Overconfident(TorchEngine):
         ]
 
 
-@pytest.mark.slow
-@pytest.mark.quick
 def test_an_engine_that_reports_other_logprobs_is_refused_with_figures(
     task: Path, house_of: HouseOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -842,8 +840,6 @@ def test_a_member_that_was_refused_lets_go_of_its_folder(
     house.join("full0")
 
 
-@pytest.mark.slow
-@pytest.mark.quick
 def test_two_members_in_one_folder_are_refused(task: Path, house_of: HouseOf) -> None:
     house = house_of(pair(task))
     house.join("full0")

@@ -183,6 +183,7 @@ def test_completions_stop_at_the_end_token_or_at_the_limit() -> None:
             assert len(completion.tokens) == LONG.max_tokens
 
 
+@pytest.mark.slow
 def test_a_completion_that_ends_on_the_last_step_ended_by_itself() -> None:
     made = [
         c for _, c in samples(grouped_query_policy(seed=3), Sampling(max_tokens=1), num_samples=200)

@@ -254,6 +254,7 @@ def test_bfloat16_samples_report_what_a_bfloat16_trainer_computes() -> None:
     assert float(torch.cat(differences).mean()) < 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [TorchEngine, PlainEngine])
 def test_what_memory_does_not_hold_at_once_is_sampled_in_parts(
     make: type[TorchEngine | PlainEngine], monkeypatch: pytest.MonkeyPatch

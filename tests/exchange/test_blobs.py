@@ -491,6 +491,7 @@ def test_empty_chunks_do_not_keep_a_reader_busy(
     assert [len(page) for page in pages] == [1024]
 
 
+@pytest.mark.slow
 def test_blobs_import_without_a_transport_or_torch() -> None:
     code = (
         "import sys, motley.exchange.blobs\nprint([name for name in ('torch', 'nats') if "

@@ -278,6 +278,7 @@ def test_cut_anywhere_a_body_is_refused() -> None:
     assert set(reasons) == {"truncated"}
 
 
+@pytest.mark.slow
 def test_with_any_bit_flipped_a_record_is_refused_or_does_not_verify_or_has_the_same_body() -> None:
     outcomes = Counter(outcome_of_flip(bit) for bit in range(8 * len(RECORD)))
     assert set(outcomes) <= {"schema", "corrupt", "undeclared", "inflated", "signature", "same"}

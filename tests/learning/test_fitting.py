@@ -240,6 +240,7 @@ def test_they_pass_in_bfloat16_and_with_checkpointing_too(kind: str, train: str)
     check_supported(with_trained_part(policy, TRAINS[train], 0))
 
 
+@pytest.mark.slow
 def test_a_model_with_a_forward_of_ours_is_compared_with_its_own_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

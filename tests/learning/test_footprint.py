@@ -199,6 +199,7 @@ def test_an_engines_weights_are_what_its_snapshot_takes(train: str, dtype: torch
     assert snapshot_bytes(shape, Arithmetic(dtype.itemsize, False)) == pytest.approx(taken, rel=0.1)
 
 
+@pytest.mark.slow
 def test_keys_and_values_are_those_of_every_sample() -> None:
     policy = a_policy()
     engine = TorchEngine(policy)

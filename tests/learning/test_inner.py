@@ -154,6 +154,7 @@ def test_steps_of_a_round_against_a_plain_implementation(epochs: int, per_step: 
     assert clipped > 0.05, "a clip that never binds would pass"
 
 
+@pytest.mark.slow
 def test_without_its_clip_a_round_goes_elsewhere() -> None:
     candidates, how = groups(SPEAKING), {"sgd": 0.5, "grad_clip": 1e9, "epochs": 4}
     free = objective("tis", settings={"clip_low": 1e9, "clip_high": 1e9})
@@ -181,6 +182,7 @@ def test_several_steps_make_one_version_and_are_the_same_every_time() -> None:
     assert torch.equal(weights(again.policy), weights(learner.policy))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [15, 40])
 def test_the_token_budget_does_not_change_where_several_steps_lead(budget: int) -> None:
     how = {"row": "ftis", "sgd": 0.1, "epochs": 2, "groups_per_step": 2}
@@ -218,6 +220,7 @@ def test_a_silent_round_takes_no_step() -> None:
 # When they end
 
 
+@pytest.mark.slow
 def test_a_round_ends_once_its_policy_is_too_far_from_where_it_began() -> None:
     how = {"sgd": 0.03, "grad_clip": 1e9}
     two, _ = learned(groups(SPEAKING), epochs=2, **how)
@@ -237,6 +240,7 @@ def test_a_round_ends_once_its_policy_is_too_far_from_where_it_began() -> None:
 # Whom they hear
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rules", [{"epochs": 2}, {"epochs": 2, "groups_per_step": 1}])
 def test_several_steps_are_taken_without_who_makes_the_first_pass_infinite(
     rules: dict[str, Any],
@@ -321,6 +325,7 @@ def test_steps_that_float16_does_not_hold_are_made_again_at_a_smaller_scale(
     torch.testing.assert_close(weights(learner.policy), exact, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_gradient_that_fits_at_no_scale_stops_a_round_before_its_first_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -127,6 +127,7 @@ def test_a_weight_that_is_a_bfloat16_stays_as_it_is() -> None:
     assert torch.equal(to_bfloat16(value, dice(1)).float(), value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", lean.MOMENTS)
 def test_a_code_is_right_on_average(name: str) -> None:
     levels = lean._levels(name, torch.device("cpu"))

@@ -460,6 +460,7 @@ def test_a_small_gradient_vanishes_in_float16_unless_the_loss_is_scaled(
     assert (report.grad_norm == 0) == vanishes
 
 
+@pytest.mark.slow
 def test_a_gradient_that_fits_at_no_scale_is_an_error_that_changes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

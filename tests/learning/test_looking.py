@@ -92,6 +92,7 @@ def test_several_steps_have_what_the_round_began_with(name: str) -> None:
 
 
 # these two also judge every sequence by the rewards of all
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["m2po", "vcpo", "hacpo", "reinforce_pp"])
 def test_a_step_that_one_sender_makes_infinite_is_decided_without_it(name: str) -> None:
     honest, policy, clean = crew("me", "a", "b"), tiny_policy(), tiny_policy()

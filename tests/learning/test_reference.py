@@ -94,6 +94,7 @@ def test_a_peer_that_has_not_moved_is_not_pulled(kind: str) -> None:
     assert torch.equal(weights(policy), before)
 
 
+@pytest.mark.slow
 def test_the_pull_leads_back_to_where_the_peer_began() -> None:
     policy = tiny_policy()
     learner = a_learner(policy, {"beta": 0.2, "toward": "reference", "dual_clip": inf})

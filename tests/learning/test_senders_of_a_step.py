@@ -164,6 +164,7 @@ def overflowing(patch: pytest.MonkeyPatch, token: int) -> None:
     patch.setattr(graphs, "score", limited)
 
 
+@pytest.mark.slow
 def test_a_sender_that_float16_does_not_hold_leaves_the_scale_to_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -183,6 +184,7 @@ def loud(peer: str, seed: int, rewards: float = 50.0) -> Candidate:
     return of(peer, [rewards, 0.0, 0.0, 0.0], seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [tiny_policy, lora_policy])
 def test_where_nobody_is_loud_the_sum_is_the_plain_one(make: Callable[[], Policy]) -> None:
     candidates = crew("me", "a", "b", "a", "c")

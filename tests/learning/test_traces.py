@@ -506,7 +506,6 @@ def run(task: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.quick
 def test_the_traces_of_a_crew_agree_with_its_fates(run: Path) -> None:
     fates = [*read_fates(run / "groups" / "fates.jsonl")]
     assert len(fates) == 8

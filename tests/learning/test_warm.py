@@ -114,6 +114,7 @@ def test_a_kind_the_task_does_not_have_is_refused(
         start(tmp_path, monkeypatch, Warm(accuracy={"spell": 0.3}))
 
 
+@pytest.mark.slow
 def test_a_number_of_steps_is_taken_whatever_is_reached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,6 +146,7 @@ def files(cache: Path) -> int:
     return len(list(cache.rglob("*.safetensors")))
 
 
+@pytest.mark.slow
 def test_the_cache_knows_the_weights_a_warm_start_begins_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,7 @@ def test_a_saved_policy_is_an_ordinary_transformers_folder(tmp_path: Path) -> No
     assert tokenizer.eos_token_id == policy.vocabulary.end_id
 
 
+@pytest.mark.slow
 def test_a_saved_lora_policy_is_an_ordinary_adapter_folder(tmp_path: Path) -> None:
     base = tiny_policy(seed=3)
     base.save(tmp_path / "base")
@@ -110,6 +111,7 @@ def test_the_same_seed_gives_the_same_weights_and_leaves_the_global_rng_alone() 
     assert not torch.equal(value(first), value(other))
 
 
+@pytest.mark.slow
 def test_the_fingerprint_names_the_architecture_not_the_weights() -> None:
     fingerprints = {
         Policy(tiny_model(name, seed=0), tiny_vocabulary()).fingerprint for name in SHAPES

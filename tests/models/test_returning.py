@@ -280,6 +280,7 @@ def test_the_folder_of_a_part_is_a_model_wherever_the_run_is(
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_part_of_a_model_elsewhere_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

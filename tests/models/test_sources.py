@@ -461,6 +461,7 @@ def test_a_gguf_file_is_converted_once_and_then_read_from_the_cache(
     assert len(made) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [OSError(28, "No space left on device"), KeyboardInterrupt()])
 def test_a_conversion_that_was_stopped_leaves_nothing_and_the_next_one_is_whole(
     stop: BaseException,

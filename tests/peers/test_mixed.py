@@ -94,6 +94,7 @@ def test_a_table_is_not_put_again_after_a_crash(config: CrewConfig, tmp_path: Pa
     assert [stamp_of(e)[0].counter for e in log.read(0, sender="full0")] == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_a_table_is_known_again_from_a_checkpoint_without_an_outbox(config: CrewConfig) -> None:
     log = MemoryLog()
     peers = mixed_peers(config, log)

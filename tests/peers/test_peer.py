@@ -325,6 +325,7 @@ def test_a_closed_round_goes_on_with_a_quorum_and_not_with_fewer(
         share(peers[there])
 
 
+@pytest.mark.slow
 def test_a_closed_round_is_learned_with_what_is_there_of_it(folder: Path) -> None:
     log, side = MemoryLog(), MemoryLog()
     first, second, third = peers_of(spread_crew(folder, THREE), log)
@@ -344,6 +345,7 @@ def test_a_closed_round_is_learned_with_what_is_there_of_it(folder: Path) -> Non
     assert first.choose(closed=True) == Wait()  # of round 1 there is one peer's
 
 
+@pytest.mark.slow
 def test_groups_of_a_round_that_is_over_are_late(folder: Path) -> None:
     first, second, third = peers_of(spread_crew(folder, THREE), MemoryLog())
     share(first, second)
@@ -426,6 +428,7 @@ def test_a_closed_horizontal_round_is_learned_without_the_parts_that_are_missing
     assert first.waiting.dropped == Counter({("full2", "late"): 1})
 
 
+@pytest.mark.slow
 def test_a_closed_horizontal_round_needs_its_quorum_too(folder: Path) -> None:
     config = spread_crew(folder, THREE, layout="horizontal", group_size=6, quorum=3)
     first, second, third = peers_of(config, MemoryLog())
@@ -471,6 +474,7 @@ def async_horizontal(
     return spread_crew(folder, trains, f"max_age = {max_age}", **crew)
 
 
+@pytest.mark.slow
 def test_a_horizontal_group_that_stays_incomplete_is_dropped_after_the_staleness_window(
     folder: Path,
 ) -> None:

@@ -179,6 +179,7 @@ def test_nothing_is_sampled_before_the_first_weights_have_arrived(folder: Path) 
     assert (look(sampler), sampler.may_sample()) == (False, True)
 
 
+@pytest.mark.slow
 def test_without_a_delay_weights_are_loaded_at_the_first_look(folder: Path) -> None:
     crew = Crew(far_crew(folder), folder)
     crew.publish()
@@ -222,6 +223,7 @@ def test_one_transfer_at_a_time_and_always_of_the_newest_version_there_is(folder
     assert (sampler.transfer, sampler.failed, sampler.known) == (None, 0, {})
 
 
+@pytest.mark.slow
 def test_a_transfer_arrives_when_the_weather_says(folder: Path) -> None:
     config = far_crew(
         folder,
@@ -255,6 +257,7 @@ def test_a_learners_weights_are_on_the_log_when_its_link_has_brought_them_there(
     assert look(crew.samplers["s0"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("network", "slower_s"),
     [("[network.link.s0]\ndelay = 10\noutages = [[5, 40]]", 40.0), (FAR, 10.0)],
@@ -339,6 +342,7 @@ def test_weights_that_cannot_be_had_are_counted_and_passed_over_at_the_next_anch
     assert sampler.failed == tries
 
 
+@pytest.mark.slow
 def test_blobs_that_come_back_in_time_are_used(folder: Path) -> None:
     crew = Crew(far_crew(folder, network=FAR), folder)
     sampler, store = crew.samplers["s0"], crew.blobs["l"]
@@ -448,6 +452,7 @@ def test_after_a_crash_a_sampler_has_no_weights_and_gets_them_again(folder: Path
     assert [g.id for g in crew.groups()] == ["s0.0.0", "s0.0.1", "s0.1.0", "s0.1.1"]
 
 
+@pytest.mark.slow
 def test_a_round_that_was_drawn_and_not_kept_is_drawn_again(folder: Path) -> None:
     crew = Crew(far_crew(folder), folder)
     half = crew.samplers["s0"].half
@@ -462,6 +467,7 @@ def test_a_round_that_was_drawn_and_not_kept_is_drawn_again(folder: Path) -> Non
     assert half.draw().round == 1
 
 
+@pytest.mark.slow
 def test_a_round_is_due_when_the_weather_of_its_sampler_says(folder: Path) -> None:
     config = far_crew(
         folder, network='[network.link.s0]\nup = { shape = "exponential", mean_s = 60 }'
@@ -567,6 +573,7 @@ def test_a_version_is_published_once(folder: Path) -> None:
     assert len(crew.learner.half.outbox) == 0
 
 
+@pytest.mark.slow
 def test_weights_say_how_much_waits_and_for_how_long(folder: Path) -> None:
     crew = Crew(far_crew(folder), folder)
     crew.clock.advance(5.0)
@@ -637,6 +644,7 @@ def test_groups_of_a_learner_are_refused(folder: Path) -> None:
     assert [c.group.id for c in crew.learners["k"].waiting] == ["s0.0.0", "s0.0.1"]
 
 
+@pytest.mark.slow
 def test_groups_of_a_version_that_was_never_made_are_refused(folder: Path) -> None:
     crew = Crew(far_crew(folder), folder)
     crew.publish()
@@ -891,6 +899,7 @@ def test_under_pace_in_seconds_a_sampler_waits_while_a_step_is_there_and_the_old
     assert [waits(crew, *case) for case in cases] == [True, False, False, False, True, False]
 
 
+@pytest.mark.slow
 def test_without_pace_a_sampler_never_waits(folder: Path) -> None:
     crew = Crew(far_crew(folder, learning="max_age = 0", rounds=50), folder)
     crew.publish()
@@ -968,6 +977,7 @@ def test_while_a_version_is_on_its_way_up_the_next_are_left_out_but_for_the_last
     assert crew.holds(sampler, 4)
 
 
+@pytest.mark.slow
 def test_a_roster_and_the_first_weights_that_land_between_two_reads_are_both_taken(
     folder: Path,
 ) -> None:
@@ -998,6 +1008,7 @@ def test_a_roster_and_the_first_weights_that_land_between_two_reads_are_both_tak
     assert sampler.admission.refused == Counter()
 
 
+@pytest.mark.slow
 def test_sampling_goes_on_while_weights_are_fetched(folder: Path) -> None:
     crew = Crew(far_crew(folder), folder)
     sampler = crew.samplers["s0"]
@@ -1020,6 +1031,7 @@ def test_sampling_goes_on_while_weights_are_fetched(folder: Path) -> None:
     assert crew.holds(sampler, 1)
 
 
+@pytest.mark.slow
 def test_a_fetch_that_finds_no_store_is_tried_again(folder: Path) -> None:
     crew = Crew(far_crew(folder), folder)
     sampler, get = crew.samplers["s0"], crew.blobs["l"].get
@@ -1040,6 +1052,7 @@ def test_a_fetch_that_finds_no_store_is_tried_again(folder: Path) -> None:
     assert crew.holds(sampler, 0)
 
 
+@pytest.mark.slow
 def test_a_sampler_ends_when_its_learner_is_shut_out(folder: Path) -> None:
     crew = Crew(far_crew(folder), folder)
     sampler = crew.samplers["s0"]

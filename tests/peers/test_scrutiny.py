@@ -122,6 +122,7 @@ def test_a_sender_is_heard_again_when_its_time_is_over_and_judged_anew(folder: P
     assert hostile in reports[-1].senders
 
 
+@pytest.mark.slow
 def test_a_pardon_makes_a_sender_awaited_again(folder: Path) -> None:
     peers = peers_of(crew_of_three(folder), MemoryLog())
     rounds(peers, shifted(-1.0), 1)

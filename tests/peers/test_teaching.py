@@ -35,6 +35,7 @@ def about_to_branch(folder: Path, log: Log) -> list[Peer]:
     raise AssertionError("nobody failed what another solved")
 
 
+@pytest.mark.slow
 def test_what_the_model_has_no_room_for_is_not_continued_and_counted(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,6 +70,7 @@ def test_the_answers_of_a_round_are_the_same_with_and_without_branches(folder: P
     assert tokens(with_them) == tokens(without)
 
 
+@pytest.mark.slow
 def test_asking_for_a_round_takes_nothing_until_it_is_kept(folder: Path) -> None:
     """So a round whose sampling was broken off is sampled again, the same."""
     peers = about_to_branch(folder, MemoryLog(None))
@@ -100,6 +102,7 @@ def test_a_lockstep_peer_waits_for_its_own_continuations(folder: Path) -> None:
     assert report.met.branched == 1
 
 
+@pytest.mark.slow
 def test_nobody_waits_for_anothers_continuations(folder: Path) -> None:
     log, side = MemoryLog(None), MemoryLog(None)
     peers = about_to_branch(folder, log)

@@ -44,6 +44,7 @@ def test_what_lines_measure_is_what_they_say_or_what_their_values_can_be() -> No
     assert measure_of(old) == "reward"
 
 
+@pytest.mark.slow
 def test_rewards_are_never_shown_as_per_cent(tmp_path: Path) -> None:
     lines = lines_of([-3562.0, -12.5, 2.72], "reward")
     before, after = skills_at(lines, last=False), skills_at(lines, last=True)

@@ -137,6 +137,7 @@ def test_a_whole_model_is_an_ordinary_folder_with_the_trained_weights(
     ).encode("sort 12=")
 
 
+@pytest.mark.slow
 def test_answers_are_made_as_in_training(run: Path, tmp_path: Path) -> None:
     for merge in (False, True):
         out = export_model(run, "thin", tmp_path / str(merge), merge=merge)
@@ -538,6 +539,7 @@ def test_a_checkpoint_that_was_changed_is_not_exported(run: Path, tmp_path: Path
 # The command
 
 
+@pytest.mark.slow
 def test_the_command_asks_for_a_peer_where_several_learn(run: Path, tmp_path: Path) -> None:
     said = CliRunner().invoke(app, ["export", str(run), str(tmp_path / "out")])
     assert said.exit_code == 2

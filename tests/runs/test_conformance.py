@@ -129,6 +129,7 @@ def test_mean_and_percentile_are_judged_and_the_largest_is_not() -> None:
     assert fault(*[0.05] * 199, 50.0) == "differs by more than 0.1 on average"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("every", "is_fault"), [(200, False), (50, True)])
 def test_rounding_may_decide_about_one_cut_token_in_a_hundred(
     every: int, is_fault: bool, folder: Path
@@ -148,6 +149,7 @@ def test_rounding_may_decide_about_one_cut_token_in_a_hundred(
     assert bool(away.fault) == is_fault
 
 
+@pytest.mark.slow
 def test_every_sampled_token_is_compared(folder: Path) -> None:
     peer = peer_of(folder, "full")
     made: list[Completion] = []
@@ -168,6 +170,7 @@ def test_every_sampled_token_is_compared(folder: Path) -> None:
     assert (honest.fault, noted) == ("", 128)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("doctor", "rare", "mean"),
     [
@@ -193,6 +196,7 @@ def test_an_engine_that_reports_other_logprobs_is_found_out_with_figures(
         assert away.mean == pytest.approx(mean, rel=0.01)
 
 
+@pytest.mark.slow
 def test_one_token_in_hundreds_that_is_far_off_is_enough_to_be_found_out(folder: Path) -> None:
     peer = peer_of(folder, "full")
     seen: list[Completion] = []
@@ -216,6 +220,7 @@ def test_one_token_in_a_completion_that_is_slightly_off_is_found_by_the_percenti
     assert away.mean < BOUND.mean
 
 
+@pytest.mark.slow
 def test_an_engine_that_reports_no_number_is_found_out(folder: Path) -> None:
     peer = peer_of(folder, "full")
     peer.half.engine = doctored(lambda c: (float("nan"),) * len(c.tokens))(peer.learner.policy)
@@ -245,6 +250,7 @@ def test_an_engine_that_missed_a_step_is_found_out(folder: Path) -> None:
     assert check_engine(peer.half).fault == ON_AVERAGE
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_problems")
 def test_a_bfloat16_engine_of_a_float32_trainer_is_found_out(folder: Path) -> None:
     peer = peer_of(folder, "full")
@@ -268,6 +274,7 @@ def test_a_bfloat16_engine_of_a_bfloat16_trainer_may_round_as_that_does(folder: 
         assert check_engine(peer.half).fault == fault
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.7, 0.95, 1.3])
 def test_an_engine_that_samples_at_another_temperature_is_found_out(
     temperature: float, folder: Path

@@ -128,8 +128,6 @@ def test_the_same_seed_gives_the_same_lines_and_the_same_weights_and_another_giv
     assert traces[0] == traces[1] != []
 
 
-@pytest.mark.slow
-@pytest.mark.quick
 def test_a_simulation_leaves_the_weights_it_reached(folder: Path) -> None:
     crew = run(folder, rounds=2)
     (policy,) = trained_policies(crew.folder).values()
@@ -282,8 +280,6 @@ def test_async_peers_learn_from_each_other_far_away(folder: Path) -> None:
 # One learner, far samplers
 
 
-@pytest.mark.slow
-@pytest.mark.quick
 def test_the_first_step_is_over_when_it_should_be(folder: Path) -> None:
     network = (
         "[network.link.l]\nup = 1\ndown = 2\n[network.link.s0]\ndelay = "
@@ -514,8 +510,6 @@ def test_a_sampler_that_leaves_is_done_without(folder: Path) -> None:
     assert set(steps_of(crew)[-1].senders) == {"s0"}
 
 
-@pytest.mark.slow
-@pytest.mark.quick
 def test_where_every_sampler_leaves_the_error_says_so(folder: Path) -> None:
     leaving = dict.fromkeys(("s0", "s1"), "churn = { leave_s = 0.05 }")
     with pytest.raises(
@@ -539,8 +533,6 @@ def test_what_a_leaver_sent_still_arrives(folder: Path) -> None:
     assert {name: len(groups_of(crew, name)) for name in ("s0", "s1")} == {"s0": 2, "s1": 2}
 
 
-@pytest.mark.slow
-@pytest.mark.quick
 def test_what_can_never_be_learned_from_is_an_error_and_no_endless_loop(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -131,6 +131,7 @@ def merged(merges: list[tuple[bytes, bytes]], text: bytes) -> list[bytes]:
         tokens[place : place + 2] = [b"".join(pairs[place])]
 
 
+@pytest.mark.slow
 @given(
     choices=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=8),
     text=st.text("abc5", max_size=20).map(str.encode),

@@ -65,6 +65,7 @@ def test_any_bytes_are_a_table_or_refused(hostile: bytes) -> None:
     assert spelling.encode() == hostile
 
 
+@pytest.mark.slow
 @given(TOKENS, st.data())
 def test_a_table_that_was_cut_or_went_on_is_refused(
     tokens: list[bytes | None], data: st.DataObject

@@ -110,6 +110,7 @@ def test_the_reference_is_the_gradient_of_the_expected_reward() -> None:
     assert mean == pytest.approx([-TRUTH, TRUTH], rel=1e-5)  # of a loss: it points down
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("C", [0.5, 1.0, 2.0])
 def test_the_bias_of_truncated_weights_is_that_of_the_closed_form(C: float) -> None:
     own, theirs = drawn(P, 150, 8, seed=1), drawn(Q, 150, 8, seed=2)
@@ -154,6 +155,7 @@ def test_the_variance_is_that_of_all_groups_there_can_be() -> None:
     assert variance > 0
 
 
+@pytest.mark.slow
 def test_the_error_of_the_bias_is_as_large_as_it_varies() -> None:
     found = []
     for seed in range(20):

@@ -347,6 +347,7 @@ BOTH = Making(
 )
 
 
+@pytest.mark.slow
 def test_several_crews_have_sections_of_their_own_and_one_over_crews() -> None:
     text = html.unescape(study_page(several(), BOTH))
     check_self_contained(study_page(several(), BOTH))

@@ -97,6 +97,7 @@ def test_a_job_that_needs_what_is_not_there_is_a_mistake_and_no_endless_loop() -
         list(in_processes(1, [Job("run", partial(str, 1), ("warm",))]))
 
 
+@pytest.mark.slow
 def test_what_is_needed_is_made_when_it_is_needed(tmp_path: Path) -> None:
     path = tmp_path / "notes"
     job = lambda name, *needs: Job(name, partial(note, path, name), needs)
@@ -187,6 +188,7 @@ def tell_and_end(tell: Tell) -> str:
     return "done"
 
 
+@pytest.mark.slow
 def test_a_job_tells_how_far_it_is() -> None:
     heard: list[tuple[str, float]] = []
     work = [Job("slow", tell_and_end, tells=True)]

@@ -199,6 +199,7 @@ def test_a_line_separator_inside_a_prompt_does_not_end_the_line(tmp_path: Path) 
     load_task(f"file:{tmp_path / 'p.jsonl'}", {})
 
 
+@pytest.mark.slow
 def test_a_file_with_nothing_left_to_train_on_is_refused(tmp_path: Path) -> None:
     lines = [{"prompt": f"say {n}", "answer": str(n)} for n in range(200)]
     task = load_task(f"file:{write(tmp_path / 'p.jsonl', lines)}", {})

@@ -279,6 +279,7 @@ def test_a_change_is_what_the_words_of_the_module_say() -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [BF16, torch.float16, F32])
 def test_random_bits_come_back_whatever_changed(dtype: torch.dtype) -> None:
     rng = np.random.default_rng(7)

@@ -374,6 +374,7 @@ def again(work: Callable[[], Any]) -> Any:
 # Sizes and speeds
 
 
+@pytest.mark.slow
 def test_a_chunk_that_the_server_does_not_take_is_refused_by_name(net: Net) -> None:
     learner = net.blobs("a", "a")
     learner.connection._client._max_payload = CHUNK_BYTES // 2

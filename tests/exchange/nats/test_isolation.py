@@ -45,6 +45,7 @@ def test_an_answer_reaches_only_who_asked_for_it(net: Net) -> None:
     assert victim._client.stats["reconnects"] == 0
 
 
+@pytest.mark.slow
 def test_beats_of_megabytes_reach_nobody(net: Net) -> None:
     flooder, victim = net.connect("a"), net.connect("b")
     listening = Presence(victim, CREW, lambda peer, signature, message: True)
@@ -81,6 +82,7 @@ def test_a_connection_has_a_few_subscriptions(net: Net) -> None:
     net.log("b").append([("b.0.0", b"x")])
 
 
+@pytest.mark.slow
 def test_who_does_not_read_what_it_asked_for_is_cut_off_alone(net: Net) -> None:
     log, other = net.log("a"), net.log("b")
     log.append([(f"a.0.{number}", bytes(2**20)) for number in range(8)])

@@ -159,6 +159,7 @@ def test_a_reader_goes_on_where_it_was_when_the_server_comes_back(net: Net) -> N
     assert all(net.url in failure or failure == "not connected" for failure in failures)
 
 
+@pytest.mark.slow
 def test_without_a_connection_calls_fail_at_once_and_say_what_and_since_when(
     net: Net, endless: None
 ) -> None:
@@ -177,6 +178,7 @@ def test_without_a_connection_calls_fail_at_once_and_say_what_and_since_when(
     assert contents(log.read(0)) == records("a", range(4))
 
 
+@pytest.mark.slow
 def test_the_time_without_a_connection_is_counted(net: Net) -> None:
     connection = net.connect("a")
     assert connection.trouble == ""
@@ -228,6 +230,7 @@ def test_who_reads_one_sender_is_not_woken_by_others(net: Net) -> None:
     assert contents(log.read(0, sender="b")) == records("b", range(1))
 
 
+@pytest.mark.slow
 def test_waiting_goes_on_over_a_restart_of_the_server_and_ends_with_the_next_record(
     net: Net,
 ) -> None:
@@ -271,6 +274,7 @@ def test_a_record_that_a_server_of_somebody_elses_does_not_take_is_refused_by_na
             connection.close()
 
 
+@pytest.mark.slow
 def test_more_than_a_read_may_take_comes_in_pages(net: Net) -> None:
     log = net.log("a")
     big = [(f"a.0.{number}", bytes([number]) * (3 * 2**20)) for number in range(6)]

@@ -421,6 +421,7 @@ def test_a_peer_hears_its_own_answers_and_nothing_else(net: Net) -> None:
     assert subscribe(a, "_INBOX.a.>") == ""
 
 
+@pytest.mark.slow
 def test_nothing_can_be_done_by_having_the_server_answer_to_a_forbidden_subject(
     net: Net, watch: Watch
 ) -> None:
