@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice, pairwise
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from motley.learning.readings import (
     FOLD_BYTES,
@@ -30,6 +31,8 @@ from motley.learning.readings import (
 from motley.models.prompts import Prompts
 from motley.records import Group, Problem
 from motley.spelling import Aligned, Pair, Spelling, StableCuts, UnspelledError
+
+Bools = NDArray[np.bool_]
 
 FOLD_TOKENS = 8  # of a completion, times max_tokens: a longer cut is not learned from
 MOST_PAIRS = 64  # senders' tables that are kept ready
@@ -55,10 +58,9 @@ class ForeignGroup(NamedTuple):
 
 
 class _Completion(NamedTuple):
-    """What the translation of a rollout follows from."""
+    """What the cut and the spans of a rollout follow from. Short answers often are the same."""
 
     tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]
     canonical: bool
     ends: bool
     end: int  # token of the receiver's
@@ -91,16 +93,14 @@ class Translator:
     def translate_all(self, asked: Sequence[ForeignGroup]) -> list[Translation]:
         """The same of many, which costs little more than of one."""
         tables = {one.spelling.fingerprint: one.spelling for one in asked}
-        places: dict[str, dict[_Completion, int]] = {name: {} for name in tables}
-        rows = []  # where the completions of each group are among those of its table, each once
-        for one in asked:
-            place = places[one.spelling.fingerprint]
-            rows.append([place.setdefault(c, len(place)) for c in self._completions(one)])
-        pairs = {name: self._pair(spelling) for name, spelling in tables.items()}
-        made = {name: self._translated(list(places[name]), pairs[name]) for name in tables}
+        of_table = {name: [a for a in asked if a.spelling.fingerprint == name] for name in tables}
+        made = {
+            name: iter(self._translated(of_table[name], self._pair(tables[name])))
+            for name in tables
+        }
         return [
-            self._read(group, [made[spelling.fingerprint][place] for place in row], spelling)
-            for (group, _, spelling), row in zip(asked, rows, strict=True)
+            self._read(one, list(islice(made[one.spelling.fingerprint], len(one.group.rollouts))))
+            for one in asked
         ]
 
     def _completions(self, asked: ForeignGroup) -> list[_Completion]:
@@ -108,13 +108,12 @@ class Translator:
         end, room = prompts.end_id(problem), self.max_positions - len(prompts.ids(problem))
         most = min(FOLD_TOKENS * self.max_tokens, room)
         return [
-            _Completion(r.tokens, r.logprobs, r.canonical, r.ending == "stop", end, most)
+            _Completion(r.tokens, r.canonical, r.ending == "stop", end, most)
             for r in asked.group.rollouts
         ]
 
-    def _read(
-        self, group: Group, row: Sequence[_Translated | None], spelling: Spelling
-    ) -> Translation:
+    def _read(self, asked: ForeignGroup, row: Sequence[_Translated | None]) -> Translation:
+        group = asked.group
         kept = [(number, one) for number, one in enumerate(row) if one is not None]
         if len(kept) < min(2, len(row)):
             kept = []
@@ -126,33 +125,43 @@ class Translator:
         )
         reading = Reading(
             group,
-            self._pair(spelling),
+            self._pair(asked.spelling),
             tuple(number for number, _ in kept),
             tuple(one.read for _, one in kept),
             self.max_tokens,
         )
         return Translation(msgspec.structs.replace(group, rollouts=rollouts), reading)
 
-    def _translated(self, wanted: Sequence[_Completion], pair: Pair) -> list[_Translated | None]:
-        """None: not text, also without its end token."""
-        texts = _texts(wanted, pair.sender)
-        cuts = self._cut(wanted, texts)
-        made = [
-            None
-            if text is None
-            else _Translated(cut, _evenly(one, cut), TextOnly() if cut else NotCut())
-            for one, text, cut in zip(wanted, texts, cuts, strict=True)
-        ]
-        compared = [place for place, one in enumerate(wanted) if one.canonical and cuts[place]]
+    def _translated(self, asked: Sequence[ForeignGroup], pair: Pair) -> list[_Translated | None]:
+        """The rollouts of groups of one table. None: not text, also without its end token."""
+        place: dict[_Completion, int] = {}
+        place_R = [place.setdefault(c, len(place)) for one in asked for c in self._completions(one)]
+        sent_R = [rollout.logprobs for one in asked for rollout in one.group.rollouts]
+        each = list(place)
+        texts = _texts(each, pair.sender)
+        cuts = self._cut(each, texts)
+        reads: list[ReadRollout] = [TextOnly() if cut else NotCut() for cut in cuts]
+        compared = [number for number, one in enumerate(each) if one.canonical and cuts[number]]
+        laid: dict[int, tuple[float, ...]] = {}  # by the number of the rollout
         if compared:
-            sent, cut = [wanted[place] for place in compared], [cuts[place] for place in compared]
-            aligned = pair.align([one.tokens for one in sent], cut, [one.ends for one in sent])
-            laid = _laid(sent, cut, aligned)
-            spans = _spans(aligned, [len(tokens) for tokens in cut])
-            for place, logprobs, its in zip(compared, laid, spans, strict=True):
-                read = self._by_spans(its, cuts[place], len(texts[place] or b""))
-                made[place] = _Translated(cuts[place], logprobs, read)
-        return made
+            matched = _Matched.of([each[n] for n in compared], [cuts[n] for n in compared], pair)
+            for number, spans in zip(compared, matched.spans(), strict=True):
+                read = self._by_spans(spans, cuts[number], len(texts[number] or b""))
+                reads[number] = read
+            which = {number: row for row, number in enumerate(compared)}
+            rows = [row for row, number in enumerate(place_R) if number in which]
+            which_R = np.array([which[place_R[row]] for row in rows], np.int64)
+            laid = dict(
+                zip(rows, matched.laid([sent_R[row] for row in rows], which_R), strict=True)
+            )
+        return [
+            None
+            if texts[number] is None
+            else _Translated(
+                cuts[number], laid.get(row) or _evenly(sent_R[row], cuts[number]), reads[number]
+            )
+            for row, number in enumerate(place_R)
+        ]
 
     def _cut(
         self, wanted: Sequence[_Completion], texts: Sequence[bytes | None]
@@ -198,43 +207,57 @@ def _texts(wanted: Sequence[_Completion], spelling: Spelling) -> list[bytes | No
     return texts
 
 
-def _evenly(one: _Completion, tokens: tuple[int, ...]) -> tuple[float, ...]:
+def _evenly(logprobs: tuple[float, ...], tokens: tuple[int, ...]) -> tuple[float, ...]:
     """The sum of the sender's log-probs spread over all tokens."""
-    return (sum(one.logprobs) / len(tokens),) * len(tokens) if tokens else ()
+    return (sum(logprobs) / len(tokens),) * len(tokens) if tokens else ()
 
 
-def _laid(
-    sent: Sequence[_Completion], cut: Sequence[tuple[int, ...]], spans: Aligned
-) -> list[tuple[float, ...]]:
-    """The sender's log-probs on the receiver's tokens: in each span evenly, that of the end on the
-    end. Sums over spans are kept, up to the rounding of float64.
-    """
-    ends = [one.ends for one in sent]
-    logq_T = np.fromiter(chain.from_iterable(one.logprobs for one in sent), np.float64)
-    sent_T = 2 * spans.sender_T + _is_end([len(one.tokens) for one in sent], ends)
-    cut_T = 2 * spans.receiver_T + _is_end([len(tokens) for tokens in cut], ends)
-    total = np.bincount(sent_T, logq_T)
-    share_T = (total / np.maximum(1, np.bincount(cut_T, minlength=len(total))))[cut_T].tolist()
-    laid, start = [], 0
-    for tokens in cut:
-        laid.append(tuple(share_T[start : start + len(tokens)]))
-        start += len(tokens)
-    return laid
+class _Matched(NamedTuple):
+    """Completions as the sender's tokens and as the receiver's, and their spans."""
+
+    aligned: Aligned
+    ends_B: Bools
+    sent_B: Ints  # tokens of the sender's
+    cut_B: Ints  # tokens of the receiver's
+
+    @staticmethod
+    def of(sent: Sequence[_Completion], cut: Sequence[tuple[int, ...]], pair: Pair) -> _Matched:
+        ends = [one.ends for one in sent]
+        return _Matched(
+            pair.align([one.tokens for one in sent], cut, ends),
+            np.array(ends),
+            np.array([len(one.tokens) for one in sent]),
+            np.array([len(tokens) for tokens in cut]),
+        )
+
+    def laid(self, logprobs: Sequence[tuple[float, ...]], which_R: Ints) -> list[tuple[float, ...]]:
+        """The sender's log-probs on the receiver's tokens: in each span evenly, that of the end on
+        the end. Sums over spans are kept, up to the rounding of float64. `which`: the completion of
+        each rollout.
+        """
+        spans = self.aligned.take(which_R, self.sent_B, self.cut_B)
+        ends_R, cut_R = self.ends_B[which_R], self.cut_B[which_R]
+        logq_T = np.fromiter(chain.from_iterable(logprobs), np.float64)
+        sent_T = 2 * spans.sender_T + _is_end(self.sent_B[which_R], ends_R)
+        cut_T = 2 * spans.receiver_T + _is_end(cut_R, ends_R)
+        total = np.bincount(sent_T, logq_T)
+        share_T = (total / np.maximum(1, np.bincount(cut_T, minlength=len(total))))[cut_T].tolist()
+        ends = np.cumsum(cut_R).tolist()
+        return [tuple(share_T[start:end]) for start, end in pairwise([0, *ends])]
+
+    def spans(self) -> list[RolloutSpans]:
+        aligned = self.aligned
+        first_S = np.flatnonzero(np.diff(aligned.receiver_T, prepend=-1))
+        begin_B = np.cumsum(self.cut_B) - self.cut_B
+        start_S = first_S - np.repeat(begin_B, aligned.count_B)
+        num_sent_S, closed_S = aligned.num_sent(), aligned.closed_S.tolist()
+        return [
+            RolloutSpans(start_S[begin:end], num_sent_S[begin:end], not closed_S[end - 1])
+            for begin, end in pairwise([0, *np.cumsum(aligned.count_B).tolist()])
+        ]
 
 
-def _is_end(lengths: Sequence[int], ends: Sequence[bool]) -> Ints:
-    mask = np.zeros(sum(lengths), np.int64)
-    mask[np.cumsum(lengths) - 1] = ends
+def _is_end(length_B: Ints, ends_B: Bools) -> Ints:
+    mask = np.zeros(length_B.sum(), np.int64)
+    mask[np.cumsum(length_B) - 1] = ends_B
     return mask
-
-
-def _spans(spans: Aligned, lengths: Sequence[int]) -> list[RolloutSpans]:
-    first_S = np.flatnonzero(np.diff(spans.receiver_T, prepend=-1))
-    begin_B = np.cumsum(lengths) - lengths
-    start_S = first_S - np.repeat(begin_B, spans.count_B)
-    num_sent_S, closed_S = spans.num_sent(), spans.closed_S.tolist()
-    made, begin = [], 0
-    for end in np.cumsum(spans.count_B).tolist():
-        made.append(RolloutSpans(start_S[begin:end], num_sent_S[begin:end], not closed_S[end - 1]))
-        begin = end
-    return made

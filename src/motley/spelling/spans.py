@@ -94,6 +94,14 @@ def _within(size_B: Ints) -> Ints:
     return np.arange(int(size_B.sum()), dtype=np.int64) - np.repeat(starts_B, size_B)
 
 
+def _rows(size_B: Ints, which_R: Ints) -> Ints:
+    """Where the values of some rows are, of rows one after another: sizes 2, 3, rows 1, 1 -> 2, 3,
+    4, 2, 3, 4.
+    """
+    start_B, size_R = np.cumsum(size_B) - size_B, size_B[which_R]
+    return np.repeat(start_B[which_R], size_R) + _within(size_R)
+
+
 def _codes(text_N: Bytes, end_E: Ints, size: int) -> Codes:
     """The `size` bytes up to each end as one number."""
     codes = np.zeros(len(end_E), np.uint64)
@@ -198,6 +206,18 @@ class Aligned:
         To leave it out instead would be to bet on what closed only, with hindsight.
         """
         return np.where(self.closed_S, self.log_ratios(sent_T, scored_T), -np.inf)
+
+    def take(self, which_R: Ints, sent_B: Ints, scored_B: Ints) -> Aligned:
+        """The spans of completions R, each one of these. `sent`, `scored`: tokens of each."""
+        spans_R = self.count_B[which_R]
+        shift_B = np.cumsum(self.count_B) - self.count_B
+        shift_R = np.cumsum(spans_R) - spans_R - shift_B[which_R]
+        sender_T, receiver_T = (
+            span_T[_rows(count_B, which_R)] + np.repeat(shift_R, count_B[which_R])
+            for span_T, count_B in ((self.sender_T, sent_B), (self.receiver_T, scored_B))
+        )
+        closed_S = self.closed_S[_rows(self.count_B, which_R)]
+        return Aligned(sender_T, receiver_T, spans_R, closed_S)
 
     def num_sent(self) -> Ints:
         """The sender's tokens in each span."""
