@@ -49,6 +49,8 @@ MENU = {
         "docs/results/crowd.md",
         "docs/results/delay.md",
         "docs/results/smollm2.md",
+        "docs/results/adapters.md",
+        "docs/results/tiny.md",
         "docs/results/vocabularies.md",
         "docs/results/threats.md",
         "docs/results/wire.md",
