@@ -92,11 +92,12 @@ class Translator:
 
     def translate_all(self, asked: Sequence[ForeignGroup]) -> list[Translation]:
         """The same of many, which costs little more than of one."""
-        tables = {one.spelling.fingerprint: one.spelling for one in asked}
-        of_table = {name: [a for a in asked if a.spelling.fingerprint == name] for name in tables}
+        by_table: dict[str, list[ForeignGroup]] = {}
+        for one in asked:
+            by_table.setdefault(one.spelling.fingerprint, []).append(one)
         made = {
-            name: iter(self._translated(of_table[name], self._pair(tables[name])))
-            for name in tables
+            name: iter(self._translated(groups, self._pair(groups[0].spelling)))
+            for name, groups in by_table.items()
         }
         return [
             self._read(one, list(islice(made[one.spelling.fingerprint], len(one.group.rollouts))))
@@ -146,8 +147,8 @@ class Translator:
         if compared:
             matched = _Matched.of([each[n] for n in compared], [cuts[n] for n in compared], pair)
             for number, spans in zip(compared, matched.spans(), strict=True):
-                read = self._by_spans(spans, cuts[number], len(texts[number] or b""))
-                reads[number] = read
+                text = texts[number] or b""
+                reads[number] = self._by_spans(spans, cuts[number], len(text))
             which = {number: row for row, number in enumerate(compared)}
             rows = [row for row, number in enumerate(place_R) if number in which]
             which_R = np.array([which[place_R[row]] for row in rows], np.int64)
