@@ -50,6 +50,7 @@ MENU = {
         "docs/results/delay.md",
         "docs/results/smollm2.md",
         "docs/results/adapters.md",
+        "docs/results/expertise.md",
         "docs/results/tiny.md",
         "docs/results/vocabularies.md",
         "docs/results/threats.md",
