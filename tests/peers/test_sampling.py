@@ -58,6 +58,11 @@ class SickBlobs(MemoryBlobs):
         self.lost: set[str] = set()
         self.spoilt: set[str] = set()
         self.fetched: list[str] = []
+        self.stored: list[str] = []
+
+    def put(self, name: str, content: bytes) -> None:
+        self.stored.append(name)
+        super().put(name, content)
 
     def get(self, name: str, num_bytes: int) -> bytes | None:
         self.fetched.append(name)
@@ -411,6 +416,19 @@ def test_blobs_are_fetched_once_each(folder: Path) -> None:
         look(sampler)
     assert len(crew.blobs["l"].fetched) == len(set(crew.blobs["l"].fetched))
     assert crew.holds(sampler, 4)
+
+
+def test_what_never_trains_is_stored_once(folder: Path) -> None:
+    crew = Crew(far_crew(folder, train="lora", weights="anchor_every = 2"), folder)
+    for number in range(4):
+        if number:
+            crew.learn()
+        made = crew.publish()
+        assert made is not None
+        assert made.frozen
+    counts = Counter(crew.blobs["l"].stored)
+    assert {counts[blob.sha256] for blob in made.frozen} == {1}
+    assert made.blobs[0].sha256 in counts
 
 
 # A crash

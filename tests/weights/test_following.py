@@ -25,7 +25,7 @@ from motley.weights.encoding import (
     trained_state,
 )
 from motley.weights.follower import MAX_MISSES, Follower
-from motley.weights.publisher import Made, Publisher
+from motley.weights.publisher import Made, Publisher, by_hash
 
 POLICIES = {
     "full": tiny_policy,
@@ -69,11 +69,7 @@ class Learner:
 
     def publish(self) -> Weights:
         made = self.publisher.make()
-        self.store |= {
-            blob.sha256: content
-            for content in (*made.blobs, *made.frozen)
-            for blob in describe([content])
-        }
+        self.store |= by_hash(made.blobs | self.publisher.unstored)
         manifest = manifest_of(made, self.policy.version, self.precision)
         self.known.append(manifest)
         self.state_at[manifest.version] = trained_state(self.policy, self.precision)

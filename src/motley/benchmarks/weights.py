@@ -25,7 +25,7 @@ from motley.records import Backlog, Blob, Sampling, Weights
 from motley.runs.local import LocalCrew
 from motley.weights.encoding import State, encode_change, encode_whole, state_hash, trained_state
 from motley.weights.follower import Follower
-from motley.weights.publisher import Publisher
+from motley.weights.publisher import Publisher, by_hash
 
 MODEL = "tiny:1m"
 NAME = "bench"
@@ -163,7 +163,7 @@ class _Wire:
     def is_exact_after_publishing(self) -> bool:
         """Publish a version and follow it; whether the sampler's values are the same to the bit."""
         made = self._publisher.make()
-        self._store |= made.contents()
+        self._store |= by_hash(made.blobs | self._publisher.unstored)
         nothing = Backlog(waiting=(), oldest_s=0.0)
         self._known.append(
             made.record(NAME, NAME, self._learner.version, "bfloat16", nothing, created_s=0.0)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from motley.exchange import Mark
 from motley.learning.waiting import Waiting
 from motley.peers.sampling import SamplerHalf
-from motley.weights.publisher import Publisher
+from motley.weights.publisher import Publisher, by_hash
 
 
 @dataclass(slots=True)
@@ -53,7 +53,9 @@ class Publications:
             now_s,
         )
         due_s = half.weather.sent(f"weights.{version}", now_s)
-        half.outbox.put([record], mark, due_s=due_s, blobs=made.contents())
+        blobs = by_hash(made.blobs | self.publisher.unstored)
+        half.outbox.put([record], mark, due_s=due_s, blobs=blobs)
+        self.publisher.unstored = {}
 
     def _is_due(self) -> bool:
         version, config = self.half.policy.version, self.half.config

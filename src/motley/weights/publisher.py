@@ -5,11 +5,11 @@ Owns which publication is whole and which a change. Knows no store, no log and n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from motley.models.policy import Policy
-from motley.records import NO_BASE, Backlog, Precision, Weights
+from motley.records import NO_BASE, Backlog, Blob, Precision, Weights
 from motley.weights.encoding import (
     State,
     describe,
@@ -30,8 +30,8 @@ class Made:
     base: int
     base_state: bytes
     state: bytes
-    blobs: list[bytes]
-    frozen: list[bytes]
+    blobs: dict[Blob, bytes]
+    frozen: tuple[Blob, ...]
 
     def record(
         self,
@@ -51,18 +51,11 @@ class Made:
             base=self.base,
             base_state=self.base_state,
             state=self.state,
-            blobs=describe(self.blobs),
-            frozen=describe(self.frozen),
+            blobs=tuple(self.blobs),
+            frozen=self.frozen,
             backlog=backlog,
             created_s=created_s,
         )
-
-    def contents(self) -> dict[str, bytes]:
-        """What its manifest names, by hash."""
-        blobs = [*self.blobs, *self.frozen]
-        return {
-            described.sha256: blob for described, blob in zip(describe(blobs), blobs, strict=True)
-        }
 
 
 class Publisher:
@@ -82,8 +75,9 @@ class Publisher:
         self._precision = precision
         self._anchor_every = anchor_every
         self._deltas = deltas
-        self._frozen = encode_whole(frozen_state(policy))
-        self._frozen_names = _names(self._frozen)
+        # What never trains, until somebody has stored it: large next to an adapter.
+        self.unstored = _described(encode_whole(frozen_state(policy)))
+        self._frozen = tuple(self.unstored)
         self.version = NO_BASE  # the last made
         self._state: State = {}
         self._made: Made | None = None
@@ -99,7 +93,7 @@ class Publisher:
             state = trained_state(self._policy, self._precision)
             self._made = self._change(version, state) or self._whole(state)
             self.version, self._state = version, state
-            self._since_anchor |= _names(self._made.blobs)
+            self._since_anchor |= by_hash(self._made.blobs).keys()
         return self._made
 
     def _change(self, version: int, state: State) -> Made | None:
@@ -111,24 +105,31 @@ class Publisher:
         blobs = encode_change(self._state, state)
         if _num_bytes(blobs) >= self._whole_bytes:
             return None
-        return Made(self.version, self._made.state, state_hash(state), blobs, self._frozen)
+        return Made(
+            self.version, self._made.state, state_hash(state), _described(blobs), self._frozen
+        )
 
     def _whole(self, state: State) -> Made:
         blobs = encode_whole(state)
         self._whole_bytes = _num_bytes(blobs)
         self.num_anchors += 1
         self._before_anchor, self._since_anchor = self._since_anchor, set()
-        return Made(NO_BASE, b"", state_hash(state), blobs, self._frozen)
+        return Made(NO_BASE, b"", state_hash(state), _described(blobs), self._frozen)
 
     def needed(self) -> set[str]:
         """Hashes of the blobs that must stay fetchable: what never trains, and everything since the
         anchor before the last.
         """
-        return self._frozen_names | self._before_anchor | self._since_anchor
+        return {b.sha256 for b in self._frozen} | self._before_anchor | self._since_anchor
 
 
-def _names(blobs: Sequence[bytes]) -> set[str]:
-    return {blob.sha256 for blob in describe(blobs)}
+def by_hash(blobs: Mapping[Blob, bytes]) -> dict[str, bytes]:
+    """As stores take them."""
+    return {blob.sha256: content for blob, content in blobs.items()}
+
+
+def _described(blobs: Sequence[bytes]) -> dict[Blob, bytes]:
+    return dict(zip(describe(blobs), blobs, strict=True))
 
 
 def _num_bytes(blobs: Sequence[bytes]) -> int:
