@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from fakes import PROBLEM, group, tiny_policy
+from motley.learning import translating
 from motley.learning.readings import BySpans, NotCut, Reading, TextOnly
 from motley.learning.translating import FOLD_TOKENS, Translation, Translator
 from motley.models.prompts import Prompts
@@ -139,6 +140,53 @@ def test_spans_of_a_whole_group_are_those_of_each_completion(prompts: Prompts) -
         assert read.spans.num_sent_S.tolist() == alone.num_sent().tolist()
         assert read.spans.is_open is not bool(alone.closed_S[-1])
         assert sum(mine.logprobs) == pytest.approx(sum(rollout.logprobs), rel=1e-12)
+
+
+def same(one: Translation, other: Translation) -> bool:
+    """Down to the last bit."""
+    told = [
+        [(type(read), read.spans.start_S.tolist(), read.spans.num_sent_S.tolist(), read.num_bytes)]
+        if isinstance(read, BySpans)
+        else read
+        for made in (one, other)
+        for read in made.reading.rollouts
+    ]
+    half = len(told) // 2
+    return (
+        one.group == other.group
+        and one.reading.number_R == other.reading.number_R
+        and told[:half] == told[half:]
+    )
+
+
+@pytest.mark.parametrize("most", [0, 2, 4096])
+def test_an_answer_that_comes_again_is_read_as_if_it_were_new(
+    prompts: Prompts, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(translating, "MOST_KNOWN", most)
+    monkeypatch.setattr(translating, "SHORT", 12)
+    other = Spelling((*SENDER.token_bytes[:-1], b"127", None))  # where SENDER has its end
+    old = translator(prompts)
+    for seed in range(3):
+        rollouts = [
+            sent(b"12", b"7", b"34", b"9", seed=seed),
+            sent(b"12", b"7", b"34", b"9", seed=seed + 9),
+            sent(b"12", b"7", b"34", b"9", ending="length", seed=seed),
+            sent(b"1", b"2", canonical=False, seed=seed),
+            sent(b"1", END, b"2", seed=seed),
+            sent(b"1!", seed=seed),
+            sent(b"9876543210" * 2, seed=seed),
+        ]
+        made = group(rollouts=rollouts)
+        for table in (SENDER, other):
+            new = translator(prompts)
+            assert same(old.translate(made, PROBLEM, table), new.translate(made, PROBLEM, table))
+        short = [one for one in old._known if len(one.tokens) < 12]
+        assert len(short) == len(old._known) <= max(1, most)
+    narrow = translator(prompts, max_positions=len(prompts.ids(PROBLEM)) + 3)
+    for _ in range(2):  # what fits is asked anew, for each prompt
+        _, reading = translated(narrow.translate(made, PROBLEM, SENDER))
+        assert [type(read) for read in reading.rollouts[:4]] == [NotCut] * 3 + [TextOnly]
 
 
 def test_what_is_not_its_senders_own_cut_is_text_only(prompts: Prompts) -> None:

@@ -152,23 +152,6 @@ def test_completions_align_together_as_they_do_alone(case: Case) -> None:
     assert together.receiver_T.tolist() == receiver_T
 
 
-@pytest.mark.slow
-@given(cases(), st.data())
-def test_completions_that_are_taken_align_as_if_each_had_been_given(
-    case: Case, data: st.DataObject
-) -> None:
-    last = len(case.texts) - 1
-    which = data.draw(st.lists(st.integers(0, last), max_size=6)) if case.texts else []
-    lengths = [np.array([len(t) for t in side], np.int64) for side in (case.sent, case.scored)]
-    taken = case.pair.align(case.sent, case.scored, case.ended).take(
-        np.array(which, np.int64), *lengths
-    )
-    given = [[side[place] for place in which] for side in (case.sent, case.scored, case.ended)]
-    whole = case.pair.align(*given)
-    for name in ("sender_T", "receiver_T", "count_B", "closed_S"):
-        np.testing.assert_array_equal(getattr(taken, name), getattr(whole, name), name)
-
-
 # By hand
 
 LEFT = Spelling((b"a", b"b", b"5", b"ab", b"b5", None))

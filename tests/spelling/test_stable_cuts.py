@@ -86,6 +86,20 @@ def test_of_longer_beginnings_a_cut_may_be_missed_but_none_is_wrong(
             assert exact or not ours
 
 
+@given(
+    one=st.lists(st.text("ab5", min_size=2, max_size=9).map(str.encode), max_size=8),
+    other=st.lists(st.text("ab5", min_size=2, max_size=9).map(str.encode), max_size=8),
+    text=st.text("ab5", max_size=40).map(str.encode),
+)
+def test_the_cuts_of_two_are_those_that_are_stable_for_both(
+    one: list[bytes], other: list[bytes], text: bytes
+) -> None:
+    cuts = StableCuts.of(one).both(StableCuts.of(other))
+    together = cuts.after(np.frombuffer(text, np.uint8), np.array([len(text)]))
+    each = zip(stable(one, text), stable(other, text), strict=True)
+    assert together.tolist() == [a and b for a, b in each]
+
+
 def test_a_long_beginning_closes_what_ends_like_it() -> None:
     token = b"x123456789"
     assert stable([token], b"x12345678") == [False] * 9

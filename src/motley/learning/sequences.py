@@ -254,22 +254,22 @@ def _span_table(plan: StepPlan, rows: list[int], mask_BT: Tensor) -> SpanTable |
     if all(plan.batch.spans_B[row] is None for row in rows):
         return None
     spans_B = [plan.batch.spans_B[row] for row in rows]
-    # tokens behind each other, row by row: where spans begin, and in which rows
     length_B = np.array([len(plan.batch.sequences[row].tokens) for row in rows])
+    by_spans_B = np.array([spans is not None for spans in spans_B])
+    # tokens behind each other, row by row: where spans begin
     begin_B = np.cumsum(length_B) - length_B
-    start_S = np.concatenate(
-        [
-            begin + (np.arange(length) if spans is None else spans.start_S)
-            for spans, begin, length in zip(spans_B, begin_B, length_B, strict=True)
-        ]
-    )
-    size_S = np.diff(start_S, append=length_B.sum())
-    row_N, token_N = np.repeat(np.arange(len(rows)), length_B), np.arange(length_B.sum())
-    column_N = token_N - begin_B[row_N]
+    told = [spans.start_S for spans in spans_B if spans is not None]
+    begins_N = np.repeat(~by_spans_B, length_B)
+    begins_N[np.repeat(begin_B[by_spans_B], list(map(len, told))) + np.concatenate(told)] = True
+    start_S = np.flatnonzero(begins_N)
+    size_S = np.diff(start_S, append=len(begins_N))
+    row_begin_N = np.repeat(begin_B, length_B)
+    column_T = np.arange(mask_BT.shape[1])
+    is_token_BT = column_T < length_B[:, None]
     place_BT, open_BT = np.zeros(mask_BT.shape, np.int64), np.zeros(mask_BT.shape, np.bool_)
-    last_BT = np.tile(np.arange(mask_BT.shape[1]), (len(rows), 1))
-    place_BT[row_N, column_N] = token_N - np.repeat(start_S, size_S)
-    last_BT[row_N, column_N] = np.repeat(start_S + size_S - 1, size_S) - begin_B[row_N]
+    last_BT = np.tile(column_T, (len(rows), 1))
+    place_BT[is_token_BT] = np.arange(len(begins_N)) - np.repeat(start_S, size_S)
+    last_BT[is_token_BT] = np.repeat(start_S + size_S - 1, size_S) - row_begin_N
     for place, spans in enumerate(spans_B):
         if spans is not None and spans.is_open:
             open_BT[place, spans.start_S[-1] : length_B[place]] = True

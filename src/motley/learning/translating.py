@@ -9,19 +9,17 @@ Knows a vocabulary, prompts and the bounds of what a stranger may make of its ta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from motley.learning.readings import (
     FOLD_BYTES,
     BySpans,
-    Ints,
     NotCut,
     Reading,
     ReadRollout,
@@ -30,12 +28,12 @@ from motley.learning.readings import (
 )
 from motley.models.prompts import Prompts
 from motley.records import Group, Problem
-from motley.spelling import Aligned, Pair, Spelling, StableCuts, UnspelledError
-
-Bools = NDArray[np.bool_]
+from motley.spelling import Pair, Spelling, StableCuts, UnspelledError
 
 FOLD_TOKENS = 8  # of a completion, times max_tokens: a longer cut is not learned from
 MOST_PAIRS = 64  # senders' tables that are kept ready
+MOST_KNOWN = 4096  # short answers that are remembered: many come again from round to round
+SHORT = 32  # tokens, the sender's and the receiver's together
 
 
 class Translation(NamedTuple):
@@ -60,21 +58,33 @@ class ForeignGroup(NamedTuple):
 class _Completion(NamedTuple):
     """What the cut and the spans of a rollout follow from. Short answers often are the same."""
 
+    table: str  # fingerprint of the sender's
     tokens: tuple[int, ...]
     canonical: bool
-    ends: bool
-    end: int  # token of the receiver's
-    most: int  # tokens of the receiver's
+    end: int | None  # token of the receiver's; None: it did not end
 
     @property
     def spelled(self) -> tuple[int, ...]:
-        return self.tokens[:-1] if self.ends else self.tokens
+        return self.tokens if self.end is None else self.tokens[:-1]
 
 
-class _Translated(NamedTuple):
+class _Shares(NamedTuple):
+    """Whose log-probs go where. `ab`, `5`, end as `a`, `b`, `5`, end: sent 1, 1, 1, cut 2, 1, 1."""
+
+    sent: list[int]  # tokens of the sender's
+    cut: list[int]  # tokens of the receiver's, that have their sum in equal parts
+
+
+class _Recut(NamedTuple):
+    """A completion in the receiver's tokens, its end token with them; none: there is no fit cut."""
+
     tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]
     read: ReadRollout
+    shares: _Shares
+
+
+_NOT_CUT = _Recut((), NotCut(), _Shares([], []))
+_Recuts = dict[_Completion, _Recut | None]  # None: not text, also without its end token
 
 
 @dataclass(slots=True)
@@ -84,6 +94,7 @@ class Translator:
     max_positions: int  # of the receiver's model
     took_s: float = 0.0  # in all, as who asks keeps count
     _pairs: dict[str, Pair] = field(default_factory=dict)  # by the fingerprint of a table
+    _known: _Recuts = field(default_factory=dict)  # short answers
 
     def translate(self, group: Group, problem: Problem, spelling: Spelling) -> Translation:
         """Read a group of a sender with this table."""
@@ -92,77 +103,94 @@ class Translator:
 
     def translate_all(self, asked: Sequence[ForeignGroup]) -> list[Translation]:
         """The same of many, which costs little more than of one."""
-        by_table: dict[str, list[ForeignGroup]] = {}
-        for one in asked:
-            by_table.setdefault(one.spelling.fingerprint, []).append(one)
-        made = {
-            name: iter(self._translated(groups, self._pair(groups[0].spelling)))
-            for name, groups in by_table.items()
-        }
-        return [
-            self._read(one, list(islice(made[one.spelling.fingerprint], len(one.group.rollouts))))
-            for one in asked
+        wanted = [self._completions(one) for one in asked]
+        recuts = self._recuts(
+            {each: one.spelling for one, row in zip(asked, wanted, strict=True) for each in row}
+        )
+        rows = [
+            self._kept(one.problem, [recuts[each] for each in row])
+            for one, row in zip(asked, wanted, strict=True)
         ]
+        logprobs = iter(
+            _laid(
+                [
+                    (one.group.rollouts[number].logprobs, recut)
+                    for one, row in zip(asked, rows, strict=True)
+                    for number, recut in row.items()
+                ]
+            )
+        )
+        return [self._read(one, row, logprobs) for one, row in zip(asked, rows, strict=True)]
 
     def _completions(self, asked: ForeignGroup) -> list[_Completion]:
-        prompts, problem = self.prompts, asked.problem
-        end, room = prompts.end_id(problem), self.max_positions - len(prompts.ids(problem))
-        most = min(FOLD_TOKENS * self.max_tokens, room)
+        end, table = self.prompts.end_id(asked.problem), asked.spelling.fingerprint
         return [
-            _Completion(r.tokens, r.canonical, r.ending == "stop", end, most)
+            _Completion(table, r.tokens, r.canonical, end if r.ending == "stop" else None)
             for r in asked.group.rollouts
         ]
 
-    def _read(self, asked: ForeignGroup, row: Sequence[_Translated | None]) -> Translation:
+    def _kept(self, problem: Problem, row: Sequence[_Recut | None]) -> dict[int, _Recut]:
+        """Those of a group that are text, by their number, as far as they fit behind the prompt."""
+        room = self.max_positions - len(self.prompts.ids(problem))
+        kept = {
+            number: one if len(one.tokens) <= room else _NOT_CUT
+            for number, one in enumerate(row)
+            if one is not None
+        }
+        return kept if len(kept) >= min(2, len(row)) else {}
+
+    def _read(
+        self, asked: ForeignGroup, kept: dict[int, _Recut], logprobs: Iterator[tuple[float, ...]]
+    ) -> Translation:
+        """`logprobs`: on the tokens of what is kept, and of the groups behind."""
         group = asked.group
-        kept = [(number, one) for number, one in enumerate(row) if one is not None]
-        if len(kept) < min(2, len(row)):
-            kept = []
         rollouts = tuple(
             msgspec.structs.replace(
-                group.rollouts[number], tokens=one.tokens, logprobs=one.logprobs
+                group.rollouts[number], tokens=one.tokens, logprobs=next(logprobs)
             )
-            for number, one in kept
+            for number, one in kept.items()
         )
         reading = Reading(
             group,
             self._pair(asked.spelling),
-            tuple(number for number, _ in kept),
-            tuple(one.read for _, one in kept),
+            tuple(kept),
+            tuple(one.read for one in kept.values()),
             self.max_tokens,
         )
         return Translation(msgspec.structs.replace(group, rollouts=rollouts), reading)
 
-    def _translated(self, asked: Sequence[ForeignGroup], pair: Pair) -> list[_Translated | None]:
-        """The rollouts of groups of one table. None: not text, also without its end token."""
-        place: dict[_Completion, int] = {}
-        place_R = [place.setdefault(c, len(place)) for one in asked for c in self._completions(one)]
-        sent_R = [rollout.logprobs for one in asked for rollout in one.group.rollouts]
-        each = list(place)
-        texts = _texts(each, pair.sender)
+    def _recuts(self, wanted: dict[_Completion, Spelling]) -> _Recuts:
+        """What was not met before is cut and aligned, and remembered if it is short."""
+        recuts = {one: self._known[one] for one in wanted if one in self._known}
+        fresh = {one: spelling for one, spelling in wanted.items() if one not in recuts}
+        for one, recut in self._fresh(fresh).items():
+            recuts[one] = recut
+            if len(one.tokens) + len(recut.tokens if recut else ()) <= SHORT:
+                if len(self._known) >= MOST_KNOWN:
+                    self._known.clear()
+                self._known[one] = recut
+        return recuts
+
+    def _fresh(self, wanted: dict[_Completion, Spelling]) -> _Recuts:
+        each = list(wanted)
+        texts = [_text(one, spelling) for one, spelling in wanted.items()]
         cuts = self._cut(each, texts)
-        reads: list[ReadRollout] = [TextOnly() if cut else NotCut() for cut in cuts]
-        compared = [number for number, one in enumerate(each) if one.canonical and cuts[number]]
-        laid: dict[int, tuple[float, ...]] = {}  # by the number of the rollout
-        if compared:
-            matched = _Matched.of([each[n] for n in compared], [cuts[n] for n in compared], pair)
-            for number, spans in zip(compared, matched.spans(), strict=True):
-                text = texts[number] or b""
-                reads[number] = self._by_spans(spans, cuts[number], len(text))
-            which = {number: row for row, number in enumerate(compared)}
-            rows = [row for row, number in enumerate(place_R) if number in which]
-            which_R = np.array([which[place_R[row]] for row in rows], np.int64)
-            laid = dict(
-                zip(rows, matched.laid([sent_R[row] for row in rows], which_R), strict=True)
-            )
-        return [
-            None
-            if texts[number] is None
-            else _Translated(
-                cuts[number], laid.get(row) or _evenly(sent_R[row], cuts[number]), reads[number]
-            )
-            for row, number in enumerate(place_R)
-        ]
+        recuts: _Recuts = {}
+        compared: dict[str, list[int]] = {}  # by table, their numbers
+        for number, (one, cut) in enumerate(zip(each, cuts, strict=True)):
+            if cut and one.canonical:
+                compared.setdefault(one.table, []).append(number)
+            elif cut:
+                recuts[one] = _Recut(cut, TextOnly(), _Shares([len(one.tokens)], [len(cut)]))
+            else:
+                recuts[one] = None if texts[number] is None else _NOT_CUT
+        for numbers in compared.values():
+            pair = self._pair(wanted[each[numbers[0]]])
+            some = [_Cut(each[n], texts[n] or b"", cuts[n]) for n in numbers]
+            for its, (spans, shares) in zip(some, _aligned(some, pair), strict=True):
+                read = self._by_spans(spans, its.tokens, len(its.text))
+                recuts[its.sent] = _Recut(its.tokens, read, shares)
+        return recuts
 
     def _cut(
         self, wanted: Sequence[_Completion], texts: Sequence[bytes | None]
@@ -174,8 +202,9 @@ class Translator:
         cuts: list[tuple[int, ...]] = []
         for one, text in zip(wanted, texts, strict=True):
             cut = None if text is None else known.get(text)
-            tokens = cut + ((one.end,) if one.ends else ()) if isinstance(cut, tuple) else ()
-            cuts.append(tokens if len(tokens) <= one.most else ())
+            ends = () if one.end is None else (one.end,)
+            tokens = cut + ends if isinstance(cut, tuple) else ()
+            cuts.append(tokens if len(tokens) <= FOLD_TOKENS * self.max_tokens else ())
         return cuts
 
     def _pair(self, spelling: Spelling) -> Pair:
@@ -198,67 +227,56 @@ class Translator:
         return BySpans(spans, len(tokens), num_bytes, closed)
 
 
-def _texts(wanted: Sequence[_Completion], spelling: Spelling) -> list[bytes | None]:
-    texts: list[bytes | None] = []
-    for one in wanted:
-        try:
-            texts.append(spelling.bytes_of(one.spelled))
-        except UnspelledError:
-            texts.append(None)
-    return texts
+def _text(wanted: _Completion, spelling: Spelling) -> bytes | None:
+    try:
+        return spelling.bytes_of(wanted.spelled)
+    except UnspelledError:
+        return None
 
 
-def _evenly(logprobs: tuple[float, ...], tokens: tuple[int, ...]) -> tuple[float, ...]:
-    """The sum of the sender's log-probs spread over all tokens."""
-    return (sum(logprobs) / len(tokens),) * len(tokens) if tokens else ()
+class _Cut(NamedTuple):
+    """A completion that is compared, its text, and the receiver's tokens."""
+
+    sent: _Completion
+    text: bytes
+    tokens: tuple[int, ...]
 
 
-class _Matched(NamedTuple):
-    """Completions as the sender's tokens and as the receiver's, and their spans."""
-
-    aligned: Aligned
-    ends_B: Bools
-    sent_B: Ints  # tokens of the sender's
-    cut_B: Ints  # tokens of the receiver's
-
-    @staticmethod
-    def of(sent: Sequence[_Completion], cut: Sequence[tuple[int, ...]], pair: Pair) -> _Matched:
-        ends = [one.ends for one in sent]
-        return _Matched(
-            pair.align([one.tokens for one in sent], cut, ends),
-            np.array(ends),
-            np.array([len(one.tokens) for one in sent]),
-            np.array([len(tokens) for tokens in cut]),
-        )
-
-    def laid(self, logprobs: Sequence[tuple[float, ...]], which_R: Ints) -> list[tuple[float, ...]]:
-        """The sender's log-probs on the receiver's tokens: in each span evenly, that of the end on
-        the end. Sums over spans are kept, up to the rounding of float64. `which`: the completion of
-        each rollout.
-        """
-        spans = self.aligned.take(which_R, self.sent_B, self.cut_B)
-        ends_R, cut_R = self.ends_B[which_R], self.cut_B[which_R]
-        logq_T = np.fromiter(chain.from_iterable(logprobs), np.float64)
-        sent_T = 2 * spans.sender_T + _is_end(self.sent_B[which_R], ends_R)
-        cut_T = 2 * spans.receiver_T + _is_end(cut_R, ends_R)
-        total = np.bincount(sent_T, logq_T)
-        share_T = (total / np.maximum(1, np.bincount(cut_T, minlength=len(total))))[cut_T].tolist()
-        ends = np.cumsum(cut_R).tolist()
-        return [tuple(share_T[start:end]) for start, end in pairwise([0, *ends])]
-
-    def spans(self) -> list[RolloutSpans]:
-        aligned = self.aligned
-        first_S = np.flatnonzero(np.diff(aligned.receiver_T, prepend=-1))
-        begin_B = np.cumsum(self.cut_B) - self.cut_B
-        start_S = first_S - np.repeat(begin_B, aligned.count_B)
-        num_sent_S, closed_S = aligned.num_sent(), aligned.closed_S.tolist()
-        return [
-            RolloutSpans(start_S[begin:end], num_sent_S[begin:end], not closed_S[end - 1])
-            for begin, end in pairwise([0, *np.cumsum(aligned.count_B).tolist()])
-        ]
+def _aligned(each: Sequence[_Cut], pair: Pair) -> Iterator[tuple[RolloutSpans, _Shares]]:
+    """The spans of completions of one table, and the shares: as the spans, but that the end token
+    has its own.
+    """
+    ended = [one.sent.end is not None for one in each]
+    cut = [one.tokens for one in each]
+    text = b"".join(one.text for one in each)
+    aligned = pair.align([one.sent.tokens for one in each], cut, ended, text)
+    num_sent_S, num_cut_S = aligned.num_sent(), aligned.num_scored()
+    begin_B = np.cumsum([0, *map(len, cut[:-1])])
+    start_S = np.cumsum(num_cut_S) - num_cut_S - np.repeat(begin_B, aligned.count_B)
+    sizes = num_sent_S.tolist(), num_cut_S.tolist()
+    closed = aligned.closed_S.tolist()
+    bounds = pairwise([0, *np.cumsum(aligned.count_B).tolist()])
+    for has_end, (begin, end) in zip(ended, bounds, strict=True):
+        shares = _Shares(*(size[begin:end] for size in sizes))
+        if has_end:
+            for share in shares:
+                share[-1] -= 1
+                share.append(1)
+        # copied: what is remembered must not keep the arrays of all
+        start, num_sent = start_S[begin:end].copy(), num_sent_S[begin:end].copy()
+        yield RolloutSpans(start, num_sent, not closed[end - 1]), shares
 
 
-def _is_end(length_B: Ints, ends_B: Bools) -> Ints:
-    mask = np.zeros(length_B.sum(), np.int64)
-    mask[np.cumsum(length_B) - 1] = ends_B
-    return mask
+def _laid(asked: Sequence[tuple[tuple[float, ...], _Recut]]) -> list[tuple[float, ...]]:
+    """The sender's log-probs on the receiver's tokens, evenly in each share. Sums are kept, up to
+    the rounding of float64.
+    """
+    sent_S = np.fromiter(chain.from_iterable(recut.shares.sent for _, recut in asked), np.int64)
+    cut_S = np.fromiter(chain.from_iterable(recut.shares.cut for _, recut in asked), np.int64)
+    logq_T = np.fromiter(
+        chain.from_iterable(logprobs for logprobs, recut in asked if recut.tokens), np.float64
+    )
+    total_S = np.bincount(np.repeat(np.arange(len(sent_S)), sent_S), logq_T, len(sent_S))
+    share_T = np.repeat(total_S / np.maximum(1, cut_S), cut_S).tolist()
+    ends = accumulate(len(recut.tokens) for _, recut in asked)
+    return [tuple(share_T[start:end]) for start, end in pairwise(chain([0], ends))]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 
 import numpy as np
@@ -79,6 +80,15 @@ class StableCuts:
             longer.append(np.unique(_codes(text_N, end_E[here], size)))
         return StableCuts(opening, inside, tuple(longer))
 
+    def both(self, other: StableCuts) -> StableCuts:
+        """After which bytes no token of either vocabulary can go on. What one of them judges by a
+        byte alone needs no more bytes of the other.
+        """
+        opening = self.opening | other.opening
+        inside = (self.inside | other.inside) & ~opening
+        longer = zip(self.longer, other.longer, strict=True)
+        return StableCuts(opening, inside, tuple(np.union1d(*codes) for codes in longer))
+
     def after(self, text_N: Bytes, size_B: Ints) -> Bools:
         """For each byte of the texts, whether the cut behind it is stable."""
         stable_N = ~self.opening[text_N]
@@ -94,14 +104,6 @@ def _within(size_B: Ints) -> Ints:
     return np.arange(int(size_B.sum()), dtype=np.int64) - np.repeat(starts_B, size_B)
 
 
-def _rows(size_B: Ints, which_R: Ints) -> Ints:
-    """Where the values of some rows are, of rows one after another: sizes 2, 3, rows 1, 1 -> 2, 3,
-    4, 2, 3, 4.
-    """
-    start_B, size_R = np.cumsum(size_B) - size_B, size_B[which_R]
-    return np.repeat(start_B[which_R], size_R) + _within(size_R)
-
-
 def _codes(text_N: Bytes, end_E: Ints, size: int) -> Codes:
     """The `size` bytes up to each end as one number."""
     codes = np.zeros(len(end_E), np.uint64)
@@ -113,12 +115,18 @@ def _codes(text_N: Bytes, end_E: Ints, size: int) -> Codes:
 def _ends_on(text_N: Bytes, end_E: Ints, behind_E: Ints, longer: Sequence[Codes]) -> Bools:
     """Whether one of the beginnings ends at each place, within the `behind` bytes up to it."""
     found_E = np.zeros(len(end_E), np.bool_)
+    left, looked = np.arange(len(end_E)), text_N[end_E].astype(np.uint64)
     for size, codes in enumerate(longer, start=2):
-        asked = np.flatnonzero(~found_E & (behind_E >= size)) if len(codes) else codes
-        if len(asked):
-            looked = _codes(text_N, end_E[asked], size)
-            place = np.minimum(np.searchsorted(codes, looked), len(codes) - 1)
-            found_E[asked] = codes[place] == looked
+        reached = behind_E[left] >= size
+        left, looked = left[reached], looked[reached]
+        if not len(left):
+            break
+        byte = text_N[end_E[left] - size + 1].astype(np.uint64)
+        looked |= byte << np.uint64(8 * (size - 1))
+        if len(codes):
+            is_one = codes[np.minimum(np.searchsorted(codes, looked), len(codes) - 1)] == looked
+            found_E[left[is_one]] = True
+            left, looked = left[~is_one], looked[~is_one]
     return found_E
 
 
@@ -134,47 +142,52 @@ class Tokenized:
     count_B: Ints  # tokens of each completion
 
     def __post_init__(self) -> None:
-        last_T = np.zeros(len(self.length_T), np.bool_)
-        last_T[np.cumsum(self.count_B)[self.count_B > 0] - 1] = True
-        assert last_T[self.length_T == 0].all(), "an end token is the last of its completion"
         assert self.count_B.sum() == len(self.length_T)
         assert self.length_T.sum() == len(self.text)
+        num_ends = len(self.length_T) - np.count_nonzero(self.length_T)
+        ends_last = num_ends == np.count_nonzero(self.ended_B)
+        assert ends_last, "an end token is the last of its completion"
 
     @staticmethod
     def of(
-        spelling: Spelling, completions: Sequence[Sequence[int]], ended: Sequence[bool]
+        spelling: Spelling,
+        completions: Sequence[Sequence[int]],
+        ended: Sequence[bool],
+        text: bytes | None = None,
     ) -> Tokenized:
-        """`ended`: whether the last token of a completion is its end token."""
-        ended_B = np.array(ended, np.bool_)
+        """`ended`: whether the last token of a completion is its end token. `text`: of all, where
+        it is known.
+        """
         count_B = np.array([len(tokens) for tokens in completions], np.int64)
         spelled = (t[:-1] if end else t for t, end in zip(completions, ended, strict=True))
-        pieces = spelling.pieces(chain.from_iterable(spelled))
+        ids = list(chain.from_iterable(spelled))
+        if text is None:
+            text = spelling.bytes_of(ids)
         has_text_T = np.ones(int(count_B.sum()), np.bool_)
-        has_text_T[np.cumsum(count_B)[ended_B] - 1] = False
+        has_text_T[np.cumsum(count_B)[np.array(ended, np.bool_)] - 1] = False
         length_T = np.zeros(len(has_text_T), np.int64)
-        length_T[has_text_T] = [len(piece) for piece in pieces]
-        return Tokenized(b"".join(pieces), length_T, count_B)
+        length_T[has_text_T] = spelling.length_V[np.array(ids, np.int64)]
+        return Tokenized(text, length_T, count_B)
 
-    def sizes(self) -> Ints:
-        """Bytes of each completion."""
-        return self._sums(self.length_T)
+    @cached_property
+    def end_B(self) -> Ints:
+        """Where the text of each completion ends."""
+        total = np.zeros(len(self.length_T) + 1, np.int64)
+        np.cumsum(self.length_T, out=total[1:])
+        ends: Ints = total[np.cumsum(self.count_B)]
+        return ends
 
-    def ended(self) -> Bools:
+    @cached_property
+    def ended_B(self) -> Bools:
         """Which completions have an end token."""
-        return self._sums((self.length_T == 0).astype(np.int64)) > 0
+        ended_B = self.count_B > 0
+        ended_B[ended_B] = self.length_T[np.cumsum(self.count_B)[ended_B] - 1] == 0
+        return ended_B
 
-    def slots(self, start_B: Ints) -> Ints:
-        """Where each token ends, in rows that start there and have a slot behind for the end."""
-        length_T = np.maximum(self.length_T, 1)
-        total_T = np.cumsum(length_T)
-        before_B = np.concatenate([[0], total_T])[np.cumsum(self.count_B) - self.count_B]
-        return total_T - 1 + np.repeat(start_B - before_B, self.count_B)
-
-    def _sums(self, value_T: Ints) -> Ints:
-        totals = np.concatenate([[0], np.cumsum(value_T)])
-        ends_B = np.cumsum(self.count_B)
-        sums: Ints = totals[ends_B] - totals[ends_B - self.count_B]
-        return sums
+    def slots(self) -> Ints:
+        """Where each token ends, if each text has one more slot behind it, for the end token."""
+        left_B: Ints = np.cumsum(~self.ended_B) - ~self.ended_B  # slots before that no token has
+        return np.cumsum(np.maximum(self.length_T, 1)) - 1 + np.repeat(left_B, self.count_B)
 
 
 @dataclass(frozen=True)
@@ -207,21 +220,13 @@ class Aligned:
         """
         return np.where(self.closed_S, self.log_ratios(sent_T, scored_T), -np.inf)
 
-    def take(self, which_R: Ints, sent_B: Ints, scored_B: Ints) -> Aligned:
-        """The spans of completions R, each one of these. `sent`, `scored`: tokens of each."""
-        spans_R = self.count_B[which_R]
-        shift_B = np.cumsum(self.count_B) - self.count_B
-        shift_R = np.cumsum(spans_R) - spans_R - shift_B[which_R]
-        sender_T, receiver_T = (
-            span_T[_rows(count_B, which_R)] + np.repeat(shift_R, count_B[which_R])
-            for span_T, count_B in ((self.sender_T, sent_B), (self.receiver_T, scored_B))
-        )
-        closed_S = self.closed_S[_rows(self.count_B, which_R)]
-        return Aligned(sender_T, receiver_T, spans_R, closed_S)
-
     def num_sent(self) -> Ints:
         """The sender's tokens in each span."""
         return np.bincount(self.sender_T, minlength=len(self.closed_S))
+
+    def num_scored(self) -> Ints:
+        """The receiver's tokens in each span."""
+        return np.bincount(self.receiver_T, minlength=len(self.closed_S))
 
 
 @dataclass(frozen=True)
@@ -238,25 +243,30 @@ class Pair:
         cuts = [StableCuts.of(spelling.token_bytes) for spelling in (sender, receiver)]
         return Pair(sender, receiver, *cuts)
 
+    @cached_property
+    def cuts(self) -> StableCuts:
+        """Those that are stable for both."""
+        return self.sender_cuts.both(self.receiver_cuts)
+
     def stable(self, text: bytes) -> Bools:
         """After which bytes of a text neither vocabulary can have a token go on."""
-        return _stable(text, np.array([len(text)]), [self.sender_cuts, self.receiver_cuts])
+        return _stable(text, np.array([len(text)]), [self.cuts])
 
     def align(
         self,
         sent: Sequence[Sequence[int]],
         scored: Sequence[Sequence[int]],
         ended: Sequence[bool],
+        text: bytes | None = None,
     ) -> Aligned:
         """Completions as the sender's tokens and as the receiver's.
 
         Where a completion ended both have their end token. Where it did not, neither has.
+        `text`: what both spell, if that is known.
         """
-        sender, receiver = (
-            Tokenized.of(self.sender, sent, ended),
-            Tokenized.of(self.receiver, scored, ended),
-        )
-        return align(sender, receiver, [self.sender_cuts, self.receiver_cuts])
+        sender = Tokenized.of(self.sender, sent, ended, text)
+        receiver = Tokenized.of(self.receiver, scored, ended, text)
+        return align(sender, receiver, [self.cuts])
 
 
 def align(sender: Tokenized, receiver: Tokenized, cuts: Sequence[StableCuts]) -> Aligned:
@@ -266,22 +276,25 @@ def align(sender: Tokenized, receiver: Tokenized, cuts: Sequence[StableCuts]) ->
     itself if the cut before it is stable.
     """
     check_texts(sender, receiver)
-    size_B, ended_B = sender.sizes(), sender.ended()
-    start_B = np.cumsum(size_B + 1) - size_B - 1
-    last_B = start_B + size_B  # the slot of the end token
+    ended_B = sender.ended_B
+    last_B = sender.end_B + np.arange(len(ended_B))  # the slot of the end token
+    start_B = np.zeros_like(last_B)
+    start_B[1:] = last_B[:-1] + 1
+    size_B = last_B - start_B
     closes = np.zeros(len(sender.text) + len(size_B), np.bool_)
     spelled = np.ones(len(closes), np.bool_)
     spelled[last_B] = False
     closes[spelled] = _stable(sender.text, size_B, cuts)
     open_B = ~ended_B & (size_B > 0) & ~closes[last_B - 1]
     closes[last_B] = ended_B | open_B
-    total = np.concatenate([[0], np.cumsum(closes)])
+    total = np.zeros(len(closes) + 1, np.int64)
+    np.cumsum(closes, out=total[1:])
     span = total[:-1]  # of each slot
     closed_S = np.ones(int(total[-1]), np.bool_)
     closed_S[span[last_B[open_B]]] = False
     return Aligned(
-        span[sender.slots(start_B)],
-        span[receiver.slots(start_B)],
+        span[sender.slots()],
+        span[receiver.slots()],
         total[last_B + 1] - total[start_B],
         closed_S,
     )
@@ -296,11 +309,11 @@ def check_texts(sender: Tokenized, receiver: Tokenized) -> None:
     """Both sides spell the same bytes and end alike."""
     if (
         sender.text == receiver.text
-        and np.array_equal(sender.sizes(), receiver.sizes())
-        and np.array_equal(sender.ended(), receiver.ended())
+        and np.array_equal(sender.end_B, receiver.end_B)
+        and np.array_equal(sender.ended_B, receiver.ended_B)
     ):
         return
-    texts = zip(_texts(sender), _texts(receiver), sender.ended(), receiver.ended(), strict=True)
+    texts = zip(_texts(sender), _texts(receiver), sender.ended_B, receiver.ended_B, strict=True)
     for place, (sent, scored, sent_end, scored_end) in enumerate(texts):
         if sent_end != scored_end:
             raise UnlikeTextsError(
@@ -320,5 +333,5 @@ def check_texts(sender: Tokenized, receiver: Tokenized) -> None:
 
 
 def _texts(cut: Tokenized) -> list[bytes]:
-    ends = np.cumsum(cut.sizes()).tolist()
+    ends = cut.end_B.tolist()
     return [cut.text[start:end] for start, end in zip([0, *ends], ends, strict=False)]

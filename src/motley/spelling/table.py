@@ -10,10 +10,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate
 from typing import cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 MAX_TOKENS = 2**20  # rows of a vocabulary: four times the largest in use
 MAX_TOKEN_BYTES = 2**11  # of one token: twice the longest in use, GLM's 1024 spaces
@@ -69,6 +71,12 @@ class Spelling:
     def __len__(self) -> int:
         return len(self.token_bytes)
 
+    @cached_property
+    def length_V(self) -> NDArray[np.int64]:
+        """How many bytes each token has; 0 where it stands for no text."""
+        lengths = (0 if token is None else len(token) for token in self.token_bytes)
+        return np.fromiter(lengths, np.int64, len(self.token_bytes))
+
     def bytes_of(self, ids: Iterable[int]) -> bytes:
         """What the tokens spell, one behind the other."""
         return b"".join(self.pieces(ids))
@@ -89,7 +97,7 @@ class Spelling:
         if not ids:
             return []
         if min(ids) >= 0 and max(ids) < len(table):
-            found = [table[id] for id in ids]
+            found = list(map(table.__getitem__, ids))
             if all(found):
                 return cast(list[bytes], found)
         wrong = next(id for id in ids if not 0 <= id < len(table) or table[id] is None)
