@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub.constants
 import msgspec
@@ -13,6 +14,7 @@ from fakes import spread_crew
 from motley.config import ConfigError, CrewConfig, Teach, parse_config, read_config, write_config
 from motley.models import opening
 from motley.models.named import may_be_mixed
+from motley.runs import checking
 from motley.runs.checking import check_config, is_mixed
 
 CREW = """
@@ -992,3 +994,16 @@ def test_tiny_models_have_no_chat_and_no_stop() -> None:
     assert "tiny models end their answers themselves" in unfit(
         of_models("tiny:0.3m", prompt='[prompt]\nstop = "\\n"\n')
     )
+
+
+def test_of_many_peers_that_are_alike_one_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[str] = []
+
+    def check_peer(peer: Any, *rest: Any) -> Any:
+        checked.append(peer.name)
+        return opening.check_peer(peer, *rest)
+
+    monkeypatch.setattr(checking, "check_peer", check_peer)
+    others = "".join(f'[[peer]]\nname = "p{n}"\nmodel = "tiny:1m"\n' for n in range(3))
+    check_config(parse_config(CREW + PEERS + others))
+    assert checked == ["a", "b", "c"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from motley.config import (
     CrewConfig,
 )
@@ -28,11 +30,15 @@ def check_config(config: CrewConfig, mine: str | None = None, task: Task | None 
     _check_success(config, task)
     problems = [p for split in task.splits for p in evaluation_set(task, split, per_kind=8)]
     vocabularies = {}
+    checked: dict[bytes, Vocabulary] = {}  # a peer without its name: of many alike, one is enough
     for peer in config.students:
         if mine in (None, peer.name) or is_tiny(peer.model):
-            vocabularies[peer.name] = check_peer(
-                peer, config.prompt, task, problems, config.sampling.max_tokens
-            )
+            alike = msgspec.json.encode(msgspec.structs.replace(peer, name="any"))
+            if alike not in checked:
+                checked[alike] = check_peer(
+                    peer, config.prompt, task, problems, config.sampling.max_tokens
+                )
+            vocabularies[peer.name] = checked[alike]
         if mine in (None, peer.name):
             choose_device(peer.device, small=False)
         if peer.warm:
