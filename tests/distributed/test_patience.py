@@ -75,7 +75,7 @@ class FakeStation:
 
     def __post_init__(self) -> None:
         self.log = SimpleNamespace(connection=SimpleNamespace(trouble=""))
-        self.presence = SimpleNamespace(heard={})
+        self.presence = SimpleNamespace(heard={}, await_beats=lambda peers: None)
 
 
 def patience(

@@ -49,6 +49,7 @@ class Patience:
         if self.has_gone_on(peer.learned_rounds):
             return True
         awaited = peer.awaited()
+        self._station.presence.await_beats(awaited)
         return peer.me.name not in awaited and all(self._is_gone(name) for name in awaited)
 
     def _is_vain(self) -> bool:

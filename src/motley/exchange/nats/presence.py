@@ -7,7 +7,7 @@ Who listens asks for them: nobody can be drowned in what others say.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ import msgspec
 from nats.js.api import DiscardPolicy, StorageType, StreamConfig
 
 from motley import files
-from motley.clock import Clock
+from motley.clock import Clock, Deadline
 from motley.exchange.log import LogError
 from motley.exchange.nats.connection import Connection
 from motley.exchange.nats.names import Names
@@ -25,6 +25,9 @@ from motley.exchange.nats.stream import Stored, Stream, make_stream
 
 BEAT_S = 2.0
 LOOKS_PER_BEAT = 4  # at what others say
+# that a speaker takes in each second: in a large crew it looks at everyone less often, and at whom
+# it waits for in between
+MOST_BEATS_PER_S = 10
 UNHEARD_BEATS = 2  # of its own, after which a peer knows that nobody can be heard
 SILENT_S = 10.0  # after which a peer counts as gone
 MAX_BEAT_BYTES = 512
@@ -101,6 +104,8 @@ class Presence:
         self._stream = Stream(connection, self._names.presence_stream, "presence", MAX_BEAT_BYTES)
         self._beat = Beat("starting", 0, session=me.session if me else 0)
         self._looked = 0  # up to which sequence
+        self._everyone = Deadline(self._clock, 0.0)  # to be looked at next
+        self._awaited: tuple[str, ...] = ()
         self._news_s = self._clock.elapsed_s()  # when there was the last
         self._anew, self._stop = threading.Event(), threading.Event()
         self._speaking = threading.Lock()
@@ -114,6 +119,10 @@ class Presence:
         self._set(beat)
         if changed:
             self._send()
+
+    def await_beats(self, peers: Collection[str]) -> None:
+        """Look at these more often than at everyone, where the crew is large."""
+        self._awaited = tuple(peers)
 
     def close(self, beat: Beat) -> None:
         """Stop, with a last word."""
@@ -132,7 +141,7 @@ class Presence:
         num_looks = 0
         while not self._stop.wait(BEAT_S / LOOKS_PER_BEAT) and not self._connection.closed:
             num_looks += 1
-            self._look()
+            self._look(num_looks % 2 == 0)
             if num_looks % LOOKS_PER_BEAT == 0:
                 self._send()
 
@@ -155,16 +164,41 @@ class Presence:
 
     # Listening
 
-    def _look(self) -> None:
-        """Take in what was said since the last look: of everyone one message, the newest."""
+    def _look(self, at_awaited: bool = True) -> None:
+        """Take in what was said since the last look, of each one message, the newest.
+
+        What a speaker takes in must not grow with the crew: so it looks at everyone as often as it
+        may, and in between at itself and whom it waits for.
+        """
         if self._anew.is_set():  # a server that was away may have begun to count anew
             self._anew.clear()
-            self._looked = 0
+            self._looked, self._everyone = 0, Deadline(self._clock, 0.0)
         with suppress(LogError):
-            for stored in self._stream.read(self._names.presences, self._looked):
-                self._looked = stored.sequence
-                self._take_in(stored)
+            everyone = not self._me or self._everyone.passed
+            if everyone:
+                self._look_at_everyone()
+            if at_awaited:
+                self._look_at_awaited(everyone)
             self._check_news()
+
+    def _look_at_awaited(self, seen: bool) -> None:
+        """`seen`: everyone was looked at just now. Then only who was never heard is missing: what
+        it said last may have come before the roster that names it.
+        """
+        me = {self._me.name} if self._me and not seen else set()
+        names = [n for n in self._awaited if not seen or n not in self.heard]
+        if subjects := [*map(self._names.presence, {*me, *names[:MOST_BEATS_PER_S]})]:
+            for stored in self._stream.last_among(subjects):
+                self._take_in(stored)
+
+    def _look_at_everyone(self) -> None:
+        news = self._stream.read(self._names.presences, self._looked)
+        for stored in news:
+            self._looked = stored.sequence
+            self._take_in(stored)
+        wait_s = len(news) / MOST_BEATS_PER_S
+        # of a small crew there is little at a time: every look is at everyone
+        self._everyone = Deadline(self._clock, wait_s if wait_s > BEAT_S else 0.0)
 
     def _check_news(self) -> None:
         """A cluster that chooses who leads takes nothing in; and one of which all but one server
@@ -181,13 +215,13 @@ class Presence:
 
     def _take_in(self, stored: Stored) -> None:
         peer, said = stored.subject.rsplit(".", 1)[-1], stored.content
-        if not self._is_true(peer, said):
+        known = self.heard.get(peer)
+        if (known and known.said == said) or not self._is_true(peer, said):
             return
         try:
             beat = msgspec.json.decode(said[64:], type=Beat)
         except (msgspec.DecodeError, UnicodeDecodeError):
             return
-        known = self.heard.get(peer)
         # A peer that was invited anew begins anew: what its name said with another key is void.
         if not known or beat.place > known.beat.place or not self._is_true(peer, known.said):
             self.heard[peer] = Heard(beat, self._clock.elapsed_s(), self._clock, said)

@@ -34,6 +34,7 @@ ANSWER_S = 5.0  # of a cluster
 # without an answer, of several that are due: it was lost, as when the server takes in a new
 # configuration
 SILENCE_S = 3.0
+MOST_DOUBLINGS = 3  # of it, while one read after another gets no answer
 MOST_ASKED = 16  # at a time: each waits for its answer with a subscription of its own
 
 
@@ -68,7 +69,7 @@ class Receipt(msgspec.Struct, frozen=True):
     error: ApiError | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Stream:
     """A stream as those see it who write to it and read it."""
 
@@ -77,6 +78,9 @@ class Stream:
     called: str  # in what it says to people
     max_bytes: int  # of a message's content
     silence_s: float = field(default_factory=lambda: SILENCE_S)
+    # Reads in a row without an answer. Each is waited for twice as long: who asks again while the
+    # first answer is on its way makes the server send both, and is later still.
+    _unanswered: int = 0
 
     def write(self, messages: Sequence[Outgoing]) -> list[Receipt]:
         """Publish all at once, in this order, and wait for every receipt, be it a refusal."""
@@ -95,6 +99,11 @@ class Stream:
     def last(self, subject: str) -> Stored | None:
         """The newest message whose subject fits."""
         return self.connection.call(partial(self._fetch_last, subject), self.silence_s)
+
+    def last_among(self, subjects: Sequence[str]) -> list[Stored]:
+        """The newest message of those subjects that have one; asked for all at once."""
+        wanted = {"multi_last": list(subjects), "batch": len(subjects)}
+        return self.connection.call(partial(self._fetch, wanted), FLIGHT_S)
 
     def last_of_each(self, subjects: Sequence[str]) -> list[Stored | None]:
         """The newest message of every subject, in their order."""
@@ -167,12 +176,15 @@ class Stream:
     async def _fetch(self, wanted: dict[str, Any], client: Client) -> list[Stored]:
         page: list[Stored] = []
         async with self._asked(client, wanted) as replies:
+            patience_s = self.silence_s * 2 ** min(self._unanswered, MOST_DOUBLINGS)
             try:
-                while stored := self._stored(await replies.next_msg(self.silence_s)):
+                while stored := self._stored(await replies.next_msg(patience_s)):
                     page.append(stored)
             except nats.errors.TimeoutError:
                 if not page:
+                    self._unanswered += 1
                     raise
+            self._unanswered = 0
         return page  # in order and without gaps, so far
 
     @asynccontextmanager
