@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from fakes import identity
 from motley.clock import VirtualClock
 from motley.distributed.enrolment import RETRY_S, SAID_AGAIN_S, Joining
-from motley.distributed.participant import WAIT_S, Participant
+from motley.distributed.participant import WAIT_S, Participant, apart_s
 from motley.exchange import LogError
 from motley.exchange.nats.connection import NotAdmittedError
 from motley.exchange.nats.presence import Beat
@@ -23,6 +24,7 @@ class FakeStation:
 
     def __init__(self) -> None:
         self.clock = VirtualClock()
+        self.config = SimpleNamespace(peer=["a", "b"])
         self.outbox: list[str] = []
         self.told: list[tuple[str, int]] = []
         self.waits: list[float] = []
@@ -152,3 +154,8 @@ def test_who_is_not_admitted_is_not_patient(tmp_path: Path) -> None:
     with pytest.raises(NotAdmittedError):
         joining(tmp_path, [], clock).patiently(work)
     assert clock.now_s() == 0.0
+
+
+def test_in_a_large_crew_who_waits_looks_less_often() -> None:
+    assert apart_s(3) == 0.0
+    assert apart_s(200) == 2 * apart_s(100) == 0.5

@@ -35,6 +35,9 @@ from motley.runs.metrics import MetricsLine
 from motley.trust import Admission, stamp_of, verifies
 
 WAIT_S = 0.25  # at most, before looking again
+# In a large crew something new is always there: for each of its peers, between two looks.
+APART_S = 0.0025
+MANY_PEERS = 50
 
 
 class Mended(NamedTuple):
@@ -202,6 +205,11 @@ def _open_outbox(folder: Path, signer: Signer, lossless: bool) -> Outbox:
         ) from None
 
 
+def apart_s(num_peers: int) -> float:
+    """How long who waits looks away, so that looks do not grow with the square of the crew."""
+    return APART_S * num_peers if num_peers >= MANY_PEERS else 0.0
+
+
 class Participant:
     """`rounds()` takes part: it yields a metrics line per round, and words whenever it waits."""
 
@@ -233,6 +241,7 @@ class Participant:
             if line is None:
                 station.tell("waiting", role.finished_rounds)
                 yield self.status
+                station.clock.sleep_s(apart_s(len(station.config.peer)))
                 station.log.wait(WAIT_S)
             else:
                 yield line
