@@ -307,6 +307,42 @@ def bench_crowd(
     print_rows(rows_of(costs), f"a peer's round, hearing {hear} others, {pace}", as_json)
 
 
+@bench_app.command("hub")
+def bench_hub(
+    peers: Annotated[int, typer.Option(min=4, help="Of the crew, each with its model.")] = 200,
+    rounds: Annotated[int, typer.Option(min=4, help="Of each peer.")] = 8,
+    pace: Annotated[Literal["lockstep", "async"], typer.Option(help="Of the crew.")] = "lockstep",
+    hear: Annotated[int, typer.Option(min=1, help="Others whom a peer hears in a round.")] = 8,
+    churn: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Peers that are killed and come back, twice; as many leave, as many come late.",
+        ),
+    ] = 10,
+    processes: Annotated[int, typer.Option(min=1, help="That share the other peers.")] = 4,
+    as_json: AsJson = False,
+) -> None:
+    """Have a large crew train at one hub of this machine, and see that nothing is lost or doubled.
+
+    Hub, server and peers are real; peers share processes. 200 take some minutes and 6 GB of memory.
+    """
+    from motley.benchmarks.hub import HubPlan, try_hub
+    from motley.benchmarks.hub_figures import check_rows, checks_of, figure_rows
+
+    with plain_errors(), _progress() as show:
+        plan = HubPlan(
+            peers=peers, rounds=rounds, pace=pace, hear=hear, churn=churn, processes=processes
+        )
+        trial = try_hub(plan, show)
+        checks = checks_of(trial)
+    title = f"{peers} peers at one hub, {rounds} rounds, {pace}"
+    print_rows(figure_rows(trial), title, as_json, checks=check_rows(checks))
+    if not checks.hold:
+        warn("something was lost, doubled or not heard: see the checks")
+        raise typer.Exit(1)
+
+
 def _bench(
     measure: Callable[[Callable[[str], None]], list[Row]],
     takes: str,

@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext, SpawnContext
 
 # Windows can only spawn. Elsewhere torch is imported once for all.
-_processes: ForkServerContext | SpawnContext = (
+processes: ForkServerContext | SpawnContext = (
     multiprocessing.get_context("forkserver")
     if "forkserver" in multiprocessing.get_all_start_methods()
     else multiprocessing.get_context("spawn")
 )
-_processes.set_forkserver_preload(["motley.distributed.join"])
+processes.set_forkserver_preload(["motley.distributed.join"])
 
 
 class ProcessCrew:
@@ -194,7 +194,7 @@ class ProcessCrew:
             threads,
             brings,
         )
-        self._children[name] = _processes.Process(
+        self._children[name] = processes.Process(
             target=_take_part, args=arguments, name=f"motley {name}"
         )
         self._children[name].start()
