@@ -291,6 +291,9 @@ class Connection:
             ),
             10,
         )
+        # nats-py takes a server that hangs up before it answers, as one may that takes in a new
+        # configuration, for one that has let it in
+        await self._client.flush()
         # The first time it fails at once and says why; from here on it tries for ever.
         self._client.options |= {
             "allow_reconnect": True,
