@@ -39,6 +39,7 @@ T = TypeVar("T")
 
 LOOK_S = 0.05
 SAMPLE_S = 1.0
+JOIN_TRIES = 5
 KINDS = ("turn", "nats", "presence", "courier")  # threads of a peer, by how their names begin
 REST = "rest"  # of a process's threads
 _TCP_BYTES = struct.Struct("QQ")  # sent and confirmed, received
@@ -169,8 +170,15 @@ class Hosted:
             _tell(self.job, Line(error=f"{self.name}: {type(error).__name__}: {error}"))
 
     def _join(self) -> Participant:
-        job = self.job
-        return join(job.url, job.crew, job.invitations[self.name], job.folder / self.name)
+        """On a busy machine a hub may not answer in time: then its owner says the line again."""
+        job, left = self.job, JOIN_TRIES
+        while True:
+            left -= 1
+            try:
+                return join(job.url, job.crew, job.invitations[self.name], job.folder / self.name)
+            except (ValueError, LogError):
+                if not left:
+                    raise
 
     def _take_part(self, participant: Participant) -> None:
         most = self.job.leave_after.get(self.name)
