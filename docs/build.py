@@ -47,6 +47,7 @@ MENU = {
         "docs/results/specialists.md",
         "docs/results/drawn.md",
         "docs/results/crowd.md",
+        "docs/results/hub.md",
         "docs/results/delay.md",
         "docs/results/smollm2.md",
         "docs/results/adapters.md",
