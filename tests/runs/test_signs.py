@@ -174,6 +174,28 @@ def test_a_held_out_score_far_below_its_start_is_said(config: CrewConfig) -> Non
     assert said(config, evaluated([0.6, 0.35, 0.3])) == [], "what is sampled is as good as before"
 
 
+def crossed(sums: list[float], alone: bool = False) -> list[LearnerLine]:
+    """A kind that is taught gets better, and another goes these ways."""
+    lines = [LearnerLine(round=0, peer="full0", heldout={"sums": sums[0], "gcd": 0.1})]
+    for n in range(1, 10 * len(sums)):
+        heldout = {"heldout": {"sums": sums[n // 10], "gcd": 0.9}} if n % 10 == 0 else {}
+        lines.append(line(n, sender(), None if alone else sender(), **heldout))
+    return lines
+
+
+def test_a_kind_that_is_lost_while_others_teach_is_said(config: CrewConfig) -> None:
+    assert said(config, crossed([0.7, 0.7, 0.45, 0.5, 0.4])) == [(30, "skill lost", [])]
+    assert said(config, crossed([0.7, 0.7, 0.45, 0.7])) == [], "one bad evaluation is chance"
+    assert said(config, crossed([0.7, 0.45, 0.5])) == [], "in the first steps kinds sway"
+    assert said(config, crossed([0.7, 0.7, 0.6, 0.6])) == [], "a little below is noise"
+    names = {sign for _, sign, _ in said(config, crossed([0.7, 0.7, 0.4, 0.4], alone=True))}
+    assert "skill lost" not in names, "nobody taught"
+    watch = Watch(config)
+    (sign,) = [sign for one in crossed([0.7, 0.7, 0.45, 0.5]) for sign in watch.see(one)]
+    assert "sums from 0.70 to 0.50" in sign.words
+    assert "gcd" not in sign.words
+
+
 def test_a_reward_that_falls_is_measured_by_its_own_size(config: CrewConfig) -> None:
     fell = evaluated([-4000.0, -5500.0, -5600.0], reward=-2000.0, measure="reward")
     assert said(config, fell) == [(20, "held-out fell", [])]

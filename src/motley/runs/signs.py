@@ -37,6 +37,7 @@ LEAST_WEIGHT = 1e-3
 LEAST_LR = 1e-9  # below, Adam's step is lost in the rounding of float32 weights
 MOST_LR = 0.05  # above, a step is as large as the weights themselves
 FALL = 0.15  # of an accuracy
+SWAYING = 20  # steps with a gradient, in which a kind may be down
 FALL_OF_REWARD = 0.25  # as a share of where it began
 LEAST_PROBLEMS = 20  # held-out problems of which equal figures say something
 
@@ -367,13 +368,42 @@ def _fall(history: History) -> Iterator[Sign]:
         )
 
 
+def _lost_skill(history: History) -> Iterator[Sign]:
+    """A kind is far below where it began, twice in a row: where others teach, the mean may hide it.
+
+    In the first steps kinds trade places in any crew.
+    """
+    first, newest = history.first, list(history.evaluations)[-2:]
+    if first is None or history.measure != "accuracy" or newest[0].num_steps < SWAYING:
+        return
+    foreign = {name for line in history.steps for name, _ in senders_of(line)}
+    most = _noise(history.expected.num_problems)
+    fell = [
+        f"{kind} from {began:.2f} to {newest[-1].heldout[kind]:.2f}"
+        for kind, began in first.heldout.items()
+        if all(began - evaluation.heldout.get(kind, began) > most for evaluation in newest)
+    ]
+    if fell and len(first.heldout) > 1 and foreign - history.expected.mine:
+        yield Sign(
+            "skill lost",
+            f"held-out accuracy fell while others' samples were learned from: {', '.join(fell)}. "
+            "Perhaps they answer in another way, which does worse here: look at some with motley "
+            'rollouts. A lower lr slows it; objective = "ftis" does not take over what the model '
+            "would not write",
+        )
+
+
+def _noise(num_problems: int) -> float:
+    """What chance makes of an accuracy."""
+    return max(FALL, 4 * math.sqrt(0.5 / num_problems))
+
+
 def _most_fall(history: History, first: Evaluation) -> float:
     """What noise explains: of an accuracy by the number of problems, of a reward by its spread in
     the first rounds.
     """
     if history.measure == "accuracy":
-        num_problems = history.expected.num_problems * len(first.heldout)
-        return max(FALL, 4 * math.sqrt(0.5 / num_problems))
+        return _noise(history.expected.num_problems * len(first.heldout))
     rewards = history.first_rewards
     spread = math.sqrt(mean_of([(value - mean_of(rewards)) ** 2 for value in rewards]))
     return max(FALL_OF_REWARD * abs(first.mean), 4 * spread)
@@ -409,4 +439,4 @@ OF_STEPS: tuple[Look, ...] = (
     _muted,
     _never_heard,
 )
-OF_EVALUATIONS: tuple[Look, ...] = (_fall, _standstill)
+OF_EVALUATIONS: tuple[Look, ...] = (_fall, _lost_skill, _standstill)
