@@ -267,6 +267,16 @@ def test_spans_that_nobody_bets_on_are_counted_up_to_where_text_ends(prompts: Pr
     assert reading.num_forgone() == (3 + 1) + (2 + 1) + (2 + 1)
 
 
+def test_where_nothing_is_to_be_read_nobody_asks_for_the_receivers_bytes(
+    prompts: Prompts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(self: object, texts: object) -> None:
+        raise AssertionError("its tokens cannot be told as bytes")
+
+    monkeypatch.setattr(type(prompts.vocabulary), "cut_all", refuses)
+    assert translator(prompts).translate_all([]) == []
+
+
 def test_a_pair_is_made_once_for_a_table(prompts: Prompts) -> None:
     one = translator(prompts)
     made = [group(rollouts=[sent(b"1"), sent(b"2")], peer=peer) for peer in "ab"]

@@ -103,6 +103,8 @@ class Translator:
 
     def translate_all(self, asked: Sequence[ForeignGroup]) -> list[Translation]:
         """The same of many, which costs little more than of one."""
+        if not asked:  # then the receiver's own tokens need not be bytes
+            return []
         wanted = [self._completions(one) for one in asked]
         recuts = self._recuts(
             {each: one.spelling for one, row in zip(asked, wanted, strict=True) for each in row}
