@@ -376,14 +376,15 @@ def _lost_skill(history: History) -> Iterator[Sign]:
     first, newest = history.first, list(history.evaluations)[-2:]
     if first is None or history.measure != "accuracy" or newest[0].num_steps < SWAYING:
         return
-    foreign = {name for line in history.steps for name, _ in senders_of(line)}
+    others = {name for line in history.steps for name, _ in senders_of(line)}
+    others -= history.expected.mine
     most = _noise(history.expected.num_problems)
     fell = [
         f"{kind} from {began:.2f} to {newest[-1].heldout[kind]:.2f}"
         for kind, began in first.heldout.items()
         if all(began - evaluation.heldout.get(kind, began) > most for evaluation in newest)
     ]
-    if fell and len(first.heldout) > 1 and foreign - history.expected.mine:
+    if fell and others and len(first.heldout) > 1:
         yield Sign(
             "skill lost",
             f"held-out accuracy fell while others' samples were learned from: {', '.join(fell)}. "
