@@ -33,7 +33,7 @@ from motley.records import Charter, Content, Group, Roster
 from motley.runs.building import trained_policies
 from motley.runs.folder import newest_checkpoint
 from motley.runs.local import LocalCrew
-from motley.runs.metrics import read_metrics
+from motley.runs.metrics import learner_lines, read_metrics
 from motley.tasks import Scorer, load_task
 
 pytestmark = pytest.mark.slow  # whole crews
@@ -197,6 +197,34 @@ def test_a_crew_stopped_after_any_round_and_resumed_ends_the_same(
             next(rounds)
         crew.save()
         rounds.close()
+        assert_same_run(finish(LocalCrew.resume(crew.folder)), whole)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"pace": "async", "learning": "max_age = 1"},
+        {"layout": "horizontal", "learning": "epochs = 2\ngroups_per_step = 2"},
+    ],
+    ids=["lockstep", "async", "several-steps"],
+)
+def test_a_crew_that_keeps_own_successes_stopped_and_resumed_ends_the_same(
+    settings: dict[str, Any], folder: Path
+) -> None:
+    row = {"objective": "uplift", "variant": "kept"}
+    config = spread_crew(folder, ("full", "lora"), rounds=4, **row, **settings)
+    whole = run(config, folder / "whole")
+    kept = [line.kept for line in learner_lines(read_metrics(whole.folder)) if line.round > 1]
+    assert sum(one is not None and 0 < one.fallen < 1 for one in kept) >= 4
+    for stop in (1, 3):
+        crew = LocalCrew.start(config, folder / f"stopped{stop}")
+        rounds = crew.rounds()
+        for _ in range(stop):
+            next(rounds)
+        crew.save()
+        rounds.close()
+        assert stop == 1 or all(peer.learner.memory.by_kind for peer in crew.peers)
         assert_same_run(finish(LocalCrew.resume(crew.folder)), whole)
 
 

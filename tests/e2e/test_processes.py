@@ -180,6 +180,24 @@ def test_processes_stopped_and_resumed_are_pulled_toward_where_their_run_began(
     assert min(apart) > 0
 
 
+def test_processes_stopped_and_resumed_keep_the_same_successes(task: Path, tmp_path: Path) -> None:
+    row = {"objective": "uplift", "variant": "kept"}
+    config = spread_crew(task, ("full", "lora"), rounds=4, processes=True, **row)
+    local = LocalCrew.start(config, tmp_path / "local")
+    for _ in local.rounds():
+        pass
+    crew = ProcessCrew.start(config, tmp_path / "run")
+    rounds = gather(crew)
+    until_round(rounds, 2)
+    crew.save()
+    rounds.close()
+    finish(gather(ProcessCrew.resume(crew.folder)))
+    assert_ended_as(local.folder, crew.folder)
+    last = [line.kept for line in read_metrics(crew.folder) if line.round == 4]
+    assert len(last) == len(NAMES)
+    assert all(last)
+
+
 def test_an_error_of_a_peer_ends_the_crew_and_is_shown(config: CrewConfig, tmp_path: Path) -> None:
     crew = ProcessCrew.start(config, tmp_path / "run")
     other = msgspec.structs.replace(config, crew=msgspec.structs.replace(config.crew, seed=1))

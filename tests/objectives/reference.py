@@ -520,6 +520,8 @@ ROWS: dict[tuple[str, str], tuple] = {
     ),
     ("sapo_swarm", ""): (standardised, (), sapo_swarm, {"over": mean_of_tokens}),
 }
+# what is kept of own successes is no part of a batch's answers
+ROWS[("uplift", "kept")] = ROWS[("uplift", "both")]
 for _name in ("grpo", "fvis", "dr_grpo", "bnpo", "gspo", "gepo", "gepo_plus", "ds_gspo", "gmpo"):
     _advantage, _adjust, _share, _constants = ROWS[(_name, "")]
     ROWS[(_name, "published")] = (_advantage, _adjust, _share, _constants | {"dual_clip": np.inf})

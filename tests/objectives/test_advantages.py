@@ -27,7 +27,7 @@ from motley.objectives.advantages import (
     Standardised,
     Whitened,
 )
-from motley.objectives.rescue import rescue_of
+from motley.objectives.beside import kept_of, rescue_of
 
 from .cases import Case, batch_of, run, samples_of, tiny
 
@@ -363,6 +363,30 @@ def test_a_rescue_raises_the_likelihood_of_a_peers_success(gamma: float) -> None
         for i, n in enumerate(case.lengths):
             got = batch.logp_learner_BT.grad[i, :n].tolist()
             assert got == pytest.approx([-0.5 * weight * shares[i]] * n, rel=1e-5)
+
+
+def test_what_is_kept_is_pushed_up_where_it_has_fallen_and_nowhere_else() -> None:
+    # of one token, which fell, and of three: as likely as it was, fallen, risen
+    case = tiny([1.0, 1.0], lp=[[-2.0], [-1.0, -9.0, -0.5]], lq=[[-1.75], [-1.0, -1.0, -1.0]])
+    terms = Terms.of_nothing(samples_of(case).first(0)).with_lessons(samples_of(case), 16.0)
+    for name, shares in (("grpo", [1 / 2, 1 / 6]), ("dapo", [1 / 4, 1 / 4])):
+        batch = batch_of(case, terms, extra=2, garbage=-7.0)
+        output = kept_of(objective(name)).loss(batch)
+        output.loss.backward()
+        got = batch.logp_learner_BT.grad
+        assert got[0].tolist() == pytest.approx([-16 * shares[0], 0, 0, 0, 0])
+        assert got[1].tolist() == pytest.approx([0, -16 * shares[1], 0, 0, 0])
+        assert float(output.loss.detach()) == pytest.approx(-16 * sum(shares))
+        assert output.weight_BT[batch.mask_BT].tolist() == [1, 0, 1, 0]
+
+
+@pytest.mark.parametrize("name", ["uplift", "dr_grpo", "topr", "bnpo"])
+def test_only_its_reduction_is_taken_from_a_row_for_what_is_kept(name: str) -> None:
+    row = objective(name, settings={"beta": 0.5, "keep": 2.0})
+    kept = kept_of(row)
+    assert kept.reduction == row.reduction
+    assert (kept.penalty.beta, kept.keeping.keep, kept.adjust) == (0.0, 0.0, ())
+    assert kept == kept_of(objective(name))
 
 
 def test_terms_are_float32_though_worked_out_in_float64() -> None:

@@ -11,37 +11,38 @@ from motley.objectives.importance import Truncated
 
 from .cases import ROW_IDS, ROWS
 
-PENALTY = {"beta": 0.0, "toward": "sampler", "beta_times": "one", "dual_clip": 3.0}
+EVERY_ROW = {"beta": 0.0, "toward": "sampler", "beta_times": "one", "dual_clip": 3.0, "keep": 0.0}
 FILTER = {"g": 50.0, "kl": "k3", "kl_over": "own"}
 CLIP = {"clip_low": 0.2, "clip_high": 0.2}
 RATIO = CLIP | {"delta": inf}
-UPLIFT = {"floor": 1.0, "C": 1.0, "gamma": 0.0} | FILTER | PENALTY
+UPLIFT = {"floor": 1.0, "C": 1.0, "gamma": 0.0} | FILTER | EVERY_ROW
 
 SETTINGS: dict[tuple[str, str], dict[str, float | str]] = {
-    ("alone", ""): CLIP | PENALTY,
-    ("nois", ""): CLIP | PENALTY,
-    ("grpo", ""): RATIO | PENALTY,
-    ("tis", ""): {"C": 2.0} | CLIP | PENALTY,
-    ("ftis", ""): {"C": 2.0} | FILTER | CLIP | PENALTY,
-    ("fnois", ""): FILTER | CLIP | PENALTY,
-    ("fvis", ""): FILTER | RATIO | PENALTY,
-    ("dr_grpo", ""): RATIO | PENALTY,
-    ("bnpo", ""): RATIO | PENALTY,
-    ("gspo", ""): RATIO | PENALTY,
-    ("gepo", ""): {"scope": "group"} | RATIO | PENALTY,
-    ("gepo_plus", ""): {"near": 0.002} | RATIO | PENALTY,
-    ("ds_gspo", ""): {"mix": 0.005} | RATIO | PENALTY,
-    ("cispo", ""): {"clip_high": 4.0} | PENALTY,
-    ("topr", ""): PENALTY,
-    ("gmpo", ""): {"log_clip": 0.4, "delta": inf} | PENALTY,
+    ("alone", ""): CLIP | EVERY_ROW,
+    ("nois", ""): CLIP | EVERY_ROW,
+    ("grpo", ""): RATIO | EVERY_ROW,
+    ("tis", ""): {"C": 2.0} | CLIP | EVERY_ROW,
+    ("ftis", ""): {"C": 2.0} | FILTER | CLIP | EVERY_ROW,
+    ("fnois", ""): FILTER | CLIP | EVERY_ROW,
+    ("fvis", ""): FILTER | RATIO | EVERY_ROW,
+    ("dr_grpo", ""): RATIO | EVERY_ROW,
+    ("bnpo", ""): RATIO | EVERY_ROW,
+    ("gspo", ""): RATIO | EVERY_ROW,
+    ("gepo", ""): {"scope": "group"} | RATIO | EVERY_ROW,
+    ("gepo_plus", ""): {"near": 0.002} | RATIO | EVERY_ROW,
+    ("ds_gspo", ""): {"mix": 0.005} | RATIO | EVERY_ROW,
+    ("cispo", ""): {"clip_high": 4.0} | EVERY_ROW,
+    ("topr", ""): EVERY_ROW,
+    ("gmpo", ""): {"log_clip": 0.4, "delta": inf} | EVERY_ROW,
     ("uplift", ""): UPLIFT,
-    ("sapo_swarm", ""): CLIP | PENALTY,
-    ("ftis", "code"): {"C": 2.0} | FILTER | CLIP | PENALTY | {"kl_over": "group"},
-    ("gepo", "code"): {"scope": "microbatch"} | RATIO | PENALTY | {"toward": "code"},
-    ("topr", "filtered"): FILTER | PENALTY,
+    ("sapo_swarm", ""): CLIP | EVERY_ROW,
+    ("ftis", "code"): {"C": 2.0} | FILTER | CLIP | EVERY_ROW | {"kl_over": "group"},
+    ("gepo", "code"): {"scope": "microbatch"} | RATIO | EVERY_ROW | {"toward": "code"},
+    ("topr", "filtered"): FILTER | EVERY_ROW,
     ("uplift", "relative"): UPLIFT | {"scale": 2.0},
     ("uplift", "rehearsed"): UPLIFT | {"rehearse": 0.3},
     ("uplift", "both"): UPLIFT | {"scale": 1.0, "rehearse": 0.3},
+    ("uplift", "kept"): UPLIFT | {"scale": 1.0, "rehearse": 0.3, "keep": 8.0},
     ("uplift", "relative_rehearsed"): UPLIFT | {"scale": 1.0, "rehearse": 0.3},
     ("uplift", "floored"): UPLIFT | {"floor": 0.3, "C": 2.0},
     ("uplift", "shaped"): UPLIFT | {"gamma": 0.1},
@@ -57,20 +58,20 @@ SETTINGS |= {
     ("hacpo", ""): {"most_skill": 10.0}
     | RATIO
     | {"cross_clip": 0.8, "cross_step": 0.025, "alpha": 1.0}
-    | PENALTY,
-    ("grpo", "batch_std"): RATIO | PENALTY,
-    ("tis", "token_mask"): {"C": 3.0} | CLIP | PENALTY,
-    ("tis", "sequence"): {"C": 3.0} | CLIP | PENALTY,
-    ("tis", "sequence_mask"): {"C": 3.0} | CLIP | PENALTY,
-    ("tis", "trl"): {"C": 3.0} | CLIP | PENALTY,
-    ("dapo", ""): RATIO | {"clip_high": 0.28} | PENALTY,
-    ("sapo", ""): {"tau_pos": 1.0, "tau_neg": 1.05} | PENALTY,
-    ("rloo", ""): RATIO | PENALTY,
-    ("reinforce_pp", ""): {"baseline": "none"} | RATIO | PENALTY,
-    ("reinforce_pp", "baseline"): {"baseline": "group"} | RATIO | PENALTY,
-    ("dppo", ""): {"mask_low": 0.2, "mask_high": 0.2, "tau": 1e-3} | PENALTY,
-    ("m2po", ""): {"budget": 0.04} | PENALTY,
-    ("vcpo", ""): {"C": 8.0, "base_ess": 1.0, "ess": "truncated"} | PENALTY,
+    | EVERY_ROW,
+    ("grpo", "batch_std"): RATIO | EVERY_ROW,
+    ("tis", "token_mask"): {"C": 3.0} | CLIP | EVERY_ROW,
+    ("tis", "sequence"): {"C": 3.0} | CLIP | EVERY_ROW,
+    ("tis", "sequence_mask"): {"C": 3.0} | CLIP | EVERY_ROW,
+    ("tis", "trl"): {"C": 3.0} | CLIP | EVERY_ROW,
+    ("dapo", ""): RATIO | {"clip_high": 0.28} | EVERY_ROW,
+    ("sapo", ""): {"tau_pos": 1.0, "tau_neg": 1.05} | EVERY_ROW,
+    ("rloo", ""): RATIO | EVERY_ROW,
+    ("reinforce_pp", ""): {"baseline": "none"} | RATIO | EVERY_ROW,
+    ("reinforce_pp", "baseline"): {"baseline": "group"} | RATIO | EVERY_ROW,
+    ("dppo", ""): {"mask_low": 0.2, "mask_high": 0.2, "tau": 1e-3} | EVERY_ROW,
+    ("m2po", ""): {"budget": 0.04} | EVERY_ROW,
+    ("vcpo", ""): {"C": 8.0, "base_ess": 1.0, "ess": "truncated"} | EVERY_ROW,
 }
 for _name in ("dapo", "rloo", "reinforce_pp"):
     SETTINGS[(_name, "published")] = SETTINGS[(_name, "")] | {"dual_clip": inf}
@@ -143,6 +144,7 @@ def test_settings_of_a_row_made_by_hand() -> None:
         "toward": "sampler",
         "beta_times": "one",
         "dual_clip": 3.0,
+        "keep": 0.0,
     }
 
 
@@ -163,14 +165,14 @@ def test_unknown_variant_is_told_the_known_ones() -> None:
         objective("ftis", "paper")
     with pytest.raises(ValueError, match=r"^objective 'nois' has no variant 'code'; it has none$"):
         objective("nois", "code")
-    with pytest.raises(ValueError, match=r"has no variant 'x'; it has both, relative, "):
+    with pytest.raises(ValueError, match=r"has no variant 'x'; it has both, kept, relative, "):
         objective("uplift", "x")
 
 
 def test_setting_of_another_row_is_told_those_of_this_one() -> None:
     expected = (
         r"^objective setting 'foreign' is not used by this objective; it uses C, beta, beta_times, "
-        r"clip_high, clip_low, dual_clip, toward$"
+        r"clip_high, clip_low, dual_clip, keep, toward$"
     )
     with pytest.raises(ValueError, match=expected):
         objective("tis", settings={"foreign": 1.0})
@@ -179,7 +181,7 @@ def test_setting_of_another_row_is_told_those_of_this_one() -> None:
 def test_misspelt_setting_is_told_the_nearest() -> None:
     with pytest.raises(
         ValueError,
-        match=r"clip_high, clip_low, delta, dual_clip, toward; did you mean clip_high\?$",
+        match=r"clip_high, clip_low, delta, dual_clip, keep, toward; did you mean clip_high\?$",
     ):
         objective("grpo", settings={"clip_hi": 0.3})
 
@@ -220,6 +222,7 @@ def test_unknown_choice_is_refused(name: str, setting: str, value: str) -> None:
         ("grpo", "dual_clip", 1.0),
         ("grpo", "delta", 1.0),
         ("hacpo", "most_skill", 1.0),
+        ("uplift", "keep", 0.0),
         ("sapo", "tau_pos", 0.01),
         ("sapo", "tau_neg", 0.01),
         ("vcpo", "base_ess", 0.01),

@@ -49,6 +49,22 @@ def test_without_leaving_anybody_out_the_same_weights_come_out(run: Path, tmp_pa
             assert all(torch.equal(before[name], again[name]) for name in before)
 
 
+def test_steps_taken_again_keep_the_same_successes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_task(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    row = {"objective": "uplift", "variant": "kept", "learning": "checkpoint_every = 2"}
+    config = spread_crew(tmp_path, ("full",) * 2, rounds=4, **row)
+    for _ in LocalCrew.start(config, tmp_path / "run").rounds():
+        pass
+    assert all(line.kept for line in learner_lines(read_metrics(tmp_path / "run"))[-2:])
+    replayed(tmp_path / "run", (), 2, tmp_path / "again")
+    for peer in ("full0", "full1"):
+        before, again = weights(tmp_path / "run", peer), weights(tmp_path / "again", peer)
+        assert all(torch.equal(before[name], again[name]) for name in before)
+
+
 def test_a_peer_that_is_left_out_has_no_part_in_any_step(run: Path, tmp_path: Path) -> None:
     outcomes = replayed(run, ("full2",), 2, tmp_path / "out")
     assert [(o.peer, o.rounds, o.left_out) for o in outcomes] == [

@@ -6,7 +6,7 @@ import msgspec
 
 from motley.config import parse_config
 from motley.learning.senders import SenderMetrics
-from motley.runs.metrics import LearnerLine, MetProblems, SamplerLine, Timing
+from motley.runs.metrics import KeptSuccesses, LearnerLine, MetProblems, SamplerLine, Timing
 from motley.study.outcomes import Spent, outcome_of, read_outcomes, spent_of
 
 CREW = parse_config(
@@ -64,6 +64,14 @@ def test_what_is_learned_beside_the_objective_counts() -> None:
     assert spent_of(CREW, "a", [taught]) == Spent(sampled=20, own=25, foreign=7, seconds=0.75)
     again = msgspec.structs.replace(taught, timing=None)
     assert spent_of(CREW, "a", [again]).sampled == 26
+
+
+def test_own_successes_that_are_kept_count_as_own_in_learning_alone() -> None:
+    plain = step(1, a=sender(2, 2.5, sequences=8), b=sender(2, 3.0, sequences=8))
+    kept = KeptSuccesses(sequences=3, tokens=11, fallen=0.5)
+    lines = [msgspec.structs.replace(plain, kept=kept), step(2, a=sender(1, 2.0, sequences=5))]
+    expected = Spent(sampled=20 + 20, own=20 + 10 + 11, foreign=24, seconds=1.5)
+    assert spent_of(CREW, "a", lines) == expected
 
 
 def test_what_samplers_draw_is_their_learners() -> None:

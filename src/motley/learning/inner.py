@@ -10,6 +10,7 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -39,15 +40,17 @@ class Part(NamedTuple):
 def inner_parts(plan: StepPlan, rules: Learning, seed: int, version: int) -> list[Part]:
     """Cut a batch into steps by whole groups, in another order in every epoch.
 
-    Of as few steps as `groups_per_step` allows, alike in size. The order is that of a hash of the
+    Of as few steps as `groups_per_step` allows, alike in size; each has its share of what is kept.
+    The order is that of a hash of the
     crew's seed, the version, the epoch and the group: for everyone the same, however groups came.
     """
+    *taken, kept = plan.by_objective()
     groups: dict[int, list[ToScore]] = {}
-    for sequence in plan.todo:
+    for sequence in chain.from_iterable(taken):
         groups.setdefault(plan.batch.group_B[sequence.row], []).append(sequence)
     num_steps = -(-len(groups) // (rules.groups_per_step or max(1, len(groups))))
     if num_steps < 2:
-        return [Part(plan.todo, 1.0)] * (rules.epochs if groups else 0)
+        return [Part(plan.todo, 1.0)] * (rules.epochs if plan.todo else 0)
     parts = []
     for epoch in range(rules.epochs):
         draws = {
@@ -55,9 +58,9 @@ def inner_parts(plan: StepPlan, rules: Learning, seed: int, version: int) -> lis
             for group, members in groups.items()
         }
         order = sorted(groups, key=lambda group: draws[group])
-        for chosen in np.array_split(np.array(order), num_steps):
+        for step, chosen in enumerate(np.array_split(np.array(order), num_steps)):
             todo = [sequence for group in chosen.tolist() for sequence in groups[group]]
-            parts.append(Part(todo, len(groups) / len(chosen)))
+            parts.append(Part(todo + kept[step::num_steps], len(groups) / len(chosen)))
     return parts
 
 

@@ -43,6 +43,7 @@ from motley.learning.inner import (
     with_start,
 )
 from motley.learning.meetings import Lesson
+from motley.learning.memory import Memory
 from motley.learning.notes import Note, Overheard, compared, note, note_scores, reference_kl
 from motley.learning.planning import Planner
 from motley.learning.reference import Reference
@@ -50,6 +51,7 @@ from motley.learning.schedule import lr_at
 from motley.learning.select import Candidate
 from motley.learning.senders import SenderMetrics
 from motley.learning.sequences import (
+    KEPT,
     StepPlan,
     Unscored,
     Withheld,
@@ -65,7 +67,7 @@ from motley.learning.success import Skills, Success
 from motley.learning.traces import RolloutTrace
 from motley.models.devices import is_out_of_memory
 from motley.models.policy import Policy
-from motley.objectives import Objective, rescue_of
+from motley.objectives import Objective, kept_of, rescue_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +89,7 @@ class StepReport:
     inner: InnerReport | None = None  # where there was more than one optimiser step
     reference_kl: float | None = None  # where a penalty pulls toward the reference
     met: MetReport | None = None  # where peers meet
+    kept: KeptReport | None = None  # where the row keeps own successes
     # what the step made of each token that it scored (learning/traces.py)
     trace: tuple[RolloutTrace, ...] = field(default=(), compare=False)
 
@@ -102,6 +105,15 @@ class MetReport:
     branched: int = 0
     branched_tokens: int = 0
     unfit: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptReport:
+    """What came of own successes of earlier steps; docs/metrics.md has the formulas."""
+
+    sequences: int
+    tokens: int
+    fallen: float
 
 
 class Means(NamedTuple):
@@ -130,10 +142,12 @@ class Learner:
         """`policy`: as the run began. `rounds`: of the whole run. `seed`: the crew's."""
         self.policy = policy
         self.success, self.skills = Success(rules.success_memory), Skills()
+        self.memory = Memory(self.success, seed)
         self.scale = LossScale(policy.dtype)
         self._objective, self._rules, self._trust = objective, rules, trust
         self._planner = Planner(objective, policy.prompts, self.success, self.skills, teach.rescue)
-        self._rows = (objective, rescue_of(objective, teach.gamma))  # of answers, and of lessons
+        # of answers, of lessons, and of what is kept
+        self._rows = (objective, rescue_of(objective, teach.gamma), kept_of(objective))
         self._full_lr = self._lr = lr
         self._rounds, self._seed = rounds, seed
         self.needs_reference = objective.penalty.needs_reference
@@ -167,9 +181,11 @@ class Learner:
         """
         self.success.update(candidates)
         self.skills.update(candidates)
+        keeps = self._objective.keeping.keep > 0
+        kept = self.memory.remind(candidates, self.policy.version) if keeps else []
         fates, blamed = _blamed(candidates), set[str]()
         while candidates or lessons:
-            plan = self._plan(candidates, withheld, audited, lessons)
+            plan = self._plan(candidates, withheld, audited, lessons, kept)
             done = self._step(plan, partial(self._alone, plan, withheld, lessons))
             if isinstance(done, StepReport):
                 left_out = tuple(sorted(blamed | {*done.blamed}))
@@ -190,7 +206,7 @@ class Learner:
     def _plan(self, *what: Any, **how: Any) -> StepPlan:
         """As the planner's, with what the row decides from the learner's log-probs of answers."""
         plan = self._planner.plan(*what, **how)
-        answers, _ = plan.by_objective()
+        answers, *_ = plan.by_objective()
         if not (self._objective.looks and answers):
             return plan
         alone = replace(plan, todo=answers)
@@ -288,7 +304,7 @@ class Learner:
     def _blame(self, plan: StepPlan, alone: Callable[[str], StepPlan]) -> Blame:
         """Find the strangers whose sequences alone are not finite; raise where there is none."""
         norm_of = {}  # at a scale at which float16 holds all that it can
-        senders = plan.batch.senders if not plan.start else plan.speaking
+        senders = plan.speaking if plan.start else plan.batch.answering
         for peer in senders:
             made = self._backward(alone(peer))
             norm_of[peer] = float(made.norm) if np.isfinite(made.loss) else np.nan
@@ -364,9 +380,7 @@ class Learner:
 class _Losses:
     """What micro-batches of a pass come out with, and the gradients of their losses."""
 
-    def __init__(
-        self, plan: StepPlan, rows: tuple[Objective, Objective], device: torch.device
-    ) -> None:
+    def __init__(self, plan: StepPlan, rows: tuple[Objective, ...], device: torch.device) -> None:
         self.pulls = Pulls(len(plan.batch.senders), device)
         self.notes: list[Note] = []
         self.losses = [torch.zeros((), device=device)]
@@ -378,9 +392,11 @@ class _Losses:
         micro, sender_B, known = one
         logp_BT = micro.unpack(scores.logp_M.detach()).requires_grad_()
         loss_batch = known(logp_learner_BT=logp_BT)
-        output = self._rows[self._plan.has_lessons(micro)].loss(loss_batch)
+        objective = self._plan.objective_of(micro)
+        output = self._rows[objective].loss(loss_batch)
         (dloss_BT,) = torch.autograd.grad(output.loss, logp_BT)
-        self.pulls.add(sender_B, dloss_BT, logp_BT.detach(), micro.mask_BT)
+        if objective != KEPT:  # nobody may pull harder for what a peer holds against it
+            self.pulls.add(sender_B, dloss_BT, logp_BT.detach(), micro.mask_BT)
         self.notes.append(note(micro, scores, loss_batch, output, dloss_BT))
         self.losses.append(output.loss.detach())
         self.scored.append(Scored(micro, logp_BT.detach(), loss_batch.logp_ref_BT))
@@ -435,7 +451,19 @@ def _report(
         fates=fates_of(plan.batch, rows),
         log_ratios=_log_ratios(plan, rows, made.heard),
         reference_kl=reference_kl(made.notes),
+        kept=_kept_report(rows[plan.batch.first_kept :]),
         trace=traces_of(plan.batch, rows, [scale for _, scale in settled.senders]),
+    )
+
+
+def _kept_report(rows: Sequence[Row]) -> KeptReport | None:
+    if not rows:
+        return None
+    weight_T = np.concatenate([row.scored.weight for row in rows if row.scored] or [np.zeros(1)])
+    return KeptReport(
+        sequences=len(rows),
+        tokens=sum(row.num_tokens for row in rows),
+        fallen=float(weight_T.mean()),
     )
 
 
@@ -459,7 +487,7 @@ def _with_gradients(
     where it was measured.
     """
     senders = with_readings(senders, plan.batch.candidates)
-    spoke = {plan.batch.candidate_B[s.row].group.origin.peer for s in plan.todo}
+    spoke = {plan.sender_of(s) for s in plan.todo if s.row < plan.batch.first_kept}
     number_of = {peer: number for number, peer in enumerate(plan.batch.senders)}
 
     def measured(peer: str) -> SenderMetrics:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from motley.learning.meetings import Lesson
+from motley.learning.memory import OwnSuccess
 from motley.learning.select import Candidate
 from motley.learning.sequences import (
     SkillOf,
@@ -36,10 +37,12 @@ class Planner:
         withheld: Withheld,
         audited: frozenset[int] = frozenset(),
         lessons: Sequence[Lesson] = (),
+        kept: Sequence[OwnSuccess] = (),
     ) -> StepPlan:
-        batch = step_batch(candidates, self.prompts, self.success, self.skills, lessons)
+        batch = step_batch(candidates, self.prompts, self.success, self.skills, lessons, kept)
         taken = batch.samples.first(batch.first_lesson)
         terms = self.objective.prepare(taken) if candidates else Terms.of_nothing(taken)
         silent_B = self.objective.silent(terms).tolist() if candidates else []
-        terms = terms.with_lessons(batch.samples, self.rescue)
+        terms = terms.with_lessons(batch.samples.first(batch.first_kept), self.rescue)
+        terms = terms.with_lessons(batch.samples, self.objective.keeping.keep)
         return step_plan(batch, terms, silent_B, withheld, audited)

@@ -21,13 +21,16 @@ from motley.learning.batches import MicroBatch, ToScore
 from motley.learning.diagnostics import Row, ScoredRow
 from motley.learning.fates import FILTERED, LEARNED, SILENT, WITHHELD
 from motley.learning.meetings import Lesson
+from motley.learning.memory import OwnSuccess
 from motley.learning.readings import RolloutSpans
 from motley.learning.select import Candidate
 from motley.learning.traces import RolloutTrace
 from motley.models.prompts import Prompts
 from motley.objectives import LossBatch, Samples, SpanTable, Terms
+from motley.records import Rollout
 from motley.spelling import Tokenwise
 
+ANSWERS, LESSONS, KEPT = range(3)  # what has a loss of its own
 Mask = NDArray[np.bool_]
 # of a rollout of a candidate, by its number: the tokens that must not be made likelier
 Withheld = Callable[[Candidate, int], Mask | None]
@@ -54,7 +57,10 @@ class StepBatch:
     """The sequences of a step, one row each, groups next to each other."""
 
     candidates: list[Candidate]
-    first_lesson: int  # row: those before are of the candidates, from it on one for each lesson
+    # rows: those before are of the candidates, from the first on one for each lesson, from the
+    # second on one for each own success that is kept
+    first_lesson: int
+    first_kept: int
     candidate_B: list[Candidate]
     number_B: list[int]  # of the rollout in its candidate
     group_B: list[int]
@@ -63,6 +69,12 @@ class StepBatch:
     sequences: list[ToScore]
     samples: Samples
     senders: list[str]  # by number; who is no stranger comes first
+
+    @property
+    def answering(self) -> list[str]:
+        """The senders of answers and lessons."""
+        there = {c.group.origin.peer for c in self.candidate_B[: self.first_kept]}
+        return [sender for sender in self.senders if sender in there]
 
     @property
     def strangers(self) -> set[str]:
@@ -85,13 +97,19 @@ class StepPlan:
     ref: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     num_taken: int = 0  # optimiser steps since the round began
 
-    def by_objective(self) -> tuple[list[ToScore], list[ToScore]]:
-        """What is to be scored, without its lessons, and these: another row has their loss."""
-        first = self.batch.first_lesson
-        return [s for s in self.todo if s.row < first], [s for s in self.todo if s.row >= first]
+    def by_objective(self) -> tuple[list[ToScore], list[ToScore], list[ToScore]]:
+        """What is to be scored: answers, lessons and what is kept. Each has a loss of its own."""
+        parts: tuple[list[ToScore], list[ToScore], list[ToScore]] = ([], [], [])
+        for sequence in self.todo:
+            parts[self._objective_of(sequence.row)].append(sequence)
+        return parts
 
-    def has_lessons(self, micro: MicroBatch) -> bool:
-        return int(micro.row_B[0]) >= self.batch.first_lesson
+    def objective_of(self, micro: MicroBatch) -> int:
+        """ANSWERS, LESSONS or KEPT: a micro-batch is of one of them."""
+        return self._objective_of(int(micro.row_B[0]))
+
+    def _objective_of(self, row: int) -> int:
+        return (row >= self.batch.first_lesson) + (row >= self.batch.first_kept)
 
     def sender_of(self, sequence: ToScore) -> str:
         return self.batch.candidate_B[sequence.row].group.origin.peer
@@ -110,13 +128,8 @@ class StepPlan:
         return replace(self, todo=[s for s in self.todo if self.sender_of(s) not in senders])
 
 
-def step_batch(
-    candidates: Sequence[Candidate],
-    prompts: Prompts,
-    success: SuccessOf,
-    skills: SkillOf,
-    lessons: Sequence[Lesson] = (),
-) -> StepBatch:
+def _answers(candidates: Sequence[Candidate]) -> list[tuple[int, Candidate, int, Rollout]]:
+    """Every rollout: the number of its group, its candidate, and its number there."""
     group_index: dict[str, int] = {}
     entries = []
     for candidate in candidates:
@@ -125,11 +138,25 @@ def step_batch(
             (index, candidate, number, rollout)
             for number, rollout in enumerate(candidate.group.rollouts)
         ]
-    entries.sort(key=lambda entry: entry[0])
+    return sorted(entries, key=lambda entry: entry[0])
+
+
+def step_batch(
+    candidates: Sequence[Candidate],
+    prompts: Prompts,
+    success: SuccessOf,
+    skills: SkillOf,
+    lessons: Sequence[Lesson] = (),
+    kept: Sequence[OwnSuccess] = (),
+) -> StepBatch:
+    entries = _answers(candidates)
     first_lesson = len(entries)
+    first_kept = first_lesson + len(lessons)
+    beside = [(c, number) for c, number, _ in lessons] + [(one.candidate, 0) for one in kept]
+    num_groups = entries[-1][0] + 1 if entries else 0
     entries += [
-        (len(group_index) + place, c, number, c.group.rollouts[number])
-        for place, (c, number, _) in enumerate(lessons)
+        (num_groups + place, c, number, c.group.rollouts[number])
+        for place, (c, number) in enumerate(beside)
     ]
     of_stranger = {c.group.origin.peer: c.stranger for _, c, _, _ in entries}
     senders = sorted(of_stranger, key=lambda peer: of_stranger[peer])
@@ -150,6 +177,7 @@ def step_batch(
     return StepBatch(
         candidates=list(candidates),
         first_lesson=first_lesson,
+        first_kept=first_kept,
         candidate_B=[c for _, c, _, _ in entries],
         number_B=[number for _, _, number, _ in entries],
         group_B=[g for g, _, _, _ in entries],
@@ -179,7 +207,7 @@ def step_plan(
 ) -> StepPlan:
     """Silent sequences are scored only where their candidate is audited, and not learned from.
 
-    What cannot be compared is not scored at all. No lesson is silent.
+    What cannot be compared is not scored at all. No lesson is silent, nor is what is kept.
     """
     compared_B = [
         c.is_compared(number) for c, number in zip(batch.candidate_B, batch.number_B, strict=True)
@@ -311,14 +339,14 @@ def fates_of(batch: StepBatch, rows: Sequence[Row]) -> dict[int, str]:
 def traces_of(
     batch: StepBatch, rows: Sequence[Row], scale_S: Sequence[float]
 ) -> tuple[RolloutTrace, ...]:
-    """What became of the tokens of every sequence that was scored.
+    """What became of the tokens of every sequence that was scored, but for what was kept.
 
     `scale_S`: what was left of each sender's part of the gradient.
     """
     scale_of = dict(zip(batch.senders, scale_S, strict=False))  # none where nothing was scored
     return tuple(
         _trace(batch, number, row, row.scored, scale_of[row.sender])
-        for number, row in enumerate(rows)
+        for number, row in enumerate(rows[: batch.first_kept])
         if row.scored
     )
 

@@ -5,8 +5,8 @@ Knows tensors; knows no learner, record or transport.
 
 from motley.objectives.about import about
 from motley.objectives.batch import LossBatch, LossOutput, Samples, SpanTable, Terms
+from motley.objectives.beside import kept_of, rescue_of
 from motley.objectives.objective import Objective
-from motley.objectives.rescue import rescue_of
 from motley.objectives.table import OBJECTIVES, VARIANTS, objective
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "SpanTable",
     "Terms",
     "about",
+    "kept_of",
     "objective",
     "rescue_of",
 ]

@@ -158,6 +158,17 @@ class Uplifting:
         return token_ratio(batch)
 
 
+@dataclass(frozen=True, slots=True)
+class Fallen:
+    """rho_t < 1: 1, else 0. What is no less likely than it was is left alone."""
+
+    def __call__(self, batch: LossBatch) -> Tensor:
+        return (batch.log_ratio_BT.detach() < 0).to(batch.logp_sampler_BT.dtype)
+
+    def free(self, batch: LossBatch) -> Tensor:
+        return torch.ones_like(batch.logp_sampler_BT)
+
+
 def sequence_kl(
     batch: LossBatch, estimator: Literal["k3", "k1"], over: Literal["own", "group"]
 ) -> Tensor:
@@ -209,5 +220,6 @@ Weight = (
     | ClippedAbove
     | TaperedNegatives
     | Uplifting
+    | Fallen
 )
 Filter = KeepAll | DropUnlikelyNegatives

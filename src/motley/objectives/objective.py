@@ -94,9 +94,19 @@ class Penalty:
         return log_ratio_BT if self.toward == "sampler" else -log_ratio_BT
 
 
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """Own successes of earlier steps, one for every two foreign rollouts of a step: A = keep, and
+    w = 1 on tokens that have become less likely than when they were sampled, else 0.
+    """
+
+    keep: float = 0.0  # 0: nothing is remembered
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """advantage x adjustments x weight x filter x surrogate x reduction, and a penalty.
+    """advantage x adjustments x weight x filter x surrogate x reduction, a penalty, and what is
+    kept of own successes.
 
     loss = -reduce(weight·surrogate over the sequences kept) + penalty
     """
@@ -109,6 +119,7 @@ class Objective:
     reduction: Reduction = SequenceMean()
     look: Look = NoLook()
     penalty: Penalty = Penalty()
+    keeping: Keeping = Keeping()
     end_token: bool = True  # False masks the end token out of the loss
     skip_silent: bool = False  # True leaves zero-advantage groups out of the denominators too
 
@@ -182,7 +193,8 @@ class Objective:
         """Every number or choice a crew file may set on this row, with its value.
 
         >>> Objective(weight=Truncated(C=2.0)).settings()
-        {'C': 2.0, 'beta': 0.0, 'toward': 'sampler', 'beta_times': 'one', 'dual_clip': 3.0}
+        {'C': 2.0, 'beta': 0.0, 'toward': 'sampler', 'beta_times': 'one', 'dual_clip': 3.0,
+        'keep': 0.0}
         """
         return {name: value for part in self._parts() for name, value in _settings_of(part).items()}
 
@@ -226,6 +238,7 @@ class Objective:
             self.reduction,
             self.look,
             self.penalty,
+            self.keeping,
         ]
 
     def silent(self, terms: Terms) -> torch.Tensor:

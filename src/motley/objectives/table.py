@@ -31,7 +31,7 @@ from motley.objectives.importance import (
     Uplifting,
 )
 from motley.objectives.looks import EffectiveSamples, SecondMoment
-from motley.objectives.objective import Objective, Penalty, Setting
+from motley.objectives.objective import Keeping, Objective, Penalty, Setting
 from motley.objectives.ratios import (
     GroupOrSequenceRatio,
     GroupRatio,
@@ -98,6 +98,7 @@ OBJECTIVES: dict[str, Objective] = {
 
 _uplift = OBJECTIVES["uplift"]
 _shaping = Uplifting(gamma=0.1)
+_both = replace(_uplift, adjust=(BothBaselines(), Rehearsal()))
 
 
 def _published(row: Objective, surrogate: ClippedRatio | RatioTimesAdvantage) -> Objective:
@@ -143,7 +144,8 @@ VARIANTS: dict[str, dict[str, Objective]] = {
     },
     "topr": {"filtered": replace(OBJECTIVES["topr"], filter=_ftis_filter)},
     "uplift": {
-        "both": replace(_uplift, adjust=(BothBaselines(), Rehearsal())),
+        "both": _both,
+        "kept": replace(_both, keeping=Keeping(keep=8.0)),
         "relative": replace(_uplift, adjust=(ReceiverRelative(),)),
         "rehearsed": replace(_uplift, adjust=(Rehearsal(),)),
         "relative_rehearsed": replace(_uplift, adjust=(ReceiverRelative(scale=1.0), Rehearsal())),

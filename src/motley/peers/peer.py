@@ -40,6 +40,7 @@ from motley.peers.state import (
     is_own,
     reader_of,
     refused_for_rewards,
+    remembered_again,
     tables_again,
     waiting_again,
 )
@@ -305,6 +306,9 @@ class Peer:
         heard = heard_again(state.scrutiny.heard, self.log, self.reader)
         self.scrutiny.load_state(state.scrutiny, heard)
         self.teaching.load_state(state, self.log)
+        learner.memory.load_state(
+            state.memory, remembered_again(state.memory, self.log, self.reader)
+        )
         self._drop_revoked()
         if not self.config.crew.check_rewards:
             _trust_rewards(self)
@@ -366,6 +370,7 @@ def _state_of(peer: Peer) -> PeerState:
         scrutiny=peer.scrutiny.state(),
         meetings=peer.teaching.meetings.state(),
         prefixes=peer.teaching.prefixes,
+        memory=learner.memory.state(),
         skills=learner.skills.means,
         unheard=peer.hearing.passed_by,
     )

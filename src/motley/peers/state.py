@@ -15,6 +15,7 @@ import msgspec
 from motley.clock import timed
 from motley.exchange import Entry, Head, Log, Outbox, WireError
 from motley.learning.meetings import MeetingsState
+from motley.learning.memory import RememberedRollout
 from motley.learning.prefixes import PrefixState
 from motley.learning.readings import spelled
 from motley.learning.select import Candidate
@@ -68,6 +69,7 @@ class PeerState(msgspec.Struct, frozen=True, kw_only=True):
     skills: dict[str, list[float]] = msgspec.field(default_factory=dict)
     meetings: MeetingsState = MeetingsState()
     prefixes: PrefixState = PrefixState()
+    memory: list[RememberedRollout] = []
     unheard: int = 0
 
 
@@ -189,6 +191,15 @@ def waiting_again(arrivals: Sequence[Arrival], log: Log, reader: Reader) -> list
         for entry in _read_again(log, by_position.keys())
     ]
     return candidates_of(read, reader)
+
+
+def remembered_again(
+    memory: Sequence[RememberedRollout], log: Log, reader: Reader
+) -> list[Candidate]:
+    """Read the groups of own successes that a checkpoint remembers, one for each of these."""
+    arrivals = [Arrival(one.position, one.since, one.came_s) for one in memory]
+    by_position = {c.position: c for c in waiting_again(arrivals, log, reader)}
+    return [by_position[one.position] for one in memory]
 
 
 def heard_again(positions: Sequence[int], log: Log, reader: Reader) -> list[HeardGroup]:

@@ -5,7 +5,7 @@ Owns which number of whom stands in which field (`metrics.py` has the fields). W
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import msgspec
 
@@ -19,6 +19,7 @@ from motley.peers.sampling import Sampled
 from motley.runs.evaluation import GradedAnswer
 from motley.runs.metrics import (
     Counts,
+    KeptSuccesses,
     LearnerLine,
     MetProblems,
     SampleAnswer,
@@ -140,6 +141,7 @@ def _with_step(line: LearnerLine, report: StepReport) -> LearnerLine:
         inner_clipped=report.inner.clipped if report.inner else None,
         inner_kl=report.inner.kl if report.inner else None,
         reference_kl=report.reference_kl,
+        kept=KeptSuccesses(**asdict(report.kept)) if report.kept else None,
     )
 
 

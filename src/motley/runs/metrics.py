@@ -48,6 +48,14 @@ class MetProblems(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     branch_reward: float | None = None
 
 
+class KeptSuccesses(msgspec.Struct, frozen=True, kw_only=True):
+    """Of own successes of earlier steps: how many a step was reminded of, and what is lost."""
+
+    sequences: int
+    tokens: int
+    fallen: float
+
+
 class Sign(msgspec.Struct, frozen=True, omit_defaults=True):
     """That something is wrong with a peer's training, said once: what, why it may be, what to do.
 
@@ -93,6 +101,7 @@ class LearnerLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     senders: dict[str, SenderMetrics] | None = None
     blamed: list[str] | None = None
     met: MetProblems | None = None
+    kept: KeptSuccesses | None = None
     # of the exchange
     waiting: int | None = None
     refused: Counts | None = None

@@ -283,7 +283,7 @@ class Probe:
         heard: list[SenderMetrics] = []
         for batch in batches:
             # a batch is not to be judged by what another was
-            learner.success.by_kind = dict(success.by_kind)
+            learner.success.by_kind, learner.memory.by_kind = dict(success.by_kind), {}
             learner.skills.means = {peer: [*means] for peer, means in skills.means.items()}
             report = learner.step(batch)
             self.policy.version = self.round

@@ -97,7 +97,9 @@ def spent_of(config: CrewConfig, peer: str, lines: Sequence[MetricsLine]) -> Spe
     met = [line.met for line in steps if line.met]
     return Spent(
         sampled=sampled,
-        own=sum(own) + sum(one.branched_tokens or 0 for one in met),
+        own=sum(own)
+        + sum(one.branched_tokens or 0 for one in met)
+        + sum(line.kept.tokens for line in steps if line.kept),
         foreign=sum(_learned(config, line, False) for line in steps)
         + sum(one.rescued_tokens or 0 for one in met),
         seconds=sum(_seconds(line) for line in steps),
