@@ -41,8 +41,8 @@ def inner_parts(plan: StepPlan, rules: Learning, seed: int, version: int) -> lis
     """Cut a batch into steps by whole groups, in another order in every epoch.
 
     Of as few steps as `groups_per_step` allows, alike in size; each has its share of what is kept.
-    The order is that of a hash of the
-    crew's seed, the version, the epoch and the group: for everyone the same, however groups came.
+    The order is that of a hash of the crew's seed, the version, the epoch and the group: for
+    everyone the same, however groups came.
     """
     *taken, kept = plan.by_objective()
     groups: dict[int, list[ToScore]] = {}

@@ -14,7 +14,7 @@ import msgspec
 
 from motley.clock import timed
 from motley.exchange import Entry, Head, Log, Outbox, WireError
-from motley.learning.meetings import MeetingsState
+from motley.learning.meetings import MeetingsState, RememberedSolution
 from motley.learning.memory import RememberedRollout
 from motley.learning.prefixes import PrefixState
 from motley.learning.readings import spelled
@@ -194,12 +194,14 @@ def waiting_again(arrivals: Sequence[Arrival], log: Log, reader: Reader) -> list
 
 
 def remembered_again(
-    memory: Sequence[RememberedRollout], log: Log, reader: Reader
+    remembered: Sequence[RememberedRollout] | Sequence[RememberedSolution],
+    log: Log,
+    reader: Reader,
 ) -> list[Candidate]:
-    """Read the groups of own successes that a checkpoint remembers, one for each of these."""
-    arrivals = [Arrival(one.position, one.since, one.came_s) for one in memory]
+    """Read the groups of successes that a checkpoint remembers, one for each of these."""
+    arrivals = [Arrival(one.position, one.since, one.came_s) for one in remembered]
     by_position = {c.position: c for c in waiting_again(arrivals, log, reader)}
-    return [by_position[one.position] for one in memory]
+    return [by_position[one.position] for one in remembered]
 
 
 def heard_again(positions: Sequence[int], log: Log, reader: Reader) -> list[HeardGroup]:

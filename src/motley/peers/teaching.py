@@ -19,7 +19,7 @@ from motley.learning.meetings import Lesson, Meetings, Met
 from motley.learning.prefixes import PREFIXES, Continued, PrefixQueue, PrefixState, TriedPrefix
 from motley.learning.select import Candidate
 from motley.peers.sampling import SamplerHalf
-from motley.peers.state import Arrival, PeerState, Reader, waiting_again
+from motley.peers.state import PeerState, Reader, remembered_again
 from motley.trust import AdmittedGroups
 
 
@@ -111,9 +111,7 @@ class Teaching:
 
     def load_state(self, state: PeerState, log: Log) -> None:
         successes = state.meetings.successes
-        arrivals = [Arrival(s.position, s.since, s.came_s) for s in successes]
-        by_position = {c.position: c for c in waiting_again(arrivals, log, self.reader)}
-        self.meetings.load_state(state.meetings, [by_position[s.position] for s in successes])
+        self.meetings.load_state(state.meetings, remembered_again(successes, log, self.reader))
         if self.half.prefixes:
             self.half.prefixes.load_state(state.prefixes)
 
