@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from architectures import END, TURN_END, text_tokenizer
 from motley.models.sources import find, read_tokenizer
-from motley.models.spelled import PROBES, NoSpellingError, Uncut
+from motley.models.spelled import FEW, PROBES, NoSpellingError, Uncut
 from motley.models.tiny import tiny_vocabulary
 from motley.models.vocabulary import Vocabulary
 from motley.spelling import Spelling, UnspelledError
@@ -139,6 +139,15 @@ def test_one_text_that_has_no_cut_does_not_shift_the_others() -> None:
     )
     assert vocabulary.cut_all([]) == []
     assert vocabulary.are_canonical([]) == []
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_many_texts_are_cut_as_each_by_itself(kind: str) -> None:
+    vocabulary = small(kind)
+    texts = [text.encode() for text in PROBES]
+    assert sum(map(len, PROBES)) > FEW
+    assert max(map(len, PROBES)) <= FEW
+    assert vocabulary.cut_all(texts) == [vocabulary.cut(text) for text in texts]
 
 
 # SentencePiece
@@ -384,6 +393,7 @@ def spelled_texts(vocabulary: Vocabulary, rng: random.Random) -> dict[str, tuple
     texts += [own_text(rng, spelling) for _ in range(300)]
     texts += [f"a{special} b" for special in vocabulary.tokenizer.all_special_tokens]
     cuts = vocabulary.cut_all([text.encode() for text in texts])
+    assert cuts == [vocabulary.cut(text.encode()) for text in texts]
     made = [cut for cut in cuts if isinstance(cut, tuple)]
     assert all(vocabulary.are_canonical(made))
     for text, cut in zip(texts, cuts, strict=True):

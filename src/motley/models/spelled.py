@@ -26,6 +26,7 @@ Parts = dict[str, Any]  # normalizer, pre_tokenizer and decoder, as a tokenizer.
 
 _BYTE_NAME = re.compile("<0x([0-9A-F]{2})>")
 _NUM_OWN_PROBES = 64  # texts of a vocabulary's own tokens
+FEW = 512  # characters: so few are cut before threads are awake
 
 # All in the form NFC, that some tokenizers bring text into; what else they change shows here.
 PROBES = (
@@ -125,7 +126,10 @@ class Speller:
         ]
 
     def _encoded(self, texts: list[str]) -> list[tuple[int, ...]]:
-        batch = self._bare.encode_batch_fast(texts, add_special_tokens=False)
+        if sum(map(len, texts)) <= FEW:
+            batch = [self._bare.encode(text, add_special_tokens=False) for text in texts]
+        else:
+            batch = self._bare.encode_batch_fast(texts, add_special_tokens=False)
         if not self._ids:
             return [tuple(one.ids) for one in batch]
         return [
