@@ -181,7 +181,7 @@ def test_processes_stopped_and_resumed_are_pulled_toward_where_their_run_began(
 
 
 def test_processes_stopped_and_resumed_keep_the_same_successes(task: Path, tmp_path: Path) -> None:
-    row = {"objective": "uplift", "variant": "kept"}
+    row = {"objective": "uplift", "variant": "kept", "learning": '[objective]\nheld = "all"'}
     config = spread_crew(task, ("full", "lora"), rounds=4, processes=True, **row)
     local = LocalCrew.start(config, tmp_path / "local")
     for _ in local.rounds():

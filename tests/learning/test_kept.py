@@ -69,7 +69,7 @@ def success(slot: int, drift: Sequence[float] = (0.5, -0.5, 0.01)) -> Candidate:
 
 
 def row_of(name: str = "uplift/kept", keep: float = KEEP) -> Objective:
-    return objective(*name.split("/"), settings={"keep": keep})
+    return objective(*name.split("/"), settings={"keep": keep, "held": "all"})
 
 
 def a_learner(

@@ -30,9 +30,9 @@ def answered(
     return candidate(made, own=peer == "me", position=position, problem=problem)
 
 
-def memory(seed: int = 0, **success: float) -> Memory:
+def memory(seed: int = 0, all_kinds: bool = True, **success: float) -> Memory:
     """Of a receiver with these running mean rewards, by kind of problem."""
-    return Memory(Success(0.9, dict(success)), seed)
+    return Memory(Success(0.9, dict(success)), seed, all_kinds)
 
 
 def remembering(candidates: Sequence[Candidate], seed: int = 0) -> Memory:
@@ -227,6 +227,43 @@ def test_what_is_no_success_takes_no_place_of_what_is() -> None:
     made.success.by_kind["sort"] = 0.6
     assert {id for id, _ in names(made.reminders(foreign(8), 0))} == {"me.0.1"}
     assert len(made.reminders(foreign(8), 0)) == 4
+
+
+@pytest.mark.parametrize(
+    ("success", "count"),
+    [
+        (-1.0, 0),
+        (0.0, 0),
+        (0.5, 0),
+        (0.51, 0),
+        (0.625, 5),
+        (0.75, 10),
+        (0.99, 19),
+        (1.0, 20),
+        (3.0, 20),
+    ],
+)
+def test_a_kind_is_held_as_far_as_more_than_half_of_it_is_solved(
+    success: float, count: int
+) -> None:
+    made = memory(all_kinds=False, sort=success)
+    best = max(1.0, success)  # a success, whatever the scale of rewards
+    made.take_in([answered([best] * 30)])
+    assert len(made.reminders(foreign(40), 0)) == count
+
+
+def test_what_is_mastered_has_the_places_of_what_is_not() -> None:
+    made = memory(all_kinds=False, sort=1.0, sum=0.4, chain=0.8)
+    made.take_in(
+        [
+            answered([1.0] * 30, slot, kind=kind)
+            for slot, kind in enumerate(("sort", "sum", "chain"))
+        ]
+    )
+    drawn = Counter(one.candidate.problem.kind for one in made.reminders(foreign(40), 0))
+    assert drawn == {"sort": 10, "chain": 10}
+    few = Counter(one.candidate.problem.kind for one in made.reminders(foreign(4), 0))
+    assert few == {"sort": 1, "chain": 1}
 
 
 # Checkpoints

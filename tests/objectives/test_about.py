@@ -35,7 +35,7 @@ def test_the_page_of_methods_has_a_section_and_a_line_for_a_row_and_names_its_se
     source = about(name).source
     if source.startswith("arXiv"):
         assert source in section or source.removeprefix("arXiv ") in section
-    everywhere = {"dual_clip", "delta", "beta", "toward", "beta_times", "keep"}
+    everywhere = {"dual_clip", "delta", "beta", "toward", "beta_times", "keep", "held"}
     for setting in OBJECTIVES[name].settings().keys() - everywhere:
         assert f"`{setting}`" in section, setting
     for variant in VARIANTS.get(name, {}):

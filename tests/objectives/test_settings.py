@@ -11,7 +11,14 @@ from motley.objectives.importance import Truncated
 
 from .cases import ROW_IDS, ROWS
 
-EVERY_ROW = {"beta": 0.0, "toward": "sampler", "beta_times": "one", "dual_clip": 3.0, "keep": 0.0}
+EVERY_ROW = {
+    "beta": 0.0,
+    "toward": "sampler",
+    "beta_times": "one",
+    "dual_clip": 3.0,
+    "keep": 0.0,
+    "held": "mastered",
+}
 FILTER = {"g": 50.0, "kl": "k3", "kl_over": "own"}
 CLIP = {"clip_low": 0.2, "clip_high": 0.2}
 RATIO = CLIP | {"delta": inf}
@@ -42,7 +49,7 @@ SETTINGS: dict[tuple[str, str], dict[str, float | str]] = {
     ("uplift", "relative"): UPLIFT | {"scale": 2.0},
     ("uplift", "rehearsed"): UPLIFT | {"rehearse": 0.3},
     ("uplift", "both"): UPLIFT | {"scale": 1.0, "rehearse": 0.3},
-    ("uplift", "kept"): UPLIFT | {"scale": 1.0, "rehearse": 0.3, "keep": 8.0},
+    ("uplift", "kept"): UPLIFT | {"scale": 1.0, "rehearse": 0.3, "keep": 16.0},
     ("uplift", "relative_rehearsed"): UPLIFT | {"scale": 1.0, "rehearse": 0.3},
     ("uplift", "floored"): UPLIFT | {"floor": 0.3, "C": 2.0},
     ("uplift", "shaped"): UPLIFT | {"gamma": 0.1},
@@ -145,6 +152,7 @@ def test_settings_of_a_row_made_by_hand() -> None:
         "beta_times": "one",
         "dual_clip": 3.0,
         "keep": 0.0,
+        "held": "mastered",
     }
 
 
@@ -172,7 +180,7 @@ def test_unknown_variant_is_told_the_known_ones() -> None:
 def test_setting_of_another_row_is_told_those_of_this_one() -> None:
     expected = (
         r"^objective setting 'foreign' is not used by this objective; it uses C, beta, beta_times, "
-        r"clip_high, clip_low, dual_clip, keep, toward$"
+        r"clip_high, clip_low, dual_clip, held, keep, toward$"
     )
     with pytest.raises(ValueError, match=expected):
         objective("tis", settings={"foreign": 1.0})
@@ -181,7 +189,7 @@ def test_setting_of_another_row_is_told_those_of_this_one() -> None:
 def test_misspelt_setting_is_told_the_nearest() -> None:
     with pytest.raises(
         ValueError,
-        match=r"clip_high, clip_low, delta, dual_clip, keep, toward; did you mean clip_high\?$",
+        match=r"clip_low, delta, dual_clip, held, keep, toward; did you mean clip_high\?$",
     ):
         objective("grpo", settings={"clip_hi": 0.3})
 

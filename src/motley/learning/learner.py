@@ -142,7 +142,7 @@ class Learner:
         """`policy`: as the run began. `rounds`: of the whole run. `seed`: the crew's."""
         self.policy = policy
         self.success, self.skills = Success(rules.success_memory), Skills()
-        self.memory = Memory(self.success, seed)
+        self.memory = Memory(self.success, seed, all_kinds=objective.keeping.held == "all")
         self.scale = LossScale(policy.dtype)
         self._objective, self._rules, self._trust = objective, rules, trust
         self._planner = Planner(objective, policy.prompts, self.success, self.skills, teach.rescue)

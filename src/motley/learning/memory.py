@@ -47,10 +47,12 @@ class Memory:
     them is as likely in it, the first as the newest.
 
     `success`: the receiver's own. Whatever beats it is a success.
+    `all_kinds`: a step is reminded of each alike, not only of those that are mastered.
     """
 
     success: Success
     seed: int  # the crew's
+    all_kinds: bool = False
     by_kind: dict[str, list[OwnSuccess]] = field(default_factory=dict)
 
     def remind(self, candidates: Sequence[Candidate], version: int) -> list[OwnSuccess]:
@@ -79,7 +81,8 @@ class Memory:
         return reward > usual or reward == usual > 0
 
     def reminders(self, candidates: Sequence[Candidate], version: int) -> list[OwnSuccess]:
-        """What a step from this version is reminded of: of every kind as much, by a lot.
+        """What a step from this version is reminded of: of every kind as much, as far as it is
+        mastered, by a lot.
 
         What would be no success by now is left out.
         """
@@ -93,10 +96,17 @@ class Memory:
         }
         turns = [
             (turn, self._lot(f"{version}/", one), one)
-            for known in drawn.values()
-            for turn, one in enumerate(known[:count])
+            for kind, known in drawn.items()
+            for turn, one in enumerate(known[: int(count * self._mastery(kind))])
         ]
         return [one for _, _, one in sorted(turns, key=lambda turn: turn[:2])[:count]]
+
+    def _mastery(self, kind: str) -> float:
+        """From 0, where half of a kind or less is solved, to 1, where all of it is.
+
+        Where less is solved own samples differ, and what they say is not to be held up.
+        """
+        return 1.0 if self.all_kinds else min(1.0, max(0.0, 2 * self.success.of(kind) - 1))
 
     def _lot(self, what: str, one: OwnSuccess) -> bytes:
         text = f"{self.seed}/{what}{one.candidate.group.id}/{one.number}"

@@ -46,6 +46,7 @@ CHOICES = {
     "beta_times": ("one", "ratio"),
     "baseline": ("none", "group"),
     "ess": ("truncated", "free"),
+    "held": ("mastered", "all"),
 }
 
 
@@ -96,11 +97,14 @@ class Penalty:
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """Own successes of earlier steps, one for every two foreign rollouts of a step: A = keep, and
-    w = 1 on tokens that have become less likely than when they were sampled, else 0.
+    """Own successes of earlier steps, up to one for every two foreign rollouts of a step: A = keep,
+    and w = 1 on tokens that have become less likely than when they were sampled, else 0.
+
+    `held`: of which kinds of problems. "mastered": so many as more than half of them are solved.
     """
 
     keep: float = 0.0  # 0: nothing is remembered
+    held: Literal["mastered", "all"] = "mastered"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -145,7 +145,7 @@ VARIANTS: dict[str, dict[str, Objective]] = {
     "topr": {"filtered": replace(OBJECTIVES["topr"], filter=_ftis_filter)},
     "uplift": {
         "both": _both,
-        "kept": replace(_both, keeping=Keeping(keep=8.0)),
+        "kept": replace(_both, keeping=Keeping(keep=16.0)),
         "relative": replace(_uplift, adjust=(ReceiverRelative(),)),
         "rehearsed": replace(_uplift, adjust=(Rehearsal(),)),
         "relative_rehearsed": replace(_uplift, adjust=(ReceiverRelative(scale=1.0), Rehearsal())),
