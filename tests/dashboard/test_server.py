@@ -98,6 +98,9 @@ class FakeLog:
     def __init__(self, archive: Archive, clock: Clock = RealClock()) -> None:
         self.queries: list[GroupQuery] = []
 
+    def load(self, seconds: float) -> None:
+        pass
+
     def refresh(self, seconds: float = 0.2) -> bool:
         return False
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -104,29 +105,31 @@ class LogView:
         )
         self._loading = Loading(archive, self._config, self._fates)
         self._out_of_reach = ""
+        self._works = deque(
+            [self._read_log, self._fates.read_on, self._totals.count_on, self._look_back]
+        )
 
     # What is new
 
+    def load(self, seconds: float) -> None:
+        """Have the task and the vocabularies read, which takes seconds; wait for it for so long."""
+        self._loading.reader(seconds)
+
     def refresh(self, seconds: float = 0.2) -> bool:
         """Look at what the log and its fates have grown by, for about so long; True if something is
-        new. The first call has a thread load the task and the vocabularies, which takes seconds.
+        new. What there was no time for comes first in the next one. The first call has a thread
+        load the task and the vocabularies, which takes seconds.
         """
         self._loading.begin()
         deadline = Deadline(self._clock, seconds)
-        cuts, known = self._index.cuts, len(self._index)
-        try:
-            self._go_on(deadline, self._read_log)
-            self._out_of_reach = ""
-        except LogError as error:
-            self._out_of_reach = f"the log is out of reach: {error}"
-        is_new = (cuts, known) != (self._index.cuts, len(self._index))
-        is_new |= self._go_on(deadline, self._fates.read_on)
-        is_new |= self._go_on(deadline, self._totals.count_on)
-        try:
-            self._go_on(Deadline(self._clock, min(seconds, LOOK_BACK_S)), self._records.look_back)
-        except LogError as error:
-            self._out_of_reach = f"the log is out of reach: {error}"
-        return is_new
+        is_new, before = False, (self._index.cuts, len(self._index))
+        for _ in range(len(self._works)):
+            work = self._works[0]
+            self._works.rotate(-1)
+            is_new |= self._go_on(deadline, work)
+            if deadline.passed:
+                break
+        return is_new or before != (self._index.cuts, len(self._index))
 
     def _go_on(self, deadline: Deadline, work: Callable[[Deadline], bool]) -> bool:
         """Work in slices, so that questions are answered in between; True if it did something."""
@@ -140,10 +143,24 @@ class LogView:
             self._clock.sleep_s(0)
 
     def _read_log(self, deadline: Deadline) -> bool:
-        while self._index.read_on():
-            if deadline.passed:
-                return True
+        with self._reaching():
+            while self._index.read_on():
+                if deadline.passed:
+                    return True
+            self._out_of_reach = ""
         return False
+
+    def _look_back(self, _: Deadline) -> bool:
+        with self._reaching():
+            self._records.look_back(Deadline(self._clock, LOOK_BACK_S))
+        return False  # the rest is for another time: nobody asked for it
+
+    @contextmanager
+    def _reaching(self) -> Iterator[None]:
+        try:
+            yield
+        except LogError as error:
+            self._out_of_reach = f"the log is out of reach: {error}"
 
     @property
     def indexed(self) -> float:

@@ -38,6 +38,7 @@ Range = tuple[float, float]
 SLICE_S = 0.03  # of looking at files
 LIVE_S, OVER_S = 0.5, 2.0  # between looks
 PATIENCE_S = 1.0  # of the thread, while one question follows another
+LOAD_S = 3.0  # before the log is looked at: beside each other both would keep questions waiting
 MOST_AWAKE = 6  # runs whose files are looked at
 
 
@@ -197,6 +198,7 @@ class ShownRun:
     def _look_at_log(self) -> bool:
         if self._log is None and (archive := self._keeper.archive):
             self._log = LogView(archive, self._clock)
+            self._log.load(LOAD_S)
         return self._log.refresh(SLICE_S) if self._log else False
 
 
