@@ -105,9 +105,7 @@ class LogView:
         )
         self._loading = Loading(archive, self._config, self._fates)
         self._out_of_reach = ""
-        self._works = deque(
-            [self._read_log, self._fates.read_on, self._totals.count_on, self._look_back]
-        )
+        self._works = deque([self._fates.read_on, self._totals.count_on, self._look_back])
 
     # What is new
 
@@ -117,19 +115,22 @@ class LogView:
 
     def refresh(self, seconds: float = 0.2) -> bool:
         """Look at what the log and its fates have grown by, for about so long; True if something is
-        new. What there was no time for comes first in the next one. The first call has a thread
-        load the task and the vocabularies, which takes seconds.
+        new. The log goes first, as clicks lead there. What else there was no time for comes first
+        in the next look. The first call has a thread load the task and the vocabularies, which
+        takes seconds.
         """
         self._loading.begin()
         deadline = Deadline(self._clock, seconds)
-        is_new, before = False, (self._index.cuts, len(self._index))
+        before = self._index.cuts, len(self._index)
+        self._go_on(deadline, self._read_log)
+        is_new = before != (self._index.cuts, len(self._index))
         for _ in range(len(self._works)):
+            if deadline.passed:
+                break
             work = self._works[0]
             self._works.rotate(-1)
             is_new |= self._go_on(deadline, work)
-            if deadline.passed:
-                break
-        return is_new or before != (self._index.cuts, len(self._index))
+        return is_new
 
     def _go_on(self, deadline: Deadline, work: Callable[[Deadline], bool]) -> bool:
         """Work in slices, so that questions are answered in between; True if it did something."""
