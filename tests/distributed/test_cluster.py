@@ -57,6 +57,15 @@ def test_an_address_may_name_several_servers_of_one_kind() -> None:
             urls_of(wrong)
 
 
+def test_an_address_may_name_the_domain_of_the_streams() -> None:
+    there = Login("nats://a:1,nats://b:2?domain=near-1", "a")
+    assert (there.urls, there.domain) == (["nats://a:1", "nats://b:2"], "near-1")
+    assert Login("nats://a:1", "a").domain == ""
+    for wrong in ("near", "domain=", "domain=a.b", "domain=a,nats://b:2", "domain=>"):
+        with pytest.raises(ValueError, match="behind its question mark; expected domain=NAME"):
+            urls_of(f"nats://a:1?{wrong}")
+
+
 def test_every_invitation_has_all_servers_and_each_another_in_front() -> None:
     place = Place(url="nats://x:1,nats://y:2,nats://z:3")
     lines = invitations(HubState.new(CONFIG, place), b"h" * 32)
@@ -107,6 +116,7 @@ def test_somebody_elses_cluster_keeps_replicas_too(tmp_path: Path) -> None:
         ({"nodes": "b"}, "--replicas 2: expected"),
         ({"nodes": "b:x,c"}, "'b:x' is no address"),
         ({"nats": "nats://x:1", "nodes": "b,c"}, "leave them out with --nats"),
+        ({"nats": "nats://x:1?domain=near"}, "is the address of a leaf node"),
     ],
 )
 def test_what_makes_no_cluster_is_refused(

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from architectures import text_tokenizer, write_model
+from exchange.nats_server import Regions
 from fakes import entry, spread_crew, write_task
 from hubs import PATIENCE_S, AtWork, local_place
 from motley.clock import Deadline, RealClock
@@ -30,7 +31,7 @@ from motley.distributed.join import Brings, join
 from motley.distributed.learner import LearnerRole
 from motley.distributed.orders import give_order
 from motley.distributed.participant import Participant
-from motley.distributed.register import Order
+from motley.distributed.register import Order, Place
 from motley.engines import TorchEngine
 from motley.engines.engine import Completion
 from motley.exchange import Entry, LogError, decode, unpack
@@ -74,9 +75,9 @@ class House:
     `clock` is theirs: by it deadlines and outages are measured.
     """
 
-    def __init__(self, config: CrewConfig, folder: Path) -> None:
+    def __init__(self, config: CrewConfig, folder: Path, place: Place | None = None) -> None:
         self.config, self.folder, self.clock = config, folder, ShiftedClock()
-        self._place = local_place()
+        self._place = place or local_place()
         self.open_hub()
         lines = self.hub.register.invitations()
         self.invitations = {name: line.split()[-1] for name, line in lines.items()}
@@ -125,11 +126,16 @@ class House:
     # Members
 
     def join(
-        self, *names: str, data: Path | None = None, model: str = "", device: str = ""
+        self,
+        *names: str,
+        data: Path | None = None,
+        model: str = "",
+        device: str = "",
+        url: str = "",
     ) -> None:
         for name in names or self.names:
             self.members[name] = join(
-                self.url,
+                url or self.url,
                 "spread",
                 self.invitations[name],
                 self.folder / name,
@@ -327,6 +333,26 @@ def test_members_on_a_hub_end_as_a_crew_in_one_process(
     house.finish()
     assert_ends_as(house, local(config))
     assert all(line.grad_norm > 0 for lines in house.lines.values() for line in lines)
+
+
+@pytest.mark.parametrize("dies", ["nobody", "near", "far"])
+def test_members_in_two_regions_end_as_a_crew_in_one_process(
+    dies: str, task: Path, tmp_path: Path, local: Callable[..., LocalCrew]
+) -> None:
+    config = spread_crew(task, ("full", "lora", "last"), rounds=4)
+    with Regions(tmp_path / "servers") as regions:
+        house = House(config, tmp_path, Place(url=regions.near))
+        with closing(house):
+            near, *far = house.names
+            house.join(near)
+            house.join(*far, url=regions.far)
+            house.until(lambda: house.learned(near) >= 2)
+            if dies != "nobody":
+                regions.kill(dies)
+                house.during(2.0)
+                regions.start(dies)
+            house.finish()
+            assert_ends_as(house, local(config))
 
 
 # Leaving and coming back

@@ -5,6 +5,7 @@ And waiting without sleeping longer than needed.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -162,6 +163,53 @@ def open_server(folder: Path) -> Iterator[str]:
     finally:
         child.kill()
         child.wait()
+
+
+class Regions:
+    """Two servers that know no users: one with the streams, in the domain `near`, and a leaf node
+    of it in another region.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, ports, link = folder, (free_port(), free_port()), free_port()
+        self.near, far = (f"nats://127.0.0.1:{port}" for port in ports)
+        self.far = f"{far}?domain=near"
+        folder.mkdir()
+        store = {"store_dir": str(folder / "jetstream"), "domain": "near"}
+        here = {"host": "127.0.0.1"}
+        self._settings = {
+            "near": {"port": ports[0], "jetstream": store, "leafnodes": here | {"port": link}},
+            "far": {
+                "port": ports[1],
+                "leafnodes": {"remotes": [{"url": f"nats-leaf://127.0.0.1:{link}"}]},
+            },
+        }
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str) -> None:
+        settings = {"server_name": name, "host": "127.0.0.1"} | self._settings[name]
+        path = self._folder / f"{name}.json"
+        path.write_text(json.dumps(settings))
+        self._children[name] = subprocess.Popen(
+            [_binary(), "--config", str(path)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def kill(self, name: str) -> None:
+        child = self._children.pop(name)
+        child.kill()
+        child.wait()
+
+    def __enter__(self) -> Regions:
+        self.start("near")
+        self.start("far")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for name in list(self._children):
+            self.kill(name)
 
 
 async def settle(client: Client) -> None:

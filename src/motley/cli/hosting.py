@@ -173,12 +173,17 @@ def _place(folder: Path, wanted: ServerOptions) -> Place:
 
     from motley.distributed.register import Place
     from motley.exchange.nats.cluster import address_of
-    from motley.exchange.nats.connection import urls_of
+    from motley.exchange.nats.connection import domain_of, urls_of
 
     if wanted.nats:
         if wanted.nodes:
             raise ValueError("--nodes are those of a hub's own cluster; leave them out with --nats")
         servers = urls_of(wanted.nats)
+        if domain_of(wanted.nats):
+            raise ValueError(
+                f"--nats {wanted.nats} is the address of a leaf node; name the server that is to "
+                "have the streams, and leave ?domain= to peers of other regions"
+            )
         return Place(url=",".join(servers), replicas=_replicas(wanted.replicas))
     nodes = _nodes(wanted)
     place = _shown(folder, wanted)

@@ -144,12 +144,12 @@ class LogView:
             self._clock.sleep_s(0)
 
     def _read_log(self, deadline: Deadline) -> bool:
+        is_more = False
         with self._reaching():
-            while self._index.read_on():
-                if deadline.passed:
-                    return True
+            while (is_more := self._index.read_on()) and not deadline.passed:
+                pass
             self._out_of_reach = ""
-        return False
+        return is_more
 
     def _look_back(self, _: Deadline) -> bool:
         with self._reaching():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import re
 import ssl
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -30,6 +31,7 @@ logging.getLogger("asyncio").addFilter(lambda record: "eof_received" not in reco
 
 RECONNECT_WAIT_S = 0.25
 PING_S = 5  # two unanswered pings mean a dead connection that TCP has not noticed
+_DOMAIN = re.compile("[A-Za-z0-9_-]+")
 
 T = TypeVar("T")
 
@@ -94,6 +96,11 @@ class Login:
     @property
     def secure(self) -> bool:
         return self.urls[0].startswith("tls:")
+
+    @property
+    def domain(self) -> str:
+        """Of the streams, where they are on the other side of a leaf node; nothing if not."""
+        return domain_of(self.url)
 
 
 class Connection:
@@ -369,13 +376,26 @@ def _shown(urls: Sequence[str]) -> tuple[str, str]:
 
 def urls_of(given: str) -> list[str]:
     """The servers of an address, which has commas between several."""
-    urls = [url.strip() for url in given.split(",") if url.strip()]
+    domain_of(given)
+    urls = [url.strip() for url in given.partition("?")[0].split(",") if url.strip()]
     if not urls or len({url.startswith("tls:") for url in urls}) != 1:
         raise ValueError(
             f"{given!r} is no address of a server; expected nats://HOST:PORT or tls://HOST:PORT, "
             "or several of one kind with commas between"
         )
     return urls
+
+
+def domain_of(given: str) -> str:
+    """What an address says behind its servers: ...?domain=NAME."""
+    asked = given.partition("?")[2]
+    domain = asked.removeprefix("domain=")
+    if asked and (domain == asked or not _DOMAIN.fullmatch(domain)):
+        raise ValueError(
+            f"{given!r} has {asked!r} behind its question mark; expected domain=NAME, the domain "
+            "of JetStream that the crew's server is in"
+        )
+    return domain
 
 
 def _words(error: BaseException) -> str:

@@ -77,8 +77,9 @@ class Bucket:
         return f"$O.{self.name}.M.{base64.urlsafe_b64encode(blob.encode()).decode()}"
 
 
-def direct_get(stream: str) -> str:
-    return f"$JS.API.DIRECT.GET.{stream}"
+def direct_get(stream: str, domain: str = "") -> str:
+    """`domain`: that the stream is in, where it is not the one of the server that is asked."""
+    return f"$JS.{domain}.API.DIRECT.GET.{stream}" if domain else f"$JS.API.DIRECT.GET.{stream}"
 
 
 # Ids as subjects: parts between dots; what a subject may not hold is written =XX

@@ -197,7 +197,8 @@ class Stream:
         inbox = client.new_inbox()
         replies = await client.subscribe(inbox)
         try:
-            await client.publish(direct_get(self.name), msgspec.json.encode(wanted), reply=inbox)
+            subject = direct_get(self.name, self.connection.login.domain)
+            await client.publish(subject, msgspec.json.encode(wanted), reply=inbox)
             yield replies
         finally:
             await replies.unsubscribe()
