@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from architectures import text_tokenizer, write_model
-from exchange.nats_server import Regions
+from exchange.nats_server import OpenCluster, Regions
 from fakes import entry, spread_crew, write_task
 from hubs import PATIENCE_S, AtWork, local_place
 from motley.clock import Deadline, RealClock
@@ -351,6 +351,21 @@ def test_members_in_two_regions_end_as_a_crew_in_one_process(
                 regions.kill(dies)
                 house.during(2.0)
                 regions.start(dies)
+            house.finish()
+            assert_ends_as(house, local(config))
+
+
+@pytest.mark.parametrize("dies", ["one", "two", "three"])
+def test_members_on_somebody_elses_cluster_end_as_a_crew_in_one_process(
+    dies: str, task: Path, tmp_path: Path, local: Callable[..., LocalCrew]
+) -> None:
+    config = spread_crew(task, ("full", "lora", "last"), rounds=4)
+    with OpenCluster(tmp_path / "servers") as cluster:
+        house = House(config, tmp_path, Place(url=cluster.url, replicas=3))
+        with closing(house):
+            house.join()
+            house.until(lambda: house.learned(house.names[0]) >= 2)
+            cluster.kill(dies)
             house.finish()
             assert_ends_as(house, local(config))
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Self, TypeVar
 
 from nats.aio.client import Client
 
@@ -165,25 +165,11 @@ def open_server(folder: Path) -> Iterator[str]:
         child.wait()
 
 
-class Regions:
-    """Two servers that know no users: one with the streams, in the domain `near`, and a leaf node
-    of it in another region.
-    """
+class OpenServers:
+    """Servers that know no users, each with settings of its own, by name."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, ports, link = folder, (free_port(), free_port()), free_port()
-        self.near, far = (f"nats://127.0.0.1:{port}" for port in ports)
-        self.far = f"{far}?domain=near"
-        folder.mkdir()
-        store = {"store_dir": str(folder / "jetstream"), "domain": "near"}
-        here = {"host": "127.0.0.1"}
-        self._settings = {
-            "near": {"port": ports[0], "jetstream": store, "leafnodes": here | {"port": link}},
-            "far": {
-                "port": ports[1],
-                "leafnodes": {"remotes": [{"url": f"nats-leaf://127.0.0.1:{link}"}]},
-            },
-        }
+    def __init__(self, folder: Path, settings: dict[str, dict[str, Any]]) -> None:
+        self._folder, self._settings = folder, settings
         self._children: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str) -> None:
@@ -202,14 +188,58 @@ class Regions:
         child.kill()
         child.wait()
 
-    def __enter__(self) -> Regions:
-        self.start("near")
-        self.start("far")
+    def __enter__(self) -> Self:
+        self._folder.mkdir()
+        for name in self._settings:
+            self.start(name)
         return self
 
     def __exit__(self, *error: object) -> None:
         for name in list(self._children):
             self.kill(name)
+
+
+class Regions(OpenServers):
+    """One server with the streams, in the domain `near`, and a leaf node of it far away."""
+
+    def __init__(self, folder: Path) -> None:
+        near, far, link = free_port(), free_port(), free_port()
+        self.near = f"nats://127.0.0.1:{near}"
+        self.far = f"nats://127.0.0.1:{far}?domain=near"
+        store = {"store_dir": str(folder / "jetstream"), "domain": "near"}
+        remote = {"url": f"nats-leaf://127.0.0.1:{link}"}
+        super().__init__(
+            folder,
+            {
+                "near": {
+                    "port": near,
+                    "jetstream": store,
+                    "leafnodes": {"host": "127.0.0.1", "port": link},
+                },
+                "far": {"port": far, "leafnodes": {"remotes": [remote]}},
+            },
+        )
+
+
+class OpenCluster(OpenServers):
+    """Three servers of one cluster: one, two and three."""
+
+    def __init__(self, folder: Path) -> None:
+        ports = {name: (free_port(), free_port()) for name in ("one", "two", "three")}
+        self.url = ",".join(f"nats://127.0.0.1:{port}" for port, _ in ports.values())
+        routes = [f"nats-route://127.0.0.1:{route}" for _, route in ports.values()]
+        super().__init__(
+            folder,
+            {
+                name: {
+                    "port": port,
+                    "jetstream": {"store_dir": str(folder / name)},
+                    "cluster": {"name": "open", "host": "127.0.0.1", "port": route}
+                    | {"routes": routes},
+                }
+                for name, (port, route) in ports.items()
+            },
+        )
 
 
 async def settle(client: Client) -> None:
