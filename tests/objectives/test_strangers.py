@@ -227,6 +227,32 @@ def test_withholding_nothing_changes_no_bit() -> None:
     assert flat(plain.gradient).tolist() == flat(got.gradient).tolist()
 
 
+# The gate.
+
+
+@pytest.mark.parametrize(
+    ("success", "floor"),
+    [(-1.0, 1.0), (0.0, 1.0), (0.5, 0.25), (0.9, 0.01), (1.0, 0.0), (2.0, 0.0)],
+)
+def test_the_gate_lets_foreign_successes_in_as_far_as_the_receiver_fails(
+    success: float, floor: float
+) -> None:
+    ratios = [2.0, 0.5, 0.1, 1e-6]
+    case = tiny(
+        [1.0, 1.0, 0.0],
+        lp=[[log(0.25 * x) for x in ratios]] * 3,
+        lq=[[log(0.25)] * 4] * 3,
+        own=[False, True, False],
+        success=success,
+    )
+    row = objective("uplift", settings={"gate": 2.0, "g": inf})
+    weight_BT = run(row, case).output.weight_BT
+    expected = [max(min(x, 1.0), floor) for x in ratios]
+    assert weight_BT[0].tolist() == pytest.approx(expected, rel=1e-4)
+    assert weight_BT[1].tolist() == [1, 1, 1, 1]
+    assert weight_BT[2].tolist() == pytest.approx([min(x, 1.0) for x in ratios], rel=1e-4)
+
+
 # LUFFY's shaping.
 
 

@@ -73,6 +73,7 @@ class Terms:
     advantage_B: Tensor
     own_B: Tensor
     stranger_B: Tensor
+    success_B: Tensor
     log_expectation_B: Tensor  # logE of GEPO over the sequence's group
     # longest completion of the sequence's group, in tokens; without end tokens if the row has none
     group_longest_B: Tensor
@@ -101,6 +102,7 @@ class Terms:
             advantage_B=samples.reward_B,
             own_B=samples.own_B,
             stranger_B=samples.stranger_B,
+            success_B=samples.success_B,
             log_expectation_B=samples.logq_mean_B,
             group_longest_B=samples.length_B,
             pair_B=samples.group_B,
@@ -125,6 +127,7 @@ class Terms:
             "advantage_B": self.advantage_B.new_full((count,), weight),
             "own_B": samples.own_B[first:],
             "stranger_B": samples.stranger_B[first:],
+            "success_B": samples.success_B[first:],
             "log_expectation_B": samples.logq_mean_B[first:],
             "group_longest_B": samples.length_B[first:],
             "pair_B": self.num_pairs + torch.arange(count),

@@ -127,6 +127,10 @@ class Uplifting:
 
     Learn what works from anyone; unlearn only what you would do yourself.
 
+    With gate above 0 the floor of foreign sequences is floor·(1 - s)^gate, s the receiver's success
+    on their kind, from 0 to 1. Where it fails it imitates; where it succeeds it takes what it might
+    have written itself.
+
     With gamma above 0 foreign sequences with A > 0 weigh gamma·p/(p + gamma)^2 instead (LUFFY's
     shaping): at most 1/4, at p = gamma. It vanishes on tokens that the learner finds absurd.
     """
@@ -134,6 +138,7 @@ class Uplifting:
     floor: float = 1.0
     C: float = 1.0
     gamma: float = 0.0
+    gate: float = 0.0
 
     def __post_init__(self) -> None:
         if self.floor > self.C:
@@ -144,15 +149,18 @@ class Uplifting:
 
     def __call__(self, batch: LossBatch) -> Tensor:
         rho_BT = token_ratio(batch)
-        weight_BT = torch.where(
-            batch.advantage_B[:, None] > 0, rho_BT.clamp(self.floor, self.C), rho_BT.clamp(max=1)
-        )
-        if not self.gamma:
-            return weight_BT
-        p_BT = batch.logp_BT.detach().exp()
-        shaped_BT = self.gamma * p_BT / (p_BT + self.gamma) ** 2
-        shapes_B = ~batch.terms.own_B & (batch.advantage_B > 0)
-        return torch.where(shapes_B[:, None], shaped_BT, weight_BT)
+        lifts_B1 = batch.advantage_B[:, None] > 0
+        lifted_BT = rho_BT.clamp(self.floor, self.C)
+        foreign_B1 = ~batch.terms.own_B[:, None]
+        if self.gate:
+            fails_B1 = (1 - batch.terms.success_B[:, None].clamp(0, 1)).to(rho_BT.dtype)
+            gated_BT = torch.maximum(rho_BT.clamp(max=self.C), self.floor * fails_B1**self.gate)
+            lifted_BT = torch.where(foreign_B1, gated_BT, lifted_BT)
+        if self.gamma:
+            p_BT = batch.logp_BT.detach().exp()
+            shaped_BT = self.gamma * p_BT / (p_BT + self.gamma) ** 2
+            lifted_BT = torch.where(foreign_B1, shaped_BT, lifted_BT)
+        return torch.where(lifts_B1, lifted_BT, rho_BT.clamp(max=1))
 
     def free(self, batch: LossBatch) -> Tensor:
         return token_ratio(batch)
