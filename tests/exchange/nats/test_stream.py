@@ -9,6 +9,7 @@ from typing import Any
 import nats.errors
 import pytest
 
+from motley.exchange.nats.connection import Login
 from motley.exchange.nats.stream import Stream
 
 END = SimpleNamespace(headers={"Status": "204"}, data=b"")
@@ -44,7 +45,9 @@ class SlowClient:
 
 def test_an_answer_that_did_not_come_is_waited_for_longer_each_time() -> None:
     client = SlowClient()
-    connection = SimpleNamespace(call=lambda work, timeout_s: asyncio.run(work(client)))
+    connection = SimpleNamespace(
+        call=lambda work, timeout_s: asyncio.run(work(client)), login=Login("nats://a:1", "a")
+    )
     stream: Any = Stream(connection, "log", "the log", 100, silence_s=3.0)  # type: ignore[arg-type]
     for _ in range(6):
         with pytest.raises(nats.errors.TimeoutError):
