@@ -199,7 +199,7 @@ class Objective:
 
         >>> Objective(weight=Truncated(C=2.0)).settings()
         {'C': 2.0, 'beta': 0.0, 'toward': 'sampler', 'beta_times': 'one', 'dual_clip': 3.0,
-        'keep': 0.0}
+        'keep': 0.0, 'held': 'mastered'}
         """
         return {name: value for part in self._parts() for name, value in _settings_of(part).items()}
 
