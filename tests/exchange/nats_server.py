@@ -18,6 +18,7 @@ from nats.aio.client import Client
 
 from fakes import identity
 from hubs import PATIENCE_S
+from motley.exchange import LogError
 from motley.exchange.nats.accounts import User, invited_user, peer_user
 from motley.exchange.nats.blobs import NatsBlobs, create_bucket
 from motley.exchange.nats.connection import Connection, Login
@@ -38,6 +39,15 @@ def eventually(find: Callable[[], T], within_s: float = PATIENCE_S) -> T:
         assert time.monotonic() < stop, f"not within {within_s} s"
         time.sleep(0.005)
     return found
+
+
+def refused(log: NatsLog, id: str) -> bool:
+    """Whether this user may not write; other faults pass while the server takes in new rights."""
+    try:
+        log.append([(id, b"x")])
+    except LogError as error:
+        return "permissions violation" in str(error)
+    return False
 
 
 def in_time(work: Callable[[], T]) -> T:

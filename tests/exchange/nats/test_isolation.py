@@ -13,7 +13,7 @@ from motley.exchange.nats.connection import Connection
 from motley.exchange.nats.names import Names
 from motley.exchange.nats.presence import Presence
 
-from ..nats_server import CREW, Net, eventually, settle
+from ..nats_server import CREW, Net, eventually, refused, settle
 from .test_server import publish, subscribe
 
 NAMES = Names(CREW)
@@ -108,14 +108,6 @@ def test_a_peer_whose_right_to_write_is_taken_keeps_its_connection_and_reads(net
     log.append([("a.0.0", b"x")])
     net.admit(replace(net.users[0], writes=()))
     net.server.reload()
-
-    def refused() -> bool:
-        try:
-            log.append([("a.0.1", b"y")])
-        except LogError as error:
-            return "permissions violation" in str(error)
-        return False
-
-    eventually(refused)
+    eventually(lambda: refused(log, "a.0.1"))
     assert "a.0.0" in [entry.id for entry in log.read(0)]
     assert log.connection._client.stats["reconnects"] == 0
