@@ -146,7 +146,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.peer}.table"
 
 
-class Charter(msgspec.Struct, frozen=True, kw_only=True):
+class Charter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What every peer of a crew agreed to: its file, and what its task asks.
 
     The first record of a crew's log.
@@ -155,6 +155,7 @@ class Charter(msgspec.Struct, frozen=True, kw_only=True):
     crew: str
     config: str  # TOML
     task: str  # Task.fingerprint
+    lots: bool = False  # groups stand in lots: readers get the one that they listen to
 
     @property
     def id(self) -> str:

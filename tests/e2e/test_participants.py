@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from architectures import text_tokenizer, write_model
-from exchange.nats_server import OpenCluster, Regions
+from exchange.nats_server import OpenCluster, Regions, read_all
 from fakes import entry, spread_crew, write_task
 from hubs import PATIENCE_S, AtWork, local_place
 from motley.clock import Deadline, RealClock
@@ -333,6 +333,35 @@ def test_members_on_a_hub_end_as_a_crew_in_one_process(
     house.finish()
     assert_ends_as(house, local(config))
     assert all(line.grad_norm > 0 for lines in house.lines.values() for line in lines)
+
+
+@pytest.mark.parametrize("pace", ["lockstep", "async"])
+def test_members_that_are_sent_one_lot_of_the_groups_learn_from_all_they_hear(
+    pace: str, task: Path, house_of: HouseOf, local: Callable[..., LocalCrew]
+) -> None:
+    config = spread_crew(task, ("full",) * 6, rounds=4, pace=pace, hear=1)
+    house = house_of(config)
+    house.join()
+    house.until(lambda: house.learned("full2") == 2)
+    house.leave("full2")  # and comes back from its folder
+    house.join("full2")
+    house.finish()
+    if pace == "lockstep":
+        assert_ends_as(house, local(config))
+    for name in house.names:
+        peer, sent = house.peer(name), read_all(house.members[name].station.log)
+        heard = {
+            f"{sender}.{round}.{slot}"
+            for round in range(4)
+            for sender in peer.hearing.of(round)
+            for slot in range(config.problems_per_peer)
+        }
+        assert heard <= {entry.id for entry in sent}
+        assert len(sent) < 0.7 * len(house.entries())
+        dropped = peer.waiting.dropped.total()
+        lines = read_metrics(house.folder / name)
+        learned = sum(sender.groups for line in lines for sender in (line.senders or {}).values())
+        assert learned + len(peer.waiting) + dropped == len(heard)
 
 
 @pytest.mark.parametrize("dies", ["nobody", "near", "far"])

@@ -18,7 +18,7 @@ from nats.aio.client import Client
 
 from fakes import identity
 from hubs import PATIENCE_S
-from motley.exchange import LogError
+from motley.exchange import Entry, LogError
 from motley.exchange.nats.accounts import User, invited_user, peer_user
 from motley.exchange.nats.blobs import NatsBlobs, create_bucket
 from motley.exchange.nats.connection import Connection, Login
@@ -38,6 +38,13 @@ def eventually(find: Callable[[], T], within_s: float = PATIENCE_S) -> T:
     while not (found := find()):
         assert time.monotonic() < stop, f"not within {within_s} s"
         time.sleep(0.005)
+    return found
+
+
+def read_all(log: NatsLog) -> list[Entry]:
+    found: list[Entry] = []
+    while page := log.read(found[-1].position if found else 0):
+        found += page
     return found
 
 

@@ -12,10 +12,10 @@ import pytest
 from fakes import spread_crew, write_task
 from motley.config import ConfigError, CrewConfig
 from motley.learning.fates import StepFates
-from motley.learning.hearing import Hearing, Stretch, drawn
+from motley.learning.hearing import Hearing, Lots, Stretch, can_stand_in_lots, dealt
 from sim.crews import far_crew
 
-NAMES = [f"p{number}" for number in range(40)]
+NAMES = tuple(f"p{number}" for number in range(40))
 
 
 def crew(folder: Path, peers: int = 6, **settings: Any) -> CrewConfig:
@@ -23,34 +23,71 @@ def crew(folder: Path, peers: int = 6, **settings: Any) -> CrewConfig:
     return spread_crew(folder, ("full",) * peers, **settings)
 
 
-def test_a_draw_is_what_the_protocol_says_it_is() -> None:
-    lots = [hashlib.sha256(f"7/learner/12/{k}".encode()).hexdigest() for k in range(20)]
-    places = list(dict.fromkeys(int(lot, 16) % 40 for lot in lots))[:5]
-    assert drawn(7, "learner", 12, NAMES, 5) == [NAMES[place] for place in places]
+def test_lots_are_dealt_as_the_protocol_says() -> None:
+    hashes = {name: hashlib.sha256(f"7/12/{name}".encode()).hexdigest() for name in NAMES}
+    order = sorted(NAMES, key=hashes.__getitem__)
+    assert dealt(7, 12, NAMES, 6) == tuple(order[lot::6] for lot in range(6))
 
 
-def test_everyone_is_drawn_about_as_often_as_everyone_else() -> None:
-    rounds = 4000
-    counts = Counter(name for round in range(rounds) for name in drawn(0, "a", round, NAMES, 8))
-    expected = rounds * 8 / len(NAMES)
-    assert set(counts) == set(NAMES)
+def test_everyone_is_in_one_lot_and_in_each_about_as_often() -> None:
+    rounds, counts = 2000, Counter[tuple[str, int]]()
+    for round in range(rounds):
+        lots = dealt(0, round, NAMES, 5)
+        assert sorted(name for lot in lots for name in lot) == sorted(NAMES)
+        assert {len(lot) for lot in lots} == {8}
+        counts.update((name, number) for number, lot in enumerate(lots) for name in lot)
+    expected = rounds / 5
+    assert len(counts) == 40 * 5
     assert max(abs(count - expected) for count in counts.values()) < 5 * (expected * 0.8) ** 0.5
 
 
-@pytest.mark.parametrize("change", [{"seed": 1}, {"learner": "b"}, {"round": 4}])
-def test_another_seed_learner_or_round_is_another_draw(change: dict[str, Any]) -> None:
-    same = {"seed": 0, "learner": "a", "round": 3, "others": NAMES, "count": 8}
-    assert drawn(**same) == drawn(**same)  # type: ignore[arg-type]
-    assert drawn(**(same | change)) != drawn(**same)  # type: ignore[arg-type]
+@pytest.mark.parametrize("change", [{"seed": 1}, {"round": 4}])
+def test_another_seed_or_round_is_another_deal(change: dict[str, Any]) -> None:
+    same = {"seed": 0, "round": 3, "names": NAMES, "num_lots": 8}
+    assert dealt(**same) == dealt(**same)  # type: ignore[arg-type]
+    assert dealt(**(same | change)) != dealt(**same)  # type: ignore[arg-type]
 
 
-def test_a_learner_hears_itself_and_so_many_others(tmp_path: Path) -> None:
-    config = crew(tmp_path, hear=2)
-    for me in config.authors:
+@pytest.mark.parametrize(("peers", "hear"), [(6, 2), (7, 2), (11, 3), (12, 1), (5, 3)])
+def test_a_learner_hears_itself_and_the_first_others_in_its_lot(
+    peers: int, hear: int, tmp_path: Path
+) -> None:
+    config = crew(tmp_path, peers=peers, hear=hear)
+    lots = Lots(config)
+    assert lots.count == peers // (hear + 1)
+    for number, me in enumerate(config.authors):
+        assert lots.of(me) == number % lots.count
         for round in range(20):
-            heard = Hearing(config, me).of(round)
-            others = drawn(0, me, round, [n for n in config.authors if n != me], 2)
-            assert heard == [name for name in config.authors if name in {me, *others}]
+            lot = dealt(0, round, tuple(config.authors), lots.count)[lots.of(me)]
+            others = [name for name in lot if name != me][:hear]
+            assert len(others) == hear
+            expected = [name for name in config.authors if name in {me, *others}]
+            assert Hearing(config, me).of(round) == expected
+
+
+def test_who_is_heard_is_in_the_lot_that_is_listened_to(tmp_path: Path) -> None:
+    config = crew(tmp_path, peers=11, hear=2)
+    lots = Lots(config)
+    for me in config.authors:
+        hearing = Hearing(config, me)
+        for round in range(12):
+            heard = {name for name in hearing.of(round) if name != me}
+            assert {lots.of_group(f"{name}.{round}.1") for name in heard} == {lots.of(me)}
+
+
+@pytest.mark.parametrize(
+    "id", ["hub.charter", "full1.table", "full1", "full1.-1.0", "full1.99999999999.0", "who.1.0"]
+)
+def test_what_is_no_group_of_the_crew_is_in_no_lot(id: str, tmp_path: Path) -> None:
+    assert Lots(crew(tmp_path, hear=2)).of_group(id) is None
+
+
+@pytest.mark.parametrize(("hear", "spares"), [(None, False), (1, True), (2, True), (3, False)])
+def test_groups_stand_in_lots_where_there_are_several(
+    hear: int | None, spares: bool, tmp_path: Path
+) -> None:
+    settings = {} if hear is None else {"hear": hear}
+    assert can_stand_in_lots(crew(tmp_path, **settings)) is spares
 
 
 def test_without_hear_or_with_enough_of_it_everyone_is_heard(tmp_path: Path) -> None:
@@ -70,6 +107,7 @@ def test_a_learner_hears_its_own_samplers_whatever_is_drawn(tmp_path: Path) -> N
         heard = Hearing(config, "l").of(round)
         assert heard[:2] == ["s0", "s1"]
         assert len(heard) == 3
+    assert not can_stand_in_lots(config)
     assert config.problems_per_step("l") == 2 * 3
     assert config.problems_per_step("m") == 2 * 4
 
@@ -84,6 +122,15 @@ def test_who_is_not_heard_is_passed_by_on_the_id_alone(tmp_path: Path) -> None:
     assert hearing.passes_by("nobody.4.0", 13)
     assert not hearing.passes_by(f"{inside}.4.0", 14)
     assert (hearing.passed_by, hearing.stretches) == (3, [Stretch(10, 11), Stretch(13, 13)])
+
+
+def test_what_was_not_even_sent_is_counted_with_what_was_passed_by(tmp_path: Path) -> None:
+    hearing = Hearing(crew(tmp_path, hear=2), "full0")
+    hearing.pass_by(3, 2)
+    hearing.pass_by(3, 6)
+    hearing.pass_by(7, 7)
+    hearing.pass_by(9, 9)
+    assert (hearing.passed_by, hearing.stretches) == (6, [Stretch(3, 7), Stretch(9, 9)])
 
 
 @pytest.mark.parametrize(

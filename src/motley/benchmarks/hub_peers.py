@@ -31,6 +31,7 @@ from motley.distributed.join import join
 from motley.distributed.learner import LearnerRole
 from motley.distributed.participant import Participant
 from motley.exchange import Entry, Log, LogError
+from motley.exchange.nats.log import NatsLog
 from motley.files import append
 from motley.peers.peer import Peer
 from motley.trust.admitted import GroupPlace
@@ -190,17 +191,20 @@ class Hosted:
             self.ended_s.append(time.monotonic())
             if most is not None and participant.finished_rounds >= most:
                 break
-        peer, log = self.peer, participant.station.log
+        peer, station = self.peer, participant.station
+        log = NatsLog(station.log.connection, station.config.crew.name)  # all of it
         self.takes_part, self.is_done = False, True
         if participant.finished:
             _wait_for(self.job.folder / "over")
-            _read_to(peer, int((self.job.folder / "over").read_text()))
+            _read_to_the_end(peer)
+            end = int((self.job.folder / "over").read_text())
         else:
             participant.save()
-            participant.station.courier.close()  # with what is still to be sent
-        unsent = len(participant.station.outbox)
-        account = participant.station.joining.patiently(
-            lambda: account_of(peer, log, self.round_s, unsent)
+            station.courier.close()  # with what is still to be sent
+            end = peer.cursor
+        unsent = len(station.outbox)
+        account = station.joining.patiently(
+            lambda: account_of(peer, log, end, self.round_s, unsent)
         )
         participant.close()
         _tell(self.job, Line(account=account))
@@ -232,24 +236,28 @@ def _wait_for(path: Path) -> None:
         time.sleep(LOOK_S)
 
 
-def _read_to(peer: Peer, position: int) -> None:
+def _read_to_the_end(peer: Peer) -> None:
     """Take in what came after the last round was learned from."""
-    while peer.cursor < position:
+    while True:
         with suppress(LogError):
-            peer.receive()
+            if peer.receive():
+                return
         time.sleep(LOOK_S)
 
 
-def account_of(peer: Peer, log: Log, round_s: list[float], unsent: int) -> Account:
-    """Hold a peer's state against the log, as far as the peer has read it."""
+def account_of(peer: Peer, log: Log, end: int, round_s: list[float], unsent: int) -> Account:
+    """Hold a peer's state against the log, up to where the peer has read it.
+
+    `end`: its cursor, or behind it. What it is not sent does not move the cursor.
+    """
     heard = missed = passed_by = 0
     whole: dict[tuple[str, int], bool] = {}
-    for entry in _entries_to(log, peer.cursor):
+    for entry in _entries_to(log, end):
         place = GroupPlace.read(entry.id)
         if place is None:
             continue
         if not peer.hearing.may_matter(entry.id):
-            passed_by += 1
+            passed_by += entry.position <= peer.cursor
             continue
         heard += 1
         key = place.sender, place.round
@@ -261,7 +269,7 @@ def account_of(peer: Peer, log: Log, round_s: list[float], unsent: int) -> Accou
         rounds=peer.learned_rounds,
         published=peer.half.outbox.head.counter,
         unsent=unsent,
-        cursor=peer.cursor,
+        cursor=max(end, peer.cursor),
         heard=heard,
         missed=missed,
         refused=sum(peer.admission.refused.values()),

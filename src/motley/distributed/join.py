@@ -31,8 +31,9 @@ from motley.distributed.participant import WAIT_S, Participant, Role, take_stati
 from motley.distributed.register import Say
 from motley.distributed.sampler import begin_sampling
 from motley.exchange.nats.connection import NotAdmittedError
-from motley.exchange.nats.log import NatsLog
+from motley.exchange.nats.log import Listening, NatsLog
 from motley.files import hold
+from motley.learning.hearing import Lots
 from motley.models.named import may_be_mixed
 from motley.models.opening import vocabulary_of
 from motley.records import HUB, Charter
@@ -85,8 +86,8 @@ def join(
         connection = joining.patiently(joining.enter) if came_before else joining.enter()
         held.callback(connection.close)
         joining.keep()
-        log = joining.patiently(lambda: NatsLog(connection, crew))
-        agreed = _agree(joining, log, brings)
+        agreed = _agree(joining, NatsLog(connection, crew), brings)
+        log = NatsLog(connection, crew, agreed.listening(joining.membership.peer))
         station = take_station(joining, agreed.config, log, held, agreed.mixed)
         role: Role = (
             begin_sampling(station, held)
@@ -135,6 +136,14 @@ class Agreed(NamedTuple):
 
     config: CrewConfig
     mixed: bool  # peers may have different vocabularies
+    lots: bool  # groups stand in lots
+
+    def listening(self, peer: str) -> Listening | None:
+        """Which lot of the log a peer reads; None: all of it."""
+        if not self.lots:
+            return None
+        lots = Lots(self.config)
+        return Listening(peer, lots.of(peer), lots.of_group, tables=self.mixed)
 
 
 def _agree(joining: Joining, log: NatsLog, brings: Brings) -> Agreed:
@@ -165,7 +174,8 @@ def _agree(joining: Joining, log: NatsLog, brings: Brings) -> Agreed:
             f"{folder} holds a run of other settings; choose another folder with --out, or delete "
             "it"
         )
-    return Agreed(config, _is_mixed(agreed, config.named(config.student_of(me)), brings))
+    own = config.named(config.student_of(me))
+    return Agreed(config, _is_mixed(agreed, own, brings), charter.lots)
 
 
 def _is_mixed(agreed: CrewConfig, own: PeerConfig, brings: Brings) -> bool:

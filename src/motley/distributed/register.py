@@ -22,6 +22,7 @@ from motley.exchange.nats.cluster import Node, address_of
 from motley.exchange.nats.connection import Login
 from motley.exchange.nats.server import fingerprint
 from motley.exchange.nats.stream import HEADERS_BYTES
+from motley.learning.hearing import can_stand_in_lots
 from motley.records import HUB, Charter, Roster
 from motley.tasks import load_task
 from motley.trust import Identity, nkey_of, verifies
@@ -56,6 +57,7 @@ class HubState(msgspec.Struct, kw_only=True):
     muted: list[str] = []  # who wrote more than its quota, and may not write any more
     forgiven: dict[str, int] = {}  # peer -> how many of its records do not count
     ordered: int = 0  # the number of the last order that was carried out
+    lots: bool = False  # groups stand in lots
 
     @staticmethod
     def new(config: CrewConfig, place: Place, expires_s: float = 0.0) -> HubState:
@@ -66,6 +68,7 @@ class HubState(msgspec.Struct, kw_only=True):
             place=place,
             invited={peer.name: Identity.new().secret for peer in config.peer},
             expires_s={peer.name: expires_s for peer in config.peer} if expires_s else {},
+            lots=place.replicas == 1 and can_stand_in_lots(config),
         )
 
 
@@ -211,7 +214,8 @@ class Register:
 
     def charter(self) -> Charter:
         task = load_task(self._config.crew.task, self._config.task).fingerprint
-        return Charter(crew=self.state.crew, config=self.state.config, task=task)
+        state = self.state
+        return Charter(crew=state.crew, config=state.config, task=task, lots=state.lots)
 
     def roster(self) -> Roster:
         state = self.state
@@ -247,7 +251,8 @@ class Register:
     def _user(self, peer: PeerConfig) -> User:
         state, name = self.state, peer.name
         nkey = nkey_of(state.keys[name]) if name in state.keys else ""
-        user = peer_user(state.crew, name, nkey, peer.role == "learner", peer.follows)
+        is_learner = peer.role == "learner"
+        user = peer_user(state.crew, name, nkey, is_learner, peer.follows, state.lots)
         most = self.quotas.message_bytes(peer) + HEADERS_BYTES
         return replace(user, max_payload=most, writes=() if name in state.muted else user.writes)
 

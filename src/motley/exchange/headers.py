@@ -197,6 +197,13 @@ class CharterHeader(_Head, frozen=True, kw_only=True, tag="charter"):
         return _filled(Charter, self)
 
 
+class LotsHeader(CharterHeader, frozen=True, kw_only=True, tag="lots"):
+    """A charter of a crew whose groups stand in lots: the same fields."""
+
+    def content(self) -> Charter:
+        return _filled(Charter, self, lots=True)
+
+
 class RosterHeader(_Head, frozen=True, kw_only=True, tag="roster"):
     number: int
     keys: dict[str, bytes]
@@ -212,7 +219,8 @@ class RosterHeader(_Head, frozen=True, kw_only=True, tag="roster"):
         return _filled(Roster, self)
 
 
-AnyHeader = GroupHeader | BranchHeader | TableHeader | WeightsHeader | CharterHeader | RosterHeader
+OfHub = CharterHeader | LotsHeader | RosterHeader
+AnyHeader = GroupHeader | BranchHeader | TableHeader | WeightsHeader | OfHub
 
 _encoder = msgspec.msgpack.Encoder(order="sorted")
 _decoder = msgspec.msgpack.Decoder(AnyHeader)
@@ -249,7 +257,7 @@ def _group_header(group: Group, stamp: Stamp, lossless: bool) -> GroupHeader:
 
 def _plain_header(
     content: Table | Weights | Charter | Roster, stamp: Stamp
-) -> TableHeader | WeightsHeader | CharterHeader | RosterHeader:
+) -> TableHeader | WeightsHeader | OfHub:
     if isinstance(content, Weights):
         return _filled(
             WeightsHeader,
@@ -262,7 +270,7 @@ def _plain_header(
     if isinstance(content, Table):
         return _filled(TableHeader, stamp, content)
     if isinstance(content, Charter):
-        return _filled(CharterHeader, stamp, content)
+        return _filled(LotsHeader if content.lots else CharterHeader, stamp, content)
     return _filled(RosterHeader, stamp, content)
 
 

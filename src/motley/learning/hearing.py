@@ -1,19 +1,21 @@
 """Hearing: whose groups of a round a learner takes in, where the crew file says `hear = N`.
 
-It hears itself, everyone who samples with its weights, and N others, drawn anew for every round. A
-draw follows from the crew file, the learner and the round alone. So anyone can make it again, and
+In every round all who sample are dealt out into lots, and a learner listens to one lot, the same in
+all rounds. It hears itself, everyone who samples with its weights, and the first N others in its
+lot. Who is in a lot follows from the crew file and the round alone. So anyone can deal again, and
 no sender can choose who hears it. What is not heard is passed by on its id: it is not decoded, not
 admitted and not remembered, only counted. Knows ids of records, and nothing that stands in one.
 
-A draw costs N hashes, however large the crew is.
+Since a learner's lot stays and its members change, a server can hand it that lot and nothing else.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 from motley.config import CrewConfig
@@ -22,6 +24,7 @@ MOST_ROUND_DIGITS = 10  # of an id: none of a crew's rounds has more
 MAX_STRETCHES = 4096  # between two steps
 MOST_DRAWS = 256  # remembered
 MOST_TEXTS = 16  # rounds as ids have them, the same
+MOST_DEALS = 64  # rounds, shared by all peers of a process
 
 
 class Stretch(NamedTuple):
@@ -31,18 +34,63 @@ class Stretch(NamedTuple):
     last: int
 
 
-def drawn(seed: int, learner: str, round: int, others: Sequence[str], count: int) -> list[str]:
-    """Whom of the others a learner hears in a round.
+@lru_cache(MOST_DEALS)
+def dealt(seed: int, round: int, names: tuple[str, ...], num_lots: int) -> tuple[list[str], ...]:
+    """Who is in each lot of a round: all in the order of their hashes, one lot after the other."""
+    hash_of = lambda name: hashlib.sha256(f"{seed}/{round}/{name}".encode()).digest()
+    order = sorted(names, key=hash_of)
+    return tuple(order[lot::num_lots] for lot in range(num_lots))
 
-    Each hash names a place in the list, and who was named before is passed over.
+
+class Lots:
+    """The lots of a crew with `hear`.
+
+    As many as there can be, if each is to have N others for whoever listens to it.
     """
-    heard: dict[str, None] = {}
-    number = 0
-    while len(heard) < min(count, len(others)):
-        lot = hashlib.sha256(f"{seed}/{learner}/{round}/{number}".encode()).digest()
-        heard[others[int.from_bytes(lot, "big") % len(others)]] = None
-        number += 1
-    return list(heard)
+
+    def __init__(self, config: CrewConfig) -> None:
+        assert config.crew.hear is not None
+        self._seed, self._names = config.crew.seed, tuple(config.authors)
+        most_own = max(Counter(map(config.student_of, self._names)).values())
+        self.count = max(1, len(self._names) // (config.crew.hear + most_own))
+        self._of = {one.name: place % self.count for place, one in enumerate(config.students)}
+        self._lot_in: dict[tuple[str, int], int] = {}
+
+    def of(self, learner: str) -> int:
+        """Which lot a learner listens to."""
+        return self._of[learner]
+
+    def members(self, lot: int, round: int) -> Sequence[str]:
+        return dealt(self._seed, round, self._names, self.count)[lot]
+
+    def of_group(self, id: str) -> int | None:
+        """In which lot the group of an id is; None: this is no id of a group, or nobody's."""
+        sender, *place = id.split(".", 2)
+        round = _round_of(place[0] if place else "")
+        if round is None or sender not in self._names:
+            return None
+        if (sender, round) not in self._lot_in:
+            if len(self._lot_in) >= MOST_DRAWS:
+                self._lot_in.clear()
+            lots = range(self.count)
+            self._lot_in[sender, round] = next(
+                lot for lot in lots if sender in self.members(lot, round)
+            )
+        return self._lot_in[sender, round]
+
+
+def can_stand_in_lots(config: CrewConfig) -> bool:
+    """Whether it spares readers anything if a crew's groups stand in lots.
+
+    Whom a learner always hears would be in all of them: where others sample for it, they are many.
+    """
+    return not config.has_roles and config.crew.hear is not None and Lots(config).count > 1
+
+
+def _round_of(text: str) -> int | None:
+    """The round of an id; None: it is none that a crew can have."""
+    is_number = text.isascii() and text.isdigit() and len(text) <= MOST_ROUND_DIGITS
+    return int(text) if is_number else None
 
 
 @dataclass(slots=True)
@@ -53,16 +101,17 @@ class Hearing:
     stretches: list[Stretch] = field(default_factory=list)  # of them, since the last step
     is_partial: bool = field(init=False)  # False: everyone is heard in every round
     _rounds: int | None = field(init=False)  # of the crew; None: samplers make any number
+    _lots: Lots | None = field(init=False)
     _draws: OrderedDict[tuple[str, int], frozenset[str]] = field(default_factory=OrderedDict)
     _draws_by_text: dict[str, frozenset[str]] = field(default_factory=dict)  # round -> own draw
     _place_of: dict[str, int] = field(init=False)  # in the crew file, of who samples
-    _others: list[str] = field(init=False)
     _is_other: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        hear, self._others = self.config.crew.hear, self.config.others(self.me)
-        self._is_other = frozenset(self._others)
-        self.is_partial = hear is not None and hear < len(self._others)
+        hear, others = self.config.crew.hear, self.config.others(self.me)
+        self._is_other = frozenset(others)
+        self.is_partial = hear is not None and hear < len(others)
+        self._lots = Lots(self.config) if self.is_partial else None
         self._rounds = None if self.config.has_roles else self.config.crew.rounds
         self._place_of = {name: place for place, name in enumerate(self.config.authors)}
 
@@ -97,13 +146,19 @@ class Hearing:
         """
         if self.may_matter(id):
             return False
-        self.passed_by += 1
-        newest = self.stretches[-1] if self.stretches else None
-        if newest and newest.last == position - 1:
-            self.stretches[-1] = Stretch(newest.first, position)
-        elif len(self.stretches) < MAX_STRETCHES:
-            self.stretches.append(Stretch(position, position))
+        self.pass_by(position, position)
         return True
+
+    def pass_by(self, first: int, last: int) -> None:
+        """Count groups that were not heard, or not even sent here: none if the last is below."""
+        if last < first:
+            return
+        self.passed_by += last + 1 - first
+        newest = self.stretches[-1] if self.stretches else None
+        if newest and newest.last == first - 1:
+            self.stretches[-1] = Stretch(newest.first, last)
+        elif len(self.stretches) < MAX_STRETCHES:
+            self.stretches.append(Stretch(first, last))
 
     def may_matter(self, id: str) -> bool:
         """Whether the record of an id is to be looked at."""
@@ -114,10 +169,8 @@ class Hearing:
         known = self._draws_by_text.get(number)  # asked of every record, and nearly always there
         if known is not None:
             return sender in known
-        if not (number.isascii() and number.isdigit()) or len(number) > MOST_ROUND_DIGITS:
-            return True
-        round = int(number)
-        if self._rounds is not None and round >= self._rounds:
+        round = _round_of(number)
+        if round is None or (self._rounds is not None and round >= self._rounds):
             return True
         if len(self._draws_by_text) >= MOST_TEXTS:
             self._draws_by_text.clear()
@@ -127,17 +180,17 @@ class Hearing:
     def _heard_by(self, learner: str, round: int) -> frozenset[str]:
         key = (learner, round)
         if key not in self._draws:
-            crew = self.config.crew
-            others = self._others if learner == self.me else self.config.others(learner)
-            assert crew.hear is not None
-            heard = drawn(crew.seed, learner, round, others, crew.hear)
-            self._draws[key] = frozenset(heard).union(self._own(learner, others))
+            assert self._lots
+            student_of = self.config.student_of
+            members = self._lots.members(self._lots.of(learner), round)
+            others = [name for name in members if student_of(name) != learner]
+            self._draws[key] = frozenset(others[: self.config.crew.hear]).union(self._own(learner))
             if len(self._draws) > MOST_DRAWS:
                 self._draws.popitem(last=False)
         return self._draws[key]
 
-    def _own(self, learner: str, others: Sequence[str]) -> list[str]:
+    def _own(self, learner: str) -> list[str]:
         """Who samples with a learner's weights."""
-        if len(others) == len(self._place_of) - 1 and learner in self._place_of:
+        if not self.config.has_roles:
             return [learner]
         return [name for name in self._place_of if self.config.student_of(name) == learner]

@@ -147,6 +147,7 @@ class Peer:
             for entry in entries:
                 if until is not None and entry.position > until:
                     return True
+                self.hearing.pass_by(self.cursor + 1, entry.position - 1)
                 if not self.hearing.passes_by(entry.id, entry.position):
                     _judge(self, entry)
                 self.cursor = entry.position

@@ -19,7 +19,16 @@ from motley.exchange.wire import MAX_RECORD_BYTES
 from motley.records import HUB
 
 from ..contract import LogContract, LogFactory
-from ..nats_server import CREW, Net, eventually, in_time, open_server, raw_message, send_raw
+from ..nats_server import (
+    CREW,
+    Net,
+    eventually,
+    in_time,
+    open_server,
+    raw_message,
+    read_all,
+    send_raw,
+)
 
 
 @pytest.fixture(scope="module")
@@ -54,13 +63,6 @@ def records(sender: str, numbers: range, size: int = 8) -> list[tuple[str, bytes
 
 def contents(entries: list[Entry]) -> list[tuple[str, bytes]]:
     return [(entry.id, entry.record) for entry in entries]
-
-
-def read_all(log: NatsLog) -> list[Entry]:
-    found: list[Entry] = []
-    while page := log.read(found[-1].position if found else 0):
-        found += page
-    return found
 
 
 def stored_bytes(net: Net) -> int:
@@ -304,7 +306,7 @@ def test_the_records_of_one_sender_and_its_newest_are_found_among_others(net: Ne
     for index, name in enumerate(names):
         assert contents(log.records_of(name)) == records(name, range(3))
         assert log.last_of(name) == Entry(9 + index, *records(name, range(2, 3))[0])
-    assert log.records_of("") == log.read(0)
+    assert log.newest() == log.last_of("hub")
     assert log.last_of("c") is None
 
 

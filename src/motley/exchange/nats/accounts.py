@@ -44,10 +44,18 @@ class User:
         return self.writes + self.asks
 
 
-def peer_user(crew: str, peer: str, nkey: str, learner: bool = False, follows: str = "") -> User:
+def peer_user(
+    crew: str,
+    peer: str,
+    nkey: str,
+    learner: bool = False,
+    follows: str = "",
+    in_lots: bool = False,
+) -> User:
     """A peer writes under its own name only, reads the log, and looks who is there.
 
-    A learner writes weights and has a bucket, and its followers read it.
+    A learner writes weights and has a bucket, and its followers read it. `in_lots`: where the
+    crew's groups stand.
     """
     names = Names(crew)
     own, followed = names.bucket(peer), names.bucket(follows)
@@ -55,7 +63,7 @@ def peer_user(crew: str, peer: str, nkey: str, learner: bool = False, follows: s
         f"peer-{peer}",
         nkey,
         writes=(
-            *names.records_by(peer, learner),
+            *names.records_by(peer, learner, in_lots),
             *((own.chunks, own.metas) if learner else ()),
         ),
         asks=(
@@ -108,7 +116,7 @@ def _node(names: Names, nkey: str) -> dict[str, Any]:
 
 def _exports(names: Names, buckets: Sequence[Bucket]) -> list[dict[str, str]]:
     """What accounts can take a part of: which part, their imports say."""
-    stored = [names.everything, names.presences, names.enrolment("*")]
+    stored = [*names.stored, names.presences, names.enrolment("*")]
     stored += [subject for bucket in buckets for subject in (bucket.chunks, bucket.metas)]
     read = [names.direct_get, names.presence_get, *(bucket.direct_get for bucket in buckets)]
     return [

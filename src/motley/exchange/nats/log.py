@@ -1,8 +1,12 @@
-"""A crew's log on NATS JetStream: one subject per id, so that an id is written once for ever."""
+"""A crew's log on NATS JetStream: one subject per id, so that an id is written once for ever.
+
+Where learners hear some of a crew only, groups stand in lots. Then a reader gets the lot that it
+listens to, its own groups and what the hub says, in the log's order. Nothing else is sent to it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -21,6 +25,7 @@ from motley.exchange.nats.stream import (
     make_stream,
 )
 from motley.exchange.wire import MAX_RECORD_BYTES
+from motley.records import HUB
 
 MAX_FLIGHT_BYTES = 8 * 2**20  # of unconfirmed messages
 # between two looks at the log while waiting: from the first on twice as long each time
@@ -44,11 +49,31 @@ class Refused(NamedTuple):
         return self.error.err_code == _NOT_STORED and "per subject" not in self.error.description
 
 
+class Listening(NamedTuple):
+    """How somebody takes part in a log whose groups stand in lots."""
+
+    me: str
+    lot: int
+    lot_of: Callable[[str], int | None]  # of an id; None: it stands in none
+    tables: bool  # whether to read vocabularies, too
+
+
 class NatsLog:
-    def __init__(self, connection: Connection, crew: str) -> None:
-        self.connection = connection
-        self._names = Names(crew)
+    def __init__(
+        self, connection: Connection, crew: str, listening: Listening | None = None
+    ) -> None:
+        """`listening`: only where the log is on one server. Of several, one may be behind another,
+        and what was read under two subjects could not be put in order.
+        """
+        self.connection, self._listening = connection, listening
+        self._names = names = Names(crew)
         self._stream = Stream(connection, self._names.stream, "the log", MAX_RECORD_BYTES)
+        # what is read here, where it is not one sender's
+        self._heard = [names.everything]
+        if listening:
+            own = names.groups_of(listening.me)
+            self._heard = [names.groups_in(listening.lot), own, names.records_of(HUB)]
+            self._heard += [names.tables] if listening.tables else []
         # per subject that is read here: up to where it is known
         self._known: dict[str, int] = {}
         self._look_s = FIRST_LOOK_S
@@ -83,7 +108,7 @@ class NatsLog:
         """Write a flight; those whose subject the server did not take it for."""
         headers = {"Nats-Expected-Last-Subject-Sequence": "0"}
         receipts = self._stream.write(
-            [Outgoing(self._names.record(id), record, id, headers) for id, record in flight]
+            [Outgoing(self._subject(id), record, id, headers) for id, record in flight]
         )
         for (id, _), receipt in zip(flight, receipts, strict=True):
             if receipt.error and receipt.error.err_code not in _EXISTS:
@@ -100,7 +125,7 @@ class NatsLog:
         In a cluster the server that leads refuses, and any answers: that one may have it a moment
         later.
         """
-        clock, subjects = self.connection.clock, [self._names.record(one.id) for one in refused]
+        clock, subjects = self.connection.clock, [self._subject(one.id) for one in refused]
         deadline = Deadline(clock, LAG_S)
         while True:
             found = self._stream.last_of_each(subjects)
@@ -113,23 +138,55 @@ class NatsLog:
             clock.sleep_s(FIRST_LOOK_S)
 
     def read(self, after: int, limit: int = 1024, sender: str = "") -> list[Entry]:
-        subject = self._names.records_of(sender) if sender else self._names.everything
-        found = self._stream.read(subject, after, limit)
+        """`sender`: its records that stand in no lot."""
+        subjects = [self._names.records_of(sender)] if sender else self._heard
+        found = self._in_order(subjects, after, limit)
         newest = found[-1].sequence if found else after
-        self._known[subject] = max(newest, self._known.get(subject, 0))
+        for subject in subjects:
+            self._known[subject] = max(newest, self._known.get(subject, 0))
         return [self._entry(stored) for stored in found]
+
+    def _in_order(self, subjects: Sequence[str], after: int, limit: int) -> list[Stored]:
+        """The first messages of several subjects, in order and without gaps.
+
+        Up to where each of them was read: what stands before a message was there before it. So a
+        subject that had nothing is looked at once more.
+        """
+        pages = self._stream.read_each(subjects, after, limit)
+        if len(subjects) == 1 or not any(pages):
+            return pages[0]
+        empty = [subject for subject, page in zip(subjects, pages, strict=True) if not page]
+        pages += self._stream.read_each(empty, after, limit)
+        newest = min(page[-1].sequence for page in pages if page)
+        found = {one.sequence: one for page in pages for one in page if one.sequence <= newest}
+        return [found[sequence] for sequence in sorted(found)]
 
     def records_of(self, sender: str) -> list[Entry]:
         """Everything one sender has on the log."""
         entries: list[Entry] = []
-        while page := self.read(entries[-1].position if entries else 0, sender=sender):
-            entries += page
-        return entries
+        for subject in self._subjects_of(sender):
+            found: list[Stored] = []
+            while page := self._stream.read(subject, found[-1].sequence if found else 0):
+                found += page
+            entries += map(self._entry, found)
+        return sorted(entries)
 
     def last_of(self, sender: str) -> Entry | None:
         """The newest record of one sender."""
-        stored = self._stream.last(self._names.records_of(sender))
+        lasts = map(self._stream.last, self._subjects_of(sender))
+        return max((self._entry(stored) for stored in lasts if stored), default=None)
+
+    def newest(self) -> Entry | None:
+        """The newest record of all."""
+        stored = self._stream.last(self._names.everything)
         return self._entry(stored) if stored else None
+
+    def _subjects_of(self, sender: str) -> list[str]:
+        in_lots = [self._names.groups_of(sender)] if self._listening and sender != HUB else []
+        return [self._names.records_of(sender), *in_lots]
+
+    def _subject(self, id: str) -> str:
+        return self._names.record(id, self._listening.lot_of(id) if self._listening else None)
 
     def wait(self, timeout_s: float) -> None:
         """Return when something came of what is read here, or after the timeout.
@@ -148,7 +205,7 @@ class NatsLog:
         self._look_s = FIRST_LOOK_S
 
     def _has_news(self) -> bool:
-        for subject, known in (self._known or {self._names.everything: 0}).items():
+        for subject, known in (self._known or dict.fromkeys(self._heard, 0)).items():
             with suppress(LogError):  # it is known to be away, and may come back while we wait
                 if found := self._stream.read(subject, known, limit=1, max_bytes=1):
                     self._known[subject] = found[-1].sequence
@@ -174,7 +231,7 @@ def create_stream(
     names = Names(crew)
     config = StreamConfig(
         name=names.stream,
-        subjects=[names.everything],
+        subjects=[*names.stored],
         storage=StorageType.FILE,
         num_replicas=replicas,
         max_bytes=room_bytes or -1,

@@ -13,24 +13,37 @@ class Names:
         self.stream = f"motley-{crew}"
         self.presence_stream = f"motley_presence-{crew}"  # no log's: those begin with motley-
         self._root = f"motley.{crew}"
-        self.everything = f"{self._root}.log.>"
+        self.everything = f"{self._root}.>"  # that a log holds
+        self.stored = (f"{self._root}.log.>", f"{self._root}.lot.>")
+        self.tables = f"{self._root}.log.*.table"
         self.presences = f"{self._root}.presence.*"
         self.control = f"{self._root}.control"
         self.rights_stream = f"motley_rights-{crew}"
         self.rights = f"{self._root}.rights"  # what all nodes of a cluster let everyone do
 
-    def record(self, id: str) -> str:
-        return f"{self._root}.log.{_escaped(id)}"
+    def record(self, id: str, lot: int | None = None) -> str:
+        """`lot`: that the group of this id is in, where a crew's groups stand in lots."""
+        place = "log" if lot is None else f"lot.{lot}"
+        return f"{self._root}.{place}.{_escaped(id)}"
 
     def records_of(self, peer: str) -> str:
+        """What stands in no lot."""
         return f"{self._root}.log.{peer}.>"
 
-    def records_by(self, peer: str, learner: bool = False) -> tuple[str, ...]:
+    def groups_in(self, lot: int) -> str:
+        return f"{self._root}.lot.{lot}.>"
+
+    def groups_of(self, peer: str) -> str:
+        """In all lots."""
+        return f"{self._root}.lot.*.{peer}.>"
+
+    def records_by(self, peer: str, learner: bool = False, in_lots: bool = False) -> list[str]:
         """The shapes of all that a peer can have to write: its ids, and its ids with a tag."""
         own = f"{self._root}.log.{peer}"
         if learner:
-            return f"{own}.weights.*", f"{own}.weights.*.*"
-        return f"{own}.table", f"{own}.*.*", f"{own}.*.*.*"
+            return [f"{own}.weights.*", f"{own}.weights.*.*"]
+        groups = f"{self._root}.lot.*.{peer}" if in_lots else own
+        return [f"{own}.table", f"{groups}.*.*", f"{groups}.*.*.*"]
 
     def presence(self, peer: str) -> str:
         return f"{self._root}.presence.{peer}"
@@ -40,7 +53,9 @@ class Names:
 
     def id_of(self, subject: str) -> str:
         """The id of a subject; one that no id has stands for itself, and fits no record."""
-        escaped = subject.removeprefix(f"{self._root}.log.")
+        kind, _, escaped = subject.removeprefix(f"{self._root}.").partition(".")
+        if kind == "lot":
+            escaped = escaped.partition(".")[2]
         id = _unescaped(escaped)
         return id if _escaped(id) == escaped else f"={escaped}"
 
