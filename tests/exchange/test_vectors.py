@@ -196,6 +196,10 @@ def cases() -> dict[str, Case]:
                 ],
             ),
         ),
+        f"schema{SCHEMA}-lots": Case(
+            "hub",
+            Charter(crew="sums", config="[crew]\nhear = 2\n", task="digits/5d41402a", lots=True),
+        ),
     }
 
 

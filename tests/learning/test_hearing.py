@@ -95,7 +95,7 @@ def test_without_hear_or_with_enough_of_it_everyone_is_heard(tmp_path: Path) -> 
         config = crew(tmp_path, **settings)
         hearing = Hearing(config, "full0")
         assert hearing.of(2) == config.authors
-        assert not hearing.passes_by("full3.2.0", 5)
+        assert not hearing.passes_by("full3.2.0", 5, 4)
         assert config.problems_per_step("full0") == config.crew.problems_per_round
 
 
@@ -117,40 +117,42 @@ def test_who_is_not_heard_is_passed_by_on_the_id_alone(tmp_path: Path) -> None:
     hearing = Hearing(config, "full0")
     (out, *_) = [name for name in config.authors if name not in hearing.of(4)]
     inside = hearing.of(4)[-1]
-    assert hearing.passes_by(f"{out}.4.0", 10)
-    assert hearing.passes_by(f"{out}.4.1.0123456789abcdef", 11)
-    assert hearing.passes_by("nobody.4.0", 13)
-    assert not hearing.passes_by(f"{inside}.4.0", 14)
+    assert hearing.passes_by(f"{out}.4.0", 10, 9)
+    assert hearing.passes_by(f"{out}.4.1.0123456789abcdef", 11, 10)
+    assert hearing.passes_by("nobody.4.0", 13, 12)
+    assert not hearing.passes_by(f"{inside}.4.0", 14, 13)
     assert (hearing.passed_by, hearing.stretches) == (3, [Stretch(10, 11), Stretch(13, 13)])
 
 
 def test_what_was_not_even_sent_is_counted_with_what_was_passed_by(tmp_path: Path) -> None:
     hearing = Hearing(crew(tmp_path, hear=2), "full0")
-    hearing.pass_by(3, 2)
-    hearing.pass_by(3, 6)
-    hearing.pass_by(7, 7)
-    hearing.pass_by(9, 9)
-    assert (hearing.passed_by, hearing.stretches) == (6, [Stretch(3, 7), Stretch(9, 9)])
+    assert not hearing.passes_by("hub.charter", 1, 0)
+    assert not hearing.passes_by("full0.0.0", 6, 1)
+    assert hearing.passes_by("nobody.0.0", 8, 6)
+    assert not hearing.passes_by("full0.0.1", 9, 8)
+    assert (hearing.passed_by, hearing.stretches) == (6, [Stretch(2, 5), Stretch(7, 8)])
 
 
 @pytest.mark.parametrize(
     "id", ["charter", "hub.roster.3", "full5.table", "full5.weights.4", "full5.-1.0", "full5.x"]
 )
 def test_what_is_no_group_is_left_to_admission(id: str, tmp_path: Path) -> None:
-    assert not Hearing(crew(tmp_path, hear=1), "full0").passes_by(id, 1)
+    assert not Hearing(crew(tmp_path, hear=1), "full0").passes_by(id, 1, 0)
 
 
 @pytest.mark.parametrize("round", ["3", "99999999999", "9" * 5000, "٣"])
 def test_an_id_of_a_round_that_the_crew_does_not_have_is_left_to_admission(
     round: str, tmp_path: Path
 ) -> None:
-    assert not Hearing(crew(tmp_path, hear=1, rounds=3), "full0").passes_by(f"full5.{round}.0", 1)
+    assert not Hearing(crew(tmp_path, hear=1, rounds=3), "full0").passes_by(
+        f"full5.{round}.0", 1, 0
+    )
 
 
 def test_what_it_remembers_does_not_grow_with_what_it_passes_by(tmp_path: Path) -> None:
     hearing = Hearing(crew(tmp_path, hear=1, rounds=10**6), "full0")
     for round in range(5000):
-        hearing.passes_by(f"full{1 + round % 5}.{round}.0", 2 * round)
+        hearing.passes_by(f"full{1 + round % 5}.{round}.0", 2 * round, 2 * round - 1)
     assert len(hearing._draws) <= 256
     assert len(hearing.stretches) <= 4096
 

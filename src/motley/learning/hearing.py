@@ -139,20 +139,19 @@ class Hearing:
                 last.setdefault(name, round)
         return last
 
-    def passes_by(self, id: str, position: int) -> bool:
+    def passes_by(self, id: str, position: int, after: int) -> bool:
         """Whether the record of an id is a group that is not heard; it is counted then.
 
-        What can be no group of the crew's is left to admission.
+        What can be no group of the crew's is left to admission. `after`: the last position that was
+        read before. What stands between was not even sent here, and is counted, too.
         """
-        if self.may_matter(id):
-            return False
-        self.pass_by(position, position)
-        return True
+        passed = not self.may_matter(id)
+        last = position if passed else position - 1
+        if after < last:
+            self._count(after + 1, last)
+        return passed
 
-    def pass_by(self, first: int, last: int) -> None:
-        """Count groups that were not heard, or not even sent here: none if the last is below."""
-        if last < first:
-            return
+    def _count(self, first: int, last: int) -> None:
         self.passed_by += last + 1 - first
         newest = self.stretches[-1] if self.stretches else None
         if newest and newest.last == first - 1:

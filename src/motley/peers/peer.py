@@ -147,8 +147,7 @@ class Peer:
             for entry in entries:
                 if until is not None and entry.position > until:
                     return True
-                self.hearing.pass_by(self.cursor + 1, entry.position - 1)
-                if not self.hearing.passes_by(entry.id, entry.position):
+                if not self.hearing.passes_by(entry.id, entry.position, self.cursor):
                     _judge(self, entry)
                 self.cursor = entry.position
                 if budget.is_spent_on(entry):
