@@ -16,11 +16,12 @@ from motley.benchmarks.hub_figures import (
     checks_of,
     figure_rows,
     rank,
+    sent_to,
 )
 from motley.benchmarks.hub_peers import PeerSample
 from motley.exchange import Entry
 
-SMALL = HubPlan(peers=5, rounds=4, hear=2, churn=1, processes=1)
+SMALL = HubPlan(peers=6, rounds=4, hear=2, churn=1, processes=1)
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +56,17 @@ def test_what_is_wrong_shows(trial: HubTrial) -> None:
     before, trial.reads = trial.reads, twice
     assert checks_of(trial).doubled == 1
     trial.reads = before
+
+
+@pytest.mark.slow
+def test_a_peer_is_sent_its_lot_its_own_and_what_the_hub_says(trial: HubTrial) -> None:
+    assert trial.hub.register.state.lots
+    every = {read.entry.id for read in trial.reads}
+    for name, reads in sent_to(trial).items():
+        ids = {read.entry.id for read in reads}
+        assert ids < every
+        assert {id for id in every if id.split(".")[0] in (name, "hub")} <= ids
+    assert {read.entry.id for reads in sent_to(trial).values() for read in reads} == every
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from motley.benchmarks.bench import Row
 from motley.benchmarks.hub import HubTrial, Read
 from motley.benchmarks.hub_peers import REST, Account, PeerSample, Sample
 from motley.exchange import Entry
+from motley.learning.hearing import Lots
 from motley.records import HUB
 from motley.trust import stamp_of
 
@@ -154,11 +155,27 @@ def rank(values: Sequence[float], share: float) -> float:
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else 0.0
 
 
+def sent_to(trial: HubTrial) -> dict[str, list[Read]]:
+    """Of all that came on the log, what each peer is sent of it."""
+    names = [peer.name for peer in trial.config.peer]
+    if not trial.hub.register.state.lots:
+        return dict.fromkeys(names, trial.reads)
+    lots = Lots(trial.config)
+    lot_of = {read.entry.id: lots.of_group(read.entry.id) for read in trial.reads}
+    return {
+        name: [
+            read
+            for read in trial.reads
+            if lot_of[read.entry.id] in (None, lots.of(name)) or _sender(read.entry) == name
+        ]
+        for name in names
+    }
+
+
 def lags_of(trial: HubTrial) -> list[Lag]:
-    samples = [
-        one for life in trial.lives for sample in life.samples for one in sample.peers.values()
-    ]
-    return [_lag(one, trial.reads) for one in samples]
+    reads = sent_to(trial)
+    samples = [sample.peers for life in trial.lives for sample in life.samples]
+    return [_lag(one, reads[name]) for peers in samples for name, one in peers.items()]
 
 
 def _lag(one: PeerSample, reads: Sequence[Read]) -> Lag:
@@ -179,17 +196,18 @@ def _traffic_rows(trial: HubTrial, rounds: int) -> list[Row]:
                 sent += max(0, seen[-1].sent_bytes - seen[0].sent_bytes)
                 received += max(0, seen[-1].received_bytes - seen[0].received_bytes)
                 messages += max(0, seen[-1].received_messages - seen[0].received_messages)
-    since = [read.entry for read in trial.reads if read.at_s >= trial.go_s]
-    share = trial.plan.peers / rounds  # every peer reads every record
+    since = [
+        read.entry for reads in sent_to(trial).values() for read in reads if read.at_s >= trial.go_s
+    ]
     return [
         {"figure": "sent, KiB a peer's round", "value": round(sent / rounds / 1024, 1)},
         {"figure": "received, KiB a peer's round", "value": round(received / rounds / 1024, 1)},
         {
             "figure": "of it records, KiB",
-            "value": round(sum(len(entry.record) for entry in since) * share / 1024, 1),
+            "value": round(sum(len(entry.record) for entry in since) / rounds / 1024, 1),
         },
         {"figure": "messages received in a peer's round", "value": round(messages / rounds)},
-        {"figure": "of them records", "value": round(len(since) * share)},
+        {"figure": "of them records", "value": round(len(since) / rounds)},
     ]
 
 
