@@ -25,6 +25,7 @@ from motley.learning.learner import Learner, StepReport
 from motley.learning.sequences import nothing_withheld
 from motley.models.policy import Policy
 from motley.objectives import objective
+from motley.peers.children import Children
 from motley.peers.orders import DevicePart
 from motley.peers.spreading import SpreadEngine, spread_learner
 from motley.peers.team import Team
@@ -339,7 +340,8 @@ def test_a_device_that_is_killed_ends_the_peer_with_a_sentence() -> None:
     learner = a_learner()
     with spread(learner) as team:
         learner.step(groups(MIXED))
-        os.kill(team.processes[0].pid or 0, signal.SIGKILL)
+        assert isinstance(team.others, Children)
+        os.kill(team.others.devices[0].process.pid or 0, signal.SIGKILL)
         with pytest.raises(ValueError, match=r"device 1 was killed by signal 9.*--resume"):
             learner.step(groups(MIXED))
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -60,6 +61,9 @@ def join(
     device: Annotated[
         str, typer.Option(help="cpu, cuda, cuda:1 or mps, instead of what the crew file says.")
     ] = "",
+    devices: Annotated[
+        int, typer.Option(help="So many of them share the model, instead of the crew file's.")
+    ] = 0,
     vllm: Annotated[str, typer.Option(help="Sample with vLLM: the interpreter that has it.")] = "",
     openai: Annotated[
         str, typer.Option(help="Sample with the completions server at this address.")
@@ -79,28 +83,58 @@ def join(
     """
     with plain_errors():
         from motley.distributed.join import Brings
-        from motley.reports.trackers import Reports
-        from motley.trust.invitation import Invitation
+        from motley.peers.torchrun import Launched, follow, gathered
 
-        check_name("crew", crew)
-        trackers = _trackers(report)
-        invite = _invitation(invite)
-        folder = out or Path("runs") / f"{crew}-{Invitation.read(invite).peer}"
-        with page_beside(folder, watch), stop_on_interrupt() as stop_asked:
-            judged = OpenAI(url=judge) if judge else None
-            brings = Brings(data, model, device, _engine(vllm, openai), judged)
-            participant = _join(url, crew, invite, folder, brings)
-            reports = Reports(participant.station.config, folder, trackers)
-            try:
-                with closing(reports):
-                    _take_part(participant, stop_asked, reports)
-            finally:
-                participant.close()
-        recall_signs(folder, console)
+        launched = Launched.of(os.environ)
+        if launched and launched.rank:
+            follow(launched)
+            return
+        with gathered(launched) as ranks:
+            check_name("crew", crew)
+            trackers = _trackers(report)
+            brings = Brings(
+                data, model, device, devices, _engine(vllm, openai), _judge(judge), ranks=ranks
+            )
+            called = _Called(url, crew, _invitation(invite), out)
+            participant = _join_and_stay(called, brings, trackers, watch)
         if not participant.finished:
             tell(f"left after round {participant.finished_rounds}; come back with the same line")
             raise typer.Exit(130)
-        tell(f"finished; run folder: {folder}")
+        tell(f"finished; run folder: {participant.station.folder}")
+
+
+class _Called(NamedTuple):
+    """Which crew to join, and as whom."""
+
+    url: str
+    crew: str
+    invite: str
+    out: Path | None
+
+    @property
+    def folder(self) -> Path:
+        from motley.trust.invitation import Invitation
+
+        return self.out or Path("runs") / f"{self.crew}-{Invitation.read(self.invite).peer}"
+
+
+def _join_and_stay(
+    called: _Called, brings: Brings, trackers: list[str] | None, watch: bool
+) -> Participant:
+    """Take part to the end, or until a stop is asked for."""
+    from motley.reports.trackers import Reports
+
+    folder = called.folder
+    with page_beside(folder, watch), stop_on_interrupt() as stop_asked:
+        participant = _join(called, brings)
+        reports = Reports(participant.station.config, folder, trackers)
+        try:
+            with closing(reports):
+                _take_part(participant, stop_asked, reports)
+        finally:
+            participant.close()
+    recall_signs(folder, console)
+    return participant
 
 
 def _trackers(given: list[str] | None) -> list[str] | None:
@@ -128,6 +162,10 @@ def _invitation(given: str) -> str:
     return words[-1] if words else ""  # the whole line of the hub will do
 
 
+def _judge(url: str) -> OpenAI | None:
+    return OpenAI(url=url) if url else None
+
+
 def _engine(vllm: str, openai: str) -> EnginePart | None:
     if not (vllm or openai):
         return None
@@ -136,7 +174,7 @@ def _engine(vllm: str, openai: str) -> EnginePart | None:
     )
 
 
-def _join(url: str, crew: str, invite: str, folder: Path, brings: Brings) -> Participant:
+def _join(called: _Called, brings: Brings) -> Participant:
     from motley.distributed.join import join as join_crew
 
     columns = (
@@ -155,7 +193,8 @@ def _join(url: str, crew: str, invite: str, folder: Path, brings: Brings) -> Par
                 skill=" ".join(f"{k} {v:.0%}" for k, v in accuracy.items()),
             )
 
-        return join_crew(url, crew, invite, folder, say, brings, show)
+        url, crew, invite, _ = called
+        return join_crew(url, crew, invite, called.folder, say, brings, show)
 
 
 def _take_part(participant: Participant, stop_asked: Callable[[], bool], reports: Reports) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -205,6 +206,7 @@ def train(
 ) -> None:
     """Train a crew on this machine, or go on with a run."""
     with plain_errors():
+        _check_launch()
         if (crew_file is None) == (resume is None):
             raise ValueError("give a crew file to start, or --resume RUN to go on; not both")
         if resume is not None:
@@ -224,6 +226,18 @@ def train(
             logger.info("run folder %s", folder.resolve())
             with page_beside(folder, watch):
                 _train(_starting(config, folder), folder, alone)
+
+
+def _check_launch() -> None:
+    from motley.peers.torchrun import Launched
+
+    launched = Launched.of(os.environ)
+    if launched and launched.size > 1:
+        raise ValueError(
+            f"torchrun started {launched.size} processes, and motley train starts those of a "
+            "peer's devices itself, on this machine; run it without torchrun, or run motley hub "
+            "CREW.toml and torchrun ... -m motley join ..., for devices on several machines"
+        )
 
 
 def _starting(config: CrewConfig, folder: Path) -> Callable[[], LocalCrew | ProcessCrew]:

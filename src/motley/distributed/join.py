@@ -36,6 +36,7 @@ from motley.files import hold
 from motley.learning.hearing import Lots
 from motley.models.named import may_be_mixed
 from motley.models.opening import vocabulary_of
+from motley.peers.torchrun import Ranks
 from motley.records import HUB, Charter
 from motley.runs.building import WarmProgress
 from motley.runs.checking import check_config, check_spelled, is_mixed
@@ -54,11 +55,13 @@ class Brings(NamedTuple):
     data: Path | None = None  # the folder with the crew's problem files and reward modules
     model: str = ""
     device: str = ""
+    devices: int = 0
     # None: the one it came with before, or torch
     engine: Literal["torch"] | EnginePart | None = None
     judge: OpenAI | None = None  # never the crew file's either
     # as it goes on, where its owner is this machine; None: as the charter has it
     crew: CrewConfig | None = None
+    ranks: Ranks | None = None  # its other devices' processes, where torchrun has started them
 
 
 def join(
@@ -92,7 +95,7 @@ def join(
         role: Role = (
             begin_sampling(station, held)
             if station.me.role == "sampler"
-            else begin_learning(station, progress, held)
+            else begin_learning(station, progress, held, brings.ranks)
         )
         # Not before: what the log has of this peer must be known before anything is sent.
         station.courier.start()
@@ -160,6 +163,8 @@ def _agree(joining: Joining, log: NatsLog, brings: Brings) -> Agreed:
     path = folder / "config.toml"
     before = read_config(path) if path.exists() else None
     config = _with_own(config, before, me, brings)
+    if brings.ranks:
+        brings.ranks.check(me, config.named(me).devices)
     check_config(config, mine=config.student_of(me))
     if load_task(config.crew.task, config.task).fingerprint != charter.task:
         raise ValueError(
@@ -167,7 +172,7 @@ def _agree(joining: Joining, log: NatsLog, brings: Brings) -> Agreed:
             "give the folder with the crew's own problem files with --data, or use the same "
             "version of Motley"
         )
-    if before is None or (brings.crew and may_become(before, config)):
+    if before is None or ((brings.crew or brings.devices) and may_become(before, config)):
         write_config(config, path)
     elif before != config:
         raise ValueError(
@@ -191,7 +196,7 @@ def _is_mixed(agreed: CrewConfig, own: PeerConfig, brings: Brings) -> bool:
 
 
 def _with_own(config: CrewConfig, before: CrewConfig | None, me: str, brings: Brings) -> CrewConfig:
-    """The crew with this peer's model, device, engine and judge as it brings them.
+    """The crew with this peer's model, devices, engine and judge as it brings them.
 
     Where it does not say: as it said when it came first.
     """
@@ -207,6 +212,7 @@ def _with_own(config: CrewConfig, before: CrewConfig | None, me: str, brings: Br
     own = {
         "model": brings.model or known.model,
         "device": brings.device or known.device,
+        "devices": brings.devices or known.devices,
         "engine": brings.engine or known.engine,
         "judge": brings.judge or known.judge,
     }

@@ -33,23 +33,27 @@ from motley.learning.waiting import Wait
 from motley.peers.peer import Peer
 from motley.peers.sampling import Sampled
 from motley.peers.spreading import spread
+from motley.peers.torchrun import Ranks
 from motley.runs.building import WarmProgress, build_peer, shared_policy
 from motley.runs.metrics import LearnerLine, Timing
 
 
-def begin_learning(station: Station, progress: WarmProgress | None, held: ExitStack) -> LearnerRole:
+def begin_learning(
+    station: Station, progress: WarmProgress | None, held: ExitStack, ranks: Ranks | None = None
+) -> LearnerRole:
     """A peer as its folder and the log have it, with its present version in the outbox.
 
     The engine is checked before anything is restored, and the outbox mended before anything is put
-    in it. `held`: what is let go when it leaves, in turn.
+    in it. `held`: what is let go when it leaves, in turn. `ranks`: its other devices' processes,
+    where torchrun has started them.
     """
     hub = station.joining.membership.hub
     peer = build_peer(station.run, station.me, _seen_log(station), station.outbox, hub, progress)
     station.witness.rely_on(peer.admission)
     station.check_engine(peer.half)
     if peer.me.devices > 1:
-        policy = partial(shared_policy, station.folder, peer.me.name, peer.half.policy.dtype)
-        held.callback(spread(peer, policy).close)
+        policy = partial(shared_policy, station.config, peer.me.name, peer.half.policy.dtype)
+        held.callback(spread(peer, policy, ranks).close)
     recovery = Recovery(station, peer, Journal(station.folder / "journal.jsonl"))
     over = recovery.start_or_restore()
     recovery.mend()

@@ -186,7 +186,13 @@ class ProcessCrew:
         (folder / "error.txt").unlink(missing_ok=True)
         threads = max(1, (os.cpu_count() or 1) // len(self.config.peer))
         me = self.config.named(name)
-        brings = Brings(device=me.device, engine=me.engine, judge=me.judge, crew=self.config)
+        brings = Brings(
+            device=me.device,
+            devices=me.devices,
+            engine=me.engine,
+            judge=me.judge,
+            crew=self.config,
+        )
         arguments = (
             self._hub.register.state.place.url,
             self.config.crew.name,

@@ -15,6 +15,7 @@ from functools import partial
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from motley.compute.logprobs import Scores
@@ -27,6 +28,7 @@ from motley.learning.learner import Learner, Means
 from motley.learning.reference import Reference
 from motley.learning.sequences import StepPlan, Unscored
 from motley.models.policy import Policy
+from motley.peers.children import Children, places_here
 from motley.peers.orders import (
     BackwardOrder,
     ClipOrder,
@@ -43,37 +45,44 @@ from motley.peers.orders import (
     TeamOrder,
     ZeroGradOrder,
 )
+from motley.peers.parts import OpenPolicy, TeamPlan
 from motley.peers.peer import Peer
-from motley.peers.team import OpenPolicy, Team, TeamPlan, new_rendezvous
+from motley.peers.team import Team
+from motley.peers.torchrun import Ranks
 from motley.records import Sampling
 
 
-def spread(peer: Peer, open_policy: OpenPolicy) -> Team:
+def spread(peer: Peer, open_policy: OpenPolicy, ranks: Ranks | None = None) -> Team:
     """Have a peer that has not learned yet compute on as many devices as it asks for.
 
     Its policy stays as a whole copy in the memory of the host, which is brought up to date where
     weights are saved or published. `open_policy`: what another process makes the same policy with.
+    `ranks`: the processes that torchrun started; without them they are started here.
     """
-    team = spread_learner(peer.me.name, peer.learner, peer.me.devices, open_policy)
+    team = spread_learner(peer.me.name, peer.learner, peer.me.devices, open_policy, ranks)
     peer.half.engine = SpreadEngine(team)
     peer.half.refresh()
     return team
 
 
-def spread_learner(peer: str, learner: Learner, size: int, open_policy: OpenPolicy) -> Team:
+def spread_learner(
+    peer: str, learner: Learner, size: int, open_policy: OpenPolicy, ranks: Ranks | None = None
+) -> Team:
     policy = learner.policy
     _check(peer, policy, size)
+    first = policy.device
+    places = ranks.places(peer, first) if ranks else places_here(peer, first, size)
+    others = ranks or Children.start(peer, size)
     plan = TeamPlan(
-        size=size,
-        device=policy.device,
-        rendezvous=new_rendezvous(),
+        places=places,
+        rendezvous=others.rendezvous,
         optimiser=learner.optimiser_rules,
         needs_reference=learner.needs_reference,
-        threads=max(1, torch.get_num_threads() // size),
+        threads=others.threads,
     )
     policy.model.to("cpu")
     shared = replace(policy, model=copy.deepcopy(policy.model))
-    team = Team.open(peer, shared, open_policy, plan)
+    team = Team.open(peer, shared, open_policy, plan, others)
     for of in ("learner", "reference") if plan.needs_reference else ("learner",):
         for name, value in policy.model.named_parameters():
             team.do(_taking(team, name, value.detach(), of))
@@ -95,11 +104,10 @@ def _check(peer: str, policy: Policy, size: int) -> None:
             f"peer {peer}: devices={size}, and {policy.config.model_type!r} computes on one "
             f"device: {reason}; use devices = 1"
         )
-    first, here = policy.device.index or 0, torch.cuda.device_count()
-    if policy.device.type == "cuda" and first + size > here:
+    if dist.is_initialized():
         raise ValueError(
-            f"peer {peer}: devices={size} from {policy.device} on, and there are {here} CUDA GPUs "
-            f"here; use devices = {max(1, here - first)}"
+            f"peer {peer}: this process has a group of devices already; a peer with several "
+            "devices needs a process of its own"
         )
 
 

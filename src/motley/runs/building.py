@@ -232,14 +232,14 @@ def policies_after(folder: Path, round: int) -> dict[str, Policy]:
     return policies
 
 
-def shared_policy(folder: Path, name: str, dtype: torch.dtype) -> Policy:
-    """As a run of this folder began, on the CPU, for a process that takes a part of it.
+def shared_policy(config: CrewConfig, name: str, dtype: torch.dtype) -> Policy:
+    """What a peer begins with before any warm start, on the CPU, for a process that takes a part of
+    it: on another machine there is no run folder, and all values come from the peer.
 
     `dtype`: of the peer's own arithmetic. It is asked nothing, so it needs no task.
     """
-    config = read_config(folder / "config.toml")
     me = msgspec.structs.replace(config.named(name), device="cpu", dtype="float32")
-    policy = _opened_policy(config, me, folder / "start" / name, None)
+    policy = initial_policy(me, config.crew.seed, config.prompt)
     policy.dtype = dtype
     return _with_trained_part(config, me, policy)
 
