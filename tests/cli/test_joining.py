@@ -1,4 +1,4 @@
-"""`motley join` tells trackers of the peer's own lines."""
+"""`motley join` tells trackers of the peer's own lines, and may run under torchrun."""
 
 from __future__ import annotations
 
@@ -81,3 +81,15 @@ def test_a_tracker_that_is_not_known_is_refused_before_anything_is_asked() -> No
     result = CliRunner().invoke(app, ["join", "nats://x:1", "--crew", "one", "--report", "mlflow"])
     assert result.exit_code == 2
     assert "--report mlflow: use trackio, wandb, tensorboard or none" in result.stderr
+
+
+def test_train_is_refused_under_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    result = CliRunner().invoke(app, ["train", "crew.toml"])
+    assert result.exit_code == 2
+    assert "torchrun started 8 processes" in result.stderr
+    assert "motley hub CREW.toml" in result.stderr
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert "torchrun" not in CliRunner().invoke(app, ["train", "crew.toml"]).stderr

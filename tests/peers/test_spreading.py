@@ -26,7 +26,7 @@ from motley.learning.sequences import nothing_withheld
 from motley.models.policy import Policy
 from motley.objectives import objective
 from motley.peers.children import Children
-from motley.peers.orders import DevicePart
+from motley.peers.orders import DevicePart, FetchOrder
 from motley.peers.spreading import SpreadEngine, spread_learner
 from motley.peers.team import Team
 from motley.records import Sampling
@@ -354,3 +354,28 @@ def test_a_device_that_fails_says_why() -> None:
 
 def no_model() -> Policy:
     raise ValueError("no such model")
+
+
+# Another device's model
+
+
+def another_seed() -> Policy:
+    return tiny_policy(TrainPart(layers="last:1"), seed=1)
+
+
+def test_all_values_come_from_the_peer() -> None:
+    """Frozen ones, too: another machine has no run folder, and so no warm start."""
+    learner = a_learner("last layer")
+    team = spread_learner("ada", learner, 2, another_seed)
+    try:
+        for name, value in learner.policy.model.named_parameters():
+            assert torch.equal(team.all_do(FetchOrder(name))[0], value), name
+    finally:
+        team.close()
+
+
+def test_another_model_under_the_same_name_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"ada: its device 1 has another model: .* put the same model on that"
+    ):
+        spread_learner("ada", a_learner(), 2, grouped_query_policy)

@@ -35,7 +35,6 @@ from motley.peers.parts import obey, one_line
 from motley.peers.team import ENDING_S
 
 RENDEZVOUS = "env://"  # torchrun's own
-MEETING = "motley/meeting"  # the key of the place in torchrun's store
 GATHERING_S = 600.0  # all begin at the same time; some machines are slow to import torch
 HELLO_S, HELLO_BYTES = 10.0, 1024
 # seconds and tries until a machine that says nothing has gone, where the system lets us choose
@@ -50,6 +49,12 @@ class Launched(NamedTuple):
     local_rank: int  # among those of its machine
     on_one_machine: bool
     host: str  # of rank 0
+    attempt: str  # torchrun may start all again
+
+    @property
+    def meeting(self) -> str:
+        """The key, in torchrun's store, of where rank 0 is to be found."""
+        return f"motley/meeting/{self.attempt}"
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Launched | None:
@@ -64,6 +69,7 @@ class Launched(NamedTuple):
             local_rank=int(environment["LOCAL_RANK"]),
             on_one_machine=environment.get("LOCAL_WORLD_SIZE") == str(size),
             host=environment["MASTER_ADDR"],
+            attempt=environment.get("TORCHELASTIC_RESTART_COUNT", "0"),
         )
 
 
@@ -184,7 +190,7 @@ def gather(launched: Launched, store: RankStore) -> Ranks:
     local_ranks: dict[int, int] = {}
     with closing(_server(launched)) as server, ExitStack() as failing:
         place = _Meeting(here, server.getsockname()[1], secrets.token_hex(32))
-        store.set(MEETING, msgspec.json.encode(place).decode())
+        store.set(launched.meeting, msgspec.json.encode(place).decode())
         while len(calls) < len(wanted):
             connection = _accepted(server, launched, {rank for rank, _ in calls})
             hello = _hello(connection, place.key)
@@ -236,7 +242,7 @@ def _hello(connection: Connection, key: str) -> _Hello | None:
         hello = msgspec.json.decode(connection.recv_bytes(HELLO_BYTES), type=_Hello)
     except (EOFError, OSError, msgspec.MsgspecError):
         return None
-    return hello if hmac.compare_digest(hello.key, key) else None
+    return hello if hmac.compare_digest(hello.key.encode(), key.encode()) else None
 
 
 # The others
@@ -257,8 +263,8 @@ def follow(launched: Launched) -> None:
 
 def call(launched: Launched, store: RankStore) -> tuple[Connection, Connection]:
     """Connections to rank 0: for orders, and for life."""
-    store.wait([MEETING], timedelta(seconds=GATHERING_S))
-    place = msgspec.json.decode(store.get(MEETING), type=_Meeting)
+    store.wait([launched.meeting], timedelta(seconds=GATHERING_S))
+    place = msgspec.json.decode(store.get(launched.meeting), type=_Meeting)
     return _called(launched, place, "orders"), _called(launched, place, "life")
 
 
