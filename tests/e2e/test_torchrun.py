@@ -24,6 +24,7 @@ from motley.distributed.hub import Hub
 from motley.exchange.nats.server import free_port
 from motley.runs.metrics import LearnerLine, decode_lines, learner_lines, read_metrics
 
+from .test_devices import wait_until_gone
 from .test_processes import untimed, weights
 
 pytestmark = [
@@ -32,6 +33,7 @@ pytestmark = [
 ]
 
 NAME = "full0"
+ROUNDS = 200  # so many that none is over before somebody looks
 TORCHRUN = ("-m", "torch.distributed.run")
 TWO = (*TORCHRUN, "--nproc-per-node", "2")
 
@@ -183,9 +185,10 @@ def wait_for_round(run: Path, number: int, process: subprocess.Popen) -> None:
         clock.sleep_s(0.05)
 
 
-def runs(process: int) -> bool:
-    path = Path(f"/proc/{process}/stat")
-    return path.exists() and path.read_text().rpartition(")")[2].split()[0] != "Z"
+def assert_went_on(run: Path, before: Sequence[LearnerLine]) -> None:
+    lines = lines_of(run)
+    assert [line.round for line in lines] == [*range(1, len(lines) + 1)], "each round once"
+    assert [line.reward for line in lines[: len(before)]] == [line.reward for line in before]
 
 
 @pytest.mark.parametrize(
@@ -204,8 +207,7 @@ def runs(process: int) -> bool:
 def test_a_rank_that_is_killed_ends_all_and_the_run_goes_on_with_other_devices(
     killed: str, reason: str, launcher: Sequence[str], devices: str, task: Path, tmp_path: Path
 ) -> None:
-    rounds = 200  # so many that none is over before somebody looks
-    with hub_for(crew_of(task, rounds), tmp_path, task) as place:
+    with hub_for(crew_of(task, ROUNDS), tmp_path, task) as place:
         process = place.begin(TWO)
         wait_for_round(place.run, 4, process)
         ranks = ranks_of(process.pid)
@@ -214,14 +216,26 @@ def test_a_rank_that_is_killed_ends_all_and_the_run_goes_on_with_other_devices(
         assert process.returncode
         assert reason in said
         assert_no_page(said)
-        assert not any(map(runs, ranks.values()))
+        wait_until_gone([*ranks.values()])
         before = lines_of(place.run)
-        assert len(before) < rounds
+        assert len(before) < ROUNDS
         process = place.begin(launcher, ("--devices", devices))
         wait_for_round(place.run, len(before) + 3, process)
         process.send_signal(signal.SIGINT)
         said = ended(process)
     assert "left after round" in said
-    lines = lines_of(place.run)
-    assert [line.round for line in lines] == [*range(1, len(lines) + 1)], "each round once"
-    assert [line.reward for line in lines[: len(before)]] == [line.reward for line in before]
+    assert_went_on(place.run, before)
+
+
+def test_torchrun_starts_all_again_if_it_is_told_to(task: Path, tmp_path: Path) -> None:
+    with hub_for(crew_of(task, ROUNDS), tmp_path, task) as place:
+        process = place.begin((*TWO, "--max-restarts", "1"))
+        wait_for_round(place.run, 4, process)
+        ranks = ranks_of(process.pid)
+        os.kill(ranks["1"], signal.SIGKILL)
+        wait_until_gone([ranks["0"]])
+        before = lines_of(place.run)
+        wait_for_round(place.run, len(before) + 3, process)
+        process.send_signal(signal.SIGINT)
+        assert "left after round" in ended(process)
+    assert_went_on(place.run, before)

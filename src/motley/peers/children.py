@@ -47,7 +47,6 @@ class ChildDevice:
         return self.process.sentinel
 
     def how_ended(self) -> str:
-        self.process.join(0)
         code = self.process.exitcode
         if code is None:
             return ""
