@@ -314,6 +314,19 @@ def test_an_invitation_is_good_for_one_key(home: Household, hub: Hub) -> None:
     assert home.rosters()[-1].keys == {"a": identity("a").public}
 
 
+def test_who_enrols_beside_others_is_on_one_roster_with_them(home: Household) -> None:
+    hub = home.start()
+    for peer in ("a", "b"):
+        asked = msgspec.msgpack.encode(home.enrolment(peer, identity(peer)))
+        home.guest(peer).publish(NAMES.enrolment(peer), asked)
+    eventually(lambda: hub.office.asked._waiting.qsize() == 2)
+    hub.tick(0)
+    assert [sorted(roster.keys) for roster in home.rosters()] == [[], ["a", "b"]]
+    assert sum(" has joined with key " in said for said in home.said) == 2
+    for peer in ("a", "b"):
+        home.log(peer, identity(peer))
+
+
 def test_peers_enrol_at_the_same_time(home: Household, hub: Hub) -> None:
     joined: dict[str, NatsLog] = {}
     threads = [

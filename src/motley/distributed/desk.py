@@ -9,6 +9,7 @@ from collections import Counter
 from nats.aio.msg import Msg
 
 MOST_WAITING = 16  # requests on one subject: an invitation has one of its own, orders another
+MOST_AT_ONCE = 64
 
 
 class Desk:
@@ -37,6 +38,13 @@ class Desk:
             self._num_waiting[message.subject] -= 1
             self._num_waiting += Counter()  # forget those without any
         return message
+
+    def all(self, timeout_s: float) -> list[Msg]:
+        """The oldest requests, as many as are answered at a time; none if none comes in time."""
+        found: list[Msg] = []
+        while len(found) < MOST_AT_ONCE and (one := self.next(0.0 if found else timeout_s)):
+            found.append(one)
+        return found
 
     def empty(self) -> bool:
         return self._waiting.empty()

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -78,6 +79,7 @@ class Hub:
         self._calm = self._again = Deadline(clock, 0.0)
         self._complaint = ""
         self._returned = threading.Event()  # the connection was lost, and is back
+        self._new: list[Enrolment] = []  # whose keys no roster has yet
 
     @classmethod
     def open(
@@ -162,8 +164,8 @@ class Hub:
 
     def tick(self, timeout_s: float = 0.2) -> None:
         """Answer who asks, and bring the server back if it died."""
-        if message := self.office.asked.next(timeout_s):
-            self._reply(message)
+        if messages := self.office.asked.all(timeout_s):
+            self._reply(messages)
         self.servers.revive(timeout_s)
         if self._returned.is_set():
             self._found_presence()
@@ -238,12 +240,19 @@ class Hub:
         else:
             self.invite(order.peer, order.days)
 
-    def _reply(self, message: Msg) -> None:
-        try:
-            answer = msgspec.msgpack.encode(self._answer(message))
-            self.office.connection.publish(message.reply, answer)
-        except LogError as error:
-            self._say(f"could not answer: {error}; who asked will ask again")
+    def _reply(self, messages: Sequence[Msg]) -> None:
+        """Answer all. Who joins beside others is on one roster with them."""
+        answers = [self._answer(message) for message in messages]
+        if self._new:
+            self._settle()
+            for asked in self._new:
+                self._say(f"{asked.peer} has joined with key {nkey_of(asked.key)}")
+            self._new = []
+        for message, answer in zip(messages, answers, strict=True):
+            try:
+                self.office.connection.publish(message.reply, msgspec.msgpack.encode(answer))
+            except LogError as error:
+                self._say(f"could not answer: {error}; who asked will ask again")
 
     def _answer(self, message: Msg) -> Answer:
         try:
@@ -266,8 +275,7 @@ class Hub:
         if self.register.enrol(asked):
             # what was written with another key does not count
             self.register.state.forgiven[asked.peer] = self._quotas.scales.records[asked.peer]
-            self._settle()
-            self._say(f"{asked.peer} has joined with key {nkey_of(asked.key)}")
+            self._new.append(asked)
 
     # What follows from the register
 
