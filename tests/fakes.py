@@ -39,13 +39,27 @@ def tiny_policy(train: str | TrainPart = "full", seed: int = 0) -> Policy:
 
 def lora_policy(rank: int = 4, seed: int = 0) -> Policy:
     """A LoRA policy whose adapters already act: B is not zero."""
-    policy = tiny_policy(TrainPart(lora=Lora(rank=rank)), seed)
+    return _acting(tiny_policy(TrainPart(lora=Lora(rank=rank)), seed), seed)
+
+
+def _acting(policy: Policy, seed: int) -> Policy:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in policy.trained():
             if "lora_B" in name:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
     return policy
+
+
+def four_bit_policy(seed: int = 0, bits: int = 4, **lora: Any) -> Policy:
+    """Four heads over two key-value heads, with biases; its adapters act beside 4 bits."""
+    model = small_llama(seed, hidden_size=64, intermediate_size=128, attention_bias=True)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(".bias"):
+                parameter.copy_(torch.linspace(-0.2, 0.3, len(parameter)))
+    train = TrainPart(lora=Lora(rank=4, bits=bits, **lora))
+    return _acting(with_trained_part(Policy(model, tiny_vocabulary()), train, seed), seed)
 
 
 def small_sizes(**others: object) -> dict[str, object]:
@@ -91,7 +105,12 @@ def grouped_query_policy(seed: int = 0) -> Policy:
     return Policy(model, tiny_vocabulary())
 
 
-POLICIES = {"full": tiny_policy, "lora": lora_policy, "grouped": grouped_query_policy}
+POLICIES = {
+    "full": tiny_policy,
+    "lora": lora_policy,
+    "grouped": grouped_query_policy,
+    "four bits": four_bit_policy,
+}
 
 
 def reference_logp(
@@ -250,6 +269,7 @@ def write_task(folder: Path) -> str:
 TRAIN = {
     "full": "",
     "lora": "train = { lora = { rank = 2 } }\n",
+    "bits": "train = { lora = { rank = 2, bits = 4 } }\n",
     "last": 'train = { layers = "last:1" }\n',
 }
 

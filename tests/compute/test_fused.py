@@ -80,6 +80,8 @@ def gradients(policy: Policy, total: Tensor) -> dict[str, Tensor | None]:
         *(slow(kind, train, False) for kind in KNOWN for train in TRAINS if kind != "qwen2"),
         *(("qwen2", train, False) for train in TRAINS),
         slow("grouped", "full", False),
+        slow("four bits", "lora", False),
+        slow("four bits", "lora", True),
         slow("qwen2", "layers", False),
         slow("qwen2", "queries", False),
         ("qwen2", "full", True),

@@ -104,8 +104,8 @@ def test_on_a_cpu_there_are_no_graphs() -> None:
 # On a GPU
 
 
-def on_gpu(dtype: torch.dtype) -> Policy:
-    policy = POLICIES["grouped"]()
+def on_gpu(dtype: torch.dtype, kind: str = "grouped") -> Policy:
+    policy = POLICIES[kind]()
     policy.model.cuda()
     policy.dtype = dtype
     return policy
@@ -124,9 +124,12 @@ def batches(seed: int) -> list[ToScore]:
 
 @pytest.mark.gpu
 @needs_gpu
+@pytest.mark.parametrize("kind", ["grouped", "four bits"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_graphs_give_the_scores_and_gradients_of_plain_scoring(dtype: torch.dtype) -> None:
-    policy = on_gpu(dtype)
+def test_graphs_give_the_scores_and_gradients_of_plain_scoring(
+    dtype: torch.dtype, kind: str
+) -> None:
+    policy = on_gpu(dtype, kind)
     other = dataclasses.replace(policy, model=copy.deepcopy(policy.model))
     captured_score = scorer(policy)
     assert isinstance(captured_score, CapturedScore)
@@ -157,7 +160,7 @@ def test_graphs_give_the_scores_and_gradients_of_plain_scoring(dtype: torch.dtyp
                 rtol=0,
                 atol=2e-2 if dtype == torch.bfloat16 else 4e-3,
             )
-        for (name, ours), theirs in zip(policy.trained(), other.model.parameters(), strict=True):
+        for (name, ours), (_, theirs) in zip(policy.trained(), other.trained(), strict=True):
             away = (ours.grad - theirs.grad).norm() / theirs.grad.norm()
             assert float(away) < (0.05 if dtype == torch.bfloat16 else 0.01), (
                 step,

@@ -10,10 +10,18 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from architectures import ARCHITECTURES, TRAINS, WINDOW, own_code_policy, reference_policy
-from fakes import POLICIES, ragged_sequences, reference_distribution, reference_logp, tiny_policy
+from fakes import (
+    POLICIES,
+    four_bit_policy,
+    ragged_sequences,
+    reference_distribution,
+    reference_logp,
+    tiny_policy,
+)
 from motley.compute import layers, logprobs, scoring
 from motley.compute.scoring import score
 from motley.learning.batches import ToScore, micro_batches
+from motley.models.four_bits import FourBitLinear
 from motley.models.policy import Policy, with_trained_part
 
 CPU = torch.device("cpu")
@@ -287,3 +295,41 @@ def test_bfloat16_arithmetic_stays_near_float32_and_hands_on_float32(kind: str) 
     difference = torch.cat([(a - b).abs() for a, b in zip(found, expected, strict=True)])
     assert found[0].dtype == torch.float32
     assert 0 < float(difference.mean()) < 0.2
+
+
+def with_the_same_values(held: Policy) -> Policy:
+    """A LoRA policy whose frozen weights are those that 4 bits left of them, in full."""
+    full = four_bit_policy(bits=0)
+    for name, part in held.base.named_modules():
+        if isinstance(part, FourBitLinear):
+            full.base.get_submodule(name).weight.data.copy_(part.four_bits.full(torch.float32))
+    return full
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_a_base_in_four_bits_scores_exactly_as_one_with_its_values_in_full(
+    checkpointed: bool,
+) -> None:
+    held = dataclasses.replace(four_bit_policy(), gradient_checkpointing=checkpointed)
+    full, sequences = with_the_same_values(held), ragged_sequences()
+    ours, theirs = (packed_logp(one, sequences, EVERYTHING) for one in (held, full))
+    assert all(map(torch.equal, ours, theirs))
+    unlike = packed_logp(four_bit_policy(bits=0), sequences, EVERYTHING)
+    assert not torch.allclose(torch.cat(ours), torch.cat(unlike), atol=1e-2)
+    found, expected = gradients(held, ours), gradients(full, theirs)
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert found.keys() == expected.keys()
+
+
+def test_no_layer_of_four_bits_is_in_full_when_a_pass_is_through() -> None:
+    policy = four_bit_policy()
+    sizes = {
+        (part.out_features, part.in_features)
+        for part in policy.base.modules()
+        if isinstance(part, FourBitLinear)
+    }
+    own, kept = {p.data_ptr() for p in policy.model.parameters()}, []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        logp = packed_logp(policy, ragged_sequences(), EVERYTHING)
+    assert logp
+    assert not [t.shape for t in kept if t.shape in sizes and t.data_ptr() not in own]

@@ -11,7 +11,15 @@ from transformers import PreTrainedTokenizerFast
 
 from architectures import TURN_END, text_tokenizer, write_model
 from fakes import spread_crew
-from motley.config import ConfigError, CrewConfig, Teach, parse_config, read_config, write_config
+from motley.config import (
+    ConfigError,
+    CrewConfig,
+    Teach,
+    config_text,
+    parse_config,
+    read_config,
+    write_config,
+)
 from motley.models import opening
 from motley.models.named import may_be_mixed
 from motley.runs import checking
@@ -118,6 +126,15 @@ def refusal(text: str) -> str:
         ),
         (CREW + PEERS + "train = {}", ["exactly one of lora and layers"]),
         (CREW + PEERS + "train = { lora = { rank = 0 } }", ["lora needs rank >= 1", "got rank=0"]),
+        (
+            CREW + PEERS + "train = { lora = { bits = 8 } }",
+            ["lora bits=8 is not known; use 4, or leave it out"],
+        ),
+        (CREW + PEERS + "bits = 4", ["unknown field `bits`", "it belongs under lora"]),
+        (
+            CREW + PEERS + 'train = { layers = "last:1", bits = 4 }',
+            ["unknown field `bits`", "it belongs under lora"],
+        ),
         (
             CREW + PEERS + "warm = { accuracy = { sort = 1.5 } }",
             ["warm accuracy of sort is 1.5", "between 0 and 1"],
@@ -934,6 +951,7 @@ def test_peers_that_end_their_answers_differently_are_refused(tmp_path: Path) ->
         ),
         ("keep_layers = 3", "", "keep_layers=3, and the model has 2; use fewer"),
         ('train = { lora = { targets = ["zz_proj"] } }', "", "zz_proj"),
+        ("train = { lora = { bits = 4 } }", "", "in blocks of 64; leave bits out"),
         (
             'train = { layers = "model.nothing" }',
             "",
@@ -959,6 +977,24 @@ def test_what_a_model_cannot_do_is_refused_before_its_weights_load(
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     model = write_model(tmp_path / "m", tokenizer=text_tokenizer(None))
     assert words in unfit(of_models(model, extra=extra, prompt=prompt))
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_four_bits_are_refused_for_a_model_that_runs_its_own_code(tmp_path: Path) -> None:
+    other = write_model(tmp_path / "m", "gpt2", n_embd=64)
+    said = unfit(of_models(other, extra="train = { lora = { bits = 4 } }"))
+    assert "peer p0: bits=4 is for models that Motley has a forward pass of its own for" in said
+    assert "'gpt2' runs its own code: GPT2LMHeadModel is none of LlamaForCausalLM" in said
+    assert "leave bits out, or use a model like Llama" in said
+    known = write_model(tmp_path / "k", hidden_size=64)
+    check_config(of_models(known, extra="train = { lora = { bits = 4 } }"))
+
+
+def test_bits_are_in_a_charter_only_where_a_peer_has_them() -> None:
+    some = CREW + PEERS + "train = { lora = { rank = 2%s } }"
+    texts = [config_text(parse_config(some % key)) for key in ("", ", bits = 4")]
+    assert ["bits = 4" in text for text in texts] == [False, True]
+    assert parse_config(texts[1]).peer[-1].bits == 4
 
 
 @pytest.mark.usefixtures("no_weights")

@@ -38,6 +38,10 @@ def crew(peer: str) -> str:
             'devices = 2\ndtype = "bfloat16"\nmasters = "bfloat16"',
             'devices=2: parts are kept in float32; leave masters = "bfloat16" out',
         ),
+        (
+            "devices = 2\ntrain = { lora = { bits = 4 } }",
+            "devices=2: a model in 4 bits is on one device; leave devices or bits = 4 out",
+        ),
     ],
 )
 def test_what_several_devices_cannot_do_is_refused(peer: str, words: str) -> None:

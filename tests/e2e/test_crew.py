@@ -29,6 +29,7 @@ from motley.learning.fates import read_fates
 from motley.learning.learner import Learner, StepReport
 from motley.learning.select import Candidate
 from motley.models.opening import saved_policy
+from motley.models.policy import ADAPTER, load_tensors
 from motley.records import Charter, Content, Group, Roster
 from motley.runs.building import trained_policies
 from motley.runs.folder import newest_checkpoint
@@ -115,6 +116,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
             "groups_per_step = 2\ninner_kl = 5.0"
         ),
     },
+    "four-bits": {"trains": ("full", "bits")},
     "async-horizontal": {"trains": ("full", "lora"), "pace": "async", "layout": "horizontal"},
     "hearing": {"trains": ("full", "lora", "last", "full"), "hear": 1, "objective": "ftis"},
     "async-hearing": {"trains": ("full", "lora", "last", "full"), "hear": 2, "pace": "async"},
@@ -500,6 +502,31 @@ def test_training_raises_the_reward(folder: Path) -> None:
     crew = run(spread_crew(folder, ("full", "full"), rounds=15, group_size=8), folder / "run")
     rewards = [line.reward for line in read_metrics(crew.folder) if line.reward is not None]
     assert sum(rewards[-6:]) > 1.2 * sum(rewards[:6])
+
+
+def test_a_peer_in_four_bits_learns_beside_a_full_one_and_saves_its_adapter_only(
+    folder: Path,
+) -> None:
+    config = spread_crew(folder, ("full", "bits"), rounds=15, group_size=8, problems_per_round=8)
+    crew = LocalCrew.start(config, folder / "run")
+    before = weights(crew)["bits1"]
+    finish(crew)
+    lines = [line for line in read_metrics(crew.folder) if line.peer == "bits1"]
+    rewards = [line.reward for line in lines if line.reward is not None]
+    assert sum(rewards[-5:]) > 1.1 * sum(rewards[:5])
+    after = weights(crew)["bits1"]
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert {name for name in before if name.endswith((".code", ".scale"))}
+    assert changed == {name for name in before if ".lora_" in name}
+    saved = newest_checkpoint(crew.folder) / "bits1" / "model"
+    assert all("lora_" in name for name in load_tensors(saved / ADAPTER))
+    assert not (saved / "model.safetensors").exists()
+    ids = torch.tensor([[5, 12, 13, 14]])
+    trained = next(p.learner.policy.model for p in crew.peers if p.me.name == "bits1")
+    with torch.no_grad():
+        expected = trained(input_ids=ids).logits
+        assert torch.equal(saved_policy(saved).model(input_ids=ids).logits, expected)
+        assert torch.equal(trained_policies(crew.folder)["bits1"].model(ids).logits, expected)
 
 
 @pytest.mark.quick

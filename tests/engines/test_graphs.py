@@ -55,7 +55,7 @@ def policy_of(kind: str) -> Policy:
 
 @pytest.mark.slow
 @needs_interpreter
-@pytest.mark.parametrize("kind", ["grouped", *map(slow, [*KNOWN, "qwen3 lora"])])
+@pytest.mark.parametrize("kind", ["grouped", *map(slow, [*KNOWN, "qwen3 lora", "four bits"])])
 def test_it_draws_what_the_engine_for_cpus_draws(kind: str) -> None:
     policy = policy_of(kind)
     assert_alike(
@@ -273,7 +273,7 @@ def cuda(policy: Policy, dtype: torch.dtype) -> Policy:
 
 @pytest.mark.gpu
 @needs_gpu
-@pytest.mark.parametrize("kind", ["full", "grouped", *KNOWN, "qwen3 lora"])
+@pytest.mark.parametrize("kind", ["full", "grouped", *KNOWN, "qwen3 lora", "four bits"])
 def test_graphs_draw_what_the_engine_for_cpus_draws(kind: str) -> None:
     expected = Reference(policy_of(kind)).sample(PROMPTS, 5, Sampling(max_tokens=12), seed=4)
     engine = torch_engine(cuda(policy_of(kind), torch.float32))
@@ -315,7 +315,7 @@ def test_graphs_see_refreshed_weights() -> None:
 @pytest.mark.gpu
 @needs_gpu
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float16, 2e-3), (torch.bfloat16, 2e-2)])
-@pytest.mark.parametrize("kind", ["full", "qwen2", "qwen3 lora", "gemma3"])
+@pytest.mark.parametrize("kind", ["full", "qwen2", "qwen3 lora", "four bits", "gemma3"])
 def test_half_precision_reports_what_the_trainer_computes(
     kind: str, dtype: torch.dtype, most: float
 ) -> None:

@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from architectures import own_code_policy
+from fakes import four_bit_policy
 from motley.compute.decoder import Decoder
 from motley.config import Lora, TrainPart
 from motley.engines.snapshot import Snapshot
+from motley.models.four_bits import FourBits
 from motley.models.policy import Policy, with_trained_part
 
 
@@ -68,3 +70,38 @@ def test_adapters_of_some_layers_leave_the_others_as_copies() -> None:
     (adapter,) = snapshot.layers[0].qkv[0].adapters[0]
     first = policy.base.model.layers[0].self_attn.q_proj
     assert torch.equal(adapter.A[:2], first.lora_A["default"].weight.bfloat16())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("targets", [(), ("q_proj",)])
+def test_a_base_in_four_bits_is_there_once_in_every_type(
+    targets: tuple[str, ...], dtype: torch.dtype
+) -> None:
+    policy = replace(four_bit_policy(targets=targets), dtype=dtype)
+    known, snapshot = places(policy), snapshot_of(policy)
+    held = [
+        weight
+        for layer in snapshot.layers
+        for (one,) in layer.projections
+        for weight in one.weights
+    ]
+    assert len(held) == 2 * 7
+    for weight in held:
+        assert isinstance(weight, FourBits)
+        assert {
+            part.untyped_storage().data_ptr() for part in (weight.code_EJ, weight.scale_EK)
+        } <= known
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_adapters_beside_four_bits_are_taken_anew(dtype: torch.dtype) -> None:
+    policy = replace(four_bit_policy(), dtype=dtype)
+    snapshot = snapshot_of(policy)
+    with torch.no_grad():
+        for _, parameter in policy.trained():
+            parameter.add_(1.0)
+    (adapter,) = snapshot.layers[0].qkv[0].adapters[0]
+    first = policy.base.model.layers[0].self_attn.q_proj.lora_A["default"].weight
+    assert not torch.equal(adapter.A[:4], first.to(dtype))
+    snapshot.refresh(Decoder.of(policy.base))
+    assert torch.equal(adapter.A[:4], first.to(dtype))

@@ -71,6 +71,7 @@ TRAINS: dict[str, str | TrainPart] = {
     "lora": TrainPart(lora=Lora(rank=8)),
     "queries": TrainPart(lora=Lora(rank=8, targets=("q_proj", "v_proj"))),
     "layers": TrainPart(layers="last:2"),
+    "four bits": TrainPart(lora=Lora(rank=8, bits=4)),
 }
 SHORT = StepShape(prompts=4, group=4, prompt_tokens=32, tokens=32, token_budget=1 << 20)
 SMALL = StepShape(prompts=2, group=4, prompt_tokens=16, tokens=16, token_budget=1 << 20)
@@ -130,6 +131,8 @@ def predicted(policy: Policy, step: StepShape) -> Footprint:
         ("llama", "lora", torch.float32, SHORT),
         ("llama", "queries", torch.float32, LONG),
         ("llama", "layers", torch.float32, LONG),
+        ("llama", "four bits", torch.float32, SHORT),
+        slow("llama", "four bits", torch.bfloat16, SHORT),
         slow("llama", "full", torch.bfloat16, SHORT),
         slow("llama", "lora", torch.bfloat16, SHORT),
         ("qwen2", "full", torch.float32, LONG),
@@ -187,7 +190,7 @@ def test_a_model_without_values_has_the_shape_of_one_with_them(family: str, trai
     assert shape_of(empty, config_of(family)) == shape_of(policy.model, policy.config)
 
 
-@pytest.mark.parametrize("train", ["full", "lora"])
+@pytest.mark.parametrize("train", ["full", "lora", "four bits"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_engines_weights_are_what_its_snapshot_takes(train: str, dtype: torch.dtype) -> None:
     policy = a_policy(train=train, dtype=dtype)

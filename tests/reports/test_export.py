@@ -23,7 +23,7 @@ import motley.reports.export
 from fakes import write_task
 from marks import slow
 from motley.cli import app
-from motley.config import CrewConfig, parse_config
+from motley.config import CrewConfig, Lora, TrainPart, parse_config
 from motley.models.opening import saved_policy
 from motley.reports.card import ExportedModel, card, hub_id, public_config
 from motley.reports.export import export_model, learners_of
@@ -571,3 +571,29 @@ def test_the_command_needs_no_peer_where_one_learns(crew: CrewConfig, tmp_path: 
     done = CliRunner().invoke(app, ["export", str(tmp_path / "run"), str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
     assert "in a crew of different" in (tmp_path / "out" / "README.md").read_text()
+
+
+@pytest.mark.slow
+def test_a_merged_adapter_beside_four_bits_is_what_trained(
+    crew: CrewConfig, tmp_path: Path
+) -> None:
+    lora = Lora(rank=2, bits=4)
+    thin = msgspec.structs.replace(crew.named("thin"), train=TrainPart(lora=lora))
+    run = tmp_path / "run"
+    for _ in LocalCrew.start(
+        msgspec.structs.replace(crew, peer=(crew.peer[0], thin, crew.peer[2])), run
+    ).rounds():
+        pass
+    (trained,) = [p for name, p in trained_policies(run).items() if name == "thin"]
+    out = export_model(run, "thin", tmp_path / "merged", merge=True)
+    expected = logits(trained.model)
+    made = AutoModelForCausalLM.from_pretrained(out)
+    torch.testing.assert_close(logits(made), expected, rtol=0, atol=1e-5)
+    beside = export_model(run, "thin", tmp_path / "adapter")
+    adapted = AutoPeftModelForCausalLM.from_pretrained(beside)
+    torch.testing.assert_close(logits(adapted), expected, rtol=0, atol=1e-5)
+    whole = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(run / "start" / "thin"), beside
+    )
+    assert not torch.allclose(logits(whole), expected, atol=1e-4)
+    assert "beside linear layers held in 4 bits (NF4)" in (beside / "README.md").read_text()

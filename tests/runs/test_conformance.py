@@ -105,7 +105,7 @@ ON_AVERAGE = f"differs by more than {BOUND.mean:.1g} on average"
 
 
 @pytest.mark.parametrize("sampling", ["", "temperature = 0.7\ntop_k = 3", "temperature = 1.3"])
-@pytest.mark.parametrize("train", ["full", "lora", "last"])
+@pytest.mark.parametrize("train", ["full", "lora", "bits", "last"])
 def test_our_engine_reports_the_trainers_logprobs(train: str, sampling: str, folder: Path) -> None:
     away = check_engine(peer_of(folder, train, sampling).half)
     assert away.fault == ""

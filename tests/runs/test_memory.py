@@ -94,6 +94,21 @@ def test_seven_billion_in_full_do_not_fit_as_they_are_and_a_lora_does(
     assert taken(folders["7b"], "train = { lora = { rank = 16 } }").fits
 
 
+def test_four_bits_let_seven_billion_train_on_a_gpu_that_a_lora_does_not_fit(
+    folders: dict[str, Path],
+) -> None:
+    keys = "train = { lora = { rank = 16%s } }\ngradient_checkpointing = true"
+    half, four = (taken(folders["7b"], keys % bits, memory=24 * GIB) for bits in ("", ", bits = 4"))
+    assert not half.fits
+    assert four.fits
+    assert [change.change for change in half.changes][-1] == "bits = 4 in train = { lora = { … } }"
+    assert half.changes[-1].fits
+    assert half.changes[-1].gib * GIB < four.takes.nbytes  # beside what was told before it
+    # 6.5 of 7.6 billion values, at 2 and at .5625 bytes
+    saved = half.takes["weights"] - four.takes["weights"]
+    assert saved == pytest.approx(6.525e9 * (2 - 0.5625), rel=0.01)
+
+
 def test_changes_are_told_until_they_suffice_and_each_takes_less(folders: dict[str, Path]) -> None:
     one = taken(folders["1.4b"], memory=60 * GIB)
     assert not one.fits or one.token_budget < 1 << 15

@@ -13,7 +13,13 @@ import zstandard
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fakes import grouped_query_policy, lora_policy, reference_logp, tiny_policy
+from fakes import (
+    four_bit_policy,
+    grouped_query_policy,
+    lora_policy,
+    reference_logp,
+    tiny_policy,
+)
 from motley.config import TrainPart
 from motley.records import Blob
 from motley.weights import encoding
@@ -38,6 +44,7 @@ POLICIES = {
     "lora": lora_policy,
     "layers": lambda seed=0: tiny_policy(TrainPart(layers="last:1"), seed),
     "grouped": grouped_query_policy,
+    "four bits": four_bit_policy,
 }
 BF16, F32 = torch.bfloat16, torch.float32
 
@@ -111,7 +118,7 @@ def test_a_state_and_what_is_frozen_are_the_whole_model(kind: str) -> None:
     policy = POLICIES[kind]()
     trained, frozen = trained_state(policy, "float32"), frozen_state(policy)
     assert trained
-    assert bool(frozen) == (kind in ("lora", "layers"))
+    assert bool(frozen) == (kind in ("lora", "layers", "four bits"))
     assert not trained.keys() & frozen.keys()
     assert trained.keys() | frozen.keys() == dict(policy.model.named_parameters()).keys()
     assert list(trained) == sorted(trained)

@@ -10,7 +10,13 @@ import torch
 import zstandard
 from safetensors.torch import save
 
-from fakes import grouped_query_policy, lora_policy, reference_logp, tiny_policy
+from fakes import (
+    four_bit_policy,
+    grouped_query_policy,
+    lora_policy,
+    reference_logp,
+    tiny_policy,
+)
 from marks import slow
 from motley.config import TrainPart
 from motley.models.policy import Policy
@@ -32,6 +38,7 @@ POLICIES = {
     "lora": lora_policy,
     "layers": lambda seed=0: tiny_policy(TrainPart(layers="last:1"), seed),
     "grouped": grouped_query_policy,
+    "four bits": four_bit_policy,
 }
 PROMPT, TOKENS = (5, 12, 13), (14, 15, 1)
 
@@ -335,7 +342,7 @@ def test_with_no_more_than_what_is_needed_anybody_can_follow() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["lora", "layers"])
+@pytest.mark.parametrize("kind", ["lora", "layers", "four bits"])
 def test_what_never_trains_is_encoded_and_loaded_once(kind: str) -> None:
     learner, sampler = Learner(kind), POLICIES[kind](seed=2)
     follower = Follower(sampler)

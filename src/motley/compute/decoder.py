@@ -27,6 +27,7 @@ from motley.compute.layers import (
     walk_layer,
 )
 from motley.compute.support import ACTIVATIONS, activation_of, why_unknown
+from motley.models.four_bits import FourBitLinear
 
 Ready = Callable[[Layer], Layer]
 
@@ -194,4 +195,5 @@ def _projection(module: Any) -> Projection:
         Adapter(module.lora_A[name].weight, module.lora_B[name].weight, module.scaling[name])
         for name in getattr(module, "active_adapters", ())
     )
-    return Projection((base.weight,), base.bias, (len(base.weight),), (adapters,))
+    weight = base.four_bits if isinstance(base, FourBitLinear) else base.weight
+    return Projection((weight,), base.bias, (base.out_features,), (adapters,))

@@ -101,7 +101,7 @@ def cast_layers(
     """The layers, or some of them, with all weights in the dtype.
 
     Those of one input are stacked, unless they have the dtype already and need no copy (under
-    adapters).
+    adapters), or are in 4 bits.
     """
     chosen = decoder.layers if some is None else some
     joined = [layer.projections for layer in chosen]
@@ -132,11 +132,11 @@ def _projection(
     linears: Sequence[Projection], cast: Iterator[Tensor], dtype: torch.dtype
 ) -> Projection:
     return Projection(
-        weights=tuple(linear.weight for linear in linears)
+        weights=tuple(weight for linear in linears for weight in linear.weights)
         if _is_cast(linears, dtype)
         else (next(cast),),
         bias=next(cast) if any(linear.bias is not None for linear in linears) else None,
-        sizes=tuple(len(linear.weight) for linear in linears),
+        sizes=tuple(size for linear in linears for size in linear.sizes),
         adapters=tuple(
             tuple(Adapter(next(cast), next(cast), one.scaling) for one in adapters)
             for linear in linears
@@ -146,7 +146,7 @@ def _projection(
 
 
 def _is_cast(linears: Sequence[Projection], dtype: torch.dtype) -> bool:
-    return all(linear.weight.dtype == dtype for linear in linears)
+    return all(linear.in_four_bits or linear.weight.dtype == dtype for linear in linears)
 
 
 def _stacked(groups: Sequence[Sequence[Tensor]], dtype: torch.dtype) -> tuple[Tensor, ...]:

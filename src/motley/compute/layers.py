@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from motley.compute.parts import rms_norm
+from motley.models.four_bits import FourBits
 
 State = TypeVar("State")  # what a pass carries from layer to layer: hidden states, or more
 
@@ -59,27 +60,33 @@ class Projection:
     rows or three of 8, 4 and 4.
     """
 
-    weights: tuple[Tensor, ...]  # one for all, or one for each
+    weights: tuple[Tensor | FourBits, ...]  # one for all, or one for each
     bias: Tensor | None
     sizes: tuple[int, ...]  # of each one's output
     adapters: tuple[tuple[Adapter, ...], ...]  # beside each
 
     @property
     def weight(self) -> Tensor:
-        """The one for all."""
+        """The one for all, where it is there in full."""
         (weight,) = self.weights
+        assert isinstance(weight, Tensor)
         return weight
 
     @property
+    def in_four_bits(self) -> bool:
+        """Whether its weights are made in full for every product; they never train."""
+        return isinstance(self.weights[0], FourBits)
+
+    @property
     def is_bare(self) -> bool:
-        """Whether it is its weight, and nothing beside."""
-        return self.bias is None and not any(self.adapters)
+        """Whether it is its weight in full, and nothing beside."""
+        return self.bias is None and not any(self.adapters) and not self.in_four_bits
 
     def __call__(self, x: Tensor) -> Tensor:
         if len(self.weights) == 1:
-            y = F.linear(x, self.weights[0], self.bias)
+            y = _product(x, self.weights[0], self.bias)
         else:
-            y = torch.cat([F.linear(x, weight) for weight in self.weights], 1)
+            y = torch.cat([_product(x, weight) for weight in self.weights], 1)
             y = y if self.bias is None else y + self.bias
         if not any(self.adapters):
             return y
@@ -90,6 +97,12 @@ class Projection:
         return y + torch.cat(
             [_adapted(x, *each) for each in zip(self.adapters, self.sizes, strict=True)], 1
         )
+
+
+def _product(x: Tensor, weight: Tensor | FourBits, bias: Tensor | None = None) -> Tensor:
+    if isinstance(weight, FourBits):
+        return weight.product(x, bias)
+    return F.linear(x, weight, bias)
 
 
 def _adapted(x: Tensor, adapters: tuple[Adapter, ...], size: int) -> Tensor:

@@ -28,8 +28,14 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     alpha: float = 0.0  # 0: twice the rank
     # names of linear layers, such as q_proj; none: every one but the vocabulary projection
     targets: tuple[str, ...] = ()
+    bits: int = 0  # 4: so many for each value of the frozen linear layers; 0: the arithmetic's type
 
     def __post_init__(self) -> None:
+        if self.bits not in (0, 4):
+            raise ValueError(
+                f"lora bits={self.bits} is not known; use 4, or leave it out to hold the frozen "
+                "model in the type of the arithmetic"
+            )
         if self.rank < 1 or self.alpha < 0:
             raise ValueError(
                 f"lora needs rank >= 1 and alpha >= 0; got rank={self.rank}, alpha={self.alpha}"
@@ -55,6 +61,11 @@ class TrainPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             )
         if re.fullmatch(r"(first|last):0+", self.layers):
             raise ValueError(f"train layers={self.layers!r} trains nothing; use at least 1 layer")
+
+    @property
+    def bits(self) -> int:
+        """Of a frozen value beside an adapter; 0: as the arithmetic has it."""
+        return 0 if self.lora is None else self.lora.bits
 
 
 class Warm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -252,6 +263,11 @@ class PeerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 f"peer {self.name}: lr={self.lr} is negative; leave it out to use the crew's"
             )
 
+    @property
+    def bits(self) -> int:
+        """Of a frozen value beside an adapter; 0: as the arithmetic has it."""
+        return 0 if isinstance(self.train, str) else self.train.bits
+
     def _check_memory(self) -> None:
         """Of settings that trade something for memory: which do not go together."""
         if self.masters == "bfloat16" and (self.dtype != "bfloat16" or self.train != "full"):
@@ -289,6 +305,7 @@ class PeerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 self.optimizer != "adamw" or self.offload
             ),
             'parts are kept in float32; leave masters = "bfloat16" out': self.masters != "float32",
+            "a model in 4 bits is on one device; leave devices or bits = 4 out": self.bits == 4,
         }
         for reason, is_so in refused.items():
             if is_so:

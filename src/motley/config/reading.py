@@ -205,19 +205,26 @@ def write_config(config: CrewConfig, path: Path) -> None:
     replace(path, config_text(config).encode())
 
 
-# Of a peer, with their defaults. They are written where they differ from these, so that a charter
-# without them is what it was before there were such keys.
+# Of a peer and of a LoRA, with their defaults. They are written where they differ from these, so
+# that a charter without them is what it was before there were such keys.
 LATER_KEYS = {"devices": 1, "optimizer": "adamw", "masters": "float32", "offload": False}
+LATER_LORA_KEYS = {"bits": 0}
 
 
 def config_text(config: CrewConfig) -> str:
     """The crew as TOML."""
     plain = _without_none(msgspec.to_builtins(config))
     for peer in plain["peer"]:
-        for key, usual in LATER_KEYS.items():
-            if peer[key] == usual:
-                del peer[key]
+        _leave_usual_out(peer, LATER_KEYS)
+        if isinstance(peer["train"], dict) and "lora" in peer["train"]:
+            _leave_usual_out(peer["train"]["lora"], LATER_LORA_KEYS)
     return msgspec.toml.encode(plain).decode()
+
+
+def _leave_usual_out(table: dict[str, Any], usual: dict[str, Any]) -> None:
+    for key, value in usual.items():
+        if table[key] == value:
+            del table[key]
 
 
 def _without_none(value: Any) -> Any:

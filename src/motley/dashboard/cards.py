@@ -64,7 +64,8 @@ def adapter_of(peer: PeerConfig) -> str:
     if isinstance(peer.train, str):
         return peer.train
     if peer.train.lora:
-        return f"LoRA r={peer.train.lora.rank}"
+        bits = f", {peer.bits} bits" if peer.bits else ""
+        return f"LoRA r={peer.train.lora.rank}{bits}"
     return f"layers {peer.train.layers}"
 
 

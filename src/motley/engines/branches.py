@@ -202,9 +202,8 @@ class _CachedPass:
         """The sum in float32 whatever the product is made in."""
         if after is not None:
             return state + _normed(projection(x).float(), after)
-        weight = projection.weights[0]
-        if projection.is_bare and state.dtype == weight.dtype:
-            return torch.addmm(state, x, weight.T)
+        if projection.is_bare and state.dtype == projection.weight.dtype:
+            return torch.addmm(state, x, projection.weight.T)
         return state + projection(x)
 
 

@@ -4,7 +4,8 @@ meanwhile.
 Projections over the same input are fused into one, rounded as the trainer rounds them; norms'
 scales stay apart from them for the same reason. LoRA adapters are merged in float32, and stay apart
 where weights are rounded: a small change would be lost in the rounding. What never changes and has
-the type already, such as linear layers beside an adapter, is the policy's own and no copy.
+the type already, such as linear layers beside an adapter, is the policy's own and no copy. So are
+those in 4 bits, in every type: they stay apart from their adapters and from each other.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class Snapshot:
     embedding: Tensor  # float32, scaled
     norm: Norm
     head: Tensor
+    dtype: torch.dtype  # of products
 
     @classmethod
     @torch.no_grad()
@@ -33,6 +35,7 @@ class Snapshot:
         return cls(
             layers=tuple(_held_layer(decoder, layer, dtype) for layer in decoder.layers),
             **_ends(decoder, head_dtype),
+            dtype=dtype,
         )
 
     @torch.no_grad()
@@ -40,7 +43,7 @@ class Snapshot:
         """Take the decoder's present weights in place: whoever holds these tensors sees them."""
         for old, new in zip(self.layers, decoder.layers, strict=True):
             with decoder.held.holding(new.index):
-                _refresh_layer(old, new)
+                _refresh_layer(old, new, self.dtype)
         with decoder.held.holding(None):
             self.embedding.copy_(decoder.embedding)
             if decoder.embed_scale != 1:
@@ -70,9 +73,9 @@ def _held_layer(decoder: Decoder, layer: Layer, dtype: torch.dtype) -> Layer:
         return _kept_layer(layer, dtype)
 
 
-def _refresh_layer(old: Layer, new: Layer) -> None:
+def _refresh_layer(old: Layer, new: Layer, dtype: torch.dtype) -> None:
     for (kept,), linears in zip(old.projections, new.projections, strict=True):
-        _refresh(kept, linears)
+        _refresh(kept, linears, dtype)
     for kept_norm, norm in zip(_norms(old), _norms(new), strict=True):
         kept_norm.weight.copy_(norm.scale)
 
@@ -89,21 +92,23 @@ def _norms(layer: Layer) -> list[Norm]:
     return [norm for norm in norms if norm is not None]
 
 
-def _refresh(kept: Projection, linears: Sequence[Projection]) -> None:
+def _refresh(kept: Projection, linears: Sequence[Projection], dtype: torch.dtype) -> None:
     if all(linear.is_bare for linear in linears):
         torch._foreach_copy_(
             list(kept.weight.split([len(linear.weight) for linear in linears])),
             [linear.weight for linear in linears],
         )
         return
-    new = _fused(linears, kept.weight.dtype)
+    new = _fused(linears, dtype)
     for old, value in zip(_tensors(kept), _tensors(new), strict=True):
         if old.data_ptr() != value.data_ptr():  # shared ones are as they were
             old.copy_(value)
 
 
 def _tensors(projection: Projection) -> Iterator[Tensor]:
-    yield projection.weight
+    """What may change."""
+    if not projection.in_four_bits:
+        yield projection.weight
     if projection.bias is not None:
         yield projection.bias
     for (adapter,) in filter(None, projection.adapters):
@@ -134,31 +139,50 @@ def _kept_norm(norm: Norm) -> Norm:
 
 def _fused(linears: Sequence[Projection], dtype: torch.dtype) -> Projection:
     """Projections over the same input as one: merged with their adapters in float32, and with them
-    apart where it is rounded.
+    apart where it is rounded or in 4 bits.
     """
-    bias = (
-        None
-        if all(linear.bias is None for linear in linears)
-        else torch.cat([_bias_or_zeros(linear) for linear in linears]).to(dtype)
-    )
-    adapters = [each for linear in linears for each in linear.adapters]
-    if dtype == torch.float32 or not any(adapters):
+    bias, size = _joined_bias(linears, dtype), sum(_width(linear) for linear in linears)
+    if any(linear.in_four_bits for linear in linears):  # then all are: they have as many inputs
+        weights = tuple(weight for linear in linears for weight in linear.weights)
+        return Projection(weights, bias, (size,), (_joined_adapters(linears, dtype),))
+    if dtype == torch.float32 or not any(any(linear.adapters) for linear in linears):
         weight = torch.cat([_merged(linear) for linear in linears]).to(dtype)
-        return Projection((weight,), bias, (len(weight),), ((),))
-    weights = [linear.weight.detach() for linear in linears]
+        return Projection((weight,), bias, (size,), ((),))
+    own = [linear.weight.detach() for linear in linears]
+    frozen = not any(linear.weight.requires_grad for linear in linears)
+    shared = _in_a_row(own, dtype) if frozen else None
+    weight = torch.cat([w.to(dtype) for w in own]) if shared is None else shared
+    return Projection((weight,), bias, (size,), (_joined_adapters(linears, dtype),))
+
+
+def _width(linear: Projection) -> int:
+    return sum(linear.sizes)
+
+
+def _joined_bias(linears: Sequence[Projection], dtype: torch.dtype) -> Tensor | None:
+    given = next((linear.bias for linear in linears if linear.bias is not None), None)
+    if given is None:
+        return None
+    each = [
+        given.new_zeros(_width(linear)) if linear.bias is None else linear.bias.detach()
+        for linear in linears
+    ]
+    return torch.cat(each).to(dtype)
+
+
+def _joined_adapters(linears: Sequence[Projection], dtype: torch.dtype) -> tuple[Adapter, ...]:
+    """All adapters as one, if there is any."""
     down, up = [], []
-    for row, each in enumerate(adapters):
-        for adapter in each:
+    for row, linear in enumerate(linears):
+        for adapter in linear.adapters[0]:
             down.append(adapter.A)
             # acts on its own projection's outputs only
-            column = [adapter.B.new_zeros(len(w), adapter.B.shape[1]) for w in weights]
+            column = [adapter.B.new_zeros(_width(one), adapter.B.shape[1]) for one in linears]
             column[row] = adapter.B * adapter.scaling
             up.append(torch.cat(column))
-    frozen = not any(linear.weight.requires_grad for linear in linears)
-    shared = _in_a_row(weights, dtype) if frozen else None
-    weight = torch.cat([w.to(dtype) for w in weights]) if shared is None else shared
-    adapter = Adapter(torch.cat(down).to(dtype), torch.cat(up, 1).to(dtype), 1.0)
-    return Projection((weight,), bias, (len(weight),), ((adapter,),))
+    if not down:
+        return ()
+    return (Adapter(torch.cat(down).to(dtype), torch.cat(up, 1).to(dtype), 1.0),)
 
 
 def _in_a_row(weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:
@@ -179,9 +203,3 @@ def _merged(linear: Projection) -> Tensor:
     for adapter in adapters:
         weight = weight + (adapter.B @ adapter.A).float() * adapter.scaling
     return weight
-
-
-def _bias_or_zeros(linear: Projection) -> Tensor:
-    return (
-        linear.weight.new_zeros(len(linear.weight)) if linear.bias is None else linear.bias.detach()
-    )

@@ -33,6 +33,7 @@ from motley.clock import Clock, Deadline, RealClock
 from motley.config.peers import OpenAI, Vllm
 from motley.engines.engine import Completion
 from motley.engines.openai import Body, Client, OpenAIEngine
+from motley.models.four_bits import FourBitLinear
 from motley.models.policy import Policy, merged_weight
 from motley.records import Sampling
 
@@ -258,16 +259,24 @@ def write_model(policy: Policy, folder: Path) -> None:
 def merged_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
     """What the model acts with under its ordinary names.
 
-    LoRA adapters are added to the weights they stand beside.
+    LoRA adapters are added to the weights they stand beside; those in 4 bits are made in full.
     """
+    in_four_bits = {
+        name: part for name, part in model.named_modules() if isinstance(part, FourBitLinear)
+    }
+    packed = {f"{name}.{part}" for name in in_four_bits for part in ("code", "scale")}
     weights = {
         name.replace(".base_layer.", "."): t
         for name, t in model.state_dict().items()
-        if ".lora_" not in name
+        if ".lora_" not in name and name not in packed
     }
+    for name, part in in_four_bits.items():
+        weights[f"{name.removesuffix('.base_layer')}.weight"] = part.four_bits.full(torch.float32)
     for name, module in model.named_modules():
         if hasattr(module, "base_layer"):
-            if not hasattr(module.base_layer, "weight"):
+            if not isinstance(module.base_layer, FourBitLinear) and not hasattr(
+                module.base_layer, "weight"
+            ):
                 raise ValueError(
                     f"vllm is not given adapters on experts such as {name}; name lora targets that "
                     "are linear layers, such as q_proj and v_proj"

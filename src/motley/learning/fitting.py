@@ -21,6 +21,7 @@ from motley.config import Learning
 from motley.learning.batches import ToScore, micro_batches
 from motley.learning.descent import Upkeep, moment_bytes
 from motley.models.devices import is_out_of_memory
+from motley.models.four_bits import num_values
 from motley.models.policy import Policy
 from motley.models.precision import nearly, spread_ids
 
@@ -40,7 +41,7 @@ def fitting_budget(policy: Policy, upkeep: Upkeep = Upkeep()) -> int:
 
     A power of two. `upkeep`: what a step will need beside them.
     """
-    if sum(p.numel() for p in policy.model.parameters()) < TINY_PARAMETERS:
+    if num_values(policy.model) < TINY_PARAMETERS:
         return TINY_TOKENS
     budget = LEAST_TOKENS
     try:

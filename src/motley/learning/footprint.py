@@ -24,6 +24,7 @@ from motley.compute.logprobs import LOGITS_AT_ONCE, LOGITS_AT_ONCE_GPU
 from motley.compute.shared_prefixes import ROW_TOKENS
 from motley.learning.descent import Upkeep, moment_bytes
 from motley.learning.lean import AT_ONCE
+from motley.models.four_bits import BYTES_IN_MAKING, BYTES_PER_VALUE, FourBitLinear
 
 FULL = 4  # bytes of a float32
 CONTEXT = 1 << 29  # what CUDA, cuBLAS and our kernels take before there is any tensor
@@ -55,7 +56,9 @@ class ModelShape:
     takes: frozenset[str]  # inputs of linear layers that train: "qkv", "out", "gate_up", "down"
     ranks: int  # of all adapters together
     trained: tuple[tuple[int, ...], ...]  # shapes
-    beside: int  # values of linear layers beside an adapter
+    beside: int  # values of linear layers beside an adapter, but for those in 4 bits
+    in_four_bits: int  # values
+    largest_in_four_bits: int  # values of one layer
     frozen: int  # further values that do not train
     head_trains: bool
     embedding: int  # values
@@ -158,6 +161,8 @@ def footprint(
 ) -> Footprint:
     """By part. `step` None: it only samples; `engine` None: others sample, or nobody."""
     parts: list[MemoryPart] = [MemoryPart("weights", weight_bytes(shape, arithmetic, settings))]
+    making = BYTES_IN_MAKING + arithmetic.half
+    parts.append(MemoryPart("weights in full", making * shape.largest_in_four_bits))
     if step is not None:
         parts += _learning(shape, arithmetic, settings, step)
     if engine is not None:
@@ -174,9 +179,14 @@ def footprint(
 
 def weight_bytes(shape: ModelShape, arithmetic: Arithmetic, settings: MemorySettings) -> int:
     """The policy's own: what trains in the masters' type, linear layers beside an adapter in that
-    of the arithmetic, and the rest in float32.
+    of the arithmetic or in 4 bits, and the rest in float32.
     """
-    return trained_bytes(shape, settings) + FULL * shape.frozen + arithmetic.half * shape.beside
+    return (
+        trained_bytes(shape, settings)
+        + FULL * shape.frozen
+        + arithmetic.half * shape.beside
+        + int(BYTES_PER_VALUE * shape.in_four_bits)
+    )
 
 
 def trained_bytes(shape: ModelShape, settings: MemorySettings) -> int:
@@ -211,11 +221,11 @@ def rounded_bytes(shape: ModelShape, arithmetic: Arithmetic, settings: MemorySet
     """What a pass multiplies with, where that is not what is kept."""
     if arithmetic.half == FULL or settings.masters < FULL:
         return 0
-    return arithmetic.half * (shape.linear - shape.beside + _adapters(shape))
+    return arithmetic.half * (shape.linear - shape.beside - shape.in_four_bits + _adapters(shape))
 
 
 def _adapters(shape: ModelShape) -> int:
-    return shape.num_trained if shape.beside else 0
+    return shape.num_trained if shape.beside or shape.in_four_bits else 0
 
 
 def _making_bytes(shape: ModelShape, arithmetic: Arithmetic, settings: MemorySettings) -> int:
@@ -352,12 +362,14 @@ def _sampling(
 
 def snapshot_bytes(shape: ModelShape, arithmetic: Arithmetic) -> int:
     """The weights that an engine samples with, beside the policy's: linear layers in the type of
-    the arithmetic, but for those beside an adapter in half types; embeddings in float32; a head.
+    the arithmetic, but for those in 4 bits, and beside an adapter in half types; embeddings in
+    float32; a head.
     """
-    shared = shape.beside if arithmetic.half < FULL else 0
+    shared = shape.in_four_bits + (shape.beside if arithmetic.half < FULL else 0)
     head = arithmetic.half if arithmetic.fused else FULL
     # those of one input are one, with zeros where they do not meet: about half as much again
-    adapters = arithmetic.half * _adapters(shape) * 3 // 2 if arithmetic.half < FULL else 0
+    apart = arithmetic.half < FULL or shape.in_four_bits
+    adapters = arithmetic.half * _adapters(shape) * 3 // 2 if apart else 0
     return (
         arithmetic.half * (shape.linear - shared)
         + adapters
@@ -384,7 +396,10 @@ def shape_of(model: nn.Module, config: PretrainedConfig) -> ModelShape:
 
     `config`: of its text part.
     """
-    named = dict(model.named_parameters())
+    held = [part for part in model.modules() if isinstance(part, FourBitLinear)]
+    packed = {id(p) for part in held for p in (part.code, part.scale)}
+    named = {name: p for name, p in model.named_parameters() if id(p) not in packed}
+    in_four_bits = [part.out_features * part.in_features for part in held]
     trains = {name: p for name, p in named.items() if p.requires_grad}
     beside = {name for name in named if name.endswith("base_layer.weight")} - trains.keys()
     heads = config.num_attention_heads
@@ -411,12 +426,15 @@ def shape_of(model: nn.Module, config: PretrainedConfig) -> ModelShape:
         ranks=sum(len(p) for name, p in trains.items() if ".lora_A." in name),
         trained=tuple(tuple(p.shape) for p in trains.values()),
         beside=sum(named[name].numel() for name in beside),
+        in_four_bits=sum(in_four_bits),
+        largest_in_four_bits=max(in_four_bits, default=0),
         frozen=sum(
             p.numel() for name, p in named.items() if name not in trains and name not in beside
         ),
         head_trains=head is not None and head.requires_grad,
         embedding=0 if embedding is None else embedding.numel(),
-        linear=sum(
+        linear=sum(in_four_bits)
+        + sum(
             p.numel()
             for name, p in named.items()
             if p.dim() > 1 and p is not head and p is not embedding and ".lora_" not in name

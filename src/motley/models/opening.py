@@ -12,10 +12,12 @@ from operator import itemgetter
 from pathlib import Path
 
 import msgspec
+import torch
 from transformers import GenerationConfig, PretrainedConfig
 
-from motley.config import PeerConfig, Prompt
+from motley.config import Lora, PeerConfig, Prompt, TrainPart
 from motley.models.devices import check_dtype, choose_device, choose_dtype
+from motley.models.four_bits import hold_in_four_bits
 from motley.models.named import MAX_POSITIONS, TINY, TinyParts
 from motley.models.named import is_tiny as is_tiny
 from motley.models.policy import (
@@ -25,6 +27,7 @@ from motley.models.policy import (
     Policy,
     choose_trained,
     positions_of,
+    store_frozen,
     take_layers,
     with_saved_adapter,
 )
@@ -113,7 +116,11 @@ def _check_pretrained(peer: PeerConfig, rules: Prompt) -> tuple[Vocabulary, int]
 def initial_policy(
     peer: PeerConfig, seed: int, rules: Prompt = Prompt(), task: Task | None = None
 ) -> Policy:
-    """A peer's untrained policy, all of it trainable; `with_trained_part` comes after warming."""
+    """A peer's untrained policy, all of it trainable; `with_trained_part` comes after warming.
+
+    One that will be held in 4 bits may be too large for its device until then, so that it waits on
+    the CPU; `placed` moves it.
+    """
     small = is_tiny(peer.model)
     device = choose_device(peer.device, small)
     check_dtype(peer.dtype, device)
@@ -126,15 +133,28 @@ def initial_policy(
         model, lasting = read_model(source), source.lasting
     if peer.keep_layers:
         keep_layers(model, peer.keep_layers)
-    model = model.to(device)
+    waits = bool(peer.bits)
+    model = model if waits else model.to(device)
     return Policy(
         model,
         vocabulary,
         prompts=Prompts.of(vocabulary, rules, task) if task else Prompts(vocabulary),
-        dtype=choose_dtype(peer.dtype, device, small, lambda: fits_float16(model)),
+        dtype=torch.float32
+        if waits
+        else choose_dtype(peer.dtype, device, small, lambda: fits_float16(model)),
         gradient_checkpointing=peer.gradient_checkpointing is True,
         made_of=MadeOf(model=lasting, keep_layers=peer.keep_layers),
     )
+
+
+def placed(policy: Policy, peer: PeerConfig) -> Policy:
+    """A policy whose model is in 4 bits by now, on its device and in its arithmetic."""
+    small = is_tiny(peer.model)
+    device = choose_device(peer.device, small)
+    policy.model.to(device)
+    dtype = choose_dtype(peer.dtype, device, small, lambda: fits_float16(policy.base))
+    store_frozen(policy.model, dtype)
+    return replace(policy, dtype=dtype)
 
 
 def saved_policy(folder: Path, rules: Prompt = Prompt(), task: Task | None = None) -> Policy:
@@ -154,11 +174,16 @@ def saved_policy(folder: Path, rules: Prompt = Prompt(), task: Task | None = Non
         )
     made_of = _made_of(folder)
     peer = PeerConfig(name="model", model=made_of.model, keep_layers=made_of.keep_layers)
+    if made_of.bits:
+        peer = msgspec.structs.replace(peer, train=TrainPart(lora=Lora(bits=made_of.bits)))
     policy = replace(initial_policy(peer, 0, rules, task), made_of=made_of)
     if adapted:
         policy.model = with_saved_adapter(policy.base, folder)
     else:
         take_layers(policy.model, folder)
+    if made_of.bits:
+        hold_in_four_bits(policy.base)
+        return placed(policy, peer)
     return policy
 
 

@@ -25,6 +25,7 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils.logging import disable_progress_bar
 
 from motley.config import Lora, Masters, TrainPart
+from motley.models.four_bits import FourBitLinear, full_shapes, hold_in_four_bits
 from motley.models.prompts import Prompts
 from motley.models.sources import read_folder
 from motley.models.vocabulary import Vocabulary
@@ -41,6 +42,7 @@ class MadeOf(msgspec.Struct, frozen=True, kw_only=True):
     # as a crew file names it; a path that is not absolute begins at the folder that says so
     model: str
     keep_layers: int = 0
+    bits: int = 0  # of its frozen linear layers' values; 0: as the arithmetic has them
     frozen: str = ""  # digest of the layers that do not train
 
 
@@ -247,7 +249,7 @@ def _with_lora(model: PreTrainedModel, lora: Lora, seed: int) -> nn.Module:
             )
     with torch.random.fork_rng(), _quiet_patterns():
         torch.manual_seed(seed)
-        return get_peft_model(
+        adapted = get_peft_model(
             model,
             LoraConfig(
                 r=lora.rank,
@@ -259,6 +261,9 @@ def _with_lora(model: PreTrainedModel, lora: Lora, seed: int) -> nn.Module:
                 task_type="CAUSAL_LM",
             ),
         )
+    if lora.bits:
+        hold_in_four_bits(model)
+    return adapted
 
 
 def with_saved_adapter(base: PreTrainedModel, folder: Path) -> PeftModel:
@@ -306,8 +311,8 @@ def _layer_prefixes(layers: str, name: str, num_layers: int) -> tuple[str, ...]:
 def _fingerprint(model: PreTrainedModel) -> str:
     """Names the architecture and its sizes, not the weights, which change at every step."""
     shapes = sorted(
-        (name.replace(".base_layer", ""), tuple(p.shape))
-        for name, p in model.named_parameters()
+        (name.replace(".base_layer", ""), shape)
+        for name, shape in full_shapes(model)
         if "lora_" not in name
     )
     return hashlib.sha256(repr((model.config.model_type, shapes)).encode()).hexdigest()[:16]
@@ -343,8 +348,9 @@ def with_trained_part(policy: Policy, train: str | TrainPart, seed: int) -> Poli
         return policy
     model = choose_trained(policy.base, train, seed)
     if train.lora is not None:
-        _store_frozen(model, policy)
-    return replace(policy, model=model, is_partial=train.lora is None)
+        store_frozen(model, policy.dtype)
+    made_of = msgspec.structs.replace(policy.made_of, bits=train.bits)
+    return replace(policy, model=model, made_of=made_of, is_partial=train.lora is None)
 
 
 def with_masters(policy: Policy, masters: Masters) -> Policy:
@@ -360,7 +366,7 @@ def with_masters(policy: Policy, masters: Masters) -> Policy:
 def frozen_copy(policy: Policy) -> Policy:
     """The policy as it is now, for good. What does not train is shared, and so costs no memory.
 
-    Linear layers are kept in the type of the arithmetic, as `_store_frozen` keeps an adapter's. Not
+    Linear layers are kept in the type of the arithmetic, as `store_frozen` keeps an adapter's. Not
     those with a bias: a GPU would round them otherwise than the policy's own.
     """
     head = policy.base.get_output_embeddings().weight
@@ -382,18 +388,20 @@ def frozen_copy(policy: Policy) -> Policy:
 
 def merged_weight(linear: Any) -> Tensor:
     """The weight a linear layer acts with, its LoRA adapters added in; float32."""
-    weight: Tensor = getattr(linear, "base_layer", linear).weight.detach().float()
+    base = getattr(linear, "base_layer", linear)
+    held = isinstance(base, FourBitLinear)
+    weight: Tensor = base.four_bits.full(torch.float32) if held else base.weight.detach().float()
     for name in getattr(linear, "active_adapters", ()):
         weight = weight + linear.get_delta_weight(name)
     return weight
 
 
-def _store_frozen(model: nn.Module, policy: Policy) -> None:
+def store_frozen(model: nn.Module, dtype: torch.dtype) -> None:
     """Linear layers beside an adapter never change: they need no more precision than is used."""
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad and name.endswith("base_layer.weight"):
-            parameter.data = parameter.data.to(policy.dtype)
-    if policy.dtype != torch.float32:
+            parameter.data = parameter.data.to(dtype)
+    if dtype != torch.float32:
         for part in model.modules():
             for names in TOGETHER:
                 _lay_in_a_row([getattr(part, name, None) for name in names])

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from motley.models.four_bits import FourBitLinear
+
 ROWS, TOKENS = 4, 32
 HEADROOM = 2  # training moves values, and other texts have others
 CLOSE = 1e-2
@@ -57,7 +59,9 @@ def fits_float16(model: PreTrainedModel) -> bool:
         model.device
     )
     largest: list[Tensor] = []
-    watched = [part for part in model.modules() if isinstance(part, nn.Linear | Conv1D)]
+    watched = [
+        part for part in model.modules() if isinstance(part, nn.Linear | Conv1D | FourBitLinear)
+    ]
     hooks = [
         part.register_forward_hook(
             lambda _, given, out: largest.append(

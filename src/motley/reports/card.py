@@ -280,6 +280,7 @@ def what_trains(peer: PeerConfig) -> str:
     return (
         f"LoRA of rank {lora.rank}, alpha {lora.alpha or 2 * lora.rank:g}, on "
         f"{', '.join(lora.targets) or 'every linear layer'}"
+        f"{f', beside linear layers held in {lora.bits} bits (NF4)' if lora.bits else ''}"
     )
 
 

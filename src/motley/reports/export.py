@@ -18,6 +18,7 @@ from transformers.utils.logging import disable_progress_bar
 from motley.config import PeerConfig, read_config
 from motley.files import whole
 from motley.learning.checkpoint import AnyState, load_manifest
+from motley.models.four_bits import round_to_four_bits
 from motley.models.policy import (
     ADAPTER,
     MADE_OF,
@@ -224,12 +225,17 @@ def _copy_tokenizer(saved: Path, folder: Path) -> None:
 
 
 def _base_model(me: PeerConfig, start: Path) -> PreTrainedModel:
-    """What an adapter was trained on: made in this run, or found where the crew file says."""
+    """What an adapter was trained on: made in this run, or found where the crew file says; with
+    the values that 4 bits left of it, in full.
+    """
     if start.exists():
-        return read_folder(start)
-    model = read_model(find(me.model))
-    if me.keep_layers:
-        keep_layers(model, me.keep_layers)
+        model = read_folder(start)
+    else:
+        model = read_model(find(me.model))
+        if me.keep_layers:
+            keep_layers(model, me.keep_layers)
+    if me.bits:
+        round_to_four_bits(model)
     return model
 
 

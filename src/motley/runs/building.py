@@ -32,7 +32,7 @@ from motley.learning.descent import Upkeep
 from motley.learning.fitting import check_supported, must_recompute
 from motley.learning.learner import Learner
 from motley.learning.warm import warm_start
-from motley.models.opening import initial_policy, is_tiny, peer_seed
+from motley.models.opening import initial_policy, is_tiny, peer_seed, placed
 from motley.models.policy import MadeOf, Policy, with_masters, with_trained_part
 from motley.models.returning import check_part_returns, check_returns
 from motley.objectives import objective
@@ -110,9 +110,7 @@ def build_sampler(
     # the learner's model on the sampler's machine
     here = msgspec.structs.replace(followed, device=me.device, dtype=me.dtype)
     policy = initial_policy(here, run.config.crew.seed, run.config.prompt, run.task)
-    policy = with_trained_part(
-        policy, followed.train, peer_seed(followed.name, run.config.crew.seed)
-    )
+    policy = _with_trained_part(run.config, here, policy)
     return Sampler(_half(run, me, policy, outbox), log, blobs, hub)
 
 
@@ -155,7 +153,8 @@ def _opened_policy(config: CrewConfig, me: PeerConfig, start: Path, task: Task |
 
 
 def _with_trained_part(config: CrewConfig, me: PeerConfig, policy: Policy) -> Policy:
-    return with_trained_part(policy, me.train, peer_seed(me.name, config.crew.seed))
+    policy = with_trained_part(policy, me.train, peer_seed(me.name, config.crew.seed))
+    return placed(policy, me) if me.bits else policy
 
 
 def _is_lora(me: PeerConfig) -> bool:
@@ -170,7 +169,8 @@ def _make_start(
     warm_progress: WarmProgress | None,
 ) -> None:
     """Make the model that a peer begins with, and warm it."""
-    policy = initial_policy(me, config.crew.seed, config.prompt, task)
+    whole_model = msgspec.structs.replace(me, train="full")
+    policy = initial_policy(whole_model, config.crew.seed, config.prompt, task)
     if me.warm:
         progress = (
             (lambda steps, accuracy: warm_progress(me.name, steps, accuracy))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import msgspec
 
+from motley.compute.support import why_unknown
 from motley.config import (
     CrewConfig,
+    PeerConfig,
 )
 from motley.learning.warm import check_warm
 from motley.models.devices import choose_device
 from motley.models.named import is_tiny, may_be_mixed
 from motley.models.opening import check_peer, vocabulary_of
+from motley.models.sources import empty_model, find, read_shape
 from motley.models.spelled import NoSpellingError
 from motley.models.vocabulary import Vocabulary
 from motley.objectives import objective
@@ -35,6 +38,7 @@ def check_config(config: CrewConfig, mine: str | None = None, task: Task | None 
         if mine in (None, peer.name) or is_tiny(peer.model):
             alike = msgspec.json.encode(msgspec.structs.replace(peer, name="any"))
             if alike not in checked:
+                _check_bits(peer)
                 checked[alike] = check_peer(
                     peer, config.prompt, task, problems, config.sampling.max_tokens
                 )
@@ -44,6 +48,19 @@ def check_config(config: CrewConfig, mine: str | None = None, task: Task | None 
         if peer.warm:
             check_warm(task, peer.warm)
     _check_vocabularies(vocabularies)
+
+
+def _check_bits(peer: PeerConfig) -> None:
+    """Refuse 4 bits for a model that runs its own code: nobody tried what that makes of them."""
+    if not peer.bits or is_tiny(peer.model):
+        return
+    config = read_shape(find(peer.model))
+    if reason := why_unknown(empty_model(config)):
+        raise ValueError(
+            f"peer {peer.name}: bits={peer.bits} is for models that Motley has a forward pass of "
+            f"its own for, and {config.model_type!r} runs its own code: {reason}; leave bits out, "
+            "or use a model like Llama, Qwen, Gemma 3 or Mistral"
+        )
 
 
 def _check_success(config: CrewConfig, task: Task) -> None:

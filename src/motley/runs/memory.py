@@ -184,7 +184,8 @@ class _Weighed:
     def _fitting(self, settings: MemorySettings) -> int:
         """As `learning.fitting` would find it."""
         shape, arithmetic = self.shape, self.arithmetic
-        if shape.num_trained + shape.beside + shape.frozen < TINY_PARAMETERS:
+        values = shape.num_trained + shape.beside + shape.in_four_bits + shape.frozen
+        if values < TINY_PARAMETERS:
             return TINY_TOKENS
         held = weight_bytes(shape, arithmetic, settings) + trained_bytes(shape, settings)
         held += moment_bytes(shape.trained, settings.upkeep)
@@ -249,11 +250,18 @@ def _remedies(asked: _Weighed) -> Iterator[tuple[str, Callable[[_Weighed], _Weig
         yield words, lambda one: one.with_peer(masters="bfloat16", dtype="bfloat16")
     if not peer.offload and peer.optimizer != "adafactor":
         yield "offload = true", lambda one: one.with_peer(offload=True)
+    lora = peer.train.lora if isinstance(peer.train, TrainPart) else Lora(rank=16)
     if isinstance(peer.train, str):
-        lora = TrainPart(lora=Lora(rank=16))
         yield (
             "train = { lora = { rank = 16 } }",
-            lambda one: one.with_peer(train=lora, masters="float32"),
+            lambda one: one.with_peer(train=TrainPart(lora=lora), masters="float32"),
+        )
+    known = not why_unknown(_empty(peer.model, peer.keep_layers))
+    if lora is not None and not lora.bits and known and peer.devices == 1:
+        few = TrainPart(lora=msgspec.structs.replace(lora, bits=4))
+        yield (
+            "bits = 4 in train = { lora = { … } }",
+            lambda one: one.with_peer(train=few, masters="float32"),
         )
 
 

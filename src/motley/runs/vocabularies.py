@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from motley.engines import Completion
+from motley.models.four_bits import num_values
 from motley.models.policy import Policy
 from motley.records import Problem
 from motley.runs.other_cuts import CutText, Marginal
@@ -74,7 +75,7 @@ class Crossing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_large(policy: Policy) -> bool:
-    return sum(p.numel() for p in policy.model.parameters()) > LARGE_PARAMETERS
+    return num_values(policy.model) > LARGE_PARAMETERS
 
 
 def crossings(speakers: Sequence[Speaker], temperature: float) -> list[Crossing]:

@@ -52,7 +52,12 @@ MAX_RAW_BYTES = 2**31
 LEVEL = 3
 
 _DTYPES: dict[Precision, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-_DTYPE_NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
+_DTYPE_NAMES = {
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.float32: "F32",
+    torch.uint8: "U8",  # two values in 4 bits each, of what does not train
+}
 _SKIP = 255
 _ENTRY_BYTES = 256  # more than safetensors writes about a tensor, its name aside
 # What safetensors and torch raise on bytes that are no file of tensors they know.
