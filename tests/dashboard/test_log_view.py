@@ -81,9 +81,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @contextmanager
-def view_of(folder: Path, clock: Clock = RealClock()) -> Iterator[LogView]:
+def view_of(folder: Path, clock: Clock | None = None) -> Iterator[LogView]:
+    """`clock`: without one time stands still, and every answer is whole, however busy a machine."""
     with open_log(folder) as archive:
-        view = LogView(archive, clock)
+        view = LogView(archive, clock or VirtualClock())
         while view.refresh(10) or view.indexed < 1:
             pass
         view._loading.thread.join()
@@ -353,7 +354,7 @@ def test_a_histogram_says_which_rounds_it_has_not_counted(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_view, "ANSWER_S", 0.0)
-    with view_of(run) as opened:
+    with view_of(run, RealClock()) as opened:
         (one,) = opened.histograms("full0", "full0").histograms
     newest = read_trace(run, "full0", 4)
     assert newest
@@ -376,7 +377,7 @@ def test_the_wire_is_told_by_sender(run: Path, view: LogView) -> None:
 
 
 def test_faults_are_counted_whoever_looked(run: Path) -> None:
-    with view_of(run, VirtualClock()) as opened:  # on which time never passes
+    with view_of(run) as opened:
         assert opened.faults() == {
             "unknown": {"schema": 1, "crew": 1},
             "full1": {"subject": 1},
