@@ -18,7 +18,7 @@ import pytest
 
 from distributed.test_hub import CONFIG, NAME, Household
 from exchange.nats_server import Net, eventually
-from fakes import identity
+from fakes import identity, spread_crew, write_task
 from hubs import PATIENCE_S, AtWork, local_cluster, local_place
 from motley.archive import open_left, open_log
 from motley.cli.hosting import ServerOptions, _place
@@ -178,6 +178,25 @@ def test_a_log_on_one_server_does_not_become_a_nodes(tmp_path: Path) -> None:
     Hub.open(CONFIG, tmp_path, local_place()).close()
     with pytest.raises(ValueError, match="holds a log on 1 servers, and 3 are asked for; say"):
         Hub.open(CONFIG, tmp_path, local_cluster())
+
+
+@pytest.mark.parametrize(("replicas", "lots"), [(1, True), (3, False)])
+def test_groups_stand_in_lots_where_one_server_has_them_all(
+    replicas: int, lots: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_task(tmp_path)
+    config = spread_crew(tmp_path, ("full",) * 4, hear=1)
+    place = Place(url="nats://127.0.0.1:4222", replicas=replicas)
+    hub = Hub.open(config, tmp_path / "hub", place)
+    assert hub.register.state.lots is hub.register.charter().lots is lots
+    hub.close()
+    more = msgspec.structs.replace(place, replicas=5)
+    if lots:
+        with pytest.raises(ValueError, match="stand in lots, on one server, and --replicas 5"):
+            Hub.open(config, tmp_path / "hub", more)
+    else:
+        Hub.open(config, tmp_path / "hub", more).close()
 
 
 # Writing where several servers answer

@@ -103,6 +103,7 @@ class Hub:
             state = read_state(folder)
             _check_crew(folder, parse_config(state.config), config, may_change)
             _check_nodes(folder, state.place, place)
+            _check_lots(folder, state, place)
             moved, state.place = state.place != place, place
             state.config = config_text(config)
         else:
@@ -311,6 +312,16 @@ def _check_crew(folder: Path, before: CrewConfig, config: CrewConfig, may_change
         raise ValueError(
             f"{folder} holds the hub of a crew with other settings; choose another folder with "
             "--out, or delete it"
+        )
+
+
+def _check_lots(folder: Path, state: HubState, place: Place) -> None:
+    """Readers of one lot put records in order, which they can where one server has them all."""
+    if state.lots and place.replicas > 1:
+        raise ValueError(
+            f"{folder} holds the log of a crew whose groups stand in lots, on one server, and "
+            f"--replicas {place.replicas} is asked for; leave it out, or choose another folder "
+            "with --out"
         )
 
 
