@@ -186,7 +186,7 @@ def test_who_does_not_hear_this_peer_is_no_witness_that_the_crew_went_on(task: P
         [n for n in config.authors[1:] if hearing.is_heard_by(n, 0) is hears]
         for hears in (False, True)
     )
-    there = [(name, 0) for name in hearing.of(0)]
+    there = [(name, 0) for name in NAMES]
     for ahead, gone_on in ((deaf, False), (listening, True)):
         peer = FakePeer(config, [*there, *((name, 1) for name in ahead)])
         found = Patience(FakeStation(config), peer)  # type: ignore[arg-type]

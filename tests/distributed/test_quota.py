@@ -50,3 +50,10 @@ def test_a_record_as_large_as_a_table_counts_for_all_that_it_takes() -> None:
     log.append([(f"p0.1.{number}", bytes(MAX_RECORD_BYTES)) for number in range(4)])
     scales.weigh(log, VirtualClock())
     assert scales.records["p0"] > MIXED.records(peer)
+
+
+def test_what_stands_under_no_id_of_a_record_counts_for_who_wrote_it() -> None:
+    scales, log = Scales(PLAIN.sizes), MemoryLog()
+    log.append([("=p0.=41.0", b"x"), ("=p0.3.1", b"x"), ("p1.0.0", b"x")])
+    scales.weigh(log, VirtualClock())
+    assert scales.records == {"p0": 2, "p1": 1}

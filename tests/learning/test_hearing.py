@@ -49,7 +49,7 @@ def test_another_seed_or_round_is_another_deal(change: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("peers", "hear"), [(6, 2), (7, 2), (11, 3), (12, 1), (5, 3)])
-def test_a_learner_hears_itself_and_the_first_others_in_its_lot(
+def test_a_learner_hears_itself_and_so_many_others_in_its_lot(
     peers: int, hear: int, tmp_path: Path
 ) -> None:
     config = crew(tmp_path, peers=peers, hear=hear)
@@ -59,10 +59,23 @@ def test_a_learner_hears_itself_and_the_first_others_in_its_lot(
         assert lots.of(me) == number % lots.count
         for round in range(20):
             lot = dealt(0, round, tuple(config.authors), lots.count)[lots.of(me)]
-            others = [name for name in lot if name != me][:hear]
+            first = number // lots.count % len(lot)
+            others = [name for name in [*lot[first:], *lot[:first]] if name != me][:hear]
             assert len(others) == hear
             expected = [name for name in config.authors if name in {me, *others}]
             assert Hearing(config, me).of(round) == expected
+
+
+@pytest.mark.parametrize(("peers", "hear"), [(40, 4), (48, 4), (60, 8)])
+def test_everyone_is_heard_by_about_as_many(peers: int, hear: int, tmp_path: Path) -> None:
+    config = crew(tmp_path, peers=peers, hear=hear)
+    one = Hearing(config, "full0")
+    for round in range(3):
+        heard = Counter(
+            name for me in config.authors for name in one._heard_by(me, round) if name != me
+        )
+        assert set(heard) == set(config.authors)
+        assert max(heard.values()) <= 2 * hear
 
 
 def test_who_is_heard_is_in_the_lot_that_is_listened_to(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def open_left(folder: Path) -> Iterator[Archive]:
             raise LogError(f"the hub of {hub} has just started")
         with (
             _copies(state, Path(name), identity.nkey) as url,
-            connected(Login(url, HUB, identity.nkey_seed), state.crew) as source,
+            connected(Login(url, HUB, identity.nkey_seed), state.crew, identity.public) as source,
         ):
             yield Archive(folder, state.crew, identity.public, source)
 

@@ -12,16 +12,19 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from motley.archive.examine import Examiner
 from motley.archive.reading import Archive, FileSource, StreamSource
 from motley.clock import Deadline, RealClock
+from motley.config import parse_config
 from motley.exchange import Entry, Header, LogError, WireError, unpack
+from motley.learning.hearing import Lots
 from motley.records import Charter
 from motley.trust import Identity
 
 if TYPE_CHECKING:
     from motley.distributed.register import HubState
     from motley.exchange.nats.connection import Login
-    from motley.exchange.nats.log import NatsLog
+    from motley.exchange.nats.log import LotOf, NatsLog
 
 LEADER_S, RETRY_S = 60.0, 0.25  # until a cluster can be read
 
@@ -121,8 +124,9 @@ def _of_member(folder: Path) -> Iterator[Archive]:
             "hub printed"
         ) from None
     key = must_exist(folder / "peer.key", "join again with the line that the hub printed")
-    with connected(membership.login(Identity.kept_at(key)), membership.crew) as source:
-        yield Archive(folder, membership.crew, membership.hub, source)
+    crew, hub = membership.crew, membership.hub
+    with connected(membership.login(Identity.kept_at(key)), crew, hub) as source:
+        yield Archive(folder, crew, hub, source)
 
 
 @contextmanager
@@ -134,9 +138,9 @@ def _of_hub(hub: Path, folder: Path, may_start: bool) -> Iterator[Archive]:
     key = must_exist(
         hub / "hub.key", "only the folder that motley hub printed can be read as its hub"
     )
-    served = _served(hub, state) if may_start else nullcontext()
-    with served, connected(hub_login(hub, state), state.crew) as source:
-        yield Archive(folder, state.crew, Identity.kept_at(key).public, source)
+    served, own = _served(hub, state) if may_start else nullcontext(), Identity.kept_at(key).public
+    with served, connected(hub_login(hub, state), state.crew, own) as source:
+        yield Archive(folder, state.crew, own, source)
 
 
 @contextmanager
@@ -169,7 +173,8 @@ def _served(folder: Path, state: HubState) -> Iterator[None]:
 
 
 @contextmanager
-def connected(login: Login, crew: str) -> Iterator[StreamSource]:
+def connected(login: Login, crew: str, hub: bytes) -> Iterator[StreamSource]:
+    """`hub`: the key whose charter counts."""
     from motley.exchange.nats.connection import Connection
     from motley.exchange.nats.log import NatsLog
 
@@ -177,7 +182,18 @@ def connected(login: Login, crew: str) -> Iterator[StreamSource]:
         log = NatsLog(connection, crew)
         if len(login.urls) > 1:
             _wait_for_leader(log)
-        yield StreamSource(log)
+        yield StreamSource(NatsLog(connection, crew, _lot_of(log, crew, hub)))
+
+
+def _lot_of(log: NatsLog, crew: str, hub: bytes) -> LotOf | None:
+    """Where groups stand, by the charter, which is the first record; None: in no lots."""
+    examiner = Examiner(crew, hub)
+    for entry in log.read(0, 1):
+        examiner.look(entry)
+    charter = examiner.charter
+    if charter is None or not charter.lots:
+        return None
+    return Lots(parse_config(charter.config, source="the crew's charter")).of_group
 
 
 def _wait_for_leader(log: NatsLog) -> None:

@@ -237,7 +237,8 @@ class Hub:
             self.revoke(order.peer)
         elif order.what == "pardon":
             self._quotas.pardon(order.peer, self.office.log)
-            self._reload()
+            if self._settled:
+                self._reload()
         else:
             self.invite(order.peer, order.days)
 
@@ -247,7 +248,8 @@ class Hub:
         if self._new:
             self._settle()
             for asked in self._new:
-                self._say(f"{asked.peer} has joined with key {nkey_of(asked.key)}")
+                if self.register.state.keys.get(asked.peer) == asked.key:  # not shut out meanwhile
+                    self._say(f"{asked.peer} has joined with key {nkey_of(asked.key)}")
             self._new = []
         for message, answer in zip(messages, answers, strict=True):
             try:
@@ -296,7 +298,8 @@ class Hub:
                 self.outbox.put([self.register.roster()], present)
             self.outbox.deliver(self.office.log)
             self._reload()
-        except OSError as error:  # the log cannot be reached, or this disk is full
+        # the log cannot be reached, this disk is full, or a file of the server's is torn
+        except (OSError, ValueError) as error:
             self._complain(f"a roster waits to be sent: {error}")
 
     def _reload(self) -> None:

@@ -30,7 +30,7 @@ from motley.distributed.learner import begin_learning
 from motley.distributed.participant import WAIT_S, Participant, Role, take_station
 from motley.distributed.register import Say
 from motley.distributed.sampler import begin_sampling
-from motley.exchange.nats.connection import NotAdmittedError
+from motley.exchange.nats.connection import Connection, NotAdmittedError
 from motley.exchange.nats.log import Listening, NatsLog
 from motley.files import hold
 from motley.learning.hearing import Lots
@@ -90,7 +90,7 @@ def join(
         held.callback(connection.close)
         joining.keep()
         agreed = _agree(joining, NatsLog(connection, crew), brings)
-        log = NatsLog(connection, crew, agreed.listening(joining.membership.peer))
+        log = agreed.log(connection, joining.membership.peer)
         station = take_station(joining, agreed.config, log, held, agreed.mixed)
         role: Role = (
             begin_sampling(station, held)
@@ -141,12 +141,14 @@ class Agreed(NamedTuple):
     mixed: bool  # peers may have different vocabularies
     lots: bool  # groups stand in lots
 
-    def listening(self, peer: str) -> Listening | None:
-        """Which lot of the log a peer reads; None: all of it."""
+    def log(self, connection: Connection, peer: str) -> NatsLog:
+        """All of it, or what concerns a peer."""
+        crew = self.config.crew.name
         if not self.lots:
-            return None
+            return NatsLog(connection, crew)
         lots = Lots(self.config)
-        return Listening(peer, lots.of(peer), lots.of_group, tables=self.mixed)
+        listening = Listening(peer, lots.of(peer), tables=self.mixed)
+        return NatsLog(connection, crew, lots.of_group, listening)
 
 
 def _agree(joining: Joining, log: NatsLog, brings: Brings) -> Agreed:

@@ -119,7 +119,8 @@ class Scales:
         deadline = Deadline(clock, most_s)
         while page := log.read(self._position):
             for entry in page:
-                name = entry.id.split(".", 1)[0]
+                # under no id of a record's, and written by somebody all the same
+                name = entry.id.removeprefix("=").split(".", 1)[0]
                 size = self._sizes.get(name, len(entry.record) or 1)
                 self.records[name] += max(1, -(-len(entry.record) // size))
             self._position = page[-1].position

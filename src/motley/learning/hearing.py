@@ -1,7 +1,7 @@
 """Hearing: whose groups of a round a learner takes in, where the crew file says `hear = N`.
 
 In every round all who sample are dealt out into lots, and a learner listens to one lot, the same in
-all rounds. It hears itself, everyone who samples with its weights, and the first N others in its
+all rounds. It hears itself, everyone who samples with its weights, and N others in its
 lot. Who is in a lot follows from the crew file and the round alone. So anyone can deal again, and
 no sender can choose who hears it. What is not heard is passed by on its id: it is not decoded, not
 admitted and not remembered, only counted. Knows ids of records, and nothing that stands in one.
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
@@ -53,15 +52,23 @@ class Lots:
         self._seed, self._names = config.crew.seed, tuple(config.authors)
         most_own = max(Counter(map(config.student_of, self._names)).values())
         self.count = max(1, len(self._names) // (config.crew.hear + most_own))
-        self._of = {one.name: place % self.count for place, one in enumerate(config.students)}
+        self._place_of = {one.name: place for place, one in enumerate(config.students)}
         self._lot_in: dict[tuple[str, int], int] = {}
 
     def of(self, learner: str) -> int:
         """Which lot a learner listens to."""
-        return self._of[learner]
+        return self._place_of[learner] % self.count
 
-    def members(self, lot: int, round: int) -> Sequence[str]:
+    def members(self, lot: int, round: int) -> list[str]:
         return dealt(self._seed, round, self._names, self.count)[lot]
+
+    def heard_by(self, learner: str, round: int) -> list[str]:
+        """Who is in its lot, in the order in which it hears them: where others do not hear, too, so
+        that everyone is heard by about as many.
+        """
+        members = self.members(self.of(learner), round)
+        first = self._place_of[learner] // self.count % len(members)
+        return members[first:] + members[:first]
 
     def of_group(self, id: str) -> int | None:
         """In which lot the group of an id is; None: this is no id of a group, or nobody's."""
@@ -181,7 +188,7 @@ class Hearing:
         if key not in self._draws:
             assert self._lots
             student_of = self.config.student_of
-            members = self._lots.members(self._lots.of(learner), round)
+            members = self._lots.heard_by(learner, round)
             others = [name for name in members if student_of(name) != learner]
             self._draws[key] = frozenset(others[: self.config.crew.hear]).union(self._own(learner))
             if len(self._draws) > MOST_DRAWS:

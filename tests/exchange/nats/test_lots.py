@@ -6,11 +6,13 @@ import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fakes import identity
 from motley.exchange import Entry, LogError
+from motley.exchange.log import tagged
 from motley.exchange.nats.accounts import peer_user
 from motley.exchange.nats.log import Listening, NatsLog
 from motley.exchange.nats.names import Names
@@ -30,10 +32,6 @@ def lot_of(id: str) -> int | None:
     return (ord(sender[0]) + int(place[0])) % LOTS if place and place[0].isdigit() else None
 
 
-def listening(me: str, lot: int = 0, tables: bool = False) -> Listening:
-    return Listening(me, lot, lot_of, tables)
-
-
 @pytest.fixture
 def net(tmp_path: Path) -> Iterator[Net]:
     made = Net(tmp_path / "server")
@@ -45,7 +43,7 @@ def net(tmp_path: Path) -> Iterator[Net]:
 
 
 def log_of(net: Net, name: str, lot: int = 0, tables: bool = False) -> NatsLog:
-    return NatsLog(net.connect(name), CREW, listening(name, lot, tables))
+    return NatsLog(net.connect(name), CREW, lot_of, Listening(name, lot, tables))
 
 
 def everything(net: Net) -> list[Entry]:
@@ -149,26 +147,17 @@ def test_what_came_between_two_questions_is_in_its_place(
 ) -> None:
     """The hub writes behind the first answer of one subject and before that of another."""
     a, writer = log_of(net, "a", lot=lot_of("b.0.0")), log_of(net, HUB)
-    monkeypatch.setattr(Stream, "read_each", _one_after_the_other(writer))
-    assert [entry.id for entry in read_all(a)] == ["b.0.0", "a.1.0"]
-
-
-def _one_after_the_other(writer: NatsLog) -> object:
-    """Ask for subjects in turn; after the first question two records come."""
     come = [("b.0.0", b"x"), ("a.1.0", b"x")]
-    plain = Stream.read_each
+    read = Stream.read
 
-    def read_each(
-        self: Stream, subjects: list[str], after: int = 0, limit: int = 1024, *others: int
-    ) -> list[list[Stored]]:
-        pages = []
-        for subject in subjects:
-            pages += plain(self, [subject], after, limit, *others)
-            if come and self is not writer._stream:
-                writer.append([come.pop(0), come.pop(0)])
-        return pages
+    def then_they_come(self: Stream, *asked: Any) -> list[Stored]:
+        page = read(self, *asked)
+        if come and self is a._stream:
+            writer.append([come.pop(0), come.pop(0)])
+        return page
 
-    return read_each
+    monkeypatch.setattr(Stream, "read", then_they_come)
+    assert [entry.id for entry in read_all(a)] == ["b.0.0", "a.1.0"]
 
 
 def test_a_peer_writes_its_groups_in_lots_and_under_its_own_name_only(net: Net) -> None:
@@ -187,6 +176,26 @@ def test_a_peer_writes_its_groups_in_lots_and_under_its_own_name_only(net: Net) 
     assert everything(net) == []
     a.append([("a.0.0", b"mine"), ("a.table", b"mine")])
     assert [entry.id for entry in everything(net)] == ["a.0.0", "a.table"]
+
+
+def test_what_stands_in_another_lot_than_its_own_is_under_no_id_of_a_record(net: Net) -> None:
+    a = log_of(net, "a", lot=lot_of("b.1.0"))
+    wrong = [NAMES.record("b.0.0", lot=lot_of("b.1.0")), f"motley.{CREW}.lot.2.b.table.{'0' * 16}"]
+    b = net.connect("b")
+    for subject in wrong:
+        assert publish(b, subject, b"x") == ""
+    eventually(lambda: len(everything(net)) == 2)
+    assert [entry.id for entry in everything(net)] == ["b.0.0", f"b.table.{'0' * 16}"]
+    by_charter = NatsLog(net.connect(HUB), CREW, lot_of)
+    assert [entry.id for entry in by_charter.read(0)] == ["=b.0.0", f"=b.table.{'0' * 16}"]
+    assert {entry.id for entry in read_all(a)} <= {"=b.0.0", f"=b.table.{'0' * 16}"}
+
+
+def test_a_table_can_stand_beside_another_that_took_its_place(net: Net) -> None:
+    log_of(net, "a").append([("a.table", b"with the key that was lost")])
+    log_of(net, "a").append([("a.table", b"with the new key")])
+    ids = [entry.id for entry in read_all(log_of(net, "b", tables=True))]
+    assert ids == ["a.table", tagged("a.table", b"with the new key")]
 
 
 def test_where_groups_stand_in_no_lots_nobody_may_write_in_one() -> None:

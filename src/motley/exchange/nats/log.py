@@ -49,31 +49,37 @@ class Refused(NamedTuple):
         return self.error.err_code == _NOT_STORED and "per subject" not in self.error.description
 
 
+LotOf = Callable[[str], int | None]  # of an id; None: it stands in none
+
+
 class Listening(NamedTuple):
-    """How somebody takes part in a log whose groups stand in lots."""
+    """What somebody reads of a log whose groups stand in lots."""
 
     me: str
     lot: int
-    lot_of: Callable[[str], int | None]  # of an id; None: it stands in none
     tables: bool  # whether to read vocabularies, too
 
 
 class NatsLog:
     def __init__(
-        self, connection: Connection, crew: str, listening: Listening | None = None
+        self,
+        connection: Connection,
+        crew: str,
+        lot_of: LotOf | None = None,
+        listening: Listening | None = None,
     ) -> None:
-        """`listening`: only where the log is on one server. Of several, one may be behind another,
-        and what was read under two subjects could not be put in order.
+        """`lot_of`: where groups stand in lots. `listening`: without it everything is read. Only
+        where the log is on one server: of several, one may be behind another, and what was read
+        under two subjects could not be put in order.
         """
-        self.connection, self._listening = connection, listening
+        self.connection, self._lot_of = connection, lot_of
         self._names = names = Names(crew)
         self._stream = Stream(connection, self._names.stream, "the log", MAX_RECORD_BYTES)
         # what is read here, where it is not one sender's
         self._heard = [names.everything]
         if listening:
-            own = names.groups_of(listening.me)
-            self._heard = [names.groups_in(listening.lot), own, names.records_of(HUB)]
-            self._heard += [names.tables] if listening.tables else []
+            rest = names.in_no_lot if listening.tables else names.records_of(HUB)
+            self._heard = [names.groups_in(listening.lot), names.groups_of(listening.me), rest]
         # per subject that is read here: up to where it is known
         self._known: dict[str, int] = {}
         self._look_s = FIRST_LOOK_S
@@ -152,11 +158,11 @@ class NatsLog:
         Up to where each of them was read: what stands before a message was there before it. So a
         subject that had nothing is looked at once more.
         """
-        pages = self._stream.read_each(subjects, after, limit)
+        pages = [self._stream.read(subject, after, limit) for subject in subjects]
         if len(subjects) == 1 or not any(pages):
             return pages[0]
         empty = [subject for subject, page in zip(subjects, pages, strict=True) if not page]
-        pages += self._stream.read_each(empty, after, limit)
+        pages += [self._stream.read(subject, after, limit) for subject in empty]
         newest = min(page[-1].sequence for page in pages if page)
         found = {one.sequence: one for page in pages for one in page if one.sequence <= newest}
         return [found[sequence] for sequence in sorted(found)]
@@ -182,11 +188,11 @@ class NatsLog:
         return self._entry(stored) if stored else None
 
     def _subjects_of(self, sender: str) -> list[str]:
-        in_lots = [self._names.groups_of(sender)] if self._listening and sender != HUB else []
+        in_lots = [self._names.groups_of(sender)] if self._lot_of and sender != HUB else []
         return [self._names.records_of(sender), *in_lots]
 
     def _subject(self, id: str) -> str:
-        return self._names.record(id, self._listening.lot_of(id) if self._listening else None)
+        return self._names.record(id, self._lot_of(id) if self._lot_of else None)
 
     def wait(self, timeout_s: float) -> None:
         """Return when something came of what is read here, or after the timeout.
@@ -213,7 +219,11 @@ class NatsLog:
         return False
 
     def _entry(self, stored: Stored) -> Entry:
-        return Entry(stored.sequence, self._names.id_of(stored.subject), stored.content)
+        """What stands in another lot than its own is under no id of a record's."""
+        id = self._names.id_of(stored.subject)
+        if self._lot_of and not id.startswith("=") and self._subject(id) != stored.subject:
+            id = f"={id}"
+        return Entry(stored.sequence, id, stored.content)
 
 
 def create_stream(

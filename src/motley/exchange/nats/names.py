@@ -14,8 +14,8 @@ class Names:
         self.presence_stream = f"motley_presence-{crew}"  # no log's: those begin with motley-
         self._root = f"motley.{crew}"
         self.everything = f"{self._root}.>"  # that a log holds
-        self.stored = (f"{self._root}.log.>", f"{self._root}.lot.>")
-        self.tables = f"{self._root}.log.*.table"
+        self.in_no_lot = f"{self._root}.log.>"
+        self.stored = (self.in_no_lot, f"{self._root}.lot.>")
         self.presences = f"{self._root}.presence.*"
         self.control = f"{self._root}.control"
         self.rights_stream = f"motley_rights-{crew}"
@@ -43,7 +43,7 @@ class Names:
         if learner:
             return [f"{own}.weights.*", f"{own}.weights.*.*"]
         groups = f"{self._root}.lot.*.{peer}" if in_lots else own
-        return [f"{own}.table", f"{groups}.*.*", f"{groups}.*.*.*"]
+        return [f"{own}.table", f"{own}.table.*", f"{groups}.*.*", f"{groups}.*.*.*"]
 
     def presence(self, peer: str) -> str:
         return f"{self._root}.presence.{peer}"

@@ -93,20 +93,8 @@ class Stream:
 
         The last of them may go beyond `max_bytes`.
         """
-        (page,) = self.read_each([subject], after, limit, max_bytes)
-        return page
-
-    def read_each(
-        self,
-        subjects: Sequence[str],
-        after: int = 0,
-        limit: int = 1024,
-        max_bytes: int = MAX_FETCH_BYTES,
-    ) -> list[list[Stored]]:
-        """The same of several subjects, asked for at once."""
-        where = {"seq": after + 1, "batch": limit, "max_bytes": max_bytes}
-        wanted = [{**where, "next_by_subj": subject} for subject in subjects]
-        return self.connection.call(partial(self._fetch_each, wanted), FLIGHT_S) if wanted else []
+        wanted = {"seq": after + 1, "batch": limit, "max_bytes": max_bytes, "next_by_subj": subject}
+        return self.connection.call(partial(self._fetch, wanted), FLIGHT_S)
 
     def last(self, subject: str) -> Stored | None:
         """The newest message whose subject fits."""
@@ -184,11 +172,6 @@ class Stream:
         self, subjects: Sequence[str], client: Client
     ) -> list[Stored | None]:
         return await asyncio.gather(*(self._fetch_last(subject, client) for subject in subjects))
-
-    async def _fetch_each(
-        self, wanted: Sequence[dict[str, Any]], client: Client
-    ) -> list[list[Stored]]:
-        return await asyncio.gather(*(self._fetch(each, client) for each in wanted))
 
     async def _fetch(self, wanted: dict[str, Any], client: Client) -> list[Stored]:
         page: list[Stored] = []
