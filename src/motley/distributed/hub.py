@@ -102,8 +102,7 @@ class Hub:
         if (folder / "hub.json").exists():
             state = read_state(folder)
             _check_crew(folder, parse_config(state.config), config, may_change)
-            _check_nodes(folder, state.place, place)
-            _check_lots(folder, state, place)
+            _check_place(folder, state, place)
             moved, state.place = state.place != place, place
             state.config = config_text(config)
         else:
@@ -165,8 +164,7 @@ class Hub:
 
     def tick(self, timeout_s: float = 0.2) -> None:
         """Answer who asks, and bring the server back if it died."""
-        if messages := self.office.asked.all(timeout_s):
-            self._reply(messages)
+        self._reply(self.office.asked.all(timeout_s))
         self.servers.revive(timeout_s)
         if self._returned.is_set():
             self._found_presence()
@@ -250,7 +248,7 @@ class Hub:
             for asked in self._new:
                 if self.register.state.keys.get(asked.peer) == asked.key:  # not shut out meanwhile
                     self._say(f"{asked.peer} has joined with key {nkey_of(asked.key)}")
-            self._new = []
+            self._new.clear()
         for message, answer in zip(messages, answers, strict=True):
             try:
                 self.office.connection.publish(message.reply, msgspec.msgpack.encode(answer))
@@ -318,8 +316,9 @@ def _check_crew(folder: Path, before: CrewConfig, config: CrewConfig, may_change
         )
 
 
-def _check_lots(folder: Path, state: HubState, place: Place) -> None:
-    """Readers of one lot put records in order, which they can where one server has them all."""
+def _check_place(folder: Path, state: HubState, place: Place) -> None:
+    _check_nodes(folder, state.place, place)
+    # readers of one lot put records in order, which they can where one server has them all
     if state.lots and place.replicas > 1:
         raise ValueError(
             f"{folder} holds the log of a crew whose groups stand in lots, on one server, and "
