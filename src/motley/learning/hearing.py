@@ -1,10 +1,10 @@
 """Hearing: whose groups of a round a learner takes in, where the crew file says `hear = N`.
 
 In every round all who sample are dealt out into lots, and a learner listens to one lot, the same in
-all rounds. It hears itself, everyone who samples with its weights, and N others in its
-lot. Who is in a lot follows from the crew file and the round alone. So anyone can deal again, and
-no sender can choose who hears it. What is not heard is passed by on its id: it is not decoded, not
-admitted and not remembered, only counted. Knows ids of records, and nothing that stands in one.
+all rounds. It hears itself, everyone who samples with its weights, and N others in its lot. Who is
+in a lot follows from the crew file and the round alone. So anyone can deal again, and no sender can
+choose who hears it. What is not heard is passed by on its id: it is not decoded, not admitted and
+not remembered, only counted. Knows ids of records, and nothing that stands in one.
 
 Since a learner's lot stays and its members change, a server can hand it that lot and nothing else.
 """
@@ -53,20 +53,17 @@ class Lots:
         most_own = max(Counter(map(config.student_of, self._names)).values())
         self.count = max(1, len(self._names) // (config.crew.hear + most_own))
         self._place_of = {one.name: place for place, one in enumerate(config.students)}
-        self._lot_in: dict[tuple[str, int], int] = {}
 
     def of(self, learner: str) -> int:
         """Which lot a learner listens to."""
         return self._place_of[learner] % self.count
 
-    def members(self, lot: int, round: int) -> list[str]:
-        return dealt(self._seed, round, self._names, self.count)[lot]
-
     def heard_by(self, learner: str, round: int) -> list[str]:
-        """Who is in its lot, in the order in which it hears them: where others do not hear, too, so
-        that everyone is heard by about as many.
+        """Who is in its lot, in the order in which it hears them.
+
+        From a place of its own on, so that everyone is heard by about as many.
         """
-        members = self.members(self.of(learner), round)
+        members = self._dealt(round)[self.of(learner)]
         first = self._place_of[learner] // self.count % len(members)
         return members[first:] + members[:first]
 
@@ -74,16 +71,13 @@ class Lots:
         """In which lot the group of an id is; None: this is no id of a group, or nobody's."""
         sender, *place = id.split(".", 2)
         round = _round_of(place[0] if place else "")
-        if round is None or sender not in self._names:
+        if round is None:
             return None
-        if (sender, round) not in self._lot_in:
-            if len(self._lot_in) >= MOST_DRAWS:
-                self._lot_in.clear()
-            lots = range(self.count)
-            self._lot_in[sender, round] = next(
-                lot for lot in lots if sender in self.members(lot, round)
-            )
-        return self._lot_in[sender, round]
+        lots = enumerate(self._dealt(round))
+        return next((lot for lot, members in lots if sender in members), None)
+
+    def _dealt(self, round: int) -> tuple[list[str], ...]:
+        return dealt(self._seed, round, self._names, self.count)
 
 
 def can_stand_in_lots(config: CrewConfig) -> bool:
