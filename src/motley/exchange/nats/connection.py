@@ -239,7 +239,8 @@ class Connection:
         both: set[asyncio.Future[Any]] = {task, refused}
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         self._under_way.discard(refused)
-        if task.done():
+        # where both came, the refusal says why the work failed
+        if task.done() and (not refused.done() or task.exception() is None):
             return task.result()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
