@@ -1,17 +1,23 @@
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
+import statistics
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from benchmarks.small import SMALL
+from compute.devices import needs_interpreter
 from motley.benchmarks import grpo, sampling, training
-from motley.benchmarks.bench import Bench
+from motley.benchmarks.bench import Bench, Sizes
 from motley.benchmarks.gpu import SECTIONS, gpu_benchmark, measure
 from motley.benchmarks.models import build
 from motley.benchmarks.timing import Cost, Machine
@@ -31,7 +37,10 @@ COLUMNS = {
     "memory": "model context sequences returned seconds tokens_per_s peak_gib said",
     "call": (
         "model prompts samples tokens seconds tokens_per_s generate_s ratio peak_gib "
-        "generate_peak_gib"
+        "generate_peak_gib vllm_s vllm_ratio note"
+    ),
+    "ragged": (
+        "model prompts samples longest tokens seconds tokens_per_s peak_gib vllm_s vllm_ratio note"
     ),
     "training": (
         "model rows tokens tokens_per_s plain_tokens_per_s ratio of_product_rate "
@@ -47,6 +56,10 @@ COLUMNS = {
 
 def bench(flops_per_s: float = 1e9, bytes_per_s: float = 1e9) -> Bench:
     return Bench(Machine(bytes_per_s, flops_per_s), torch.device("cpu"), "auto", SMALL)
+
+
+def measure_call(with_vllm: Bench) -> list[dict[str, Any]]:
+    return list(measure(lambda what, done, total: None, with_vllm, (MODEL,), ("call",)))
 
 
 def rows_of(section: str) -> list[dict[str, Any]]:
@@ -80,7 +93,7 @@ def test_every_section_has_its_columns_and_models(rows: list[dict[str, Any]]) ->
         **{(name, model): 2 for name in ("decode", "context") for model in (MODEL, "tiny:1m")},
         **{
             (name, model): 1
-            for name in ("call", "training", "grpo")
+            for name in ("call", "ragged", "training", "grpo")
             for model in (MODEL, "tiny:1m")
         },
         **{("logprobs", model): 3 for model in (MODEL, "tiny:1m")},
@@ -109,6 +122,86 @@ def test_ratios_are_what_ours_is_faster_by(rows: list[dict[str, Any]]) -> None:
         assert row["ratio"] == pytest.approx(row["of_product_rate"] / row["plain_of_product_rate"])
     for row in by("decode") + by("context"):
         assert row["of_floor"] == pytest.approx(row["floor_ms"] / row["ms_per_step"])
+
+
+FAKE_VLLM = """
+import json, os, pathlib
+class SamplingParams:
+    def __init__(self, **given): self.given = given
+class _Made:
+    def __init__(self, count): self.outputs = [type("Out", (), {"token_ids": [7] * count})]
+class LLM:
+    def __init__(self, **given):
+        pathlib.Path(os.environ["FAKE_SAID"]).write_text(json.dumps(given))
+        assert pathlib.Path(given["model"], "config.json").exists()
+    def generate(self, prompts, params, use_tqdm):
+        assert all(len(one["prompt_token_ids"]) == 6 for one in prompts)
+        return [_Made(one.given["max_tokens"] - SHORT) for one in params]
+    def reset_prefix_cache(self): pass
+"""
+
+
+@pytest.fixture
+def fake_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], str]:
+    """An interpreter whose vLLM makes answers that are so many tokens short."""
+
+    def made(short: int) -> str:
+        (tmp_path / "vllm.py").write_text(FAKE_VLLM.replace("SHORT", str(short)))
+        monkeypatch.setenv("FAKE_SAID", str(tmp_path / "said.json"))
+        python = tmp_path / "python"
+        python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+        python.chmod(0o755)
+        return str(python)
+
+    return made
+
+
+@pytest.mark.slow
+def test_vllm_is_asked_for_the_same_call(fake_vllm: Callable[[int], str], tmp_path: Path) -> None:
+    (row,) = measure_call(dataclasses.replace(bench(), vllm=fake_vllm(0)))
+    assert row["vllm_s"] > 0
+    assert row["vllm_ratio"] == pytest.approx(row["vllm_s"] / row["seconds"])
+    asked = json.loads((tmp_path / "said.json").read_text())
+    assert asked["max_num_seqs"] == 3 * 4
+    assert asked["max_model_len"] == 6 + 12
+
+
+@pytest.mark.slow
+def test_a_vllm_that_fails_or_makes_less_leaves_the_rest(fake_vllm: Callable[[int], str]) -> None:
+    (row,) = measure_call(dataclasses.replace(bench(), vllm=fake_vllm(1)))
+    assert row["note"] == "not measured: vLLM made 132 tokens and not 144"
+    (row,) = measure_call(dataclasses.replace(bench(), vllm=sys.executable))
+    assert row["note"].endswith("No module named 'vllm'")
+    (row,) = measure_call(dataclasses.replace(bench(), vllm="/no/such/python"))
+    assert row["note"].startswith("not measured:")
+    assert row["vllm_s"] is row["vllm_ratio"] is None
+    assert row["seconds"] > 0
+
+
+def test_ragged_lengths_are_log_normal_and_cut() -> None:
+    limits = sampling.ragged_limits(Sizes(problems=64, samples=32))
+    assert min(limits) == 50
+    assert max(limits) == 2048
+    assert statistics.median(limits) == pytest.approx(256, rel=0.1)
+    inner = [math.log(one) for one in limits if 50 < one < 2048]
+    assert statistics.stdev(inner) == pytest.approx(0.85, abs=0.06)
+    assert limits == sampling.ragged_limits(Sizes(problems=64, samples=32))
+
+
+@pytest.mark.slow
+@needs_interpreter
+def test_ragged_answers_are_as_long_as_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "runs_kernels", lambda device: True)
+    lengths: list[int] = []
+    cost = lambda job, *rest: (
+        lengths.extend(len(c.tokens) for row in job() for c in row) or Cost(2.0, None)
+    )
+    monkeypatch.setattr(sampling, "cost", cost)
+    small = dataclasses.replace(SMALL, problems=2, samples=2, ragged_longest=9)
+    (row,) = sampling._ragged(dataclasses.replace(bench(), sizes=small), MODEL)
+    assert lengths == sampling.ragged_limits(small)
+    assert (row["tokens"], row["longest"]) == (sum(lengths), max(lengths))
+    assert row["tokens_per_s"] == round(sum(lengths) / 2)
 
 
 @pytest.mark.slow

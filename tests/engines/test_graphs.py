@@ -6,7 +6,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -15,12 +20,14 @@ import torch
 
 from architectures import ARCHITECTURES, TRAINS, own_code_policy
 from compute.devices import needs_gpu, needs_interpreter
+from engines import compiling
 from fakes import POLICIES, grouped_query_policy, lora_policy, tiny_policy
 from marks import slow
 from motley.compute.scoring import score
 from motley.engines import Completion, TorchEngine, kernels, torch_engine
 from motley.engines.branches import TorchEngine as Reference
 from motley.engines.graphs import BUCKETS, GraphEngine
+from motley.engines.room import Room, RoomSize
 from motley.engines.sampling import draw, truncate
 from motley.learning.batches import ToScore, micro_batches
 from motley.models.policy import Policy
@@ -160,6 +167,127 @@ def test_prompts_may_be_run_in_parts(most: int, monkeypatch: pytest.MonkeyPatch)
     )
 
 
+def few_pages(monkeypatch: pytest.MonkeyPatch, num_bytes: float, page: int = 16) -> None:
+    monkeypatch.setattr("motley.engines.room.PAGE", page)
+    monkeypatch.setattr("motley.engines.graphs.PAGE", page)
+    monkeypatch.setattr("motley.engines.graphs.kept_bytes", lambda device: num_bytes)
+    monkeypatch.setattr("motley.engines.graphs.free_bytes", lambda device: num_bytes)
+
+
+def ending_soon(policy: Policy) -> Policy:
+    """With so many ends that rows end raggedly."""
+    ends = (policy.vocabulary.end_id, 9)
+    return dataclasses.replace(
+        policy, vocabulary=Vocabulary(policy.vocabulary.tokenizer, ends=ends), prompts=None
+    )
+
+
+@needs_interpreter
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["grouped", "mistral"])
+def test_rows_take_turns_where_memory_does_not_hold_all(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, sampling = policy_of(kind), Sampling(max_tokens=24)
+    expected = TorchEngine(policy).sample(PROMPTS, 2, sampling, seed=1)
+    few_pages(monkeypatch, 0)  # those of one row
+    engine, begun = GraphEngine(policy), list[int]()
+    # fewer than rows take, so that some give way
+    monkeypatch.setattr(engine, "_expected_pages", lambda size: 1.0)
+    begin = engine._begin
+
+    def noted(room: Room, logits_PV: torch.Tensor, row_B: torch.Tensor, sampling: Sampling) -> None:
+        assert room.takes_turns
+        begun.extend(row_B.tolist())
+        begin(room, logits_PV, row_B, sampling)
+
+    monkeypatch.setattr(engine, "_begin", noted)
+    assert_alike(engine.sample(PROMPTS, 2, sampling, seed=1), expected)
+    assert set(begun) == set(range(6))
+    assert len(begun) > 6  # some began again
+
+
+@needs_interpreter
+@pytest.mark.slow
+def test_room_has_pages_for_what_rows_take_and_not_for_what_they_may(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, size = GraphEngine(grouped_query_policy()), RoomSize(3, 64, 100, 160)
+    whole = engine._new_room(size)
+    assert not whole.takes_turns
+    few_pages(monkeypatch, 0.5 * whole.nbytes)
+    assert engine._new_room(size).nbytes <= 0.5 * whole.nbytes
+    assert engine._new_room(size).takes_turns
+    assert engine._expected_pages(size) == size.row_pages == 10
+    engine._mean_tokens = 30.0
+    assert engine._expected_pages(size) < 4
+    # what is expected is kept between calls: nothing more is taken of what is free
+    monkeypatch.setattr("motley.engines.graphs.free_bytes", lambda device: whole.nbytes)
+    assert engine._new_room(size).nbytes <= 0.5 * whole.nbytes
+
+
+@needs_interpreter
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["grouped", "mistral", slow("gemma3")])
+def test_what_all_prompts_begin_with_is_read_once(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, sampling = policy_of(kind), Sampling(max_tokens=2)
+    monkeypatch.setattr("motley.engines.graphs.SHARED_LEAST", 16)
+    shots = tuple(5 + i % 9 for i in range(35))
+    prompts = [(*shots, 7), (*shots, 8, 9, 6), (*shots, *range(5, 25))]
+    engine, read = GraphEngine(policy), list[tuple[int, int, int]]()
+    steps_read = engine._steps.read
+
+    def counted(room: Room, token_PT: torch.Tensor, *rest: object, start: int) -> torch.Tensor:
+        read.append((*token_PT.shape, start))
+        return steps_read(room, token_PT, *rest, start=start)
+
+    monkeypatch.setattr(engine._steps, "read", counted)
+    expected = TorchEngine(policy).sample(prompts, 2, sampling, seed=4)
+    assert_alike(engine.sample(prompts, 2, sampling, seed=4), expected)
+    assert read == [(1, 32, 0), (3, 32, 32)]
+    read.clear()
+    assert_alike(engine.sample(prompts, 2, sampling, seed=4), expected)
+    assert read == [(3, 32, 32)]  # it was there, with the same weights
+    read.clear()
+    engine.refresh()
+    assert_alike(engine.sample(prompts, 2, sampling, seed=4), expected)
+    assert read == [(1, 32, 0), (3, 32, 32)]
+    other = [(*shots[:20], 6, *shots[:20]), (*shots[:20], 6, 6, *shots[:15])]
+    assert_alike(
+        engine.sample(other, 2, sampling, seed=4),
+        TorchEngine(policy).sample(other, 2, sampling, seed=4),
+    )
+
+
+@needs_interpreter
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["grouped", "mistral"])
+def test_a_long_prompt_is_read_in_pieces(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, sampling = policy_of(kind), Sampling(max_tokens=2)
+    monkeypatch.setattr("motley.engines.graphs.PREFILL_TOKENS", 32)
+    monkeypatch.setattr("motley.engines.graphs.PIECE_TOKENS", 16)
+    prompts = [tuple(5 + i % 9 for i in range(53)), (9, 8)]
+    assert_alike(
+        GraphEngine(policy).sample(prompts, 2, sampling, seed=4),
+        TorchEngine(policy).sample(prompts, 2, sampling, seed=4),
+    )
+
+
+@needs_interpreter
+@pytest.mark.slow
+def test_rows_may_have_limits_of_their_own() -> None:
+    class Limited(GraphEngine):
+        def limits(self, rows: int, tokens: int) -> torch.Tensor:
+            return torch.arange(1, rows + 1).clamp(max=tokens)
+
+    made = flat(Limited(policy_of("grouped")).sample(PROMPTS, 2, SHORT, seed=4))
+    whole = flat(TorchEngine(policy_of("grouped")).sample(PROMPTS, 2, SHORT, seed=4))
+    for limit, one, other in zip((1, 2, 3, 4, 5, 5), made, whole, strict=True):
+        assert one.tokens == other.tokens[:limit]
+
+
 class Replayed:
     """What a captured graph does, without one."""
 
@@ -202,6 +330,23 @@ def test_prompts_are_read_without_a_graph_where_memory_holds_none() -> None:
     for _ in range(4):
         assert_alike(engine.sample(PROMPTS, 2, sampling, seed=1), expected)
     assert tried == [1]
+
+
+@needs_interpreter
+@pytest.mark.slow
+def test_kernels_compile_for_a_gpu_that_is_not_here(tmp_path: Path) -> None:
+    """What the interpreter takes, a compiler may refuse."""
+    own = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    ran = subprocess.run(
+        [sys.executable, compiling.__file__],
+        env=own | {"TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+    sizes = json.loads(ran.stdout)
+    assert len(sizes) == 8
+    assert all(size > 0 for size in sizes.values())
 
 
 @needs_interpreter
@@ -310,6 +455,38 @@ def test_graphs_see_refreshed_weights() -> None:
         assert all(engine._graphs.steps[key] is graph for key, graph in graphs.items())
         assert [c.logprobs for c in flat(after)] != [c.logprobs for c in flat(before)]
         assert_alike(after, GraphEngine(policy).sample(PROMPTS, 4, sampling, seed=0))
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("kind", ["grouped", "mistral"])
+def test_rows_that_take_turns_draw_the_same(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, sampling = ending_soon(policy_of(kind)), Sampling(max_tokens=40)
+    expected = Reference(policy).sample(PROMPTS, 32, sampling, seed=4)
+    policy = cuda(policy, torch.float32)
+    few_pages(monkeypatch, GraphEngine(policy)._new_room(RoomSize(3, 64, 96, 40)).nbytes / 4)
+    engine = GraphEngine(policy)
+    for _ in range(2):  # the second time it knows how long rows are
+        assert_alike(engine.sample(PROMPTS, 32, sampling, seed=4), expected, atol=5e-5)
+        assert engine._room is not None
+        assert engine._room.takes_turns
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("kind", ["grouped", "mistral"])
+def test_shared_beginnings_and_pieces_on_a_gpu(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shots, sampling = tuple(5 + i % 9 for i in range(80)), Sampling(max_tokens=12)
+    prompts = [(*shots, 7), (*shots, 8, 9, 6), (*shots, *range(5, 25))]
+    expected = Reference(policy_of(kind)).sample(prompts, 4, sampling, seed=4)
+    policy = cuda(policy_of(kind), torch.float32)
+    for most in (1 << 15, 32):
+        monkeypatch.setattr("motley.engines.graphs.PREFILL_TOKENS", most)
+        monkeypatch.setattr("motley.engines.graphs.PIECE_TOKENS", 16)
+        engine = GraphEngine(policy)
+        for _ in range(3):
+            assert_alike(engine.sample(prompts, 4, sampling, seed=4), expected, atol=5e-5)
+            engine.refresh()
 
 
 @pytest.mark.gpu

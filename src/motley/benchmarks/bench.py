@@ -36,6 +36,11 @@ class Sizes:
     full_tokens: int = 16
     problems: int = 64
     samples: int = 8
+    # lengths of ragged answers: log-normal, cut to the shortest and longest
+    ragged_median: int = 256
+    ragged_spread: float = 0.9
+    ragged_shortest: int = 50
+    ragged_longest: int = 2048
     rows: int = 64  # of the training step
     row_tokens: int = 256
     trl_rows: int = 128  # of one of TRL's micro-batches
@@ -47,6 +52,7 @@ class Bench:
     device: torch.device
     dtype: str
     sizes: Sizes
+    vllm: str = ""  # the interpreter that has it
 
     def build(self, model: str) -> Policy:
         return build(model, str(self.device), self.dtype)

@@ -35,16 +35,17 @@ def gpu_benchmark(
     dtype: str = "auto",
     sizes: Sizes = Sizes(),
     sections: Sequence[str] = (),
+    vllm: str = "",
 ) -> list[Row]:
     """The rows of all sections, or of those named.
 
-    Each has its section's name, then that section's columns.
+    Each has its section's name, then that section's columns. `vllm`: the interpreter that has it.
     """
     unknown = [name for name in sections if name not in SECTIONS]
     if unknown:
         raise ValueError(f"section {unknown[0]!r} is not known; choose from {', '.join(SECTIONS)}")
     show("the machine", 0, 1)
-    bench = open_bench(device, models[0], dtype, sizes)
+    bench = open_bench(device, models[0], dtype, sizes, vllm)
     return list(measure(show, bench, models, sections or tuple(SECTIONS)))
 
 
@@ -65,13 +66,14 @@ def measure(
             yield {"section": name, **row}
 
 
-def open_bench(device: str, model: str, dtype: str, sizes: Sizes) -> Bench:
+def open_bench(device: str, model: str, dtype: str, sizes: Sizes, vllm: str = "") -> Bench:
     policy = build(model, device, dtype)
     return Bench(
         measure_machine(policy.device, policy.dtype, sizes.copied_bytes, sizes.product),
         policy.device,
         dtype,
         sizes,
+        vllm,
     )
 
 
@@ -102,7 +104,10 @@ SECTIONS: dict[str, BenchSection] = {
         "more sequences than memory holds", sampling.memory_jobs, every_model=False
     ),
     "call": BenchSection(
-        "a whole call of the sampler, against transformers' generate", sampling.call_jobs
+        "a whole call of the sampler, against transformers' generate and vLLM", sampling.call_jobs
+    ),
+    "ragged": BenchSection(
+        "a call whose answers are of very different length", sampling.ragged_jobs
     ),
     "training": BenchSection(
         "a training step, against padded rows with full logits", training.training_jobs

@@ -1,18 +1,28 @@
-"""The known ways that ours is measured against: transformers' `generate`, and its model's forward
-over padded rows with full logits.
+"""The known ways that ours is measured against: transformers' `generate`, its model's forward over
+padded rows with full logits, and vLLM in an environment of its own.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
+from motley.benchmarks import vllm_side
+from motley.config import Vllm
+from motley.engines.vllm import server_environment, write_model
 from motley.learning.batches import ToScore
 from motley.models.policy import Policy
+
+VLLM_SHARE = 0.6  # of the GPU's memory
 
 
 def generator(policy: Policy) -> PreTrainedModel:
@@ -45,6 +55,43 @@ def generate(
         input_ids=tokens_BT, attention_mask=mask_BT, generation_config=config
     )
     return made_BT[:, tokens_BT.shape[1] :]
+
+
+def vllm_seconds(
+    python: str,
+    policy: Policy,
+    rows: Sequence[Sequence[int]],
+    limits: Sequence[int],
+    repeats: int,
+) -> float:
+    """One sampled completion of each row, of exactly so many tokens, by this interpreter's vLLM."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(policy, Path(folder))
+        answer = Path(folder) / "answer.json"
+        asked = {
+            "model": folder,
+            "dtype": str(policy.dtype).removeprefix("torch."),
+            "positions": max(len(row) + limit for row, limit in zip(rows, limits, strict=True)),
+            "memory_share": VLLM_SHARE,
+            "prompts": [list(row) for row in rows],
+            "limits": list(limits),
+            "repeats": repeats,
+            "answer": str(answer),
+        }
+        ran = subprocess.run(
+            [python, vllm_side.__file__],
+            input=json.dumps(asked),
+            env=server_environment(policy, Vllm(python=python), os.environ),
+            capture_output=True,
+            text=True,
+        )
+        if not answer.exists():
+            said = (ran.stderr or ran.stdout).strip().splitlines()
+            raise ValueError(f"vLLM by {python}: {said[-1] if said else 'it said nothing'}")
+        made = json.loads(answer.read_text())
+    if made["tokens"] != sum(limits):
+        raise ValueError(f"vLLM made {made['tokens']} tokens and not {sum(limits)}")
+    return float(made["seconds"])
 
 
 @dataclass(frozen=True, slots=True)

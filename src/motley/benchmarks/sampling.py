@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import random
 import warnings
 from functools import partial
 
+import torch
+from torch import Tensor
+
 from motley.benchmarks import rivals
-from motley.benchmarks.bench import Bench, Job, Row
+from motley.benchmarks.bench import Bench, Job, Row, Sizes
 from motley.benchmarks.models import Texts, cache_bytes, flat, num_parameters
 from motley.benchmarks.timing import (
     Cost,
@@ -17,6 +22,7 @@ from motley.benchmarks.timing import (
     seconds,
     start_peak,
 )
+from motley.compute.support import runs_kernels
 from motley.engines import Completion, torch_engine
 from motley.records import Sampling
 
@@ -159,6 +165,8 @@ def _call(bench: Bench, model: str) -> list[Row]:
     ours = _our_call(bench, model)
     clear(bench.device)
     rival = _generate_call(bench, model)
+    clear(bench.device)
+    num_rows = sizes.problems * sizes.samples
     return [
         {
             "model": model,
@@ -166,13 +174,91 @@ def _call(bench: Bench, model: str) -> list[Row]:
             "samples": sizes.samples,
             "tokens": sizes.new_tokens,
             "seconds": ours.seconds,
-            "tokens_per_s": round(sizes.problems * sizes.samples * sizes.new_tokens / ours.seconds),
+            "tokens_per_s": round(num_rows * sizes.new_tokens / ours.seconds),
             "generate_s": rival.seconds,
             "ratio": rival.seconds / ours.seconds,
             "peak_gib": ours.peak_gib,
             "generate_peak_gib": rival.peak_gib,
+            **_vllm(bench, model, [sizes.new_tokens] * num_rows, ours.seconds),
         }
     ]
+
+
+def _vllm(bench: Bench, model: str, limits: list[int], ours_s: float) -> Row:
+    """How long vLLM takes for the same call, where its interpreter is given."""
+    if not bench.vllm:
+        return {"vllm_s": None, "vllm_ratio": None, "note": ""}
+    sizes, policy = bench.sizes, bench.build(model)
+    rows = flat(Texts.draw(policy.vocabulary, sizes.problems, sizes.prompt).ids, sizes.samples)
+    policy.model.to("cpu")  # the memory is vLLM's meanwhile
+    clear(bench.device)
+    try:
+        took_s = rivals.vllm_seconds(bench.vllm, policy, rows, limits, sizes.repeats)
+    except (OSError, ValueError) as error:
+        return {"vllm_s": None, "vllm_ratio": None, "note": f"not measured: {error}"}
+    return {"vllm_s": took_s, "vllm_ratio": took_s / ours_s, "note": ""}
+
+
+def ragged_jobs(bench: Bench, model: str) -> list[Job]:
+    return [partial(_ragged, bench, model)]
+
+
+def _ragged(bench: Bench, model: str) -> list[Row]:
+    """A call whose answers are of very different length."""
+    sizes = bench.sizes
+    limits = ragged_limits(sizes)
+    row: Row = {
+        "model": model,
+        "prompts": sizes.problems,
+        "samples": sizes.samples,
+        "longest": max(limits),
+        "tokens": sum(limits),
+    }
+    ours = _our_ragged(bench, model, limits)
+    if ours is None:
+        return [
+            row
+            | {"seconds": None, "tokens_per_s": None, "peak_gib": None}
+            | {"vllm_s": None, "vllm_ratio": None}
+            | {"note": "not measured: this device has no kernels of ours"}
+        ]
+    clear(bench.device)
+    row |= {
+        "seconds": ours.seconds,
+        "tokens_per_s": round(sum(limits) / ours.seconds),
+        "peak_gib": ours.peak_gib,
+    }
+    return [row | _vllm(bench, model, limits, ours.seconds)]
+
+
+def ragged_limits(sizes: Sizes) -> list[int]:
+    """How long each answer is, drawn once for all sides."""
+    draw = random.Random(0)
+    median = math.log(sizes.ragged_median)
+    drawn = [
+        round(draw.lognormvariate(median, sizes.ragged_spread))
+        for _ in range(sizes.problems * sizes.samples)
+    ]
+    return [min(max(one, sizes.ragged_shortest), sizes.ragged_longest) for one in drawn]
+
+
+def _our_ragged(bench: Bench, model: str, limits: list[int]) -> Cost | None:
+    sizes, policy = bench.sizes, bench.build(model)
+    if not runs_kernels(policy.device):
+        return None
+    from motley.engines.graphs import GraphEngine
+
+    class Ragged(GraphEngine):
+        def limits(self, rows: int, tokens: int) -> Tensor:
+            if rows != len(limits):
+                raise ValueError(f"memory does not hold the {len(limits)} answers at once")
+            return torch.tensor(limits, device=self._device)
+
+    prompts = Texts.draw(policy.vocabulary, sizes.problems, sizes.prompt).ids
+    engine, sampling = Ragged(policy), Sampling(max_tokens=sizes.ragged_longest)
+    return cost(
+        lambda: engine.sample(prompts, sizes.samples, sampling, 0), bench.device, sizes.repeats
+    )
 
 
 def _our_call(bench: Bench, model: str) -> Cost:

@@ -173,13 +173,14 @@ def bench_gpu(
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help="Of the arithmetic.")
     ] = "auto",
+    vllm: Annotated[str, typer.Option(help="Also against vLLM: the interpreter that has it.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Measure sampling, training and whole steps on a GPU against transformers and TRL."""
+    """Measure sampling, training and whole steps on a GPU against transformers, TRL and vLLM."""
     from motley.benchmarks.gpu import MODELS, SECTIONS, gpu_benchmark
 
     with plain_errors(), _progress() as show:
-        rows = gpu_benchmark(show, device, model or MODELS, dtype, sections=only or ())
+        rows = gpu_benchmark(show, device, model or MODELS, dtype, sections=only or (), vllm=vllm)
     if as_json:
         print_rows(rows, "speed, this GPU", as_json)
         return

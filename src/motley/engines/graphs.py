@@ -13,6 +13,7 @@ On a CPU the same steps run without graphs, under Triton's interpreter: for test
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -26,7 +27,8 @@ from torch.nn import functional as F
 from motley.compute.capture import GraphMemory, Recording, lacks_memory_to_capture
 from motley.compute.decoder import Decoder
 from motley.engines.engine import Completion
-from motley.engines.room import Room, RoomSize
+from motley.engines.pages import Pages
+from motley.engines.room import PAGE, Room, RoomSize
 from motley.engines.sampling import PromptIds, SampledRows, sample_rows
 from motley.engines.steps import Steps
 from motley.models.policy import Policy
@@ -37,11 +39,16 @@ BUCKETS = sorted(
 )  # lanes of a graph: 1, 2, 3, 4, 6, 8, 12, ...
 STEPS_BETWEEN_LOOKS = 4  # at which rows have ended
 PREFILL_TOKENS = 1 << 15  # at once, padding included
+PREFILL_KEYS = 1 << 17  # that those tokens look at, with what all prompts begin with
+PIECE_TOKENS = 1 << 12  # of a prompt that is longer than that
 # of prompts that a graph reads: more keep a GPU busy for longer than they take to launch
 CAPTURED_TOKENS = 1 << 13
 PROMPT_STEP = 64  # room for prompts is made in these
 PADDED_STEP = 16  # prompts are padded to these, so that few graphs read them
 KEPT_SHARE = 0.25  # of the device's memory: more room than this is given back after sampling
+FREE_SHARE = 0.8  # of what is free: most room for keys and values of rows
+EXPECTED_MORE = 1.25  # of what rows took in the last call: what they are expected to take
+SHARED_LEAST = 64  # tokens that all prompts begin with, which are then read once
 MOST_GRAPHS = 64
 MOST_READERS = 8  # graphs that read prompts: others are read without
 
@@ -66,8 +73,14 @@ class _Padded(NamedTuple):
             torch.tensor([len(p) - 1 for p in prompts]),
         )
 
-    def on(self, device: torch.device) -> tuple[Tensor, ...]:
-        return tuple(each.to(device) for each in self)
+    def piece(self, tokens: slice) -> _Padded:
+        """Some of their tokens; which is the last says nothing if it is not among them."""
+        token_PT = self.token_PT[:, tokens]
+        last_P = (self.last_P - (tokens.start or 0)).clamp(0, token_PT.shape[1] - 1)
+        return _Padded(token_PT, self.place_P, last_P)
+
+    def on(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        return self.token_PT.to(device), self.place_P.to(device), self.last_P.to(device)
 
 
 class _Look(NamedTuple):
@@ -84,9 +97,15 @@ class _Look(NamedTuple):
         return cls(on_cpu, torch.cuda.current_stream(ended_R.device).record_event())
 
     def going_on(self) -> Tensor:
+        return (~self._there()).nonzero().squeeze(1)
+
+    def ended(self) -> Tensor:
+        return self._there().nonzero().squeeze(1)
+
+    def _there(self) -> Tensor:
         if self.arrived is not None:
             self.arrived.synchronize()
-        return (~self.ended_R).nonzero().squeeze(1)
+        return self.ended_R
 
 
 class _Graphs:
@@ -96,8 +115,9 @@ class _Graphs:
         self._device = device
         self._memory = GraphMemory(device)
         self.steps: dict[tuple[int, Sampling], Recording] = {}  # by lanes and how they draw
-        self.readers: dict[torch.Size, Recording] = {}  # by the shape of padded prompts
-        self._seen: set[torch.Size] = set()  # such shapes that came
+        # by the shape of padded prompts, and how many tokens stand before them
+        self.readers: dict[tuple[torch.Size, int], Recording] = {}
+        self._seen: set[tuple[torch.Size, int]] = set()  # such shapes that came
         self.reads = device.type == "cuda"
 
     def step(
@@ -110,18 +130,18 @@ class _Graphs:
             self.steps[key] = self.record((nobody_B,), work)
         return self.steps[key]
 
-    def reader(self, padded: _Padded, work: Callable[..., Tensor]) -> Recording | None:
+    def reader(self, padded: _Padded, start: int, work: Callable[..., Tensor]) -> Recording | None:
         """A graph for prompts of a shape that has come before.
 
         None: one does not pay, or there is no memory for it.
         """
-        shape = padded.token_PT.shape
+        size, shape = padded.token_PT.numel(), (padded.token_PT.shape, start)
         if shape in self.readers:
             return self.readers[shape]
         if shape not in self._seen:
             self._seen.add(shape)
             return None
-        if not self.reads or shape.numel() > CAPTURED_TOKENS or len(self.readers) == MOST_READERS:
+        if not self.reads or size > CAPTURED_TOKENS or len(self.readers) == MOST_READERS:
             return None
         try:
             self.readers[shape] = self.record(padded.on(self._device), work)
@@ -156,8 +176,11 @@ class GraphEngine:
         self._steps = Steps(policy, decoder)
         self._graphs = _Graphs(self._device)
         self._room: Room | None = None
+        self._mean_tokens: float | None = None  # of the rows of the last call
+        self._first_prompt: Sequence[int] = ()  # whose keys and values are at the first place
 
     def refresh(self) -> None:
+        self._first_prompt = ()
         self._steps.refresh()
 
     @torch.no_grad()
@@ -173,31 +196,33 @@ class GraphEngine:
         # where Triton starts its kernels
         with torch.cuda.device_of(self._steps.weights.head):
             made = sample_rows(rows, self._policy, prompts, num_samples, sampling, seed, first)
-        if (
-            self._room is not None
-            and self._device.type == "cuda"
-            and self._room.nbytes > KEPT_SHARE * torch.cuda.mem_get_info(self._device)[1]
-        ):
+        if self._room is not None and self._room.nbytes > kept_bytes(self._device):
             self._forget()
         return made
 
     def _rows(self, sampling: Sampling, prompts: PromptIds, uniform_BT: Tensor) -> SampledRows:
+        rows, tokens = uniform_BT.shape
         try:
             room = self._make_room(
-                RoomSize(len(prompts), max(len(p) for p in prompts), *uniform_BT.shape)
+                RoomSize(len(prompts), max(len(p) for p in prompts), rows, tokens)
             )
-            room.place(prompts, uniform_BT)
-            self._begin(room, prompts, sampling, len(uniform_BT))
-            self._go_on(room, sampling, len(uniform_BT))
+            room.place(prompts, uniform_BT, self.limits(rows, tokens))
+            logits_PV = self._read(room, prompts)
+            go_on = self._take_turns if room.takes_turns else self._go_on
+            go_on(room, logits_PV, sampling, rows)
         except RuntimeError:  # out of memory, perhaps: what follows may need what there is
             self._forget()
             raise
-        rows, tokens = uniform_BT.shape
+        self._mean_tokens = float(room.count_R[:rows].double().mean())
         return SampledRows(
             room.token_RT[:rows, :tokens].clone(),
             room.logp_RT[:rows, :tokens].clone(),
             room.count_R[:rows].clone(),
         )
+
+    def limits(self, rows: int, tokens: int) -> Tensor:
+        """Most tokens of each row. A benchmark has its own."""
+        return torch.full((rows,), tokens, device=self._device)
 
     def _make_room(self, size: RoomSize) -> Room:
         """The room there is, or a larger one, so that calls of different shapes share it."""
@@ -206,47 +231,96 @@ class GraphEngine:
             return self._room
         both = size if self._room is None else RoomSize(*map(max, self._room.size, size))
         self._forget()
-        make = partial(
-            Room, decoder=self._steps.decoder, dtype=self._steps.dtype, device=self._device
-        )
         try:
-            self._room = make(both)
+            self._room = self._new_room(both)
         except torch.OutOfMemoryError:
-            self._room = make(size)
+            self._room = self._new_room(size)
         return self._room
+
+    def _new_room(self, size: RoomSize) -> Room:
+        """With as many pages as rows can need, or as there is memory for."""
+        steps, kept = self._steps, kept_bytes(self._device)
+        decoder = steps.decoder
+        token_bytes = 2 * len(decoder.layers) * decoder.heads.keys * decoder.heads.size
+        token_bytes *= steps.dtype.itemsize
+        page_bytes = size.page_tokens * token_bytes
+        prompt_bytes = size.prompts * size.prompt_tokens * token_bytes
+        expected = size.rows * self._expected_pages(size) * page_bytes + prompt_bytes
+        most = kept if expected <= kept else max(kept, FREE_SHARE * free_bytes(self._device))
+        there = int(min((most - prompt_bytes) / page_bytes, size.all_pages))
+        num_pages = max(there, min(size.row_pages + 1, size.all_pages))
+        return Room(size, num_pages, decoder, steps.dtype, self._device)
+
+    def _expected_pages(self, size: RoomSize) -> float:
+        """Of a row at its end."""
+        if self._mean_tokens is None:
+            return size.row_pages
+        return min(EXPECTED_MORE * self._mean_tokens / PAGE + 1, size.row_pages)
 
     def _forget(self) -> None:
         self._graphs.drop()
-        self._room = None
+        self._room, self._first_prompt = None, ()
 
-    def _begin(self, room: Room, prompts: PromptIds, sampling: Sampling, rows: int) -> None:
-        """Read the prompts, each once, and draw the first token of every row."""
+    def _read(self, room: Room, prompts: PromptIds) -> Tensor:
+        """Logits [P, V] behind each prompt, each read once; what all begin with is read once."""
         vocabulary_size = len(self._steps.weights.head)
         logits_PV = torch.empty(len(prompts), vocabulary_size, device=self._device)
+        shared = self._read_shared(room, prompts)
         order = sorted(range(len(prompts)), key=lambda p: len(prompts[p]))
         while order:
-            longest = _up(len(prompts[order[-1]]), PADDED_STEP)
-            count = max(1, PREFILL_TOKENS // longest)
+            longest = _up(len(prompts[order[-1]]) - shared, PADDED_STEP)
+            count = min(PREFILL_TOKENS // longest, PREFILL_KEYS // (shared + longest))
+            count = max(1, count)
             order, now = order[:-count], order[-count:]
-            logits_PV[torch.tensor(now, device=self._device)] = self._prefill(
-                room, _Padded.of([prompts[p] for p in now], now)
-            )
-        row_B = torch.arange(rows, device=self._device)
-        self._steps.draw(room, logits_PV, room.prompt_R[row_B], row_B, sampling)
+            rest = _Padded.of([prompts[p][shared:] for p in now], now)
+            logits_PV[torch.tensor(now, device=self._device)] = self._prefill(room, rest, shared)
+        self._first_prompt = prompts[0]
+        return logits_PV
 
-    def _prefill(self, room: Room, padded: _Padded) -> Tensor:
-        """Logits [P, V] behind each prompt; its keys and values go to its place."""
-        read = partial(self._steps.read, room)
-        reader = self._graphs.reader(padded, read)
+    def _read_shared(self, room: Room, prompts: PromptIds) -> int:
+        """How many tokens all prompts begin with, whose keys and values are at every place then.
+
+        What stood at the first place before, with the same weights, is not read again.
+        """
+        shared = _num_alike(min(prompts, key=tuple), max(prompts, key=tuple))
+        shared = min(shared, min(len(p) for p in prompts) - 1) // PADDED_STEP * PADDED_STEP
+        if len(prompts) == 1 or shared < SHARED_LEAST:
+            return 0
+        first = prompts[0]
+        known = min(_num_alike(self._first_prompt, first), shared) // PADDED_STEP * PADDED_STEP
+        if known < shared:
+            self._prefill(room, _Padded.of([first[known:shared]], [0]), known)
+        places = room.prompt_L2PHTd[:, :, : len(prompts), :, :shared]
+        places[:, :, 1:] = places[:, :, :1]
+        return shared
+
+    def _prefill(self, room: Room, padded: _Padded, start: int) -> Tensor:
+        """Logits [P, V] behind each prompt; its keys and values go to its place.
+
+        `start`: how many tokens stand before. One prompt that is too long is read in pieces.
+        """
+        pieces = padded.token_PT.shape[1] > PREFILL_TOKENS
+        while pieces and padded.token_PT.shape[1] > PIECE_TOKENS:
+            piece = padded.piece(slice(PIECE_TOKENS))
+            self._steps.read(room, *piece.on(self._device), start=start)
+            start += PIECE_TOKENS
+            padded = padded.piece(slice(PIECE_TOKENS, None))
+        read = partial(self._steps.read, room, start=start)
+        reader = self._graphs.reader(padded, start, read)
         normed_PD = read(*padded.on(self._device)) if reader is None else reader.replay(*padded)
         assert normed_PD is not None
         return self._steps.logits(normed_PD)
 
-    def _go_on(self, room: Room, sampling: Sampling, rows: int) -> None:
-        """Step until every row has ended or has all its tokens.
+    def _begin(self, room: Room, logits_PV: Tensor, row_B: Tensor, sampling: Sampling) -> None:
+        """Draw the first token of these rows."""
+        self._steps.draw(room, logits_PV, room.prompt_R[row_B], row_B, sampling)
+
+    def _go_on(self, room: Room, logits_PV: Tensor, sampling: Sampling, rows: int) -> None:
+        """Begin all rows, and step until every one has ended or has all its tokens.
 
         Rows leave some steps after they ended, so that nobody waits for a look.
         """
+        self._begin(room, logits_PV, torch.arange(rows, device=self._device), sampling)
         done = 1
         look = _Look.at(room.ended_R[:rows])
         while done < sampling.max_tokens:
@@ -257,6 +331,28 @@ class GraphEngine:
             count = min(STEPS_BETWEEN_LOOKS, sampling.max_tokens - done)
             self._step(room, row_b, sampling, count)
             done += count
+
+    def _take_turns(self, room: Room, logits_PV: Tensor, sampling: Sampling, rows: int) -> None:
+        """The same where not all rows have room: others begin as some end."""
+        size, count = room.size, STEPS_BETWEEN_LOOKS
+        pages = Pages(
+            rows, size.row_pages, room.own_L2GHTd.shape[2], room.page, self._expected_pages(size)
+        )
+        look: _Look | None = None
+        while True:
+            if look is not None:
+                pages.end(look.ended().tolist())
+            pages.grow(count)
+            begun = torch.tensor(pages.begin(count + 1), dtype=torch.int64)
+            if not pages.running:
+                return
+            room.page_RJ[:rows] = torch.from_numpy(pages.table_RJ).to(self._device)
+            if len(begun):
+                row_B = begun.to(self._device)
+                room.begin(row_B)
+                self._begin(room, logits_PV, row_B, sampling)
+            look = _Look.at(room.ended_R[:rows])
+            self._step(room, torch.tensor(pages.running), sampling, count)
 
     def _step(self, room: Room, row_b: Tensor, sampling: Sampling, count: int) -> None:
         """So many steps of these rows, by a graph of at least as many lanes."""
@@ -272,6 +368,27 @@ class GraphEngine:
         recorded.replay(row_B)
         for _ in range(count - 1):
             recorded.graph.replay()
+
+
+def kept_bytes(device: torch.device) -> float:
+    """Most room that is kept between calls."""
+    if device.type != "cuda":
+        return math.inf
+    return KEPT_SHARE * torch.cuda.mem_get_info(device)[1]
+
+
+def free_bytes(device: torch.device) -> float:
+    """What the device has left, and what torch holds of it and does not use."""
+    if device.type != "cuda":
+        return math.inf
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
+
+
+def _num_alike(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    pairs = zip(one, other, strict=False)
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 def _up(length: int, step: int) -> int:

@@ -17,7 +17,6 @@ from motley.compute.layers import Layer
 from motley.engines.room import Room
 from motley.records import Sampling
 
-KEYS_AT_ONCE = 32
 SMALLEST_PRODUCT = 16  # rows and columns that tl.dot takes at least
 LOGITS_AT_ONCE = 4096
 CUTS = 26  # halvings of the interval of a row's logits: as fine as float32 tells them apart
@@ -25,11 +24,11 @@ CUTS = 26  # halvings of the interval of a row's logits: as fine as float32 tell
 
 def attend(qkv_BE: Tensor, row_B: Tensor, layer: Layer, room: Room) -> Tensor:
     """Rotate the new queries and keys, keep the new keys and values, and attend over the prompt's
-    and the row's own.
+    and the row's own, which stand in pages.
 
     Lane b works for row `row_B[b]`, whose newest token is number `count_R[row]`, the first being 1.
     """
-    prompt_2PHTd, own_2RHTd = room.prompt_L2PHTd[layer.index], room.own_L2RHTd[layer.index]
+    prompt_2PHTd, own_2GHTd = room.prompt_L2PHTd[layer.index], room.own_L2GHTd[layer.index]
     kv_heads, head_dim = prompt_2PHTd.shape[2], prompt_2PHTd.shape[4]
     heads = qkv_BE.shape[1] // head_dim - 2 * kv_heads
     cos_Td, sin_Td = room.rotations[layer.rotation]
@@ -38,7 +37,8 @@ def attend(qkv_BE: Tensor, row_B: Tensor, layer: Layer, room: Room) -> Tensor:
         qkv_BE,
         out_BE,
         prompt_2PHTd,
-        own_2RHTd,
+        own_2GHTd,
+        room.page_RJ,
         row_B,
         room.count_R,
         room.prompt_R,
@@ -49,8 +49,9 @@ def attend(qkv_BE: Tensor, row_B: Tensor, layer: Layer, room: Room) -> Tensor:
         cos_Td if layer.key_norm is None else layer.key_norm.weight,
         prompt_2PHTd.stride(0),
         prompt_2PHTd.shape[3],
-        own_2RHTd.stride(0),
-        own_2RHTd.shape[3],
+        own_2GHTd.stride(0),
+        own_2GHTd.shape[3],
+        room.page_RJ.shape[1],
         layer.scaling,
         2**30 if layer.window is None else layer.window,
         0.0 if layer.query_norm is None else layer.query_norm.eps,
@@ -60,7 +61,8 @@ def attend(qkv_BE: Tensor, row_B: Tensor, layer: Layer, room: Room) -> Tensor:
         NORMED=layer.query_norm is not None,
         GROUP=max(SMALLEST_PRODUCT, triton.next_power_of_2(heads // kv_heads)),
         BLOCK=max(SMALLEST_PRODUCT, triton.next_power_of_2(head_dim)),
-        KEYS=KEYS_AT_ONCE,
+        KEYS=room.page,
+        TURNS=room.takes_turns,
         num_warps=1,
         # what shared memory holds of keys and values
         num_stages=3 if qkv_BE.element_size() * head_dim <= 512 else 1,
@@ -74,6 +76,7 @@ def _attend(
     out,
     prompts,
     own,
+    pages,
     rows,
     counts,
     prompt_of,
@@ -85,7 +88,8 @@ def _attend(
     prompt_values,  # from a key to its value
     prompt_room,
     own_values,
-    own_room,
+    page_room,
+    row_pages,
     scaling,
     window,
     eps,
@@ -96,6 +100,7 @@ def _attend(
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
     KEYS: tl.constexpr,
+    TURNS: tl.constexpr,  # whether pages are where the table says, and not in order
 ):
     lane = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -135,8 +140,10 @@ def _attend(
         key_swapped = key_swapped * key_rms * tl.load(key_scale + swap, mask=real, other=0.0)
     query = (query * cos[None, :] + query_swapped * sin[None, :]).to(qkv.dtype.element_ty)
     key = (key * cos + key_swapped * sin).to(qkv.dtype.element_ty)
-    own_keys = own + (row * KV_HEADS + head) * own_room * SIZE
-    at_new = own_keys + newest.to(tl.int64) * SIZE + place
+    page = row * row_pages + newest // KEYS
+    if TURNS:
+        page = tl.load(pages + page).to(tl.int64)
+    at_new = own + ((page * KV_HEADS + head) * page_room + newest % KEYS) * SIZE + place
     tl.store(at_new, key, mask=real)
     tl.store(at_new + own_values, value, mask=real)
 
@@ -150,18 +157,25 @@ def _attend(
     number = tl.arange(0, KEYS)
     for part in tl.static_range(2):
         if part == 0:
-            keys = prompts + (prompt * KV_HEADS + head) * prompt_room * SIZE
             values = prompt_values
+            oldest_seen = oldest
             begin = oldest
             end = length
         else:
-            keys = own_keys
             values = own_values
-            begin = tl.maximum(oldest - length, 0)
+            oldest_seen = tl.maximum(oldest - length, 0)
+            begin = oldest_seen // KEYS * KEYS  # where a page begins
             end = newest
         for start in range(begin, end, KEYS):
-            seen = (start + number) < end
-            at = (start + number).to(tl.int64) * SIZE
+            if part == 0:
+                keys = prompts + ((prompt * KV_HEADS + head) * prompt_room + start) * SIZE
+            else:
+                page = row * row_pages + start // KEYS
+                if TURNS:
+                    page = tl.load(pages + page).to(tl.int64)
+                keys = own + (page * KV_HEADS + head) * page_room * SIZE
+            seen = (start + number >= oldest_seen) & (start + number < end)
+            at = number.to(tl.int64) * SIZE
             key_DK = tl.load(
                 keys + at[None, :] + place[:, None], mask=seen[None, :] & real[:, None], other=0.0
             )

@@ -1,5 +1,8 @@
 """Room: keys and values of prompts and of rows, and where each row stands.
 
+Those of a row stand in pages. Where there are pages for all, each row has its own in order. Where
+there are not, `Pages` hands them out, and rows take turns.
+
 Owns the tensors that an engine's graphs read and write, so graphs live as long as it does. Knows
 neither how tokens are computed nor how they are drawn.
 """
@@ -16,6 +19,8 @@ from motley.compute.decoder import Decoder
 from motley.compute.layers import Rotation
 from motley.engines.sampling import PromptIds
 
+PAGE = 32  # tokens of a row whose keys and values stand together; a kernel reads as many at once
+
 
 class RoomSize(NamedTuple):
     """What there must be room for."""
@@ -28,25 +33,51 @@ class RoomSize(NamedTuple):
     def holds(self, other: RoomSize) -> bool:
         return all(mine >= its for mine, its in zip(self, other, strict=True))
 
+    @property
+    def row_pages(self) -> int:
+        """Pages of a row that has all its tokens."""
+        return -(-self.tokens // PAGE)
+
+    @property
+    def all_pages(self) -> int:
+        """So many that no row ever waits for one. A row beyond the others is nobody's."""
+        return (self.rows + 1) * self.row_pages
+
+    @property
+    def page_tokens(self) -> int:
+        return min(PAGE, self.tokens)
+
 
 class Room:
-    """The last row is nobody's: idle lanes work for it."""
+    """The last row is nobody's: idle lanes work for it. So is the last page."""
 
     def __init__(
-        self, size: RoomSize, decoder: Decoder, dtype: torch.dtype, device: torch.device
+        self,
+        size: RoomSize,
+        num_pages: int,
+        decoder: Decoder,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
-        self.size = size
+        self.size, self.page = size, PAGE
+        self.takes_turns = num_pages < size.all_pages
         layers, heads, head_dim = len(decoder.layers), decoder.heads.keys, decoder.heads.size
         rows = size.rows + 1
         empty = partial(torch.empty, device=device)
         self.prompt_L2PHTd = empty(
             layers, 2, size.prompts, heads, size.prompt_tokens, head_dim, dtype=dtype
         )
-        self.own_L2RHTd = empty(layers, 2, rows, heads, size.tokens, head_dim, dtype=dtype)
+        self.own_L2GHTd = empty(
+            layers, 2, num_pages, heads, size.page_tokens, head_dim, dtype=dtype
+        )
+        self.page_RJ = torch.full(
+            (rows, size.row_pages), num_pages - 1, dtype=torch.int32, device=device
+        )
         self.length_P = torch.ones(size.prompts, dtype=torch.int64, device=device)
         self.prompt_R = torch.zeros(rows, dtype=torch.int64, device=device)
         self.count_R = torch.ones(rows, dtype=torch.int64, device=device)  # tokens drawn
         self.ended_R = torch.ones(rows, dtype=torch.bool, device=device)
+        self.limit_R = torch.zeros(rows, dtype=torch.int64, device=device)  # of its tokens
         self.last_R = torch.zeros(rows, dtype=torch.int64, device=device)
         self.uniform_RT = torch.zeros(rows, size.tokens, dtype=torch.float64, device=device)
         self.token_RT = torch.zeros(rows, size.tokens, dtype=torch.int64, device=device)
@@ -62,16 +93,21 @@ class Room:
 
     @property
     def nbytes(self) -> int:
-        return self.own_L2RHTd.nbytes + self.prompt_L2PHTd.nbytes
+        return self.own_L2GHTd.nbytes + self.prompt_L2PHTd.nbytes
 
-    def place(self, prompts: PromptIds, uniform_BT: Tensor) -> None:
+    def place(self, prompts: PromptIds, uniform_BT: Tensor, limit_B: Tensor) -> None:
         """Rows of new prompts, equally many of each, before their first token."""
         device, rows = uniform_BT.device, len(uniform_BT)
         self.length_P[: len(prompts)] = torch.tensor([len(p) for p in prompts], device=device)
         self.prompt_R[:rows] = torch.arange(rows, device=device) // (rows // len(prompts))
-        self.count_R[:rows] = 0
-        self.ended_R[:rows] = False
+        self.limit_R[:rows] = limit_B
         self.uniform_RT[:rows, : uniform_BT.shape[1]] = uniform_BT
+        self.begin(slice(rows))
+
+    def begin(self, rows: slice | Tensor) -> None:
+        """These rows, at their first token, or at it again."""
+        self.count_R[rows] = 0
+        self.ended_R[rows] = False
 
     def note(self, row_B: Tensor, token_B: Tensor, logp_B: Tensor, is_end_V: Tensor) -> None:
         """Write down what was drawn for these rows; one that has ended stays as it is."""
@@ -81,4 +117,5 @@ class Room:
         self.logp_RT[row_B, place_B] = torch.where(ended_B, self.logp_RT[row_B, place_B], logp_B)
         self.last_R[row_B] = token_B
         self.count_R[row_B] = torch.where(ended_B, count_B, count_B + 1)
-        self.ended_R[row_B] = ended_B | is_end_V[token_B]
+        full_B = count_B + 1 >= self.limit_R[row_B]
+        self.ended_R[row_B] = ended_B | full_B | is_end_V[token_B]

@@ -34,11 +34,16 @@ class Steps:
     def refresh(self) -> None:
         self.weights.refresh(self.decoder)
 
-    def read(self, room: Room, token_PT: Tensor, place_P: Tensor, last_P: Tensor) -> Tensor:
-        """The normed state [P, D] behind each prompt; keys and values go to its place."""
+    def read(
+        self, room: Room, token_PT: Tensor, place_P: Tensor, last_P: Tensor, *, start: int
+    ) -> Tensor:
+        """The normed state [P, D] behind each prompt; keys and values go to its place.
+
+        `start`: how many tokens of each stand there already.
+        """
         weights, prompts = self.weights, len(token_PT)
         state = Deferred(F.embedding(token_PT.flatten(), weights.embedding))
-        forward = _PromptPass(self.decoder, self.dtype, room, token_PT.shape, place_P)
+        forward = _PromptPass(self.decoder, self.dtype, room, token_PT.shape, place_P, start)
         _, normed_ND = forward.norm(walk(forward, weights.layers, state), weights.norm)
         normed_PTD = normed_ND.view(*token_PT.shape, -1)
         return normed_PTD[torch.arange(prompts, device=self.device), last_P]
@@ -101,7 +106,7 @@ class _StepPass(_KernelPass):
 
 
 class _PromptPass(_KernelPass):
-    """Prompts, all padded to one length on the right, each over itself."""
+    """Prompts, all padded to one length on the right, each over itself and what stands before."""
 
     def __init__(
         self,
@@ -110,15 +115,17 @@ class _PromptPass(_KernelPass):
         room: Room,
         shape: torch.Size,
         place_P: Tensor,
+        start: int,
     ) -> None:
         super().__init__(decoder, dtype, room)
         prompts, longest = shape
-        self._shape, self._place_P, self._longest = shape, place_P, longest
+        self._shape, self._place_P = shape, place_P
+        self._start, self._end = start, start + longest
         self._visible = {
-            window: _visible(longest, window, place_P.device) for window in decoder.windows
+            window: _visible(start, self._end, window, place_P.device) for window in decoder.windows
         }
         self._rotations = {
-            name: Rotation(*(table[:longest].repeat(prompts, 1) for table in rotation))
+            name: Rotation(*(table[start : self._end].repeat(prompts, 1) for table in rotation))
             for name, rotation in room.rotations.items()
         }
 
@@ -128,16 +135,20 @@ class _PromptPass(_KernelPass):
         rotated_NHd = rotate(qkv_NHd, *self._rotations[layer.rotation], heads.rotated, self._dtype)
         parts = rotated_NHd.unflatten(0, self._shape).split(heads.counts, 2)
         query, key, value = (part.transpose(1, 2) for part in parts)
-        kept[0, self._place_P, :, : self._longest] = key
-        kept[1, self._place_P, :, : self._longest] = value
-        mask = self._visible[layer.window]
+        kept[0, self._place_P, :, self._start : self._end] = key
+        kept[1, self._place_P, :, self._start : self._end] = value
+        if self._start:
+            key, value = kept[:, self._place_P, :, : self._end]
+        mask, groups = self._visible[layer.window], heads.queries // heads.keys
+        if mask is not None and groups > 1:  # no fused kernel takes both a mask and grouped heads
+            key, value = (each.repeat_interleave(groups, 1) for each in (key, value))
         mixed_PHTd = F.scaled_dot_product_attention(
             query,
             key,
             value,
             attn_mask=mask,
             is_causal=mask is None,
-            enable_gqa=heads.queries != heads.keys,
+            enable_gqa=mask is None and groups > 1,
             scale=layer.scaling,
         )
         return mixed_PHTd.transpose(1, 2).reshape(len(qkv_NHd), -1)
@@ -158,10 +169,10 @@ class _PromptPass(_KernelPass):
         )
 
 
-def _visible(length: int, window: int | None, device: torch.device) -> Tensor | None:
-    """[T, K] of a prompt, where a window leaves something out; None: everything behind."""
-    if window is None or length <= window:
+def _visible(start: int, end: int, window: int | None, device: torch.device) -> Tensor | None:
+    """[T, K] of a prompt's tokens from `start` on; None: each sees all before it."""
+    if start == 0 and (window is None or end <= window):
         return None
-    place_T = torch.arange(length, device=device)
-    back_TK = place_T[:, None] - place_T
-    return (back_TK >= 0) & (back_TK < window)
+    place_K = torch.arange(end, device=device)
+    back_TK = place_K[start:, None] - place_K
+    return (back_TK >= 0) & (back_TK < (end if window is None else window))

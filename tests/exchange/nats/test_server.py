@@ -16,6 +16,7 @@ from socketserver import StreamRequestHandler, ThreadingTCPServer
 from threading import Thread
 from typing import Any
 
+import nats.errors
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -175,6 +176,17 @@ def test_an_unknown_key_is_not_admitted_and_hears_so_at_once(net: Net) -> None:
         net.connect("a", key=identity("stranger"))
     with pytest.raises(NotAdmittedError):
         Connection(Login(net.url, "a"))
+
+
+def test_a_refusal_counts_though_the_attempt_fails_at_the_same_moment(net: Net) -> None:
+    connection = net.connect("a")
+
+    async def refused() -> None:
+        await connection._on_error(nats.errors.Error("nats: 'Authorization Violation'"))
+        raise nats.errors.NoServersError
+
+    with pytest.raises(NotAdmittedError):
+        connection._run(connection._unless_refused(refused()), 5)
 
 
 @pytest.mark.slow
