@@ -27,8 +27,9 @@ def choice(num_students: int, waits_for_samplers: bool) -> Choice:
     if num_students > 1:
         return Choice(
             "uplift",
-            "both",
-            "peers that differ learn what works from each other (docs/results/drawn.md)",
+            "kept",
+            "peers that differ learn what works from each other and keep what they know "
+            "(docs/results/drawn.md)",
         )
     if waits_for_samplers:
         return Choice(
