@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from motley.compute.scoring import score
 from motley.engines import Completion, TorchEngine, kernels, torch_engine
 from motley.engines.branches import TorchEngine as Reference
 from motley.engines.graphs import BUCKETS, GraphEngine
-from motley.engines.room import Room, RoomSize
+from motley.engines.room import Room, RoomSize, num_pages
 from motley.engines.sampling import draw, truncate
 from motley.learning.batches import ToScore, micro_batches
 from motley.models.policy import Policy
@@ -190,10 +191,11 @@ def test_rows_take_turns_where_memory_does_not_hold_all(
 ) -> None:
     policy, sampling = policy_of(kind), Sampling(max_tokens=24)
     expected = TorchEngine(policy).sample(PROMPTS, 2, sampling, seed=1)
-    few_pages(monkeypatch, 0)  # those of one row
     engine, begun = GraphEngine(policy), list[int]()
+    few_pages(monkeypatch, math.inf)
+    monkeypatch.setattr("motley.engines.graphs.num_pages", lambda *size: 4)
     # fewer than rows take, so that some give way
-    monkeypatch.setattr(engine, "_expected_pages", lambda size: 1.0)
+    monkeypatch.setattr(engine, "_expected_pages", lambda tokens: 1.0)
     begin = engine._begin
 
     def noted(room: Room, logits_PV: torch.Tensor, row_B: torch.Tensor, sampling: Sampling) -> None:
@@ -215,15 +217,85 @@ def test_room_has_pages_for_what_rows_take_and_not_for_what_they_may(
     engine, size = GraphEngine(grouped_query_policy()), RoomSize(3, 64, 100, 160)
     whole = engine._new_room(size)
     assert not whole.takes_turns
-    few_pages(monkeypatch, 0.5 * whole.nbytes)
-    assert engine._new_room(size).nbytes <= 0.5 * whole.nbytes
+    few_pages(monkeypatch, 0.5 * whole.nbytes, page=32)
     assert engine._new_room(size).takes_turns
-    assert engine._expected_pages(size) == size.row_pages == 10
+    assert 0.3 * whole.nbytes < engine._new_room(size).nbytes <= 0.5 * whole.nbytes
+    assert engine._expected_pages(160) == size.row_pages == 5
     engine._mean_tokens = 30.0
-    assert engine._expected_pages(size) < 4
-    # what is expected is kept between calls: nothing more is taken of what is free
-    monkeypatch.setattr("motley.engines.graphs.free_bytes", lambda device: whole.nbytes)
-    assert engine._new_room(size).nbytes <= 0.5 * whole.nbytes
+    assert engine._expected_pages(160) < 3
+    assert engine._expected_pages(20) == 1
+
+
+@pytest.mark.parametrize(
+    ("expected", "kept", "free", "pages"),
+    [
+        (5, math.inf, math.inf, 505),  # all, and nobody's
+        (5, 1e9, math.inf, 505),
+        (5, 60 * 320, 600 * 320, 505),  # more than may be kept, and there is enough
+        (5, 60 * 320, 256 * 320, 250),  # what there is
+        (2, 256 * 320, 600 * 320, 250),  # what is kept is expected to do
+        (2, 600 * 320, 256 * 320, 250),  # never more than there is
+    ],
+)
+def test_pages_are_as_many_as_memory_holds(
+    expected: float, kept: float, free: float, pages: int
+) -> None:
+    size = RoomSize(prompts=3, prompt_tokens=64, rows=100, tokens=160)  # prompts take 6 pages
+    assert num_pages(size, 10, expected, kept, free) == pages
+
+
+def test_too_few_pages_are_no_room() -> None:
+    size = RoomSize(prompts=3, prompt_tokens=64, rows=100, tokens=160)
+    with pytest.raises(torch.OutOfMemoryError, match="3 prompts leave room for 60 pages"):
+        num_pages(size, 10, 5.0, 1e9, 66 * 320)
+    with pytest.raises(torch.OutOfMemoryError, match="room for 0 pages"):
+        num_pages(size, 10, 5.0, 1e9, 0)
+    assert num_pages(size._replace(rows=1), 10, 5.0, 1e9, 0) == 6  # of one row it is tried
+
+
+@needs_interpreter
+@pytest.mark.slow
+def test_a_call_that_fits_a_room_of_turns_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = grouped_query_policy()
+    engine = GraphEngine(policy)
+    few_pages(monkeypatch, math.inf)
+    monkeypatch.setattr("motley.engines.graphs.num_pages", lambda *size: 8)
+    engine._make_room(RoomSize(3, 64, 6, 40))
+    monkeypatch.setattr(engine, "_take_turns", None)
+    assert_alike(
+        engine.sample(PROMPTS, 2, SHORT, seed=4), TorchEngine(policy).sample(PROMPTS, 2, SHORT, 4)
+    )
+    assert engine._room is not None
+    assert engine._room.takes_turns
+
+
+@needs_interpreter
+@pytest.mark.slow
+def test_what_was_read_is_not_known_after_a_call_that_was_cut_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    policy, sampling = grouped_query_policy(), Sampling(max_tokens=1)
+    monkeypatch.setattr("motley.engines.graphs.SHARED_LEAST", 16)
+    shots = [[5 + (i + seed) % 9 for i in range(20)] for seed in range(2)]
+    first, second = ([[*shot, 7], [*shot, 8]] for shot in shots)
+    engine = GraphEngine(policy)
+    engine.sample(first, 1, sampling, seed=0)
+    prefill = engine._prefill
+
+    def cut_short(*given: object) -> None:
+        prefill(*given)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "_prefill", cut_short)
+        with pytest.raises(KeyboardInterrupt):
+            engine.sample(second, 1, sampling, seed=0)
+    expected = TorchEngine(policy).sample(first, 1, sampling, seed=0)
+    assert_alike(engine.sample(first, 1, sampling, seed=0), expected)
+    for prompt in first:  # as who goes on with a conversation does
+        prompt.extend(shots[1])
+    expected = TorchEngine(policy).sample(first, 1, sampling, seed=0)
+    assert_alike(engine.sample(first, 1, sampling, seed=0), expected)
 
 
 @needs_interpreter

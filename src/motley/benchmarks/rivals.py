@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from motley.benchmarks import vllm_side
+from motley.benchmarks.timing import clear
 from motley.config import Vllm
 from motley.engines.vllm import server_environment, write_model
 from motley.learning.batches import ToScore
@@ -64,9 +65,16 @@ def vllm_seconds(
     limits: Sequence[int],
     repeats: int,
 ) -> float:
-    """One sampled completion of each row, of exactly so many tokens, by this interpreter's vLLM."""
+    """One sampled completion of each row, of exactly so many tokens, by this interpreter's vLLM.
+
+    The policy leaves the GPU for it.
+    """
+    environment = server_environment(policy, Vllm(python=python), os.environ)
+    device = policy.device
     with tempfile.TemporaryDirectory() as folder:
         write_model(policy, Path(folder))
+        policy.model.to("cpu")
+        clear(device)
         answer = Path(folder) / "answer.json"
         asked = {
             "model": folder,
@@ -81,7 +89,7 @@ def vllm_seconds(
         ran = subprocess.run(
             [python, vllm_side.__file__],
             input=json.dumps(asked),
-            env=server_environment(policy, Vllm(python=python), os.environ),
+            env=environment,
             capture_output=True,
             text=True,
         )

@@ -190,8 +190,6 @@ def _vllm(bench: Bench, model: str, limits: list[int], ours_s: float) -> Row:
         return {"vllm_s": None, "vllm_ratio": None, "note": ""}
     sizes, policy = bench.sizes, bench.build(model)
     rows = flat(Texts.draw(policy.vocabulary, sizes.problems, sizes.prompt).ids, sizes.samples)
-    policy.model.to("cpu")  # the memory is vLLM's meanwhile
-    clear(bench.device)
     try:
         took_s = rivals.vllm_seconds(bench.vllm, policy, rows, limits, sizes.repeats)
     except (OSError, ValueError) as error:

@@ -26,9 +26,10 @@ from torch.nn import functional as F
 
 from motley.compute.capture import GraphMemory, Recording, lacks_memory_to_capture
 from motley.compute.decoder import Decoder
+from motley.compute.packed import send
 from motley.engines.engine import Completion
 from motley.engines.pages import Pages
-from motley.engines.room import PAGE, Room, RoomSize
+from motley.engines.room import PAGE, Room, RoomSize, num_pages
 from motley.engines.sampling import PromptIds, SampledRows, sample_rows
 from motley.engines.steps import Steps
 from motley.models.policy import Policy
@@ -49,6 +50,7 @@ KEPT_SHARE = 0.25  # of the device's memory: more room than this is given back a
 FREE_SHARE = 0.8  # of what is free: most room for keys and values of rows
 EXPECTED_MORE = 1.25  # of what rows took in the last call: what they are expected to take
 SHARED_LEAST = 64  # tokens that all prompts begin with, which are then read once
+SHARED_SHARE = 0.25  # of the longest prompt that they must be
 MOST_GRAPHS = 64
 MOST_READERS = 8  # graphs that read prompts: others are read without
 
@@ -208,7 +210,7 @@ class GraphEngine:
             )
             room.place(prompts, uniform_BT, self.limits(rows, tokens))
             logits_PV = self._read(room, prompts)
-            go_on = self._take_turns if room.takes_turns else self._go_on
+            go_on = self._go_on if room.hand_out(rows, tokens) else self._take_turns
             go_on(room, logits_PV, sampling, rows)
         except RuntimeError:  # out of memory, perhaps: what follows may need what there is
             self._forget()
@@ -233,29 +235,28 @@ class GraphEngine:
         self._forget()
         try:
             self._room = self._new_room(both)
+            return self._room
         except torch.OutOfMemoryError:
-            self._room = self._new_room(size)
+            if both == size:
+                raise
+        self._room = self._new_room(size)
         return self._room
 
     def _new_room(self, size: RoomSize) -> Room:
         """With as many pages as rows can need, or as there is memory for."""
-        steps, kept = self._steps, kept_bytes(self._device)
-        decoder = steps.decoder
-        token_bytes = 2 * len(decoder.layers) * decoder.heads.keys * decoder.heads.size
-        token_bytes *= steps.dtype.itemsize
-        page_bytes = size.page_tokens * token_bytes
-        prompt_bytes = size.prompts * size.prompt_tokens * token_bytes
-        expected = size.rows * self._expected_pages(size) * page_bytes + prompt_bytes
-        most = kept if expected <= kept else max(kept, FREE_SHARE * free_bytes(self._device))
-        there = int(min((most - prompt_bytes) / page_bytes, size.all_pages))
-        num_pages = max(there, min(size.row_pages + 1, size.all_pages))
-        return Room(size, num_pages, decoder, steps.dtype, self._device)
+        steps, device = self._steps, self._device
+        layers, heads = len(steps.decoder.layers), steps.decoder.heads
+        token_bytes = 2 * layers * heads.keys * heads.size * steps.dtype.itemsize
+        expected, usable = self._expected_pages(size.tokens), FREE_SHARE * free_bytes(device)
+        pages = num_pages(size, token_bytes, expected, kept_bytes(device), usable)
+        return Room(size, pages, steps.decoder, steps.dtype, device)
 
-    def _expected_pages(self, size: RoomSize) -> float:
-        """Of a row at its end."""
+    def _expected_pages(self, tokens: int) -> float:
+        """Of a row that may have so many tokens, at its end."""
+        most = -(-tokens // PAGE)
         if self._mean_tokens is None:
-            return size.row_pages
-        return min(EXPECTED_MORE * self._mean_tokens / PAGE + 1, size.row_pages)
+            return most
+        return min(EXPECTED_MORE * self._mean_tokens / PAGE + 1, most)
 
     def _forget(self) -> None:
         self._graphs.drop()
@@ -265,7 +266,8 @@ class GraphEngine:
         """Logits [P, V] behind each prompt, each read once; what all begin with is read once."""
         vocabulary_size = len(self._steps.weights.head)
         logits_PV = torch.empty(len(prompts), vocabulary_size, device=self._device)
-        shared = self._read_shared(room, prompts)
+        before, self._first_prompt = self._first_prompt, ()  # until all is read
+        shared = self._read_shared(room, prompts, before)
         order = sorted(range(len(prompts)), key=lambda p: len(prompts[p]))
         while order:
             longest = _up(len(prompts[order[-1]]) - shared, PADDED_STEP)
@@ -274,20 +276,22 @@ class GraphEngine:
             order, now = order[:-count], order[-count:]
             rest = _Padded.of([prompts[p][shared:] for p in now], now)
             logits_PV[torch.tensor(now, device=self._device)] = self._prefill(room, rest, shared)
-        self._first_prompt = prompts[0]
+        self._first_prompt = tuple(prompts[0])
         return logits_PV
 
-    def _read_shared(self, room: Room, prompts: PromptIds) -> int:
+    def _read_shared(self, room: Room, prompts: PromptIds, before: Sequence[int]) -> int:
         """How many tokens all prompts begin with, whose keys and values are at every place then.
 
-        What stood at the first place before, with the same weights, is not read again.
+        Few beside the rest do not pay. What stood at the first place `before`, with the same
+        weights, is not read again.
         """
         shared = _num_alike(min(prompts, key=tuple), max(prompts, key=tuple))
         shared = min(shared, min(len(p) for p in prompts) - 1) // PADDED_STEP * PADDED_STEP
-        if len(prompts) == 1 or shared < SHARED_LEAST:
+        longest = max(len(p) for p in prompts)
+        if len(prompts) == 1 or shared < max(SHARED_LEAST, SHARED_SHARE * longest):
             return 0
         first = prompts[0]
-        known = min(_num_alike(self._first_prompt, first), shared) // PADDED_STEP * PADDED_STEP
+        known = min(_num_alike(before, first), shared) // PADDED_STEP * PADDED_STEP
         if known < shared:
             self._prefill(room, _Padded.of([first[known:shared]], [0]), known)
         places = room.prompt_L2PHTd[:, :, : len(prompts), :, :shared]
@@ -336,7 +340,11 @@ class GraphEngine:
         """The same where not all rows have room: others begin as some end."""
         size, count = room.size, STEPS_BETWEEN_LOOKS
         pages = Pages(
-            rows, size.row_pages, room.own_L2GHTd.shape[2], room.page, self._expected_pages(size)
+            rows,
+            size.row_pages,
+            room.own_L2GHTd.shape[2],
+            room.page,
+            self._expected_pages(sampling.max_tokens),
         )
         look: _Look | None = None
         while True:
@@ -346,9 +354,11 @@ class GraphEngine:
             begun = torch.tensor(pages.begin(count + 1), dtype=torch.int64)
             if not pages.running:
                 return
-            room.page_RJ[:rows] = torch.from_numpy(pages.table_RJ).to(self._device)
+            if pages.changed():
+                send(torch.from_numpy(pages.table_RJ), room.page_RJ[:rows])
             if len(begun):
-                row_B = begun.to(self._device)
+                row_B = torch.empty_like(begun, device=self._device)
+                send(begun, row_B)
                 room.begin(row_B)
                 self._begin(room, logits_PV, row_B, sampling)
             look = _Look.at(room.ended_R[:rows])
@@ -378,11 +388,11 @@ def kept_bytes(device: torch.device) -> float:
 
 
 def free_bytes(device: torch.device) -> float:
-    """What the device has left, and what torch holds of it and does not use."""
+    """What the device has left. What torch holds for graphs is theirs, though it is not in use."""
     if device.type != "cuda":
         return math.inf
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + unused
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0]
 
 
 def _num_alike(one: Sequence[int], other: Sequence[int]) -> int:

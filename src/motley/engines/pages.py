@@ -31,7 +31,13 @@ class Pages:
         self._free = list(range(num_pages - 1))
         self._held_R = np.zeros(num_rows, np.int64)  # pages
         self._tokens_R = np.zeros(num_rows, np.int64)  # at most, of rows that run
+        self._is_new = False
         self._page, self._expected = page, min(max(expected, 1.0), row_pages)
+
+    def changed(self) -> bool:
+        """Whether the table is another than when this was asked before."""
+        was, self._is_new = self._is_new, False
+        return was
 
     def end(self, rows: Iterable[int]) -> None:
         """These have ended, as a look has shown; those that do not run are passed over."""
@@ -75,6 +81,7 @@ class Pages:
         return min(-(-int(self._tokens_R[row]) // self._page), self.table_RJ.shape[1])
 
     def _give(self, row: int) -> None:
+        self._is_new = True
         self.table_RJ[row, self._held_R[row]] = self._free.pop()
         self._held_R[row] += 1
 
@@ -82,6 +89,7 @@ class Pages:
         held = int(self._held_R[row])
         self._free.extend(self.table_RJ[row, :held].tolist())
         self.table_RJ[row] = self.nobodys
+        self._is_new = True
         self._held_R[row] = self._tokens_R[row] = 0
 
     def _give_way(self) -> None:

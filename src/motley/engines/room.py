@@ -19,6 +19,8 @@ from motley.compute.decoder import Decoder
 from motley.compute.layers import Rotation
 from motley.engines.sampling import PromptIds
 
+# of the rows that must have room at once: fewer are sampled in parts, with fewer prompts at a time
+LEAST_SHARE = 1 / 8
 PAGE = 32  # tokens of a row whose keys and values stand together; a kernel reads as many at once
 
 
@@ -46,6 +48,26 @@ class RoomSize(NamedTuple):
     @property
     def page_tokens(self) -> int:
         return min(PAGE, self.tokens)
+
+
+def num_pages(size: RoomSize, token_bytes: int, expected: float, kept: float, free: float) -> int:
+    """Pages for all rows, or as many as memory holds.
+
+    `expected`: pages of a row at its end. `kept`: bytes that may be kept between calls; more are
+    taken of what is `free` only where that is expected not to do.
+    """
+    page_bytes = size.page_tokens * token_bytes
+    prompt_bytes = size.prompts * size.prompt_tokens * token_bytes
+    few = min(kept, free)
+    wanted = size.rows * expected * page_bytes + prompt_bytes
+    most = few if wanted <= few else free
+    there = int(min((most - prompt_bytes) / page_bytes, size.all_pages))
+    least = min(size.row_pages + 1, size.all_pages)
+    if size.rows > 1 and there < max(least, LEAST_SHARE * size.rows * expected):
+        raise torch.OutOfMemoryError(
+            f"out of memory: {size.prompts} prompts leave room for {max(there, 0)} pages"
+        )
+    return max(there, least)
 
 
 class Room:
@@ -103,6 +125,16 @@ class Room:
         self.limit_R[:rows] = limit_B
         self.uniform_RT[:rows, : uniform_BT.shape[1]] = uniform_BT
         self.begin(slice(rows))
+
+    def hand_out(self, rows: int, tokens: int) -> bool:
+        """Give these rows pages for so many tokens each, in order, if there are enough."""
+        count = -(-tokens // self.page)
+        if self.takes_turns and rows * count < self.own_L2GHTd.shape[2]:
+            device = self.page_RJ.device
+            in_order = torch.arange(rows * count, dtype=torch.int32, device=device)
+            self.page_RJ[:rows, :count] = in_order.view(rows, count)
+            return True
+        return not self.takes_turns
 
     def begin(self, rows: slice | Tensor) -> None:
         """These rows, at their first token, or at it again."""

@@ -174,5 +174,6 @@ def _visible(start: int, end: int, window: int | None, device: torch.device) -> 
     if start == 0 and (window is None or end <= window):
         return None
     place_K = torch.arange(end, device=device)
-    back_TK = place_K[start:, None] - place_K
-    return (back_TK >= 0) & (back_TK < (end if window is None else window))
+    place_T1 = place_K[start:, None]
+    behind_TK = place_T1 >= place_K
+    return behind_TK if window is None else behind_TK & (place_T1 - window < place_K)
