@@ -28,7 +28,7 @@ from motley.compute.scoring import score
 from motley.engines import Completion, TorchEngine, kernels, torch_engine
 from motley.engines.branches import TorchEngine as Reference
 from motley.engines.graphs import BUCKETS, GraphEngine
-from motley.engines.room import Room, RoomSize, num_pages
+from motley.engines.room import Room, RoomSize, pages_that_fit
 from motley.engines.sampling import draw, truncate
 from motley.learning.batches import ToScore, micro_batches
 from motley.models.policy import Policy
@@ -193,7 +193,7 @@ def test_rows_take_turns_where_memory_does_not_hold_all(
     expected = TorchEngine(policy).sample(PROMPTS, 2, sampling, seed=1)
     engine, begun = GraphEngine(policy), list[int]()
     few_pages(monkeypatch, math.inf)
-    monkeypatch.setattr("motley.engines.graphs.num_pages", lambda *size: 4)
+    monkeypatch.setattr("motley.engines.graphs.pages_that_fit", lambda *size: 4)
     # fewer than rows take, so that some give way
     monkeypatch.setattr(engine, "_expected_pages", lambda tokens: 1.0)
     begin = engine._begin
@@ -241,16 +241,16 @@ def test_pages_are_as_many_as_memory_holds(
     expected: float, kept: float, free: float, pages: int
 ) -> None:
     size = RoomSize(prompts=3, prompt_tokens=64, rows=100, tokens=160)  # prompts take 6 pages
-    assert num_pages(size, 10, expected, kept, free) == pages
+    assert pages_that_fit(size, 10, expected, kept, free) == pages
 
 
 def test_too_few_pages_are_no_room() -> None:
     size = RoomSize(prompts=3, prompt_tokens=64, rows=100, tokens=160)
     with pytest.raises(torch.OutOfMemoryError, match="3 prompts leave room for 60 pages"):
-        num_pages(size, 10, 5.0, 1e9, 66 * 320)
+        pages_that_fit(size, 10, 5.0, 1e9, 66 * 320)
     with pytest.raises(torch.OutOfMemoryError, match="room for 0 pages"):
-        num_pages(size, 10, 5.0, 1e9, 0)
-    assert num_pages(size._replace(rows=1), 10, 5.0, 1e9, 0) == 6  # of one row it is tried
+        pages_that_fit(size, 10, 5.0, 1e9, 0)
+    assert pages_that_fit(size._replace(rows=1), 10, 5.0, 1e9, 0) == 6  # of one row it is tried
 
 
 @needs_interpreter
@@ -259,7 +259,7 @@ def test_a_call_that_fits_a_room_of_turns_takes_none(monkeypatch: pytest.MonkeyP
     policy = grouped_query_policy()
     engine = GraphEngine(policy)
     few_pages(monkeypatch, math.inf)
-    monkeypatch.setattr("motley.engines.graphs.num_pages", lambda *size: 8)
+    monkeypatch.setattr("motley.engines.graphs.pages_that_fit", lambda *size: 8)
     engine._make_room(RoomSize(3, 64, 6, 40))
     monkeypatch.setattr(engine, "_take_turns", None)
     assert_alike(

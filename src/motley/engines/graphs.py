@@ -29,7 +29,7 @@ from motley.compute.decoder import Decoder
 from motley.compute.packed import send
 from motley.engines.engine import Completion
 from motley.engines.pages import Pages
-from motley.engines.room import PAGE, Room, RoomSize, num_pages
+from motley.engines.room import PAGE, Room, RoomSize, pages_of, pages_that_fit
 from motley.engines.sampling import PromptIds, SampledRows, sample_rows
 from motley.engines.steps import Steps
 from motley.models.policy import Policy
@@ -248,12 +248,12 @@ class GraphEngine:
         layers, heads = len(steps.decoder.layers), steps.decoder.heads
         token_bytes = 2 * layers * heads.keys * heads.size * steps.dtype.itemsize
         expected, usable = self._expected_pages(size.tokens), FREE_SHARE * free_bytes(device)
-        pages = num_pages(size, token_bytes, expected, kept_bytes(device), usable)
+        pages = pages_that_fit(size, token_bytes, expected, kept_bytes(device), usable)
         return Room(size, pages, steps.decoder, steps.dtype, device)
 
     def _expected_pages(self, tokens: int) -> float:
         """Of a row that may have so many tokens, at its end."""
-        most = -(-tokens // PAGE)
+        most = pages_of(tokens)
         if self._mean_tokens is None:
             return most
         return min(EXPECTED_MORE * self._mean_tokens / PAGE + 1, most)

@@ -24,6 +24,11 @@ LEAST_SHARE = 1 / 8
 PAGE = 32  # tokens of a row whose keys and values stand together; a kernel reads as many at once
 
 
+def pages_of(tokens: int) -> int:
+    """How many so many tokens of a row take."""
+    return -(-tokens // PAGE)
+
+
 class RoomSize(NamedTuple):
     """What there must be room for."""
 
@@ -37,8 +42,8 @@ class RoomSize(NamedTuple):
 
     @property
     def row_pages(self) -> int:
-        """Pages of a row that has all its tokens."""
-        return -(-self.tokens // PAGE)
+        """Of a row that has all its tokens."""
+        return pages_of(self.tokens)
 
     @property
     def all_pages(self) -> int:
@@ -50,7 +55,9 @@ class RoomSize(NamedTuple):
         return min(PAGE, self.tokens)
 
 
-def num_pages(size: RoomSize, token_bytes: int, expected: float, kept: float, free: float) -> int:
+def pages_that_fit(
+    size: RoomSize, token_bytes: int, expected: float, kept: float, free: float
+) -> int:
     """Pages for all rows, or as many as memory holds.
 
     `expected`: pages of a row at its end. `kept`: bytes that may be kept between calls; more are
@@ -128,7 +135,7 @@ class Room:
 
     def hand_out(self, rows: int, tokens: int) -> bool:
         """Give these rows pages for so many tokens each, in order, if there are enough."""
-        count = -(-tokens // self.page)
+        count = pages_of(tokens)
         if self.takes_turns and rows * count < self.own_L2GHTd.shape[2]:
             device = self.page_RJ.device
             in_order = torch.arange(rows * count, dtype=torch.int32, device=device)
