@@ -18,7 +18,7 @@ from benchmarks.small import SMALL
 from compute.devices import needs_interpreter
 from motley.benchmarks import grpo, sampling, training
 from motley.benchmarks.bench import Bench, Sizes
-from motley.benchmarks.gpu import SECTIONS, gpu_benchmark, measure
+from motley.benchmarks.gpu import SECTIONS, Asked, gpu_benchmark, measure
 from motley.benchmarks.models import build
 from motley.benchmarks.timing import Cost, Machine
 from motley.compute.scoring import score
@@ -48,7 +48,7 @@ COLUMNS = {
     ),
     "logprobs": "model what tokens mean_difference 99.9_% mean_ratio",
     "grpo": (
-        "model sequences trained tokens against seconds sampling_s trl_s ratio peak_gib "
+        "model learn sequences trained tokens against seconds sampling_s trl_s ratio peak_gib "
         "trl_peak_gib note"
     ),
 }
@@ -72,9 +72,8 @@ def rows() -> list[dict[str, Any]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grpo, "has_trl", lambda: False)
         seen: list[tuple[str, int, int]] = []
-        made = gpu_benchmark(
-            lambda *shown: seen.append(shown), "cpu", (MODEL, "tiny:1m"), "auto", SMALL
-        )
+        asked = Asked(device="cpu", models=(MODEL, "tiny:1m"), sizes=SMALL)
+        made = gpu_benchmark(lambda *shown: seen.append(shown), asked)
     assert [done for _, done, _ in seen[1:]] == list(range(seen[-1][2]))
     return made
 
@@ -216,10 +215,14 @@ def test_a_missing_trl_is_said_in_the_row(rows: list[dict[str, Any]]) -> None:
 @pytest.mark.slow
 def test_a_step_of_trl_is_compared_with_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpo, "has_trl", lambda: True)
-    monkeypatch.setattr(grpo, "trl_cost", lambda policy, work, repeats, weights: Cost(100.0, 2.0))
+    monkeypatch.setattr(grpo, "trl_cost", lambda *arguments: Cost(100.0, 2.0))
     (row,) = rows_of("grpo")
     assert row["ratio"] == pytest.approx(100.0 / row["seconds"])
-    assert (row["trl_peak_gib"], row["against"], row["note"]) == (2.0, "TRL, float32 weights", "")
+    assert (row["trl_peak_gib"], row["against"], row["note"]) == (
+        2.0,
+        "TRL, float32 weights, 6 rows",
+        "",
+    )
 
 
 @pytest.mark.slow
@@ -313,4 +316,7 @@ def test_a_section_that_is_not_there_is_refused() -> None:
     with pytest.raises(
         ValueError, match="section 'decoding' is not known; choose from machine, decode"
     ):
-        gpu_benchmark(lambda *shown: None, "cpu", (MODEL,), "auto", SMALL, ("decoding",))
+        gpu_benchmark(
+            lambda *shown: None,
+            Asked(device="cpu", models=(MODEL,), sizes=SMALL, sections=("decoding",)),
+        )

@@ -8,7 +8,15 @@ import torch
 
 from fakes import tiny_policy
 from motley.benchmarks import grpo
-from motley.benchmarks.grpo import OurStep, StepWork, candidates, checksum, our_cost, trl_cost
+from motley.benchmarks.grpo import (
+    OurStep,
+    StepWork,
+    TrlSetup,
+    candidates,
+    checksum,
+    our_cost,
+    trl_cost,
+)
 from motley.benchmarks.models import Texts, build
 from motley.benchmarks.timing import LEARNER_WARMS
 from motley.engines import Completion
@@ -17,12 +25,11 @@ from motley.records import Problem, Sampling
 MODEL = "tiny:0.3m"
 
 
-def work(max_tokens: int = 5, trl_rows: int = 0) -> StepWork:
+def work(max_tokens: int = 5) -> StepWork:
     return StepWork(
         texts=Texts.draw(build(MODEL).vocabulary, 3, 6).texts,
         num_samples=4,
         max_tokens=max_tokens,
-        trl_rows=trl_rows,
     )
 
 
@@ -82,10 +89,10 @@ def test_trl_does_the_same_work(monkeypatch: pytest.MonkeyPatch) -> None:
         return [checksum("", text) for text in completions]
 
     monkeypatch.setattr(grpo, "_reward_of_all", lambda reward: noted)
-    policy, asked, turns = build(MODEL), work(trl_rows=6), []
+    policy, asked, turns = build(MODEL), work(), []
     before = policy.base.get_input_embeddings().weight.detach().clone()
     telemetry = huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY
-    found = trl_cost(policy, asked, repeats=2, between=lambda: turns.append(len(scored)))
+    found = trl_cost(policy, asked, 2, TrlSetup(rows=6), between=lambda: turns.append(len(scored)))
     assert turns == [1, 2, 3]  # one sampling per optimiser step, although its micro-batches are two
     for step in scored:
         assert sorted(step["prompts"]) == sorted(asked.texts * 4)
@@ -120,4 +127,4 @@ def test_completions_of_trl_may_end_where_ours_may(monkeypatch: pytest.MonkeyPat
 def test_a_micro_batch_that_does_not_divide_the_step_is_refused() -> None:
     pytest.importorskip("trl")
     with pytest.raises(ValueError, match="trl_rows=5 does not divide the 12 completions"):
-        trl_cost(build(MODEL), work(trl_rows=5), repeats=1)
+        trl_cost(build(MODEL), work(), 1, TrlSetup(rows=5))

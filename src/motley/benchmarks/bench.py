@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
 import torch
 
-from motley.benchmarks.models import build
-from motley.benchmarks.timing import Machine
+from motley.benchmarks.models import SMOLLM2, build
+from motley.benchmarks.setups import Setup, setup_of
+from motley.benchmarks.timing import LEARNER_WARMS, Machine
 from motley.models.policy import Policy
 
 Cell = str | int | float | None
 Row = dict[str, Cell]  # column -> what stands there
-Job = Callable[[], list[Row]]
+Job = Callable[[], Iterable[Row]]
+Rival = Literal["none", "float32", "bfloat16"]  # what TRL keeps its weights in; none: no TRL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +26,7 @@ class Sizes:
     copied_bytes: int = 2**32
     product: int = 8192  # rows and columns of the measured product
     repeats: int = 3
+    warms: int = LEARNER_WARMS  # steps of our learner before those that count
     prompt: int = 96
     new_tokens: int = 128
     generate_tokens: int = 24  # of `generate` in the decode section: its steps all take alike
@@ -43,7 +47,22 @@ class Sizes:
     ragged_longest: int = 2048
     rows: int = 64  # of the training step
     row_tokens: int = 256
-    trl_rows: int = 128  # of one of TRL's micro-batches
+    trl_rows: int = 128  # most of one of TRL's micro-batches
+
+
+def sizes_of(settings: Sequence[str], usual: Sizes = Sizes()) -> Sizes:
+    """The usual sizes with some numbers changed, each given as KEY=NUMBER."""
+    known = [key for key, value in asdict(usual).items() if isinstance(value, int)]
+    changes: dict[str, Any] = {}
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        if key not in known or not value.isdecimal() or int(value) < 1:
+            raise ValueError(
+                f"--size {setting!r} is no size; write KEY=NUMBER, the number at least 1, with one "
+                f"of {', '.join(known)}; such as --size problems=32"
+            )
+        changes[key] = int(value)
+    return replace(usual, **changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +72,14 @@ class Bench:
     dtype: str
     sizes: Sizes
     vllm: str = ""  # the interpreter that has it
+    setups: tuple[Setup, ...] = ()  # in which ours takes whole steps; none: the usual one
+    rivals: tuple[Rival, ...] = ()  # of whole steps; none: each that is of use
+    vocabulary: str = SMOLLM2  # a model whose words random models speak
 
-    def build(self, model: str) -> Policy:
-        return build(model, str(self.device), self.dtype)
+    @property
+    def usual(self) -> Setup:
+        """What a crew file sets that says nothing but the type of the arithmetic."""
+        return setup_of("default", self.dtype)
+
+    def build(self, model: str, setup: Setup | None = None) -> Policy:
+        return build(model, str(self.device), setup or self.usual, self.vocabulary)

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from motley.benchmarks import sampling, training
-from motley.benchmarks.bench import Bench, Job, Row, Sizes
+from motley.benchmarks import sampling, training, whole_steps
+from motley.benchmarks.bench import Bench, Job, Rival, Row, Sizes
 from motley.benchmarks.models import RANDOM_360M, SMOLLM2, build
+from motley.benchmarks.setups import DEFAULT, setup_of
 from motley.benchmarks.timing import clear, measure_machine
 
 MODELS = (SMOLLM2, RANDOM_360M)
@@ -28,25 +29,31 @@ class BenchSection:
     every_model: bool = True  # False: only of the first
 
 
-def gpu_benchmark(
-    show: Show,
-    device: str = "cuda",
-    models: Sequence[str] = MODELS,
-    dtype: str = "auto",
-    sizes: Sizes = Sizes(),
-    sections: Sequence[str] = (),
-    vllm: str = "",
-) -> list[Row]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What to measure, as a command line says it."""
+
+    device: str = "cuda"
+    models: Sequence[str] = MODELS
+    dtype: str = "auto"
+    sizes: Sizes = Sizes()
+    sections: Sequence[str] = ()  # none: all
+    vllm: str = ""  # the interpreter that has it
+    learn: Sequence[str] = ()  # setups of our whole steps
+    rivals: Sequence[Rival] = ()  # of whole steps
+    vocabulary: str = SMOLLM2  # that random models borrow
+
+
+def gpu_benchmark(show: Show, asked: Asked = Asked()) -> list[Row]:
     """The rows of all sections, or of those named.
 
-    Each has its section's name, then that section's columns. `vllm`: the interpreter that has it.
+    Each has its section's name, then that section's columns.
     """
-    unknown = [name for name in sections if name not in SECTIONS]
+    unknown = [name for name in asked.sections if name not in SECTIONS]
     if unknown:
         raise ValueError(f"section {unknown[0]!r} is not known; choose from {', '.join(SECTIONS)}")
     show("the machine", 0, 1)
-    bench = open_bench(device, models[0], dtype, sizes, vllm)
-    return list(measure(show, bench, models, sections or tuple(SECTIONS)))
+    return list(measure(show, open_bench(asked), asked.models, asked.sections or tuple(SECTIONS)))
 
 
 def measure(
@@ -66,14 +73,23 @@ def measure(
             yield {"section": name, **row}
 
 
-def open_bench(device: str, model: str, dtype: str, sizes: Sizes, vllm: str = "") -> Bench:
-    policy = build(model, device, dtype)
+def open_bench(asked: Asked) -> Bench:
+    """With the machine measured, in the arithmetic of the first model."""
+    setups = tuple(setup_of(text, asked.dtype) for text in asked.learn)
+    first = setups[0] if setups else setup_of(DEFAULT, asked.dtype)
+    policy = build(asked.models[0], asked.device, first, asked.vocabulary)
+    device, dtype, sizes = policy.device, policy.dtype, asked.sizes
+    del policy
+    clear(device)
     return Bench(
-        measure_machine(policy.device, policy.dtype, sizes.copied_bytes, sizes.product),
-        policy.device,
-        dtype,
+        measure_machine(device, dtype, sizes.copied_bytes, sizes.product),
+        device,
+        asked.dtype,
         sizes,
-        vllm,
+        asked.vllm,
+        setups,
+        tuple(asked.rivals),
+        asked.vocabulary,
     )
 
 
@@ -113,5 +129,5 @@ SECTIONS: dict[str, BenchSection] = {
         "a training step, against padded rows with full logits", training.training_jobs
     ),
     "logprobs": BenchSection("log-probs", training.logprob_jobs),
-    "grpo": BenchSection("a whole GRPO step, against TRL", training.grpo_jobs),
+    "grpo": BenchSection("a whole GRPO step, against TRL", whole_steps.grpo_jobs),
 }

@@ -2,14 +2,16 @@
 sample with.
 
 Both do the same work: the same model, prompts, group size, lengths, reward, learning rate and
-clipping, one optimiser step on all completions, no penalty. TRL samples with `generate`, and
-recomputes no activations (its default would).
+clipping, one optimiser step on all completions, no penalty. TRL samples with `generate`. It
+recomputes no activations (its default would), unless memory does not hold them.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
+import math
 import statistics
 import tempfile
 import time
@@ -17,25 +19,29 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub.constants
 import torch
+from peft import LoraConfig
 from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
 
-from motley.benchmarks.timing import LEARNER_WARMS, Cost, cost, peak_gib, start_peak, wait
+from motley.benchmarks.setups import Setup
+from motley.benchmarks.timing import LEARNER_WARMS, Cost, clear, cost, peak_gib, start_peak, wait
 from motley.clock import RealClock
-from motley.config import Learning
+from motley.config import Learning, Lora
 from motley.engines import Completion, torch_engine
 from motley.learning.learner import Learner
 from motley.learning.select import Candidate
+from motley.models.devices import is_out_of_memory
 from motley.models.policy import Policy
 from motley.objectives import objective
 from motley.records import Group, Origin, Problem, Rollout, Sampling
 from motley.tasks.extras import install
 
+logger = logging.getLogger(__name__)
 LR = 1e-6
 GRAD_CLIP = 1.0
 NAME = "bench"
@@ -61,7 +67,6 @@ class StepWork:
     num_samples: int
     max_tokens: int
     may_end: bool = False  # completions may be shorter
-    trl_rows: int = 0  # completions in one of TRL's micro-batches; 0: all
     reward: Reward = checksum
 
     @property
@@ -72,12 +77,14 @@ class StepWork:
 class OurStep:
     """What a peer alone does in a round, without its log."""
 
-    def __init__(self, policy: Policy, work: StepWork) -> None:
+    def __init__(self, policy: Policy, work: StepWork, setup: Setup = Setup()) -> None:
+        """`setup`: what the policy was built with."""
         self._policy, self._work = policy, work
         self._problems = [Problem(prompt=text) for text in work.texts]
         self._prompts = [policy.prompts.ids(problem) for problem in self._problems]
         self._engine = torch_engine(policy)
-        self._learner = Learner(policy, objective("grpo"), Learning(lr=LR, grad_clip=GRAD_CLIP), LR)
+        rules = Learning(lr=LR, grad_clip=GRAD_CLIP, token_budget=setup.token_budget)
+        self._learner = Learner(policy, objective("grpo"), rules, LR, upkeep=setup.upkeep)
         self.sampling_s: list[float] = []
         self.num_trained = 0  # sequences of the last step
         self.num_tokens = 0  # sampled in it
@@ -156,27 +163,86 @@ class OurCost:
     num_trained: int  # sequences
 
 
-def our_cost(policy: Policy, work: StepWork, repeats: int) -> OurCost:
-    step = OurStep(policy, work)
-    measured = cost(step, policy.device, repeats, warming=LEARNER_WARMS)
-    return OurCost(measured, statistics.median(step.sampling_s[LEARNER_WARMS:]), step.num_trained)
+def our_cost(
+    policy: Policy,
+    work: StepWork,
+    repeats: int,
+    setup: Setup = Setup(),
+    warms: int = LEARNER_WARMS,
+) -> OurCost:
+    step = OurStep(policy, work, setup)
+    measured = cost(step, policy.device, repeats, warming=warms)
+    return OurCost(measured, statistics.median(step.sampling_s[warms:]), step.num_trained)
 
 
 def has_trl() -> bool:
     return importlib.util.find_spec("trl") is not None
 
 
+@dataclass(frozen=True, slots=True)
+class TrlSetup:
+    """How TRL takes its steps."""
+
+    weights: torch.dtype = torch.float32  # what it keeps them in
+    rows: int = 0  # completions in one of its micro-batches; 0: all
+    recomputes: bool = False
+    optimizer: str = ""  # its name for one; its own choice otherwise
+    lora: Lora | None = None  # None: it trains the whole model
+
+    def __str__(self) -> str:
+        words = [f"TRL, {str(self.weights).removeprefix('torch.')} weights"]
+        if self.lora:
+            words.append(f"LoRA of rank {self.lora.rank}")
+        if self.rows:
+            words.append(f"{self.rows} rows")
+        if self.recomputes:
+            words.append("recomputing")
+        return ", ".join([*words, *([self.optimizer] if self.optimizer else [])])
+
+
+LEAST_ROWS = 8  # with fewer, recomputing with more is quicker
+
+
+def trl_setups(first: TrlSetup) -> Iterator[TrlSetup]:
+    """Ways that take less and less memory, the quickest first: fewer rows, then recomputing with
+    all, and at last moments in 8 bits, if that is installed.
+    """
+    halves = [first.rows >> times for times in range(first.rows.bit_length())]
+    enough = [rows for rows in halves if rows >= LEAST_ROWS] or halves[:1]
+    for rows in enough:
+        yield replace(first, rows=rows)
+    for rows in halves:
+        yield replace(first, rows=rows, recomputes=True)
+    if first.lora is None and importlib.util.find_spec("bitsandbytes"):
+        for rows in halves:
+            yield replace(first, rows=rows, recomputes=True, optimizer="adamw_bnb_8bit")
+
+
+def best_trl_cost(
+    build: Callable[[], Policy], work: StepWork, repeats: int, first: TrlSetup
+) -> tuple[Cost, TrlSetup]:
+    """TRL's in the quickest way that memory holds, and which one that is."""
+    for setup in trl_setups(first):
+        try:
+            return trl_cost(build(), work, repeats, setup), setup
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            logger.info("%s: memory does not hold it", setup)
+        clear(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    raise RuntimeError("out of memory in every way")
+
+
 def trl_cost(
     policy: Policy,
     work: StepWork,
     repeats: int,
-    weights: torch.dtype = torch.float32,
+    setup: TrlSetup = TrlSetup(),
     between: Callable[[], object] = lambda: None,
 ) -> Cost:
     """TRL's, with this policy's model, after a step that warms up.
 
-    `weights`: what TRL keeps the weights in; ours are float32. `between`: done after each step,
-    untimed.
+    `between`: done after each step, untimed.
     """
     trl: Any = importlib.import_module("trl")
     datasets: Any = importlib.import_module("datasets")
@@ -184,29 +250,45 @@ def trl_cost(
     with tempfile.TemporaryDirectory() as folder, _quietly():
         policy.vocabulary.save(Path(folder))
         trainer = trl.GRPOTrainer(
-            model=policy.base.to(weights),
+            model=policy.base.to(setup.weights),
             reward_funcs=_reward_of_all(work.reward),
-            args=trl.GRPOConfig(**_trl_settings(policy, work, repeats, folder)),
+            args=trl.GRPOConfig(**_trl_settings(policy, work, repeats, folder, setup)),
             train_dataset=datasets.Dataset.from_dict({"prompt": work.texts}),
             processing_class=AutoTokenizer.from_pretrained(folder),
             callbacks=[clock],
+            peft_config=_peft_config(setup.lora) if setup.lora else None,
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
     return Cost(statistics.median(clock.seconds[1:]), clock.peak_gib)
 
 
-def _trl_settings(policy: Policy, work: StepWork, repeats: int, folder: str) -> dict[str, Any]:
-    rows = work.trl_rows or work.num_sequences
+def _peft_config(lora: Lora) -> LoraConfig:
+    """Of the same adapters as ours."""
+    return LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha or 2 * lora.rank,
+        target_modules=list(lora.targets) or "all-linear",
+        lora_dropout=0.0,
+        task_type="CAUSAL_LM",
+    )
+
+
+def _trl_settings(
+    policy: Policy, work: StepWork, repeats: int, folder: str, setup: TrlSetup
+) -> dict[str, Any]:
+    rows = setup.rows or work.num_sequences
     if work.num_sequences % rows:
         raise ValueError(
-            f"trl_rows={rows} does not divide the {work.num_sequences} completions of a step"
+            f"trl_rows={rows} does not divide the {work.num_sequences} completions of a step; use "
+            f"{math.gcd(rows, work.num_sequences)}"
         )
     return {
+        **({"optim": setup.optimizer} if setup.optimizer else {}),
         "output_dir": folder,
         "use_cpu": policy.device.type == "cpu",
         "bf16": policy.dtype != torch.float32,  # its own choice of a half type
-        "gradient_checkpointing": False,
+        "gradient_checkpointing": setup.recomputes,
         "per_device_train_batch_size": rows,
         "gradient_accumulation_steps": work.num_sequences // rows,
         "num_generations": work.num_samples,

@@ -9,29 +9,65 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+)
 
-from motley.config import PeerConfig
+from motley.benchmarks.setups import Setup
+from motley.config import AUTO, Learning, PeerConfig, Prompt
+from motley.learning.fitting import must_recompute
 from motley.models.devices import choose_device, choose_dtype
-from motley.models.opening import initial_policy, is_tiny
-from motley.models.policy import Policy
+from motley.models.opening import initial_policy, is_tiny, vocabulary_of
+from motley.models.policy import Policy, with_masters, with_trained_part
 from motley.models.precision import fits_float16
 from motley.models.vocabulary import Vocabulary
 
 SMOLLM2 = "smollm2-135m"
-RANDOM_360M = "random-360m"  # SmolLM2-360M's shape and vocabulary with random weights
-SHAPE_360M = {
-    "hidden_size": 960,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 15,
-    "num_key_value_heads": 5,
-    "intermediate_size": 2560,
-    "vocab_size": 49152,
-    "max_position_embeddings": 8192,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 100000.0},
-    "tie_word_embeddings": True,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
+RANDOM_360M = "random-360m"
+# Random weights in the shape of a known model, which speak a borrowed vocabulary. An id that it has
+# no word for reads as nothing, to us and to rivals.
+SHAPES: dict[str, PretrainedConfig] = {
+    # SmolLM2-360M
+    RANDOM_360M: LlamaConfig(
+        hidden_size=960,
+        num_hidden_layers=32,
+        num_attention_heads=15,
+        num_key_value_heads=5,
+        intermediate_size=2560,
+        vocab_size=49152,
+        max_position_embeddings=8192,
+        rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
+        tie_word_embeddings=True,
+    ),
+    # SmolLM2-1.7B with 20 of its 24 layers: 1.44 billion values
+    "random-1.4b": LlamaConfig(
+        hidden_size=2048,
+        num_hidden_layers=20,
+        num_attention_heads=32,
+        num_key_value_heads=32,
+        intermediate_size=8192,
+        vocab_size=49152,
+        max_position_embeddings=8192,
+        rope_parameters={"rope_type": "default", "rope_theta": 130000.0},
+        tie_word_embeddings=True,
+    ),
+    # Qwen2.5-7B
+    "random-7b": Qwen2Config(
+        hidden_size=3584,
+        num_hidden_layers=28,
+        num_attention_heads=28,
+        num_key_value_heads=4,
+        intermediate_size=18944,
+        vocab_size=152064,
+        max_position_embeddings=32768,
+        rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
+        tie_word_embeddings=False,
+    ),
 }
 DIGITS = tuple("0123456789")  # a token each, in tiny models
 COMMON = (
@@ -47,31 +83,78 @@ COMMON = (
 WORDS = tuple(f" {word}" for word in COMMON.split())
 
 
-def build(model: str, device: str = "cpu", dtype: str = "auto") -> Policy:
+def build(
+    model: str, device: str = "cpu", setup: Setup = Setup(), vocabulary: str = SMOLLM2
+) -> Policy:
     """A policy that shares nothing with any other, and whose answers never end: all lengths are the
     asked ones, for it and its rivals.
+
+    `vocabulary`: the model whose words a random one speaks.
     """
-    original = _original(model)
     place = choose_device(device, is_tiny(model))
-    own = copy.deepcopy(original.base).to(place)
-    return endless(
-        replace(
-            original,
-            model=own,
-            dtype=choose_dtype(dtype, place, is_tiny(model), lambda: fits_float16(own)),
-        )
-    )
+    if model in SHAPES:
+        words = words_of(model, vocabulary)
+        opened = Policy(_random_model(model, place, setup), words)
+    else:
+        original = _original(model)
+        opened = replace(original, model=copy.deepcopy(original.base).to(place))
+    own = opened.base
+    dtype = choose_dtype(setup.peer.dtype, place, is_tiny(model), lambda: fits_float16(own))
+    return endless(_learning(replace(opened, dtype=dtype), setup))
+
+
+def _learning(policy: Policy, setup: Setup) -> Policy:
+    """What trains chosen, and kept as the setup says."""
+    policy = with_masters(with_trained_part(policy, setup.train, seed=0), setup.masters)
+    wanted, rules = setup.peer.gradient_checkpointing, Learning(token_budget=setup.token_budget)
+    recomputes = must_recompute(policy, setup.upkeep, rules) if wanted == AUTO else wanted is True
+    return replace(policy, gradient_checkpointing=recomputes)
 
 
 @lru_cache(maxsize=2)
 def _original(model: str) -> Policy:
     """On the CPU, read once."""
-    if model != RANDOM_360M:
-        return initial_policy(PeerConfig(name="bench", model=model, device="cpu"), seed=0)
-    with torch.random.fork_rng():
+    return initial_policy(PeerConfig(name="bench", model=model, device="cpu"), seed=0)
+
+
+def _random_model(model: str, place: torch.device, setup: Setup) -> PreTrainedModel:
+    """The same at every call, made where it will be: a large one is never on the CPU, and not in
+    float32 if it is not kept so.
+    """
+    dtype = torch.bfloat16 if setup.keeps_half else torch.float32
+    devices = [place] if place.type == "cuda" else []
+    with torch.random.fork_rng(devices), torch.device(place):
         torch.manual_seed(0)
-        random_weights = LlamaForCausalLM(LlamaConfig(**SHAPE_360M)).float()
-    return replace(_original(SMOLLM2), model=random_weights)
+        made: PreTrainedModel = AutoModelForCausalLM.from_config(
+            copy.deepcopy(SHAPES[model]), dtype=dtype
+        )
+    if setup.keeps_half:
+        _widen(made, keeps_ends=setup.lora is None)
+    return made
+
+
+def _widen(model: PreTrainedModel, keeps_ends: bool) -> None:
+    """To float32 what is kept so beside bfloat16 matrices: vectors, and beside an adapter also
+    embeddings and the head.
+    """
+    ends = {id(part.weight) for part in _ends(model)}
+    for parameter in model.parameters():
+        if parameter.dim() < 2 or (id(parameter) in ends and not keeps_ends):
+            parameter.data = parameter.data.float()
+
+
+def _ends(model: PreTrainedModel) -> list[nn.Module]:
+    return [model.get_input_embeddings(), model.get_output_embeddings()]
+
+
+def words_of(model: str, vocabulary: str = SMOLLM2) -> Vocabulary:
+    """What a model speaks; a random one the vocabulary of another."""
+    if model in SHAPES and vocabulary in SHAPES:
+        raise ValueError(
+            f"--vocabulary {vocabulary} has no words of its own; name a model that has, such as "
+            f"{SMOLLM2} or its folder"
+        )
+    return vocabulary_of(vocabulary if model in SHAPES else model, Prompt())
 
 
 def endless(policy: Policy) -> Policy:

@@ -1,6 +1,4 @@
-"""The training sections of the GPU benchmark: a training step against a plain one, log-probs, a
-whole GRPO step against TRL's.
-"""
+"""The training sections of the GPU benchmark: a step against a plain one, and log-probs."""
 
 from __future__ import annotations
 
@@ -163,60 +161,3 @@ def _difference(model: str, what: str, logp_M: Tensor, against_M: Tensor) -> Row
         "99.9 %": float(ordered_M[int(0.999 * (len(ordered_M) - 1))]),
         "mean_ratio": float(difference_M.exp().mean()),
     }
-
-
-def grpo_jobs(bench: Bench, model: str) -> list[Job]:
-    return [partial(_grpo, bench, model)]
-
-
-def _grpo(bench: Bench, model: str) -> list[Row]:
-    """Against TRL with float32 weights, as ours are; where ours rounds, with rounded ones too."""
-    sizes = bench.sizes
-    policy = bench.build(model)
-    texts, rounded = (
-        Texts.draw(policy.vocabulary, sizes.problems, sizes.prompt).texts,
-        policy.dtype != torch.float32,
-    )
-    dtypes = (torch.float32, torch.bfloat16) if rounded else (torch.float32,)
-    del policy
-    work = grpo.StepWork(
-        texts=texts, num_samples=sizes.samples, max_tokens=sizes.new_tokens, trl_rows=sizes.trl_rows
-    )
-    ours = grpo.our_cost(bench.build(model), work, sizes.repeats)
-    return [_grpo_row(bench, model, work, ours, weights) for weights in dtypes]
-
-
-def _grpo_row(
-    bench: Bench, model: str, work: grpo.StepWork, ours: grpo.OurCost, weights: torch.dtype
-) -> Row:
-    clear(bench.device)
-    rival, note = _try_trl(bench, model, work, weights)
-    return {
-        "model": model,
-        "sequences": work.num_sequences,
-        "trained": ours.num_trained,
-        "tokens": work.max_tokens,
-        "against": f"TRL, {_name(weights)} weights",
-        "seconds": ours.step.seconds,
-        "sampling_s": ours.sampling_s,
-        "trl_s": rival.seconds if rival else None,
-        "ratio": rival.seconds / ours.step.seconds if rival else None,
-        "peak_gib": ours.step.peak_gib,
-        "trl_peak_gib": rival.peak_gib if rival else None,
-        "note": note,
-    }
-
-
-def _try_trl(
-    bench: Bench, model: str, work: grpo.StepWork, weights: torch.dtype
-) -> tuple[Cost | None, str]:
-    """What TRL takes, or why it was not measured.
-
-    It may refuse a machine, or run out of memory; the rest still counts.
-    """
-    if not grpo.has_trl():
-        return None, grpo.NO_TRL
-    try:
-        return grpo.trl_cost(bench.build(model), work, bench.sizes.repeats, weights=weights), ""
-    except (ValueError, RuntimeError) as error:
-        return None, f"not measured: {(str(error).splitlines() or [type(error).__name__])[0]}"

@@ -138,7 +138,7 @@ def _product_s(matrix: torch.Tensor) -> float:
     return time.perf_counter() - start
 
 
-def is_out_of_memory(error: RuntimeError) -> bool:
+def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or any(
         words in str(error) for words in OUT_OF_MEMORY
     )
