@@ -18,7 +18,7 @@ from benchmarks.small import SMALL
 from compute.devices import needs_interpreter
 from motley.benchmarks import grpo, sampling, training
 from motley.benchmarks.bench import Bench, Sizes
-from motley.benchmarks.gpu import SECTIONS, Asked, gpu_benchmark, measure
+from motley.benchmarks.gpu import SECTIONS, GpuWork, gpu_benchmark, measure
 from motley.benchmarks.models import build
 from motley.benchmarks.timing import Cost, Machine
 from motley.compute.scoring import score
@@ -72,7 +72,7 @@ def rows() -> list[dict[str, Any]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grpo, "has_trl", lambda: False)
         seen: list[tuple[str, int, int]] = []
-        asked = Asked(device="cpu", models=(MODEL, "tiny:1m"), sizes=SMALL)
+        asked = GpuWork(device="cpu", models=(MODEL, "tiny:1m"), sizes=SMALL)
         made = gpu_benchmark(lambda *shown: seen.append(shown), asked)
     assert [done for _, done, _ in seen[1:]] == list(range(seen[-1][2]))
     return made
@@ -318,5 +318,5 @@ def test_a_section_that_is_not_there_is_refused() -> None:
     ):
         gpu_benchmark(
             lambda *shown: None,
-            Asked(device="cpu", models=(MODEL,), sizes=SMALL, sections=("decoding",)),
+            GpuWork(device="cpu", models=(MODEL,), sizes=SMALL, sections=("decoding",)),
         )

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,7 @@ import torch
 from click.testing import Result
 from typer.testing import CliRunner
 
-from benchmarks.small import SMALL
-from motley.benchmarks import asking, gpu, local
+from motley.benchmarks import asking, local
 from motley.cli import app
 from motley.runs.local import LocalCrew
 from motley.runs.metrics import LearnerLine, read_metrics
@@ -286,10 +284,11 @@ def test_bench_watch_makes_a_run_as_large_as_asked(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
-def test_bench_gpu_is_one_object_or_a_table_per_section(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "gpu_benchmark", partial(gpu.gpu_benchmark, sizes=SMALL))
+def test_bench_gpu_is_one_object_or_a_table_per_section() -> None:
     only = ("--only", "machine", "--only", "training")
-    arguments = ("bench", "gpu", "--device", "cpu", "--model", "tiny:0.3m")
+    few = ("copied_bytes=1048576", "product=64", "repeats=1", "rows=8", "row_tokens=20")
+    sizes = [word for one in few for word in ("--size", one)]
+    arguments = ("bench", "gpu", "--device", "cpu", "--model", "tiny:0.3m", *sizes)
     found = as_json(*arguments, *only)
     assert [row["section"] for row in found["rows"]] == ["machine", "machine", "training"]
     tables = motley(*arguments, *only).stdout
@@ -303,6 +302,30 @@ def test_bench_gpu_is_one_object_or_a_table_per_section(monkeypatch: pytest.Monk
         )
     )
     assert "section 'x' is not known; choose from machine" in error(*arguments, "--only", "x")
+
+
+def test_bench_gpu_refuses_sizes_and_settings_that_it_does_not_know() -> None:
+    arguments = ("bench", "gpu", "--device", "cpu", "--model", "tiny:0.3m")
+    said = error(*arguments, "--size", "problem=3")
+    assert "--size 'problem=3' is no size; write KEY=NUMBER" in said
+    said = error(*arguments, "--learn", "master=bfloat16")
+    assert "'master=bfloat16' is none of its settings" in said
+    said = error(*arguments, "--trl", "float16")
+    assert "--trl float16 is not known; choose from none, float32, bfloat16" in said
+
+
+@pytest.mark.slow
+def test_bench_gpu_has_a_row_for_each_way_to_learn() -> None:
+    few = ("copied_bytes=1048576", "product=64", "repeats=1", "warms=1", "prompt=6", "new_tokens=5")
+    sizes = [word for one in (*few, "problems=2", "samples=2") for word in ("--size", one)]
+    lean = "optimizer=adamw8bit learning.token_budget=64"
+    ways = ("--learn", "default", "--learn", lean, "--trl", "none")
+    found = as_json(
+        *("bench", "gpu", "--device", "cpu", "--model", "tiny:0.3m"),
+        *("--only", "grpo", *ways, *sizes),
+    )
+    assert [row["learn"] for row in found["rows"]] == ["default", lean]
+    assert all(row["seconds"] > 0 and row["trl_s"] is None for row in found["rows"])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -17,6 +17,7 @@ Cell = str | int | float | None
 Row = dict[str, Cell]  # column -> what stands there
 Job = Callable[[], Iterable[Row]]
 Rival = Literal["none", "float32", "bfloat16"]  # what TRL keeps its weights in; none: no TRL
+RIVALS: tuple[Rival, ...] = get_args(Rival)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +64,13 @@ def sizes_of(settings: Sequence[str], usual: Sizes = Sizes()) -> Sizes:
             )
         changes[key] = int(value)
     return replace(usual, **changes)
+
+
+def rivals_of(names: Sequence[str]) -> tuple[Rival, ...]:
+    unknown = [name for name in names if name not in RIVALS]
+    if unknown:
+        raise ValueError(f"--trl {unknown[0]} is not known; choose from {', '.join(RIVALS)}")
+    return tuple(rival for rival in RIVALS if rival in names)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from motley.benchmarks import sampling, training, whole_steps
-from motley.benchmarks.bench import Bench, Job, Rival, Row, Sizes
+from motley.benchmarks.bench import Bench, Job, Row, Sizes, rivals_of
 from motley.benchmarks.models import RANDOM_360M, SMOLLM2, build
 from motley.benchmarks.setups import DEFAULT, setup_of
 from motley.benchmarks.timing import clear, measure_machine
@@ -30,7 +30,7 @@ class BenchSection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class GpuWork:
     """What to measure, as a command line says it."""
 
     device: str = "cuda"
@@ -40,20 +40,20 @@ class Asked:
     sections: Sequence[str] = ()  # none: all
     vllm: str = ""  # the interpreter that has it
     learn: Sequence[str] = ()  # setups of our whole steps
-    rivals: Sequence[Rival] = ()  # of whole steps
+    trl: Sequence[str] = ()  # what TRL keeps its weights in
     vocabulary: str = SMOLLM2  # that random models borrow
 
 
-def gpu_benchmark(show: Show, asked: Asked = Asked()) -> list[Row]:
+def gpu_benchmark(show: Show, work: GpuWork = GpuWork()) -> list[Row]:
     """The rows of all sections, or of those named.
 
     Each has its section's name, then that section's columns.
     """
-    unknown = [name for name in asked.sections if name not in SECTIONS]
+    unknown = [name for name in work.sections if name not in SECTIONS]
     if unknown:
         raise ValueError(f"section {unknown[0]!r} is not known; choose from {', '.join(SECTIONS)}")
     show("the machine", 0, 1)
-    return list(measure(show, open_bench(asked), asked.models, asked.sections or tuple(SECTIONS)))
+    return list(measure(show, open_bench(work), work.models, work.sections or tuple(SECTIONS)))
 
 
 def measure(
@@ -73,23 +73,26 @@ def measure(
             yield {"section": name, **row}
 
 
-def open_bench(asked: Asked) -> Bench:
+def open_bench(work: GpuWork) -> Bench:
     """With the machine measured, in the arithmetic of the first model."""
-    setups = tuple(setup_of(text, asked.dtype) for text in asked.learn)
-    first = setups[0] if setups else setup_of(DEFAULT, asked.dtype)
-    policy = build(asked.models[0], asked.device, first, asked.vocabulary)
-    device, dtype, sizes = policy.device, policy.dtype, asked.sizes
+    setups, rivals = (
+        tuple(setup_of(text, work.dtype) for text in work.learn),
+        rivals_of(work.trl),
+    )
+    first = setups[0] if setups else setup_of(DEFAULT, work.dtype)
+    policy = build(work.models[0], work.device, first, work.vocabulary)
+    device, dtype, sizes = policy.device, policy.dtype, work.sizes
     del policy
     clear(device)
     return Bench(
         measure_machine(device, dtype, sizes.copied_bytes, sizes.product),
         device,
-        asked.dtype,
+        work.dtype,
         sizes,
-        asked.vllm,
+        work.vllm,
         setups,
-        tuple(asked.rivals),
-        asked.vocabulary,
+        rivals,
+        work.vocabulary,
     )
 
 

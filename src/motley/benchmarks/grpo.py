@@ -29,7 +29,7 @@ from peft import LoraConfig
 from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
 
 from motley.benchmarks.setups import Setup
-from motley.benchmarks.timing import LEARNER_WARMS, Cost, clear, cost, peak_gib, start_peak, wait
+from motley.benchmarks.timing import LEARNER_WARMS, Cost, cost, peak_gib, start_peak, wait
 from motley.clock import RealClock
 from motley.config import Learning, Lora
 from motley.engines import Completion, torch_engine
@@ -229,7 +229,6 @@ def best_trl_cost(
             if not is_out_of_memory(error):
                 raise
             logger.info("%s: memory does not hold it", setup)
-        clear(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     raise RuntimeError("out of memory in every way")
 
 

@@ -16,6 +16,7 @@ from motley.benchmarks.setups import DEFAULT, Setup, setup_of
 from motley.benchmarks.timing import Cost, clear
 from motley.config import Lora
 from motley.models.devices import is_out_of_memory
+from motley.models.policy import Policy
 
 logger = logging.getLogger(__name__)
 
@@ -115,13 +116,15 @@ def _try_trl(bench: Bench, model: str, work: grpo.StepWork, first: grpo.TrlSetup
     """
     if not grpo.has_trl():
         return _Trl(first, None, grpo.NO_TRL)
-    clear(bench.device)
     half = first.weights == torch.bfloat16
     of_trl = setup_of("masters=bfloat16 dtype=bfloat16" if half else DEFAULT, bench.dtype)
+
+    def fresh() -> Policy:
+        clear(bench.device)
+        return bench.build(model, of_trl)
+
     try:
-        made, setup = grpo.best_trl_cost(
-            lambda: bench.build(model, of_trl), work, bench.sizes.repeats, first
-        )
+        made, setup = grpo.best_trl_cost(fresh, work, bench.sizes.repeats, first)
     except (ValueError, RuntimeError) as error:
         return _Trl(first, None, f"not measured: {_first_line(error)}")
     logger.info("%s, %s: %s", model, setup, made)

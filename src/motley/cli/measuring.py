@@ -158,18 +158,46 @@ def bench_local(
     print_rows(rows, "tokens per second, this machine", as_json)
 
 
+GpuSections = Annotated[
+    list[str] | None, typer.Option(help="Only this section; may be given several times.")
+]
+GpuModels = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Instead of smollm2-135m and random-360m: a model, or random-1.4b or random-7b; may "
+        "be given several times."
+    ),
+]
+HowOursLearns = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="SETTINGS",
+        help="How ours takes whole steps, as a crew file says it: 'masters=bfloat16 "
+        "dtype=bfloat16 learning.token_budget=8192'. May be given several times, for rows beside "
+        "each other; default is what a crew file has that says nothing.",
+    ),
+]
+TrlWeights = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="What TRL keeps its weights in for whole steps: float32 or bfloat16; none: ours "
+        "alone. May be given several times."
+    ),
+]
+GpuSizes = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY=NUMBER",
+        help="How much work, such as problems=32, samples=8, new_tokens=128, repeats=2 or "
+        "trl_rows=64. Repeatable.",
+    ),
+]
+
+
 @bench_app.command("gpu")
 def bench_gpu(
-    only: Annotated[
-        list[str] | None, typer.Option(help="Only this section; may be given several times.")
-    ] = None,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Instead of smollm2-135m and random-360m: a model, or random-1.4b or random-7b; "
-            "may be given several times."
-        ),
-    ] = None,
+    only: GpuSections = None,
+    model: GpuModels = None,
     device: Annotated[
         str, typer.Option(help="cuda, cuda:1; cpu for large machines only.")
     ] = "cuda",
@@ -177,42 +205,20 @@ def bench_gpu(
         Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help="Of the arithmetic.")
     ] = "auto",
     vllm: Annotated[str, typer.Option(help="Also against vLLM: the interpreter that has it.")] = "",
-    learn: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="SETTINGS",
-            help="How ours takes whole steps, as a crew file says it: 'masters=bfloat16 "
-            "dtype=bfloat16 learning.token_budget=8192'. May be given several times, for rows "
-            "beside each other; default is what a crew file has that says nothing.",
-        ),
-    ] = None,
-    trl: Annotated[
-        list[Literal["none", "float32", "bfloat16"]] | None,
-        typer.Option(
-            help="What TRL keeps its weights in for whole steps; none: ours alone. May be given "
-            "several times."
-        ),
-    ] = None,
-    size: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=NUMBER",
-            help="How much work, such as problems=32, samples=8, new_tokens=128, repeats=2 or "
-            "trl_rows=64. Repeatable.",
-        ),
-    ] = None,
+    learn: HowOursLearns = None,
+    trl: TrlWeights = None,
+    size: GpuSizes = None,
     vocabulary: Annotated[
-        str,
-        typer.Option(help="A model, or its folder, whose vocabulary random models borrow."),
+        str, typer.Option(help="A model, or its folder, whose vocabulary random models borrow.")
     ] = "smollm2-135m",
     as_json: AsJson = False,
 ) -> None:
     """Measure sampling, training and whole steps on a GPU against transformers, TRL and vLLM."""
     from motley.benchmarks.bench import sizes_of
-    from motley.benchmarks.gpu import MODELS, SECTIONS, Asked, gpu_benchmark
+    from motley.benchmarks.gpu import MODELS, SECTIONS, GpuWork, gpu_benchmark
 
     with plain_errors(), _progress() as show:
-        asked = Asked(
+        work = GpuWork(
             device=device,
             models=model or MODELS,
             dtype=dtype,
@@ -220,10 +226,10 @@ def bench_gpu(
             sections=only or (),
             vllm=vllm,
             learn=learn or (),
-            rivals=trl or (),
+            trl=trl or (),
             vocabulary=vocabulary,
         )
-        rows = gpu_benchmark(show, asked)
+        rows = gpu_benchmark(show, work)
     if as_json:
         print_rows(rows, "speed, this GPU", as_json)
         return

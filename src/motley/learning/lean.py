@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -169,6 +170,7 @@ def decoded(code: Tensor, scale: Tensor, levels: Tensor) -> Tensor:
     return levels[code.long()] * scale.repeat_interleave(BLOCK)[: len(code)]
 
 
+@lru_cache(maxsize=16)
 def _levels(name: str, device: torch.device) -> Tensor:
     """Even in their logarithm, so that small values are as exact as large ones.
 
