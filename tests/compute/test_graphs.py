@@ -168,9 +168,7 @@ def test_graphs_give_the_scores_and_gradients_of_plain_scoring(
                 float(away),
             )
         with torch.no_grad():  # a step, the same for both
-            for ours, theirs in zip(
-                policy.model.parameters(), other.model.parameters(), strict=True
-            ):
+            for (_, ours), (_, theirs) in zip(policy.trained(), other.trained(), strict=True):
                 ours.sub_(0.01 * theirs.grad)
                 theirs.sub_(0.01 * theirs.grad)
     assert not captured_score._gave_up

@@ -548,8 +548,8 @@ def test_rows_that_take_turns_draw_the_same(kind: str, monkeypatch: pytest.Monke
 @needs_gpu
 @pytest.mark.parametrize("kind", ["grouped", "mistral"])
 def test_shared_beginnings_and_pieces_on_a_gpu(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    shots, sampling = tuple(5 + i % 9 for i in range(80)), Sampling(max_tokens=12)
-    prompts = [(*shots, 7), (*shots, 8, 9, 6), (*shots, *range(5, 25))]
+    shots, sampling = tuple(5 + i % 9 for i in range(40)), Sampling(max_tokens=12)
+    prompts = [(*shots, 7), (*shots, 8, 9, 6), (*shots, *range(5, 15))]
     expected = Reference(policy_of(kind)).sample(prompts, 4, sampling, seed=4)
     policy = cuda(policy_of(kind), torch.float32)
     for most in (1 << 15, 32):
