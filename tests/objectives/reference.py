@@ -351,8 +351,10 @@ def uplifted(b: Reference, i: int, t: int, lp: np.ndarray) -> float:
         p = exp(b.fixed[i][t])
         return b.o["gamma"] * p / (p + b.o["gamma"]) ** 2 * plain(b, i, t, lp)
     ratio, floor = rho(b, i, t, b.fixed[i]), b.o["floor"]
-    if b.o["gate"] > 0 and not b.case.own[i]:
-        floor *= (1 - clip(b.case.success[i], 0.0, 1.0)) ** b.o["gate"]
+    if not b.case.own[i]:
+        fails, lead = 1 - clip(b.case.success[i], 0.0, 1.0), b.case.lead[i] if b.case.lead else 0.0
+        q = min(exp(b.case.lq[i][t]), 1.0)
+        floor *= fails ** b.o["gate"] * lead ** b.o["lead"] * q ** b.o["sure"]
     weight = clip(ratio, floor, b.o["C"]) if b.A[i] > 0 else min(ratio, 1.0)
     return weight * plain(b, i, t, lp)
 
@@ -445,7 +447,15 @@ def _capped(case: Case, advantage: list[float], o: dict) -> list[float]:
 
 
 _FTIS = {"filter": True, "C": 2.0}
-_UPLIFT = {"filter": True, "C": 1.0, "floor": 1.0, "gamma": 0.0, "gate": 0.0}
+_UPLIFT = {
+    "filter": True,
+    "C": 1.0,
+    "floor": 1.0,
+    "gamma": 0.0,
+    "gate": 0.0,
+    "lead": 0.0,
+    "sure": 0.0,
+}
 _uplift = sequence_mean(uplifted)
 
 # (name, variant) -> advantage, adjustments, share, constants
@@ -524,12 +534,13 @@ ROWS: dict[tuple[str, str], tuple] = {
 }
 # what is kept of own successes is no part of a batch's answers
 ROWS[("uplift", "kept")] = ROWS[("uplift", "both")]
-ROWS[("uplift", "gated")] = (
-    standardised,
-    (_both, _rehearsed),
-    _uplift,
-    _UPLIFT | {"scale": 1.0, "rehearse": 0.3, "gate": 8.0},
-)
+for _name, _guard in (("led", {"lead": 1.0}), ("gated", {"gate": 8.0})):
+    ROWS[("uplift", _name)] = (
+        standardised,
+        (_both, _rehearsed),
+        _uplift,
+        _UPLIFT | {"scale": 1.0, "rehearse": 0.3} | _guard,
+    )
 for _name in ("grpo", "fvis", "dr_grpo", "bnpo", "gspo", "gepo", "gepo_plus", "ds_gspo", "gmpo"):
     _advantage, _adjust, _share, _constants = ROWS[(_name, "")]
     ROWS[(_name, "published")] = (_advantage, _adjust, _share, _constants | {"dual_clip": np.inf})

@@ -131,6 +131,13 @@ class Uplifting:
     on their kind, from 0 to 1. Where it fails it imitates; where it succeeds it takes what it might
     have written itself.
 
+    With lead above 0 that floor is multiplied by l^lead, l how much better the sender is at the
+    kind: 1 - s/s_sender, at least 0. Whoever is better is imitated. From others one takes what one
+    might have written oneself.
+
+    With sure above 0 it is multiplied by q_t^sure, q_t the sender's probability of the token. What
+    the sender was sure of is imitated, not what it drew by chance.
+
     With gamma above 0 foreign sequences with A > 0 weigh gamma·p/(p + gamma)^2 instead (LUFFY's
     shaping): at most 1/4, at p = gamma. It vanishes on tokens that the learner finds absurd.
     """
@@ -139,6 +146,8 @@ class Uplifting:
     C: float = 1.0
     gamma: float = 0.0
     gate: float = 0.0
+    lead: float = 0.0
+    sure: float = 0.0
 
     def __post_init__(self) -> None:
         if self.floor > self.C:
@@ -152,15 +161,20 @@ class Uplifting:
         lifts_B1 = batch.advantage_B[:, None] > 0
         lifted_BT = rho_BT.clamp(self.floor, self.C)
         foreign_B1 = ~batch.terms.own_B[:, None]
-        if self.gate:
-            fails_B1 = (1 - batch.terms.success_B[:, None].clamp(0, 1)).to(rho_BT.dtype)
-            gated_BT = torch.maximum(rho_BT.clamp(max=self.C), self.floor * fails_B1**self.gate)
-            lifted_BT = torch.where(foreign_B1, gated_BT, lifted_BT)
+        if self.gate or self.lead or self.sure:
+            guarded_BT = torch.maximum(rho_BT.clamp(max=self.C), self._foreign_floor(batch))
+            lifted_BT = torch.where(foreign_B1, guarded_BT, lifted_BT)
         if self.gamma:
             p_BT = batch.logp_BT.detach().exp()
             shaped_BT = self.gamma * p_BT / (p_BT + self.gamma) ** 2
             lifted_BT = torch.where(foreign_B1, shaped_BT, lifted_BT)
         return torch.where(lifts_B1, lifted_BT, rho_BT.clamp(max=1))
+
+    def _foreign_floor(self, batch: LossBatch) -> Tensor:
+        q_BT = batch.logp_sampler_BT.exp().clamp(max=1)
+        fails_B1 = (1 - batch.terms.success_B[:, None].clamp(0, 1)).to(q_BT.dtype)
+        lead_B1 = batch.terms.lead_B[:, None].to(q_BT.dtype)
+        return self.floor * fails_B1**self.gate * lead_B1**self.lead * q_BT**self.sure
 
     def free(self, batch: LossBatch) -> Tensor:
         return token_ratio(batch)

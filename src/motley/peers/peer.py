@@ -293,7 +293,8 @@ class Peer:
         check_dtype(state, self.me.name, str(learner.policy.dtype))
         learner.policy.version = state.version
         learner.token_budget = self.config.learning.token_budget or state.token_budget
-        learner.success.by_kind, learner.skills.means = dict(state.success), dict(state.skills)
+        learner.success.restore(state.success, state.others)
+        learner.skills.means = dict(state.skills)
         half.sampled_rounds, self.learned_rounds = state.sampled_rounds, state.learned_rounds
         self.cursor, self.hearing.passed_by = state.cursor, state.unheard
         half.tables.restore(tables_again(state.admission.tables, self.log))
@@ -306,9 +307,8 @@ class Peer:
         heard = heard_again(state.scrutiny.heard, self.log, self.reader)
         self.scrutiny.load_state(state.scrutiny, heard)
         self.teaching.load_state(state, self.log)
-        learner.memory.load_state(
-            state.memory, remembered_again(state.memory, self.log, self.reader)
-        )
+        kept = remembered_again(state.memory, self.log, self.reader)
+        learner.memory.load_state(state.memory, kept)
         self._drop_revoked()
         if not self.config.crew.check_rewards:
             _trust_rewards(self)
@@ -364,6 +364,7 @@ def _state_of(peer: Peer) -> PeerState:
         complete=dict(peer.admitted.complete),
         seen=sorted(peer.admitted.beyond),
         success=learner.success.by_kind,
+        others=learner.success.of_others,
         dropped=ReasonCount.rows(peer.waiting.dropped),
         admission=peer.admission.state(),
         head=(head.counter, head.previous.hex()),
