@@ -44,7 +44,8 @@ class FakePeer:
         )
         self.scrutiny = SimpleNamespace(is_awaited=lambda name: True)
         self.admitted = SimpleNamespace(complete=Counter(full0=3, full1=3, full2=1))
-        self.waiting = Waiting(self.config, StalenessWindow(self.config.learning, clock, 0))
+        window = StalenessWindow(self.config.learning, clock, 0)
+        self.waiting = Waiting(self.config, window, self.me.name)
         for number, (sender, round) in enumerate(self.groups):
             for slot in (0, 1):
                 self.waiting.add(
@@ -168,8 +169,18 @@ def test_long_waits_say_how_to_go_on_without_who_is_waited_for(task: Path) -> No
     )
 
 
-def test_at_the_end_of_an_async_crew_it_says_who_has_not_sent_everything(task: Path) -> None:
+def test_an_async_peer_waits_for_its_own_groups_alone(task: Path) -> None:
     one, _ = patience(task, pace="async", rounds=3)
+    assert one.words() == "waiting for groups: 0 are there"
+    assert one.is_all_there()
+    one, _ = patience(task, pace="async", rounds=4)
+    assert one.words() == "waiting for groups: 0 are there; full0 has sent 3 of 4 rounds"
+    assert not one.is_all_there()
+
+
+def test_at_the_end_of_an_async_crew_it_says_who_has_not_sent_everything(task: Path) -> None:
+    one, _ = patience(task, pace="async", rounds=3, layout="horizontal", problems_per_round=1)
+    assert not one.is_all_there()
     assert one.words() == (
         "waiting for groups: 0 are there; full2 has sent 1 of 3 rounds; "
         "full3 has sent 0 of 3 rounds"

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fakes import FixedClock, candidate, group, spread_crew
-from motley.config import CrewConfig
+from motley.config import CrewConfig, parse_config
 from motley.learning.pace import Async, Lockstep, Pace, Turns, holds_up, pace_of
 from motley.learning.select import Candidate
 from motley.learning.waiting import Round, StalenessWindow, Take, Wait, Waiting
@@ -19,7 +21,7 @@ def crew(folder: Path, pace: str, learning: str = "") -> CrewConfig:
 
 
 def waiting(config: CrewConfig, *candidates: Candidate, version: int = 0) -> Waiting:
-    made = Waiting(config, StalenessWindow(config.learning, FixedClock(), version))
+    made = Waiting(config, StalenessWindow(config.learning, FixedClock(), version), "full0")
     made.window.made(version)
     for one in candidates:
         made.add(one)
@@ -110,26 +112,110 @@ def test_lockstep_samples_the_round_that_it_learns_from_next(
 # Async
 
 
-def test_async_takes_the_freshest_or_under_pace_the_oldest(tmp_path: Path) -> None:
+def test_async_takes_the_freshest_of_others_or_under_pace_the_oldest(tmp_path: Path) -> None:
     groups = [
         *rounds("full1", since=0),
         *rounds("full1", round=1, since=1),
         *rounds("full0", round=2, since=2),
     ]
-    for learning, first in (("", "full0.2.0"), ('stale = "pace"', "full1.0.0")):
+    for learning, first in (("", "full1.1.0"), ('stale = "pace"', "full1.0.0")):
         config = crew(tmp_path, "async", learning)
         made = waiting(config, *groups, version=2)
         chosen = taken(Async(config).choose(made, Round(0, TWO, quorum=2)))
         assert (len(chosen), chosen[0], len(made)) == (4, first, 2)
 
 
-def test_async_waits_for_a_rounds_worth_and_for_nobody_by_name(tmp_path: Path) -> None:
-    config = crew(tmp_path, "async")
+@pytest.mark.parametrize("learning", ["", 'stale = "pace"'])
+def test_async_waits_for_its_own_share_and_for_nobody_by_name(
+    learning: str, tmp_path: Path
+) -> None:
+    config = crew(tmp_path, "async", learning)
     pace, made, round = Async(config), waiting(config, *rounds("full1")), Round(0, TWO, quorum=2)
+    for number in (5, 6):
+        for one in rounds("full1", round=number):
+            made.add(one)
+    first, second = rounds("full0", round=7)
+    made.add(first)
     assert (pace.choose(made, round), pace.awaited(made, round)) == (Wait(), [])
-    for one in rounds("full1", round=5):
-        made.add(one)
-    assert len(taken(pace.choose(made, round))) == 4
+    made.add(second)
+    assert Counter(name.split(".")[0] for name in taken(pace.choose(made, round))) == {
+        "full0": 2,
+        "full1": 2,
+    }
+
+
+@pytest.mark.parametrize("learning", ["", 'stale = "pace"'])
+def test_async_takes_of_its_own_one_share_and_the_oldest(learning: str, tmp_path: Path) -> None:
+    """Whoever has nothing of others takes smaller steps, and as many as it has rounds."""
+    config = crew(tmp_path, "async", learning)
+    own = [one for number in range(3) for one in rounds("full0", round=number, since=number)]
+    pace, made, round = Async(config), waiting(config, *own, version=2), Round(0, TWO, quorum=2)
+    for number in range(3):
+        assert taken(pace.choose(made, round)) == [f"full0.{number}.0", f"full0.{number}.1"]
+    assert pace.choose(made, round) == Wait()
+
+
+def test_what_async_samples_itself_goes_before_any_number_of_others(tmp_path: Path) -> None:
+    """With `hear` more senders may wait than are heard in a round."""
+    names = ("full",) * 6
+    config = spread_crew(tmp_path, names, pace="async", rounds=9, hear=1)
+    others = [one for n in range(1, 6) for one in rounds(f"full{n}", round=n, since=0)]
+    made = waiting(config, *others, *rounds("full0", round=8))
+    chosen = taken(Async(config).choose(made, Round(0, config.authors, quorum=2)))
+    assert (len(chosen), chosen[:2] if chosen[0] == "full0.8.0" else chosen[-2:]) == (
+        4,
+        ["full0.8.0", "full0.8.1"],
+    )
+
+
+def test_lost_weights_samples_count_as_its_own_and_do_not_stop_it(tmp_path: Path) -> None:
+    """What it sampled with weights that it lost is a stranger's to `own_share`."""
+    lost = [replace(one, own=False) for number in range(9) for one in rounds("full0", round=number)]
+    round = Round(0, TWO, quorum=2)
+    for learning, num_taken in (("", 2), ("own_share = 1.0", 0)):
+        config = crew(tmp_path, "async", learning)
+        pace, made = Async(config), waiting(config, *lost)
+        chosen = pace.choose(made, round)
+        assert len(chosen.groups if isinstance(chosen, Take) else ()) == num_taken
+        assert pace.may_sample("full0", Turns(9, 0), made)
+        for one in rounds("full0", round=10):
+            made.add(one)
+        assert taken(pace.choose(made, round)) == ["full0.10.0", "full0.10.1"]
+
+
+LEARNER = """
+[crew]
+name = "far"
+task = "digits"
+objective = "ftis"
+pace = "async"
+rounds = 9
+group_size = 2
+problems_per_round = 4
+[[peer]]
+name = "l"
+role = "learner"
+model = "tiny:0.3m"
+[[peer]]
+name = "full0"
+role = "sampler"
+follows = "l"
+[[peer]]
+name = "full1"
+"""
+
+
+@pytest.mark.parametrize("other", ['role = "sampler"\nfollows = "l"', 'model = "tiny:0.3m"'])
+def test_a_learner_that_does_not_sample_takes_a_rounds_worth_of_anybody(other: str) -> None:
+    config = parse_config(LEARNER + other)
+    pace, round = Async(config), Round(0, TWO, quorum=2)
+    for authors in (("full0", "full0"), ("full0", "full1"), ("full1", "full1")):
+        made = Waiting(config, StalenessWindow(config.learning, FixedClock(), 0), "l")
+        for number, author in enumerate(authors):
+            assert pace.choose(made, round) == Wait()
+            for one in rounds(author, round=number):
+                made.add(replace(one, stranger=True))
+        assert len(taken(pace.choose(made, round))) == 4
 
 
 def test_async_waits_where_nothing_may_be_taken_and_keeps_what_is_there(tmp_path: Path) -> None:
@@ -150,7 +236,8 @@ def test_async_drops_what_is_stale_and_under_pace_does_not(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("learning", "num_rounds", "may"),
     [
-        ("max_age = 1", 9, True),  # what is too much is dropped
+        ("max_age = 1", 2, True),
+        ("max_age = 1", 3, False),  # they would become too old
         ('max_age = 1\nstale = "pace"', 2, True),
         ('max_age = 1\nstale = "pace"', 3, False),
     ],

@@ -30,7 +30,7 @@ def window(learning: Learning = Learning(), **at_s: float) -> StalenessWindow:
 
 def waiting(folder: Path, *candidates: Candidate, learning: str = "", **crew: Any) -> Waiting:
     config = spread_crew(folder, ("full", "full", "full"), learning, **crew)
-    made = Waiting(config, window(config.learning, first=0.0))
+    made = Waiting(config, window(config.learning, first=0.0), config.peer[0].name)
     for one in candidates:
         made.add(one)
     return made

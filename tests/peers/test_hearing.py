@@ -108,7 +108,13 @@ def test_async_takes_groups_by_the_round_they_are_of(folder: Path) -> None:
     }
     assert waiting == expected
     assert me.hearing.passed_by == 3 * 5 - len(expected)
-    assert isinstance(me.choose(), Take)  # as many as of three peers
+    assert isinstance(me.choose(), Wait)
+    share(me)
+    me.receive()
+    chosen = me.choose()
+    assert isinstance(chosen, Take)
+    assert len(chosen.groups) == 3  # as many as of three peers
+    assert [c.own for c in chosen.groups].count(True) == 1
 
 
 @pytest.mark.slow

@@ -443,13 +443,29 @@ def test_a_closed_horizontal_round_needs_its_quorum_too(folder: Path) -> None:
 
 def test_with_drop_what_is_too_old_is_dropped_and_counted(folder: Path) -> None:
     first, second = peers_of(spread_crew(folder, pace="async", learning="max_age = 0"), MemoryLog())
-    share(second, second, second)
+    share(second, second, first)
     first.receive()
     assert isinstance(learn(first), StepReport)  # takes 4 of the 6 that wait
-    share(first, first)
+    share(first)
     assert isinstance(learn(first), StepReport)
     assert first.waiting.dropped == Counter({("full1", "stale"): 2})
     assert list(first.waiting) == []
+
+
+def test_nobody_waits_for_another_and_what_it_does_not_sample_itself_makes_no_step(
+    folder: Path,
+) -> None:
+    first, second = peers_of(spread_crew(folder, pace="async", rounds=9), MemoryLog())
+    share(second, second, second)
+    assert isinstance(learn(first), Wait)
+    reports = []
+    for _ in range(4):
+        share(first)
+        reports.append(learn(first))
+    found = [
+        {n: s.groups for n, s in r.senders.items()} for r in reports if not isinstance(r, Wait)
+    ]
+    assert found == [{"full0": 2, "full1": 2}] * 3 + [{"full0": 2}]
 
 
 def test_a_peer_that_may_take_nothing_yet_waits(folder: Path) -> None:
@@ -978,14 +994,14 @@ def test_waiting_groups_come_back_with_position_hash_and_time_of_arrival(
 ) -> None:
     log = make_log()
     first, second = peers_of(spread_crew(folder, pace="async", rounds=9), log)
-    share(second, second, second)
+    share(second, second, first)
     assert isinstance(learn(first), StepReport)
     share(second, first)
     log.append([("noise", b"noise")])
     first.receive()
     assert [(c.group.id, c.since) for c in first.waiting] == [
-        ("full1.2.0", 0), ("full1.2.1", 0), ("full1.3.0", 1), ("full1.3.1", 1),
-        ("full0.0.0", 1), ("full0.0.1", 1)
+        ("full1.1.0", 0), ("full1.1.1", 0), ("full1.2.0", 1), ("full1.2.1", 1),
+        ("full0.1.0", 1), ("full0.1.1", 1)
     ]  # fmt: skip
     again = revived(first)
     records = {entry.position: entry.record for entry in everything(log)}

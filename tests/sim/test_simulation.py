@@ -277,6 +277,30 @@ def test_async_peers_learn_from_each_other_far_away(folder: Path) -> None:
     assert ages[0] < ages[1]
 
 
+@pytest.mark.parametrize("learning", ["", 'stale = "pace"'])
+def test_in_async_a_quick_peer_does_not_wait_for_one_that_is_ten_times_slower(
+    learning: str, folder: Path
+) -> None:
+    slow_s = "speed = { sample = 100, learn = 400 }\n"
+    settings = {"samplers": {}, "peers": {"quick": "", "slow": ""}, "rounds": 24}
+    crew = run(folder, learning=learning, per_peer={"slow": slow_s}, **settings)
+    quick, slow = (
+        [{n: s.groups for n, s in line.senders.items()} for line in steps_of(crew, name)]
+        for name in ("quick", "slow")
+    )
+    assert [len(quick), len(slow)] == [24, 24]
+    assert [groups["quick"] for groups in quick] == [groups["slow"] for groups in slow] == [2] * 24
+    # each learns from what is there of the other, and has no larger a step for that
+    assert 2 <= sum(groups.get("slow", 0) for groups in quick) < 12
+    assert [groups.get("quick", 0) for groups in slow[:8]] == [2] * 8
+    for student, tokens_per_s in zip(crew.students, (1000, 100), strict=True):
+        name = student.me.name
+        sampled = sum(len(r.tokens) for g in groups_of(crew, name) for r in g.rollouts)
+        learned = sum(line.num_tokens for line in steps_of(crew, name))
+        works_s = sampled / tokens_per_s + learned / (4 * tokens_per_s)
+        assert steps_of(crew, name)[-1].time_s == pytest.approx(works_s, rel=0.02)
+
+
 # One learner, far samplers
 
 

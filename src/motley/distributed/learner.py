@@ -6,7 +6,8 @@ Owns the order in which it receives, samples, learns, publishes and saves.
 |---|---|---|
 | the hub | learning, hearing from others | it is back; sampling goes on within the window |
 | crewmates' groups | lockstep | all are there, the deadline, or nobody awaited there |
-| enough groups | async | enough, or everyone has sampled the last round |
+| its own share of a round | async | it is on the log, or all its rounds are used up |
+| a round's worth, without such a share | async | it is there, or nothing more is to come |
 | its own sampling | learning | it is done; see `overlap.py` |
 """
 

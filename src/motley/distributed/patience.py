@@ -126,11 +126,15 @@ class Patience:
         ]
 
     def is_all_there(self) -> bool:
-        """Whether no crewmate has anything to come, in an async crew."""
-        peer = self._peer
+        """Whether nothing is to come that a step would wait for, in an async crew."""
         return self.is_closed() or all(
-            self._has_sent_all(name) or self._has_ended(name) for name in peer.crewmates
+            self._has_sent_all(name) or self._has_ended(name) for name in self._sources()
         )
+
+    def _sources(self) -> list[str]:
+        """Without whose groups an async step is not taken: its own, or anybody's."""
+        peer = self._peer
+        return [peer.me.name] if peer.waiting.own_per_step else peer.crewmates
 
     def _has_sent_all(self, name: str) -> bool:
         """Whether nothing is to come of a sender; where it is heard in some rounds only, of the
@@ -182,7 +186,7 @@ class Patience:
         rounds, peer = self._station.config.crew.rounds, self._peer
         if peer.half.sampled_rounds < rounds:
             return []
-        late = [name for name in peer.crewmates if not self._has_sent_all(name)]
+        late = [name for name in self._sources() if not self._has_sent_all(name)]
         words = [
             f"{name} has sent {peer.admitted.complete[name]} of {rounds} rounds"
             if peer.hearing.is_always_heard(name)

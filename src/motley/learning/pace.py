@@ -6,7 +6,9 @@ word. They own no state: what waits is in `Waiting`.
 | pace | a step takes | it waits for | what is too old |
 |---|---|---|---|
 | `Lockstep` | one round | all crewmates' groups of it, or its close | nothing |
-| `Async` | a round's worth, of any age | enough groups | is dropped, or samplers wait |
+| `Async` | its own share of a round, and what is there of others | that share | is dropped, or \
+samplers wait |
+| `Async` without a share of its own | a round's worth, of any sender | as much | the same |
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from motley.config import CrewConfig
 from motley.learning.select import Candidate
 from motley.learning.waiting import Round, Take, Wait, Waiting
 from motley.records import Backlog, Group
+
+MOST_OWN_ROUNDS = 2  # that wait for a peer which samples on
 
 
 class Pace(Protocol):
@@ -131,7 +135,12 @@ class Lockstep:
 
 @dataclass(frozen=True, slots=True)
 class Async:
-    """A step takes whatever is there and fresh, once there is a round's worth of it."""
+    """Who samples takes a step once its own share of a round is there, with what of others is
+    there and fresh. So it takes as many steps as it samples rounds, and waits for nobody.
+
+    A learner without samples of its own takes one once there is a round's worth, of any sender. So
+    does everyone in a horizontal crew, of groups that have all their parts.
+    """
 
     config: CrewConfig
     awaits_others: ClassVar[bool] = False
@@ -154,7 +163,12 @@ class Async:
     def may_sample(self, author: str, turns: Turns, waiting: Waiting) -> bool:
         if turns.replayed:
             return False
-        return self._drops or not holds_up(waiting.backlog, author, self.config)
+        if not self._drops:
+            return not holds_up(waiting.backlog, author, self.config)
+        # Own groups are not to become too old while others are sampled. Of two rounds one is
+        # learned from while the other is on its way to the log and back.
+        own = waiting.own_per_step
+        return not own or waiting.num_own <= MOST_OWN_ROUNDS * own
 
     def has_sampled(self, turns: Turns) -> bool:
         return False
@@ -168,25 +182,26 @@ class Async:
     def choose(self, waiting: Waiting, round: Round) -> Wait | Take:
         if self._drops:
             waiting.drop_stale(round)
-        whole = waiting.whole_families(round)
-        answered = {c.family for c in whole if not c.group.branch}
-        if len(answered) < waiting.per_step:
+        whole, own = waiting.whole_families(round), waiting.own_per_step
+        counted = {c.family for c in whole if not (c.group.branch or (own and c.stranger))}
+        if len(counted) < (own or waiting.per_step):
             return Wait()
-        taken = waiting.take(self._in_order(whole))
+        taken = waiting.take(self._in_order(whole, own), own_most=own)
         # none: there is no own group yet to go with the foreign ones
         return Take(taken) if taken else Wait()
 
-    def _in_order(self, whole: list[Candidate]) -> list[Candidate]:
+    def _in_order(self, whole: list[Candidate], own: int) -> list[Candidate]:
         """Put the freshest of each sender first: what is left over ages and is dropped.
 
-        With "pace" nothing is dropped, and the oldest go first.
+        Of what this learner samples for itself the oldest: each step has a share of it, and none
+        is to be left over. With "pace" nothing is dropped, and the oldest of everyone go first.
         """
         if not self._drops:
             return whole
         newest: dict[str, int] = {}
         for c in whole:
             newest[c.family] = max(c.since, newest.get(c.family, c.since))
-        return sorted(whole, key=lambda c: -newest[c.family])
+        return sorted(whole, key=lambda c: 0 if own and not c.stranger else -newest[c.family])
 
     def settle(self, waiting: Waiting, round: Round, replayed: bool) -> None:
         if self._drops and not (replayed and self.config.learning.max_age_s):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from motley.config import Learning
@@ -102,27 +102,48 @@ def stale_families(
 
 
 def select(
-    waiting: Sequence[Candidate], rules: Learning, most: int, share: float = 1.0
+    waiting: Sequence[Candidate],
+    rules: Learning,
+    most: int,
+    share: float = 1.0,
+    own_most: int = 0,
 ) -> Selection:
     """Take `most` families, of each sender in turn its first, by each sender's quota and the share
     of own groups.
 
-    `share`: the most of a step that may be one stranger's.
+    `share`: the most of a step that may be one stranger's. `own_most`: above 0, so many that the
+    receiver sampled itself go before anybody's turn, and no more of them.
     """
-    own = [c for c in waiting if c.own]
-    foreign = _within_quota([c for c in waiting if not c.own], rules.quota)
+    ready, first = _with_own_first(waiting, own_most) if own_most else (waiting, frozenset[str]())
+    own = [c for c in ready if c.own]
+    foreign = _within_quota([c for c in ready if not c.own], rules.quota)
     if rules.own_share:
         foreign = foreign[: _foreign_room(len(own), most, rules.own_share)]
     allowed = {id(c) for c in own + foreign}
-    take = _families_in_turn([c for c in waiting if id(c) in allowed], most)
+    take = _families_in_turn([c for c in ready if id(c) in allowed], most, first)
     if share < 1:
         take = _within_share(take, most, share)
     taken = {id(c) for c in take}
     return Selection(take, [c for c in waiting if id(c) not in taken])
 
 
-def _families_in_turn(candidates: list[Candidate], most: int) -> list[Candidate]:
-    """Take the first family of each sender, then the second of each, and so on.
+def _with_own_first(
+    waiting: Sequence[Candidate], most: int
+) -> tuple[list[Candidate], frozenset[str]]:
+    """Leave out what the receiver sampled beyond `most`; with the families of the rest of it.
+
+    What it sampled with weights that were lost is as a stranger's, and fills up.
+    """
+    mine = sorted((c for c in waiting if not c.stranger), key=lambda c: not c.own)
+    later = {id(c) for c in mine[most:]}
+    first = frozenset(c.family for c in mine[:most])
+    return [c for c in waiting if id(c) not in later], first
+
+
+def _families_in_turn(
+    candidates: list[Candidate], most: int, first: Collection[str] = ()
+) -> list[Candidate]:
+    """Take these first; then the first family of each sender, the second of each, and so on.
 
     So who sends much takes no place of who sends little. Parts of one group are taken together or
     not at all.
@@ -135,7 +156,7 @@ def _families_in_turn(candidates: list[Candidate], most: int) -> list[Candidate]
     for family, peers in authors.items():
         turn[family] = turns[frozenset(peers)]
         turns[frozenset(peers)] += 1
-    taken = set(sorted(turn, key=lambda family: turn[family])[:most])
+    taken = set(sorted(turn, key=lambda family: (family not in first, turn[family]))[:most])
     return [c for c in candidates if c.family in taken]
 
 

@@ -90,15 +90,17 @@ class Waiting:
 
     config: CrewConfig
     window: StalenessWindow
-    me: str = ""  # who learns from it
+    me: str  # who learns from it
     dropped: Counter[tuple[str, str]] = field(default_factory=Counter)  # (sender, reason) -> count
     let_go: dict[int, str] = field(default_factory=dict)  # position -> reason, since the last step
     per_step: int = field(init=False)  # problems
+    own_per_step: int = field(init=False)  # of them sampled by this learner; 0: by anybody
     _sender_share: float = field(init=False)
     _candidates: list[Candidate] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.per_step = self.config.problems_per_step(self.me)
+        self.own_per_step = self.config.own_per_step(self.me)
         self._sender_share = self.config.sender_share(self.me)
 
     def __iter__(self) -> Iterator[Candidate]:
@@ -127,17 +129,25 @@ class Waiting:
         """How many answers wait of each; continuations wait for nobody."""
         return Counter(c.group.origin.peer for c in self if not c.group.branch)
 
+    @property
+    def num_own(self) -> int:
+        """How many answers wait that were sampled with own weights."""
+        return sum(c.own and not c.group.branch for c in self)
+
     # Taking
 
-    def take(self, ready: Sequence[Candidate]) -> tuple[Candidate, ...]:
-        """Select from what is ready by the crew's rules; what is selected waits no longer."""
+    def take(self, ready: Sequence[Candidate], own_most: int = 0) -> tuple[Candidate, ...]:
+        """Select from what is ready by the crew's rules; what is selected waits no longer.
+
+        `own_most`: see `select`.
+        """
         crew = self.config.crew
         # a horizontal crew shares every group evenly
         share = 1.0 if crew.layout == "horizontal" else self._sender_share
         # own continuations come beside: they take no place of anybody's answers
         beside = [c for c in ready if c.group.branch]
         answers = [c for c in ready if not c.group.branch]
-        selection = select(answers, self.config.learning, self.per_step, share)
+        selection = select(answers, self.config.learning, self.per_step, share, own_most)
         if not selection.take:
             return ()
         used = {c.position for c in ready} - {c.position for c in selection.wait}
