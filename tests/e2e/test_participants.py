@@ -40,6 +40,8 @@ from motley.exchange.nats.connection import Connection
 from motley.exchange.nats.names import Names
 from motley.learning.checkpoint import checkpoints
 from motley.learning.journal import WrittenStep
+from motley.learning.select import Candidate
+from motley.learning.waiting import Waiting
 from motley.peers.peer import Peer
 from motley.records import FIRST_PREVIOUS, Group, Sampling
 from motley.runs import building
@@ -836,13 +838,32 @@ def test_a_member_invited_anew_goes_on_where_it_was(task: Path, house_of: HouseO
 # Ends of async crews
 
 
-def test_an_async_member_whose_last_groups_are_too_few_ends_and_stays_ended(
-    task: Path, house_of: HouseOf
-) -> None:
-    config = spread_crew(task, ("full", "last"), rounds=4, pace="async", learning="own_share = 1.0")
-    house = house_of(config)
+def test_an_async_member_waits_for_nobody(task: Path, house_of: HouseOf) -> None:
+    house = house_of(spread_crew(task, ("full", "last"), rounds=4, pace="async"))
     house.join()
-    house.until(lambda: house.learned("full0") == 2, "full0")  # all its own groups
+    house.until(lambda: house.members["full0"].finished, "full0")  # the other takes no turn
+    assert (house.learned("full0"), house.learned("last1")) == (4, 0)
+    house.until(lambda: house.members["last1"].finished, "last1")
+    lines = [line for line in house.lines["last1"] if line.senders]
+    assert [line.senders["last1"].groups for line in lines] == [2] * 4
+    assert [line.senders["full0"].groups for line in lines] == [2] * 4
+
+
+def test_an_async_member_whose_last_groups_are_too_few_ends_and_stays_ended(
+    task: Path, house_of: HouseOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = Waiting.add
+
+    def lossy(waiting: Waiting, candidate: Candidate) -> None:
+        if waiting.me == "full0" and candidate.own and candidate.group.round >= 2:
+            waiting.drop_at_once("full0", "stale", candidate.position)
+        else:
+            add(waiting, candidate)
+
+    monkeypatch.setattr(Waiting, "add", lossy)
+    house = house_of(spread_crew(task, ("full", "last"), rounds=4, pace="async"))
+    house.join()
+    house.until(lambda: house.members["full0"].finished, "full0")
     house.finish()
     assert house.learned("full0") == 2
     lines = read_metrics(house.folder / "full0")

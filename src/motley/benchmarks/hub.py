@@ -50,8 +50,8 @@ every = {rounds}
 problems = 1
 traces = 0
 """
-# Of a round: long enough for who is only slow, or comes back. In an async crew only the end waits
-# for it, since some have left.
+# Of a round: long enough for who is only slow, or comes back. In an async crew nobody waits for
+# others.
 DEADLINE_S = {"lockstep": 120.0, "async": 20.0}
 KILLED_AT = (0.25, 0.5)  # of all rounds
 TICK_S = 0.05

@@ -231,15 +231,6 @@ class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             return self.crew.problems_per_round
         return self.problems_per_peer * self.num_heard(student)
 
-    def own_per_step(self, student: str) -> int:
-        """How many of these an asynchronous student samples itself: its share of a round.
-
-        0: a step takes whatever has come. So it is for a learner, for which others sample, and in a
-        horizontal crew, where everyone has a part of every group.
-        """
-        samples = self.named(student).role == "peer" and self.crew.layout == "vertical"
-        return self.problems_per_peer if samples else 0
-
     def sender_share(self, student: str) -> float:
         """The most of a step of a student that may be one foreign sender's."""
         return min(1.0, max(self.trust.sender_share, 2 / self.num_heard(student)))

@@ -100,7 +100,7 @@ class Waiting:
 
     def __post_init__(self) -> None:
         self.per_step = self.config.problems_per_step(self.me)
-        self.own_per_step = self.config.own_per_step(self.me)
+        self.own_per_step = own_per_step(self.config, self.me)
         self._sender_share = self.config.sender_share(self.me)
 
     def __iter__(self) -> Iterator[Candidate]:
@@ -225,3 +225,13 @@ class Waiting:
 
     def _keep(self, wanted: Callable[[Candidate], bool]) -> None:
         self._candidates = [c for c in self if wanted(c)]
+
+
+def own_per_step(config: CrewConfig, learner: str) -> int:
+    """How many problems of an asynchronous step a learner samples itself: its share of a round.
+
+    0: a step takes whatever has come. So it is for a role that only learns, and in a horizontal
+    crew, where everyone has a part of every group.
+    """
+    samples = config.named(learner).role == "peer" and config.crew.layout == "vertical"
+    return config.problems_per_peer if samples else 0
