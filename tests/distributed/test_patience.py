@@ -171,10 +171,12 @@ def test_long_waits_say_how_to_go_on_without_who_is_waited_for(task: Path) -> No
 
 def test_an_async_peer_waits_for_its_own_groups_alone(task: Path) -> None:
     one, _ = patience(task, pace="async", rounds=3)
-    assert one.words() == "waiting for groups: 0 are there"
+    assert one.words() == "waiting for its own groups: 0 of 2 are there"
     assert one.is_all_there()
     one, _ = patience(task, pace="async", rounds=4)
-    assert one.words() == "waiting for groups: 0 are there; full0 has sent 3 of 4 rounds"
+    assert one.words() == (
+        "waiting for its own groups: 0 of 2 are there; full0 has sent 3 of 4 rounds"
+    )
     assert not one.is_all_there()
 
 

@@ -38,6 +38,7 @@ from motley.exchange import Entry, LogError, decode, unpack
 from motley.exchange.nats import presence
 from motley.exchange.nats.connection import Connection
 from motley.exchange.nats.names import Names
+from motley.learning import waiting
 from motley.learning.checkpoint import checkpoints
 from motley.learning.journal import WrittenStep
 from motley.learning.select import Candidate
@@ -838,7 +839,56 @@ def test_a_member_invited_anew_goes_on_where_it_was(task: Path, house_of: HouseO
     assert_whole_chains(house.entries())
 
 
+@pytest.mark.parametrize("pace", ["lockstep", "async"])
+def test_a_member_shut_out_ends_at_a_server_that_is_not_the_hubs_too(
+    task: Path, tmp_path: Path, pace: str
+) -> None:
+    crew = spread_crew(task, ("full", "last", "full"), rounds=6, pace=pace)
+    with (
+        OpenCluster(tmp_path / "servers") as cluster,
+        closing(House(crew, tmp_path, Place(url=cluster.url, replicas=3))) as house,
+    ):
+        house.join()
+        house.until(lambda: house.learned("last1") == 2)
+        house.revoke("last1")
+        with pytest.raises(ValueError, match="the hub has shut this peer out"):
+            house.finish("last1")
+        house.finish("full0", "full2")
+        assert house.learned("full0") == house.learned("full2") == 6
+
+
 # Ends of async crews
+
+
+def test_an_async_member_goes_on_after_steps_of_an_older_rule(
+    task: Path, house_of: HouseOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as older:
+        older.setattr(waiting, "own_per_step", lambda config, learner: 0)
+        learning = "max_age = 2\ncheckpoint_every = 4"
+        house = house_of(
+            spread_crew(task, ("full", "last"), rounds=6, pace="async", learning=learning)
+        )
+        house.join()
+        house.until(lambda: house.learned("full0") == 2, "full0")
+        steps = steps_of(house, "full0")
+        house.leave("full0")
+    house.join("full0")
+    house.until(lambda: house.learned("full0") == 2, "full0")
+    assert steps_of(house, "full0") == steps
+    house.finish()
+
+
+@pytest.mark.parametrize("window", ["max_age = 0", "max_age = 1"])
+def test_an_async_member_with_a_narrow_window_loses_no_round(
+    task: Path, house_of: HouseOf, window: str
+) -> None:
+    house = house_of(spread_crew(task, ("full", "last"), rounds=6, pace="async", learning=window))
+    house.join()
+    house.finish()
+    for name in house.names:
+        assert house.learned(name) == 6
+        assert house.peer(name).waiting.dropped[name, "stale"] == 0
 
 
 def test_an_async_member_waits_for_nobody(task: Path, house_of: HouseOf) -> None:

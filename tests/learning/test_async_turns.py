@@ -38,6 +38,7 @@ class Turner:
     sample_s: int
     learn_s: int
     sampled: int = 0
+    read: int = 0  # of them
     worked_s: int = 0
     busy: bool = False
     steps: list[tuple[Candidate, ...]] = field(default_factory=list)
@@ -63,7 +64,7 @@ class Turner:
         return chosen.groups if isinstance(chosen, Take) else ()
 
     def may_sample(self) -> bool:
-        turns = Turns(self.sampled, len(self.steps))
+        turns = Turns(self.sampled, len(self.steps), unread=self.sampled - self.read)
         pace, rounds = Async(self.config), self.config.crew.rounds
         return self.sampled < rounds and pace.may_sample(self.name, turns, self.waiting)
 
@@ -120,6 +121,7 @@ class World:
 
     def _arrived(self, sender: str, round: int, version: int) -> None:
         for turner in self.turners:
+            turner.read += turner.name == sender
             for slot in range(turner.config.problems_per_peer):
                 self.positions += 1
                 turner.hear(sender, round, slot, version, self.positions)
@@ -173,6 +175,18 @@ def test_far_from_the_log_too_nobody_waits_for_another(
         if stale == 'stale = "drop"':
             (alone,) = lived([speed], share, stale, delay_s).turners
             assert turner.worked_s == alone.worked_s
+
+
+@settings(deadline=None, max_examples=25)
+@given(SPEEDS, st.integers(1, 2), st.integers(0, 3), st.integers(0, 200))
+def test_what_is_sampled_is_never_too_old_when_it_comes_back(
+    speeds: list[Speed], share: int, max_age: int, delay_s: int
+) -> None:
+    """However far the log is, and however narrow the window: it waits for its own way instead."""
+    world = lived(speeds, share, f"max_age = {max_age}", delay_s)
+    for turner in world.turners:
+        assert len(turner.steps) == ROUNDS
+        assert turner.waiting.dropped[turner.name, "stale"] == 0
 
 
 def test_one_that_is_ten_times_slower_holds_nobody_up_and_both_hear_each_other() -> None:

@@ -234,21 +234,28 @@ def test_async_drops_what_is_stale_and_under_pace_does_not(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("learning", "num_rounds", "may"),
+    ("learning", "num_rounds", "unread", "may"),
     [
-        ("max_age = 1", 2, True),
-        ("max_age = 1", 3, False),  # they would become too old
-        ('max_age = 1\nstale = "pace"', 2, True),
-        ('max_age = 1\nstale = "pace"', 3, False),
+        ("max_age = 1", 1, 0, True),
+        ("max_age = 1", 2, 0, False),  # it would be too old after these
+        ("max_age = 1", 1, 1, False),
+        ("max_age = 0", 0, 0, True),
+        ("max_age = 0", 0, 1, False),
+        ("max_age = 8", 2, 6, True),
+        ("max_age = 8", 2, 7, False),
+        ("max_age = 8", 3, 0, False),  # there is enough to learn from
+        ("max_age = 0\nmax_age_s = 9.0", 0, 1, True),
+        ('max_age = 1\nstale = "pace"', 2, 9, True),
+        ('max_age = 1\nstale = "pace"', 3, 0, False),
     ],
 )
 def test_async_samples_unless_too_much_waits_and_never_while_steps_are_taken_again(
-    learning: str, num_rounds: int, may: bool, tmp_path: Path
+    learning: str, num_rounds: int, unread: int, may: bool, tmp_path: Path
 ) -> None:
     config = crew(tmp_path, "async", learning)
     groups = [one for round in range(num_rounds) for one in rounds("full0", round=round)]
     made, pace = waiting(config, *groups), Async(config)
-    assert pace.may_sample("full0", Turns(7, 0), made) == may
+    assert pace.may_sample("full0", Turns(7, 0, unread=unread), made) == may
     assert not pace.may_sample("full0", Turns(7, 0, replayed=True), made)
 
 

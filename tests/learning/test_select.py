@@ -141,6 +141,14 @@ def test_no_stranger_has_more_than_its_share_of_a_full_step() -> None:
     assert len(select(waiting(*["a"] * 9), Learning(), most=8, share=0.5).take) == 4
 
 
+def test_beside_a_share_of_own_groups_it_is_a_share_of_the_step_that_is_taken() -> None:
+    ready = waiting(*["flood"] * 50, "me", "me", "me", "a")
+    chosen = select(ready, Learning(), most=20, share=0.5, own_most=3)
+    assert Counter(senders(chosen.take)) == {"flood": 4, "me": 3, "a": 1}
+    chosen = select(ready, Learning(), most=20, share=0.75, own_most=1)
+    assert Counter(senders(chosen.take)) == {"flood": 6, "me": 1, "a": 1}
+
+
 def test_no_stranger_has_more_than_its_share_of_a_steps_tokens() -> None:
     ready = waiting("me", "me", "a", "a", "long", "long", "long")
     tokens = {"me": 3, "a": 3, "long": 20}

@@ -126,7 +126,8 @@ class LearnerRole:
     # One turn
 
     def turn(self) -> LearnerLine | None:
-        """Sample if it is time to, learn if it can; where they overlap, the other way round.
+        """Sample if it is time to, learn if it can. Where they overlap, or nobody is awaited, the
+        other way round: what is sampled then is as fresh as can be.
 
         The metrics line of a finished round.
         """
@@ -135,7 +136,8 @@ class LearnerRole:
         self._pardon(done)
         heard = self._receive_to(done.cursor) if done else self._try_to_receive()
         beside = done is None and heard and self._may_sample_beside()
-        step = self._choose(done) if beside else None
+        first = done is None and heard and not peer.pace.awaits_others
+        step = self._choose(done) if beside or first else None
         if step is None:
             beside = False
             sampled = self._sample(replayed=done is not None)

@@ -83,6 +83,9 @@ class Witness:
     def rely_on(self, admission: Admission) -> None:
         self._admission = admission
 
+    def is_shut_out(self, peer: str) -> bool:
+        return self._admission is not None and peer in self._admission.revoked
+
     def verify(self, peer: str, signature: bytes, message: bytes) -> bool:
         keys = self._admission.keys if self._admission else {}
         return peer in keys and verifies(keys[peer], signature, message)
@@ -255,7 +258,9 @@ class Participant:
         """What it waits for, in words."""
         connection, buffered = self.station.log.connection, len(self.station.outbox)
         kept = f"; {buffered} records wait to be sent" if buffered else ""
-        if connection.shut_out:
+        # a server that is not the hub's own lets it in still
+        revoked = not connection.trouble and self.station.witness.is_shut_out(self.station.me.name)
+        if connection.shut_out or revoked:
             raise ValueError(
                 "the hub has shut this peer out; what it has is saved, and the hub's owner can "
                 "invite it anew"

@@ -127,7 +127,8 @@ class Patience:
 
     def is_all_there(self) -> bool:
         """Whether nothing is to come that a step would wait for, in an async crew."""
-        return self.is_closed() or all(
+        # a deadline is for others: own groups are on their way
+        return (not self._peer.waiting.own_per_step and self.is_closed()) or all(
             self._has_sent_all(name) or self._has_ended(name) for name in self._sources()
         )
 
@@ -168,7 +169,7 @@ class Patience:
         if self.stuck:
             return self.stuck
         if not peer.pace.awaits_others:
-            return "; ".join([f"waiting for groups: {len(peer.waiting)} are there", *self._last()])
+            return "; ".join([self._how_many(), *self._last()])
         awaited, refused = peer.awaited(), by_sender(peer.admission.refused)
         waiting = (
             f"round {peer.learned_rounds + 1}: waiting for {', '.join(awaited)} for "
@@ -180,6 +181,12 @@ class Patience:
         }
         reasons = [why[name] for name in awaited if name in why]
         return "; ".join([waiting, *reasons, *self._remedy(awaited)])
+
+    def _how_many(self) -> str:
+        waiting = self._peer.waiting
+        if share := waiting.own_per_step:
+            return f"waiting for its own groups: {waiting.num_own} of {share} are there"
+        return f"waiting for groups: {len(waiting)} are there"
 
     def _last(self) -> list[str]:
         """Whose groups an async crew still waits for, once all its own are sampled."""

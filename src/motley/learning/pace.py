@@ -14,6 +14,7 @@ samplers wait |
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
@@ -64,8 +65,11 @@ class Pace(Protocol):
         """Whose groups the next step waits for, by name."""
         ...
 
-    def choose(self, waiting: Waiting, round: Round) -> Wait | Take:
-        """What the next step learns from."""
+    def choose(self, waiting: Waiting, round: Round, again: Sequence[int] = ()) -> Wait | Take:
+        """What the next step learns from.
+
+        `again`: positions that the same step took before a crash.
+        """
         ...
 
     def settle(self, waiting: Waiting, round: Round, replayed: bool) -> None:
@@ -83,6 +87,7 @@ class Turns:
     sampled: int  # rounds
     learned: int
     replayed: bool = False  # the next step was taken before a crash
+    unread: int = 0  # of the sampled rounds, those on their way to the log and back
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +118,9 @@ class Lockstep:
         )
         return [name for name in round.crewmates if there[name] < self.config.problems_per_peer]
 
-    def choose(self, waiting: Waiting, round: Round) -> Wait | Take:
-        # Nothing is stale: how early a crewmate's groups came must not matter.
+    def choose(self, waiting: Waiting, round: Round, again: Sequence[int] = ()) -> Wait | Take:
+        # The round decides, also again. Nothing is stale: how early a crewmate's groups came must
+        # not matter.
         ready = [
             replace(c, since=waiting.window.version)
             for c in waiting.whole_families(round)
@@ -165,10 +171,13 @@ class Async:
             return False
         if not self._drops:
             return not holds_up(waiting.backlog, author, self.config)
-        # Own groups are not to become too old while others are sampled. Of two rounds one is
-        # learned from while the other is on its way to the log and back.
         own = waiting.own_per_step
-        return not own or waiting.num_own <= MOST_OWN_ROUNDS * own
+        if not own:
+            return True
+        # What is sampled now is learned from after these, and must not be too old by then.
+        rules, there = self.config.learning, waiting.num_own
+        oldest = max(1, rules.max_age) if rules.max_age_s else rules.max_age
+        return turns.unread + there // own <= oldest and there <= MOST_OWN_ROUNDS * own
 
     def has_sampled(self, turns: Turns) -> bool:
         return False
@@ -179,9 +188,12 @@ class Async:
     def awaited(self, waiting: Waiting, round: Round) -> list[str]:
         return []
 
-    def choose(self, waiting: Waiting, round: Round) -> Wait | Take:
-        if self._drops:
+    def choose(self, waiting: Waiting, round: Round, again: Sequence[int] = ()) -> Wait | Take:
+        # Where the window is in seconds, these have passed since.
+        if self._drops and not (again and self.config.learning.max_age_s):
             waiting.drop_stale(round)
+        if again:
+            return waiting.take_again(again)
         whole, own = waiting.whole_families(round), waiting.own_per_step
         counted = {c.family for c in whole if not (c.group.branch or (own and c.stranger))}
         if len(counted) < (own or waiting.per_step):

@@ -122,7 +122,8 @@ def select(
     allowed = {id(c) for c in own + foreign}
     take = _families_in_turn([c for c in ready if id(c) in allowed], most, first)
     if share < 1:
-        take = _within_share(take, most, share)
+        # own groups are there: others may have no more beside them than in a full step
+        take = _within_share(take, 0 if own_most else most, share)
     taken = {id(c) for c in take}
     return Selection(take, [c for c in waiting if id(c) not in taken])
 
@@ -161,13 +162,15 @@ def _families_in_turn(
 
 
 def _within_share(take: list[Candidate], most: int, share: float) -> list[Candidate]:
-    """Let go of a stranger's last groups beyond its share of a full step, in groups and in tokens.
+    """Let go of a stranger's last groups beyond its share of this step or of one of `most`, in
+    groups and in tokens.
 
     One is always left of it: a crew in which nobody else sends goes on, if in smaller steps.
     """
     for peer in dict.fromkeys(c.group.origin.peer for c in take if c.stranger):
-        theirs = [c for c in take if c.group.origin.peer == peer][: max(1, int(share * most))]
         others = [c for c in take if c.group.origin.peer != peer]
+        room = int(share * max(most, len(others) / (1 - share)) + 1e-9)
+        theirs = [c for c in take if c.group.origin.peer == peer][: max(1, room)]
         while len(theirs) > 1 and sum(map(_num_tokens, theirs)) > _room(others, most, share):
             theirs.pop()
         kept = {id(c) for c in others + theirs}
@@ -176,7 +179,7 @@ def _within_share(take: list[Candidate], most: int, share: float) -> list[Candid
 
 
 def _room(others: list[Candidate], most: int, share: float) -> float:
-    """How many tokens are a share of this step, or of a full one of groups like the others'."""
+    """How many tokens are a share of this step, or of one of `most` groups like the others'."""
     if not others:
         return math.inf
     tokens = sum(map(_num_tokens, others))

@@ -113,7 +113,8 @@ class Peer:
 
         `replayed`: the next step was taken before a crash.
         """
-        turns = Turns(self.half.sampled_rounds, self.learned_rounds, replayed)
+        unread = self.half.sampled_rounds - self.admitted.complete[self.me.name]
+        turns = Turns(self.half.sampled_rounds, self.learned_rounds, replayed, max(0, unread))
         return (
             self.me.role != "learner"
             and turns.sampled < self.config.crew.rounds
@@ -230,15 +231,12 @@ class Peer:
         """What the next step learns from.
 
         `closed`: do with what is there of the round, or of a horizontal group, if it comes from a
-        quorum of peers. `again`: positions that the same step took before a crash. They decide
-        where the window is in seconds, which have passed since.
+        quorum of peers. `again`: positions that the same step took before a crash.
         """
-        if again and self.config.learning.max_age_s:
-            return self.waiting.take_again(again)
         waits = self.pace.awaits_others and not closed
         if waits and self.teaching.is_due(self.learned_rounds, self.admitted):
             return Wait()
-        return self.pace.choose(self.waiting, self._round(closed))
+        return self.pace.choose(self.waiting, self._round(closed), again)
 
     def step(self, chosen: Take, again: bool = False, refresh: bool = True) -> StepReport | None:
         """Learn from what was chosen; the round is over. None: nothing was to be taken of it.

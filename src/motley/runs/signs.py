@@ -125,7 +125,7 @@ def _no_step(history: History) -> Iterator[Sign]:
     cause = (
         f"{most}; {REMEDIES.get(reason, 'docs/metrics.md says what that is')}"
         if most
-        else "it waits for groups: do the others send any?"
+        else "it waits for groups: do they reach the log, and do others send any?"
     )
     yield Sign("no step", f"nothing was learned from {history.rounds}: {cause}")
 
