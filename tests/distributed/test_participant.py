@@ -13,7 +13,7 @@ import pytest
 from fakes import identity
 from motley.clock import VirtualClock
 from motley.distributed.enrolment import RETRY_S, SAID_AGAIN_S, Joining
-from motley.distributed.participant import WAIT_S, Participant, apart_s
+from motley.distributed.participant import WAIT_S, Participant, Witness, apart_s
 from motley.exchange import LogError
 from motley.exchange.nats.connection import NotAdmittedError
 from motley.exchange.nats.presence import Beat
@@ -31,6 +31,7 @@ class FakeStation:
         self.trouble, self.shut_out, self.last_word = "", False, Beat("starting", 0)
         self.events: list[str] = []
         self.log = self.connection = self.courier = self.presence = self
+        self.me, self.witness = SimpleNamespace(name="a"), Witness()
 
     def wait(self, seconds: float) -> None:
         self.waits.append(seconds)
@@ -99,6 +100,18 @@ def test_words_say_what_is_wrong_first_and_what_is_kept_last() -> None:
     station.trouble = "no connection"
     assert one.status == "no connection; 2 records wait to be sent"
     station.shut_out = True
+    with pytest.raises(ValueError, match="the hub has shut this peer out"):
+        one.status  # noqa: B018
+
+
+def test_a_roster_that_shuts_it_out_ends_it_once_the_log_can_be_read() -> None:
+    one, station, _ = participant(None)
+    station.witness.rely_on(SimpleNamespace(revoked={"b"}))
+    assert one.status == "waiting for others"
+    station.witness.rely_on(SimpleNamespace(revoked={"a"}))
+    station.trouble = "no connection"  # what it has read may not be the last word
+    assert one.status == "no connection"
+    station.trouble = ""
     with pytest.raises(ValueError, match="the hub has shut this peer out"):
         one.status  # noqa: B018
 
