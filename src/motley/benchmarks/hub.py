@@ -50,9 +50,8 @@ every = {rounds}
 problems = 1
 traces = 0
 """
-# Of a round: long enough for who is only slow, or comes back. In an async crew nobody waits for
-# others.
-DEADLINE_S = {"lockstep": 120.0, "async": 20.0}
+# Of a lockstep round: long enough for who is only slow, or comes back.
+DEADLINE_S = 120.0
 KILLED_AT = (0.25, 0.5)  # of all rounds
 TICK_S = 0.05
 
@@ -87,7 +86,7 @@ class HubPlan(msgspec.Struct, frozen=True, kw_only=True):
             peers=self.peers,
             pace=self.pace,
             hear=min(self.hear, self.peers - 1),
-            deadline_s=DEADLINE_S[self.pace],
+            deadline_s=DEADLINE_S,
         )
         names = (f'[[peer]]\nname = "p{n:04d}"\nmodel = "tiny:0.3m"\n' for n in range(self.peers))
         return parse_config(text + "".join(names))
