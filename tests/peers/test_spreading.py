@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed import TCPStore
 
 from fakes import grouped_query_policy, lora_policy, tiny_policy
 from learning.test_learner import MIXED, groups
 from learning.test_senders_of_a_step import crew, poisoned
+from motley.clock import RealClock
 from motley.config import Learning, Teach, TrainPart, Trust
 from motley.engines import Completion, torch_engine
 from motley.learning.batches import ToScore, micro_batches
@@ -25,8 +27,10 @@ from motley.learning.learner import Learner, StepReport
 from motley.learning.sequences import nothing_withheld
 from motley.models.policy import Policy
 from motley.objectives import objective
+from motley.peers import team as teams
 from motley.peers.children import Children
 from motley.peers.orders import DevicePart, FetchOrder
+from motley.peers.parts import TeamPlan, open_part
 from motley.peers.spreading import SpreadEngine, spread_learner
 from motley.peers.team import Team
 from motley.records import Sampling
@@ -354,6 +358,26 @@ def test_a_device_that_fails_says_why() -> None:
 
 def no_model() -> Policy:
     raise ValueError("no such model")
+
+
+def test_where_ended_devices_met_others_meet_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torchrun's store keeps where ended ranks were. Rank 0 comes last, so that the other would
+    find an old one there.
+    """
+    store = TCPStore("127.0.0.1", 0, is_master=True, multi_tenant=True, wait_for_workers=False)
+    monkeypatch.setattr(Children, "rendezvous", f"tcp://127.0.0.1:{store.port}")
+    with spread(a_learner()):
+        pass
+    clock = RealClock()
+
+    def open_late(policy: Policy, plan: TeamPlan, rank: int) -> DevicePart:
+        clock.sleep_s(1.0)
+        return open_part(policy, plan, rank)
+
+    monkeypatch.setattr(teams, "open_part", open_late)
+    learner = a_learner()
+    with spread(learner):
+        learner.step(groups(MIXED))
 
 
 # Another device's model

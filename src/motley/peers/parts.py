@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.rendezvous import rendezvous
 
 from motley.compute.sharding import Shards
 from motley.engines import known_engine
@@ -34,6 +36,7 @@ class TeamPlan(NamedTuple):
 
     places: tuple[torch.device, ...]  # of every rank, on its own machine
     rendezvous: str  # where torch has them meet: an `init_method`
+    meeting: str  # a new name for each team: torchrun's store keeps what ended processes said there
     optimiser: OptimiserRules
     needs_reference: bool
     threads: int  # of each device, on a CPU
@@ -84,9 +87,10 @@ def open_part(policy: Policy, plan: TeamPlan, rank: int) -> DevicePart:
     if device.type == "cuda":
         _check_gpu(device)
         torch.cuda.set_device(device)
+    store, _, _ = next(rendezvous(plan.rendezvous, rank, plan.size, timeout=PATIENCE))
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-        init_method=plan.rendezvous,
+        store=PrefixStore(plan.meeting, store),
         rank=rank,
         world_size=plan.size,
         timeout=PATIENCE,

@@ -9,6 +9,7 @@ of it, and a step comes out as on one device but for rounding.
 from __future__ import annotations
 
 import copy
+import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -76,6 +77,7 @@ def spread_learner(
     plan = TeamPlan(
         places=places,
         rendezvous=others.rendezvous,
+        meeting=secrets.token_hex(8),
         optimiser=learner.optimiser_rules,
         needs_reference=learner.needs_reference,
         threads=others.threads,
