@@ -435,6 +435,7 @@ def test_a_gguf_file_is_converted_once_and_then_read_from_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("MOTLEY_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)  # where transformers calls the file by its name alone
     made: list[Path] = []
     monkeypatch.setattr(
         sources, "convert", lambda source, folder: (made.append(folder), convert(source, folder))

@@ -241,7 +241,8 @@ def _one_reader() -> Iterator[None]:
 
     reader = gguf.GGUFReader
     read = lru_cache(maxsize=1)(lambda path: reader(path))
-    gguf.GGUFReader = lambda path: read(str(path))  # type: ignore[assignment,misc]
+    # transformers asks by more than one way of writing its path
+    gguf.GGUFReader = lambda path: read(Path(path).resolve())  # type: ignore[assignment,misc]
     try:
         yield
     finally:
@@ -327,8 +328,14 @@ def _as_new(model: PreTrainedModel, path: Path) -> PreTrainedModel:
     )
     config.name_or_path = ""
     config.tie_word_embeddings = config.tie_word_embeddings or _is_head_a_copy(model, path)
-    plain = type(model)(config).float()
-    plain.load_state_dict(model.state_dict())
+    plain = empty_model(config)
+    plain.load_state_dict(model.state_dict(), assign=True)
+    for name, value in model.named_buffers():  # those that are computed are in no state dict
+        where, _, last = name.rpartition(".")
+        setattr(plain.get_submodule(where), last, value)
+    if config.tie_word_embeddings:  # the head is often rounded less
+        plain.get_input_embeddings().weight = plain.get_output_embeddings().weight
+    plain.tie_weights()
     plain.generation_config = model.generation_config
     return plain
 
