@@ -139,6 +139,22 @@ def test_a_rank_0_that_is_killed_did_not_end_well() -> None:
         assert all("was killed" in torchrun._farewell(life) for _, life in ends.values())
 
 
+def test_who_fails_as_rank_0_is_killed_says_that_it_was() -> None:
+    with together(rank(1)) as (ranks, ends):
+        tell(ranks.devices[0].orders, "what fails")
+        ranks.devices[0].life.close()
+        with pytest.raises(ValueError, match="since rank 0 failed: it was killed"):
+            torchrun.serve(rank(1), *ends[1])
+
+
+def test_who_fails_before_rank_0_says_why() -> None:
+    with together(rank(1)) as (ranks, ends):
+        tell(ranks.devices[0].orders, "what fails")
+        ranks.devices[0].life.send_bytes(b"its device 1 failed")
+        with pytest.raises(ValueError, match="'str' object has no attribute 'plan'"):
+            torchrun.serve(rank(1), *ends[1])
+
+
 # Devices
 
 

@@ -37,6 +37,8 @@ from motley.peers.team import ENDING_S
 RENDEZVOUS = "env://"  # torchrun's own
 GATHERING_S = 600.0  # all begin at the same time; some machines are slow to import torch
 HELLO_S, HELLO_BYTES = 10.0, 1024
+KILLED = "it was killed, or its machine has gone"
+KILLED_S = 1.0  # in which the system closes all that a killed process had open
 # seconds and tries until a machine that says nothing has gone, where the system lets us choose
 KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
 
@@ -255,10 +257,21 @@ def follow(launched: Launched) -> None:
         signal.signal(number, signal.SIG_IGN)
     left = threading.Event()
     threading.Thread(target=_end_anyway, args=(launched, life, left), daemon=True).start()
-    obey(orders)
+    serve(launched, orders, life)
     left.set()
     if words := _farewell(life):
         raise ValueError(_ends_with(launched, words))
+
+
+def serve(launched: Launched, orders: Connection, life: Connection) -> None:
+    """Obey; raises a ValueError with the reason where that fails."""
+    try:
+        obey(orders)
+    except ValueError:
+        # whoever computes with a rank 0 that is killed fails, too, and may notice that first
+        if life.poll(KILLED_S) and _farewell(life) == KILLED:
+            raise ValueError(_ends_with(launched, KILLED)) from None
+        raise
 
 
 def call(launched: Launched, store: RankStore) -> tuple[Connection, Connection]:
@@ -280,7 +293,7 @@ def _farewell(life: Connection) -> str:
     try:
         return life.recv_bytes().decode()
     except (EOFError, OSError):
-        return "it was killed, or its machine has gone"
+        return KILLED
 
 
 def _ends_with(launched: Launched, words: str) -> str:
