@@ -106,6 +106,37 @@ def test_a_sender_from_whom_the_learner_moves_away_is_named(config: CrewConfig) 
     assert said(config, far) == [], "who was far from the beginning has not moved"
 
 
+@pytest.mark.parametrize(
+    ("other", "remedy"), [(sender(), 'use objective = "ftis"'), (None, "earlier checkpoint")]
+)
+def test_an_entropy_that_rises_is_said_with_its_likely_cause(
+    other: SenderMetrics | None, remedy: str, config: CrewConfig
+) -> None:
+    calm = [line(n, sender(entropy=0.2), other) for n in range(1, 10)]
+    wild = [line(n, sender(entropy=0.7), other) for n in range(10, 20)]
+    watch = Watch(config)
+    (sign,) = [sign for one in calm + wild for sign in watch.see(one)]
+    assert sign.sign == "entropy rises"
+    assert "went from 0.2 to 0.7 nats" in sign.words
+    assert remedy in sign.words
+
+
+@pytest.mark.parametrize(("first", "then"), [(0.3, 0.8), (0.05, 0.4), (2.0, 2.5)])
+def test_an_entropy_that_is_low_or_was_as_high_before_is_no_sign(
+    first: float, then: float, config: CrewConfig
+) -> None:
+    lines = [line(n, sender(entropy=first), sender()) for n in range(1, 10)]
+    lines += [line(n, sender(entropy=then), sender()) for n in range(10, 20)]
+    assert said(config, lines) == []
+
+
+def test_steps_without_an_own_entropy_say_nothing_of_it(config: CrewConfig) -> None:
+    nothing = sender(entropy=None)
+    lines = [line(1, nothing, sender()), *(line(n, sender(entropy=1.0)) for n in range(2, 20))]
+    assert said(config, lines) == []
+    assert said(config, [line(n, nothing) for n in range(1, 20)]) == []
+
+
 def test_a_sender_whose_groups_are_all_refused_is_named_with_the_reason(
     config: CrewConfig,
 ) -> None:

@@ -68,6 +68,7 @@ class History:
     measure: Measure = "accuracy"
     steps: deque[LearnerLine] = field(init=False)  # the newest
     first_rewards: list[float] = field(default_factory=list)  # means over own samples
+    first_entropies: list[float] = field(default_factory=list)  # the same
     first_kl: dict[str, list[float]] = field(default_factory=dict)
     num_steps: int = 0
     num_moved: int = 0  # steps with a gradient
@@ -110,6 +111,9 @@ class History:
         self.num_moved += bool(line.grad_norm)
         if len(self.first_rewards) < WINDOW:
             self.first_rewards.append(self.own_reward(line))
+        entropy = finite(self.own_entropy(line))  # of a step where nothing of its own counts: none
+        if entropy is not None and len(self.first_entropies) < WINDOW:
+            self.first_entropies.append(entropy)
         for name, sender in senders_of(line):
             self.heard.add(name)
             kl = finite(sender.number("kl_k1"))
@@ -124,6 +128,13 @@ class History:
 
     def own_reward(self, line: LearnerLine) -> float:
         return mean_over_groups(self.mine_of(line), "reward")
+
+    def own_entropy(self, line: LearnerLine) -> float:
+        return mean_over_groups(self.mine_of(line), "entropy")
+
+    def others_of(self, line: LearnerLine) -> set[str]:
+        """Who else was learned from."""
+        return {name for name, _ in senders_of(line)} - self.expected.mine
 
     def always(self, key: str, name: str, holds: Callable[[float], bool]) -> list[float]:
         """A sender's values in the window, if all of them are there and have a property."""

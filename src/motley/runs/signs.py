@@ -29,6 +29,8 @@ from motley.runs.metrics import LearnerLine, MetricsLine, Sign
 UNHEARD = 20  # steps without a word of a sender
 TRUNCATED = 0.95  # share of the completions
 LEAST_ENTROPY = 0.02  # nats per token
+HIGH_ENTROPY = 0.5  # the same, if it was
+ENTROPY_GROWTH = 3.0  # times less at first
 GOOD = 0.9  # an accuracy at which it is right to be sure
 OWN_KL = 1.0  # nats per token, of samples of the learner's own weights
 FOREIGN_KL = 4.0  # the same of others' samples, if it was
@@ -206,7 +208,7 @@ def _odd_lr(history: History) -> Iterator[Sign]:
 
 
 def _no_entropy(history: History) -> Iterator[Sign]:
-    values = [mean_over_groups(history.mine_of(line), "entropy") for line in history.steps]
+    values = [history.own_entropy(line) for line in history.steps]
     if not history.is_full or not all(value < LEAST_ENTROPY for value in values):
         return
     reward = mean_of([history.own_reward(line) for line in history.steps])
@@ -218,6 +220,27 @@ def _no_entropy(history: History) -> Iterator[Sign]:
             "is not as high as it can be, it has collapsed: go back to an earlier checkpoint with "
             "a lower lr, or set beta of [objective]",
         )
+
+
+def _entropy_rises(history: History) -> Iterator[Sign]:
+    """Who imitates others takes over what they drew by chance, too; nothing takes that back."""
+    values = [history.own_entropy(line) for line in history.steps]
+    if not history.is_full or not all(value > HIGH_ENTROPY for value in values):
+        return
+    before = mean_of(history.first_entropies)
+    if min(values) < ENTROPY_GROWTH * before:
+        return
+    yield Sign(
+        "entropy rises",
+        f"the entropy went from {before:.2g} to {mean_of(values):.2g} nats per token: the model "
+        "writes more and more by chance. "
+        + (
+            "It takes over what others drew by chance, as different models that write long answers "
+            'do: use objective = "ftis", or a lower lr'
+            if any(history.others_of(line) for line in history.steps)
+            else "Go back to an earlier checkpoint with a lower lr, or set beta of [objective]"
+        ),
+    )
 
 
 def _kl(history: History) -> Iterator[Sign]:
@@ -376,8 +399,7 @@ def _lost_skill(history: History) -> Iterator[Sign]:
     first, newest = history.first, list(history.evaluations)[-2:]
     if first is None or history.measure != "accuracy" or newest[0].num_steps < SWAYING:
         return
-    others = {name for line in history.steps for name, _ in senders_of(line)}
-    others -= history.expected.mine
+    others = any(history.others_of(line) for line in history.steps)
     most = _noise(history.expected.num_problems)
     fell = [
         f"{kind} from {began:.2f} to {newest[-1].heldout[kind]:.2f}"
@@ -434,6 +456,7 @@ OF_STEPS: tuple[Look, ...] = (
     _no_gradient,
     _odd_lr,
     _no_entropy,
+    _entropy_rises,
     _kl,
     _filtered,
     _not_taken,
