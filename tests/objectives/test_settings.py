@@ -166,6 +166,13 @@ def test_unknown_objective_is_told_the_known_ones() -> None:
         objective("vis")
 
 
+def test_a_row_and_its_variant_in_one_word_are_told_apart() -> None:
+    with pytest.raises(ValueError, match=r"write objective = 'uplift' and variant = 'kept'$"):
+        objective("uplift/kept")
+    with pytest.raises(ValueError, match=r"^objective 'vis/kept' is not known; choose one of"):
+        objective("vis/kept")
+
+
 def test_unknown_variant_is_told_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"^objective 'ftis' has no variant 'paper'; it has code$"):
         objective("ftis", "paper")

@@ -177,6 +177,12 @@ def objective(
     10.0
     """
     if name not in OBJECTIVES:
+        known, _, rest = name.partition("/")
+        if rest and known in OBJECTIVES:
+            raise ValueError(
+                f"objective {name!r} is two words in one: write objective = {known!r} and "
+                f"variant = {rest!r}"
+            )
         raise ValueError(f"objective {name!r} is not known; choose one of {', '.join(OBJECTIVES)}")
     row = OBJECTIVES[name]
     if variant:
