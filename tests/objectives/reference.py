@@ -354,7 +354,12 @@ def uplifted(b: Reference, i: int, t: int, lp: np.ndarray) -> float:
     if not b.case.own[i]:
         fails, lead = 1 - clip(b.case.success[i], 0.0, 1.0), b.case.lead[i] if b.case.lead else 0.0
         q = min(exp(b.case.lq[i][t]), 1.0)
-        floor *= fails ** b.o["gate"] * lead ** b.o["lead"] * q ** b.o["sure"]
+        better, surely = lead ** b.o["lead"], q ** b.o["sure"]
+        if b.o["lead"] > 0 and b.o["sure"] > 0:
+            imitated = better + surely - better * surely
+        else:
+            imitated = better * surely  # one of them is 1
+        floor *= fails ** b.o["gate"] * imitated
     weight = clip(ratio, floor, b.o["C"]) if b.A[i] > 0 else min(ratio, 1.0)
     return weight * plain(b, i, t, lp)
 

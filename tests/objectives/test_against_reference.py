@@ -74,6 +74,7 @@ TUNED: list[tuple[str, str, dict[str, float | str]]] = [
     ("uplift", "floored", {"floor": 0.8, "C": 1.5, "g": 0.1}),
     ("uplift", "relative", {"scale": 0.7}),
     ("uplift", "led", {"lead": 0.5, "sure": 1.0}),
+    ("uplift", "kept", {"sure": 2.0, "gate": 0.5}),
     ("uplift", "floored", {"lead": 2.0, "gate": 0.5}),
     ("uplift", "gated", {"gate": 0.5}),
     ("uplift", "floored", {"gate": 2.0}),

@@ -254,7 +254,7 @@ def test_the_gate_lets_foreign_successes_in_as_far_as_the_receiver_fails(
     assert weight_BT[2].tolist() == pytest.approx([min(x, 1.0) for x in ratios], rel=1e-4)
 
 
-def test_only_a_better_sender_is_imitated_and_only_where_it_was_sure() -> None:
+def test_a_better_sender_is_imitated_or_one_that_was_sure() -> None:
     ratios, q = [0.5, 0.1, 1e-6], [0.9, 0.5, 0.01]
     case = tiny(
         [1.0, 1.0, 1.0, 0.0],
@@ -272,7 +272,8 @@ def test_only_a_better_sender_is_imitated_and_only_where_it_was_sure() -> None:
     assert led[0] == pytest.approx(ratios, rel=1e-4)  # as good as the receiver at best
     assert led[1] == pytest.approx([0.8] * 3, rel=1e-4)
     assert sure[0] == sure[1] == pytest.approx([0.9, 0.5, 0.01], rel=1e-4)
-    assert both[1] == pytest.approx([0.64 * x**0.5 for x in q], rel=1e-4)
+    assert both[0] == pytest.approx([x**0.5 for x in q], rel=1e-4)
+    assert both[1] == pytest.approx([1 - 0.36 * (1 - x**0.5) for x in q], rel=1e-4)
     for found in (led, sure, both):
         assert found[2] == [1, 1, 1]  # own ones are as they were
         assert found[3] == pytest.approx(ratios, rel=1e-4)  # and so are failures

@@ -138,6 +138,8 @@ class Uplifting:
     With sure above 0 it is multiplied by q_t^sure, q_t the sender's probability of the token. What
     the sender was sure of is imitated, not what it drew by chance.
 
+    With both above 0 either is enough: by 1 - (1 - l^lead)(1 - q_t^sure).
+
     With gamma above 0 foreign sequences with A > 0 weigh gamma·p/(p + gamma)^2 instead (LUFFY's
     shaping): at most 1/4, at p = gamma. It vanishes on tokens that the learner finds absurd.
     """
@@ -173,8 +175,11 @@ class Uplifting:
     def _foreign_floor(self, batch: LossBatch) -> Tensor:
         q_BT = batch.logp_sampler_BT.exp().clamp(max=1)
         fails_B1 = (1 - batch.terms.success_B[:, None].clamp(0, 1)).to(q_BT.dtype)
-        lead_B1 = batch.terms.lead_B[:, None].to(q_BT.dtype)
-        return self.floor * fails_B1**self.gate * lead_B1**self.lead * q_BT**self.sure
+        better_B1 = batch.terms.lead_B[:, None].to(q_BT.dtype) ** self.lead
+        surely_BT = q_BT**self.sure
+        either = self.lead > 0 and self.sure > 0
+        why_BT = 1 - (1 - better_B1) * (1 - surely_BT) if either else better_B1 * surely_BT
+        return self.floor * fails_B1**self.gate * why_BT
 
     def free(self, batch: LossBatch) -> Tensor:
         return token_ratio(batch)
