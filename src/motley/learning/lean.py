@@ -1,10 +1,13 @@
 """LeanAdam: AdamW that keeps its moments in 8 bits or off the GPU, and steps bfloat16 weights.
 
 Differs from torch's AdamW in what lies between two steps only: a step itself is torch's own, in
-float32, on a part of the values at a time. What is rounded is rounded to one of its two neighbours
-by chance, so that it is right on average: an 8-bit moment, or a bfloat16 weight, would else stand
-still where a step is small beside it. The dice follow from a seed, the parameter's number and the
-step, so that a resumed run rolls the same.
+float32, on a part of the values at a time. Moments in 8 bits on a GPU are stepped by a kernel, in
+one pass over memory (`compute.lean_kernel`): the formula and what is kept are the same.
+
+What is rounded is rounded to one of its two neighbours by chance, so that it is right on average:
+an 8-bit moment, or a bfloat16 weight, would else stand still where a step is small beside it. The
+dice follow from a seed, the parameter's number and the step, so that a resumed run rolls the same.
+The kernel's are other dice than torch's.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
+
+from motley.compute.support import runs_kernels
 
 BLOCK = 256  # values that share a scale
 AT_ONCE = 1 << 24  # values that are in float32 at a time; whole blocks
@@ -55,7 +60,25 @@ class LeanAdam(torch.optim.Optimizer):
         state = self.state[parameter]
         if not state:
             state |= self._beginning(parameter)
-        dice = _dice(f"{self._seed}/{number}/{int(state['step'])}", parameter.device)
+        seed = _seed_of(f"{self._seed}/{number}/{int(state['step'])}")
+        if self._is_one_pass(parameter):
+            _step_in_one_pass(parameter, state, group, seed)
+        else:
+            self._step_in_parts(parameter, state, group, seed)
+        state["step"] += 1
+
+    def _is_one_pass(self, parameter: Tensor) -> bool:
+        return (
+            self.in_8_bits
+            and not self._offload
+            and parameter.is_contiguous()
+            and runs_kernels(parameter.device)
+        )
+
+    def _step_in_parts(
+        self, parameter: Tensor, state: dict[str, Tensor], group: dict[str, Any], seed: int
+    ) -> None:
+        dice = torch.Generator(parameter.device).manual_seed(seed)
         value, gradient = parameter.detach().reshape(-1), parameter.grad.reshape(-1)  # type: ignore[union-attr]
         for start in range(0, len(value), AT_ONCE):
             part = slice(start, min(start + AT_ONCE, len(value)))
@@ -68,7 +91,6 @@ class LeanAdam(torch.optim.Optimizer):
                 value[part] = to_bfloat16(full, dice)
         if value.data_ptr() != parameter.data_ptr():  # it does not lie in a row
             parameter.copy_(value.view_as(parameter))
-        state["step"] += 1
 
     def _beginning(self, parameter: Tensor) -> dict[str, Tensor]:
         place, made = self.place_of(parameter), {"step": torch.tensor(0.0)}
@@ -132,9 +154,31 @@ def _adamw(
     )
 
 
-def _dice(text: str, device: torch.device) -> torch.Generator:
-    seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
-    return torch.Generator(device).manual_seed(seed)
+def _step_in_one_pass(
+    parameter: Tensor, state: dict[str, Tensor], group: dict[str, Any], seed: int
+) -> None:
+    """Where kernels run: the same step."""
+    from motley.compute.lean_kernel import Coded, Rates, step
+
+    steps, lr = int(state["step"]) + 1, group["lr"]
+    rates = Rates(
+        first=BETAS[0],
+        second=BETAS[1],
+        length=lr / (1 - BETAS[0] ** steps),
+        root=(1 - BETAS[1] ** steps) ** -0.5,
+        eps=EPS,
+        decay=lr * group["weight_decay"],
+    )
+    first, second = (
+        Coded(state[f"{name}_code"], state[f"{name}_scale"], octaves)
+        for name, octaves in zip(MOMENTS, (OCTAVES_SIGNED, OCTAVES), strict=True)
+    )
+    value, gradient = parameter.detach().view(-1), parameter.grad.reshape(-1)  # type: ignore[union-attr]
+    step(value, gradient, (first, second), rates, block=BLOCK, seed=seed)
+
+
+def _seed_of(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
 
 
 def to_bfloat16(value: Tensor, dice: torch.Generator) -> Tensor:
