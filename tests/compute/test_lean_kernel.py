@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-import json
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +15,8 @@ from torch import Tensor, nn
 
 pytest.importorskip("triton")
 
-from compute import compiling
+from compiling import sizes_of
+from compute import programs
 from compute.devices import DEVICES, needs_gpu, needs_interpreter
 from motley.compute import lean_kernel
 from motley.compute.lean_kernel import Coded, Rates
@@ -423,14 +420,6 @@ def test_other_moments_and_parameters_are_stepped_in_parts(
 @pytest.mark.slow
 def test_it_compiles_for_a_gpu_that_is_not_here(tmp_path: Path) -> None:
     """What the interpreter takes, a compiler may refuse."""
-    own = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    ran = subprocess.run(
-        [sys.executable, compiling.__file__],
-        env=own | {"TRITON_CACHE_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
-    assert ran.returncode == 0, ran.stderr
-    sizes = json.loads(ran.stdout)
+    sizes = sizes_of(programs, tmp_path)
     assert len(sizes) == 5
     assert all(size > 0 for size in sizes.values())

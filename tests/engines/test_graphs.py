@@ -6,11 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,8 +16,9 @@ import pytest
 import torch
 
 from architectures import ARCHITECTURES, TRAINS, own_code_policy
+from compiling import sizes_of
 from compute.devices import needs_gpu, needs_interpreter
-from engines import compiling
+from engines import programs
 from fakes import POLICIES, grouped_query_policy, lora_policy, tiny_policy
 from marks import slow
 from motley.compute.scoring import score
@@ -408,15 +405,7 @@ def test_prompts_are_read_without_a_graph_where_memory_holds_none() -> None:
 @pytest.mark.slow
 def test_kernels_compile_for_a_gpu_that_is_not_here(tmp_path: Path) -> None:
     """What the interpreter takes, a compiler may refuse."""
-    own = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    ran = subprocess.run(
-        [sys.executable, compiling.__file__],
-        env=own | {"TRITON_CACHE_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
-    assert ran.returncode == 0, ran.stderr
-    sizes = json.loads(ran.stdout)
+    sizes = sizes_of(programs, tmp_path)
     assert len(sizes) == 8
     assert all(size > 0 for size in sizes.values())
 

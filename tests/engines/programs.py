@@ -1,20 +1,13 @@
-"""Compile the kernels of sampling for a GPU that is not here.
-
-A test runs it in a process of its own, since under Triton's interpreter nothing is compiled.
-"""
+"""The kernels of sampling, compiled for a GPU that is not here; a test runs it by itself."""
 
 from __future__ import annotations
 
 import itertools
 import json
 
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-
+from compiling import compiled_for_h200
 from motley.engines import kernels
 
-H200 = GPUTarget("cuda", 90, 32)
 INDEX = ("rows", "counts", "prompt_of", "lengths", "source", "tokens")
 FLOAT = ("cosines", "sines", "query_scale", "key_scale", "logits", "leasts", "logps")
 HALF = ("qkv", "out", "prompts", "own")
@@ -36,15 +29,8 @@ def kind(name: str) -> str:
 
 
 def compiled(kernel: object, warps: int, stages: int, **fixed: object) -> int:
-    """Bytes of the program for the GPU."""
-    names = kernel.arg_names
-    source = ASTSource(
-        fn=kernel,
-        signature={name: "constexpr" if name in fixed else kind(name) for name in names},
-        constexprs={(names.index(name),): value for name, value in fixed.items()},
-    )
-    made = triton.compile(source, target=H200, options={"num_warps": warps, "num_stages": stages})
-    return len(made.asm["cubin"])
+    options = {"num_warps": warps, "num_stages": stages}
+    return compiled_for_h200(kernel, kind, fixed, options)
 
 
 def main() -> None:
