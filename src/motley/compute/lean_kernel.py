@@ -114,8 +114,7 @@ def _step(
     value = tl.load(values + start + place, mask=real, other=0.0).to(tl.float32)
     gradient = tl.load(gradients + start + place, mask=real, other=0.0).to(tl.float32)
     code = tl.load(first_codes + start + place, mask=real, other=127).to(tl.float32) - 127.0
-    first = tl.where(code == 0, 0.0, _level(tl.abs(code), 127, OCTAVES_SIGNED / 126))
-    first = tl.where(code < 0, -first, first)
+    first = _signed(code, 127, OCTAVES_SIGNED / 126)
     first *= tl.load(first_scales + row, mask=known, other=0.0)[:, None]
     code = tl.load(second_codes + start + place, mask=real, other=0).to(tl.float32)
     second = _level(code, 255, OCTAVES / 255)
@@ -126,14 +125,7 @@ def _step(
     value -= decay * value
     value -= length * first / (tl.sqrt(second) * root + eps)
 
-    # Philox gives 32 bits to each of four values. Moments begin with different halves of them, and
-    # the value itself takes what decides least in both.
-    quarter = tl.arange(0, ROWS)[:, None] * (BLOCK // 4) + tl.arange(0, BLOCK // 4)[None, :]
-    a, b, c, d = tl.randint4x(seed, start // 4 + quarter)
-    dice = tl.interleave(tl.interleave(a, c), tl.interleave(b, d))
-    draw, other_draw = dice >> 8, ((dice & 0xFFFF) << 8) | (dice >> 24)
-    noise = ((dice >> 8) & 0xFF00) | (dice & 0xFF)
-
+    draw, other_draw, noise = _dice(seed, start, ROWS, BLOCK)
     magnitude = tl.abs(first)
     scale = tl.max(magnitude, 1)
     number = _drawn(magnitude, scale[:, None], draw, 127, OCTAVES_SIGNED / 126, True)
@@ -153,9 +145,29 @@ def _step(
 
 
 @triton.jit
+def _dice(seed, start, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """24 bits for either moment, and 16 for the value.
+
+    Philox gives 32 bits to each of four values. Moments begin with different halves of them, and
+    the value itself takes what decides least in both.
+    """
+    quarter = tl.arange(0, ROWS)[:, None] * (BLOCK // 4) + tl.arange(0, BLOCK // 4)[None, :]
+    a, b, c, d = tl.randint4x(seed, start // 4 + quarter)
+    dice = tl.interleave(tl.interleave(a, c), tl.interleave(b, d))
+    return dice >> 8, ((dice & 0xFFFF) << 8) | (dice >> 24), ((dice >> 8) & 0xFF00) | (dice & 0xFF)
+
+
+@triton.jit
 def _level(number, TOP: tl.constexpr, STEP: tl.constexpr):
     """The share of the scale that a level is: 1 at the top, and `STEP` octaves apart."""
     return tl.exp2((number - TOP) * STEP)
+
+
+@triton.jit
+def _signed(code, TOP: tl.constexpr, STEP: tl.constexpr):
+    """The same of codes of both signs about a zero."""
+    share = tl.where(code == 0, 0.0, _level(tl.abs(code), TOP, STEP))
+    return tl.where(code < 0, -share, share)
 
 
 @triton.jit
@@ -167,25 +179,9 @@ def _drawn(magnitude, scale, draw, TOP: tl.constexpr, STEP: tl.constexpr, FROM_Z
     """
     share = magnitude * (1.0 / tl.maximum(scale, 1.1754943508222875e-38))  # float32's least
     least: tl.constexpr = 2.0 ** ((0.5 - TOP) * STEP)  # number 0, as all that is less
-    number = (_log2(tl.maximum(share, least)) * (1.0 / STEP) + TOP).to(tl.int32)
+    number = (tl.log2(tl.maximum(share, least)) * (1.0 / STEP) + TOP).to(tl.int32)
     level = _level(number.to(tl.float32), TOP, STEP)
     low = tl.where(number > 0, level, 0.0) if FROM_ZERO else level
     width = level * 2.0**STEP - low if FROM_ZERO else level * (2.0**STEP - 1)
     rises = draw.to(tl.float32) * (width * 2.0**-24) < share - low
     return tl.minimum(number + rises.to(tl.int32), TOP)
-
-
-@triton.jit
-def _log2(x):
-    """Of a normal number, to 2e-5: the exponent, and a polynomial through log2 of 1 and of 2.
-
-    Triton's own is exact, and takes twice as many instructions.
-    """
-    bits = x.to(tl.int32, bitcast=True)
-    part = ((bits & 0x7FFFFF) | 0x3F800000).to(tl.float32, bitcast=True)
-    log = 0.04514855 * part - 0.41931719
-    log = log * part + 1.64138821
-    log = log * part - 3.56884304
-    log = log * part + 5.10696447
-    log = log * part - 2.80534099
-    return ((bits >> 23) - 127).to(tl.float32) + log
