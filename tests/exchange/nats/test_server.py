@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from socketserver import StreamRequestHandler, ThreadingTCPServer
 from threading import Thread
-from typing import Any
+from typing import Any, Self
 
 import nats.errors
 import pytest
@@ -662,6 +662,56 @@ def test_an_attempt_that_failed_leaves_no_socket_open() -> None:
             Connection(Login(url, "a", identity("a").nkey_seed), patience_s=1)  # several attempts
         in_time(other.shutdown)
     thread.join()
+
+
+class Busy(ThreadingTCPServer):
+    """A server in name, which hangs up on its first callers after so many answers each."""
+
+    def __init__(self, patience: list[int]) -> None:
+        super().__init__(("127.0.0.1", 0), Impatient)
+        self.daemon_threads = True
+        self.patience = iter(patience)
+
+    def __enter__(self) -> Self:
+        Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+        return super().__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self.shutdown()
+        super().__exit__(*error)
+
+    @property
+    def login(self) -> Login:
+        return Login(f"nats://127.0.0.1:{self.server_address[1]}", "a")
+
+
+class Impatient(StreamRequestHandler):
+    def handle(self) -> None:
+        assert isinstance(self.server, Busy)
+        left = next(self.server.patience, None)
+        self.wfile.write(b'INFO {"server_id": "busy", "max_payload": 1024}\r\n')
+        with suppress(OSError):
+            for line in self.rfile:
+                if left == 0:
+                    return
+                if line.startswith(b"PING"):
+                    self.wfile.write(b"PONG\r\n")
+                    left = left and left - 1
+
+
+@pytest.mark.slow
+def test_who_is_hung_up_on_while_it_comes_in_tries_again() -> None:
+    with Busy([0, 1]) as busy:
+        connection = Connection(busy.login, patience_s=PATIENCE_S)
+        assert next(busy.patience, None) is None
+        assert connection.trouble == ""
+        connection.close()
+
+
+@pytest.mark.slow
+def test_a_server_that_always_hangs_up_is_out_of_reach() -> None:
+    with Busy([1] * 100) as busy, pytest.raises(LogError, match=r"cannot reach nats://.*EOF"):
+        Connection(busy.login, patience_s=0.1)
 
 
 @pytest.mark.slow

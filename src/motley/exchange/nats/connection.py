@@ -40,6 +40,10 @@ class NotAdmittedError(LogError):
     """The server does not know this key."""
 
 
+class HungUpError(LogError):
+    """The server ended the connection; another try may be let in."""
+
+
 class SturdyClient(Client):
     """nats-py stops reading for good at a message it cannot decode, and any peer can publish one.
 
@@ -256,14 +260,12 @@ class Connection:
                 return
             except (nats.errors.Error, OSError, TimeoutError) as error:
                 self._client.abandon()
-                if isinstance(error, LogError):
+                # one that takes in a new configuration hangs up on who is about to come in
+                if isinstance(error, LogError) and not isinstance(error, HungUpError):
                     raise
                 if deadline.passed and num_tries >= self._num_servers:
-                    why = (
-                        self._said
-                        if isinstance(error, nats.errors.NoServersError) and self._said
-                        else _words(error)
-                    )
+                    told = isinstance(error, (nats.errors.NoServersError, HungUpError))
+                    why = self._said if told and self._said else _words(error)
                     raise LogError(
                         f"cannot reach {self.login.url}: {why}; is the hub running, and its port "
                         "open from here?"
@@ -302,6 +304,7 @@ class Connection:
         # nats-py takes a server that hangs up before it answers, as one may that takes in a new
         # configuration, for one that has let it in
         await self._client.flush()
+        self._lost_at_s, self._said = None, ""  # of tries before
         # The first time it fails at once and says why; from here on it tries for ever.
         self._client.options |= {
             "allow_reconnect": True,
@@ -331,7 +334,7 @@ class Connection:
     async def _on_disconnect(self) -> None:
         if self._lost_at_s is None:
             self._lost_at_s = self.clock.elapsed_s()
-        self._end_under_way(LogError(self.trouble))  # its answers will not come any more
+        self._end_under_way(HungUpError(self.trouble))  # its answers will not come any more
 
     def _dialled(self) -> str:
         current = self._client._current_server
