@@ -78,7 +78,6 @@ def test_loss_and_gradient_are_those_of_the_ftis_row(loop: ModuleType, seed: int
             own_B=torch.zeros(num, dtype=torch.bool),
             stranger_B=torch.ones(num, dtype=torch.bool),
             success_B=torch.zeros(num),
-            lead_B=torch.zeros(num),
             skill_B=torch.ones(num),
             length_B=length_B,
             ended_B=torch.ones(num, dtype=torch.bool),

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import msgspec
 import pytest
 
 from fakes import candidate, group, rollout, tiny_policy
@@ -25,30 +22,6 @@ def test_success_is_a_running_mean_of_own_rewards_by_kind() -> None:
     success.update(groups([[0.0, 0.0], [1.0, 1.0]]))
     assert success.of("sort") == pytest.approx(0.9 * 0.25 + 0.1 * 1.0)
     assert success.of("sum") == 0.0
-
-
-def test_a_lead_is_what_a_sender_has_more_as_a_share_of_it_and_by_kind() -> None:
-    success = Success(memory=0.5)
-    better, worse, me = of_sender("b", 1.0, 0.0), of_sender("c", 0.0, 0.25), of_sender("me", 0.5)
-    assert success.lead(better) == 0.0  # nobody is known
-    success.update([better, worse, of_sender("me", 0.125)])
-    assert success.of_others == {"b": {"reverse": 0.5}, "c": {"reverse": 0.125}}
-    assert success.lead(better) == pytest.approx(0.75)
-    assert success.lead(worse) == success.lead(me) == 0.0
-    other_kind = replace(better, problem=msgspec.structs.replace(better.problem, kind="sum"))
-    assert success.lead(other_kind) == 0.0
-    success.update([of_sender("b", 0.0), of_sender("me", 0.375)])
-    assert success.lead(better) == pytest.approx(0.0)  # both have 0.25 of late
-    success.update([of_sender("me", -1.25), of_sender("b", -0.5)])  # rewards may be below 0
-    assert success.lead(better) == 1.0
-
-
-def test_a_learner_hands_leads_to_its_row() -> None:
-    learner = Learner(tiny_policy(), objective("uplift", "led"), Learning(), lr=1e-3)
-    learner.step(groups([[1.0, 1.0, 1.0, 1.0], [1.0, 0.0, 0.0, 0.0]]))
-    plan = learner._plan(groups([[1.0, 0.0], [1.0, 0.0]]), lambda *_: None)
-    assert plan.batch.samples.lead_B.tolist() == plan.terms.lead_B.tolist()
-    assert plan.terms.lead_B.tolist() == pytest.approx([0.75, 0.75, 0.0, 0.0])
 
 
 def of_sender(peer: str, *rewards: float) -> Candidate:

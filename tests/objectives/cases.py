@@ -48,7 +48,6 @@ class Case:
     lq: list[np.ndarray]
     max_length: int = 16
     skill: list[float] = field(default_factory=list)  # none: all are as good as the receiver
-    lead: list[float] = field(default_factory=list)  # the same
     ref: list[np.ndarray] = field(default_factory=list)  # of the reference, where there is one
     # sizes of the spans of each sequence, in tokens; none: each token is one
     spans: list[list[int]] = field(default_factory=list)
@@ -74,7 +73,6 @@ class Case:
             lq=[self.lq[i] for i in index],
             max_length=self.max_length,
             skill=[self.skill[i] for i in index] if self.skill else [],
-            lead=[self.lead[i] for i in index] if self.lead else [],
             ref=[self.ref[i] for i in index] if self.ref else [],
             spans=[self.spans[i] for i in index] if self.spans else [],
             open=[self.open[i] for i in index] if self.open else [],
@@ -158,7 +156,6 @@ def make_case(regime: str, seed: int) -> Case:
         lp=lp,
         lq=lq,
         skill=[1.0 if mine else (0.375, 2.5, 30.0)[i % 3] for i, mine in enumerate(own)],
-        lead=[0.0 if mine else (0.0, 0.25, 1.0, 0.75)[i % 4] for i, mine in enumerate(own)],
         ref=_references(lp, odd, seed),
     )
 
@@ -195,7 +192,6 @@ def samples_of(case: Case) -> Samples:
         own_B=torch.tensor(case.own),
         stranger_B=~torch.tensor(case.own),
         success_B=torch.tensor(case.success),
-        lead_B=torch.tensor(case.lead or [0.0] * len(case)),
         skill_B=torch.tensor(case.skill or [1.0] * len(case)),
         length_B=torch.tensor(case.lengths),
         ended_B=torch.tensor(case.ended),

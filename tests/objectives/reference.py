@@ -352,14 +352,9 @@ def uplifted(b: Reference, i: int, t: int, lp: np.ndarray) -> float:
         return b.o["gamma"] * p / (p + b.o["gamma"]) ** 2 * plain(b, i, t, lp)
     ratio, floor = rho(b, i, t, b.fixed[i]), b.o["floor"]
     if not b.case.own[i]:
-        fails, lead = 1 - clip(b.case.success[i], 0.0, 1.0), b.case.lead[i] if b.case.lead else 0.0
-        q = min(exp(b.case.lq[i][t]), 1.0)
-        better, surely = lead ** b.o["lead"], q ** b.o["sure"]
-        if b.o["lead"] > 0 and b.o["sure"] > 0:
-            imitated = better + surely - better * surely
-        else:
-            imitated = better * surely  # one of them is 1
-        floor *= fails ** b.o["gate"] * imitated
+        fails = 1 - clip(b.case.success[i], 0.0, 1.0)
+        q = min(exp(sum(b.lq[i][u] for u in b.span(i, t))), 1.0)
+        floor *= fails ** b.o["gate"] * q ** b.o["sure"]
     weight = clip(ratio, floor, b.o["C"]) if b.A[i] > 0 else min(ratio, 1.0)
     return weight * plain(b, i, t, lp)
 
@@ -458,7 +453,6 @@ _UPLIFT = {
     "floor": 1.0,
     "gamma": 0.0,
     "gate": 0.0,
-    "lead": 0.0,
     "sure": 0.0,
 }
 _uplift = sequence_mean(uplifted)
@@ -539,7 +533,7 @@ ROWS: dict[tuple[str, str], tuple] = {
 }
 # what is kept of own successes is no part of a batch's answers
 ROWS[("uplift", "kept")] = ROWS[("uplift", "both")]
-for _name, _guard in (("led", {"lead": 1.0}), ("gated", {"gate": 8.0})):
+for _name, _guard in (("sure", {"sure": 1.0}), ("gated", {"gate": 8.0})):
     ROWS[("uplift", _name)] = (
         standardised,
         (_both, _rehearsed),

@@ -281,7 +281,6 @@ def samples_of(match: Match, batch: Drawn) -> Samples:
         own_B=own_B,
         stranger_B=~own_B,
         success_B=torch.zeros_like(batch.reward_B),
-        lead_B=torch.zeros_like(batch.reward_B),
         skill_B=torch.ones_like(batch.reward_B),
         length_B=batch.length_B,
         ended_B=torch.ones_like(own_B),

@@ -24,7 +24,7 @@ WITHOUT_GROUP_WEIGHT = [row for row in ROWS if row[0] != "gepo" and "shaped" not
 WITHOUT_REMEDY = [
     (name, v)
     for name, v in ROWS
-    if not ("relative" in v or "rehearsed" in v or v in ("both", "kept", "led", "gated"))
+    if not ("relative" in v or "rehearsed" in v or v in ("both", "kept", "sure", "gated"))
     and (name != "reinforce_pp" or v == "baseline")
 ]
 

@@ -22,11 +22,7 @@ EVERY_ROW = {
 FILTER = {"g": 50.0, "kl": "k3", "kl_over": "own"}
 CLIP = {"clip_low": 0.2, "clip_high": 0.2}
 RATIO = CLIP | {"delta": inf}
-UPLIFT = (
-    {"floor": 1.0, "C": 1.0, "gamma": 0.0, "gate": 0.0, "lead": 0.0, "sure": 0.0}
-    | FILTER
-    | EVERY_ROW
-)
+UPLIFT = {"floor": 1.0, "C": 1.0, "gamma": 0.0, "gate": 0.0, "sure": 0.0} | FILTER | EVERY_ROW
 
 SETTINGS: dict[tuple[str, str], dict[str, float | str]] = {
     ("alone", ""): CLIP | EVERY_ROW,
@@ -54,7 +50,7 @@ SETTINGS: dict[tuple[str, str], dict[str, float | str]] = {
     ("uplift", "rehearsed"): UPLIFT | {"rehearse": 0.3},
     ("uplift", "both"): UPLIFT | {"scale": 1.0, "rehearse": 0.3},
     ("uplift", "kept"): UPLIFT | {"scale": 1.0, "rehearse": 0.3, "keep": 16.0},
-    ("uplift", "led"): UPLIFT | {"scale": 1.0, "rehearse": 0.3, "keep": 16.0, "lead": 1.0},
+    ("uplift", "sure"): UPLIFT | {"scale": 1.0, "rehearse": 0.3, "keep": 16.0, "sure": 1.0},
     ("uplift", "gated"): UPLIFT | {"scale": 1.0, "rehearse": 0.3, "keep": 16.0, "gate": 8.0},
     ("uplift", "relative_rehearsed"): UPLIFT | {"scale": 1.0, "rehearse": 0.3},
     ("uplift", "floored"): UPLIFT | {"floor": 0.3, "C": 2.0},
@@ -178,7 +174,7 @@ def test_unknown_variant_is_told_the_known_ones() -> None:
         objective("ftis", "paper")
     with pytest.raises(ValueError, match=r"^objective 'nois' has no variant 'code'; it has none$"):
         objective("nois", "code")
-    with pytest.raises(ValueError, match=r"has no variant 'x'; it has both, kept, led, gated, "):
+    with pytest.raises(ValueError, match=r"has no variant 'x'; it has both, kept, sure, gated, "):
         objective("uplift", "x")
 
 

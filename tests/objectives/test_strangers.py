@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
 from math import inf, log
 
@@ -254,29 +253,20 @@ def test_the_gate_lets_foreign_successes_in_as_far_as_the_receiver_fails(
     assert weight_BT[2].tolist() == pytest.approx([min(x, 1.0) for x in ratios], rel=1e-4)
 
 
-def test_a_better_sender_is_imitated_or_one_that_was_sure() -> None:
+def test_a_foreign_success_counts_as_far_as_its_sender_was_sure() -> None:
     ratios, q = [0.5, 0.1, 1e-6], [0.9, 0.5, 0.01]
     case = tiny(
-        [1.0, 1.0, 1.0, 0.0],
-        lp=[[log(x * y) for x, y in zip(ratios, q, strict=True)]] * 4,
-        lq=[[log(x) for x in q]] * 4,
-        own=[False, False, True, False],
+        [1.0, 1.0, 0.0],
+        lp=[[log(x * y) for x, y in zip(ratios, q, strict=True)]] * 3,
+        lq=[[log(x) for x in q]] * 3,
+        own=[False, True, False],
     )
-    case = replace(case, lead=[0.0, 0.8, 0.0, 0.8])
-
-    def weights(**settings: float) -> list[list[float]]:
-        row = objective("uplift", settings={"g": inf, **settings})
-        return run(row, case).output.weight_BT.tolist()
-
-    led, sure, both = weights(lead=1.0), weights(sure=1.0), weights(lead=2.0, sure=0.5)
-    assert led[0] == pytest.approx(ratios, rel=1e-4)  # as good as the receiver at best
-    assert led[1] == pytest.approx([0.8] * 3, rel=1e-4)
-    assert sure[0] == sure[1] == pytest.approx([0.9, 0.5, 0.01], rel=1e-4)
-    assert both[0] == pytest.approx([x**0.5 for x in q], rel=1e-4)
-    assert both[1] == pytest.approx([1 - 0.36 * (1 - x**0.5) for x in q], rel=1e-4)
-    for found in (led, sure, both):
-        assert found[2] == [1, 1, 1]  # own ones are as they were
-        assert found[3] == pytest.approx(ratios, rel=1e-4)  # and so are failures
+    for sure, floor in ((1.0, q), (0.5, [x**0.5 for x in q]), (8.0, [0.5, 0.1, 1e-6])):
+        row = objective("uplift", settings={"g": inf, "sure": sure})
+        weight_BT = run(row, case).output.weight_BT
+        assert weight_BT[0].tolist() == pytest.approx(floor, rel=1e-4)
+        assert weight_BT[1].tolist() == [1, 1, 1]  # own ones are as they were
+        assert weight_BT[2].tolist() == pytest.approx(ratios, rel=1e-4)  # and so are failures
 
 
 # LUFFY's shaping.

@@ -107,7 +107,8 @@ def test_a_sender_from_whom_the_learner_moves_away_is_named(config: CrewConfig) 
 
 
 @pytest.mark.parametrize(
-    ("other", "remedy"), [(sender(), 'use objective = "ftis"'), (None, "earlier checkpoint")]
+    ("other", "remedy"),
+    [(sender(), 'use objective = "uplift" and variant = "sure"'), (None, "earlier checkpoint")],
 )
 def test_an_entropy_that_rises_is_said_with_its_likely_cause(
     other: SenderMetrics | None, remedy: str, config: CrewConfig

@@ -51,7 +51,6 @@ def gradient(row: Objective, token_B: np.ndarray, sampler: np.ndarray) -> np.nda
         own_B=ones,
         stranger_B=~ones,
         success_B=torch.zeros(len(token)),
-        lead_B=torch.zeros(len(token)),
         skill_B=torch.ones(len(token)),
         length_B=torch.ones_like(token),
         ended_B=ones,

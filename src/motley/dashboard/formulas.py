@@ -35,7 +35,6 @@ OF_SEQUENCE = {"SequenceTruncated", "SequenceMasked", "TaperedNegatives"}
 BOUNDS = {
     "C": "the weight is at most this",
     "floor": "of a success it is at least this",
-    "lead": "if above 0, that times (1 − own success / its sender's, on the kind)^this",
     "sure": "the same with (its sender's probability of the token)^this; either is enough",
     "gate": "if above 0, of others' successes at least floor · (1 − own success on the kind)^this",
     "clip_low": "a ratio below 1 − this has no gradient where A < 0",

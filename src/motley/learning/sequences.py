@@ -45,10 +45,6 @@ class SuccessOf(Protocol):
         """The receiver's running mean reward on a kind of problem."""
         ...
 
-    def lead(self, candidate: Candidate) -> float:
-        """How much better its sender is at its kind, from 0 to 1."""
-        ...
-
 
 class SkillOf(Protocol):
     def of(self, candidate: Candidate) -> float:
@@ -172,7 +168,6 @@ def step_batch(
         own_B=torch.tensor([c.own for _, c, _, _ in entries]),
         stranger_B=torch.tensor([c.stranger for _, c, _, _ in entries]),
         success_B=torch.tensor([success.of(c.problem.kind) for _, c, _, _ in entries]),
-        lead_B=torch.tensor([success.lead(c) for _, c, _, _ in entries]),
         skill_B=torch.tensor([skills.of(c) for _, c, _, _ in entries]),
         length_B=torch.tensor([len(r.tokens) for _, _, _, r in entries]),
         ended_B=torch.tensor([r.ending == "stop" for _, _, _, r in entries]),

@@ -1,11 +1,11 @@
-"""What a learner remembers of rewards: everybody's by kind of problem, and everybody's of late.
+"""What a learner remembers of rewards: its own by kind of problem, and everybody's of late.
 
 Knows no tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from motley.learning.select import Candidate
@@ -17,37 +17,23 @@ OWN = ""  # no peer has this name
 
 @dataclass(slots=True)
 class Success:
-    """Running mean rewards per kind of problem: the receiver's own, and each sender's."""
+    """The receiver's running mean reward per kind of problem, from its own rollouts."""
 
     memory: float
     by_kind: dict[str, float] = field(default_factory=dict)
-    of_others: dict[str, dict[str, float]] = field(default_factory=dict)  # by sender, then kind
 
     def update(self, candidates: Sequence[Candidate]) -> None:
-        rewards: dict[tuple[str, str], list[float]] = {}
-        for candidate in (c for c in candidates if not c.group.branch):
-            rewards.setdefault((_sender(candidate), candidate.problem.kind), []).extend(
+        rewards: dict[str, list[float]] = {}
+        for candidate in (c for c in candidates if c.own and not c.group.branch):
+            rewards.setdefault(candidate.problem.kind, []).extend(
                 r.reward for r in candidate.group.rollouts
             )
-        for (sender, kind), values in rewards.items():
-            means = self.by_kind if sender == OWN else self.of_others.setdefault(sender, {})
+        for kind, values in rewards.items():
             now = sum(values) / len(values)
-            means[kind] = self.memory * means.get(kind, now) + (1 - self.memory) * now
-
-    def restore(self, own: Mapping[str, float], others: Mapping[str, Mapping[str, float]]) -> None:
-        self.by_kind = dict(own)
-        self.of_others = {sender: dict(means) for sender, means in others.items()}
+            self.by_kind[kind] = self.memory * self.by_kind.get(kind, now) + (1 - self.memory) * now
 
     def of(self, kind: str) -> float:
         return self.by_kind.get(kind, 0.0)
-
-    def lead(self, candidate: Candidate) -> float:
-        """How much better its sender is at this kind, as a share of what the sender has: 0 to 1."""
-        kind, own = candidate.problem.kind, self.of(candidate.problem.kind)
-        theirs = self.of_others.get(_sender(candidate), {}).get(kind, own)
-        if theirs <= own:
-            return 0.0
-        return min(1.0, (theirs - own) / theirs) if theirs > 0 else 1.0
 
 
 @dataclass(slots=True)

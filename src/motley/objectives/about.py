@@ -57,7 +57,7 @@ ABOUT: dict[str, About] = {
     "uplift": About("learn what works from anyone; unlearn what you would do yourself", _OURS),
     "uplift/both": About("others' successes count by their group, or by what one lacks", _OURS),
     "uplift/kept": About("both, and own successes are held that become less likely", _OURS),
-    "uplift/led": About("kept, and others' successes count in full where they are better", _OURS),
+    "uplift/sure": About("kept, and others' tokens count as far as they were sure of them", _OURS),
     "uplift/gated": About("kept, and others' successes count in full only where one fails", _OURS),
     "uplift/relative": About("others' successes count by what the receiver lacks", _OURS),
     "uplift/rehearsed": About("own solved groups are rehearsed", _OURS),

@@ -34,8 +34,6 @@ class Samples:
     # also where the somebody is a sampler with the receiver's weights
     stranger_B: Tensor
     success_B: Tensor  # the receiver's running mean reward on this kind of problem
-    # how much better its sender is at this kind, as a share of the sender's own success: 0 to 1
-    lead_B: Tensor
     # mean reward of the sequence's sender over its last batches, as a multiple of the receiver's
     # own: 1 for own sequences, and where either is not known
     skill_B: Tensor
@@ -54,7 +52,6 @@ class Samples:
                 self.own_B,
                 self.stranger_B,
                 self.success_B,
-                self.lead_B,
                 self.skill_B,
                 self.length_B,
                 self.ended_B,
@@ -77,7 +74,6 @@ class Terms:
     own_B: Tensor
     stranger_B: Tensor
     success_B: Tensor
-    lead_B: Tensor
     log_expectation_B: Tensor  # logE of GEPO over the sequence's group
     # longest completion of the sequence's group, in tokens; without end tokens if the row has none
     group_longest_B: Tensor
@@ -107,7 +103,6 @@ class Terms:
             own_B=samples.own_B,
             stranger_B=samples.stranger_B,
             success_B=samples.success_B,
-            lead_B=samples.lead_B,
             log_expectation_B=samples.logq_mean_B,
             group_longest_B=samples.length_B,
             pair_B=samples.group_B,
@@ -133,7 +128,6 @@ class Terms:
             "own_B": samples.own_B[first:],
             "stranger_B": samples.stranger_B[first:],
             "success_B": samples.success_B[first:],
-            "lead_B": samples.lead_B[first:],
             "log_expectation_B": samples.logq_mean_B[first:],
             "group_longest_B": samples.length_B[first:],
             "pair_B": self.num_pairs + torch.arange(count),

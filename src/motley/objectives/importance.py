@@ -131,14 +131,8 @@ class Uplifting:
     on their kind, from 0 to 1. Where it fails it imitates; where it succeeds it takes what it might
     have written itself.
 
-    With lead above 0 that floor is multiplied by l^lead, l how much better the sender is at the
-    kind: 1 - s/s_sender, at least 0. Whoever is better is imitated. From others one takes what one
-    might have written oneself.
-
-    With sure above 0 it is multiplied by q_t^sure, q_t the sender's probability of the token. What
-    the sender was sure of is imitated, not what it drew by chance.
-
-    With both above 0 either is enough: by 1 - (1 - l^lead)(1 - q_t^sure).
+    With sure above 0 that floor is multiplied by q_t^sure, q_t the sender's probability of the
+    token, or of its span. What the sender was sure of is imitated, not what it drew by chance.
 
     With gamma above 0 foreign sequences with A > 0 weigh gamma·p/(p + gamma)^2 instead (LUFFY's
     shaping): at most 1/4, at p = gamma. It vanishes on tokens that the learner finds absurd.
@@ -148,7 +142,6 @@ class Uplifting:
     C: float = 1.0
     gamma: float = 0.0
     gate: float = 0.0
-    lead: float = 0.0
     sure: float = 0.0
 
     def __post_init__(self) -> None:
@@ -163,7 +156,7 @@ class Uplifting:
         lifts_B1 = batch.advantage_B[:, None] > 0
         lifted_BT = rho_BT.clamp(self.floor, self.C)
         foreign_B1 = ~batch.terms.own_B[:, None]
-        if self.gate or self.lead or self.sure:
+        if self.gate or self.sure:
             guarded_BT = torch.maximum(rho_BT.clamp(max=self.C), self._foreign_floor(batch))
             lifted_BT = torch.where(foreign_B1, guarded_BT, lifted_BT)
         if self.gamma:
@@ -173,13 +166,9 @@ class Uplifting:
         return torch.where(lifts_B1, lifted_BT, rho_BT.clamp(max=1))
 
     def _foreign_floor(self, batch: LossBatch) -> Tensor:
-        q_BT = batch.logp_sampler_BT.exp().clamp(max=1)
+        q_BT = batch.span_total(batch.logp_sampler_BT).exp().clamp(max=1)
         fails_B1 = (1 - batch.terms.success_B[:, None].clamp(0, 1)).to(q_BT.dtype)
-        better_B1 = batch.terms.lead_B[:, None].to(q_BT.dtype) ** self.lead
-        surely_BT = q_BT**self.sure
-        either = self.lead > 0 and self.sure > 0
-        why_BT = 1 - (1 - better_B1) * (1 - surely_BT) if either else better_B1 * surely_BT
-        return self.floor * fails_B1**self.gate * why_BT
+        return self.floor * fails_B1**self.gate * q_BT**self.sure
 
     def free(self, batch: LossBatch) -> Tensor:
         return token_ratio(batch)

@@ -141,7 +141,6 @@ class Objective:
             own_B=samples.own_B,
             stranger_B=samples.stranger_B,
             success_B=samples.success_B,
-            lead_B=samples.lead_B,
             log_expectation_B=log_expectation(samples.logq_mean_B, samples.group_B),
             group_longest_B=_group_longest(samples, self.end_token),
             pair_B=pair_B,

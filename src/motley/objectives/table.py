@@ -146,7 +146,7 @@ VARIANTS: dict[str, dict[str, Objective]] = {
     "uplift": {
         "both": _both,
         "kept": replace(_both, keeping=Keeping(keep=16.0)),
-        "led": replace(_both, weight=Uplifting(lead=1.0), keeping=Keeping(keep=16.0)),
+        "sure": replace(_both, weight=Uplifting(sure=1.0), keeping=Keeping(keep=16.0)),
         "gated": replace(_both, weight=Uplifting(gate=8.0), keeping=Keeping(keep=16.0)),
         "relative": replace(_uplift, adjust=(ReceiverRelative(),)),
         "rehearsed": replace(_uplift, adjust=(Rehearsal(),)),

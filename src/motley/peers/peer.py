@@ -291,8 +291,7 @@ class Peer:
         check_dtype(state, self.me.name, str(learner.policy.dtype))
         learner.policy.version = state.version
         learner.token_budget = self.config.learning.token_budget or state.token_budget
-        learner.success.restore(state.success, state.others)
-        learner.skills.means = dict(state.skills)
+        learner.success.by_kind, learner.skills.means = dict(state.success), dict(state.skills)
         half.sampled_rounds, self.learned_rounds = state.sampled_rounds, state.learned_rounds
         self.cursor, self.hearing.passed_by = state.cursor, state.unheard
         half.tables.restore(tables_again(state.admission.tables, self.log))
@@ -362,7 +361,6 @@ def _state_of(peer: Peer) -> PeerState:
         complete=dict(peer.admitted.complete),
         seen=sorted(peer.admitted.beyond),
         success=learner.success.by_kind,
-        others=learner.success.of_others,
         dropped=ReasonCount.rows(peer.waiting.dropped),
         admission=peer.admission.state(),
         head=(head.counter, head.previous.hex()),

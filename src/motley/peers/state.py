@@ -65,7 +65,6 @@ class PeerState(msgspec.Struct, frozen=True, kw_only=True):
     admission: AdmissionState
     head: tuple[int, str]  # of the outbox; hexadecimal
     scrutiny: ScrutinyState = ScrutinyState()
-    others: dict[str, dict[str, float]] = msgspec.field(default_factory=dict)  # like success
     # mean rewards of the newest batches of everyone, oldest first
     skills: dict[str, list[float]] = msgspec.field(default_factory=dict)
     meetings: MeetingsState = MeetingsState()

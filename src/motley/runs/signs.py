@@ -236,7 +236,7 @@ def _entropy_rises(history: History) -> Iterator[Sign]:
         "writes more and more by chance. "
         + (
             "It takes over what others drew by chance, as different models that write long answers "
-            'do: use objective = "ftis", or a lower lr'
+            'do: use objective = "uplift" and variant = "sure", or objective = "ftis"'
             if any(history.others_of(line) for line in history.steps)
             else "Go back to an earlier checkpoint with a lower lr, or set beta of [objective]"
         ),
