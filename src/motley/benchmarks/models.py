@@ -56,6 +56,18 @@ SHAPES: dict[str, PretrainedConfig] = {
         rope_parameters={"rope_type": "default", "rope_theta": 130000.0},
         tie_word_embeddings=True,
     ),
+    # Qwen2.5-1.5B
+    "random-1.5b": Qwen2Config(
+        hidden_size=1536,
+        num_hidden_layers=28,
+        num_attention_heads=12,
+        num_key_value_heads=2,
+        intermediate_size=8960,
+        vocab_size=151936,
+        max_position_embeddings=32768,
+        rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
+        tie_word_embeddings=True,
+    ),
     # Qwen2.5-7B
     "random-7b": Qwen2Config(
         hidden_size=3584,

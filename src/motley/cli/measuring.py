@@ -164,8 +164,8 @@ GpuSections = Annotated[
 GpuModels = Annotated[
     list[str] | None,
     typer.Option(
-        help="Instead of smollm2-135m and random-360m: a model, or random-1.4b or random-7b; may "
-        "be given several times."
+        help="Instead of smollm2-135m and random-360m: a model, or random-1.4b, "
+        "random-1.5b or random-7b; may be given several times."
     ),
 ]
 HowOursLearns = Annotated[
