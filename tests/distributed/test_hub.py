@@ -502,6 +502,14 @@ def test_an_order_does_not_wait_long_for_a_hub_that_may_be_stopped(
     assert patiences == [1]
 
 
+def test_a_running_hub_that_does_not_answer_an_order_is_not_taken_for_a_stopped_one(
+    home: Household, hub: Hub, patiences: list[float]
+) -> None:
+    with pytest.raises(ValueError, match=r"is running and did not take the order: cannot reach it"):
+        give_order(home.folder, Order("revoke", "a"))
+    assert read_state(home.folder).revoked == []
+
+
 # Quotas
 
 

@@ -56,12 +56,16 @@ RETRY_S = 0.25
 CALM_S = 0.5  # after a new configuration: answers get lost while the server takes it in
 
 
+class HubRunsError(ValueError):
+    """Another process runs this hub."""
+
+
 class Hub:
     def __init__(self, folder: Path, state: HubState, say: Say, clock: Clock = RealClock()) -> None:
         self.folder, self._say, self._clock = folder, say, clock
         lock = hold(folder / "hub.lock")
         if lock is None:
-            raise ValueError(
+            raise HubRunsError(
                 f"a hub is already running in {folder}; stop it first, or choose another folder "
                 "with --out"
             )

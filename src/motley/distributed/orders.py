@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from motley.clock import Clock, Deadline, RealClock
-from motley.distributed.hub import Hub
+from motley.distributed.hub import Hub, HubRunsError
 from motley.distributed.register import Answer, HubState, Order, hub_login, invitations, read_state
 from motley.exchange import LogError
 from motley.exchange.nats.connection import Connection, Login, NotAdmittedError
@@ -22,8 +22,13 @@ def give_order(folder: Path, order: Order, clock: Clock = RealClock()) -> str:
     state = read_state(folder)
     try:
         answer = _ask_running_hub(folder, state, order, clock)
-    except LogError:
-        return _order_while_stopped(folder, state, order, clock)
+    except LogError as error:
+        try:
+            return _order_while_stopped(folder, state, order, clock)
+        except HubRunsError:
+            raise ValueError(
+                f"the hub in {folder} is running and did not take the order: {error}; try again"
+            ) from None
     if answer.error:
         raise ValueError(answer.error)
     return _outcome(folder, read_state(folder), order)
