@@ -139,7 +139,9 @@ def test_no_gradient_lets_moments_decay_and_zeros_stay(device: str) -> None:
     given = some(600, device)
     given = replace(given, gradient=torch.zeros(600), codes=[], scales=[])
     made, (value, *_) = given.stepped(), exact(given)
-    torch.testing.assert_close(made.value.cpu().double(), value, rtol=1e-6, atol=1e-6)
+    # values go to 11 here, and on a GPU a root and a division are each off by a unit or two
+    rtol = 2e-7 if device == "cpu" else 1e-6
+    torch.testing.assert_close(made.value.cpu().double(), value, rtol=rtol, atol=1e-6)
     for kept, before, rate in zip(made.scales, given.scales, (0.9, 0.999), strict=True):
         torch.testing.assert_close(kept, rate * before)
     zeros = [torch.zeros(600) for _ in range(4)]

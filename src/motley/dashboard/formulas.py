@@ -35,7 +35,7 @@ OF_SEQUENCE = {"SequenceTruncated", "SequenceMasked", "TaperedNegatives"}
 BOUNDS = {
     "C": "the weight is at most this",
     "floor": "of a success it is at least this",
-    "sure": "the same with (its sender's probability of the token)^this; either is enough",
+    "sure": "if above 0, of others' successes at least floor · (sender's probability of it)^this",
     "gate": "if above 0, of others' successes at least floor · (1 − own success on the kind)^this",
     "clip_low": "a ratio below 1 − this has no gradient where A < 0",
     "clip_high": "a ratio above 1 + this has no gradient where A > 0",
