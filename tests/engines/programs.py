@@ -10,6 +10,7 @@ from motley.engines import kernels
 
 INDEX = ("rows", "counts", "prompt_of", "lengths", "source", "tokens")
 FLOAT = ("cosines", "sines", "query_scale", "key_scale", "logits", "leasts", "logps")
+FLOAT += ("highests", "weights", "mixes")
 HALF = ("qkv", "out", "prompts", "own")
 NUMBER = ("scaling", "eps", "sharpness", "top_p")
 
@@ -35,8 +36,9 @@ def compiled(kernel: object, warps: int, stages: int, **fixed: object) -> int:
 
 def main() -> None:
     sizes = {}
-    for normed, turns in itertools.product((False, True), (False, True)):
-        sizes[f"attend, normed {normed}, turns {turns}"] = compiled(
+    either = (False, True)
+    for normed, turns, shares in itertools.product(either, either, (1, 16)):
+        sizes[f"attend, normed {normed}, turns {turns}, shares {shares}"] = compiled(
             kernels._attend,
             1,
             3,
@@ -48,7 +50,10 @@ def main() -> None:
             BLOCK=64,
             KEYS=32,
             TURNS=turns,
+            SHARES=shares,
+            LEAST=4,
         )
+    sizes["join"] = compiled(kernels._join, 1, 3, SIZE=64, SHARES=16, BLOCK=64)
     for greedy, cut in ((True, False), (False, False), (False, True)):
         sizes[f"draw, greedy {greedy}, cut {cut}"] = compiled(
             kernels._draw,

@@ -346,6 +346,38 @@ def test_a_long_prompt_is_read_in_pieces(kind: str, monkeypatch: pytest.MonkeyPa
 
 @needs_interpreter
 @pytest.mark.slow
+@pytest.mark.parametrize(("kind", "turns"), [("grouped", False), ("gemma3", True)])
+def test_programs_may_share_the_keys_of_a_row(
+    kind: str, turns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows whose keys fill fewer blocks than there are shares, and rows that have more."""
+    policy, sampling = policy_of(kind), Sampling(max_tokens=19)
+    prompts = [(9,), tuple(5 + i % 9 for i in range(37))]
+    expected = TorchEngine(policy).sample(prompts, 1, sampling, seed=4)
+    few_pages(monkeypatch, math.inf)
+    if turns:
+        monkeypatch.setattr("motley.engines.graphs.pages_that_fit", lambda *size: 3)
+    monkeypatch.setattr(kernels, "LEAST_KEYS", 16)
+    shares, num_shares = list[int](), kernels.num_shares
+    monkeypatch.setattr(
+        kernels, "num_shares", lambda *given: shares.append(num_shares(*given)) or shares[-1]
+    )
+    assert_alike(GraphEngine(policy).sample(prompts, 1, sampling, seed=4), expected)
+    assert set(shares) == {4}
+
+
+@pytest.mark.parametrize(
+    ("programs", "longest", "shares"),
+    [(64, 4096, 16), (64, 300, 2), (64, 200, 1), (512, 4096, 4), (700, 4096, 2), (3000, 4096, 1)],
+)
+def test_keys_are_shared_where_few_programs_would_read_many(
+    programs: int, longest: int, shares: int
+) -> None:
+    assert kernels.num_shares(programs, longest) == shares
+
+
+@needs_interpreter
+@pytest.mark.slow
 def test_rows_may_have_limits_of_their_own() -> None:
     class Limited(GraphEngine):
         def limits(self, rows: int, tokens: int) -> torch.Tensor:
@@ -406,7 +438,7 @@ def test_prompts_are_read_without_a_graph_where_memory_holds_none() -> None:
 def test_kernels_compile_for_a_gpu_that_is_not_here(tmp_path: Path) -> None:
     """What the interpreter takes, a compiler may refuse."""
     sizes = sizes_of(programs, tmp_path)
-    assert len(sizes) == 8
+    assert len(sizes) == 13
     assert all(size > 0 for size in sizes.values())
 
 

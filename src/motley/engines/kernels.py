@@ -20,6 +20,11 @@ from motley.records import Sampling
 SMALLEST_PRODUCT = 16  # rows and columns that tl.dot takes at least
 LOGITS_AT_ONCE = 4096
 CUTS = 26  # halvings of the interval of a row's logits: as fine as float32 tells them apart
+# Keys that one program reads one block after the other take their time, however idle the GPU is. So
+# they are dealt out to several, as long as those are not more than these, each with so many keys.
+PROGRAMS = 2048
+LEAST_KEYS = 128
+MOST_SHARES = 16
 
 
 def attend(qkv_BE: Tensor, row_B: Tensor, layer: Layer, room: Room) -> Tensor:
@@ -27,15 +32,19 @@ def attend(qkv_BE: Tensor, row_B: Tensor, layer: Layer, room: Room) -> Tensor:
     and the row's own, which stand in pages.
 
     Lane b works for row `row_B[b]`, whose newest token is number `count_R[row]`, the first being 1.
+    Where there are few lanes, several programs share a row's keys.
     """
     prompt_2PHTd, own_2GHTd = room.prompt_L2PHTd[layer.index], room.own_L2GHTd[layer.index]
     kv_heads, head_dim = prompt_2PHTd.shape[2], prompt_2PHTd.shape[4]
     heads = qkv_BE.shape[1] // head_dim - 2 * kv_heads
     cos_Td, sin_Td = room.rotations[layer.rotation]
-    out_BE = qkv_BE.new_empty(len(qkv_BE), heads * head_dim)
-    _attend[(len(qkv_BE), kv_heads)](
+    out_BHd = qkv_BE.new_empty(len(qkv_BE), heads, head_dim)
+    shares = num_shares(len(qkv_BE) * kv_heads, room.size.prompt_tokens + room.size.tokens)
+    found = _place_for(shares, out_BHd)
+    _attend[(len(qkv_BE), kv_heads, shares)](
         qkv_BE,
-        out_BE,
+        out_BHd,
+        *found,
         prompt_2PHTd,
         own_2GHTd,
         room.page_RJ,
@@ -63,17 +72,51 @@ def attend(qkv_BE: Tensor, row_B: Tensor, layer: Layer, room: Room) -> Tensor:
         BLOCK=max(SMALLEST_PRODUCT, triton.next_power_of_2(head_dim)),
         KEYS=room.page,
         TURNS=room.takes_turns,
+        SHARES=shares,
+        LEAST=max(1, LEAST_KEYS // room.page),
         num_warps=1,
         # what shared memory holds of keys and values
         num_stages=3 if qkv_BE.element_size() * head_dim <= 512 else 1,
     )
-    return out_BE
+    if shares > 1:
+        _join[(len(qkv_BE), heads)](
+            *found,
+            out_BHd,
+            SIZE=head_dim,
+            SHARES=shares,
+            BLOCK=triton.next_power_of_2(head_dim),
+            num_warps=1,
+        )
+    return out_BHd.flatten(1)
+
+
+def num_shares(programs: int, longest: int) -> int:
+    """Into how many the keys of a row are dealt out, where so many programs would read all of a
+    row's, of which there are at most `longest`: a power of two.
+    """
+    wanted = min(PROGRAMS // programs, longest // LEAST_KEYS, MOST_SHARES)
+    return 1 << max(0, wanted.bit_length() - 1)
+
+
+def _place_for(shares: int, out_BHd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What each share finds: the highest score [B, H, S], the weight [B, H, S] and the mixed values
+    [B, H, S, d]. One share needs none of it.
+    """
+    if shares == 1:
+        return out_BHd, out_BHd, out_BHd
+    lanes, heads, head_dim = out_BHd.shape
+    mixed_BHSd = out_BHd.new_empty(lanes, heads, shares, head_dim, dtype=torch.float32)
+    highest_BHS, weight_BHS = mixed_BHSd.new_empty(2, lanes, heads, shares)
+    return highest_BHS, weight_BHS, mixed_BHSd
 
 
 @triton.jit
 def _attend(
     qkv,
     out,
+    highests,
+    weights,
+    mixes,
     prompts,
     own,
     pages,
@@ -101,9 +144,12 @@ def _attend(
     BLOCK: tl.constexpr,
     KEYS: tl.constexpr,
     TURNS: tl.constexpr,  # whether pages are where the table says, and not in order
+    SHARES: tl.constexpr,
+    LEAST: tl.constexpr,  # blocks of a share
 ):
     lane = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
+    share = tl.program_id(2)
     row = tl.load(rows + lane)
     newest = tl.load(counts + row).to(tl.int32) - 1  # its place among the row's own tokens
     prompt = tl.load(prompt_of + row)
@@ -144,29 +190,42 @@ def _attend(
     if TURNS:
         page = tl.load(pages + page).to(tl.int64)
     at_new = own + ((page * KV_HEADS + head) * page_room + newest % KEYS) * SIZE + place
-    tl.store(at_new, key, mask=real)
-    tl.store(at_new + own_values, value, mask=real)
+    if share == 0:
+        tl.store(at_new, key, mask=real)
+        tl.store(at_new + own_values, value, mask=real)
 
-    # A softmax that begins with the new key alone, and takes in the others by blocks. Its
-    # exponentials are powers of two.
+    # A softmax that begins with the new key alone, or in a later share with none, and takes in the
+    # others by blocks. Its exponentials are powers of two.
     sharpness = scaling * 1.4426950408889634
+    first = tl.where(share == 0, 1.0, 0.0)
     highest = tl.sum(query.to(tl.float32) * key.to(tl.float32)[None, :], 1) * sharpness
-    weight = tl.full([GROUP], 1.0, tl.float32)
-    mixed = tl.zeros([GROUP, BLOCK], tl.float32) + value.to(tl.float32)[None, :]
+    highest = tl.where(share == 0, highest, -1.0e30)
+    weight = tl.zeros([GROUP], tl.float32) + first
+    mixed = tl.zeros([GROUP, BLOCK], tl.float32) + value.to(tl.float32)[None, :] * first
     oldest = tl.maximum(position + 1 - window, 0)
+    own_oldest = tl.maximum(oldest - length, 0)
+    own_begin = own_oldest // KEYS * KEYS  # where a page begins
+    # blocks of the prompt, then of the row's own, and which of them are this share's
+    prompt_blocks = tl.cdiv(tl.maximum(length - oldest, 0), KEYS)
+    blocks = prompt_blocks + tl.cdiv(tl.maximum(newest - own_begin, 0), KEYS)
+    each = tl.maximum(tl.cdiv(blocks, SHARES), LEAST)
+    since = share * each
+    till = since + each
     number = tl.arange(0, KEYS)
     for part in tl.static_range(2):
         if part == 0:
             values = prompt_values
             oldest_seen = oldest
-            begin = oldest
             end = length
+            begin = oldest + since * KEYS
+            stop = tl.minimum(oldest + till * KEYS, end)
         else:
             values = own_values
-            oldest_seen = tl.maximum(oldest - length, 0)
-            begin = oldest_seen // KEYS * KEYS  # where a page begins
+            oldest_seen = own_oldest
             end = newest
-        for start in range(begin, end, KEYS):
+            begin = own_begin + tl.maximum(since - prompt_blocks, 0) * KEYS
+            stop = tl.minimum(own_begin + tl.maximum(till - prompt_blocks, 0) * KEYS, end)
+        for start in range(begin, stop, KEYS):
             if part == 0:
                 keys = prompts + ((prompt * KV_HEADS + head) * prompt_room + start) * SIZE
             else:
@@ -196,10 +255,41 @@ def _attend(
             )
             highest = higher
 
-    at_out = (
-        out + (lane * HEADS + head * (HEADS // KV_HEADS) + member)[:, None] * SIZE + place[None, :]
+    at_head = lane * HEADS + head * (HEADS // KV_HEADS) + member
+    if SHARES == 1:
+        at_out = out + at_head[:, None] * SIZE + place[None, :]
+        tl.store(at_out, (mixed / weight[:, None]).to(out.dtype.element_ty), mask=is_member)
+    else:
+        at_share = at_head * SHARES + share
+        in_group = member < HEADS // KV_HEADS
+        tl.store(highests + at_share, highest, mask=in_group)
+        tl.store(weights + at_share, weight, mask=in_group)
+        tl.store(mixes + at_share[:, None] * SIZE + place[None, :], mixed, mask=is_member)
+
+
+@triton.jit
+def _join(
+    highests,
+    weights,
+    mixes,
+    out,
+    SIZE: tl.constexpr,
+    SHARES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One head of one lane: what its shares found, as one softmax."""
+    at_head = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
+    at_share = at_head * SHARES + tl.arange(0, SHARES)
+    place = tl.arange(0, BLOCK)
+    real = place < SIZE
+    highest = tl.load(highests + at_share)
+    mixed = tl.load(
+        mixes + at_share[:, None] * SIZE + place[None, :], mask=real[None, :], other=0.0
     )
-    tl.store(at_out, (mixed / weight[:, None]).to(out.dtype.element_ty), mask=is_member)
+    faded = tl.exp2(highest - tl.max(highest, 0))
+    weight = tl.sum(tl.load(weights + at_share) * faded, 0)
+    joined = tl.sum(mixed * faded[:, None], 0) / weight
+    tl.store(out + at_head * SIZE + place, joined.to(out.dtype.element_ty), mask=real)
 
 
 def draw(
