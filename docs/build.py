@@ -44,6 +44,7 @@ MENU = {
     ),
     "Look up": ("docs/methods.md", "docs/metrics.md", "docs/protocol.md"),
     "Results": (
+        "docs/results/joining.md",
         "docs/results/specialists.md",
         "docs/results/drawn.md",
         "docs/results/crowd.md",
