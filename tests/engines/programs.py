@@ -8,9 +8,19 @@ import json
 from compiling import compiled_for_h200
 from motley.engines import kernels
 
-INDEX = ("rows", "counts", "prompt_of", "lengths", "source", "tokens")
+INDEX = (
+    "rows",
+    "counts",
+    "prompt_of",
+    "lengths",
+    "source",
+    "tokens",
+    "all_tokens",
+    "last",
+    "limits",
+)
 FLOAT = ("cosines", "sines", "query_scale", "key_scale", "logits", "leasts", "logps")
-FLOAT += ("highests", "weights", "mixes")
+FLOAT += ("highests", "weights", "mixes", "all_logps")
 HALF = ("qkv", "out", "prompts", "own")
 NUMBER = ("scaling", "eps", "sharpness", "top_p")
 
@@ -24,6 +34,8 @@ def kind(name: str) -> str:
         return "*fp16"
     if name == "pages":
         return "*i32"
+    if name in ("is_end", "ended"):
+        return "*i1"
     if name == "uniform":
         return "*fp64"
     return "fp32" if name in NUMBER else "i32"
@@ -66,6 +78,7 @@ def main() -> None:
             BLOCKS=16,
         )
     sizes["least"] = compiled(kernels._least, 8, 3, CUTS=26, BLOCK=4096)
+    sizes["note"] = compiled(kernels._note, 1, 3, LANES=32)
     print(json.dumps(sizes))
 
 

@@ -438,7 +438,7 @@ def test_prompts_are_read_without_a_graph_where_memory_holds_none() -> None:
 def test_kernels_compile_for_a_gpu_that_is_not_here(tmp_path: Path) -> None:
     """What the interpreter takes, a compiler may refuse."""
     sizes = sizes_of(programs, tmp_path)
-    assert len(sizes) == 13
+    assert len(sizes) == 14
     assert all(size > 0 for size in sizes.values())
 
 
@@ -450,6 +450,16 @@ def test_buckets_waste_no_more_than_a_third() -> None:
 
 
 # Drawing
+
+
+def drawn(
+    logits_RV: torch.Tensor, source_B: torch.Tensor, sampling: Sampling, uniform_B: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each lane is a row of its own, which has drawn two of three tokens."""
+    rows = len(source_B)
+    uniform_RT = torch.stack([torch.full_like(uniform_B, torch.nan)] * 2 + [uniform_B], 1)
+    counts = torch.full((rows,), 2)
+    return kernels.draw(logits_RV, source_B, sampling, uniform_RT, torch.arange(rows), counts)
 
 
 # one block; several; several, the last one nearly empty
@@ -471,7 +481,7 @@ def test_tokens_are_those_of_the_inverse_distribution(size: int, top_k: int, top
     uniform_B = torch.cat(
         [torch.tensor([0.0, 0.0, 1 - 2**-53]), torch.rand(5, generator=generator)]
     ).double()
-    token_B, logp_B = kernels.draw(logits_RV, source_B, sampling, uniform_B)
+    token_B, logp_B = drawn(logits_RV, source_B, sampling, uniform_B)
     expected_B, expected_logp_B = draw(logits_RV, source_B, sampling, uniform_B)
     logp_RV = truncate(torch.log_softmax(logits_RV / sampling.temperature, -1), sampling)
     cumulative_RV = logp_RV.double().exp().cumsum(1)
@@ -483,7 +493,7 @@ def test_tokens_are_those_of_the_inverse_distribution(size: int, top_k: int, top
     torch.testing.assert_close(logp_B, logp_RV[source_B, token_B], rtol=0, atol=1e-5)
     assert expected_logp_B.isfinite().all()
     full = msgspec.structs.replace(sampling, logprobs="full")
-    token_B, logp_B = kernels.draw(logits_RV, source_B, full, uniform_B)
+    token_B, logp_B = drawn(logits_RV, source_B, full, uniform_B)
     torch.testing.assert_close(
         logp_B, torch.log_softmax(logits_RV / 0.7, -1)[source_B, token_B], rtol=0, atol=1e-5
     )
@@ -493,11 +503,36 @@ def test_tokens_are_those_of_the_inverse_distribution(size: int, top_k: int, top
 def test_the_best_token_is_the_first_of_the_best() -> None:
     logits_RV = torch.zeros(1, 9001)
     logits_RV[0, [4500, 4501, 8800]] = 2.0
-    token_B, logp_B = kernels.draw(
+    token_B, logp_B = drawn(
         logits_RV, torch.tensor([0]), Sampling(temperature=0.0), torch.tensor([0.5])
     )
     assert token_B.tolist() == [4500]
     torch.testing.assert_close(logp_B, torch.log_softmax(logits_RV, -1)[0, 4500:4501])
+
+
+@needs_interpreter
+def test_what_was_drawn_is_written_down_and_ends_rows() -> None:
+    """Row 0 goes on, 1 draws an end, 2 has all its tokens, 3 had ended, 4 is nobody's here."""
+    room = GraphEngine(grouped_query_policy())._new_room(RoomSize(1, 8, 5, 4))
+    is_end_V = torch.zeros(28, dtype=torch.bool)
+    is_end_V[9] = True
+    room.count_R[:5] = torch.tensor([1, 2, 3, 2, 0])
+    room.limit_R[:5] = 4
+    room.ended_R[:5] = torch.tensor([False, False, False, True, False])
+    row_B, token_B = torch.tensor([2, 0, 3, 1]), torch.tensor([5, 6, 7, 9])
+    kernels.note(room, row_B, token_B, torch.tensor([-0.5, -0.6, -0.7, -0.9]), is_end_V)
+    assert room.count_R[:5].tolist() == [2, 3, 4, 2, 0]
+    assert room.ended_R[:5].tolist() == [False, True, True, True, False]
+    assert room.last_R[:4].tolist() == [6, 9, 5, 7]
+    assert room.token_RT[:5].tolist() == [
+        [0, 6, 0, 0],
+        [0, 0, 9, 0],
+        [0, 0, 0, 5],
+        [0] * 4,
+        [0] * 4,
+    ]
+    assert room.logp_RT[[0, 1, 2], [1, 2, 3]].tolist() == pytest.approx([-0.6, -0.9, -0.5])
+    assert int((room.logp_RT != 0).sum()) == 3
 
 
 # On a GPU
@@ -563,6 +598,18 @@ def test_rows_that_take_turns_draw_the_same(kind: str, monkeypatch: pytest.Monke
         assert_alike(engine.sample(PROMPTS, 32, sampling, seed=4), expected, atol=5e-5)
         assert engine._room is not None
         assert engine._room.takes_turns
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("kind", ["grouped", "mistral", "qwen3", "gemma3"])
+def test_keys_that_programs_share_on_a_gpu(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts, sampling = [(9,), tuple(5 + i % 9 for i in range(37))], Sampling(max_tokens=24)
+    expected = Reference(policy_of(kind)).sample(prompts, 8, sampling, seed=4)
+    monkeypatch.setattr(kernels, "LEAST_KEYS", 32)
+    assert kernels.num_shares(16 * 4, 64 + 24) == 2
+    engine = GraphEngine(cuda(policy_of(kind), torch.float32))
+    assert_alike(engine.sample(prompts, 8, sampling, seed=4), expected, atol=5e-5)
 
 
 @pytest.mark.gpu

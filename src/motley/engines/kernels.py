@@ -19,6 +19,7 @@ from motley.records import Sampling
 
 SMALLEST_PRODUCT = 16  # rows and columns that tl.dot takes at least
 LOGITS_AT_ONCE = 4096
+LANES = 32  # whose tokens a program writes down
 CUTS = 26  # halvings of the interval of a row's logits: as fine as float32 tells them apart
 # Keys that one program reads one block after the other take their time, however idle the GPU is. So
 # they are dealt out to several, as long as those are not more than these, each with so many keys.
@@ -293,9 +294,17 @@ def _join(
 
 
 def draw(
-    logits_RV: Tensor, source_B: Tensor, sampling: Sampling, uniform_B: Tensor
+    logits_RV: Tensor,
+    source_B: Tensor,
+    sampling: Sampling,
+    uniform_RT: Tensor,
+    row_B: Tensor,
+    count_R: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """As `sampling.draw`, but of equally likely tokens at a truncation's edge all stay."""
+    """As `sampling.draw`, but of equally likely tokens at a truncation's edge all stay.
+
+    Lane b draws for row `row_B[b]`, by its random number of place `count_R[row]`, or its last.
+    """
     lanes, size = len(source_B), logits_RV.shape[1]
     token_B, logp_B = torch.empty_like(source_B), torch.empty(lanes, device=logits_RV.device)
     least_B = torch.empty(lanes, device=logits_RV.device)
@@ -318,11 +327,14 @@ def draw(
     _draw[(lanes,)](
         logits_RV,
         source_B,
-        uniform_B,
+        uniform_RT,
+        row_B,
+        count_R,
         least_B,
         token_B,
         logp_B,
         size,
+        uniform_RT.shape[1],
         sharpness,
         GREEDY=sampling.temperature == 0,
         TRUNCATED=truncated,
@@ -384,10 +396,13 @@ def _draw(
     logits,
     source,
     uniform,
+    rows,
+    counts,
     leasts,
     tokens,
     logps,
     size,
+    row_tokens,
     sharpness,
     GREEDY: tl.constexpr,
     TRUNCATED: tl.constexpr,
@@ -421,7 +436,9 @@ def _draw(
     if GREEDY:
         chosen = tl.min(tl.where(highest == top, number, BLOCKS - 1), 0)
     else:
-        target = tl.load(uniform + lane).to(tl.float32) * total
+        row = tl.load(rows + lane)
+        number_of = tl.minimum(tl.load(counts + row), row_tokens - 1)
+        target = tl.load(uniform + row * row_tokens + number_of).to(tl.float32) * total
         chosen = tl.sum((tl.cumsum(weight, 0) <= target).to(tl.int32), 0)
         chosen = tl.minimum(chosen, tl.max(tl.where(weight > 0, number, 0), 0))
     value = tl.load(
@@ -442,3 +459,57 @@ def _draw(
         total += tl.sum(cut * tl.exp((highest - top) * sharpness), 0)
     tl.store(tokens + lane, token.to(tl.int64))
     tl.store(logps + lane, (tl.load(line + token) - top) * sharpness - tl.log(total))
+
+
+def note(room: Room, row_B: Tensor, token_B: Tensor, logp_B: Tensor, is_end_V: Tensor) -> None:
+    """Write down what was drawn for these rows; one that has ended stays as it is."""
+    _note[(triton.cdiv(len(row_B), LANES),)](
+        row_B,
+        token_B,
+        logp_B,
+        is_end_V,
+        room.token_RT,
+        room.logp_RT,
+        room.last_R,
+        room.count_R,
+        room.limit_R,
+        room.ended_R,
+        len(row_B),
+        room.size.tokens,
+        LANES=LANES,
+        num_warps=1,
+    )
+
+
+@triton.jit
+def _note(
+    rows,
+    tokens,
+    logps,
+    is_end,
+    all_tokens,
+    all_logps,
+    last,
+    counts,
+    limits,
+    ended,
+    lanes,
+    row_tokens,
+    LANES: tl.constexpr,
+):
+    lane = tl.program_id(0) * LANES + tl.arange(0, LANES)
+    real = lane < lanes
+    row = tl.load(rows + lane, mask=real, other=0)
+    token = tl.load(tokens + lane, mask=real, other=0)
+    count = tl.load(counts + row, mask=real, other=0)
+    was_ended = tl.load(ended + row, mask=real, other=1) != 0
+    goes_on = real & (was_ended == 0)
+    at = row * row_tokens + tl.minimum(count, row_tokens - 1)
+    tl.store(all_tokens + at, token, mask=goes_on)
+    tl.store(all_logps + at, tl.load(logps + lane, mask=real, other=0.0), mask=goes_on)
+    tl.store(last + row, token, mask=real)
+    tl.store(counts + row, count + 1, mask=goes_on)
+    ends = (count + 1 >= tl.load(limits + row, mask=real, other=0)) | (
+        tl.load(is_end + token, mask=real, other=1) != 0
+    )
+    tl.store(ended + row, ends, mask=goes_on)

@@ -147,14 +147,3 @@ class Room:
         """These rows, at their first token, or at it again."""
         self.count_R[rows] = 0
         self.ended_R[rows] = False
-
-    def note(self, row_B: Tensor, token_B: Tensor, logp_B: Tensor, is_end_V: Tensor) -> None:
-        """Write down what was drawn for these rows; one that has ended stays as it is."""
-        count_B, ended_B = self.count_R[row_B], self.ended_R[row_B]
-        place_B = count_B.clamp(max=self.size.tokens - 1)
-        self.token_RT[row_B, place_B] = torch.where(ended_B, self.token_RT[row_B, place_B], token_B)
-        self.logp_RT[row_B, place_B] = torch.where(ended_B, self.logp_RT[row_B, place_B], logp_B)
-        self.last_R[row_B] = token_B
-        self.count_R[row_B] = torch.where(ended_B, count_B, count_B + 1)
-        full_B = count_B + 1 >= self.limit_R[row_B]
-        self.ended_R[row_B] = ended_B | full_B | is_end_V[token_B]

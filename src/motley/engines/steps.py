@@ -66,9 +66,10 @@ class Steps:
     def draw(
         self, room: Room, logits_RV: Tensor, source_B: Tensor, row_B: Tensor, sampling: Sampling
     ) -> None:
-        uniform_B = room.uniform_RT[row_B, room.count_R[row_B].clamp(max=room.size.tokens - 1)]
-        token_B, logp_B = kernels.draw(logits_RV, source_B, sampling, uniform_B)
-        room.note(row_B, token_B, logp_B, self._is_end_V)
+        token_B, logp_B = kernels.draw(
+            logits_RV, source_B, sampling, room.uniform_RT, row_B, room.count_R
+        )
+        kernels.note(room, row_B, token_B, logp_B, self._is_end_V)
 
 
 class _KernelPass:
