@@ -80,14 +80,7 @@ def attend(qkv_BE: Tensor, row_B: Tensor, layer: Layer, room: Room) -> Tensor:
         num_stages=3 if qkv_BE.element_size() * head_dim <= 512 else 1,
     )
     if shares > 1:
-        _join[(len(qkv_BE), heads)](
-            *found,
-            out_BHd,
-            SIZE=head_dim,
-            SHARES=shares,
-            BLOCK=triton.next_power_of_2(head_dim),
-            num_warps=1,
-        )
+        _join_shares(*found, out_BHd)
     return out_BHd.flatten(1)
 
 
@@ -109,6 +102,22 @@ def _place_for(shares: int, out_BHd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     mixed_BHSd = out_BHd.new_empty(lanes, heads, shares, head_dim, dtype=torch.float32)
     highest_BHS, weight_BHS = mixed_BHSd.new_empty(2, lanes, heads, shares)
     return highest_BHS, weight_BHS, mixed_BHSd
+
+
+def _join_shares(
+    highest_BHS: Tensor, weight_BHS: Tensor, mixed_BHSd: Tensor, out_BHd: Tensor
+) -> None:
+    lanes, heads, shares, head_dim = mixed_BHSd.shape
+    _join[(lanes, heads)](
+        highest_BHS,
+        weight_BHS,
+        mixed_BHSd,
+        out_BHd,
+        SIZE=head_dim,
+        SHARES=shares,
+        BLOCK=triton.next_power_of_2(head_dim),
+        num_warps=1,
+    )
 
 
 @triton.jit
