@@ -21,10 +21,10 @@ SMALLEST_PRODUCT = 16  # rows and columns that tl.dot takes at least
 LOGITS_AT_ONCE = 4096
 LANES = 32  # whose tokens a program writes down
 CUTS = 26  # halvings of the interval of a row's logits: as fine as float32 tells them apart
-# Keys that one program reads one block after the other take their time, however idle the GPU is. So
-# they are dealt out to several, as long as those are not more than these, each with so many keys.
+# One program reads a row's keys block after block, which takes its time however idle the GPU is. So
+# several share them, as long as there are no more programs than this in all.
 PROGRAMS = 2048
-LEAST_KEYS = 128
+LEAST_KEYS = 128  # of a share, before there is another
 MOST_SHARES = 16
 
 
@@ -446,8 +446,8 @@ def _draw(
         chosen = tl.min(tl.where(highest == top, number, BLOCKS - 1), 0)
     else:
         row = tl.load(rows + lane)
-        number_of = tl.minimum(tl.load(counts + row), row_tokens - 1)
-        target = tl.load(uniform + row * row_tokens + number_of).to(tl.float32) * total
+        drawn = tl.minimum(tl.load(counts + row), row_tokens - 1)
+        target = tl.load(uniform + row * row_tokens + drawn).to(tl.float32) * total
         chosen = tl.sum((tl.cumsum(weight, 0) <= target).to(tl.int32), 0)
         chosen = tl.minimum(chosen, tl.max(tl.where(weight > 0, number, 0), 0))
     value = tl.load(
