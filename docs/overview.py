@@ -18,7 +18,7 @@ from motley.study.report import markdown_table
 from motley.study.standings import ArmStanding, standings
 
 BESIDE_OURS = ("alone/own", "alone", "ftis")
-OURS = ("uplift/kept", "auto", "uplift/both", "uplift/relative")
+OURS = ("uplift/sure", "uplift/kept", "auto", "uplift/both", "uplift/relative")
 
 
 def read_crews(paths: Sequence[Path]) -> dict[str, list[CrewOutcome]]:

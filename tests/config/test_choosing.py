@@ -29,7 +29,7 @@ SAMPLER = '[[peer]]\nname = "b"\nrole = "sampler"\nfollows = "a"\n'
 
 
 def test_who_says_nothing_gets_what_the_evidence_supports() -> None:
-    assert crew(A, B).crew.row == "uplift/kept"
+    assert crew(A, B).crew.row == "uplift/sure"
     assert crew(A).crew.row == "alone"
     assert crew(A, more='pace = "async"').crew.row == "gepo"
     assert crew(LEARNER, SAMPLER, more='pace = "async"').crew.row == "gepo"
@@ -38,7 +38,7 @@ def test_who_says_nothing_gets_what_the_evidence_supports() -> None:
 
 def test_it_is_said_which_row_was_taken_and_why() -> None:
     chosen = crew(A, B).crew.chosen
-    assert chosen.startswith("auto took uplift/kept: peers that differ")
+    assert chosen.startswith("auto took uplift/sure: peers that differ")
     assert crew(A, B, more='objective = "ftis"').crew.chosen == ""
 
 

@@ -27,9 +27,9 @@ def choice(num_students: int, waits_for_samplers: bool) -> Choice:
     if num_students > 1:
         return Choice(
             "uplift",
-            "kept",
-            "peers that differ learn what works from each other and keep what they know "
-            "(docs/results/drawn.md)",
+            "sure",
+            "peers that differ learn from each other what works and was no accident, and keep what "
+            "they know (docs/results/joining.md)",
         )
     if waits_for_samplers:
         return Choice(
