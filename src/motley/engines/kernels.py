@@ -176,7 +176,8 @@ def _attend(
     sin = tl.where(place < SIZE // 2, -sin, sin)
 
     member = tl.arange(0, GROUP)
-    is_member = (member < HEADS // KV_HEADS)[:, None] & real[None, :]
+    in_group = member < HEADS // KV_HEADS
+    is_member = in_group[:, None] & real[None, :]
     line = qkv + lane * (HEADS + 2 * KV_HEADS) * SIZE
     at_query = line + (head * (HEADS // KV_HEADS) + member)[:, None] * SIZE
     query = tl.load(at_query + place[None, :], mask=is_member, other=0.0).to(tl.float32)
@@ -271,7 +272,6 @@ def _attend(
         tl.store(at_out, (mixed / weight[:, None]).to(out.dtype.element_ty), mask=is_member)
     else:
         at_share = at_head * SHARES + share
-        in_group = member < HEADS // KV_HEADS
         tl.store(highests + at_share, highest, mask=in_group)
         tl.store(weights + at_share, weight, mask=in_group)
         tl.store(mixes + at_share[:, None] * SIZE + place[None, :], mixed, mask=is_member)
@@ -511,8 +511,7 @@ def _note(
     row = tl.load(rows + lane, mask=real, other=0)
     token = tl.load(tokens + lane, mask=real, other=0)
     count = tl.load(counts + row, mask=real, other=0)
-    was_ended = tl.load(ended + row, mask=real, other=1) != 0
-    goes_on = real & (was_ended == 0)
+    goes_on = real & (tl.load(ended + row, mask=real, other=1) == 0)
     at = row * row_tokens + tl.minimum(count, row_tokens - 1)
     tl.store(all_tokens + at, token, mask=goes_on)
     tl.store(all_logps + at, tl.load(logps + lane, mask=real, other=0.0), mask=goes_on)
