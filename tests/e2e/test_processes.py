@@ -10,16 +10,19 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import msgspec
 import pytest
 
 from fakes import spread_crew
-from hubs import PATIENCE_S
+from hubs import PATIENCE_S, local_place
 from motley.clock import Deadline, RealClock
-from motley.config import CrewConfig, config_text, read_config
-from motley.distributed.processes import GrowingFile, ProcessCrew
+from motley.config import CrewConfig, config_text, read_config, write_config
+from motley.distributed.hub import Hub
+from motley.distributed.join import Brings
+from motley.distributed.participant import Participant
+from motley.distributed.processes import GrowingFile, ProcessCrew, processes, stay, take_part
 from motley.learning.traces import read_trace, traced_rounds
 from motley.runs.building import trained_policies
 from motley.runs.folder import newest_checkpoint, peer_folder
@@ -196,6 +199,87 @@ def test_processes_stopped_and_resumed_keep_the_same_successes(task: Path, tmp_p
     last = [line.kept for line in read_metrics(crew.folder) if line.round == 4]
     assert len(last) == len(NAMES)
     assert all(last)
+
+
+# Asked to leave
+
+
+class Endless:
+    """A participant whose crewmate is gone: it waits, and says so, and nothing comes of it."""
+
+    stuck = ""
+
+    def __init__(self) -> None:
+        self.did: list[str] = []
+
+    def rounds(self) -> Iterator[str]:
+        for _ in range(100):
+            yield "waiting"
+        raise AssertionError("it did not heed that it was asked to leave")
+
+    def save(self) -> None:
+        self.did.append("saved")
+
+    def close(self) -> None:
+        self.did.append("closed")
+
+
+class AskingParent:
+    """Asks its child to leave in the very moment in which that looks whether it is alive."""
+
+    def __init__(self, asks: bool, alive: bool) -> None:
+        self._asks, self._alive = asks, alive
+
+    def is_alive(self) -> bool:
+        if self._asks:
+            os.kill(os.getpid(), signal.SIGINT)
+        return self._alive
+
+
+@pytest.fixture
+def keyboard() -> Iterator[None]:
+    """What Ctrl-C does, put back in the end."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("keyboard")
+@pytest.mark.parametrize("parent", [AskingParent(True, True), AskingParent(False, False), None])
+def test_a_peer_that_is_asked_to_leave_or_has_no_parent_saves_and_leaves(
+    parent: AskingParent | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: parent)
+    participant = Endless()
+    stay(cast(Participant, participant))
+    assert participant.did == ["saved", "closed"]
+
+
+def test_a_peer_on_its_way_into_a_crew_that_cannot_be_reached_leaves_when_asked(
+    config: CrewConfig, tmp_path: Path
+) -> None:
+    place = local_place()
+    hub = Hub.open(config, tmp_path / "hub", place)
+    invitation = hub.register.invitations()["lora1"].split()[-1]
+    hub.close()  # it was never started
+    folder = tmp_path / "lora1"
+    folder.mkdir()
+    (folder / "invitation").write_text(invitation)
+    write_config(config, folder / "config.toml")  # so it has come before, and is patient
+    arguments = (place.url, config.crew.name, folder, 1, Brings())
+    child = processes.Process(target=take_part, args=arguments)
+    child.start()
+    deadline = Deadline(RealClock(), PATIENCE_S)
+    while not (folder / "peer.key").exists():
+        assert not deadline.passed
+        RealClock().sleep_s(0.05)
+    assert child.pid
+    os.kill(child.pid, signal.SIGINT)
+    child.join(PATIENCE_S)
+    code = child.exitcode
+    child.kill()
+    child.join()
+    assert code == 0
 
 
 def test_an_error_of_a_peer_ends_the_crew_and_is_shown(config: CrewConfig, tmp_path: Path) -> None:

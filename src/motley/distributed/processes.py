@@ -12,14 +12,17 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
+from motley.clock import Clock, Deadline, RealClock
 from motley.config import CrewConfig, parse_config
 from motley.distributed.hub import Hub
 from motley.distributed.join import Brings, join
+from motley.distributed.participant import Participant
 from motley.distributed.register import Place, Say, read_state
 from motley.exchange.nats.server import free_port
 from motley.learning.checkpoint import checkpoints, round_of
@@ -46,12 +49,16 @@ processes: ForkServerContext | SpawnContext = (
 )
 processes.set_forkserver_preload(["motley.distributed.join"])
 
+ASKED_AGAIN_S = 5.0  # to leave
+
 
 class ProcessCrew:
     """The parent's side: hub, supervision, metrics put together. Same use as LocalCrew."""
 
-    def __init__(self, config: CrewConfig, folder: Path, say: Say) -> None:
-        self.config, self.folder, self._say = config, folder, say
+    def __init__(
+        self, config: CrewConfig, folder: Path, say: Say, clock: Clock = RealClock()
+    ) -> None:
+        self.config, self.folder, self._say, self._clock = config, folder, say, clock
         self.finished_rounds = 0
         self._stopping = Stopping(config.evaluate)
         self._metrics = {
@@ -160,15 +167,19 @@ class ProcessCrew:
         self._hub.close()
 
     def save(self) -> None:
-        """Ask every peer to save and leave, and wait for it."""
-        for child in self._children.values():
-            if child.is_alive() and child.pid:
-                os.kill(child.pid, signal.SIGINT)
-        self._wait_for_children()
+        """Ask every peer to save and leave, and wait for it.
 
-    def _wait_for_children(self) -> None:
-        while any(child.is_alive() for child in self._children.values()):
+        Again after a while: a process that has just been started does not heed signals yet.
+        """
+        patience = Deadline(self._clock, 0.0)
+        while alive := {n: c.pid for n, c in self._children.items() if c.is_alive()}:
+            if patience.passed:
+                for pid in filter(None, alive.values()):
+                    os.kill(pid, signal.SIGINT)
+                patience = Deadline(self._clock, ASKED_AGAIN_S)
             self._hub.tick()
+            if patience.passed:
+                self._say(f"waiting for {', '.join(alive)} to end a turn and save")
 
     def _place(self) -> Place:
         port = (
@@ -201,7 +212,7 @@ class ProcessCrew:
             brings,
         )
         self._children[name] = processes.Process(
-            target=_take_part, args=arguments, name=f"motley {name}"
+            target=take_part, args=arguments, name=f"motley {name}"
         )
         self._children[name].start()
 
@@ -267,36 +278,34 @@ class GrowingFile:
         return lines
 
 
-def _take_part(url: str, crew: str, folder: Path, num_threads: int, brings: Brings) -> None:
+def take_part(url: str, crew: str, folder: Path, num_threads: int, brings: Brings) -> None:
     """A child's life: join, train until it is over or a stop is asked for, save, leave."""
     import torch
 
     torch.set_num_threads(num_threads)
-    stop = False
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        nonlocal stop
-        stop = True
-
-    signal.signal(signal.SIGINT, ask)
-    parent = multiprocessing.parent_process()
     try:
         invitation = (folder / "invitation").read_text()
-        participant = join(url, crew, invitation, folder, brings=brings)
-        for _ in participant.rounds():
-            if participant.stuck:  # nobody here would shut anybody out
-                raise ValueError(participant.stuck)
-            stop = stop or not (parent and parent.is_alive())
-            if stop:
-                break
-        if stop:
-            participant.save()
-        participant.close()
+        with suppress(KeyboardInterrupt):  # on its way in there is nothing to save
+            stay(join(url, crew, invitation, folder, brings=brings))
     except (ValueError, OSError, FloatingPointError) as error:
         if details := getattr(error, "details", ""):  # where in a user's own code it happened
             sys.stderr.write(f"{details}\n")
         (folder / "error.txt").write_text(str(error))
         raise SystemExit(2) from None
+
+
+def stay(participant: Participant) -> None:
+    """Until it is over, a stop is asked for, or nobody is left who could ask."""
+    asked = threading.Event()
+    signal.signal(signal.SIGINT, lambda number, frame: asked.set())
+    parent = multiprocessing.parent_process()
+    for _ in participant.rounds():
+        if participant.stuck:  # nobody here would shut anybody out
+            raise ValueError(participant.stuck)
+        if not (parent and parent.is_alive()) or asked.is_set():
+            participant.save()
+            break
+    participant.close()
 
 
 def _last_words(folder: Path) -> str:
