@@ -226,6 +226,27 @@ def test_the_folder_of_a_study_is_enough_to_go_on_with_it(
     assert (kept.arms, kept.more_arms, kept.seeds) == (("alone", "best=ftis:C=3"), ("tis",), 3)
 
 
+def test_runs_are_saved_unless_the_plan_or_the_command_says_otherwise(
+    plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved: list[bool] = []
+
+    def run(*given: Any) -> Ended:
+        saved.append(given[-1])
+        return Ended({}, [], 0)
+
+    monkeypatch.setattr("motley.study.running.run_study", run)
+    motley(plan, "--out", tmp_path / "out")
+    motley(plan, "--unsaved", "--out", tmp_path / "other")
+    assert read_plan(tmp_path / "other" / "mine" / "plan.toml").saved is False
+    near = plan.parent / "crews" / "near.toml"
+    motley(near, "--arms", "ftis", "--out", tmp_path / "crews")
+    motley(near, "--arms", "ftis", "--unsaved", "--out", tmp_path / "crews")
+    plan.write_text(f"saved = false\n{PLAN}")
+    motley(plan, "--out", tmp_path / "out")
+    assert saved == [True, False, True, False, False]
+
+
 def _plain(config: CrewConfig) -> Any:
     from motley.config.reading import _without_none
 

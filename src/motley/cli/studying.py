@@ -48,6 +48,7 @@ class _StudyAsked:
     out: Path  # of all runs
     folder: Path  # of the report
     by_name: bool  # each crew has a folder in it
+    saved: bool  # runs write checkpoints
     claims: Sequence[Claim] = ()
     measured: EstimatorPlan | None = None  # gradients
 
@@ -102,7 +103,7 @@ def study(
         if plan := _plan_of(what or [], drawn):
             from motley.study.plans import study_of
 
-            asked = _of_plan(study_of(plan, quick, arms, seeds, first_seed, told), out)
+            asked = _of_plan(study_of(plan, quick, arms, seeds, first_seed, told, unsaved), out)
         elif quick:
             raise ValueError("--quick is for plans, which have tiny crews; motley study --list")
         else:
@@ -110,8 +111,9 @@ def study(
             configs = _read([Path(one) for one in what or []], told)
             configs += _drawn(drawn, draw_seed, told) if drawn else []
             folder = out or Path("runs") / _folder_name(configs, drawn, draw_seed)
-            asked = _of_crews(configs, arms, numbers, folder, len(configs) > 1 or bool(drawn))
-        _make(asked, jobs, not unsaved, as_json)
+            by_name = len(configs) > 1 or bool(drawn)
+            asked = _of_crews(configs, arms, numbers, folder, by_name, not unsaved)
+        _make(asked, jobs, as_json)
 
 
 def _list(as_json: bool) -> None:
@@ -140,11 +142,13 @@ def _of_plan(study: Study, out: Path | None) -> _StudyAsked:
     base = out or (study.place.parent if study.place else STUDIES)
     folder = study.place if study.place and not out else base / study.name
     study.write(folder)
-    return _StudyAsked(study.crews, study.arms, base, folder, True, study.claims, study.measured)
+    return _StudyAsked(
+        study.crews, study.arms, base, folder, True, study.plan.saved, study.claims, study.measured
+    )
 
 
 def _of_crews(
-    configs: list[CrewConfig], arms: str, seeds: range, folder: Path, by_name: bool
+    configs: list[CrewConfig], arms: str, seeds: range, folder: Path, by_name: bool, saved: bool
 ) -> _StudyAsked:
     from motley.study.arms import parse_arms
 
@@ -156,17 +160,17 @@ def _of_crews(
             "there is no crew to study; give the name of a study (motley study --list), crew "
             "files, or --drawn 6"
         )
-    return _StudyAsked(configs, [(arm, seeds) for arm in chosen], folder, folder, by_name)
+    return _StudyAsked(configs, [(arm, seeds) for arm in chosen], folder, folder, by_name, saved)
 
 
-def _make(asked: _StudyAsked, jobs: int, saved: bool, as_json: bool) -> None:
+def _make(asked: _StudyAsked, jobs: int, as_json: bool) -> None:
     from motley.study.processes import LostRunsError
     from motley.study.running import run_study, studied
 
     measure = _measure(asked.crews)
     crews = studied(asked.crews, asked.out, asked.folder, asked.by_name)
     with counted_runs() as count:
-        ended = run_study(crews, asked.arms, jobs, count, asked.measured, saved)
+        ended = run_study(crews, asked.arms, jobs, count, asked.measured, asked.saved)
     if any(ended.outcomes.values()):
         _report(ended, asked, measure, as_json)
     if ended.lost:

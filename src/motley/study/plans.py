@@ -92,6 +92,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     more_arms: tuple[str, ...] = ()  # worth a look, but not so many seeds
     more_seeds: int = 1
     settings: tuple[str, ...] = ()  # of all crews, written as for --set
+    saved: bool = True  # whether runs write checkpoints, to go on from if they are stopped
     claim: tuple[Claim, ...] = ()
     estimators: EstimatorPlan | None = None  # gradients that are measured on the way
 
@@ -229,9 +230,11 @@ def study_of(
     seeds: int | None = None,
     first_seed: int | None = None,
     settings: Sequence[str] = (),
+    unsaved: bool = False,
 ) -> Study:
     """What a plan asks for, with other arms, seeds and settings if they are given."""
     plan = read_plan(path)
+    plan = msgspec.structs.replace(plan, saved=plan.saved and not unsaved)
     if quick and not plan.quick:
         raise ValueError(f"study {plan.name} has no quick crews; run it without --quick")
     told = [*plan.settings, *map(_from_here, settings)]

@@ -131,7 +131,7 @@ def run_study(
     if measured and not saved:
         raise ValueError(
             f"gradients of {measured.arm} are measured at checkpoints, and runs that are not saved "
-            "have none; leave out --unsaved, or [estimators] of the plan"
+            "have none; leave out --unsaved and saved = false, or [estimators] of the plan"
         )
     for crew in crews:
         for arm, _ in arms:
