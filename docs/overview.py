@@ -1,4 +1,4 @@
-"""Print the README's table of crews: python docs/overview.py RESULTS... [--ours ARM...]
+"""Print a table of crews, such as the README's: python docs/overview.py RESULTS... [--ours ARM...]
 
 A row per crew and peer: how good it ends alone with what it samples in the crew, alone with all the
 crew's sampling, under ftis, and under ours. RESULTS are results.jsonl files of studies, or their
