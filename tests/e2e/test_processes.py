@@ -22,7 +22,14 @@ from motley.config import CrewConfig, config_text, read_config, write_config
 from motley.distributed.hub import Hub
 from motley.distributed.join import Brings
 from motley.distributed.participant import Participant
-from motley.distributed.processes import GrowingFile, ProcessCrew, processes, stay, take_part
+from motley.distributed.processes import (
+    LEFT,
+    GrowingFile,
+    ProcessCrew,
+    processes,
+    stay,
+    take_part,
+)
 from motley.learning.traces import read_trace, traced_rounds
 from motley.runs.building import trained_policies
 from motley.runs.folder import newest_checkpoint, peer_folder
@@ -204,10 +211,46 @@ def test_processes_stopped_and_resumed_keep_the_same_successes(task: Path, tmp_p
 # Asked to leave
 
 
+def test_a_peer_that_somebody_else_asks_to_leave_is_started_again(
+    config: CrewConfig, local: Path, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    crew = ProcessCrew.start(config, tmp_path / "run", said.append)
+    rounds = gather(crew)
+    until_round(rounds, 1)
+    os.kill(children()["lora1"], signal.SIGINT)
+    finish(rounds)
+    assert said.count("peer lora1 has left; starting it again") == 1
+    assert_ended_as(local, crew.folder)
+
+
+def test_who_will_not_wait_until_peers_have_saved_kills_them_and_nothing_is_lost(
+    config: CrewConfig, local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crew = ProcessCrew.start(config, tmp_path / "run")
+    rounds = gather(crew)
+    until_round(rounds, 1)
+
+    def interrupted(hub: Hub) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Hub, "tick", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            rounds.close()
+    deadline = Deadline(RealClock(), PATIENCE_S)
+    while children():
+        assert not deadline.passed
+        RealClock().sleep_s(0.05)
+    finish(gather(ProcessCrew.resume(crew.folder)))
+    assert_ended_as(local, crew.folder)
+
+
 class Endless:
     """A participant whose crewmate is gone: it waits, and says so, and nothing comes of it."""
 
     stuck = ""
+    finished = False
 
     def __init__(self) -> None:
         self.did: list[str] = []
@@ -251,12 +294,14 @@ def test_a_peer_that_is_asked_to_leave_or_has_no_parent_saves_and_leaves(
 ) -> None:
     monkeypatch.setattr(multiprocessing, "parent_process", lambda: parent)
     participant = Endless()
-    stay(cast(Participant, participant))
+    assert not stay(cast(Participant, participant))
     assert participant.did == ["saved", "closed"]
 
 
+@pytest.mark.usefixtures("keyboard")
+@pytest.mark.parametrize("ignored", [False, True], ids=["", "though its parent ignores Ctrl-C"])
 def test_a_peer_on_its_way_into_a_crew_that_cannot_be_reached_leaves_when_asked(
-    config: CrewConfig, tmp_path: Path
+    ignored: bool, config: CrewConfig, tmp_path: Path
 ) -> None:
     place = local_place()
     hub = Hub.open(config, tmp_path / "hub", place)
@@ -267,7 +312,10 @@ def test_a_peer_on_its_way_into_a_crew_that_cannot_be_reached_leaves_when_asked(
     (folder / "invitation").write_text(invitation)
     write_config(config, folder / "config.toml")  # so it has come before, and is patient
     arguments = (place.url, config.crew.name, folder, 1, Brings())
-    child = processes.Process(target=take_part, args=arguments)
+    context = multiprocessing.get_context("spawn") if ignored else processes
+    if ignored:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    child = context.Process(target=take_part, args=arguments)
     child.start()
     deadline = Deadline(RealClock(), PATIENCE_S)
     while not (folder / "peer.key").exists():
@@ -279,7 +327,7 @@ def test_a_peer_on_its_way_into_a_crew_that_cannot_be_reached_leaves_when_asked(
     code = child.exitcode
     child.kill()
     child.join()
-    assert code == 0
+    assert code == LEFT
 
 
 def test_an_error_of_a_peer_ends_the_crew_and_is_shown(config: CrewConfig, tmp_path: Path) -> None:

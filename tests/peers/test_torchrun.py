@@ -103,6 +103,9 @@ def test_who_does_not_know_the_key_is_no_rank(monkeypatch: pytest.MonkeyPatch) -
                 strangers.append(Connection(made.detach()))
                 if said:
                     strangers[-1].send_bytes(said)
+            made = socket.create_connection((place["host"], place["port"]))
+            made.send(b"\0")  # of a message that never comes
+            strangers.append(Connection(made.detach()))
             wrong = {"key": "é", "rank": 1, "local_rank": 7, "line": "orders"}
             made = socket.create_connection((place["host"], place["port"]))
             strangers.append(Connection(made.detach()))

@@ -155,6 +155,9 @@ class Crew:
         """How good every peer is now: greedy and sampled, with standard errors."""
         crew = self._open(None)
         if isinstance(crew, ProcessCrew):
+            if not crew.finished:  # it was started for this; train() goes on
+                crew.close()
+                self._crew = None
             return self.run.evaluate(split, problems=problems, samples=samples)
         asked = [(p.me.name, p.half.engine, p.learner.policy.prompts) for p in crew.peers]
         sampling = crew.config.sampling

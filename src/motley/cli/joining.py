@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -125,8 +125,13 @@ def _join_and_stay(
     from motley.reports.trackers import Reports
 
     folder = called.folder
-    with page_beside(folder, watch), stop_on_interrupt() as stop_asked:
-        participant = _join(called, brings)
+    with page_beside(folder, watch), ExitStack() as held:
+        try:
+            participant = _join(called, brings)
+        except KeyboardInterrupt:  # on its way in there is nothing to save
+            tell("stopped before it had joined; come back with the same line")
+            raise typer.Exit(130) from None
+        stop_asked = held.enter_context(stop_on_interrupt())
         reports = Reports(participant.station.config, folder, trackers)
         try:
             with closing(reports):

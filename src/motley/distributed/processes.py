@@ -50,6 +50,7 @@ processes: ForkServerContext | SpawnContext = (
 processes.set_forkserver_preload(["motley.distributed.join"])
 
 ASKED_AGAIN_S = 5.0  # to leave
+FAILED, LEFT = 2, 3  # how a process ends: with an error, or before its last round
 
 
 class ProcessCrew:
@@ -68,6 +69,8 @@ class ProcessCrew:
         # per peer, by round
         self._lines: dict[str, dict[int, LearnerLine]] = {name: {} for name in self._metrics}
         self._children: dict[str, multiprocessing.process.BaseProcess] = {}
+        self._left: set[str] = set()  # who was asked by somebody else, and is to be started again
+        self._closed = False
         (folder / "peers").mkdir(exist_ok=True)
         # its invitations never leave this machine
         self._hub = Hub.open(
@@ -117,10 +120,10 @@ class ProcessCrew:
         if self.stopped:
             return
         self.finished_rounds, self._stopping = 0, Stopping(self.config.evaluate)
-        self._hub.start()
-        (self.folder / "metrics.jsonl").write_bytes(b"")  # put together anew from the peers' own
-        invitations = self._hub.register.invitations()
         try:
+            self._hub.start()
+            (self.folder / "metrics.jsonl").write_bytes(b"")  # put together anew, from the peers'
+            invitations = self._hub.register.invitations()
             for peer in self.config.peer:
                 self._spawn(peer.name, invitations.get(peer.name, ""))
             while not all(self._lines.values()):
@@ -159,27 +162,46 @@ class ProcessCrew:
                 child.is_alive() or child.exitcode for child in self._children.values()
             ):
                 self._look_after()
+                yield []
         finally:
             self.close()
 
     def close(self) -> None:
-        self.save()
-        self._hub.close()
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self.save()
+        finally:
+            self._hub.close()
 
     def save(self) -> None:
         """Ask every peer to save and leave, and wait for it.
 
-        Again after a while: a process that has just been started does not heed signals yet.
+        Whoever will not wait, by a second Ctrl-C, kills them: that costs a peer its turn.
         """
+        try:
+            self._have_all_leave()
+        except BaseException:
+            for child in self._children.values():
+                child.kill()
+            raise
+
+    def _have_all_leave(self) -> None:
+        """Asked again after a while: a process that was just started does not heed signals yet."""
         patience = Deadline(self._clock, 0.0)
         while alive := {n: c.pid for n, c in self._children.items() if c.is_alive()}:
             if patience.passed:
                 for pid in filter(None, alive.values()):
-                    os.kill(pid, signal.SIGINT)
+                    with suppress(ProcessLookupError):  # it has just ended
+                        os.kill(pid, signal.SIGINT)
                 patience = Deadline(self._clock, ASKED_AGAIN_S)
             self._hub.tick()
             if patience.passed:
-                self._say(f"waiting for {', '.join(alive)} to end a turn and save")
+                self._say(
+                    f"waiting for {', '.join(alive)} to end a turn and save; Ctrl-C again ends "
+                    "them at once"
+                )
 
     def _place(self) -> Place:
         port = (
@@ -222,15 +244,24 @@ class ProcessCrew:
         self._read_lines()
 
     def _look_after_children(self) -> None:
+        """Start again who died or left. Who left, at the next look only: all may have been asked to
+        by one Ctrl-C, and whoever reads the rounds stops then.
+        """
+        left, self._left = self._left, set()
         for name, child in list(self._children.items()):
-            if child.exitcode is None or child.exitcode == 0:
+            code = child.exitcode
+            if not code:
                 continue
-            if child.exitcode > 0:
+            if code == LEFT and name not in left:
+                self._left.add(name)
+                continue
+            if code > 0 and code != LEFT:
                 raise ValueError(
                     f"peer {name} stopped with an error: "
                     f"{_last_words(self.folder / 'peers' / name)}"
                 )
-            self._say(f"peer {name} was killed by signal {-child.exitcode}; starting it again")
+            how = "has left" if code == LEFT else f"was killed by signal {-code}"
+            self._say(f"peer {name} {how}; starting it again")
             self._spawn(name, "")
 
     def _read_lines(self) -> None:
@@ -280,22 +311,30 @@ class GrowingFile:
 
 def take_part(url: str, crew: str, folder: Path, num_threads: int, brings: Brings) -> None:
     """A child's life: join, train until it is over or a stop is asked for, save, leave."""
+    # it is asked by this signal, which a parent in the background may have been told to ignore
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     import torch
 
     torch.set_num_threads(num_threads)
+    finished = False
     try:
         invitation = (folder / "invitation").read_text()
         with suppress(KeyboardInterrupt):  # on its way in there is nothing to save
-            stay(join(url, crew, invitation, folder, brings=brings))
+            finished = stay(join(url, crew, invitation, folder, brings=brings))
     except (ValueError, OSError, FloatingPointError) as error:
         if details := getattr(error, "details", ""):  # where in a user's own code it happened
             sys.stderr.write(f"{details}\n")
         (folder / "error.txt").write_text(str(error))
-        raise SystemExit(2) from None
+        raise SystemExit(FAILED) from None
+    if not finished:
+        raise SystemExit(LEFT)
 
 
-def stay(participant: Participant) -> None:
-    """Until it is over, a stop is asked for, or nobody is left who could ask."""
+def stay(participant: Participant) -> bool:
+    """Until it is over, a stop is asked for, or nobody is left who could ask.
+
+    Whether it is over.
+    """
     asked = threading.Event()
     signal.signal(signal.SIGINT, lambda number, frame: asked.set())
     parent = multiprocessing.parent_process()
@@ -306,6 +345,7 @@ def stay(participant: Participant) -> None:
             participant.save()
             break
     participant.close()
+    return participant.finished
 
 
 def _last_words(folder: Path) -> str:

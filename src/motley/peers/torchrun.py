@@ -18,6 +18,7 @@ import os
 import secrets
 import signal
 import socket
+import struct
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -241,10 +242,23 @@ def _hello(connection: Connection, key: str) -> _Hello | None:
     try:
         if not connection.poll(HELLO_S):
             return None
+        _set_patience(connection, HELLO_S)
         hello = msgspec.json.decode(connection.recv_bytes(HELLO_BYTES), type=_Hello)
+        _set_patience(connection, 0.0)
     except (EOFError, OSError, msgspec.MsgspecError):
         return None
     return hello if hmac.compare_digest(hello.key.encode(), key.encode()) else None
+
+
+def _set_patience(connection: Connection, seconds: float) -> None:
+    """How long a read waits for the next byte; 0: for ever. Polling is not enough: whoever sends one
+    byte of a message would be waited for.
+    """
+    if os.name == "nt":  # whose handles of sockets are no files
+        return
+    timeval = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+    with socket.socket(fileno=os.dup(connection.fileno())) as same:
+        same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
 
 
 # The others

@@ -76,6 +76,9 @@ def call(function: str, *arguments: Any) -> Reply:
     caller = callers.take(question)
     try:
         return caller.call(question)
+    except BaseException:
+        caller.stop()  # its next line would be the answer to this question
+        raise
     finally:
         callers.give_back(caller)
 
@@ -154,11 +157,11 @@ class _Caller:
         return msgspec.json.decode(reply, type=Reply) if reply else Reply("undecided")
 
     def stop(self) -> None:
-        if self._process is not None:
-            self._process.kill()
+        process, self._process = self._process, None
+        if process is not None:
+            _kill_all(process.pid)
             with contextlib.suppress(BrokenPipeError):
-                self._process.communicate()
-            self._process = None
+                process.communicate()
 
     def _start(self) -> subprocess.Popen[str]:
         process = subprocess.Popen(

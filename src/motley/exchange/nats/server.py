@@ -11,7 +11,7 @@ import datetime
 import hashlib
 import json
 import os
-import random
+import secrets
 import shutil
 import signal
 import socket
@@ -229,7 +229,7 @@ def _last_line(path: Path) -> str:
 def free_port() -> int:
     """A port that nobody uses now, from below those that outgoing connections are given."""
     while True:
-        port = random.randrange(10_000, 32_000)
+        port = 10_000 + secrets.randbelow(22_000)  # programs of one seed choose differently
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
