@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -59,15 +60,16 @@ def refused(log: NatsLog, id: str) -> bool:
 
 def in_time(work: Callable[[], T]) -> T:
     """Do it in another thread, and see that it ends."""
-    with ThreadPoolExecutor(1) as beside:
-        return beside.submit(work).result(PATIENCE_S)
+    future: Future[T] = Future()
 
+    def do() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - for who waits
+            future.set_exception(error)
 
-def let_go(server: Server) -> None:
-    """Close what the object holds of a child that is dead."""
-    child = server._child
-    if child and child.stderr and child.poll() is not None:
-        child.stderr.close()
+    threading.Thread(target=do, daemon=True).start()  # one that hangs does not hold up the rest
+    return future.result(PATIENCE_S)
 
 
 class Net:
@@ -137,7 +139,6 @@ class Net:
         """Kill -9, and see that it is dead and everyone has noticed."""
         self.server.kill()
         eventually(lambda: not self.server.alive())
-        let_go(self.server)
         for connection in self.connections:
             eventually(lambda connection=connection: connection.trouble)
 
@@ -155,7 +156,6 @@ class Net:
         for connection in self.connections:
             connection.close()
         self.server.stop()
-        let_go(self.server)
 
 
 @contextmanager

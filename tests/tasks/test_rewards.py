@@ -6,7 +6,7 @@ import asyncio
 import importlib
 import random
 import sys
-import time
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hubs import PATIENCE_S
 from motley.config import parse_config, read_config, with_files_in
 from motley.records import Problem
-from motley.tasks import RewardError, Task, load_task, own_task
+from motley.tasks import RewardError, Task, load_task, own_task, rewards
 
 ROWS = [{"prompt": f"say {n}", "answer": str(n), "level": n % 3} for n in range(30)]
 
@@ -120,10 +121,41 @@ def test_what_a_function_raises_is_kept_with_its_traceback() -> None:
 
 
 def test_promises_of_several_functions_are_awaited_together() -> None:
-    began = time.monotonic()
-    functions = [lambda completions, i=i: judge(completions) for i in range(10)]
+    waiting: list[asyncio.Event] = []
+
+    async def meet(completions: list[str]) -> list[float]:
+        """Goes on when all ten wait."""
+        waiting.append(asyncio.Event())
+        if len(waiting) == 10:
+            for event in waiting:
+                event.set()
+        await asyncio.wait_for(waiting[0].wait(), PATIENCE_S)
+        return [0.25] * len(completions)
+
+    functions = [lambda completions, i=i: meet(completions) for i in range(10)]
     assert scored(*functions) == [2.5, 2.5]
-    assert time.monotonic() - began < 0.4  # one after the other: 0.5
+
+
+def test_threads_that_ask_at_once_have_one_loop() -> None:
+    loops: list[asyncio.AbstractEventLoop] = []
+    meeting = threading.Barrier(8, timeout=PATIENCE_S)
+
+    async def where(completions: list[str]) -> list[float]:
+        loops.append(asyncio.get_running_loop())
+        return [0.0] * len(completions)
+
+    def ask() -> None:
+        meeting.wait()
+        scored(where)
+
+    rewards._loop_of.cache_clear()  # as in a process that has just begun
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert len(loops) == 8
+    assert len(set(loops)) == 1
 
 
 def test_a_promise_is_kept_where_a_loop_is_running_already() -> None:

@@ -6,13 +6,14 @@ import asyncio
 import math
 import os
 import threading
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
+from hubs import PATIENCE_S
+from motley.clock import VirtualClock
 from motley.records import Problem
 from motley.tasks import RewardError, Scorer, own_task, sandbox, scoring, unsteady
 from motley.tasks.task import Scoring
@@ -24,23 +25,26 @@ TEXTS = [["a", "bb"], ["", "ccc"], ["a", "a"]]
 class Lengths:
     """A task that rewards length, slowly."""
 
-    def __init__(self, scoring: Scoring, takes_s: float = 0.0) -> None:
-        self.scoring, self.takes_s = scoring, takes_s
+    def __init__(self, scoring: Scoring, takes_s: float, clock: VirtualClock) -> None:
+        self.scoring, self.takes_s, self.clock = scoring, takes_s, clock
+        self.lock = threading.Lock()
         self.asked: list[list[str]] = []
         self.threads: list[threading.Thread] = []
 
     def score(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[float]:
         self.asked.append(list(completions))
         self.threads.append(threading.current_thread())
-        time.sleep(self.takes_s * len(completions))
+        with self.lock:
+            self.clock.sleep_s(self.takes_s * len(completions))
         if "boom" in completions:
             raise KeyError("boom")
         return [math.nan if text == "?" else float(len(text)) for text in completions]
 
 
 def scorer(way: Scoring, takes_s: float = 0.0) -> tuple[Any, Lengths]:
-    task: Any = Lengths(way, takes_s)
-    return Scorer(task), task
+    clock = VirtualClock()
+    task: Any = Lengths(way, takes_s, clock)
+    return Scorer(task, clock), task
 
 
 @pytest.mark.parametrize("way", ["in turn", "beside", "groups", "each"])
@@ -107,7 +111,7 @@ def test_an_exception_is_kept_for_who_asks(way: Scoring) -> None:
 
 
 def test_completions_of_one_function_that_stands_threads_are_scored_at_once() -> None:
-    meeting = threading.Barrier(3, timeout=5)
+    meeting = threading.Barrier(3, timeout=PATIENCE_S)
 
     def met(completions: list[str]) -> list[float]:
         meeting.wait()
@@ -121,8 +125,11 @@ def test_completions_of_one_function_that_stands_threads_are_scored_at_once() ->
 def test_async_functions_go_on_while_others_work_and_an_alarm_has_its_thread() -> None:
     rows = [{"prompt": f"p{n}", "answer": "x"} for n in range(30)]
 
+    clock, asked = VirtualClock(), threading.Event()
+
     async def judge(completions: list[str]) -> list[float]:
-        await asyncio.sleep(0.05)
+        assert await asyncio.to_thread(asked.wait, PATIENCE_S)
+        clock.sleep_s(1.0)
         return [1.0] * len(completions)
 
     def alarm(completions: list[str]) -> list[float]:
@@ -132,11 +139,12 @@ def test_async_functions_go_on_while_others_work_and_an_alarm_has_its_thread() -
     assert own_task(rows, rewards=judge).scoring == "beside"
     assert own_task(rows, rewards=[judge, alarm]).scoring == "in turn"
     assert own_task(rows, rewards=alarm).scoring == "in turn"
-    one = Scorer(own_task(rows, rewards=judge))
-    one.begin(PROBLEMS, TEXTS)()
-    began = time.monotonic()
-    promise = one.begin(PROBLEMS, TEXTS)
-    assert time.monotonic() - began < 0.04
+    one = Scorer(own_task(rows, rewards=judge), clock)
+    asked.set()
+    one.begin(PROBLEMS, TEXTS)()  # now it is known how long it takes
+    asked.clear()
+    promise = one.begin(PROBLEMS, TEXTS)  # comes back before the function does
+    asked.set()
     assert promise() == [[1.0, 1.0]] * 3
 
 
@@ -199,6 +207,24 @@ def test_nobody_waits_for_a_process_to_begin_while_another_is_free(
         callers.give_back(first)
         assert second.result(60) is first
     FakeCaller.ready.set()
+
+
+def test_a_call_that_is_interrupted_leaves_no_answer_behind_for_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    verify = "motley.tasks.answers:verify"
+    assert sandbox.call(verify, "1", "1").value is True
+
+    def interrupted(caller: sandbox._Caller, process: Any, question: str) -> str:
+        process.stdin.write(question + "\n")
+        process.stdin.flush()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sandbox._Caller, "_ask", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            sandbox.call(verify, "1", "1")
+    assert sandbox.call(verify, "1", "2").value is False
 
 
 def test_a_reward_that_differs_when_it_is_computed_again_is_named_with_both_values() -> None:

@@ -203,9 +203,17 @@ async def _kept(promise: Awaitable[Any]) -> Any:
     return await promise
 
 
-@cache
 def _loop(owner: int) -> asyncio.AbstractEventLoop:
-    """One per process, in a thread that ends with it."""
+    """One per process, in a thread that ends with it; also where several threads ask at once."""
+    with _MAKING:
+        return _loop_of(owner)
+
+
+_MAKING = threading.Lock()
+
+
+@cache
+def _loop_of(owner: int) -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="rewards", daemon=True).start()
     return loop

@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from socketserver import StreamRequestHandler, ThreadingTCPServer
 from threading import Thread
@@ -36,7 +36,7 @@ from motley.exchange.nats.names import Names
 from motley.exchange.nats.server import Server, fingerprint, free_port, self_signed
 from motley.records import HUB
 
-from ..nats_server import CREW, Net, eventually, in_time, let_go, settle
+from ..nats_server import CREW, Net, eventually, in_time, settle
 
 NAMES = Names(CREW)
 
@@ -58,7 +58,6 @@ def server(tmp_path: Path) -> Iterator[Server]:
     made.configure(identity(HUB).nkey, [])
     yield made
     made.stop()
-    let_go(made)
 
 
 def test_a_server_starts_and_stops(server: Server) -> None:
@@ -70,7 +69,6 @@ def test_a_server_starts_and_stops(server: Server) -> None:
     assert not server.alive()
     assert not is_up(server)
     server.stop()
-    let_go(server)
     assert server.start() is False
 
 
@@ -128,7 +126,19 @@ def test_a_server_that_was_killed_is_started_again_not_taken_over(server: Server
     server.start()
     server.kill()
     eventually(lambda: not server.alive())
-    let_go(server)
+    assert server.start() is False
+    assert is_up(server)
+
+
+def test_a_server_that_dies_with_much_to_say_is_noticed(server: Server) -> None:
+    server.start()
+    with ExitStack() as held:
+        for _ in range(200):  # each has a part in what it says
+            address = (server.host, server.port)
+            held.enter_context(socket.create_connection(address, timeout=PATIENCE_S))
+        server.kill(signal.SIGQUIT)
+        eventually(lambda: not server.alive())
+    assert "goroutine" in (server.folder / "server.err").read_text()
     assert server.start() is False
     assert is_up(server)
 
@@ -655,13 +665,14 @@ class NoNats(StreamRequestHandler):
 def test_an_attempt_that_failed_leaves_no_socket_open() -> None:
     with ThreadingTCPServer(("127.0.0.1", 0), NoNats) as other:
         other.block_on_close = True  # until every caller has gone
-        thread = Thread(target=other.serve_forever)
+        thread = Thread(target=other.serve_forever, daemon=True)
         thread.start()
         url = f"nats://127.0.0.1:{other.server_address[1]}"
         with pytest.raises(LogError, match="cannot reach"):
             Connection(Login(url, "a", identity("a").nkey_seed), patience_s=1)  # several attempts
         in_time(other.shutdown)
-    thread.join()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
 
 
 class Busy(ThreadingTCPServer):

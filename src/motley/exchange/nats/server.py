@@ -111,18 +111,19 @@ class Server:
             return True
         self._outdated = False
         try:
-            self._forget_child()
+            self._child = None
             self._check_port()
             (self.folder / "server.pid").unlink(missing_ok=True)
             command = [_binary(), "--config", str(self.folder / "server.json")]
-            self._child = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                pass_fds=(lock,),
-                start_new_session=True,
-            )
+            with self._last_words.open("wb") as last_words:  # a pipe that fills up would stop it
+                self._child = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=last_words,
+                    pass_fds=(lock,),
+                    start_new_session=True,
+                )
         finally:
             os.close(lock)  # the child's copy keeps the lock
         self._wait_until_up()
@@ -151,12 +152,12 @@ class Server:
         deadline = Deadline(self.clock, START_S)
         while self.alive() and not deadline.passed:
             self.clock.sleep_s(0.05)
-        self._forget_child()
-
-    def _forget_child(self) -> None:
-        if self._child and self._child.stderr:
-            self._child.stderr.close()
         self._child = None
+
+    @property
+    def _last_words(self) -> Path:
+        """What it says where it cannot start, or dies of itself."""
+        return self.folder / "server.err"
 
     def _pid(self) -> int:
         return self._child.pid if self._child else int((self.folder / "server.pid").read_text())
@@ -182,9 +183,8 @@ class Server:
             else:
                 return
         assert self._child
-        assert self._child.stderr
         self._child.kill()
-        said = self._child.stderr.read().decode(errors="replace").strip() or _last_line(
+        said = self._last_words.read_text(errors="replace").strip() or _last_line(
             self.folder / "server.log"
         )
         raise ValueError(
