@@ -260,15 +260,15 @@ class OpenAIEngine:
         self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: Sampling, seed: int
     ) -> list[list[Completion]]:
         """One request per prompt, each with its own seed, all at the same time."""
+        bodies = [
+            self._request(prompt, num_samples, sampling, _seed(seed, place))
+            for place, prompt in enumerate(prompts)
+        ]
         pool = ThreadPoolExecutor(MAX_REQUESTS)
         try:
-            bodies = [
-                self._request(prompt, num_samples, sampling, _seed(seed, place))
-                for place, prompt in enumerate(prompts)
-            ]
             return list(pool.map(self._complete, bodies))
-        finally:
-            pool.shutdown(cancel_futures=True)
+        finally:  # where one fails, the others' answers are not waited for
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def _request(
         self, prompt: Sequence[int], num_samples: int, sampling: Sampling, seed: int

@@ -124,12 +124,12 @@ class Team:
             for device, order in zip(self.others.devices, orders[1:], strict=True):
                 tell(device.orders, order)
             own = orders[0].do(self.part)
+            return [own, *self._hear_all()]
         except (RuntimeError, OSError) as error:
             # whoever computes with a device that has ended fails, too
             raise self._lost() or _failure(self.peer, 0, str(error)) from error
         finally:
             self.busy = False
-        return [own, *self._hear_all()]
 
     def _hear_all(self) -> list[Any]:
         return [
@@ -214,7 +214,8 @@ def _ended(peer: str, rank: int, device: OtherDevice, words: str) -> ValueError:
 def _watch(team: Team) -> None:
     """End this process where a device has ended and nobody notices, as with nccl on GPUs."""
     wait([device.life for device in team.others.devices])
-    if not team.over.wait(GRACE_S) and team.busy:
-        sys.stderr.write(f"{team._lost()}\n")
-        sys.stderr.flush()
-        os._exit(2)
+    while not team.over.wait(GRACE_S):
+        if team.busy:  # with an order, perhaps one of later
+            sys.stderr.write(f"{team._lost()}\n")
+            sys.stderr.flush()
+            os._exit(2)
