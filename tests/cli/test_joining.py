@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import os
+import signal
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -81,6 +85,20 @@ def test_a_tracker_that_is_not_known_is_refused_before_anything_is_asked() -> No
     result = CliRunner().invoke(app, ["join", "nats://x:1", "--crew", "one", "--report", "mlflow"])
     assert result.exit_code == 2
     assert "--report mlflow: use trackio, wandb, tensorboard or none" in result.stderr
+
+
+def test_one_ctrl_c_is_enough_while_a_peer_is_on_its_way_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(*given: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        raise AssertionError("it did not heed that it was asked to stop")
+
+    monkeypatch.setattr(importlib.import_module("motley.distributed.join"), "join", asked)
+    command = ["join", "nats://x:1", "--crew", "one", "--invite", "i", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 130, (result.output, result.exception)
+    assert "come back with the same line" in result.output
 
 
 def test_train_is_refused_under_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
