@@ -11,9 +11,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import msgspec
-
-from motley.study.outcomes import CrewOutcome
+from motley.study.outcomes import CrewOutcome, read_crew_outcomes
 from motley.study.report import markdown_table
 from motley.study.standings import ArmStanding, standings
 
@@ -30,8 +28,9 @@ def read_crews(paths: Sequence[Path]) -> dict[str, list[CrewOutcome]]:
             raise ValueError(
                 f"{path} is not there; give results.jsonl files, or folders of studies"
             )
-        lines = path.read_bytes().splitlines()
-        found = [msgspec.json.decode(line, type=CrewOutcome) for line in lines]
+        found = read_crew_outcomes(path)
+        if not found:
+            raise ValueError(f"{path} is empty; give the study's command again, which writes it")
         for crew in dict.fromkeys(one.crew for one in found):
             name = crew or path.stem
             if name in crews:
@@ -46,7 +45,7 @@ def overview(crews: Mapping[str, Sequence[CrewOutcome]], ours: Sequence[str]) ->
     for crew, outcomes in crews.items():
         arms = list(dict.fromkeys(one.arm for one in outcomes))
         own = next((arm for arm in ours if arm in arms), "")
-        found = standings(outcomes, arms)
+        found = standings(outcomes, arms, outcomes[0].measure)
         for peer in dict.fromkeys(row.peer for row in found):
             by_arm = {row.arm: row for row in found if row.peer == peer}
             ends = [_end(by_arm, arm) for arm in (*BESIDE_OURS, own)]
@@ -64,7 +63,11 @@ def main() -> None:
     parser.add_argument("results", nargs="+", type=Path)
     parser.add_argument("--ours", nargs="+", default=OURS)
     given = parser.parse_args()
-    print(overview(read_crews(given.results), given.ours), end="")
+    try:
+        table = overview(read_crews(given.results), given.ours)
+    except (ValueError, OSError) as error:
+        parser.exit(2, f"error: {error}\n")
+    print(table, end="")
 
 
 if __name__ == "__main__":

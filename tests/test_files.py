@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from motley.files import cache_folder, whole
+from motley.files import DiskError, cache_folder, replace, whole
 
 
 def test_the_cache_is_where_the_environment_says_and_else_under_home(
@@ -62,3 +63,39 @@ def test_others_may_read_what_was_written(tmp_path: Path) -> None:
     plain = tmp_path / "plain"
     plain.mkdir()
     assert (tmp_path / "folder").stat().st_mode == plain.stat().st_mode
+
+
+def test_two_who_replace_the_same_file_at_once_both_succeed_and_it_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, contents = tmp_path / "file", [b"second"]
+    fsync = os.fsync
+
+    def meanwhile(descriptor: int) -> None:
+        if contents:  # between the first's writing and its publishing
+            replace(path, contents.pop())
+            assert path.read_bytes() == b"second"
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", meanwhile)
+    replace(path, b"first", mode=0o600)
+    assert path.read_bytes() == b"first"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_a_file_that_cannot_be_replaced_leaves_the_old_one_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    def full(descriptor: int) -> None:
+        raise error("no space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DiskError if error is OSError else error):
+        replace(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]

@@ -80,3 +80,41 @@ def test_a_crew_counts_once_and_a_missing_file_is_named(script: ModuleType, tmp_
         script.read_crews([tmp_path / "one.jsonl", tmp_path / "two.jsonl"])
     with pytest.raises(ValueError, match=r"none\.jsonl is not there"):
         script.read_crews([tmp_path / "none.jsonl"])
+
+
+def test_rewards_have_intervals_of_rewards(script: ModuleType, tmp_path: Path) -> None:
+    rows = {}
+    for measure in ("accuracy", "reward"):
+        path = tmp_path / f"{measure}.jsonl"
+        path.write_bytes(lines({"alone": 0.05}, measure).replace(b'"seed":1', b'"seed":2'))
+        far = [msgspec.json.decode(one, type=CrewOutcome) for one in path.read_bytes().splitlines()]
+        far = [msgspec.structs.replace(o, end={"x": o.end["x"] + o.seed / 20}) for o in far]
+        told = [msgspec.structs.replace(one, measure=measure) for one in far]
+        path.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in told))
+        rows[measure] = script.overview(script.read_crews([path]), [])
+    assert " to " in rows["accuracy"]  # lopsided: on the scale of log odds
+    assert " to " not in rows["reward"]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b'{"arm":"ft', "line 1 cannot be read"), (b"", "is empty"), (None, "is not there")],
+)
+def test_what_cannot_be_read_is_one_line(
+    script: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    content: bytes | None,
+    words: str,
+) -> None:
+    path = tmp_path / "results.jsonl"
+    if content is not None:
+        path.write_bytes(content)
+    monkeypatch.setattr(sys, "argv", ["overview.py", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        script.main()
+    said = capsys.readouterr().err
+    assert (ended.value.code, said.count("\n")) == (2, 1)
+    assert f"error: {path}" in said
+    assert words in said

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -82,14 +83,19 @@ def sync(path: Path) -> None:
 
 def replace(path: Path, content: bytes, mode: int = 0o644) -> None:
     """Write a file so that at any moment either the old content is there or the new."""
-    partial = path.with_name(f".{path.name}.partial")
+    # a name of its own: whoever else writes the same file now writes another part
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
     with writing(path):
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        try:
+            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
         sync(path.parent)
 
 

@@ -79,8 +79,8 @@ def test_a_run_that_is_not_saved_ends_alike_and_begins_again(
     whole = run(crew("near"), tmp_path / "whole")
     saved: list[Path] = []
     monkeypatch.setattr(LocalCrew, "save", lambda one: saved.append(one.folder))
-    for stopped in tmp_path.glob("whole/runs/*"):  # as one that was stopped on the way
-        stopped.joinpath("outcomes.jsonl").unlink()
+    for kept in tmp_path.glob("whole/runs/*/outcomes.jsonl"):  # as one that was stopped on the way
+        kept.unlink()
     told.clear()
     again = run(crew("near"), tmp_path / "whole", saved=False)
     assert told == [0, 0.25, 0.5, 0.75, 1]
@@ -90,6 +90,22 @@ def test_a_run_that_is_not_saved_ends_alike_and_begins_again(
         for o in ended.outcomes["near"]
     ]
     assert without_time(again) == without_time(whole)
+
+
+@pytest.mark.slow
+def test_a_run_whose_outcomes_are_torn_is_made_again_from_its_beginning(
+    tmp_path: Path, told: list[float]
+) -> None:
+    """Its weights are gone, and what it says of itself is there."""
+    whole = run(crew("near"), tmp_path)
+    (folder,) = (one.folder for one in whole.runs)
+    (folder / "outcomes.jsonl").write_bytes(b"")
+    told.clear()
+    again = run(crew("near"), tmp_path)
+    assert told == [0, 0.25, 0.5, 0.75, 1]
+    curves = lambda ended: [(o.peer, o.curve) for o in ended.outcomes["near"]]
+    assert curves(again) == curves(whole)
+    assert len(read_metrics(folder)) == 2 * 5
 
 
 def test_gradients_are_not_measured_of_runs_that_are_not_saved(tmp_path: Path) -> None:

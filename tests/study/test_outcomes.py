@@ -3,11 +3,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from motley.config import parse_config
 from motley.learning.senders import SenderMetrics
 from motley.runs.metrics import KeptSuccesses, LearnerLine, MetProblems, SamplerLine, Timing
-from motley.study.outcomes import Spent, outcome_of, read_outcomes, spent_of
+from motley.study.outcomes import (
+    Spent,
+    outcome_of,
+    read_crew_outcomes,
+    read_outcomes,
+    read_whole_outcomes,
+    spent_of,
+)
 
 CREW = parse_config(
     '[crew]\nname = "c"\ntask = "digits"\nrounds = 2\ngroup_size = 4\nproblems_per_round = 4\n'
@@ -97,3 +105,28 @@ def test_outcomes_kept_before_tokens_were_counted_still_read(tmp_path: Path) -> 
     (found,) = read_outcomes(path)
     assert (found.spent, found.made, found.curve) == (None, "", {})
     assert read_outcomes(tmp_path / "none") == []
+
+
+LINE = (
+    '{"arm":"ftis","seed":1,"peer":"a","start":{"x":0.1},"end":{"x":0.2},"lowest":{"x":0.1},'
+    '"ood":{}}\n'
+)
+
+
+def test_a_line_that_cannot_be_read_is_named_with_its_file_and_the_remedy(tmp_path: Path) -> None:
+    path = tmp_path / "outcomes.jsonl"
+    path.write_text(LINE + LINE[:30])
+    words = r"outcomes\.jsonl, line 2 cannot be read \(.*\); delete this line, and give the study"
+    with pytest.raises(ValueError, match=words):
+        read_outcomes(path)
+    with pytest.raises(ValueError, match=words):
+        read_crew_outcomes(path)
+
+
+def test_a_last_line_that_a_kill_cut_short_can_be_left_out_and_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "outcomes.jsonl"
+    path.write_text(LINE + LINE[:30])
+    assert [one.arm for one in read_whole_outcomes(path)] == ["ftis"]
+    path.write_text(LINE[:30] + "\n" + LINE)
+    with pytest.raises(ValueError, match="line 1 cannot be read"):
+        read_whole_outcomes(path)

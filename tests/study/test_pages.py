@@ -307,7 +307,9 @@ def test_a_report_has_outcomes_with_their_crew_and_a_file_of_claims_if_there_are
         *("results.jsonl", "claims.csv"),
     }
     assert "claims.csv" not in files_of(of(outcomes(2)), made())
-    first = msgspec.json.decode(results_lines(several()).splitlines()[-1], type=CrewOutcome)
+    first = msgspec.json.decode(
+        results_lines(several(), "accuracy").splitlines()[-1], type=CrewOutcome
+    )
     assert (first.crew, first.arm, first.seed, first.peer) == ("far", "ftis:C=3", 2, "b")
 
 

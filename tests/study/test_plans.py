@@ -328,3 +328,64 @@ def test_arms_of_sharing_take_so_many_of_eight_groups() -> None:
         (config,) = crews_of(study.crews[0], arm, 0)
         shares[arm.label] = (config.problems_per_peer, 8 * config.learning.own_share)
     assert shares == {"8/0": (8, 8), "6/2": (6, 6), "4/4": (4, 4), "2/6": (2, 2)}
+
+
+def with_claim(plan: Path, **said: str) -> None:
+    """The plan with other words in its claim."""
+    claim = {"text": "It pays", "arm": "best", "against": "alone", "is": "better"} | said
+    lines = "".join(f'{key} = "{value}"\n' for key, value in claim.items())
+    plan.write_text(PLAN.split("[[claim]]")[0] + "[[claim]]\n" + lines)
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"on": "revers"}, "is on 'revers', which is no peer and no kind of near and far; did you"),
+        ({"on": "c", "arm": "best in far"}, "is no peer and no kind of far; known: mean, ood, eve"),
+        ({"arm": "best in fa"}, "crew 'fa', which the study does not have; did you mean far?"),
+        ({"against": "alone in nowhere"}, "crew 'nowhere', which the study does not have; known"),
+        ({"against": "best"}, "'best' against 'best': the same runs; name another arm"),
+        ({"arm": "best in far", "against": "best"}, "the same runs; name another arm"),
+    ],
+)
+def test_a_claim_about_what_is_not_there_is_refused(
+    plan: Path, said: dict[str, str], words: str
+) -> None:
+    with_claim(plan, **said)
+    with pytest.raises(ValueError, match=re.escape(words)):
+        study_of(plan)
+
+
+@pytest.mark.parametrize(
+    "said", [{"on": "b"}, {"on": "sort"}, {"on": "ood"}, {"arm": "best in far"}]
+)
+def test_a_claim_about_a_peer_a_kind_or_a_crew_that_is_there_is_kept(
+    plan: Path, said: dict[str, str]
+) -> None:
+    with_claim(plan, **said)
+    assert len(study_of(plan).claims) == 1
+
+
+def test_a_claim_about_what_quick_crews_lack_is_left_out(plan: Path) -> None:
+    with_claim(plan, arm="best in far")
+    assert len(study_of(plan).claims) == 1
+    assert study_of(plan, quick=True).claims == []
+    with_claim(plan, on="large")
+    assert study_of(plan, quick=True).claims == []
+
+
+@pytest.mark.parametrize("part", [["--arms", "alone"], ["--seeds", "1"], ["--first-seed", "7"]])
+def test_to_look_at_a_part_of_a_study_leaves_its_plan_alone(
+    plan: Path, tmp_path: Path, asked: list[list[Studied]], part: list[str]
+) -> None:
+    out = tmp_path / "out"
+    motley(plan, "--out", out)
+    for one in asked[0]:  # as a study writes them
+        one.folder.mkdir(parents=True, exist_ok=True)
+        (one.folder / "crew.toml").write_text(msgspec.toml.encode(_plain(one.config)).decode())
+    whole = (out / "mine" / "plan.toml").read_bytes()
+    motley(out / "mine", *part)
+    motley(plan, "--out", out, *part)
+    assert (out / "mine" / "plan.toml").read_bytes() == whole
+    motley(plan, "--out", tmp_path / "new", *part)  # where nothing was begun it is the plan
+    assert (tmp_path / "new" / "mine" / "plan.toml").read_bytes() != whole

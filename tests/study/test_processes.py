@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from motley.study.processes import (
     in_processes,
     make_all,
 )
-from motley.study.shared_gpu import SharedGpu
+from motley.study.shared_gpu import Peaks, SharedGpu
 
 
 def note(path: Path, text: str) -> str:
@@ -196,11 +197,67 @@ def test_a_job_tells_how_far_it_is() -> None:
     assert (ends, heard) == ([Returned("slow", "done")], [("slow", 0.25), ("slow", 0.5)])
 
 
+def hold(gib: int, tell: Tell) -> None:
+    """As a run does that takes some of the GPU."""
+    held.append(gib << 30)
+    tell(0.0)
+    tell(1.0)
+
+
+held: list[int] = []  # in the process of a job
+
+
+def measure_held() -> Callable[[], int]:
+    held.clear()
+    return lambda: max(held, default=0)
+
+
+def hold_and_run_out(path: Path, tell: Tell) -> str:
+    hold(5, tell)
+    return die_first(path, "full")
+
+
 @pytest.mark.slow
 def test_no_more_run_than_fit_on_the_gpu(tmp_path: Path) -> None:
     """A GPU of which only one run fits: two are never at work together, whatever --jobs says."""
-    gpu = SharedGpu(lambda: 10)
-    gpu.fits_another = lambda running: not running  # type: ignore[method-assign]
-    work = [Job(name, partial(watch_alone, tmp_path / "notes", 0.2)) for name in "abc"]
+    peaks = Peaks(tmp_path / "memory.jsonl", "H200")
+    peaks.saw("run", 6 << 30)
+    gpu = SharedGpu(lambda: 10 << 30, peaks, measure_held)
+    work = [Job(name, partial(watch_alone, tmp_path / "notes", 0.2), alike="run") for name in "abc"]
     found = list(in_processes(3, work, gpu=gpu))
     assert [one.value for one in found if isinstance(one, Returned)] == ["1", "1", "1"]
+
+
+@pytest.mark.slow
+def test_a_process_tells_what_its_job_held_and_not_what_the_job_before_did(tmp_path: Path) -> None:
+    peaks = Peaks(tmp_path / "memory.jsonl", "H200")
+    gpu = SharedGpu(lambda: 80 << 30, peaks, measure_held)
+    work = [
+        Job("large", partial(hold, 9), tells=True, alike="large"),
+        Job("small", partial(hold, 2), tells=True, alike="small"),
+        Job("wrong", partial(refuse, ValueError), alike="wrong"),
+    ]
+    list(in_processes(1, work, gpu=gpu))
+    assert (peaks.of("large"), peaks.of("small"), peaks.of("wrong")) == (9 << 30, 2 << 30, None)
+
+
+@pytest.mark.slow
+def test_who_ran_out_tells_what_it_held_and_is_tried_when_there_is_more_room(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    peaks = Peaks(tmp_path / "memory.jsonl", "H200")
+    gpu = SharedGpu(lambda: 80 << 30, peaks, measure_held)
+    work = [
+        Job(
+            "greedy",
+            partial(hold_and_run_out, tmp_path / "notes"),
+            tells=True,
+            alike="greedy",
+        ),
+        Job("other", partial(str, 2), alike="other"),
+    ]
+    with caplog.at_level(logging.WARNING):
+        found = list(in_processes(1, work, gpu=gpu))
+    assert found == [Returned("greedy", "full"), Returned("other", "2")]  # not after all others
+    assert peaks.of("greedy") == 5 << 30
+    assert "80.0 GiB of the GPU were free, and nobody knows what such a run takes" in caplog.text

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import shutil
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +16,20 @@ import pytest
 from typer.testing import CliRunner
 
 from motley.cli import app
+from motley.clock import VirtualClock
 from motley.config import CrewConfig, config_text, parse_config, with_changes
+from motley.files import hold
 from motley.study import running
 from motley.study.arms import Arm, parse_arms
+from motley.study.holding import end_with_the_study
 from motley.study.outcomes import Outcome, Spent, read_outcomes
 from motley.study.plans import EstimatorPlan
 from motley.study.processes import Heard, Job, Lost, Tell
-from motley.study.running import Ended, KeyedRun, Studied, run_study
+from motley.study.running import Ended, KeyedRun, Studied, Wanted, run_study
 from motley.study.shared_gpu import SharedGpu
 
+REAL_RUN = running._run
+MOST_S = 120  # that a test waits for what never comes
 GAIN = {"alone": 0.0, "alone/own": -0.1, "ftis": 0.1, "best": 0.2}
 
 
@@ -48,7 +57,7 @@ class Fakes:
         self.made.append((config.crew.name, arm.label, config.crew.seed))
         tell(0.5)
         for large in ("checkpoints", "groups/traces/a"):
-            (run.folder / large).mkdir(parents=True)
+            (run.folder / large).mkdir(parents=True, exist_ok=True)
         (run.folder / "metrics.jsonl").touch()
         end = 0.5 + GAIN[arm.label] + 0.01 * ((config.crew.seed + 3 * len(arm.label)) % 4)
         outcomes = [
@@ -66,6 +75,7 @@ class Fakes:
             )
             for peer in config.students
         ]
+        run.path.unlink(missing_ok=True)
         running.keep(run.path, outcomes)
         return run.key
 
@@ -220,6 +230,177 @@ def test_outcomes_kept_by_names_of_arms_are_taken_over(tmp_path: Path, fakes: Fa
         counting([other], "ftis", 1)
 
 
+def run_of(ended: Ended) -> Path:
+    """The outcomes of the only run."""
+    (run,) = ended.runs
+    return run.folder / "outcomes.jsonl"
+
+
+def spoilt(content: bytes, how: str) -> bytes:
+    first, second = content.splitlines(keepends=True)
+    return {
+        "empty": b"",
+        "torn": first + second[:-9],
+        "of one peer": first,
+        "of another run": content.replace(b'"key":"', b'"key":"0'),
+    }[how]
+
+
+@pytest.mark.parametrize("how", ["empty", "torn", "of one peer", "of another run"])
+def test_a_run_whose_outcomes_are_not_whole_is_made_again(
+    tmp_path: Path, fakes: Fakes, how: str
+) -> None:
+    ended, _ = studied(tmp_path, "ftis", 1, "near")
+    path = run_of(ended)
+    whole = path.read_bytes()
+    path.write_bytes(spoilt(whole, how))
+    shutil.rmtree(path.parent / "checkpoints", ignore_errors=True)
+    shutil.rmtree(path.parent / "groups")
+    again, counted = studied(tmp_path, "ftis", 1, "near")
+    assert counted[0] == (0, 1)
+    assert len(fakes.made) == 2
+    assert again.outcomes == ended.outcomes
+    assert path.read_bytes() == whole
+
+
+def test_a_torn_last_line_of_a_studys_own_outcomes_does_not_stop_it(
+    tmp_path: Path, fakes: Fakes
+) -> None:
+    studied(tmp_path, "ftis alone", 1, "near")
+    path = tmp_path / "near" / "outcomes.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-20])
+    studied(tmp_path, "ftis alone", 1, "near")
+    assert path.read_bytes() == whole
+
+
+def test_to_look_at_a_part_of_a_study_keeps_the_outcomes_of_the_rest(
+    tmp_path: Path, fakes: Fakes
+) -> None:
+    studied(tmp_path, "alone ftis best=ftis:C=3", 2, "near")
+    path = tmp_path / "near" / "outcomes.jsonl"
+    every = lambda: sorted((o.arm, o.seed, o.peer) for o in read_outcomes(path))
+    before = every()
+    part, _ = studied(tmp_path, "ftis", 1, "near")
+    assert {(o.arm, o.seed) for o in part.outcomes["near"]} == {("ftis", 0)}
+    assert every() == before
+    # but what another crew file came to is no part of this one
+    changed = with_changes(crew("near"), ["learning.lr=1e-5"])
+    counting([Studied(changed, tmp_path / "near", tmp_path / "runs")], "ftis", 1)
+    assert every() == [("ftis", 0, "a"), ("ftis", 0, "b")]
+
+
+@pytest.mark.parametrize(
+    ("arms", "words"),
+    [
+        ("ftis far=ftis:task.kinds=['sort']", "arm far is measured in accuracy on heldout sort"),
+        ("alone=alone:task.kinds=['sort'] ftis", "and arm alone in accuracy on heldout sort"),
+    ],
+)
+def test_arms_that_are_measured_on_other_kinds_are_refused_before_the_first_run(
+    tmp_path: Path, fakes: Fakes, arms: str, words: str
+) -> None:
+    with pytest.raises(ValueError, match=r"so that their means cannot be compared; leave") as error:
+        studied(tmp_path, arms, 1, "near")
+    assert words in str(error.value)
+    assert fakes.made == []
+    assert not (tmp_path / "near").exists()
+
+
+def test_arms_may_set_of_the_task_what_leaves_its_kinds_alone(tmp_path: Path, fakes: Fakes) -> None:
+    studied(tmp_path, "ftis best=ftis:task.levels=[4]", 1, "near")
+    assert len(fakes.made) == 2
+
+
+# Two studies at once
+
+
+def the_run(folder: Path) -> tuple[KeyedRun, Arm]:
+    (arm,) = parse_arms("ftis")
+    (run,) = Wanted.of(Studied(crew("near"), folder / "near", folder / "runs"), arm, 0).runs
+    return run, arm
+
+
+def unheard(share: float) -> None:
+    pass
+
+
+def test_a_run_is_held_while_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, arm = the_run(tmp_path)
+    lock = run.folder.with_name(f"{run.folder.name}.lock")
+    held: list[bool] = []
+
+    def train(run: KeyedRun, measured: None, saved: bool, tell: Tell) -> None:
+        shutil.rmtree(run.folder, ignore_errors=True)
+        held.append(hold(lock) is None)
+        run.folder.mkdir()
+
+    monkeypatch.setattr(running, "_train", train)
+    monkeypatch.setattr(running, "_keep_outcomes", lambda run, arm: None)
+    assert running._run(run, arm, None, True, unheard) == run.key
+    assert held == [True]
+    descriptor = hold(lock)  # free again
+    assert descriptor is not None
+    os.close(descriptor)
+
+
+def test_a_run_that_another_study_makes_is_waited_for_and_not_made_again(
+    tmp_path: Path, fakes: Fakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = running_run(monkeypatch)
+    run, arm = the_run(tmp_path)
+    run.folder.parent.mkdir()
+    other = hold(run.folder.with_name(f"{run.folder.name}.lock"))
+    assert other is not None
+
+    class Clock(VirtualClock):
+        def sleep_s(self, seconds: float) -> None:
+            """Meanwhile the other study ends its run."""
+            super().sleep_s(seconds)
+            if self.now_s() > 3 * seconds:
+                fakes.run(run, arm, None, True, unheard)
+                os.close(other)
+
+    assert REAL_RUN(run, arm, None, True, unheard, Clock()) == run.key
+    assert made == []
+    assert run.is_done
+
+
+def running_run(monkeypatch: pytest.MonkeyPatch) -> list[KeyedRun]:
+    """Runs that are really begun."""
+    made: list[KeyedRun] = []
+    monkeypatch.setattr(running, "_train", lambda run, *_: made.append(run))
+    return made
+
+
+def _wait_for_ever(pipe: Connection) -> None:
+    end_with_the_study()
+    pipe.send("began")
+    threading.Event().wait(MOST_S)
+
+
+def _begin_a_worker(pipe: Connection) -> None:
+    worker = multiprocessing.get_context("spawn").Process(target=_wait_for_ever, args=(pipe,))
+    worker.start()
+    pipe.close()
+    worker.join()
+
+
+@pytest.mark.slow
+def test_a_worker_ends_when_the_study_that_asked_for_it_is_killed() -> None:
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    study = context.Process(target=_begin_a_worker, args=(there,))
+    study.start()
+    there.close()
+    assert here.recv() == "began"
+    study.kill()
+    study.join()
+    assert here.poll(MOST_S / 2)  # the worker's end closes with it
+    with pytest.raises(EOFError):
+        here.recv()
+
+
 def test_two_crews_of_one_name_are_refused(tmp_path: Path, fakes: Fakes) -> None:
     with pytest.raises(ValueError, match="different names; got near, near"):
         studied(tmp_path, "ftis", 1, "near", "near")
@@ -299,7 +480,12 @@ def test_a_study_with_a_lost_run_reports_the_others_and_fails(tmp_path: Path, fa
     assert words in result.stderr
     assert "2 seeds" in json.loads(result.stdout)["sentences"][0]
     fakes.die = lambda crew, arm, seed: True
-    motley(file, "--arms", "topr", "--seeds", 1, "--out", tmp_path / "none", code=2)
+    none = [file, "--arms", "topr", "--seeds", 1, "--out", tmp_path / "none"]
+    motley(*none, code=2)
+    found = json.loads(motley(*none, "--json", code=2).stdout)
+    assert [one["name"] for one in found.pop("lost")] == ["crew near, arm topr, seed 0"]
+    assert set(found) > {"judgements", "glance", "lines", "standings", "sentences", "below"}
+    assert not any(found.values())
     fakes.die = lambda crew, arm, seed: False
     assert "3 seeds" in json.loads(motley(*command, "--json").stdout)["sentences"][0]
 

@@ -173,6 +173,8 @@ def _make(asked: _StudyAsked, jobs: int, as_json: bool) -> None:
         ended = run_study(crews, asked.arms, jobs, count, asked.measured, asked.saved)
     if any(ended.outcomes.values()):
         _report(ended, asked, measure, as_json)
+    elif as_json:
+        _print_nothing_found(ended, asked, measure)
     if ended.lost:
         raise LostRunsError(ended.lost, ended.total)
 
@@ -239,12 +241,24 @@ def _report(ended: Ended, asked: _StudyAsked, measure: Measure, as_json: bool) -
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")
     if as_json:
-        sys.stdout.write(msgspec.json.encode(plain(found) | {"lost": ended.lost}).decode() + "\n")
+        _print_json(plain(found), ended)
         return
     sys.stdout.write(files[TABLE])
     if few := few_seeds_warning(found.num_seeds):
         tell(f"warning: {few}")
     tell(f"report: {', '.join(str(folder / name) for name in files)}")
+
+
+def _print_nothing_found(ended: Ended, asked: _StudyAsked, measure: Measure) -> None:
+    """For a program that reads what is printed: every run was lost, and nothing is written."""
+    from motley.study.findings import findings, plain
+
+    labels = [arm.label for arm, _ in asked.arms]
+    _print_json(plain(findings(ended.outcomes, labels, measure, asked.claims)), ended)
+
+
+def _print_json(found: dict[str, object], ended: Ended) -> None:
+    sys.stdout.write(msgspec.json.encode(found | {"lost": ended.lost}).decode() + "\n")
 
 
 def say_found(compared: Sequence[Comparison], num_seeds: int) -> None:

@@ -88,9 +88,12 @@ def _of_crew(
 
 def plain(found: Findings) -> dict[str, object]:
     """What --json has: the claims; of one crew its tables, of several those of each and those over
-    crews.
+    crews; of none the keys of both, empty.
     """
     claims: dict[str, object] = {"judgements": found.judgements}
+    if not found.crews:
+        one, over = ("glance", "lines", "standings", "below"), ("over_crews", "sentences")
+        return claims | {key: [] for key in one + over} | {"crews": {}}
     if len(found.crews) == 1 and not found.over:
         return claims | _plain(found.crews[0])
     return claims | {

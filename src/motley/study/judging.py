@@ -7,6 +7,7 @@ is, and not reproduced where one is not.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -14,12 +15,13 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from motley.study.outcomes import Outcome
-from motley.study.plans import Claim
+from motley.study.plans import EVERY_PEER, MEAN, OOD, Claim, Side
 from motley.study.report import mean_of, peers_of
 from motley.study.statistics import (
     LEVEL,
     MOST_SEEDS,
     Comparison,
+    Demand,
     Estimate,
     effect_size,
     equivalence_p,
@@ -31,13 +33,11 @@ from motley.study.statistics import (
     p_text,
     p_value_of,
     seeds_to_be_equivalent,
-    seeds_to_decide,
+    seeds_to_tell,
     signed,
 )
 
 Verdict = Literal["reproduced", "not reproduced", "undecided"]
-MEAN, OOD, EVERY_PEER = "mean", "ood", "every peer"  # what a claim can be on, beside peers, kinds
-IN = " in "  # "gepo in far": the arm gepo of the crew far, whichever crew it is compared with
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class ClaimPart:
     holm_p: float  # among the arms of which the same is claimed against the same, on the same
     refuting_p: float  # two-sided, that it is not so; corrected for the parts of the claim
     effect: Estimate
-    seeds: int | None  # that would decide it; None: no number can be named
+    seeds: int | None  # that would decide it, as its claim demands; None: no number can be named
 
 
 class _Tested(NamedTuple):
@@ -84,9 +84,9 @@ class _Tested(NamedTuple):
         too_good = self.claim.is_ == "equivalent" and mean > margin
         return p_value_of(differences, margin) if too_good else 1.0
 
-    def part(self, holm_p: float, refuting_p: float) -> ClaimPart:
+    def part(self, holm_p: float, refuting_p: float, demands: _Demands) -> ClaimPart:
         differences, estimate = self.compared.differences, self.compared.estimate
-        needed = _needed(self.claim, differences) if has_spread(differences) else None
+        needed = _needed(self.claim, differences, demands) if has_spread(differences) else None
         # the test of "better" is two-sided, as those of the tables are
         on_its_side = self.claim.is_ != "better" or estimate.mean > self.claim.margin
         verdict: Verdict = "undecided"
@@ -107,15 +107,24 @@ class _Tested(NamedTuple):
         )
 
 
-def _needed(claim: Claim, differences: Sequence[float]) -> int | None:
-    mean, margin = float(np.mean(differences)), claim.margin
+class _Demands(NamedTuple):
+    """What a part must do that its claim is decided."""
+
+    showing: Demand  # that it holds
+    refuting: Demand
+
+
+def _needed(claim: Claim, differences: Sequence[float], demands: _Demands) -> int | None:
+    mean, margin, refuting = float(np.mean(differences)), claim.margin, demands.refuting
     if claim.is_ == "better":
-        return seeds_to_decide(differences, margin)
+        demand = demands.showing if mean > margin else refuting
+        return seeds_to_tell(differences, margin, demand)
     if mean < -margin:
-        return seeds_to_decide(differences, -margin)
+        return seeds_to_tell(differences, -margin, refuting)
     if claim.is_ == "equivalent" and mean > margin:
-        return seeds_to_decide(differences, margin)
-    return seeds_to_be_equivalent(differences, margin, both=claim.is_ == "equivalent")
+        return seeds_to_tell(differences, margin, refuting)
+    both = claim.is_ == "equivalent"
+    return seeds_to_be_equivalent(differences, margin, both, demands.showing)
 
 
 def asked(claim: Claim) -> str:
@@ -130,22 +139,22 @@ def asked(claim: Claim) -> str:
     return f"above {signed(least) if least else '0'}"
 
 
-def _numbers(claim: Claim, part: ClaimPart) -> str:
-    """What a part says."""
+def _numbers(claim: Claim, part: ClaimPart, needed: int | None) -> str:
+    """What a part says. `needed`: seeds that would decide the claim."""
     num, difference = len(part.compared.differences), part.difference
     units = f"{num} seed{'' if num == 1 else 's'}"
     words = f"{claim.arm} against {claim.against} {signed(difference.mean)}"
     if num < 2:
         return f"{words}, {units}; one seed decides nothing"
     if np.isnan(part.p_value):
-        return f"{words} on each of {units}; without spread no test can be made"
+        return f"{words}: all {units} gave the same difference; without spread no test can be made"
     words += f" (95 % {signed(difference.low)} to {signed(difference.high)})"
     corrected = " after Holm" if part.holm_p != part.p_value else ""
     words += f", {asked(claim)}: {p_text(part.holm_p)}{corrected}"
     if not np.isnan(part.effect.mean):
         words += f", g = {part.effect:.1f}"
     words += f", {units}"
-    return f"{words}; {outlook(part.seeds, num, 'seed')}" if part.verdict == "undecided" else words
+    return f"{words}; {outlook(needed, num, 'seed')}" if part.verdict == "undecided" else words
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +169,16 @@ class Judgement:
 def judged(claims: Sequence[Claim], outcomes: Mapping[str, Sequence[Outcome]]) -> list[Judgement]:
     """One per claim, in their order. `outcomes`: by crew."""
     tested = [_Tested(claim, *met) for claim in claims for met in _met(claim, outcomes)]
-    alike = lambda t: (t.where, t.claim.against, t.claim.on, t.claim.is_)
-    corrected = _corrected([t.p_value for t in tested], [alike(t) for t in tested])
-    refuting = _corrected([t.refuting_p for t in tested], [id(t.claim) for t in tested])
-    parts = [(t.claim, t.part(*p)) for t, *p in zip(tested, corrected, refuting, strict=True)]
+    alike = [(t.where, t.claim.against, t.claim.on, t.claim.is_) for t in tested]
+    claimed = [id(t.claim) for t in tested]
+    corrected = _corrected([t.p_value for t in tested], alike)
+    refuting = _corrected([t.refuting_p for t in tested], claimed)
+    num_alike, num_parts = Counter(alike), Counter(claimed)
+    parts = []
+    for place, t in enumerate(tested):
+        num = num_parts[claimed[place]]
+        demands = _Demands(Demand.of(num_alike[alike[place]], num), Demand.of(num, num))
+        parts.append((t.claim, t.part(corrected[place], refuting[place], demands)))
     return [
         _judgement(claim, [part for other, part in parts if other is claim]) for claim in claims
     ]
@@ -185,24 +200,25 @@ def _judgement(claim: Claim, parts: list[ClaimPart]) -> Judgement:
         verdict: Verdict = "not reproduced"
     else:
         verdict = "undecided" if "undecided" in verdicts or not parts else "reproduced"
+    # with more seeds all parts must hold, those that do already too
+    known = [part.seeds for part in parts if part.seeds is not None]
+    needed = max(known) if len(known) == len(parts) > 0 else None
     if not parts:
-        numbers = f"no seed has runs of both {claim.arm} and {claim.against}"
+        numbers = f"no seed has runs of both {claim.arm} and {claim.against}{_with(claim.on)}"
     elif len(parts) == 1:
-        numbers = _numbers(claim, parts[0])
+        numbers = _numbers(claim, parts[0], needed)
     else:
-        numbers = _told(claim, verdict, parts)
-    needed = [part.seeds for part in parts if part.verdict == "undecided"]
-    known = [seeds for seeds in needed if seeds is not None]
+        numbers = _told(claim, verdict, parts, needed)
     return Judgement(
         claim=claim,
         verdict=verdict,
         sentence=f"{verdict}: {claim.text.rstrip('. ')}. {_heading(claim.on)}: {numbers}.",
-        seeds=max(known) if verdict == "undecided" and len(known) == len(needed) > 0 else None,
+        seeds=needed if verdict == "undecided" else None,
         parts=parts,
     )
 
 
-def _told(claim: Claim, verdict: Verdict, parts: Sequence[ClaimPart]) -> str:
+def _told(claim: Claim, verdict: Verdict, parts: Sequence[ClaimPart], needed: int | None) -> str:
     """Several parts in short: how many hold, which do not, and the numbers of one."""
     deciding = [part for part in parts if part.verdict == verdict]
     words = f"{sum(part.verdict == 'reproduced' for part in parts)} of {len(parts)} hold"
@@ -212,7 +228,7 @@ def _told(claim: Claim, verdict: Verdict, parts: Sequence[ClaimPart]) -> str:
         shown, which = max(deciding, key=_weakness), "weakest"
     if verdict != "reproduced":
         words += f"; {verdict}: {', '.join(part.where for part in deciding)}"
-    return f"{words}; the {which} is {shown.where}: {_numbers(claim, shown)}"
+    return f"{words}; the {which} is {shown.where}: {_numbers(claim, shown, needed)}"
 
 
 def _weakness(part: ClaimPart) -> tuple[float, float]:
@@ -259,6 +275,13 @@ def _heading(on: str) -> str:
     return named.get(on, f"On {on}")
 
 
+def _with(on: str) -> str:
+    """What such runs must have, too."""
+    if on in (MEAN, EVERY_PEER):
+        return ""
+    return " with problems out of distribution" if on == OOD else f" with {on}"
+
+
 # What is compared
 
 
@@ -266,8 +289,7 @@ def _met(
     claim: Claim, outcomes: Mapping[str, Sequence[Outcome]]
 ) -> Iterator[tuple[str, Comparison]]:
     """By crew, or by crew and peer, wherever both arms were run with the same seed."""
-    arm, _, in_crew = claim.arm.partition(IN)
-    against, _, other_crew = claim.against.partition(IN)
+    (arm, in_crew), (against, other_crew) = Side.of(claim.arm), Side.of(claim.against)
     for crew in [in_crew or other_crew] if in_crew or other_crew else list(outcomes):
         ours = [o for o in outcomes.get(crew, ()) if o.arm == arm]
         theirs = [o for o in outcomes.get(other_crew or crew, ()) if o.arm == against]

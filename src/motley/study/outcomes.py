@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from motley.config import CrewConfig
 from motley.learning.senders import SenderMetrics
 from motley.runs.metrics import LearnerLine, MetricsLine, SamplerLine, learner_lines
+from motley.tasks import Measure
 
 
 class StudyRun(NamedTuple):
@@ -58,12 +59,40 @@ class CrewOutcome(Outcome, frozen=True, kw_only=True):
     """An outcome that says whose it is, for files with outcomes of several crews."""
 
     crew: str = ""  # the file says whose it is
+    measure: Measure = "accuracy"  # what scores are; files without it are read as this
+
+
+AnOutcome = TypeVar("AnOutcome", bound=Outcome)
 
 
 def read_outcomes(path: Path) -> list[Outcome]:
-    if not path.exists():
-        return []
-    return [msgspec.json.decode(line, type=Outcome) for line in path.read_bytes().splitlines()]
+    """All of a file, or none if it is not there."""
+    return _decoded(path, Outcome) if path.exists() else []
+
+
+def read_whole_outcomes(path: Path) -> list[Outcome]:
+    """The same, without a last line that a kill cut short."""
+    return _decoded(path, Outcome, may_be_torn=True) if path.exists() else []
+
+
+def read_crew_outcomes(path: Path) -> list[CrewOutcome]:
+    """Those of results.jsonl, and of files that do not say whose they are."""
+    return _decoded(path, CrewOutcome)
+
+
+def _decoded(path: Path, kind: type[AnOutcome], may_be_torn: bool = False) -> list[AnOutcome]:
+    found, lines = [], path.read_bytes().splitlines(keepends=True)
+    for number, line in enumerate(lines, 1):
+        try:
+            found.append(msgspec.json.decode(line, type=kind))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            if may_be_torn and number == len(lines) and not line.endswith(b"\n"):
+                break
+            raise ValueError(
+                f"{path}, line {number} cannot be read ({error}); delete this line, and give the "
+                "study's command again: it makes what is missing"
+            ) from None
+    return found
 
 
 def outcome_of(

@@ -347,7 +347,8 @@ def _of_comparisons(num: int) -> list[str]:
         "t test: each seed is compared with the same seed. Below .05 counts as decided.",
         *([many] if num > 1 else []),
         "About N seeds would decide it: so many find a difference of this size and spread four "
-        "times in five. It is a guess from few seeds.",
+        "times in five. It is a guess from few seeds. Of a claim it counts in Holm's correction, "
+        "and that all crews and peers of the claim must be decided.",
     ]
 
 

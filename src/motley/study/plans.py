@@ -12,13 +12,14 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from motley.config import CrewConfig, check_name, read_config
 from motley.files import replace
 from motley.study.arms import Arm, parse_arms
+from motley.tasks import load_task
 
 SHIPPED = Path(__file__).parents[1] / "studies"
 PLAN = "plan.toml"  # in the folder of a study: the plan as it was run
@@ -28,6 +29,23 @@ FEWEST_BATCHES = 4  # for an error that means something
 _QUOTED = re.compile(r'"([^"]*)"')
 
 Relation = Literal["better", "equivalent", "not worse"]
+MEAN, OOD, EVERY_PEER = "mean", "ood", "every peer"  # what a claim can be on, beside peers, kinds
+
+
+class Side(NamedTuple):
+    """An arm that a claim compares: "gepo in far" is the arm gepo of the crew far."""
+
+    label: str
+    crew: str  # empty: any, or that of the other side
+
+    @staticmethod
+    def of(text: str) -> Side:
+        label, _, crew = text.partition(" in ")
+        return Side(label, crew)
+
+    def is_same(self, other: Side) -> bool:
+        named_apart = self.crew and other.crew and self.crew != other.crew
+        return self.label == other.label and not named_apart
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,6 +59,11 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     on: str = "mean"
 
     def __post_init__(self) -> None:
+        if Side.of(self.arm).is_same(Side.of(self.against)):
+            raise ValueError(
+                f"claim {self.text!r} is about {self.arm!r} against {self.against!r}: the same "
+                "runs; name another arm, or two crews as in 'gepo in far' and 'gepo in near'"
+            )
         if not self.margin >= 0:
             raise ValueError(f"claim {self.text!r}: margin={self.margin} must not be negative")
         if self.is_ != "better" and not self.margin:
@@ -114,7 +137,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             )
         for claim in self.claim:
             for named in (claim.arm, claim.against):
-                arm = _arm_of(named)
+                arm = Side.of(named).label
                 if arm not in labels:
                     raise ValueError(
                         f"claim {claim.text!r} is about arm {arm!r}, which the plan does not run; "
@@ -131,6 +154,7 @@ class Study:
     arms: list[tuple[Arm, Sequence[int]]]  # each with its seeds
     quick: bool
     place: Path | None  # the folder that it was begun in; None: a new one
+    is_part: bool = False  # whether arms or seeds were asked for beside the plan
 
     @property
     def name(self) -> str:
@@ -144,7 +168,8 @@ class Study:
     @property
     def claims(self) -> list[Claim]:
         """Those about arms that are run."""
-        return [c for c in self.plan.claim if {_arm_of(c.arm), _arm_of(c.against)} <= self.labels]
+        labels = lambda claim: {Side.of(claim.arm).label, Side.of(claim.against).label}
+        return [claim for claim in self.plan.claim if labels(claim) <= self.labels]
 
     @property
     def measured(self) -> EstimatorPlan | None:
@@ -153,7 +178,11 @@ class Study:
         return asked if asked and asked.arm in self.labels and not self.quick else None
 
     def write(self, folder: Path) -> None:
-        """The plan as it is run, beside crew files: what is needed to go on with it elsewhere."""
+        """The plan as it is run, beside crew files: what is needed to go on with it elsewhere. To
+        look at a part of what was begun here leaves it as it is.
+        """
+        if self.is_part and (folder / PLAN).exists():
+            return
         seeds = self.arms[0][1]
         plan = msgspec.structs.replace(
             self.plan,
@@ -175,11 +204,6 @@ class Study:
 
 def _written(arm: Arm) -> str:
     return f"{arm.label}={arm.text}" if arm.made else arm.text
-
-
-def _arm_of(text: str) -> str:
-    """That of "gepo in far", which is about the crew of that name."""
-    return text.partition(" in ")[0]
 
 
 def shipped_plans() -> dict[str, Path]:
@@ -241,6 +265,7 @@ def study_of(
     crews = [
         read_config(path.parent / file, told) for file in (plan.quick if quick else plan.crews)
     ]
+    plan = msgspec.structs.replace(plan, claim=_askable(plan.claim, crews, quick))
     first = plan.first_seed if first_seed is None else first_seed
     many = seeds or (plan.quick_seeds if quick else plan.seeds)
     few = many if quick or seeds else plan.more_seeds
@@ -255,7 +280,57 @@ def study_of(
         [(arm, range(first, first + number)) for arm, number in chosen],
         quick,
         path.parent if path.name == PLAN else None,
+        bool(arms or seeds or first_seed is not None),
     )
+
+
+def _askable(
+    claims: Sequence[Claim], crews: Sequence[CrewConfig], quick: bool
+) -> tuple[Claim, ...]:
+    """Claims about crews, peers and kinds that there are. Another is refused; `quick` crews may
+    lack what a claim is about, which is then left out.
+    """
+    found = []
+    for claim in claims:
+        try:
+            _check_claim(claim, crews)
+        except ValueError:
+            if not quick:
+                raise
+        else:
+            found.append(claim)
+    return tuple(found)
+
+
+def _check_claim(claim: Claim, crews: Sequence[CrewConfig]) -> None:
+    by_name = {config.crew.name: config for config in crews}
+    named = [name for name in (Side.of(claim.arm).crew, Side.of(claim.against).crew) if name]
+    for name in named:
+        if name not in by_name:
+            raise ValueError(
+                f"claim {claim.text!r} is about crew {name!r}, which the study does not have; "
+                f"{_guess(name, list(by_name))}"
+            )
+    if claim.on in (MEAN, OOD, EVERY_PEER):
+        return
+    # of crews that are compared with each other, both must have it
+    each = [by_name[name] for name in named] or list(crews)
+    known = [[peer.name for peer in config.students] for config in each]
+    enough = all if named else any
+    if enough(claim.on in peers for peers in known):
+        return
+    known = [[*peers, *_kinds_of(config)] for peers, config in zip(known, each, strict=True)]
+    if not enough(claim.on in names for names in known):
+        every = list(dict.fromkeys([MEAN, OOD, EVERY_PEER, *(n for names in known for n in names)]))
+        where = " and ".join(config.crew.name for config in each)
+        raise ValueError(
+            f"claim {claim.text!r} is on {claim.on!r}, which is no peer and no kind of {where}; "
+            f"{_guess(claim.on, every)}"
+        )
+
+
+def _kinds_of(config: CrewConfig) -> tuple[str, ...]:
+    return load_task(config.crew.task, config.task, scores=False).kinds_of("heldout")
 
 
 def _chosen(plan: Plan, arms: str) -> list[Arm]:

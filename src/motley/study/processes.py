@@ -1,7 +1,7 @@
 """Calls in processes of their own, several at a time. A process that dies costs its call only.
 
-One that dies, or has too little memory, is tried again when nothing runs beside it. Knows nothing
-of what is called.
+One that dies, or has too little memory, is tried again when nothing runs beside it. Where a GPU is
+shared it is first tried when that has more room. Knows nothing of what is called.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import multiprocessing
 import signal
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Generic, TypeVar, cast
 
-from motley.study.shared_gpu import SharedGpu
+from motley.study.shared_gpu import Measure, SharedGpu
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -27,6 +28,8 @@ Heard = Callable[[str, float], None]  # (name of a job, how much of it is done)
 LOOK_S = 1.0  # between two looks at who still lives
 PLAIN_ERRORS = (ValueError, FloatingPointError, OSError)  # whose own words say enough
 NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "cannot allocate")
+# how often a job failed that was tried alone
+TIMES = {2: " (twice, the second time alone)", 3: " (three times, the last time alone)"}
 MEMORY_EVENTS = Path("/sys/fs/cgroup/memory.events")  # of Linux: also how often it killed for room
 
 logger = logging.getLogger(__name__)
@@ -36,13 +39,16 @@ logger = logging.getLogger(__name__)
 class Job(Generic[T_co]):
     """A call that can be pickled. It starts when all jobs in `needs` are done.
 
-    `tells`: the call takes a function, by which it tells how much is done.
+    `tells`: the call takes a function, by which it tells how much is done. `alike`: jobs of which
+    this is the same take about as much memory of a GPU. They tell before the first round of what
+    they do and after each.
     """
 
     name: str
     call: Callable[..., T_co]
     needs: tuple[str, ...] = ()
     tells: bool = False
+    alike: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +132,9 @@ class _Pool(Generic[T]):
         self.num, self.heard, self.gpu = num, heard, gpu
         self.waiting = list(work)
         self.again: list[Job[T]] = []  # to be tried with nothing beside them
-        self.tried = set[str]()  # those that were
+        self.alone = set[str]()  # those that were
+        self.failures = Counter[str]()
+        self.passed = Counter[str]()  # how often others began before the first that waits
         self.done, self.lost = set[str](), set[str]()
         self.idle, self.busy = list[_Process](), dict[_Process, Job[T]]()
 
@@ -138,8 +146,6 @@ class _Pool(Generic[T]):
                 if end := self._end_of(worker):
                     (self.lost if isinstance(end, Lost) else self.done).add(end.name)
                     yield end
-            if self.gpu:
-                self.gpu.look(len(self.busy))
 
     def _hopeless(self) -> Iterator[Lost]:
         for job in [job for job in self.waiting if self.lost.intersection(job.needs)]:
@@ -149,70 +155,100 @@ class _Pool(Generic[T]):
             yield Lost(job.name, f"not begun, since it needs {needed}")
 
     def _begin_what_fits(self) -> None:
-        if any(job.name in self.tried for job in self.busy.values()):
+        if any(job.name in self.alone for job in self.busy.values()):
             return  # one that must have nothing beside it
-        while len(self.busy) < self.num and (ready := self._ready()):
-            if self.gpu and not self.gpu.fits_another(len(self.busy)):
-                return
-            self.waiting.remove(ready)
-            self._begin(ready)
+        while len(self.busy) < self.num and (job := self._next()):
+            self.waiting.remove(job)
+            self._begin(job)
         if self.again and not self.busy:
             for worker in self.idle:  # what they hold is given back
                 worker.stop()
             self.idle.clear()
             job = self.again.pop(0)
-            self.tried.add(job.name)
+            self.alone.add(job.name)
             self._begin(job)
 
-    def _ready(self) -> Job[T] | None:
-        return next((job for job in self.waiting if self.done.issuperset(job.needs)), None)
+    def _next(self) -> Job[T] | None:
+        """The first that is ready and fits. Others pass one that does not fit, but only so many:
+        then they wait until it does.
+        """
+        ready = [job for job in self.waiting if self.done.issuperset(job.needs)]
+        for job in ready:
+            if self.gpu is None or self.gpu.fits(job.alike):
+                self.passed[ready[0].name] += job is not ready[0]
+                return job
+            if self.passed[ready[0].name] >= self.num:
+                return None
+        return None
 
     def _begin(self, job: Job[T]) -> None:
-        worker = _worker_of(self.idle)
+        worker = _worker_of(self.idle, self.gpu.measure if self.gpu else _nothing_measured)
         self.busy[worker] = job
-        worker.begin(job)
         if self.gpu:
-            self.gpu.began()
+            self.gpu.began(job.name, job.alike)
+        worker.begin(job)
 
     def _end_of(self, worker: _Process) -> Returned[T] | Lost | None:
         """None: it has not ended, or will be tried again."""
         job, said = self.busy[worker], worker.said()
         if isinstance(said, _Told):
             self.heard(job.name, said.share)
+            if self.gpu:
+                self.gpu.told(job.name, said.held)
             return None
         del self.busy[worker]
-        self.idle.append(worker)
+        if not isinstance(said.value, _Failed):
+            self.idle.append(worker)
+            if self.gpu and said.held is not None:
+                self.gpu.ended(job.name, said.held)
+            return Returned(job.name, cast("T", said.value))
+        worker.stop()  # what it holds is given back
+        return self._failed(job, said.value, said.held)
+
+    def _failed(self, job: Job[T], failed: _Failed, held: int | None) -> Lost | None:
+        """None: it will be tried again."""
+        self.failures[job.name] += 1
+        beside = ""
         if self.gpu:
-            self.gpu.ended()
-        if not isinstance(said, _Failed):
-            return Returned(job.name, cast("T", said))
-        if said.for_room and job.name not in self.tried:
-            beside = f"; {self.gpu.text()}" if self.gpu else ""
-            logger.warning(
-                "%s: %s%s; it is tried again alone, after the others", job.name, said.why, beside
-            )
+            beside = f"; {self.gpu.text(job.alike)}"
+            if failed.for_room and held is not None:
+                self.gpu.ran_out(job.name, held)
+            else:
+                self.gpu.lost(job.name)
+        if job.name in self.alone:
+            return Lost(job.name, failed.why + TIMES[self.failures[job.name]])
+        if not failed.for_room:
+            return Lost(job.name, failed.why)
+        if self.gpu and held is not None and self.failures[job.name] == 1:
+            self.waiting.insert(0, job)
+            when = "when the GPU has more room"
+        else:
             self.again.append(job)
-            return None
-        twice = " (twice, the second time alone)" if job.name in self.tried else ""
-        return Lost(job.name, said.why + twice)
+            when = "alone, after the others"
+        logger.warning("%s: %s%s; it is tried again %s", job.name, failed.why, beside, when)
+        return None
 
 
-def _worker_of(idle: list[_Process]) -> _Process:
+def _worker_of(idle: list[_Process], measure: Measure) -> _Process:
     """One that waits for a call, or a new one."""
     while idle:
         if (worker := idle.pop()).process.is_alive():
             return worker
         worker.stop()
-    return _Process()
+    return _Process(measure)
+
+
+def _nothing_measured() -> Callable[[], int]:
+    return lambda: 0
 
 
 class _Process:
     """A process that makes one call after another."""
 
-    def __init__(self) -> None:
+    def __init__(self, measure: Measure) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs,))
+        self.process = context.Process(target=_serve, args=(theirs, measure))
         self.process.start()
         theirs.close()
         self._kills = 0  # by the kernel, for memory, before the call
@@ -222,18 +258,14 @@ class _Process:
         with suppress(BrokenPipeError):  # it has just died; `said` says so
             self.pipe.send((job.call, job.tells))
 
-    def said(self) -> object:
-        """A result, `_Told` or `_Failed`."""
-        try:
+    def said(self) -> _Told | _Ended:
+        with suppress(EOFError, ConnectionResetError):
             # a child of a dead worker can hold its pipe open, with nothing in it
-            value = self.pipe.recv() if self.pipe.poll() else _NOTHING
-        except (EOFError, ConnectionResetError):
-            value = _NOTHING
-        if value is _NOTHING:
-            self.process.join()
-            killed = _kills_for_memory() > self._kills
-            return _Failed(_cause_of_death(self.process.exitcode, killed), for_room=True)
-        return value
+            if self.pipe.poll():
+                return cast("_Told | _Ended", self.pipe.recv())
+        self.process.join()
+        killed = _kills_for_memory() > self._kills
+        return _Ended(_Failed(_cause_of_death(self.process.exitcode, killed), for_room=True), None)
 
     def stop(self) -> None:
         """At once: a run that is stopped goes on from its checkpoint."""
@@ -251,25 +283,35 @@ def _speaking(busy: Sequence[_Process]) -> list[_Process]:
 @dataclass(frozen=True, slots=True)
 class _Told:
     share: float
+    held: int  # bytes of the GPU, at the most so far
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    value: object  # a result or `_Failed`
+    held: int | None  # None: the process died
 
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
     why: str
-    for_room: bool = False  # perhaps for want of memory, so that it may succeed alone
+    for_room: bool = False  # perhaps for want of memory, so that it may succeed with more
 
 
-_NOTHING = _Failed("")
-
-
-def _serve(pipe: Connection) -> None:
-    tell: Tell = lambda share: pipe.send(_Told(share))
+def _serve(pipe: Connection, measure: Measure) -> None:
     while True:
         try:
-            call, tells = pipe.recv()
-            pipe.send(_result_of(call, *([tell] if tells else [])))
+            _answer(pipe, measure)
         except (EOFError, BrokenPipeError, KeyboardInterrupt):
             return  # whoever asked has gone
+
+
+def _answer(pipe: Connection, measure: Measure) -> None:
+    call, tells = pipe.recv()
+    held = measure()
+    tell: Tell = lambda share: pipe.send(_Told(share, held()))
+    value = _result_of(call, *([tell] if tells else []))
+    pipe.send(_Ended(value, held()))
 
 
 def _result_of(call: Callable[..., T], *given: Tell) -> T | _Failed:

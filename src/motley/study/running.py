@@ -7,19 +7,23 @@ the study that asked for it first.
 from __future__ import annotations
 
 import gc
+import hashlib
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import torch
 
-from motley.config import CrewConfig, read_config, write_beside, write_config
+from motley.clock import Clock, RealClock
+from motley.config import CrewConfig, PeerConfig, read_config, write_beside, write_config
 from motley.files import replace
+from motley.learning.checkpoint import checkpoints
 from motley.links import Network
 from motley.models.devices import choose_device
 from motley.models.opening import is_tiny
@@ -27,16 +31,25 @@ from motley.runs.checking import check_config
 from motley.runs.local import LocalCrew
 from motley.runs.metrics import read_metrics
 from motley.sim.simulation import SimCrew
-from motley.study.arms import Arm, crews_of
-from motley.study.keys import key_of, run_name, with_copies
-from motley.study.outcomes import Outcome, StudyRun, outcome_of, read_outcomes
+from motley.study.arms import Arm, crews_of, parse_arm
+from motley.study.holding import end_with_the_study, held_alone
+from motley.study.keys import KEY_LETTERS, key_of, run_name, with_copies
+from motley.study.outcomes import Outcome, StudyRun, outcome_of, read_outcomes, read_whole_outcomes
 from motley.study.plans import EstimatorPlan
 from motley.study.processes import Job, Lost, Tell, make_all
 from motley.study.shared_gpu import shared_gpu
+from motley.tasks import load_task
 
 Progress = Callable[[float, int], None]  # (done, of how many)
 SAVES = 4  # checkpoints of a run at the least, to go on from if it is stopped
 OUTCOMES = "outcomes.jsonl"
+PEAKS = "memory.jsonl"  # beside the runs: what they took of a GPU
+# CUDA itself, the code of kernels and captured graphs: held by a process, and not counted by torch
+CUDA_BYTES = 1 << 30
+# keys of [crew] on which a run's memory does not depend
+NOT_SIZE = frozenset(
+    ("name", "seed", "objective", "variant", "chosen", "rounds", "report", "report_all")
+)
 
 
 class Kept(Protocol):
@@ -79,7 +92,13 @@ class KeyedRun:
 
     @property
     def is_done(self) -> bool:
-        return self.path.exists()
+        """Whether what every student came to was kept, and can be read."""
+        try:
+            kept = read_outcomes(self.path)
+        except ValueError:
+            return False  # torn by a crash of the machine: it is made again
+        students = {peer.name for peer in self.config.students}
+        return {one.peer for one in kept if one.key == self.key} == students
 
     def outcomes(self, arm: Arm) -> list[Outcome]:
         """As those of an arm, which may have been called otherwise when they were made."""
@@ -137,6 +156,7 @@ def run_study(
         for arm, _ in arms:
             for config in crews_of(crew.config, arm, 0):
                 check_config(config)
+        _check_measured_alike(crew.config, [arm for arm, _ in arms])
     before = {crew.name: _kept_by_label(crew, [arm for arm, _ in arms]) for crew in crews}
     for crew in crews:
         _write_crew(crew)
@@ -153,7 +173,7 @@ def run_study(
     outcomes = {}
     for crew in crews:
         all_outcomes = before[crew.name] + _found(wanted, crew)
-        replace(crew.path, _lines(all_outcomes))
+        replace(crew.path, _lines(_not_among(all_outcomes, crew) + all_outcomes))
         outcomes[crew.name] = [one for one in all_outcomes if (one.arm, one.seed) in asked]
     return Ended(outcomes, lost, total, _made(wanted))
 
@@ -171,6 +191,24 @@ def _found(wanted: Sequence[Wanted], crew: Studied) -> list[Outcome]:
         for run in one.runs
         for outcome in run.outcomes(one.arm)
     ]
+
+
+def _not_among(found: Sequence[Outcome], crew: Studied) -> list[Outcome]:
+    """What the crew's file has of other arms and seeds: a part that is looked at now leaves them
+    there. Those of another crew file are left out.
+    """
+    there = {(one.arm, one.seed) for one in found}
+    others: dict[tuple[str, str, int], list[Outcome]] = {}
+    for one in read_whole_outcomes(crew.path):
+        if (one.arm, one.seed) not in there:
+            others.setdefault((one.arm, one.made, one.seed), []).append(one)
+    kept = []
+    for (label, made, seed), outcomes in others.items():
+        with suppress(ValueError):  # an arm that this crew cannot have
+            arm = parse_arm(f"{label}={made}" if made else label)
+            keys = {run.key for run in Wanted.of(crew, arm, seed).runs}
+            kept += [one for one in outcomes if one.key in keys]
+    return kept
 
 
 def _made(wanted: Sequence[Wanted]) -> list[StudyRun]:
@@ -221,12 +259,45 @@ def _make(
             partial(_run, run, one.arm, _measured(measured, wanted, one), saved),
             names_of_warm_starts(one.crew.config, one.seed),
             tells=True,
+            alike=_alike_run(run.config, _measured(measured, wanted, one)),
         )
         for key, (one, run) in todo.items()
     ]
     on_gpu = any(uses_gpu(run.config) for _, run in todo.values())
-    lost = make_all(jobs, first, work, kept, heard, shared_gpu() if on_gpu else None)
-    return lost, total
+    gpu = shared_gpu(wanted[0].crew.runs / PEAKS, _measure) if on_gpu else None
+    return make_all(jobs, first, work, kept, heard, gpu), total
+
+
+def _alike_run(config: CrewConfig, measured: EstimatorPlan | None) -> str:
+    """The same for runs that take about as much memory: with any seed and names, and learning by
+    any objective, unless that needs a copy of the model.
+    """
+    plain = msgspec.to_builtins(config)
+    plain["crew"] = {key: one for key, one in plain["crew"].items() if key not in NOT_SIZE}
+    plain["peer"] = [peer | {"name": ""} for peer in plain["peer"]]
+    plain["objective"] = plain["objective"].get("toward", "")
+    return f"run {_digest(plain)}" + (", with gradients" if measured else "")
+
+
+def _alike_warm(peer: PeerConfig) -> str:
+    return f"warm start of {peer.model} {_digest(msgspec.structs.replace(peer, name='any'))}"
+
+
+def _digest(content: object) -> str:
+    return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()[:KEY_LETTERS]
+
+
+def _measure() -> Callable[[], int]:
+    """What this process holds of the GPU at the most, from now on."""
+    if torch.cuda.is_initialized():
+        torch.cuda.reset_peak_memory_stats()
+    return _most_held
+
+
+def _most_held() -> int:
+    if not torch.cuda.is_initialized():
+        return 0
+    return torch.cuda.max_memory_reserved() + CUDA_BYTES
 
 
 def _measured(
@@ -242,6 +313,34 @@ def _measured(
 def uses_gpu(config: CrewConfig) -> bool:
     devices = [choose_device(p.device, small=is_tiny(p.model)) for p in config.students]
     return any(device.type == "cuda" for device in devices)
+
+
+def _check_measured_alike(config: CrewConfig, arms: Sequence[Arm]) -> None:
+    """Refuse arms whose means would be over different kinds."""
+    tasks = {arm.label: _task_of(config, arm) for arm in arms}
+    first, *others = tasks
+    for label in others:
+        if tasks[label] == tasks[first]:
+            continue
+        found, expected = _measured_on(*tasks[label]), _measured_on(*tasks[first])
+        if found != expected:
+            raise ValueError(
+                f"crew {config.crew.name}: arm {label} is measured in {found}, and arm {first} in "
+                f"{expected}, so that their means cannot be compared; leave out what the arm sets "
+                "of the task, or study a crew file of its own"
+            )
+
+
+def _task_of(config: CrewConfig, arm: Arm) -> tuple[str, dict[str, Any]]:
+    crew = crews_of(config, arm, 0)[0]
+    return crew.crew.task, crew.task
+
+
+def _measured_on(spec: str, parameters: dict[str, Any]) -> str:
+    """In words."""
+    task = load_task(spec, parameters)
+    splits = [f"{s} {', '.join(sorted(task.kinds_of(s)))}" for s in task.splits if s != "train"]
+    return f"{task.measure} on {'; '.join(splits)}"
 
 
 def check_names(names: Sequence[str], what: str) -> None:
@@ -273,7 +372,7 @@ def _lines(results: Sequence[msgspec.Struct]) -> bytes:
 
 def _kept_by_label(crew: Studied, arms: Sequence[Arm]) -> list[Outcome]:
     """Outcomes of version 0.5, which kept them by the names of arms, and one crew in a folder."""
-    kept = [one for one in read_outcomes(crew.path) if not one.key]
+    kept = [one for one in read_whole_outcomes(crew.path) if not one.key]
     if kept:
         _check_same(crew.folder, crew.config)
         check_kept(crew.path, kept, arms)
@@ -310,7 +409,10 @@ def warm_starts(needed: Sequence[tuple[CrewConfig, int]]) -> list[Job[None]]:
     """Those of every crew and seed, each once."""
     found = {
         _warm_name(config, seed, peer.name): Job(
-            _warm_name(config, seed, peer.name), partial(warm, config, seed, peer.name)
+            _warm_name(config, seed, peer.name),
+            partial(warm, config, seed, peer.name),
+            tells=True,
+            alike=_alike_warm(peer),
         )
         for config, seed in needed
         for peer in config.students
@@ -327,34 +429,50 @@ def _warm_name(config: CrewConfig, seed: int, peer: str) -> str:
     return f"crew {config.crew.name}, warm start of {peer}, seed {seed}"
 
 
-def warm(config: CrewConfig, seed: int, peer: str) -> None:
-    """Make a peer's warm start, which is then cached."""
+def warm(config: CrewConfig, seed: int, peer: str, tell: Tell = lambda share: None) -> None:
+    """Make a peer's warm start, which is then cached. It tells that it goes on, and not how far."""
+    end_with_the_study()
     torch.set_num_threads(1)
     crew = msgspec.structs.replace(config.crew, seed=seed)
     alone = msgspec.structs.replace(config, crew=crew).alone(peer)
     with tempfile.TemporaryDirectory() as folder:
-        LocalCrew(alone, Path(folder) / "warm")
+        LocalCrew(alone, Path(folder) / "warm", lambda *_: tell(0.0))
     _give_back()
 
 
-def _run(run: KeyedRun, arm: Arm, measured: EstimatorPlan | None, saved: bool, tell: Tell) -> str:
-    """The key of a run that was made. It goes on from its newest checkpoint, if it has one."""
+def _run(
+    run: KeyedRun,
+    arm: Arm,
+    measured: EstimatorPlan | None,
+    saved: bool,
+    tell: Tell,
+    clock: Clock = RealClock(),
+) -> str:
+    """The key of a run that was made, here or by another study meanwhile. It goes on from its
+    newest checkpoint, if it has one.
+    """
+    end_with_the_study()
     torch.set_num_threads(1)
-    config = run.config
-    if is_simulated(config):
-        _simulate(run, tell)
-    else:
-        _train(run, measured, saved, tell)
+    with held_alone(run.folder, clock):
+        if not run.is_done:
+            if is_simulated(run.config):
+                _simulate(run, tell)
+            else:
+                _train(run, measured, saved, tell)
+            _keep_outcomes(run, arm)
+    _give_back()
+    return run.key
+
+
+def _keep_outcomes(run: KeyedRun, arm: Arm) -> None:
     lines = read_metrics(run.folder)
     outcomes = [
         msgspec.structs.replace(
-            outcome_of(config, arm.label, peer.name, lines, arm.made), key=run.key
+            outcome_of(run.config, arm.label, peer.name, lines, arm.made), key=run.key
         )
-        for peer in config.students
+        for peer in run.config.students
     ]
     replace(run.path, _lines(outcomes))
-    _give_back()
-    return run.key
 
 
 def is_simulated(config: CrewConfig) -> bool:
@@ -365,10 +483,11 @@ def is_simulated(config: CrewConfig) -> bool:
 def _train(run: KeyedRun, measured: EstimatorPlan | None, saved: bool, tell: Tell) -> None:
     from motley.study.gradients import measure_if_due  # which is about runs of studies, too
 
+    if not saved or not checkpoints(run.folder / "checkpoints"):
+        shutil.rmtree(run.folder, ignore_errors=True)  # nothing to go on from: it is made anew
     if saved:
         crew = LocalCrew.start_or_resume(often_saved(run.config), run.folder)
     else:
-        shutil.rmtree(run.folder, ignore_errors=True)  # one that was stopped is made anew
         crew = LocalCrew.start(run.config, run.folder, saves=False)
     write_beside(crew.config, run.folder / "config.toml")
 

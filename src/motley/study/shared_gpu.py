@@ -1,5 +1,5 @@
-"""Whether one more run fits on the GPU that runs share: by what is free, and by what those before
-took. Knows nothing of what is run.
+"""Whether one more job fits on the GPU that jobs share: by what is free, and by the most that jobs
+alike to it were seen to hold. Knows nothing of what is run.
 """
 
 from __future__ import annotations
@@ -8,65 +8,144 @@ import ctypes
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
-from motley.clock import Clock, RealClock
+import msgspec
 
-SETTLED_S = 60.0  # without growth: models are loaded, graphs captured, and a step was made
-MARGIN = 1.2  # of what a run took: the next one may take a little more
+MARGIN = 1.2  # of what alike jobs held: the next one may take a little more
+GROWN = 1.05  # less than this is no growth
+RAISED = 1.3  # of what a job held that ran out of memory: so much it needs at least
 NVML = "libnvidia-ml.so.1"  # comes with the driver, and needs no room on the GPU itself
+NAME_BYTES = 96  # of a GPU's name, as the driver gives it
+
+# Begins to measure. What it gives says the most bytes of the GPU that were held since.
+Measure = Callable[[], Callable[[], int]]
 
 logger = logging.getLogger(__name__)
 
 
-class SharedGpu:
-    """One run begins. Others follow once it has settled, as many as fit by what it took.
+class Peak(msgspec.Struct, frozen=True, kw_only=True):
+    """The most that a job of a class was seen to hold."""
 
-    What a run takes is the most that was ever in use, per run that was going on.
+    alike: str
+    gpu: str
+    held_bytes: int
+
+
+class Peaks:
+    """The most that jobs of each class held on this kind of GPU: a file that only grows, for who
+    comes later. The largest line of a class counts.
     """
 
-    def __init__(self, free_bytes: Callable[[], int], clock: Clock = RealClock()) -> None:
-        self._free_bytes, self._clock = free_bytes, clock
-        self._at_first = free_bytes()
-        self._per_run = 0.0
-        self._grew_s = clock.elapsed_s()
-        self._one_ended = False
+    def __init__(self, path: Path, gpu: str) -> None:
+        self._path, self._gpu = path, gpu
+        self._bytes: dict[str, int] = {}
 
-    def look(self, running: int) -> None:
-        """To be called every second or so, while `running` runs go on."""
-        per_run = self._used(self._free_bytes()) / max(1, running)
-        if per_run > self._per_run:
-            self._per_run, self._grew_s = per_run, self._clock.elapsed_s()
+    def of(self, alike: str) -> int | None:
+        """None: no such job was measured."""
+        if alike not in self._bytes:
+            self._read()  # perhaps another study knows by now
+        return self._bytes.get(alike)
 
-    def began(self) -> None:
-        self._grew_s = self._clock.elapsed_s()
+    def _read(self) -> None:
+        for line in self._path.read_bytes().splitlines() if self._path.exists() else ():
+            try:
+                peak = msgspec.json.decode(line, type=Peak)
+            except msgspec.DecodeError:
+                continue  # cut off by a crash: it will be measured again
+            if peak.gpu == self._gpu:
+                self._bytes[peak.alike] = max(peak.held_bytes, self._bytes.get(peak.alike, 0))
 
-    def ended(self) -> None:
-        """A run is over, so that what one takes is known."""
-        self._one_ended = True
+    def saw(self, alike: str, held: int) -> None:
+        known = self.of(alike)
+        if known is not None and held <= GROWN * known:
+            return
+        self._bytes[alike] = held
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("ab") as file:
+            line = msgspec.json.encode(Peak(alike=alike, gpu=self._gpu, held_bytes=held))
+            file.write(line + b"\n")
 
-    def fits_another(self, running: int) -> bool:
-        """The first always does: it could not have more room."""
-        if not running:
+
+@dataclass(slots=True)
+class _GoingOn:
+    alike: str
+    held: int = 0  # at the most, as far as it told
+    times_told: int = 0
+
+
+class SharedGpu:
+    """A job begins if what is free, less what those that go on will still take, holds it.
+
+    The first of a class shows what such a job takes. Nothing begins beside it until a whole round
+    went by in which it did not grow, or it ended. Who tells of no round shows nothing.
+    """
+
+    def __init__(self, free_bytes: Callable[[], int], peaks: Peaks, measure: Measure) -> None:
+        self.measure = measure  # in the process of each job
+        self._free_bytes, self._peaks = free_bytes, peaks
+        self._at_first = free_bytes()  # before the jobs that go on
+        self._raised: dict[str, float] = {}  # by class, of those that ran out
+        self._going_on: dict[str, _GoingOn] = {}  # by name
+
+    def fits(self, alike: str) -> bool:
+        """Whether a job of this class can begin now. Alone it always can: it could not have more
+        room.
+        """
+        reserved = [self._needed(one.alike) for one in self._going_on.values()]
+        known = [one for one in reserved if one is not None]
+        if not reserved:
             return True
-        self.look(running)
-        settled = self._clock.elapsed_s() - self._grew_s >= SETTLED_S
-        if not settled and not self._one_ended:
-            return False
+        if len(known) < len(reserved):
+            return False  # one of them has not shown what it takes
         free = self._free_bytes()
-        # those that have just begun will take what they have not taken yet
-        unclaimed = max(0.0, running * self._per_run - self._used(free))
-        return free - unclaimed >= MARGIN * self._per_run
+        untaken = max(0.0, sum(known) - max(0, self._at_first - free))
+        needed = self._needed(alike)
+        # one that nobody knows is taken to be as large as the largest beside it
+        return free - untaken >= MARGIN * (max(known) if needed is None else needed)
 
-    def _used(self, free: int) -> int:
-        return max(0, self._at_first - free)
+    def began(self, name: str, alike: str) -> None:
+        if not self._going_on:
+            self._at_first = self._free_bytes()
+        self._going_on[name] = _GoingOn(alike)
 
-    def text(self) -> str:
-        gib = 2.0**30
-        return (
-            f"{self._free_bytes() / gib:.1f} GiB of the GPU were free, and a run takes up to "
-            f"{self._per_run / gib:.1f}"
-        )
+    def told(self, name: str, held: int) -> None:
+        """A job began its rounds, or ended one, and held so much at the most."""
+        one = self._going_on[name]
+        one.times_told += 1
+        settled = one.times_told > 2 and held <= GROWN * one.held
+        one.held = max(one.held, held)
+        if settled or self._peaks.of(one.alike) is not None:
+            self._peaks.saw(one.alike, one.held)
+
+    def ended(self, name: str, held: int) -> None:
+        one = self._going_on.pop(name)
+        if one.times_told > 1:  # else there was nothing left to do
+            self._peaks.saw(one.alike, max(held, one.held))
+
+    def ran_out(self, name: str, held: int) -> None:
+        """Of memory. So such jobs take more than it held, in this study at least."""
+        one = self._going_on.pop(name)
+        held = max(held, one.held)
+        self._peaks.saw(one.alike, held)
+        self._raised[one.alike] = max(RAISED * held, self._raised.get(one.alike, 0))
+
+    def lost(self, name: str) -> None:
+        """A job is over that may not have come far enough to show what it takes."""
+        del self._going_on[name]
+
+    def _needed(self, alike: str) -> float | None:
+        peak = self._peaks.of(alike)
+        return None if peak is None else max(peak, self._raised.get(alike, 0))
+
+    def text(self, alike: str) -> str:
+        gib, needed = 2.0**30, self._needed(alike)
+        takes = "nobody knows what such a run takes"
+        if needed is not None:
+            takes = f"such a run was to take up to {needed / gib:.1f}"
+        return f"{self._free_bytes() / gib:.1f} GiB of the GPU were free, and {takes}"
 
 
 class _Memory(ctypes.Structure):
@@ -77,23 +156,30 @@ class _Memory(ctypes.Structure):
     )
 
 
-def shared_gpu() -> SharedGpu | None:
+def shared_gpu(peaks: Path, measure: Measure) -> SharedGpu | None:
     """Of the first GPU that may be used. None: nobody can say what is free, and a warning says so.
 
     The driver is asked: torch would take some of the GPU for the question alone.
     """
     try:
+        name = gpu_name()
         free_gpu_bytes()
     except OSError as error:
         logger.warning("the GPU's free memory is not known (%s); --jobs alone limits runs", error)
         return None
-    return SharedGpu(free_gpu_bytes)
+    return SharedGpu(free_gpu_bytes, Peaks(peaks, name), measure)
 
 
 def free_gpu_bytes() -> int:
     library, memory = _nvml(), _Memory()
     _check(library.nvmlDeviceGetMemoryInfo(_gpu(), ctypes.byref(memory)), "its memory")
     return int(memory.free)
+
+
+def gpu_name() -> str:
+    name = ctypes.create_string_buffer(NAME_BYTES)
+    _check(_nvml().nvmlDeviceGetName(_gpu(), name, NAME_BYTES), "its name")
+    return name.value.decode(errors="replace")
 
 
 @lru_cache

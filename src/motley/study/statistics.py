@@ -5,7 +5,7 @@ Knows numbers only: no arm, no crew, no file.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -192,8 +192,8 @@ def sentence(compared: Comparison, corrected_p: float | None = None) -> str:
         return f"undecided: {both}, {signed(estimate.mean)} on {seeds}; one {unit} decides nothing"
     if np.isnan(p):
         return (
-            f"undecided: {both}, {signed(estimate.mean)} on each of {seeds}; without spread "
-            f"between {unit}s no test can be made"
+            f"undecided: {both}, {signed(estimate.mean)}: all {seeds} gave the same difference; "
+            f"without spread between {unit}s no test can be made"
         )
     if p >= 1 - LEVEL:
         inner = f"95 % {signed(estimate.low)} to {signed(estimate.high)}"
@@ -225,34 +225,71 @@ def seeds_to_decide(differences: Sequence[float], beyond: float = 0.0) -> int | 
     return None
 
 
-def seeds_to_be_equivalent(
-    differences: Sequence[float], margin: float, both: bool = True
-) -> int | None:
-    """Seeds with which a difference of this size and spread would be found to be inside the margin
-    four times in five; or, not `both`, to be no loss of it.
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What is asked of one test of several: how small its p must be, and how often it must be.
+
+    >>> Demand.of(tests=6, parts=2)
+    Demand(largest_p=0.00833, power=0.9)
+    """
+
+    largest_p: float
+    power: float
+
+    @staticmethod
+    def of(tests: int, parts: int) -> Demand:
+        """`tests`: so many are corrected together. The first step of Holm, below which a p always
+        counts. `parts`: so many must all succeed; that they fail adds up at the most.
+        """
+        return Demand((1 - LEVEL) / tests, 1 - (1 - POWER) / parts)
+
+
+ONE_TEST = Demand.of(tests=1, parts=1)
+
+
+def seeds_to_tell(differences: Sequence[float], beyond: float, demand: Demand) -> int | None:
+    """Seeds with which a two-sided test would tell a difference of this size and spread from
+    `beyond`, as often as is demanded.
 
     None: more than MOST_SEEDS.
     """
-    for num in range(max(3, len(differences)), MOST_SEEDS + 1):
-        if _equivalence_power(differences, margin, num, both) >= POWER:
-            return num
-    return None
+    distance = abs(float(np.mean(differences)) - beyond)
+
+    def power(num: int) -> float:
+        error = float(np.std(differences, ddof=1)) / np.sqrt(num)
+        room = _t_quantile(num, 1 - demand.largest_p / 2) * _spread_ratios(num - 1)
+        return float(np.mean(special.ndtr(distance / error - room)))
+
+    return _fewest_seeds(len(differences), power, demand)
 
 
-def _equivalence_power(differences: Sequence[float], margin: float, num: int, both: bool) -> float:
-    """Chance that `num` seeds reject a loss of the margin, and if `both` a gain of it too.
+def seeds_to_be_equivalent(
+    differences: Sequence[float], margin: float, both: bool = True, demand: Demand = ONE_TEST
+) -> int | None:
+    """Seeds with which a difference of this size and spread would be found to be inside the margin,
+    as often as is demanded; or, not `both`, to be no loss of it.
 
     Given the ratio r of measured to true spread, the mean must lie t · r standard errors inside.
+    None: more than MOST_SEEDS.
     """
-    error = float(np.std(differences, ddof=1)) / np.sqrt(num)
     mean = float(np.mean(differences))
-    room = _t_quantile(num, LEVEL) * _spread_ratios(num - 1)
-    above_loss = (mean + margin) / error - room
-    below_gain = (margin - mean) / error - room
-    if not both:
-        return float(np.mean(special.ndtr(above_loss)))
-    chance = special.ndtr(below_gain) - special.ndtr(-above_loss)
-    return float(np.mean(np.maximum(chance, 0.0)))
+
+    def power(num: int) -> float:
+        error = float(np.std(differences, ddof=1)) / np.sqrt(num)
+        room = _t_quantile(num, 1 - demand.largest_p) * _spread_ratios(num - 1)
+        above_loss = (mean + margin) / error - room
+        below_gain = (margin - mean) / error - room
+        if not both:
+            return float(np.mean(special.ndtr(above_loss)))
+        chance = special.ndtr(below_gain) - special.ndtr(-above_loss)
+        return float(np.mean(np.maximum(chance, 0.0)))
+
+    return _fewest_seeds(len(differences), power, demand)
+
+
+def _fewest_seeds(made: int, power: Callable[[int], float], demand: Demand) -> int | None:
+    nums = range(max(3, made), MOST_SEEDS + 1)
+    return next((num for num in nums if power(num) >= demand.power), None)
 
 
 def _outlook(compared: Comparison) -> str:

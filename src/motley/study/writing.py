@@ -14,6 +14,7 @@ from motley.study.outcomes import CrewOutcome
 from motley.study.pages import Making, Section, study_page, words_of
 from motley.study.report import markdown_table
 from motley.study.spreadsheets import claims_csv, comparisons_csv, study_csv
+from motley.tasks import Measure
 
 TABLE = "table.md"  # what is printed, too
 
@@ -25,15 +26,15 @@ def files_of(found: Findings, made: Making, sections: Sequence[Section] = ()) ->
         TABLE: markdown(found, made, sections),
         "outcomes.csv": study_csv(found, made.measure),
         "comparisons.csv": comparisons_csv(found),
-        "results.jsonl": results_lines(found),
+        "results.jsonl": results_lines(found, made.measure),
     }
     return files | ({"claims.csv": claims_csv(found)} if found.judgements else {})
 
 
-def results_lines(found: Findings) -> str:
+def results_lines(found: Findings, measure: Measure) -> str:
     """The outcomes of all crews."""
     lines = [
-        CrewOutcome(**(msgspec.structs.asdict(outcome) | {"crew": one.crew}))
+        CrewOutcome(**msgspec.structs.asdict(outcome), crew=one.crew, measure=measure)
         for one in found.crews
         for outcome in one.outcomes
     ]
