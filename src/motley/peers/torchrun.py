@@ -251,8 +251,9 @@ def _hello(connection: Connection, key: str) -> _Hello | None:
 
 
 def _set_patience(connection: Connection, seconds: float) -> None:
-    """How long a read waits for the next byte; 0: for ever. Polling is not enough: whoever sends one
-    byte of a message would be waited for.
+    """How long a read waits for the next byte; 0: for ever.
+
+    Polling is not enough: whoever sends one byte of a message would be waited for.
     """
     if os.name == "nt":  # whose handles of sockets are no files
         return
