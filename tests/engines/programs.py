@@ -65,7 +65,27 @@ def main() -> None:
             SHARES=shares,
             LEAST=4,
         )
-    sizes["join"] = compiled(kernels._join, 1, 3, SIZE=64, SHARES=16, BLOCK=64)
+    # a number that is 1 is known to the compiler
+    sizes["attend, wide, rows of one page"] = compiled(
+        kernels._attend,
+        1,
+        3,
+        row_pages=1,
+        HEADS=12,
+        KV_HEADS=2,
+        SIZE=128,
+        NORMED=True,
+        GROUP=16,
+        BLOCK=128,
+        KEYS=32,
+        TURNS=True,
+        SHARES=16,
+        LEAST=4,
+    )
+    for size in (64, 128):
+        sizes[f"join, size {size}"] = compiled(
+            kernels._join, 1, 3, SIZE=size, SHARES=16, BLOCK=size
+        )
     for greedy, cut in ((True, False), (False, False), (False, True)):
         sizes[f"draw, greedy {greedy}, cut {cut}"] = compiled(
             kernels._draw,
@@ -77,8 +97,22 @@ def main() -> None:
             BLOCK=4096,
             BLOCKS=16,
         )
+    sizes["draw, rows of one token"] = compiled(
+        kernels._draw,
+        8,
+        3,
+        row_tokens=1,
+        GREEDY=False,
+        TRUNCATED=False,
+        FULL=False,
+        BLOCK=4096,
+        BLOCKS=64,
+    )
     sizes["least"] = compiled(kernels._least, 8, 3, CUTS=26, BLOCK=4096)
     sizes["note"] = compiled(kernels._note, 1, 3, LANES=32)
+    sizes["note, one lane and token"] = compiled(
+        kernels._note, 1, 3, lanes=1, row_tokens=1, LANES=32
+    )
     print(json.dumps(sizes))
 
 

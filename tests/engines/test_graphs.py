@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 import torch
 
-from architectures import ARCHITECTURES, TRAINS, own_code_policy
+from architectures import ARCHITECTURES, TRAINS, WINDOW, own_code_policy
 from compiling import sizes_of
 from compute.devices import needs_gpu, needs_interpreter
 from engines import programs
 from fakes import POLICIES, grouped_query_policy, lora_policy, tiny_policy
 from marks import slow
+from motley.compute.layers import Layer
 from motley.compute.scoring import score
 from motley.engines import Completion, TorchEngine, kernels, torch_engine
 from motley.engines.branches import TorchEngine as Reference
@@ -346,9 +347,17 @@ def test_a_long_prompt_is_read_in_pieces(kind: str, monkeypatch: pytest.MonkeyPa
 
 @needs_interpreter
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "turns"), [("grouped", False), ("gemma3", True)])
+@pytest.mark.parametrize(
+    ("kind", "turns", "least", "expected_shares"),
+    # 64 + 19 keys; where a window of 4 slides, 4 + 16 of them
+    [("grouped", False, 16, {4}), ("gemma3", True, 5, {4, 16})],
+)
 def test_programs_may_share_the_keys_of_a_row(
-    kind: str, turns: bool, monkeypatch: pytest.MonkeyPatch
+    kind: str,
+    turns: bool,
+    least: int,
+    expected_shares: set[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rows whose keys fill fewer blocks than there are shares, and rows that have more."""
     policy, sampling = policy_of(kind), Sampling(max_tokens=19)
@@ -357,13 +366,111 @@ def test_programs_may_share_the_keys_of_a_row(
     few_pages(monkeypatch, math.inf)
     if turns:
         monkeypatch.setattr("motley.engines.graphs.pages_that_fit", lambda *size: 3)
-    monkeypatch.setattr(kernels, "LEAST_KEYS", 16)
+    monkeypatch.setattr(kernels, "LEAST_KEYS", least)
     shares, num_shares = list[int](), kernels.num_shares
     monkeypatch.setattr(
         kernels, "num_shares", lambda *given: shares.append(num_shares(*given)) or shares[-1]
     )
     assert_alike(GraphEngine(policy).sample(prompts, 1, sampling, seed=4), expected)
-    assert set(shares) == {4}
+    assert set(shares) == expected_shares
+
+
+def attended(
+    qkv_E: torch.Tensor, key_THd: torch.Tensor, value_THd: torch.Tensor, room: Room, layer: Layer
+) -> torch.Tensor:
+    """[H · d] of one new token over what stands before it, the plain way."""
+    kv_heads, size = key_THd.shape[1:]
+    query, key, value = qkv_E.view(-1, size).split(
+        [len(qkv_E) // size - 2 * kv_heads, *[kv_heads] * 2]
+    )
+    cos_d, sin_d = (table[len(key_THd)] for table in room.rotations[layer.rotation])
+    query, key = (
+        x * cos_d + torch.cat([-x[:, size // 2 :], x[:, : size // 2]], 1) * sin_d
+        for x in (query, key)
+    )
+    key, value = torch.cat([key_THd, key[None]]), torch.cat([value_THd, value[None]])
+    seen = slice(-layer.window if layer.window else None, None)
+    groups = len(query) // kv_heads
+    key, value = (x[seen].repeat_interleave(groups, 1) for x in (key, value))
+    score_HT = torch.einsum("hd,thd->ht", query, key) * layer.scaling
+    return torch.einsum("ht,thd->hd", score_HT.softmax(1), value).flatten()
+
+
+@needs_interpreter
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize(("shares", "turns"), [(1, False), (4, True), (16, False)])
+def test_what_nobody_wrote_is_not_read(
+    shares: int, turns: bool, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lanes of rows with few tokens and with many, in which shares are left without keys, of one
+    that has ended, and of nobody. What was not written is NaN, and all that the ended row has.
+    """
+    few_pages(monkeypatch, math.inf)
+    monkeypatch.setattr(kernels, "LEAST_KEYS", 16)
+    monkeypatch.setattr(kernels, "num_shares", lambda *given: shares)
+    place_for = kernels._place_for
+    monkeypatch.setattr(
+        kernels,
+        "_place_for",
+        lambda *given: tuple(each.fill_(torch.nan) for each in place_for(*given)),
+    )
+    engine = GraphEngine(grouped_query_policy())
+    monkeypatch.setattr("motley.engines.graphs.pages_that_fit", lambda *size: 15 if turns else 18)
+    room = engine._new_room(RoomSize(3, 64, 5, 40))
+    assert room.takes_turns == turns
+    layer = dataclasses.replace(engine._steps.decoder.layers[0], window=window)
+    torch.manual_seed(0)
+    count_R, prompt_R, length_P = [1, 2, 18, 40, 33, 1], [0, 1, 1, 0, 2, 0], [3, 61, 40]
+    room.page_RJ[:5] = (
+        torch.arange(15).view(5, 3)
+        if not turns
+        else torch.tensor([[7, 14, 14], [2, 14, 14], [9, 0, 14], [5, 11, 3], [1, 8, 4]])
+    )
+    room.count_R[:], room.prompt_R[:] = torch.tensor(count_R), torch.tensor(prompt_R)
+    room.length_P[:], room.ended_R[:4] = torch.tensor(length_P), False
+    room.prompt_L2PHTd.fill_(torch.nan)
+    room.own_L2GHTd.fill_(torch.nan)
+    for prompt in range(2):
+        kept = room.prompt_L2PHTd[0, :, prompt, :, : length_P[prompt]]
+        kept.copy_(torch.randn_like(kept))
+    written = [(row, token) for row in range(4) for token in range(count_R[row] - 1)]
+    for row, token in written:
+        page = int(room.page_RJ[row, token // 16]) if turns else 3 * row + token // 16
+        kept = room.own_L2GHTd[0, :, page, :, token % 16]
+        kept.copy_(torch.randn_like(kept))
+    row_B = torch.tensor([3, 4, 0, 5, 2, 5, 1])
+    heads, before = engine._steps.decoder.heads, room.own_L2GHTd.clone()
+    qkv_BE = torch.randn(len(row_B), sum(heads.counts) * heads.size)
+    made_BE = kernels.attend(qkv_BE, row_B, layer, room)
+    for lane, row in enumerate(row_B.tolist()):
+        pages = room.page_RJ[row].tolist() if turns else range(3 * row, 3 * row + 3)
+        own_2THd = torch.cat([before[0, :, page] for page in pages], 2).transpose(1, 2)
+        prompt_2THd = room.prompt_L2PHTd[0, :, prompt_R[row]].transpose(1, 2)
+        kept_2THd = torch.cat(
+            [prompt_2THd[:, : length_P[prompt_R[row]]], own_2THd[:, : count_R[row] - 1]], 1
+        )
+        alone = dataclasses.replace(layer, window=1) if room.ended_R[row] else layer
+        expected_E = attended(qkv_BE[lane], *kept_2THd, room, alone)
+        torch.testing.assert_close(made_BE[lane], expected_E, rtol=0, atol=2e-5)
+
+
+@needs_interpreter
+def test_what_a_share_found_shows_though_it_is_no_number() -> None:
+    """Four shares of one head: of the last two none had keys, and what they mixed is not read."""
+    highest_BHS = torch.tensor([[[0.0, 1.0, -1e30, -1e30]]])
+    weight_BHS = torch.tensor([[[1.0, 2.0, 0.0, 0.0]]])
+    mixed_BHSd = torch.full((1, 1, 4, 2), torch.nan)
+    mixed_BHSd[0, 0, :2] = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    out_BHd = torch.empty(1, 1, 2)
+    kernels._join_shares(highest_BHS, weight_BHS, mixed_BHSd, out_BHd)
+    torch.testing.assert_close(out_BHd, torch.tensor([[[7.0, 10.0]]]) / 5)
+    mixed_BHSd[0, 0, 0, 1] = torch.nan
+    kernels._join_shares(highest_BHS, weight_BHS, mixed_BHSd, out_BHd)
+    assert out_BHd.isnan().tolist() == [[[False, True]]]
+    weight_BHS[0, 0, 1] = torch.nan
+    kernels._join_shares(highest_BHS, weight_BHS, mixed_BHSd, out_BHd)
+    assert out_BHd.isnan().all()
 
 
 @pytest.mark.parametrize(
@@ -438,7 +545,7 @@ def test_prompts_are_read_without_a_graph_where_memory_holds_none() -> None:
 def test_kernels_compile_for_a_gpu_that_is_not_here(tmp_path: Path) -> None:
     """What the interpreter takes, a compiler may refuse."""
     sizes = sizes_of(programs, tmp_path)
-    assert len(sizes) == 14
+    assert len(sizes) == 18
     assert all(size > 0 for size in sizes.values())
 
 
@@ -606,8 +713,9 @@ def test_rows_that_take_turns_draw_the_same(kind: str, monkeypatch: pytest.Monke
 def test_keys_that_programs_share_on_a_gpu(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts, sampling = [(9,), tuple(5 + i % 9 for i in range(37))], Sampling(max_tokens=24)
     expected = Reference(policy_of(kind)).sample(prompts, 8, sampling, seed=4)
-    monkeypatch.setattr(kernels, "LEAST_KEYS", 32)
-    assert kernels.num_shares(16 * 4, 64 + 24) == 2
+    monkeypatch.setattr(kernels, "LEAST_KEYS", 16)
+    assert kernels.num_shares(16 * 4, 64 + 24) == 4
+    assert kernels.num_shares(16 * 4, WINDOW + 32) == 2
     engine = GraphEngine(cuda(policy_of(kind), torch.float32))
     assert_alike(engine.sample(prompts, 8, sampling, seed=4), expected, atol=5e-5)
 
@@ -637,23 +745,51 @@ def test_half_precision_reports_what_the_trainer_computes(
     kind: str, dtype: torch.dtype, most: float
 ) -> None:
     policy = cuda(policy_of(kind), dtype)
-    made = flat(GraphEngine(policy).sample(PROMPTS, 16, Sampling(max_tokens=12), seed=0))
-    prompts = [prompt for prompt in PROMPTS for _ in range(16)]
+    made = GraphEngine(policy).sample(PROMPTS, 16, Sampling(max_tokens=12), seed=0)
+    assert far_from_trainer(policy, PROMPTS, made) < most
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float16, 2e-3), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("kind", ["full", "qwen2", "qwen3 lora", "gemma3"])
+def test_half_precision_reports_the_same_where_programs_share_the_keys_of_long_prompts(
+    kind: str, dtype: torch.dtype, most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More keys than a share takes at least, beside prompts that leave shares without any."""
+    policy = cuda(policy_of(kind), dtype)
+    policy.base.config.max_position_embeddings = 1024
+    prompts = [
+        tuple(5 + (i * i + i // 7) % 13 for i in range(length)) for length in (640, 9, 701, 130)
+    ]
+    shares, num_shares = list[int](), kernels.num_shares
+    monkeypatch.setattr(
+        kernels, "num_shares", lambda *given: shares.append(num_shares(*given)) or shares[-1]
+    )
+    made = GraphEngine(policy).sample(prompts, 8, Sampling(max_tokens=40), seed=0)
+    assert max(shares) == 4  # of 704 + 40 keys
+    assert far_from_trainer(policy, prompts, made) < most
+
+
+def far_from_trainer(
+    policy: Policy, prompts: Sequence[tuple[int, ...]], made: list[list[Completion]]
+) -> float:
+    """How far log-probs are from what the trainer computes, on average."""
     sequences = [
         ToScore(row=i, prompt=prompt, tokens=c.tokens)
-        for i, (prompt, c) in enumerate(zip(prompts, made, strict=True))
+        for i, (prompt, c) in enumerate(
+            (prompt, c) for prompt, row in zip(prompts, made, strict=True) for c in row
+        )
     ]
+    completions = flat(made)
     found = []
     with torch.no_grad():
         for micro in micro_batches(sequences, 10**6, policy.device):
             table_BT = micro.unpack(score(policy, micro.packed).logp_M)
             for row_T, row in zip(table_BT, micro.row_B.tolist(), strict=True):
-                found.append(
-                    (
-                        row_T[: len(made[row].logprobs)].cpu() - torch.tensor(made[row].logprobs)
-                    ).abs()
-                )
-    assert float(torch.cat(found).mean()) < most
+                logp_T = torch.tensor(completions[row].logprobs)
+                found.append((row_T[: len(logp_T)].cpu() - logp_T).abs())
+    return float(torch.cat(found).mean())
 
 
 @pytest.mark.gpu

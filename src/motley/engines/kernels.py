@@ -33,14 +33,18 @@ def attend(qkv_BE: Tensor, row_B: Tensor, layer: Layer, room: Room) -> Tensor:
     and the row's own, which stand in pages.
 
     Lane b works for row `row_B[b]`, whose newest token is number `count_R[row]`, the first being 1.
-    Where there are few lanes, several programs share a row's keys.
+    Where there are few lanes, several programs share a row's keys. For a row that has ended no kept
+    key is read: nobody looks at what comes of it.
     """
     prompt_2PHTd, own_2GHTd = room.prompt_L2PHTd[layer.index], room.own_L2GHTd[layer.index]
     kv_heads, head_dim = prompt_2PHTd.shape[2], prompt_2PHTd.shape[4]
     heads = qkv_BE.shape[1] // head_dim - 2 * kv_heads
     cos_Td, sin_Td = room.rotations[layer.rotation]
     out_BHd = qkv_BE.new_empty(len(qkv_BE), heads, head_dim)
-    shares = num_shares(len(qkv_BE) * kv_heads, room.size.prompt_tokens + room.size.tokens)
+    longest = room.size.prompt_tokens + room.size.tokens
+    if layer.window is not None:  # which begins and ends within a block
+        longest = min(longest, layer.window + room.page)
+    shares = num_shares(len(qkv_BE) * kv_heads, longest)
     found = _place_for(shares, out_BHd)
     _attend[(len(qkv_BE), kv_heads, shares)](
         qkv_BE,
@@ -51,6 +55,7 @@ def attend(qkv_BE: Tensor, row_B: Tensor, layer: Layer, room: Room) -> Tensor:
         room.page_RJ,
         row_B,
         room.count_R,
+        room.ended_R,
         room.prompt_R,
         room.length_P,
         cos_Td,
@@ -94,7 +99,7 @@ def num_shares(programs: int, longest: int) -> int:
 
 def _place_for(shares: int, out_BHd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """What each share finds: the highest score [B, H, S], the weight [B, H, S] and the mixed values
-    [B, H, S, d]. One share needs none of it.
+    [B, H, S, d], which one of no weight leaves as they are. One share needs none of it.
     """
     if shares == 1:
         return out_BHd, out_BHd, out_BHd
@@ -132,6 +137,7 @@ def _attend(
     pages,
     rows,
     counts,
+    ended,
     prompt_of,
     lengths,
     cosines,
@@ -165,6 +171,17 @@ def _attend(
     prompt = tl.load(prompt_of + row)
     length = tl.load(lengths + prompt).to(tl.int32)
     position = length + newest
+    member = tl.arange(0, GROUP)
+    in_group = member < HEADS // KV_HEADS
+    if SHARES > 1:
+        at_share = (lane * HEADS + head * (HEADS // KV_HEADS) + member) * SHARES + share
+        since, till, _, _, _, _ = _deal(
+            share, length, newest, window, ended + row, KEYS, SHARES, LEAST
+        )
+        if (share > 0) & (since >= till):  # nothing is left for it
+            tl.store(highests + at_share, tl.full([GROUP], -1.0e30, tl.float32), mask=in_group)
+            tl.store(weights + at_share, tl.zeros([GROUP], tl.float32), mask=in_group)
+            return
 
     # Rotation as x·cos + swap(x)·sin, where swap exchanges the halves and the first half of sin is
     # negative.
@@ -175,8 +192,6 @@ def _attend(
     sin = tl.load(sines + position * SIZE + place, mask=real, other=0.0)
     sin = tl.where(place < SIZE // 2, -sin, sin)
 
-    member = tl.arange(0, GROUP)
-    in_group = member < HEADS // KV_HEADS
     is_member = in_group[:, None] & real[None, :]
     line = qkv + lane * (HEADS + 2 * KV_HEADS) * SIZE
     at_query = line + (head * (HEADS // KV_HEADS) + member)[:, None] * SIZE
@@ -213,15 +228,10 @@ def _attend(
     highest = tl.where(share == 0, highest, -1.0e30)
     weight = tl.zeros([GROUP], tl.float32) + first
     mixed = tl.zeros([GROUP, BLOCK], tl.float32) + value.to(tl.float32)[None, :] * first
-    oldest = tl.maximum(position + 1 - window, 0)
-    own_oldest = tl.maximum(oldest - length, 0)
-    own_begin = own_oldest // KEYS * KEYS  # where a page begins
-    # blocks of the prompt, then of the row's own, and which of them are this share's
-    prompt_blocks = tl.cdiv(tl.maximum(length - oldest, 0), KEYS)
-    blocks = prompt_blocks + tl.cdiv(tl.maximum(newest - own_begin, 0), KEYS)
-    each = tl.maximum(tl.cdiv(blocks, SHARES), LEAST)
-    since = share * each
-    till = since + each
+    # Not earlier where one share has all: that takes registers.
+    since, till, prompt_blocks, oldest, own_oldest, own_begin = _deal(
+        share, length, newest, window, ended + row, KEYS, SHARES, LEAST
+    )
     number = tl.arange(0, KEYS)
     for part in tl.static_range(2):
         if part == 0:
@@ -278,6 +288,34 @@ def _attend(
 
 
 @triton.jit
+def _deal(
+    share,
+    length,
+    newest,
+    window,
+    ended,
+    KEYS: tl.constexpr,
+    SHARES: tl.constexpr,
+    LEAST: tl.constexpr,
+):
+    """Which blocks are this share's, of the prompt and then of the row's own: since one, till
+    before another. Then how many the prompt has, and where what is seen begins.
+
+    A row that has ended has none.
+    """
+    oldest = tl.maximum(length + newest + 1 - window, 0)
+    own_oldest = tl.maximum(oldest - length, 0)
+    own_begin = own_oldest // KEYS * KEYS  # where a page begins
+    prompt_blocks = tl.cdiv(tl.maximum(length - oldest, 0), KEYS)
+    blocks = prompt_blocks + tl.cdiv(tl.maximum(newest - own_begin, 0), KEYS)
+    blocks = tl.where(tl.load(ended) != 0, 0, blocks)
+    each = tl.maximum(tl.cdiv(blocks, SHARES), LEAST)
+    since = share * each
+    till = tl.minimum(since + each, blocks)
+    return since, till, prompt_blocks, oldest, own_oldest, own_begin
+
+
+@triton.jit
 def _join(
     highests,
     weights,
@@ -297,7 +335,9 @@ def _join(
         mixes + at_share[:, None] * SIZE + place[None, :], mask=real[None, :], other=0.0
     )
     faded = tl.exp2(highest - tl.max(highest, 0))
-    weight = tl.sum(tl.load(weights + at_share) * faded, 0)
+    found = tl.load(weights + at_share)
+    mixed = tl.where((found != 0.0)[:, None], mixed, 0.0)  # of no weight: not written
+    weight = tl.sum(found * faded, 0)
     joined = tl.sum(mixed * faded[:, None], 0) / weight
     tl.store(out + at_head * SIZE + place, joined.to(out.dtype.element_ty), mask=real)
 
@@ -375,26 +415,26 @@ def _least(
     above = highest
     for _ in range(CUTS if top_k < size else 0):
         middle = (least + above) * 0.5
-        count = 0
+        counted = tl.zeros([BLOCK], tl.int32)  # summed once: threads wait for it
         for start in range(0, size, BLOCK):
             value = tl.load(line + start + place, mask=start + place < size, other=-float("inf"))
-            count += tl.sum((value >= middle).to(tl.int32), 0)
+            counted += (value >= middle).to(tl.int32)
+        count = tl.sum(counted, 0)
         least = tl.where(count >= top_k, middle, least)
         above = tl.where(count >= top_k, above, middle)
-    kept = 0.0
+    weighed = tl.zeros([BLOCK], tl.float32)
     for start in range(0, size, BLOCK):
         value = tl.load(line + start + place, mask=start + place < size, other=-float("inf"))
-        kept += tl.sum(tl.where(value >= least, tl.exp((value - highest) * sharpness), 0.0), 0)
+        weighed += tl.where(value >= least, tl.exp((value - highest) * sharpness), 0.0)
+    kept = tl.sum(weighed, 0)
     above = highest
     for _ in range(CUTS if top_p < 1.0 else 0):
         middle = (least + above) * 0.5
-        weight = 0.0
+        weighed = tl.zeros([BLOCK], tl.float32)
         for start in range(0, size, BLOCK):
             value = tl.load(line + start + place, mask=start + place < size, other=-float("inf"))
-            weight += tl.sum(
-                tl.where(value >= middle, tl.exp((value - highest) * sharpness), 0.0), 0
-            )
-        enough = weight >= top_p * kept
+            weighed += tl.where(value >= middle, tl.exp((value - highest) * sharpness), 0.0)
+        enough = tl.sum(weighed, 0) >= top_p * kept
         least = tl.where(enough, middle, least)
         above = tl.where(enough, above, middle)
     tl.store(leasts + lane, least)
