@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from motley.config import parse_config
-from motley.study import processes, running
+from motley.study import gpu_memory, processes, running
 from motley.study import shared_gpu as module
 from motley.study.arms import crews_of, parse_arm
 from motley.study.processes import Job, Lost, Returned, in_processes
@@ -381,7 +381,10 @@ def test_seeds_and_objectives_take_the_same_and_other_peers_and_lengths_do_not()
     config = parse_config(CREW)
 
     def alike(arm: str, seed: int = 0) -> list[str]:
-        return [running._alike_run(one, None) for one in crews_of(config, parse_arm(arm), seed)]
+        return [
+            gpu_memory.alike_run(one, measured=False)
+            for one in crews_of(config, parse_arm(arm), seed)
+        ]
 
     assert alike("ftis") == alike("ftis", 1) == alike("uplift/relative:g=10")
     ann, bob = alike("alone/own")
@@ -411,7 +414,7 @@ def test_a_warm_start_tells_only_if_it_was_not_made_before() -> None:
 
 
 def test_without_a_gpu_a_process_holds_nothing_of_one() -> None:
-    assert running._measure()() == 0
+    assert gpu_memory.measure()() == 0
 
 
 # The driver

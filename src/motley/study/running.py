@@ -7,7 +7,6 @@ the study that asked for it first.
 from __future__ import annotations
 
 import gc
-import hashlib
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -21,19 +20,18 @@ import msgspec
 import torch
 
 from motley.clock import Clock, RealClock
-from motley.config import CrewConfig, PeerConfig, read_config, write_beside, write_config
+from motley.config import CrewConfig, read_config, write_beside, write_config
 from motley.files import replace
 from motley.learning.checkpoint import checkpoints
 from motley.links import Network
-from motley.models.devices import choose_device
-from motley.models.opening import is_tiny
 from motley.runs.checking import check_config
 from motley.runs.local import LocalCrew
 from motley.runs.metrics import read_metrics
 from motley.sim.simulation import SimCrew
 from motley.study.arms import Arm, crews_of, parse_arm
+from motley.study.gpu_memory import PEAKS, alike_run, alike_warm, measure, uses_gpu
 from motley.study.holding import end_with_the_study, held_alone
-from motley.study.keys import KEY_LETTERS, key_of, run_name, with_copies
+from motley.study.keys import key_of, run_name, with_copies
 from motley.study.outcomes import Outcome, StudyRun, outcome_of, read_outcomes, read_whole_outcomes
 from motley.study.plans import EstimatorPlan
 from motley.study.processes import Job, Lost, Tell, make_all
@@ -43,13 +41,6 @@ from motley.tasks import load_task
 Progress = Callable[[float, int], None]  # (done, of how many)
 SAVES = 4  # checkpoints of a run at the least, to go on from if it is stopped
 OUTCOMES = "outcomes.jsonl"
-PEAKS = "memory.jsonl"  # beside the runs: what they took of a GPU
-# CUDA itself, the code of kernels and captured graphs: held by a process, and not counted by torch
-CUDA_BYTES = 1 << 30
-# keys of [crew] on which a run's memory does not depend
-NOT_SIZE = frozenset(
-    ("name", "seed", "objective", "variant", "chosen", "rounds", "report", "report_all")
-)
 
 
 class Kept(Protocol):
@@ -259,45 +250,13 @@ def _make(
             partial(_run, run, one.arm, _measured(measured, wanted, one), saved),
             names_of_warm_starts(one.crew.config, one.seed),
             tells=True,
-            alike=_alike_run(run.config, _measured(measured, wanted, one)),
+            alike=alike_run(run.config, _measured(measured, wanted, one) is not None),
         )
         for key, (one, run) in todo.items()
     ]
     on_gpu = any(uses_gpu(run.config) for _, run in todo.values())
-    gpu = shared_gpu(wanted[0].crew.runs / PEAKS, _measure) if on_gpu else None
+    gpu = shared_gpu(wanted[0].crew.runs / PEAKS, measure) if on_gpu else None
     return make_all(jobs, first, work, kept, heard, gpu), total
-
-
-def _alike_run(config: CrewConfig, measured: EstimatorPlan | None) -> str:
-    """The same for runs that take about as much memory: with any seed and names, and learning by
-    any objective, unless that needs a copy of the model.
-    """
-    plain = msgspec.to_builtins(config)
-    plain["crew"] = {key: one for key, one in plain["crew"].items() if key not in NOT_SIZE}
-    plain["peer"] = [peer | {"name": ""} for peer in plain["peer"]]
-    plain["objective"] = plain["objective"].get("toward", "")
-    return f"run {_digest(plain)}" + (", with gradients" if measured else "")
-
-
-def _alike_warm(peer: PeerConfig) -> str:
-    return f"warm start of {peer.model} {_digest(msgspec.structs.replace(peer, name='any'))}"
-
-
-def _digest(content: object) -> str:
-    return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()[:KEY_LETTERS]
-
-
-def _measure() -> Callable[[], int]:
-    """What this process holds of the GPU at the most, from now on."""
-    if torch.cuda.is_initialized():
-        torch.cuda.reset_peak_memory_stats()
-    return _most_held
-
-
-def _most_held() -> int:
-    if not torch.cuda.is_initialized():
-        return 0
-    return torch.cuda.max_memory_reserved() + CUDA_BYTES
 
 
 def _measured(
@@ -308,11 +267,6 @@ def _measured(
         return None
     seeds = sorted({other.seed for other in wanted})
     return asked if one.seed in seeds[: asked.seeds] else None
-
-
-def uses_gpu(config: CrewConfig) -> bool:
-    devices = [choose_device(p.device, small=is_tiny(p.model)) for p in config.students]
-    return any(device.type == "cuda" for device in devices)
 
 
 def _check_measured_alike(config: CrewConfig, arms: Sequence[Arm]) -> None:
@@ -412,7 +366,7 @@ def warm_starts(needed: Sequence[tuple[CrewConfig, int]]) -> list[Job[None]]:
             _warm_name(config, seed, peer.name),
             partial(warm, config, seed, peer.name),
             tells=True,
-            alike=_alike_warm(peer),
+            alike=alike_warm(peer),
         )
         for config, seed in needed
         for peer in config.students
