@@ -189,7 +189,7 @@ class ProcessCrew:
 
     def _have_all_leave(self) -> None:
         """Asked again after a while: a process that was just started does not heed signals yet."""
-        patience = Deadline(self._clock, 0.0)
+        patience, named = Deadline(self._clock, 0.0), ""
         while alive := {n: c.pid for n, c in self._children.items() if c.is_alive()}:
             if patience.passed:
                 for pid in filter(None, alive.values()):
@@ -197,11 +197,10 @@ class ProcessCrew:
                         os.kill(pid, signal.SIGINT)
                 patience = Deadline(self._clock, ASKED_AGAIN_S)
             self._hub.tick()
-            if patience.passed:
-                self._say(
-                    f"waiting for {', '.join(alive)} to end a turn and save; Ctrl-C again ends "
-                    "them at once"
-                )
+            names = ", ".join(alive)
+            if patience.passed and names != named:
+                named = names
+                self._say(f"waiting for {names} to end a turn and save; Ctrl-C again ends them")
 
     def _place(self) -> Place:
         port = (
