@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import datetime
 import json
 import os
@@ -13,7 +14,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from socketserver import StreamRequestHandler, ThreadingTCPServer
-from threading import Thread
+from threading import Event, Thread
 from typing import Any, Self
 
 import nats.errors
@@ -651,6 +652,24 @@ def test_without_tls_a_server_with_tls_is_out_of_reach(secure: Net) -> None:
         Connection(
             Login(secure.url.replace("tls:", "nats:"), "a", identity("a").nkey_seed), patience_s=0.5
         )
+
+
+def test_what_begins_while_a_connection_is_closed_is_ended_too(net: Net) -> None:
+    connection = net.connect("a")
+    loop, begun = connection._loop, Event()
+
+    async def lingers() -> None:
+        try:
+            begun.set()
+            await asyncio.sleep(PATIENCE_S)
+        finally:
+            asyncio.ensure_future(asyncio.sleep(PATIENCE_S))  # noqa: RUF006 - nobody keeps it
+
+    asyncio.run_coroutine_threadsafe(lingers(), loop)
+    assert begun.wait(PATIENCE_S)
+    connection.close()
+    assert loop.is_closed()
+    assert not asyncio.all_tasks(loop)
 
 
 class NoNats(StreamRequestHandler):

@@ -30,6 +30,7 @@ from motley.exchange.log import LogError
 logging.getLogger("asyncio").addFilter(lambda record: "eof_received" not in record.getMessage())
 
 RECONNECT_WAIT_S = 0.25
+ENDING_S = 2.0  # for what is under way when a connection is closed
 PING_S = 5  # two unanswered pings mean a dead connection that TCP has not noticed
 _DOMAIN = re.compile("[A-Za-z0-9_-]+")
 
@@ -119,9 +120,7 @@ class Connection:
         self._loop = asyncio.new_event_loop()
         # each hears of what the server refuses
         self._under_way: set[asyncio.Future[LogError]] = set()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name=f"nats {login.name}", daemon=True
-        )
+        self._thread = threading.Thread(target=self._live, name=f"nats {login.name}", daemon=True)
         self._thread.start()
         self.on_reconnect: list[Callable[[], None]] = []
         try:
@@ -215,12 +214,24 @@ class Connection:
 
     # The client's side
 
+    def _live(self) -> None:
+        """The thread's life: until it is stopped, and nothing is left undone."""
+        self._loop.run_forever()
+        with suppress(TimeoutError):
+            self._loop.run_until_complete(self._end_tasks())
+
     async def _end_tasks(self) -> None:
+        """Also those that nats-py begins while its others end, as one that was reconnecting does:
+        what is left behind fails when it is collected, at some other time.
+        """
         self._client.abandon()
-        others = asyncio.all_tasks(self._loop) - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        me = asyncio.current_task()
+        async with asyncio.timeout(ENDING_S):
+            while others := asyncio.all_tasks(self._loop) - {me}:
+                for task in others:
+                    task.cancel()
+                await asyncio.gather(*others, return_exceptions=True)
+        self._client.abandon()
 
     def _run(self, coroutine: Awaitable[T], timeout_s: float) -> T:
         async def awaited() -> T:
