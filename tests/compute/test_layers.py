@@ -31,11 +31,11 @@ class Told:
     def norm(self, state: list[str], norm: Norm) -> tuple[list[str], Tensor]:
         return [*state, self._names[id(norm)]], torch.zeros(1, len(norm.weight))
 
-    def attend(self, layer: Layer, products: list[Tensor]) -> Tensor:
-        return torch.full((1, 1), 1.0 * sum(one.shape[1] for one in products))
+    def attend(self, layer: Layer, x: Tensor) -> Tensor:
+        return torch.full((1, 1), 1.0 * sum(project(x).shape[1] for project in layer.qkv))
 
-    def gate(self, products: list[Tensor]) -> Tensor:
-        return torch.full((1, 1), 1.0 * sum(one.shape[1] for one in products))
+    def gate(self, layer: Layer, x: Tensor) -> Tensor:
+        return torch.full((1, 1), 1.0 * sum(project(x).shape[1] for project in layer.gate_up))
 
     def add(
         self, state: list[str], projection: Projection, x: Tensor, after: Norm | None

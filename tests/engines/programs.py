@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+from functools import partial
 
 from compiling import compiled_for_h200
-from motley.engines import kernels
+from motley.engines import drawing, few_rows, kernels
 
-INDEX = (
-    "rows",
-    "counts",
-    "prompt_of",
-    "lengths",
-    "source",
-    "tokens",
-    "all_tokens",
-    "last",
-    "limits",
-)
+INDEX = ("rows", "counts", "prompt_of", "lengths", "source", "tokens", "last", "limits")
 FLOAT = ("cosines", "sines", "query_scale", "key_scale", "logits", "leasts", "logps")
-FLOAT += ("highests", "weights", "mixes", "all_logps")
+FLOAT += ("highests", "weights", "mixes", "cuts")
 HALF = ("qkv", "out", "prompts", "own")
 NUMBER = ("scaling", "eps", "sharpness", "top_p")
 
@@ -42,8 +33,40 @@ def kind(name: str) -> str:
 
 
 def compiled(kernel: object, warps: int, stages: int, **fixed: object) -> int:
-    options = {"num_warps": warps, "num_stages": stages}
+    options = {"num_warps": warps, "num_stages": stages, "launch_pdl": fixed.get("EARLY", False)}
     return compiled_for_h200(kernel, kind, fixed, options)
+
+
+def few_rows_sizes() -> dict[str, int]:
+    sizes = {}
+    for gated, rows in itertools.product((False, True), (16, 64)):
+        cut = few_rows.GATED_CUT if gated else few_rows.parted_cut(1536, 8960)
+        sizes[f"product, gated {gated}, rows {rows}"] = compiled_for_h200(
+            few_rows._product,
+            partial(few_rows_kind, out="*fp16" if gated else "*fp32"),
+            {"BIAS": not gated, "GATED": gated, "SILU": gated, "ROWS": rows}
+            | {"COLUMNS": cut.columns, "DEPTH": cut.depth, "PIECES": 4, "EARLY": True},
+            {"num_warps": cut.warps, "num_stages": cut.stages, "launch_pdl": True},
+            by_16=("x", "weight", "out", "depth", "depth_each"),
+        )
+    for behind in (False, True):
+        sizes[f"add and norm, behind {behind}"] = compiled_for_h200(
+            few_rows._add_norm,
+            partial(few_rows_kind, out="*fp16"),
+            {"PARTS": 7, "BEHIND": behind, "BLOCK": 2048, "EARLY": True},
+            {"num_warps": 8, "num_stages": 3, "launch_pdl": True},
+        )
+    return sizes
+
+
+def few_rows_kind(name: str, out: str) -> str:
+    if name in ("rows", "width", "depth", "depth_each", "size"):
+        return "i32"
+    if name in ("x", "weight", "bias"):
+        return "*fp16"
+    if name in ("out", "normed"):
+        return out
+    return "fp32" if name in ("eps", "behind_eps") else "*fp32"
 
 
 def main() -> None:
@@ -64,6 +87,7 @@ def main() -> None:
             TURNS=turns,
             SHARES=shares,
             LEAST=4,
+            EARLY=not turns or shares > 1,
         )
     # a number that is 1 is known to the compiler
     sizes["attend, wide, rows of one page"] = compiled(
@@ -81,38 +105,44 @@ def main() -> None:
         TURNS=True,
         SHARES=16,
         LEAST=4,
+        EARLY=True,
     )
     for size in (64, 128):
         sizes[f"join, size {size}"] = compiled(
-            kernels._join, 1, 3, SIZE=size, SHARES=16, BLOCK=size
+            kernels._join, 1, 3, SIZE=size, SHARES=16, BLOCK=size, EARLY=True
+        )
+    for cut in either:
+        sizes[f"weigh, cut {cut}"] = compiled(
+            drawing._weigh, 4, 3, TRUNCATED=cut, FULL=cut, BLOCK=2048
         )
     for greedy, cut in ((True, False), (False, False), (False, True)):
-        sizes[f"draw, greedy {greedy}, cut {cut}"] = compiled(
-            kernels._draw,
-            8,
+        sizes[f"pick, greedy {greedy}, cut {cut}"] = compiled(
+            drawing._pick,
+            4,
             3,
             GREEDY=greedy,
             TRUNCATED=cut,
             FULL=cut,
-            BLOCK=4096,
-            BLOCKS=16,
+            BLOCK=2048,
+            BLOCKS=128,
         )
-    sizes["draw, rows of one token"] = compiled(
-        kernels._draw,
-        8,
+    sizes["weigh, one logit"] = compiled(
+        drawing._weigh, 4, 3, size=1, TRUNCATED=False, FULL=False, BLOCK=1
+    )
+    sizes["pick, one logit, rows of one token"] = compiled(
+        drawing._pick,
+        4,
         3,
+        size=1,
         row_tokens=1,
         GREEDY=False,
         TRUNCATED=False,
         FULL=False,
-        BLOCK=4096,
-        BLOCKS=64,
+        BLOCK=1,
+        BLOCKS=1,
     )
-    sizes["least"] = compiled(kernels._least, 8, 3, CUTS=26, BLOCK=4096)
-    sizes["note"] = compiled(kernels._note, 1, 3, LANES=32)
-    sizes["note, one lane and token"] = compiled(
-        kernels._note, 1, 3, lanes=1, row_tokens=1, LANES=32
-    )
+    sizes["least"] = compiled(drawing._least, 8, 3, CUTS=26, BLOCK=4096)
+    sizes |= few_rows_sizes()
     print(json.dumps(sizes))
 
 

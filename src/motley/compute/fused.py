@@ -54,10 +54,10 @@ class _FusedPass:
         hidden_ND, normed_ND = add_norm(state.hidden_ND, state.x_ND, state.after, norm)
         return Deferred(hidden_ND), normed_ND
 
-    def attend(self, layer: Layer, products: list[Tensor]) -> Tensor:
-        (qkv_NE,) = products
+    def attend(self, layer: Layer, x: Tensor) -> Tensor:
+        (qkv,) = layer.qkv
         heads, dtype, rotation = self._heads, self._dtype, self._rotations[layer.rotation]
-        qkv_NHd = qkv_NE.unflatten(1, (-1, heads.size))
+        qkv_NHd = qkv(x).unflatten(1, (-1, heads.size))
         if layer.query_norm is not None and layer.key_norm is not None:
             query, key, value = qkv_NHd.split(heads.counts, 1)
             qkv_NHd = torch.cat([layer.query_norm(query), layer.key_norm(key), value.float()], 1)
@@ -68,10 +68,10 @@ class _FusedPass:
         query, key, value = rotated_NHd.split(heads.counts, 1)
         return self._attend(query, key, value, layer.scaling, layer.window).flatten(1)
 
-    def gate(self, products: list[Tensor]) -> Tensor:
-        """As they are: the gate is in the product behind it."""
-        (gate_up_NI,) = products
-        return gate_up_NI
+    def gate(self, layer: Layer, x: Tensor) -> Tensor:
+        """Gates and ups as they are: the gate is in the product behind it."""
+        (gate_up,) = layer.gate_up
+        return gate_up(x)
 
     def add(
         self, state: Deferred, projection: Projection, x: Tensor, after: Norm | None

@@ -215,7 +215,7 @@ def gated(gate_up_NI: Tensor, activation: str) -> Tensor:
 
 
 @triton.jit
-def _inner(gate, SILU: tl.constexpr):
+def gate_exponent(gate, SILU: tl.constexpr):
     """f in act(x) = x·sigmoid(f(x)).
 
     GELU's tanh form: (1 + tanh(y)) / 2 = sigmoid(2y), y = sqrt(2 / pi)·(x + 0.044715·x^3).
@@ -230,7 +230,7 @@ def _gated(gate_up, out, size, SILU: tl.constexpr, BLOCK: tl.constexpr):
     real = place < size
     gate = tl.load(gate_up + row * 2 * size + place, mask=real, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * size + size + place, mask=real, other=0.0).to(tl.float32)
-    acted = (gate * tl.sigmoid(_inner(gate, SILU))).to(out.dtype.element_ty).to(tl.float32)
+    acted = (gate * tl.sigmoid(gate_exponent(gate, SILU))).to(out.dtype.element_ty).to(tl.float32)
     tl.store(out + row * size + place, (acted * up).to(out.dtype.element_ty), mask=real)
 
 
@@ -260,8 +260,8 @@ def _gated_backward(gate_up, dout, dgate_up, out, size, SILU: tl.constexpr, BLOC
     gate = tl.load(gate_up + row * 2 * size + place, mask=real, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * size + size + place, mask=real, other=0.0).to(tl.float32)
     given = tl.load(dout + row * size + place, mask=real, other=0.0).to(tl.float32)
-    share = tl.sigmoid(_inner(gate, SILU))
-    rise = 1.0 if SILU else 1.5957691216057308 * (1.0 + 0.134145 * gate * gate)  # of _inner
+    share = tl.sigmoid(gate_exponent(gate, SILU))
+    rise = 1.0 if SILU else 1.5957691216057308 * (1.0 + 0.134145 * gate * gate)  # of gate_exponent
     slope = share + gate * share * (1.0 - share) * rise
     acted = (gate * share).to(out.dtype.element_ty).to(tl.float32)
     tl.store(out + row * size + place, (acted * up).to(out.dtype.element_ty), mask=real)

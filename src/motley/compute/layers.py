@@ -171,18 +171,18 @@ class Deferred(NamedTuple):
 
 
 class Pass(Protocol[State]):
-    """One forward pass: how it computes what lies between a layer's projections."""
+    """One forward pass: how it computes a layer's projections and what lies between them."""
 
     def norm(self, state: State, norm: Norm) -> tuple[State, Tensor]:
         """The hidden states' norm, as the next projection takes it."""
         ...
 
-    def attend(self, layer: Layer, products: list[Tensor]) -> Tensor:
-        """From what `layer.qkv` made to what `layer.out` takes."""
+    def attend(self, layer: Layer, x: Tensor) -> Tensor:
+        """From what `layer.qkv` takes to what `layer.out` takes."""
         ...
 
-    def gate(self, products: list[Tensor]) -> Tensor:
-        """From what `layer.gate_up` made to what `layer.down` takes."""
+    def gate(self, layer: Layer, x: Tensor) -> Tensor:
+        """From what `layer.gate_up` takes to what `layer.down` takes."""
         ...
 
     def add(self, state: State, projection: Projection, x: Tensor, after: Norm | None) -> State:
@@ -192,10 +192,10 @@ class Pass(Protocol[State]):
 
 def walk_layer(forward: Pass[State], layer: Layer, state: State) -> State:
     state, normed = forward.norm(state, layer.attention_norm)
-    mixed = forward.attend(layer, [project(normed) for project in layer.qkv])
+    mixed = forward.attend(layer, normed)
     state = forward.add(state, layer.out, mixed, layer.after_attention)
     state, normed = forward.norm(state, layer.mlp_norm)
-    gated = forward.gate([project(normed) for project in layer.gate_up])
+    gated = forward.gate(layer, normed)
     return forward.add(state, layer.down, gated, layer.after_mlp)
 
 

@@ -108,8 +108,9 @@ class _PlainPass:
     def norm(self, state: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
         return state, norm(state)
 
-    def attend(self, layer: Layer, products: list[Tensor]) -> Tensor:
-        query, key, value = (one.view(len(one), -1, self._decoder.heads.size) for one in products)
+    def attend(self, layer: Layer, x: Tensor) -> Tensor:
+        size = self._decoder.heads.size
+        query, key, value = (project(x).view(len(x), -1, size) for project in layer.qkv)
         query = query if layer.query_norm is None else layer.query_norm(query)
         key = key if layer.key_norm is None else layer.key_norm(key)
         cos_N1d, sin_N1d = (table[:, None] for table in self._rotations[layer.rotation])
@@ -118,8 +119,8 @@ class _PlainPass:
         )
         return self._attend(query, key, value, layer.scaling, layer.window).flatten(1)
 
-    def gate(self, products: list[Tensor]) -> Tensor:
-        gate, up = products
+    def gate(self, layer: Layer, x: Tensor) -> Tensor:
+        gate, up = (project(x) for project in layer.gate_up)
         return self._decoder.act(gate) * up
 
     def add(self, state: Tensor, projection: Projection, x: Tensor, after: Norm | None) -> Tensor:

@@ -161,9 +161,9 @@ class _CachedPass:
     def norm(self, state: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
         return state, _normed(state, norm).to(self._dtype)
 
-    def attend(self, layer: Layer, products: list[Tensor]) -> Tensor:
+    def attend(self, layer: Layer, x: Tensor) -> Tensor:
         heads, start, stop = self._decoder.heads, self._start, self._stop
-        qkv_NHd = products[0].view(self._count, -1, heads.size)
+        qkv_NHd = layer.qkv[0](x).view(self._count, -1, heads.size)
         query_key, value = (
             part.unflatten(0, self._shape)
             for part in (self._rotated(layer, qkv_NHd), qkv_NHd[:, heads.rotated :])
@@ -194,8 +194,8 @@ class _CachedPass:
         cos, sin = self._rotations[layer.rotation]
         return torch.addcmul(query_key * cos, swapped, sin).to(self._dtype)
 
-    def gate(self, products: list[Tensor]) -> Tensor:
-        gate, up = products[0].chunk(2, -1)
+    def gate(self, layer: Layer, x: Tensor) -> Tensor:
+        gate, up = layer.gate_up[0](x).chunk(2, -1)
         return self._decoder.act(gate).mul_(up)
 
     def add(self, state: Tensor, projection: Projection, x: Tensor, after: Norm | None) -> Tensor:

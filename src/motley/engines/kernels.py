@@ -1,9 +1,10 @@
-"""Triton kernels that only decoding needs: attention over kept keys and values, and drawing.
+"""Attention that only decoding needs: of one new token of each row, over kept keys and values.
 
-Sums and softmaxes are in float32.
+Owns its Triton kernels, and what it keeps of the new token. Knows neither how logits come of it nor
+how tokens are drawn. Sums and softmaxes are in float32.
 
-They run on CPU tensors too, slowly, under TRITON_INTERPRET=1: so they are tested where there is no
-GPU.
+The kernels run on CPU tensors too, slowly, under TRITON_INTERPRET=1: so they are tested where there
+is no GPU.
 """
 
 from __future__ import annotations
@@ -14,13 +15,10 @@ import triton.language as tl
 from torch import Tensor
 
 from motley.compute.layers import Layer
+from motley.engines.few_rows import early, fetch, follow
 from motley.engines.room import Room
-from motley.records import Sampling
 
 SMALLEST_PRODUCT = 16  # rows and columns that tl.dot takes at least
-LOGITS_AT_ONCE = 4096
-LANES = 32  # whose tokens a program writes down
-CUTS = 26  # halvings of the interval of a row's logits: as fine as float32 tells them apart
 # One program reads a row's keys block after block, which takes its time however idle the GPU is. So
 # several share them, as long as there are no more programs than this in all.
 PROGRAMS = 2048
@@ -83,6 +81,7 @@ def attend(qkv_BE: Tensor, row_B: Tensor, layer: Layer, room: Room) -> Tensor:
         num_warps=1,
         # what shared memory holds of keys and values
         num_stages=3 if qkv_BE.element_size() * head_dim <= 512 else 1,
+        **early(qkv_BE.device),
     )
     if shares > 1:
         _join_shares(*found, out_BHd)
@@ -122,6 +121,7 @@ def _join_shares(
         SHARES=shares,
         BLOCK=triton.next_power_of_2(head_dim),
         num_warps=1,
+        **early(out_BHd.device),
     )
 
 
@@ -162,6 +162,7 @@ def _attend(
     TURNS: tl.constexpr,  # whether pages are where the table says, and not in order
     SHARES: tl.constexpr,
     LEAST: tl.constexpr,  # blocks of a share
+    EARLY: tl.constexpr,
 ):
     lane = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -173,15 +174,39 @@ def _attend(
     position = length + newest
     member = tl.arange(0, GROUP)
     in_group = member < HEADS // KV_HEADS
+    # What older tokens left, and where they stand, was there before this step.
     if SHARES > 1:
         at_share = (lane * HEADS + head * (HEADS // KV_HEADS) + member) * SHARES + share
-        since, till, _, _, _, _ = _deal(
+        since, till, prompt_blocks, oldest, _, own_begin = _deal(
             share, length, newest, window, ended + row, KEYS, SHARES, LEAST
         )
+        if EARLY and SIZE % 8 == 0:
+            _fetch_kept(
+                prompts + ((prompt * KV_HEADS + head) * prompt_room + oldest) * SIZE,
+                prompt_values,
+                own,
+                own_values,
+                pages,
+                row * row_pages,
+                head,
+                own_begin,
+                since,
+                till,
+                prompt_blocks,
+                prompt_room - oldest,
+                page_room,
+                SIZE=SIZE,
+                KV_HEADS=KV_HEADS,
+                KEYS=KEYS,
+                TURNS=TURNS,
+            )
+        follow(EARLY)
         if (share > 0) & (since >= till):  # nothing is left for it
             tl.store(highests + at_share, tl.full([GROUP], -1.0e30, tl.float32), mask=in_group)
             tl.store(weights + at_share, tl.zeros([GROUP], tl.float32), mask=in_group)
             return
+    else:
+        follow(EARLY)
 
     # Rotation as x·cos + swap(x)·sin, where swap exchanges the halves and the first half of sin is
     # negative.
@@ -288,6 +313,46 @@ def _attend(
 
 
 @triton.jit
+def _fetch_kept(
+    prompt_keys,
+    prompt_values,
+    own,
+    own_values,
+    pages,
+    first_page,
+    head,
+    own_begin,
+    since,
+    till,
+    prompt_blocks,
+    prompt_left,
+    page_room,
+    SIZE: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    KEYS: tl.constexpr,
+    TURNS: tl.constexpr,
+):
+    """The first blocks of a share into the GPU's cache, a thread each."""
+    block = since + tl.arange(0, 32)
+    real = block < till
+    is_prompt = block < prompt_blocks
+    place = own_begin + (block - prompt_blocks) * KEYS
+    page = first_page + place // KEYS
+    if TURNS:
+        page = tl.load(pages + page, mask=real & (block >= prompt_blocks), other=0).to(tl.int64)
+    keys = tl.where(
+        is_prompt,
+        prompt_keys + block * KEYS * SIZE,
+        own + (page * KV_HEADS + head) * page_room * SIZE,
+    )
+    values = keys + tl.where(is_prompt, prompt_values, own_values)
+    there = tl.where(is_prompt, tl.minimum(prompt_left - block * KEYS, KEYS), page_room)
+    size = tl.where(real, there * SIZE * (own.dtype.element_ty.primitive_bitwidth // 8), 16)
+    fetch(tl.where(real, keys, own), size)
+    fetch(tl.where(real, values, own), size)
+
+
+@triton.jit
 def _deal(
     share,
     length,
@@ -324,8 +389,10 @@ def _join(
     SIZE: tl.constexpr,
     SHARES: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One head of one lane: what its shares found, as one softmax."""
+    follow(EARLY)
     at_head = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     at_share = at_head * SHARES + tl.arange(0, SHARES)
     place = tl.arange(0, BLOCK)
@@ -340,224 +407,3 @@ def _join(
     weight = tl.sum(found * faded, 0)
     joined = tl.sum(mixed * faded[:, None], 0) / weight
     tl.store(out + at_head * SIZE + place, joined.to(out.dtype.element_ty), mask=real)
-
-
-def draw(
-    logits_RV: Tensor,
-    source_B: Tensor,
-    sampling: Sampling,
-    uniform_RT: Tensor,
-    row_B: Tensor,
-    count_R: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """As `sampling.draw`, but of equally likely tokens at a truncation's edge all stay.
-
-    Lane b draws for row `row_B[b]`, by its random number of place `count_R[row]`, or its last.
-    """
-    lanes, size = len(source_B), logits_RV.shape[1]
-    token_B, logp_B = torch.empty_like(source_B), torch.empty(lanes, device=logits_RV.device)
-    least_B = torch.empty(lanes, device=logits_RV.device)
-    block = min(LOGITS_AT_ONCE, triton.next_power_of_2(size))
-    sharpness = 1.0 / (sampling.temperature or 1.0)
-    truncated = sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1)
-    if truncated:
-        _least[(lanes,)](
-            logits_RV,
-            source_B,
-            least_B,
-            size,
-            sharpness,
-            sampling.top_k or size,
-            sampling.top_p,
-            CUTS=CUTS,
-            BLOCK=block,
-            num_warps=8,
-        )
-    _draw[(lanes,)](
-        logits_RV,
-        source_B,
-        uniform_RT,
-        row_B,
-        count_R,
-        least_B,
-        token_B,
-        logp_B,
-        size,
-        uniform_RT.shape[1],
-        sharpness,
-        GREEDY=sampling.temperature == 0,
-        TRUNCATED=truncated,
-        FULL=sampling.logprobs == "full",
-        BLOCK=block,
-        BLOCKS=triton.next_power_of_2(triton.cdiv(size, block)),
-        num_warps=8,
-    )
-    return token_B, logp_B
-
-
-@triton.jit
-def _least(
-    logits, source, leasts, size, sharpness, top_k, top_p, CUTS: tl.constexpr, BLOCK: tl.constexpr
-):
-    """The least logit that stays: at least the top k, and of those the fewest with probability
-    top_p. Found by halving an interval.
-    """
-    lane = tl.program_id(0)
-    line = logits + tl.load(source + lane).to(tl.int64) * size
-    place = tl.arange(0, BLOCK)
-    highest = -1.0e30
-    lowest = 1.0e30
-    for start in range(0, size, BLOCK):
-        value = tl.load(line + start + place, mask=start + place < size, other=-float("inf"))
-        highest = tl.maximum(highest, tl.max(value, 0))
-        lowest = tl.minimum(lowest, tl.min(tl.where(value > -1.0e30, value, 1.0e30), 0))
-    least = lowest
-    above = highest
-    for _ in range(CUTS if top_k < size else 0):
-        middle = (least + above) * 0.5
-        counted = tl.zeros([BLOCK], tl.int32)  # summed once: threads wait for it
-        for start in range(0, size, BLOCK):
-            value = tl.load(line + start + place, mask=start + place < size, other=-float("inf"))
-            counted += (value >= middle).to(tl.int32)
-        count = tl.sum(counted, 0)
-        least = tl.where(count >= top_k, middle, least)
-        above = tl.where(count >= top_k, above, middle)
-    weighed = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, size, BLOCK):
-        value = tl.load(line + start + place, mask=start + place < size, other=-float("inf"))
-        weighed += tl.where(value >= least, tl.exp((value - highest) * sharpness), 0.0)
-    kept = tl.sum(weighed, 0)
-    above = highest
-    for _ in range(CUTS if top_p < 1.0 else 0):
-        middle = (least + above) * 0.5
-        weighed = tl.zeros([BLOCK], tl.float32)
-        for start in range(0, size, BLOCK):
-            value = tl.load(line + start + place, mask=start + place < size, other=-float("inf"))
-            weighed += tl.where(value >= middle, tl.exp((value - highest) * sharpness), 0.0)
-        enough = tl.sum(weighed, 0) >= top_p * kept
-        least = tl.where(enough, middle, least)
-        above = tl.where(enough, above, middle)
-    tl.store(leasts + lane, least)
-
-
-@triton.jit
-def _draw(
-    logits,
-    source,
-    uniform,
-    rows,
-    counts,
-    leasts,
-    tokens,
-    logps,
-    size,
-    row_tokens,
-    sharpness,
-    GREEDY: tl.constexpr,
-    TRUNCATED: tl.constexpr,
-    FULL: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCKS: tl.constexpr,
-):
-    lane = tl.program_id(0)
-    line = logits + tl.load(source + lane).to(tl.int64) * size
-    least = tl.load(leasts + lane) if TRUNCATED else -float("inf")
-    place = tl.arange(0, BLOCK)
-    number = tl.arange(0, BLOCKS)
-    # The largest value of every block, and its sum of exponentials: then one more look at the block
-    # that holds the token.
-    highest = tl.full([BLOCKS], -1.0e30, tl.float32)
-    weight = tl.zeros([BLOCKS], tl.float32)
-    cut = tl.zeros([BLOCKS], tl.float32)  # what a truncation leaves out
-    for block in range(0, tl.cdiv(size, BLOCK)):
-        value = tl.load(
-            line + block * BLOCK + place, mask=block * BLOCK + place < size, other=-float("inf")
-        )
-        top = tl.maximum(tl.max(value, 0), -1.0e30)
-        chance = tl.exp((value - top) * sharpness)
-        highest = tl.where(number == block, top, highest)
-        weight = tl.where(number == block, tl.sum(tl.where(value >= least, chance, 0.0), 0), weight)
-        if TRUNCATED:
-            cut = tl.where(number == block, tl.sum(tl.where(value >= least, 0.0, chance), 0), cut)
-    top = tl.max(highest, 0)
-    weight = weight * tl.exp((highest - top) * sharpness)
-    total = tl.sum(weight, 0)
-    if GREEDY:
-        chosen = tl.min(tl.where(highest == top, number, BLOCKS - 1), 0)
-    else:
-        row = tl.load(rows + lane)
-        drawn = tl.minimum(tl.load(counts + row), row_tokens - 1)
-        target = tl.load(uniform + row * row_tokens + drawn).to(tl.float32) * total
-        chosen = tl.sum((tl.cumsum(weight, 0) <= target).to(tl.int32), 0)
-        chosen = tl.minimum(chosen, tl.max(tl.where(weight > 0, number, 0), 0))
-    value = tl.load(
-        line + chosen * BLOCK + place, mask=chosen * BLOCK + place < size, other=-float("inf")
-    )
-    if GREEDY:
-        # if no numbers
-        index = tl.minimum(
-            tl.min(tl.where(value == top, place, BLOCK - 1), 0), size - 1 - chosen * BLOCK
-        )
-    else:
-        chance = tl.where(value >= least, tl.exp((value - top) * sharpness), 0.0)
-        before = tl.sum(tl.where(number < chosen, weight, 0.0), 0)
-        index = tl.sum((before + tl.cumsum(chance, 0) <= target).to(tl.int32), 0)
-        index = tl.minimum(index, tl.max(tl.where(chance > 0, place, 0), 0))
-    token = chosen * BLOCK + index
-    if TRUNCATED and FULL:
-        total += tl.sum(cut * tl.exp((highest - top) * sharpness), 0)
-    tl.store(tokens + lane, token.to(tl.int64))
-    tl.store(logps + lane, (tl.load(line + token) - top) * sharpness - tl.log(total))
-
-
-def note(room: Room, row_B: Tensor, token_B: Tensor, logp_B: Tensor, is_end_V: Tensor) -> None:
-    """Write down what was drawn for these rows; one that has ended stays as it is."""
-    _note[(triton.cdiv(len(row_B), LANES),)](
-        row_B,
-        token_B,
-        logp_B,
-        is_end_V,
-        room.token_RT,
-        room.logp_RT,
-        room.last_R,
-        room.count_R,
-        room.limit_R,
-        room.ended_R,
-        len(row_B),
-        room.size.tokens,
-        LANES=LANES,
-        num_warps=1,
-    )
-
-
-@triton.jit
-def _note(
-    rows,
-    tokens,
-    logps,
-    is_end,
-    all_tokens,
-    all_logps,
-    last,
-    counts,
-    limits,
-    ended,
-    lanes,
-    row_tokens,
-    LANES: tl.constexpr,
-):
-    lane = tl.program_id(0) * LANES + tl.arange(0, LANES)
-    real = lane < lanes
-    row = tl.load(rows + lane, mask=real, other=0)
-    token = tl.load(tokens + lane, mask=real, other=0)
-    count = tl.load(counts + row, mask=real, other=0)
-    goes_on = real & (tl.load(ended + row, mask=real, other=1) == 0)
-    at = row * row_tokens + tl.minimum(count, row_tokens - 1)
-    tl.store(all_tokens + at, token, mask=goes_on)
-    tl.store(all_logps + at, tl.load(logps + lane, mask=real, other=0.0), mask=goes_on)
-    tl.store(last + row, token, mask=real)
-    tl.store(counts + row, count + 1, mask=goes_on)
-    ends = (count + 1 >= tl.load(limits + row, mask=real, other=0)) | (
-        tl.load(is_end + token, mask=real, other=1) != 0
-    )
-    tl.store(ended + row, ends, mask=goes_on)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from motley.compute.decoder import Decoder
 from motley.compute.kernels import add_norm, gated, rotate
 from motley.compute.layers import Deferred, Layer, Norm, Projection, Rotation, walk
-from motley.engines import kernels
+from motley.engines import drawing, few_rows, kernels
 from motley.engines.room import Room
 from motley.engines.snapshot import Snapshot
 from motley.models.policy import Policy
@@ -66,10 +66,7 @@ class Steps:
     def draw(
         self, room: Room, logits_RV: Tensor, source_B: Tensor, row_B: Tensor, sampling: Sampling
     ) -> None:
-        token_B, logp_B = kernels.draw(
-            logits_RV, source_B, sampling, room.uniform_RT, row_B, room.count_R
-        )
-        kernels.note(room, row_B, token_B, logp_B, self._is_end_V)
+        drawing.draw(room, logits_RV, source_B, row_B, sampling, self._is_end_V)
 
 
 class _KernelPass:
@@ -86,8 +83,8 @@ class _KernelPass:
         made = add_norm(state.hidden_ND, state.x_ND, state.after, norm)
         return Deferred(made.sum_ND), made.normed_ND
 
-    def gate(self, products: list[Tensor]) -> Tensor:
-        return gated(products[0], self._activation)
+    def gate(self, layer: Layer, x: Tensor) -> Tensor:
+        return gated(layer.gate_up[0](x), self._activation)
 
     def add(
         self, state: Deferred, projection: Projection, x: Tensor, after: Norm | None
@@ -96,14 +93,38 @@ class _KernelPass:
 
 
 class _StepPass(_KernelPass):
-    """One token of each row, over its prompt and its own."""
+    """One token of each row, over its prompt and its own. Where rows are few, products are too."""
 
     def __init__(self, decoder: Decoder, dtype: torch.dtype, room: Room, row_B: Tensor) -> None:
         super().__init__(decoder, dtype, room)
         self._row_B = row_B
 
-    def attend(self, layer: Layer, products: list[Tensor]) -> Tensor:
-        return kernels.attend(products[0], self._row_B, layer, self._room)
+    def norm(self, state: Deferred, norm: Norm) -> tuple[Deferred, Tensor]:
+        if state.x_ND is None or state.x_ND.dim() == 2:
+            return super().norm(state, norm)
+        sum_BD, normed_BD = few_rows.add_norm(
+            state.hidden_ND, state.x_ND, state.after, norm, self._dtype
+        )
+        return Deferred(sum_BD), normed_BD
+
+    def attend(self, layer: Layer, x: Tensor) -> Tensor:
+        (qkv,) = layer.qkv
+        qkv_BE = few_rows.product(x, qkv) if few_rows.does(qkv, x) else qkv(x)
+        return kernels.attend(qkv_BE, self._row_B, layer, self._room)
+
+    def gate(self, layer: Layer, x: Tensor) -> Tensor:
+        (gate_up,) = layer.gate_up
+        if few_rows.does(gate_up, x):
+            return few_rows.gated_product(x, gate_up, self._activation)
+        return super().gate(layer, x)
+
+    def add(
+        self, state: Deferred, projection: Projection, x: Tensor, after: Norm | None
+    ) -> Deferred:
+        """Its parts are added up with the norm that follows."""
+        if few_rows.does(projection, x):
+            return Deferred(state.hidden_ND, few_rows.parts_of_product(x, projection), after)
+        return super().add(state, projection, x, after)
 
 
 class _PromptPass(_KernelPass):
@@ -130,9 +151,9 @@ class _PromptPass(_KernelPass):
             for name, rotation in room.rotations.items()
         }
 
-    def attend(self, layer: Layer, products: list[Tensor]) -> Tensor:
+    def attend(self, layer: Layer, x: Tensor) -> Tensor:
         heads, kept = self._heads, self._room.prompt_L2PHTd[layer.index]
-        qkv_NHd = self._normed(layer, products[0].unflatten(1, (-1, heads.size)))
+        qkv_NHd = self._normed(layer, layer.qkv[0](x).unflatten(1, (-1, heads.size)))
         rotated_NHd = rotate(qkv_NHd, *self._rotations[layer.rotation], heads.rotated, self._dtype)
         parts = rotated_NHd.unflatten(0, self._shape).split(heads.counts, 2)
         query, key, value = (part.transpose(1, 2) for part in parts)

@@ -1,0 +1,301 @@
+"""Products of few rows with weights, by Triton: what decoding takes where few rows are left.
+
+There a step costs what it takes to read the weights, and what each kernel takes to start. So a
+product is dealt out to as many programs as keep a GPU's memory busy, by columns and in depth, and
+what lies behind it is done with it: gates at once, sums of its parts with the norm that follows.
+Where the GPU can, a kernel starts while the one before it ends, and fetches its weights meanwhile.
+
+Owns how such products are dealt out. Knows no layer's order. Sums are in float32 and rounded once,
+to the dtype of the rows, as the trainer's are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra import cuda
+
+from motley.compute.kernels import gate_exponent
+from motley.compute.layers import Norm, Projection
+
+MOST_ROWS = 64
+SMALLEST_PRODUCT = 16  # rows and columns that tl.dot takes at least
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a product is dealt out to programs."""
+
+    columns: int  # of a program
+    parts: int  # of the depth, each a program's
+    depth: int  # at once
+    warps: int
+    stages: int
+
+
+@lru_cache
+def starts_early(device: torch.device) -> bool:
+    """Whether a kernel may start there before the one in front of it has ended."""
+    return (
+        device.type == "cuda"
+        and torch.version.hip is None
+        and torch.cuda.get_device_capability(device) >= (9, 0)
+        and hasattr(cuda, "gdc_wait")
+    )
+
+
+def early(device: torch.device) -> dict[str, bool]:
+    """What a kernel is launched with that calls `follow`."""
+    return {"EARLY": True, "launch_pdl": True} if starts_early(device) else {"EARLY": False}
+
+
+@triton.jit
+def follow(EARLY: tl.constexpr):
+    """Wait until all that came before is done and can be read; then let the next kernel start.
+
+    What was made before the kernel in front of this one may be read without it.
+    """
+    if EARLY:
+        cuda.gdc_wait()
+        cuda.gdc_launch_dependents()
+
+
+def does(projection: Projection, x_BK: Tensor) -> bool:
+    """Whether such a product is made here: of few rows, with one weight in full.
+
+    On GPUs without an early start it was never measured. Off a GPU it is for tests: Triton's
+    interpreter multiplies no bfloat16.
+    """
+    halves = (torch.float16, torch.bfloat16) if starts_early(x_BK.device) else (torch.float16,)
+    return (
+        len(x_BK) <= MOST_ROWS
+        and (starts_early(x_BK.device) or not x_BK.is_cuda)
+        and x_BK.dtype in halves
+        and x_BK.shape[1] % 8 == 0  # a line of weights begins where it can be fetched
+        and not any(projection.adapters)
+        and not projection.in_four_bits
+        and len(projection.weights) == 1
+    )
+
+
+def product(x_BK: Tensor, projection: Projection, cut: Cut | None = None) -> Tensor:
+    """[B, N], in the dtype of x."""
+    width = len(projection.weight)
+    out_BN = x_BK.new_empty(len(x_BK), width)
+    cut = cut or whole_cut(width)
+    assert cut.parts == 1, "a product in one piece"
+    _run(x_BK, projection, out_BN, width, cut)
+    return out_BN
+
+
+def gated_product(
+    x_BK: Tensor, projection: Projection, activation: str, cut: Cut | None = None
+) -> Tensor:
+    """act(gate)·up [B, N] where the projection makes gates and then ups."""
+    width = len(projection.weight) // 2
+    out_BN = x_BK.new_empty(len(x_BK), width)
+    _run(x_BK, projection, out_BN, width, cut or GATED_CUT, activation)
+    return out_BN
+
+
+def parts_of_product(x_BK: Tensor, projection: Projection, cut: Cut | None = None) -> Tensor:
+    """Float32 parts [S, B, N] whose sum is the product: `add_norm` adds them up."""
+    width, depth = projection.weight.shape
+    cut = cut or parted_cut(width, depth)
+    out_SBN = torch.empty(cut.parts, len(x_BK), width, device=x_BK.device)
+    _run(x_BK, projection, out_SBN, width, cut)
+    return out_SBN
+
+
+GATED_CUT = Cut(32, 1, 128, 4, 4)
+
+
+def whole_cut(width: int) -> Cut:
+    return Cut(16, 1, 256, 4, 4)
+
+
+def parted_cut(width: int, depth: int) -> Cut:
+    parts = max(1, min(8, depth // 1024))
+    return Cut(32, parts, 128, 4, 4)
+
+
+def _run(
+    x_BK: Tensor, projection: Projection, out: Tensor, width: int, cut: Cut, activation: str = ""
+) -> None:
+    rows, depth = x_BK.shape
+    bias = projection.bias
+    chunks = triton.cdiv(depth, cut.depth)
+    _product[(triton.cdiv(width, cut.columns), cut.parts)](
+        x_BK,
+        projection.weight,
+        projection.weight if bias is None else bias,
+        out,
+        rows,
+        width,
+        depth,
+        triton.cdiv(chunks, cut.parts) * cut.depth,
+        BIAS=bias is not None,
+        GATED=activation != "",
+        SILU=activation == "silu",
+        ROWS=max(SMALLEST_PRODUCT, triton.next_power_of_2(rows)),
+        COLUMNS=cut.columns,
+        DEPTH=cut.depth,
+        PIECES=min(max(1, 32 * cut.warps // cut.columns), cut.depth // 8),
+        num_warps=cut.warps,
+        num_stages=cut.stages,
+        **early(x_BK.device),
+    )
+
+
+@triton.jit
+def _product(
+    x,
+    weight,
+    bias,
+    out,
+    rows,
+    width,
+    depth,
+    depth_each,  # of a part
+    BIAS: tl.constexpr,
+    GATED: tl.constexpr,
+    SILU: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    PIECES: tl.constexpr,  # of a line that are fetched ahead, a thread each
+    EARLY: tl.constexpr,
+):
+    part = tl.program_id(1)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    row = tl.arange(0, ROWS)
+    place = tl.arange(0, DEPTH)
+    is_row = row < rows
+    is_column = column < width
+    begin = part * depth_each
+    end = tl.minimum(begin + depth_each, depth)
+    line = weight + column.to(tl.int64) * depth
+    ups = line + width.to(tl.int64) * depth
+    if EARLY:
+        _fetch_lines(weight, column, is_column, depth, begin, end, depth_each // PIECES, PIECES)
+        if GATED:
+            _fetch_lines(
+                weight, column + width, is_column, depth, begin, end, depth_each // PIECES, PIECES
+            )
+    follow(EARLY)
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    up = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in range(begin, end, DEPTH):
+        at = start + place
+        real = at < end
+        x_RK = tl.load(
+            x + row[:, None] * depth + at[None, :], mask=is_row[:, None] & real[None, :], other=0.0
+        )
+        seen = real[:, None] & is_column[None, :]
+        weight_KC = tl.load(line[None, :] + at[:, None], mask=seen, other=0.0)
+        total = tl.dot(x_RK, weight_KC, total)
+        if GATED:
+            up_KC = tl.load(ups[None, :] + at[:, None], mask=seen, other=0.0)
+            up = tl.dot(x_RK, up_KC, up)
+    if BIAS:
+        added = tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32)
+        total += tl.where(part == 0, added, 0.0)[None, :]
+    if GATED:
+        kind = x.dtype.element_ty
+        gate = total.to(kind).to(tl.float32)
+        acted = gate * tl.sigmoid(gate_exponent(gate, SILU))
+        total = acted.to(kind).to(tl.float32) * up.to(kind).to(tl.float32)
+    at_out = out + (part * rows + row)[:, None] * width + column[None, :]
+    tl.store(at_out, total.to(out.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
+
+
+@triton.jit
+def _fetch_lines(weight, line, is_line, depth, begin, end, piece, PIECES: tl.constexpr):
+    """These lines of the weight from begin to end, by as many threads as there are."""
+    at = begin + tl.arange(0, PIECES) * piece
+    size = tl.minimum(end - at, piece)
+    is_there = is_line[:, None] & (size > 0)[None, :]
+    start = weight + line[:, None].to(tl.int64) * depth + at[None, :]
+    each = 2 * tl.broadcast_to(size[None, :], start.shape)
+    fetch(tl.where(is_there, start, weight), tl.where(is_there, each, 16))
+
+
+@triton.jit
+def fetch(start, size):
+    """Into the GPU's cache, so many bytes each: a multiple of 16."""
+    tl.inline_asm_elementwise(
+        "mov.u32 $0, 0; cp.async.bulk.prefetch.L2.global [$1], $2;",
+        "=r,l,r",
+        [start, size],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+def add_norm(
+    hidden_BD: Tensor, parts_SBD: Tensor, behind: Norm | None, norm: Norm, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """hidden + the sum of the parts, or + behind(that sum), in float32; and its norm."""
+    rows, size = hidden_BD.shape
+    sum_BD, normed_BD = torch.empty_like(hidden_BD), hidden_BD.new_empty(rows, size, dtype=dtype)
+    _add_norm[(rows,)](
+        hidden_BD,
+        parts_SBD,
+        norm.scale if behind is None else behind.scale,
+        norm.scale,
+        sum_BD,
+        normed_BD,
+        rows,
+        size,
+        0.0 if behind is None else behind.eps,
+        norm.eps,
+        PARTS=len(parts_SBD),
+        BEHIND=behind is not None,
+        BLOCK=triton.next_power_of_2(size),
+        num_warps=8 if size > 1024 else 4,
+        **early(hidden_BD.device),
+    )
+    return sum_BD, normed_BD
+
+
+@triton.jit
+def _add_norm(
+    hidden,
+    parts,
+    behind,
+    scale,
+    total,
+    normed,
+    rows,
+    size,
+    behind_eps,
+    eps,
+    PARTS: tl.constexpr,
+    BEHIND: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    lane = tl.program_id(0)
+    place = tl.arange(0, BLOCK)
+    real = place < size
+    factor = tl.load(scale + place, mask=real, other=0.0)
+    follow(EARLY)
+    value = tl.load(hidden + lane * size + place, mask=real, other=0.0)
+    added = tl.zeros([BLOCK], tl.float32)
+    for part in tl.static_range(PARTS):
+        added += tl.load(parts + (part * rows + lane) * size + place, mask=real, other=0.0)
+    added = added.to(normed.dtype.element_ty).to(tl.float32)  # as the trainer rounds a product
+    if BEHIND:
+        inverse = 1.0 / tl.sqrt(tl.sum(added * added, 0) / size + behind_eps)
+        added = added * inverse * tl.load(behind + place, mask=real, other=0.0)
+    value = value + added
+    tl.store(total + lane * size + place, value, mask=real)
+    inverse = 1.0 / tl.sqrt(tl.sum(value * value, 0) / size + eps)
+    out = value * inverse * factor
+    tl.store(normed + lane * size + place, out.to(normed.dtype.element_ty), mask=real)
