@@ -6,6 +6,8 @@ import itertools
 import json
 from functools import partial
 
+import torch
+
 from compiling import compiled_for_h200
 from motley.engines import drawing, few_rows, kernels
 
@@ -40,12 +42,14 @@ def compiled(kernel: object, warps: int, stages: int, **fixed: object) -> int:
 def few_rows_sizes() -> dict[str, int]:
     sizes = {}
     for gated, rows in itertools.product((False, True), (16, 64)):
-        cut = few_rows.GATED_CUT if gated else few_rows.parted_cut(1536, 8960)
+        deal_out = few_rows.gated_cut if gated else partial(few_rows.parted_cut, 1536)
+        cut = deal_out(8960, rows, torch.device("cpu"))
         sizes[f"product, gated {gated}, rows {rows}"] = compiled_for_h200(
             few_rows._product,
             partial(few_rows_kind, out="*fp16" if gated else "*fp32"),
             {"BIAS": not gated, "GATED": gated, "SILU": gated, "ROWS": rows}
-            | {"COLUMNS": cut.columns, "DEPTH": cut.depth, "PIECES": 4, "EARLY": True},
+            | {"COLUMNS": cut.tile, "DEPTH": cut.depth, "AHEAD": cut.ahead}
+            | {"PIECES": cut.pieces, "EARLY": True},
             {"num_warps": cut.warps, "num_stages": cut.stages, "launch_pdl": True},
             by_16=("x", "weight", "out", "depth", "depth_each"),
         )
@@ -60,7 +64,7 @@ def few_rows_sizes() -> dict[str, int]:
 
 
 def few_rows_kind(name: str, out: str) -> str:
-    if name in ("rows", "width", "depth", "depth_each", "size"):
+    if name in ("rows", "width", "depth", "depth_each", "columns_each", "size"):
         return "i32"
     if name in ("x", "weight", "bias"):
         return "*fp16"

@@ -66,7 +66,7 @@ def test_a_product_is_the_sum_rounded_once(
 def test_parts_add_up_to_the_product(parts: int, depth: int, device: str) -> None:
     x_BK = rows_of(6, depth, torch.float16, device)
     projection = projection_of(20, depth, torch.float16, device, bias=True)
-    made_SBN = few_rows.parts_of_product(x_BK, projection, Cut(16, parts, 32, 4, 2))
+    made_SBN = few_rows.parts_of_product(x_BK, projection, Cut(16, parts, 32, 4, 2, 0))
     assert made_SBN.shape == (parts, 6, 20)
     assert made_SBN.dtype == torch.float32
     torch.testing.assert_close(
@@ -107,3 +107,18 @@ def test_parts_are_added_and_normed(
     torch.testing.assert_close(
         normed_BD, norm(expected).to(dtype), rtol=2 * torch.finfo(dtype).eps, atol=1e-6
     )
+
+
+@pytest.mark.parametrize(("width", "depth"), [(576, 576), (1536, 8960), (2048, 8192), (960, 2560)])
+@pytest.mark.parametrize("rows", [1, 16, 32, 64])
+def test_every_part_has_something_and_memory_holds_the_tiles(
+    rows: int, width: int, depth: int, device: str
+) -> None:
+    place = torch.device(device)
+    parted = few_rows.parted_cut(width, depth, rows, place)
+    chunks = -(-depth // parted.depth)
+    assert (parted.parts - 1) * -(-chunks // parted.parts) < chunks
+    whole, gated = few_rows.whole_cut(width, place), few_rows.gated_cut(depth, rows, place)
+    for cut, weights in ((parted, 1), (whole, 1), (gated, 2)):
+        lines = max(few_rows.SMALLEST_PRODUCT, rows) + weights * cut.tile
+        assert 2 * cut.stages * cut.depth * lines <= few_rows.MOST_SHARED

@@ -18,12 +18,16 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.compiler.compiler import max_shared_mem
 from triton.language.extra import cuda
 
 from motley.compute.kernels import gate_exponent
 from motley.compute.layers import Norm, Projection
 
+# Where it pays, measured on an H200 with a model of 1.5B; neither more was.
 MOST_ROWS = 64
+MOST_BYTES = 1 << 26  # of weights
+MOST_SHARED = 200 << 10  # bytes that a program holds in its multiprocessor
 SMALLEST_PRODUCT = 16  # rows and columns that tl.dot takes at least
 
 
@@ -36,6 +40,16 @@ class Cut:
     depth: int  # at once
     warps: int
     stages: int
+    ahead: int  # of a line, which is fetched before the kernel in front has ended
+
+    @property
+    def tile(self) -> int:
+        return max(SMALLEST_PRODUCT, triton.next_power_of_2(self.columns))
+
+    @property
+    def pieces(self) -> int:
+        """Of a line's part that is fetched ahead: a thread each."""
+        return min(max(1, 32 * self.warps // self.tile), max(1, self.ahead // 8))
 
 
 @lru_cache
@@ -49,9 +63,18 @@ def starts_early(device: torch.device) -> bool:
     )
 
 
-def early(device: torch.device) -> dict[str, bool]:
+@lru_cache
+def _holds_tiles(device: torch.device) -> bool:
+    """Whether a multiprocessor's memory holds what its programs read ahead."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return bool(max_shared_mem(index) >= MOST_SHARED)
+
+
+def early(device: torch.device, pays: bool = True) -> dict[str, bool]:
     """What a kernel is launched with that calls `follow`."""
-    return {"EARLY": True, "launch_pdl": True} if starts_early(device) else {"EARLY": False}
+    if pays and starts_early(device):
+        return {"EARLY": True, "launch_pdl": True}
+    return {"EARLY": False}
 
 
 @triton.jit
@@ -68,18 +91,22 @@ def follow(EARLY: tl.constexpr):
 def does(projection: Projection, x_BK: Tensor) -> bool:
     """Whether such a product is made here: of few rows, with one weight in full.
 
-    On GPUs without an early start it was never measured. Off a GPU it is for tests: Triton's
+    On GPUs without an early start it was not measured. Off a GPU it is for tests: Triton's
     interpreter multiplies no bfloat16.
     """
-    halves = (torch.float16, torch.bfloat16) if starts_early(x_BK.device) else (torch.float16,)
+    device = x_BK.device
+    if device.type == "cuda":
+        can = starts_early(device) and _holds_tiles(device) and x_BK.dtype != torch.float32
+    else:
+        can = x_BK.dtype == torch.float16
     return (
-        len(x_BK) <= MOST_ROWS
-        and (starts_early(x_BK.device) or not x_BK.is_cuda)
-        and x_BK.dtype in halves
+        can
+        and len(x_BK) <= MOST_ROWS
         and x_BK.shape[1] % 8 == 0  # a line of weights begins where it can be fetched
         and not any(projection.adapters)
         and not projection.in_four_bits
         and len(projection.weights) == 1
+        and projection.weight.nbytes <= MOST_BYTES
     )
 
 
@@ -87,7 +114,7 @@ def product(x_BK: Tensor, projection: Projection, cut: Cut | None = None) -> Ten
     """[B, N], in the dtype of x."""
     width = len(projection.weight)
     out_BN = x_BK.new_empty(len(x_BK), width)
-    cut = cut or whole_cut(width)
+    cut = cut or whole_cut(width, x_BK.device)
     assert cut.parts == 1, "a product in one piece"
     _run(x_BK, projection, out_BN, width, cut)
     return out_BN
@@ -99,29 +126,56 @@ def gated_product(
     """act(gate)·up [B, N] where the projection makes gates and then ups."""
     width = len(projection.weight) // 2
     out_BN = x_BK.new_empty(len(x_BK), width)
-    _run(x_BK, projection, out_BN, width, cut or GATED_CUT, activation)
+    cut = cut or gated_cut(width, len(x_BK), x_BK.device)
+    _run(x_BK, projection, out_BN, width, cut, activation)
     return out_BN
 
 
 def parts_of_product(x_BK: Tensor, projection: Projection, cut: Cut | None = None) -> Tensor:
     """Float32 parts [S, B, N] whose sum is the product: `add_norm` adds them up."""
     width, depth = projection.weight.shape
-    cut = cut or parted_cut(width, depth)
+    cut = cut or parted_cut(width, depth, len(x_BK), x_BK.device)
     out_SBN = torch.empty(cut.parts, len(x_BK), width, device=x_BK.device)
     _run(x_BK, projection, out_SBN, width, cut)
     return out_SBN
 
 
-GATED_CUT = Cut(32, 1, 128, 4, 4)
+# These were the quickest of some dozens on an H200, with a model of 1.5B and 4, 32 and 64 rows.
 
 
-def whole_cut(width: int) -> Cut:
-    return Cut(16, 1, 256, 4, 4)
+def whole_cut(width: int, device: torch.device) -> Cut:
+    """At least 16 columns, and no more programs than a GPU runs at once."""
+    columns = 16 * triton.cdiv(width, 16 * 2 * multiprocessors(device))
+    return Cut(columns, 1, 128, 4, 5, 512)
 
 
-def parted_cut(width: int, depth: int) -> Cut:
-    parts = max(1, min(8, depth // 1024))
-    return Cut(32, parts, 128, 4, 4)
+def gated_cut(width: int, rows: int, device: torch.device) -> Cut:
+    """As many programs as a GPU runs at once: with one more a second round of them would begin."""
+    if rows <= 16:
+        return Cut(32, 1, 64, 4, 5, 0)
+    each = 2 if rows <= 32 else 1  # of a multiprocessor
+    columns = triton.cdiv(width, each * multiprocessors(device))
+    return Cut(min(max(columns, 16), 128), 1, 64, 4, 5, 0 if rows <= 32 else 512)
+
+
+def parted_cut(width: int, depth: int, rows: int, device: torch.device) -> Cut:
+    """A program for each multiprocessor, but no part so short that starting costs more than it."""
+    programs, most_parts = multiprocessors(device), max(1, depth // (3 * 128))
+    wide = rows <= 32 and triton.cdiv(width, 128) * most_parts >= programs
+    columns = 128 if wide else 64
+    parts = min(most_parts, max(1, programs // triton.cdiv(width, columns)))
+    chunks = triton.cdiv(depth, 128)
+    parts = triton.cdiv(chunks, triton.cdiv(chunks, parts))  # none is left without
+    if depth <= 4096:
+        return Cut(columns, parts, 128, 4, 3, 512)
+    return Cut(columns, parts, 128, 4, 5 if wide else 4, 0 if wide else 512)
+
+
+@lru_cache
+def multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 132  # an H200's, for tests
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _run(
@@ -139,13 +193,15 @@ def _run(
         width,
         depth,
         triton.cdiv(chunks, cut.parts) * cut.depth,
+        cut.columns,
         BIAS=bias is not None,
         GATED=activation != "",
         SILU=activation == "silu",
         ROWS=max(SMALLEST_PRODUCT, triton.next_power_of_2(rows)),
-        COLUMNS=cut.columns,
+        COLUMNS=cut.tile,
         DEPTH=cut.depth,
-        PIECES=min(max(1, 32 * cut.warps // cut.columns), cut.depth // 8),
+        AHEAD=cut.ahead,
+        PIECES=cut.pieces,
         num_warps=cut.warps,
         num_stages=cut.stages,
         **early(x_BK.device),
@@ -162,30 +218,34 @@ def _product(
     width,
     depth,
     depth_each,  # of a part
+    columns_each,  # of a program
     BIAS: tl.constexpr,
     GATED: tl.constexpr,
     SILU: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
-    PIECES: tl.constexpr,  # of a line that are fetched ahead, a thread each
+    AHEAD: tl.constexpr,
+    PIECES: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     part = tl.program_id(1)
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    place_c = tl.arange(0, COLUMNS)
+    column = tl.program_id(0) * columns_each + place_c
     row = tl.arange(0, ROWS)
     place = tl.arange(0, DEPTH)
     is_row = row < rows
-    is_column = column < width
+    is_column = (place_c < columns_each) & (column < width)
     begin = part * depth_each
     end = tl.minimum(begin + depth_each, depth)
     line = weight + column.to(tl.int64) * depth
     ups = line + width.to(tl.int64) * depth
-    if EARLY:
-        _fetch_lines(weight, column, is_column, depth, begin, end, depth_each // PIECES, PIECES)
+    if EARLY and AHEAD > 0:
+        till = tl.minimum(end, begin + AHEAD)
+        _fetch_lines(weight, column, is_column, depth, begin, till, AHEAD // PIECES, PIECES)
         if GATED:
             _fetch_lines(
-                weight, column + width, is_column, depth, begin, end, depth_each // PIECES, PIECES
+                weight, column + width, is_column, depth, begin, till, AHEAD // PIECES, PIECES
             )
     follow(EARLY)
     total = tl.zeros([ROWS, COLUMNS], tl.float32)

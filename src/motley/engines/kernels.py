@@ -22,8 +22,10 @@ SMALLEST_PRODUCT = 16  # rows and columns that tl.dot takes at least
 # One program reads a row's keys block after block, which takes its time however idle the GPU is. So
 # several share them, as long as there are no more programs than this in all.
 PROGRAMS = 2048
-LEAST_KEYS = 128  # of a share, before there is another
+LEAST_KEYS = 128  # of a share, before there is another; half as many where programs are few
+FEW_PROGRAMS = 32
 MOST_SHARES = 16
+MOST_EARLY = 32  # lanes with which it starts early: more fetch so much ahead that it costs more
 
 
 def attend(qkv_BE: Tensor, row_B: Tensor, layer: Layer, room: Room) -> Tensor:
@@ -77,15 +79,19 @@ def attend(qkv_BE: Tensor, row_B: Tensor, layer: Layer, room: Room) -> Tensor:
         KEYS=room.page,
         TURNS=room.takes_turns,
         SHARES=shares,
-        LEAST=max(1, LEAST_KEYS // room.page),
+        LEAST=_least_blocks(len(qkv_BE) * kv_heads, room.page),
         num_warps=1,
         # what shared memory holds of keys and values
         num_stages=3 if qkv_BE.element_size() * head_dim <= 512 else 1,
-        **early(qkv_BE.device),
+        **early(qkv_BE.device, len(qkv_BE) <= MOST_EARLY),
     )
     if shares > 1:
         _join_shares(*found, out_BHd)
     return out_BHd.flatten(1)
+
+
+def _least_blocks(programs: int, page: int) -> int:
+    return max(1, LEAST_KEYS // (2 if programs <= FEW_PROGRAMS else 1) // page)
 
 
 def num_shares(programs: int, longest: int) -> int:
@@ -121,7 +127,7 @@ def _join_shares(
         SHARES=shares,
         BLOCK=triton.next_power_of_2(head_dim),
         num_warps=1,
-        **early(out_BHd.device),
+        **early(out_BHd.device, len(out_BHd) <= MOST_EARLY),
     )
 
 
