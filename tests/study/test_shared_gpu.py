@@ -447,6 +447,10 @@ def test_the_driver_is_asked_for_the_gpu_that_may_be_used(monkeypatch: pytest.Mo
             name.value = b"H200"  # type: ignore[attr-defined]
             return 0
 
+        def nvmlDeviceGetUUID(self, gpu: object, name: object, size: int) -> int:
+            name.value = b"GPU-1"  # type: ignore[attr-defined]
+            return 0
+
         def nvmlDeviceGetMemoryInfo(self, gpu: object, memory: object) -> int:
             memory._obj.free = 7 * GIB  # type: ignore[attr-defined]
             return 0
@@ -457,6 +461,7 @@ def test_the_driver_is_asked_for_the_gpu_that_may_be_used(monkeypatch: pytest.Mo
         module._gpu.cache_clear()
         assert module.free_gpu_bytes() == 7 * GIB
         assert module.gpu_name() == "H200"
+        assert module.gpu_id() == "GPU-1"
     module._gpu.cache_clear()
     assert asked == [1, b"GPU-abc"]
     assert ctypes.sizeof(module._Memory) == 24
