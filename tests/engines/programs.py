@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from compiling import compiled_for_h200
-from motley.engines import drawing, few_rows, kernels
+from motley.engines import attention, drawing, few_rows
 
 INDEX = ("rows", "counts", "prompt_of", "lengths", "source", "tokens", "last", "limits")
 FLOAT = ("cosines", "sines", "query_scale", "key_scale", "logits", "leasts", "logps")
@@ -78,7 +78,7 @@ def main() -> None:
     either = (False, True)
     for normed, turns, shares in itertools.product(either, either, (1, 16)):
         sizes[f"attend, normed {normed}, turns {turns}, shares {shares}"] = compiled(
-            kernels._attend,
+            attention._attend,
             1,
             3,
             HEADS=14,
@@ -95,7 +95,7 @@ def main() -> None:
         )
     # a number that is 1 is known to the compiler
     sizes["attend, wide, rows of one page"] = compiled(
-        kernels._attend,
+        attention._attend,
         1,
         3,
         row_pages=1,
@@ -113,7 +113,7 @@ def main() -> None:
     )
     for size in (64, 128):
         sizes[f"join, size {size}"] = compiled(
-            kernels._join, 1, 3, SIZE=size, SHARES=16, BLOCK=size, EARLY=True
+            attention._join, 1, 3, SIZE=size, SHARES=16, BLOCK=size, EARLY=True
         )
     for cut in either:
         sizes[f"weigh, cut {cut}"] = compiled(

@@ -22,7 +22,7 @@ from fakes import POLICIES, grouped_query_policy, lora_policy, tiny_policy
 from marks import slow
 from motley.compute.layers import Layer
 from motley.compute.scoring import score
-from motley.engines import Completion, TorchEngine, few_rows, kernels, torch_engine
+from motley.engines import Completion, TorchEngine, attention, few_rows, torch_engine
 from motley.engines.branches import TorchEngine as Reference
 from motley.engines.graphs import BUCKETS, GraphEngine
 from motley.engines.room import Room, RoomSize, pages_that_fit
@@ -377,10 +377,10 @@ def test_programs_may_share_the_keys_of_a_row(
     few_pages(monkeypatch, math.inf)
     if turns:
         monkeypatch.setattr("motley.engines.graphs.pages_that_fit", lambda *size: 3)
-    monkeypatch.setattr(kernels, "LEAST_KEYS", least)
-    shares, num_shares = list[int](), kernels.num_shares
+    monkeypatch.setattr(attention, "LEAST_KEYS", least)
+    shares, num_shares = list[int](), attention.num_shares
     monkeypatch.setattr(
-        kernels, "num_shares", lambda *given: shares.append(num_shares(*given)) or shares[-1]
+        attention, "num_shares", lambda *given: shares.append(num_shares(*given)) or shares[-1]
     )
     assert_alike(GraphEngine(policy).sample(prompts, 1, sampling, seed=4), expected)
     assert set(shares) == expected_shares
@@ -418,11 +418,11 @@ def test_what_nobody_wrote_is_not_read(
     that has ended, and of nobody. What was not written is NaN, and all that the ended row has.
     """
     few_pages(monkeypatch, math.inf)
-    monkeypatch.setattr(kernels, "LEAST_KEYS", 16)
-    monkeypatch.setattr(kernels, "num_shares", lambda *given: shares)
-    place_for = kernels._place_for
+    monkeypatch.setattr(attention, "LEAST_KEYS", 16)
+    monkeypatch.setattr(attention, "num_shares", lambda *given: shares)
+    place_for = attention._place_for
     monkeypatch.setattr(
-        kernels,
+        attention,
         "_place_for",
         lambda *given: tuple(each.fill_(torch.nan) for each in place_for(*given)),
     )
@@ -453,7 +453,7 @@ def test_what_nobody_wrote_is_not_read(
     row_B = torch.tensor([3, 4, 0, 5, 2, 5, 1])
     heads, before = engine._steps.decoder.heads, room.own_L2GHTd.clone()
     qkv_BE = torch.randn(len(row_B), sum(heads.counts) * heads.size)
-    made_BE = kernels.attend(qkv_BE, row_B, layer, room)
+    made_BE = attention.attend(qkv_BE, row_B, layer, room)
     for lane, row in enumerate(row_B.tolist()):
         pages = room.page_RJ[row].tolist() if turns else range(3 * row, 3 * row + 3)
         own_2THd = torch.cat([before[0, :, page] for page in pages], 2).transpose(1, 2)
@@ -474,13 +474,13 @@ def test_what_a_share_found_shows_though_it_is_no_number() -> None:
     mixed_BHSd = torch.full((1, 1, 4, 2), torch.nan)
     mixed_BHSd[0, 0, :2] = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     out_BHd = torch.empty(1, 1, 2)
-    kernels._join_shares(highest_BHS, weight_BHS, mixed_BHSd, out_BHd)
+    attention._join_shares(highest_BHS, weight_BHS, mixed_BHSd, out_BHd)
     torch.testing.assert_close(out_BHd, torch.tensor([[[7.0, 10.0]]]) / 5)
     mixed_BHSd[0, 0, 0, 1] = torch.nan
-    kernels._join_shares(highest_BHS, weight_BHS, mixed_BHSd, out_BHd)
+    attention._join_shares(highest_BHS, weight_BHS, mixed_BHSd, out_BHd)
     assert out_BHd.isnan().tolist() == [[[False, True]]]
     weight_BHS[0, 0, 1] = torch.nan
-    kernels._join_shares(highest_BHS, weight_BHS, mixed_BHSd, out_BHd)
+    attention._join_shares(highest_BHS, weight_BHS, mixed_BHSd, out_BHd)
     assert out_BHd.isnan().all()
 
 
@@ -491,7 +491,7 @@ def test_what_a_share_found_shows_though_it_is_no_number() -> None:
 def test_keys_are_shared_where_few_programs_would_read_many(
     programs: int, longest: int, shares: int
 ) -> None:
-    assert kernels.num_shares(programs, longest) == shares
+    assert attention.num_shares(programs, longest) == shares
 
 
 @needs_interpreter
@@ -638,9 +638,9 @@ def test_rows_that_take_turns_draw_the_same(kind: str, monkeypatch: pytest.Monke
 def test_keys_that_programs_share_on_a_gpu(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts, sampling = [(9,), tuple(5 + i % 9 for i in range(37))], Sampling(max_tokens=24)
     expected = Reference(policy_of(kind)).sample(prompts, 8, sampling, seed=4)
-    monkeypatch.setattr(kernels, "LEAST_KEYS", 16)
-    assert kernels.num_shares(16 * 4, 64 + 24) == 4
-    assert kernels.num_shares(16 * 4, WINDOW + 32) == 2
+    monkeypatch.setattr(attention, "LEAST_KEYS", 16)
+    assert attention.num_shares(16 * 4, 64 + 24) == 4
+    assert attention.num_shares(16 * 4, WINDOW + 32) == 2
     engine = GraphEngine(cuda(policy_of(kind), torch.float32))
     assert_alike(engine.sample(prompts, 8, sampling, seed=4), expected, atol=5e-5)
 
@@ -687,9 +687,9 @@ def test_half_precision_reports_the_same_where_programs_share_the_keys_of_long_p
     prompts = [
         tuple(5 + (i * i + i // 7) % 13 for i in range(length)) for length in (640, 9, 701, 130)
     ]
-    shares, num_shares = list[int](), kernels.num_shares
+    shares, num_shares = list[int](), attention.num_shares
     monkeypatch.setattr(
-        kernels, "num_shares", lambda *given: shares.append(num_shares(*given)) or shares[-1]
+        attention, "num_shares", lambda *given: shares.append(num_shares(*given)) or shares[-1]
     )
     made = GraphEngine(policy).sample(prompts, 8, Sampling(max_tokens=40), seed=0)
     assert max(shares) == 4  # of 704 + 40 keys

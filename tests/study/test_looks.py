@@ -11,7 +11,8 @@ from motley.reports import page
 from motley.runs.metrics import LearnerLine, append_lines
 from motley.study.looks import MOST_POINTS, heard_in, looks_of, number_of
 from motley.study.outcomes import StudyRun
-from motley.study.pages import Section, _shown
+from motley.study.pages import _shown
+from motley.study.sections import Section
 
 
 def took(

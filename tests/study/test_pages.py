@@ -12,8 +12,9 @@ from motley.config import parse_config
 from motley.reports.drawing import Curve
 from motley.study.findings import Findings, findings, plain
 from motley.study.outcomes import CrewOutcome, Outcome, Spent
-from motley.study.pages import Making, Section, study_page, sweep_page
+from motley.study.pages import Making, study_page, sweep_page
 from motley.study.plans import Claim
+from motley.study.sections import Section
 from motley.study.spreadsheets import (
     CLAIMS_HEAD,
     COMPARISONS_HEAD,

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from motley.compute.decoder import Decoder
 from motley.compute.kernels import add_norm, gated, rotate
 from motley.compute.layers import Deferred, Layer, Norm, Projection, Rotation, walk
-from motley.engines import drawing, few_rows, kernels
+from motley.engines import attention, drawing, few_rows
 from motley.engines.room import Room
 from motley.engines.snapshot import Snapshot
 from motley.models.policy import Policy
@@ -110,7 +110,7 @@ class _StepPass(_KernelPass):
     def attend(self, layer: Layer, x: Tensor) -> Tensor:
         (qkv,) = layer.qkv
         qkv_BE = few_rows.product(x, qkv) if few_rows.does(qkv, x) else qkv(x)
-        return kernels.attend(qkv_BE, self._row_B, layer, self._room)
+        return attention.attend(qkv_BE, self._row_B, layer, self._room)
 
     def gate(self, layer: Layer, x: Tensor) -> Tensor:
         (gate_up,) = layer.gate_up

@@ -32,7 +32,7 @@ from motley.files import replace
 from motley.learning.senders import Number
 from motley.reports.drawing import Curve
 from motley.study.outcomes import StudyRun
-from motley.study.pages import Section
+from motley.study.sections import Section
 from motley.study.statistics import interval
 
 Vectors = NDArray[np.float32]  # [K, values]: a gradient per batch

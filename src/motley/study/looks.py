@@ -17,7 +17,7 @@ from motley.reports.drawing import Curve
 from motley.runs.curves import run_lines
 from motley.runs.metrics import learner_lines
 from motley.study.outcomes import StudyRun
-from motley.study.pages import Section
+from motley.study.sections import Section
 from motley.study.statistics import Estimate, interval
 
 MOST_POINTS = 40  # of a curve: more rounds are put together, so many at a time

@@ -15,6 +15,7 @@ from motley.study.crews import OverCrews
 from motley.study.findings import CrewFindings, Findings
 from motley.study.outcomes import Outcome
 from motley.study.report import by_seed, mean_of
+from motley.study.sections import Section
 from motley.study.statistics import (
     FEW_SEEDS,
     LEVEL,
@@ -51,18 +52,6 @@ class Making:
     arms: Sequence[str]
     measure: Measure
     names: Mapping[str, str] = field(default_factory=dict)  # of arms -> what they stand for
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """A part of the report that another module worked out. What it has none of stays empty."""
-
-    title: str
-    text: str  # what it shows, and how to read it
-    table: tuple[Sequence[str], Sequence[Sequence[str]]] = ((), ())  # head and rows
-    curves: Mapping[str, Sequence[Curve]] = field(default_factory=dict)  # title of a chart ->
-    x_label: str = "round"
-    y_label: str = ""
 
 
 # Study

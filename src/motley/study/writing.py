@@ -11,8 +11,9 @@ import msgspec
 from motley.study import crews, judging, report, standings
 from motley.study.findings import CrewFindings, Findings
 from motley.study.outcomes import CrewOutcome
-from motley.study.pages import Making, Section, study_page, words_of
+from motley.study.pages import Making, study_page, words_of
 from motley.study.report import markdown_table
+from motley.study.sections import Section
 from motley.study.spreadsheets import claims_csv, comparisons_csv, study_csv
 from motley.tasks import Measure
 
