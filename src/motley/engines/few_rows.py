@@ -152,7 +152,7 @@ def whole_cut(width: int, device: torch.device) -> Cut:
 def gated_cut(width: int, rows: int, device: torch.device) -> Cut:
     """As many programs as a GPU runs at once: with one more a second round of them would begin."""
     if rows <= 16:
-        return Cut(32, 1, 64, 4, 5, 0)
+        return Cut(32 if width >= 32 * multiprocessors(device) else 16, 1, 64, 4, 5, 0)
     each = 2 if rows <= 32 else 1  # of a multiprocessor
     columns = triton.cdiv(width, each * multiprocessors(device))
     return Cut(min(max(columns, 16), 128), 1, 64, 4, 5, 0 if rows <= 32 else 512)
@@ -160,11 +160,13 @@ def gated_cut(width: int, rows: int, device: torch.device) -> Cut:
 
 def parted_cut(width: int, depth: int, rows: int, device: torch.device) -> Cut:
     """A program for each multiprocessor, but no part so short that starting costs more than it."""
-    programs, most_parts = multiprocessors(device), max(1, depth // (3 * 128))
+    programs, chunks = multiprocessors(device), triton.cdiv(depth, 128)
+    most_parts = max(1, chunks // 3)
     wide = rows <= 32 and triton.cdiv(width, 128) * most_parts >= programs
     columns = 128 if wide else 64
+    while columns > 16 and 2 * triton.cdiv(width, columns) * most_parts <= programs:
+        columns //= 2
     parts = min(most_parts, max(1, programs // triton.cdiv(width, columns)))
-    chunks = triton.cdiv(depth, 128)
     parts = triton.cdiv(chunks, triton.cdiv(chunks, parts))  # none is left without
     if depth <= 4096:
         return Cut(columns, parts, 128, 4, 3, 512)
