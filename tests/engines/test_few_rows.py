@@ -4,6 +4,8 @@ a GPU where there is one.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -11,7 +13,7 @@ from torch.nn import functional as F
 
 from compute.devices import DEVICES, needs_gpu
 from marks import slow
-from motley.compute.layers import Norm, Projection
+from motley.compute.layers import Adapter, Norm, Projection
 from motley.engines import few_rows
 from motley.engines.few_rows import Cut
 
@@ -74,10 +76,13 @@ def test_parts_add_up_to_the_product(parts: int, depth: int, device: str) -> Non
     )
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu"])
+@pytest.mark.parametrize(("activation", "bias"), [("silu", False), ("gelu", False), ("silu", True)])
 @each_half
-def test_gates_are_those_of_the_products(activation: str, dtype: torch.dtype, device: str) -> None:
-    x_BK, projection = rows_of(5, 72, dtype, device), projection_of(80, 72, dtype, device)
+def test_gates_are_those_of_the_products(
+    activation: str, bias: bool, dtype: torch.dtype, device: str
+) -> None:
+    x_BK = rows_of(5, 72, dtype, device)
+    projection = projection_of(80, 72, dtype, device, bias)
     gate, up = exact(x_BK, projection).to(dtype).chunk(2, 1)
     wide = gate.double()
     acted = F.silu(wide) if activation == "silu" else F.gelu(wide, approximate="tanh")
@@ -122,3 +127,21 @@ def test_every_part_has_something_and_memory_holds_the_tiles(
     for cut, weights in ((parted, 1), (whole, 1), (gated, 2)):
         lines = max(few_rows.SMALLEST_PRODUCT, rows) + weights * cut.tile
         assert 2 * cut.stages * cut.depth * lines <= few_rows.MOST_SHARED
+
+
+def test_only_products_that_it_can_make_are_made(device: str) -> None:
+    x_BK = rows_of(4, 64, torch.float16, device)
+    weight = projection_of(40, 64, torch.float16, device).weight
+    one = Projection((weight,), None, (40,), ())
+    made = few_rows.does(one, x_BK)
+    assert made or device == "cuda"
+    if not made:
+        pytest.skip("this GPU makes none of them")
+    assert not few_rows.does(one, x_BK.float())
+    assert not few_rows.does(one, x_BK.repeat(17, 1))
+    assert not few_rows.does(replace(one, weights=(weight, weight), sizes=(40, 40)), x_BK)
+    assert not few_rows.does(replace(one, weights=(weight.float(),)), x_BK)
+    assert not few_rows.does(replace(one, weights=(weight.T.contiguous().T,)), x_BK)
+    assert not few_rows.does(replace(one, weights=(weight[:, :36].contiguous(),)), x_BK[:, :36])
+    adapter = Adapter(weight[:2], weight[:, :2], 1.0)
+    assert not few_rows.does(replace(one, adapters=((adapter,),)), x_BK)
