@@ -25,6 +25,7 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
     T5Config,
 )
 
@@ -33,6 +34,7 @@ from fakes import small_llama
 from motley.config import PeerConfig, TrainPart
 from motley.engines import torch_engine
 from motley.models import sources
+from motley.models.gguf_tokenizer import read_stated
 from motley.models.opening import initial_policy
 from motley.models.policy import choose_trained
 from motley.models.sources import (
@@ -429,6 +431,28 @@ def test_a_gguf_file_becomes_an_ordinary_folder_that_begins_texts_alike(
         for policy in policies
     ]
     assert made[0] == made[1]
+
+
+def test_a_tokenizer_that_is_lost_by_saving_it_is_refused(
+    gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers 5.17 saves Gemma's as one that it reads again without merges."""
+    save = PreTrainedTokenizerBase.save_pretrained
+
+    def save_without_merges(self: PreTrainedTokenizerBase, folder: Path, **options: Any) -> None:
+        save(self, folder, **options)
+        path = Path(folder) / "tokenizer.json"
+        written = json.loads(path.read_text())
+        written["model"]["merges"] = []
+        path.write_text(json.dumps(written))
+
+    monkeypatch.setattr(PreTrainedTokenizerBase, "save_pretrained", save_without_merges)
+    source = ModelSource("small.gguf", str(gguf_file.parent), gguf_file.name)
+    said = refusal(lambda: convert(source, tmp_path / "out"))
+    merges = len(read_stated(gguf_file).merges)
+    assert "model small.gguf: the tokenizer that transformers" in said
+    assert f"it has 0 merges, expected {merges}; install another version" in said
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_gguf_file_is_converted_once_and_then_read_from_the_cache(

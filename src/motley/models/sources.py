@@ -20,7 +20,6 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from tokenizers.processors import TemplateProcessing
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -38,6 +37,7 @@ from transformers.models.auto.modeling_auto import (
 from transformers.utils import logging
 
 from motley.files import whole
+from motley.models import gguf_tokenizer
 from motley.models.kept import kept_folder, saying
 from motley.models.named import NAMED as NAMED
 from motley.models.named import Named as Named
@@ -49,7 +49,7 @@ Say = Callable[[str], None]
 # a model is data: programs that come with one are never run, and nobody is asked
 NO_CODE = {"trust_remote_code": False}
 # by what a GGUF file is turned into a folder; its number is that of our own part
-CONVERSION = f"gguf/1/transformers-{transformers_version}"
+CONVERSION = f"gguf/2/transformers-{transformers_version}"
 ROUNDED = 0.15  # of a tensor, by four bits at least; two that were never one are 1.4 apart
 
 
@@ -134,7 +134,9 @@ def read_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
         if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
             raise ValueError("there is none, or one without words")
     if source.gguf:
-        _begin_as_gguf_says(tokenizer, Path(source.place) / source.gguf)
+        stated = gguf_tokenizer.read_stated(Path(source.place) / source.gguf)
+        gguf_tokenizer.put_right(tokenizer, stated)
+        gguf_tokenizer.check(tokenizer, stated, source.name)
     return tokenizer
 
 
@@ -228,6 +230,15 @@ def convert(source: ModelSource, folder: Path) -> None:
         with _disk_errors():
             model.save_pretrained(partial)
             tokenizer.save_pretrained(partial)
+        _check_saved(source, partial)
+
+
+def _check_saved(source: ModelSource, folder: Path) -> None:
+    """Some versions of transformers lose a tokenizer's merges only when they read it again."""
+    if source.gguf:
+        stated = gguf_tokenizer.read_stated(Path(source.place) / source.gguf)
+        saved = read_tokenizer(ModelSource(source.name, str(folder)))
+        gguf_tokenizer.check(saved, stated, source.name)
 
 
 @contextmanager
@@ -357,28 +368,6 @@ def _is_head_a_copy(model: PreTrainedModel, path: Path) -> bool:
     some_VD = slice(None, None, max(1, len(head_VD) // 1024))
     away = (head_VD[some_VD] - embedding_VD[some_VD]).norm() / embedding_VD[some_VD].norm()
     return float(away) < ROUNDED
-
-
-def _begin_as_gguf_says(tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
-    """Put the begin token before every text where the file says so; what transformers makes of it
-    forgets that, and such models babble.
-    """
-    from gguf import GGUFReader
-
-    field = GGUFReader(path).get_field("tokenizer.ggml.add_bos_token")
-    fast = getattr(tokenizer, "backend_tokenizer", None)
-    if (
-        field is None
-        or not bool(field.contents())
-        or fast is None
-        or tokenizer.bos_token_id is None
-    ):
-        return
-    if tokenizer.bos_token_id not in tokenizer.encode(""):
-        bos = tokenizer.bos_token
-        fast.post_processor = TemplateProcessing(
-            single=f"{bos} $A", special_tokens=[(bos, tokenizer.bos_token_id)]
-        )
 
 
 @contextmanager
