@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -1030,6 +1031,32 @@ def test_tiny_models_have_no_chat_and_no_stop() -> None:
     assert "tiny models end their answers themselves" in unfit(
         of_models("tiny:0.3m", prompt='[prompt]\nstop = "\\n"\n')
     )
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"prompt": "sort " + "9" * 300 + "=", "answer": "9"}, "such as 'sort 99999"),
+        ({"prompt": "sort 4ü=", "answer": "4"}, "cannot spell"),
+        ({"prompt": "sort 941=", "answer": "ü"}, "cannot spell"),
+    ],
+)
+@pytest.mark.parametrize("mixed", [False, True])
+def test_one_row_of_many_that_a_model_cannot_hold_is_found(
+    row: dict[str, str], words: str, mixed: bool, tmp_path: Path
+) -> None:
+    good = [{"prompt": f"sort {n}=", "answer": str(n)} for n in range(300)]
+    path = tmp_path / "rows.jsonl"
+    task = f'task = "file:{path}"\n'
+    own = f"[task.own]\n{task}" if mixed else ""
+    asked = 'task = "mixture"\n' if mixed else task
+    config = parse_config(CREW.replace('task = "digits"\n', asked) + own + PEERS)
+    for rows in (good, [*good[:200], row, *good[200:]]):
+        path.write_text("".join(json.dumps(each) + "\n" for each in rows))
+        if row in rows:
+            assert words in unfit(config)
+        else:
+            check_config(config)
 
 
 def test_of_many_peers_that_are_alike_one_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -291,6 +291,7 @@ def write_gguf(
     writer.add_token_merges([" ".join(merge) for merge in spelled["merges"]])
     writer.add_bos_token_id(tokenizer.bos_token_id)
     writer.add_eos_token_id(tokenizer.eos_token_id)
+    writer.add_add_space_prefix(False)
     if begins is not None:
         writer.add_add_bos_token(begins)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)

@@ -67,6 +67,22 @@ def test_averages_pass_rates_and_errors_of_known_answers() -> None:
     assert every.constant == best_constant(evaluation_set(TASK, "heldout", 6))
 
 
+def test_a_kind_that_is_called_all_has_its_own_figures() -> None:
+    """As rows are that name none, beside rows that name one."""
+    parts = {
+        key: {"task": "digits", "kinds": [kind], "levels": [3]}
+        for key, kind in (("all", "reverse"), ("x", "sort"))
+    }
+    lines = evaluate(
+        Scripted(), PROMPTS, load_task("mixture", parts), "heldout", Sampling(), 6, samples=4
+    )
+    assert [(line.kind, line.num_problems, line.greedy) for line in lines] == [
+        ("all", 6, 1.0),
+        ("x", 6, 0.0),
+        ("all kinds", 12, 0.5),
+    ]
+
+
 def test_a_task_of_one_kind_has_one_line() -> None:
     (only,) = evaluate(
         Scripted(),

@@ -135,9 +135,11 @@ def changed(config: CrewConfig, objective: str, rounds: int, seed: int | None) -
     return msgspec.structs.replace(config, crew=crew, objective=settings)
 
 
-def say_choice(config: CrewConfig) -> CrewConfig:
+def say_choice(config: CrewConfig, beside_json: bool = False) -> CrewConfig:
     """The same crew; which row "auto" took for it, and why, is said."""
-    if config.crew.chosen:
+    if config.crew.chosen and beside_json:
+        stderr().print(config.crew.chosen, highlight=False, soft_wrap=True, markup=False)
+    elif config.crew.chosen:
         say(config.crew.chosen)
     return config
 

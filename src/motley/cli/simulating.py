@@ -56,7 +56,7 @@ def sim(
 
     with plain_errors():
         config = changed(read_config(crew_file, settings or ()), objective, rounds, seed)
-        say_choice(config)
+        say_choice(config, beside_json=as_json)
         folder = out or new_run_folder(config.crew.name)
         with page_beside(folder, watch):
             took_s = _simulate(config, folder, stderr() if as_json else console)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -181,7 +182,7 @@ def _train(
     if stopped:
         saved = any((folder / "checkpoints").glob("round-*")) or (folder / "peers").exists()
         again = (
-            f"motley train --resume {folder}{' --alone' if alone else ''}"
+            shlex.join(["motley", "train", "--resume", str(folder), *["--alone"] * alone])
             if saved
             else "the same command; nothing was saved yet"
         )

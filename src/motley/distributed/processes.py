@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -80,7 +81,7 @@ class ProcessCrew:
     @classmethod
     def start(cls, config: CrewConfig, folder: Path, say: Say = lambda text: None) -> ProcessCrew:
         check_config(config)
-        new_folder(folder, config, f"go on with: motley train --resume {folder}")
+        new_folder(folder, config, f"go on with: motley train --resume {shlex.quote(str(folder))}")
         return cls(config, folder, say)
 
     @classmethod

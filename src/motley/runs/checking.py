@@ -17,7 +17,7 @@ from motley.models.sources import empty_model, find, read_shape
 from motley.models.spelled import NoSpellingError
 from motley.models.vocabulary import Vocabulary
 from motley.objectives import objective
-from motley.tasks import Task, evaluation_set, load_task
+from motley.tasks import Task, evaluation_set, hardest_to_hold, load_task, ready_problems
 
 NOBODY = ""  # a peer no crew has
 
@@ -32,6 +32,7 @@ def check_config(config: CrewConfig, mine: str | None = None, task: Task | None 
     objective(config.crew.objective, config.crew.variant, config.objective)
     _check_success(config, task)
     problems = [p for split in task.splits for p in evaluation_set(task, split, per_kind=8)]
+    hardest = [p for split in task.splits for p in hardest_to_hold(ready_problems(task, split))]
     vocabularies = {}
     checked: dict[bytes, Vocabulary] = {}  # a peer without its name: of many alike, one is enough
     for peer in config.students:
@@ -40,7 +41,7 @@ def check_config(config: CrewConfig, mine: str | None = None, task: Task | None 
             if alike not in checked:
                 _check_bits(peer)
                 checked[alike] = check_peer(
-                    peer, config.prompt, task, problems, config.sampling.max_tokens
+                    peer, config.prompt, task, problems, config.sampling.max_tokens, hardest
                 )
             vocabularies[peer.name] = checked[alike]
         if mine in (None, peer.name):

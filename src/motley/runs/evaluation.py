@@ -136,12 +136,12 @@ def evaluate(
         engine, prompts, task, problems, msgspec.structs.replace(sampling, temperature=0.0)
     )[:, 0]
     sampled_PS = rewards_of(engine, prompts, task, problems, sampling, samples)
-    kinds, is_share = list(dict.fromkeys(p.kind for p in problems)), task.measure == "accuracy"
-    if len(kinds) > 1:
-        kinds.append("all")
+    of_kind, is_share = _places(problems), task.measure == "accuracy"
+    if len(of_kind) > 1:
+        # a kind of rows that name none is called "all" too
+        of_kind["all kinds" if "all" in of_kind else "all"] = list(range(len(problems)))
     lines = []
-    for kind in kinds:
-        chosen = [i for i, p in enumerate(problems) if kind in ("all", p.kind)]
+    for kind, chosen in of_kind.items():
         greedy, average = greedy_P[chosen], sampled_PS[chosen].mean(1)
         lines.append(
             Accuracy(
@@ -157,6 +157,14 @@ def evaluate(
             )
         )
     return lines
+
+
+def _places(problems: Sequence[Problem]) -> dict[str, list[int]]:
+    """Of each kind's problems among all."""
+    places: dict[str, list[int]] = {}
+    for place, problem in enumerate(problems):
+        places.setdefault(problem.kind, []).append(place)
+    return places
 
 
 def _standard_error(values: np.ndarray) -> float:

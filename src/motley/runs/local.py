@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import shlex
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -93,7 +94,7 @@ class LocalCrew:
         `saves` False: it has no checkpoints, and cannot go on once it is stopped.
         """
         check_config(config, task=task)
-        new_folder(folder, config, f"go on with: motley train --resume {folder}")
+        new_folder(folder, config, f"go on with: motley train --resume {shlex.quote(str(folder))}")
         crew = cls(config, folder, warm_progress, task)
         crew._saves = saves
         crew._run.write([crew._run.first_line(peer) for peer in crew.peers])

@@ -27,6 +27,8 @@ from motley.tasks.task import (
     draw_problems,
     evaluation_set,
     examine_task,
+    hardest_to_hold,
+    ready_problems,
     unsteady,
 )
 
@@ -46,9 +48,11 @@ __all__ = [
     "draw_problems",
     "evaluation_set",
     "examine_task",
+    "hardest_to_hold",
     "load_task",
     "own_task",
     "read_rows",
+    "ready_problems",
     "unsteady",
 ]
 

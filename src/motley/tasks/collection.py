@@ -47,6 +47,10 @@ class Collection:
     def kinds_of(self, split: Split) -> tuple[str, ...]:
         return self._kinds[split]
 
+    def ready(self, split: Split) -> list[Problem]:
+        """All of a split."""
+        return [p for kind in self._kinds[split] for p in self._by_kind[split, kind]]
+
     def draw(self, rng: random.Random, split: Split, kind: str) -> Problem:
         return rng.choice(self._by_kind[split, kind])
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from motley.records import Problem
-from motley.tasks.task import Measure, Scoring, Split, Task
+from motley.tasks.task import Measure, Scoring, Split, Task, ready_problems
 
 Loader = Callable[[str, dict[str, Any]], Task]
 
@@ -64,6 +64,16 @@ class Mixture:
     def draw(self, rng: random.Random, split: Split, kind: str) -> Problem:
         key, own = self._homes[kind]
         return msgspec.structs.replace(self._parts[key].draw(rng, split, own), kind=kind)
+
+    def ready(self, split: Split) -> list[Problem]:
+        """All of a split, of the parts whose problems lie ready."""
+        return [
+            msgspec.structs.replace(problem, kind=name)
+            for name, (key, kind) in self._homes.items()
+            if split in self._parts[key].splits
+            for problem in ready_problems(self._parts[key], split)
+            if problem.kind == kind
+        ]
 
     def target(self, problem: Problem) -> str:
         key, own = self._homes[problem.kind]

@@ -24,6 +24,8 @@ Scoring = Literal["in turn", "beside", "groups", "each"]  # see tasks/scoring.py
 # splits no crew.
 UNDECIDED = math.nan
 
+LONGEST = 16  # prompts that are measured of many
+
 AS_IT_IS = "{prompt}{answer}"
 QUESTION = "Question: {prompt}\nAnswer: {answer}"
 
@@ -123,6 +125,26 @@ def evaluation_set(task: Task, split: Split, per_kind: int) -> list[Problem]:
     """The fixed problems a split is measured on: the same in every run and for every peer."""
     rng = random.Random(f"evaluate/{split}")
     return [task.draw(rng, split, kind) for kind in task.kinds_of(split) for _ in range(per_kind)]
+
+
+def ready_problems(task: Task, split: Split) -> list[Problem]:
+    """All problems of a split where they lie ready, as rows do; none of what is made when drawn."""
+    ready = getattr(task, "ready", None)
+    return ready(split) if ready else []
+
+
+def hardest_to_hold(problems: Sequence[Problem]) -> list[Problem]:
+    """Few of many by which it shows whether a model holds and spells all: those with the longest
+    prompts, and for each character one that has it.
+    """
+    longest = sorted(problems, key=lambda p: len(p.prompt), reverse=True)[:LONGEST]
+    seen, others = set[str](), []
+    for problem in problems:
+        new = set(problem.prompt + problem.answer) - seen
+        if new:
+            seen |= new
+            others.append(problem)
+    return [*longest, *others]
 
 
 def best_constant(problems: Sequence[Problem]) -> float | None:
