@@ -83,6 +83,15 @@ def test_a_kind_that_is_called_all_has_its_own_figures() -> None:
     ]
 
 
+def test_a_problem_that_is_drawn_often_counts_once_in_an_error() -> None:
+    task = load_task("digits", {"kinds": ["reverse", "sort"], "levels": [2]})
+    *_, every = evaluate(Scripted(), PROMPTS, task, "heldout", Sampling(), per_kind=200, samples=1)
+    kinds = [p.kind for p in {p.id: p for p in evaluation_set(task, "heldout", 200)}.values()]
+    assert len(kinds) < 100
+    right = [float(kind == "reverse") for kind in kinds]
+    assert every.greedy_error == pytest.approx(np.std(right, ddof=1) / np.sqrt(len(right)))
+
+
 def test_a_task_of_one_kind_has_one_line() -> None:
     (only,) = evaluate(
         Scripted(),

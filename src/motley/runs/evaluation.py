@@ -143,14 +143,16 @@ def evaluate(
     lines = []
     for kind, chosen in of_kind.items():
         greedy, average = greedy_P[chosen], sampled_PS[chosen].mean(1)
+        # a problem that was drawn twice tells no more than once
+        once = list({problems[place].id: at for at, place in enumerate(chosen)}.values())
         lines.append(
             Accuracy(
                 kind=kind,
                 num_problems=len(chosen),
                 greedy=float(greedy.mean()),
-                greedy_error=_standard_error(greedy),
+                greedy_error=_standard_error(greedy[once]),
                 average=float(average.mean()),
-                average_error=_standard_error(average),
+                average_error=_standard_error(average[once]),
                 passed=float((sampled_PS[chosen] >= 1).any(1).mean()) if is_share else None,
                 samples=samples,
                 constant=best_constant([problems[i] for i in chosen]) if is_share else None,
