@@ -15,10 +15,9 @@ import triton.language as tl
 from torch import Tensor
 
 from motley.compute.layers import Layer
-from motley.engines.few_rows import early, fetch, follow
+from motley.engines.few_rows import SMALLEST_PRODUCT, early, fetch, follow
 from motley.engines.room import Room
 
-SMALLEST_PRODUCT = 16  # rows and columns that tl.dot takes at least
 # One program reads a row's keys block after block, which takes its time however idle the GPU is. So
 # several share them, as long as there are no more programs than this in all.
 PROGRAMS = 2048

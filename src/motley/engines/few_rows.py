@@ -111,23 +111,19 @@ def does(projection: Projection, x_BK: Tensor) -> bool:
     )
 
 
-def product(x_BK: Tensor, projection: Projection, cut: Cut | None = None) -> Tensor:
+def product(x_BK: Tensor, projection: Projection) -> Tensor:
     """[B, N], in the dtype of x."""
     width = len(projection.weight)
     out_BN = x_BK.new_empty(len(x_BK), width)
-    cut = cut or whole_cut(width, x_BK.device)
-    assert cut.parts == 1, "a product in one piece"
-    _run(x_BK, projection, out_BN, width, cut)
+    _run(x_BK, projection, out_BN, width, whole_cut(width, x_BK.device))
     return out_BN
 
 
-def gated_product(
-    x_BK: Tensor, projection: Projection, activation: str, cut: Cut | None = None
-) -> Tensor:
+def gated_product(x_BK: Tensor, projection: Projection, activation: str) -> Tensor:
     """act(gate)·up [B, N] where the projection makes gates and then ups."""
     width = len(projection.weight) // 2
     out_BN = x_BK.new_empty(len(x_BK), width)
-    cut = cut or gated_cut(width, len(x_BK), x_BK.device)
+    cut = gated_cut(width, len(x_BK), x_BK.device)
     _run(x_BK, projection, out_BN, width, cut, activation)
     return out_BN
 
