@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import html
 import json
 import os
@@ -10,11 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
 from motley.benchmarks import asking, local
 from motley.cli import app
+from motley.cli.common import plain_errors
 from motley.runs.local import LocalCrew
 from motley.runs.metrics import LearnerLine, read_metrics
 
@@ -200,6 +203,44 @@ def test_brackets_in_an_error_are_shown(crew_file: Path) -> None:
 
 def test_a_path_with_brackets_can_stand_in_an_error(tmp_path: Path) -> None:
     assert "none.toml" in error("check", "runs[/x]/none.toml")
+
+
+def test_a_place_that_cannot_be_written_to_is_named_with_the_remedy(crew_file: Path) -> None:
+    file = crew_file.parent / "afile"
+    file.touch()
+    assert error("train", crew_file, "--out", file) == (
+        f"error: {file}: Not a directory; check the name, or give another place"
+    )
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        (
+            OSError(errno.ENOSPC, "No space left on device", "/runs/a"),
+            "/runs/a: No space left on device; make room there, and run the same command again",
+        ),
+        (
+            OSError(errno.EACCES, "Permission denied", b"/runs/a"),
+            "/runs/a: Permission denied; give yourself the rights to it, or give another place",
+        ),
+        (
+            OSError(errno.EROFS, "Read-only file system", "/runs/a"),
+            "/runs/a: Read-only file system; check the name, or give another place",
+        ),
+        (
+            OSError(errno.ECONNREFUSED, "Connection refused"),
+            f"[Errno {errno.ECONNREFUSED}] Connection refused",
+        ),
+        (OSError("the hub cannot be reached"), "the hub cannot be reached"),
+    ],
+)
+def test_what_a_system_refuses_is_said_in_words(
+    raised: OSError, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit), plain_errors():
+        raise raised
+    assert capsys.readouterr().err == f"error: {said}\n"
 
 
 @pytest.mark.slow

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shlex
 import signal
 import sys
@@ -97,8 +99,26 @@ def plain_errors() -> Iterator[None]:
         shown = Console(stderr=True, soft_wrap=True)
         if details := getattr(error, "details", ""):  # where in a user's own code it happened
             shown.print(escape(details), highlight=False)
-        shown.print(f"[red]error:[/red] {escape(str(error))}", highlight=False)
+        said = _refused(error) if isinstance(error, OSError) else str(error)
+        shown.print(f"[red]error:[/red] {escape(said)}", highlight=False)
         raise typer.Exit(2) from None
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FORBIDDEN = (errno.EACCES, errno.EPERM)
+
+
+def _refused(error: OSError) -> str:
+    """Which place the system refused, why, and the remedy; its own words where it names none."""
+    if error.filename is None or error.errno is None:
+        return str(error)
+    place = error.filename if isinstance(error.filename, int) else os.fsdecode(error.filename)
+    remedy = "check the name, or give another place"
+    if error.errno in _FULL:
+        remedy = "make room there, and run the same command again"
+    elif error.errno in _FORBIDDEN:
+        remedy = "give yourself the rights to it, or give another place"
+    return f"{place}: {error.strerror}; {remedy}"
 
 
 @contextmanager
