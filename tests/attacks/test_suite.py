@@ -271,3 +271,12 @@ def test_what_is_wrong_with_an_attack_is_one_line(tmp_path: Path) -> None:
     assert said.startswith("error: attack 'planet' is not known; there are plant, ")
     _, said = motley("attack", file, "--attack", "rewards", "--hostile", 4, code=2)
     assert "leave nobody honest" in said
+
+
+@pytest.mark.parametrize("attack", ["rewards", "fuzz"])
+def test_a_suite_that_is_refused_leaves_nothing(tmp_path: Path, attack: str) -> None:
+    file, out = tmp_path / "crew.toml", tmp_path / "out"
+    file.write_text(crew_text(objective="ftsi"))
+    _, said = motley("attack", file, "--attack", attack, "--out", out, code=2)
+    assert "objective 'ftsi' is not known" in said
+    assert not out.exists()

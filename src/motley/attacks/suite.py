@@ -20,7 +20,7 @@ from motley.attacks.catalogue import ATTACKS
 from motley.attacks.crew import AttackedCrew, Parts
 from motley.config import CrewConfig, PeerConfig, Trust
 from motley.models.opening import initial_policy
-from motley.runs.checking import check_config, is_mixed
+from motley.runs.checking import is_mixed
 from motley.study.processes import Job, LostRunsError, make_all
 from motley.study.running import keep, warm
 from motley.tasks import load_task
@@ -144,8 +144,6 @@ def run_suite(
 
     Results are kept in FOLDER/trials.jsonl.
     """
-    for staging in stages:
-        check_config(staging.parts.config)
     path, wanted = folder / "trials.jsonl", [(s, seed) for seed in seeds for s in stages]
     trials = read_trials(path)
     left = [(s, seed) for s, seed in wanted if _found(trials, s, seed) is None]

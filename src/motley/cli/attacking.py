@@ -82,15 +82,19 @@ def _rows(
     from motley.attacks.fuzzing import NAME, fuzz
     from motley.attacks.report import fuzz_row, rows_of, unmounted_row
     from motley.attacks.suite import run_suite, stage_of, stagings, why_not
+    from motley.runs.checking import check_config
     from motley.study.running import claim
 
     wanted = chosen(names)
     attacks = [ATTACKS[name] for name in wanted if name in ATTACKS]
     reasons = {one.name: why_not(config, one, hostile) for one in attacks}
     mounted = [one for one in attacks if not reasons[one.name]]
-    claim(folder, config)
+    stages = stagings(config, mounted, hostile)
+    for checked in (config, *(stage.parts.config for stage in stages)):
+        check_config(checked)
+    claim(folder, config)  # only now: a suite that is refused leaves nothing
     with counted_runs() as count:
-        trials = run_suite(stagings(config, mounted, hostile), seeds, folder, jobs, count)
+        trials = run_suite(stages, seeds, folder, jobs, count)
     rows = []
     for one in attacks:
         reason = reasons[one.name]
