@@ -204,7 +204,7 @@ def test_warm_towards_answers_of_any_length(tmp_path: Path) -> None:
         ),
         (["--accuracy", "spell=0.5"], "warm names kinds the task does not have: spell"),
         (["--steps", 3, "--kind", "spell"], "warm names kinds the task does not have: spell"),
-        (["--steps", 3, "--lr", 0], "warm needs lr > 0"),
+        (["--steps", 3, "--lr", 0], "warm needs 0 < lr <= 1"),
         (["--steps", 3, "--keep-layers", 1], "keep_layers=1; use at least 2"),
         (["--steps", 3, "--keep-layers", 9], "keep_layers=9, and the model has 3; use fewer"),
         (

@@ -5,6 +5,7 @@ as if nothing had happened.
 from __future__ import annotations
 
 import gc
+import math
 import time
 import warnings
 from collections import Counter
@@ -626,8 +627,9 @@ def test_a_full_disk_at_a_checkpoint_loses_nothing(
 
 
 def test_weights_that_are_learned_to_pieces_are_not_saved_and_the_run_goes_on_with_another_lr(
-    folder: Path,
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("motley.config.peers.MOST_LR", math.inf)
     config = spread_crew(folder, ("full", "full"), learning="checkpoint_every = 1")
     peers = (msgspec.structs.replace(config.peer[0], lr=1e30), config.peer[1])
     crew = LocalCrew.start(msgspec.structs.replace(config, peer=peers), folder / "run")

@@ -14,6 +14,8 @@ from motley.config.rules import Crew, Evaluate, Learning, Prompt, Teach, Trust, 
 from motley.links import Network, Weather
 from motley.records import Sampling
 
+COLDEST = 0.01  # of a crew's sampling: below it, rollouts of a group are all but the same
+
 
 class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     crew: Crew
@@ -32,10 +34,11 @@ class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def __post_init__(self) -> None:
         if not self.peer:
             raise ValueError("a crew needs at least one [[peer]]")
-        if self.sampling.temperature == 0:
+        if self.sampling.temperature < COLDEST:
             raise ValueError(
-                "temperature=0 gives every rollout of a group the same tokens, so nothing can be "
-                "learned; 1.0 is usual for training"
+                f"temperature={self.sampling.temperature:g} gives every rollout of a group the "
+                f"same tokens, so nothing can be learned; use at least {COLDEST}, 1.0 is usual for "
+                "training"
             )
         self._decide()
         names = [p.name for p in self.peer]

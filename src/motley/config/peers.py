@@ -13,6 +13,8 @@ import msgspec
 
 from motley.records import HUB, Convention
 
+MOST_LR = 1.0  # at which a step of Adam moves every weight by about 1
+
 
 def check_name(whose: str, name: str) -> None:
     """A name that comes from outside must be one before any folder or subject is made of it."""
@@ -99,9 +101,9 @@ class Warm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 "120; "
                 f"got accuracy={self.accuracy}, kinds={list(self.kinds)}, steps={self.steps}"
             )
-        if not self.lr > 0 or self.batch < 1 or self.max_steps < 1 or self.steps < 0:
+        if not 0 < self.lr <= MOST_LR or self.batch < 1 or self.max_steps < 1 or self.steps < 0:
             raise ValueError(
-                f"warm needs lr > 0, batch >= 1, max_steps >= 1 and steps >= 0; "
+                f"warm needs 0 < lr <= {MOST_LR:g}, batch >= 1, max_steps >= 1 and steps >= 0; "
                 f"got lr={self.lr}, batch={self.batch}, max_steps={self.max_steps}, "
                 f"steps={self.steps}"
             )
@@ -258,9 +260,10 @@ class PeerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 f"peer {self.name}: keep_layers={self.keep_layers}; use at least 2, the first and "
                 "the last, or 0 for all"
             )
-        if not self.lr >= 0:
+        if not 0 <= self.lr <= MOST_LR:
             raise ValueError(
-                f"peer {self.name}: lr={self.lr} is negative; leave it out to use the crew's"
+                f"peer {self.name}: lr={self.lr} is outside 0..{MOST_LR:g}; leave it out to use "
+                "the crew's, or start pretrained models at 1e-4 or less"
             )
 
     @property

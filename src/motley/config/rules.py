@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from motley.config.peers import check_name
+from motley.config.peers import MOST_LR, check_name
 from motley.records import Precision
 
 Reporter = Literal["trackio", "wandb", "tensorboard"]
@@ -129,8 +129,11 @@ class Learning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     checkpoint_every: int = 10  # rounds
 
     def __post_init__(self) -> None:
-        if not 0 < self.lr < math.inf:
-            raise ValueError(f"lr={self.lr} must be a number above 0; 5e-4 is the default")
+        if not 0 < self.lr <= MOST_LR:
+            raise ValueError(
+                f"lr={self.lr} must be above 0 and at most {MOST_LR:g}; 5e-4 is the default, and "
+                "pretrained models start at 1e-4 or less"
+            )
         if not self.grad_clip > 0:
             raise ValueError(f"grad_clip={self.grad_clip} must be above 0; 1.0 is usual")
         if not 0 <= self.final_lr <= 1:
