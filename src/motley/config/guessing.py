@@ -1,4 +1,4 @@
-"""What a key was meant to be that no table of a crew file has.
+"""What a key was meant to be that no table of a crew file has, and which words a place allows.
 
 Owns the tables and their keys. A guess is made only where it is close: a wrong one sends people
 away from what they were looking for.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
+from msgspec import inspect
 
 from motley.config import peers, rules
 from motley.config.crew import CrewConfig
@@ -94,3 +95,42 @@ def _closest(key: str, known: Sequence[str], least: float) -> str:
     close = difflib.get_close_matches(key, known, n=1, cutoff=least)
     begins = [one for one in known if len(key) > 2 and one.startswith(key)]
     return close[0] if close else begins[0] if len(set(begins)) == 1 else ""
+
+
+def allowed(place: str) -> str:
+    """What may stand at a place, as a file writes it.
+
+    >>> allowed("peer[0].train")
+    '"full", { lora = … } or { layers = … }'
+    """
+    kinds = [*_kinds(inspect.type_info(CrewConfig))]
+    for step in re.findall(r"\[.*?\]|[^.\[\]]+", place):
+        kinds = [inner for kind in kinds for inner in _inside(kind, step)]
+    *first, last = [word for kind in kinds for word in _words(kind)]
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def _kinds(kind: inspect.Type) -> Sequence[inspect.Type]:
+    return kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+
+
+def _inside(kind: inspect.Type, step: str) -> Sequence[inspect.Type]:
+    """What the key of a table may be, or any value of a list or a table of one's own keys."""
+    match kind:
+        case inspect.StructType():
+            return [k for f in kind.fields if f.encode_name == step for k in _kinds(f.type)]
+        case inspect.VarTupleType():
+            return _kinds(kind.item_type)
+        case inspect.DictType():
+            return _kinds(kind.value_type)
+    return ()
+
+
+def _words(kind: inspect.Type) -> Iterator[str]:
+    match kind:
+        case inspect.LiteralType():
+            yield from (f'"{value}"' for value in kind.values)
+        case inspect.BoolType():
+            yield from ("true", "false")
+        case inspect.StructType():
+            yield from (f"{{ {field.encode_name} = … }}" for field in kind.fields)

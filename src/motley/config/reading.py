@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from motley.config.crew import CrewConfig
-from motley.config.guessing import remedy
+from motley.config.guessing import allowed, remedy
 from motley.config.settings import Document, with_settings
 from motley.files import replace
 
@@ -182,7 +182,7 @@ def parse_config(text: str, source: str = "crew file", settings: Sequence[str] =
     try:
         return msgspec.convert(document, CrewConfig)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{source}: {_explain(str(error))}") from None
+        raise ConfigError(f"{source}: {_explain(str(error), document)}") from None
 
 
 def with_changes(config: CrewConfig, settings: Sequence[str]) -> CrewConfig:
@@ -191,7 +191,7 @@ def with_changes(config: CrewConfig, settings: Sequence[str]) -> CrewConfig:
     try:
         return msgspec.convert(document, CrewConfig)
     except msgspec.ValidationError as error:
-        raise ConfigError(_explain(str(error))) from None
+        raise ConfigError(_explain(str(error), document)) from None
 
 
 def _document(text: str, source: str) -> Document:
@@ -236,13 +236,25 @@ def _without_none(value: Any) -> Any:
     return value
 
 
-def _explain(message: str) -> str:
-    """msgspec's words, with the place named as in the file and a suggestion for a misspelt key."""
-    message = re.sub(r" - at `\$\.?(.*)`", lambda m: f" (in {m[1] or 'the file'})", message)
-    unknown = re.search(r"unknown field `([^`]*)`", message)
-    if unknown:
-        place = re.search(r" \(in ([^)]*)\)$", message)
-        message += f"; {remedy(unknown[1], place[1] if place else '')}"
-    if "Invalid enum value 'lora'" in message:
-        message += "; write train = { lora = { rank = 8 } }"
-    return message
+def _explain(message: str, document: Document) -> str:
+    """msgspec's words, with the place named as in the file, and a remedy for a misspelt key or
+    word.
+    """
+    what, at, path = message.partition(" - at `$")
+    path = path.rstrip("`").lstrip(".")
+    said = f"{what} (in {_named(path, document) or 'the file'})" if at else what
+    if unknown := re.search(r"unknown field `([^`]*)`", what):
+        return f"{said}; {remedy(unknown[1], path)}"
+    if what == "Invalid enum value 'lora'":
+        return f"{said}; write train = {{ lora = {{ rank = 8 }} }}"
+    if what.startswith("Invalid enum value"):
+        return f"{said}; use {allowed(path)}"
+    return said
+
+
+def _named(path: str, document: Document) -> str:
+    """A place with its peer's name, where it has one: `peer.a.train` for `peer[0].train`."""
+    place = re.fullmatch(r"peer\[(\d+)\](.*)", path)
+    peer = document["peer"][int(place[1])] if place else None
+    name = str(peer.get("name", "")) if isinstance(peer, dict) else ""
+    return f"peer.{name}{place[2]}" if place and re.fullmatch(r"[\w-]+", name) else path
