@@ -166,6 +166,18 @@ def test_nonsense_is_one_line_and_writes_nothing(tmp_path: Path) -> None:
     assert there == set()
 
 
+def test_new_counts_rows_as_check_does(tmp_path: Path) -> None:
+    for name, rows, place in (
+        ("p.csv", "prompt,answer\nsort 21=,12\nsort 31=,x\n", "p.csv:3"),
+        ("p.jsonl", '{"prompt": "x", "answer": "1"}\n' * 2, "p.jsonl:1"),
+        ("p.json", '[{"prompt": "sort 21=", "answer": "1"}, {"prompt": "x", "answer": "1"}]',
+         "p.json row 2"),
+    ):  # fmt: skip
+        (tmp_path / name).write_text(rows)
+        said = error("new", "--data", tmp_path / name, "--out", tmp_path / "crew.toml")
+        assert f"{tmp_path / place}: tiny models" in said
+
+
 def test_nothing_is_written_over_unless_it_is_asked_for(tmp_path: Path) -> None:
     out = tmp_path / "crew.toml"
     out.write_text("mine")

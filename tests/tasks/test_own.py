@@ -294,7 +294,7 @@ def test_one_bad_row_among_200_is_refused_where_answers_are_compared(
     path = write(tmp_path / "p.jsonl", lines)
     with pytest.raises(ValueError, match=rf"p\.jsonl:150: {words}"):
         load_task(f"file:{path}", {})
-    with pytest.raises(ValueError, match=f"row 149: {words}"):
+    with pytest.raises(ValueError, match=f"row 150: {words}"):
         own_task(lines)
 
 
@@ -314,7 +314,7 @@ def test_fields_are_mapped_to_what_the_rows_call_them(tmp_path: Path) -> None:
         problem = task.draw(random.Random(0), "train", "x")
         assert problem.prompt == f"say {problem.answer}"
         assert problem.columns == {}
-    with pytest.raises(ValueError, match=r"row 0: no field 'z', which fields names as prompt; its"):
+    with pytest.raises(ValueError, match=r"row 1: no field 'z', which fields names as prompt; its"):
         own_task(rows, fields={"prompt": "z"})
     with pytest.raises(ValueError, match=r"fields maps 'promt'; it can map prompt"):
         own_task(rows, fields={"promt": "q"})
@@ -337,7 +337,7 @@ def test_a_reward_function_gets_answers_that_are_no_text_as_they_are() -> None:
 
 def test_duplicates_with_different_answers_are_named() -> None:
     with pytest.warns(
-        UserWarning, match="2 prompts stand .*row 1 and row 31; 1 of them with different answers"
+        UserWarning, match="2 prompts stand .*row 2 and row 32; 1 of them with different answers"
     ):
         own_task(
             [*numbers(30), {"prompt": "say 0", "answer": "0"}, {"prompt": "say 1", "answer": "x"}]
@@ -405,5 +405,5 @@ def test_a_reward_function_gets_messages_as_the_row_has_them() -> None:
     ],
 )
 def test_messages_with_a_fault_are_refused(prompt: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=f"row 1: {words}"):
+    with pytest.raises(ValueError, match=f"row 2: {words}"):
         own_task([{"prompt": "x", "answer": "y"}, {"prompt": prompt, "answer": "z"}])

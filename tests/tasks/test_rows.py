@@ -102,7 +102,9 @@ def test_nested_columns_of_parquet_are_lists_and_tables(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow.parquet").write_table(
         pyarrow.Table.from_pylist(rows), tmp_path / "p.parquet"
     )
-    assert read_rows(tmp_path / "p.parquet") == rows
+    ((fields, place),) = placed_rows(tmp_path / "p.parquet")
+    assert [fields] == rows
+    assert place == f"{tmp_path / 'p.parquet'} row 1"
 
 
 def test_a_cell_may_hold_newlines_commas_and_quotes_and_the_next_place_is_right(
@@ -128,7 +130,7 @@ def test_a_cell_may_hold_newlines_commas_and_quotes_and_the_next_place_is_right(
         ("p.csv", "prompt,answer\nä,b\n".encode("latin-1"), r"p\.csv:2: this is not UTF-8"),
         ("p.jsonl", b'{"a": 1}\n{"a": "\xff"}\n', r"p\.jsonl:2: this is not UTF-8"),
         ("p.jsonl", b'{"a": 1}\n{"a": \n', r"p\.jsonl:2: .*expected one JSON object per line"),
-        ("p.json", b'[{"a": 1}, 2]', r"p\.json\[1\]: this is a int; expected an array of objects"),
+        ("p.json", b'[{"a": 1}, 2]', r"p\.json row 2: this is a int; expected an array of objects"),
         ("p.json", b'[{"a": 1}', r"p\.json: .*; expected an array of objects"),
         ("p.parquet", b"PAR", r"cannot read .*p\.parquet as Parquet"),
         ("p.txt", b"", r"cannot tell the format .*\.jsonl, \.json, \.csv, \.parquet"),
@@ -153,9 +155,9 @@ def test_a_file_that_is_not_there_is_said_so(name: str, tmp_path: Path) -> None:
     [
         ({"train": [], "test": []}, r"a table of train, test; .*give one split, such as data"),
         (7, "the data is a int; expected a list of dicts"),
-        (["a"], "row 0 of the data is a str; expected a list of dicts"),
-        ([{"a": object()}], "row 0: the field 'a' is of type object; expected text, numbers"),
-        ([{1: "a"}], "row 0: a field is called 1; expected names that are text"),
+        (["a"], "row 1 of the data is a str; expected a list of dicts"),
+        ([{"a": object()}], "row 1: the field 'a' is of type object; expected text, numbers"),
+        ([{1: "a"}], "row 1: a field is called 1; expected names that are text"),
     ],
 )
 def test_data_that_is_no_rows_is_refused(data: object, words: str) -> None:

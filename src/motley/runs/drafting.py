@@ -26,7 +26,7 @@ from motley.tasks import load_task
 from motley.tasks.collection import HELDOUT_ONE_IN
 from motley.tasks.digits import SYMBOLS, WORDS
 from motley.tasks.own import FIELDS, USUAL_ANSWERS, USUAL_PROMPTS
-from motley.tasks.rows import Fields, read_rows
+from motley.tasks.rows import Fields, placed_rows
 from motley.tasks.task import is_heldout
 
 USUAL_KINDS = ("category", "subject", "type")
@@ -76,6 +76,7 @@ class DraftData:
     """What somebody's rows hold, under which names."""
 
     path: Path
+    places: list[str]  # of the rows
     prompts: list[str]
     answers: list[str]  # none where there are no answers
     kinds: tuple[str, ...]
@@ -84,7 +85,8 @@ class DraftData:
     @staticmethod
     def of(path: Path, named: dict[str, str], scored: bool) -> DraftData:
         """`named`: which fields are meant; `scored`: a reward function needs no answer."""
-        rows = read_rows(path)
+        placed = placed_rows(path)
+        rows, places = [row.fields for row in placed], [row.place for row in placed]
         if len(rows) < 2:
             raise ValueError(
                 f"{path} has {len(rows)} problems; at least 2 are needed, one to learn from and "
@@ -96,7 +98,7 @@ class DraftData:
         kinds = ("all",) if all(k is None for k in read("kind")) else _texts(read("kind"))
         prompts = [p if isinstance(p, str) else json.dumps(p) for p in read("prompt")]
         renamed = {name: called for name, called in fields.items() if name != called}
-        return DraftData(path, prompts, answers if any(answers) else [], kinds, renamed)
+        return DraftData(path, places, prompts, answers if any(answers) else [], kinds, renamed)
 
     @property
     def is_gsm8k(self) -> bool:
@@ -112,12 +114,13 @@ class DraftData:
         """Refuse what tiny models cannot read or write. `by_bytes`: one of them reads bytes, and
         has the longest prompts and answers.
         """
-        for number, text in enumerate([*self.prompts, *self.answers]):
+        texts = [*self.prompts, *self.answers]  # there may be no answers
+        for place, text in zip(self.places * 2, texts, strict=False):
             if left := _SPELT.sub("", text):
                 raise ValueError(
-                    f"{self.path}: tiny models speak digits, {SYMBOLS[10:]} and the words of the "
-                    f"digits task only, and row {number % len(self.prompts)} has {left[:40]!r}; "
-                    "name a pretrained model with --model, such as smollm2-135m"
+                    f"{place}: tiny models speak digits, {SYMBOLS[10:]} and the words of the "
+                    f"digits task only, and this has {left[:40]!r}; name a pretrained model with "
+                    "--model, such as smollm2-135m"
                 )
         prompts = [num_tokens(text, by_bytes) for text in self.prompts]
         longest = max(prompts) + self.most_tiny_tokens(by_bytes)

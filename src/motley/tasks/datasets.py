@@ -123,7 +123,7 @@ def _from_hub(source: PublishedDataset, split: str) -> list[Problem]:
         ) from None
     return [
         source.make(dict(row), f"{source.hub} {split} row {number}")
-        for number, row in enumerate(rows)
+        for number, row in enumerate(rows, 1)
     ]
 
 

@@ -30,7 +30,7 @@ _EXPECTED = (
 
 
 class PlacedRow(NamedTuple):
-    """The fields of a row, and its place for what is wrong in it."""
+    """The fields of a row, and its place for what is wrong in it: rows are counted from 1."""
 
     fields: Fields
     place: str
@@ -102,10 +102,10 @@ def _of_object(source: Any) -> Iterable[PlacedRow]:
         rows = list(listed)
     except TypeError:
         raise ValueError(f"the data is a {type(source).__name__}; {_EXPECTED}") from None
-    for number, row in enumerate(rows):
+    for number, row in enumerate(rows, 1):
         if not isinstance(row, Mapping):
             raise ValueError(f"row {number} of the data is a {type(row).__name__}; {_EXPECTED}")
-    return [PlacedRow(dict(row), f"row {number}") for number, row in enumerate(rows)]
+    return [PlacedRow(dict(row), f"row {number}") for number, row in enumerate(rows, 1)]
 
 
 # Files
@@ -148,12 +148,12 @@ def _of_json(path: Path) -> list[PlacedRow]:
         rows = msgspec.json.decode(text, type=list[Any])
     except msgspec.DecodeError as error:
         raise ValueError(f"{path}: {error}; expected an array of objects") from None
-    for number, row in enumerate(rows):
+    for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):
             raise ValueError(
-                f"{path}[{number}]: this is a {type(row).__name__}; expected an array of objects"
+                f"{path} row {number}: this is a {type(row).__name__}; expected an array of objects"
             )
-    return [PlacedRow(row, f"{path}[{number}]") for number, row in enumerate(rows)]
+    return [PlacedRow(row, f"{path} row {number}") for number, row in enumerate(rows, 1)]
 
 
 def _fields(line: str, place: str) -> Fields:
@@ -215,7 +215,7 @@ def _of_parquet(path: Path) -> list[PlacedRow]:
         rows = parquet.read_table(content).to_pylist()
     except (arrow.lib.ArrowException, OSError) as error:
         raise ValueError(f"cannot read {path} as Parquet: {error}") from None
-    return [PlacedRow(row, f"{path} row {number}") for number, row in enumerate(rows)]
+    return [PlacedRow(row, f"{path} row {number}") for number, row in enumerate(rows, 1)]
 
 
 _READERS: dict[str, Callable[[Path], list[PlacedRow]]] = {
