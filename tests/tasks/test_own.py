@@ -80,7 +80,10 @@ def test_exact_match_looks_past_spaces_around_the_answer(tmp_path: Path) -> None
         ("{not json", r"p\.jsonl:3: .*expected one JSON object per line, such as"),
         ("[1, 2]", r"p\.jsonl:3: .*expected one JSON object per line"),
         ('{"answer": "4"}', r'p\.jsonl:3: no "prompt", as text or as messages; .* are answer;'),
-        ('{"prompt": ""}', r'p\.jsonl:3: an empty "prompt", as text'),
+        (
+            '{"prompt": ""}',
+            r'p\.jsonl:3: an empty "prompt", as text or as messages; write one or leave the row',
+        ),
         ('{"prompt": 4, "answer": "4"}', r'p\.jsonl:3: an empty "prompt"'),
     ],
 )
@@ -278,7 +281,8 @@ def test_a_reward_function_beside_a_form_is_refused(rewards: str) -> None:
         ({"prompt": "p", "solution": "4"}, r'no "answer", and answers are compared; its fields are '
          r'prompt, solution; say which it is: fields = \{ answer = "solution" \} of \[task\], or '
          r'in Python fields=\{"answer": "solution"\}'),
-        ({"prompt": "p", "answer": ""}, r'an empty "answer", and answers are compared'),
+        ({"prompt": "p", "answer": ""}, r'an empty "answer", and answers are compared; write '
+         "one or leave the row out, or score with a reward function$"),
         ({"prompt": "p", "answer": " \n"}, r'an empty "answer"'),
         ({"prompt": "p", "answer": None}, r'an empty "answer"'),
         ({"prompt": "p", "answer": True}, r"the answer is True; expected text or a number"),
@@ -304,6 +308,12 @@ def test_a_numbers_text_is_the_answer_and_a_whole_one_has_no_point() -> None:
     rng = random.Random(0)
     answers = {p.prompt: p.answer for p in (task.draw(rng, "train", "all") for _ in range(50))}
     assert answers == {"0": "4", "1": "4", "2": "0.5", "3": "4.0"}
+
+
+def test_an_empty_answer_is_named_as_its_row_calls_it() -> None:
+    rows = [{"prompt": "p", "solution": "4"}, {"prompt": "q", "solution": ""}]
+    with pytest.raises(ValueError, match='row 2: an empty "solution", and answers are compared'):
+        own_task(rows, fields={"answer": "solution"})
 
 
 def test_fields_are_mapped_to_what_the_rows_call_them(tmp_path: Path) -> None:

@@ -131,6 +131,23 @@ def test_a_cell_may_hold_newlines_commas_and_quotes_and_the_next_place_is_right(
         ("p.jsonl", b'{"a": 1}\n{"a": "\xff"}\n', r"p\.jsonl:2: this is not UTF-8"),
         ("p.jsonl", b'{"a": 1}\n{"a": \n', r"p\.jsonl:2: .*expected one JSON object per line"),
         ("p.json", b'[{"a": 1}, 2]', r"p\.json row 2: this is a int; expected an array of objects"),
+        (
+            "p.jsonl",
+            b'{"a": 1}\n{"a": "\\ud800"}\n',
+            r"p\.jsonl:2: the field 'a' has '\\ud800', which",
+        ),
+        (
+            "p.json",
+            b'[{}, {"a": ["x\\udc00 y"]}]',
+            r"p\.json row 2: the field 'a' .* half of a character",
+        ),
+        ("p.json", b'[{"\\ud800": 1}]', r"p\.json row 1: .* write the whole one, or leave it out"),
+        (
+            "p.jsonl",
+            b'{"a": "\\ud800", "b": NaN',
+            r"p\.jsonl:1: .*expected one JSON object per line",
+        ),
+        ("p.jsonl", b'["\\ud800"]', r"p\.jsonl:1: .*expected one JSON object per line"),
         ("p.json", b'[{"a": 1}', r"p\.json: .*; expected an array of objects"),
         ("p.parquet", b"PAR", r"cannot read .*p\.parquet as Parquet"),
         ("p.txt", b"", r"cannot tell the format .*\.jsonl, \.json, \.csv, \.parquet"),
@@ -157,6 +174,7 @@ def test_a_file_that_is_not_there_is_said_so(name: str, tmp_path: Path) -> None:
         (7, "the data is a int; expected a list of dicts"),
         (["a"], "row 1 of the data is a str; expected a list of dicts"),
         ([{"a": object()}], "row 1: the field 'a' is of type object; expected text, numbers"),
+        ([{"a": "\ud800"}], "row 1: the field 'a' has .* which is half of a character"),
         ([{1: "a"}], "row 1: a field is called 1; expected names that are text"),
     ],
 )

@@ -294,14 +294,18 @@ class _Reader:
         return str(int(answer)) if whole else str(answer)
 
     def _lacks(self, name: str, row: PlacedRow, why: str) -> ValueError:
+        scored = ", or score with a reward function" if name == "answer" else ""
+        if name in row.fields or name in self._fields:
+            called = self._fields.get(name, name)
+            return ValueError(
+                f'{row.place}: an empty "{called}", {why}; write one or leave the row out{scored}'
+            )
         usual = USUAL_PROMPTS if name == "prompt" else USUAL_ANSWERS
         likely = next((known for known in usual if known in row.fields), "NAME")
-        empty = "an empty" if name in row.fields or name in self._fields else "no"
         return ValueError(
-            f'{row.place}: {empty} "{name}", {why}; its fields are {_listed(row.fields)}; say '
+            f'{row.place}: no "{name}", {why}; its fields are {_listed(row.fields)}; say '
             f'which it is: fields = {{ {name} = "{likely}" }} of [task], or in Python '
-            f'fields={{"{name}": "{likely}"}}'
-            + (", or score with a reward function" if name == "answer" else "")
+            f'fields={{"{name}": "{likely}"}}{scored}'
         )
 
 

@@ -10,18 +10,23 @@ import csv
 import datetime
 import decimal
 import io
+import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from motley.tasks.extras import load
 
 Fields = dict[str, Any]
+Decoded = TypeVar("Decoded", Fields, list[Any])
 
 _MISSING = ("NAType", "NaTType")  # what pandas has for what is not there
+_HALF = re.compile("[\ud800-\udfff]")  # a surrogate without its other one
 MAX_CELL = 1 << 26  # characters of one cell of a CSV file
 _EXPECTED = (
     "expected a list of dicts, a pandas DataFrame, a datasets.Dataset, or the path of a .jsonl, "
@@ -58,15 +63,26 @@ def placed_rows(source: object) -> list[PlacedRow]:
 def _name(key: object, place: str) -> str:
     if not isinstance(key, str):
         raise ValueError(f"{place}: a field is called {key!r}; expected names that are text")
-    return key
+    return _text(key, key, place)
+
+
+def _text(value: str, key: str, place: str) -> str:
+    if half := _HALF.search(value):
+        raise ValueError(
+            f"{place}: the field {key!r} has {half[0]!r}, which is half of a character; write the "
+            "whole one, or leave it out"
+        )
+    return str(value)
 
 
 def _plain(value: Any, key: str, place: str) -> Any:
     """A value as JSON knows it, so that it can be hashed the same everywhere."""
     if value is None or type(value).__name__ in _MISSING:
         return None
-    if isinstance(value, str | bool | int):
-        return str(value) if isinstance(value, str) else value
+    if isinstance(value, str):
+        return _text(value, key, place)
+    if isinstance(value, bool | int):
+        return value
     if isinstance(value, float):
         return None if math.isnan(value) else float(value)
     if isinstance(value, Mapping):
@@ -145,7 +161,7 @@ def _of_json(path: Path) -> list[PlacedRow]:
     if not text.lstrip().startswith("["):
         return _lines(path, text)
     try:
-        rows = msgspec.json.decode(text, type=list[Any])
+        rows = _decoded(text, list)
     except msgspec.DecodeError as error:
         raise ValueError(f"{path}: {error}; expected an array of objects") from None
     for number, row in enumerate(rows, 1):
@@ -158,12 +174,24 @@ def _of_json(path: Path) -> list[PlacedRow]:
 
 def _fields(line: str, place: str) -> Fields:
     try:
-        return msgspec.json.decode(line, type=Fields)
+        return _decoded(line, dict)
     except msgspec.DecodeError as error:
         raise ValueError(
             f'{place}: {error}; expected one JSON object per line, such as {{"prompt": "2+2=", '
             f'"answer": "4"}}'
         ) from None
+
+
+def _decoded(text: str, kind: type[Decoded]) -> Decoded:
+    """JSON. What has half of a character is handed on: `_text` says in which field it is."""
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.DecodeError:
+        with suppress(ValueError, RecursionError):
+            loose = json.loads(text)
+            if isinstance(loose, kind) and _HALF.search(json.dumps(loose, ensure_ascii=False)):
+                return loose
+        raise
 
 
 def _of_csv(path: Path) -> list[PlacedRow]:
