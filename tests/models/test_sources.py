@@ -110,6 +110,32 @@ def test_a_path_where_nothing_is_is_refused(name: str) -> None:
     assert f"there is no model folder {name}; give one that exists" in refusal(lambda: find(name))
 
 
+def test_what_is_not_in_a_folder_of_runs_is_refused_with_what_is_near(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for run in ("runs/demo-001", "mine/specialists"):
+        (tmp_path / run).mkdir(parents=True)
+        (tmp_path / run / "config.toml").touch()
+    for name, near in (("runs/dmo-001", "runs/demo-001"), ("mine/specialist", "mine/specialists")):
+        said = refusal(lambda name=name: find(name))  # type: ignore[misc]
+        assert said.startswith(f"there is no model folder {name}; did you mean {near}? give one")
+    assert "there is no model folder mine/x; give one that exists" in refusal(
+        lambda: find("mine/x")
+    )
+
+
+def test_an_id_on_the_hub_stays_one_beside_a_folder_of_its_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "Qwen" / "Qwen2.5-0.5B-mine").mkdir(parents=True)
+    for name in ("Qwen/Qwen2.5-0.5B", "runs/x", "gpt2"):
+        assert find(name) == ModelSource(name, name)
+    (tmp_path / "runs").mkdir()
+    assert "there is no model folder runs/x;" in refusal(lambda: find("runs/x"))
+
+
 def test_a_folder_without_a_configuration_is_refused(folder: Path) -> None:
     (folder / "config.json").unlink()
     assert f"{folder} is no model folder: it has no config.json" in refusal(

@@ -107,7 +107,7 @@ def named_folder(name: str) -> Path:
 def local_model(name: str) -> Path | None:
     """The folder or GGUF file of this machine that a name means; None: it is an id on the hub.
 
-    What is written as a path must be there.
+    What is written as a path must be there, and what would be in a folder of runs.
     """
     path = Path(name).expanduser()
     if path.suffix == ".gguf":
@@ -121,15 +121,29 @@ def local_model(name: str) -> Path | None:
                 "save_pretrained wrote"
             )
         return path
-    if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
+    is_path = name.startswith((".", "/", "~")) or name.count("/") > 1
+    if path.exists() or is_path or ("/" in name and _holds_runs(path.parent)):
+        near = difflib.get_close_matches(path.name, _folders_in(path.parent), n=1)
+        meant = f"did you mean {path.parent / near[0]}? " if near else ""
         raise ValueError(
-            f"there is no model folder {name}; give one that exists, a .gguf file or a Hugging "
-            "Face id"
+            f"there is no model folder {name}; {meant}give one that exists, a .gguf file or a "
+            "Hugging Face id"
         )
     close = difflib.get_close_matches(name, NAMED, n=1)
     if close and "/" not in name:
         raise ValueError(f"model {name!r} is not known; did you mean {close[0]}?")
     return None
+
+
+def _holds_runs(folder: Path) -> bool:
+    """Whether runs are kept in a folder, so that what is not in it is a slip and no id."""
+    return (folder == Path("runs") and folder.is_dir()) or any(
+        (folder / name / "config.toml").exists() for name in _folders_in(folder)
+    )
+
+
+def _folders_in(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
 
 
 def has_chat(model: str) -> bool:
