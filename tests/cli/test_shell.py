@@ -197,6 +197,25 @@ def test_quiet_and_verbose_may_stand_before_the_command_too(tmp_path: Path) -> N
     assert (console.quiet, logging.getLogger("motley").level) == (False, logging.WARNING)
 
 
+@pytest.mark.parametrize("loudness", ["-q", "-v"])
+def test_a_warning_of_ours_is_one_line_without_its_place_in_the_code(
+    loudness: str, tmp_path: Path
+) -> None:
+    rows = [{"prompt": f"sort {n}=", "answer": "1"} for n in (*range(30), 7)]
+    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    command = [sys.executable, "-m", "motley", "new", loudness, "--data", tmp_path / "p.jsonl"]
+    command += ["--out", tmp_path / "crew.toml"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    (said,) = done.stderr.splitlines()
+    assert said.startswith("warning: 1 prompts stand more than once, such as in ")
+
+
+def test_a_warning_of_a_library_says_where_it_comes_from() -> None:
+    code = "import warnings, motley.cli; warnings.warn_explicit('x', UserWarning, '/lib/a.py', 3)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines()[0] == "/lib/a.py:3: UserWarning: x"
+
+
 def test_one_place_says_how_extras_are_installed_from_anywhere() -> None:
     root = Path(motley.__file__).parent
     places = [path.name for path in root.rglob("*.py") if "motley-rl[" in path.read_text()]

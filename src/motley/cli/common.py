@@ -24,6 +24,7 @@ from motley.cli.shell import App as App
 from motley.cli.shell import app as app
 from motley.cli.shell import console as console
 from motley.cli.shell import results as results
+from motley.cli.shell import warn as warn
 from motley.config import ConfigError, CrewConfig
 from motley.reports.scores import cell_text
 
@@ -74,13 +75,6 @@ def say(text: str) -> None:
 def tell(text: str) -> None:
     """A line as it is, of what came of it: -q leaves it."""
     results.print(text, highlight=False, soft_wrap=True, markup=False)
-
-
-def warn(text: str) -> None:
-    """A line as it is, of what may be wrong: on stderr, and -q leaves it."""
-    Console(stderr=True, soft_wrap=True).print(
-        f"[yellow]warning:[/yellow] {escape(text)}", highlight=False
-    )
 
 
 def stderr() -> Console:

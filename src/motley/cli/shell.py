@@ -1,4 +1,6 @@
-"""The app: its version, short help, completion, and how much its commands say (-q, -v)."""
+"""The app: its version, short help, completion, how much its commands say (-q, -v), and how they
+warn.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,14 @@ import functools
 import inspect
 import logging
 import sys
+import warnings
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar, get_type_hints
+from pathlib import Path
+from typing import Annotated, Any, TextIO, TypeVar, get_type_hints
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 import motley
 
@@ -39,6 +44,35 @@ motley --help lists every command, motley COMMAND -h explains one."""
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings, errors and the result.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also what is loaded, and where.")]
+
+
+def warn(text: str) -> None:
+    """A line as it is, of what may be wrong: on stderr, and -q leaves it."""
+    Console(stderr=True, soft_wrap=True).print(
+        f"[yellow]warning:[/yellow] {escape(text)}", highlight=False
+    )
+
+
+_as_python_does = warnings.showwarning
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Ours in one line, without its place in the code; a library's as Python does."""
+    if Path(filename).is_relative_to(Path(motley.__file__).parent):
+        warn(str(message))
+    else:
+        _as_python_does(message, category, filename, lineno, file, line)
+
+
+# here, and not in a command: the processes that commands start import this too
+warnings.showwarning = _show_warning
 
 
 def set_loudness(quiet: bool, verbose: bool) -> None:
