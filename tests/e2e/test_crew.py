@@ -29,8 +29,11 @@ from motley.exchange.sections import STEPS_PER_NAT
 from motley.learning.fates import read_fates
 from motley.learning.learner import Learner, StepReport
 from motley.learning.select import Candidate
+from motley.learning.waiting import Wait
 from motley.models.opening import saved_policy
 from motley.models.policy import ADAPTER, load_tensors
+from motley.peers.peer import Learned, Peer
+from motley.peers.sampling import Answered, DrawnRound, SamplerHalf
 from motley.records import Charter, Content, Group, Roster
 from motley.runs.building import trained_policies
 from motley.runs.folder import newest_checkpoint
@@ -255,6 +258,67 @@ def test_what_was_done_after_the_last_checkpoint_is_done_again_the_same(folder: 
     resumed = LocalCrew.resume(crew.folder)
     assert resumed.finished_rounds == 2
     assert_same_run(finish(resumed), whole)
+
+
+@pytest.mark.parametrize(
+    ("layout", "peer", "during", "kept"),
+    [
+        ("lockstep", -1, "sampling", 2),
+        ("hearing", -1, "sampling", 2),
+        ("several-steps", -1, "sampling", 2),
+        ("lockstep", -1, "learning", 0),  # the others have learned
+        ("async-drop", -1, "sampling", 0),
+    ],
+)
+def test_what_was_before_a_round_that_ends_in_an_error_is_kept_if_nobody_has_learned(
+    layout: str, peer: int, during: str, kept: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = spread_crew(folder, rounds=4, **LAYOUTS[layout])
+    whole = run(config, folder / "whole")
+    crew = LocalCrew.start(config, folder / "broken")
+    rounds = crew.rounds()
+    for _ in range(2):
+        next(rounds)
+    broken, drawn, learn = crew.peers[peer], SamplerHalf.drawn, Peer.learn
+
+    def draw(half: SamplerHalf, answered: Answered) -> DrawnRound:
+        if half is broken.half:
+            raise ValueError("the reward is no number")
+        return drawn(half, answered)
+
+    def step(self: Peer) -> Learned | Wait:
+        learned = learn(self)
+        if self is broken:
+            raise ValueError("the reward is no number")
+        return learned
+
+    with monkeypatch.context() as patch:
+        if during == "sampling":
+            patch.setattr(SamplerHalf, "drawn", draw)
+        else:
+            patch.setattr(Peer, "learn", step)
+        with pytest.raises(ValueError, match="the reward is no number"):
+            next(rounds)
+    resumed = LocalCrew.resume(crew.folder)
+    assert resumed.finished_rounds == kept
+    assert_same_run(finish(resumed), whole)
+
+
+def test_a_full_disk_does_not_hide_the_error_that_ended_a_round(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crew = LocalCrew.start(spread_crew(folder, rounds=2), folder / "broken")
+
+    def fail(*_: object) -> None:
+        raise ValueError("the reward is no number")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(SamplerHalf, "drawn", fail)
+    monkeypatch.setattr("motley.learning.checkpoint.save_tensors", full)
+    with pytest.raises(ValueError, match="the reward is no number"):
+        next(crew.rounds())
 
 
 def test_a_finished_crew_resumed_has_nothing_to_do(folder: Path) -> None:

@@ -135,22 +135,11 @@ class SamplerHalf:
 
         What was sampled before a crash is not sampled again.
         """
-        return self.finish(self.begin())
-
-    def begin(self) -> Answered | Sampled:
-        """Answer the next round's problems, unless that was done before a crash.
-
-        Rewards are computed beside what is done until `finish`.
-        """
         known = self.sampled_in(self.sampled_rounds)
-        return known if known else self.answered(self.ask())
-
-    def finish(self, begun: Answered | Sampled) -> Sampled:
-        """Put what was begun in the outbox."""
-        if isinstance(begun, Sampled):
-            self.sampled_rounds += 1
-            return self._taken(begun)
-        return self.keep(self.drawn(begun))
+        if known is None:
+            return self.keep(self.draw())
+        self.sampled_rounds += 1
+        return self._taken(known)
 
     def sampled_in(self, round: int) -> Sampled | None:
         """What the outbox knows of a round that was sampled before."""
@@ -163,7 +152,14 @@ class SamplerHalf:
 
     def draw(self) -> DrawnRound:
         """Sample the next round. Nothing is kept yet."""
-        return self.drawn(self.answered(self.ask()))
+        return self.drawn(self.begin())
+
+    def begin(self) -> Answered:
+        """Answer the next round's problems.
+
+        Rewards are computed beside what is done until `drawn`.
+        """
+        return self.answered(self.ask())
 
     def ask(self) -> Asked:
         """The next round."""

@@ -9,6 +9,7 @@ import hashlib
 import logging
 import shlex
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from motley.learning.checkpoint import (
     checkpoints,
     load_manifest,
     load_newest,
+    round_of,
     save_checkpoint,
     save_training,
 )
@@ -171,7 +173,8 @@ class LocalCrew:
     def rounds(self) -> Iterator[list[LearnerLine]]:
         """Train to the last round, or until every peer is as good as it is going to be.
 
-        Stopping between two yields loses nothing once `save` is called.
+        Stopping between two yields loses nothing once `save` is called. Nor does an error while a
+        round is sampled, where a step awaits everyone.
         """
         while not self.finished:
             # where a step awaits everyone, everyone samples before anyone learns
@@ -200,20 +203,35 @@ class LocalCrew:
 
         save_checkpoint(self.folder / "checkpoints", self.finished_rounds, state, write)
 
+    def _save_last_round(self) -> None:
+        """Save what the last round left, of which nothing has changed."""
+        with suppress(Exception):  # what ended the next round is what must be said
+            newest = checkpoints(self.folder / "checkpoints")[-1]
+            if self._saves and round_of(newest) < self.finished_rounds:
+                self.save()
+
     def _round_together(self) -> list[LearnerLine]:
         clock = self._run.clock
-        # rewards of one peer's answers are computed while the next one samples
-        begun = [timed(peer.half.begin, clock) for peer in self.peers]
+        try:
+            # rewards of one peer's answers are computed while the next one samples
+            begun = [timed(peer.half.begin, clock) for peer in self.peers]
+            drawn = [
+                timed(partial(peer.half.drawn, answered), clock)
+                for peer, (answered, _) in zip(self.peers, begun, strict=True)
+            ]
+        except Exception:
+            self._save_last_round()  # nothing of this one is kept yet
+            raise
         sampled = [
-            timed(partial(peer.half.finish, answered), clock)
-            for peer, (answered, _) in zip(self.peers, begun, strict=True)
+            timed(partial(peer.half.keep, drawn_round), clock)
+            for peer, (drawn_round, _) in zip(self.peers, drawn, strict=True)
         ]
         for peer in self.peers:
             peer.publish()
         learned = [timed(partial(_receive_and_learn, peer), clock) for peer in self.peers]
         number, lines = self.finished_rounds + 1, []
-        for peer, (_, begin_s), (batch, finish_s), (result, learn_s) in zip(
-            self.peers, begun, sampled, learned, strict=True
+        for peer, (_, begin_s), (_, draw_s), (batch, keep_s), (result, learn_s) in zip(
+            self.peers, begun, drawn, sampled, learned, strict=True
         ):
             if isinstance(result, Wait):
                 raise ValueError(
@@ -222,7 +240,7 @@ class LocalCrew:
                     f"refused so far {by_sender(peer.admission.refused)}{_newest(peer)}; a "
                     "lockstep crew needs every peer's groups"
                 )
-            timing = Timing(begin_s + finish_s, learn_s)
+            timing = Timing(begin_s + draw_s + keep_s, learn_s)
             lines.append(self._run.line(peer, number, batch, result.report, timing))
         return lines
 
