@@ -131,7 +131,8 @@ class _Made:
     def __init__(self, count): self.outputs = [type("Out", (), {"token_ids": [7] * count})]
 class LLM:
     def __init__(self, **given):
-        pathlib.Path(os.environ["FAKE_SAID"]).write_text(json.dumps(given))
+        one = os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+        pathlib.Path(os.environ["FAKE_SAID"]).write_text(json.dumps(given | {"in_one": one}))
         assert pathlib.Path(given["model"], "config.json").exists()
     def generate(self, prompts, params, use_tqdm):
         assert all(len(one["prompt_token_ids"]) == 6 for one in prompts)
@@ -163,6 +164,7 @@ def test_vllm_is_asked_for_the_same_call(fake_vllm: Callable[[int], str], tmp_pa
     asked = json.loads((tmp_path / "said.json").read_text())
     assert asked["max_num_seqs"] == 3 * 4
     assert asked["max_model_len"] == 6 + 12
+    assert asked["in_one"]  # process
 
 
 @pytest.mark.slow

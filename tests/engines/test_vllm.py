@@ -126,6 +126,7 @@ def test_the_server_sees_the_policys_gpu_and_none_of_our_packages() -> None:
     assert seen["CUDA_VISIBLE_DEVICES"] == "7"
     assert seen["VLLM_CPU_KVCACHE_SPACE"] == "9"
     assert seen["VLLM_SERVER_DEV_MODE"] == "1"
+    assert seen["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
     assert "PYTHONPATH" not in seen
     assert server_environment(tiny_policy(), Vllm(), {"PYTHONPATH": "/src"})["PYTHONPATH"] == "/src"
 

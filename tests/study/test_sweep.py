@@ -23,6 +23,7 @@ from motley.study.statistics import bounded_interval
 from motley.study.sweep import (
     DIAGNOSTICS,
     Trial,
+    cells,
     draw,
     glance,
     markdown,
@@ -177,6 +178,14 @@ def test_ages_and_diagnostics_are_means_over_runs_and_the_largest_of_all() -> No
     assert (line.mean_age, line.max_age) == (1.5, 9)
     assert line.diagnostics["kl_k3"] == pytest.approx(0.3)
     assert line.diagnostics["weight_var"] == pytest.approx(0.4)  # of the run that knows it
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_no_run_knows_leaves_its_cell_empty() -> None:
+    runs = [trial("near", 0, {40: 0.5}, diagnostics={"kl_k3": 0.2})]
+    head, (row,) = cells(table(runs, ["near"], ["gepo"]))
+    found = dict(zip(head, row, strict=True))
+    assert (found["KL(q‖p)"], found["weight variance"]) == ("0.200", "")
 
 
 def test_a_table_has_a_line_per_arm_and_crew_in_the_order_asked_for() -> None:

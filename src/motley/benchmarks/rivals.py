@@ -24,6 +24,8 @@ from motley.learning.batches import ToScore
 from motley.models.policy import Policy
 
 VLLM_SHARE = 0.6  # of the GPU's memory
+# its engine in its caller's process: between two of them every step costs messages
+IN_ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
 
 def generator(policy: Policy) -> PreTrainedModel:
@@ -69,7 +71,7 @@ def vllm_seconds(
 
     The policy leaves the GPU for it.
     """
-    environment = server_environment(policy, Vllm(python=python), os.environ)
+    environment = IN_ONE_PROCESS | server_environment(policy, Vllm(python=python), os.environ)
     device = policy.device
     with tempfile.TemporaryDirectory() as folder:
         write_model(policy, Path(folder))

@@ -49,6 +49,8 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
     "VLLM_CPU_KVCACHE_SPACE": "2",
+    # its engine's process: one that is forked after torch has computed can wait forever
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }
 HAS_VLLM = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
 

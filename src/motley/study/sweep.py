@@ -67,7 +67,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     mean_age: float  # in versions, of the groups learned from
     max_age: int
     dropped: int
-    grad_norm: float  # mean over steps
+    grad_norm: float  # mean over steps; 0 without any
     diagnostics: dict[str, float]  # mean over steps and senders
     start: dict[str, float] = {}  # per kind, as `end`
     end: dict[str, float] = {}
@@ -160,6 +160,7 @@ def _simulate(crew: CrewConfig, name: str, arm: Arm, folder: Path) -> list[Trial
 def _trial(crew: str, arm: Arm, seed: int, lines: list[LearnerLine]) -> Trial:
     ages, measured = ages_of(lines), [line for line in lines if line.heldout]
     senders = [sender for line in lines for sender in (line.senders or {}).values()]
+    norms = [line.grad_norm for line in lines if line.grad_norm is not None]
     known = {
         key: [value for s in senders if (value := s.number(key)) is not None] for key in DIAGNOSTICS
     }
@@ -174,7 +175,7 @@ def _trial(crew: str, arm: Arm, seed: int, lines: list[LearnerLine]) -> Trial:
         mean_age=sum(age * count for age, count in ages) / max(1, sum(count for _, count in ages)),
         max_age=max((age for age, _ in ages), default=0),
         dropped=num_dropped(lines),
-        grad_norm=float(np.mean([line.grad_norm for line in lines if line.grad_norm is not None])),
+        grad_norm=sum(norms) / max(1, len(norms)),
         diagnostics={key: float(np.mean(values)) for key, values in known.items() if values},
         start=measured[0].heldout or {},
         end=measured[-1].heldout or {},
@@ -223,8 +224,9 @@ def _line(trials: Sequence[Trial], arm: str, crew: str, first: str, measure: Mea
         mean_age=float(np.mean([t.mean_age for t in own])),
         max_age=max(t.max_age for t in own),
         diagnostics={
-            key: float(np.mean([t.diagnostics[key] for t in own if key in t.diagnostics]))
+            key: float(np.mean(known))
             for key in DIAGNOSTICS
+            if (known := [t.diagnostics[key] for t in own if key in t.diagnostics])
         },
     )
 
@@ -271,7 +273,7 @@ def cells(lines: Sequence[SweepRow]) -> tuple[list[str], list[list[str]]]:
     for line in lines:
         first = line.crew == lines[0].crew
         numbers = [
-            f"{line.diagnostics[key]:.3f}"
+            f"{line.diagnostics[key]:.3f}" if key in line.diagnostics else ""
             for key in ("weight_var", "kl_k3", "estimation_error", "clipped")
         ]
         rows.append(
