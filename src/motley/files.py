@@ -51,7 +51,9 @@ def read_json(path: Path, kind: type[T], remedy: str) -> T:
 
 
 def cache_folder() -> Path:
-    """Models that were fetched and warm starts that were made; deleting it costs time only."""
+    """Models that were fetched, warm starts that were made, what was tried; deleting it costs time
+    only.
+    """
     return Path(os.environ.get("MOTLEY_CACHE") or Path.home() / ".cache" / "motley")
 
 

@@ -162,6 +162,31 @@ def test_a_run_whose_model_would_not_come_back_is_refused_before_the_first_round
     assert not list((tmp_path / "run" / "start").iterdir())
 
 
+@pytest.mark.parametrize("other", ["nothing", "shape", "version", "cache"])
+def test_what_came_back_once_is_not_tried_again(
+    other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOTLEY_CACHE", str(tmp_path / "cache"))
+    write_task(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    tried: list[Path] = []
+    monkeypatch.setattr("motley.runs.building.check_returns", lambda _, place: tried.append(place))
+
+    def start(name: str, **sizes: float) -> None:
+        family_model("llama", sizes=sizes).save_pretrained(tmp_path / name)
+        tiny_vocabulary().save(tmp_path / name)
+        LocalCrew.start(family_crew(tmp_path / name, tmp_path), tmp_path / f"{name}-run")
+
+    start("one")
+    assert len(tried) == 1
+    if other == "version":
+        monkeypatch.setattr("motley.models.returning.TRIAL", "returns/1/transformers-0")
+    if other == "cache":  # one that cannot be written
+        monkeypatch.setenv("MOTLEY_CACHE", str(tmp_path / "one-run" / "config.toml"))
+    start("two", **({"rms_norm_eps": 1e-3} if other == "shape" else {}))
+    assert len(tried) == (1 if other == "nothing" else 2)
+
+
 def test_cut_layers_come_back_as_what_they_were(tmp_path: Path) -> None:
     """Which of them are rotated stands in a list of the configuration."""
     sizes = {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]}

@@ -1,4 +1,4 @@
-"""Whether what is saved of a policy comes back: tried once, before a run trusts in it.
+"""Whether what is saved of a policy comes back: tried before a run trusts in it, and not again.
 
 transformers renames, splits and joins weights when it saves, and reads a model's shape from its
 configuration. What either loses would be missed first when a run is resumed or exported.
@@ -6,17 +6,44 @@ configuration. What either loses would be missed first when a run is resumed or 
 
 from __future__ import annotations
 
+import hashlib
+import json
+from contextlib import suppress
 from pathlib import Path
 
 import torch
+from safetensors import __version__ as safetensors_version
 from torch import Tensor
 from torch.func import functional_call
+from transformers import __version__ as transformers_version
 
+from motley.files import cache_folder
 from motley.models.policy import Policy
 from motley.models.precision import apart, nearly, spread_ids
 from motley.models.sources import quiet, read_folder
 
 SOME_TOKENS = (5, 6, 7, 3, 4, 10, 11, 9)
+# by what a model is saved and read; its number is that of our own part
+TRIAL = f"returns/1/transformers-{transformers_version}/safetensors-{safetensors_version}"
+NOT_SHAPE = frozenset(("_name_or_path", "name_or_path", "transformers_version"))
+
+
+def returned_before(policy: Policy) -> bool:
+    """Whether a model of this shape came back on this machine: large ones take minutes to try."""
+    return _mark(policy).exists()
+
+
+def note_returned(policy: Policy) -> None:
+    mark = _mark(policy)
+    with suppress(OSError):  # where nothing can be kept it is tried each time
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+
+
+def _mark(policy: Policy) -> Path:
+    shape = {k: v for k, v in policy.base.config.to_dict().items() if k not in NOT_SHAPE}
+    tried = [TRIAL, policy.fingerprint, json.dumps(shape, sort_keys=True, default=str)]
+    return cache_folder() / "returned" / hashlib.sha256(repr(tried).encode()).hexdigest()[:24]
 
 
 def check_returns(policy: Policy, folder: Path) -> None:

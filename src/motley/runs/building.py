@@ -34,7 +34,12 @@ from motley.learning.learner import Learner
 from motley.learning.warm import warm_start
 from motley.models.opening import initial_policy, is_tiny, peer_seed, placed
 from motley.models.policy import MadeOf, Policy, with_masters, with_trained_part
-from motley.models.returning import check_part_returns, check_returns
+from motley.models.returning import (
+    check_part_returns,
+    check_returns,
+    note_returned,
+    returned_before,
+)
 from motley.objectives import objective
 from motley.peers.follower import Sampler
 from motley.peers.peer import Peer
@@ -88,13 +93,12 @@ def _checked_policy(run: Run, me: PeerConfig, start: Path) -> Policy:
     """
     policy = _opened_policy(run.config, me, start, run.task)
     resumes = bool(checkpoints(run.folder / "checkpoints"))
-    known = resumes or policy.fingerprint in run.returned
     # an adapter's base is where it was, unless it was made here
     written = start.exists() or me.keep_layers or not _is_lora(me)
     with TemporaryDirectory(dir=run.folder / "start", prefix=".tried-") as place:
-        if written and not known:
+        if written and not resumes and not returned_before(policy):
             check_returns(policy, Path(place) / "whole")
-            run.returned.add(policy.fingerprint)
+            note_returned(policy)
         policy = _with_trained_part(run.config, me, policy)
         if not resumes and (policy.is_adapted or policy.is_partial):
             check_part_returns(policy, Path(place) / "part")

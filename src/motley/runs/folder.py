@@ -104,7 +104,6 @@ class Run:
         self._watch: Watch | None = None  # from the first line on: the file may be cut before it
         self._fates = FateFile(folder / "groups" / "fates.jsonl")
         self._traces = TraceFiles(folder / "groups" / "traces", config.evaluate.most_trace_bytes)
-        self.returned: set[str] = set()  # models that came back from disk, by fingerprint
         self.stopping = Stopping(config.evaluate)
 
     def restore(self, peer: Peer, checkpoint: Path, state: PeerState) -> None:
