@@ -415,6 +415,21 @@ def test_a_second_ctrl_c_says_how_to_go_on_too(
 
 
 @pytest.mark.slow
+def test_an_error_in_the_middle_says_how_to_go_on(
+    crew_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(crew: LocalCrew) -> Iterator[list[LearnerLine]]:
+        raise ValueError("the reward is no number")
+        yield []
+
+    monkeypatch.setattr(LocalCrew, "rounds", failing)
+    run = tmp_path / "run"
+    said = error("train", crew_file, "--out", run)
+    assert said == f"error: the reward is no number; go on with: motley train --resume {run}"
+    assert "go on with" not in error("train", tmp_path / "no.toml")
+
+
+@pytest.mark.slow
 def test_eval_of_a_saved_model_folder(trained: Path) -> None:
     newest = sorted((trained / "checkpoints").glob("round-*"))[-1]
     run = {

@@ -82,6 +82,9 @@ def stderr() -> Console:
     return Console(stderr=True, quiet=console.quiet)
 
 
+PLAIN = (ConfigError, ValueError, FloatingPointError, OSError)
+
+
 @contextmanager
 def plain_errors() -> Iterator[None]:
     """What a user did wrong, or a disk, is one line and not a traceback; what a user's own function
@@ -89,11 +92,12 @@ def plain_errors() -> Iterator[None]:
     """
     try:
         yield
-    except (ConfigError, ValueError, FloatingPointError, OSError) as error:
+    except PLAIN as error:
         shown = Console(stderr=True, soft_wrap=True)
         if details := getattr(error, "details", ""):  # where in a user's own code it happened
             shown.print(escape(details), highlight=False)
         said = _refused(error) if isinstance(error, OSError) else str(error)
+        said = "; ".join([said, *getattr(error, "__notes__", ())])
         shown.print(f"[red]error:[/red] {escape(said)}", highlight=False)
         raise typer.Exit(2) from None
 

@@ -25,6 +25,7 @@ from rich.progress import (
 )
 
 from motley.cli.common import (
+    PLAIN,
     Alone,
     Objective,
     Out,
@@ -169,8 +170,10 @@ def _train(
     recorded: _Alone | None = None,
 ) -> None:
     """Run a crew to its end, or until it is stopped; then say how to go on."""
+    begun = False
     try:
         crew = begin()
+        begun = True
         if recorded:
             _write_alone(folder, recorded)
         stop_asked = _run(crew)
@@ -179,18 +182,22 @@ def _train(
         )
     except KeyboardInterrupt:
         stopped = True
+    except PLAIN as error:
+        if begun:  # otherwise the folder may be another run's
+            error.add_note(f"go on with: {_again(folder, alone)}")
+        raise
     if stopped:
-        saved = any((folder / "checkpoints").glob("round-*")) or (folder / "peers").exists()
-        again = (
-            shlex.join(["motley", "train", "--resume", str(folder), *["--alone"] * alone])
-            if saved
-            else "the same command; nothing was saved yet"
-        )
         if (folder / "metrics.jsonl").exists():
             recall_signs(folder, console)
-        tell(f"stopped; go on with: {again}")
+        tell(f"stopped; go on with: {_again(folder, alone)}")
         raise typer.Exit(130)
     _finish(crew, _read_alone(folder))
+
+
+def _again(folder: Path, alone: bool) -> str:
+    if any((folder / "checkpoints").glob("round-*")) or (folder / "peers").exists():
+        return shlex.join(["motley", "train", "--resume", str(folder), *["--alone"] * alone])
+    return "the same command; nothing was saved yet"
 
 
 @app.command()
