@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from architectures import BEGIN, END, TURN_END, text_tokenizer
-from motley.models.gguf_tokenizer import CONTROL, ORDINARY, Stated, check, put_right
+from motley.models.gguf_tokenizer import ADDED, CONTROL, ORDINARY, Stated, check, put_right
 
 CONTROLS = (BEGIN, END, "<|im_start|>", TURN_END, "<|endoftext|>")
 
@@ -27,6 +27,7 @@ def stated() -> Stated:
         kind="gpt2",
         tokens=tokens,
         types=[CONTROL if token in CONTROLS else ORDINARY for token in tokens],
+        scores=[],
         merges=[" ".join(merge) for merge in model["merges"]],
         special={"bos": tokens.index(BEGIN), "eos": tokens.index(END), "pad": tokens.index(END)},
         begins=True,
@@ -58,6 +59,7 @@ def pieces(merges: list[tuple[str, str]]) -> tuple[PreTrainedTokenizerFast, Stat
         kind="llama",
         tokens=tokens,
         types=[CONTROL] + [ORDINARY] * (len(tokens) - 1),
+        scores=[0, 0, 0, 0, 0, -2, -3, -4, -1, -9],
         merges=[],
         special={"unk": 0},
         begins=False,
@@ -130,6 +132,33 @@ def test_a_tokenizer_with_fewer_merges_than_the_file_is_refused(share: float) ->
         check(tokenizer, says, "small.gguf")
     assert f"it has {int(share * expected)} merges, expected {expected};" in str(caught.value)
     assert str(caught.value).startswith("model small.gguf: the tokenizer that transformers ")
+
+
+def test_text_is_merged_by_the_scores_of_the_file_where_another_rule_was_made() -> None:
+    right, says = pieces(
+        [("b", "c"), ("▁", "a"), ("▁a", "b"), ("▁ab", "c"), ("▁a", "bc"), ("▁", "▁")]
+    )
+    scored = list(zip(says.tokens, says.scores, strict=True))
+    other = Tokenizer(models.Unigram(scored, 0, byte_fallback=False))
+    other.normalizer, other.decoder = right.backend_tokenizer.normalizer, decoders.Replace("▁", " ")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=other, unk_token="<unk>")
+    texts = ["abc", " abc", " ab c", "  bc", "xbc"]
+    assert tokenizer(texts).input_ids != right(texts).input_ids
+    put_right(tokenizer, replace(says, scores=[]))
+    assert tokenizer(texts).input_ids != right(texts).input_ids, "the file has no scores"
+    put_right(tokenizer, says)
+    assert tokenizer(texts).input_ids == right(texts).input_ids
+    check(tokenizer, says, "m")
+
+
+def test_added_tokens_are_merged_first() -> None:
+    tokenizer, says = pieces([])
+    added = [
+        ADDED if token == "▁▁" else kind
+        for token, kind in zip(says.tokens, says.types, strict=True)
+    ]
+    put_right(tokenizer, replace(says, types=added))
+    assert tokenizer.encode("  abc") == [says.tokens.index(one) for one in ("▁▁", "a", "bc")]
 
 
 def test_words_that_fall_to_pieces_are_refused_where_the_file_lists_no_merges() -> None:

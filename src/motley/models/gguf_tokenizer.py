@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken
+from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerBase
 from transformers import __version__ as transformers_version
 
 SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-ORDINARY, CONTROL, ADDED = 1, 3, 4  # gguf.TokenType
+ORDINARY, CONTROL, ADDED, BYTE = 1, 3, 4, 6  # gguf.TokenType
+SENTENCEPIECE = "llama"  # the kind whose merges follow from the scores of its tokens
 SAMPLED = 2000  # words, evenly over the vocabulary
 # of the words, those that must be encoded as themselves: .99 are where all is right (SmolLM2, Qwen,
 # Gemma, Mistral); text cut by GPT-2's rule instead of Qwen's leaves .85, without merges none are
@@ -32,6 +34,7 @@ class Stated:
     kind: str  # gpt2: spelled in bytes; in others ▁ is a space
     tokens: list[str]
     types: list[int]  # of each token
+    scores: list[float]  # of each token, or none
     merges: list[str]  # none: they follow from the vocabulary
     special: dict[str, int]  # such as eos: 2, where the file names one
     begins: bool | None  # texts begin with the begin token; None: it does not say
@@ -52,6 +55,7 @@ def read_stated(path: Path) -> Stated:
         kind=read("model", ""),
         tokens=tokens,
         types=read("token_type", [ORDINARY] * len(tokens)),
+        scores=read("scores", []),
         merges=read("merges", []),
         special={name: i for name, i in ids.items() if i is not None and i < len(tokens)},
         begins=read("add_bos_token", None),
@@ -60,6 +64,8 @@ def read_stated(path: Path) -> Stated:
 
 def put_right(tokenizer: PreTrainedTokenizerBase, stated: Stated) -> None:
     """Give a tokenizer what the file names and transformers may have lost."""
+    if stated.kind == SENTENCEPIECE and len(stated.scores) == len(stated.tokens):
+        _merge_by_scores(tokenizer, stated)
     for name, token in stated.special.items():
         if getattr(tokenizer, f"{name}_token_id") != token:
             setattr(tokenizer, f"{name}_token", stated.tokens[token])
@@ -75,6 +81,38 @@ def put_right(tokenizer: PreTrainedTokenizerBase, stated: Stated) -> None:
     )
     if stated.begins:
         _begin_texts(tokenizer)
+
+
+def _merge_by_scores(tokenizer: PreTrainedTokenizerBase, stated: Stated) -> None:
+    """Some versions cut text by another rule than that of the file, which is to merge."""
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    if fast is None or json.loads(fast.to_str())["model"].get("merges"):
+        return
+    tokens = [token.replace(" ", "▁") for token in stated.tokens]
+    unknown = stated.special.get("unk")
+    fast.model = BPE(
+        {token: i for i, token in enumerate(tokens)},
+        _merges(tokens, stated),
+        unk_token=None if unknown is None else tokens[unknown],
+        fuse_unk=True,
+        byte_fallback=BYTE in stated.types,
+    )
+
+
+def _merges(tokens: list[str], stated: Stated) -> list[tuple[str, str]]:
+    """Every pair of tokens that makes a third: added ones first, then by the third's score; those
+    that make the same one with the longest left part first.
+    """
+    known = set(tokens)
+    first = sorted(
+        range(len(tokens)), key=lambda i: (stated.types[i] != ADDED, -stated.scores[i], i)
+    )
+    return [
+        (left, right)
+        for token in (tokens[i] for i in first)
+        for cut in range(len(token) - 1, 0, -1)
+        if (left := token[:cut]) in known and (right := token[cut:]) in known
+    ]
 
 
 def _begin_texts(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -49,7 +49,7 @@ Say = Callable[[str], None]
 # a model is data: programs that come with one are never run, and nobody is asked
 NO_CODE = {"trust_remote_code": False}
 # by what a GGUF file is turned into a folder; its number is that of our own part
-CONVERSION = f"gguf/2/transformers-{transformers_version}"
+CONVERSION = f"gguf/3/transformers-{transformers_version}"
 ROUNDED = 0.15  # of a tensor, by four bits at least; two that were never one are 1.4 apart
 
 
