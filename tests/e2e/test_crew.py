@@ -263,6 +263,7 @@ def test_what_was_done_after_the_last_checkpoint_is_done_again_the_same(folder: 
 @pytest.mark.parametrize(
     ("layout", "peer", "during", "kept"),
     [
+        ("lockstep", 0, "sampling", 2),
         ("lockstep", -1, "sampling", 2),
         ("hearing", -1, "sampling", 2),
         ("several-steps", -1, "sampling", 2),
@@ -305,20 +306,25 @@ def test_what_was_before_a_round_that_ends_in_an_error_is_kept_if_nobody_has_lea
 
 
 def test_a_full_disk_does_not_hide_the_error_that_ended_a_round(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    crew = LocalCrew.start(spread_crew(folder, rounds=2), folder / "broken")
+    crew = LocalCrew.start(spread_crew(folder, rounds=3), folder / "broken")
+    rounds, tried = crew.rounds(), list[object]()
+    next(rounds)
 
     def fail(*_: object) -> None:
         raise ValueError("the reward is no number")
 
-    def full(*_: object) -> None:
+    def full(*given: object) -> None:
+        tried.append(given)
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(SamplerHalf, "drawn", fail)
     monkeypatch.setattr("motley.learning.checkpoint.save_tensors", full)
     with pytest.raises(ValueError, match="the reward is no number"):
-        next(crew.rounds())
+        next(rounds)
+    assert len(tried) == 1
+    assert "round 1 could not be saved: " in caplog.text
 
 
 def test_a_finished_crew_resumed_has_nothing_to_do(folder: Path) -> None:

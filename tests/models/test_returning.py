@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -162,7 +163,20 @@ def test_a_run_whose_model_would_not_come_back_is_refused_before_the_first_round
     assert not list((tmp_path / "run" / "start").iterdir())
 
 
-@pytest.mark.parametrize("other", ["nothing", "shape", "version", "cache"])
+def unless_in(folder: str, exists: Callable[[Path], bool]) -> Callable[[Path], bool]:
+    def looked_up(path: Path) -> bool:
+        if path.parent.name == folder:
+            raise PermissionError(13, "Permission denied", str(path))
+        return exists(path)
+
+    return looked_up
+
+
+def homeless() -> Path:
+    raise RuntimeError("Could not determine home directory.")
+
+
+@pytest.mark.parametrize("other", ["nothing", "shape", "generation", "version", "cache", "home"])
 def test_what_came_back_once_is_not_tried_again(
     other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,7 +187,10 @@ def test_what_came_back_once_is_not_tried_again(
     monkeypatch.setattr("motley.runs.building.check_returns", lambda _, place: tried.append(place))
 
     def start(name: str, **sizes: float) -> None:
-        family_model("llama", sizes=sizes).save_pretrained(tmp_path / name)
+        model = family_model("llama", sizes=sizes)
+        if other == "generation" and tried:
+            model.generation_config.update(do_sample=True, top_k=7)
+        model.save_pretrained(tmp_path / name)
         tiny_vocabulary().save(tmp_path / name)
         LocalCrew.start(family_crew(tmp_path / name, tmp_path), tmp_path / f"{name}-run")
 
@@ -181,8 +198,12 @@ def test_what_came_back_once_is_not_tried_again(
     assert len(tried) == 1
     if other == "version":
         monkeypatch.setattr("motley.models.returning.TRIAL", "returns/1/transformers-0")
-    if other == "cache":  # one that cannot be written
+    if other == "cache":  # one that can be neither written nor looked into
         monkeypatch.setenv("MOTLEY_CACHE", str(tmp_path / "one-run" / "config.toml"))
+        monkeypatch.setattr(Path, "exists", unless_in("returned", Path.exists))
+    if other == "home":  # nor is there a place for one
+        monkeypatch.delenv("MOTLEY_CACHE")
+        monkeypatch.setattr(Path, "home", homeless)
     start("two", **({"rms_norm_eps": 1e-3} if other == "shape" else {}))
     assert len(tried) == (1 if other == "nothing" else 2)
 

@@ -120,8 +120,9 @@ def test_what_is_not_in_a_folder_of_runs_is_refused_with_what_is_near(
     for name, near in (("runs/dmo-001", "runs/demo-001"), ("mine/specialist", "mine/specialists")):
         said = refusal(lambda name=name: find(name))  # type: ignore[misc]
         assert said.startswith(f"there is no model folder {name}; did you mean {near}? give one")
-    assert "there is no model folder mine/x; give one that exists" in refusal(
-        lambda: find("mine/x")
+    assert find("mine/x") == ModelSource("mine/x", "mine/x"), "an id, like nothing that is there"
+    assert "runs/demo-001 is a run and no model; motley export" in refusal(
+        lambda: find("runs/demo-001")
     )
 
 

@@ -84,7 +84,7 @@ def test_exact_match_looks_past_spaces_around_the_answer(tmp_path: Path) -> None
             '{"prompt": ""}',
             r'p\.jsonl:3: an empty "prompt", as text or as messages; write one or leave the row',
         ),
-        ('{"prompt": 4, "answer": "4"}', r'p\.jsonl:3: an empty "prompt"'),
+        ('{"prompt": 4, "answer": "4"}', r"p\.jsonl:3: the prompt is 4; expected text"),
     ],
 )
 def test_a_bad_line_is_named_by_its_number(third: str, words: str, tmp_path: Path) -> None:

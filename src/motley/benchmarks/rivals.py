@@ -71,7 +71,7 @@ def vllm_seconds(
 
     The policy leaves the GPU for it.
     """
-    environment = IN_ONE_PROCESS | server_environment(policy, Vllm(python=python), os.environ)
+    environment = server_environment(policy, Vllm(python=python), os.environ) | IN_ONE_PROCESS
     device = policy.device
     with tempfile.TemporaryDirectory() as folder:
         write_model(policy, Path(folder))

@@ -64,8 +64,12 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Ours in one line, without its place in the code; a library's as Python does."""
-    if Path(filename).is_relative_to(Path(motley.__file__).parent):
+    """Ours in one line, without its place in the code; a library's as Python does.
+
+    What a library says of a line of ours counts as ours, if it is of the plain kind.
+    """
+    ours = Path(filename).is_relative_to(Path(motley.__file__).parent)
+    if ours and category is UserWarning:
         warn(str(message))
     else:
         _as_python_does(message, category, filename, lineno, file, line)

@@ -256,5 +256,7 @@ def _named(path: str, document: Document) -> str:
     """A place with its peer's name, where it has one: `peer.a.train` for `peer[0].train`."""
     place = re.fullmatch(r"peer\[(\d+)\](.*)", path)
     peer = document["peer"][int(place[1])] if place else None
-    name = str(peer.get("name", "")) if isinstance(peer, dict) else ""
-    return f"peer.{name}{place[2]}" if place and re.fullmatch(r"[\w-]+", name) else path
+    if not place or not isinstance(peer, dict):
+        return path
+    name = str(peer.get("name", ""))
+    return f"peer.{name}{place[2]}" if re.fullmatch(r"[\w-]+", name) else path

@@ -115,6 +115,11 @@ def local_model(name: str) -> Path | None:
             raise ValueError(f"there is no GGUF file {name}; give the path of one that exists")
         return path
     if path.is_dir():
+        if (path / "config.toml").exists():
+            raise ValueError(
+                f"{name} is a run and no model; motley export {name} OUT writes a peer of it as a "
+                "model folder"
+            )
         if not (path / "config.json").exists():
             raise ValueError(
                 f"{name} is no model folder: it has no config.json; give a folder that "
@@ -122,8 +127,15 @@ def local_model(name: str) -> Path | None:
             )
         return path
     is_path = name.startswith((".", "/", "~")) or name.count("/") > 1
-    if path.exists() or is_path or ("/" in name and _holds_runs(path.parent)):
-        near = difflib.get_close_matches(path.name, _folders_in(path.parent), n=1)
+    beside = _folders_in(path.parent) if is_path or "/" in name else []
+    near = difflib.get_close_matches(path.name, beside, n=1)
+    is_slip = near and (path.parent / near[0] / "config.toml").exists()  # of a run's name
+    if (
+        path.exists()
+        or is_path
+        or is_slip
+        or (path.parent == Path("runs") and path.parent.is_dir())
+    ):
         meant = f"did you mean {path.parent / near[0]}? " if near else ""
         raise ValueError(
             f"there is no model folder {name}; {meant}give one that exists, a .gguf file or a "
@@ -133,13 +145,6 @@ def local_model(name: str) -> Path | None:
     if close and "/" not in name:
         raise ValueError(f"model {name!r} is not known; did you mean {close[0]}?")
     return None
-
-
-def _holds_runs(folder: Path) -> bool:
-    """Whether runs are kept in a folder, so that what is not in it is a slip and no id."""
-    return (folder == Path("runs") and folder.is_dir()) or any(
-        (folder / name / "config.toml").exists() for name in _folders_in(folder)
-    )
 
 
 def _folders_in(folder: Path) -> list[str]:

@@ -28,20 +28,30 @@ TRIAL = f"returns/1/transformers-{transformers_version}/safetensors-{safetensors
 NOT_SHAPE = frozenset(("_name_or_path", "name_or_path", "transformers_version"))
 
 
+# Where there is no cache, or nothing may be kept in it, a model is tried each time
+NO_CACHE = (OSError, RuntimeError)
+
+
 def returned_before(policy: Policy) -> bool:
     """Whether a model of this shape came back on this machine: large ones take minutes to try."""
-    return _mark(policy).exists()
+    with suppress(*NO_CACHE):
+        return _mark(policy).exists()
+    return False
 
 
 def note_returned(policy: Policy) -> None:
-    mark = _mark(policy)
-    with suppress(OSError):  # where nothing can be kept it is tried each time
+    with suppress(*NO_CACHE):
+        mark = _mark(policy)
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()
 
 
 def _mark(policy: Policy) -> Path:
-    shape = {k: v for k, v in policy.base.config.to_dict().items() if k not in NOT_SHAPE}
+    configs = [policy.base.config, policy.base.generation_config]  # both are saved beside it
+    shape = [
+        {k: v for k, v in config.to_dict().items() if k not in NOT_SHAPE} if config else None
+        for config in configs
+    ]
     tried = [TRIAL, policy.fingerprint, json.dumps(shape, sort_keys=True, default=str)]
     return cache_folder() / "returned" / hashlib.sha256(repr(tried).encode()).hexdigest()[:24]
 

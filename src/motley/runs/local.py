@@ -9,7 +9,6 @@ import hashlib
 import logging
 import shlex
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -205,10 +204,15 @@ class LocalCrew:
 
     def _save_last_round(self) -> None:
         """Save what the last round left, of which nothing has changed."""
-        with suppress(Exception):  # what ended the next round is what must be said
-            newest = checkpoints(self.folder / "checkpoints")[-1]
-            if self._saves and round_of(newest) < self.finished_rounds:
-                self.save()
+        if not self._saves or self.finished_rounds == self._newest_round():
+            return
+        try:
+            self.save()
+        except (OSError, ValueError) as error:  # what ended the next round is what must be said
+            logger.warning("round %d could not be saved: %s", self.finished_rounds, error)
+
+    def _newest_round(self) -> int:
+        return round_of(checkpoints(self.folder / "checkpoints")[-1])
 
     def _round_together(self) -> list[LearnerLine]:
         clock = self._run.clock

@@ -277,6 +277,11 @@ class _Reader:
                     "expected the user's, which the model answers"
                 )
             return spoken(messages), messages
+        if prompt not in (None, "", []):
+            raise ValueError(
+                f"{row.place}: the prompt is {prompt!r}; expected text or messages: write text in "
+                "quotes"
+            )
         raise self._lacks("prompt", row, "as text or as messages")
 
     def _answer(self, answer: Any, row: PlacedRow) -> str:
