@@ -229,6 +229,10 @@ def test_a_place_that_cannot_be_written_to_is_named_with_the_remedy(crew_file: P
             "/runs/a: Read-only file system; check the name, or give another place",
         ),
         (
+            OSError(errno.EMFILE, "Too many open files", "/runs/a"),
+            "/runs/a: Too many open files; try again, or give another place",
+        ),
+        (
             OSError(errno.ECONNREFUSED, "Connection refused"),
             f"[Errno {errno.ECONNREFUSED}] Connection refused",
         ),

@@ -103,8 +103,8 @@ def plain_errors() -> Iterator[None]:
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
-_MISNAMED = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG)
+_FORBIDDEN = (errno.EACCES, errno.EPERM)
+_BUSY = (errno.EMFILE, errno.ENFILE, errno.EBUSY, errno.EIO, errno.ETIMEDOUT)
 
 
 def _refused(error: OSError) -> str:
@@ -112,9 +112,9 @@ def _refused(error: OSError) -> str:
     if error.filename is None or error.errno is None:
         return str(error)
     place = error.filename if isinstance(error.filename, int) else os.fsdecode(error.filename)
-    remedy = "try again, or give another place"
-    if error.errno in _MISNAMED:
-        remedy = "check the name, or give another place"
+    remedy = "check the name, or give another place"
+    if error.errno in _BUSY:
+        remedy = "try again, or give another place"
     elif error.errno in _FULL:
         remedy = "make room there, and run the same command again"
     elif error.errno in _FORBIDDEN:
