@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from motley.learning.descent import adam
 from motley.models.opening import initial_policy, saved_policy
 from motley.models.policy import MADE_OF, TRAINED, MadeOf, Policy, with_trained_part
 from motley.models.returning import check_part_returns, check_returns
-from motley.models.sources import keep_layers
+from motley.models.sources import keep_layers, read_folder
 from motley.models.tiny import tiny_vocabulary
 from motley.runs.building import trained_policies
 from motley.runs.local import LocalCrew
@@ -206,6 +207,17 @@ def test_what_came_back_once_is_not_tried_again(
         monkeypatch.setattr(Path, "home", homeless)
     start("two", **({"rms_norm_eps": 1e-3} if other == "shape" else {}))
     assert len(tried) == (1 if other == "nothing" else 2)
+
+
+def test_a_model_whose_settings_transformers_does_not_write_comes_back(tmp_path: Path) -> None:
+    """Older models on the hub have a temperature and are not to be sampled."""
+    folder = write_family("llama", tmp_path / "model")
+    settings = {"do_sample": False, "temperature": 0.6, "top_p": 0.9}
+    (folder / "generation_config.json").write_text(json.dumps(settings))
+    policy = Policy(read_folder(folder), tiny_vocabulary())
+    check_returns(policy, tmp_path / "again")
+    back = read_folder(tmp_path / "again").generation_config
+    assert (back.do_sample, back.temperature, back.top_p) == (True, 0.6, 0.9)
 
 
 def test_cut_layers_come_back_as_what_they_were(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -151,7 +152,16 @@ def read_model(source: ModelSource) -> PreTrainedModel:
                 f"{len(loading['missing_keys'])} are not in the file, such as "
                 f"{min(loading['missing_keys'])}"
             )
+    _make_savable(model.generation_config)
     return _as_new(model, Path(source.place) / source.gguf) if source.gguf else model
+
+
+def _make_savable(settings: GenerationConfig) -> None:
+    """transformers reads a temperature beside do_sample = false, and refuses to write it."""
+    try:
+        settings.validate(strict=True)
+    except ValueError:
+        settings.do_sample = True
 
 
 def read_folder(folder: Path) -> PreTrainedModel:
