@@ -124,6 +124,8 @@ def test_what_is_not_in_a_folder_of_runs_is_refused_with_what_is_near(
     assert "runs/demo-001 is a run and no model; motley export" in refusal(
         lambda: find("runs/demo-001")
     )
+    (tmp_path / "runs/demo-001/config.json").touch()
+    assert find("runs/demo-001").place == str((tmp_path / "runs/demo-001").resolve())
 
 
 def test_an_id_on_the_hub_stays_one_beside_a_folder_of_its_owner(

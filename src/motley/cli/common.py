@@ -25,7 +25,7 @@ from motley.cli.shell import app as app
 from motley.cli.shell import console as console
 from motley.cli.shell import results as results
 from motley.cli.shell import warn as warn
-from motley.config import ConfigError, CrewConfig
+from motley.config import CrewConfig
 from motley.reports.scores import cell_text
 
 bench_app = App(
@@ -82,7 +82,7 @@ def stderr() -> Console:
     return Console(stderr=True, quiet=console.quiet)
 
 
-PLAIN = (ConfigError, ValueError, FloatingPointError, OSError)
+PLAIN = (ValueError, FloatingPointError, OSError)  # whose own words say enough
 
 
 @contextmanager

@@ -115,27 +115,23 @@ def local_model(name: str) -> Path | None:
             raise ValueError(f"there is no GGUF file {name}; give the path of one that exists")
         return path
     if path.is_dir():
+        if (path / "config.json").exists():
+            return path
         if (path / "config.toml").exists():
             raise ValueError(
                 f"{name} is a run and no model; motley export {name} OUT writes a peer of it as a "
                 "model folder"
             )
-        if not (path / "config.json").exists():
-            raise ValueError(
-                f"{name} is no model folder: it has no config.json; give a folder that "
-                "save_pretrained wrote"
-            )
-        return path
+        raise ValueError(
+            f"{name} is no model folder: it has no config.json; give a folder that save_pretrained "
+            "wrote"
+        )
     is_path = name.startswith((".", "/", "~")) or name.count("/") > 1
     beside = _folders_in(path.parent) if is_path or "/" in name else []
     near = difflib.get_close_matches(path.name, beside, n=1)
     is_slip = near and (path.parent / near[0] / "config.toml").exists()  # of a run's name
-    if (
-        path.exists()
-        or is_path
-        or is_slip
-        or (path.parent == Path("runs") and path.parent.is_dir())
-    ):
+    is_in_runs = path.parent == Path("runs") and path.parent.is_dir()
+    if path.exists() or is_path or is_slip or is_in_runs:
         meant = f"did you mean {path.parent / near[0]}? " if near else ""
         raise ValueError(
             f"there is no model folder {name}; {meant}give one that exists, a .gguf file or a "

@@ -26,9 +26,7 @@ SOME_TOKENS = (5, 6, 7, 3, 4, 10, 11, 9)
 # by what a model is saved and read; its number is that of our own part
 TRIAL = f"returns/1/transformers-{transformers_version}/safetensors-{safetensors_version}"
 NOT_SHAPE = frozenset(("_name_or_path", "name_or_path", "transformers_version"))
-
-
-# Where there is no cache, or nothing may be kept in it, a model is tried each time
+# where there is no cache, or nothing may be kept in it, a model is tried each time
 NO_CACHE = (OSError, RuntimeError)
 
 

@@ -204,15 +204,14 @@ class LocalCrew:
 
     def _save_last_round(self) -> None:
         """Save what the last round left, of which nothing has changed."""
-        if not self._saves or self.finished_rounds == self._newest_round():
+        if not self._saves:
             return
+        newest = checkpoints(self.folder / "checkpoints")[-1]
         try:
-            self.save()
+            if round_of(newest) < self.finished_rounds:
+                self.save()
         except (OSError, ValueError) as error:  # what ended the next round is what must be said
             logger.warning("round %d could not be saved: %s", self.finished_rounds, error)
-
-    def _newest_round(self) -> int:
-        return round_of(checkpoints(self.folder / "checkpoints")[-1])
 
     def _round_together(self) -> list[LearnerLine]:
         clock = self._run.clock
