@@ -37,10 +37,11 @@ COLUMNS = {
     "memory": "model context sequences returned seconds tokens_per_s peak_gib said",
     "call": (
         "model prompts samples tokens seconds tokens_per_s generate_s ratio peak_gib "
-        "generate_peak_gib vllm_s vllm_ratio note"
+        "generate_peak_gib vllm_s vllm_ratio vllm_logprobs_s vllm_logprobs_ratio note"
     ),
     "ragged": (
-        "model prompts samples longest tokens seconds tokens_per_s peak_gib vllm_s vllm_ratio note"
+        "model prompts samples longest tokens seconds tokens_per_s peak_gib vllm_s vllm_ratio "
+        "vllm_logprobs_s vllm_logprobs_ratio note"
     ),
     "training": (
         "model rows tokens tokens_per_s plain_tokens_per_s ratio of_product_rate "
@@ -136,6 +137,8 @@ class LLM:
         assert pathlib.Path(given["model"], "config.json").exists()
     def generate(self, prompts, params, use_tqdm):
         assert all(len(one["prompt_token_ids"]) == 6 for one in prompts)
+        with open(os.environ["FAKE_SAID"] + ".calls", "a") as calls:
+            print(json.dumps([one.given.get("logprobs") for one in params]), file=calls)
         return [_Made(one.given["max_tokens"] - SHORT) for one in params]
     def reset_prefix_cache(self): pass
 """
@@ -161,10 +164,15 @@ def test_vllm_is_asked_for_the_same_call(fake_vllm: Callable[[int], str], tmp_pa
     (row,) = measure_call(dataclasses.replace(bench(), vllm=fake_vllm(0)))
     assert row["vllm_s"] > 0
     assert row["vllm_ratio"] == pytest.approx(row["vllm_s"] / row["seconds"])
+    with_logprobs = row["vllm_logprobs_s"] / row["seconds"]
+    assert row["vllm_logprobs_ratio"] == pytest.approx(with_logprobs)
     asked = json.loads((tmp_path / "said.json").read_text())
     assert asked["max_num_seqs"] == 3 * 4
     assert asked["max_model_len"] == 6 + 12
     assert asked["in_one"]  # process
+    calls = [json.loads(one) for one in (tmp_path / "said.json.calls").read_text().splitlines()]
+    each = 1 + SMALL.repeats
+    assert calls == [[None] * 12] * each + [[0] * 12] * each  # tokens alone, then log-probs too
 
 
 @pytest.mark.slow
@@ -175,7 +183,7 @@ def test_a_vllm_that_fails_or_makes_less_leaves_the_rest(fake_vllm: Callable[[in
     assert row["note"].endswith("No module named 'vllm'")
     (row,) = measure_call(dataclasses.replace(bench(), vllm="/no/such/python"))
     assert row["note"].startswith("not measured:")
-    assert row["vllm_s"] is row["vllm_ratio"] is None
+    assert row["vllm_s"] is row["vllm_ratio"] is row["vllm_logprobs_ratio"] is None
     assert row["seconds"] > 0
 
 

@@ -60,13 +60,21 @@ def generate(
     return made_BT[:, tokens_BT.shape[1] :]
 
 
-def vllm_seconds(
+@dataclass(frozen=True, slots=True)
+class VllmTook:
+    """Seconds of one call of vLLM's."""
+
+    tokens_only: float
+    with_logprobs: float  # of the tokens drawn, which ours always gives
+
+
+def vllm_took(
     python: str,
     policy: Policy,
     rows: Sequence[Sequence[int]],
     limits: Sequence[int],
     repeats: int,
-) -> float:
+) -> VllmTook:
     """One sampled completion of each row, of exactly so many tokens, by this interpreter's vLLM.
 
     The policy leaves the GPU for it.
@@ -101,7 +109,7 @@ def vllm_seconds(
         made = json.loads(answer.read_text())
     if made["tokens"] != sum(limits):
         raise ValueError(f"vLLM made {made['tokens']} tokens and not {sum(limits)}")
-    return float(made["seconds"])
+    return VllmTook(made["seconds"], made["logprobs_seconds"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,14 +187,25 @@ def _call(bench: Bench, model: str) -> list[Row]:
 def _vllm(bench: Bench, model: str, limits: list[int], ours_s: float) -> Row:
     """How long vLLM takes for the same call, where its interpreter is given."""
     if not bench.vllm:
-        return {"vllm_s": None, "vllm_ratio": None, "note": ""}
+        return _no_vllm("")
     sizes, policy = bench.sizes, bench.build(model)
     rows = flat(Texts.draw(policy.vocabulary, sizes.problems, sizes.prompt).ids, sizes.samples)
     try:
-        took_s = rivals.vllm_seconds(bench.vllm, policy, rows, limits, sizes.repeats)
+        took = rivals.vllm_took(bench.vllm, policy, rows, limits, sizes.repeats)
     except (OSError, ValueError) as error:
-        return {"vllm_s": None, "vllm_ratio": None, "note": f"not measured: {error}"}
-    return {"vllm_s": took_s, "vllm_ratio": took_s / ours_s, "note": ""}
+        return _no_vllm(f"not measured: {error}")
+    return {
+        "vllm_s": took.tokens_only,
+        "vllm_ratio": took.tokens_only / ours_s,
+        "vllm_logprobs_s": took.with_logprobs,
+        "vllm_logprobs_ratio": took.with_logprobs / ours_s,
+        "note": "",
+    }
+
+
+def _no_vllm(note: str) -> Row:
+    columns = ("vllm_s", "vllm_ratio", "vllm_logprobs_s", "vllm_logprobs_ratio")
+    return dict.fromkeys(columns) | {"note": note}
 
 
 def ragged_jobs(bench: Bench, model: str) -> list[Job]:
@@ -217,8 +228,7 @@ def _ragged(bench: Bench, model: str) -> list[Row]:
         return [
             row
             | {"seconds": None, "tokens_per_s": None, "peak_gib": None}
-            | {"vllm_s": None, "vllm_ratio": None}
-            | {"note": "not measured: this device has no kernels of ours"}
+            | _no_vllm("not measured: this device has no kernels of ours")
         ]
     clear(bench.device)
     row |= {
