@@ -162,3 +162,21 @@ def test_a_penalty_toward_a_reference_leaves_rescues_alone(name: str, epochs: in
         left = moved[1] * 7 / 6 - moved[0]
         assert torch.allclose(left, likelihood_step(lesson_of(theirs)) / 6, rtol=1e-3, atol=1e-6)
     assert torch.isfinite(moved[1]).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [("ftis", ""), ("ftis", "code"), ("dapo", ""), ("dr_grpo", ""), ("topr", "")],
+)
+def test_a_penalty_is_as_large_with_rescues_as_without(name: str, variant: str) -> None:
+    mine, theirs = of("me", [1, 0, 0], 1), of("other", [1, 0, 0.5], 2)
+
+    def loss(beta: float, lessons: list[Lesson]) -> float:
+        row = objective(name, variant, {"beta": beta})
+        learner = Learner(tiny_policy(), row, Learning(), 1e-3, teach=Teach(rescue=1.0))
+        return learner.step([mine, theirs], lessons=lessons).loss
+
+    rescued = [lesson_of(theirs)] * 2
+    alone, beside = (loss(0.5, some) - loss(0.0, some) for some in ([], rescued))
+    assert alone > 0.01
+    assert beside == pytest.approx(alone, rel=1e-4)

@@ -324,6 +324,7 @@ def test_a_lesson_is_a_group_by_itself_and_counts_in_the_denominators() -> None:
     assert (terms.num_sequences, terms.num_tokens, terms.num_pairs) == (6, 18, 5)
     # a penalty is over what was sampled to be learned from
     assert (terms.num_penalised, terms.num_penalised_tokens) == (4, 11)
+    assert terms.num_penalised_pairs == 3
 
 
 def test_lessons_of_a_batch_without_other_sequences_are_all_that_counts() -> None:

@@ -80,8 +80,9 @@ class Terms:
     pair_B: Tensor  # int64, which two neighbours of a group and sender are a pair of the F-TIS code
     num_sequences: int  # with skip_silent only those of speaking groups
     num_tokens: int  # the same
-    num_penalised: int  # all sequences
+    num_penalised: int  # all sequences, but for lessons
     num_penalised_tokens: int
+    num_penalised_pairs: int
     num_pairs: int
     max_length: int
     most_square: float = math.inf  # M2PO's bound on d^2
@@ -110,6 +111,7 @@ class Terms:
             num_tokens=0,
             num_penalised=0,
             num_penalised_tokens=0,
+            num_penalised_pairs=0,
             num_pairs=0,
             max_length=samples.max_length,
         )
@@ -117,7 +119,8 @@ class Terms:
     def with_lessons(self, samples: Samples, weight: float) -> Terms:
         """The same with those sequences of a batch that these terms lack, at this advantage.
 
-        Each is a group by itself and counts in the denominators; of the others nothing changes.
+        Each is a group by itself and counts in the denominators, but for those of a penalty; of the
+        others nothing changes.
         """
         first = len(self.advantage_B)
         count = len(samples.reward_B) - first
@@ -293,11 +296,12 @@ class LossBatch:
         return torch.where(self.mask_BT, ref_BT - self.logp_BT, 0.0)
 
     def penalised(self) -> LossBatch:
-        """The same with every sequence in the denominators, silent ones too."""
+        """The same with every answer in the denominators: silent ones too, and no lesson."""
         terms = replace(
             self.terms,
             num_sequences=self.terms.num_penalised,
             num_tokens=self.terms.num_penalised_tokens,
+            num_pairs=self.terms.num_penalised_pairs,
         )
         return replace(self, terms=terms)
 

@@ -148,6 +148,7 @@ class Objective:
             num_tokens=max(1, int(samples.length_B[counted_B].sum())),
             num_penalised=len(samples.reward_B),
             num_penalised_tokens=int(samples.length_B.sum()),
+            num_penalised_pairs=int(pair_B.max()) + 1,
             num_pairs=int(pair_B.max()) + 1,
             max_length=samples.max_length,
         )
