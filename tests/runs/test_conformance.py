@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fakes import identity, reference_logp, spread_crew
+from families import write_family
 from motley.engines import TorchEngine
 from motley.engines.engine import Completion
 from motley.exchange import MemoryLog, Outbox, Signer
@@ -31,8 +32,8 @@ from motley.runs.conformance import (
 from motley.runs.folder import Run
 
 
-def peer_of(folder: Path, train: str, sampling: str = "") -> Peer:
-    config = spread_crew(folder, (train, "full"), sampling=sampling)
+def peer_of(folder: Path, train: str, sampling: str = "", models: Sequence[str] = ()) -> Peer:
+    config = spread_crew(folder, (train, "full"), sampling=sampling, models=models)
     author = identity(config.peer[0].name)
     outbox = Outbox(None, Signer(author.public, author.sign))
     return build_peer(
@@ -110,6 +111,17 @@ def test_our_engine_reports_the_trainers_logprobs(train: str, sampling: str, fol
     away = check_engine(peer_of(folder, train, sampling).half)
     assert away.fault == ""
     assert 0 <= away.mean <= away.rare <= away.largest
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "granite"])
+def test_a_model_that_is_scored_one_sequence_at_a_time_is_held_to_those_scores(
+    kind: str, folder: Path
+) -> None:
+    """Its logits are more than a projection: a cap, or a scale."""
+    model = str(write_family(kind, folder / kind))
+    peer = peer_of(folder, "full", models=(model, model))
+    assert peer.half.policy.one_by_one
+    assert check_engine(peer.half).fault == ""
 
 
 def test_more_layers_and_a_lower_temperature_may_differ_by_more() -> None:

@@ -13,6 +13,7 @@ import torch
 
 from cli.test_cli import as_json, motley
 from fakes import PROBLEM, reference_logp
+from families import family_model
 from motley.config import PeerConfig
 from motley.engines import Completion
 from motley.models.opening import initial_policy
@@ -170,6 +171,16 @@ def test_the_temperature_is_that_of_the_crew() -> None:
     prompt, tokens = ids(policy, PROMPT), (*ids(policy, "1234"), policy.vocabulary.end_id)
     (found,) = likelihoods(policy, ["1234"], 2, temperature=0.5)
     wanted = reference_logp(policy, prompt, tokens, temperature=0.5).detach().double().sum()
+    assert found.canonical == pytest.approx(float(wanted), abs=1e-4)
+
+
+def test_a_model_that_is_scored_one_sequence_at_a_time_has_its_own_likelihood() -> None:
+    vocabulary = policy_of("pairs").vocabulary
+    model = family_model("granite", sizes={"vocab_size": vocabulary.size})
+    policy = Policy(model, vocabulary, one_by_one=True)
+    prompt, tokens = ids(policy, PROMPT), (*ids(policy, "1234"), policy.vocabulary.end_id)
+    (found,) = likelihoods(policy, ["1234"], 2)
+    wanted = reference_logp(policy, prompt, tokens).detach().double().sum()
     assert found.canonical == pytest.approx(float(wanted), abs=1e-4)
 
 

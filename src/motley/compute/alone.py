@@ -48,6 +48,17 @@ def score_alone(policy: Policy, packed: Packed) -> Scores:
     return Scores(logp_M, entropy_M)
 
 
+def logits_alone(policy: Policy, packed: Packed) -> Iterator[Tensor]:
+    """What `scoring.target_logits` does: those of one sequence after the other."""
+    policy.base.eval()
+    for one in _sequences(packed):
+        with torch.autocast(
+            policy.device.type, dtype=policy.dtype, enabled=policy.dtype != torch.float32
+        ):
+            logits_MV = own_logits(policy.base, one.token_1T, len(one.target_M))
+        yield logits_MV
+
+
 def _scored(
     model: PreTrainedModel, token_1T: Tensor, target_M: Tensor, temperature_M: Tensor
 ) -> tuple[Tensor, Tensor]:

@@ -12,17 +12,19 @@ that is not enough, on one sequence after the other (`alone`).
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from motley.compute.alone import score_alone
+from motley.compute.alone import logits_alone, score_alone
 from motley.compute.attention import PackedAttention
 from motley.compute.decoder import Decoder, known_decoder
 from motley.compute.layers import Layer, Norm, Projection, walk
-from motley.compute.logprobs import Scores, score_hidden
+from motley.compute.logprobs import LOGITS_AT_ONCE, Scores, project, score_hidden
 from motley.compute.packed import Packed
 from motley.compute.parts import rotate
 from motley.compute.shared_prefixes import Merged
@@ -49,6 +51,31 @@ def score(policy: Policy, packed: Packed, decoder: Decoder | None = None) -> Sco
         return score_hidden(
             predicting_states(policy, packed, decoder), policy.base.get_output_embeddings(), packed
         )
+
+
+@torch.no_grad()
+def target_logits(
+    policy: Policy, packed: Packed, wanted: Sequence[int] | None = None
+) -> Iterator[Tensor]:
+    """What `score` makes log-probs of, before the temperature: [m, V] in float32 of some targets
+    after the other, in their order.
+
+    `wanted`: of these targets only, which are in order.
+    """
+    packed = packed.to(policy.device)
+    chosen = range(len(packed.target_M)) if wanted is None else wanted
+    if policy.one_by_one:
+        prepare(policy)
+        first = 0
+        for logits_MV in logits_alone(policy, packed):
+            behind = first + len(logits_MV)
+            yield logits_MV[[m - first for m in chosen if first <= m < behind]]
+            first = behind
+        return
+    head = policy.base.get_output_embeddings()
+    hidden_MD = predicting_states(policy, packed)[list(chosen)]
+    for hidden_mD in hidden_MD.split(max(1, LOGITS_AT_ONCE // head.out_features)):
+        yield project(hidden_mD, head)
 
 
 def predicting_states(policy: Policy, packed: Packed, decoder: Decoder | None = None) -> Tensor:

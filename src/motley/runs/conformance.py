@@ -37,8 +37,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from motley.compute.logprobs import LOGITS_AT_ONCE, project
-from motley.compute.scoring import predicting_states
+from motley.compute.scoring import target_logits
 from motley.config import CrewConfig
 from motley.engines import Completion
 from motley.engines.sampling import truncate
@@ -289,12 +288,13 @@ def _reported(micro: MicroBatch, completions: Sequence[Completion]) -> Tensor:
 
 
 def _trainer_says(half: SamplerHalf, micro: MicroBatch, sampling: Sampling) -> dict[str, Tensor]:
-    packed, head = micro.packed.to(half.policy.device), half.policy.base.get_output_embeddings()
-    hidden_MD = predicting_states(half.policy, packed)
-    rows = max(1, LOGITS_AT_ONCE // head.out_features)
     tables: dict[str, list[Tensor]] = {meaning: [] for meaning in MEANINGS}
-    for hidden, target in zip(hidden_MD.split(rows), packed.target_M.split(rows), strict=True):
-        raw_MV = torch.log_softmax(project(hidden, head), -1)
+    target_M = micro.packed.to(half.policy.device).target_M
+    first = 0
+    for logits_MV in target_logits(half.policy, micro.packed):
+        target = target_M[first : first + len(logits_MV)]
+        first += len(target)
+        raw_MV = torch.log_softmax(logits_MV, -1)
         full_MV = torch.log_softmax(raw_MV / sampling.temperature, -1)
         for meaning, table in (
             ("sampled", truncate(full_MV, sampling)),

@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from motley.compute.logprobs import LOGITS_AT_ONCE, project
-from motley.compute.scoring import predicting_states
+from motley.compute.scoring import target_logits
 from motley.learning.batches import MicroBatch, ToScore, micro_batches
 from motley.models.policy import Policy
 
@@ -168,10 +167,8 @@ class Marginal:
         return found
 
     def _tables(self, micro: MicroBatch, wanted: Sequence[int]) -> Iterator[torch.Tensor]:
-        packed, head = micro.packed.to(self.policy.device), self.policy.base.get_output_embeddings()
-        hidden_MD = predicting_states(self.policy, packed)[torch.tensor(wanted)]
-        for hidden in hidden_MD.split(max(1, LOGITS_AT_ONCE // head.out_features)):
-            yield from torch.log_softmax(project(hidden, head).double() / self.temperature, -1)
+        for logits_MV in target_logits(self.policy, micro.packed, wanted):
+            yield from torch.log_softmax(logits_MV.double() / self.temperature, -1)
 
 
 def _ways_out(asked: _Asked, logp_TC: Sequence[LogProbs]) -> tuple[LogProbs, dict[Ids, float]]:
