@@ -146,6 +146,15 @@ def test_a_folder_without_a_configuration_is_refused(folder: Path) -> None:
     )
 
 
+def test_an_adapter_alone_is_refused_with_a_way_to_a_whole_model(tmp_path: Path) -> None:
+    """Its folder was written by save_pretrained, too."""
+    (tmp_path / "adapter_config.json").touch()
+    said = refusal(lambda: find(str(tmp_path)))
+    assert "is a PEFT adapter and no whole model" in said
+    assert "motley export --merge" in said
+    assert "merge_and_unload" in said
+
+
 def spoil_configuration(folder: Path) -> None:
     (folder / "config.json").write_text("{")
 

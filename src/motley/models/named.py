@@ -122,6 +122,12 @@ def local_model(name: str) -> Path | None:
                 f"{name} is a run and no model; motley export {name} OUT writes a peer of it as a "
                 "model folder"
             )
+        if (path / "adapter_config.json").exists():
+            raise ValueError(
+                f"{name} is a PEFT adapter and no whole model; give a folder of both: motley "
+                "export --merge writes one of a run, and merge_and_unload of peft one of any "
+                "other adapter"
+            )
         raise ValueError(
             f"{name} is no model folder: it has no config.json; give a folder that save_pretrained "
             "wrote"
