@@ -49,6 +49,27 @@ def test_a_function_gets_only_the_arguments_it_names() -> None:
     assert scored(length) == [0.0, 2.0]
 
 
+def test_what_a_function_does_to_its_arguments_changes_no_problem() -> None:
+    def spent(prompts: list[Any], cases: list[list[int]]) -> list[float]:
+        for turns in prompts:
+            turns.pop()
+        return [float(case.pop()) for case in cases]
+
+    def also(prompts: list[Any], cases: list[list[int]]) -> list[float]:
+        return spent(prompts, cases)
+
+    rows = [
+        {"prompt": [{"role": "user", "content": f"count {n}"}], "cases": [n, n]}
+        for n in range(1, 31)
+    ]
+    task = own_task(rows, rewards=[spent, also])
+    (problem,) = problems(task, 1)
+    id, first = problem.id, float(problem.columns["cases"][0])
+    for _ in range(2):
+        assert task.score([problem] * 3, ["a", "b", "c"]) == [2 * first] * 3
+    assert problem.id == id
+
+
 def test_rewards_are_summed_by_their_weights_and_none_is_left_out() -> None:
     task = own_task(ROWS, rewards=[length, level], weights=[1.0, 0.5])
     asked = problems(task, 8)

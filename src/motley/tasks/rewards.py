@@ -7,6 +7,7 @@ may name only the arguments that it wants, and it may be async. Owns the call; k
 from __future__ import annotations
 
 import asyncio
+import copy
 import importlib
 import inspect
 import math
@@ -68,9 +69,13 @@ class RewardFunction:
 
     def call(self, prompts: Sequence[Any], completions: Sequence[str], columns: Columns) -> Any:
         """What the function returns: numbers, or a promise of them."""
-        given = {"prompts": list(prompts), "completions": list(completions)}
-        given |= {name: list(values) for name, values in columns.items()}
-        return self.function(**self._wanted.of(given))
+        given = {"prompts": prompts, "completions": completions, **columns}
+        # copies of its own: a list that it sorts or empties is a problem's, and all others' too
+        own = {
+            name: [copy.deepcopy(value) for value in values]
+            for name, values in self._wanted.of(given).items()
+        }
+        return self.function(**own)
 
     def numbers(self, returned: Any, count: int) -> list[float | None]:
         """What it returned, as one number or None per completion."""
