@@ -117,14 +117,15 @@ def drop_unfinished_line(path: Path) -> None:
         os.truncate(path, content.rfind(b"\n") + 1)
 
 
-def hold(path: Path) -> int | None:
+def hold(path: Path, again: bool = False) -> int | None:
     """Hold a file until the descriptor is closed; None if another process holds it.
 
-    It may be closed by this process or by one that inherits it.
+    It may be closed by this process or by one that inherits it. `again`: this process may hold it
+    several times, and no other inherits it; the first that is closed lets go of it.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        if _lock(descriptor):
+        if _lock(descriptor, again):
             return descriptor
     except BaseException:
         os.close(descriptor)
@@ -133,15 +134,15 @@ def hold(path: Path) -> int | None:
     return None
 
 
-def _lock(descriptor: int) -> bool:
+def _lock(descriptor: int, again: bool) -> bool:
     """Lock an open file in the way of the system; False if another process has it locked."""
     try:
         import fcntl
     except ImportError:
         return _lock_on_windows(descriptor)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        (fcntl.lockf if again else fcntl.flock)(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):  # either word for "somebody has it"
         return False
     return True
 

@@ -81,8 +81,9 @@ class ProcessCrew:
     @classmethod
     def start(cls, config: CrewConfig, folder: Path, say: Say = lambda text: None) -> ProcessCrew:
         check_config(config)
-        new_folder(folder, config, f"go on with: motley train --resume {shlex.quote(str(folder))}")
-        return cls(config, folder, say)
+        go_on = f"go on with: motley train --resume {shlex.quote(str(folder))}"
+        with new_folder(folder, config, go_on):
+            return cls(config, folder, say)
 
     @classmethod
     def resume(

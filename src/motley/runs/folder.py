@@ -15,14 +15,16 @@ RUN/best/PEER/round-N/     the best model of a peer, where the crew may stop ear
 RUN/engine/PEER/           what an engine of its own needs: weights, and the log of its server
 RUN/tensorboard/, wandb/   what reporters write, where the crew file asks for them
 RUN/peers/PEER/            a crew of several processes: a run folder for each
+RUN/run.lock               held by the one process that trains a crew here
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -35,7 +37,7 @@ from motley.config import (
     read_config,
     write_config,
 )
-from motley.files import drop_unfinished_line
+from motley.files import drop_unfinished_line, hold
 from motley.learning.checkpoint import checkpoints, load_training
 from motley.learning.fates import FateFile
 from motley.learning.learner import StepReport
@@ -66,6 +68,9 @@ from motley.runs.signs import Watch
 from motley.runs.stopping import Best, Stopping
 from motley.tasks import Measure, Scorer, Task, evaluation_set, load_task
 
+LOCK = "run.lock"
+# what disks say that know no locks
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 BROUGHT = {"data", "models"}  # what was given as Python objects, there before a run begins
 
 
@@ -222,41 +227,74 @@ class Run:
         self.cut_metrics(content.rfind(b"\n", 0, len(content) - 1) + 1, say)
 
 
-def new_folder(folder: Path, config: CrewConfig, otherwise: str) -> None:
-    """Make a run folder with the crew in it.
+@contextmanager
+def new_folder(folder: Path, config: CrewConfig, otherwise: str) -> Iterator[None]:
+    """Make a run folder with the crew in it, and hold it.
 
     What an unfinished start left there is cleared; anything else is not touched.
     """
-    _discard_unfinished(folder)
-    if folder.exists() and any(path.name not in BROUGHT for path in folder.iterdir()):
+    _check_free(folder, otherwise)
+    folder.mkdir(parents=True, exist_ok=True)
+    with held_alone(folder):
+        # looked at again: who held it until now may have saved
+        for name in _check_free(folder, otherwise):
+            path = folder / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        write_config(config, folder / "config.toml")
+        yield
+
+
+def _check_free(folder: Path, otherwise: str) -> set[str]:
+    """Refuse a folder that holds something; what an unfinished start left there does not count, and
+    is named.
+    """
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    left = _left_unfinished(folder, names)
+    if names - left - BROUGHT - {LOCK}:
         raise ValueError(
             f"run folder {folder} is not empty; choose another (--out, or folder= in Python), or "
             f"{otherwise}"
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    write_config(config, folder / "config.toml")
+    return left
 
 
-def _discard_unfinished(folder: Path) -> None:
-    """Clear what a start left that was stopped before its first checkpoint.
+@contextmanager
+def held_alone(folder: Path) -> Iterator[None]:
+    """Be the only process that writes into a run folder."""
+    try:
+        descriptor = hold(folder / LOCK, again=True)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        yield  # a disk that knows no locks may be used all the same
+        return
+    if descriptor is None:
+        raise ValueError(
+            f"another process trains a crew in {folder}; wait until it ends, or stop it first, or "
+            "choose another folder"
+        )
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
-    A folder with anything else in it is not touched.
+
+def _left_unfinished(folder: Path, names: Set[str]) -> set[str]:
+    """Of what is there, all that a start left which was stopped before its first checkpoint;
+    nothing if there is anything else.
     """
     ours = {"config.toml", "start", "groups", "checkpoints", "best", "metrics.jsonl", "engine"}
-    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     if (
         "config.toml" not in names
-        or not names <= {*ours, *BROUGHT, *REPORTERS}
+        or not names <= {*ours, *BROUGHT, *REPORTERS, LOCK}
         or checkpoints(folder / "checkpoints")
     ):
-        return
+        return set()
     try:
         read_config(folder / "config.toml")
     except ConfigError:
-        return
-    for name in names - BROUGHT:
-        path = folder / name
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        return set()
+    return set(names - BROUGHT - {LOCK})
 
 
 def peer_folder(folder: Path, name: str) -> Path:

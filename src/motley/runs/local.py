@@ -35,7 +35,7 @@ from motley.peers.state import PeerState
 from motley.records import HUB, Charter, Roster
 from motley.runs.building import WarmProgress, build_peer
 from motley.runs.checking import check_config, is_mixed
-from motley.runs.folder import Run, new_folder, newest_checkpoint
+from motley.runs.folder import Run, held_alone, new_folder, newest_checkpoint
 from motley.runs.lines import by_sender
 from motley.runs.metrics import LearnerLine, Timing
 from motley.runs.resuming import config_to_resume, founded, go_on_with
@@ -95,12 +95,13 @@ class LocalCrew:
         `saves` False: it has no checkpoints, and cannot go on once it is stopped.
         """
         check_config(config, task=task)
-        new_folder(folder, config, f"go on with: motley train --resume {shlex.quote(str(folder))}")
-        crew = cls(config, folder, warm_progress, task)
-        crew._saves = saves
-        crew._run.write([crew._run.first_line(peer) for peer in crew.peers])
-        if saves:
-            crew.save()
+        go_on = f"go on with: motley train --resume {shlex.quote(str(folder))}"
+        with new_folder(folder, config, go_on):
+            crew = cls(config, folder, warm_progress, task)
+            crew._saves = saves
+            crew._run.write([crew._run.first_line(peer) for peer in crew.peers])
+            if saves:
+                crew.save()
         return crew
 
     @classmethod
@@ -136,6 +137,18 @@ class LocalCrew:
         """
         config = config or config_to_resume(folder)
         newest = newest_checkpoint(folder)
+        with held_alone(folder):
+            return cls._resumed(folder, newest, say, task, config)
+
+    @classmethod
+    def _resumed(
+        cls,
+        folder: Path,
+        newest: Path,
+        say: Callable[[str], None],
+        task: Task | None,
+        config: CrewConfig,
+    ) -> LocalCrew:
         try:
             newest, state = load_newest(folder / "checkpoints", CrewState, say)
         except OtherStateError:
@@ -175,15 +188,17 @@ class LocalCrew:
         Stopping between two yields loses nothing once `save` is called. Nor does an error while a
         round is sampled, where a step awaits everyone.
         """
-        while not self.finished:
-            # where a step awaits everyone, everyone samples before anyone learns
-            lines = self._round_together() if self._pace.awaits_others else self._round_in_turn()
-            self.finished_rounds += 1
-            self._run.write(lines)
-            is_due = self.finished_rounds % self.config.learning.checkpoint_every == 0
-            if self._saves and (self.finished or is_due):
-                self.save()
-            yield lines
+        with held_alone(self.folder):
+            while not self.finished:
+                # where a step awaits everyone, everyone samples before anyone learns
+                together = self._pace.awaits_others
+                lines = self._round_together() if together else self._round_in_turn()
+                self.finished_rounds += 1
+                self._run.write(lines)
+                is_due = self.finished_rounds % self.config.learning.checkpoint_every == 0
+                if self._saves and (self.finished or is_due):
+                    self.save()
+                yield lines
 
     def save(self) -> None:
         # the checkpoint counts on what they hold

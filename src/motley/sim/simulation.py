@@ -22,7 +22,7 @@ from motley.peers.peer import Peer
 from motley.peers.sampling import Sampled
 from motley.runs.building import WarmProgress, build_peer, build_sampler
 from motley.runs.checking import check_config, is_mixed
-from motley.runs.folder import Run, new_folder
+from motley.runs.folder import Run, held_alone, new_folder
 from motley.runs.lines import by_sender, sampler_line
 from motley.runs.local import found_log, one_process_outbox
 from motley.runs.metrics import MetricsLine
@@ -56,27 +56,31 @@ class SimCrew:
     ) -> None:
         """`recorded`: peers that are not simulated, and as fast as the slowest that is."""
         check_config(config)
-        new_folder(folder, config, "delete it: a simulation is not resumed")
         self.config, self.folder = config, folder
         self.events = Events()
-        self.log = MemoryLog(folder / "groups" / "log.bin")
         self._blobs: dict[str, Blobs] = {}
         self._lines: list[MetricsLine] = []
         self._unlearned = self._came = 0  # records since the last step, and all of them
         self._told = 0  # up to where everyone has been told of the log
         self._recorded = recorded or RecordedPeers({})
-        self._run = Run(config, folder, self.events.clock, mixed=is_mixed(config))
-        hub = found_log(config, self.log, self._run.task)
-        self.students = [
-            SimStudent(self, self._student(name, hub, warm_progress))
-            for name in (p.name for p in config.students if p.name not in self._recorded.records)
-        ]
-        self.samplers = [
-            SimSampler(self, self._sampler(p.name, hub)) for p in config.peer if p.role == "sampler"
-        ]
-        self._run.write([self._run.first_line(s.peer, time_s=0.0) for s in self.students])
-        if self._recorded.records:
-            self._go_on_recorded()
+        with new_folder(folder, config, "delete it: a simulation is not resumed"):
+            self.log = MemoryLog(folder / "groups" / "log.bin")
+            self._run = Run(config, folder, self.events.clock, mixed=is_mixed(config))
+            hub = found_log(config, self.log, self._run.task)
+            self.students = [
+                SimStudent(self, self._student(name, hub, warm_progress))
+                for name in (
+                    p.name for p in config.students if p.name not in self._recorded.records
+                )
+            ]
+            self.samplers = [
+                SimSampler(self, self._sampler(p.name, hub))
+                for p in config.peer
+                if p.role == "sampler"
+            ]
+            self._run.write([self._run.first_line(s.peer, time_s=0.0) for s in self.students])
+            if self._recorded.records:
+                self._go_on_recorded()
 
     def _student(self, name: str, hub: bytes, progress: WarmProgress | None) -> Peer:
         weather = self.config.weather(name)
@@ -168,17 +172,18 @@ class SimCrew:
 
     def rounds(self) -> Iterator[list[MetricsLine]]:
         """Let time pass until everyone who learns has taken its last step, or all may stop."""
-        while not all(s.over for s in self.students) and not self._run.stopping.reason:
-            if not self.events.happen():
-                break
-            if self._lines:
-                lines, self._lines = self._lines, []
-                self._run.write(lines)
-                yield lines
-        stuck = [s for s in self.students if not s.over]
-        if stuck and not self._run.stopping.reason:
-            yield self._end_early(stuck)
-        self.save()
+        with held_alone(self.folder):
+            while not all(s.over for s in self.students) and not self._run.stopping.reason:
+                if not self.events.happen():
+                    break
+                if self._lines:
+                    lines, self._lines = self._lines, []
+                    self._run.write(lines)
+                    yield lines
+            stuck = [s for s in self.students if not s.over]
+            if stuck and not self._run.stopping.reason:
+                yield self._end_early(stuck)
+            self.save()
 
     def _end_early(self, stuck: list[SimStudent]) -> list[MetricsLine]:
         """End where nothing more can happen.
