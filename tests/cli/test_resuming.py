@@ -194,6 +194,13 @@ def test_rounds_that_were_edited_in_a_run_folder_count_and_are_noted(short_run: 
     assert [(one.key, one.after) for one in read_changes(short_run)] == [("crew.rounds", 3)]
 
 
+def test_what_peers_reach_alone_is_named_where_its_file_is_spoilt(short_run: Path) -> None:
+    (short_run / "alone.json").write_text('{"command": "motley tr')
+    said = error("train", "--resume", short_run)
+    assert "alone.json cannot be read" in said
+    assert "delete it, and make it again with: motley train --resume" in said
+
+
 def test_a_run_is_not_made_shorter_than_it_is(long_run: Path) -> None:
     assert "has 4 rounds already and cannot end after 3; give --rounds 4 or more" in error(
         "train", "--resume", long_run, "--rounds", 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shlex
@@ -45,7 +44,7 @@ from motley.cli.common import (
 from motley.cli.progress import skills_text, timed_bars
 from motley.cli.watching import Watch, page_beside
 from motley.config import CrewConfig, read_config
-from motley.files import new_run_folder
+from motley.files import new_run_folder, read_json, replace
 from motley.reports.saying import recall_signs
 
 if TYPE_CHECKING:
@@ -155,12 +154,15 @@ class _Alone(msgspec.Struct, frozen=True):
 
 
 def _write_alone(folder: Path, alone: _Alone) -> None:
-    (folder / "alone.json").write_text(json.dumps(msgspec.to_builtins(alone), indent=2) + "\n")
+    replace(folder / "alone.json", msgspec.json.format(msgspec.json.encode(alone)) + b"\n")
 
 
 def _read_alone(folder: Path) -> Skills:
     path = folder / "alone.json"
-    return msgspec.json.decode(path.read_bytes(), type=_Alone).skills if path.exists() else {}
+    if not path.exists():
+        return {}
+    remedy = f"delete it, and make it again with: {_again(folder, True)}"
+    return read_json(path, _Alone, remedy).skills
 
 
 def _train(

@@ -20,8 +20,10 @@ from motley.config import (
     write_config,
 )
 from motley.exchange import Header, WireError, first_record, unpack
-from motley.files import append
+from motley.files import append, drop_unfinished_line
 from motley.records import Charter
+
+CHANGES = "changes.jsonl"
 
 
 class NotedChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +82,7 @@ def go_on_with(folder: Path, began: CrewConfig, config: CrewConfig, round: int) 
             f"{folder} has {round} rounds already and cannot end after {config.crew.rounds}; give "
             f"--rounds {round} or more"
         )
+    drop_unfinished_line(folder / CHANGES)  # what it noted is found anew
     known = values_of(began) | {noted.key: noted.after for noted in read_changes(folder)}
     now = values_of(config)
     lines = [
@@ -89,13 +92,26 @@ def go_on_with(folder: Path, began: CrewConfig, config: CrewConfig, round: int) 
     ]
     if lines:
         content = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
-        append(folder / "changes.jsonl", content, synced=True)
+        append(folder / CHANGES, content, synced=True)
     if read_config(folder / "config.toml") != config:
         write_config(config, folder / "config.toml")
 
 
 def read_changes(folder: Path) -> list[NotedChange]:
-    path = folder / "changes.jsonl"
+    path = folder / CHANGES
     if not path.exists():
         return []
-    return [msgspec.json.decode(line, type=NotedChange) for line in path.read_bytes().splitlines()]
+    return [
+        _decoded(line, f"{path}, line {number}")
+        for number, line in enumerate(path.read_bytes().splitlines(), 1)
+    ]
+
+
+def _decoded(line: bytes, place: str) -> NotedChange:
+    try:
+        return msgspec.json.decode(line, type=NotedChange)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"{place} cannot be read ({error}); delete that line: what is different from the "
+            "beginning is noted anew"
+        ) from None
