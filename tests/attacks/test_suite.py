@@ -22,7 +22,6 @@ from motley.attacks.suite import (
     AttackTrial,
     Staging,
     parts_of,
-    read_trials,
     run_suite,
     run_trial,
     stage_of,
@@ -235,7 +234,12 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.Monk
     assert made == [("", 0), ("plant", 0), ("", 1), ("plant", 1)]
     assert counted == [(0, 2), (1, 2), (2, 2), (2, 4), (3, 4), (4, 4)]
     assert [(t.attack, t.seed) for t in found] == made
-    assert len(read_trials(tmp_path / "trials.jsonl")) == 4
+    kept = (tmp_path / "trials.jsonl").read_bytes()
+    assert len(kept.splitlines()) == 4
+    (tmp_path / "trials.jsonl").write_bytes(kept[:-20])  # as a full disk leaves it
+    assert run_suite(stages, range(2), tmp_path, 1, progress) == found
+    assert made[4:] == [("plant", 1)]
+    assert (tmp_path / "trials.jsonl").read_bytes() == kept
 
 
 # The command

@@ -116,7 +116,7 @@ LINE = (
 def test_a_line_that_cannot_be_read_is_named_with_its_file_and_the_remedy(tmp_path: Path) -> None:
     path = tmp_path / "outcomes.jsonl"
     path.write_text(LINE + LINE[:30])
-    words = r"outcomes\.jsonl, line 2 cannot be read \(.*\); delete this line, and give the study"
+    words = r"outcomes\.jsonl, line 2 cannot be read \(.*\); delete this line, and give the command"
     with pytest.raises(ValueError, match=words):
         read_outcomes(path)
     with pytest.raises(ValueError, match=words):

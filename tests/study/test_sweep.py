@@ -17,7 +17,7 @@ from fakes import spread_crew
 from motley.cli import app
 from motley.config import CrewConfig
 from motley.links import Network
-from motley.study.arms import parse_arms
+from motley.study.arms import Arm, parse_arms
 from motley.study.processes import Job, Lost, LostRunsError
 from motley.study.statistics import bounded_interval
 from motley.study.sweep import (
@@ -332,6 +332,40 @@ def test_a_sweep_runs_every_crew_arm_and_seed_and_goes_on_where_it_stopped(
     # what was asked for, of all that is there
     assert [(t.crew, t.arm) for t in less] == [("delay-0", "ftis")]
     assert read_trials(out / "trials.jsonl") == more
+
+
+def _run(config: CrewConfig, arm: Arm, seed: int, folder: Path) -> list[Trial]:
+    """What a run would give, without one."""
+    of_arm = {"crew": config.crew.name, "arm": arm.label, "seed": seed, "made": arm.made}
+    return [msgspec.structs.replace(TRIALS[0], peer=p.name, **of_arm) for p in config.students]
+
+
+@pytest.mark.parametrize("lines_left", [2, 3])
+@pytest.mark.parametrize("torn", [b"", b'{"crew": "spread", "ar'], ids=["whole", "torn"])
+def test_a_run_whose_trials_were_not_all_kept_is_made_again_and_none_stands_twice(
+    lines_left: int, torn: bytes, folder: Path, here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(motley.study.sweep, "_run", _run)
+    config, out = spread_crew(folder, ("full", "lora")), folder / "sweep"
+    first, _ = swept([config], "ftis", 2, out)
+    assert [(t.seed, t.peer) for t in first] == [
+        (seed, peer) for seed in (0, 1) for peer in ("full0", "lora1")
+    ]
+    kept = (out / "trials.jsonl").read_bytes().splitlines(keepends=True)
+    (out / "trials.jsonl").write_bytes(b"".join(kept[:lines_left]) + torn)
+    again, progress = swept([config], "ftis", 2, out)
+    assert again == first
+    assert (progress, here.called["_run"]) == ([(1, 2), (2, 2)], 3)
+    assert read_trials(out / "trials.jsonl") == first
+
+
+def test_trials_that_cannot_be_read_are_named_with_the_remedy(folder: Path) -> None:
+    (folder / "sweep").mkdir()
+    (folder / "sweep" / "trials.jsonl").write_bytes(b"\x00\x00\n")
+    with pytest.raises(
+        ValueError, match=r"trials\.jsonl, line 1 cannot be read .*delete this line"
+    ):
+        swept([spread_crew(folder)], "ftis", 1, folder / "sweep")
 
 
 @pytest.mark.slow

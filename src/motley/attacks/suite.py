@@ -18,9 +18,12 @@ import torch
 from motley.attacks.attack import Attack, Cast, NotMountableError, Stage
 from motley.attacks.catalogue import ATTACKS
 from motley.attacks.crew import AttackedCrew, Parts
+from motley.clock import RealClock
 from motley.config import CrewConfig, PeerConfig, Trust
 from motley.models.opening import initial_policy
 from motley.runs.checking import is_mixed
+from motley.study.holding import held_alone
+from motley.study.outcomes import read_whole_lines
 from motley.study.processes import Job, LostRunsError, make_all
 from motley.study.running import keep, warm
 from motley.tasks import load_task
@@ -142,9 +145,17 @@ def run_suite(
 ) -> list[AttackTrial]:
     """A trial of every staging and seed; `progress(done, total)` after every run.
 
-    Results are kept in FOLDER/trials.jsonl.
+    Results are kept in FOLDER/trials.jsonl. Another process that adds to them is waited for.
     """
-    path, wanted = folder / "trials.jsonl", [(s, seed) for seed in seeds for s in stages]
+    path = folder / "trials.jsonl"
+    with held_alone(path, RealClock()):
+        return _run_missing(stages, seeds, path, jobs, progress)
+
+
+def _run_missing(
+    stages: Sequence[Staging], seeds: Sequence[int], path: Path, jobs: int, progress: Progress
+) -> list[AttackTrial]:
+    wanted = [(s, seed) for seed in seeds for s in stages]
     trials = read_trials(path)
     left = [(s, seed) for s, seed in wanted if _found(trials, s, seed) is None]
     done = len(wanted) - len(left)
@@ -183,9 +194,7 @@ def _name_of(staging: Staging, seed: int) -> str:
 
 
 def read_trials(path: Path) -> list[AttackTrial]:
-    if not path.exists():
-        return []
-    return [msgspec.json.decode(line, type=AttackTrial) for line in path.read_bytes().splitlines()]
+    return read_whole_lines(path, AttackTrial)
 
 
 def _found(trials: Sequence[AttackTrial], staging: Staging, seed: int) -> AttackTrial | None:

@@ -62,7 +62,7 @@ class CrewOutcome(Outcome, frozen=True, kw_only=True):
     measure: Measure = "accuracy"  # what scores are; files without it are read as this
 
 
-AnOutcome = TypeVar("AnOutcome", bound=Outcome)
+Line = TypeVar("Line", bound=msgspec.Struct)
 
 
 def read_outcomes(path: Path) -> list[Outcome]:
@@ -72,7 +72,12 @@ def read_outcomes(path: Path) -> list[Outcome]:
 
 def read_whole_outcomes(path: Path) -> list[Outcome]:
     """The same, without a last line that a kill cut short."""
-    return _decoded(path, Outcome, may_be_torn=True) if path.exists() else []
+    return read_whole_lines(path, Outcome)
+
+
+def read_whole_lines(path: Path, kind: type[Line]) -> list[Line]:
+    """All of a file but a last line that a kill cut short; none if it is not there."""
+    return _decoded(path, kind, may_be_torn=True) if path.exists() else []
 
 
 def read_crew_outcomes(path: Path) -> list[CrewOutcome]:
@@ -80,7 +85,7 @@ def read_crew_outcomes(path: Path) -> list[CrewOutcome]:
     return _decoded(path, CrewOutcome)
 
 
-def _decoded(path: Path, kind: type[AnOutcome], may_be_torn: bool = False) -> list[AnOutcome]:
+def _decoded(path: Path, kind: type[Line], may_be_torn: bool = False) -> list[Line]:
     found, lines = [], path.read_bytes().splitlines(keepends=True)
     for number, line in enumerate(lines, 1):
         try:
@@ -90,7 +95,7 @@ def _decoded(path: Path, kind: type[AnOutcome], may_be_torn: bool = False) -> li
                 break
             raise ValueError(
                 f"{path}, line {number} cannot be read ({error}); delete this line, and give the "
-                "study's command again: it makes what is missing"
+                "command that made it again: it makes what is missing"
             ) from None
     return found
 

@@ -21,7 +21,7 @@ import torch
 
 from motley.clock import Clock, RealClock
 from motley.config import CrewConfig, read_config, write_beside, write_config
-from motley.files import replace
+from motley.files import append, drop_unfinished_line, replace
 from motley.learning.checkpoint import checkpoints
 from motley.links import Network
 from motley.runs.checking import check_config
@@ -315,9 +315,14 @@ def check_kept(path: Path, kept: Sequence[Kept], arms: Sequence[Arm]) -> None:
 
 
 def keep(path: Path, results: Sequence[msgspec.Struct]) -> None:
-    """Add results to a file of JSON lines."""
-    with path.open("ab") as file:
-        file.write(_lines(results))
+    """Add results to a file of JSON lines, behind its last whole one."""
+    drop_unfinished_line(path)
+    append(path, _lines(results), synced=True)
+
+
+def keep_only(path: Path, results: Sequence[msgspec.Struct]) -> None:
+    """Have a file of JSON lines hold these and no others."""
+    replace(path, _lines(results))
 
 
 def _lines(results: Sequence[msgspec.Struct]) -> bytes:

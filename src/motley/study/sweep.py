@@ -19,13 +19,16 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
+from motley.clock import RealClock
 from motley.config import CrewConfig
 from motley.runs.checking import check_config
 from motley.runs.metrics import LearnerLine, learner_lines, read_metrics
 from motley.sim.report import ages_of, num_dropped
 from motley.sim.simulation import SimCrew
 from motley.study.arms import Arm, crews_of
+from motley.study.holding import held_alone
 from motley.study.keys import key_of, run_name
+from motley.study.outcomes import read_whole_lines
 from motley.study.processes import Job, LostRunsError, make_all
 from motley.study.report import markdown_table, mean_of
 from motley.study.running import (
@@ -33,6 +36,7 @@ from motley.study.running import (
     check_names,
     claim,
     keep,
+    keep_only,
     names_of_warm_starts,
     warm_starts,
 )
@@ -84,7 +88,7 @@ def run_sweep(
 ) -> list[Trial]:
     """Trials of crews x arms x seeds; `progress(done, total)` after every run.
 
-    Results are kept in FOLDER/trials.jsonl.
+    Results are kept in FOLDER/trials.jsonl. Another process that adds to them is waited for.
     """
     names = [config.crew.name for config in configs]
     check_names(names, "sweep")
@@ -93,8 +97,24 @@ def run_sweep(
             check_config(crews_of(config, arm, 0)[0])
         claim(folder / config.crew.name, config)
     path = folder / "trials.jsonl"
-    trials = read_trials(path)
-    check_kept(path, trials, arms)
+    with held_alone(path, RealClock()):
+        return _run_missing(configs, arms, seeds, path, jobs, progress)
+
+
+def _run_missing(
+    configs: Sequence[CrewConfig],
+    arms: Sequence[Arm],
+    seeds: Sequence[int],
+    path: Path,
+    jobs: int,
+    progress: Callable[[int, int], None],
+) -> list[Trial]:
+    names = [config.crew.name for config in configs]
+    kept_before = read_trials(path)
+    check_kept(path, kept_before, arms)
+    trials = _of_whole_runs(kept_before, configs)
+    if len(trials) < len(kept_before):
+        keep_only(path, trials)
     done = {(t.crew, t.arm, t.seed) for t in trials}
     todo = [
         (c, arm, seed)
@@ -110,7 +130,7 @@ def run_sweep(
     runs = [
         Job(
             f"crew {config.crew.name}, arm {arm.label}, seed {seed}",
-            partial(_run, config, arm, seed, folder / "runs"),
+            partial(_run, config, arm, seed, path.parent / "runs"),
             names_of_warm_starts(configs[0], seed),
         )
         for config, arm, seed in todo
@@ -129,9 +149,16 @@ def run_sweep(
 
 
 def read_trials(path: Path) -> list[Trial]:
-    if not path.exists():
-        return []
-    return [msgspec.json.decode(line, type=Trial) for line in path.read_bytes().splitlines()]
+    return read_whole_lines(path, Trial)
+
+
+def _of_whole_runs(trials: Sequence[Trial], configs: Sequence[CrewConfig]) -> list[Trial]:
+    """Without those of a run some of whose learners a full disk, or a kill, left out."""
+    students = {config.crew.name: {peer.name for peer in config.students} for config in configs}
+    found: dict[tuple[str, str, int], set[str]] = {}
+    for t in trials:
+        found.setdefault((t.crew, t.arm, t.seed), set()).add(t.peer)
+    return [t for t in trials if found[t.crew, t.arm, t.seed] >= students.get(t.crew, set())]
 
 
 def _run(config: CrewConfig, arm: Arm, seed: int, folder: Path) -> list[Trial]:
