@@ -3,7 +3,7 @@
 from motley.exchange.headers import BranchHeader, GroupHeader
 from motley.exchange.log import Entry, Log, LogError, stands_under
 from motley.exchange.log_file import LogFile, RecordHead
-from motley.exchange.memory import MemoryLog, cut_log, first_record
+from motley.exchange.memory import MemoryLog, ShortLogError, cut_log, first_record
 from motley.exchange.outbox import Head, Mark, Outbox, Signer, count_unsent
 from motley.exchange.sections import RolloutArrays, WireError
 from motley.exchange.wire import Header, Limits, Sealed, decode, encode, pack, unpack
@@ -24,6 +24,7 @@ __all__ = [
     "RecordHead",
     "RolloutArrays",
     "Sealed",
+    "ShortLogError",
     "Signer",
     "WireError",
     "count_unsent",

@@ -82,15 +82,22 @@ def first_record(path: Path) -> bytes:
     return next((record for _, record, _ in _entries(content)), b"")
 
 
+class ShortLogError(ValueError):
+    """A log's file that has fewer whole records than when a checkpoint was taken."""
+
+    def __init__(self, path: Path, num_whole: int, num_records: int) -> None:
+        super().__init__(
+            f"{path} has {num_whole} records that are whole, and had {num_records} when the newest "
+            "checkpoint was taken"
+        )
+        self.num_whole = num_whole
+
+
 def cut_log(path: Path, num_records: int) -> None:
     """Shorten a log's file to its first records, to resume from a checkpoint."""
     stops = [stop for _, _, stop in _entries(path.read_bytes())] if path.exists() else []
     if len(stops) < num_records:
-        raise ValueError(
-            f"{path} has {len(stops)} records, and the newest checkpoint was taken at "
-            f"{num_records}; "
-            "delete that checkpoint to resume from the one before it"
-        )
+        raise ShortLogError(path, len(stops), num_records)
     if path.exists():
         os.truncate(path, stops[num_records - 1] if num_records else 0)
 
@@ -107,9 +114,9 @@ def _entries(content: bytes) -> Iterator[tuple[str, bytes, int]]:
         middle = offset + HEAD.size + id_size
         if middle + record_size > len(content):
             return
-        yield (
-            content[offset + HEAD.size : middle].decode(),
-            content[middle : middle + record_size],
-            middle + record_size,
-        )
+        try:
+            id = content[offset + HEAD.size : middle].decode()
+        except UnicodeDecodeError:
+            return  # spoilt: where the next one begins cannot be told
+        yield id, content[middle : middle + record_size], middle + record_size
         offset = middle + record_size

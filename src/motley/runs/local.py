@@ -9,6 +9,7 @@ import hashlib
 import logging
 import shlex
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -16,10 +17,11 @@ import msgspec
 
 from motley.clock import timed
 from motley.config import CrewConfig, by_name, config_text, may_become, read_config
-from motley.exchange import MemoryLog, Outbox, Signer, cut_log
+from motley.exchange import MemoryLog, Outbox, ShortLogError, Signer, cut_log
 from motley.files import sync
 from motley.learning.checkpoint import (
     AnyState,
+    CheckpointError,
     OtherStateError,
     checkpoints,
     load_manifest,
@@ -159,7 +161,10 @@ class LocalCrew:
             ) from None
         began = founded(folder)
         go_on_with(folder, began[0] if began else config, config, state.round)
-        cut_log(folder / "groups" / "log.bin", state.log_records)
+        try:
+            cut_log(folder / "groups" / "log.bin", state.log_records)
+        except ShortLogError as error:
+            raise ValueError(f"{error}; {_despite(error.num_whole, newest)}") from None
         crew = cls(config, folder, task=task)
         if began and began[1].task != crew._run.task.fingerprint:
             raise ValueError(
@@ -275,6 +280,19 @@ class LocalCrew:
                 )
             )
         return lines
+
+
+def _despite(num_records: int, newest: Path) -> str:
+    """What to do where the log has fewer whole records than the newest checkpoint counts on."""
+    copy = "put the log back from a copy"
+    for older in reversed(checkpoints(newest.parent)[:-1]):
+        with suppress(CheckpointError):
+            if load_manifest(older, CrewState).log_records <= num_records:
+                return f"{copy}, or delete {newest} to go on from {older.name}"
+    return (
+        f"{copy}. Without one the run cannot go on, but its checkpoints are whole: motley eval and "
+        "motley export read them"
+    )
 
 
 def _check_devices(config: CrewConfig) -> None:
