@@ -7,9 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
 from fakes import spread_crew
 from motley.config import CrewConfig, write_config
+from motley.models.policy import Policy
 from motley.runs.local import LocalCrew
 from motley.runs.resuming import CHANGES, go_on_with, read_changes
 
@@ -69,3 +71,19 @@ def test_a_log_that_is_spoilt_does_not_cost_the_checkpoints(folder: Path) -> Non
     shutil.rmtree(folder / "run" / "checkpoints" / "round-000002")
     assert LocalCrew.resume(folder / "run").finished_rounds == 1
     assert log.stat().st_size == first
+
+
+def test_a_disk_that_is_full_before_the_first_round_is_said_in_words(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(policy: Policy, folder: Path) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device")
+
+    config = spread_crew(folder, ("full",), rounds=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Policy, "save", full)
+        with pytest.raises(
+            OSError, match=r"full0 could not be written: .*No space left.*Make room"
+        ):
+            LocalCrew.start(config, folder / "run")
+    assert LocalCrew.start(config, folder / "run").finished_rounds == 0

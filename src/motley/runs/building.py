@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 import torch
+from safetensors import SafetensorError
 
 from motley.config import (
     AUTO,
@@ -26,7 +27,7 @@ from motley.engines import open_engine
 from motley.engines.judge import Judge
 from motley.exchange import Log, Outbox
 from motley.exchange.blobs import Blobs
-from motley.files import whole
+from motley.files import disk_error, whole
 from motley.learning.checkpoint import AnyState, checkpoints, load_manifest, round_of
 from motley.learning.descent import Upkeep
 from motley.learning.fitting import check_supported, must_recompute
@@ -182,8 +183,11 @@ def _make_start(
             else None
         )
         warm_start(policy, task, me.warm, peer_seed(me.name, config.crew.seed), progress)
-    with whole(start) as partial:
-        policy.save(partial)
+    try:
+        with whole(start) as partial:
+            policy.save(partial)
+    except (OSError, SafetensorError) as error:
+        raise disk_error(start, getattr(error, "strerror", None) or str(error)) from error
 
 
 def trained_policies(
