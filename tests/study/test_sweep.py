@@ -34,6 +34,7 @@ from motley.study.sweep import (
 from sim.crews import crew_text, far_crew
 
 PNG = b"\x89PNG\r\n\x1a\n"
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
 def trial(
@@ -219,6 +220,16 @@ def test_a_table_has_a_line_per_arm_and_crew_in_the_order_asked_for() -> None:
     ]
     assert rows[3][6] == "2.0, 5"
     assert len({len(row) for row in rows}) == 1
+
+
+@pytest.mark.parametrize("kept", ["delay.jsonl", "delay_low_lr.jsonl"])
+def test_the_page_on_delay_has_the_tables_that_its_outcomes_print(kept: str) -> None:
+    page = (RESULTS / "delay.md").read_text(encoding="utf-8").splitlines()
+    trials = read_trials(RESULTS / kept)
+    crews = list(dict.fromkeys(one.crew for one in trials))
+    rows = table(trials, crews, list(dict.fromkeys(one.arm for one in trials)))
+    printed = [*glance(rows).splitlines(), *markdown(rows).splitlines()]
+    assert [line for line in printed if line not in page] == []
 
 
 def test_at_a_glance_there_is_a_row_per_arm_with_what_each_crew_cost() -> None:
