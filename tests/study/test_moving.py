@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import msgspec
 import pytest
 
 from motley.config import CrewConfig, by_name, parse_config, read_config, with_changes, write_beside
+from motley.objectives.table import OBJECTIVES
 from motley.runs.local import LocalCrew
 from motley.runs.metrics import read_metrics
 from motley.study import running
 from motley.study.arms import parse_arms
+from motley.study.defaults import KEYS
 from motley.study.keys import key_of, run_name, with_copies
 from motley.study.plans import EstimatorPlan
 from motley.study.processes import Heard, Job, Lost
@@ -208,6 +211,59 @@ def test_keys_are_of_what_is_said_and_not_of_defaults() -> None:
         assert key_of(with_changes(plain, [setting])) == key_of(plain), setting
     for setting in ("learning.grad_clip=2.0", "crew.seed=1", "peer.a.dtype=bfloat16"):
         assert key_of(with_changes(plain, [setting])) != key_of(plain), setting
+
+
+def test_a_new_default_of_a_key_is_another_run_and_the_old_value_is_the_one_that_is_there() -> None:
+    plain = crew("near")
+    later = msgspec.defstruct(
+        "Learning",
+        [
+            (f.encode_name, f.type, 7 if f.encode_name == "max_age" else f.default)
+            for f in msgspec.structs.fields(plain.learning)
+        ],
+    )
+    said = msgspec.structs.asdict(plain.learning)
+    with_later = lambda **keys: msgspec.structs.replace(plain, learning=later(**keys))
+    assert key_of(with_later(**said | {"max_age": 7})) != key_of(plain)
+    assert key_of(with_later(**said)) == key_of(plain)
+
+
+def test_a_new_default_of_a_rows_setting_is_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = with_changes(crew("near"), ["crew.objective=ftis"])
+    before, row = key_of(plain), OBJECTIVES["ftis"]
+    monkeypatch.setitem(OBJECTIVES, "ftis", row.with_settings({"g": 10.0}))
+    assert key_of(plain) != before
+    told = msgspec.structs.replace(plain, objective={"g": 10.0})
+    assert key_of(told) == key_of(plain)
+
+
+def test_every_key_of_a_crew_file_has_its_first_default() -> None:
+    seen: dict[type, object] = {}
+
+    def look(kind: object) -> None:
+        for part in get_args(kind):
+            look(part)
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind not in seen:
+            seen[kind] = None
+            for hint in get_type_hints(kind).values():
+                look(hint)
+
+    look(CrewConfig)
+    missing = [
+        f"{kind.__name__}.{field.encode_name}"
+        for kind in seen
+        for field in msgspec.structs.fields(kind)
+        if field.default is not msgspec.NODEFAULT
+        and not isinstance(field.default, msgspec.Struct)
+        and field.encode_name not in KEYS.get(kind.__name__, {})
+    ]
+    assert missing == [], "add their defaults to study/defaults.py"
+
+
+def test_keys_are_those_of_the_runs_that_are_there() -> None:
+    said = ["peer.a.train={lora={rank=4}}", "network.delay=5", "crew.objective=uplift"]
+    config = with_changes(crew("near"), [*said, "crew.variant=sure", "objective.keep=8"])
+    assert [key_of(crew("near"))[:12], key_of(config)[:12]] == ["92fb7dbd0c86", "93310db41fa3"]
 
 
 def test_folders_of_runs_are_short_and_say_what_is_in_them() -> None:

@@ -15,6 +15,8 @@ import msgspec
 
 from motley.config import CrewConfig, by_name, with_each_file
 from motley.files import whole
+from motley.objectives import objective
+from motley.study.defaults import KEYS, OF_ROWS, SETTINGS
 
 # How a run is computed and watched, and not what it computes
 NOT_CONTENT = (
@@ -34,7 +36,8 @@ KEY_LETTERS = 12  # of it in names of folders
 
 
 def key_of(config: CrewConfig) -> str:
-    """A hash of what a crew file says: seed and all, but no defaults, so that new keys change none.
+    """A hash of what a crew file says: seed and all, but not what has its first default. So new
+    keys change none, and a new default is another run (study/defaults.py).
 
     Files count by their content. Local models count by name and size: they are too large to read.
     """
@@ -42,6 +45,7 @@ def key_of(config: CrewConfig) -> str:
     plain = _said(named)
     for name, peer in zip([p.name for p in config.peer], plain.pop("peer"), strict=True):
         plain[f"peer.{name}"] = peer | _size_of(config.named(name).model)
+    plain["objective"] = _newer_settings(named) | plain["objective"]
     content = {
         f"{table}.{key}": value
         for table, values in plain.items()
@@ -52,18 +56,35 @@ def key_of(config: CrewConfig) -> str:
 
 
 def _said(value: Any) -> Any:
-    """A struct without what has its default value, as plain tables."""
+    """A struct without what has its first default, as plain tables."""
     if isinstance(value, msgspec.Struct):
-        fields = msgspec.structs.fields(value)
-        each = {field.encode_name: (getattr(value, field.name), field.default) for field in fields}
-        return {
-            key: _said(one)
-            for key, (one, default) in each.items()
-            if default is msgspec.NODEFAULT or one != default
-        }
+        first = KEYS.get(type(value).__name__, {})
+        told = {}
+        for field in msgspec.structs.fields(value):
+            own = getattr(value, field.name)
+            default = first.get(field.encode_name, field.default)
+            said = _said(own)
+            if default is msgspec.NODEFAULT or said != _usual(default):
+                told[field.encode_name] = said
+        return told
     if isinstance(value, tuple | list):
         return [_said(one) for one in value]
     return msgspec.to_builtins(value)
+
+
+def _usual(default: Any) -> Any:
+    """What is said of a value that has its first default. Lists and tables are always told."""
+    if not isinstance(default, msgspec.Struct):
+        return _said(default)
+    made = {f.encode_name: f.default_factory for f in msgspec.structs.fields(default)}
+    return {key: make() for key, make in made.items() if make is not msgspec.NODEFAULT}
+
+
+def _newer_settings(config: CrewConfig) -> dict[str, Any]:
+    """Those of the crew's row whose default is no longer the first."""
+    first = SETTINGS | OF_ROWS.get(config.crew.row, {})
+    now = objective(config.crew.objective, config.crew.variant).settings()
+    return {key: value for key, value in now.items() if value != first.get(key, value)}
 
 
 def _digest(file: str) -> str:
