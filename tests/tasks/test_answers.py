@@ -32,6 +32,8 @@ from motley.tasks.sandbox import BUDGET, WALL_S, Reply, call
         ("<think>a</think><answer>4", "tags", None),
         ("\\boxed{1} so \\boxed{\\frac{1}{2}}.", "boxed", "\\frac{1}{2}"),
         ("\\boxed{1} so \\boxed{2", "boxed", "1"),
+        ("\\boxed{1 + \\boxed{2} + 3}", "boxed", "2"),
+        ("} \\boxed{1} {\\boxed{2} } \\boxed", "boxed", "2"),
         ("the answer is 4", "boxed", None),
         ("  a\nb ", "text", "a\nb"),
         ("", "text", ""),
@@ -41,6 +43,13 @@ def test_an_answer_is_found_only_in_its_form(
     completion: str, form: Form, answer: str | None
 ) -> None:
     assert find_answer(completion, form) == answer
+
+
+def test_boxes_opened_in_each_other_without_end_cost_a_look_at_each_character() -> None:
+    completion = "\\boxed{" * 100_000  # what looks from each box to the end is at it for days
+
+    assert find_answer(completion + "4}", "boxed") == "4"
+    assert find_answer(completion, "boxed") is None
 
 
 @pytest.mark.parametrize("form", ["line", "tags", "boxed", "text"])

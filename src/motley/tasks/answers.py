@@ -40,6 +40,7 @@ INSTRUCTIONS: dict[Form, str] = {
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 _TAGGED = re.compile(r"\s*<think>.*</think>\s*<answer>(.*)</answer>\s*", re.DOTALL)
 _BOX = "\\boxed{"
+_BRACE = re.compile(r"[{}]")
 
 
 def find_answer(completion: str, form: Form) -> str | None:
@@ -77,24 +78,17 @@ def _tagged(completion: str) -> str | None:
 
 
 def _last_boxed(completion: str) -> str | None:
-    """Of the boxes that are closed, the one that begins last."""
-    start = completion.rfind(_BOX)
-    while start >= 0:
-        inside = _balanced(completion[start + len(_BOX) :])
-        if inside is not None:
-            return inside.strip()
-        start = completion.rfind(_BOX, 0, start)
-    return None
-
-
-def _balanced(text: str) -> str | None:
-    """The text up to the brace that closes one opened before it."""
-    depth = 1
-    for place, character in enumerate(text):
-        depth += (character == "{") - (character == "}")
-        if depth == 0:
-            return text[:place]
-    return None
+    """Of the boxes that are closed, the one that begins last. Each brace is looked at once: a
+    stranger may open a box in a box as often as there is room.
+    """
+    opened: list[int] = []  # behind each brace that is not closed yet
+    start, stop = -1, -1
+    for brace in _BRACE.finditer(completion):
+        if brace[0] == "{":
+            opened.append(brace.end())
+        elif opened and (inside := opened.pop()) > start and completion.endswith(_BOX, 0, inside):
+            start, stop = inside, brace.start()
+    return None if start < 0 else completion[start:stop].strip()
 
 
 def math_reward(answer: str, gold: str) -> float:
