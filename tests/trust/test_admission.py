@@ -578,6 +578,22 @@ def test_a_reward_function_that_answers_no_number_is_unscorable(answer: Any) -> 
     assert refusal(gate, entry(group(), A)) == ("a", "unscorable")
 
 
+def test_an_answer_that_a_failing_reward_quotes_is_told_without_what_a_terminal_obeys(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    answer = "\x1b]0;all is well\x07\x1b[2J\x9b1m\u202e"
+
+    def strict(problem: Problem, rollouts: Sequence[Rollout]) -> list[float]:
+        raise ValueError(f"this is no answer: {answer}\nexpected a number")
+
+    gate = admission()
+    gate.score = strict
+    assert refusal(gate, entry(group(), A)) == ("a", "unscorable")
+    (told,) = caplog.messages
+    assert not set(answer) - set("0;all is well[2J1m]") & set(told)
+    assert "this is no answer: \\x1b]0;all is well\\x07\\x1b[2J\\x9b1m\\u202e\n" in told
+
+
 def test_a_panic_of_a_tokenizer_is_unscorable() -> None:
     class Panic(BaseException):
         """As Rust's come through to Python."""

@@ -148,11 +148,12 @@ def _print_table(rows: list[LoggedRollout], peer: str) -> None:
 def _print_blocks(rows: Iterable[LoggedRollout], peer: str) -> None:
     for row in rows:
         reward = "no number" if row.reward is None else f"{row.reward:.4g}"
-        say(
+        heading = (
             f"--- round {row.round}, {row.sender}, problem {row.slot}, sample {row.number}"
             f"{f', {row.kind}' if row.kind else ''}: reward {reward}, {row.ending} after "
             f"{row.num_tokens} tokens; {fate_words(row, peer)}"
         )
+        say(printable(heading, MOST_OF_A_TEXT))
         for name, text in (
             ("prompt", row.prompt),
             ("answer", row.answer),

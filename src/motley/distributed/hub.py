@@ -28,6 +28,7 @@ from motley.clock import Clock, Deadline, RealClock
 from motley.config import CrewConfig, config_text, may_become, parse_config
 from motley.distributed.nodes import FarNodes, NodesWatch
 from motley.distributed.office import Office
+from motley.distributed.refusals import Refusals
 from motley.distributed.register import (
     DAY_S,
     INVITE_DAYS,
@@ -81,7 +82,7 @@ class Hub:
         self._quotas = QuotaWatch(self.register, say, clock)
         self._disks = [DiskWatch(server, say, clock) for server in self.servers.all]
         self._calm = self._again = Deadline(clock, 0.0)
-        self._complaint = ""
+        self._complaint, self._refusals = "", Refusals(say, clock)
         self._returned = threading.Event()  # the connection was lost, and is back
         self._new: list[Enrolment] = []  # whose keys no roster has yet
 
@@ -169,6 +170,7 @@ class Hub:
     def tick(self, timeout_s: float = 0.2) -> None:
         """Answer who asks, and bring the server back if it died."""
         self._reply(self.office.asked.all(timeout_s))
+        self._refusals.look()
         self.servers.revive(timeout_s)
         if self._returned.is_set():
             self._found_presence()
@@ -257,7 +259,7 @@ class Hub:
             try:
                 self.office.connection.publish(message.reply, msgspec.msgpack.encode(answer))
             except LogError as error:
-                self._say(f"could not answer: {error}; who asked will ask again")
+                self._refusals.tell(f"could not answer: {error}; who asked will ask again")
 
     def _answer(self, message: Msg) -> Answer:
         try:
@@ -269,13 +271,12 @@ class Hub:
                 enrolment = msgspec.msgpack.decode(message.data, type=Enrolment)
                 self._enrol(enrolment, message.subject)
         except (ValueError, OSError, msgspec.DecodeError, RecursionError) as error:
-            self._say(f"refused a request on {message.subject}: {error}")
+            self._refusals.tell(f"refused a request on {message.subject}: {error}")
             return Answer(error=str(error))
         return Answer()
 
     def _enrol(self, asked: Enrolment, subject: str) -> None:
-        crew = self.register.state.crew
-        if subject != self._names.enrolment(asked.peer) or asked.crew != crew:
+        if subject != self._names.enrolment(asked.peer) or asked.crew != self.register.state.crew:
             raise ValueError(f"the request is for {asked.crew}/{asked.peer} and came by {subject}")
         if self.register.enrol(asked):
             # what was written with another key does not count

@@ -13,6 +13,7 @@ from motley.trust.admission import (
 )
 from motley.trust.admitted import AdmittedGroups, GroupPlace
 from motley.trust.identity import Identity, nkey_of, verifies
+from motley.trust.rewards import visible
 from motley.trust.rules import Rules
 from motley.trust.tables import Tables
 from motley.trust.values import MAX_REWARD
@@ -35,4 +36,5 @@ __all__ = [
     "read_hub",
     "stamp_of",
     "verifies",
+    "visible",
 ]

@@ -35,6 +35,14 @@ def in_short(text: str) -> str:
     return ascii(text if len(text) <= 120 else f"{text[:80]} ... {text[-40:]}")
 
 
+def visible(text: str) -> str:
+    """A text with its line breaks. What else a terminal would obey is spelt: \\x1b."""
+    return "".join(
+        letter if letter.isprintable() or letter in "\n\t" else ascii(letter)[1:-1]
+        for letter in text
+    )
+
+
 @dataclass(slots=True)
 class RewardCheck:
     undecided: int = 0  # rewards that were taken on trust, since this machine was too slow
@@ -85,7 +93,7 @@ class RewardCheck:
         """
         if what not in self._said:
             self._said.add(what)
-            _log.warning(text)
+            _log.warning(visible(text))  # an error, and a line of a traceback, quote what was said
 
 
 def _traceback(error: BaseException) -> str:
