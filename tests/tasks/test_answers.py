@@ -11,7 +11,7 @@ import pytest
 
 from motley.tasks import decided, load_task, sandbox
 from motley.tasks.answers import INSTRUCTIONS, Form, find_answer, math_reward, wrap
-from motley.tasks.sandbox import BUDGET, WALL_S, Reply, call
+from motley.tasks.sandbox import BUDGET, PARSER_BUDGET, WALL_S, Reply, call
 
 
 @pytest.mark.parametrize(
@@ -202,6 +202,22 @@ def test_what_goes_beyond_the_budget_of_work_fails_and_does_so_again(
     for _ in range(2):
         assert caller.call(["work:calls", 20 * BUDGET]) == Reply("failed")
     assert caller.call(["work:raises"]) == Reply("failed")
+
+
+@pytest.mark.slow
+def test_what_a_parser_does_has_a_budget_of_its_own(
+    caller: sandbox._Caller, tmp_path: Path
+) -> None:
+    (tmp_path / f"{sandbox.LEARNS}.py").write_text(WORK)
+    most = PARSER_BUDGET - 10
+    assert caller.call([f"{sandbox.LEARNS}:calls", most]) == Reply("value", most)
+    assert caller.call([f"{sandbox.LEARNS}:calls", 20 * PARSER_BUDGET]) == Reply("failed")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("answer", ["|a|b" * 60, "(" * 11 + "a" + ")" * 11 + "b", "\\sin " * 40])
+def test_an_answer_that_is_hard_to_parse_is_wrong_on_every_machine(answer: str) -> None:
+    assert math_reward(answer, "x+1") == 0.0
 
 
 def test_what_ends_the_worker_is_asked_again_and_what_ends_both_is_undecided(

@@ -14,7 +14,9 @@ machine is has decided: then nobody knows.
 | a fresh copy for one call | what took the worker longer | the budget, always from one start |
 
 Nothing that the worker has time for goes beyond the budget, on the fastest machine there is: so
-which of the two answers changes no verdict.
+which of the two answers changes no verdict. A parser that learns as it goes has a budget of its
+own, since what it costs depends on what it has seen: in a fresh copy always the same, and far more
+than any usual answer takes, in a worker less.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ import msgspec
 BUDGET = 2_000_000  # function calls; usual comparisons take hundreds to tens of thousands
 MOST_WORKERS = 16
 WORKER_S = 0.25  # of processor time, in which no machine makes so many calls
-UNCOUNTED = "antlr4"  # a parser that learns as it goes; the length of its text bounds it
+LEARNS = "antlr4"  # a parser, whose calls are counted by themselves
+PARSER_BUDGET = 4_000_000  # of them; the largest usual answers take 500,000
 CPU_S = 30  # of processor time, ten times what the budget takes on a usual machine
 WALL_S = 120.0  # for a call that hangs without computing, or a system without processor limits
 MEMORY_BYTES = 4 << 30
@@ -217,12 +220,14 @@ class _Meter:
     """
 
     def __init__(self, reply_to: int) -> None:
-        self._left, self._reply_to = BUDGET, reply_to
+        # by whether it is the parser that calls
+        self._left, self._reply_to = {False: BUDGET, True: PARSER_BUDGET}, reply_to
 
     def __call__(self, frame: FrameType, event: str, argument: object) -> None:
-        if event == "call" and UNCOUNTED not in frame.f_code.co_filename:
-            self._left -= 1
-            if self._left < 0:
+        if event == "call":
+            parses = LEARNS in frame.f_code.co_filename
+            self._left[parses] -= 1
+            if self._left[parses] < 0:
                 _reply(self._reply_to, Reply("failed"))
                 os._exit(0)
 
