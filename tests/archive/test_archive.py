@@ -34,6 +34,7 @@ from motley.cli import app
 from motley.distributed.enrolment import Membership
 from motley.distributed.hub import Hub
 from motley.exchange import Entry, MemoryLog, Outbox, Signer, encode
+from motley.exchange.log import tagged
 from motley.exchange.nats.server import Server
 from motley.models.tiny import tiny_vocabulary
 from motley.records import HUB, Group, Roster, Sampling, Stamp, Table
@@ -296,6 +297,12 @@ def test_a_sound_record_has_no_fault() -> None:
         6,
         0.5,
     )
+
+
+def test_a_record_under_its_own_tag_is_sound_and_under_anothers_it_is_not() -> None:
+    right, other = entry(group(), identity("a")), entry(group(slot=1), identity("a"))
+    assert fault_of(right._replace(id=tagged("a.0.0", right.record))) == ""
+    assert fault_of(right._replace(id=tagged("a.0.0", other.record))) == "subject"
 
 
 def test_a_record_that_is_not_what_it_says_is_named() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from motley.exchange import Entry, Header, Sealed, WireError, unpack
+from motley.exchange import Entry, Header, Sealed, WireError, stands_under, unpack
 from motley.records import HUB, Charter, Content, Group, Roster, Stamp, Table
 from motley.spelling import Spelling
 from motley.trust import Tables, verifies
@@ -92,7 +92,7 @@ class Examiner:
         """In the words of admission."""
         if header.crew != self.crew:
             return "crew"
-        if header.id != entry.id:
+        if not stands_under(entry.id, header.id, entry.record):
             return "subject"
         if header.sender in self.revoked:
             return "revoked"
