@@ -21,12 +21,10 @@ from motley.learning.translating import Translation, Translator
 from motley.peers.scrutiny import Scrutiny
 from motley.records import Group, Origin, Problem, Rollout, Sampling
 from motley.spelling import Spelling
-from motley.trust.wager import STAKES
 from spelling.chains import END, Model
 from trust.test_audit_spans import Foreigner, honest
 
 GROUPS = 40
-LEARNERS = slice(1, 1 + len(STAKES))  # the bettors on what the learner makes of it
 
 
 @dataclass(frozen=True)
@@ -167,7 +165,7 @@ def test_what_cannot_be_read_is_lost_to_who_bet_on_it() -> None:
     unread = translator.translate(sent, PROBLEM, one.sender.spelling)
     assert unread.group.rollouts == ()
     scrutiny = scrutiny_of(one, alpha=1e-3)
-    first = scrutiny.audit._of("s").little.logs[LEARNERS].copy()
+    first = scrutiny.audit._of("s").wagers["learner"].logs[1:].copy()
     scrutiny.forgo(replace(candidate(unread.group), reading=unread.reading))
-    lost = first - scrutiny.audit.senders["s"].little.logs[LEARNERS]
+    lost = first - scrutiny.audit.senders["s"].wagers["learner"].logs[1:]
     assert lost[-1] > 7 * np.log(2)  # half of what is left at stake, eight times at least

@@ -6,13 +6,25 @@ import msgspec
 import numpy as np
 import pytest
 
-from motley.records import Rollout, Sampling
+from motley.records import Group, Origin, Rollout, Sampling
 from motley.trust.audit import NOISE, Audit, AuditState, sibling_payoffs
 from motley.trust.wager import Wager
 
 from .senders import Kind, SimulatedSender, audited, honest_kind
 
 PLAIN = Sampling(max_tokens=16)
+
+
+def group(*rollouts: Rollout) -> Group:
+    return Group(
+        crew="c",
+        problem="p",
+        round=0,
+        slot=0,
+        origin=Origin(peer="s", model="m", vocabulary="v", version=0, sampling=PLAIN),
+        rollouts=rollouts,
+        created_s=0.0,
+    )
 
 
 def rollout(tokens: list[int], probabilities: list[float]) -> Rollout:
@@ -24,25 +36,36 @@ def rollout(tokens: list[int], probabilities: list[float]) -> Rollout:
 def test_a_fair_bet_leaves_the_mean_wealth_where_it_was() -> None:
     rng, wealth = np.random.default_rng(0), []
     for _ in range(4000):
-        wager = Wager(("coin",))
+        wager = Wager()
         for _ in range(5):
-            wager.bet("coin", 2.0 * rng.integers(0, 2, 4))
+            wager.bet(2.0 * rng.integers(0, 2, 4))
         wealth.append(math.exp(wager.log_wealth))
     assert np.mean(wealth) == pytest.approx(1.0, abs=0.1)
 
 
 def test_a_bet_that_pays_more_than_it_should_makes_rich() -> None:
-    wager = Wager(("coin",))
-    wager.bet("coin", np.full(1000, 1.05))
+    wager = Wager()
+    wager.bet(np.full(1000, 1.05))
     assert wager.log_wealth > math.log(1000)
 
 
 def test_a_thousand_lost_bets_do_not_hide_a_later_win() -> None:
-    wager = Wager(("coin",))
+    wager = Wager()
     for _ in range(1000):
-        wager.bet("coin", np.zeros(10))
-    wager.bet("coin", np.full(100, 2.0))
+        wager.bet(np.zeros(10))
+    wager.bet(np.full(100, 2.0))
     assert wager.log_wealth > math.log(1000)
+
+
+def test_bets_on_the_same_token_do_not_make_each_other_rich() -> None:
+    rare = 1e-9
+    wealth = 0.0
+    for token, q in ((1, rare), (2, 1 - rare)):
+        audit = Audit(PLAIN, 2, 0.01)
+        audit.hear(group(rollout([token], [q])))
+        audit.compare("s", [np.array([math.log(0.5 / q)])])
+        wealth += q * 10 ** audit.evidence("s")  # on average
+    assert wealth < 2  # which each of the two questions may have by itself
 
 
 def test_tokens_that_begin_alike_pay_by_the_chance_of_coming_again() -> None:

@@ -1,6 +1,6 @@
 """Audit: whether a sender's tokens were drawn with the probabilities that it reports.
 
-It needs nothing of the sender's model. Two questions, each a wager (`wager.py`):
+It needs nothing of the sender's model. Two questions, and four bets, each a wager (`wager.py`):
 
 | it reports | which shows as | bets |
 |---|---|---|
@@ -15,6 +15,10 @@ it, the tokens seen there so far come again with the sum of their reported proba
 What is audited must not depend on how it came out: a group is chosen before anybody looks at its
 rewards. Right answers of a worse peer are tokens it was lucky to draw, and would look like a lie.
 
+Each bet is wrong about an honest sender with its part of alpha at most, and so all of them
+together with alpha at most, however much they know of each other: half is for either question, and
+the bets of one question share its half.
+
 A sender of another vocabulary is bet on by spans (motley.spelling): a token of its own cut has no
 p. The other bets are on its own tokens alone, and stay what they are.
 """
@@ -24,7 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 import numpy as np
@@ -38,19 +42,28 @@ from motley.trust.wager import Floats, Wager
 NOISE = 0.005
 Ints = NDArray[np.int64]
 Lie = Literal["under-reported", "over-reported"]
+Bet = Literal["learner", "guess", "again", "new"]
+_ON_LITTLE: tuple[Bet, ...] = ("learner", "guess", "again")  # reported; on too much there is `new`
 
 
 class AuditState(msgspec.Struct, frozen=True, kw_only=True):
-    """The wealth of every bettor, by sender, in a checkpoint."""
+    """The wealth of every bettor, by sender and bet, in a checkpoint."""
 
-    little: dict[str, list[float]] = {}
-    much: dict[str, list[float]] = {}
+    wealth: dict[str, dict[Bet, list[float]]] = {}
 
 
-@dataclass(slots=True)
 class SenderAudit:
-    little: Wager = field(default_factory=lambda: Wager(("learner", "guess", "again")))
-    much: Wager = field(default_factory=lambda: Wager(("new",)))
+    def __init__(self) -> None:
+        self.wagers: dict[Bet, Wager] = {bet: Wager() for bet in get_args(Bet)}
+
+    def little(self) -> float:
+        """The log of the largest wealth that was won from too little reported."""
+        best = max(self.wagers[bet].log_wealth for bet in _ON_LITTLE)
+        return best - math.log(len(_ON_LITTLE))
+
+    def much(self) -> float:
+        """The same of too much."""
+        return self.wagers["new"].log_wealth
 
 
 @dataclass(slots=True)
@@ -79,11 +92,11 @@ class Audit:
         if not self._truncates:
             width = self._width(self.vocabulary_size if sender_size is None else sender_size)
             guesses = [-np.array(r.logprobs) - math.log(width) for r in group.rollouts]
-            sender.little.bet("guess", _ratios(np.concatenate(guesses)))
+            sender.wagers["guess"].bet(_ratios(np.concatenate(guesses)))
         again, new = sibling_payoffs(group.rollouts)
         if not self._truncates:
-            sender.little.bet("again", again)
-        sender.much.bet("new", new)
+            sender.wagers["again"].bet(again)
+        sender.wagers["new"].bet(new)
 
     def compare(self, sender: str, log_ratios: Sequence[Floats]) -> None:
         """Bet on what the learner makes of a group's tokens: learner's minus reported log-prob.
@@ -91,7 +104,7 @@ class Audit:
         The group was chosen without regard to its rewards.
         """
         if log_ratios and not self._truncates:
-            self._of(sender).little.bet("learner", _ratios(np.concatenate(log_ratios)))
+            self._of(sender).wagers["learner"].bet(_ratios(np.concatenate(log_ratios)))
 
     def compare_spans(
         self, sender: str, log_ratio_S: Floats, num_sent_S: Ints, num_forgone: int
@@ -104,7 +117,7 @@ class Audit:
         """
         if not self._truncates:
             paid = _ratios(log_ratio_S, num_sent_S)
-            self._of(sender).little.bet("learner", np.append(paid, np.zeros(num_forgone)))
+            self._of(sender).wagers["learner"].bet(np.append(paid, np.zeros(num_forgone)))
 
     def lie(self, sender: str) -> Lie | None:
         """What a sender is caught at."""
@@ -113,16 +126,16 @@ class Audit:
             return None
         # either question may be wrong with half the chance
         caught = math.log(2 / self.alpha)
-        if known.little.log_wealth >= caught:
+        if known.little() >= caught:
             return "under-reported"
-        return "over-reported" if known.much.log_wealth >= caught else None
+        return "over-reported" if known.much() >= caught else None
 
     def evidence(self, sender: str) -> float:
         """Powers of ten of the larger wealth; 0 for who never was heard."""
         known = self.senders.get(sender)
         if known is None:
             return 0.0
-        return max(known.little.log_wealth, known.much.log_wealth) / math.log(10)
+        return max(known.little(), known.much()) / math.log(10)
 
     def forget(self, sender: str) -> None:
         """Begin anew with a sender."""
@@ -135,15 +148,18 @@ class Audit:
 
     def state(self) -> AuditState:
         return AuditState(
-            little={name: kept.little.logs.tolist() for name, kept in sorted(self.senders.items())},
-            much={name: kept.much.logs.tolist() for name, kept in sorted(self.senders.items())},
+            wealth={
+                name: {bet: wager.logs.tolist() for bet, wager in kept.wagers.items()}
+                for name, kept in sorted(self.senders.items())
+            }
         )
 
     def load_state(self, state: AuditState) -> None:
         self.senders = {}
-        for name, logs in state.little.items():
+        for name, wealth in state.wealth.items():
             kept = self._of(name)
-            kept.little.logs, kept.much.logs = np.array(logs), np.array(state.much[name])
+            for bet, logs in wealth.items():
+                kept.wagers[bet].logs = np.array(logs)
 
 
 def _ratios(log_ratio: Floats, num_tokens: Ints | int = 1) -> Floats:

@@ -6,11 +6,12 @@ wealth above that is evidence. Knows numbers only.
 
 A part of the wealth is moved back to every bettor after each bet, so that a sender who begins to
 lie after a thousand honest groups is found as well: what honest years cost a bettor is forgotten.
+Nothing moves between two wagers. They may be about the same tokens, and what one has won would come
+to the other as a stake that knows the outcome.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,36 +23,27 @@ Floats = NDArray[np.float64]
 STAKES = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
 SHARED = 3e-4  # of the wealth that is dealt out anew after each bet
 _LEAST = -700.0  # of a logarithm; exp of it is still a number
+_FIRST = np.log(np.array([0.5, *[0.5 / len(STAKES)] * len(STAKES)]))
 
 
 @dataclass(slots=True)
 class Wager:
-    """`tables` names what can be bet on. Half of the first wealth stays in the pocket."""
+    """Half of the first wealth stays in the pocket."""
 
-    tables: Sequence[str]
-    logs: Floats = field(init=False)  # of the wealth of each bettor, the pocket first
+    # of the wealth of each bettor, the pocket first
+    logs: Floats = field(default_factory=_FIRST.copy)
 
-    def __post_init__(self) -> None:
-        self.logs = _first(len(self.tables))
-
-    def bet(self, table: str, payoffs: Floats) -> None:
+    def bet(self, payoffs: Floats) -> None:
         """Settle bets that were open together, one after another.
 
         A payoff is not negative, and at most 1 on average if the sender's word is right.
         """
-        start = 1 + self.tables.index(table) * len(STAKES)
         won = np.log1p(np.outer(STAKES, np.minimum(payoffs, 1e300) - 1)).sum(1)
-        self.logs[start : start + len(STAKES)] += won
-        total = self.log_wealth
-        shared = np.log(SHARED) + total + _first(len(self.tables))
+        self.logs[1:] += won
+        shared = np.log(SHARED) + self.log_wealth + _FIRST
         self.logs = np.maximum(np.logaddexp(self.logs + np.log1p(-SHARED), shared), _LEAST)
 
     @property
     def log_wealth(self) -> float:
         """Natural logarithm; 0 at first."""
         return float(np.logaddexp.reduce(self.logs))
-
-
-def _first(num_tables: int) -> Floats:
-    bettors = num_tables * len(STAKES)
-    return np.log(np.array([0.5, *[0.5 / bettors] * bettors]))
