@@ -310,12 +310,12 @@ def huge_frames(intruder: Intruder, round: int) -> None:
 
 
 def forked_chain(intruder: Intruder, round: int) -> None:
-    """Two records in one place of its chain, and one far ahead."""
+    """Another record in a place of its chain, and one far ahead."""
     intruder.send(intruder.groups(round))
     wait_until(lambda: len(intruder.half.outbox) == 0)
     key, head = intruder.half.outbox.key, intruder.half.outbox.head
     for counter in (head.counter - 1, 2**62):
-        group = msgspec.structs.replace(intruder.group(round, 0), slot=500 + counter % 100)
+        group = intruder.group(round, 0)
         body = encode(group, Stamp(key=key, counter=counter, previous=bytes(32)))
         intruder.participant.station.log.append([(group.id, intruder.sealed(body))])
 

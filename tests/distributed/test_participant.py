@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
-from fakes import identity
+from fakes import group, identity
 from motley.clock import VirtualClock
 from motley.distributed.enrolment import RETRY_S, SAID_AGAIN_S, Joining
-from motley.distributed.participant import WAIT_S, Participant, Witness, apart_s
-from motley.exchange import LogError
+from motley.distributed.participant import WAIT_S, Participant, Station, Witness, apart_s
+from motley.exchange import LogError, MemoryLog, Outbox, Signer
 from motley.exchange.nats.connection import NotAdmittedError
 from motley.exchange.nats.presence import Beat
+from motley.links import Link, Weather
+from motley.trust import stamp_of
 
 
 class FakeStation:
@@ -135,6 +137,68 @@ def test_it_leaves_with_a_last_word_and_gives_back_what_it_holds(
     one, station, _ = participant(*turns)
     one.close()
     assert station.events == ["the courier", f"said {word}", "gave back"]
+
+
+# Going on behind what the log has
+
+
+def station_of(log: MemoryLog, outbox: Outbox, delay: float = 0.0) -> Station:
+    link = Link(delay=delay)
+    return Station(
+        joining=SimpleNamespace(patiently=lambda work: work(), say=lambda text: None),
+        config=SimpleNamespace(weather=lambda name: Weather(link, name)),
+        me=SimpleNamespace(name="a"),
+        log=SimpleNamespace(
+            records_of=lambda name: log.read(0, sender=name),
+            last_of=lambda name: max(log.read(0, sender=name), default=None),
+        ),
+        outbox=outbox,
+        **dict.fromkeys(("run", "witness", "presence", "blobs", "courier")),
+    )  # type: ignore[arg-type]
+
+
+def outbox_of_a(num_records: int) -> Outbox:
+    """Of a peer that has made so many records of one chain, wherever it is copied to."""
+    outbox = Outbox(None, Signer(identity("a").public, identity("a").sign))
+    outbox.put([group(round=number) for number in range(num_records)])
+    return outbox
+
+
+def made_by_a(num_records: int) -> list[tuple[str, bytes]]:
+    log = MemoryLog()
+    outbox_of_a(num_records).deliver(log)
+    return [(one.id, one.record) for one in log.read(0)]
+
+
+def counters(log: MemoryLog) -> list[int]:
+    return [stamp_of(one)[0].counter for one in log.read(0) if one.id != "a.junk"]
+
+
+@pytest.mark.parametrize("kept", range(6))
+@pytest.mark.parametrize("order", [(0, 1, 2, 3, 4), (0, 3, 4, 1, 2), (4, 3, 2, 1, 0)])
+def test_an_older_outbox_goes_on_behind_all_that_is_on_the_log(
+    order: tuple[int, ...], kept: int
+) -> None:
+    log, made, outbox = MemoryLog(), made_by_a(5), outbox_of_a(kept)
+    log.append([made[number] for number in order])
+    mended = station_of(log, outbox, delay=1.0).mend_outbox()
+    assert mended
+    assert stamp_of(mended.last)[0].counter == 4
+    assert len(mended.forgotten) == (5 if kept < 5 else 0)
+    outbox.put([group(round=7)])
+    outbox.deliver(log)
+    assert sorted(counters(log)) == [0, 1, 2, 3, 4, 5]
+
+
+def test_what_others_wrote_under_its_name_does_not_hide_what_it_sent() -> None:
+    log, outbox = MemoryLog(), outbox_of_a(0)
+    log.append([*made_by_a(5), ("a.junk", b"junk")])
+    mended = station_of(log, outbox).mend_outbox()
+    assert mended
+    assert outbox.head.counter == 5
+    alone = MemoryLog()
+    alone.append([("a.junk", b"junk")])
+    assert station_of(alone, outbox_of_a(0)).mend_outbox() is None
 
 
 # Waiting for a hub that is away

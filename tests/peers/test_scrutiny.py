@@ -7,15 +7,19 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import zstandard
 
-from fakes import spread_crew, write_task
+from fakes import entry, identity, spread_crew, write_task
 from motley.config import CrewConfig
-from motley.exchange import MemoryLog
+from motley.exchange import Entry, Head, MemoryLog, unpack
+from motley.exchange.log import tagged
 from motley.learning.learner import StepReport
 from motley.learning.waiting import Wait
 from motley.peers.peer import Peer
 from motley.peers.sampling import DrawnRound
 from motley.records import Group, Rollout
+from motley.trust.chain import MAX_MISSING
+from motley.trust.standing import Suspicion
 
 from .test_peer import learn, peers_of, share
 
@@ -107,6 +111,68 @@ def test_three_forged_rewards_mute_a_sender(folder: Path) -> None:
     assert isinstance(reports[0], Wait)  # two were refused
     assert isinstance(reports[1], StepReport)
     assert peers[0].scrutiny.suspicions()[peers[2].me.name].muted == "reward"
+
+
+# Chains that contradict themselves
+
+
+def after_a_round(folder: Path) -> tuple[Peer, Peer, Head]:
+    """The first of three peers, another one, and where that one began its chain."""
+    peers = peers_of(crew_of_three(folder), MemoryLog())
+    begun = peers[2].half.outbox.head
+    share(*peers)
+    assert isinstance(learn(peers[0]), StepReport)
+    return peers[0], peers[2], begun
+
+
+def in_place(head: Head, peer: Peer, rounds: range) -> list[Entry]:
+    """Groups of some rounds, each signed for the same place of their sender's chain."""
+    author, drawn = identity(peer.me.name), peer.half.draw().groups
+    groups = [msgspec.structs.replace(g, round=round) for round in rounds for g in drawn]
+    return [entry(group, author, head.counter, head.previous) for group in groups]
+
+
+def copy_of(made: Entry, level: int) -> Entry:
+    """The same record as anybody can write it: compressed in another way, under its tag."""
+    sealed = unpack(made.record)
+    frame = zstandard.ZstdCompressor(level=level, write_checksum=True).compress(sealed.body)
+    record = made.record[:1] + sealed.signature + frame
+    return Entry(0, tagged(made.id, record), record)
+
+
+def show(peer: Peer, *entries: Entry) -> None:
+    peer.log.append([(one.id, one.record) for one in entries])
+    peer.receive()
+
+
+def test_three_records_in_one_place_of_its_chain_mute_a_sender(folder: Path) -> None:
+    first, last, begun = after_a_round(folder)
+    name = last.me.name
+    show(first, *in_place(begun, last, range(1, 2)))
+    assert first.scrutiny.suspicions()[name] == Suspicion(evidence=0.0, strikes=2.0)
+    assert first.forgone() == [name]  # what was refused does not come again
+    show(first, *in_place(begun, last, range(2, 3)))
+    assert first.admission.refused == {(name, "fork"): 4}
+    assert first.scrutiny.suspicions()[name].muted == "fork"
+    assert name not in first.crewmates
+
+
+def test_what_others_can_do_to_a_chain_mutes_nobody(folder: Path) -> None:
+    first, last, begun = after_a_round(folder)
+    name = last.me.name
+    sent = [one for one in first.log.read(0) if one.id.startswith(name)]
+    fork = in_place(begun, last, range(1, 2))[0]
+    late = in_place(Head(begun.counter + 2 * MAX_MISSING, bytes(32)), last, range(3, 5))
+    copies = {copy_of(one, level) for one in (fork, *sent) for level in (-5, -1, 1, 3, 19)}
+    assert len(copies) >= 3 * len([fork, *sent])
+    show(first, fork, *late, *copies)
+    assert first.admission.refused == {
+        (name, "fork"): 1,
+        (name, "gap"): 4,
+        (name, "replay"): len(copies),
+    }
+    assert first.scrutiny.suspicions()[name] == Suspicion(evidence=0.0, strikes=1.0)
+    assert name in first.crewmates
 
 
 @pytest.mark.slow

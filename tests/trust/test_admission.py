@@ -17,6 +17,7 @@ from fakes import PROBLEM, entry, identity, rollout, sealed_record
 from fakes import group as any_group
 from fuzz import FIELDS, put_together, take_apart, varint
 from motley.exchange import Entry, encode, unpack
+from motley.exchange.log import tagged
 from motley.exchange.wire import MAX_BODY_BYTES, MAX_RECORD_BYTES
 from motley.models.tiny import tiny_vocabulary
 from motley.records import (
@@ -434,6 +435,35 @@ def test_a_hub_has_no_groups() -> None:
 
 def test_the_same_record_again_is_a_replay() -> None:
     assert refusal(admission(), entry(group(), A), entry(group(), A, position=2)) == ("a", "replay")
+
+
+def copied(one: Entry, level: int = 1) -> Entry:
+    """The same record as anybody can write it: compressed in another way, under its tag."""
+    sealed = unpack(one.record)
+    frame = zstandard.ZstdCompressor(level=level, write_checksum=True).compress(sealed.body)
+    record = one.record[:1] + sealed.signature + frame
+    assert record != one.record
+    return Entry(one.position + 100, tagged(one.id, record), record)
+
+
+def test_a_fork_is_held_against_its_sender_and_what_others_can_cause_is_not() -> None:
+    gate, first = admission(), entry(group(), A)
+    fork, gap = entry(group(round=2), A), entry(group(round=4), A, MAX_MISSING + 2)
+    gate.admit(first)
+    refused = [gate.admit(one) for one in (fork, copied(fork), copied(first), gap)]
+    assert [(one.reason, one.signed) for one in refused if isinstance(one, RefusedRecord)] == [
+        ("fork", True),
+        ("replay", False),
+        ("replay", False),
+        ("gap", False),
+    ]
+    assert gate.signed_in_a_row == Counter(a=1)
+    again = Admission(RULES, HUB_KEY.public, assigned, score)
+    again.load_state(json_copy(gate.state()))
+    for one in (fork, copied(fork, level=3)):
+        found = again.admit(one)
+        assert isinstance(found, RefusedRecord)
+        assert (found.reason, found.signed) == ("replay", False)
 
 
 def test_two_records_in_one_place_are_a_fork() -> None:

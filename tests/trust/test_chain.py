@@ -12,6 +12,7 @@ from motley.records import FIRST_PREVIOUS, Stamp
 from motley.trust.chain import (
     MAX_MISSING,
     REMEMBERED,
+    REMEMBERED_FORKS,
     REMEMBERED_SPARSELY,
     Chain,
     ChainState,
@@ -88,6 +89,35 @@ def test_two_records_in_one_place_are_a_fork_and_the_first_stays() -> None:
 def test_a_fork_older_than_what_is_remembered_is_not_taken_in_either() -> None:
     links = honest(REMEMBERED + 10)
     assert taken([*links, link(2, links[1][1], "other")])[-1] == "replay"
+
+
+def test_a_fork_that_is_copied_is_a_replay() -> None:
+    links = honest(3)
+    other = link(2, links[1][1], "other")
+    follower, late = link(3, other[1]), link(5, bytes(32))
+    wrong = link(4, bytes(32))
+    chain = Chain()
+    assert taken([*links, other, follower, late, wrong], chain) == [
+        "",
+        "",
+        "",
+        "fork",
+        "fork",
+        "",
+        "fork",
+    ]
+    again = Chain.from_state(chain.state())
+    assert again == chain
+    assert taken([wrong, other, follower, other], again) == ["replay"] * 4
+
+
+def test_of_forks_the_newest_are_remembered() -> None:
+    links = honest(3)
+    forks = [link(2, links[1][1], f"other {number}") for number in range(REMEMBERED_FORKS + 1)]
+    chain = Chain()
+    assert taken([*links, *forks], chain)[3:] == ["fork"] * len(forks)
+    assert len(chain.state().forks) == REMEMBERED_FORKS
+    assert taken([*forks[1:], forks[0]], chain) == ["replay"] * REMEMBERED_FORKS + ["fork"]
 
 
 def test_the_record_before_a_gaps_end_must_have_the_hash_named_there() -> None:
@@ -175,6 +205,17 @@ def test_an_honest_chain_is_taken_in_whole_in_any_order(order: list[int]) -> Non
 
 
 @settings(max_examples=200)
+@given(st.lists(st.integers(0, 20), max_size=60), st.sampled_from([Chain, SparseChain]))
+def test_no_copies_delays_or_losses_make_a_fork_of_an_honest_chain(
+    shown: list[int], kind: type[Chain] | type[SparseChain]
+) -> None:
+    chain, links = kind(), honest(21)
+    for number, counter in enumerate(shown):
+        answer = chain.add(*links[counter])
+        assert answer == ("replay" if counter in shown[:number] else "")
+
+
+@settings(max_examples=200)
 @given(
     st.integers(2, 30).flatmap(
         lambda length: st.tuples(st.permutations(range(length)), st.integers(0, length - 2))
@@ -253,7 +294,10 @@ def test_a_sparse_chain_tells_a_replay_from_a_fork() -> None:
     chain, links = SparseChain(), honest(10)
     assert [chain.add(*links[at]) for at in (2, 5)] == ["", ""]
     assert chain.add(*links[5]) == "replay"
-    assert chain.add(*link(5, links[4][1], "another")) == "fork"
+    other = link(5, links[4][1], "another")
+    assert chain.add(*other) == "fork"
+    again = SparseChain.from_state(chain.state())
+    assert [again.add(*one) for one in (other, links[5], links[6])] == ["replay", "replay", ""]
 
 
 def test_a_sparse_chain_holds_a_record_to_the_neighbours_it_knows() -> None:

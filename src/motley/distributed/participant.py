@@ -145,19 +145,25 @@ class Station:
     def mend_outbox(self) -> Mended | None:
         """Go on behind the last record the log has of this peer; None if it has none.
 
-        An outbox that was lost, or is an older copy, must not begin the chain anew.
+        An outbox that was lost, or is an older copy, must not begin the chain anew: a second record
+        of a place is a fork, which counts against its sender.
         """
         patiently, name = self.joining.patiently, self.me.name
-        last = patiently(lambda: self.log.last_of(name))
-        if last is None or not self._is_mine(last):
+        newest = patiently(lambda: self.log.last_of(name))
+        if newest is None:
             return None
-        if stamp_of(last)[0].counter < self.outbox.head.counter:
-            return Mended(last, frozenset())
-        # Delayed deliveries overtake each other: the newest on the log need not be the last of the
-        # chain.
+        # Delayed deliveries overtake each other, and others may write under this name where a
+        # server lets anybody: the newest on the log need not be the last of the chain.
+        in_order = self.config.weather(name).link.instant and self._is_mine(newest)
+        if in_order and stamp_of(newest)[0].counter < self.outbox.head.counter:
+            return Mended(newest, frozenset())
         mine = [*filter(self._is_mine, patiently(lambda: self.log.records_of(name)))]
+        if not mine:
+            return None
         last = max(mine, key=lambda entry: stamp_of(entry)[0].counter)
         stamp, hash = stamp_of(last)
+        if stamp.counter < self.outbox.head.counter:
+            return Mended(last, frozenset())
         self.say(f"the outbox was lost; going on behind record {stamp.counter} of the log")
         self.outbox.head = Head(stamp.counter + 1, hash)
         return Mended(last, frozenset(entry.id for entry in mine))

@@ -57,6 +57,8 @@ MAX_LATELY = 4096  # refusals between two steps of which the position is kept
 # one in so many is read to the end. The first that is admitted ends it.
 MAX_IN_A_ROW = 1000
 READ_ONE_IN = 16
+# Faults of authentic records that others cause, too: by copies, or by delays.
+BY_OTHERS = frozenset({"replay", "gap"})
 
 Assignment = Callable[[str, int], list[Problem]]  # (peer, round) -> the problems it must answer
 ScoreTexts = Callable[[Problem, Sequence[str]], list[float]]
@@ -73,7 +75,7 @@ class RefusedRecord(msgspec.Struct, frozen=True):
     sender: str
     reason: str
     detail: str
-    signed: bool = False  # its sender made it so: nobody else can have written it
+    signed: bool = False  # its sender made it so: nobody else can have
 
 
 class Admitted(NamedTuple):
@@ -155,17 +157,16 @@ class Admission:
             limits = self._limits_of(entry.id)
             sealed = unpack(entry.record, limits)
             header = Header.of(sealed.body, limits)
-            hash = sealed.hash
-            self._check_sender(entry, header, sealed, hash)
+            self._check_sender(entry, header, sealed)
         except (WireError, Refusal) as error:
             return self.refuse(entry, error.reason, str(error))
-        sender = header.sender
+        sender, hash = header.sender, sealed.hash
         try:
+            self._check_chain(header.stamp, hash, sender)
             self._check_flood(sender)
             verdict = self._judged(header, limits, hash, entry.position)
         except (WireError, Refusal) as error:
-            self.signed_in_a_row[sender] += 1
-            return self.refuse(entry, error.reason, str(error), signed=True)
+            return self.refuse(entry, error.reason, str(error), error.reason not in BY_OTHERS)
         del self.in_a_row[sender], self.signed_in_a_row[sender]
         return verdict
 
@@ -197,9 +198,10 @@ class Admission:
         sender = name if name in self.keys or name in self.revoked or name == HUB else "unknown"
         self.refused[sender, reason] += 1
         self.in_a_row[sender] += 1
-        refused = RefusedRecord(
-            entry.position, entry.id[:200], sender, reason, detail[:500], signed
-        )
+        if signed:
+            self.signed_in_a_row[sender] += 1
+        id, detail = entry.id[:200], detail[:500]
+        refused = RefusedRecord(entry.position, id, sender, reason, detail, signed)
         if self.in_a_row[sender] <= MAX_IN_A_ROW:
             self.kept.append(refused)
         if len(self.lately) < MAX_LATELY:
@@ -227,7 +229,7 @@ class Admission:
             table.vocabulary, len(table.spelling), table.ends
         ), table.spelling
 
-    def _check_sender(self, entry: Entry, header: Header, sealed: Sealed, hash: bytes) -> None:
+    def _check_sender(self, entry: Entry, header: Header, sealed: Sealed) -> None:
         if header.crew != self.rules.crew:
             raise Refusal(
                 "crew", f"record is of crew {header.crew[:80]!r}, not {self.rules.crew!r}"
@@ -243,13 +245,12 @@ class Admission:
             )
         if not verifies(key, sealed.signature, sealed.signed):
             raise Refusal("signature", "signature does not fit the record")
-        whole = header.sender == HUB or self.reads_all_of(header.sender)
-        chain = self.chains.setdefault(key, Chain() if whole else SparseChain())
-        fault = chain.add(header.stamp, hash)
-        if fault:
-            raise Refusal(
-                fault, f"record {header.stamp.counter} of {header.sender} is a {fault} in its chain"
-            )
+
+    def _check_chain(self, stamp: Stamp, hash: bytes, sender: str) -> None:
+        whole = sender == HUB or self.reads_all_of(sender)
+        chain = self.chains.setdefault(stamp.key, Chain() if whole else SparseChain())
+        if fault := chain.add(stamp, hash):
+            raise Refusal(fault, f"record {stamp.counter} of {sender} is a {fault} in its chain")
 
     def _check_flood(self, sender: str) -> None:
         in_a_row = self.signed_in_a_row[sender]
