@@ -16,7 +16,7 @@ from nats.aio.client import Client
 from pyarrow import parquet
 from typer.testing import CliRunner
 
-from fakes import entry, group, identity, rollout, sealed_record, spread_crew, write_task
+from fakes import PROBLEM, entry, group, identity, rollout, sealed_record, spread_crew, write_task
 from hubs import local_place
 from motley.archive import (
     UNKNOWN,
@@ -31,19 +31,55 @@ from motley.archive import (
 )
 from motley.archive.reading import FileSource
 from motley.cli import app
+from motley.config import CrewConfig, config_text
 from motley.distributed.enrolment import Membership
 from motley.distributed.hub import Hub
 from motley.exchange import Entry, MemoryLog, Outbox, Signer, encode
 from motley.exchange.log import tagged
 from motley.exchange.nats.server import Server
 from motley.models.tiny import tiny_vocabulary
-from motley.records import HUB, Group, Roster, Sampling, Stamp, Table
+from motley.records import (
+    HUB,
+    NO_BASE,
+    Backlog,
+    Branch,
+    Charter,
+    Group,
+    Roster,
+    Sampling,
+    Stamp,
+    Table,
+    Weights,
+)
 from motley.runs.local import LocalCrew
 from motley.runs.metrics import read_metrics
 from motley.spelling import Spelling
-from motley.trust import nkey_of
+from motley.trust import Admission, RefusedRecord, Rules, nkey_of
 
 GARBAGE = b"\x02" + bytes(64) + b"not a group"
+
+
+MARTIAN = Spelling((None, None, b"\xc3", b"\xa9", b" 12", None))
+TABLE = Table(crew="crew", peer="a", vocabulary="martian", ends=(1,), encoded=MARTIAN.encode())
+WEIGHTS = Weights(
+    crew="spread",
+    peer="full0",
+    version=0,
+    precision="float32",
+    base=NO_BASE,
+    base_state="",
+    state="00" * 32,
+    blobs=(),
+    frozen=(),
+    backlog=Backlog(waiting=(), oldest_s=0.0),
+    created_s=0.0,
+)
+
+
+def sound(peer: str, **fields: Any) -> Group:
+    """A group by the rules of a spread crew."""
+    most, four = Sampling(max_tokens=5), [rollout(reward=number / 4) for number in range(4)]
+    return group(peer, **{"crew": "spread", "sampling": most, "rollouts": four} | fields)
 
 
 def motley(*arguments: object, code: int = 0) -> Result:
@@ -79,7 +115,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         crew = LocalCrew.start(spread_crew(folder, rounds=2), folder / "run")
         for _ in crew.rounds():
             pass
-        crew._log.append([("noise\x1b[31m", GARBAGE), ("full1.9.9", crew._log.read(2)[0].record)])
+        elsewhere = f"full1.1.1.{'0' * 16}", crew._log.read(2)[0].record
+        crew._log.append([("noise\x1b[31m", GARBAGE), elsewhere])
     return folder / "run"
 
 
@@ -341,6 +378,136 @@ def test_numbers_that_fit_no_table_are_a_fault() -> None:
     assert fault_of(entry(group(sampling=Sampling(max_tokens=2**63)), identity("a"))) == "range"
 
 
+def charter_of(config: CrewConfig) -> Entry:
+    return entry(Charter(crew=config.crew.name, config=config_text(config), task=""), identity(HUB))
+
+
+def chartered(config: CrewConfig) -> Examiner:
+    """After a charter and a roster that has both peers."""
+    hub, names = identity(HUB), [peer.name for peer in config.peer]
+    found, charter = Examiner(config.crew.name, hub.public), charter_of(config)
+    keys = {name: identity(name).public for name in names}
+    roster = entry(Roster(crew=config.crew.name, number=0, keys=keys), hub, 1, charter)
+    assert [found.look(one).fault for one in (charter, roster)] == ["", ""]
+    return found
+
+
+def gate_of(config: CrewConfig, found: Examiner) -> Admission:
+    """A peer's own judgement of the same crew, of tiny models."""
+    own = tiny_vocabulary()
+    rules = Rules.of(config, mixed=False)
+    gate = Admission(
+        rules.with_vocabulary(own.fingerprint, own.size, own.end_ids),
+        identity(HUB).public,
+        lambda peer, round: [PROBLEM] * config.problems_per_peer,
+        None,
+    )
+    gate.keys = found.keys
+    return gate
+
+
+def with_one(**fields: Any) -> Group:
+    """A group of which one rollout is at fault."""
+    bad = msgspec.structs.replace(rollout(), **fields)
+    return sound("full0", rollouts=[*[rollout()] * 3, bad])
+
+
+def of_origin(**fields: Any) -> Group:
+    made = sound("full0")
+    return msgspec.structs.replace(made, origin=msgspec.structs.replace(made.origin, **fields))
+
+
+LONG = (11, 12, 13, 14, 15, 1)  # of at most five
+CONTINUED = Branch(round=0, slot=0, prefix=(11, 12))
+
+BEYOND = {
+    "more rollouts": (sound("full0", rollouts=[rollout()] * 5), "group_size"),
+    "other sampling": (sound("full0", sampling=Sampling(max_tokens=6)), "sampling"),
+    "a later round": (sound("full0", round=3), "assignment"),
+    "a round of nobody": (sound("full0", round=-1), "assignment"),
+    "a further slot": (sound("full0", slot=2), "assignment"),
+    "a later version": (of_origin(version=4), "version"),
+    "an unprintable model": (of_origin(model="m\x1b"), "model"),
+    "a strange day": (msgspec.structs.replace(sound("full0"), created_s=1e18), "time"),
+    "a branch in a crew of none": (
+        msgspec.structs.replace(sound("full0"), branch=CONTINUED),
+        "assignment",
+    ),
+    "a long rollout": (with_one(tokens=LONG, logprobs=(-1.0,) * 6), "length"),
+    "an empty rollout": (with_one(tokens=(), logprobs=(), ending="length"), "length"),
+    "an end that came too soon": (with_one(ending="length"), "ending"),
+    "an impossible log-prob": (with_one(logprobs=(-60.0, -1.0, -1.0)), "logprob"),
+    "a huge reward": (with_one(reward=2e6), "reward"),
+    "a reward that is no number": (with_one(reward=float("nan")), "reward"),
+    "weights of who does not learn alone": (WEIGHTS, "role"),
+    "a table that nobody needs": (
+        msgspec.structs.replace(TABLE, crew="spread", peer="full0"),
+        "table",
+    ),
+    "nothing": (sound("full0"), ""),
+}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> CrewConfig:
+    return spread_crew(tmp_path)
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_what_no_peer_takes_is_a_fault_by_admissions_word(name: str, config: CrewConfig) -> None:
+    content, fault = BEYOND[name]
+    record, found = entry(content, identity("full0")), chartered(config)
+    assert fault_of(record, found) == fault
+    verdict = gate_of(config, found).admit(record)
+    assert (verdict.reason if isinstance(verdict, RefusedRecord) else "") == fault
+
+
+def test_a_group_larger_than_the_crews_is_not_decoded(config: CrewConfig) -> None:
+    many = rollout((0,) * 2**18, logprob=0.0)
+    bomb = entry(sound("full0", rollouts=[many] * 4), identity("full0"))
+    assert len(bomb.record) < 2**11
+    seen, tally = chartered(config).look(bomb), Tally()
+    tally.add(seen)
+    assert (seen.fault, seen.content, seen.num_tokens) == ("inflated", None, 0)
+    assert (tally.num_tokens, tally.num_groups, tally.faults) == (0, 0, {"inflated": 1})
+    stranger = entry(sound("ghost", rollouts=[many] * 4), identity("ghost"))
+    assert chartered(config).look(stranger).content is None
+
+
+def test_who_has_a_table_is_held_to_it(tmp_path: Path) -> None:
+    found = chartered(spread_crew(tmp_path, models=("tiny:0.3m", "tiny:0.3m/bytes")))
+    author = identity("full0")
+    table = entry(msgspec.structs.replace(TABLE, crew="spread", peer="full0"), author)
+    assert fault_of(table, found) == ""
+    for tokens, fault in {(4, 2, 1): "", (4, 6, 1): "token", (4, 1, 1): "ending"}.items():
+        made = sound("full0", vocabulary="martian", rollouts=[rollout(tokens)] * 4)
+        assert fault_of(entry(made, author, 1, table), found) == fault
+    assert fault_of(entry(sound("full0"), author, 1, table), found) == "vocabulary"
+
+
+@pytest.mark.parametrize("keeper", ["config.toml", "hub.json"])
+def test_a_run_that_goes_on_has_as_many_rounds_as_its_folder_says(
+    keeper: str, config: CrewConfig, tmp_path: Path
+) -> None:
+    hub, log = identity(HUB), MemoryLog(tmp_path / "log.bin")
+    charter = charter_of(config)
+    roster = Roster(crew="spread", number=0, keys={"full0": identity("full0").public})
+    later = of_origin(version=4)
+    later = msgspec.structs.replace(later, round=4)
+    for one in (charter, entry(roster, hub, 1, charter), entry(later, identity("full0"))):
+        log.append([(one.id, one.record)])
+    source = FileSource(tmp_path / "log.bin")
+    archive = Archive(tmp_path, "spread", hub.public, source)
+    assert [seen.fault for seen in archive.records()] == ["", "", "assignment"]
+    (tmp_path / keeper).write_text("no crew at all")
+    assert [seen.fault for seen in archive.records()] == ["", "", "assignment"]
+    longer = config_text(spread_crew(tmp_path, rounds=5))
+    (tmp_path / keeper).unlink()
+    kept = longer if keeper == "config.toml" else json.dumps({"crew": "spread", "config": longer})
+    (tmp_path / keeper).write_text(kept)
+    assert [seen.fault for seen in archive.records()] == ["", "", ""]
+
+
 def test_the_roster_of_the_records_place_decides() -> None:
     found = examiner("a")
     before, after = entry(group(), identity("a")), entry(group(round=1), identity("a"), counter=1)
@@ -490,10 +657,6 @@ def tiny_bytes(token: int) -> str | None:
     return None if spelled is None else spelled.hex()
 
 
-MARTIAN = Spelling((None, None, b"\xc3", b"\xa9", b" 12", None))
-TABLE = Table(crew="crew", peer="a", vocabulary="martian", ends=(1,), encoded=MARTIAN.encode())
-
-
 def test_a_vocabulary_that_is_not_here_is_read_by_its_table_on_the_log(tmp_path: Path) -> None:
     found, author = examiner("a"), identity("a")
     table = entry(TABLE, author)
@@ -607,12 +770,12 @@ def hub(tmp_path_factory: pytest.TempPathFactory, closed_pipes: None) -> Iterato
     )
     hub.start()
     enrol(hub, "full0", "full1")
-    send(hub, "full0", group("full0", crew="spread"), group("full0", slot=1, crew="spread"))
-    send(hub, "full1", group("full1", crew="spread", rollouts=[rollout(reward=0.25)]))
+    send(hub, "full0", sound("full0"), sound("full0", slot=1))
+    send(hub, "full1", sound("full1", rollouts=[rollout(reward=0.25)] * 4))
     hub.office.log.append(
         [
             ("full1.0.1", GARBAGE),
-            ("full0.5.0", entry(group("full0", round=5, crew="spread"), identity("full1")).record),
+            ("full0.2.0", entry(sound("full0", round=2), identity("full1")).record),
         ]
     )
     yield hub
@@ -651,7 +814,7 @@ EXPECTED = [
     ("full0.0.1", ""),
     ("full1.0.0", ""),
     ("full1.0.1", "corrupt"),
-    ("full0.5.0", "key"),
+    ("full0.2.0", "key"),
 ]
 
 
@@ -690,7 +853,7 @@ def test_follow_shows_what_comes_to_a_server(hub: Hub, tmp_path: Path) -> None:
         hub.office.log.append([("full1.3.3", GARBAGE)])
         assert next(following).id == "full1.3.3"
         enrol(hub, "full0", "full1", "late")
-        send(hub, "late", group("late", crew="spread"))
+        send(hub, "late", sound("late"))
         assert [
             (seen.id, seen.sender, seen.fault) for seen in (next(following), next(following))
         ] == [

@@ -28,6 +28,7 @@ from motley.dashboard.loading import Loading, NotReadyError
 from motley.dashboard.log_view import EVERYTHING, GroupQuery, LogView
 from motley.dashboard.rows import ObjectiveRow
 from motley.exchange import MemoryLog, Outbox, Signer
+from motley.exchange.log import tagged
 from motley.learning.fates import read_fates
 from motley.learning.traces import read_trace
 from motley.runs.local import LocalCrew
@@ -66,14 +67,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         own = log.read(2)[0]
         flipped = bytearray(own.record)
         flipped[9] ^= 1
-        forged = entry(group("full0", 9, crew="spread"), identity("evil"))
+        forged = entry(group("full0", 3, crew="spread"), identity("evil"))
+        tag = "0" * 16  # of no record
         log.append(
             [
                 ("noise", b"?"),
-                ("full1.9.9", own.record),
-                ("full0.8.0", bytes(flipped)),
-                ("full0.8.1", b"?"),
-                (forged.id, forged.record),
+                (f"full1.1.1.{tag}", own.record),
+                (f"full0.2.0.{tag}", bytes(flipped)),
+                (f"full0.2.1.{tag}", b"?"),
+                (tagged(forged.id, forged.record), forged.record),
                 ("ghost.1.1", entry(group("ghost", 1, 1), identity("ghost")).record),
             ]
         )

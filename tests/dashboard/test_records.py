@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes import entry, group, identity, rollout
+from fakes import entry, group, identity, rollout, spread_crew
 from motley.archive import UNKNOWN, Archive
 from motley.archive.reading import FileSource
 from motley.clock import Deadline, VirtualClock
+from motley.config import config_text
 from motley.dashboard import records
 from motley.dashboard.records import (
     GROUP,
@@ -28,7 +29,7 @@ from motley.dashboard.records import (
     read_id,
 )
 from motley.exchange import Entry, MemoryLog, cut_log
-from motley.records import HUB, Roster, Table
+from motley.records import HUB, Charter, Roster, Table
 from motley.spelling import Spelling
 
 MARTIAN = Spelling((None, None, b"\xc3", b"\xa9", b" 12", None))
@@ -186,6 +187,36 @@ def test_single_records_are_examined_as_all_in_order_are(tmp_path: Path) -> None
             expected[seen.sender, seen.fault] = expected.get((seen.sender, seen.fault), 0) + 1
     assert counted == expected
     assert reader.look(0) is reader.look(99) is None
+
+
+def test_single_records_are_held_to_the_charter_too(tmp_path: Path) -> None:
+    config = spread_crew(tmp_path, rounds=2)
+    charter = Charter(crew="spread", config=config_text(config), task="")
+    said = Roster(crew="spread", number=0, keys={"full0": identity("full0").public})
+    fields = {"crew": "spread", "sampling": config.sampling, "rollouts": [rollout()] * 4}
+    many = [rollout((0,) * 2**18, logprob=0.0)] * 4
+    groups = [
+        group("full0", **fields),
+        group("full0", 2, **fields),
+        group("full0", 1, **fields | {"rollouts": many}),
+        group("full0", 1, 1, **fields | {"rollouts": [rollout()] * 5}),
+    ]
+    archive = archive_of(
+        tmp_path / "log.bin",
+        entry(charter, identity(HUB)),
+        entry(said, identity(HUB), 1),
+        *(entry(made, identity("full0")) for made in groups),
+    )
+    archive = replace(archive, crew="spread")
+    _, reader = indexed(archive)
+    found = [reader.look(position) for position in range(6, 0, -1)][::-1]
+    assert found == list(archive.records())
+    assert [seen.fault for seen in found if seen] == [
+        *("", "", ""),
+        *("assignment", "inflated", "group_size"),
+    ]
+    assert reader.faults == {"full0": {"assignment": 1, "inflated": 1, "group_size": 1}}
+    assert reader._kept_tokens < 1000
 
 
 def test_looking_back_examines_every_record_once_and_the_newest_first(tmp_path: Path) -> None:

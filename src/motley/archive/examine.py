@@ -1,20 +1,37 @@
 """Examiner: what can be said of each record of a log, and Tally: what that sums to.
 
-Records are checked as far as the log itself allows: wire, place, key, signature. Whether a group
-was assigned to its sender and its rewards are right is for admission to say (trust/admission.py),
-which knows the task.
+Records are checked as far as the log itself allows: wire, place, key, signature, and the figures of
+the crew's charter. These are held to by admission's own checks (trust/rules.py, trust/values.py):
+nothing is read that is larger than a record of the crew can be. Which tokens there are is known of
+senders whose table is on the log. Whether a group was assigned to its sender and its rewards are
+right is for admission to say (trust/admission.py), which knows the task.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
-from motley.exchange import Entry, Header, Sealed, WireError, stands_under, unpack
-from motley.records import HUB, Charter, Content, Group, Roster, Stamp, Table
+from motley.config import parse_config
+from motley.exchange import (
+    Entry,
+    GroupHeader,
+    Header,
+    Limits,
+    Sealed,
+    WireError,
+    stands_under,
+    unpack,
+)
+from motley.models.named import may_be_mixed
+from motley.records import HUB, Charter, Content, Group, Roster, Stamp, Table, Weights
 from motley.spelling import Spelling
-from motley.trust import Tables, verifies
+from motley.trust import Rules, Tables, verifies
 from motley.trust.rules import Refusal
+from motley.trust.values import check_branch, check_header, check_rollouts, check_time
 
 UNKNOWN = "unknown"  # the sender of a record whose name is not on the roster of that place
 INT64 = range(-(2**63), 2**63)
@@ -61,24 +78,31 @@ class Examiner:
 
     crew: str
     hub: bytes  # the key whose charter and rosters count
+    # how many the crew has by now: one that goes on may have more than its charter says
+    rounds: Callable[[], int] = lambda: 0
     charter: Charter | None = None
+    rules: Rules | None = None  # None: no charter was seen that can be read
     keys: dict[str, bytes] = field(default_factory=dict)
     revoked: frozenset[str] = frozenset()
     tables: Tables = field(default_factory=Tables)
 
     def look(self, entry: Entry) -> Seen:
-        name = entry.id.split(".", 1)[0]
+        name, _, place = entry.id.partition(".")
         sender = name if name in self.keys or name in self.revoked or name == HUB else UNKNOWN
-        stamp, content = None, None
+        fault, stamp, content = "revoked" if name in self.revoked else "", None, None
         try:
-            sealed = unpack(entry.record)
-            header = Header.of(sealed.body)
-            stamp, content = header.stamp, header.content()
-            fault = self._fault(entry, header, sealed) or _range_fault(content)
+            rules = self._rules_of(name)
+            limits = _limits(rules, sender, place)
+            sealed = unpack(entry.record, limits)
+            header = Header.of(sealed.body, limits)
+            stamp = header.stamp
+            fault = fault or self._fault(entry, header, sealed) or _fault_of_head(header, rules)
+            content, fault_inside = _read(header, limits, rules)
+            fault = fault or fault_inside
             if not fault:
                 self._take_in(content, stamp, entry.position)
         except (WireError, Refusal) as error:
-            fault = error.reason
+            fault = fault or error.reason
         size, spelling = len(entry.record), self._spelling(stamp, content)
         return Seen(entry.position, entry.id, sender, size, fault, stamp, content, spelling)
 
@@ -88,14 +112,20 @@ class Examiner:
         table = self.tables.of(stamp.key, content.origin.vocabulary)
         return table.spelling if table else None
 
+    def _rules_of(self, name: str) -> Rules | None:
+        """What records of a sender must meet, as far as it is known."""
+        if self.rules is None:
+            return None
+        rules, key = self.rules.going_on(self.rounds()), self.keys.get(name)
+        table = self.tables.of(key) if key else None
+        return table.rules(rules) if table else rules
+
     def _fault(self, entry: Entry, header: Header, sealed: Sealed) -> str:
-        """In the words of admission."""
+        """Of who says it, in the words of admission."""
         if header.crew != self.crew:
             return "crew"
         if not stands_under(entry.id, header.id, entry.record):
             return "subject"
-        if header.sender in self.revoked:
-            return "revoked"
         key = self.hub if header.sender == HUB else self.keys.get(header.sender)
         if not key:
             return "sender"
@@ -107,15 +137,60 @@ class Examiner:
         if isinstance(content, Table):
             self.tables.add(stamp.key, content, position)
         elif isinstance(content, Charter):
-            self.charter = content
+            self.charter, self.rules = content, _rules_of_charter(content)
         elif isinstance(content, Roster):
             self.keys, self.revoked = dict(content.keys), frozenset(content.revoked)
 
 
-def _range_fault(content: Content) -> str:
-    """Numbers that no round or version ever has, and that no table has room for."""
-    if not isinstance(content, Group):
+def _rules_of_charter(charter: Charter) -> Rules | None:
+    with suppress(ValueError):
+        config = parse_config(charter.config, source="the crew's charter")
+        return Rules.of(config, may_be_mixed(peer.model for peer in config.students))
+    return None
+
+
+def _limits(rules: Rules | None, sender: str, place: str) -> Limits:
+    """How large a record under an id may be that is read. Of nobody's, as large as a group."""
+    if rules is None:
+        return Limits()
+    return rules.group_limits if sender == UNKNOWN else rules.limits_of(sender, place)
+
+
+def _reason(check: Callable[[], object]) -> str:
+    """Why a check refuses; nothing if it does not."""
+    try:
+        check()
+    except (WireError, Refusal) as error:
+        return error.reason
+    return ""
+
+
+def _fault_of_head(header: Header, rules: Rules | None) -> str:
+    """Of what a group says before its rollouts."""
+    fields = header.fields
+    if rules is None or not isinstance(fields, GroupHeader):
         return ""
+    return _reason(partial(check_header, rules, fields)) or _reason(
+        partial(check_branch, rules, fields)
+    )
+
+
+def _read(header: Header, limits: Limits, rules: Rules | None) -> tuple[Content, str]:
+    """What a record holds, and what is wrong with that."""
+    fields = header.fields
+    if not isinstance(fields, GroupHeader):
+        content = header.content()
+        made = content.created_s if isinstance(content, Weights) else 0.0
+        return content, _reason(partial(check_time, made))
+    arrays = header.arrays(limits)
+    group = fields.group(fields.origin(), arrays)
+    if rules is None:
+        return group, _range_fault(group)
+    return group, _reason(partial(check_rollouts, rules, arrays, fields.num_before))
+
+
+def _range_fault(content: Group) -> str:
+    """Numbers that no round or version ever has, and that no table has room for."""
     sampling = content.origin.sampling
     numbers = (
         content.round,

@@ -8,11 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from motley.archive.examine import Examiner, Seen
 from motley.clock import Clock, Deadline, RealClock
+from motley.config import parse_config, read_config
 from motley.exchange import Entry, LogError, LogFile, RecordHead
 from motley.records import HUB, Charter
 
@@ -126,10 +130,22 @@ class Archive:
 
     def charter(self) -> Charter | None:
         """It is the first record of a log; only where it is not there all is looked through."""
-        first = Examiner(self.crew, self.hub)
+        first = self.examiner()
         for entry in self.source.read(0, 1):
             first.look(entry)
         return first.charter or self._examiner(self.source.last()).charter
+
+    def examiner(self) -> Examiner:
+        """One that has seen nothing yet."""
+        return Examiner(self.crew, self.hub, self.rounds)
+
+    def rounds(self) -> int:
+        """How many the crew has by now, as the folder says; 0 where it does not."""
+        for name in ("config.toml", "hub.json"):
+            path = self.folder / name
+            with suppress(OSError):
+                return _rounds_in(path, path.stat().st_mtime_ns)
+        return 0
 
     def records(self, after: int = 0, with_tables: bool = False) -> Iterator[Seen]:
         """Everything behind a position up to the newest there is now. `with_tables`: groups are
@@ -178,7 +194,7 @@ class Archive:
 
     def _examiner(self, position: int, with_tables: bool = False) -> Examiner:
         """One that has seen what the hub said up to a position."""
-        examiner = Examiner(self.crew, self.hub)
+        examiner = self.examiner()
         said = self.source.of_hub()
         for entry in sorted([*said, *self._tables(position)]) if with_tables else said:
             if entry.position <= position:
@@ -191,3 +207,20 @@ class Archive:
         while after < position and (page := self.source.read(after)):
             yield from (entry for entry in page if entry.id.split(".")[1:2] == ["table"])
             after = page[-1].position
+
+
+class _KeptByHub(msgspec.Struct):
+    """What a hub.json has of the crew as it goes on."""
+
+    config: str
+
+
+@lru_cache(maxsize=8)
+def _rounds_in(path: Path, changed_ns: int) -> int:
+    """Of the crew that a file has; 0 where it cannot be read. `changed_ns`: when it was written."""
+    with suppress(ValueError, OSError, msgspec.DecodeError):
+        if path.name == "config.toml":
+            return read_config(path).crew.rounds
+        kept = msgspec.json.decode(path.read_bytes(), type=_KeptByHub)
+        return parse_config(kept.config, source=str(path)).crew.rounds
+    return 0

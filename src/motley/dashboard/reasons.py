@@ -79,6 +79,7 @@ FAULTS = {
     "time": "was made on no day that can be",
     "group_size": "has another number of rollouts than the crew's groups",
     "assignment": "answers a problem that its sender was not given",
+    "prefix": "continues a beginning that no answer of the crew can have",
     "length": "has a rollout with no token, or with too many",
     "token": "has a token outside the vocabulary",
     "ending": "has an end that does not match its tokens",

@@ -195,7 +195,7 @@ class RecordReader:
 
     def _begin(self) -> None:
         self._cuts = self._index.cuts
-        self._teller = Examiner(self._archive.crew, self._archive.hub)
+        self._teller = self._archive.examiner()
         self._told = 0  # of `telling`
         self._since: list[int] = []  # positions of rosters
         self._rosters: list[_Roster] = []
@@ -279,13 +279,10 @@ class RecordReader:
         """One that knows what counts at a position."""
         number = bisect_left(self._since, position)
         roster = self._rosters[number - 1] if number else _Roster({}, frozenset())
-        return Examiner(
-            self._archive.crew,
-            self._archive.hub,
-            keys=roster.keys,
-            revoked=roster.revoked,
-            tables=self._teller.tables,
-        )
+        examiner = self._archive.examiner()
+        examiner.keys, examiner.revoked = roster.keys, roster.revoked
+        examiner.rules, examiner.tables = self._teller.rules, self._teller.tables
+        return examiner
 
     def _keep(self, seen: Seen) -> None:
         self._kept[seen.position] = seen

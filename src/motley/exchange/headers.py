@@ -69,6 +69,11 @@ class GroupHeader(_Head, frozen=True, kw_only=True, tag="group"):
     def id(self) -> str:
         return f"{self.peer}.{self.round}.{self.slot}"
 
+    @property
+    def num_before(self) -> int:
+        """Tokens between the prompt and every rollout."""
+        return 0
+
     def origin(self) -> Origin:
         """Who made the group, with what."""
         if not math.isfinite(self.created_s):
@@ -101,6 +106,10 @@ class BranchHeader(GroupHeader, frozen=True, kw_only=True, tag="branch"):
     met_round: int
     met_slot: int
     prefix: tuple[int, ...]
+
+    @property
+    def num_before(self) -> int:
+        return len(self.prefix)
 
     def group(self, origin: Origin, arrays: RolloutArrays) -> Group:
         branch = Branch(round=self.met_round, slot=self.met_slot, prefix=self.prefix)

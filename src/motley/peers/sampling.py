@@ -325,23 +325,9 @@ class SamplerHalf:
 
 def rules_of(half: SamplerHalf) -> Rules:
     """What every record of the crew must meet, for a reader with this model's vocabulary."""
-    config, vocabulary = half.config, half.policy.vocabulary
-    return Rules(
-        crew=config.crew.name,
-        vocabulary=vocabulary.fingerprint,
-        vocabulary_size=vocabulary.size,
-        end_ids=vocabulary.end_ids,
-        rollouts_per_group=config.rollouts_per_group,
-        sampling=config.sampling,
-        slots=config.problems_per_peer,
-        rounds=None if config.has_roles else config.crew.rounds,
-        steps=config.crew.rounds,
-        learners=frozenset(p.name for p in config.peer if p.role == "learner"),
-        students={p.name: config.student_of(p.name) for p in config.peer},
-        met_slots=config.num_met,
-        branches=config.num_branches,
-        mixed=half.mixed,
-    )
+    own = half.policy.vocabulary
+    rules = Rules.of(half.config, half.mixed)
+    return rules.with_vocabulary(own.fingerprint, own.size, own.end_ids)
 
 
 def _table_of(crew: str, peer: str, vocabulary: Vocabulary) -> Table:

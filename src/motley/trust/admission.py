@@ -225,9 +225,7 @@ class Admission:
         table = self.tables.of(key) if key else None
         if table is None or table.vocabulary == self.rules.vocabulary:
             return self.rules, None
-        return self.rules.with_vocabulary(
-            table.vocabulary, len(table.spelling), table.ends
-        ), table.spelling
+        return table.rules(self.rules), table.spelling
 
     def _check_sender(self, entry: Entry, header: Header, sealed: Sealed) -> None:
         if header.crew != self.rules.crew:
@@ -281,12 +279,11 @@ class Admission:
         origin = check_header(rules, fields)
         check_branch(rules, fields)
         arrays = header.arrays(limits)
+        check_rollouts(rules, arrays, fields.num_before)
         if isinstance(fields, BranchHeader):
             # Nobody but its author learns from it: what it claims of rewards concerns no other.
-            check_rollouts(rules, arrays, len(fields.prefix))
             problem = self._problem_of(fields, fields.met_round, fields.met_slot)
             return Admitted(fields.group(origin, arrays), problem, hash, spelling)
-        check_rollouts(rules, arrays)
         problem = self._problem_of(fields, fields.round, fields.slot)
         marked = Marked.of(fields.problem, arrays)
         self._check_copies(fields, marked)

@@ -1,6 +1,7 @@
 """Rules: what every record of a crew must meet, and how large an honest one can be.
 
-Knows the crew's figures; knows no record's bytes, no key and no model.
+Knows the crew's figures; knows no record's bytes, no key and no model. A reader that does not have
+a sender's vocabulary holds its groups to what is true of any.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from motley.config import CrewConfig
 from motley.exchange import Limits
 from motley.exchange.headers import MAX_ENDS
 from motley.exchange.sections import STEPS_PER_NAT
@@ -23,6 +25,7 @@ MOST_SURPRISE_NATS = 30.0
 LOGPROB_RANGE = (-64.0, 1e-3)  # whatever the vocabulary
 ROUNDING_NATS = 0.5 / STEPS_PER_NAT  # of a log-prob on the wire
 
+MOST_IDS = 2**35  # of any vocabulary: a varint has no more
 MAX_ROUNDS = 2**31  # of samplers that go on for as long as their learner does
 
 # of a group: all its fields with texts of 255 characters for each name, and of 200 for the model
@@ -49,14 +52,14 @@ class Refusal(Exception):  # noqa: N818 - the way out of a check, seen by `Admis
         self.reason = reason
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
     """What every group of a crew must meet."""
 
     crew: str
-    vocabulary: str
-    vocabulary_size: int
-    end_ids: tuple[int, ...]
+    vocabulary: str = ""  # none: any, of which nothing is known
+    vocabulary_size: int = MOST_IDS
+    end_ids: tuple[int, ...] = ()
     rollouts_per_group: int
     sampling: Sampling
     slots: int  # groups of a peer in a round
@@ -69,9 +72,31 @@ class Rules:
     branches: int = 0  # further groups of a peer in a round, of continuations
     mixed: bool = False  # whether peers may have other vocabularies, and publish their tables
 
+    @staticmethod
+    def of(config: CrewConfig, mixed: bool) -> Rules:
+        """Those of a crew, whatever the vocabulary."""
+        return Rules(
+            crew=config.crew.name,
+            rollouts_per_group=config.rollouts_per_group,
+            sampling=config.sampling,
+            slots=config.problems_per_peer,
+            rounds=None if config.has_roles else config.crew.rounds,
+            steps=config.crew.rounds,
+            learners=frozenset(p.name for p in config.peer if p.role == "learner"),
+            students={p.name: config.student_of(p.name) for p in config.peer},
+            met_slots=config.num_met,
+            branches=config.num_branches,
+            mixed=mixed,
+        )
+
     def with_vocabulary(self, name: str, size: int, end_ids: tuple[int, ...]) -> Rules:
-        """The same for a sender of another vocabulary."""
+        """The same for a sender of this vocabulary."""
         return replace(self, vocabulary=name, vocabulary_size=size, end_ids=end_ids)
+
+    def going_on(self, rounds: int) -> Rules:
+        """The same of a crew that goes on, for so many rounds if these are more."""
+        longer = None if self.rounds is None else max(self.rounds, rounds)
+        return replace(self, rounds=longer, steps=max(self.steps, rounds))
 
     @property
     def max_tokens(self) -> int:

@@ -15,7 +15,7 @@ import msgspec
 
 from motley.records import Table
 from motley.spelling import Spelling, SpellingError
-from motley.trust.rules import Refusal
+from motley.trust.rules import Refusal, Rules
 
 MAX_NAME_CHARACTERS = 200  # of a vocabulary
 
@@ -29,6 +29,10 @@ class SenderTable:
     spelling: Spelling
     position: int  # of its record in the log
     digest: bytes  # of all it says
+
+    def rules(self, rules: Rules) -> Rules:
+        """What its sender's groups must meet."""
+        return rules.with_vocabulary(self.vocabulary, len(self.spelling), self.ends)
 
 
 @dataclass(slots=True)

@@ -31,7 +31,7 @@ MAX_TIME_S = 2**33  # since 1970: some day of the year 2242
 def check_header(rules: Rules, header: GroupHeader) -> Origin:
     """Hold what stands before the rollouts to the rules; who made the group, with what."""
     origin = header.origin()
-    if origin.vocabulary != rules.vocabulary:
+    if rules.vocabulary and origin.vocabulary != rules.vocabulary:
         expected = (
             f"{rules.vocabulary!r}, and no table of {header.peer}'s with it stands before it on "
             "the log; expected the table first"
@@ -113,11 +113,15 @@ def _check(what: str, right: bool | np.bool_, arrays: RolloutArrays) -> None:
 
 
 def _has_right_endings(end_ids: Sequence[int], most: int, arrays: RolloutArrays) -> bool:
-    """What stopped ends in its only end token; what did not has none, and used up its length."""
-    last_R = arrays.stop_R[arrays.stopped_R] - 1
-    ends = np.flatnonzero(_are_ends(arrays.token_N, end_ids))
+    """What stopped ends in its only end token; what did not has none, and used up its length.
+
+    `end_ids`: none where they are not known.
+    """
     used_up_R = arrays.length_R[~arrays.stopped_R] == most
-    return np.array_equal(ends, last_R) and bool(used_up_R.all())
+    if not used_up_R.all() or not end_ids:
+        return bool(used_up_R.all())
+    last_R = arrays.stop_R[arrays.stopped_R] - 1
+    return np.array_equal(np.flatnonzero(_are_ends(arrays.token_N, end_ids)), last_R)
 
 
 def _are_ends(token_N: npt.NDArray[np.int64], end_ids: Sequence[int]) -> npt.NDArray[np.bool_]:
