@@ -6,6 +6,7 @@ import importlib
 import os
 import signal
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,15 @@ def test_a_tracker_that_is_not_known_is_refused_before_anything_is_asked() -> No
     assert "--report mlflow: use trackio, wandb, tensorboard or none" in result.stderr
 
 
+@pytest.fixture
+def keyboard() -> Iterator[None]:
+    """Ctrl-C is heard, also where the tests run in the background of a shell that ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("keyboard")
 def test_one_ctrl_c_is_enough_while_a_peer_is_on_its_way_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

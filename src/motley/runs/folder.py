@@ -248,7 +248,7 @@ def _check_free(folder: Path, otherwise: str) -> set[str]:
     """Refuse a folder that holds something; what an unfinished start left there does not count, and
     is named.
     """
-    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    names = {path.name for path in folder.iterdir()} if folder.exists() else set()
     left = _left_unfinished(folder, names)
     if names - left - BROUGHT - {LOCK}:
         raise ValueError(
