@@ -17,6 +17,7 @@ from motley.distributed.patience import REMEDY_S, Patience
 from motley.learning.hearing import Hearing
 from motley.learning.pace import pace_of
 from motley.learning.waiting import Round, StalenessWindow, Waiting
+from motley.peers.arrivals import Arrival, EarlyGroup, EarlyGroups
 
 NAMES = ["full0", "full1", "full2", "full3"]
 
@@ -31,6 +32,7 @@ class FakePeer:
     refused: Sequence[str] = ()  # whose groups of the round came, and do not count
     learned_rounds: int = 0
     me: Any = field(default_factory=lambda: SimpleNamespace(name="full0"))
+    early: EarlyGroups = field(default_factory=EarlyGroups)
 
     def __post_init__(self) -> None:
         clock = VirtualClock()
@@ -122,6 +124,13 @@ def test_the_crew_has_gone_on_when_a_quorum_has(
 ) -> None:
     one, _ = patience(task, *groups, **crew)
     assert one.has_gone_on(0) == one.is_closed() == gone_on
+
+
+def test_who_has_sent_later_rounds_that_are_not_held_is_ahead_too(task: Path) -> None:
+    one, _ = patience(task, *EVERYONE_ELSE, ("full2", 1))
+    assert not one.has_gone_on(0)
+    one._peer.early.add([EarlyGroup(2, "full3", Arrival(90, 0, 0.0))])
+    assert one.has_gone_on(0)
 
 
 def test_who_was_shut_out_says_nothing_of_the_crew(task: Path) -> None:

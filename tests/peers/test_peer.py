@@ -6,6 +6,7 @@ import random
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -765,7 +766,7 @@ def test_a_round_the_crew_does_not_have_is_refused(folder: Path) -> None:
     second.half.sampled_rounds = 2
     share(second, second)
     first.receive()
-    assert ids(first.waiting) == ["full1.2.0", "full1.2.1"]
+    assert [(early.sender, early.round) for early in first.early] == [("full1", 2)] * 2
     assert first.admission.refused == Counter({("full1", "assignment"): 2})
 
 
@@ -960,7 +961,7 @@ def revived(peer: Peer, state: PeerState | None = None) -> Peer:
     """The peer in a new process: with the weights it has, and the rest from a state."""
     again = next(p for p in peers_of(peer.config, peer.log) if p.me == peer.me)
     again.learner.policy.model.load_state_dict(peer.learner.policy.model.state_dict())
-    again.learner.optimiser.load_state_dict(peer.learner.optimiser.state_dict())
+    again.learner.optimiser.load_state_dict(deepcopy(peer.learner.optimiser.state_dict()))
     again.load_state(json_copy(state or peer.state()))
     return again
 
@@ -1119,7 +1120,8 @@ def test_steps_repeated_up_to_the_same_positions_are_the_same_steps(
         learned = Counter(c.position for _, _, chosen in journal for c in chosen.groups)
         assert max(learned.values()) == 1
         # every group is somewhere
-        assert len(learned) + len(first.waiting) + first.waiting.dropped.total() == len(log) - 2
+        waiting = len(first.waiting) + len(first.early)
+        assert len(learned) + waiting + first.waiting.dropped.total() == len(log) - 2
         seen += Counter(reason for _, reason in first.waiting.dropped.elements())
         assert first.admission.refused == Counter()
     expected = {"lockstep": {"open", "closed", "late"}, "async": {"open", "closed"}}[pace]

@@ -9,7 +9,8 @@ import pytest
 
 from motley.distributed.recovery import LearnerState
 from motley.learning.checkpoint import load_manifest, save_checkpoint
-from motley.peers.state import Arrival, PeerState, check_dtype
+from motley.peers.arrivals import Arrival
+from motley.peers.state import PeerState, check_dtype
 from motley.runs.local import CrewState
 from motley.sim.simulation import SimState
 from motley.trust import GroupPlace, ReasonCount
@@ -53,7 +54,7 @@ def test_a_crews_checkpoint_of_version_0_5_is_read_with_all_that_it_holds(
 
 NEW = {  # since 0.5
     *("scrutiny", "copies", "in_a_row", "signed_in_a_row", "signed", "undecided"),
-    *("skills", "meetings", "prefixes", "memory", "unheard", "forks"),
+    *("skills", "meetings", "prefixes", "memory", "unheard", "early", "forks"),
 }
 
 

@@ -24,6 +24,7 @@ from motley.learning.waiting import Round, Take, Wait, Waiting
 from motley.records import Backlog, Group
 
 MOST_OWN_ROUNDS = 2  # that wait for a peer which samples on
+ROUNDS_AHEAD = 1  # by which an honest crewmate may be ahead, who closed the present one before us
 
 
 class Pace(Protocol):
@@ -59,6 +60,14 @@ class Pace(Protocol):
 
     def wants(self, group: Group, learned_rounds: int) -> bool:
         """Whether a group that comes now can still be learned from."""
+        ...
+
+    def is_early(self, group: Group, learned_rounds: int) -> bool:
+        """Whether what a group is for is so far off that it is left on the log until then."""
+        ...
+
+    def shed(self, waiting: Waiting, round: Round) -> None:
+        """Let go of what will be too old before it has its turn, after groups came."""
         ...
 
     def awaited(self, waiting: Waiting, round: Round) -> list[str]:
@@ -109,6 +118,12 @@ class Lockstep:
 
     def wants(self, group: Group, learned_rounds: int) -> bool:
         return group.round >= learned_rounds
+
+    def is_early(self, group: Group, learned_rounds: int) -> bool:
+        return group.round > learned_rounds + ROUNDS_AHEAD
+
+    def shed(self, waiting: Waiting, round: Round) -> None:
+        """Nothing is ever too old."""
 
     def awaited(self, waiting: Waiting, round: Round) -> list[str]:
         there = Counter(
@@ -184,6 +199,30 @@ class Async:
 
     def wants(self, group: Group, learned_rounds: int) -> bool:
         return True
+
+    def is_early(self, group: Group, learned_rounds: int) -> bool:
+        return False
+
+    def shed(self, waiting: Waiting, round: Round) -> None:
+        # A step takes of a sender the first in order, and at most all that it takes at all. What
+        # comes later pushes a group back or leaves it where it is: only steps bring it forward.
+        most = self._most_of_sender(waiting)
+        if not most or max(waiting.authors.values(), default=0) <= most:
+            return
+        places: Counter[str] = Counter()
+        beyond: set[int] = set()
+        for c in self._in_order(waiting.whole_families(round), waiting.own_per_step):
+            if c.stranger and not c.group.branch:
+                places[c.group.origin.peer] += 1
+                if places[c.group.origin.peer] > most:
+                    beyond.add(c.position)
+        waiting.drop(lambda c: c.position in beyond, "stale")
+
+    def _most_of_sender(self, waiting: Waiting) -> int:
+        """How many groups of a sender can have their turn within the window; 0: no one knows."""
+        rules, layout = self.config.learning, self.config.crew.layout
+        bounded = self._drops and not rules.max_age_s and layout == "vertical"
+        return (rules.max_age + 1) * waiting.per_step if bounded else 0
 
     def awaited(self, waiting: Waiting, round: Round) -> list[str]:
         return []

@@ -14,23 +14,23 @@ follow it. Who delivers the outbox, waits, closes rounds and saves is up to whoe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import InitVar, dataclass, field
 
 from motley.config import CrewConfig, PeerConfig
 from motley.exchange import Entry, Log
 from motley.learning.hearing import Hearing
 from motley.learning.learner import Learner, StepReport
-from motley.learning.pace import Pace, Turns, pace_of
+from motley.learning.pace import ROUNDS_AHEAD, Pace, Turns, pace_of
 from motley.learning.select import Candidate
 from motley.learning.waiting import Round, StalenessWindow, Take, Wait, Waiting
+from motley.peers.arrivals import Arrival, EarlyGroup, EarlyGroups
 from motley.peers.publications import Publications
 from motley.peers.reading import ReadingBudget
 from motley.peers.rescoring import admission_of
 from motley.peers.sampling import SamplerHalf
 from motley.peers.scrutiny import Scrutiny, scrutiny_of
 from motley.peers.state import (
-    Arrival,
     PeerState,
     Reader,
     candidates_of,
@@ -80,6 +80,7 @@ class Peer:
     teaching: Teaching = field(init=False)
     reader: Reader = field(init=False)
     arrived: list[tuple[Admitted, Arrival]] = field(default_factory=list)  # not waiting yet
+    early: EarlyGroups = field(default_factory=EarlyGroups)
     weights: Publications | None = None  # of a learner, for its samplers
 
     def __post_init__(self, hub: bytes) -> None:
@@ -140,6 +141,7 @@ class Peer:
         """
         is_end = self._read(until)
         _let_in(self)
+        self.pace.shed(self.waiting, self._round())
         return is_end
 
     def _read(self, until: int | None) -> bool:
@@ -182,19 +184,18 @@ class Peer:
             # Of versions that were lost with a folder, this peer's own groups are as a stranger's.
             since = made_with if own and made_with <= version else version
             arrival = Arrival(entry.position, since, now_s)
-            self.arrived.append((admitted, arrival))
+            if self.pace.is_early(group, self.learned_rounds):
+                self.early.add([EarlyGroup(group.round, group.origin.peer, arrival)])
+            else:
+                self.arrived.append((admitted, arrival))
 
-    def _drop_muted(self, senders: Sequence[str]) -> None:
-        """Let go of what waits of who was muted now."""
+    def let_go(self, senders: Collection[str], reason: str) -> None:
+        """Learn from nothing more that these have sent, and count it under a reason."""
         if senders:
-            self.waiting.drop(lambda c: c.group.origin.peer in senders, "muted")
+            self.waiting.drop(lambda c: c.group.origin.peer in senders, reason)
+            for early in self.early.take_from(senders):
+                self.waiting.drop_at_once(early.sender, reason, early.arrival.position)
             self.teaching.leave_out(senders)
-
-    def _drop_revoked(self) -> None:
-        """Who is shut out counts no more, not with what it sent before either."""
-        revoked = self.admission.revoked
-        self.waiting.drop(lambda c: c.group.origin.peer in revoked, "revoked")
-        self.teaching.leave_out(revoked)
 
     # Learning
 
@@ -233,6 +234,7 @@ class Peer:
         `closed`: do with what is there of the round, or of a horizontal group, if it comes from a
         quorum of peers. `again`: positions that the same step took before a crash.
         """
+        _call_up(self)
         waits = self.pace.awaits_others and not closed
         if waits and self.teaching.is_due(self.learned_rounds, self.admitted):
             return Wait()
@@ -258,7 +260,7 @@ class Peer:
             lessons=met.lessons,
         )
         report = self.teaching.told(report, met, groups)
-        self._drop_muted(self.scrutiny.settle(groups, report, self.learned_rounds))
+        self.let_go(self.scrutiny.settle(groups, report, self.learned_rounds), "muted")
         if refresh:
             self.half.refresh()
         self.waiting.window.made(self.learner.policy.version)
@@ -278,7 +280,7 @@ class Peer:
         Not when a group arrives: how early one came must not matter.
         """
         muted = self.scrutiny.hear(groups, self.learned_rounds)
-        self._drop_muted(muted)
+        self.let_go(muted, "muted")
         return self.waiting.without(muted, groups)
 
     # State, for checkpoints
@@ -299,6 +301,7 @@ class Peer:
         self.waiting.restore(
             waiting_again(state.waiting, self.log, self.reader), ReasonCount.counter(state.dropped)
         )
+        self.early.restore(state.early)
         self.admitted.restore(state.complete, state.seen)
         self.admission.load_state(state.admission)
         heard = heard_again(state.scrutiny.heard, self.log, self.reader)
@@ -306,7 +309,7 @@ class Peer:
         self.teaching.load_state(state, self.log)
         kept = remembered_again(state.memory, self.log, self.reader)
         learner.memory.load_state(state.memory, kept)
-        self._drop_revoked()
+        self.let_go(self.admission.revoked, "revoked")
         if not self.config.crew.check_rewards:
             _trust_rewards(self)
         go_on_from(half.outbox, state.head)
@@ -321,10 +324,10 @@ def _judge(peer: Peer, entry: Entry) -> None:
     elif isinstance(verdict, RefusedRecord):
         _let_in(peer)
         peer.admitted.refuse(verdict.id, verdict.signed)
-        peer._drop_muted(peer.scrutiny.refused(verdict, peer.learned_rounds))
+        peer.let_go(peer.scrutiny.refused(verdict, peer.learned_rounds), "muted")
     elif isinstance(verdict, Roster):
         _let_in(peer)
-        peer._drop_revoked()
+        peer.let_go(peer.admission.revoked, "revoked")
 
 
 def _let_in(peer: Peer) -> None:
@@ -332,6 +335,15 @@ def _let_in(peer: Peer) -> None:
     arrived, peer.arrived = peer.arrived, []
     for candidate in candidates_of(arrived, peer.reader):
         peer.waiting.add(candidate)
+
+
+def _call_up(peer: Peer) -> None:
+    """Have groups wait whose rounds are near by now: read again from where they stand."""
+    near = peer.learned_rounds + ROUNDS_AHEAD
+    if arrivals := peer.early.near(near):
+        for candidate in waiting_again(arrivals, peer.log, peer.reader):
+            peer.waiting.add(candidate)
+        peer.early.forget(near)
 
 
 def _readable(peer: Peer, groups: Sequence[Candidate]) -> list[Candidate]:
@@ -370,6 +382,7 @@ def _state_of(peer: Peer) -> PeerState:
         memory=learner.memory.state(),
         skills=learner.skills.means,
         unheard=peer.hearing.passed_by,
+        early=list(peer.early),
     )
 
 

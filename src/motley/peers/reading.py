@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from motley.exchange import Entry
 
 MOST_ENTRIES = 4096
-MOST_BYTES = 64 * 2**20
+MOST_BYTES = 16 * 2**20  # as tokens and log-probs in memory some 20 times as many
 
 
 @dataclass(slots=True)

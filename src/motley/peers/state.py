@@ -5,10 +5,9 @@ Groups themselves are not in a checkpoint: the log has them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import msgspec
 
@@ -20,6 +19,7 @@ from motley.learning.prefixes import PrefixState
 from motley.learning.readings import spelled
 from motley.learning.select import Candidate
 from motley.learning.translating import ForeignGroup, Translation, Translator
+from motley.peers.arrivals import Arrival, EarlyGroup, read_again
 from motley.peers.sampling import SamplerHalf
 from motley.peers.scrutiny import HeardGroup, ScrutinyState
 from motley.records import Group, Problem, Table
@@ -34,14 +34,6 @@ from motley.trust import (
     stamp_of,
 )
 from motley.trust.steadiness import FOR_REWARDS
-
-
-class Arrival(NamedTuple):
-    """When a group that waits came, by this peer's own count."""
-
-    position: int  # in the log
-    since: int  # see `Candidate`
-    came_s: float
 
 
 class PeerState(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +63,7 @@ class PeerState(msgspec.Struct, frozen=True, kw_only=True):
     prefixes: PrefixState = PrefixState()
     memory: list[RememberedRollout] = []
     unheard: int = 0
+    early: list[EarlyGroup] = []
 
 
 def check_dtype(state: PeerState, name: str, dtype: str) -> None:
@@ -188,7 +181,7 @@ def waiting_again(arrivals: Sequence[Arrival], log: Log, reader: Reader) -> list
     by_position = {arrival.position: arrival for arrival in arrivals}
     read = [
         (_admitted_before(entry, reader.half), by_position[entry.position])
-        for entry in _read_again(log, by_position.keys())
+        for entry in read_again(log, by_position.keys())
     ]
     return candidates_of(read, reader)
 
@@ -206,7 +199,7 @@ def remembered_again(
 
 def heard_again(positions: Sequence[int], log: Log, reader: Reader) -> list[HeardGroup]:
     """Read the groups from which habits were learned when a checkpoint was saved."""
-    entries = _read_again(log, set(positions))
+    entries = read_again(log, set(positions))
     admitted = {entry.position: _admitted_before(entry, reader.half) for entry in entries}
     heard = {position: _tokens_of(one, reader) for position, one in admitted.items()}
     return [
@@ -225,7 +218,7 @@ def _tokens_of(admitted: Admitted, reader: Reader) -> Group:
 
 def tables_again(positions: Sequence[int], log: Log) -> list[tuple[bytes, Table, int]]:
     """Read the tables that were known when a checkpoint was saved: key, table and position."""
-    return [_table_before(entry) for entry in _read_again(log, set(positions))]
+    return [_table_before(entry) for entry in read_again(log, set(positions))]
 
 
 def _table_before(entry: Entry) -> tuple[bytes, Table, int]:
@@ -239,21 +232,6 @@ def _table_before(entry: Entry) -> tuple[bytes, Table, int]:
         f"the log has no table at position {entry.position}, where this peer had read one; is it "
         "another log?"
     )
-
-
-def _read_again(log: Log, positions: Set[int]) -> list[Entry]:
-    entries: list[Entry] = []
-    after = min(positions, default=1) - 1
-    while len(entries) < len(positions):
-        read = log.read(after)
-        if not read:
-            raise ValueError(
-                f"the log ends before position {max(positions)}, which this peer had read; is it "
-                "another log?"
-            )
-        entries += [entry for entry in read if entry.position in positions]
-        after = read[-1].position
-    return entries
 
 
 def _admitted_before(entry: Entry, half: SamplerHalf) -> Admitted:

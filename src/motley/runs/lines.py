@@ -54,7 +54,7 @@ def learner_line(
         peer=peer.me.name,
         version=peer.learner.policy.version,
         reward=sampled.reward if sampled else None,
-        waiting=len(peer.waiting),
+        waiting=len(peer.waiting) + len(peer.early),
         refused=by_sender(peer.admission.refused),
         dropped=by_sender(peer.waiting.dropped),
         missing=peer.admission.missing or None,

@@ -163,7 +163,7 @@ class Replay:
         for name in others:
             peer.scrutiny.standing.shut_out(name, "left out")
         dropped_before = _num_dropped(peer, others)
-        peer.waiting.drop(lambda c: c.group.origin.peer in others, "muted")
+        peer.let_go(others, "muted")
         total = saved.of(me.name).learned_rounds
         for line in _steps(run, peer, total):
             run.write([line])
