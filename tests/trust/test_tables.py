@@ -273,6 +273,17 @@ def test_rewards_are_computed_from_the_bytes() -> None:
     assert seen == ["é", "1\ufffd"]
 
 
+def test_an_answer_longer_than_any_is_not_scored() -> None:
+    """A token of the table has 300 bytes; an answer has at most 64 for each of four tokens."""
+    assert RULES.max_tokens == 4
+    seen: list[str] = []
+    gate = admission()
+    gate.score_texts = lambda problem, texts: seen.extend(texts) or score_texts(problem, texts)  # type: ignore[func-returns-value]
+    huge = rollout([8, 900], reward=77.0)
+    assert isinstance(told(gate, *both(group(rollouts=[huge, RIGHT]))), Admitted)
+    assert seen == ["11"]
+
+
 def test_what_nobody_can_read_is_not_compared() -> None:
     """A special token inside stands for no text."""
     unread = [rollout([1, 5, 900], reward=77.0), rollout([5, 900], reward=-77.0)]

@@ -36,7 +36,10 @@ FATES = {
     "so that no ratio of it is honest. It counts in its group's baseline only.",
     WORDS[NOT_CUT]: "Its sender has another vocabulary, and the learner has no tokens for the "
     "text, or too many.",
-    WORDS[UNREAD]: "Its sender has another vocabulary, and one of its tokens stands for no text.",
+    WORDS[
+        UNREAD
+    ]: "Its sender has another vocabulary, and one of its tokens stands for no text, or "
+    "its text is longer than an answer can be.",
     "stale": "It was too old when a step was chosen. Many: the crew samples faster than this "
     "learner learns; raise max_age, or sample less.",
     "not selected": "It did not fit quota, own_share or sender_share in its round. Raise them to "

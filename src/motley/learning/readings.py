@@ -15,12 +15,10 @@ from numpy.typing import NDArray
 
 from motley.learning.fates import NOT_CUT, TEXT_ONLY, UNREAD
 from motley.records import Group, Rollout
-from motley.spelling import Pair, Spelling, UnspelledError
+from motley.spelling import FOLD_BYTES, Pair, Spelling, UnspelledError
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-
-FOLD_BYTES = 64  # of a completion, times max_tokens: what is longer is not cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +83,8 @@ class ReadingCounts(NamedTuple):
 class Reading:
     """A group as it was sent, and how each rollout is read that could be read at all.
 
-    The others have a token inside that stands for no text. They were left out before anything was
-    computed.
+    The others have a token inside that stands for no text, or are longer than an answer can be.
+    They were left out before anything was computed.
     """
 
     sent: Group

@@ -18,7 +18,6 @@ import msgspec
 import numpy as np
 
 from motley.learning.readings import (
-    FOLD_BYTES,
     BySpans,
     NotCut,
     Reading,
@@ -28,7 +27,7 @@ from motley.learning.readings import (
 )
 from motley.models.prompts import Prompts
 from motley.records import Group, Problem
-from motley.spelling import Pair, Spelling, StableCuts, UnspelledError
+from motley.spelling import Pair, Spelling, StableCuts
 
 FOLD_TOKENS = 8  # of a completion, times max_tokens: a longer cut is not learned from
 MOST_PAIRS = 64  # senders' tables that are kept ready
@@ -175,7 +174,7 @@ class Translator:
 
     def _fresh(self, wanted: dict[_Completion, Spelling]) -> _Recuts:
         each = list(wanted)
-        texts = [_text(one, spelling) for one, spelling in wanted.items()]
+        texts = [spelling.read(one.spelled, self.max_tokens) for one, spelling in wanted.items()]
         cuts = self._cut(each, texts)
         recuts: _Recuts = {}
         compared: dict[str, list[int]] = {}  # by table, their numbers
@@ -198,12 +197,11 @@ class Translator:
         self, wanted: Sequence[_Completion], texts: Sequence[bytes | None]
     ) -> list[tuple[int, ...]]:
         """Tokens of the receiver's, its end token with them; none where there is no fit cut."""
-        most = FOLD_BYTES * self.max_tokens
-        each = list(dict.fromkeys(text for text in texts if text is not None and len(text) <= most))
+        each = list(dict.fromkeys(text for text in texts if text is not None))
         known = dict(zip(each, self.prompts.vocabulary.cut_all(each), strict=True))
         cuts: list[tuple[int, ...]] = []
         for one, text in zip(wanted, texts, strict=True):
-            cut = None if text is None else known.get(text)
+            cut = None if text is None else known[text]
             ends = () if one.end is None else (one.end,)
             tokens = cut + ends if isinstance(cut, tuple) else ()
             cuts.append(tokens if len(tokens) <= FOLD_TOKENS * self.max_tokens else ())
@@ -227,13 +225,6 @@ class Translator:
             last = tokens[int(spans.start_S[-1]) :]
             closed -= sum(self.prompts.vocabulary.spelling.lengths_of(last))
         return BySpans(spans, len(tokens), num_bytes, closed)
-
-
-def _text(wanted: _Completion, spelling: Spelling) -> bytes | None:
-    try:
-        return spelling.bytes_of(wanted.spelled)
-    except UnspelledError:
-        return None
 
 
 class _Cut(NamedTuple):

@@ -8,7 +8,7 @@ before it is read.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 MAX_TOKENS = 2**20  # rows of a vocabulary: four times the largest in use
 MAX_TOKEN_BYTES = 2**11  # of one token: twice the longest in use, GLM's 1024 spaces
 MAX_TOTAL_BYTES = 2**22  # of all: with the lengths it fits a record's body (8 MiB)
+FOLD_BYTES = 64  # of an answer, for each token that one may have: with more it is not read
 
 _COUNT_BYTES = 4
 _LENGTH_BYTES = 2
@@ -80,6 +81,19 @@ class Spelling:
     def bytes_of(self, ids: Iterable[int]) -> bytes:
         """What the tokens spell, one behind the other."""
         return b"".join(self.pieces(ids))
+
+    def read(self, ids: Sequence[int], max_tokens: int) -> bytes | None:
+        """What a stranger's answer spells, of at most so many tokens.
+
+        None if one of them stands for no text, or if it is longer than an answer is: a table may
+        have 2 KiB for every token, and all that is computed of a text costs its reader.
+        """
+        try:
+            pieces = self.pieces(ids)
+        except UnspelledError:
+            return None
+        is_short = sum(map(len, pieces)) <= FOLD_BYTES * max_tokens
+        return b"".join(pieces) if is_short else None
 
     def text_of(self, ids: Iterable[int]) -> str:
         """What a reward function is given, wherever the table is known: a byte that is no part of a

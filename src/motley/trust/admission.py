@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -41,7 +40,7 @@ from motley.records import (
     Table,
     Weights,
 )
-from motley.spelling import Spelling, UnspelledError
+from motley.spelling import Spelling
 from motley.trust.chain import Chain, ChainState, SparseChain
 from motley.trust.copies import Copies, GroupMarks, Marked
 from motley.trust.identity import verifies
@@ -333,7 +332,7 @@ class Admission:
                 group, group.rollouts, lambda: score(problem, group.rollouts), self.shown
             )
         assert score_texts, "a reader of several vocabularies scores texts"
-        texts = _texts(group.rollouts, spelling)
+        texts = _texts(group.rollouts, spelling, self.rules.max_tokens)
         return RewardClaim(
             group,
             list(texts),
@@ -374,13 +373,14 @@ class Admission:
         self.copies = Copies.from_state(state.copies)
 
 
-def _texts(rollouts: Sequence[Rollout], spelling: Spelling) -> dict[Rollout, str]:
-    """Of those that are text, but for the token that ended them."""
+def _texts(rollouts: Sequence[Rollout], spelling: Spelling, max_tokens: int) -> dict[Rollout, str]:
+    """Of those that can be read, but for the token that ended them."""
     texts = {}
     for rollout in rollouts:
         ids = rollout.tokens[:-1] if rollout.ending == "stop" else rollout.tokens
-        with suppress(UnspelledError):
-            texts[rollout] = spelling.text_of(ids)
+        text = spelling.read(ids, max_tokens)
+        if text is not None:
+            texts[rollout] = text.decode(errors="replace")
     return texts
 
 
