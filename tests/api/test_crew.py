@@ -71,6 +71,15 @@ def test_a_crew_trains_and_its_run_says_how(tmp_path: Path) -> None:
     rollouts = run.rollouts(sender="ann")
     assert len(rollouts) == 2 * 1 * 2  # rounds, problems, rollouts
     assert {"prompt", "completion", "reward", "for ann", "for ben"} <= set(rollouts.columns)
+    assert len(run.rollouts(grep="sort")) == 8
+    with pytest.raises(TypeError, match=r"rollouts\(\) has no 'sendr'; did you mean sender"):
+        run.rollouts(sendr="ann")
+    with pytest.raises(ValueError, match="rounds=3; expected the least and the most"):
+        run.rollouts(rounds=3)
+    with pytest.raises(ValueError, match=r"grep='\(' .*; expected a regular expression"):
+        run.rollouts(grep="(")
+    with pytest.raises(ValueError, match="problems='4' and samples=2 measure nothing"):
+        run.evaluate(problems="4", samples=2)  # type: ignore[arg-type]
     table = run.evaluate(problems=4, samples=2)
     assert [row["peer"] for row in table] == ["ann", "ben"]
     assert all(0 <= row["greedy"] <= 1 for row in table)
@@ -161,16 +170,14 @@ def test_evaluating_before_training_measures_the_start(tmp_path: Path, monkeypat
     [
         ({"peers": []}, "a crew needs peers; give at least one"),
         ({"data": None, "rewards": None}, "either data, as rows"),
-        ({"task": "digits"}, "not both"),
-        ({"data": None, "task": "digits"}, "rewards, heldout, ood and fields are for data"),
+        ({"task": "digits"}, "got both"),
+        ({"data": None, "task": "digits"}, "rewards, reward_weights, heldout, ood and fields are"),
         ({"settings": {"sampling": {"temperature": 0.5}}, "temperature": 0.7}, "said twice"),
         ({"settings": {"lerning": {}}}, "did you mean learning"),
         ({"settings": {"learning": 3}}, "settings has learning=3; expected a table"),
         ({"settings": {"peer": [{"name": "x"}]}}, "given by itself"),
         ({"rewards": 3}, "rewards is a int; expected a function"),
         ({"rounds": 0}, "rounds=0 trains nothing"),
-        ({"peers": [motley.Peer(3)]}, "model is a int; expected a Hugging Face id"),
-        ({"peers": [motley.Peer(tiny_model("0.3m", 0))]}, "a model object needs its tokenizer"),
         ({"peers": ["tiny:0.3m"], "objective": "uplift/relativ"}, "relativ"),
     ],
 )

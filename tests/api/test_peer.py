@@ -8,6 +8,7 @@ import pytest
 from peft import LoraConfig
 
 from motley.api.peer import Peer, names_of
+from motley.models.tiny import tiny_model
 from motley.tasks import load_task
 
 DIGITS = load_task("digits", {"kinds": ["sort", "reverse"], "levels": [2]})
@@ -18,17 +19,8 @@ def table(peer: Peer) -> dict[str, Any]:
 
 
 def test_only_what_was_said_is_written() -> None:
-    assert table(Peer("tiny:1m")) == {
-        "name": "ann",
-        "model": "tiny:1m",
-        "device": "auto",
-        "dtype": "auto",
-        "engine": "torch",
-        "optimizer": "adamw",
-        "masters": "float32",
-        "role": "peer",
-        "train": "full",
-    }
+    assert table(Peer("tiny:1m", dtype="auto")) == {"name": "ann", "model": "tiny:1m"}
+    assert table(Peer("tiny:1m", device=0))["device"] == 0, "no zero that means something is lost"
 
 
 @pytest.mark.parametrize(
@@ -78,3 +70,33 @@ def test_names_come_from_models_and_are_never_the_same() -> None:
         Peer("tiny:1m", name="ann"),
     ]
     assert names_of(peers) == ["qwen2-5-0-5b", "1m", "qwen2-5-0-5b-2", "smol", "ann"]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"train": "lora16"}, "train='lora16'; expected 'full', 'lora', {'lora': {'rank': 16}}"),
+        ({"train": None}, "train=None; expected 'full'"),
+        ({"train": ["lora"]}, r"train=\['lora'\]; expected 'full'"),
+        ({"warm": True}, "warm=True; expected a share of right answers"),
+        ({"warm": "0.3"}, "warm='0.3'; expected a share of right answers"),
+        ({"model": 3}, "model is a int; expected a Hugging Face id"),
+        ({"model": ["tiny:1m"]}, "model is a list; expected a Hugging Face id"),
+        ({"model": tiny_model("0.3m", 0)}, "a model object needs its tokenizer"),
+        ({"tokenizer": "gpt2"}, "tokenizer is for a model object; tiny:1m brings its own"),
+    ],
+)
+def test_what_no_peer_can_be_is_refused_where_it_is_written(
+    given: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        Peer(**({"model": "tiny:1m"} | given))
+
+
+def test_a_keyword_that_is_not_known_names_the_one_that_is_meant() -> None:
+    with pytest.raises(TypeError, match="Peer has no 'nam'; did you mean name"):
+        Peer("tiny:1m", nam="ann")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="Peer has no 'learning_rate'; did you mean lr"):
+        Peer("tiny:1m", learning_rate=1e-3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="Peer takes only model without a name, and got 2 values"):
+        Peer("tiny:1m", "ann")  # type: ignore[misc]

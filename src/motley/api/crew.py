@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from motley.api.given import as_path, well_called
 from motley.api.peer import Peer
 from motley.api.recipe import Recipe, beside
 from motley.api.run import Round, Run, accuracies
@@ -23,6 +24,7 @@ from motley.tasks.own import Rows
 from motley.tasks.rewards import Reward
 
 
+@well_called
 class Crew:
     """Peers that learn from each other, on some problems, by some rewards.
 
@@ -39,7 +41,7 @@ class Crew:
 
     def __init__(
         self,
-        peers: Peer | str | Sequence[Peer | str],
+        peers: Peer | str | Path | Iterable[Peer | str | Path],
         data: Rows | None = None,
         rewards: Reward | Sequence[Reward] | None = None,
         *,
@@ -77,7 +79,7 @@ class Crew:
             temperature=temperature,
             lr=lr,
             seed=seed,
-            settings=settings or {},
+            settings={} if settings is None else settings,
         )
         chosen = recipe.task_object()
         config = recipe.config(None, chosen)  # what is wrong is said now
@@ -105,7 +107,7 @@ class Crew:
     @classmethod
     def read(cls, path: str | Path) -> Crew:
         """The crew of a crew file."""
-        config = read_config(Path(path))
+        config = read_config(as_path(path, "the crew file"))
         crew = cls.__new__(cls)
         task = load_task(config.crew.task, config.task)
         crew._prepare(task, config.crew.name, lambda place: config)
@@ -116,7 +118,7 @@ class Crew:
 
         Data and models that were given as objects go into a folder beside it.
         """
-        path = Path(path).expanduser()
+        path = as_path(path, "the crew file")
         self._check_named("be written to a file")
         config = self._config_in(path.parent / f"{path.stem}_files")
         write_config(beside(config, path.parent), path)
@@ -171,7 +173,7 @@ class Crew:
         return Run(self._folder, self.task)
 
     def _open(self, folder: str | Path | None) -> LocalCrew | ProcessCrew:
-        place = Path(folder).expanduser() if folder else self._folder or new_run_folder(self.name)
+        place = self._place(folder)
         if self._crew is not None and place == self._folder:
             return self._crew
         config = self._config_in(place)
@@ -182,6 +184,14 @@ class Crew:
             self._crew = LocalCrew.start_or_resume(config, place, task=self.task)
         self._folder = place
         return self._crew
+
+    def _place(self, folder: str | Path | None) -> Path:
+        if folder is None:
+            return self._folder or new_run_folder(self.name)
+        place = as_path(folder, "the run folder")
+        if place.exists() and not place.is_dir():
+            raise ValueError(f"{place} is a file; expected the folder of a run, or of a new one")
+        return place
 
     def _check_named(self, wanted: str) -> None:
         if self._unnamed:
@@ -200,9 +210,28 @@ def _rows(data: Rows | None) -> Rows | None:
     return data if data is None or isinstance(data, str | Path) else read_rows(data)
 
 
-def _each(peers: Peer | str | Sequence[Peer | str]) -> list[Peer]:
-    given = [peers] if isinstance(peers, Peer | str) else peers
-    return [Peer(peer) if isinstance(peer, str) else peer for peer in given]
+def _each(peers: object) -> list[Peer]:
+    if isinstance(peers, Peer | str | Path):
+        return [_peer(peers, "peers")]
+    if not isinstance(peers, Iterable) or isinstance(peers, Mapping | Set | bytes):
+        raise _no_peer(peers, "peers")
+    return [_peer(one, f"peers[{number}]") for number, one in enumerate(peers)]
+
+
+def _peer(given: object, place: str) -> Peer:
+    if isinstance(given, str | Path):
+        return Peer(given)
+    if not isinstance(given, Peer):
+        raise _no_peer(given, place)
+    return given
+
+
+def _no_peer(given: object, place: str) -> ValueError:
+    got = f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
+    return ValueError(
+        f"{place} is {got}; expected a motley.Peer, a model by its name, or a list of these, such "
+        "as [motley.Peer('tiny:1m')]"
+    )
 
 
 def _processes(config: CrewConfig, folder: Path) -> ProcessCrew:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from motley.api.given import well_called
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 Store = Callable[["PreTrainedModel", "PreTrainedTokenizerBase", str], str]
 
 
+@well_called
 @dataclass(frozen=True)
 class Peer:
     """A model, and how it takes part. The keys are those of a `[[peer]]` of a crew file.
@@ -51,60 +54,57 @@ class Peer:
     speed: Mapping[str, float] | None = None  # simulated
     churn: Mapping[str, Any] | None = None  # simulated
 
-    def table(self, name: str, store: Store, task: Task) -> dict[str, Any]:
-        """The `[[peer]]` of a crew file."""
-        keys = (
-            "lr",
-            "keep_layers",
-            "device",
-            "dtype",
-            "engine",
-            "judge",
-            "gradient_checkpointing",
-            "optimizer",
-            "masters",
-            "offload",
-            "role",
-            "follows",
-            "speed",
-            "churn",
-        )
-        table: dict[str, Any] = {"name": name, "model": self._place(name, store)}
-        table |= {key: _plain(getattr(self, key)) for key in keys}
-        table["train"] = _train_table(self.train)
-        table["warm"] = self._warm(task)
-        unset = (None, "", 0, 0.0, False)
-        return {key: value for key, value in table.items() if value not in unset}
+    def __post_init__(self) -> None:
+        self._check_model()
+        _train_table(self.train)  # what is wrong in it is said now
+        known = self.warm is None or isinstance(self.warm, int | float | Mapping)
+        if not known or isinstance(self.warm, bool):
+            raise ValueError(
+                f"warm={self.warm!r}; expected a share of right answers, such as 0.3, or a table, "
+                "such as {'accuracy': {'sort': 0.3}}"
+            )
 
-    def _place(self, name: str, store: Store) -> str:
+    def _check_model(self) -> None:
         if isinstance(self.model, str | Path):
             if self.tokenizer is not None:
                 raise ValueError(
-                    f"peer {name}: tokenizer is for a model object; {self.model} brings its own: "
-                    "leave it out"
+                    f"tokenizer is for a model object; {self.model} brings its own: leave it out"
                 )
-            return str(self.model)
-        if hasattr(self.model, "peft_config"):
+        elif hasattr(self.model, "peft_config"):
             raise ValueError(
-                f"peer {name}: the model has adapters already; give its base, and "
-                "train=LoraConfig(…) for an adapter of its own"
+                "the model has adapters already; give its base, and train=LoraConfig(…) for an "
+                "adapter of its own"
             )
-        if not hasattr(self.model, "save_pretrained"):
+        elif isinstance(self.model, type) or not hasattr(self.model, "save_pretrained"):
             raise ValueError(
-                f"peer {name}: model is a {type(self.model).__name__}; expected a Hugging Face "
-                "id, a folder, a GGUF file, such as 'tiny:0.3m', or a model of transformers"
+                f"model is a {type(self.model).__name__}; expected a Hugging Face id, a folder, a "
+                "GGUF file, such as 'tiny:0.3m', or a model of transformers"
             )
-        if self.tokenizer is None:
+        elif self.tokenizer is None:
             raise ValueError(
-                f"peer {name}: a model object needs its tokenizer; write "
-                "Peer(model, tokenizer=tokenizer)"
+                "a model object needs its tokenizer; write Peer(model, tokenizer=tokenizer)"
             )
-        return store(self.model, self.tokenizer, name)
 
-    def _warm(self, task: Task) -> dict[str, Any] | None:
+    def table(self, name: str, store: Store, task: Task) -> dict[str, Any]:
+        """The `[[peer]]` of a crew file."""
+        table = {
+            field.name: value
+            for field in fields(self)
+            if (value := getattr(self, field.name)) is not None and value != field.default
+        }
+        table.pop("tokenizer", None)
+        table |= {"name": name, "model": self._place(name, store)}
+        if "train" in table:
+            table["train"] = _train_table(self.train)
         if isinstance(self.warm, int | float):
-            return {"accuracy": {kind: float(self.warm) for kind in task.kinds}}
-        return _plain(self.warm)
+            table["warm"] = {"accuracy": {kind: float(self.warm) for kind in task.kinds}}
+        return table
+
+    def _place(self, name: str, store: Store) -> str:
+        if isinstance(self.model, str | Path):
+            return str(self.model)
+        assert self.tokenizer is not None  # as was checked
+        return store(self.model, self.tokenizer, name)
 
     @property
     def is_tiny(self) -> bool:
@@ -130,15 +130,16 @@ def _stem(model: str | Path | PreTrainedModel) -> str:
 
 
 def _train_table(train: Any) -> Any:
-    if train == "lora":
+    if isinstance(train, Mapping) or (isinstance(train, str) and train == "full"):
+        return train
+    if isinstance(train, str) and train == "lora":
         return {"lora": {}}
     if hasattr(train, "lora_alpha") and hasattr(train, "target_modules"):
         return {"lora": _lora_table(train)}
-    return _plain(train)
-
-
-def _plain(value: Any) -> Any:
-    return dict(value) if isinstance(value, Mapping) else value
+    raise ValueError(
+        f"train={train!r}; expected 'full', 'lora', {{'lora': {{'rank': 16}}}}, "
+        "{'layers': 'last:2'} or a peft.LoraConfig"
+    )
 
 
 def _lora_table(given: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ named there.
 
 from __future__ import annotations
 
-import difflib
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from motley.api.given import as_written
 from motley.api.peer import Peer, Store, names_of
-from motley.config import CrewConfig, parse_config
+from motley.config import CrewConfig, meant, parse_config
 from motley.files import replace, whole
-from motley.tasks import Task, load_task, own_task, read_rows
-from motley.tasks.own import Rows
+from motley.tasks import KNOWN, Task, load_task, own_task, read_rows
+from motley.tasks.answers import Form
+from motley.tasks.own import Equal, Rows
 from motley.tasks.rewards import Reward, RewardFunction
 
 if TYPE_CHECKING:
@@ -62,39 +64,79 @@ class Recipe:
 
     def task_object(self) -> Task:
         """The task, with everything wrong in data and rewards said at once."""
+        self._check_given()
+        if self.data is None:
+            if isinstance(self.task, str):
+                return load_task(self.task, dict(self.settings.get("task", {})))
+            return self.task
+        chosen = self._way_to_score()
+        return own_task(
+            self.data,
+            rewards=self._rewards,
+            weights=self._weights,
+            heldout=self.heldout,
+            ood=self.ood,
+            fields=self.fields,
+            form=chosen.form,
+            equal=chosen.equal,
+            parallel=chosen.parallel,
+        )
+
+    def _check_given(self) -> None:
+        """That everything is of its kind, and that nothing is given which would be ignored."""
         if not self.peers:
             raise ValueError(
                 "a crew needs peers; give at least one, such as motley.Peer('tiny:1m')"
             )
+        if isinstance(self.data, str) and self.data in KNOWN:
+            raise ValueError(f"{self.data} is a task, and no data; write task={self.data!r}")
         if (self.data is None) == (not self.task):
             raise ValueError(
                 "a crew needs either data, as rows with a prompt and an answer, or task='gsm8k' "
-                "or another task by name; not both"
+                f"or another task by name; got {'neither' if self.data is None else 'both'}"
             )
-        if self.data is None:
-            if self.rewards or self.heldout is not None or self.ood is not None or self.fields:
+        if not isinstance(self.task, str | Task):
+            raise ValueError(
+                f"task is a {type(self.task).__name__}; expected a task by name, such as 'gsm8k', "
+                "or a motley.Task; rows are given as data"
+            )
+        own = (self.rewards, self.reward_weights, self.heldout, self.ood, self.fields)
+        if self.data is None and any(one is not None for one in own):
+            raise ValueError(
+                "rewards, reward_weights, heldout, ood and fields are for data of your own; leave "
+                "them out with task=…"
+            )
+        if not isinstance(self.objective or "", str):
+            raise ValueError(
+                f"objective is a {type(self.objective).__name__}; expected one by name, such as "
+                "'uplift/sure'"
+            )
+        if not isinstance(self.fields or {}, Mapping):
+            raise ValueError(
+                f"fields is {self.fields!r}; expected which field of the data is which, such as "
+                "{'prompt': 'question'}"
+            )
+        self._check_settings()
+
+    def _way_to_score(self) -> _WayToScore:
+        """What [task] says of data of one's own beside what a crew is given by itself."""
+        said = dict(self.settings.get("task", {}))
+        known = _WayToScore.__struct_fields__
+        for name in said:
+            if name not in known:
                 raise ValueError(
-                    "rewards, heldout, ood and fields are for data of your own; leave them out "
-                    "with task=…"
+                    f"settings has task.{name}; beside data it takes {', '.join(known)}, and "
+                    "fields, heldout, ood, rewards and reward_weights are given by themselves"
                 )
-            if isinstance(self.task, str):
-                return load_task(self.task, dict(self.settings.get("task", {})))
-            return self.task
-        return own_task(
-            self.data,
-            rewards=self._rewards,
-            weights=self.reward_weights or (),
-            heldout=self.heldout,
-            ood=self.ood,
-            fields=self.fields,
-            **self.settings.get("task", {}),
-        )
+        try:
+            return msgspec.convert(said, _WayToScore)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"settings of task: {error}") from None
 
     def config(self, place: Path | None, task: Task) -> CrewConfig:
         """The crew as its file says it. What was given as objects is written to `place`; None:
         nothing is written yet.
         """
-        self._check_settings()
         store: Store = lambda model, tokenizer, name: _store(model, tokenizer, place, name)
         peers = [
             {**peer.table(name, store, task), **self._lr_of(peer)}
@@ -108,16 +150,23 @@ class Recipe:
             name: _joined(usual.get(name, {}), settings.get(name, {}), said.get(name, {}), name)
             for name in {*usual, *settings}
         }
-        return parse_config(msgspec.toml.encode({**tables, "peer": peers}).decode(), "this crew")
+        written = {name: as_written(table, name) for name, table in tables.items()}
+        written["peer"] = [as_written(peer, f"peer.{peer['name']}") for peer in peers]
+        return parse_config(msgspec.toml.encode(written).decode(), "this crew")
 
     def _check_settings(self) -> None:
+        if not isinstance(self.settings, Mapping):
+            raise ValueError(
+                f"settings is a {type(self.settings).__name__}; expected tables of a crew file, "
+                "such as {'learning': {'grad_clip': 0.5}}"
+            )
         known = [name for name in CrewConfig.__struct_fields__ if name != "peer"]
         for name, table in self.settings.items():
             if name not in known:
-                close = difflib.get_close_matches(name, known, n=1)
+                close = meant(str(name), known)
                 raise ValueError(
                     f"settings has a table {name!r}, which a crew file does not, or which is given "
-                    f"by itself; did you mean {close[0] if close else ', '.join(known)}?"
+                    f"by itself; did you mean {close or ', '.join(known)}?"
                 )
             if not isinstance(table, Mapping):
                 raise ValueError(
@@ -169,6 +218,18 @@ class Recipe:
             )
         return [given] if callable(given) else list(given)
 
+    @property
+    def _weights(self) -> list[float]:
+        given = (
+            [] if self.reward_weights is None else as_written(self.reward_weights, "reward_weights")
+        )
+        if not isinstance(given, list) or not all(map(_is_number, given)):
+            raise ValueError(
+                f"reward_weights={self.reward_weights!r}; expected a list of numbers, one for each "
+                "reward function, such as [1.0, 0.5]"
+            )
+        return given
+
     # What is usual where nothing is said
 
     @property
@@ -206,9 +267,19 @@ class Recipe:
             settings["fields"] = dict(self.fields)
         if self.rewards:
             settings["reward"] = [RewardFunction(reward).name for reward in self._rewards]
-        if self.reward_weights:
-            settings["reward_weights"] = list(self.reward_weights)
+        if self._weights:
+            settings["reward_weights"] = self._weights
         return f"file:{paths['train']}", settings
+
+
+class _WayToScore(msgspec.Struct, frozen=True):
+    form: Form = "text"
+    equal: Equal = "exact"
+    parallel: bool = False
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _store(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from motley.api.given import as_path, check_names, well_called
 from motley.api.tables import Curves, Row, Table
 from motley.archive.rollouts import LoggedRollout, RolloutFilter, read_rollouts
 from motley.config import read_config
@@ -51,6 +53,7 @@ class Round:
         return {line.peer: mean(line.heldout) for line in self.lines if line.heldout}
 
 
+@well_called
 class Run:
     """A run folder: of `crew.train()`, `motley train`, `motley sim` or `motley join`.
 
@@ -58,7 +61,7 @@ class Run:
     """
 
     def __init__(self, folder: str | Path, task: Task | None = None) -> None:
-        self.folder = Path(folder).expanduser()
+        self.folder = as_path(folder, "the run folder")
         newest_checkpoint(self.folder)  # it is one
         self.config = read_config(self.folder / "config.toml")
         self._task = task
@@ -101,7 +104,7 @@ class Run:
         `wanted`: the fields of `RolloutFilter`, such as sender="ann", kind="sort",
         rounds=(3, 7), rewards=(0, 0.5), reason="filtered".
         """
-        rows = [_rollout_row(one) for one in read_rollouts(self.folder, RolloutFilter(**wanted))]
+        rows = [_rollout_row(one) for one in read_rollouts(self.folder, _filter(wanted))]
         return Table(rows, f"{self.folder.name}: rollouts")
 
     def evaluate(self, split: Split = "heldout", *, problems: int = 200, samples: int = 8) -> Table:
@@ -125,7 +128,7 @@ class Run:
         self._known(peer)
         if dtype not in get_args(Dtype):
             raise ValueError(f"dtype={dtype!r} is not known; use {', '.join(get_args(Dtype))}")
-        return export_model(self.folder, peer, Path(out), merge, dtype)
+        return export_model(self.folder, peer, as_path(out, "out"), merge, dtype)
 
     def _known(self, peer: str) -> None:
         if peer not in self.peers or not peer_folder(self.folder, peer).exists():
@@ -149,9 +152,11 @@ def accuracies(
     samples: int,
 ) -> Table:
     """By peer and kind."""
-    if problems < 2 or samples < 1:
+    whole = isinstance(problems, int) and isinstance(samples, int)
+    if not whole or problems < 2 or samples < 1:
         raise ValueError(
-            f"problems={problems} and samples={samples} measure nothing; use at least 2 and 1"
+            f"problems={problems!r} and samples={samples!r} measure nothing; use whole numbers of "
+            "at least 2 and 1"
         )
     if split not in task.splits:
         raise ValueError(f"split {split!r} is not in this task; it has {', '.join(task.splits)}")
@@ -161,6 +166,25 @@ def accuracies(
         for line in evaluate(engine, prompts, task, split, sampling, problems, samples)
     ]
     return Table(rows, f"on {split} problems")
+
+
+def _filter(wanted: Mapping[str, Any]) -> RolloutFilter:
+    check_names("rollouts()", wanted, [field.name for field in fields(RolloutFilter)])
+    for name in ("rounds", "rewards"):
+        match wanted.get(name, (0, 0)):
+            case (int() | float(), int() | float()):
+                pass
+            case other:
+                raise ValueError(
+                    f"{name}={other!r}; expected the least and the most, such as {name}=(0, 1)"
+                )
+    try:
+        grep = re.compile(wanted.get("grep") or "")
+    except (TypeError, re.error) as error:
+        raise ValueError(
+            f"grep={wanted['grep']!r} ({error}); expected a regular expression"
+        ) from None
+    return RolloutFilter(**{**wanted, "grep": grep})
 
 
 def _rollout_row(rollout: LoggedRollout) -> Row:

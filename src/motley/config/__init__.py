@@ -7,6 +7,7 @@ any model loads.
 
 from motley.config.choosing import AUTO
 from motley.config.crew import CrewConfig
+from motley.config.guessing import meant
 from motley.config.peers import (
     Churn,
     EnginePart,
@@ -85,6 +86,7 @@ __all__ = [
     "check_name",
     "config_text",
     "may_become",
+    "meant",
     "parse_config",
     "read_config",
     "values_of",

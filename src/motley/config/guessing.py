@@ -75,6 +75,12 @@ def remedy(key: str, place: str) -> str:
     return "remove it, or see docs/crew_file.md for the keys"
 
 
+def meant(key: str, known: Sequence[str]) -> str:
+    """Which of the known keys a key is meant to be; empty if it is like none of them."""
+    elsewhere = ELSEWHERE.get(key, "")
+    return elsewhere if elsewhere in known else _closest(key, known, CLOSE)
+
+
 def _homes(key: str) -> list[str]:
     """The tables that have a key."""
     return [name for name, table in TABLES.items() if key in table.__struct_fields__]

@@ -35,6 +35,7 @@ from motley.tasks.task import (
 Config = TypeVar("Config", bound=msgspec.Struct)
 
 __all__ = [
+    "KNOWN",
     "UNDECIDED",
     "Measure",
     "RewardError",

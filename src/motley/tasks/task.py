@@ -10,7 +10,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from motley.records import Problem
 
@@ -30,6 +30,7 @@ AS_IT_IS = "{prompt}{answer}"
 QUESTION = "Question: {prompt}\nAnswer: {answer}"
 
 
+@runtime_checkable
 class Task(Protocol):
     @property
     def fingerprint(self) -> str:
