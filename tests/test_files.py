@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from motley.files import DiskError, cache_folder, replace, whole
+from motley.files import DiskError, cache_folder, new_run_folder, replace, whole
 
 
 def test_the_cache_is_where_the_environment_says_and_else_under_home(
@@ -99,3 +101,31 @@ def test_a_file_that_cannot_be_replaced_leaves_the_old_one_and_nothing_else(
         replace(path, b"new")
     assert path.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_whoever_starts_at_the_same_moment_has_a_run_folder_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    together = threading.Barrier(8)
+
+    def start(number: int) -> Path:
+        together.wait()
+        with new_run_folder("crew") as folder:
+            together.wait()  # all have chosen, and nobody has written
+            (folder / "config.toml").write_text("")
+        return folder
+
+    with ThreadPoolExecutor(8) as threads:
+        folders = set(threads.map(start, range(8)))
+    assert folders == {Path("runs") / f"crew-{number:03d}" for number in range(1, 9)}
+    assert all((folder / "config.toml").exists() for folder in folders)
+
+
+def test_a_start_that_fails_leaves_no_empty_run_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="no such model"), new_run_folder("crew") as folder:
+        raise ValueError("no such model")
+    assert not folder.exists()

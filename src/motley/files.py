@@ -5,12 +5,13 @@ what can be made again is kept. What a disk refuses, or has spoilt, is said with
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -162,9 +163,24 @@ def _lock_on_windows(descriptor: int) -> bool:
     return True
 
 
-def new_run_folder(name: str) -> Path:
-    """The next free one under runs/."""
-    number = 1
-    while (folder := Path("runs") / f"{name}-{number:03d}").exists():
-        number += 1
-    return folder
+@contextmanager
+def new_run_folder(name: str) -> Iterator[Path]:
+    """The next free one under runs/, made at once, so that nobody who starts now takes it too.
+
+    It is gone again if nothing was put into it.
+    """
+    folder = next(filter(_made, (Path("runs") / f"{name}-{n:03d}" for n in itertools.count(1))))
+    try:
+        yield folder
+    finally:
+        with suppress(OSError):  # it holds a run
+            folder.rmdir()
+
+
+def _made(folder: Path) -> bool:
+    """Make a folder; False if it is there."""
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        return False
+    return True

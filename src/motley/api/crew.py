@@ -173,9 +173,18 @@ class Crew:
         return Run(self._folder, self.task)
 
     def _open(self, folder: str | Path | None) -> LocalCrew | ProcessCrew:
-        place = self._place(folder)
+        if folder is not None:
+            return self._open_in(as_path(folder, "the run folder"))
+        if self._folder is not None:
+            return self._open_in(self._folder)
+        with new_run_folder(self.name) as place:
+            return self._open_in(place)
+
+    def _open_in(self, place: Path) -> LocalCrew | ProcessCrew:
         if self._crew is not None and place == self._folder:
             return self._crew
+        if place.exists() and not place.is_dir():
+            raise ValueError(f"{place} is a file; expected the folder of a run, or of a new one")
         config = self._config_in(place)
         if config.needs_processes:
             self._check_named("run in several processes")
@@ -184,14 +193,6 @@ class Crew:
             self._crew = LocalCrew.start_or_resume(config, place, task=self.task)
         self._folder = place
         return self._crew
-
-    def _place(self, folder: str | Path | None) -> Path:
-        if folder is None:
-            return self._folder or new_run_folder(self.name)
-        place = as_path(folder, "the run folder")
-        if place.exists() and not place.is_dir():
-            raise ValueError(f"{place} is a file; expected the folder of a run, or of a new one")
-        return place
 
     def _check_named(self, wanted: str) -> None:
         if self._unnamed:

@@ -9,7 +9,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -26,6 +26,7 @@ from motley.cli.shell import console as console
 from motley.cli.shell import results as results
 from motley.cli.shell import warn as warn
 from motley.config import CrewConfig
+from motley.files import new_run_folder
 from motley.reports.scores import cell_text
 
 bench_app = App(
@@ -65,6 +66,11 @@ Alone = Annotated[
     bool,
     typer.Option("--alone", help="Also train every peer by itself, with all the crew's sampling."),
 ]
+
+
+def run_folder(out: Path | None, name: str) -> AbstractContextManager[Path]:
+    """The folder that was asked for, or a new one."""
+    return nullcontext(out) if out else new_run_folder(name)
 
 
 def say(text: str) -> None:

@@ -26,6 +26,7 @@ from motley.cli.common import (
     console,
     plain_errors,
     print_rows,
+    run_folder,
     say_choice,
     stderr,
     stop_on_interrupt,
@@ -35,7 +36,6 @@ from motley.cli.progress import counted_runs, timed_bars
 from motley.cli.studying import say_found
 from motley.cli.watching import Watch, page_beside
 from motley.config import CrewConfig, read_config
-from motley.files import new_run_folder
 from motley.reports.saying import recall_signs, show_signs
 
 
@@ -57,8 +57,7 @@ def sim(
     with plain_errors():
         config = changed(read_config(crew_file, settings or ()), objective, rounds, seed)
         say_choice(config, beside_json=as_json)
-        folder = out or new_run_folder(config.crew.name)
-        with page_beside(folder, watch):
+        with run_folder(out, config.crew.name) as folder, page_beside(folder, watch):
             took_s = _simulate(config, folder, stderr() if as_json else console)
             title = f"{config.crew.name}: {config.crew.row}, {duration(took_s)} simulated"
             print_rows(summary(folder), title, as_json)

@@ -36,6 +36,7 @@ from motley.cli.common import (
     console,
     plain_errors,
     results,
+    run_folder,
     say,
     say_choice,
     stop_on_interrupt,
@@ -44,7 +45,7 @@ from motley.cli.common import (
 from motley.cli.progress import skills_text, timed_bars
 from motley.cli.watching import Watch, page_beside
 from motley.config import CrewConfig, read_config
-from motley.files import new_run_folder, read_json, replace
+from motley.files import read_json, replace
 from motley.reports.saying import recall_signs
 
 if TYPE_CHECKING:
@@ -232,9 +233,8 @@ def train(
         elif crew_file is not None:
             config = changed(read_config(crew_file, settings or ()), objective, rounds, seed)
             say_choice(config)
-            folder = out or new_run_folder(config.crew.name)
-            logger.info("run folder %s", folder.resolve())
-            with page_beside(folder, watch):
+            with run_folder(out, config.crew.name) as folder, page_beside(folder, watch):
+                logger.info("run folder %s", folder.resolve())
                 _train(_starting(config, folder), folder, alone)
 
 
@@ -295,7 +295,6 @@ def demo(
             ),
             objective=config_now.objective,
         )
-        folder = out or new_run_folder("demo")
         known = recorded if same_but_objective == config_now and not alone else None
-        with page_beside(folder, watch):
+        with run_folder(out, "demo") as folder, page_beside(folder, watch):
             _train(lambda: _start(config_now, folder), folder, alone, known)

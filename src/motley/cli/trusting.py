@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 from rich.progress import TaskID, TaskProgressColumn
 
-from motley.cli.common import AsJson, app, plain_errors, print_rows, stderr, tell
+from motley.cli.common import AsJson, app, plain_errors, print_rows, run_folder, stderr, tell
 from motley.cli.progress import timed_bars
-from motley.files import new_run_folder
 
 Folder = Annotated[Path, typer.Argument(help="A run folder, or that of a peer that joined a hub.")]
 
@@ -39,11 +38,14 @@ def replay_command(
         from motley.runs.replay import KeptLog, Replay, kept_rounds
 
         first = kept_rounds(run)[0] if after is None else after
-        target = out or new_run_folder(f"{run.name}-without-{'-'.join(without)}")
         with open_log(run) as archive:
             log = KeptLog(archive.entries())
             hub = archive.hub
-        with timed_bars("taking steps again", TaskProgressColumn(), console=stderr()) as bars:
+        fresh = run_folder(out, f"{run.name}-without-{'-'.join(without)}")
+        with (
+            fresh as target,
+            timed_bars("taking steps again", TaskProgressColumn(), console=stderr()) as bars,
+        ):
             tasks: dict[str, TaskID] = {}
 
             def progress(peer: str, done: int, total: int) -> None:

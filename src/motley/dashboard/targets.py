@@ -33,7 +33,7 @@ class Target:
 
 
 def find_targets(named: Sequence[str], may_come: bool = False, runs: Path = RUNS) -> list[Target]:
-    """All that the page shows, under different ids. `may_come`: a folder may still be missing."""
+    """All that the page shows, under different ids. `may_come`: a run may not have begun yet."""
     if not named:
         raise ValueError(f"there is nothing to watch; {_remedy(runs)}")
     targets: dict[str, Target] = {}
@@ -61,7 +61,7 @@ def _targets_of(name: str, may_come: bool, runs: Path) -> Iterator[Target]:
     if (folder / REPORT).is_file():
         label = _label(folder)
         yield Target(f"{_id(label)}-report", label, "report", folder)
-    if is_run(folder) or (may_come and not folder.exists()):
+    if is_run(folder) or (may_come and not folder.is_file()):
         yield _run(folder)
     elif parts := _runs_of_study(folder):
         yield from map(_run, parts)
