@@ -11,8 +11,10 @@ are +0.5 and -0.5. There are 2 sequences of 2 and 3 tokens, 5 tokens in all; the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from math import exp, inf, log, sqrt
+from itertools import product
+from math import exp, inf, log, prod, sqrt
 
 import pytest
 
@@ -432,6 +434,45 @@ def test_penalty_times_the_ratio_by_hand() -> None:
     got = run(objective("nois", settings=settings), case)
     assert got.loss == pytest.approx(0.1931472 + 0.3068528, rel=1e-5)
     assert flat(got.gradient) == pytest.approx([0.1931472 + 0.5, 0.3068528 - 1], rel=1e-5)
+
+
+EXACT_P, EXACT_Q, EXACT_REF = (0.5, 0.3, 0.2), (0.2, 0.2, 0.6), (0.3, 0.6, 0.1)
+
+
+def expected_penalty(name: str, toward: str, times: str, length: int) -> float:
+    """Over all answers of some tokens that q may sample."""
+    row = objective(name, settings={"beta": 1.0, "toward": toward, "beta_times": times})
+    total = 0.0
+    for answer in product(range(3), repeat=length):
+        logs = [[[log(of[token]) for token in answer]] * 2 for of in (EXACT_P, EXACT_Q, EXACT_REF)]
+        same = tiny([1.0, 1.0], lp=logs[0], lq=logs[1], ref=logs[2])  # A = 0: the penalty is all
+        total += prod(EXACT_Q[token] for token in answer) * run(row, same).loss
+    return total
+
+
+def kl(p: Sequence[float], q: Sequence[float]) -> float:
+    return sum(a * log(a / b) for a, b in zip(p, q, strict=True))
+
+
+def test_what_a_penalty_is_unbiased_for_depends_on_the_ratio() -> None:
+    p, q, ref = EXACT_P, EXACT_Q, EXACT_REF
+    is_unbiased = [
+        ("grpo", "sampler", "one", kl(q, p)),
+        ("grpo", "reference", "ratio", kl(p, ref)),
+        ("grpo", "code", "ratio", kl(p, q)),
+        ("rloo", "reference", "ratio", kl(p, ref)),
+        ("rloo", "code", "ratio", kl(p, q)),
+    ]
+    for name, toward, times, expected in is_unbiased:
+        assert expected_penalty(name, toward, times, 2) == pytest.approx(expected, rel=1e-5)
+    for name, toward, expected in [
+        ("grpo", "sampler", kl(q, p)),
+        ("gspo", "reference", kl(p, ref)),
+        ("gspo", "code", kl(p, q)),
+    ]:
+        assert expected_penalty(name, toward, "ratio", 2) != pytest.approx(expected, rel=0.02)
+    # of one token s is the token's ratio
+    assert expected_penalty("gspo", "reference", "ratio", 1) == pytest.approx(kl(p, ref), rel=1e-5)
 
 
 def test_a_penalty_toward_the_reference_has_no_meaning_without_its_log_probs() -> None:

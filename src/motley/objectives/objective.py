@@ -61,7 +61,8 @@ class Penalty:
     with - log p, unbiased for KL(p||reference) on samples of p.
 
     beta_times "ratio": times the row's ratio, with gradient and before its clip; rho_t in rows
-    without one, and in GMPO's and HACPO's. So it is unbiased on samples of q too.
+    without one, and in GMPO's and HACPO's. Times rho_t, or RLOO's, on samples of q "reference" is
+    unbiased for KL(p||reference) and "code" for KL(p||q). Times s_i or another it is not.
 
     A stranger's exponent is at most log(dual_clip) and its ratio at most dual_clip, with no
     gradient beyond: it may report any q, and choose any token.
