@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from math import isnan
 
 import msgspec
@@ -9,7 +10,7 @@ from scipy import stats
 from motley.study.judging import Judgement, cells, judged
 from motley.study.outcomes import Outcome
 from motley.study.plans import Claim
-from motley.study.statistics import effect_size, holm, number
+from motley.study.statistics import effect_size, holm, number, p_text
 
 NOISE = (-0.01, 0.0, 0.01, 0.004, -0.004)
 
@@ -93,6 +94,34 @@ def test_a_sentence_has_the_numbers_it_was_made_of() -> None:
         f"+.012 (95 % +{number(low)} to +{number(high)}), within ±.030: p = {number(p)}, "
         f"g = {g.mean:.1f} ({g.low:.1f} to {g.high:.1f}), 5 seeds."
     )
+
+
+@pytest.mark.parametrize(
+    ("is_", "margin", "gain", "of", "against"),
+    [
+        ("better", 0.0, -0.05, "below 0", 0.0),
+        ("better", 0.0, -0.004, "below 0", 0.0),  # undecided
+        ("better", 0.03, 0.0, r"below \+.030", 0.03),
+        ("not worse", 0.03, -0.08, r"below -.030", -0.03),
+        ("equivalent", 0.03, -0.08, r"below -.030", -0.03),
+        ("equivalent", 0.03, 0.08, r"above \+.030", 0.03),
+    ],
+)
+def test_the_p_value_of_what_speaks_against_a_claim_says_of_what_it_is(
+    is_: str, margin: float, gain: float, of: str, against: float
+) -> None:
+    found = judge(claim(is_, margin), crew(ftis=gain))
+    p = stats.ttest_1samp([gain + noise for noise in NOISE], against).pvalue
+    assert re.search(rf"\), {of}: {re.escape(p_text(p))}, g = ", found.sentence)
+    head, (row,) = cells([found])
+    shown = p_text(p).removeprefix("p ").removeprefix("= ")
+    assert re.fullmatch(f"{of}: {re.escape(shown)}", dict(zip(head, row, strict=True))["p (Holm)"])
+
+
+def test_what_speaks_against_a_claim_of_several_parts_is_corrected_and_says_so() -> None:
+    found = judge(claim("better"), crew(ftis=-0.02), crew(ftis=0.05))
+    p = 2 * stats.ttest_1samp([-0.02 + noise for noise in NOISE], 0).pvalue
+    assert f"), below 0: {p_text(p)} after Holm, g = " in found.sentence
 
 
 def test_an_open_claim_says_how_many_seeds_would_decide_it() -> None:

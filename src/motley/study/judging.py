@@ -51,6 +51,7 @@ class ClaimPart:
     p_value: float  # of the test that the claim asks for; nan: it cannot be made
     holm_p: float  # among the arms of which the same is claimed against the same, on the same
     refuting_p: float  # two-sided, that it is not so; corrected for the parts of the claim
+    is_refuting_corrected: bool
     effect: Estimate
     seeds: int | None  # that would decide it, as its claim demands; None: no number can be named
 
@@ -102,6 +103,7 @@ class _Tested(NamedTuple):
             p_value=self.p_value,
             holm_p=holm_p,
             refuting_p=refuting_p,
+            is_refuting_corrected=refuting_p != self.refuting_p,
             effect=effect_size(differences),
             seeds=None if needed is None else max(needed, len(differences) + 1),
         )
@@ -135,8 +137,31 @@ def asked(claim: Claim) -> str:
     """
     if claim.is_ == "equivalent":
         return f"within ±{number(claim.margin)}"
-    least = claim.margin if claim.is_ == "better" else -claim.margin
-    return f"above {signed(least) if least else '0'}"
+    return f"above {_edge(claim.margin if claim.is_ == 'better' else -claim.margin)}"
+
+
+def _edge(value: float) -> str:
+    return signed(value) if value else "0"
+
+
+class _Stated(NamedTuple):
+    """The test that is told of a part, and of what: never that of a claim which the data are
+    against, since a small p beside it would read as speaking for it.
+    """
+
+    of: str
+    p_value: float
+    is_corrected: bool
+
+    @classmethod
+    def of_part(cls, claim: Claim, part: ClaimPart) -> _Stated:
+        mean, margin = part.difference.mean, claim.margin
+        against = claim.is_ == "better" and mean < margin
+        if not against and part.verdict != "not reproduced":
+            return cls(asked(claim), part.holm_p, part.holm_p != part.p_value)
+        low = margin if claim.is_ == "better" else -margin
+        of = f"below {_edge(low)}" if mean < low else f"above {_edge(margin)}"
+        return cls(of, part.refuting_p, part.is_refuting_corrected)
 
 
 def _numbers(claim: Claim, part: ClaimPart, needed: int | None) -> str:
@@ -149,8 +174,10 @@ def _numbers(claim: Claim, part: ClaimPart, needed: int | None) -> str:
     if np.isnan(part.p_value):
         return f"{words}: all {units} gave the same difference; without spread no test can be made"
     words += f" (95 % {signed(difference.low)} to {signed(difference.high)})"
-    corrected = " after Holm" if part.holm_p != part.p_value else ""
-    words += f", {asked(claim)}: {p_text(part.holm_p)}{corrected}"
+    stated = _Stated.of_part(claim, part)
+    words += (
+        f", {stated.of}: {p_text(stated.p_value)}{' after Holm' if stated.is_corrected else ''}"
+    )
     if not np.isnan(part.effect.mean):
         words += f", g = {part.effect:.1f}"
     words += f", {units}"
@@ -250,7 +277,7 @@ def cells(judgements: Sequence[Judgement]) -> tuple[list[str], list[list[str]]]:
             part.verdict,
             f"{part.difference:+.3f}".replace("± +", "± "),
             asked(one.claim),
-            "" if np.isnan(part.holm_p) else p_text(part.holm_p).removeprefix("p ").lstrip("= "),
+            _p_cell(one.claim, part),
             f"{part.effect:.1f}",
             str(len(part.compared.differences)),
             _needed_cell(part),
@@ -258,6 +285,15 @@ def cells(judgements: Sequence[Judgement]) -> tuple[list[str], list[list[str]]]:
         for one in judgements
         for part in one.parts
     ]
+
+
+def _p_cell(claim: Claim, part: ClaimPart) -> str:
+    """With what was tested, where that is not what the claim asks for."""
+    if np.isnan(part.p_value):
+        return ""
+    stated = _Stated.of_part(claim, part)
+    p = p_text(stated.p_value).removeprefix("p ").lstrip("= ")
+    return p if stated.of == asked(claim) else f"{stated.of}: {p}"
 
 
 def _needed_cell(part: ClaimPart) -> str:
