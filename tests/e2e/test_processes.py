@@ -170,6 +170,45 @@ def test_a_crew_stopped_and_resumed_ends_the_same(
     assert_ended_as(local, crew.folder)
 
 
+def test_a_finished_crew_is_not_started_again_and_one_that_goes_on_hides_nothing(
+    config: CrewConfig, tmp_path: Path
+) -> None:
+    short = msgspec.structs.replace(config, crew=msgspec.structs.replace(config.crew, rounds=3))
+    crew = ProcessCrew.start(short, tmp_path / "run")
+    finish(gather(crew))
+    before = read_metrics(crew.folder)
+    again = ProcessCrew.resume(crew.folder)
+    assert list(again.gather()) == list(again.rounds()) == []
+    assert children() == {}
+    assert again.finished
+    assert again.finished_rounds == 3
+    assert read_metrics(crew.folder) == before
+
+    longer = ProcessCrew.resume(crew.folder, config=config)
+    assert not longer.finished
+    coming = longer.gather()
+    next(coming)
+    assert read_metrics(crew.folder) == before, "the lines stay while the peers come back"
+    finish(coming)
+    rounds = [lines[0].round for lines in bounded(longer.rounds()) if lines]
+    assert rounds == [4, 5, 6, 7, 8], "what was told is not told again"
+    lines = read_metrics(crew.folder)
+    assert lines[: len(before)] == before
+    assert [line.round for line in lines] == [round for round in range(9) for _ in NAMES]
+
+
+def test_a_peer_whose_lines_are_lost_leaves_those_of_the_crew_as_they_were(
+    config: CrewConfig, tmp_path: Path
+) -> None:
+    short = msgspec.structs.replace(config, crew=msgspec.structs.replace(config.crew, rounds=2))
+    crew = ProcessCrew.start(short, tmp_path / "run")
+    finish(gather(crew))
+    before = read_metrics(crew.folder)
+    (crew.folder / "peers" / "lora1" / "metrics.jsonl").unlink()
+    assert ProcessCrew.resume(crew.folder).finished_rounds == 2
+    assert read_metrics(crew.folder) == before
+
+
 def test_processes_stopped_and_resumed_are_pulled_toward_where_their_run_began(
     task: Path, tmp_path: Path
 ) -> None:

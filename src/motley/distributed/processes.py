@@ -14,7 +14,7 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +26,7 @@ from motley.distributed.join import Brings, join
 from motley.distributed.participant import Participant
 from motley.distributed.register import Place, Say, read_state
 from motley.exchange.nats.server import free_port
+from motley.files import replace
 from motley.learning.checkpoint import checkpoints, round_of
 from motley.runs.checking import check_config
 from motley.runs.folder import new_folder
@@ -33,6 +34,7 @@ from motley.runs.metrics import (
     LearnerLine,
     append_lines,
     decode_lines,
+    encoded,
     learner_lines,
     read_metrics,
 )
@@ -61,14 +63,15 @@ class ProcessCrew:
         self, config: CrewConfig, folder: Path, say: Say, clock: Clock = RealClock()
     ) -> None:
         self.config, self.folder, self._say, self._clock = config, folder, say, clock
-        self.finished_rounds = 0
+        self.finished_rounds, self._next = 0, 0  # the next has the skills before training first
         self._stopping = Stopping(config.evaluate)
-        self._metrics = {
+        self._metrics = folder / "metrics.jsonl"
+        self._peers_metrics = {
             peer.name: GrowingFile(folder / "peers" / peer.name / "metrics.jsonl")
             for peer in config.students
         }
         # per peer, by round
-        self._lines: dict[str, dict[int, LearnerLine]] = {name: {} for name in self._metrics}
+        self._lines: dict[str, dict[int, LearnerLine]] = {name: {} for name in self._peers_metrics}
         self._children: dict[str, multiprocessing.process.BaseProcess] = {}
         self._left: set[str] = set()  # who was asked by somebody else, and is to be started again
         self._closed = False
@@ -83,7 +86,9 @@ class ProcessCrew:
         check_config(config)
         go_on = f"go on with: motley train --resume {shlex.quote(str(folder))}"
         with new_folder(folder, config, go_on):
-            return cls(config, folder, say)
+            crew = cls(config, folder, say)
+            crew._metrics.touch()
+            return crew
 
     @classmethod
     def resume(
@@ -94,10 +99,9 @@ class ProcessCrew:
     ) -> ProcessCrew:
         """`config`: with other rounds, or whatever else may change; None: as RUN/config.toml."""
         config = config or config_to_resume(folder)
-        go_on_with(folder, _agreed(folder) or config, config, _done_rounds(config, folder))
+        go_on_with(folder, _agreed(folder) or config, config, max(_kept_rounds(config, folder)))
         crew = cls(config, folder, say)
-        if (folder / "metrics.jsonl").exists():
-            crew._hear(learner_lines(read_metrics(folder)))
+        crew._take_up()
         return crew
 
     @property
@@ -109,28 +113,54 @@ class ProcessCrew:
     def finished(self) -> bool:
         return bool(self.stopped) or self.finished_rounds >= self.config.crew.rounds
 
-    def _hear(self, lines: Sequence[LearnerLine]) -> None:
-        for line in lines:
-            self._stopping.hear(line)
-            self.finished_rounds = line.round
+    def _take_up(self) -> None:
+        """The rounds that are done, as they were put together before and as the peers have them.
+
+        The file is replaced whole, so that nothing of it is missing while the peers come back.
+        """
+        if self._metrics.exists():
+            for line in learner_lines(read_metrics(self.folder)):
+                self._lines[line.peer][line.round] = line
+        self._read_lines()
+        replace(self._metrics, encoded([line for lines in self._new_rounds() for line in lines]))
+
+    def _new_rounds(self) -> Iterator[list[LearnerLine]]:
+        """What every peer has finished since this was asked, to the last round or an early stop."""
+        while not self.finished and all(
+            max(known, default=-1) >= self._next for known in self._lines.values()
+        ):
+            number, self._next = self._next, self._next + 1
+            # an async peer may skip some
+            lines = [known[number] for known in self._lines.values() if number in known]
+            for line in lines:
+                self._stopping.hear(line)
+            self.finished_rounds = number
+            yield lines
+
+    def _nothing_left(self) -> bool:
+        """It stopped early, or everyone has learned and kept the last round."""
+        rounds = self.config.crew.rounds
+        return bool(self.stopped) or (
+            self.finished and min(_kept_rounds(self.config, self.folder)) >= rounds
+        )
 
     def gather(self) -> Iterator[int]:
         """Start everyone; yields how many have joined, until all have.
 
-        A crew that stopped early is not started again.
+        A crew that stopped early or has finished is not started again.
         """
-        if self.stopped:
+        if self._nothing_left():
             return
-        self.finished_rounds, self._stopping = 0, Stopping(self.config.evaluate)
         try:
             self._hub.start()
-            (self.folder / "metrics.jsonl").write_bytes(b"")  # put together anew, from the peers'
             invitations = self._hub.register.invitations()
             for peer in self.config.peer:
                 self._spawn(peer.name, invitations.get(peer.name, ""))
-            while not all(self._lines.values()):
+            joined = 0
+            while joined < len(self._lines):
                 self._look_after()
-                yield sum(map(bool, self._lines.values()))
+                joined = sum(map(bool, self._lines.values()))
+                yield joined
         except BaseException:
             self.close()
             raise
@@ -139,25 +169,15 @@ class ProcessCrew:
         """Train to the last round, or until every peer is as good as it is going to be; yields the
         lines of a round when every peer has finished it, and in between nothing.
 
-        Lines of round 0 are the skills before training. Whoever is ahead when all may stop saves
-        where it is, and leaves.
+        Lines of round 0 are the skills before training. A crew that goes on begins where its file
+        of metrics ends. Whoever is ahead when all may stop saves where it is, and leaves.
         """
         try:
-            number = 0
-            while number <= self.config.crew.rounds and not self.stopped:
+            while not self.finished:
                 self._look_after()
                 yield []
-                while (
-                    number <= self.config.crew.rounds
-                    and not self.stopped
-                    and all(max(known, default=-1) >= number for known in self._lines.values())
-                ):
-                    # an async peer may skip some
-                    lines = [known[number] for known in self._lines.values() if number in known]
-                    append_lines(self.folder / "metrics.jsonl", lines)
-                    self._hear(lines)
-                    self.finished_rounds = number
-                    number += 1
+                for lines in self._new_rounds():
+                    append_lines(self._metrics, lines)
                     yield lines
             # one that was killed is started again
             while not self.stopped and any(
@@ -270,7 +290,7 @@ class ProcessCrew:
 
         One that was killed writes its last rounds again, equal but for the times.
         """
-        for name, file in self._metrics.items():
+        for name, file in self._peers_metrics.items():
             lines = learner_lines(decode_lines(b"".join(file.new_lines())))
             self._lines[name] |= {line.round: line for line in lines}
 
@@ -281,10 +301,10 @@ def _agreed(folder: Path) -> CrewConfig | None:
     return parse_config(read_state(hub).config) if (hub / "hub.json").exists() else None
 
 
-def _done_rounds(config: CrewConfig, folder: Path) -> int:
-    """Of the peer that is furthest on."""
+def _kept_rounds(config: CrewConfig, folder: Path) -> list[int]:
+    """Of each peer's newest checkpoint; 0 where it has none."""
     kept = [checkpoints(folder / "peers" / peer.name / "checkpoints") for peer in config.students]
-    return max((round_of(paths[-1]) for paths in kept if paths), default=0)
+    return [round_of(paths[-1]) if paths else 0 for paths in kept]
 
 
 class GrowingFile:

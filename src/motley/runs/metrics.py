@@ -164,8 +164,12 @@ def mean(by_kind: ByKind) -> float:
     return sum(by_kind.values()) / len(by_kind)
 
 
+def encoded(lines: Sequence[MetricsLine | FirstLine]) -> bytes:
+    return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+
+
 def append_lines(path: Path, lines: Sequence[MetricsLine | FirstLine]) -> None:
-    append(path, b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    append(path, encoded(lines))
 
 
 def decode_lines(content: bytes, source: str = "metrics.jsonl") -> list[MetricsLine]:
