@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from motley.files import DiskError, cache_folder, new_run_folder, replace, whole
+from motley.files import DiskError, cache_folder, held, hold, new_run_folder, replace, whole
 
 
 def test_the_cache_is_where_the_environment_says_and_else_under_home(
@@ -129,3 +129,22 @@ def test_a_start_that_fails_leaves_no_empty_run_folder(
     with pytest.raises(ValueError, match="no such model"), new_run_folder("crew") as folder:
         raise ValueError("no such model")
     assert not folder.exists()
+
+
+def test_a_file_that_another_holds_is_waited_for_and_that_is_told_once(tmp_path: Path) -> None:
+    first, told = hold(tmp_path / "lock"), []
+    assert first is not None
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            os.close(first)
+
+    with held(tmp_path / "lock", sleep, lambda: told.append(1)):
+        assert len(slept) == 3
+        assert hold(tmp_path / "lock") is None
+    with held(tmp_path / "lock", sleep, lambda: told.append(2)):
+        pass
+    assert told == [1]
+    assert len(slept) == 3

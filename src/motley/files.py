@@ -10,7 +10,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ import msgspec
 
 T = TypeVar("T")
 WINDOWS = os.name == "nt"
+LOOK_EVERY_S = 0.5  # whether a file is still held
 
 
 class DiskError(OSError):
@@ -133,6 +134,21 @@ def hold(path: Path, again: bool = False) -> int | None:
         raise
     os.close(descriptor)
     return None
+
+
+@contextmanager
+def held(
+    path: Path, sleep_s: Callable[[float], None], waits: Callable[[], None] = lambda: None
+) -> Iterator[None]:
+    """Hold a file, as soon as no other process does. `waits` is called once if one does."""
+    if (descriptor := hold(path)) is None:
+        waits()
+        while (descriptor := hold(path)) is None:
+            sleep_s(LOOK_EVERY_S)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _lock(descriptor: int, again: bool) -> bool:

@@ -28,6 +28,7 @@ from motley.cli.shell import warn as warn
 from motley.config import CrewConfig
 from motley.files import new_run_folder
 from motley.reports.scores import cell_text
+from motley.runs.ending import PLAIN
 
 bench_app = App(
     no_args_is_help=True,
@@ -86,9 +87,6 @@ def tell(text: str) -> None:
 def stderr() -> Console:
     """Where bars go that must not stand between results; silent with -q."""
     return Console(stderr=True, quiet=console.quiet)
-
-
-PLAIN = (ValueError, FloatingPointError, OSError)  # whose own words say enough
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -24,7 +23,6 @@ from rich.progress import (
 )
 
 from motley.cli.common import (
-    PLAIN,
     Alone,
     Objective,
     Out,
@@ -47,6 +45,7 @@ from motley.cli.watching import Watch, page_beside
 from motley.config import CrewConfig, read_config
 from motley.files import read_json, replace
 from motley.reports.saying import recall_signs
+from motley.runs.ending import PLAIN, resume_command
 
 if TYPE_CHECKING:
     from motley.distributed.processes import ProcessCrew
@@ -199,7 +198,7 @@ def _train(
 
 def _again(folder: Path, alone: bool) -> str:
     if any((folder / "checkpoints").glob("round-*")) or (folder / "peers").exists():
-        return shlex.join(["motley", "train", "--resume", str(folder), *["--alone"] * alone])
+        return resume_command(folder, *["--alone"] * alone)
     return "the same command; nothing was saved yet"
 
 

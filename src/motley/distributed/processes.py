@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import shlex
 import signal
 import sys
 import threading
@@ -29,6 +28,7 @@ from motley.exchange.nats.server import free_port
 from motley.files import replace
 from motley.learning.checkpoint import checkpoints, round_of
 from motley.runs.checking import check_config
+from motley.runs.ending import PLAIN, resume_command
 from motley.runs.folder import new_folder
 from motley.runs.metrics import (
     LearnerLine,
@@ -84,8 +84,7 @@ class ProcessCrew:
     @classmethod
     def start(cls, config: CrewConfig, folder: Path, say: Say = lambda text: None) -> ProcessCrew:
         check_config(config)
-        go_on = f"go on with: motley train --resume {shlex.quote(str(folder))}"
-        with new_folder(folder, config, go_on):
+        with new_folder(folder, config, f"go on with: {resume_command(folder)}"):
             crew = cls(config, folder, say)
             crew._metrics.touch()
             return crew
@@ -342,7 +341,7 @@ def take_part(url: str, crew: str, folder: Path, num_threads: int, brings: Bring
         invitation = (folder / "invitation").read_text()
         with suppress(KeyboardInterrupt):  # on its way in there is nothing to save
             finished = stay(join(url, crew, invitation, folder, brings=brings))
-    except (ValueError, OSError, FloatingPointError) as error:
+    except PLAIN as error:
         if details := getattr(error, "details", ""):  # where in a user's own code it happened
             sys.stderr.write(f"{details}\n")
         (folder / "error.txt").write_text(str(error))

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
 from motley.clock import Clock, RealClock
-from motley.files import cache_folder, hold
+from motley.files import cache_folder, held
 
 # a line for each that is made: `motley -q` turns it off
 saying = logging.getLogger("motley.kept")
-LOOK_EVERY_S = 0.5
 
 
 def kept_folder(
@@ -38,7 +35,7 @@ def kept_folder(
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _held(folder, clock):
+        with held(folder.with_name(f".{folder.name}.lock"), clock.sleep_s):
             if not folder.exists():  # otherwise another process made it
                 _clear(folder)
                 _make(file, folder, make, clock)
@@ -64,18 +61,6 @@ def _make(file: Path, folder: Path, make: Callable[[Path], None], clock: Clock) 
     saying.warning(
         "%s: done after %.0f s, %.0f MB", file.name, clock.elapsed_s() - began_s, size_mb
     )
-
-
-@contextmanager
-def _held(folder: Path, clock: Clock) -> Iterator[None]:
-    """Be the only process that makes a folder."""
-    lock = folder.with_name(f".{folder.name}.lock")
-    while (descriptor := hold(lock)) is None:
-        clock.sleep_s(LOOK_EVERY_S)
-    try:
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _clear(folder: Path) -> None:

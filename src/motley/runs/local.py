@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import shlex
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -37,6 +36,7 @@ from motley.peers.state import PeerState
 from motley.records import HUB, Charter, Roster
 from motley.runs.building import WarmProgress, build_peer
 from motley.runs.checking import check_config, is_mixed
+from motley.runs.ending import resume_command
 from motley.runs.folder import Run, held_alone, new_folder, newest_checkpoint
 from motley.runs.lines import by_sender
 from motley.runs.metrics import LearnerLine, Timing
@@ -97,8 +97,7 @@ class LocalCrew:
         `saves` False: it has no checkpoints, and cannot go on once it is stopped.
         """
         check_config(config, task=task)
-        go_on = f"go on with: motley train --resume {shlex.quote(str(folder))}"
-        with new_folder(folder, config, go_on):
+        with new_folder(folder, config, f"go on with: {resume_command(folder)}"):
             crew = cls(config, folder, warm_progress, task)
             crew._saves = saves
             crew._run.write([crew._run.first_line(peer) for peer in crew.peers])

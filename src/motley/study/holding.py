@@ -16,9 +16,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 from motley.clock import Clock
-from motley.files import hold
-
-LOOK_EVERY_S = 0.5
+from motley.files import held
 
 logger = logging.getLogger(__name__)
 
@@ -32,14 +30,9 @@ def held_alone(folder: Path, clock: Clock) -> Iterator[None]:
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = folder.with_name(f"{folder.name}.lock")
-    if (descriptor := hold(lock)) is None:
-        logger.warning("%s is being made by another process; waiting for it", folder)
-        while (descriptor := hold(lock)) is None:
-            clock.sleep_s(LOOK_EVERY_S)
-    try:
+    words = "%s is being made by another process; waiting for it"
+    with held(lock, clock.sleep_s, lambda: logger.warning(words, folder)):
         yield
-    finally:
-        os.close(descriptor)
 
 
 @cache  # one thread of a process is enough

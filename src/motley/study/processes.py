@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Generic, TypeVar, cast
 
+from motley.runs.ending import PLAIN
 from motley.study.shared_gpu import Measure, SharedGpu
 
 T = TypeVar("T")
@@ -26,7 +27,6 @@ T_co = TypeVar("T_co", covariant=True)
 Tell = Callable[[float], None]  # how much of a job is done, from 0 to 1
 Heard = Callable[[str, float], None]  # (name of a job, how much of it is done)
 LOOK_S = 1.0  # between two looks at who still lives
-PLAIN_ERRORS = (ValueError, FloatingPointError, OSError)  # whose own words say enough
 NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "cannot allocate")
 # how often a job failed that was tried alone
 TIMES = {2: " (twice, the second time alone)", 3: " (three times, the last time alone)"}
@@ -317,7 +317,7 @@ def _answer(pipe: Connection, measure: Measure) -> None:
 def _result_of(call: Callable[..., T], *given: Tell) -> T | _Failed:
     try:
         return call(*given)
-    except PLAIN_ERRORS as error:
+    except PLAIN as error:
         if details := getattr(error, "details", ""):  # where in a user's own code it happened
             sys.stderr.write(f"{details}\n")
         return _Failed(str(error), _is_for_room(error))
