@@ -286,7 +286,7 @@ def demo(
         recorded = msgspec.json.decode(
             (files("motley") / "crews" / "demo_alone.json").read_bytes(), type=_Alone
         )
-        config_now = changed(with_changes, objective, rounds, seed)
+        config_now = say_choice(changed(with_changes, objective, rounds, seed))
         same_but_objective = msgspec.structs.replace(
             config,
             crew=msgspec.structs.replace(
