@@ -290,7 +290,10 @@ def demo(
         same_but_objective = msgspec.structs.replace(
             config,
             crew=msgspec.structs.replace(
-                config.crew, objective=config_now.crew.objective, variant=config_now.crew.variant
+                config.crew,
+                objective=config_now.crew.objective,
+                variant=config_now.crew.variant,
+                chosen=config_now.crew.chosen,
             ),
             objective=config_now.objective,
         )
