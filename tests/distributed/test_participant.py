@@ -15,6 +15,7 @@ from motley.clock import VirtualClock
 from motley.distributed.enrolment import RETRY_S, SAID_AGAIN_S, Joining
 from motley.distributed.participant import WAIT_S, Participant, Station, Witness, apart_s
 from motley.exchange import LogError, MemoryLog, Outbox, Signer
+from motley.exchange.log import tagged
 from motley.exchange.nats.connection import NotAdmittedError
 from motley.exchange.nats.presence import Beat
 from motley.links import Link, Weather
@@ -199,6 +200,18 @@ def test_what_others_wrote_under_its_name_does_not_hide_what_it_sent() -> None:
     alone = MemoryLog()
     alone.append([("a.junk", b"junk")])
     assert station_of(alone, outbox_of_a(0)).mend_outbox() is None
+
+
+@pytest.mark.parametrize("kept", range(6))
+def test_a_copy_of_what_it_sent_long_ago_does_not_hide_what_it_sent_since(kept: int) -> None:
+    log, made, outbox = MemoryLog(), made_by_a(5), outbox_of_a(kept)
+    log.append(made)
+    id, record = made[1]
+    log.append([(tagged(id, record), record)])
+    assert station_of(log, outbox).mend_outbox()
+    outbox.put([group(round=7)])
+    outbox.deliver(log)
+    assert sorted(counters(log)) == [0, 1, 1, 2, 3, 4, 5]
 
 
 # Waiting for a hub that is away

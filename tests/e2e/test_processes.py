@@ -19,7 +19,7 @@ from fakes import spread_crew
 from hubs import PATIENCE_S, local_place
 from motley.clock import Deadline, RealClock
 from motley.config import CrewConfig, config_text, read_config, write_config
-from motley.distributed.hub import Hub
+from motley.distributed.hub import Hub, HubRunsError
 from motley.distributed.join import Brings
 from motley.distributed.participant import Participant
 from motley.distributed.processes import (
@@ -34,7 +34,8 @@ from motley.learning.traces import read_trace, traced_rounds
 from motley.runs.building import trained_policies
 from motley.runs.folder import newest_checkpoint, peer_folder
 from motley.runs.local import LocalCrew
-from motley.runs.metrics import MetricsLine, read_metrics
+from motley.runs.metrics import LearnerLine, MetricsLine, append_lines, read_metrics
+from motley.runs.resuming import read_changes
 
 T = TypeVar("T")
 
@@ -207,6 +208,40 @@ def test_a_peer_whose_lines_are_lost_leaves_those_of_the_crew_as_they_were(
     (crew.folder / "peers" / "lora1" / "metrics.jsonl").unlink()
     assert ProcessCrew.resume(crew.folder).finished_rounds == 2
     assert read_metrics(crew.folder) == before
+
+
+def test_peers_that_ended_with_fewer_steps_than_rounds_are_waited_for_when_the_crew_goes_on(
+    config: CrewConfig, tmp_path: Path
+) -> None:
+    short = msgspec.structs.replace(config, crew=msgspec.structs.replace(config.crew, rounds=4))
+    crew = ProcessCrew.start(short, tmp_path / "run")
+    crew.close()
+    for name in NAMES:
+        folder = crew.folder / "peers" / name
+        (folder / "checkpoints" / "round-000002").mkdir(parents=True)
+        lines = [LearnerLine(round=number, peer=name, version=number) for number in (0, 1, 2, 4)]
+        append_lines(folder / "metrics.jsonl", lines)
+    again = ProcessCrew.resume(crew.folder)
+    assert again.finished_rounds == 4
+    again.close()
+    for longer in (config, None):
+        on = ProcessCrew.resume(crew.folder, config=longer)
+        assert on.finished_rounds == 2, "they take the line of round 4 back, and learn on"
+        on.close()
+        kept = [line for line in read_metrics(crew.folder) if line.round]
+        assert [line.round for line in kept] == [1, 1, 2, 2]
+
+
+def test_a_crew_that_trains_is_not_told_to_go_on_differently(
+    config: CrewConfig, tmp_path: Path
+) -> None:
+    crew = ProcessCrew.start(config, tmp_path / "run")
+    longer = msgspec.structs.replace(config, crew=msgspec.structs.replace(config.crew, rounds=20))
+    with pytest.raises(HubRunsError, match="already running"):
+        ProcessCrew.resume(crew.folder, config=longer)
+    crew.close()
+    assert read_config(crew.folder / "config.toml") == config
+    assert read_changes(crew.folder) == []
 
 
 def test_processes_stopped_and_resumed_are_pulled_toward_where_their_run_began(

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fakes import spread_crew
 from motley.config import CrewConfig
@@ -141,7 +143,9 @@ def test_a_checkpoint_knows_what_was_sent_ahead(steps: int, folder: Path) -> Non
     assert are_equal(weights(first), weights(again))
 
 
-def test_a_log_that_cannot_be_reached_for_them_loses_nothing(folder: Path) -> None:
+def test_a_log_that_cannot_be_reached_for_them_loses_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = CountingLog()
     first, _ = sent_ahead(lockstep(folder), log)
     share(first)
@@ -153,6 +157,10 @@ def test_a_log_that_cannot_be_reached_for_them_loses_nothing(folder: Path) -> No
         first.choose()
     assert Counter(one.round for one in first.early) == {2: 2, 3: 2}
     log.down = False
+    with monkeypatch.context() as patch:
+        patch.setattr(log, "read", lambda *_: [])  # a replica that lags behind
+        with pytest.raises(LogError, match="the log ends before position"):
+            first.choose()
     assert isinstance(learn(first), StepReport)
 
 
@@ -185,6 +193,39 @@ def test_records_close_to_each_other_are_read_at_once() -> None:
     positions = set(range(1, 4000, MOST_BETWEEN))
     assert {entry.position for entry in read_again(log, positions)} == positions
     assert len(log.asked) == 4  # of 1,024 records at most
+
+
+class SparseLog(MemoryLog):
+    """What a peer is sent of a log whose groups stand in lots: positions with holes."""
+
+    def __init__(self, positions: Iterable[int]) -> None:
+        super().__init__()
+        self.positions = tuple(positions)
+
+    def read(self, after: int, limit: int = 1024, sender: str = "") -> list[Entry]:
+        before = sum(position <= after for position in self.positions)
+        read = super().read(before, limit, sender)
+        return [Entry(self.positions[e.position - 1], e.id, e.record) for e in read]
+
+
+@given(st.sets(st.integers(1, 3000), min_size=1, max_size=60), st.data())
+def test_of_a_part_of_a_log_each_record_is_read_once(all: set[int], data: st.DataObject) -> None:
+    log = SparseLog(sorted(all))
+    noise(log, len(all))
+    wanted = data.draw(st.sets(st.sampled_from(sorted(all)), min_size=1))
+    assert [entry.position for entry in read_again(log, wanted)] == sorted(wanted)
+
+
+def test_a_peer_that_is_sent_a_part_of_the_log_comes_back_with_what_it_had(folder: Path) -> None:
+    log = SparseLog([1, 2, 10, 50, 130, 131, *range(300, 400)])
+    first, _ = sent_ahead(lockstep(folder), log)
+    assert len(first.waiting) == 4
+    assert revived(first).state() == first.state()
+    share(first)
+    assert isinstance(learn(first), StepReport)
+    share(first)
+    first.choose()
+    assert Counter(c.group.id for c in first.waiting).most_common(1)[0][1] == 1
 
 
 class HoledLog(MemoryLog):

@@ -64,13 +64,7 @@ class HubRunsError(ValueError):
 class Hub:
     def __init__(self, folder: Path, state: HubState, say: Say, clock: Clock = RealClock()) -> None:
         self.folder, self._say, self._clock = folder, say, clock
-        lock = hold(folder / "hub.lock")
-        if lock is None:
-            raise HubRunsError(
-                f"a hub is already running in {folder}; stop it first, or choose another folder "
-                "with --out"
-            )
-        self._lock = lock
+        self._lock = _hold(folder)
         self.register = Register(folder, state, clock)
         identity = self.register.identity
         self.outbox = Outbox(folder / "outbox.sqlite", Signer(identity.public, identity.sign))
@@ -311,6 +305,21 @@ class Hub:
             self.servers.reload()
             self.far_nodes.tell(self.far_nodes.rights)
             self._calm = Deadline(self._clock, CALM_S)
+
+
+def check_stopped(folder: Path) -> None:
+    """HubRunsError if a process runs the hub of this folder, if it is one."""
+    if (folder / "hub.json").exists():
+        os.close(_hold(folder))
+
+
+def _hold(folder: Path) -> int:
+    if (lock := hold(folder / "hub.lock")) is None:
+        raise HubRunsError(
+            f"a hub is already running in {folder}; stop it first, or choose another folder with "
+            "--out"
+        )
+    return lock
 
 
 def _check_crew(folder: Path, before: CrewConfig, config: CrewConfig, may_change: bool) -> None:

@@ -21,7 +21,7 @@ from motley.clock import Clock
 from motley.config import CrewConfig, PeerConfig
 from motley.distributed.enrolment import Joining
 from motley.distributed.register import Say
-from motley.exchange import Entry, Head, LogError, Outbox, Signer, WireError, unpack
+from motley.exchange import Entry, Head, Header, LogError, Outbox, Signer, WireError, unpack
 from motley.exchange.blobs import Blobs
 from motley.exchange.courier import Courier
 from motley.exchange.nats.blobs import NatsBlobs
@@ -154,7 +154,12 @@ class Station:
             return None
         # Delayed deliveries overtake each other, and others may write under this name where a
         # server lets anybody: the newest on the log need not be the last of the chain.
-        in_order = self.config.weather(name).link.instant and self._is_mine(newest)
+        # A copy of an older record stands under a tag, its own id being taken.
+        in_order = (
+            self.config.weather(name).link.instant
+            and self._is_mine(newest)
+            and Header.of(unpack(newest.record).body).id == newest.id
+        )
         if in_order and stamp_of(newest)[0].counter < self.outbox.head.counter:
             return Mended(newest, frozenset())
         mine = [*filter(self._is_mine, patiently(lambda: self.log.records_of(name)))]

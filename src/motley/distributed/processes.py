@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from motley.clock import Clock, Deadline, RealClock
 from motley.config import CrewConfig, parse_config
-from motley.distributed.hub import Hub
+from motley.distributed.hub import Hub, check_stopped
 from motley.distributed.join import Brings, join
 from motley.distributed.participant import Participant
 from motley.distributed.register import Place, Say, read_state
@@ -38,7 +38,7 @@ from motley.runs.metrics import (
     learner_lines,
     read_metrics,
 )
-from motley.runs.resuming import config_to_resume, go_on_with
+from motley.runs.resuming import config_to_resume, go_on_with, read_changes
 from motley.runs.stopping import Stopping
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ class ProcessCrew:
     ) -> ProcessCrew:
         """`config`: with other rounds, or whatever else may change; None: as RUN/config.toml."""
         config = config or config_to_resume(folder)
+        check_stopped(folder / "hub")  # before anything is written
         go_on_with(folder, _agreed(folder) or config, config, max(_kept_rounds(config, folder)))
         crew = cls(config, folder, say)
         crew._take_up()
@@ -121,7 +122,18 @@ class ProcessCrew:
             for line in learner_lines(read_metrics(self.folder)):
                 self._lines[line.peer][line.round] = line
         self._read_lines()
+        self._forget_endings()
         replace(self._metrics, encoded([line for lines in self._new_rounds() for line in lines]))
+
+    def _forget_endings(self) -> None:
+        """Lines behind the checkpoint of a peer that had ended there: it goes on, and takes them
+        back.
+        """
+        ends = {noted.before for noted in read_changes(self.folder) if noted.key == "crew.rounds"}
+        kept_rounds = _kept_rounds(self.config, self.folder)
+        for (name, lines), kept in zip(self._lines.items(), kept_rounds, strict=True):
+            if any(kept < end and end in lines for end in ends):
+                self._lines[name] = {n: line for n, line in lines.items() if n <= kept}
 
     def _new_rounds(self) -> Iterator[list[LearnerLine]]:
         """What every peer has finished since this was asked, to the last round or an early stop."""

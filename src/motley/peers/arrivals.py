@@ -76,6 +76,10 @@ class EarlyGroups:
         return gone
 
 
+class EndsEarlyError(ValueError):
+    """The log ends before what was read of it: it is another, or a replica that lags behind."""
+
+
 def read_again(log: Log, positions: Set[int]) -> list[Entry]:
     """The records that stand there, in their order."""
     entries: list[Entry] = []
@@ -84,12 +88,13 @@ def read_again(log: Log, positions: Set[int]) -> list[Entry]:
         while after < last:
             read = log.read(after, min(last - after, MOST_AT_ONCE))
             if not read:
-                raise ValueError(
+                raise EndsEarlyError(
                     f"the log ends before position {last}, which this peer had read; is it "
                     "another log?"
                 )
-            entries += [entry for entry in read if entry.position in positions]
             after = read[-1].position
+            # of a log that this peer is sent a part of, what is read may reach beyond the stretch
+            entries += [e for e in read if e.position <= last and e.position in positions]
     if len(entries) < len(positions):
         gone = min(positions - {entry.position for entry in entries})
         raise ValueError(

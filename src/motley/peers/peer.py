@@ -18,13 +18,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import InitVar, dataclass, field
 
 from motley.config import CrewConfig, PeerConfig
-from motley.exchange import Entry, Log
+from motley.exchange import Entry, Log, LogError
 from motley.learning.hearing import Hearing
 from motley.learning.learner import Learner, StepReport
 from motley.learning.pace import ROUNDS_AHEAD, Pace, Turns, pace_of
 from motley.learning.select import Candidate
 from motley.learning.waiting import Round, StalenessWindow, Take, Wait, Waiting
-from motley.peers.arrivals import Arrival, EarlyGroup, EarlyGroups
+from motley.peers.arrivals import Arrival, EarlyGroup, EarlyGroups, EndsEarlyError
 from motley.peers.publications import Publications
 from motley.peers.reading import ReadingBudget
 from motley.peers.rescoring import admission_of
@@ -341,7 +341,11 @@ def _call_up(peer: Peer) -> None:
     """Have groups wait whose rounds are near by now: read again from where they stand."""
     near = peer.learned_rounds + ROUNDS_AHEAD
     if arrivals := peer.early.near(near):
-        for candidate in waiting_again(arrivals, peer.log, peer.reader):
+        try:
+            called = waiting_again(arrivals, peer.log, peer.reader)
+        except EndsEarlyError as error:  # on its way to this replica
+            raise LogError(str(error)) from None
+        for candidate in called:
             peer.waiting.add(candidate)
         peer.early.forget(near)
 
