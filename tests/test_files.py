@@ -131,6 +131,15 @@ def test_a_start_that_fails_leaves_no_empty_run_folder(
     assert not folder.exists()
 
 
+def test_runs_that_lead_nowhere_are_an_error_in_words(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("runs").symlink_to(tmp_path / "not mounted")
+    with pytest.raises(ValueError, match=r"runs is no folder.*--out"), new_run_folder("crew"):
+        pass
+
+
 def test_a_file_that_another_holds_is_waited_for_and_that_is_told_once(tmp_path: Path) -> None:
     first, told = hold(tmp_path / "lock"), []
     assert first is not None

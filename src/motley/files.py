@@ -10,6 +10,8 @@ import os
 import secrets
 import shutil
 import tempfile
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -119,15 +121,14 @@ def drop_unfinished_line(path: Path) -> None:
         os.truncate(path, content.rfind(b"\n") + 1)
 
 
-def hold(path: Path, again: bool = False) -> int | None:
+def hold(path: Path) -> int | None:
     """Hold a file until the descriptor is closed; None if another process holds it.
 
-    It may be closed by this process or by one that inherits it. `again`: this process may hold it
-    several times, and no other inherits it; the first that is closed lets go of it.
+    It may be closed by this process or by one that inherits it.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        if _lock(descriptor, again):
+        if _lock(descriptor):
             return descriptor
     except BaseException:
         os.close(descriptor)
@@ -151,14 +152,64 @@ def held(
         os.close(descriptor)
 
 
-def _lock(descriptor: int, again: bool) -> bool:
+class _HeldHere:
+    """Files that this process holds as often as it likes, and none that it forks."""
+
+    def __init__(self) -> None:
+        self._changing = threading.Lock()
+        self._descriptors: dict[tuple[int, int], int] = {}  # by device and inode
+        self._times: Counter[tuple[int, int]] = Counter()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forget)
+
+    @contextmanager
+    def hold(self, path: Path) -> Iterator[bool]:
+        """False if another process holds it."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        found = os.fstat(descriptor)
+        file = (found.st_dev, found.st_ino)
+        try:
+            with self._changing:
+                known = file in self._descriptors
+                ours = known or _lock(descriptor)
+                if ours and not known:
+                    self._descriptors[file] = descriptor
+                self._times[file] += ours
+        except BaseException:
+            os.close(descriptor)
+            raise
+        if known or not ours:
+            os.close(descriptor)
+        try:
+            yield ours
+        finally:
+            if ours:
+                self._let_go(file)
+
+    def _let_go(self, file: tuple[int, int]) -> None:
+        with self._changing:
+            if file in self._descriptors:  # not in a child that was forked meanwhile
+                self._times[file] -= 1
+                if not self._times[file]:
+                    os.close(self._descriptors.pop(file))
+
+    def _forget(self) -> None:
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+        self.__dict__ |= {"_descriptors": {}, "_times": Counter(), "_changing": threading.Lock()}
+
+
+held_here = _HeldHere().hold
+
+
+def _lock(descriptor: int) -> bool:
     """Lock an open file in the way of the system; False if another process has it locked."""
     try:
         import fcntl
     except ImportError:
         return _lock_on_windows(descriptor)
     try:
-        (fcntl.lockf if again else fcntl.flock)(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):  # either word for "somebody has it"
         return False
     return True
@@ -185,6 +236,13 @@ def new_run_folder(name: str) -> Iterator[Path]:
 
     It is gone again if nothing was put into it.
     """
+    try:
+        Path("runs").mkdir(exist_ok=True)
+    except FileExistsError:
+        raise ValueError(
+            "runs is no folder, and leads to none; delete it, or mount the disk it is on, or "
+            "choose a folder (--out, or folder= in Python)"
+        ) from None
     folder = next(filter(_made, (Path("runs") / f"{name}-{n:03d}" for n in itertools.count(1))))
     try:
         yield folder
@@ -196,7 +254,7 @@ def new_run_folder(name: str) -> Iterator[Path]:
 def _made(folder: Path) -> bool:
     """Make a folder; False if it is there."""
     try:
-        folder.mkdir(parents=True)
+        folder.mkdir()
     except FileExistsError:
         return False
     return True

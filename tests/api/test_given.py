@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,46 @@ def test_numbers_and_words_of_libraries_are_what_they_say() -> None:
     assert (me.lr, me.dtype, me.device, config.crew.rounds) == (0.5, "float32", "cpu", 4)
     assert config.task["reward_weights"] == [2.0]
     assert as_written({"a": (np.float64(1), Path("b"))}, "x") == {"a": [1.0, "b"]}
+
+
+class Word(str, Enum):  # noqa: UP042 (libraries have them that began before StrEnum)
+    COSINE = "cosine"
+
+
+def test_words_of_enums_and_sets_of_words_are_what_they_say() -> None:
+    assert as_written({"a": Word.COSINE, "b": {"v", "q"}}, "x") == {"a": "cosine", "b": ["q", "v"]}
+    adapter = {"lora": {"rank": 4, "targets": {"q_proj", "v_proj"}}}
+    peer = motley.Peer("tiny:0.3m", train=adapter, warm=np.float32(0.5))  # type: ignore[arg-type]
+    crew = motley.Crew(peer, DATA, settings={"learning": {"schedule": Word.COSINE}})
+    assert crew._config_in(None).learning.schedule == "cosine"
+
+
+def test_what_is_empty_is_not_given_and_ordered_views_are_lists() -> None:
+    crew = motley.Crew({ANN.model: 1}.keys(), task="digits", rewards=[], fields={})  # type: ignore[arg-type]
+    assert len(crew._config_in(None).peer) == 1
+
+
+def test_too_many_values_are_refused_where_all_have_a_place() -> None:
+    with pytest.raises(TypeError, match=r"Run takes only folder, task .* leave the others out"):
+        motley.Run("folder", None, 1)  # type: ignore[call-arg]
+
+
+def test_counts_of_libraries_are_counts_and_a_wrong_one_begins_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    crew = motley.Crew([ANN], task="digits", settings={"task": {"kinds": ["sort"]}}, rounds=1)
+    with pytest.raises(ValueError, match="problems=1 and samples=8 measure nothing"):
+        crew.evaluate(problems=1)
+    assert not (tmp_path / "runs").exists()
+    table = crew.evaluate(problems=np.int64(2), samples=np.int64(1))  # type: ignore[arg-type]
+    assert table.rows
+    crew.train(progress=False)
+    some = crew.run.rollouts(rounds=np.array([1, 1]), rewards=(0, np.float32(1)))
+    assert some.rows
+    assert some.rows == crew.run.rollouts(rounds=(np.int64(1), 1)).rows
+    with pytest.raises(ValueError, match=r"rounds=\[1\]; expected the least and the most"):
+        crew.run.rollouts(rounds=(1,))
 
 
 def test_a_task_object_and_settings_of_scoring_are_taken() -> None:

@@ -6,8 +6,10 @@ import errno
 import multiprocessing
 import os
 import shutil
+import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -16,7 +18,7 @@ import torch
 
 from fakes import spread_crew
 from motley.files import WINDOWS
-from motley.runs.folder import LOCK
+from motley.runs.folder import LOCK, held_alone
 from motley.runs.local import LocalCrew
 from motley.runs.metrics import read_metrics
 from motley.sim.simulation import SimCrew
@@ -75,11 +77,52 @@ def test_a_run_that_is_stopped_is_anybodys_again(folder: Path) -> None:
     for _ in crew.rounds():
         crew.save()
         break
-    context = multiprocessing.get_context("spawn")
-    other = context.Process(target=_go_on, args=(folder / "run",))
+    _in_another_process(_go_on, folder / "run")
+    assert [line.round for line in read_metrics(folder / "run")] == [0, 1, 2, 3]
+
+
+def test_a_run_that_another_process_went_on_with_is_not_gone_on_with_from_before(
+    folder: Path,
+) -> None:
+    crew = LocalCrew.start(spread_crew(folder, ("full",), rounds=3), folder / "run")
+    for _ in crew.rounds():
+        crew.save()
+        break
+    _in_another_process(_go_on, folder / "run")
+    left = _contents(folder / "run")
+    for go_on in (lambda: next(crew.rounds()), crew.save):
+        with pytest.raises(ValueError, match=r"another process has gone on with .*run since"):
+            go_on()
+    assert _contents(folder / "run") == left
+
+
+@pytest.mark.skipif(WINDOWS, reason="its programs do not fork")
+def test_the_lock_is_kept_when_its_file_is_read_and_when_a_process_is_forked(folder: Path) -> None:
+    lock = folder / "run" / LOCK
+    lock.parent.mkdir()
+    with held_alone(lock.parent):
+        assert not _is_free(lock)
+        with held_alone(lock.parent):
+            shutil.copytree(lock.parent, folder / "copy")
+        assert not _is_free(lock), "read, and held twice"
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        child.start()
+        assert not _is_free(lock)
+    assert _is_free(lock), "although the child lives"
+    child.kill()
+    child.join()
+
+
+def _is_free(lock: Path) -> bool:
+    """Whether another process could hold it."""
+    code = f"import sys; from motley.files import hold; sys.exit(hold({str(lock)!r}) is None)"
+    return subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def _in_another_process(work: Callable[[Path], None], run: Path) -> None:
+    other = multiprocessing.get_context("spawn").Process(target=work, args=(run,))
     other.start()
     other.join()
-    assert [line.round for line in read_metrics(folder / "run")] == [0, 1, 2, 3]
 
 
 def _go_on(run: Path) -> None:
@@ -96,6 +139,6 @@ def test_a_disk_that_knows_no_locks_may_be_trained_on(
     def unknown(descriptor: int, how: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr("fcntl.lockf", unknown)
+    monkeypatch.setattr("fcntl.flock", unknown)
     crew = LocalCrew.start(spread_crew(folder, ("full",), rounds=1), folder / "run")
     assert len(list(crew.rounds())) == 1

@@ -17,7 +17,7 @@ from fakes import spread_crew
 from motley.cli import app
 from motley.config import CrewConfig
 from motley.links import Network
-from motley.study.arms import Arm, parse_arms
+from motley.study.arms import Arm, crews_of, parse_arms
 from motley.study.processes import Job, Lost, LostRunsError
 from motley.study.statistics import bounded_interval
 from motley.study.sweep import (
@@ -368,6 +368,23 @@ def test_a_run_whose_trials_were_not_all_kept_is_made_again_and_none_stands_twic
     assert again == first
     assert (progress, here.called["_run"]) == ([(1, 2), (2, 2)], 3)
     assert read_trials(out / "trials.jsonl") == first
+
+
+def test_an_arm_in_which_fewer_learn_is_whole_without_the_others(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(config: CrewConfig, arm: Arm, seed: int, folder: Path) -> list[Trial]:
+        return _run(crews_of(config, arm, seed)[0], arm, seed, folder)
+
+    monkeypatch.setattr(motley.study.sweep, "_run", run)
+    config, out = spread_crew(folder, ("full", "full"), pace="async"), folder / "sweep"
+    changes = ("full0.role=learner", "full1.role=sampler", "full1.follows=full0", 'full1.model=""')
+    samples = "samples=tis:" + ",".join(f"peer.{change}" for change in changes)
+    first, _ = swept([config], samples, 2, out)
+    assert [(t.seed, t.peer) for t in first] == [(0, "full0"), (1, "full0")]
+    assert swept([config], samples, 2, out) == (first, [(2, 2)])
+    swept([config], "ftis", 1, out)
+    assert read_trials(out / "trials.jsonl")[:2] == first
 
 
 def test_trials_that_cannot_be_read_are_named_with_the_remedy(folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from rich.console import Console
 from motley.api.given import as_path, well_called
 from motley.api.peer import Peer
 from motley.api.recipe import Recipe, beside
-from motley.api.run import Round, Run, accuracies
+from motley.api.run import Round, Run, accuracies, check_counts
 from motley.api.tables import Table
 from motley.config import CrewConfig, read_config, write_config
 from motley.distributed.processes import ProcessCrew
@@ -155,6 +155,7 @@ class Crew:
 
     def evaluate(self, split: Split = "heldout", *, problems: int = 200, samples: int = 8) -> Table:
         """How good every peer is now: greedy and sampled, with standard errors."""
+        check_counts(problems, samples)
         crew = self._open(None)
         if isinstance(crew, ProcessCrew):
             if not crew.finished:  # it was started for this; train() goes on
@@ -214,7 +215,7 @@ def _rows(data: Rows | None) -> Rows | None:
 def _each(peers: object) -> list[Peer]:
     if isinstance(peers, Peer | str | Path):
         return [_peer(peers, "peers")]
-    if not isinstance(peers, Iterable) or isinstance(peers, Mapping | Set | bytes):
+    if not isinstance(peers, Iterable) or isinstance(peers, Mapping | set | frozenset | bytes):
         raise _no_peer(peers, "peers")
     return [_peer(one, f"peers[{number}]") for number, one in enumerate(peers)]
 

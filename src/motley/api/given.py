@@ -9,6 +9,7 @@ import functools
 import inspect
 import os
 from collections.abc import Collection, Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,9 +29,11 @@ def well_called(cls: type[T]) -> type[T]:
     def init(self: T, *given: Any, **named: Any) -> None:
         check_names(cls.__name__, named, names)
         if len(given) > len(by_place):
+            others = names[len(by_place) :]
+            hint = f"name the others, such as {others[0]}=…" if others else "leave the others out"
             raise TypeError(
                 f"{cls.__name__} takes only {', '.join(by_place)} without a name, and got "
-                f"{len(given)} values; name the others, such as {names[len(by_place)]}=…"
+                f"{len(given)} values; {hint}"
             )
         plain(self, *given, **named)
 
@@ -57,6 +60,10 @@ def as_written(value: Any, place: str) -> Any:
         return value
     if isinstance(value, Mapping):
         return {_key(key, place): as_written(one, f"{place}.{key}") for key, one in value.items()}
+    if isinstance(value, Enum):
+        return as_written(value.value, place)
+    if isinstance(value, set | frozenset) and all(isinstance(one, str) for one in value):
+        return sorted(value)
     if isinstance(value, list | tuple):
         return [as_written(one, f"{place}[{number}]") for number, one in enumerate(value)]
     if isinstance(value, Path):
@@ -65,8 +72,10 @@ def as_written(value: Any, place: str) -> Any:
         return str(value).removeprefix("torch.")
     if callable(listed := getattr(value, "tolist", None)):  # numpy, torch
         return as_written(listed(), place)
-    if isinstance(value, str | int | float):  # a kind of its own, such as a word of an enum
-        return next(kind(value) for kind in (str, int, float) if isinstance(value, kind))
+    if isinstance(value, str):  # these are of a kind of their own
+        return "".join(value)
+    if isinstance(value, int | float):
+        return int(value) if isinstance(value, int) else float(value)
     raise ValueError(
         f"{place} is {_shown(value)}; expected text, a number, a list or a table; leave it out for "
         "what is usual"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +58,7 @@ class Peer:
     def __post_init__(self) -> None:
         self._check_model()
         _train_table(self.train)  # what is wrong in it is said now
-        known = self.warm is None or isinstance(self.warm, int | float | Mapping)
+        known = self.warm is None or isinstance(self.warm, Real | Mapping)
         if not known or isinstance(self.warm, bool):
             raise ValueError(
                 f"warm={self.warm!r}; expected a share of right answers, such as 0.3, or a table, "
@@ -96,7 +97,7 @@ class Peer:
         table |= {"name": name, "model": self._place(name, store)}
         if "train" in table:
             table["train"] = _train_table(self.train)
-        if isinstance(self.warm, int | float):
+        if isinstance(self.warm, Real):
             table["warm"] = {"accuracy": {kind: float(self.warm) for kind in task.kinds}}
         return table
 

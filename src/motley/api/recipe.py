@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,7 +101,7 @@ class Recipe:
                 "or a motley.Task; rows are given as data"
             )
         own = (self.rewards, self.reward_weights, self.heldout, self.ood, self.fields)
-        if self.data is None and any(one is not None for one in own):
+        if self.data is None and any(map(_is_given, own)):
             raise ValueError(
                 "rewards, reward_weights, heldout, ood and fields are for data of your own; leave "
                 "them out with task=…"
@@ -276,6 +276,11 @@ class _WayToScore(msgspec.Struct, frozen=True):
     form: Form = "text"
     equal: Equal = "exact"
     parallel: bool = False
+
+
+def _is_given(value: object) -> bool:
+    """Not None, and not empty, as where a caller passes on what it has."""
+    return value is not None and not (isinstance(value, Sized) and len(value) == 0)
 
 
 def _is_number(value: object) -> bool:

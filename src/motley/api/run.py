@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from motley.api.given import as_path, check_names, well_called
+from motley.api.given import as_path, as_written, check_names, well_called
 from motley.api.tables import Curves, Row, Table
 from motley.archive.rollouts import LoggedRollout, RolloutFilter, read_rollouts
 from motley.config import read_config
@@ -109,6 +110,7 @@ class Run:
 
     def evaluate(self, split: Split = "heldout", *, problems: int = 200, samples: int = 8) -> Table:
         """How good every peer is at the newest checkpoint, with standard errors."""
+        check_counts(problems, samples)
         policies = trained_policies(self.folder, self.task)
         asked = [(name, torch_engine(p), p.prompts) for name, p in policies.items()]
         return accuracies(asked, self.task, split, self.config.sampling, problems, samples)
@@ -152,28 +154,33 @@ def accuracies(
     samples: int,
 ) -> Table:
     """By peer and kind."""
-    whole = isinstance(problems, int) and isinstance(samples, int)
-    if not whole or problems < 2 or samples < 1:
-        raise ValueError(
-            f"problems={problems!r} and samples={samples!r} measure nothing; use whole numbers of "
-            "at least 2 and 1"
-        )
     if split not in task.splits:
         raise ValueError(f"split {split!r} is not in this task; it has {', '.join(task.splits)}")
     rows = [
         {"peer": name, **line.row()}
         for name, engine, prompts in asked
-        for line in evaluate(engine, prompts, task, split, sampling, problems, samples)
+        for line in evaluate(engine, prompts, task, split, sampling, int(problems), int(samples))
     ]
     return Table(rows, f"on {split} problems")
 
 
+def check_counts(problems: int, samples: int) -> None:
+    """Refuse counts with which nothing can be measured."""
+    whole = isinstance(problems, Integral) and isinstance(samples, Integral)
+    if not whole or problems < 2 or samples < 1:
+        raise ValueError(
+            f"problems={problems!r} and samples={samples!r} measure nothing; use whole numbers of "
+            "at least 2 and 1"
+        )
+
+
 def _filter(wanted: Mapping[str, Any]) -> RolloutFilter:
     check_names("rollouts()", wanted, [field.name for field in fields(RolloutFilter)])
-    for name in ("rounds", "rewards"):
-        match wanted.get(name, (0, 0)):
-            case (int() | float(), int() | float()):
-                pass
+    wanted = dict(wanted)
+    for name in {"rounds", "rewards"} & wanted.keys():
+        match as_written(wanted[name], name):
+            case [int() | float() as least, int() | float() as most]:
+                wanted[name] = (least, most)
             case other:
                 raise ValueError(
                     f"{name}={other!r}; expected the least and the most, such as {name}=(0, 1)"

@@ -24,7 +24,7 @@ import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -37,7 +37,7 @@ from motley.config import (
     read_config,
     write_config,
 )
-from motley.files import drop_unfinished_line, hold
+from motley.files import drop_unfinished_line, held_here
 from motley.learning.checkpoint import checkpoints, load_training
 from motley.learning.fates import FateFile
 from motley.learning.learner import StepReport
@@ -106,6 +106,7 @@ class Run:
         self.metrics = folder / "metrics.jsonl"
         self.metrics.touch()
         drop_unfinished_line(self.metrics)
+        self.metrics_bytes = self.metrics.stat().st_size  # as this process left them
         self._watch: Watch | None = None  # from the first line on: the file may be cut before it
         self._fates = FateFile(folder / "groups" / "fates.jsonl")
         self._traces = TraceFiles(folder / "groups" / "traces", config.evaluate.most_trace_bytes)
@@ -207,6 +208,7 @@ class Run:
 
     def write(self, lines: Sequence[MetricsLine | FirstLine]) -> None:
         append_lines(self.metrics, lines)
+        self.metrics_bytes = self.metrics.stat().st_size
         for line in lines:
             self.stopping.hear(line)
 
@@ -217,6 +219,7 @@ class Run:
             content = self.metrics.read_bytes()
             num_bytes = content.rfind(b"\n") + 1
         os.truncate(self.metrics, num_bytes)
+        self.metrics_bytes = num_bytes
         self.stopping = Stopping(self.config.evaluate)
         for line in read_metrics(self.folder):
             self.stopping.hear(line)
@@ -261,22 +264,19 @@ def _check_free(folder: Path, otherwise: str) -> set[str]:
 @contextmanager
 def held_alone(folder: Path) -> Iterator[None]:
     """Be the only process that writes into a run folder."""
-    try:
-        descriptor = hold(folder / LOCK, again=True)
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-        yield  # a disk that knows no locks may be used all the same
-        return
-    if descriptor is None:
-        raise ValueError(
-            f"another process trains a crew in {folder}; wait until it ends, or stop it first, or "
-            "choose another folder"
-        )
-    try:
+    with ExitStack() as held:
+        try:
+            ours = held.enter_context(held_here(folder / LOCK))
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            ours = True  # a disk that knows no locks may be used all the same
+        if not ours:
+            raise ValueError(
+                f"another process trains a crew in {folder}; wait until it ends, or stop it first, "
+                "or choose another folder"
+            )
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _left_unfinished(folder: Path, names: Set[str]) -> set[str]:

@@ -193,6 +193,7 @@ class LocalCrew:
         round is sampled, where a step awaits everyone.
         """
         with held_alone(self.folder):
+            self._check_alone()
             while not self.finished:
                 # where a step awaits everyone, everyone samples before anyone learns
                 together = self._pace.awaits_others
@@ -204,14 +205,23 @@ class LocalCrew:
                     self.save()
                 yield lines
 
+    def _check_alone(self) -> None:
+        """That nobody has gone on with the run since this crew did, while it was not held."""
+        if self._run.metrics.stat().st_size != self._run.metrics_bytes:
+            raise ValueError(
+                f"another process has gone on with {self.folder} since; what it trained is there: "
+                "resume the folder to go on behind it"
+            )
+
     def save(self) -> None:
+        self._check_alone()
         # the checkpoint counts on what they hold
         for path in (self._run.metrics, self.folder / "groups" / "log.bin"):
             sync(path)
         state = CrewState(
             round=self.finished_rounds,
             log_records=len(self._log),
-            metrics_bytes=self._run.metrics.stat().st_size,
+            metrics_bytes=self._run.metrics_bytes,
             peers={p.me.name: p.state() for p in self.peers},
         )
 

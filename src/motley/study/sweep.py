@@ -112,7 +112,7 @@ def _run_missing(
     names = [config.crew.name for config in configs]
     kept_before = read_trials(path)
     check_kept(path, kept_before, arms)
-    trials = _of_whole_runs(kept_before, configs)
+    trials = _of_whole_runs(kept_before, configs, arms)
     if len(trials) < len(kept_before):
         keep_only(path, trials)
     done = {(t.crew, t.arm, t.seed) for t in trials}
@@ -152,13 +152,28 @@ def read_trials(path: Path) -> list[Trial]:
     return read_whole_lines(path, Trial)
 
 
-def _of_whole_runs(trials: Sequence[Trial], configs: Sequence[CrewConfig]) -> list[Trial]:
-    """Without those of a run some of whose learners a full disk, or a kill, left out."""
-    students = {config.crew.name: {peer.name for peer in config.students} for config in configs}
+def _of_whole_runs(
+    trials: Sequence[Trial], configs: Sequence[CrewConfig], arms: Sequence[Arm]
+) -> list[Trial]:
+    """Without those of a run some of whose learners a full disk, or a kill, left out.
+
+    Of arms that are not asked for this time, all are kept.
+    """
+    students = {
+        (config.crew.name, arm.label): {
+            peer.name for crew in crews_of(config, arm, 0) for peer in crew.students
+        }
+        for config in configs
+        for arm in arms
+    }
     found: dict[tuple[str, str, int], set[str]] = {}
     for t in trials:
         found.setdefault((t.crew, t.arm, t.seed), set()).add(t.peer)
-    return [t for t in trials if found[t.crew, t.arm, t.seed] >= students.get(t.crew, set())]
+    return [
+        t
+        for t in trials
+        if found[t.crew, t.arm, t.seed] >= students.get((t.crew, t.arm), set[str]())
+    ]
 
 
 def _run(config: CrewConfig, arm: Arm, seed: int, folder: Path) -> list[Trial]:
