@@ -172,9 +172,9 @@ class _HeldHere:
             with self._changing:
                 known = file in self._descriptors
                 ours = known or _lock(descriptor)
-                if ours and not known:
-                    self._descriptors[file] = descriptor
-                self._times[file] += ours
+                if ours:
+                    self._descriptors.setdefault(file, descriptor)
+                    self._times[file] += 1
         except BaseException:
             os.close(descriptor)
             raise
@@ -196,7 +196,9 @@ class _HeldHere:
     def _forget(self) -> None:
         for descriptor in self._descriptors.values():
             os.close(descriptor)
-        self.__dict__ |= {"_descriptors": {}, "_times": Counter(), "_changing": threading.Lock()}
+        self._descriptors.clear()
+        self._times.clear()
+        self._changing = threading.Lock()  # a thread that is not here may have had it
 
 
 held_here = _HeldHere().hold
